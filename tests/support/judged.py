@@ -12,6 +12,7 @@ from typing import Any
 
 from hgms_mix.evaluation import Evaluate, Judge
 from hgms_mix.evaluation.judge_calls import ratings_path
+from support.source_files import lines
 
 Reply = tuple[int, dict[str, str], str | bytes | None]
 """Status, headers (with ``trickle``: a byte now and then), and a judge's text, or a body as it is,
@@ -44,10 +45,22 @@ def write_bench(folder: Path, count: int, category: str = "writing") -> Path:
         ],
     }
     for name, rows in files.items():
-        path = folder / f"{name}.jsonl"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        (folder / name).parent.mkdir(exist_ok=True)
+        lines(folder / f"{name}.jsonl", rows)
     return folder / "out"
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def sums(path: Path, count: int) -> Path:
+    """Questions in the format of GSM8K."""
+    rows = [
+        {"question": f"What is {k} + {'1 + ' * k}1?", "answer": f"It is\n#### {2 * k + 1}"}
+        for k in range(count)
+    ]
+    return lines(path, rows)
 
 
 def evaluation_of(folder: Path, judge: Any) -> Evaluate:
@@ -58,7 +71,7 @@ def evaluation_of(folder: Path, judge: Any) -> Evaluate:
 def records_of(evaluation: Evaluate, folder: Path) -> dict[tuple[int, int], dict[str, Any]]:
     """The ratings on disk by question and turn, without the judge's name."""
     assert evaluation.judge is not None
-    rows = map(json.loads, ratings_path(evaluation.judge, folder).read_text().splitlines())
+    rows = read(ratings_path(evaluation.judge, folder))
     return {(row["id"], row["turn"]): {**row, "judge": None} for row in rows}
 
 

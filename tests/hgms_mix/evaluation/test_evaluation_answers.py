@@ -9,6 +9,7 @@ import os
 import random
 import re
 import signal
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -105,26 +106,31 @@ def test_the_answer_of_a_question_with_a_number(response: str, text: str | None,
     assert extract(response, number=True) == Extracted(text, by)  # type: ignore[arg-type]
 
 
-def test_without_a_box_math_verify_reads_the_whole_response(verifier: Verifier) -> None:
-    response = r"Adding up, the final answer is $\frac{3}{4}$. I hope it is correct."
+def test_without_a_box_math_verify_reads_the_whole_response_and_connected_boxes_are_one_answer(
+    verifier: Verifier,
+) -> None:
     prose = r"Therefore $x = \frac{3}{4}$."
-    assert extract(prose, number=False) == Extracted(prose, "whole response")
-    either = "The answer is $(1, 2)$ and not $(2, 1)$, since $x < y$."
-    assert score(verifier, "math", Question(0, ("?",), "(1,2)"), either)["by"] == "whole response"
-    for text in (response, prose):
-        assert (
-            score(verifier, "math", Question(0, ("?",), r"\frac{3}{4}"), text)["verdict"] == "right"
-        )
-    assert extract("  ", number=False) == Extracted(None, "nothing")
     thought = r"<think>$\boxed{3}$</think>" + prose
-    assert extract(thought, number=False) == Extracted(prose, "whole response")
-
-
-def test_boxes_that_are_connected_are_one_answer(verifier: Verifier) -> None:
-    question = Question(0, ("?",), "1,2")
-    record = score(verifier, "math", question, r"\boxed{2} and \boxed{1}")
-    assert (record["verdict"], record["answer"]) == ("right", "2, 1")
-    assert score(verifier, "math", question, r"\boxed{1}")["verdict"] == "wrong"
+    assert [extract(text, number=False) for text in (prose, thought, "  ")] == [
+        *(Extracted(prose, "whole response"), Extracted(prose, "whole response")),
+        Extracted(None, "nothing"),
+    ]
+    either = "The answer is $(1, 2)$ and not $(2, 1)$, since $x < y$."
+    longer = r"Adding up, the final answer is $\frac{3}{4}$. I hope it is correct."
+    both = r"\boxed{2} and \boxed{1}"
+    records = [
+        score(verifier, "math", Question(0, ("?",), gold), text)
+        for gold, text in (
+            (r"\frac{3}{4}", prose),
+            (r"\frac{3}{4}", longer),
+            ("1,2", both),
+            ("1,2", r"\boxed{1}"),
+            ("(1,2)", either),
+        )
+    ]
+    verdicts = [record["verdict"] for record in records]
+    assert verdicts[:4] == ["right", "right", "right", "wrong"]
+    assert (records[2]["answer"], records[4]["by"]) == ("2, 1", "whole response")
 
 
 @pytest.mark.parametrize(
@@ -149,79 +155,49 @@ def test_numbers_that_lm_eval_finds_are_right(verifier: Verifier, text: str) -> 
     assert score(verifier, "gsm8k", Question(0, ("?",), "18"), text)["verdict"] == "right"
 
 
-def test_numbers_are_read_as_written() -> None:
+def test_numbers_are_read_as_written_and_malformed_known_answers_are_named() -> None:
     expected = ["1000000", "10", "5", "-4", ".5", "12", "34", "3"]
     assert numbers("1,000,000 10-5 (-4) .5 12,34 v2 3.") == expected
-
-
-def test_malformed_gold_answers_are_named() -> None:
-    with rejects("wrong-row", "f.jsonl", 3, of=DataError):
-        gsm8k_gold("so 5 it is", ("f.jsonl", 3))
-    with rejects("wrong-row", "f.jsonl", 4, of=DataError):
-        math_gold(r"so \boxed{5", ("f.jsonl", 4))
     assert gsm8k_gold("5 * 500 = <<5*500=2500>>2500\n#### 2,500", ("f.jsonl", 5)) == "2500"
+    for read, text in ((gsm8k_gold, "so 5 it is"), (math_gold, r"so \boxed{5")):
+        with rejects("wrong-row", "f.jsonl", 3, of=DataError):
+            read(text, ("f.jsonl", 3))
 
 
 HARD = [
     # known answer, given answer, equal?
     (r"\frac{1}{2}", "0.5", True),
-    (r"\frac12", "1/2", True),
-    (r"7 \frac{1}{2}", "7.5", True),
     (r"\frac{1}{3}", "0.333333", True),
-    (r"\frac{1}{3}", "0.3333", False),
-    (r"\frac{\pi}{2}", "1.5707963", True),
-    ("2", "2.001", False),
     ("1{,}000", "1000", True),
-    (r"\$36", "36", True),
     (r"5\text{ cm}", "5", True),
-    ("5", r"5 \text{ cm}", True),
     (r"90^\circ", "90", True),
     (r"25\%", "25", True),
-    (r"60\%", "0.6", True),
     ("25", "0.25", False),  # no hundredfold
-    ("25", "2500", False),
-    ("0.5", "50", False),
-    ("[1,2)", "[1,2)", True),
     ("[1,2)", "(1,2)", False),
-    ("(1,2)", "[1,2]", False),
     (r"x\le 2", r"(-\infty,2]", True),
     (r"(-\infty, 2]", r"x \le 2", False),  # the order of the arguments matters
     (r"\{1,2\}", "2, 1", True),
     ("(1,2)", "(2,1)", False),
     (r"1\pm\sqrt{2}", r"1+\sqrt{2}, 1-\sqrt{2}", True),
-    (r"1\pm\sqrt{2}", r"1+\sqrt{2}", False),
     (r"\text{east}", r"\text{East}", True),
-    (r"\text{east}", "east", True),
-    (r"\text{east}", r"\text{west}", False),
     (r"\text{(B)}", "B", True),
-    (r"\text{(B)}", "C", False),
     (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{bmatrix}1\\2\end{bmatrix}", True),
     (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}2\\1\end{pmatrix}", False),
-    ("5", "x=5", True),
     ("x=5", "5", True),
-    ("3x+2y=6", "6=3x+2y", True),
     (r"2\sqrt{3}", r"\sqrt{12}", True),
     ("x^2+2x+1", "(x+1)^2", True),
-    ("3+4i", "4i+3", True),
     ("i", "-i", False),
-    ("-5", "5", False),
-    ("10", "ten", False),
     (r"\text{east}", r"\text{seat}", False),
     ("1,2,3", "1,2", False),
-    (r"3\frac12 \text{ hours}", "3.5", True),
-    ("x^2", "y^2", False),
     ("18", "", False),
-    ("5", "}", False),
-    # where it is generous: units, bases and times of day
+    # where it is generous
     (r"5\text{ cm}", r"5\text{ km}", True),
-    ("12_8", "12_9", True),
-    ("11:30", "22:60", True),
 ]
 
 
 def test_hard_formats(verifier: Verifier) -> None:
-    for gold, answer, equal in HARD:
-        assert verifier.verdict(gold, answer) == ("right" if equal else "wrong"), (gold, answer)
+    verdicts = [(gold, answer, verifier.verdict(gold, answer)) for gold, answer, _ in HARD]
+    assert verdicts == [(*pair, "right" if equal else "wrong") for *pair, equal in HARD]
 
 
 def test_what_takes_too_long_or_hangs_is_undecided_and_the_next_is_not(
@@ -241,19 +217,15 @@ def test_what_takes_too_long_or_hangs_is_undecided_and_the_next_is_not(
     assert verifier.verdict("1", "1") == "right"
 
 
-def test_verdicts_come_from_any_thread(verifier: Verifier) -> None:
+def test_verdicts_come_from_any_thread_and_a_missing_package_is_said(
+    verifier: Verifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with ThreadPoolExecutor(3) as pool:
         verdicts = list(pool.map(lambda k: verifier.verdict(str(k), "3"), (2, 3, 4)))
     assert verdicts == ["wrong", "right", "wrong"]
-
-
-def test_without_math_verify_the_error_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with Verifier() as verifier, rejects("missing-package", of=MissingExtra) as caught:
-        verifier.verdict("1", "1")
-    assert caught.value.install == "pip install 'hgms[llm]'"
+    with Verifier() as other, rejects("missing-package", of=MissingExtra):
+        other.verdict("1", "1")
 
 
 def solutions(name: str) -> tuple[list[Question], list[str]]:
@@ -294,7 +266,7 @@ def test_solutions_of_the_test_sets_are_right_and_those_of_other_questions_wrong
     name: str, verifier: Verifier
 ) -> None:
     total = {"gsm8k": 1319, "math": 5000}[name]
-    check(name, sorted(random.Random(1).sample(range(total), 150)), verifier, 0.04)
+    check(name, sorted(random.Random(1).sample(range(total), 80)), verifier, 0.04)
 
 
 @data
@@ -305,20 +277,14 @@ def test_all_solutions_of_the_test_sets(name: str, verifier: Verifier) -> None:
 
 
 def test_boxes_that_are_never_closed_are_read_once() -> None:
-    """How often a character is looked at, not how long it takes: every box was read to the end
-    of the text.
-    """
+    """How often a character is looked at, not how long it takes."""
+    looked = Counter[int]()
 
     class Counted(str):
-        looked = 0
-
         def __getitem__(self, place: Any) -> str:
-            Counted.looked += 1
+            looked[len(self)] += 1
             return super().__getitem__(place)
 
-    counts = []
-    for boxes in (40, 80):
-        Counted.looked = 0
-        assert boxed(Counted(r"\boxed{7} " + r"\boxed{1 + " * boxes)) == "7"
-        counts.append(Counted.looked)
-    assert counts[1] <= 2.1 * counts[0]
+    texts = [Counted(r"\boxed{7} " + r"\boxed{1 + " * boxes) for boxes in (40, 80)]
+    assert [boxed(text) for text in texts] == ["7", "7"]
+    assert looked[len(texts[1])] <= 2.1 * looked[len(texts[0])]

@@ -14,19 +14,11 @@ from hgms_core import ConfigError
 from hgms_mix.evaluation.generate import Prompts, fingerprint, prompt_cap, replies
 
 transformers = pytest.importorskip("transformers", reason="the extra hgms[llm] is not installed")
+TEXTS = ("a", "What is 2 + 2?", "Why?", "x" * 40, "Tell me about the sea.", "1 + 1 =", "?")
 
 
 def prompts(tokenizer: Any) -> list[list[int]]:
-    texts = [
-        "a",
-        "What is 2 + 2?",
-        "Why?",
-        "x" * 40,
-        "Tell me about the sea and its waves.",
-        "1 + 1 =",
-        "?",
-    ]
-    return [tokenizer(text)["input_ids"] for text in texts]
+    return [tokenizer(text)["input_ids"] for text in TEXTS]
 
 
 def answer(
@@ -34,10 +26,10 @@ def answer(
     tokenizer: Any,
     tokens: list[list[int]],
     report: Callable[[str], None] = print,
+    batch_size: int = 4,
     **changes: Any,
 ) -> list[Any]:
     options: dict[str, Any] = {"stops": [257], "cap": 100, "new_tokens": 12, **changes}
-    batch_size = options.pop("batch_size", 4)
     batches = replies(model, tokenizer, Prompts(tokens, **options), batch_size, report)
     answers = dict(pair for batch in batches for pair in batch)
     return [answers[place] for place in range(len(tokens))]
@@ -47,14 +39,14 @@ def answer(
 def test_a_batch_gives_what_single_prompts_give(kind: str) -> None:
     model, tokenizer = small_model(kind)
     questions = prompts(tokenizer)
-    expected = [by_hand(model, prompt, 12) for prompt in questions]
+    expected = [by_hand(model, prompt, 8) for prompt in questions]
     assert len({tuple(tokens) for tokens in expected}) >= 5  # answers that differ
+    texts = [tokenizer.decode(t, skip_special_tokens=True).strip() for t in expected]
     for size in (1, 3):
-        answers = answer(model, tokenizer, questions, batch_size=size)
-        assert [reply.text for reply in answers] == [
-            tokenizer.decode(t, skip_special_tokens=True).strip() for t in expected
+        answers = answer(model, tokenizer, questions, batch_size=size, new_tokens=8)
+        assert [(reply.text, reply.prompt_tokens) for reply in answers] == [
+            (text, len(prompt)) for text, prompt in zip(texts, questions, strict=True)
         ]
-        assert [reply.prompt_tokens for reply in answers] == [len(prompt) for prompt in questions]
 
 
 def test_an_answer_ends_at_a_stop_token_and_not_otherwise(llama: tuple[Any, Any]) -> None:
@@ -62,13 +54,16 @@ def test_an_answer_ends_at_a_stop_token_and_not_otherwise(llama: tuple[Any, Any]
     questions = prompts(tokenizer)
     free = [by_hand(model, prompt, 12, stops=()) for prompt in questions]
     stop = free[1][4]
+    kept = [tokens[: tokens.index(stop)] if stop in tokens else tokens for tokens in free]
     answers = answer(model, tokenizer, questions, stops=[stop])
-    for reply, tokens in zip(answers, free, strict=True):
-        ended = stop in tokens
-        kept = tokens[: tokens.index(stop)] if ended else tokens
-        assert reply.finished == ended
-        assert reply.new_tokens == len(kept) + ended
-        assert reply.text == tokenizer.decode(kept, skip_special_tokens=True).strip()
+    assert [(reply.finished, reply.new_tokens, reply.text) for reply in answers] == [
+        (
+            stop in tokens,
+            len(text) + (stop in tokens),
+            tokenizer.decode(text, skip_special_tokens=True).strip(),
+        )
+        for tokens, text in zip(free, kept, strict=True)
+    ]
     assert {reply.finished for reply in answers} == {True, False}
 
 
@@ -76,9 +71,9 @@ def test_a_long_prompt_loses_its_beginning(llama: tuple[Any, Any]) -> None:
     model, tokenizer = llama
     tokens = prompts(tokenizer)
     cut = answer(model, tokenizer, tokens, cap=10)
-    assert [reply.truncated for reply in cut] == [len(prompt) > 10 for prompt in tokens]
-    assert [reply.text for reply in cut] == [
-        reply.text for reply in answer(model, tokenizer, [prompt[-10:] for prompt in tokens])
+    short = answer(model, tokenizer, [prompt[-10:] for prompt in tokens])
+    assert [(reply.truncated, reply.text) for reply in cut] == [
+        (len(prompt) > 10, reply.text) for prompt, reply in zip(tokens, short, strict=True)
     ]
     assert prompt_cap(model, 1024, 12) == 500
     with rejects("out-of-range", "evaluate", "max_new_tokens", of=ConfigError):
@@ -89,7 +84,7 @@ def test_the_models_own_generation_settings_take_no_part_and_stay() -> None:
     peft = pytest.importorskip("peft", reason="the extra hgms[llm] is not installed")
     inner, tokenizer = small_model()
     model = peft.get_peft_model(inner, peft.LoraConfig(r=2, target_modules=["q_proj"])).double()
-    tokens = prompts(tokenizer)
+    tokens = prompts(tokenizer)[:3]
     plain = answer(model, tokenizer, tokens)
     own = transformers.GenerationConfig(
         do_sample=True, temperature=5.0, repetition_penalty=1.8, min_new_tokens=3
@@ -97,8 +92,7 @@ def test_the_models_own_generation_settings_take_no_part_and_stay() -> None:
     inner.generation_config = own
     model.train()
     assert answer(model, tokenizer, tokens) == plain
-    assert inner.generation_config is own
-    assert model.generation_config is own
+    assert [each.generation_config is own for each in (inner, model)] == [True, True]
     assert model.training
 
 
@@ -107,30 +101,26 @@ def test_a_batch_that_does_not_fit_is_halved_and_said(
 ) -> None:
     model, tokenizer = llama
     tokens = prompts(tokenizer)
-    plain = answer(*llama, prompts(tokenizer))
-    generate = model.generate
-    sizes = []
-    most = 2
+    plain = answer(model, tokenizer, tokens, new_tokens=4)
+    sizes: list[int] = []
+    room = [2]
 
-    def small(**inputs: Any) -> Any:
+    def small(generate: Any = model.generate, **inputs: Any) -> Any:
         sizes.append(len(inputs["input_ids"]))
-        if sizes[-1] > most:
+        if sizes[-1] > sum(room):
             raise torch.OutOfMemoryError("CUDA out of memory")
         return generate(**inputs)
 
     monkeypatch.setattr(model, "generate", small)
     reports: list[str] = []
-    assert answer(model, tokenizer, tokens, reports.append, batch_size=5) == plain
-    assert sizes == [5, 2, 2, 2, 1]
-    [report] = reports
-    assert "5 prompts at once: going on with 2 (evaluate.batch_size)" in report
-    most = 0
+    halved = answer(model, tokenizer, tokens, reports.append, batch_size=5, new_tokens=4)
+    assert (halved, sizes, len(reports)) == (plain, [5, 2, 2, 2, 1], 1)
+    assert "5 prompts at once: going on with 2 (evaluate.batch_size)" in reports[0]
+    room.clear()
     with rejects("out-of-memory", "evaluate"):
         answer(model, tokenizer, tokens)
 
 
 def test_the_fingerprint_tells_models_apart(llama: tuple[Any, Any]) -> None:
-    model, _ = llama
-    first = fingerprint(model)
-    assert fingerprint(small_model()[0]) == first
-    assert fingerprint(small_model(seed=1)[0]) != first
+    same, other = (fingerprint(small_model(seed=seed)[0]) for seed in (0, 1))
+    assert fingerprint(llama[0]) == same != other

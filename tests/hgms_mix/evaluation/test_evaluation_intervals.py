@@ -91,15 +91,6 @@ def test_the_ends_of_wilsons_interval_solve_its_equation(
     assert 0 <= interval.low <= share + 1e-12 <= interval.high + 2e-12 <= 1 + 2e-12
 
 
-def test_no_questions_have_no_interval() -> None:
-    with rejects("out-of-range", "count"):
-        wilson(0, 0)
-    with rejects("out-of-range", "correct"):
-        wilson(3, 2)
-    with rejects("no-rows", "scores"):
-        bootstrap([])
-
-
 def test_the_bootstrap_is_the_percentile_one_over_questions() -> None:
     generator = random.Random(0)
     scores = [generator.choice([3, 5.5, 7, 8, 9, 10]) for _ in range(80)]
@@ -112,8 +103,13 @@ def test_the_bootstrap_is_the_percentile_one_over_questions() -> None:
     assert interval.half_width == pytest.approx(1.96 * deviation / math.sqrt(80), rel=0.03)
 
 
-def test_the_bootstrap_repeats_with_its_seed_only() -> None:
+def test_the_bootstrap_repeats_with_its_seed_only_and_no_questions_have_no_interval() -> None:
     scores = [1.0, 5.0, 6.0, 7.0, 9.0]
     assert bootstrap(scores, seed=1) == bootstrap(scores, seed=1)
     assert bootstrap(scores, seed=1, resamples=200) != bootstrap(scores, seed=2, resamples=200)
     assert bootstrap([7.5]) == Range(7.5, 7.5)
+    for place, (correct, count) in (("count", (0, 0)), ("correct", (3, 2))):
+        with rejects("out-of-range", place):
+            wilson(correct, count)
+    with rejects("no-rows", "scores"):
+        bootstrap([])

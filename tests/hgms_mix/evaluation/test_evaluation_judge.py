@@ -55,29 +55,25 @@ def test_the_judge_is_asked_as_in_mt_bench() -> None:
     where = place("mt-bench", None)
     questions, _ = load("mt-bench", where)
     prompts = judge_prompts(where)
-    assert len(questions) == 80
-    assert sum(bool(question.references) for question in questions) == 30
     by_category = {question.category: question for question in questions}
-    assert len(by_category) == 8
+    counts = (len(questions), sum(bool(q.references) for q in questions), len(by_category))
+    assert counts == (80, 30, 8)
     for category, question in by_category.items():
         first, second = (
             messages(prompts, question, ["ANSWER {one}", "ANSWER {two}"][:turn], turn)
             for turn in (1, 2)
         )
         assert [message["role"] for message in first] == ["system", "user"]
-        assert "[Question]\n" + question.turns[0] in first[1]["content"]
-        assert "[The Start of Assistant's Answer]\nANSWER {one}\n" in first[1]["content"]
-        assert "ANSWER {two}" in second[1]["content"]
-        assert question.turns[1] in second[1]["content"]
         assert "focus on the assistant's answer to the second" in second[0]["content"]
+        asked, again = first[1]["content"], second[1]["content"]
+        assert "[Question]\n" + question.turns[0] in asked
+        assert "[The Start of Assistant's Answer]\nANSWER {one}\n" in asked
+        assert {"ANSWER {two}" in again, question.turns[1] in again} == {True}
         known = category in ("math", "reasoning", "coding")
-        for text in (first[1]["content"], second[1]["content"]):
-            assert ("Reference" in text) == known
-            assert not known or question.references[0] in text
-        assert not known or question.references[1] in second[1]["content"]
-    assert not re.search(
-        r"\{(question|answer|ref)", str(messages(prompts, questions[0], ["a", "b"], 2))
-    )
+        assert ["Reference" in text for text in (asked, again)] == [known, known]
+        assert not known or question.references[0] in asked
+        assert not known or all(reference in again for reference in question.references)
+        assert not re.search(r"\{(question|answer|ref)", asked + again)
 
 
 def test_a_request_holds_the_judges_settings_and_the_key(
@@ -88,10 +84,10 @@ def test_a_request_holds_the_judges_settings_and_the_key(
     endpoint = serve(good)
     evaluation = stage(folder, endpoint.url, api_key_env="MY_KEY", temperature=0.5, max_tokens=99)
     result = evaluation.rate(folder)["mt-bench"]
-    assert {
-        (body["path"], body["model"], body["temperature"], body["max_tokens"])
-        for body in endpoint.bodies
-    } == {("/v1/chat/completions", "test/judge", 0.5, 99)}
+    fields = ("path", "model", "temperature", "max_tokens")
+    assert {tuple(body[name] for name in fields) for body in endpoint.bodies} == {
+        ("/v1/chat/completions", "test/judge", 0.5, 99)
+    }
     assert {headers["authorization"] for headers in endpoint.headers} == {"Bearer sk-secret-1"}
     assert not any("sk-secret" in path.read_text() for path in folder.iterdir())
     users = {body["messages"][1]["content"] for body in endpoint.bodies}
@@ -114,9 +110,14 @@ def test_no_key_no_judge_no_answers(folder: Path, monkeypatch: pytest.MonkeyPatc
     with rejects("missing-option", "evaluate", "judge", of=ConfigError):
         evaluation_of(folder, None).rate(folder)
     path = folder / "mt-bench.answers.jsonl"
-    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+    whole = path.read_text()
+    path.write_text("".join(whole.splitlines(keepends=True)[:-1]))
     with rejects("too-few-rows", str(folder), of=CheckpointError):
         rated(folder, NOBODY)
+    for line in ("{}", '{"id": 81, "turn": 1}', "[" * 100_000):
+        path.write_text(f"{line}\n{whole}")
+        with rejects("wrong-row", str(path), 1, of=CheckpointError):
+            rated(folder, NOBODY)
 
 
 def test_a_file_alone_sends_no_variable_anywhere(
@@ -129,11 +130,8 @@ def test_a_file_alone_sends_no_variable_anywhere(
     monkeypatch.setenv("OPENAI_API_KEY", "sk-mine")
     monkeypatch.setenv("DATABASE_PASSWORD", "hunter2")
     endpoint = serve(good)
-    reports: list[str] = []
-    stage(folder, endpoint.url).rate(folder, reports.append)
+    stage(folder, endpoint.url).rate(folder)
     assert {headers["authorization"] for headers in endpoint.headers} == {"Bearer none"}
-    assert any("(no key is sent)" in line for line in reports)
-    sent = len(endpoint.bodies)
     other = {"api_key_env": "DATABASE_PASSWORD"}
     for judge in (
         Judge(base_url=endpoint.url, model="other", **other),
@@ -141,64 +139,38 @@ def test_a_file_alone_sends_no_variable_anywhere(
         Judge(**other),
         Judge(base_url="http://api.openai.com/v1"),  # in the clear
     ):
-        option = ("evaluate", "judge", "api_key_env")
-        with rejects("not-allowed", *option, of=ConfigError) as caught:
+        with rejects("not-allowed", "evaluate", "judge", "api_key_env", of=ConfigError) as caught:
             judge.require()
         assert f"--send-key {judge.host} " in str(caught.value.hint)
-    assert len(endpoint.bodies) == sent
     assert Judge().key() == Judge(base_url="https://api.openai.com/v1").key() == "sk-mine"
     assert Judge().sends == "the key in OPENAI_API_KEY is sent to api.openai.com"
     monkeypatch.setenv("HGMS_SEND_KEY", "elsewhere.example,127.0.0.1")
     assert Judge(base_url=endpoint.url, **other).key() == "hunter2"
+    mine = folder / "mine.txt"  # and nothing is written through a symbolic link
+    mine.write_text("keep\nthis")
+    ratings = ratings_path(Judge(base_url=endpoint.url, model="third"), folder)
+    ratings.symlink_to(mine)
+    with pytest.raises(CheckpointError) as caught:
+        rated(folder, endpoint.url, model="third")
+    assert (caught.value.place[0], mine.read_text()) == (str(ratings), "keep\nthis")
 
 
-ADDRESSES = ("http://me:secret@localhost/v1", "localhost:8000", "file:///etc/passwd", "http://")
-
-
-@pytest.mark.parametrize("url", [*ADDRESSES, "http://a:b/"])
+@pytest.mark.parametrize(
+    "url", ["http://me:secret@localhost/v1", "localhost:8000", "file:///etc/passwd", "http://a:b/"]
+)
 def test_an_address_that_is_none_or_holds_a_password_is_refused(url: str) -> None:
     with rejects("wrong-value", "base_url", of=ConfigError) as caught:
         Judge(base_url=url)
     assert not any("secret" in line for line in caught.value.lines())
 
 
-@pytest.mark.parametrize("line", ["{}", '{"id": 81, "turn": 1}', "[" * 100_000])
-def test_a_record_of_another_shape_is_named(line: str, folder: Path) -> None:
-    path = folder / "mt-bench.answers.jsonl"
-    path.write_text(line + "\n" + path.read_text())
-    with rejects("wrong-row", str(path), 1, of=CheckpointError):
-        rated(folder, NOBODY)
+def test_templates_take_braces_as_they_are_and_know_the_question_and_answers_alone() -> None:
+    def asked(template: str, question: str = "q") -> str:
+        prompts = {"single-v1": JudgePrompt("", template)}
+        of_one = Question(1, (question,), category="stem")
+        return messages(prompts, of_one, ["{a.b}"], 1)[1]["content"]
 
-
-def test_nothing_is_written_through_a_symbolic_link(
-    folder: Path, serve: Callable[[Act], Endpoint], tmp_path: Path
-) -> None:
-    evaluation = stage(folder, serve(good).url)
-    assert evaluation.judge is not None
-    mine = tmp_path / "mine.txt"
-    mine.write_text("keep\nthis")
-    ratings_path(evaluation.judge, folder).symlink_to(mine)
-    with pytest.raises(CheckpointError) as caught:
-        evaluation.rate(folder)
-    assert caught.value.code in ("cannot-write", "wrong-row")
-    assert caught.value.place[0] == str(ratings_path(evaluation.judge, folder))
-    assert mine.read_text() == "keep\nthis"
-
-
-@pytest.mark.parametrize(
-    "template",
-    [
-        *("{answr}", "{question.nope}", "{question[0]}", "{question:99999999999}"),
-        *("{question!r}", "{}", "{question"),
-    ],
-)
-def test_a_template_that_wants_something_else_is_named(template: str) -> None:
-    prompts = {"single-v1": JudgePrompt("", template)}
-    with rejects("wrong-format", "judge_prompts.jsonl", "single-v1", of=ConfigError):
-        messages(prompts, Question(1, ("q",), category="stem"), ["a"], 1)
-
-
-def test_a_template_takes_braces_as_they_are() -> None:
-    prompts = {"single-v1": JudgePrompt("", "{{x}} {question}|{answer}")}
-    asked = messages(prompts, Question(1, ("{q}",), category="stem"), ["{a.b}"], 1)
-    assert asked[1]["content"] == "{x} {q}|{a.b}"
+    assert asked("{{x}} {question}|{answer}", "{q}") == "{x} {q}|{a.b}"
+    for template in ("{answr}", "{question.nope}", "{question[0]}", "{question!r}", "{question"):
+        with rejects("wrong-format", "judge_prompts.jsonl", "single-v1", of=ConfigError):
+            asked(template)
