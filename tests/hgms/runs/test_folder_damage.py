@@ -7,7 +7,8 @@ from __future__ import annotations
 import json
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -38,17 +39,8 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Contents:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, sound: Contents) -> Iterator[RunFolder]:
+def folder(tmp_path: Path, sound: Contents) -> RunFolder:
     return fill(tmp_path / "run", sound)
-
-
-def assert_rejected(folder: RunFolder, code: str, name: str) -> None:
-    """Resuming raises an error with that code for that file, and no file changes."""
-    before = files(folder.path)
-    with rejects(code, of=CheckpointError) as caught:
-        resumed(folder)
-    assert caught.value.place[0] == str(folder.path / name)
-    assert files(folder.path) == before
 
 
 # --- what is no longer as it was written
@@ -87,6 +79,20 @@ def drops_a_row(folder: RunFolder) -> None:
     folder.steps.write_bytes(data[: data.rfind(b"\n", 0, -1) + 1])
 
 
+def reads(text: str, name: str) -> Change:
+    return lambda folder: (folder.path / name).write_text(text + "\n")
+
+
+WRONG_SHAPES = (
+    "[]",
+    "{}",
+    "null",
+    "[" * 100_000,
+    '{"step": ' + "9" * 5000 + "}",
+    '{"checksum": []}',
+)
+
+
 @pytest.mark.parametrize(
     ("change", "code", "name"),
     [
@@ -103,13 +109,23 @@ def drops_a_row(folder: RunFolder) -> None:
             (pipe(name, "checkpoint.json"), "not-a-file", name)
             for name in ("steps.jsonl", "timings.jsonl", "env.json")
         ),
+        *(
+            (reads(text, "checkpoint.json"), "damaged-file", "checkpoint.json")
+            for text in WRONG_SHAPES
+        ),
+        *((reads("[" * 9999, name), "damaged-file", name) for name in (*JSON[1:], "summary.json")),
+        *((reads("{}", name), "damaged-file", name) for name in (*JSON[1:], "summary.json")),
     ],
 )
 def test_a_damaged_folder_is_rejected_before_anything_is_changed(
     folder: RunFolder, change: Change, code: str, name: str
 ) -> None:
     change(folder)
-    assert_rejected(folder, code, name)
+    before = files(folder.path)
+    with rejects(code, of=CheckpointError) as caught:
+        resumed(folder)
+    assert caught.value.place[0] == str(folder.path / name)
+    assert files(folder.path) == before
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -117,9 +133,9 @@ def test_a_flipped_bit_is_rejected_or_harmless(
     folder: RunFolder, sound: Contents, whole: Path, name: str
 ) -> None:
     chance = random.Random(name)
-    found = 0
     seconds = [json.loads(line)["seconds"] for line in sound["timings.jsonl"].splitlines()]
-    for _ in range(12):
+    found = 0
+    for _ in range(8):
         data = bytearray(sound[name])
         data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
         damaged = {**sound, name: bytes(data)}
@@ -132,16 +148,7 @@ def test_a_flipped_bit_is_rejected_or_harmless(
         else:
             assert run_files(folder.path) == run_files(whole)
             assert [row["seconds"] for row in result.records][:7] == seconds
-    assert found > 8
-
-
-@pytest.mark.parametrize("name", [*JSON, "summary.json"])
-@pytest.mark.parametrize(
-    "text", ["[]", "{}", "null", "[" * 100_000, '{"step": ' + "9" * 5000 + "}", '{"checksum": []}']
-)
-def test_json_of_the_wrong_shape_is_rejected(folder: RunFolder, name: str, text: str) -> None:
-    (folder.path / name).write_text(text + "\n")
-    assert_rejected(folder, "damaged-file", name)
+    assert found > 5
 
 
 @pytest.mark.parametrize(
@@ -168,15 +175,12 @@ def test_nothing_is_written_through_a_symbolic_link(
     """
     other = fill(tmp_path / "other", sound).path
     for name in sound:
-        if not linked:
-            (folder.path / name).unlink()
+        (folder.path / f"{name}{linked}").unlink(missing_ok=True)
         (folder.path / f"{name}{linked}").symlink_to(other / name)
     (folder.path / ".lease").symlink_to(other / "steps.jsonl")
-    if linked:
-        assert resumed(folder).summary["status"] == "done"
-    else:
-        with rejects("not-a-file", of=CheckpointError):
-            resumed(folder)
+    with rejects("not-a-file", of=CheckpointError) if not linked else nullcontext():
+        resumed(folder)
+    assert folder.summary.exists() == bool(linked)
     assert files(other) == sound
 
 
@@ -185,8 +189,8 @@ def test_nothing_is_written_through_a_symbolic_link(
 
 def append(name: str, text: bytes) -> Change:
     def change(folder: RunFolder) -> None:
-        path = folder.path / name
-        path.write_bytes((path.read_bytes() if path.exists() else b"") + text)
+        with (folder.path / name).open("ab") as stream:
+            stream.write(text)
 
     return change
 
@@ -201,7 +205,6 @@ def before_the_first_checkpoint(folder: RunFolder) -> None:
     "change",
     [
         append("steps.jsonl", b'{"step": 7, "upper_lo'),
-        append("steps.jsonl", b'{"step": 7}\n{"st'),
         append("steps.jsonl", b'{"step": 3}\n'),
         append("timings.jsonl", b'{"step": 7, "seco'),
         append("checkpoint-3.safetensors", b"half"),

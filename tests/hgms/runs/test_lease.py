@@ -139,6 +139,8 @@ def test_who_has_lost_its_lease_writes_nothing_more(folder: Path) -> None:
             with rejects("folder-in-use", str(folder), of=FolderInUse):
                 getattr(kept, name)(*arguments)
         assert files(folder) == before
-        (folder / ".lease").unlink()
-        with rejects("folder-in-use", str(folder), of=CheckpointError):
-            kept.ensure_held()
+    assert (folder / ".lease").exists(), "it is the other's"
+    gone = RunFolder(folder.with_name("gone"))
+    with gone.claimed("seed = 0"), rejects("folder-in-use", str(gone.path), of=CheckpointError):
+        (gone.path / ".lease").unlink()
+        gone.ensure_held()

@@ -7,8 +7,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import threading
-import time
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +15,7 @@ from support.descent import Descent, descend, resumed, signals
 from support.helpers import run_files
 from support.processes import Server, forked, rows_written, strike
 
-from hgms.runs import Interrupted, Interrupts, RunFolder, RunSettings
+from hgms.runs import Interrupted, RunFolder, RunSettings
 
 # --- signals
 
@@ -61,36 +59,21 @@ def test_a_killed_and_resumed_run_equals_an_uninterrupted_one(
     assert run_files(folder.path) == whole
 
 
-def test_a_second_signal_stops_at_once() -> None:
-    under_way = threading.Event()
+def test_the_first_signal_is_heard_and_a_second_one_stops_at_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    heard: list[str] = []
 
-    def lasts(step: int) -> None:
-        under_way.set()
-        for _ in range(6000):  # a signal may reach the other thread, and wake no sleep
-            time.sleep(0.01)
+    def twice(step: int) -> None:
+        signal.raise_signal(signal.SIGINT)
+        heard.append(capsys.readouterr().err)
+        signal.raise_signal(signal.SIGTERM)
+        heard.append("the step went on")
 
-    def twice() -> None:
-        assert under_way.wait(60.0)
-        for number in (signal.SIGINT, signal.SIGTERM):  # two of one kind may be heard as one
-            os.kill(os.getpid(), number)
-
-    began = time.monotonic()
-    thread = threading.Thread(target=twice)
-    thread.start()
     with pytest.raises(KeyboardInterrupt):
-        descend(Descent(before=lasts))
-    thread.join()
-    assert time.monotonic() - began < 50
-
-
-def test_the_first_ctrl_c_says_that_it_was_heard(capsys: pytest.CaptureFixture[str]) -> None:
-    with Interrupts() as interrupts:
-        assert not capsys.readouterr().err
-        os.kill(os.getpid(), signal.SIGINT)
-        assert interrupts.number == signal.SIGINT
-        assert "a second Ctrl-C stops at once" in capsys.readouterr().err
-        with pytest.raises(Interrupted):
-            os.kill(os.getpid(), signal.SIGINT)
+        descend(Descent(before=twice))
+    assert len(heard) == 1
+    assert "a second Ctrl-C stops at once" in heard[0]
 
 
 def test_what_nohup_ignores_stays_ignored() -> None:

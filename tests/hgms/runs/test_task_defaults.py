@@ -5,17 +5,14 @@ compat`, and read back the same.
 from __future__ import annotations
 
 import copy
-import json
 import tomllib
 from typing import Any
 
 import attrs
 import pytest
-from click.testing import CliRunner
-from support.fakes import Site
+from support.fakes import Site, json_of
 from support.helpers import rejects
 
-from hgms.cli import main
 from hgms.comparison.grid import Grid
 from hgms.comparison.grid_file import load
 from hgms.runs import RunConfig
@@ -157,16 +154,17 @@ def test_the_defaults_of_a_trait_are_laid_over_the_parts_and_change_nothing(
 # --- runs
 
 
-@pytest.mark.parametrize("task", ["street", {"name": "street"}])
-def test_a_run_has_the_defaults_of_its_task(task: Any) -> None:
-    wanted: list[tuple[Any, Any, Any]] = [
-        (task, "saunter", (0.4, 3.0, 5)),
+@pytest.mark.parametrize(
+    ("task", "method", "values"),
+    [
+        ("street", "saunter", (0.4, 3.0, 5)),
         ("field", "saunter", (0.2, 0.5, None)),
-        (task, {"name": "saunter", "rows": 7}, (0.4, 3.0, 7)),
-        (task, "stroll", (0.1, 0.5, None)),  # a class has no other defaults
-    ]
-    for where, method, values in wanted:
-        assert fields(config_of(where, method).method) == values
+        ({"name": "street"}, {"name": "saunter", "rows": 7}, (0.4, 3.0, 7)),
+        ("street", "stroll", (0.1, 0.5, None)),  # a class has no other defaults
+    ],
+)
+def test_a_run_has_the_defaults_of_its_task(task: Any, method: Any, values: Any) -> None:
+    assert fields(config_of(task, method).method) == values
 
 
 def test_a_resolved_configuration_reads_back_equal() -> None:
@@ -184,14 +182,11 @@ def test_a_resolved_configuration_reads_back_equal() -> None:
     assert street.config_hash != field.config_hash
 
 
-@pytest.mark.parametrize("task", ["stret", {"name": "stret"}, {"rows": 3}, 5])
-def test_of_a_wrong_task_the_task_is_named(task: Any) -> None:
-    with pytest.raises(ConfigError) as caught:
-        config_of(task)
-    assert caught.value.errors[0].place[:2] == ("run.toml", "task")
-
-
-def test_tables_of_later_stages_are_ignored_and_others_are_not() -> None:
+def test_a_wrong_task_is_named_and_tables_of_later_stages_are_ignored() -> None:
+    for task in ("stret", {"name": "stret"}, {"rows": 3}, 5):
+        with pytest.raises(ConfigError) as caught:
+            config_of(task)
+        assert caught.value.errors[0].place[:2] == ("run.toml", "task")
     stages = {"sample": {"size": 3}, "finetune": {}, "evaluate": {"benchmarks": []}}
     assert config_of("street", **stages) == config_of("street")
     with rejects("unknown-option", "run.toml", "sampel", of=ConfigError):
@@ -253,8 +248,6 @@ def test_compat_asks_what_a_method_needs_as_it_is_on_each_task() -> None:
     """Neither task has stop rows, which the keeper needs where it keeps the best: on a task
     without the trait.
     """
-    result = CliRunner().invoke(main, ["compat", "--json"])
-    assert result.exit_code == 0, result.output
-    fits = {(row["method"], row["task"]): row["fits"] for row in json.loads(result.output)}
+    fits = {(row["method"], row["task"]): row["fits"] for row in json_of("compat")}
     names = [(method, task) for method in ("keeper", "stroll") for task in BOTH["task"]]
     assert [fits[name] for name in names] == [True, False, True, True]
