@@ -1,16 +1,21 @@
-"""A method with one program, and time that goes on where a test says so."""
+"""A method with one program, time that goes on where a test says so, and what stands in for the
+compiler.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import attrs
 import torch
+from attrs import evolve
 from torch import Tensor
+from torch.fx import GraphModule
 
-from hgms.compiled import programs_of
+from hgms.compiled import Programs, programs_of
 from hgms_core import Problem, State
+from support.helpers import assert_same
 
 MAKING = 100.0
 """Seconds that an interpreted program takes to make."""
@@ -63,3 +68,39 @@ def problem(**changes: Any) -> Problem:
         "f": lambda t, x, b: x["x"].sum(),
     }
     return Problem(**(parts | changes))
+
+
+def as_traced(graph: GraphModule, leaves: Sequence[Tensor]) -> Callable[..., Any]:
+    """In place of torch's compiler, which takes seconds for each program: the traced graph."""
+    shapes = [leaf.shape for leaf in leaves]
+
+    def run(inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+        assert [leaf.shape for leaf in inputs] == shapes
+        return graph(*inputs)
+
+    return run
+
+
+def same_run(
+    method: Any,
+    problem: Problem,
+    steps: int = 3,
+    settled: int = 1,
+    rtol: float = 1e-9,
+    atol: float = 1e-11,
+) -> Programs:
+    """Runs the method with programs and without; after ``settled`` steps no further one is made."""
+    compiler = Programs()
+    fast, plain = (evolve(problem, compiler=where) for where in (compiler, None))
+    state, expected = (method.init(each, 0) for each in (fast, plain))
+    kept = 0
+    for step in range(steps):
+        state, record = method.step(fast, state, step / steps)
+        expected, reference = method.step(plain, expected, step / steps)
+        assert_same(record, reference, rtol, atol)
+        assert_same(state, expected, rtol, atol)
+        if step + 1 == settled:
+            kept = len(compiler._kept)
+    assert kept == len(compiler._kept) > 0
+    assert set(compiler.outcomes.values()) == {"compiled"}
+    return compiler

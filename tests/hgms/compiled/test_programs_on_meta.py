@@ -8,12 +8,14 @@ in the graph.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import pytest
 import torch
 from attrs import evolve
+from support.helpers import F64
 from support.step_graphs import (
     Tracing,
     branches,
@@ -24,16 +26,19 @@ from support.step_graphs import (
     step_graphs,
     waiting,
 )
+from support.waiting import NoWaiting, Waits
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.fx import GraphModule
 
+from hgms.compiled.cuda_graphs import Recording
 from hgms.compiled.programs import _devices
 from hgms.compiled.trace import trace
+from hgms.solvers.pcg import begun, iteration
+from hgms.tasks.circle import CircleKink
 from hgms.tasks.cleaning import HyperCleaning
-from hgms_core import Key, Problem
-
-pytestmark = pytest.mark.extended
+from hgms.tasks.regression import LogisticCv
+from hgms_core import Key, Linearization, LinearSystem, Problem, Strategy, gradient, groups, repeat
 
 MULTIPLICATIONS = {
     # two layers forward; backward one for each matrix and one for what is between them
@@ -47,6 +52,7 @@ MULTIPLICATIONS = {
     "iteration of CG": 8,
     "small solve, 4 iterations": 5 * 8,  # and one product that checks the residual
 }
+STRATEGIES: tuple[Strategy, ...] = ("vjp", "jvp", "difference")
 
 
 @cache
@@ -54,34 +60,26 @@ def digits() -> Problem:
     return HyperCleaning(dataset="digits").problem(0, torch.device("cpu"), torch.float32)
 
 
-@cache
-def graphs(strategy: str = "vjp") -> dict[str, tuple[GraphModule, Any]]:
-    return step_graphs(digits(), "meta", strategy)
+def devices(graph: GraphModule, leaves: Any) -> set[str]:
+    return {device.type for device in _devices(graph, leaves)}
 
 
-@pytest.mark.parametrize("part", MULTIPLICATIONS)
-def test_nothing_waits_for_the_device_nor_comes_from_the_cpu(part: str) -> None:
-    graph, leaves = graphs()[part]
-    assert waiting(graph) == []
-    assert {leaf.device.type for leaf in leaves} == {"meta"}, (
-        "a number of the CPU among the inputs keeps it from being recorded"
-    )
-    assert {device.type for device in _devices(graph, leaves)} == {"meta"}
-
-
-@pytest.mark.parametrize("part", MULTIPLICATIONS)
-def test_so_many_products_of_matrices(part: str) -> None:
-    assert multiplications(graphs()[part][0]) == MULTIPLICATIONS[part]
-
-
-@pytest.mark.parametrize("strategy", ["jvp", "difference"])
-def test_other_ways_to_make_a_product_do_not_wait_either(strategy: str) -> None:
-    for part, (graph, leaves) in graphs(strategy).items():
+@pytest.mark.extended
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_nothing_waits_for_the_device_nor_comes_from_the_cpu(strategy: Strategy) -> None:
+    graphs = step_graphs(digits(), "meta", strategy)
+    for part, (graph, leaves) in graphs.items():
         assert waiting(graph) == [], part
-        assert {leaf.device.type for leaf in leaves} == {"meta"}, part
-    assert multiplications(graphs("jvp")["Hessian product"][0]) <= 9
+        # a number of the CPU among the inputs keeps it from being recorded
+        assert {leaf.device.type for leaf in leaves} == devices(graph, leaves) == {"meta"}, part
+    counts = {part: multiplications(graph) for part, (graph, _) in graphs.items()}
+    if strategy == "vjp":
+        assert counts == MULTIPLICATIONS
+    if strategy == "jvp":
+        assert counts["Hessian product"] <= 9
 
 
+@pytest.mark.extended
 def test_several_small_lower_steps_are_one_program() -> None:
     with FakeTensorMode():
         programs = Tracing()
@@ -93,35 +91,92 @@ def test_several_small_lower_steps_are_one_program() -> None:
     assert waiting(graph) == []
 
 
-def test_what_waits_would_be_seen() -> None:
-    def reads(x: Tensor) -> Tensor:
-        return x[x > 0].sum()
+@pytest.mark.parametrize(
+    "task",
+    [
+        pytest.param(
+            HyperCleaning(dataset="digits", train_size=64, validation_size=32),
+            marks=pytest.mark.extended,
+        ),
+        pytest.param(LogisticCv(), marks=pytest.mark.extended),
+        CircleKink(),
+    ],
+    ids=lambda task: task.name,
+)
+def test_losses_and_their_derivatives_do_not_wait_for_the_device(task: Any) -> None:
+    problem = task.problem(0, torch.device("meta"), F64)
+    numbers = torch.zeros(3, 8, dtype=torch.int64, device="meta")
+    batch = numbers if problem.lower_data.size else None
+    own = None if batch is None else batch[0]
+    (group,) = groups(problem.g, repeat(problem.x0, 3), own_batch=batch is not None, mode="stacked")
+    with NoWaiting():
+        gradient(group.loss, problem.theta0, group.x, problem.lower_data.batch(batch))
+        below = problem.lower_data.batch(own)
+        gradient(problem.g, problem.theta0, problem.x0, below)
+        above = problem.upper_data["differentiate"].batch(None)
+        for strategy in STRATEGIES:
+            at = Linearization.of(
+                lambda t, x: problem.f(t, x, above),
+                lambda t, x: problem.g(t, x, below),
+                problem.theta0,
+                problem.x0,
+                strategy,
+            )
+            at.mixed(at.matvec(at.rhs))
 
-    def brings(x: Tensor) -> Tensor:
-        return x + torch.arange(3.0).to(x.device)
 
-    def leaves(x: Tensor) -> Tensor:
-        return x.cpu() + 1
+def test_an_iteration_of_cg_does_not_wait_for_the_device() -> None:
+    system = LinearSystem.of(lambda v: 2 * v, torch.zeros(5, device="meta"), ridge=0.1)
+    with NoWaiting():
+        state = begun(system, None, 3, None, None)
+        assert iteration(system, state, max_steps=3).keys() == state.keys()
 
+
+# --- that what waits would be seen
+
+
+@pytest.mark.parametrize(
+    "computation",
+    [
+        lambda x: float(x.sum()),
+        lambda x: x * (2 if bool(x.sum() > 0) else 1),
+        lambda x: x + torch.ones(3).to(x.device),
+        lambda x: x[torch.tensor([0, 1])],
+    ],
+)
+def test_what_waits_is_seen(computation: Callable[[Tensor], object]) -> None:
+    with pytest.raises(Waits), NoWaiting():
+        computation(torch.zeros(3, device="meta"))
+
+
+@pytest.mark.extended
+def test_what_waits_is_seen_in_a_graph_and_a_constant_may_be_on_the_cpu() -> None:
     with FakeTensorMode(allow_non_fake_inputs=True):
-        for function, expected in (
-            (brings, "brings a tensor of the CPU"),
-            (leaves, "computes on the CPU"),
-        ):
-            (bad, *_) = waiting(trace(function, [torch.empty(3, device="meta")]).graph)
-            assert expected in bad
-        with pytest.raises(Exception, match=r"nonzero|data-dependent|dynamic"):
-            trace(reads, [torch.empty(3, device="meta")])
-
-
-def test_a_constant_may_be_on_the_cpu_and_an_input_may_not() -> None:
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        x = torch.empty(3, device="meta")
-        constant = trace(lambda x: x * torch.ones(()), [x]).graph
-        assert any(name_of(node) == "ones" for node in operations(constant))
-        assert {device.type for device in _devices(constant, [x])} == {"meta"}
-        number = torch.empty(())
+        x, number = torch.empty(3, device="meta"), torch.empty(())
+        brings, leaves, constant, back = (
+            trace(function, [x]).graph
+            for function in (
+                lambda x: x + torch.arange(3.0).to(x.device),
+                lambda x: x.cpu() + 1,
+                lambda x: x * torch.ones(()),
+                lambda x: x.sum().cpu(),
+            )
+        )
         given = trace(lambda x, number: x * number, [x, number]).graph
-        assert {device.type for device in _devices(given, [x, number])} == {"meta", "cpu"}
-        back = trace(lambda x: x.sum().cpu(), [x]).graph
-        assert {device.type for device in _devices(back, [x])} == {"meta", "cpu"}
+        with pytest.raises(Exception, match=r"nonzero|data-dependent|dynamic"):
+            trace(lambda x: x[x > 0].sum(), [x])
+    assert "brings a tensor of the CPU" in waiting(brings)[0]
+    assert "computes on the CPU" in waiting(leaves)[0]
+    assert any(name_of(node) == "ones" for node in operations(constant))
+    found = [devices(constant, [x]), devices(given, [x, number]), devices(back, [x])]
+    assert found == [{"meta"}, {"meta", "cpu"}, {"meta", "cpu"}]
+
+
+def test_a_recording_reads_new_inputs_and_changes_none() -> None:
+    """On a CPU a recording runs its program again."""
+    given = [torch.tensor([1.0, 2.0]), torch.tensor(1.0)]
+    recording = Recording(lambda inputs: [inputs[0] * 2 + inputs[1]], given)
+    (first,) = recording([torch.tensor([5.0, 6.0]), torch.tensor(0.5)])
+    assert [each.tolist() for each in given] == [[1.0, 2.0], 1.0]
+    (second,) = recording(given)
+    assert (first.tolist(), second.tolist()) == ([10.5, 12.5], [3.0, 5.0])

@@ -1,0 +1,338 @@
+"""The parts of a step by compiled programs: the numbers, outcomes and costs of the functions."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from attrs import evolve
+from support.helpers import assert_same, normal, rejects
+from support.programs import as_traced, same_run
+from torch import Tensor
+
+from hgms.compiled import CompiledProduct, Programs, levels, linearized, programs
+from hgms.compiled import cuda_graphs as graphs
+from hgms.gauss_newton import Composite
+from hgms.generators.branches import Branches
+from hgms.hypergradients import Implicit
+from hgms.methods import Tilted
+from hgms.outer import Adam
+from hgms.selectors import BestOfN, Worst
+from hgms.solvers import CG, MINRES
+from hgms_core import (
+    Branch,
+    Data,
+    Estimate,
+    Key,
+    Linearization,
+    Loss,
+    Outcome,
+    Pipeline,
+    Problem,
+    Ravel,
+    State,
+    Tree,
+)
+
+
+@pytest.fixture(autouse=True)
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No compiler; a solve takes several programs of few iterations, which are traced sooner."""
+    monkeypatch.setattr(programs, "_inductor", as_traced)
+    monkeypatch.setattr(levels, "ITERATIONS", 3)
+
+
+def network_problem(rows: int = 12) -> Problem:
+    """Example weights for a small network with a bend, so that the Hessian depends on the point."""
+
+    def outputs(x: Tree, batch: Tree) -> Tensor:
+        return torch.tanh(batch["a"] @ x["w"]) @ x["u"] + x["b"]
+
+    def criterion(theta: Tree, x: Tree, z: Tensor, batch: Tree) -> Tensor:
+        weights = theta["logits"][batch["index"]].sigmoid()
+        return (weights * (z - batch["y"]).square().sum(-1)).mean() + 0.05 * sum(
+            (leaf * leaf).sum() for leaf in x.values()
+        )
+
+    def f(theta: Tree, x: Tree, batch: Tree) -> Tensor:
+        error = (outputs(x, batch) - batch["y"]).square().mean()
+        return error + 0.01 * theta["logits"].square().sum()
+
+    upper = Data.of({"a": normal(6, 3, seed=2), "y": normal(6, 2, seed=3)})
+    return Problem(
+        theta0={"logits": 0.3 * normal(rows, seed=4)},
+        x0={
+            "w": 0.5 * normal(3, 4, seed=5),
+            "u": 0.5 * normal(4, 2, seed=6),
+            "b": normal(2, seed=7),
+        },
+        g=Composite(outputs=outputs, criterion=criterion),
+        f=f,
+        lower_data=Data.of({"a": normal(rows, 3), "y": normal(rows, 2, seed=1)}),
+        upper_data=dict.fromkeys(("differentiate", "select", "stop"), upper),
+    )
+
+
+PROBLEM = network_problem()
+SADDLE = evolve(PROBLEM, g=lambda t, x, b: PROBLEM.g(t, x, b) - 2 * (x["b"] * x["b"]).sum())
+
+
+# --- both levels at one point
+
+
+def on(loss: Loss, batch: Tree, theta: Tree, x: Tree) -> Tensor:
+    return loss(theta, x, batch)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "compiler"),
+    [
+        ("vjp", "interpreted"),
+        ("jvp", "interpreted"),
+        ("difference", "interpreted"),
+        pytest.param("vjp", "inductor", marks=pytest.mark.extended),
+    ],
+)
+def test_programs_linearize_as_the_core_and_finite_differences_do(
+    strategy: Any, compiler: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if compiler == "inductor":
+        monkeypatch.undo()
+    made = Programs()
+    spec = Ravel.of(PROBLEM.x0)
+    v = normal(spec.size, seed=11)
+    above = PROBLEM.upper_data["differentiate"].batch(None)
+    near = {"rtol": 1e-12, "atol": 1e-12}
+    products = near if strategy != "difference" else {"rtol": 1e-6, "atol": 1e-8}
+    for seed, rows in enumerate(([1, 2, 3, 4, 9], [2, 5, 7, 1, 0])):
+        theta = {"logits": normal(12, seed=20 + seed)}
+        x = {name: normal(*leaf.shape, seed=30 + seed) for name, leaf in PROBLEM.x0.items()}
+        below = PROBLEM.lower_data.batch(torch.tensor(rows))
+        here = linearized(
+            made, ("a",), PROBLEM.f, PROBLEM.g, strategy, None, None, theta, x, below, above
+        )
+        assert here is not None
+        losses = partial(on, PROBLEM.f, above), partial(on, PROBLEM.g, below)
+        plain = Linearization.of(*losses, theta, x, strategy)
+        torch.testing.assert_close(here.matvec(v), plain.matvec(v), **products)
+        torch.testing.assert_close(here.mixed(v), plain.mixed(v), **products)
+        for name in ("upper_loss", "direct", "rhs", "slope"):
+            torch.testing.assert_close(getattr(here, name), getattr(plain, name), **near)
+        assert here.passes == plain.passes
+
+        def slope(logits: Tensor, flat: Tensor, below: Tree = below) -> Tensor:
+            return torch.func.grad(
+                lambda point: PROBLEM.g({"logits": logits}, spec.unravel(point), below)
+            )(flat)
+
+        step = 1e-5
+        ends = [slope(theta["logits"], spec.ravel(x) + sign * step * v) for sign in (1, -1)]
+        torch.testing.assert_close(
+            here.matvec(v), (ends[0] - ends[1]) / (2 * step), rtol=1e-7, atol=1e-8
+        )
+        if strategy == "vjp":
+            mixed = torch.func.vjp(partial(slope, flat=spec.ravel(x)), theta["logits"])[1](v)[0]
+            torch.testing.assert_close(here.mixed(v)["logits"], mixed, rtol=1e-9, atol=1e-11)
+    assert set(made.outcomes.values()) == {"compiled"}
+    # By hand: a·V₁; h·V₂ and ḣ·u; δ·V₂ᵀ and δ̇·uᵀ; ḣᵀδ and hᵀδ̇; aᵀδ̇₁, and no forward pass.
+    if strategy == "vjp":
+        assert isinstance(here.matvec, CompiledProduct)
+        names = [str(node.target) for node in here.matvec.graph.graph.nodes]
+        assert sum(".mm." in name or ".addmm." in name for name in names) == 8
+        assert not any("tanh.default" in name for name in names)
+
+
+# --- estimates
+
+
+def estimates(implicit: Implicit, problem: Problem, x: Tree) -> list[Estimate]:
+    """With programs, and without."""
+    branch = Branch(x=x)
+    return [
+        implicit.estimate(each, problem.theta0, branch, Key(0), {"v": None})[0]
+        for each in (problem, evolve(problem, compiler=None))
+    ]
+
+
+@pytest.mark.parametrize("operator", [pytest.param("hessian", marks=pytest.mark.extended), "ggn"])
+def test_products_of_either_operator_are_programs_of_rows_gathered_once(operator: Any) -> None:
+    gathered = []
+    data = PROBLEM.lower_data
+
+    def rows(index: Tensor) -> Any:
+        gathered.append(index)
+        return data.rows(index)
+
+    problem = evolve(PROBLEM, compiler=Programs(), lower_data=evolve(data, rows=rows))
+    implicit = Implicit(solver=CG(ridge=0.1, max_steps=3), operator=operator, batch_size=5)
+    compiled, plain = estimates(implicit, problem, problem.x0)
+    assert_same(compiled.value, plain.value, rtol=1e-10, atol=1e-12)
+    assert compiled.cost == plain.cost
+    assert len(gathered) == 2
+
+
+def test_gauss_newton_products_need_a_composite_loss() -> None:
+    implicit = Implicit(solver=CG(ridge=0.1), operator="ggn")
+    with rejects("not-supported", "g"):
+        estimates(implicit, evolve(SADDLE, compiler=Programs()), SADDLE.x0)
+
+
+@pytest.mark.parametrize(
+    ("solver", "problem"),
+    [
+        (CG(ridge=0.1, rtol=1e-10, max_steps=50), PROBLEM),
+        (MINRES(ridge=0.1, rtol=1e-8), PROBLEM),
+        (CG(max_steps=30, ridge=0.1), SADDLE),
+        *(
+            pytest.param(solver, PROBLEM, marks=pytest.mark.extended)
+            for solver in (
+                CG(ridge=0.1, clip=0.01),
+                CG(max_steps=40),
+                CG(ridge=0.1, max_steps=17, rtol=1e-14),
+            )
+        ),
+    ],
+    ids=lambda each: "" if isinstance(each, Problem) else str(each),
+)
+def test_a_compiled_solve_takes_the_same_steps(solver: Any, problem: Problem) -> None:
+    problem = evolve(problem, compiler=Programs())
+    for x in (problem.x0, {name: 3 * leaf for name, leaf in problem.x0.items()}):
+        compiled, plain = estimates(Implicit(solver=solver), problem, x)
+        assert_same(compiled.value, plain.value, rtol=1e-8, atol=1e-10)
+        assert compiled.outcome is plain.outcome
+        assert compiled.cost == plain.cost
+        assert int(compiled.iterations) == int(plain.iterations)  # type: ignore[arg-type]
+        if problem.g is SADDLE.g:
+            assert compiled.outcome is Outcome.NEGATIVE_CURVATURE
+
+
+def test_without_a_compiler_an_estimate_is_that_of_the_functions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def absent(*_: Any) -> None:
+        raise RuntimeError("No working C++ compiler found")
+
+    monkeypatch.setattr(programs, "_inductor", absent)
+    problem = evolve(PROBLEM, compiler=Programs())
+    compiled, plain = estimates(Implicit(solver=CG(max_steps=2)), problem, problem.x0)
+    assert_same(compiled.value, plain.value)
+
+
+# --- lower steps and scores
+
+RULES: dict[str, dict[str, Any]] = {
+    "sgd": {},
+    "momentum": {"momentum": 0.9, "clip": 0.05, "batches": "shared"},
+    "adamw": {
+        "optimizer": "adamw",
+        "lr": 0.01,
+        "weight_decay": 0.1,
+        "schedule": "cosine",
+        "floor": 0.1,
+        "lr_spread": (0.5, 2.0),
+    },
+    "spread": {"lr_spread": (0.5, 2.0), "decay_spread": (0.5, 2.0), "weight_decay": 0.1},
+    "noise": {"noise": 0.1, "chunk": 2, "batch_size": None},
+}
+
+
+@pytest.mark.parametrize(
+    ("rule", "mode"),
+    [
+        ("momentum", "stacked"),
+        ("adamw", "stacked"),
+        ("noise", "stacked"),
+        ("adamw", "loop"),
+        pytest.param("sgd", "stacked", marks=pytest.mark.extended),
+        pytest.param("spread", "stacked", marks=pytest.mark.extended),
+        pytest.param("momentum", "loop", marks=pytest.mark.extended),
+        pytest.param("noise", "loop", marks=pytest.mark.extended),
+    ],
+)
+def test_compiled_branches_are_the_branches(rule: str, mode: Any) -> None:
+    fields = {"count": 3, "steps": 2, "lr": 0.05, "batch_size": 5, **RULES[rule]}
+    generator = Branches(**fields, mode=mode)
+    problems = [evolve(PROBLEM, compiler=where) for where in (Programs(), None)]
+    starts = [generator.init(each, Key(0)) for each in problems]
+    for step in range(2):
+        key = Key(step)
+        compiled, plain = (
+            generator.propose(problem, problem.theta0, start, key)
+            for problem, start in zip(problems, starts, strict=True)
+        )
+        for name in ("x", "aux", "losses"):
+            assert_same(getattr(compiled, name), getattr(plain, name), rtol=1e-10, atol=1e-12)
+        assert compiled.cost == plain.cost
+        starts = [
+            generator.carry(start, found, torch.tensor(1), key, problem)
+            for problem, start, found in zip(problems, starts, (compiled, plain), strict=True)
+        ]
+
+
+@pytest.mark.parametrize(
+    "selector", [Worst(mode="loop"), BestOfN(mode="stacked", batch_size=3)], ids=str
+)
+def test_compiled_scores_select_the_same(selector: Any) -> None:
+    generator = Branches(count=4, steps=2, noise=0.3)
+    start = generator.init(PROBLEM, Key(0))
+    candidates = generator.propose(PROBLEM, PROBLEM.theta0, start, Key(1))
+    candidates.x["b"][2] = torch.nan
+    compiled, plain = (
+        selector.select(evolve(PROBLEM, compiler=where), PROBLEM.theta0, candidates, Key(0))
+        for where in (Programs(), None)
+    )
+    assert int(compiled.index) == int(plain.index)
+    assert_same(compiled.scores, plain.scores, rtol=1e-12)
+
+
+# --- whole runs
+
+
+def pipeline(products: int = 1) -> Pipeline:
+    return Pipeline(
+        generator=Branches(count=2, steps=2, optimizer="adamw", lr=0.02, batch_size=5),
+        selector=BestOfN(),
+        hypergradient=Implicit(solver=CG(ridge=0.05, max_steps=products), batch_size=8),
+        outer=Adam(lr=0.1),
+    )
+
+
+@pytest.mark.parametrize(
+    "method",
+    [pipeline(), pytest.param(Tilted(method=pipeline(), tilt=0.5), marks=pytest.mark.extended)],
+    ids=["pipeline", "wrapped"],
+)
+def test_a_run_of_recorded_programs_is_the_run_and_makes_them_once(
+    method: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graphs, "RECORDING", ("cuda", "cpu"))
+    same_run(method, PROBLEM)
+
+
+@pytest.mark.parametrize(
+    "compiler",
+    [
+        pytest.param("interpreted", marks=pytest.mark.extended),
+        pytest.param("inductor", marks=pytest.mark.nightly),  # takes a minute, twice
+    ],
+)
+def test_a_compiled_run_is_the_run_and_resumes_to_the_same_numbers(
+    compiler: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if compiler == "inductor":
+        monkeypatch.undo()
+    method = pipeline()
+    same_run(method, PROBLEM, steps=4, rtol=1e-7, atol=1e-9)
+    ends: list[State] = []
+    middle: State = {}
+    for first in (0, 2):  # the second time in another process, which compiles anew
+        problem = evolve(PROBLEM, compiler=Programs())
+        state = middle if first else method.init(problem, 0)
+        for step in range(first, 4):
+            if step == 2:
+                middle = state
+            state, _ = method.step(problem, state)
+        ends.append(state)
+    assert_same(*ends)
