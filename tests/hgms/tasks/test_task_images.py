@@ -26,6 +26,7 @@ from hgms_core import ConfigError, DataError, MissingExtra
 IMAGES = "train-images-idx3-ubyte"
 LABELS = "train-labels-idx1-ubyte"
 GREY = np.random.default_rng(1).integers(0, 256, (40, 3, 2), np.uint8)
+CLASSES = np.arange(40, dtype=np.uint8) % 10
 
 
 def idx(magic: int, sizes: list[int], content: bytes) -> bytes:
@@ -33,20 +34,19 @@ def idx(magic: int, sizes: list[int], content: bytes) -> bytes:
 
 
 PIXELS = idx(0x803, [40, 3, 2], GREY.tobytes())
-CLASSES = bytes(i % 10 for i in range(40))
 
 
 def idx_folder(folder: Path, ending: str = "", split: str = "train") -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     pack = gzip.compress if ending else bytes
-    for name, content in ((IMAGES, PIXELS), (LABELS, idx(0x801, [40], CLASSES))):
+    for name, content in ((IMAGES, PIXELS), (LABELS, idx(0x801, [40], CLASSES.tobytes()))):
         (folder / f"{name.replace('train', split)}{ending}").write_bytes(pack(content))
     return folder
 
 
 def problem_of(dataset: str, **fields: object) -> hgms_core.Problem:
-    usual = {"train_size": 20, "validation_size": 10, "test_size": 10}
-    task = HyperCleaning(dataset=dataset, **(usual | fields))
+    sizes = {"train_size": 20, "validation_size": 10, "test_size": 10}
+    task = HyperCleaning(dataset=dataset, **(sizes | fields))
     return task.problem(0, torch.device("cpu"), torch.float64)
 
 
@@ -68,7 +68,7 @@ def test_idx_files_are_read_plain_and_compressed_from_a_folder_and_from_hgms_dat
     for dataset in (f"idx:{folder}", "mnist"):
         images = load_images(dataset)
         assert (images.pixels == GREY).all()
-        assert images.labels.tolist() == list(CLASSES)
+        assert (images.labels == CLASSES).all()
     pixels = problem_of("mnist").lower_data.whole["pixels"]
     assert pixels.shape == (20, 6)
     assert {round(255 * value) for value in pixels.flatten().tolist()} <= {*GREY.flatten().tolist()}
@@ -78,11 +78,10 @@ def test_a_folder_without_the_files_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HGMS_DATA", str(tmp_path))
-    with rejects("missing-file", str(tmp_path / "mnist"), of=DataError):
-        load_images("mnist")
     (idx_folder(tmp_path / "half") / LABELS).unlink()
-    with rejects("missing-file", str(tmp_path / "half"), of=DataError):
-        load_images(f"idx:{tmp_path / 'half'}")
+    for dataset, folder in (("mnist", "mnist"), (f"idx:{tmp_path / 'half'}", "half")):
+        with rejects("missing-file", str(tmp_path / folder), of=DataError):
+            load_images(dataset)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +91,7 @@ def test_a_folder_without_the_files_is_named(
         (f"{IMAGES}.gz", gzip.compress(PIXELS)[:60], "damaged-file"),
         (f"{IMAGES}.gz", gzip.compress(PIXELS)[:-4], "damaged-file"),
         (f"{LABELS}.gz", b"<html>not found</html>", "damaged-file"),
-        (IMAGES, idx(0x801, [40], CLASSES + bytes(20)), "wrong-format"),
+        (IMAGES, idx(0x801, [40], bytes(60)), "wrong-format"),
         (IMAGES, b"P5 28 28" + PIXELS, "wrong-format"),
         (IMAGES, PIXELS[:-7], "damaged-file"),
         (IMAGES, PIXELS + bytes(3), "damaged-file"),
@@ -111,9 +110,11 @@ def test_a_damaged_idx_file_is_named(tmp_path: Path, file: str, content: bytes, 
 
 
 def test_no_more_is_decompressed_than_the_header_promises(tmp_path: Path) -> None:
-    """64 MB of zeros in 64 kB behind a sound header: what is kept of them is less than a tenth."""
+    """16 MB of zeros in 16 kB behind a sound header: what is kept of them is less than a
+    quarter.
+    """
     path = idx_folder(tmp_path, ".gz") / f"{IMAGES}.gz"
-    path.write_bytes(gzip.compress(idx(0x803, [40, 2, 3], bytes(1 << 26)), 1))
+    path.write_bytes(gzip.compress(idx(0x803, [40, 2, 3], bytes(1 << 24)), 1))
     tracemalloc.start()
     with rejects("damaged-file", str(path), of=DataError):
         load_images(f"idx:{tmp_path}")
@@ -123,38 +124,32 @@ def test_no_more_is_decompressed_than_the_header_promises(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("labels", "fields", "code", "place", "of"),
+    ("labels", "fields", "code", "place"),
     [
-        (CLASSES[:39], {}, "wrong-shape", ("labels",), DataError),
-        (bytes([12, *CLASSES[1:]]), {}, "out-of-range", ("labels",), DataError),
-        (CLASSES, {"validation_size": 11}, "too-few-rows", (), DataError),
-        (
-            CLASSES,
-            {"validation_size": 2, "validation_split": (0.9, 0.05, 0.05)},
-            "no-rows-for-role",
-            None,
-            ConfigError,
-        ),
+        (CLASSES[:39], {}, "wrong-shape", ("labels",)),
+        (np.array([12, *CLASSES[1:]], np.uint8), {}, "out-of-range", ("labels",)),
+        (CLASSES, {"validation_size": 11}, "too-few-rows", ()),
     ],
 )
 def test_rows_that_do_not_fit_are_located(
-    tmp_path: Path, labels: bytes, fields: dict[str, object], code: str, place: object, of: type
+    tmp_path: Path, labels: np.ndarray, fields: dict[str, object], code: str, place: tuple[str, ...]
 ) -> None:
-    (idx_folder(tmp_path) / LABELS).write_bytes(idx(0x801, [len(labels)], labels))
-    where = ("validation_split",) if place is None else (str(tmp_path), *place)
-    with rejects(code, *where, of=of):
+    (idx_folder(tmp_path) / LABELS).write_bytes(idx(0x801, [len(labels)], labels.tobytes()))
+    with rejects(code, str(tmp_path), *place, of=DataError):
         problem_of(f"idx:{tmp_path}", **fields)
+    if code == "out-of-range":
+        bias = problem_of(f"idx:{tmp_path}", classes=13).x0["output.bias"]
+        assert bias.shape == (13,), "a label is allowed where there are so many classes"
 
 
-def test_a_label_is_allowed_where_there_are_so_many_classes(tmp_path: Path) -> None:
-    (idx_folder(tmp_path) / LABELS).write_bytes(idx(0x801, [40], bytes([12, *CLASSES[1:]])))
-    assert problem_of(f"idx:{tmp_path}", classes=13).x0["output.bias"].shape == (13,)
+def test_a_role_without_rows_is_named() -> None:
+    with rejects("no-rows-for-role", "validation_split", of=ConfigError):
+        problem_of("digits", validation_size=2, validation_split=(0.9, 0.05, 0.05))
 
 
 def test_npz_files_are_read_under_both_pairs_of_names_and_both_pixel_types(tmp_path: Path) -> None:
-    labels = np.frombuffer(CLASSES, np.uint8)
-    np.savez(tmp_path / "a.npz", images=GREY, labels=labels)
-    names = {"x_train": GREY / 255, "y_train": labels, "x_test": GREY, "y_test": labels}
+    np.savez(tmp_path / "a.npz", images=GREY, labels=CLASSES)
+    names = {"x_train": GREY / 255, "y_train": CLASSES, "x_test": GREY, "y_test": CLASSES}
     np.savez_compressed(tmp_path / "b.npz", **names)
     first, second = (problem_of(f"npz:{tmp_path / name}.npz").lower_data.whole for name in "ab")
     assert torch.allclose(first["pixels"], second["pixels"], atol=1e-15)
@@ -162,38 +157,26 @@ def test_npz_files_are_read_under_both_pairs_of_names_and_both_pixel_types(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("arrays", "code", "column"),
+    ("images", "labels", "code", "column"),
     [
-        ({"data": np.zeros(3)}, "missing-column", ""),
-        ({"images": np.zeros((3, 2)), "labels": np.eye(3)}, "wrong-type", "labels"),
-        ({"images": np.full((3, 2), 7.0), "labels": np.arange(3)}, "wrong-type", "pixels"),
-        (
-            {"images": np.zeros((3, 2), np.uint8), "labels": np.eye(3, dtype=int)},
-            "wrong-shape",
-            "labels",
-        ),
-        (
-            {"images": np.array([None, 1], dtype=object), "labels": np.arange(2)},
-            "unreadable-file",
-            "",
-        ),
-        ({"images": np.uint8(3), "labels": np.arange(2)}, "wrong-shape", "pixels"),
-        ({"images": np.zeros((3, 0), np.uint8), "labels": np.arange(3)}, "wrong-shape", "pixels"),
-        ({"images": np.zeros((3, 2), ">f4"), "labels": np.arange(3)}, "wrong-type", "pixels"),
-        (
-            {"images": np.zeros((3, 2), np.longdouble), "labels": np.arange(3)},
-            "wrong-type",
-            "pixels",
-        ),
-        ({"images": np.array([[0.5, np.nan]]), "labels": np.arange(1)}, "not-finite", "pixels"),
-        ({"images": np.array([[0.5, np.inf]]), "labels": np.arange(1)}, "not-finite", "pixels"),
+        (None, np.zeros(3), "missing-column", None),
+        (np.zeros((3, 2)), np.eye(3), "wrong-type", "labels"),
+        (np.full((3, 2), 7.0), np.arange(3), "wrong-type", "pixels"),
+        (np.zeros((3, 2), np.uint8), np.eye(3, dtype=int), "wrong-shape", "labels"),
+        (np.array([None, 1], dtype=object), np.arange(2), "unreadable-file", None),
+        (np.uint8(3), np.arange(2), "wrong-shape", "pixels"),
+        (np.zeros((3, 0), np.uint8), np.arange(3), "wrong-shape", "pixels"),
+        (np.zeros((3, 2), ">f4"), np.arange(3), "wrong-type", "pixels"),
+        (np.zeros((3, 2), np.longdouble), np.arange(3), "wrong-type", "pixels"),
+        (np.array([[0.5, np.nan]]), np.arange(1), "not-finite", "pixels"),
+        (np.array([[0.5, np.inf]]), np.arange(1), "not-finite", "pixels"),
     ],
 )
 def test_an_npz_file_with_other_contents_is_explained(
-    tmp_path: Path, arrays: dict[str, np.ndarray], code: str, column: str
+    tmp_path: Path, images: object, labels: np.ndarray, code: str, column: str | None
 ) -> None:
     path = tmp_path / "odd.npz"
-    np.savez(path, **arrays)
+    np.savez(path, **({"images": images} if images is not None else {}), labels=labels)
     with rejects(code, str(path), *filter(None, [column]), of=DataError):
         load_images(f"npz:{path}")
 
@@ -217,49 +200,49 @@ def locked(whole: bytes) -> bytes:
     return bytes(content)
 
 
+def an_array(whole: bytes) -> bytes:
+    stream = io.BytesIO()
+    np.save(stream, np.zeros(3))
+    return stream.getvalue()
+
+
 @pytest.mark.parametrize(
-    "damage",
+    ("damage", "code"),
     [
-        lambda whole: whole[: len(whole) // 2],
-        lambda whole: b"",
-        lambda whole: b"no zip",
-        lambda whole: whole[:70] + b"\xff" * 20 + whole[90:],
-        locked,
-        lambda whole: promise(810_000_000_000_000),
+        (None, "unreadable-file"),  # no file at all
+        (lambda whole: whole[: len(whole) // 2], "unreadable-file"),
+        (lambda whole: b"", "unreadable-file"),
+        (lambda whole: b"no zip", "unreadable-file"),
+        (lambda whole: whole[:70] + b"\xff" * 20 + whole[90:], "unreadable-file"),
+        (locked, "unreadable-file"),
+        (lambda whole: promise(810_000_000_000_000), "unreadable-file"),
+        (an_array, "missing-column"),
     ],
 )
-def test_a_damaged_npz_file_is_named(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+def test_a_damaged_or_misnamed_npz_file_is_named(
+    tmp_path: Path, damage: Callable[[bytes], bytes] | None, code: str
+) -> None:
     path = tmp_path / "cut.npz"
-    np.savez(path, images=np.zeros((9, 4), np.uint8), labels=np.arange(9))
-    path.write_bytes(damage(path.read_bytes()))
-    with rejects("unreadable-file", str(path), of=DataError):
-        load_images(f"npz:{path}")
-
-
-def test_a_missing_or_misnamed_npz_file_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "a.npz"
-    with rejects("unreadable-file", str(path), of=DataError):
-        load_images(f"npz:{path}")
-    with path.open("wb") as stream:
-        np.save(stream, np.zeros(3))
-    with rejects("missing-column", str(path), of=DataError):
+    if damage:
+        np.savez(path, images=np.zeros((9, 4), np.uint8), labels=np.arange(9))
+        path.write_bytes(damage(path.read_bytes()))
+    with rejects(code, str(path), of=DataError):
         load_images(f"npz:{path}")
 
 
 def test_test_splits_are_read_where_a_set_has_one(tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
-    labels = np.arange(40) % 10
-    np.savez(path, x_train=GREY, y_train=labels, x_test=GREY[:7] // 2, y_test=labels[:7])
+    test = {"x_test": GREY[:7] // 2, "y_test": CLASSES[:7]}
+    np.savez(path, x_train=GREY, y_train=CLASSES, **test)
     assert (load_images(f"npz:{path}", "test").pixels == GREY[:7] // 2).all()
     assert problem_of(f"npz:{path}", test_size=0, train_size=30).lower_data.size == 30
     assert len(load_images(f"idx:{idx_folder(tmp_path, split='t10k')}", "test").pixels) == 40
-    np.savez(path, images=GREY, labels=labels)
-    lacking = [
+    np.savez(path, images=GREY, labels=CLASSES)
+    for dataset, code, place in (
         (f"npz:{path}", "missing-column", str(path)),
         (f"idx:{idx_folder(tmp_path / 'idx')}", "missing-file", str(tmp_path / "idx")),
         ("digits", "not-supported", "test_size"),
-    ]
-    for dataset, code, place in lacking:
+    ):
         with rejects(code, place, of=DataError):
             load_images(dataset, "test")
 
@@ -276,19 +259,20 @@ class ClassLabel:
     """Stands for datasets.ClassLabel."""
 
 
-class FakeRows:
-    def __init__(self, **columns: tuple[object, object]) -> None:
-        """Columns with their features."""
-        self.features = {name: feature for name, (_, feature) in columns.items()}
-        self.table = {name: values for name, (values, _) in columns.items()}
+class Rows(dict):
+    """Stands for datasets.Dataset: columns with their features."""
 
-    def with_format(self, kind: str) -> FakeRows:
+    def __init__(self, **columns: tuple[object, object]) -> None:
+        super().__init__({name: values for name, (values, _) in columns.items()})
+        self.features = {name: feature for name, (_, feature) in columns.items()}
+
+    def with_format(self, kind: str) -> Rows:
         assert kind == "numpy"
         return self
 
-    def __getitem__(self, index: slice) -> dict[str, object]:
+    def __getitem__(self, index: object) -> object:
         assert index == slice(None)
-        return self.table
+        return dict(self.items())
 
 
 @pytest.fixture
@@ -296,45 +280,41 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
     """A stand-in for the `datasets` module that remembers what was asked of it."""
     stand = types.SimpleNamespace(asked=[], answer=None)
 
-    def load_dataset(name: str, *, split: str, revision: str | None) -> FakeRows:
+    def load_dataset(name: str, *, split: str, revision: str | None) -> object:
         stand.asked.append((name, split, revision))
         if isinstance(stand.answer, Exception):
             raise stand.answer
         return stand.answer
 
-    module = types.ModuleType("datasets")
-    module.load_dataset = load_dataset
-    monkeypatch.setitem(sys.modules, "datasets", module)
+    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
     return stand
 
 
-def test_mnist_comes_from_the_hub_at_a_pinned_revision_where_hgms_data_is_not_set(
+def test_image_sets_of_the_hub_are_mapped_by_their_features_and_mnist_is_pinned(
     hub: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("HGMS_DATA", raising=False)
-    hub.answer = FakeRows(image=(GREY, Image()), label=(np.arange(40) % 10, ClassLabel()))
-    images = load_images("mnist")
-    assert hub.asked == [("ylecun/mnist", "train", "77f3279092a1c1579b2250db8eafed0ad422088c")]
-    assert (images.pixels == GREY).all()
-    assert (images.scale, images.labels.tolist()) == (255.0, list(CLASSES))
-
-
-def test_any_image_set_of_the_hub_is_mapped_by_its_features(hub: types.SimpleNamespace) -> None:
-    fine = (np.arange(40) % 7, ClassLabel())
-    hub.answer = FakeRows(id=(np.arange(40), object()), fine=fine, img=(list(GREY), Image()))
-    assert problem_of("hub:someone/pictures@v2").lower_data.whole["pixels"].shape == (20, 6)
-    load_images("hub:someone/pictures")
-    assert hub.asked == [("someone/pictures", "train", revision) for revision in ("v2", None)]
+    fine = (CLASSES.astype(int), ClassLabel())
+    hub.answer = Rows(id=(np.arange(40), object()), fine=fine, img=(list(GREY), Image()))
+    for dataset in ("hub:someone/pictures@v2", "hub:someone/pictures", "mnist"):
+        images = load_images(dataset)
+        assert (images.pixels == GREY).all()
+        assert (images.scale, images.labels.tolist()) == (255.0, CLASSES.tolist())
+    assert hub.asked == [
+        ("someone/pictures", "train", "v2"),
+        ("someone/pictures", "train", None),
+        ("ylecun/mnist", "train", "77f3279092a1c1579b2250db8eafed0ad422088c"),
+    ]
 
 
 @pytest.mark.parametrize(
     ("answer", "code"),
     [
         (ConnectionError("no route"), "cannot-download"),
-        (FakeRows(text=((), object())), "missing-column"),
-        (FakeRows(image=((), Image()), text=((), object())), "missing-column"),
+        (Rows(text=((), object())), "missing-column"),
+        (Rows(image=((), Image()), text=((), object())), "missing-column"),
         (
-            FakeRows(image=([GREY[0], GREY[0][:1]], Image()), label=(np.arange(2), ClassLabel())),
+            Rows(image=([GREY[0], GREY[0][:1]], Image()), label=(np.arange(2), ClassLabel())),
             "wrong-shape",
         ),
     ],
@@ -351,7 +331,7 @@ def test_what_the_hub_cannot_give_is_explained(
     ("name", "package", "extra"),
     [("mnist", "datasets", "hub"), ("digits", "sklearn.datasets", "sklearn")],
 )
-def test_a_missing_extra_names_the_line_that_installs_it(
+def test_a_missing_extra_of_images_names_the_line_that_installs_it(
     monkeypatch: pytest.MonkeyPatch, name: str, package: str, extra: str
 ) -> None:
     monkeypatch.delenv("HGMS_DATA", raising=False)

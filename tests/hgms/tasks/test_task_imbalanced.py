@@ -5,27 +5,32 @@ hypergradient.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from support.helpers import rejects
+from support.helpers import F64, finite_differences, normal, rejects
 from torch import Tensor, nn
 
+import hgms_core
 from hgms.tasks.imbalanced import ImbalancedLoss
 from hgms.tasks.imbalanced.rows import views
-from hgms_core import DataError, Key
+from hgms_core import DataError, Key, Problem, Ravel, Tree
 
 CPU = torch.device("cpu")
-DOUBLE = torch.float64
 
 
-def tiny(tmp_path: Path) -> ImbalancedLoss:
+def problem_of(seed: int = 0, **fields: Any) -> Problem:
+    return ImbalancedLoss(**fields).problem(seed, CPU, F64)
+
+
+def tiny(folder: Path) -> Problem:
     """118 parameters and 58 rows: small enough for dense Hessians."""
     pixels = np.random.default_rng(0).integers(0, 256, (120, 4, 4), np.uint8)
-    np.savez(tmp_path / "tiny.npz", images=pixels, labels=np.arange(120) % 10)
-    return ImbalancedLoss(
-        dataset=f"npz:{tmp_path / 'tiny.npz'}",
+    np.savez(folder / "tiny.npz", images=pixels, labels=np.arange(120) % 10)
+    return problem_of(
+        dataset=f"npz:{folder / 'tiny.npz'}",
         channels=(1, 2),
         hidden=2,
         least=2,
@@ -38,230 +43,229 @@ def tiny(tmp_path: Path) -> ImbalancedLoss:
     )
 
 
-def numbered(path: Path, images: int = 1000) -> str:
-    """Images of 4 × 5 pixels that carry their own number in the two middle pixels; class i mod
+def numbered(folder: Path, images: int = 1000, **fields: Any) -> Problem:
+    """Of images of 4 × 5 pixels that carry their own number in the two middle pixels; class i mod
     10.
     """
     pixels = np.zeros((images, 4, 5), np.uint8)
     pixels[:, 1, 2], pixels[:, 2, 2] = np.arange(images) // 256, np.arange(images) % 256
-    np.savez(path, images=pixels, labels=np.arange(images) % 10)
-    return f"npz:{path}"
-
-
-def numbers_of(pixels: Tensor) -> list[int]:
-    return [
-        round(255 * float(a)) * 256 + round(255 * float(b))
-        for a, b in zip(pixels[:, 0, 1, 2], pixels[:, 0, 2, 2], strict=True)
-    ]
+    np.savez(folder / "n.npz", images=pixels, labels=np.arange(images) % 10)
+    small = {"views": 0, "channels": (1, 1), "hidden": 2, "validation_size": 20, "test_size": 20}
+    return problem_of(dataset=f"npz:{folder / 'n.npz'}", **(small | fields))
 
 
 def test_the_parts_are_disjoint_the_tail_is_long_and_the_rest_balanced(tmp_path: Path) -> None:
-    task = ImbalancedLoss(
-        dataset=numbered(tmp_path / "n.npz"),
-        validation_size=103,
-        test_size=200,
-        ratio=0.5,
-        least=3,
-        views=0,
-        channels=(1, 1),
-        hidden=2,
-    )
-    problem = task.problem(0, CPU, torch.float32)
-    train = problem.lower_data.whole
+    problem = numbered(tmp_path, validation_size=103, test_size=200, ratio=0.5, least=3)
+    train, *above = (data.whole for data in (problem.lower_data, *problem.upper_data.values()))
     # 100 images a class; 11 of 0, 1, 2 and 10 of the others validate; 20 test
     assert torch.bincount(train["label"]).tolist() == [69, 34, 17, 9, 4, 3, 3, 3, 3, 3]
-    parts = [train, *(data.whole for data in problem.upper_data.values())]
-    found = [numbers_of(part["pixels"]) for part in parts]
-    assert [len(set(each)) for each in found] == [148, 62, 20, 21]
+    found = []
+    for part in (train, *above):
+        high, low = (255 * part["pixels"][:, 0, [1, 2], 2]).round().long().unbind(1)
+        assert torch.equal(part["label"], (256 * high + low) % 10)
+        found.append(set((256 * high + low).tolist()))
+    assert [len(each) for each in found] == [148, 62, 20, 21]
     assert len(set().union(*found)) == 148 + 103
-    for part, each in zip(parts, found, strict=True):
-        assert part["label"].tolist() == [number % 10 for number in each]
-    for data in problem.upper_data.values():
-        counts = torch.bincount(data.whole["label"], minlength=10)
+    for part in above:
+        counts = torch.bincount(part["label"], minlength=10)
         assert int(counts.max() - counts.min()) <= 1
-    weights = {c: 103 / (10 * (11 if c < 3 else 10)) for c in range(10)}
-    select = problem.upper_data["select"].whole
-    assert select["weight"].tolist() == pytest.approx(
-        [weights[c] for c in select["label"].tolist()]
-    )
+        weights = 103 / (10 * torch.where(part["label"] < 3, 11.0, 10.0)).double()
+        assert torch.allclose(part["weight"], weights)
 
 
 def test_the_letter_of_the_formula_drops_rare_classes_and_the_training_figure_ignores_them(
     tmp_path: Path,
 ) -> None:
-    task = ImbalancedLoss(
-        dataset=numbered(tmp_path / "n.npz"),
-        validation_size=20,
-        test_size=20,
-        least=0,
-        views=0,
-        channels=(1, 1),
-        hidden=2,
-    )
-    problem = task.problem(0, CPU, DOUBLE)
-    assert torch.bincount(problem.lower_data.whole["label"], minlength=10).tolist() == [
-        96,
-        29,
-        9,
-        3,
-        1,
-        0,
-        0,
-        0,
-        0,
-        0,
-    ]
+    problem = numbered(tmp_path, least=0)
+    counts = torch.bincount(problem.lower_data.whole["label"], minlength=10)
+    assert counts.tolist() == [96, 29, 9, 3, 1, 0, 0, 0, 0, 0]
     x = {name: torch.zeros_like(leaf) for name, leaf in problem.x0.items()}
     x["output.bias"][1] = 1.0  # always says class 1
     figures = problem.evaluate(problem.theta0, x)
-    assert list(figures) == list(ImbalancedLoss.metrics)
     assert figures["train_balanced_accuracy"] == pytest.approx(1 / 5)
     assert figures["test_balanced_accuracy"] == pytest.approx(1 / 10)
     assert [figures[f"recall_{c}"] for c in range(10)] == [0, 1] + [0] * 8
 
 
 def test_a_raised_class_shows_in_the_adjusted_figure_only(tmp_path: Path) -> None:
-    problem = tiny(tmp_path).problem(0, CPU, DOUBLE)
+    problem = tiny(tmp_path)
     x = {name: torch.zeros_like(leaf) for name, leaf in problem.x0.items()}
     x["output.bias"][1] = 0.1
-    theta = {"delta_raw": torch.zeros(10, dtype=DOUBLE), "gamma_raw": torch.zeros(10, dtype=DOUBLE)}
+    theta = {name: torch.zeros(10, dtype=F64) for name in ("delta_raw", "gamma_raw")}
     theta["delta_raw"][0] = 5.0
     figures = problem.evaluate(theta, x)
     assert figures["recall_1"] == 1
     assert figures["test_balanced_accuracy"] == pytest.approx(0.1)
     assert figures["test_balanced_accuracy_adjusted"] == pytest.approx(0.1)
-    assert figures["validation_loss"] == pytest.approx(
-        float(problem.f(theta, x, problem.upper_data["stop"].whole))
-    )
+    loss = problem.f(theta, x, problem.upper_data["stop"].whole)
+    assert figures["validation_loss"] == pytest.approx(float(loss))
 
 
 def test_views_are_shifts_without_wrapping_and_keep_their_labels() -> None:
-    pixels = torch.rand(30, 1, 6, 5, generator=torch.Generator().manual_seed(0), dtype=DOUBLE)
-    label = torch.arange(30)
-    seen, said = views(pixels, label, 3, 2, 0.0, Key(1))
-    assert seen.shape == (90, 1, 6, 5)
+    pixels = torch.rand(30, 1, 6, 5, generator=torch.Generator().manual_seed(0), dtype=F64)
+    seen, said = views(pixels, torch.arange(30), 3, 2, 0.0, Key(1))
     assert said.tolist() == list(range(30)) * 3
-    moves = set()
-    for view, original in zip(seen, said.tolist(), strict=True):
-        fits = []
-        for down in range(-2, 3):
-            for right in range(-2, 3):
-                shifted = torch.zeros(6, 5, dtype=DOUBLE)
-                for i in range(6):
-                    for j in range(5):
-                        if 0 <= i - down < 6 and 0 <= j - right < 5:
-                            shifted[i, j] = pixels[original, 0, i - down, j - right]
-                if torch.equal(shifted, view[0]):
-                    fits.append((down, right))
-        assert len(fits) == 1
-        moves.add(fits[0])
-    assert len(moves) > 15  # of 25
-    again, _ = views(pixels, label, 3, 2, 0.0, Key(1))
+    padded = nn.functional.pad(pixels, (2, 2, 2, 2))[said]
+    moves = torch.stack(
+        [
+            (padded[..., down : down + 6, right : right + 5] == seen).flatten(1).all(1)
+            for down in range(5)
+            for right in range(5)
+        ]
+    )
+    assert (moves.sum(0) == 1).all()
+    assert int(moves.any(1).sum()) > 15  # of 25
+    again, _ = views(pixels, torch.arange(30), 3, 2, 0.0, Key(1))
     assert torch.equal(seen, again)
-    assert views(pixels, label, 0, 2, 0.0, Key(1))[0] is pixels
+    assert views(pixels, torch.arange(30), 0, 2, 0.0, Key(1))[0] is pixels
 
 
 def test_no_view_of_a_validation_image_is_drawn_and_epochs_cover_the_views() -> None:
-    plain = ImbalancedLoss(views=0).problem(3, CPU, torch.float32)
-    problem = ImbalancedLoss(views=3, rotation=10.0).problem(3, CPU, torch.float32)
-    for role in ("differentiate", "select", "stop"):
-        assert torch.equal(
-            problem.upper_data[role].whole["pixels"], plain.upper_data[role].whole["pixels"]
-        )
-    assert problem.lower_data.size == 3 * plain.lower_data.size
-    assert torch.equal(problem.lower_data.whole["label"], plain.lower_data.whole["label"].repeat(3))
-    assert (problem.lower_data.whole["pixels"].min(), problem.lower_data.whole["pixels"].max()) >= (
-        0,
-        0,
-    )
+    plain, problem = (problem_of(3, views=count, rotation=10.0) for count in (0, 3))
+    for role, data in problem.upper_data.items():
+        assert torch.equal(data.whole["pixels"], plain.upper_data[role].whole["pixels"])
+    rows = problem.lower_data.whole
+    assert torch.equal(rows["label"], plain.lower_data.whole["label"].repeat(3))
+    assert len(rows["pixels"]) == problem.lower_data.size
+    assert rows["pixels"].min() >= 0
 
 
 @pytest.mark.parametrize("smooth", [False, True])
 def test_the_losses_are_those_of_a_module_written_down_plainly(smooth: bool) -> None:
-    task = ImbalancedLoss(
-        channels=(3, 4),
-        hidden=5,
-        smooth=smooth,
-        omega=0.03,
-        omega_delta=0.2,
-        omega_gamma=0.7,
-        validation_size=37,
-    )
-    problem = task.problem(0, CPU, DOUBLE)
+    omegas = {"omega": 0.03, "omega_delta": 0.2, "omega_gamma": 0.7}
+    problem = problem_of(channels=(3, 4), hidden=5, smooth=smooth, validation_size=37, **omegas)
     act, pool = (nn.SiLU, nn.AvgPool2d) if smooth else (nn.ReLU, nn.MaxPool2d)
-    torch_order = [
-        nn.Conv2d(1, 3, 5, padding=2),
-        nn.Conv2d(3, 4, 5, padding=2),
-        nn.Linear(16, 5),
-        nn.Linear(5, 10),
-    ]
-    first, second, hidden, output = (layer.double() for layer in torch_order)
+    layers = {
+        "conv1": nn.Conv2d(1, 3, 5, padding=2),
+        "conv2": nn.Conv2d(3, 4, 5, padding=2),
+        "hidden": nn.Linear(16, 5),
+        "output": nn.Linear(5, 10),
+    }
+    for name, layer in layers.items():
+        own = {part: problem.x0[f"{name}.{part}"] for part in ("weight", "bias")}
+        layer.double().load_state_dict(own)
+    first, second, hidden, output = layers.values()
     # activation before or after mean-pooling differs for SiLU: the task pools first
     block = [pool(2), act()] if smooth else [act(), pool(2)]
     model = nn.Sequential(first, *block, second, *block, nn.Flatten(), hidden, act(), output)
-    for layer, name in (
-        (first, "conv1"),
-        (second, "conv2"),
-        (hidden, "hidden"),
-        (output, "output"),
-    ):
-        layer.load_state_dict({part: problem.x0[f"{name}.{part}"] for part in ("weight", "bias")})
     theta = {
-        "delta_raw": torch.linspace(-1, 1, 10, dtype=DOUBLE),
-        "gamma_raw": torch.linspace(2, -1, 10, dtype=DOUBLE),
+        "delta_raw": torch.linspace(-1, 1, 10, dtype=F64),
+        "gamma_raw": torch.linspace(2, -1, 10, dtype=F64),
     }
     delta = 0.5 * torch.tanh(theta["delta_raw"])
     gamma = 1 + 0.15 * torch.tanh(theta["gamma_raw"])
+
+    def fits(rows: Tree) -> Tensor:
+        scores = model(rows["pixels"]) * gamma + delta
+        return nn.functional.cross_entropy(scores, rows["label"], reduction="none")
+
     batch = problem.lower_data.batch(torch.tensor([0, 7, 7, 31]))
-    fit = nn.functional.cross_entropy(model(batch["pixels"]) * gamma + delta, batch["label"])
-    expected = fit + 0.015 * sum(leaf.square().sum() for leaf in model.parameters())
-    assert float(problem.g(theta, problem.x0, batch)) == pytest.approx(
-        float(expected.detach()), rel=1e-12
-    )
+    decay = 0.015 * sum(leaf.square().sum() for leaf in model.parameters())
+    expected = float((fits(batch).mean() + decay).detach())
+    assert float(problem.g(theta, problem.x0, batch)) == pytest.approx(expected, rel=1e-12)
     above = problem.upper_data["differentiate"].whole
-    each = nn.functional.cross_entropy(
-        model(above["pixels"]) * gamma + delta, above["label"], reduction="none"
-    )
-    weight = torch.tensor(
-        [37 / 40 if c < 7 else 37 / 30 for c in above["label"].tolist()], dtype=DOUBLE
-    )
-    upper = (weight * each).mean() + 0.1 * delta.square().sum() + 0.35 * (gamma - 1).square().sum()
-    assert float(problem.f(theta, problem.x0, above)) == pytest.approx(
-        float(upper.detach()), rel=1e-12
-    )
+    weight = 37 / torch.where(above["label"] < 7, 40.0, 30.0).double()
+    bounds = 0.1 * delta.square().sum() + 0.35 * (gamma - 1).square().sum()
+    expected = float(((weight * fits(above)).mean() + bounds).detach())
+    assert float(problem.f(theta, problem.x0, above)) == pytest.approx(expected, rel=1e-12)
 
 
 def test_images_that_do_not_suffice_or_fit_are_explained(tmp_path: Path) -> None:
-    with rejects("too-few-rows", str(tmp_path / "n.npz"), of=DataError):
-        ImbalancedLoss(
-            dataset=numbered(tmp_path / "n.npz", 30), validation_size=20, test_size=10
-        ).problem(0, CPU, DOUBLE)
-    with rejects("missing-column", str(tmp_path / "n.npz"), of=DataError):
-        ImbalancedLoss(dataset=numbered(tmp_path / "n.npz", 400), validation_size=20).problem(
-            0, CPU, DOUBLE
-        )
-    np.savez(
-        tmp_path / "flat.npz", images=np.zeros((400, 20), np.uint8), labels=np.arange(400) % 10
-    )
-    with rejects("wrong-shape", str(tmp_path / "flat.npz"), of=DataError):
-        ImbalancedLoss(
-            dataset=f"npz:{tmp_path / 'flat.npz'}", validation_size=20, test_size=20
-        ).problem(0, CPU, DOUBLE)
+    path = str(tmp_path / "n.npz")
+    for fields, code in (
+        ({"images": 30, "test_size": 10}, "too-few-rows"),
+        ({"images": 400, "test_size": None}, "missing-column"),
+    ):
+        with rejects(code, path, of=DataError):
+            numbered(tmp_path, **fields)
+    np.savez(path, images=np.zeros((400, 20), np.uint8), labels=np.arange(400) % 10)
+    with rejects("wrong-shape", path, of=DataError):
+        problem_of(dataset=f"npz:{path}", validation_size=20, test_size=20)
 
 
 def test_colour_images_have_their_colours_first(tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (200, 8, 4, 3), np.uint8)
-    np.savez(
-        tmp_path / "c.npz",
-        x_train=pixels,
-        y_train=np.arange(200) % 10,
-        x_test=pixels[:50],
-        y_test=np.arange(50) % 10,
-    )
-    task = ImbalancedLoss(
-        dataset=f"npz:{tmp_path / 'c.npz'}", validation_size=20, views=0, channels=(2, 2), hidden=3
-    )
-    problem = task.problem(0, CPU, DOUBLE)
+    labels = np.arange(200) % 10
+    splits = {"x_train": pixels, "y_train": labels, "x_test": pixels[:50], "y_test": labels[:50]}
+    np.savez(tmp_path / "c.npz", **splits)
+    sizes = {"validation_size": 20, "views": 0, "channels": (2, 2), "hidden": 3}
+    problem = problem_of(dataset=f"npz:{tmp_path / 'c.npz'}", **sizes)
     assert problem.lower_data.whole["pixels"].shape[1:] == (3, 8, 4)
     assert problem.x0["hidden.weight"].shape == (3, 2 * 2 * 1)
     assert np.isfinite(list(problem.evaluate(problem.theta0, problem.x0).values())).all()
+
+
+# --- derivatives
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("smooth", [False, True])
+def test_products_with_the_hessian_agree_three_ways(smooth: bool) -> None:
+    problem = problem_of(channels=(2, 3), hidden=4, smooth=smooth)
+    batch = problem.lower_data.batch(torch.arange(40))
+    v = torch.cos(torch.arange(Ravel.of(problem.x0).size, dtype=F64))
+    back, forward, difference = (
+        hgms_core.curvature(
+            lambda x: problem.g(problem.theta0, x, batch), problem.x0, strategy
+        ).matvec(v)
+        for strategy in ("vjp", "jvp", "difference")
+    )
+    assert torch.allclose(back, forward, rtol=1e-10, atol=1e-13)
+    assert torch.allclose(back, difference, rtol=1e-4, atol=1e-6)
+
+
+def test_the_implicit_hypergradient_is_the_slope_of_the_re_solved_upper_loss(
+    tmp_path: Path,
+) -> None:
+    problem = tiny(tmp_path)
+    theta = {name: 0.3 * normal(10, seed=i) for i, name in enumerate(problem.theta0)}
+    below, above = problem.lower_data.whole, problem.upper_data["differentiate"].whole
+    spec = Ravel.of(problem.x0)
+
+    def newton(theta: Tree, y: Tensor) -> Tensor:
+        """The stationary point next to ``y``; damped while far away."""
+        loss = lambda y: problem.g(theta, spec.unravel(y), below)  # noqa: E731
+        for _ in range(60):
+            slope = torch.func.grad(loss)(y)
+            if slope.norm() < 1e-12:
+                return y
+            damping = 0.0 if slope.norm() < 1e-5 else 0.3 * float(slope.norm()) ** 0.5
+            hessian = torch.func.hessian(loss)(y) + damping * torch.eye(len(y), dtype=F64)
+            y = y - torch.linalg.solve(hessian, slope)
+        raise AssertionError(f"not solved: {float(slope.norm())}")
+
+    y = spec.ravel(problem.x0).requires_grad_()
+    optimiser = torch.optim.LBFGS(
+        [y], max_iter=300, history_size=20, line_search_fn="strong_wolfe", tolerance_grad=1e-6
+    )
+
+    def closure() -> Tensor:
+        optimiser.zero_grad()
+        loss = problem.g(theta, spec.unravel(y), below)
+        loss.backward()
+        return loss
+
+    optimiser.step(closure)
+    solution = newton(theta, y.detach())
+
+    def dense(matvec: hgms_core.MatVec, b: Tensor) -> Tensor:
+        hessian = torch.stack([matvec(column) for column in torch.eye(len(b), dtype=F64)], dim=1)
+        assert float(torch.linalg.eigvalsh(hessian).min()) > 0
+        return torch.linalg.solve(hessian, b)
+
+    upper = lambda t, x: problem.f(t, x, above)  # noqa: E731
+    x = spec.unravel(solution)
+    found = hgms_core.hypergradient(
+        upper, lambda t, x: problem.g(t, x, below), theta, x, solver=dense
+    )
+    direction = {name: normal(10, seed=5 + i) for i, name in enumerate(theta)}
+
+    def along(shift: Tree) -> Tensor:
+        moved = {name: theta[name] + shift["s"] * direction[name] for name in theta}
+        return upper(moved, spec.unravel(newton(moved, solution)))
+
+    slope = finite_differences(along, {"s": torch.zeros((), dtype=F64)}, step=1e-4)["s"]
+    expected = sum(float((found.value[name] * direction[name]).sum()) for name in theta)
+    assert float(slope) == pytest.approx(expected, rel=1e-5)
+    direct = hgms_core.upper_gradients(upper, theta, x)[1]
+    assert all(float(leaf.norm()) > 1e-4 for leaf in direct.values())  # θ enters f directly
