@@ -4,13 +4,14 @@ serves.
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from attrs import evolve
-from support.helpers import F64, KEY, finite_differences, normal, rejects
+from support.helpers import F64, KEY, assert_same, finite_differences, normal, rejects
 from torch import Tensor
 
 from hgms.contrib import KFAC
@@ -20,6 +21,7 @@ from hgms.hypergradients import Implicit
 from hgms.methods.tilted import tilted
 from hgms.runs import RunConfig
 from hgms.solvers import CG
+from hgms.tasks.imbalanced import ImbalancedLoss
 from hgms_core import (
     Branch,
     Data,
@@ -31,7 +33,6 @@ from hgms_core import (
     hypergradient,
     roles,
 )
-from hgms_core.registry import Registry
 
 ROWS = 9
 CLASSES = 3
@@ -67,45 +68,44 @@ FLAT = {"b": normal(CLASSES, seed=6), "w": normal(CLASSES, 5, seed=7)}
 DATA = Data.of({"a": normal(ROWS, 5, seed=8), "y": torch.arange(ROWS) % CLASSES})
 BATCH = DATA.batch(None)
 ONE = DATA.batch(torch.tensor([3]))
+UPPER = roles({"a": normal(6, 5, seed=10), "y": torch.arange(6) % CLASSES}, (1, 1, 1))
+PROBLEM = Problem(
+    theta0=THETA,
+    x0=FLAT,
+    g=SHALLOW,
+    f=lambda t, x, b: -shallow(x, b).log_softmax(-1).gather(-1, b["y"][:, None]).mean(),
+    lower_data=DATA,
+    upper_data=UPPER,
+)
+needs_curvlinops = pytest.mark.skipif(
+    find_spec("curvlinops") is None, reason="its factors come from curvlinops"
+)
 
 
-def inverse(loss: Any, x: Tree, batch: Tree, theta: Tree = THETA) -> Tensor:
+def inverse(loss: Any, x: Tree, batch: Tree) -> Tensor:
     """M⁻¹, dense: the answers for the columns of the identity."""
-    pytest.importorskip("curvlinops")
-    solver = KFAC(ridge=RIDGE, max_steps=0).at(loss, theta, x, batch)
+    solver = KFAC(ridge=RIDGE, max_steps=0).at(loss, THETA, x, batch)
     eye = torch.eye(Ravel.of(x).size, dtype=F64)
     return torch.stack([solver.solve(lambda v: v, e).value for e in eye], dim=1)
 
 
-def gauss_newton_matrix(loss: Any, x: Tree, batch: Tree) -> Tensor:
+@needs_curvlinops
+@pytest.mark.parametrize(
+    ("loss", "x", "layers"),
+    [(SHALLOW, FLAT, ("b w",)), (DEEP, X, ("w1 b1", "w2 b2"))],
+    ids=["one layer", "two layers"],
+)
+def test_with_one_row_it_is_the_inverse_of_the_layers_blocks(
+    loss: Any, x: Tree, layers: tuple[str, ...]
+) -> None:
     spec = Ravel.of(x)
-    product = gauss_newton(loss)
     eye = torch.eye(spec.size, dtype=F64)
-    return torch.stack([spec.ravel(product(THETA, x, batch, spec.unravel(e))) for e in eye], dim=1)
-
-
-def blocks(matrix: Tensor, x: Tree, layers: tuple[tuple[str, ...], ...]) -> Tensor:
-    """The matrix with what joins two layers left out."""
-    owner = torch.cat(
-        [
-            torch.full((leaf.numel(),), [name in layer for layer in layers].index(True))
-            for name, leaf in x.items()
-        ]
-    )
-    return matrix * (owner[:, None] == owner[None, :])
-
-
-def test_with_one_row_and_one_layer_it_is_the_inverse() -> None:
-    exact = torch.linalg.inv(
-        gauss_newton_matrix(SHALLOW, FLAT, ONE) + RIDGE * torch.eye(18, dtype=F64)
-    )
-    torch.testing.assert_close(inverse(SHALLOW, FLAT, ONE), exact, rtol=1e-8, atol=1e-10)
-
-
-def test_with_one_row_it_is_the_inverse_of_the_layers_blocks() -> None:
-    whole = gauss_newton_matrix(DEEP, X, ONE) + RIDGE * torch.eye(Ravel.of(X).size, dtype=F64)
-    exact = torch.linalg.inv(blocks(whole, X, (("w1", "b1"), ("w2", "b2"))))
-    torch.testing.assert_close(inverse(DEEP, X, ONE), exact, rtol=1e-8, atol=1e-10)
+    product = gauss_newton(loss)
+    whole = torch.stack([spec.ravel(product(THETA, x, ONE, spec.unravel(e))) for e in eye], dim=1)
+    layer_of = {name: float(i) for i, layer in enumerate(layers) for name in layer.split()}
+    owner = spec.ravel({name: torch.full_like(leaf, layer_of[name]) for name, leaf in x.items()})
+    exact = torch.linalg.inv(whole * (owner[:, None] == owner) + RIDGE * eye)
+    torch.testing.assert_close(inverse(loss, x, ONE), exact, rtol=1e-8, atol=1e-10)
 
 
 def by_definition(parts: list[tuple[Tree, Tensor]]) -> Tensor:
@@ -128,32 +128,20 @@ def by_definition(parts: list[tuple[Tree, Tensor]]) -> Tensor:
     return torch.linalg.inv(joint)[order][:, order]
 
 
-def test_its_factors_are_those_of_the_definition() -> None:
-    exact = by_definition([(BATCH, THETA["t"].sigmoid() / ROWS)])
-    torch.testing.assert_close(inverse(SHALLOW, FLAT, BATCH), exact, rtol=1e-8, atol=1e-10)
-
-
-def test_a_tilted_loss_has_the_rows_of_both() -> None:
+@needs_curvlinops
+def test_its_factors_are_those_of_the_definition_also_of_a_tilted_loss() -> None:
+    below = (BATCH, THETA["t"].sigmoid() / ROWS)
+    assert_same(inverse(SHALLOW, FLAT, BATCH), by_definition([below]), rtol=1e-8, atol=1e-10)
     upper = Composite(
         outputs=shallow,
         criterion=lambda t, x, z, b: -z.log_softmax(-1).gather(-1, b["y"][:, None]).mean(),
     )
     above = {"a": normal(4, 5, seed=9), "y": torch.tensor([2, 1, 0, 1])}
-    problem = Problem(
-        theta0=THETA,
-        x0=FLAT,
-        g=SHALLOW,
-        f=upper,
-        lower_data=DATA,
-        upper_data=roles(above, (1, 1, 1)),
-    )
+    problem = evolve(PROBLEM, f=upper, upper_data=roles(above, (1, 1, 1)))
     joint = tilted(problem, 0.7)
-    exact = by_definition(
-        [(BATCH, THETA["t"].sigmoid() / ROWS), (above, torch.full((4,), 0.7 / 4, dtype=F64))]
-    )
-    torch.testing.assert_close(
-        inverse(joint.g, FLAT, joint.lower_data.batch(None)), exact, rtol=1e-8, atol=1e-10
-    )
+    exact = by_definition([below, (above, torch.full((4,), 0.7 / 4, dtype=F64))])
+    found = inverse(joint.g, FLAT, joint.lower_data.batch(None))
+    assert_same(found, exact, rtol=1e-8, atol=1e-10)
 
 
 def solved(theta: Tree) -> Tree:
@@ -171,64 +159,43 @@ def solved(theta: Tree) -> Tree:
     return spec.unravel(flat)
 
 
-class TestImplicit:
-    UPPER = roles({"a": normal(6, 5, seed=10), "y": torch.arange(6) % CLASSES}, (1, 1, 1))
+def estimate(estimator: Any, problem: Problem, x: Tree) -> Any:
+    state = estimator.init(problem)
+    return estimator.estimate(problem, problem.theta0, Branch(x=x), KEY, state)[0]
 
-    @staticmethod
-    def f(theta: Tree, x: Tree, batch: Tree) -> Tensor:
-        return -shallow(x, batch).log_softmax(-1).gather(-1, batch["y"][:, None]).mean()
 
-    def problem(self) -> Problem:
-        return Problem(
-            theta0=THETA, x0=FLAT, g=SHALLOW, f=self.f, lower_data=DATA, upper_data=self.UPPER
-        )
+@needs_curvlinops
+@pytest.mark.parametrize("operator", ["hessian", "ggn"])
+def test_before_conjugate_gradients_it_is_the_slope_of_the_value_function(operator: Any) -> None:
+    found = estimate(Implicit(solver=KFAC(rtol=1e-11), operator=operator), PROBLEM, solved(THETA))
+    assert found.outcome is Outcome.CONVERGED
+    above = UPPER["differentiate"].batch(None)
+    slope = finite_differences(lambda theta: PROBLEM.f(theta, solved(theta), above), THETA)
+    torch.testing.assert_close(found.value["t"], slope["t"], rtol=1e-6, atol=1e-9)
 
-    @pytest.mark.parametrize("operator", ["hessian", "ggn"])
-    def test_before_conjugate_gradients_it_is_the_slope_of_the_value_function(
-        self, operator: Any
-    ) -> None:
-        pytest.importorskip("curvlinops")
-        problem = self.problem()
-        above = self.UPPER["differentiate"].batch(None)
-        estimator = Implicit(solver=KFAC(rtol=1e-11), operator=operator)
-        estimate, _ = estimator.estimate(
-            problem, THETA, Branch(x=solved(THETA)), KEY, estimator.init(problem)
-        )
-        assert estimate.outcome is Outcome.CONVERGED
-        slope = finite_differences(lambda theta: self.f(theta, solved(theta), above), THETA)
-        torch.testing.assert_close(estimate.value["t"], slope["t"], rtol=1e-6, atol=1e-9)
 
-    def test_by_itself_it_says_that_it_did_not_solve(self) -> None:
-        pytest.importorskip("curvlinops")
-        problem = self.problem()
-        estimator = Implicit(solver=KFAC(max_steps=0))
-        estimate, _ = estimator.estimate(
-            problem, THETA, Branch(x=solved(THETA)), KEY, estimator.init(problem)
-        )
-        assert estimate.outcome is Outcome.NOT_SOLVED
-        assert estimate.cost.products == 1
-        assert 0 < estimate.residual < 1
+@needs_curvlinops
+def test_by_itself_it_says_that_it_did_not_solve() -> None:
+    found = estimate(Implicit(solver=KFAC(max_steps=0)), PROBLEM, solved(THETA))
+    assert (found.outcome, found.cost.products) == (Outcome.NOT_SOLVED, 1)
+    assert 0 < found.residual < 1
 
-    def test_a_task_s_convolutions_are_factored_too(self) -> None:
-        pytest.importorskip("curvlinops")
-        task = (
-            Registry.load()
-            .get("task", "imbalanced-loss")
-            .target(
-                validation_size=20, test_size=20, views=0, hidden=3, channels=(2, 2), smooth=True
-            )
-        )
-        problem = task.problem(0, torch.device("cpu"), F64)
-        settings: dict[str, Any] = {"ridge": 0.1, "rtol": 1e-9, "max_steps": 500}
-        values = []
-        for solver in (KFAC(**settings), CG(**settings)):
-            estimator = Implicit(solver=solver, operator="ggn")
-            estimate, _ = estimator.estimate(
-                problem, problem.theta0, Branch(x=problem.x0), KEY, estimator.init(problem)
-            )
-            assert estimate.outcome is Outcome.CONVERGED
-            values.append(estimate.value["delta_raw"])
-        torch.testing.assert_close(*values, rtol=1e-6, atol=1e-9)
+
+@needs_curvlinops
+def test_a_task_s_convolutions_are_factored_too() -> None:
+    task = ImbalancedLoss(
+        validation_size=20, test_size=20, views=0, hidden=3, channels=(2, 2), smooth=True
+    )
+    problem = task.problem(0, torch.device("cpu"), F64)
+    settings: dict[str, Any] = {"ridge": 0.1, "rtol": 1e-9, "max_steps": 500}
+    ours, exact = (
+        estimate(Implicit(solver=solver, operator="ggn"), problem, problem.x0)
+        for solver in (KFAC(**settings), CG(**settings))
+    )
+    assert ours.outcome is exact.outcome is Outcome.CONVERGED
+    torch.testing.assert_close(
+        ours.value["delta_raw"], exact.value["delta_raw"], rtol=1e-6, atol=1e-9
+    )
 
 
 def dense_inverse_of_two_layers(theta: Tree, ridge: float) -> Tensor:
@@ -256,56 +223,47 @@ def dense_inverse_of_two_layers(theta: Tree, ridge: float) -> Tensor:
     return inverses
 
 
+@needs_curvlinops
 def test_the_method_s_hypergradient_is_that_of_the_dense_inverse() -> None:
-    pytest.importorskip("curvlinops")
-    validation = roles({"a": normal(6, 5, seed=10), "y": torch.arange(6) % CLASSES}, (1, 1, 1))
-
     def f(theta: Tree, x: Tree, batch: Tree) -> Tensor:
         return -deep(x, batch).log_softmax(-1).gather(-1, batch["y"][:, None]).mean()
 
-    problem = Problem(theta0=THETA, x0=X, g=DEEP, f=f, lower_data=DATA, upper_data=validation)
+    problem = evolve(PROBLEM, x0=X, g=DEEP, f=f)
     table = {"task": "quadratic", "method": "kfac", "budget": "1 steps"}
     method = evolve(
         RunConfig.from_dict(table).method.hypergradient, batch_size=None, upper_batch_size=None
     )
-    estimate, _ = method.estimate(problem, THETA, Branch(x=X), KEY, method.init(problem))
+    found = estimate(method, problem, X)
 
     theta, x = (
         {name: leaf.clone().requires_grad_() for name, leaf in tree.items()} for tree in (THETA, X)
     )
     spec = Ravel.of(X)
-    above = torch.autograd.grad(
-        f(theta, x, validation["differentiate"].batch(None)), list(x.values())
-    )
+    above = torch.autograd.grad(f(theta, x, UPPER["differentiate"].batch(None)), list(x.values()))
     v = dense_inverse_of_two_layers(THETA, method.solver.ridge) @ spec.ravel_leaves(above)
     grads = torch.autograd.grad(DEEP(theta, x, BATCH), list(x.values()), create_graph=True)
     mixed = torch.autograd.grad(grads, [theta["t"]], spec.unravel_leaves(v))[0]
-    torch.testing.assert_close(estimate.value["t"], -mixed, rtol=1e-8, atol=1e-12)
+    torch.testing.assert_close(found.value["t"], -mixed, rtol=1e-8, atol=1e-12)
 
 
 def test_the_inverse_itself_is_clipped_and_says_so_where_it_is_exact() -> None:
     b = normal(5, seed=3)
-    exact = Factored(inverse=lambda r: r / 3, ridge=1.0, rtol=1e-9, atol=0.0, clip=None).solve(
-        lambda v: 2 * v, b
+    limits: Any = {"inverse": lambda r: r / 3, "ridge": 1.0, "rtol": 1e-9, "atol": 0.0}
+    exact, clipped = (
+        Factored(clip=clip, **limits).solve(lambda v: 2 * v, b) for clip in (None, 0.1)
     )
-    assert exact.outcome is Outcome.CONVERGED
+    assert (exact.outcome, clipped.products) == (Outcome.CONVERGED, 1)
     torch.testing.assert_close(exact.value, b / 3)
-    clipped = Factored(inverse=lambda r: r / 3, ridge=1.0, rtol=1e-9, atol=0.0, clip=0.1).solve(
-        lambda v: 2 * v, b
-    )
     torch.testing.assert_close(clipped.value, 0.1 * b / b.norm())
-    assert clipped.products == 1
 
 
 def test_without_a_loss_it_is_cg() -> None:
-    theta = THETA["t"]
-    x = FLAT["w"].flatten()
     answers = [
         hypergradient(
             lambda t, x: x.sin().sum(),
             lambda t, x: (x**2).sum() + t.sum() * x.sum(),
-            theta,
-            x,
+            THETA["t"],
+            FLAT["w"].flatten(),
             solver=solver,
         ).value
         for solver in (KFAC(ridge=0.3), CG(ridge=0.3))
@@ -313,6 +271,7 @@ def test_without_a_loss_it_is_cg() -> None:
     assert torch.equal(*answers)
 
 
+@needs_curvlinops
 @pytest.mark.parametrize(
     ("loss", "x", "error"),
     [
@@ -337,7 +296,6 @@ def test_without_a_loss_it_is_cg() -> None:
     ],
 )
 def test_whom_it_does_not_serve(loss: Any, x: Tree, error: tuple[str, ...]) -> None:
-    pytest.importorskip("curvlinops")
     with rejects(*error):
         KFAC(ridge=0.1).at(loss, THETA, x, BATCH)
 

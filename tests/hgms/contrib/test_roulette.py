@@ -33,17 +33,17 @@ def product(v: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("x0", [None, normal(6, seed=3)], ids=["zero", "warm"])
 def test_the_mean_over_all_ends_is_the_solution(x0: torch.Tensor | None) -> None:
     """Each end with its probability: no luck. With all weights 1 the mean is another."""
-    for weighted in (True, False):
+    system = LinearSystem.of(product, B)
+    for base in (0.5, 1.0):
         mean = torch.zeros(6, dtype=F64)
-        for more in range(80):
-            terms = [1.0] * 3 + [0.5**-k if weighted else 1.0 for k in range(1, more + 1)]
-            chance = 0.5 * 0.5**more
-            mean += chance * summed(LinearSystem.of(product, B), x0, 0.8, terms).value
-        assert bool((mean - B / SPECTRUM).abs().max() < 1e-10) is weighted
+        for more in range(50):
+            terms = [1.0] * 3 + [base**-k for k in range(1, more + 1)]
+            mean += 0.5 * 0.5**more * summed(system, x0, 0.8, terms).value
+        assert bool((mean - B / SPECTRUM).abs().max() < 1e-10) is (base == 0.5)
 
 
 def test_the_number_of_terms_is_drawn_as_it_says() -> None:
-    counts = torch.tensor([len(weights(4, 0.7, Key(0).fold(i))) - 4 for i in range(2000)])
+    counts = torch.tensor([len(weights(4, 0.7, Key(0).fold(i))) - 4 for i in range(1000)])
     for more in range(1, 8):
         chance = 0.7**more
         share = float((counts >= more).double().mean())
@@ -55,14 +55,13 @@ def test_the_number_of_terms_is_drawn_as_it_says() -> None:
 def test_no_survival_is_the_neumann_series() -> None:
     plain = Neumann(lr=0.5, steps=7, ridge=0.1)
     random = Roulette(lr=0.5, steps=7, ridge=0.1, survival=0.0)
-    for matvec in (product, lambda v: v @ torch.diag(SPECTRUM)):
-        wanted = plain.solve(matvec, B)
-        came = random.with_key(Key(3)).solve(matvec, B)
-        torch.testing.assert_close(came.value, wanted.value, rtol=1e-13, atol=0)
-        torch.testing.assert_close(came.residual, wanted.residual, rtol=1e-10, atol=0)
-        assert (came.products, int(came.iterations)) == (7, 7)
-        # of one term less
-        torch.testing.assert_close(came.curvature, wanted.curvature, rtol=0.05, atol=0)
+    wanted = plain.solve(product, B)
+    came = random.with_key(Key(3)).solve(product, B)
+    torch.testing.assert_close(came.value, wanted.value, rtol=1e-13, atol=0)
+    torch.testing.assert_close(came.residual, wanted.residual, rtol=1e-10, atol=0)
+    assert (came.products, int(came.iterations)) == (7, 7)
+    # of one term less
+    torch.testing.assert_close(came.curvature, wanted.curvature, rtol=0.05, atol=0)
 
 
 def test_the_key_decides_and_nothing_else() -> None:
@@ -76,8 +75,7 @@ def test_the_key_decides_and_nothing_else() -> None:
 
 def test_terms_that_grow_end_the_series() -> None:
     wild = Roulette(lr=0.8, steps=200).solve(lambda v: torch.cat([-v[:1], v[1:]]), B)
-    assert wild.outcome is Outcome.DIVERGED
-    assert wild.products < 20
+    assert (wild.outcome, wild.products < 20) == (Outcome.DIVERGED, True)
     pair = Roulette(lr=0.8, steps=60).solve(
         lambda v: torch.stack([v[0], -v[1]]), torch.stack([B, B])
     )
@@ -117,18 +115,17 @@ def test_an_estimator_gives_a_key_of_its_own_before_all_else() -> None:
 
 
 def test_a_run_with_it_draws_anew_in_every_step_and_can_be_resumed() -> None:
-    solver = Roulette(lr=0.5, steps=2, survival=0.9)
-    generator = Branches(count=2, steps=3, lr=0.3, batch_size=6)
     method = Pipeline(
-        generator=generator,
+        generator=Branches(count=2, steps=3, lr=0.3, batch_size=6),
         selector=BestOfN(),
-        hypergradient=Implicit(solver=solver),
+        hypergradient=Implicit(solver=Roulette(lr=0.5, steps=2, survival=0.9)),
         outer=Sgd(lr=0.1),
     )
-    state = method.init(problems.tracking(), 0)
-    counts = []
+    problem = problems.tracking()
+    state = method.init(problem, 0)
+    counts = set()
     for _ in range(6):
-        state, record = method.step(problems.tracking(), state)
-        counts.append(int(record["iterations"]))
-    assert len(set(counts)) > 2, counts
+        state, record = method.step(problem, state)
+        counts.add(int(record["iterations"]))
+    assert len(counts) > 2, counts
     check_resume(method)
