@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from support.language_models import CPU, LAYERS, VOCABULARY, spec
 
 from hgms_core import ConfigError
 from hgms_mix.lm import BaseModel, Lora
-from hgms_mix.lm.models import computes_bfloat16
 from hgms_mix.lm.store import warn
 
 pytest.importorskip("transformers")
@@ -30,52 +28,51 @@ def test_building_a_model_leaves_the_global_generator_alone() -> None:
     assert all(torch.equal(a, b) for a, b in pairs)
 
 
+def loaded(kind: str) -> Any:
+    config = {"model_type": kind, "pad_token_id": 0, **LAYERS}
+    model = spec(kind) if kind != "phi3" else BaseModel(config=config, tokenizer="bytes")
+    return model.load(CPU, F64, VOCABULARY)
+
+
 @pytest.mark.parametrize(
     ("kind", "targets", "code"),
     [
-        ("gpt2", ("q_proj",), "unknown-module"),
         ("llama", ("q_proj", "vproj"), "unknown-module"),
         ("llama", ("q_proj", "lm_head"), "not-supported"),
+        ("phi3", None, "missing-option"),
     ],
 )
-def test_each_target_has_to_match_a_module(kind: str, targets: tuple[str, ...], code: str) -> None:
-    model = spec(kind).load(CPU, F64, VOCABULARY)
+def test_targets_are_modules_of_the_model(
+    kind: str, targets: tuple[str, ...] | None, code: str
+) -> None:
     with rejects(code, *TARGETS, of=ConfigError):
-        Lora(targets=targets).modules(model)
+        Lora(targets=targets).modules(loaded(kind))
 
 
 def test_all_linear_modules_but_the_output_embedding_get_an_adapter() -> None:
-    modules = Lora(targets=("all-linear",)).modules(spec("gpt2").load(CPU, F64, VOCABULARY))
+    gpt2, phi3 = (Lora(targets=("all-linear",)).modules(loaded(kind)) for kind in ("gpt2", "phi3"))
     names = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
-    assert modules == [f"transformer.h.{layer}.{name}" for layer in range(2) for name in names]
+    assert gpt2 == [f"transformer.h.{layer}.{name}" for layer in range(2) for name in names]
+    assert len(phi3) == 4 * 2
 
 
-def test_a_model_without_default_targets_lists_its_modules() -> None:
-    config = {"model_type": "phi3", "pad_token_id": 0, **LAYERS}
-    phi3 = BaseModel(config=config, tokenizer="bytes").load(CPU, F64, VOCABULARY)
-    with rejects("missing-option", *TARGETS, of=ConfigError) as caught:
-        Lora().modules(phi3)
-    assert "down_proj, gate_up_proj, o_proj, qkv_proj" in (caught.value.hint or "")
-    assert len(Lora(targets=("all-linear",)).modules(phi3)) == 4 * phi3.config.num_hidden_layers
-
-
-@pytest.mark.parametrize("instructions", [True, False])
+@pytest.mark.parametrize(
+    ("machine", "instructions", "warned"),
+    [("x86_64", True, False), ("x86_64", False, True), ("arm64", False, False)],
+)
 def test_bfloat16_on_a_cpu_without_it_is_warned_of(
-    instructions: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    machine: str,
+    instructions: bool,
+    warned: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(platform, "machine", lambda: machine)
     for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
         monkeypatch.setattr(torch.cpu, name, lambda: instructions)
     warn.cache_clear()
     spec("gpt2", "bfloat16").load(CPU, F64, VOCABULARY)
-    assert ("bfloat16" in caplog.text) is not instructions
-    monkeypatch.setattr(platform, "machine", lambda: "arm64")
-    assert computes_bfloat16()
-
-
-def test_a_model_that_is_not_there(tmp_path: Path) -> None:
-    with rejects("missing-file", "task", "model", "path", of=ConfigError):
-        BaseModel(path=str(tmp_path / "none"), tokenizer="bytes").load(CPU)
+    assert ("bfloat16" in caplog.text) is warned
 
 
 GPT2 = {"model_type": "gpt2", "n_layer": 1}

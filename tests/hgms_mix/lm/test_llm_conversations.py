@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from attrs import evolve
 from support.chat_templates import QWEN, with_template
 from support.source_files import source_of, turns
 
@@ -33,8 +34,7 @@ def test_a_conversation_is_a_row_for_each_answer_where_the_template_requires_it(
     """
     tokenizer = with_template(QWEN)
     talks = [turns("Q", "A", "R", "B"), turns("S", "C"), turns("T", "", "U", "D")]
-    rows = [{"messages": talk} for talk in talks]
-    source = source_of(tmp_path / "s.jsonl", rows)
+    source = source_of(tmp_path / "s.jsonl", [{"messages": talk} for talk in talks])
 
     def table_of(own: Any = source, **options: Any) -> Any:
         return token_table("s", own, tokenizer, template="model", max_length=200, **options)
@@ -55,18 +55,14 @@ def test_a_conversation_is_a_row_for_each_answer_where_the_template_requires_it(
     picked = table_of(pick=torch.tensor([1000, 1]))
     assert picked.rows.tolist() == [1000, 1]
     assert torch.equal(picked.row(1)[0], table.row(1)[0])
-    options = {"template": "model", "max_length": 200}
-    drawn = drawn_table("s", source, tokenizer, count=3, key=Key(0), **options)
+    options: dict[str, Any] = {"template": "model", "max_length": 200, "count": 3, "key": Key(0)}
+    drawn = drawn_table("s", source, tokenizer, **options)
     assert drawn.size == 3
     assert set(drawn.rows.tolist()) < set(table.rows.tolist())
     # parts of a file share no conversation
-    parts = [
-        source_of(tmp_path / "s.jsonl", rows, shuffle_seed=0, **part)
-        for part in ({"rows": 1}, {"skip": 1})
-    ]
-    half, rest = ({row // 1000 for row in table_of(part).rows.tolist()} for part in parts)
-    assert not half & rest
-    assert half | rest == {0, 1, 2}
+    parts = [evolve(source, shuffle_seed=0, **part) for part in ({"rows": 1}, {"skip": 1})]
+    taken = [{row // 1000 for row in table_of(part).rows.tolist()} for part in parts]
+    assert sorted([*taken[0], *taken[1]]) == [0, 1, 2]
     found = examples_at("s", source, np.array([1, 1000]), split=True)
     assert [[(message.text, message.learned) for message in item.messages] for item in found] == [
         [("Q", True), ("A", False), ("R", True), ("B", True)],

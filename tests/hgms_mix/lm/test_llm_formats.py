@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 from support.helpers import rejects
-from support.source_files import lines, source_of, turns, words
+from support.source_files import source_of, turns, words
 
 from hgms_core import ConfigError, DataError
 from hgms_mix.lm.formats import FORMATS, Message
@@ -149,15 +149,14 @@ def test_a_bad_row_is_refused_with_its_line_or_left_out_and_counted(
 
 def test_nothing_is_learned_from_a_turn_with_the_weight_0(tmp_path: Path) -> None:
     """OpenAI's weight, axolotl's train and ms-swift's loss."""
+    tokenizer = load_tokenizer("bytes")
     for mark in ({"weight": 0}, {"train": False}, {"loss": False}):
         wrong = [*turns("Q", "WRONG", **mark), *turns("R", "A", weight=1)]
         source = source_of(tmp_path / "s.jsonl", [{"messages": wrong}])
         (example,) = read_examples("s", source)
         assert [message.learned for message in example.messages] == [True, False, True, True]
-        tokenizer = load_tokenizer("bytes")
         table = token_table("s", source, tokenizer, template="plain", max_length=64)
         assert bytes(table.tokens[table.mask][:-1].tolist()) == b"A"
-        assert b"WRONG" in bytes(token % 256 for token in table.tokens.tolist())
     unlearned = {"messages": turns("Q", "A", weight=0)}
     assert read_examples("s", source_of(tmp_path / "t.jsonl", [unlearned]))[0].blank
 
@@ -204,16 +203,13 @@ def test_columns_with_names_of_their_own_are_read_in_every_format_and_kind_of_fi
     own = Source(path=str(tmp_path / "own.csv"), format="alpaca", fields=fields)
     assert words(read_examples("own", own)[0]) == CONTEXT
     rows = [{"frage": "Q", "antwort": "A", "context": "C"}, {"frage": "Q", "answer": "A"}]
-    path = str(lines(tmp_path / "own.jsonl", rows))
     fields = {"prompt": "frage", "completion": "antwort", "ignored": "context"}
-    with rejects("wrong-row", "own", "path", of=DataError):
-        read("own", Source(path=path, fields=fields))
-    examples, report = read("own", Source(path=path, fields=fields, max_bad_rows=1))
+    source = source_of(tmp_path / "own.jsonl", rows, fields=fields, max_bad_rows=1)
+    examples, report = read("own", source)
     assert [words(example) for example in examples] == [TURNS]
     assert (report.format, report.bad, report.unread) == ("prompt-completion", 1, ())
     used = {"instruction": "frage", "input": "context", "output": "antwort"}
-    examples, _ = read("own", Source(path=path, fields=used, max_bad_rows=1))
-    assert [words(example) for example in examples] == [CONTEXT]
+    assert words(read_examples("own", evolve(source, fields=used))[0]) == CONTEXT
 
 
 @pytest.mark.parametrize("fields", [{"prompt": "a", "completion": "a"}, {"prompt": ""}, {"": "a"}])
@@ -222,23 +218,15 @@ def test_a_column_for_two_fields_and_names_of_nothing_are_refused(fields: dict[s
         Source(path="own.jsonl", fields=fields)
 
 
-def test_columns_of_their_own_change_the_tokens_only_where_they_are_given(tmp_path: Path) -> None:
+def test_own_columns_and_a_completion_replace_every_answer_and_nothing_else(tmp_path: Path) -> None:
     row = {"prompt": "Q", "completion": "A", "better": "B"}
-    path = str(lines(tmp_path / "own.jsonl", [row]))
+    source = source_of(tmp_path / "own.jsonl", [row])
     options = {"template": "plain", "max_length": 32, "cache_dir": tmp_path / "cache"}
     tables = [
-        token_table("own", Source(path=path, fields=fields), load_tokenizer("bytes"), **options)
+        token_table("own", evolve(source, fields=fields), load_tokenizer("bytes"), **options)
         for fields in (None, {"completion": "better"}, None)
     ]
-    assert [b"B" in bytes(table.row(0)[0][:-1].tolist()) for table in tables] == [
-        False,
-        True,
-        False,
-    ]
-    assert tables[0].digest == tables[2].digest != tables[1].digest
-
-
-def test_completion_replaces_every_answer_and_nothing_else(tmp_path: Path) -> None:
+    assert [bytes(table.row(0)[0][:-1].tolist()) for table in tables] == [b"Q\nA", b"Q\nB", b"Q\nA"]
     row = {"messages": turns("Q", "A", "Q2", "A2")}
     (example,) = read_examples("s", source_of(tmp_path / "a.jsonl", [row], completion="."))
     assert words(example) == [("user", "Q"), ("assistant", "."), ("user", "Q2"), ("assistant", ".")]

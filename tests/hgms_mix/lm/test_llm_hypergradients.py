@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.helpers import F64, assert_same, rejects
+from support.helpers import F64, assert_same, finite_differences, rejects
 from support.language_models import CPU, KINDS, noisy, problem_of, spec, task_of, text_files
 from torch import Tensor
 
@@ -24,7 +24,6 @@ pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
 KEY = Key(3).fold("step", 0)
-CONJUGATE = CG(ridge=20.0, max_steps=4)
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
@@ -74,18 +73,14 @@ def test_the_one_step_hypergradient_is_exact(files: dict[str, Source], kind: str
     close = {"rtol": 1e-8, "atol": 1e-12} if double else {"rtol": 1e-4, "atol": 1e-6}
     assert_same([exact, per_source], 2 * [double_backward], **close)
     assert_same(difference, double_backward, rtol=1e-3, atol=2e-5 * size + close["atol"])
-    step = 1e-4 if double else 1e-2
     upper = problem.upper_data["differentiate"].batch(None)
-    for i in range(3 if double else 1):
-        ends = []
-        for sign in (1, -1):
-            logits = problem.theta0["logits"].clone()
-            logits[i] += sign * step
-            x = chosen(problem, generator, {"logits": logits}).x
-            ends.append(problem.f({"logits": logits}, x, upper))
-        slope = (ends[0] - ends[1]) / (2 * step)
-        within = {"rtol": 1e-5, "atol": 1e-8} if double else {"rtol": 5e-3, "atol": 1e-5}
-        assert_same(slope, exact[i], **within)
+    slopes = finite_differences(
+        lambda theta: problem.f(theta, chosen(problem, generator, theta).x, upper),
+        problem.theta0,
+        step=1e-4 if double else 1e-2,
+    )
+    within = {"rtol": 1e-5, "atol": 1e-8} if double else {"rtol": 5e-3, "atol": 1e-5}
+    assert_same(slopes["logits"], exact, **within)
 
 
 def test_the_last_of_several_steps_is_exact(files: dict[str, Source]) -> None:
@@ -115,16 +110,19 @@ def test_differences_on_a_bfloat16_base_have_the_signs_of_the_exact_float32_dire
         problem = task.problem(0, CPU, torch.float32)
         assert problem.precision == getattr(torch, base)
         x = noisy(problem.x0, size=0.05)
-        results = []
-        for number in range(2):
-            index = problem.lower_data.draw(Key(number), 9, 1)
-            step = LastStep(x=x, batch=problem.lower_data.batch(index[0]), rows=9, rate=0.1)
-            branch = Branch(
-                x=x, replay=lambda theta, last: (x, Cost()), next_step=lambda key, step=step: step
-            )
-            estimate, _ = estimator.estimate(problem, problem.theta0, branch, Key(0), {})
-            results.append(estimate.value["logits"])
-        return results
+        steps = [
+            LastStep(x=x, batch=problem.lower_data.batch(index), rows=9, rate=0.1)
+            for number in range(2)
+            for index in problem.lower_data.draw(Key(number), 9, 1)
+        ]
+        branches = [
+            Branch(x=x, replay=lambda theta, last: (x, Cost()), next_step=lambda key, at=at: at)
+            for at in steps
+        ]
+        return [
+            estimator.estimate(problem, problem.theta0, branch, Key(0), {})[0].value["logits"]
+            for branch in branches
+        ]
 
     exact = on("float32", ThroughStep(derivative="exact"))
     for right, difference in zip(exact, on("bfloat16", ThroughStep()), strict=True):
@@ -132,54 +130,31 @@ def test_differences_on_a_bfloat16_base_have_the_signs_of_the_exact_float32_dire
         assert float((difference - right).norm() / right.norm()) < 0.15
 
 
-@every_kind
-@pytest.mark.parametrize("batches", ["independent", "shared"])
-def test_stacked_steps_equal_separate_ones(
-    files: dict[str, Source], kind: str, batches: str
-) -> None:
-    problem = problem_of(files, kind)  # with dropout
-    start = one_step().init(problem, Key(0))
-    loop, *others = (
-        one_step(**how, batches=batches).propose(problem, problem.theta0, start, Key(1)).x
-        for how in ({"mode": "loop"}, {"mode": "stacked"}, {"mode": "stacked", "chunk": 2})
-    )
-    assert_same(others, 2 * [loop], rtol=1e-5, atol=1e-7)
-
-
-@pytest.mark.parametrize(
-    ("kind", "estimator"),
-    [
-        ("gpt2", Implicit(solver=CG(ridge=20.0, max_steps=4), batch_size=6)),
-        (
-            "qwen2",
-            Implicit(solver=CG(ridge=20.0, max_steps=4), batch_size=6, strategy="difference"),
-        ),
-        ("gpt2", Implicit(solver=Neumann(ridge=20.0, lr=1e-2, steps=3), batch_size=6)),
-        ("qwen2", Unrolled()),
-    ],
-)
-def test_second_order_ways_run_on_a_language_model(
-    files: dict[str, Source], kind: str, estimator: Any
-) -> None:
-    problem = problem_of(files, kind, adapter=Lora(rank=2))
+def test_second_order_ways_run_on_a_language_model(files: dict[str, Source]) -> None:
     method = Pipeline(
         generator=one_step(count=2, steps=3),
         selector=BestOfN(),
-        hypergradient=estimator,
+        hypergradient=Implicit(solver=CG(ridge=20.0, max_steps=4), batch_size=6),
         outer=Adam(lr=0.1),
     )
+    problem = problem_of(files, "qwen2", adapter=Lora(rank=2))
     _, record = method.step(problem, method.init(problem, 0))
     assert 0 < record["hypergradient_norm"] < torch.inf
 
 
-@pytest.mark.parametrize("saving", [{"checkpointing": True}, {"micro_batch": 4}], ids=str)
+@pytest.mark.parametrize(
+    "saving",
+    [{"checkpointing": True}, pytest.param({"micro_batch": 4}, marks=pytest.mark.extended)],
+    ids=str,
+)
 def test_a_second_derivative_through_activations_computed_again(
     files: dict[str, Source], saving: dict[str, Any]
 ) -> None:
     """They are computed again with the attention kernel of the first time, whatever is allowed
     by then.
     """
-    ways = [Implicit(solver=CG(ridge=20.0, max_steps=2), batch_size=6), Unrolled()]
+    solvers = (CG(ridge=20.0, max_steps=2), Neumann(ridge=20.0, lr=1e-2, steps=2))
+    ways = [*(Implicit(solver=solver, batch_size=6) for solver in solvers), Unrolled()]
     generator = one_step(steps=2, count=1)
     plain, saved = (
         hypergradients(problem_of(files, adapter=Lora(rank=2), **how), generator, *ways)

@@ -77,23 +77,15 @@ def test_the_model_is_loaded_from_it_and_its_package_identifies_it(
     assert named.digest() != before
 
 
-def test_the_contents_of_a_folder_are_in_the_digest_and_read_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import hashlib
-
+def test_the_contents_of_a_folder_are_in_the_digest(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    with (tmp_path / "model.safetensors").open("wb") as stream:
-        stream.truncate(2**24)  # of which the ends stand for the rest
+    weights = tmp_path / "model.safetensors"
     model = BaseModel(path=str(tmp_path), tokenizer="bytes")
-    before = model.digest()
-    with monkeypatch.context() as patched:
-        patched.delattr(hashlib, "file_digest")
-        assert model.digest() == before is not None
-    with (tmp_path / "model.safetensors").open("rb+") as stream:
-        stream.seek(2**24 - 1)
-        stream.write(b"1")
-    assert model.digest() != before
+    digests = []
+    for contents in (b"0", b"0", b"1"):
+        weights.write_bytes(contents)
+        digests.append(model.digest())
+    assert None is not digests[0] == digests[1] != digests[2]
 
 
 def test_what_a_package_says_of_its_model_identifies_it_and_nothing_is_made(
@@ -112,8 +104,12 @@ def test_what_a_package_says_of_its_model_identifies_it_and_nothing_is_made(
         BaseModel(path="theirs").digest()
 
 
-def test_a_package_that_fails_or_names_no_folder_is_named(site: Site, tmp_path: Path) -> None:
-    bring(site, tmp_path / "nowhere", no="folder", theirs="broken", other="missing", gone="nothing")
+def test_a_package_at_fault_is_named_and_two_with_one_name_are_refused(
+    site: Site, tmp_path: Path
+) -> None:
+    entries = {"no": "folder", "theirs": "broken", "other": "missing", "gone": "nothing"}
+    bring(site, tmp_path / "nowhere", **entries, twice="folder")
+    bring(site, tmp_path, name="more_models", twice="folder", mine="folder")
     for name in ("no", "theirs", "gone"):
         with rejects("cannot-load", *PLACE, of=ConfigError) as caught:
             model_folder(name, PLACE)
@@ -121,18 +117,11 @@ def test_a_package_that_fails_or_names_no_folder_is_named(site: Site, tmp_path: 
     with rejects("missing-package", of=MissingExtra) as missing:
         model_folder("other", PLACE)
     assert missing.value.install == "pip install more"
-
-
-def test_two_packages_with_one_name_are_refused_where_it_is_asked_for(
-    site: Site, tmp_path: Path
-) -> None:
-    bring(site, tmp_path, theirs="folder", other="folder")
-    bring(site, tmp_path, name="more_models", theirs="folder")
     with rejects("duplicate-name", *PLACE, of=ConfigError):
-        model_folder("theirs", PLACE)
-    assert model_folder(str(tmp_path), PLACE) == tmp_path  # as the message advises
-    assert model_folder("other", PLACE) == tmp_path
-    assert named_models().count("theirs") == 1
+        model_folder("twice", PLACE)
+    # a folder's path, as the message advises
+    assert model_folder(str(tmp_path), PLACE) == model_folder("mine", PLACE) == tmp_path
+    assert named_models().count("twice") == 1
 
 
 def test_a_misspelt_name_is_answered_with_the_nearest(

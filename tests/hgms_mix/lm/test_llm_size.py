@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 import torch
 from attrs import evolve
+from support import token_tables
 from support.fakes import Site
 from support.helpers import rejects
 from support.source_files import source_of
+from support.token_tables import rows_of, same
 
 import hgms_mix.lm.parts
 import hgms_mix.lm.store
@@ -25,10 +27,9 @@ from hgms_mix.lm.rows import examples_at, index_of
 from hgms_mix.lm.sources import Source
 from hgms_mix.lm.table import TokenTable
 from hgms_mix.lm.tokenizers import byte_tokenizer
-from hgms_mix.lm.tokens import Tokenising, drawn_table, token_table
+from hgms_mix.lm.tokens import Tokenising, drawn_table
 
 pytest.importorskip("transformers", reason="transformers is not installed")
-LEAVES = ("tokens", "mask", "offsets", "rows", "keys")
 
 
 @pytest.fixture
@@ -59,51 +60,34 @@ def tokenised(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def table_of(source: Source, cache: Path | None = None, **options: Any) -> TokenTable:
-    return token_table(
-        "s", source, byte_tokenizer(), template="plain", max_length=40, cache_dir=cache, **options
-    )
-
-
-def same(left: TokenTable, right: TokenTable) -> bool:
-    return (
-        all(getattr(left, leaf).equal(getattr(right, leaf)) for leaf in LEAVES)
-        and left.report == right.report
-    )
+    return token_tables.table_of(source, max_length=40, cache_dir=cache, **options)
 
 
 @pytest.mark.parametrize(
     "choice", [{"skip": 7, "rows": 61}, {"shuffle_seed": 3, "rows": 40}], ids=str
 )
-def test_parts_on_disk_make_the_table_that_memory_makes(
+def test_parts_on_disk_make_the_table_and_the_index_that_memory_makes(
     source: Source, tmp_path: Path, choice: dict[str, int]
 ) -> None:
     source = evolve(source, **choice)
-    expected = [example for example in read_examples("s", source) if not example.blank]
+    answered = [example for example in read_examples("s", source) if not example.blank]
     texts = {
-        example.row: "\n".join(message.text for message in example.messages)
-        for example in expected
-        if len("\n".join(message.text for message in example.messages)) < 40
+        example.row: "\n".join(message.text for message in example.messages) for example in answered
     }
+    whole = {row: text for row, text in texts.items() if len(text) < 40}
     for cache in (None, tmp_path / "cache"):
+        index = index_of("s", source, cache)
+        assert index.rows.tolist() == list(texts)
+        report = index.report
+        assert (report.total, report.bad, report.examples) == (95, 1, choice["rows"])
+        assert report.blank == choice["rows"] - len(texts)
         table = table_of(source, cache)
         written = [bytes(table.row(row)[0][:-1].tolist()).decode() for row in range(table.size)]
-        assert dict(zip(table.rows.tolist(), written, strict=True)) == texts
-        assert table.rows.tolist() == list(texts)
-        assert table.report.too_long == len(expected) - len(texts)
-        assert table.report.looked == len(expected)
+        assert list(zip(table.rows.tolist(), written, strict=True)) == list(whole.items())
+        assert (table.report.looked, table.report.too_long) == (len(texts), len(texts) - len(whole))
     assert same(table_of(source), table)
     left = {path.suffix for path in (tmp_path / "cache").iterdir()}
     assert left <= {".safetensors", ".index", ".lease"}  # no parts
-
-
-def test_the_index_names_the_rows_that_have_an_answer(source: Source, tmp_path: Path) -> None:
-    source = evolve(source, shuffle_seed=5, rows=70)
-    expected = [example for example in read_examples("s", source) if not example.blank]
-    for cache in (None, tmp_path, tmp_path):
-        index = index_of("s", source, cache)
-        assert index.rows.tolist() == [example.row for example in expected]
-        assert (index.report.total, index.report.bad, index.report.examples) == (95, 1, 70)
-        assert index.report.blank == 70 - len(expected)
     some = np.sort(index.rows[:9])
     assert [example.row for example in examples_at("s", source, some)] == some.tolist()
 
@@ -130,14 +114,12 @@ def test_what_was_done_before_a_kill_is_not_done_again(
     expected = table_of(source)
     cache = tmp_path / "cache"
     original = Tokenising.__call__
-    done: list[int] = []
-    kills: list[int] = []
+    begun: list[int] = []
 
     def dying(self: Tokenising, rows: Any) -> Any:
-        if len(done) == 4 and not kills:
-            kills.append(1)
+        begun.append(rows[0][0])
+        if len(begun) == 5:
             raise KeyboardInterrupt
-        done.append(rows[0][0])
         return original(self, rows)
 
     monkeypatch.setattr(Tokenising, "__call__", dying)
@@ -146,7 +128,7 @@ def test_what_was_done_before_a_kill_is_not_done_again(
     *_, newest = sorted(cache.glob("*.parts/*"))
     newest.write_bytes(newest.read_bytes()[:-1] + b"?")  # and a disk that lost a byte
     assert same(table_of(source, cache), expected)
-    assert len(done) == 4 + 9 - 3
+    assert len(begun) == 5 + 9 - 3
     assert not newest.parent.exists()
 
 
@@ -196,16 +178,18 @@ def work(site: Site, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.extended
-def test_a_fault_in_another_process_comes_with_its_traceback(work: Any) -> None:
-    with pytest.raises(RuntimeError, match=r"(?s)their_work.py.*Odd: a fault in their library"):
-        in_parts([0, 1], work("raises"), folder=None)
-
-
-@pytest.mark.extended
-def test_a_process_that_dies_is_reported_with_its_exit_code(work: Any) -> None:
-    with rejects("process-lost", of=DataError) as caught:
-        in_parts([0, 1], work("dies"), folder=None)
-    assert "exit code 3" in caught.value.message
+@pytest.mark.parametrize(
+    ("kind", "error", "told"),
+    [
+        ("raises", RuntimeError, r"(?s)their_work.py.*Odd: a fault in their library"),
+        ("dies", DataError, "exit code 3"),
+    ],
+)
+def test_a_fault_in_another_process_comes_with_its_traceback_or_its_exit_code(
+    work: Any, kind: str, error: type[Exception], told: str
+) -> None:
+    with pytest.raises(error, match=told):
+        in_parts([0, 1], work(kind), folder=None)
 
 
 @pytest.mark.extended
@@ -234,8 +218,8 @@ def test_other_processes_make_the_same_parts(
     monkeypatch.setattr(hgms_mix.lm.parts, "ALONE", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     index = index_of("s", source, tmp_path / "cache")
-    for leaf in ("rows", "keys", "whole"):
-        assert getattr(index, leaf).tolist() == getattr(expected, leaf).tolist()
+    leaves = ("rows", "keys", "whole")
+    assert all(np.array_equal(getattr(index, leaf), getattr(expected, leaf)) for leaf in leaves)
     assert index.report == expected.report
 
 
@@ -247,20 +231,16 @@ def test_rows_are_drawn_before_they_become_tokens(
 ) -> None:
     """Those that pass, in the order of a permutation of the rows that have an answer."""
     source = evolve(source, **choice)
-    key = Key(7)
     whole = table_of(source)
     index = index_of("s", source)
-    order = torch.randperm(index.size, generator=key.generator()).tolist()
+    order = torch.randperm(index.size, generator=Key(7).generator())
     passing = [number for number in index.rows[order].tolist() if number in whole.places]
-    expected = [number for number in whole.rows.tolist() if number in passing[:count]]
     tokenised.clear()
     options = {"template": "plain", "max_length": 40, "cache_dir": tmp_path / "cache"}
-    table = drawn_table("s", source, byte_tokenizer(), count=count, key=key, **options)
-    assert table.rows.tolist() == expected
-    assert all(
-        table.row(place)[0].equal(whole.row(whole.places[row])[0])
-        for place, row in enumerate(expected)
-    )
+    table = drawn_table("s", source, byte_tokenizer(), count=count, key=Key(7), **options)
+    places = sorted(whole.places[number] for number in passing[:count])
+    assert table.rows.tolist() == whole.rows[places].tolist()
+    assert rows_of(table) == [rows_of(whole)[place] for place in places]
     assert len(set(tokenised)) <= 1.3 * count + 16
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import evolve
 from support.helpers import rejects
-from support.source_files import lines, source_of
+from support.source_files import source_of
 
 from hgms_core import ConfigError, DataError
 from hgms_mix.lm.sources import Source, check_names, read, read_examples
@@ -53,17 +54,15 @@ def test_bad_rows_are_counted_up_to_the_limit(tmp_path: Path) -> None:
     source of bad rows alone.
     """
     good = {"instruction": "Q", "output": "A"}
-    path = str(lines(tmp_path / "a.jsonl", ["{"] * 300 + [good] * 100 + [{"text": "t"}] * 5))
-    for most in (0, 304):
-        with rejects("wrong-row", "s", "path", of=DataError):
-            read("s", Source(path=path, max_bad_rows=most))
-    examples, report = read("s", Source(path=path, max_bad_rows=305))
+    rows = ["{"] * 300 + [good] * 100 + [{"text": "t"}] * 5
+    source = source_of(tmp_path / "a.jsonl", rows, max_bad_rows=305)
+    examples, report = read("s", source)
     assert (report.format, report.total, report.bad, len(examples)) == ("alpaca", 405, 305, 100)
     assert examples[0].row == 300
     misnamed = source_of(tmp_path / "b.jsonl", [good], format="sharegpt", max_bad_rows=999)
-    with rejects("wrong-row", "s", "path", of=DataError) as caught:
-        read("s", misnamed)
-    assert 'format = "alpaca"' in (caught.value.hint or "")
+    for bad in (evolve(source, max_bad_rows=0), evolve(source, max_bad_rows=304), misnamed):
+        with rejects("wrong-row", "s", "path", of=DataError):
+            read("s", bad)
 
 
 @pytest.mark.parametrize(
@@ -84,9 +83,8 @@ def test_bad_rows_are_counted_up_to_the_limit(tmp_path: Path) -> None:
 def test_fields_that_make_no_source_are_refused(
     fields: dict[str, Any], code: str, option: str
 ) -> None:
-    with rejects(code, option, of=ConfigError) as caught:
+    with rejects(code, option, of=ConfigError):
         Source(**fields)
-    assert caught.value.did_you_mean == (("alpaca",) if option == "format" else ())
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ the prompts of generation.
 
 from __future__ import annotations
 
+import itertools
 import os
 
 import pytest
@@ -47,17 +48,14 @@ def chat(*texts: str, system: str | None = None) -> list[Message]:
 
 def shown(messages: list[Message], tokenizer: PreTrainedTokenizerFast, name: str) -> str:
     """All tokens as text, with the learned ones in ⟦ ⟧."""
-    tokens, learned = encode(
-        [template_for(name, tokenizer).pieces(messages)], tokenizer, template_for(name, tokenizer)
-    )[0]
-    text = ""
-    start = 0
-    for at in range(1, len(tokens) + 1):
-        if at == len(tokens) or learned[at] != learned[start]:
-            part = tokenizer.decode(tokens[start:at], skip_special_tokens=False)
-            text += f"⟦{part}⟧" if learned[start] else part
-            start = at
-    return text
+    template = template_for(name, tokenizer)
+    ((tokens, learned),) = encode([template.pieces(messages)], tokenizer, template)
+    pairs = zip(tokens, learned, strict=True)
+    parts = [
+        (learn, tokenizer.decode([token for token, _ in part], skip_special_tokens=False))
+        for learn, part in itertools.groupby(pairs, key=lambda pair: pair[1])
+    ]
+    return "".join(f"⟦{text}⟧" if learn else text for learn, text in parts)
 
 
 # -- what is written, and what is learned
@@ -160,10 +158,9 @@ def test_every_answer_and_its_end_mark_are_learned_and_nothing_else(
 def test_a_special_token_typed_in_a_row_is_only_text(name: str) -> None:
     tokenizer = byte_tokenizer()
     template = template_for(name, tokenizer)
-    messages = chat("what is <eos>?", "<eos> ends, <pad> pads")
-    ((tokens, _),) = encode([template.pieces(messages)], tokenizer, template)
-    assert tokens.count(tokenizer.eos_token_id) == 1
-    assert tokenizer.pad_token_id not in tokens
+    pieces = template.pieces(chat("what is <eos>?", "<eos> ends, <pad> pads"))
+    ((tokens, _),) = encode([pieces], tokenizer, template)
+    assert (tokens.count(tokenizer.eos_token_id), tokens.count(tokenizer.pad_token_id)) == (1, 0)
 
 
 def test_a_tokenizer_that_begins_with_bos_begins_a_named_template_with_it_once() -> None:
@@ -196,23 +193,21 @@ def test_the_prompt_at_evaluation_is_the_prompt_in_training(template: str, answe
 
 
 def test_templates_that_write_earlier_answers_in_another_way_are_known() -> None:
-    known = {
-        template: template_for("model", with_template(template)).last_only
+    known = [
+        template_for("model", with_template(template)).last_only
         for template in (CHATML, HEADERS, TURNS, INST, LATE, FORGETFUL, QWEN)
-    }
-    assert [template for template, last_only in known.items() if last_only] == [FORGETFUL, QWEN]
+    ]
+    assert known == 5 * [False] + 2 * [True]
     assert not template_for("chatml", with_template(QWEN)).last_only
 
 
 def test_what_a_chat_template_refuses_is_an_error() -> None:
     forgetful = template_for("model", with_template(FORGETFUL))
     assert forgetful.pieces(chat("Q", "hm</think>A"))[-1] == ("hm</think>A<|im_end|>", True)
-    for template, messages in (
-        (forgetful, chat("Q", "hm</think>A", "R", "hm</think>B")),
-        (template_for("model", with_template(TURNS)), chat("Q", "A", system="S")),
-    ):
-        with rejects("wrong-row", "template", of=DataError):
-            template.pieces(messages)
+    with rejects("wrong-row", "template", of=DataError):
+        forgetful.pieces(chat("Q", "hm</think>A", "R", "hm</think>B"))
+    with rejects("wrong-row", "template", of=DataError):
+        template_for("model", with_template(TURNS)).pieces(chat("Q", "A", system="S"))
 
 
 def test_a_chat_template_that_does_not_end_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,9 +243,11 @@ def test_every_answer_and_its_end_are_learned_after_the_prompt_of_generation(
     template = template_for(name, tokenizer)
     tokens, learned = encode([template.pieces(chat(*turns))], tokenizer, template)[0]
     begins = [at for at in range(1, len(tokens)) if learned[at] and not learned[at - 1]]
-    assert len(begins) == len(turns) // 2
-    for number, begin in enumerate(begins):
-        assert prompt_tokens(chat(*turns[: 2 * number + 1]), tokenizer, template) == tokens[:begin]
+    prompts = [
+        prompt_tokens(chat(*turns[:count]), tokenizer, template)
+        for count in range(1, len(turns), 2)
+    ]
+    assert prompts == [tokens[:begin] for begin in begins]
     if name != "model":
         end = stop_tokens(tokenizer, template)[0]
         answers = [token for token, learn in zip(tokens, learned, strict=True) if learn]
@@ -266,7 +263,9 @@ def gpt2() -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize(
+    "name", ["model", *(pytest.param(name, marks=pytest.mark.extended) for name in TEMPLATES[1:])]
+)
 def test_no_token_of_real_rows_lies_across_the_border(
     name: str, gpt2: PreTrainedTokenizerFast
 ) -> None:
@@ -276,14 +275,12 @@ def test_no_token_of_real_rows_lies_across_the_border(
     examples = [e for source in sources for e in read_examples("s", source) if not e.blank]
     rows = encode([template.pieces(example.messages) for example in examples], gpt2, template)
     for example, (tokens, learned) in zip(examples, rows, strict=True):
-        border = learned.index(True)
-        assert prompt_tokens(example.messages[:-1], gpt2, template) == tokens[:border]
-        answer = gpt2.decode(tokens[border:], skip_special_tokens=False)
+        prompt = prompt_tokens(example.messages[:-1], gpt2, template)
+        assert prompt == tokens[: len(prompt)]
+        assert learned == [at >= len(prompt) for at in range(len(tokens))]
         text = example.messages[-1].text
-        assert answer == (
-            f"{text.rstrip()}<|im_end|>" if name == "model" else f"{text}<|endoftext|>"
-        )
-        assert all(learned[border:])
+        ended = f"{text.rstrip()}<|im_end|>" if name == "model" else f"{text}<|endoftext|>"
+        assert gpt2.decode(tokens[len(prompt) :], skip_special_tokens=False) == ended
 
 
 def test_gpt2s_tokens_are_the_published_ones(gpt2: PreTrainedTokenizerFast) -> None:
@@ -293,9 +290,12 @@ def test_gpt2s_tokens_are_the_published_ones(gpt2: PreTrainedTokenizerFast) -> N
 
 
 def test_stop_tokens_are_the_templates_mark_and_the_end_token() -> None:
-    plain = byte_tokenizer()
-    chatty = with_template(CHATML)
-    assert stop_tokens(plain, template_for("alpaca", plain)) == [257]
-    mark = chatty.convert_tokens_to_ids("<|im_end|>")
-    for name in ("model", "chatml"):
-        assert stop_tokens(chatty, template_for(name, chatty)) == [mark, 257]
+    tokenizer = with_template(CHATML)
+    mark = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    found = [stop_tokens(tokenizer, template_for(name, tokenizer)) for name in TEMPLATES]
+    assert dict(zip(TEMPLATES, found, strict=True)) == {
+        "plain": [257],
+        "alpaca": [257],
+        "chatml": [mark, 257],
+        "model": [mark, 257],
+    }

@@ -8,60 +8,36 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
-import torch
 from attrs import evolve
 from support.helpers import rejects
 from support.source_files import source_of
+from support.token_tables import same, table_of
 
 import hgms_mix.lm.tokens
 from hgms_core import DataError
-from hgms_mix.lm.sources import Source
-from hgms_mix.lm.table import TokenTable
 from hgms_mix.lm.tokenizers import byte_tokenizer
-from hgms_mix.lm.tokens import fingerprint, token_table
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
 ROWS = [("Q", "A"), ("What is it?", "A long answer."), ("R", " ")]
 
 
-def table_of(source: Source, tokenizer: Any = None, name: str = "s", **options: Any) -> TokenTable:
-    settings = {"template": "plain", "max_length": 64} | options
-    return token_table(name, source, tokenizer or byte_tokenizer(), **settings)
-
-
 @pytest.fixture
-def built(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the sources that were read while tables were made."""
-    seen: list[str] = []
-    original: Callable[..., Any] = hgms_mix.lm.tokens.index_of
-
-    def reading(name: str, *arguments: Any, **options: Any) -> Any:
-        seen.append(name)
-        return original(name, *arguments, **options)
-
-    monkeypatch.setattr(hgms_mix.lm.tokens, "index_of", reading)
-    return seen
+def reading(monkeypatch: pytest.MonkeyPatch) -> Mock:
+    """Called when a source is read while a table is made."""
+    watching = Mock(wraps=hgms_mix.lm.tokens.index_of)
+    monkeypatch.setattr(hgms_mix.lm.tokens, "index_of", watching)
+    return watching
 
 
-def same(first: TokenTable, second: TokenTable) -> bool:
-    leaves = ("tokens", "mask", "offsets", "rows", "keys")
-    return (
-        all(torch.equal(getattr(first, leaf), getattr(second, leaf)) for leaf in leaves)
-        and first.report == second.report
-    )
-
-
-def test_a_table_is_made_once_and_then_mapped_from_its_file(
-    tmp_path: Path, built: list[str]
-) -> None:
+def test_a_table_is_made_once_and_then_mapped_from_its_file(tmp_path: Path, reading: Mock) -> None:
     """Whatever the name and place of its file are."""
     source = source_of(tmp_path / "a.jsonl", ROWS)
     cache = tmp_path / "cache"
     plain, first, second = (table_of(source, cache_dir=folder) for folder in (None, cache, cache))
-    assert built == ["s", "s"]  # without the cache, and the first time with it
     assert same(plain, first)
     assert same(first, second)
     (file,) = cache.glob("*.safetensors")
@@ -70,7 +46,7 @@ def test_a_table_is_made_once_and_then_mapped_from_its_file(
         assert str(file) in Path("/proc/self/maps").read_text()
     moved = source_of(tmp_path / "moved.jsonl", ROWS)
     assert table_of(moved, name="other", cache_dir=cache).name == "other"
-    assert built == ["s", "s"]
+    assert reading.call_count == 2  # without the cache, and the first time with it
 
 
 def test_whatever_changes_the_tokens_makes_another_table(tmp_path: Path) -> None:
@@ -80,25 +56,24 @@ def test_whatever_changes_the_tokens_makes_another_table(tmp_path: Path) -> None
     for tokenizer, end in zip(tokenizers[1:], ("<eos>", "|<eos>"), strict=True):
         text = "{% for m in messages %}{{ m['content'] }}" + end + "{% endfor %}"
         tokenizer.chat_template = text
-    digests = [
-        table_of(source).digest,
-        table_of(source_of(tmp_path / "b.jsonl", [*ROWS, ("Q2", "A2")])).digest,
+    tables = [
+        table_of(source),
+        table_of(source_of(tmp_path / "b.jsonl", [*ROWS, ("Q2", "A2")])),
         *(
-            table_of(evolve(source, **change)).digest
+            table_of(evolve(source, **change))
             for change in ({"rows": 2}, {"completion": "."}, {"shuffle_seed": 1})
         ),
         *(
-            table_of(source, **change).digest
+            table_of(source, **change)
             for change in ({"max_length": 65}, {"too_long": "truncate"}, {"template": "chatml"})
         ),
-        table_of(source, tokenizers[0]).digest,
-        *(table_of(source, tokenizer, template="model").digest for tokenizer in tokenizers[1:]),
+        table_of(source, tokenizers[0]),
+        *(table_of(source, tokenizer, template="model") for tokenizer in tokenizers[1:]),
     ]
-    assert len(set(digests)) == len(digests)
+    assert len({table.digest for table in tables}) == len(tables)
     used = byte_tokenizer()
     used(["a", "bcd"], padding=True, truncation=True, max_length=2)
-    assert table_of(source, used).digest == digests[0]
-    assert fingerprint(used) == fingerprint(byte_tokenizer())
+    assert table_of(source, used).digest == tables[0].digest
 
 
 @pytest.mark.parametrize(
@@ -114,20 +89,17 @@ def test_whatever_changes_the_tokens_makes_another_table(tmp_path: Path) -> None
 )
 def test_a_damaged_entry_is_named_and_made_anew(
     tmp_path: Path,
-    built: list[str],
+    reading: Mock,
     damage: Callable[[bytes, bytes], bytes],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     source = source_of(tmp_path / "a.jsonl", ROWS)
     cache = tmp_path / "cache"
-    first = table_of(source)
     tables = [table_of(item, cache_dir=cache) for item in (source, evolve(source, rows=1))]
     file, other = (cache / f"{table.digest}.safetensors" for table in tables)
     file.write_bytes(damage(file.read_bytes(), other.read_bytes()))
-    built.clear()
-    assert same(first, table_of(source, cache_dir=cache))
-    assert same(first, table_of(source, cache_dir=cache))
-    assert built == ["s"]
+    assert [same(table_of(source), table_of(source, cache_dir=cache)) for _ in "12"] == 2 * [True]
+    assert reading.call_count == 2 + 2 + 1  # without the cache, and once with it
     (warned,) = caplog.messages
     assert str(file) in warned
 

@@ -31,16 +31,15 @@ PLACE = ("task", "model", "tokenizer")
 @settings(max_examples=25, deadline=None)
 def test_bytes_are_their_own_tokens_and_come_back(text: str) -> None:
     tokens = BYTES(text, split_special_tokens=True)["input_ids"]
-    assert tokens == list(text.encode())
-    assert BYTES.decode(tokens) == text
+    assert (tokens, BYTES.decode(tokens)) == (list(text.encode()), text)
 
 
 def test_the_byte_tokenizer_survives_being_saved(tmp_path: Path) -> None:
-    byte_tokenizer().save_pretrained(tmp_path / "t")
-    for tokenizer in (load_tokenizer(str(tmp_path / "t")), load_tokenizer("bytes")):
-        assert tokenizer("Grüße")["input_ids"] == list("Grüße".encode())
-        special = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
-        assert special == (256, 257, 258)
+    BYTES.save_pretrained(tmp_path / "t")
+    tokenizer = load_tokenizer(str(tmp_path / "t"))
+    assert tokenizer("Grüße")["input_ids"] == list("Grüße".encode())
+    special = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
+    assert special == (256, 257, 258)
 
 
 def spaced() -> PreTrainedTokenizerFast:
@@ -72,8 +71,8 @@ def test_a_tokenizer_that_adds_spaces_gets_none_at_the_borders() -> None:
     tokenizer = spaced()
     template = template_for("plain", tokenizer)
     texts = (("user", "is it so?"), ("assistant", "it is"), ("user", "sure?"), ("assistant", "yes"))
-    messages = [Message(role, text) for role, text in texts]
-    ((tokens, learned),) = encode([template.pieces(messages)], tokenizer, template)
+    pieces = template.pieces([Message(role, text) for role, text in texts])
+    ((tokens, learned),) = encode([pieces], tokenizer, template)
     words = tokenizer.convert_ids_to_tokens(tokens)
     assert "".join(words) == "▁is▁it▁so?\nit▁is</s>▁sure?\nyes</s>"
     answers = [word for word, learn in zip(words, learned, strict=True) if learn]
@@ -104,6 +103,8 @@ def test_a_tokenizer_that_is_not_there_or_damaged_is_named(
     ):
         with rejects(code, *PLACE, of=ConfigError):
             load_tokenizer(str(path))
+    with rejects("missing-file", "task", "model", "path", of=ConfigError):
+        BaseModel(path=str(tmp_path / "nowhere"), tokenizer="bytes").load(torch.device("cpu"))
     with rejects("missing-file", "folder", of=DataError):
         gpt2_tokenizer(empty)
     (empty / "encoder.json").write_text(json.dumps({"a": 0}))
@@ -111,18 +112,8 @@ def test_a_tokenizer_that_is_not_there_or_damaged_is_named(
     with rejects("damaged-file", *PLACE, of=DataError):
         load_tokenizer(str(empty))
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with rejects("missing-package", of=MissingExtra) as caught:
+    with rejects("missing-package", of=MissingExtra):
         byte_tokenizer()
-    assert caught.value.install == "pip install 'hgms[llm]'"
-
-
-def own_code(folder: Path, code: str) -> None:
-    """A model whose folder has code of its own."""
-    config = {"model_type": "own", "auto_map": {"AutoConfig": "own.Config"}}
-    tokenizer = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", None]}}
-    (folder / "config.json").write_text(json.dumps(config))
-    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer))
-    (folder / "own.py").write_text(code)
 
 
 def test_code_of_its_own_is_refused_unless_allowed_by_the_file_and_the_command(
@@ -132,7 +123,13 @@ def test_code_of_its_own_is_refused_unless_allowed_by_the_file_and_the_command(
     and nothing was imported.
     """
     ran = tmp_path / "ran"
-    own_code(tmp_path, f"open({str(ran)!r}, 'w').close()\nraise ImportError('it was run')\n")
+    files = {
+        "config.json": '{"model_type": "own", "auto_map": {"AutoConfig": "own.Config"}}',
+        "tokenizer_config.json": '{"auto_map": {"AutoTokenizer": ["own.Own", null]}}',
+        "own.py": f"open({str(ran)!r}, 'w').close()\nraise ImportError('it was run')\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
     monkeypatch.delenv("HGMS_TRUST_REMOTE_CODE", raising=False)
     with rejects("untrusted-code", *PLACE, of=ConfigError):
         load_tokenizer(str(tmp_path))

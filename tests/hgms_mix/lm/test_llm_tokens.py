@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.helpers import rejects
 from support.source_files import source_of
+from support.token_tables import rows_of, table_of
 
 import hgms_mix.lm.tokens
 from hgms_core import ConfigError, DataError
-from hgms_mix.lm.sources import Source
 from hgms_mix.lm.table import TokenTable
 from hgms_mix.lm.tokenizers import byte_tokenizer
-from hgms_mix.lm.tokens import token_table
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
@@ -29,18 +27,6 @@ ROWS = [
     ("A" * 70, "B"),
     ("Z", ""),
 ]
-
-
-def table_of(source: Source, tokenizer: Any = None, **options: Any) -> TokenTable:
-    settings = {"template": "plain", "max_length": 64} | options
-    return token_table("s", source, tokenizer or byte_tokenizer(), **settings)
-
-
-def rows_of(table: TokenTable) -> list[tuple[list[int], list[bool]]]:
-    return [
-        (table.tokens[a:b].tolist(), table.mask[a:b].tolist())
-        for a, b in pairwise(table.offsets.tolist())
-    ]
 
 
 @pytest.mark.parametrize(
@@ -55,7 +41,6 @@ def test_what_is_dropped_and_cut_is_counted(
     assert (report.too_long, report.truncated) == counts
     assert (report.total, report.examples, report.blank, report.bad) == (5, 5, 2, 0)
     assert (report.shortest, report.longest, report.format) == (4, 73, "prompt-completion")
-    assert (table.name, table.size, table.pad_id) == ("s", len(rows), 258)
     assert rows_of(table)[0] == ([*b"Q\nA", 257], [False, False, True, True])
 
 
@@ -84,10 +69,13 @@ def test_no_row_is_ever_without_an_answer_or_too_long(
         return
     table = table_of(source, max_length=max_length, too_long=too_long)
     assert table.rows.tolist() == kept
-    for (tokens, mask), number in zip(rows_of(table), kept, strict=True):
-        question, answer = rows[number]
-        assert tokens == [*question.encode(), 10, *answer.encode(), 257][:max_length]
-        assert mask == ([False] * (len(question) + 1) + [True] * (len(answer) + 1))[:max_length]
+    assert rows_of(table) == [
+        (
+            [*question.encode(), 10, *answer.encode(), 257][:max_length],
+            ([False] * (len(question) + 1) + [True] * (len(answer) + 1))[:max_length],
+        )
+        for question, answer in (rows[number] for number in kept)
+    ]
 
 
 def test_first_rows_that_are_all_too_long_are_warned_of_before_the_others_become_tokens(
@@ -118,12 +106,11 @@ def test_what_makes_no_table_is_refused(tmp_path: Path) -> None:
     for code, place, option in options:
         with rejects(code, place, of=ConfigError):
             table_of(source, **option)
-    own = byte_tokenizer()
     refuse = "{% if m['content'] == 'What is it?' %}{{ raise_exception('no') }}{% endif %}"
+    own = byte_tokenizer()
     own.chat_template = "{% for m in messages %}" + refuse + "{{ m['content'] }}{% endfor %}"
-    with rejects("wrong-row", "s", "path", of=DataError) as caught:
+    with rejects("wrong-row", "s", "path", of=DataError):
         table_of(source, own, template="model")
-    assert "row 1 " in caught.value.message
 
 
 @st.composite
@@ -148,22 +135,20 @@ def test_gathered_rows_are_those_of_the_table_padded_to_the_longest(
     tokens, mask = table.gather(index)
     rows = [rows_of(table)[number] for number in numbers]
     width = max(len(row) for row, _ in rows)
-    assert tokens.dtype == torch.int64
-    assert tokens.shape == mask.shape == (*index.shape, width)
-    for own, marked, (row, learned) in zip(
-        tokens.reshape(-1, width).tolist(), mask.reshape(-1, width).tolist(), rows, strict=True
-    ):
-        assert own == row + [table.pad_id] * (width - len(row))
-        assert marked == learned + [False] * (width - len(row))
+    assert (tokens.dtype, tokens.shape) == (torch.int64, (*index.shape, width))
+    padded = [
+        (row + [table.pad_id] * (width - len(row)), learned + [False] * (width - len(row)))
+        for row, learned in rows
+    ]
+    assert tokens.reshape(-1, width).tolist() == [row for row, _ in padded]
+    assert mask.reshape(-1, width).tolist() == [learned for _, learned in padded]
     taken = table.take(torch.tensor(numbers))
     assert rows_of(taken) == rows
     assert taken.rows.tolist() == [10 * number for number in numbers]
     assert taken.keys.tolist() == [70 * number for number in numbers]
-    assert (taken.name, taken.pad_id, taken.size) == ("t", table.pad_id, len(numbers))
     assert taken.digest == table.take(torch.tensor(numbers, dtype=torch.int32)).digest
     assert len({taken.digest, table.digest, table.take(torch.tensor([*numbers, 0])).digest}) == 3
     for wrong in (table.size, -1):
         with pytest.raises(IndexError):
             table.gather(torch.tensor([wrong]))
-    nothing, _ = table.gather(torch.zeros(3, 0, dtype=torch.int64))
-    assert nothing.shape == (3, 0, 0)
+    assert table.gather(torch.zeros(3, 0, dtype=torch.int64))[0].shape == (3, 0, 0)
