@@ -4,6 +4,7 @@ everything inside is flat.
 
 from __future__ import annotations
 
+import copy
 from collections import OrderedDict
 from typing import Any, NamedTuple
 
@@ -68,62 +69,59 @@ def test_a_shape_is_kept_whole(value: Any, names: list[str]) -> None:
     )
 
 
-@pytest.mark.parametrize("lower", range(len(SHAPES)))
-@pytest.mark.parametrize("upper", range(len(SHAPES)))
-def test_a_hypergradient_and_a_lower_solution_have_the_shape_of_their_argument(
-    upper: int, lower: int
-) -> None:
+@pytest.mark.parametrize("number", range(len(SHAPES)))
+def test_a_hypergradient_and_a_lower_solution_have_the_shape_of_their_argument(number: int) -> None:
     # g = ½xᵀDx − xᵀAθ, so x*(θ) = D⁻¹Aθ; f = ½‖x‖² gives F'(θ) = AᵀD⁻²Aθ.
-    theta = SHAPES[upper][0]
-    shape = Shape.of(SHAPES[lower][0], "x", "v")[0]
+    theta = SHAPES[number - 1][0]
+    like, names = SHAPES[number]
+    shape = Shape.of(like, "x", "v")[0]
     start = DIAGONAL**-1 * (A @ flat(theta))
-    sizes = [leaf.numel() for leaf in leaves(SHAPES[lower][0])]
-    x = shape.restore(dict(zip(SHAPES[lower][1], torch.split(start, sizes), strict=True)))
+    sizes = [leaf.numel() for leaf in leaves(like)]
+    x = shape.restore(dict(zip(names, torch.split(start, sizes), strict=True)))
+
+    def f(t: Any, at: Any) -> Tensor:
+        return 0.5 * flat(at).square().sum()
 
     def g(t: Any, at: Any) -> Tensor:
         assert Shape.of(t, "θ", "v")[0] == Shape.of(theta, "θ", "v")[0]
         assert Shape.of(at, "x", "v")[0] == shape
         return 0.5 * (DIAGONAL * flat(at).square()).sum() - flat(at) @ (A @ flat(t))
 
-    found = hypergradient(
-        lambda t, at: 0.5 * flat(at).square().sum(), g, theta, x, solver=CG(rtol=1e-12)
-    )
+    found = hypergradient(f, g, theta, x, solver=CG(rtol=1e-12))
     expected = A.T @ (DIAGONAL**-2 * (A @ flat(theta)))
     assert Shape.of(found.value, "h", "v")[0] == Shape.of(theta, "θ", "v")[0]
     assert_same(flat(found.value), expected, rtol=1e-9)
-    assert found.outcome.label == "converged"
-
-    for leaf in leaves(theta):
+    live = copy.deepcopy(theta)
+    for leaf in leaves(live):
         leaf.requires_grad_()
-    node = lower_solution(g, theta, x, solver=CG(rtol=1e-12))
+    node = lower_solution(g, live, x, solver=CG(rtol=1e-12))
     assert Shape.of(node, "x", "v")[0] == shape
-    slopes = torch.autograd.grad(0.5 * flat(node).square().sum(), leaves(theta))
-    for leaf in leaves(theta):
-        leaf.requires_grad_(False)
+    slopes = torch.autograd.grad(f(live, node), leaves(live))
     assert_same(torch.cat(slopes), expected, rtol=1e-9)
+
+
+class Half(NamedTuple):
+    w: Any
+
+
+def own_lower(theta: Tensor, x: Any, batch: Any) -> Tensor:
+    return 0.5 * ((x["net"][0] - theta).square().sum() + (x["net"][1].w - theta).square().sum())
+
+
+def own_upper(theta: Tensor, x: Any, batch: Any) -> Tensor:
+    return 0.5 * (x["net"][0] - batch["t"].mean()).square().sum() + 0.05 * theta.square().sum()
 
 
 def nested_problem(**changes: Any) -> Problem:
     """θ is a tensor, x a dictionary with a list in it; the minimiser is x = θ in both halves."""
-
-    def g(theta: Tensor, x: Any, batch: Any) -> Tensor:
-        return 0.5 * ((x["net"][0] - theta).square().sum() + (x["net"][1].w - theta).square().sum())
-
-    def f(theta: Tensor, x: Any, batch: Any) -> Tensor:
-        return 0.5 * (x["net"][0] - batch["t"].mean()).square().sum() + 0.05 * theta.square().sum()
-
-    class Half(NamedTuple):
-        w: Tensor
-
     zeros = torch.zeros(2, dtype=F64)
+    rows = Data.of({"t": torch.full((4,), 3.0, dtype=F64)})
     parts: dict[str, Any] = {
         "theta0": torch.ones(2, dtype=F64),
         "x0": {"net": [zeros, Half(zeros)]},
-        "g": g,
-        "f": f,
-        "upper_data": dict.fromkeys(
-            ("differentiate", "select", "stop"), Data.of({"t": torch.full((4,), 3.0, dtype=F64)})
-        ),
+        "g": own_lower,
+        "f": own_upper,
+        "upper_data": dict.fromkeys(("differentiate", "select", "stop"), rows),
         "project": lambda theta: theta.clamp(max=2.5),
         "evaluate": lambda theta, x: {"theta": float(theta.sum()), "w": float(x["net"][1].w.sum())},
         "fresh": lambda key: {"net": [torch.ones(2, dtype=F64), Half(zeros)]},
@@ -140,21 +138,23 @@ METHOD = Pipeline(
 )
 
 
+LEARNED = evolve(METHOD, generator=Trajectory(steps=4, lr=0.3), hypergradient=Unrolled())
+
+
 def test_a_problem_is_flat_inside_and_nested_outside() -> None:
     problem = nested_problem()
-    assert list(problem.theta0) == ["theta"]
-    assert list(problem.x0) == ["net.0", "net.1.w"]
-    assert list(problem.fresh(None)) == ["net.0", "net.1.w"]  # type: ignore[misc, arg-type]
+    names = ["net.0", "net.1.w"]
+    assert [list(tree) for tree in (problem.theta0, problem.x0)] == [["theta"], names]
+    assert list(problem.fresh(None)) == names  # type: ignore[misc, arg-type]
     assert_same(problem.references["right"]["theta"], torch.full((2,), 2.0, dtype=F64))
     assert problem.project({"theta": torch.full((2,), 9.0)})["theta"].tolist() == [2.5, 2.5]
     result = run(METHOD, problem, Budget(outer_steps=12))
-    assert isinstance(result.theta, Tensor)
     assert result.theta.tolist() == pytest.approx([2.5, 2.5])  # 3/1.1 = 2.73 is outside Θ
-    assert isinstance(result.x["net"][1], tuple)
-    assert result.records[-1]["metric.theta"] == pytest.approx(5.0)
-    assert result.records[-1]["metric.w"] == pytest.approx(5.0, rel=1e-5)
+    assert isinstance(result.x["net"][1], Half)
+    metrics = [result.records[-1][f"metric.{name}"] for name in ("theta", "w")]
+    assert metrics == pytest.approx([5.0, 5.0], rel=1e-5)
     state = METHOD.init(problem, 0)
-    assert list(METHOD.step(problem, state)[0]["x"]) == ["net.0", "net.1.w"]
+    assert list(METHOD.step(problem, state)[0]["x"]) == names
 
 
 def test_evolve_and_wrappers_take_the_flat_problem() -> None:
@@ -166,44 +166,30 @@ def test_evolve_and_wrappers_take_the_flat_problem() -> None:
     assert again.theta0["theta"].tolist() == [5.0, 5.0]
     with rejects("wrong-shape", "x0", of=ConfigError):
         evolve(problem, x0=[torch.zeros(2, dtype=F64)])
-    learned = evolve(METHOD, generator=Trajectory(steps=4, lr=0.3), hypergradient=Unrolled())
-    nested = run(LearnedStart(method=learned), problem, Budget(outer_steps=2))
-    assert isinstance(nested.theta, Tensor)
-    assert isinstance(nested.x["net"], list)
+    nested = run(LearnedStart(method=LEARNED), problem, Budget(outer_steps=1))
+    assert (type(nested.theta), type(nested.x["net"])) == (Tensor, list)
 
 
 def test_a_nested_problem_computes_what_the_flat_one_does() -> None:
+    def inside(x: Any) -> Any:
+        return {"net": [x["net.0"], Half(x["net.1.w"])]}
+
     nested = nested_problem(fresh=None)
     plain = Problem(
-        project=lambda t: {"theta": t["theta"].clamp(max=2.5)},
         theta0=nested.theta0,
         x0=nested.x0,
         upper_data=nested.upper_data,
-        g=lambda t, x, _: (
-            0.5
-            * (
-                (x["net.0"] - t["theta"]).square().sum()
-                + (x["net.1.w"] - t["theta"]).square().sum()
-            )
-        ),
-        f=lambda t, x, b: (
-            0.5 * (x["net.0"] - b["t"].mean()).square().sum() + 0.05 * t["theta"].square().sum()
-        ),
+        g=lambda t, x, b: own_lower(t["theta"], inside(x), b),
+        f=lambda t, x, b: own_upper(t["theta"], inside(x), b),
+        project=lambda t: {"theta": t["theta"].clamp(max=2.5)},
     )
-    states = [METHOD.init(problem, 3) for problem in (nested, plain)]
-    for _ in range(3):
-        states = [
-            METHOD.step(problem, state)[0]
-            for problem, state in zip((nested, plain), states, strict=True)
-        ]
-    assert_same(states[0], states[1])
+    assert_same(*(METHOD.step(made, METHOD.init(made, 3))[0] for made in (nested, plain)))
 
 
 def test_a_flat_problem_keeps_its_own_functions() -> None:
     g = lambda t, x, _: (x["x"] - t["t"]).square().sum()  # noqa: E731
     problem = Problem(theta0={"t": torch.zeros(1)}, x0={"x": torch.zeros(1)}, g=g, f=g)
-    assert problem.g is g
-    assert problem.shapes is None
+    assert (problem.g is g, problem.shapes) == (True, None)
     assert problem.restore(problem.theta0, problem.x0) == (problem.theta0, problem.x0)
 
 
@@ -248,10 +234,7 @@ def test_what_is_no_tree_of_floating_tensors_is_refused(row: tuple[Any, ...]) ->
 
 def test_a_function_that_returns_another_shape_is_refused() -> None:
     problem = nested_problem(fresh=lambda key: [torch.ones(2)], project=lambda theta: {"t": theta})
-    with rejects("wrong-shape", "fresh", of=ConfigError) as caught:
+    with rejects("wrong-shape", "fresh", of=ConfigError):
         problem.initial(None)  # type: ignore[arg-type]
-    assert "{'net': " in caught.value.message
     with rejects("wrong-shape", "project", of=ConfigError):
         problem.project(problem.theta0)
-    with rejects("wrong-value", "x", of=ConfigError):
-        hypergradient(lambda t, x: t.sum(), lambda t, x: t.sum(), torch.ones(1), {}, solver=CG())

@@ -4,7 +4,6 @@ alone.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -44,20 +43,19 @@ def test_gradients_are_those_of_each_candidate(
 ) -> None:
     data = PROBLEM.lower_data
     index = torch.stack([KEY.fold(i).indices(data.size, 6, 1)[0] for i in range(COUNT)])
+    found = []
     for group in groups(PROBLEM.g, STATES, own_batch=own_batch, mode=mode, chunk=chunk):
         batch = data.batch(group.rows_of(index) if own_batch else None)
         grads, losses = gradient(group.loss, PROBLEM.theta0, group.x, batch)
-        members = range(COUNT)[group.part] if isinstance(group.part, slice) else [group.part]
-        for row, i in enumerate(members):
-            mine = data.batch(index[i] if own_batch else None)
-            expected, loss = gradient(PROBLEM.g, PROBLEM.theta0, take(STATES, i), mine)
-            assert_same(
-                [grad[row] if isinstance(group.part, slice) else grad for grad in grads],
-                expected,
-                rtol=1e-12,
-                atol=1e-15,
-            )
-            assert_same(losses.reshape(-1)[row], loss, rtol=1e-14)
+        alone = [
+            leaf.reshape(-1, *x[0].shape) for leaf, x in zip(grads, STATES.values(), strict=True)
+        ]
+        found.append([*alone, losses.reshape(-1)])
+    for i in range(COUNT):
+        mine = data.batch(index[i] if own_batch else None)
+        expected, loss = gradient(PROBLEM.g, PROBLEM.theta0, take(STATES, i), mine)
+        each = [torch.cat(leaf)[i] for leaf in zip(*found, strict=True)]
+        assert_same(each, [*expected, loss], rtol=1e-12, atol=1e-15)
 
 
 @modes
@@ -71,53 +69,47 @@ def test_groups_cover_every_candidate_once_and_are_views(mode: str, chunk: int |
     assert found[0].rows_of(None) is None
 
 
+class Unhashable:
+    __hash__ = None  # type: ignore[assignment]
+
+    def __call__(self, theta: Tree, x: Tree, batch: Tree) -> Tensor:
+        return x["x"].sum()
+
+
 def test_a_loss_that_cannot_be_hashed_can_be_stacked() -> None:
-    class Loss:
-        __hash__ = None  # type: ignore[assignment]
-
-        def __call__(self, theta: Tree, x: Tree, batch: Tree) -> Tensor:
-            return x["x"].sum()
-
-    assert_same(
-        values(Loss(), {}, {"x": torch.ones(2, 3, dtype=F64)}, {}, mode="stacked"),
-        torch.tensor([3.0, 3.0]).double(),
-    )
+    found = values(Unhashable(), {}, {"x": torch.ones(2, 3, dtype=F64)}, {}, mode="stacked")
+    assert found.tolist() == [3.0, 3.0]
 
 
-def test_a_leaf_the_loss_does_not_use_has_a_zero_gradient() -> None:
-    grads, _ = gradient(
-        lambda theta, x, batch: x["a"].sum(), {}, {"a": normal(2), "b": normal(3)}, {}
-    )
-    assert_same(grads, [torch.ones(2, dtype=F64), torch.zeros(3, dtype=F64)])
-
-
-def test_auto_stacks_small_candidates_and_loops_over_large_ones() -> None:
-    small = {"x": torch.zeros(4, 100)}
-    assert prefers_stack(small, STACK_BELOW // 100, "auto")
-    assert not prefers_stack(small, STACK_BELOW // 100 + 1, "auto")
-    assert prefers_stack(small, 10 * STACK_BELOW, "stacked")
-    assert not prefers_stack(small, 1, "loop")
-
-
-def test_auto_does_not_stack_a_single_candidate() -> None:
-    assert not prefers_stack({"x": torch.zeros(1, 3)}, 1, "auto")
-    assert prefers_stack({"x": torch.zeros(1, 3)}, 1, "stacked")
+@pytest.mark.parametrize(
+    ("count", "size", "mode", "stacked"),
+    [
+        (4, STACK_BELOW // 100, "auto", True),
+        (4, STACK_BELOW // 100 + 1, "auto", False),
+        (4, 10 * STACK_BELOW, "stacked", True),
+        (4, 1, "loop", False),
+        (1, 1, "auto", False),
+        (1, 1, "stacked", True),
+    ],
+)
+def test_auto_stacks_several_small_candidates_and_loops_over_large_ones(
+    count: int, size: int, mode: str, stacked: bool
+) -> None:
+    assert prefers_stack({"x": torch.zeros(count, 100)}, size, mode) is stacked
 
 
 class Own:
     """½‖x − t·a‖², which counts the ways it is evaluated."""
 
     def __init__(self) -> None:
-        # type: tuple[int, list[tuple[int, bool]]]
-        self.alone = 0
-        self.together = []
+        self.calls: list[Any] = []
 
     def __call__(self, theta: Tree, x: Tree, batch: Tree) -> Tensor:
-        self.alone += 1
+        self.calls.append("alone")
         return 0.5 * (x["x"] - theta["t"] * batch["a"]).square().sum()
 
     def stacked(self, theta: Tree, x: Tree, batch: Tree, own_batch: bool) -> Tensor:
-        self.together.append((x["x"].shape[0], own_batch))
+        self.calls.append((x["x"].shape[0], own_batch))
         a = batch["a"] if own_batch else batch["a"].unsqueeze(0)
         return 0.5 * (x["x"] - theta["t"] * a).square().flatten(1).sum(1)
 
@@ -140,39 +132,27 @@ def test_a_loss_with_a_stacked_form_of_its_own_is_evaluated_by_it(
     a = normal(COUNT, 3, seed=1) if own_batch else normal(3, seed=1)
     loss = Own()
     found = []
-    grads = []
     for group in groups(loss, x, own_batch=own_batch, mode=mode, chunk=chunk):
-        slopes, values_ = gradient(
-            group.loss, theta, group.x, {"a": group.rows_of(a) if own_batch else a}
-        )
-        found.append(values_.reshape(-1))
-        grads.append(slopes[0].reshape(-1, 3))
+        batch = {"a": group.rows_of(a) if own_batch else a}
+        slopes, losses = gradient(group.loss, theta, group.x, batch)
+        found.append(torch.cat([losses.reshape(-1, 1), slopes[0].reshape(-1, 3)], 1))
     expected = x["x"] - 2 * a
-    assert_same(torch.cat(found), 0.5 * expected.square().sum(1), rtol=1e-14)
-    assert_same(torch.cat(grads), expected, rtol=1e-14)
-    ways = {
-        "stacked": (
-            0,
-            [(2, own_batch), (2, own_batch), (1, own_batch)] if chunk else [(COUNT, own_batch)],
-        )
-    }
+    both = torch.cat([0.5 * expected.square().sum(1, keepdim=True), expected], 1)
+    assert_same(torch.cat(found), both, rtol=1e-14)
+    sizes = [2, 2, 1] if chunk else [COUNT]
     # on a CPU `auto` takes them one by one
-    assert (loss.alone, loss.together) == ways.get(mode, (COUNT, []))
+    together = [(size, own_batch) for size in sizes]
+    assert loss.calls == (together if mode == "stacked" else ["alone"] * COUNT)
 
 
 def test_a_loss_that_is_never_stacked_is_stacked_only_when_asked() -> None:
     theta = {"t": torch.tensor(2.0, dtype=F64)}
     x = {"x": normal(COUNT, 3)}
     batch = {"a": normal(3, seed=1)}
-
-    def plain(theta: Any, x: Any, batch: Any) -> Any:
-        return 0.5 * (x["x"] - theta["t"] * batch["a"]).square().sum()
-
-    never = Never()
-    assert isinstance(groups(plain, x)[0].part, slice), "so small candidates are stacked"
-    assert [group.part for group in groups(never, x)] == list(range(COUNT))
-    [asked] = groups(never, x, mode="stacked")
-    assert_same(asked.loss(theta, x, batch), values(plain, theta, x, batch), rtol=1e-14)
+    assert [group.part for group in groups(Never(), x)] == list(range(COUNT))
+    [asked] = groups(Never(), x, mode="stacked")
+    expected = 0.5 * (x["x"] - 2 * batch["a"]).square().sum(1)
+    assert_same(asked.loss(theta, x, batch), expected, rtol=1e-14)
     assert [group.part for group in groups(Own(), {"x": x["x"][:1]})] == [0]
 
 
@@ -216,28 +196,23 @@ def test_auto_loops_over_a_loss_that_vmap_cannot_evaluate(
     kind: str, own_batch: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     x = {"x": normal(COUNT, 3)}
-    a = normal(COUNT, 3, seed=1) if own_batch else normal(3, seed=1)
+    theta = {"t": torch.tensor(0.5, dtype=F64)}
+    batch = {"a": normal(COUNT, 3, seed=1) if own_batch else normal(3, seed=1)}
     calls = []
 
     def loss(theta: Tree, x: Tree, batch: Tree) -> Tensor:
         calls.append(1)
         return UNSTACKABLE[kind](x["x"] - theta["t"] * batch["a"])
 
-    def trial() -> tuple[Tree, Tree]:
-        return {"t": torch.tensor(0.5, dtype=F64)}, {"a": a}
-
-    theta = trial()[0]
-    with caplog.at_level(logging.WARNING, "hgms"):
-        for _ in range(3):
-            found = groups(loss, x, own_batch=own_batch, trial=trial)
+    for _ in range(3):
+        found = groups(loss, x, own_batch=own_batch, trial=lambda: (theta, batch))
     assert [group.part for group in found] == list(range(COUNT))
-    assert len(calls) == 2, "tried once: under vmap, and without"
-    assert len(caplog.records) == 1
+    assert (len(calls), len(caplog.records)) == (2, 1), "tried once: under vmap, and without"
     if not own_batch:
-        expected = torch.stack([loss(theta, take(x, i), {"a": a}) for i in range(COUNT)])
-        assert torch.equal(values(loss, theta, x, {"a": a}), expected)
+        expected = torch.stack([loss(theta, take(x, i), batch) for i in range(COUNT)])
+        assert torch.equal(values(loss, theta, x, batch), expected)
         with rejects("loss-not-stackable", "generator", "mode"):
-            values(loss, theta, x, {"a": a}, mode="stacked")
+            values(loss, theta, x, batch, mode="stacked")
 
 
 def test_a_loss_that_is_wrong_or_random_is_not_looped_over_in_silence() -> None:

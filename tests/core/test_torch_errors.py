@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -43,17 +43,6 @@ def raised(call: Callable[[], object]) -> BaseException:
     return caught.value
 
 
-class Once(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x * 1
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, slope: Tensor) -> Tensor:
-        return slope * 1
-
-
 @torch.library.custom_op("hgms_tests::square", mutates_args=())
 def square(x: Tensor) -> Tensor:
     return x * x
@@ -81,27 +70,6 @@ def recomputed_differently() -> None:
     checkpoint(function, torch.ones(2, requires_grad=True), use_reentrant=False).sum().backward()
 
 
-class Square(torch.autograd.Function):
-    """Without a forward-mode derivative."""
-
-    @staticmethod
-    def forward(x: Tensor) -> Tensor:
-        return x * x
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> Tensor:
-        factor: Tensor = 2 * ctx.saved_tensors[0]
-        return factor * slope
-
-
-def distances(x: Tensor) -> Tensor:
-    return torch.cdist(x[0, 0], torch.ones(3, 8))
-
-
 def forward_mode() -> None:
     x = torch.ones(1, 1, 2, 8)
     torch.func.jvp(attention, (x,), (x,))
@@ -123,35 +91,25 @@ def changed_under_vmap(x: Tensor) -> Tensor:
 def without_connection() -> None:
     """Reduce with a process group whose other member is gone."""
     store = dist.HashStore()
-    groups: dict[int, Any] = {}
-
-    def join(rank: int) -> None:
-        groups[rank] = dist.ProcessGroupGloo(store, rank, 2, timedelta(seconds=20))
-
-    members = [threading.Thread(target=join, args=(rank,)) for rank in range(2)]
-    for member in members:
-        member.start()
-    for member in members:
-        member.join()
+    patience = timedelta(seconds=20)
+    with ThreadPoolExecutor(2) as pool:
+        groups = list(
+            pool.map(lambda rank: dist.ProcessGroupGloo(store, rank, 2, patience), range(2))
+        )
     del groups[1]
     groups[0].allreduce([torch.ones(1)]).wait()
 
 
-class TwoLayers(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.used = nn.Linear(1, 1)
-        self.unused = nn.Linear(1, 1)
-
+class FirstAlone(nn.Sequential):
     def forward(self, x: Tensor) -> Tensor:
-        outcome: Tensor = self.used(x)
-        return outcome
+        return self[0](x)
 
 
 def unused_parameter() -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        model = nn.parallel.DistributedDataParallel(TwoLayers())
+        layers = FirstAlone(nn.Linear(1, 1), nn.Linear(1, 1))
+        model = nn.parallel.DistributedDataParallel(layers)
         for _ in range(2):
             model(torch.ones(1, 1)).sum().backward()
     finally:
@@ -190,29 +148,8 @@ CAUSES: dict[str, tuple[Callable[[BaseException], bool], Callable[[], object]]] 
 }
 
 
-def with_running_statistics(x: Tensor) -> Tensor:
-    outcome: Tensor = functional_call(nn.BatchNorm1d(2), {}, (x,))
-    return outcome
-
-
-def changes_captured(x: Tensor) -> Tensor:
-    return torch.zeros(3).add_(x).sum() + COUNTS.add_(x).sum()
-
-
-RECURRENT = nn.LSTM(1, 2, batch_first=True)
-
-
-def without_batching_rule(x: Tensor) -> Tensor:
-    outcome: Tensor = RECURRENT(x)[0].sum()
-    return outcome
-
-
-def compiled_twice() -> None:
-    function = torch.compile(lambda x: x.sin().exp(), backend="aot_eager")
-    twice(function)
-
-
 COUNTS = torch.zeros(3)
+RECURRENT = nn.LSTM(1, 2, batch_first=True)
 
 
 def with_an_inference_tensor() -> None:
@@ -225,27 +162,19 @@ def with_an_inference_tensor() -> None:
     "call",
     [
         lambda: twice(attention),
-        lambda: twice(Once.apply),
         lambda: twice(square),
-        lambda: torch.func.grad(lambda x: Once.apply(x).sum())(torch.ones(1)),
         lambda: torch.func.grad(lambda x: checkpoint(torch.sum, x, use_reentrant=False))(
             torch.ones(1)
         ),
         recomputed_differently,
         forward_mode,
-        lambda: torch.func.jvp(Square.apply, (torch.ones(1),), (torch.ones(1),)),
-        lambda: twice(distances),
     ],
     ids=[
         "kernel",
-        "once_differentiable",
         "kernel of another library",
-        "function without setup_context",
         "checkpoint under torch.func",
         "recomputed differently",
         "forward mode",
-        "function without jvp",
-        "derivative of a derivative",
     ],
 )
 def test_a_missing_second_derivative(call: Callable[[], object]) -> None:
@@ -264,23 +193,25 @@ def test_a_cause_is_recognised_and_no_other(cause: str) -> None:
     assert not predicate(RuntimeError("shapes do not match"))
 
 
-def test_tensors_on_two_devices() -> None:
-    text = "Expected all tensors to be on the same device, but got mat2 is on cpu"
-    assert is_device_mismatch(RuntimeError(text))
-    assert not is_dtype_mismatch(RuntimeError(text))
-
-
-def test_memory_errors_of_other_allocators() -> None:
-    assert out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
-    assert out_of_memory(MemoryError())
-    assert out_of_memory(RuntimeError("CUDA error: out of memory"))
-    assert out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling …"))
-    assert not out_of_memory(ValueError("can't allocate memory"))
-
-
-def test_errors_of_torch_s_store_are_lost_connections() -> None:
-    assert is_lost_connection(dist.DistNetworkError("connection reset by peer"))
-    assert is_lost_connection(dist.DistStoreError("wait timeout"))
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (
+            RuntimeError("Expected all tensors to be on the same device, but got mat2 is on cpu"),
+            is_device_mismatch,
+        ),
+        (torch.OutOfMemoryError("CUDA out of memory"), out_of_memory),
+        (MemoryError(), out_of_memory),
+        (RuntimeError("CUDA error: out of memory"), out_of_memory),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling …"), out_of_memory),
+        (ValueError("can't allocate memory"), None),
+        (dist.DistNetworkError("connection reset by peer"), is_lost_connection),
+        (dist.DistStoreError("wait timeout"), is_lost_connection),
+    ],
+)
+def test_errors_of_other_devices_and_of_torch_s_store(error: BaseException, cause: Any) -> None:
+    causes = (is_device_mismatch, is_dtype_mismatch, out_of_memory, is_lost_connection)
+    assert [each for each in causes if each(error)] == ([cause] if cause else [])
 
 
 def test_the_first_line_of_another_error() -> None:
@@ -295,19 +226,25 @@ def test_the_first_line_of_another_error() -> None:
         (
             "loss-with-state",
             ("loss",),
-            lambda: torch.vmap(with_running_statistics)(torch.ones(3, 4, 2)),
+            lambda: torch.vmap(lambda x: functional_call(nn.BatchNorm1d(2), {}, (x,)))(
+                torch.ones(3, 4, 2)
+            ),
         ),
-        ("loss-with-state", ("loss",), lambda: torch.func.grad(changes_captured)(torch.ones(3))),
+        (
+            "loss-with-state",
+            ("loss",),
+            lambda: torch.func.grad(lambda x: COUNTS.add_(x).sum())(torch.ones(3)),
+        ),
         (
             "loss-not-stackable",
             ("generator", "mode"),
-            lambda: torch.vmap(without_batching_rule)(torch.ones(2, 3, 4, 1)),
+            lambda: torch.vmap(lambda x: RECURRENT(x)[0].sum())(torch.ones(2, 3, 4, 1)),
         ),
         ("inference-mode", ("loss",), with_an_inference_tensor),
         pytest.param(
             "compiled-loss",
             ("hypergradient", "strategy"),
-            compiled_twice,
+            lambda: twice(torch.compile(lambda x: x.sin().exp(), backend="aot_eager")),
             marks=pytest.mark.nightly,
         ),
     ],
@@ -322,6 +259,5 @@ def test_an_impure_loss_is_explained(
 
 
 def test_other_errors_are_not_explained() -> None:
-    with pytest.raises(RuntimeError) as caught, explained():
+    with pytest.raises(RuntimeError, match="shapes do not match"), explained():
         raise RuntimeError("shapes do not match")
-    assert type(caught.value) is RuntimeError

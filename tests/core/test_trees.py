@@ -19,72 +19,51 @@ def tree_of(shapes: list[tuple[int, ...]], lead: tuple[int, ...] = ()) -> Tree:
 
 
 @given(shapes)
-@settings(max_examples=40, deadline=None)
-def test_ravel_is_a_bijection(shapes: list[tuple[int, ...]]) -> None:
+@settings(max_examples=30, deadline=None)
+def test_ravel_is_a_bijection_that_keeps_the_norm(shapes: list[tuple[int, ...]]) -> None:
     tree = tree_of(shapes)
     spec = Ravel.of(tree)
     flat = spec.ravel(tree)
-    assert flat.shape == (spec.size,)
-    assert spec.size == sum(leaf.numel() for leaf in tree.values())
+    assert flat.shape == (spec.size,) == (sum(leaf.numel() for leaf in tree.values()),)
     assert_same(spec.unravel(flat), tree)
-    assert_same(spec.ravel(spec.unravel(flat)), flat)
+    torch.testing.assert_close(norm(tree), torch.linalg.vector_norm(flat))
+    assert norm({}) == 0
 
 
 @given(shapes, st.integers(1, 3))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_a_stacked_tree_ravels_row_by_row(shapes: list[tuple[int, ...]], count: int) -> None:
     stacked = tree_of(shapes, (count,))
     spec = Ravel.of(stacked, batch_dims=1)
     rows = spec.ravel(stacked)
-    assert rows.shape == (count, spec.size)
-    for i in range(count):
-        alone = take(stacked, i)
-        assert_same(Ravel.of(alone).ravel(alone), rows[i])
+    trees = [take(stacked, i) for i in range(count)]
+    assert_same(rows, torch.stack([Ravel.of(tree).ravel(tree) for tree in trees]))
     assert_same(spec.unravel(rows), stacked)
-
-
-@given(shapes)
-@settings(max_examples=20, deadline=None)
-def test_norm_is_that_of_the_flat_vector(shapes: list[tuple[int, ...]]) -> None:
-    tree = tree_of(shapes)
-    torch.testing.assert_close(norm(tree), torch.linalg.vector_norm(Ravel.of(tree).ravel(tree)))
-
-
-def test_norm_of_nothing_is_zero() -> None:
-    assert norm({}) == 0
-
-
-def test_stack_and_take_are_inverse() -> None:
-    trees = [tree_of([(2,), ()], ()), {"leaf0": normal(2, seed=8), "leaf1": normal(seed=9)}]
-    stacked = stack(trees)
-    for i, tree in enumerate(trees):
-        assert_same(take(stacked, i), tree)
-        assert_same(take(stacked, torch.tensor(i)), tree)
+    assert_same(stack(trees), stacked)
 
 
 @pytest.mark.parametrize("index", [1, torch.tensor(1)])
 def test_a_taken_row_is_a_copy(index: int | torch.Tensor) -> None:
     stacked = {"x": normal(3, 2)}
     row = take(stacked, index)
+    assert_same(row, {"x": normal(3, 2)[1]})
     row["x"].zero_()
-    assert (stacked["x"] != 0).all()
+    assert_same(stacked, {"x": normal(3, 2)})
 
 
 def test_repeat_writes_rows_that_can_change_alone() -> None:
     source = {"x": normal(2), "s": normal()}
     rows = repeat(source, 3)
     rows["x"][0] = 0
-    assert_same(rows["x"][1], source["x"])
+    assert_same(rows["x"][1], normal(2))
     assert rows["s"].shape == (3,)
-    assert (source["x"] != 0).all()
+    assert_same(source["x"], normal(2))
 
 
 def test_detach_shares_and_clone_copies() -> None:
     tree = {"x": normal(2).requires_grad_()}
-    shared = detach(tree)
-    copied = clone(tree)
-    assert not shared["x"].requires_grad
-    assert not copied["x"].requires_grad
+    shared, copied = detach(tree), clone(tree)
+    assert (shared["x"].requires_grad, copied["x"].requires_grad) == (False, False)
     assert shared["x"].data_ptr() == tree["x"].data_ptr() != copied["x"].data_ptr()
     assert require_grad(shared)["x"].requires_grad
     assert not shared["x"].requires_grad
