@@ -6,9 +6,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import hypothesis.strategies as st
 import pytest
@@ -31,9 +29,9 @@ from support.config_parts import (
 )
 from support.helpers import rejects
 
-from hgms.runs import RunConfig, RunSettings, data_of, load
+from hgms.runs import RunConfig, RunSettings, load
 from hgms_core import Budget, Pipeline
-from hgms_core.errors import ConfigError, DataError
+from hgms_core.errors import ConfigError
 
 PLAIN = Pipeline(
     generator=Generator(),
@@ -166,6 +164,9 @@ OUTSIDE: list[tuple[Any, ...]] = [
     ({"run": {"out": "~nobody-has-this-name/x"}}, "missing-file", ("run", "out"), ""),
     ({"run": {"out": "$NO_SUCH_VARIABLE"}}, "missing-variable", ("run", "out"), ""),
     ({"run": {"dtype": "float16"}}, "unknown-choice", ("run", "dtype"), "float64"),
+    ({"run": {"matmul": "quick"}}, "unknown-choice", ("run", "matmul"), ""),
+    ({"run": {"compile": "always"}}, "wrong-type", ("run", "compile"), ""),
+    ({"run": {"compile": 3}}, "wrong-type", ("run", "compile"), ""),
     # an integer that no float holds
     ({"run": {"checkpoint_seconds": 10**400}}, "wrong-type", ("run", "checkpoint_seconds"), ""),
 ]
@@ -275,10 +276,19 @@ def test_the_hash_knows_what_matters(monkeypatch: pytest.MonkeyPatch) -> None:
         evolve(config, budget=Budget(outer_steps=3)).config_hash,
         evolve(config, task=Work(size=4)).config_hash,
         config_of(method=at("generator", "count", value=9)).config_hash,
-        evolve(config, run=RunSettings(dtype="float64")).config_hash,
+        *(
+            evolve(config, run=RunSettings(**settings)).config_hash
+            for settings in (
+                {"dtype": "float64"},
+                {"matmul": "exact"},
+                {"matmul": "fast"},
+                {"compile": True},
+                {"compile": False},
+            )
+        ),
     }
     monkeypatch.setattr(Work, "version", "2")
-    assert len(others | {config.config_hash}) == 6
+    assert len(others | {config.config_hash}) == 10
 
 
 numbers = st.floats(allow_nan=False, allow_infinity=True)
@@ -328,6 +338,8 @@ configs = st.builds(
         RunSettings,
         threads=st.none() | st.integers(1, 1024),
         device=st.sampled_from(["cpu", "cuda:1"]),
+        matmul=st.sampled_from(["auto", "exact", "fast"]),
+        compile=st.sampled_from(["auto", True, False]),
         out=st.text(st.characters(exclude_characters="~$\0"), min_size=1),
     ),
     method_name=st.sampled_from(["pipeline", "recipe"]),
@@ -342,14 +354,6 @@ def test_a_configuration_survives_the_trip_through_toml(config: RunConfig) -> No
     assert again == config
     assert again.to_toml() == text
     assert again.config_hash == config.config_hash
-
-
-def test_data_that_cannot_be_read_have_the_reason_for_their_contents() -> None:
-    for error in (FileNotFoundError(2, "No such file"), DataError("missing-file", "no such data")):
-        task = SimpleNamespace(made_of=Mock(side_effect=error))
-        assert data_of(task) == {"made_of": str(error)}
-    with rejects("wrong-result", of=ConfigError):
-        data_of(SimpleNamespace(made_of=lambda: {"rows": b"digest"}))
 
 
 # --- files that nobody vouches for

@@ -89,28 +89,23 @@ def test_a_notebook_has_one_output_that_is_replaced_and_errors_stay_in_it(
             view.show("seed <0>", step, f"step {step}", total=1000)
         view.show("ended", 0.5)
         view.remove("ended")
-        view.show("beyond", 2.0)
         view.print_error("a: failed & gone")
     [output] = outputs
     assert 30 < len(output) < 50  # four a second
-    shown = (
-        "seed &lt;0&gt;",
-        "step 999",
-        'value="0.9990"',
-        'value="1.0000"',
-        "a: failed &amp; gone",
-    )
-    assert [part for part in shown if part not in output[-1]] == []
-    assert output[-1].count("<progress") == 2
+    for part in ("seed &lt;0&gt;", "step 999", 'value="0.9990"', "a: failed &amp; gone"):
+        assert part in output[-1]
     assert "ended" not in output[-1]
 
 
-@pytest.mark.parametrize("shell", [None, SimpleNamespace()], ids=["no IPython", "a terminal"])
 def test_without_a_notebook_or_if_it_is_not_wanted_there_is_no_output(
-    shell: object, outputs: list[list[str]], monkeypatch: pytest.MonkeyPatch
+    outputs: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys.modules["IPython"], "get_ipython", lambda: shell)
-    for enabled in (False, True):
+    for shell, enabled in (
+        (SimpleNamespace(kernel=object()), False),
+        (None, True),
+        (object(), True),
+    ):
+        monkeypatch.setattr(sys.modules["IPython"], "get_ipython", lambda: shell)  # noqa: B023
         with Bars(enabled=enabled) as view:
             view.show("a", 0.5)
     assert not outputs

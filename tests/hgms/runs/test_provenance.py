@@ -6,51 +6,16 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
-import torch
-from support.descent import resumed, stopped
+from support.helpers import rejects
 
 from hgms.comparison.usage import measured
-from hgms.runs import RunConfig, RunFolder
+from hgms.runs import RunConfig, data_of
 from hgms.runs.provenance import _git, digests
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> RunFolder:
-    return stopped(tmp_path / "run", after=2)
-
-
-def environment(folder: RunFolder) -> dict[str, object]:
-    table: dict[str, object] = json.loads((folder.path / "env.json").read_bytes())
-    return table
-
-
-def test_a_run_that_is_resumed_elsewhere_says_so(
-    folder: RunFolder, caplog: pytest.LogCaptureFixture
-) -> None:
-    table = environment(folder)
-    older = {**table, "versions": {**table["versions"], "torch": "1.0"}}  # type: ignore[dict-item]
-    (folder.path / "env.json").write_text(json.dumps(older))
-    resumed(folder)
-    assert f"torch 1.0 → {torch.__version__}" in caplog.text
-    assert environment(folder) == {**table, "before": [older]}
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "[]",
-        '{"versions": null}',
-        '{"versions": "x", "before": 3}',
-        '{"python": "\\u001b[31m"}',
-        "[" * 9999,
-    ],
-)
-def test_an_environment_of_any_shape_does_no_harm(folder: RunFolder, text: str) -> None:
-    (folder.path / "env.json").write_text(text)
-    assert resumed(folder).summary["status"] == "done"
-    assert environment(folder)["versions"]["torch"] == torch.__version__  # type: ignore[index]
+from hgms_core import ConfigError, DataError
 
 
 @pytest.mark.parametrize("text", ["[]", '{"wall_seconds": "x"}', "[" * 9999, None])
@@ -86,6 +51,14 @@ def test_asking_for_the_commit_runs_nothing_of_the_repository(tmp_path: Path) ->
     (tmp_path / "executed").unlink(missing_ok=True)
     assert len(_git(tmp_path) or "") == 12
     assert not (tmp_path / "executed").exists()
+
+
+def test_data_that_cannot_be_read_have_the_reason_for_their_contents() -> None:
+    for error in (FileNotFoundError(2, "No such file"), DataError("missing-file", "no such data")):
+        task = SimpleNamespace(made_of=Mock(side_effect=error))
+        assert data_of(task) == {"made_of": str(error)}
+    with rejects("wrong-result", of=ConfigError):
+        data_of(SimpleNamespace(made_of=lambda: {"rows": b"digest"}))
 
 
 def test_our_own_components_are_known_by_their_version() -> None:

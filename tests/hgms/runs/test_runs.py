@@ -20,34 +20,24 @@ from hgms.runs.loop import Clock
 from hgms.runs.signals import counted_suspensions
 from hgms_core.budget import Budget
 
-
-def sleeps(seconds: float) -> Descent:
-    return Descent(before=lambda step: time.sleep(seconds))
-
-
 # --- budget
 
 
-def test_a_budget_is_counted_in_steps_calls_or_seconds() -> None:
+def test_a_budget_is_counted_in_steps_calls_or_seconds_after_a_step_that_warms_up() -> None:
     assert descend(steps=7).summary["outer_steps"] == 7
     assert descend(budget=Budget(oracle_calls=10)).summary["outer_steps"] == 4
-    timed = descend(sleeps(0.02), budget=Budget(seconds=0.1))
-    assert 0.1 <= timed.seconds < 0.2
-    assert 3 <= timed.summary["outer_steps"] <= 5
-
-
-def test_a_budget_in_seconds_starts_after_a_step_that_warms_up() -> None:
     calls: list[int] = []
 
     def before(step: int) -> None:
         calls.append(step)
-        time.sleep(0.3 if len(calls) == 1 else 0.01)
+        time.sleep(0.3 if len(calls) == 1 else 0.02)
 
     timed = descend(Descent(before=before), budget=Budget(seconds=0.1))
-    assert timed.summary["outer_steps"] == len(calls) - 1 > 2
+    assert 0.1 <= timed.seconds < 0.2
+    assert 3 <= timed.summary["outer_steps"] == len(calls) - 1 <= 5
     calls.clear()
     descend(Descent(before=before), steps=3)
-    assert calls == [0, 1, 2]
+    assert calls == [0, 1, 2], "no step is discarded"
 
 
 def test_a_budget_in_calls_ends_although_the_method_makes_none(
@@ -58,9 +48,7 @@ def test_a_budget_in_calls_ends_although_the_method_makes_none(
     place = RunFolder(tmp_path / "run")
     with rejects("budget-cannot-end", "budget"):
         descend(silent, budget=Budget(oracle_calls=10), folder=place)
-    summary = place.read_summary() or {}
-    assert (summary["status"], summary["outer_steps"]) == ("failed", 40)
-    assert place.records()[-1]["step"] == 40
+    assert place.records()[-1]["step"] == (place.read_summary() or {})["outer_steps"] == 40
     assert descend(silent, steps=41).summary["status"] == "done"
 
 
@@ -70,7 +58,7 @@ def test_a_budget_in_calls_ends_although_the_method_makes_none(
 def test_the_clock_counts_steps_only_and_the_cpu_clock_counts_work_only() -> None:
     wall, cpu = (
         descend(
-            sleeps(0.02),
+            Descent(before=lambda step: time.sleep(0.02)),
             steps=5,
             problem=problem(evaluate_seconds=0.05),
             watch=lambda *_: time.sleep(0.05),
@@ -118,12 +106,10 @@ def test_rows_on_disk_and_in_memory_agree_and_the_global_generator_is_untouched(
     assert metrics["size"] == result.records[-1]["metric.size"]
 
 
-@pytest.mark.parametrize(
-    ("steps", "expected"), [(12, [0, 3, 6, 9, 12]), (3, [0, 1, 2, 3]), (10, [0, 3, 5, 8, 10])]
-)
-def test_evaluations_are_spread_over_the_budget(steps: int, expected: list[int]) -> None:
-    result = descend(steps=steps, settings=RunSettings(evaluations=4))
-    assert [row["step"] for row in result.records if "metric.size" in row] == expected
+def test_evaluations_are_spread_over_the_budget() -> None:
+    for steps, expected in ((12, [0, 3, 6, 9, 12]), (3, [0, 1, 2, 3]), (10, [0, 3, 5, 8, 10])):
+        result = descend(steps=steps, settings=RunSettings(evaluations=4))
+        assert [row["step"] for row in result.records if "metric.size" in row] == expected
 
 
 def test_ctrl_c_before_the_first_step_says_that_nothing_is_saved(

@@ -4,17 +4,14 @@ on tasks; `hgms compat`.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner
 from support.helpers import F64, normal, rejects
 
-from hgms.cli import main
 from hgms.runs import RunConfig, built, run_config
 from hgms.runs import traits as compat
 from hgms.runs.traits import ensure_fits, similar_traits
@@ -27,29 +24,16 @@ TASKS = {item.name: item.target for item in REGISTRY.components("task")}
 
 
 def small_mixture(folder: Path) -> Any:
-    """The one task that has no defaults, on two small files of text and a small GPT-2."""
+    """The one task that has no defaults."""
     pytest.importorskip("transformers", reason="the extra llm is not installed")
     pytest.importorskip("peft", reason="the extra llm is not installed")
-    from hgms_mix.lm import BaseModel, Lora, Source, SourceMixture
+    from support.language_models import task_of, text_files
 
-    def source(name: str, answers: str) -> Any:
-        rows = (
-            {"prompt": f"{number} and {name}", "completion": answer}
-            for number, answer in enumerate(answers)
-        )
-        (folder / name).with_suffix(".jsonl").write_text("\n".join(map(json.dumps, rows)))
-        return Source(path=str((folder / name).with_suffix(".jsonl")))
+    from hgms_mix.lm import Lora
 
-    size = {"n_layer": 1, "n_head": 2, "n_embd": 8, "n_positions": 64}
-    return SourceMixture(
-        sources={"letters": source("letters", "abcdefgh"), "dots": source("dots", "......")},
-        validation={"held": source("held", "ijklmnopqr")},
-        model=BaseModel(config={"model_type": "gpt2", **size}, tokenizer="bytes"),
-        adapter=Lora(rank=2, alpha=4.0, dropout=0.0),
-        template="plain",
-        max_length=48,
-        reference={"letters": 1.0, "dots": 0.0},
-    )
+    still = Lora(rank=2, alpha=4.0, dropout=0.0)
+    reference = {"sums": 1.0, "words": 0.0, "dots": 0.0}
+    return task_of(text_files(folder), adapter=still, reference=reference)
 
 
 def near(tree: Tree, seed: int) -> Tree:
@@ -145,9 +129,9 @@ SILENT: Any = SimpleNamespace(name="silent")
 
 
 def test_what_a_method_needs_and_a_task_lacks_is_an_error() -> None:
-    for method, part in (("hg-implicit", "implicit"), ("hg-baseline", "unrolled"), ("darts", None)):
-        lacking = compat.missing_traits(build(method), KINKED)
-        assert lacking == ({"smooth-lower": part} if part else {})
+    methods = ("hg-implicit", "hg-baseline", "darts")
+    lacking = [compat.missing_traits(build(method), KINKED) for method in methods]
+    assert lacking == [{"smooth-lower": "implicit"}, {"smooth-lower": "unrolled"}, {}]
     with rejects("not-supported", "method", of=ConfigError) as caught:
         ensure_fits(build("hg-ms"), KINKED, "my-method")
     for shown in ("my-method", "kinked", "implicit", compat.TRAITS["smooth-lower"]):
@@ -166,20 +150,3 @@ def test_a_run_is_checked_before_its_folder_is_made(tmp_path: Path) -> None:
     with rejects("not-supported", "method", of=ConfigError):
         run_config(config)
     assert not (tmp_path / "runs").exists()
-
-
-@pytest.mark.extended
-def test_compat_prints_every_method_against_every_task() -> None:
-    result = CliRunner().invoke(main, ["compat", "--json"])
-    assert result.exit_code == 0, result.output
-    rows = {(row["method"], row["task"]): row for row in json.loads(result.output)}
-    methods = {item.name for item in REGISTRY.components("method")}
-    assert set(rows) == {(method, task) for method in methods for task in TASKS}
-    names = (
-        ("oracle-clean", "hyper-cleaning"),
-        ("oracle-clean", "quadratic"),
-        ("pipeline", "sphere"),
-    )
-    assert [rows[name]["fits"] for name in names] == [True, False, None]
-    assert compat.TRAITS["reference:clean"] in rows[names[1]]["why"]
-    assert "oracle-clean" in CliRunner().invoke(main, ["compat"]).output
