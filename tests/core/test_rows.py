@@ -74,22 +74,20 @@ PROBLEMS: dict[str, Callable[[], Problem]] = {
 def test_the_lower_loss_is_the_weighted_mean_that_rows_say(name: str) -> None:
     problem = PROBLEMS[name]()
     assert problem.rows is not None
-    theta = {
-        leaf: value + normal(*value.shape, seed=7 + i)
-        for i, (leaf, value) in enumerate(problem.theta0.items())
-    }
-    x = {
-        leaf: value + normal(*value.shape, seed=9 + i)
-        for i, (leaf, value) in enumerate(problem.x0.items())
-    }
+    theta, x = (
+        {
+            name: leaf + normal(*leaf.shape, seed=7 + i)
+            for i, (name, leaf) in enumerate(start.items())
+        }
+        for start in (problem.theta0, problem.x0)
+    )
     for size in (5, None):
         batch, _ = problem.lower_data.sample(Key(4), size)
         losses = problem.rows.losses(x, batch)
         assert losses.shape == batch["index"].shape
         fit = (theta[problem.rows.leaf][batch["index"]].sigmoid() * losses).mean()
-        assert torch.isclose(
-            problem.g(theta, x, batch), fit + problem.rows.regulariser(theta, x, batch), rtol=1e-12
-        )
+        expected = fit + problem.rows.regulariser(theta, x, batch)
+        assert torch.isclose(problem.g(theta, x, batch), expected, rtol=1e-12)
 
 
 def test_a_problem_that_weighs_no_lower_rows_says_so() -> None:
