@@ -15,7 +15,7 @@ from hgms.comparison.from_python import compare
 from hgms.comparison.grid_file import load
 from hgms.comparison.planning import Cost, makespan, plan
 from hgms.comparison.rank_times import Parted
-from hgms.executors import Ending, Job, as_error, called
+from hgms.executors import Ending, Job, Local, as_error, called
 from hgms_core import Budget, HgmsError
 
 GRID = """
@@ -36,35 +36,6 @@ pause = 0.05
 """
 
 
-@pytest.fixture
-def hgms(bowl: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    monkeypatch.chdir(tmp_path)
-    Path("grid.toml").write_text(GRID)
-    return lambda *words: CliRunner().invoke(main, ["plan", "grid.toml", *words])
-
-
-@pytest.mark.parametrize("how", ["here", pytest.param("hgms", marks=pytest.mark.extended)])
-def test_a_grid_is_measured_and_nothing_is_written(
-    request: pytest.FixtureRequest, how: str
-) -> None:
-    done = request.getfixturevalue(how)("--json", "--workers", "1,2")
-    assert done.exit_code == 0, done.stderr
-    told = json.loads(done.stdout)
-    walk, slow = told["pairs"]
-    assert (walk["method"], slow["method"], slow["calls"]) == ("walk", "slow", 2)
-    assert walk["step"] < 0.05 <= slow["step"] < 0.5
-    assert slow["seconds"] == pytest.approx(slow["around"] + 40 * slow["step"])
-    assert slow["memory"] > 5e7
-    assert (told["runs"], told["longest"]) == (8, max(walk["seconds"], slow["seconds"]))
-    assert told["seconds"] == pytest.approx(4 * walk["seconds"] + 4 * slow["seconds"])
-    assert told["workers"]["1"] == pytest.approx(told["seconds"])
-    assert told["longest"] <= told["workers"]["2"] < told["seconds"]
-    assert not Path("runs").exists()
-    compare("bowl", "walk", "40 steps", 1, "real", jobs=0)
-    real = sum(path.stat().st_size for path in Path("real").rglob("seed-0/*"))
-    assert walk["disk"] + 40 * walk["row"] == pytest.approx(real, rel=0.15)
-
-
 class Here:
     """An executor that carries out jobs in this process."""
 
@@ -81,10 +52,37 @@ class Here:
 
 
 @pytest.fixture
-def here(hgms: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+def here(bowl: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """The command without processes of its own."""
+    monkeypatch.chdir(tmp_path)
+    Path("grid.toml").write_text(GRID)
     monkeypatch.setattr("hgms.executors.Local", lambda **_: Here())
-    return hgms
+    monkeypatch.setattr("hgms.comparison.rank_times.cores", lambda: 2)
+    return lambda *words: CliRunner().invoke(main, ["plan", "grid.toml", *words])
+
+
+@pytest.mark.parametrize("workers", [False, pytest.param(True, marks=pytest.mark.extended)])
+def test_a_grid_is_measured_and_nothing_is_written(
+    here: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, workers: bool
+) -> None:
+    if workers:
+        monkeypatch.setattr("hgms.executors.Local", Local)
+    done = here("--json", "--workers", "1,2")
+    assert done.exit_code == 0, done.stderr
+    told = json.loads(done.stdout)
+    walk, slow = told["pairs"]
+    assert (walk["method"], slow["method"], slow["calls"]) == ("walk", "slow", 2)
+    assert walk["step"] < 0.05 <= slow["step"] < 0.5
+    assert slow["seconds"] == pytest.approx(slow["around"] + 40 * slow["step"])
+    assert slow["memory"] > 5e7
+    assert (told["runs"], told["longest"]) == (8, max(walk["seconds"], slow["seconds"]))
+    assert told["seconds"] == pytest.approx(4 * walk["seconds"] + 4 * slow["seconds"])
+    assert told["workers"]["1"] == pytest.approx(told["seconds"])
+    assert told["longest"] <= told["workers"]["2"] < told["seconds"]
+    assert not Path("runs").exists()
+    compare("bowl", "walk", "40 steps", 1, "real", jobs=0)
+    real = sum(path.stat().st_size for path in Path("real").rglob("seed-0/*"))
+    assert walk["disk"] + 40 * walk["row"] == pytest.approx(real, rel=0.15)
 
 
 def test_what_is_finished_costs_nothing_and_a_cell_that_fails_is_named(
@@ -147,10 +145,7 @@ def test_ranks_are_foretold_by_amdahls_law_from_one_and_two() -> None:
 
 
 @pytest.mark.extended
-def test_a_method_without_parts_is_planned_but_not_on_ranks(
-    here: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("hgms.comparison.rank_times.cores", lambda: 2)
+def test_a_method_without_parts_is_planned_but_not_on_ranks(here: Callable[..., Any]) -> None:
     told = json.loads(here("--ranks", "1,4", "--methods", "walk", "--json").stdout)
     assert told["ranks"]["4"] == told["ranks"]["1"] == pytest.approx(told["seconds"])
     assert told["pairs"][0]["parted"]["error"]

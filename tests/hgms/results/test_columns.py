@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from support.helpers import rejects
 from support.made_runs import write_run
 
-from hgms.results import read_run
+from hgms.results import StoredRun, read_run
 from hgms_core.errors import CheckpointError
 
 DEEP = "[" * 100_000
@@ -22,6 +23,10 @@ def lines(name: str, *values: object) -> str:
     return "\n".join(rows) + "\n"
 
 
+def run_of(folder: Path, text: str, name: str = "steps.jsonl") -> StoredRun:
+    return read_run(write_run(folder, files={name: text}))
+
+
 @pytest.mark.parametrize("fast", [True, False])
 def test_columns_with_and_without_the_fast_reader(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fast: bool
@@ -30,38 +35,46 @@ def test_columns_with_and_without_the_fast_reader(
         pytest.importorskip("msgspec", reason="the extra report is not installed")
     else:
         monkeypatch.setattr("hgms.results.columns._decoder", lambda wanted: None)
-    rows = [{"step": 0, "metric.value": 1}]
-    for step in (1, 2, 3):
-        row = {"step": step, "gap": step / 8, "outcome": "converged", "residual": [0.1, 0.3]}
-        rows.append({**row, "metric.value": 0.5})
-    text = "".join(json.dumps(row) + "\n" for row in rows) + '{"step": 4, "gap": 0'  # killed
-    path = write_run(tmp_path, files={"steps.jsonl": text})
+    row = {"outcome": "converged", "residual": [0.1, 0.3], "metric.value": 0.5}
+    rows = [{"step": 0, "metric.value": 1}, *({"step": n, "gap": n / 8, **row} for n in (1, 2, 3))]
+    killed = "".join(json.dumps(row) + "\n" for row in rows) + '{"step": 4, "gap": 0'
     names = ["seconds", "gap", "outcome", "residual", "metric.value", "nobody"]
-    columns = read_run(path).columns(names)
+    columns = run_of(tmp_path, killed).columns(names)
     assert list(columns) == ["step", *names]
-    for name, values in {
+    expected = {
         "step": [0, 1, 2, 3],
         "seconds": [0, 0.25, 0.5, 0.75],
         "gap": [np.nan, 1 / 8, 2 / 8, 3 / 8],
         "residual": [np.nan, 0.3, 0.3, 0.3],
         "nobody": [np.nan] * 4,
-    }.items():
-        np.testing.assert_array_equal(columns[name], values)
+    }
+    np.testing.assert_equal({name: columns[name] for name in expected}, expected)
     assert columns["outcome"].tolist() == [None, "converged", "converged", "converged"]
 
 
-def test_a_step_without_its_time_has_none(tmp_path: Path) -> None:
-    timings = '{"step": 0, "seconds": 0.0}\n{"step": 2, "seconds": 0.5}\n'
-    seconds = read_run(write_run(tmp_path, files={"timings.jsonl": timings})).columns(["seconds"])
-    np.testing.assert_array_equal(seconds["seconds"], [0, np.nan, 0.5, np.nan])
-
-
-@pytest.mark.parametrize("name", ['a"b', "a\\b", "a\nb", "a\x01b"])
-def test_a_source_of_any_name_is_read(tmp_path: Path, name: str) -> None:
-    """The fast reader takes no such names."""
-    text = lines(f"weight.{name}", 0, 0.25, 0.5, 0.75)
-    columns = read_run(write_run(tmp_path, files={"steps.jsonl": text})).columns([f"weight.{name}"])
-    np.testing.assert_array_equal(columns[f"weight.{name}"], [0, 0.25, 0.5, 0.75])
+@pytest.mark.parametrize(
+    ("file", "text", "name", "expected"),
+    [
+        # a step without its time has none
+        (
+            "timings.jsonl",
+            '{"step": 0, "seconds": 0.0}\n{"step": 2, "seconds": 0.5}\n',
+            "seconds",
+            [0, np.nan, 0.5, np.nan],
+        ),
+        # the fast reader takes no such names
+        *(
+            ("steps.jsonl", lines(name, 0, 0.25, 0.5), name, [0, 0.25, 0.5])
+            for name in ('weight.a"b', "weight.a\\b", "weight.a\nb", "weight.a\x01b")
+        ),
+        # words that look like numbers are words
+        ("steps.jsonl", lines("outcome", "0", "1", "2"), "outcome", ["0", "1", "2"]),
+    ],
+)
+def test_columns_of_any_name_and_with_gaps(
+    tmp_path: Path, file: str, text: str, name: str, expected: list[Any]
+) -> None:
+    np.testing.assert_equal(run_of(tmp_path, text, file).columns([name])[name].tolist(), expected)
 
 
 @pytest.mark.parametrize(
@@ -85,14 +98,9 @@ def test_odd_values_in_rows_are_numbers_or_not_finite(
 ) -> None:
     values = [value if everywhere or step == 1 else 0.5 for step in range(3)]
     text = "".join(f'{{"step": {step}, "gap": {gap}}}\n' for step, gap in enumerate(values))
-    column = read_run(write_run(tmp_path, files={"steps.jsonl": text})).columns(["gap"])["gap"]
+    column = run_of(tmp_path, text).columns(["gap"])["gap"]
     assert column.dtype == float
     np.testing.assert_array_equal(column, [expected] * 3 if everywhere else [0.5, expected, 0.5])
-
-
-def test_words_that_look_like_numbers_are_words(tmp_path: Path) -> None:
-    run = read_run(write_run(tmp_path, files={"steps.jsonl": lines("outcome", "0", "1", "2")}))
-    assert run.columns(["outcome"])["outcome"].tolist() == ["0", "1", "2"]
 
 
 @pytest.mark.parametrize(
@@ -115,12 +123,12 @@ def test_words_that_look_like_numbers_are_words(tmp_path: Path) -> None:
 def test_rows_that_no_run_wrote_are_refused(
     tmp_path: Path, name: str, text: str, code: str, place: tuple[str | int, ...]
 ) -> None:
-    run = read_run(write_run(tmp_path, files={name: text}))
+    run = run_of(tmp_path, text, name)
     with rejects(code, name, *place, of=CheckpointError):
         run.columns(["seconds", "oracle_calls"])
 
 
 @pytest.mark.parametrize("last", ['"x"', "[]", "9" * 400, "null", "1e999"])
 def test_a_clock_that_is_no_number(tmp_path: Path, last: str) -> None:
-    path = write_run(tmp_path, files={"timings.jsonl": f'{{"step": 0, "seconds": {last}}}\n'})
-    assert math.isnan(read_run(path).seconds)
+    run = run_of(tmp_path, f'{{"step": 0, "seconds": {last}}}\n', "timings.jsonl")
+    assert math.isnan(run.seconds)

@@ -21,12 +21,13 @@ from hgms.results import read_run, scan, scan_sweeps, short_names
 from hgms.runs import RunFolder
 from hgms_core.errors import CheckpointError, ConfigError
 
+C, S, E = "config.toml", "summary.json", "env.json"
 TEXT = CONFIG.format(seed=0, task="ring", rho=0.4, method="halve", lr=0.5, steps=3)
 
 
 def test_a_run_tells_what_it_was(tmp_path: Path) -> None:
     summary = '{"status": "done", "outer_steps": 3, "metrics": {"value": 0.25, "bad": null}}'
-    files = {"resources.json": '{"peak_memory_bytes": 1024}', "summary.json": summary}
+    files = {"resources.json": '{"peak_memory_bytes": 1024}', S: summary}
     path = tmp_path / "ring" / "halve-0123abcd" / "seed-7"
     write_run(tmp_path, seed=7, path=path, files=files)
     [run], skipped = scan(tmp_path)
@@ -34,34 +35,30 @@ def test_a_run_tells_what_it_was(tmp_path: Path) -> None:
     assert (run.task_name, run.task_label, run.task_version) == ("ring", "ring", "2")
     assert (run.method_name, run.label, run.hash, run.seed) == ("halve", "halve", "0123abcd", 7)
     assert (run.budget, run.status, run.error) == ("3 outer steps", "done", None)
-    assert run.metrics["value"] == 0.25
-    assert math.isnan(run.metrics["bad"])  # null in the file: it was not finite
+    # null in the file: it was not finite
+    assert run.metrics == pytest.approx({"value": 0.25, "bad": math.nan}, nan_ok=True)
     assert (run.higher_is_better, run.seconds) == ({"value": False}, 0.75)
     assert run.resources == {"peak_memory_bytes": 1024}
     assert [row["seconds"] for row in run.records()] == [0.0, 0.25, 0.5, 0.75]
 
 
-def test_labels_of_the_author_come_before_names(tmp_path: Path) -> None:
+def test_labels_of_the_author_come_before_names_and_a_failed_run_is_a_result(
+    tmp_path: Path,
+) -> None:
     text = TEXT.replace('label = "none"', 'label = "mine"\ntask_label = "ring at 0.4"')
-    write_run(tmp_path, files={"config.toml": text})
-    [run], _ = scan(tmp_path)
+    summary = '{"status": "failed", "error": "it grew", "metrics": {}}'
+    write_run(tmp_path, files={C: text, S: summary, "steps.jsonl": None})
+    [run], skipped = scan(tmp_path)
     assert (run.label, run.task_label) == ("mine", "ring at 0.4")
     assert (run.method_name, run.task_name) == ("halve", "ring")
-
-
-def test_a_failed_run_is_a_result(tmp_path: Path) -> None:
-    summary = '{"status": "failed", "error": "it grew", "metrics": {}}'
-    write_run(tmp_path, files={"summary.json": summary, "steps.jsonl": None})
-    [run], skipped = scan(tmp_path)
     assert (run.status, run.error, skipped) == ("failed", "it grew", [])
 
 
 def test_copies_count_once(tmp_path: Path) -> None:
     for name, rho in (("a", 0.4), ("b", 0.4), ("c", 0.6)):
         write_run(tmp_path / name, rho=rho)
-    runs, [skipped] = scan([tmp_path / "a", tmp_path / "b", tmp_path / "c"])
+    runs, [skipped] = scan([tmp_path / name for name in ("a", "b", "c", "a")])
     assert ([run.task["rho"] for run in runs], skipped.code) == ([0.4, 0.6], "duplicate-run")
-    assert len(scan([tmp_path / "a", tmp_path / "a"])[0]) == 1
 
 
 def test_trials_of_a_sweep_are_kept_apart(tmp_path: Path) -> None:
@@ -129,13 +126,11 @@ def test_stages_and_scores_of_a_mix_belong_to_its_run(tmp_path: Path) -> None:
     assert dict(run.higher_is_better) == {"value": False, "gsm8k_accuracy": True}
 
 
-@pytest.mark.parametrize("code", ["missing-file", "not-a-folder"])
-def test_a_path_that_is_no_folder(tmp_path: Path, code: str) -> None:
-    path = tmp_path / "runs"
-    if code == "not-a-folder":
-        path.write_text("")
-    with rejects(code, str(path), of=ConfigError):
-        scan(path)
+@pytest.mark.parametrize(("name", "code"), [("no", "missing-file"), ("file", "not-a-folder")])
+def test_a_path_that_is_no_folder(tmp_path: Path, name: str, code: str) -> None:
+    (tmp_path / "file").touch()
+    with rejects(code, str(tmp_path / name), of=ConfigError):
+        scan(tmp_path / name)
 
 
 @pytest.mark.parametrize(
@@ -155,10 +150,6 @@ def test_a_folder_without_a_run_says_what_it_is(
         read_run(tmp_path)
 
 
-# --- folders of strangers
-# --------------------------------------------------------------------------------------------------
-
-
 def large(file: Path) -> None:
     with file.open("wb") as stream:
         stream.truncate(2**40)  # of holes: it takes no room
@@ -171,7 +162,6 @@ def link(file: Path) -> None:
 
 
 DEEP = "[" * 100_000
-C, S, E = "config.toml", "summary.json", "env.json"
 BAD: list[tuple[str, str | Callable[[Path], object] | None, str, tuple[str, ...]]] = [
     (C, None, "missing-file", (C,)),
     (C, lambda file: file.write_bytes(b"\xff\xfe\x00"), "wrong-format", (C,)),
@@ -250,19 +240,17 @@ def test_a_folder_that_is_no_run_is_left_out_with_a_short_reason(
     assert len(skipped.reason) < 500
 
 
-def test_an_empty_folder_of_a_seed_is_named(tmp_path: Path) -> None:
-    (tmp_path / "bad" / "seed-0").mkdir(parents=True)
-    runs, [skipped] = scan(tmp_path)
-    assert (runs, skipped.code, skipped.place) == ([], "no-runs", ())
-
-
 @pytest.mark.skipif(os.name == "nt", reason="links need rights there")
-def test_a_link_out_of_the_folders_is_not_followed(tmp_path: Path) -> None:
+def test_an_empty_folder_is_named_and_a_link_out_of_the_folders_is_not_followed(
+    tmp_path: Path,
+) -> None:
     private = write_run(tmp_path / "private")
-    (tmp_path / "stranger" / "mix").mkdir(parents=True)
+    stranger = tmp_path / "stranger"
+    (stranger / "mix" / "seed-2").mkdir(parents=True)
     for name in ("mix/seed-0", "seed-1"):
-        (tmp_path / "stranger" / name).symlink_to(private)
-    assert scan(tmp_path / "stranger")[0] == []
+        (stranger / name).symlink_to(private)
+    runs, [skipped] = scan(stranger)
+    assert (runs, skipped.path.name, skipped.code) == ([], "seed-2", "no-runs")
 
 
 def test_a_digit_that_flipped_in_a_summary_is_seen(tmp_path: Path) -> None:
