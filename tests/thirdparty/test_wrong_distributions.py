@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from attrs import frozen
 from spoiling import ENVIRONMENT, headed, hgms, solver
 
 pytestmark = pytest.mark.extended
@@ -84,24 +83,22 @@ BROKEN: list[tuple[str, str, str, str]] = [
 def install(folder: Path, name: str, source: str) -> None:
     entry, _, attribute = name.partition(":")
     module = "hgms_third_" + entry.replace("-", "_")
-    (folder / f"{module}.py").write_text(source, encoding="utf-8")
-    info = folder / f"hgms_{entry.replace('-', '_')}-1.0.dist-info"
+    info = folder / f"{module}-1.0.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: hgms-{entry}\nVersion: 1.0\n")
     value = f"{module}:{attribute}" if attribute else module
-    (info / "entry_points.txt").write_text(f"[hgms]\n{entry} = {value}\n")
+    for file, text in (
+        (folder / f"{module}.py", source),
+        (info / "METADATA", f"Metadata-Version: 2.1\nName: hgms-{entry}\nVersion: 1.0\n"),
+        (info / "entry_points.txt", f"[hgms]\n{entry} = {value}\n"),
+    ):
+        file.write_text(text, encoding="utf-8")
 
 
 Call = Callable[[Sequence[str]], tuple[int, str, str]]
 
 
-@frozen
-class Seen:
-    """How a run ended, byte for byte, and what there was to choose from that is ours."""
-
-    exit_code: int
-    files: dict[str, bytes]
-    listed: list[dict[str, Any]]
+Seen = tuple[int, list[bytes], list[dict[str, Any]]]
+"""How a run ended, byte for byte, and what there was to choose from that is ours."""
 
 
 def seen(folder: Path, call: Call) -> tuple[Seen, str]:
@@ -113,9 +110,8 @@ def seen(folder: Path, call: Call) -> tuple[Seen, str]:
     with contextlib.chdir(folder):
         code, out, error = call(["run", "run.toml", "--json", "--out", "runs"])
     assert json.loads(out)["status"] == "done", error
-    names = ("steps.jsonl", "summary.json")
-    files = {name: next(folder.rglob(name)).read_bytes() for name in names}
-    return Seen(code, files, ours), said + error
+    files = [next(folder.rglob(name)).read_bytes() for name in ("steps.jsonl", "summary.json")]
+    return (code, files, ours), said + error
 
 
 def within(words: Sequence[str]) -> tuple[int, str, str]:
