@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from hgms_mix.lm.smollm2 import convert
 
 CPU = torch.device("cpu")
 MODEL = BaseModel(path="smollm2-135m")
-DIGITS = list("0123456789")
+DIGITS = "0123456789"
 
 
 def test_without_the_wheel_one_message_has_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,13 +77,12 @@ def test_it_is_made_once_and_may_be_read_by_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weightless(tmp_path, monkeypatch)
-    convert_once = iter([lambda to: (to / "config.json").write_text("{}")])
-    monkeypatch.setattr(convert, "_convert", lambda file, digest, to: next(convert_once)(to))
+    make = Mock(side_effect=lambda file, digest, to: (to / "config.json").write_text("{}"))
+    monkeypatch.setattr(convert, "_convert", make)
     first = convert.folder()
-    assert (first / "config.json").is_file()
     (first.parent / "plain").mkdir()
     assert first.stat().st_mode == (first.parent / "plain").stat().st_mode
-    assert convert.folder() == first
+    assert (convert.folder(), make.call_count) == (first, 1)
 
 
 # -- with the weights
@@ -98,31 +98,24 @@ def tokenizer() -> Any:
 def test_the_folder_is_in_the_cache_with_its_licence() -> None:
     folder = model_folder("smollm2-135m", ("task", "model", "path"))
     assert folder.parent == cache_folder("models")
-    names = {path.name for path in folder.iterdir()}
-    assert {"model.safetensors", "config.json", "tokenizer.json", "LICENSE", "NOTICE.md"} <= names
-    for name in ("LICENSE", "NOTICE.md"):
-        assert "Apache" in (folder / name).read_text(encoding="utf-8")
+    texts = [(folder / name).read_text(encoding="utf-8") for name in ("LICENSE", "NOTICE.md")]
+    assert all("Apache" in text for text in texts)
     assert "quantization_config" not in (folder / "config.json").read_text(encoding="utf-8")
-    assert [path.name for path in folder.parent.iterdir() if path.name.startswith(".")] == []
+    assert list(folder.parent.glob(".*")) == []
 
 
 @pytest.mark.nightly
 def test_the_tokenizer_is_the_published_one(tokenizer: Any) -> None:
     """``tokenizer.json`` on the Hub: Digits(individual_digits), ByteLevel(add_prefix_space=False).
     Two line breaks are one token, before a digit too, and digits are single."""
-    assert tokenizer.convert_ids_to_tokens(tokenizer("12345")["input_ids"]) == DIGITS[1:6]
     breaks = tokenizer("one\n\n")["input_ids"][1]
-    assert tokenizer("one\n\n2.")["input_ids"] == [
-        *tokenizer("one")["input_ids"],
-        breaks,
-        *tokenizer("2.")["input_ids"],
-    ]
-    spaces = tokenizer.convert_ids_to_tokens(tokenizer("x =    10")["input_ids"])
-    assert spaces == ["x", "Ġ=", "ĠĠĠĠ", "1", "0"]
+    one, two = (tokenizer(text)["input_ids"] for text in ("one", "2."))
+    assert tokenizer("one\n\n2.")["input_ids"] == [*one, breaks, *two]
+    assert tokenizer.tokenize("x =    10") == ["x", "Ġ=", "ĠĠĠĠ", "1", "0"]
     for text in ("In 2024, 3½ m² of Größe\n\n1. don't   stop 日本", "a\t7\r\n\r\n8"):
         assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
-        tokens = tokenizer.convert_ids_to_tokens(tokenizer(text)["input_ids"])
-        assert all(token in DIGITS for token in tokens if any(digit in token for digit in DIGITS))
+        with_digits = {token for token in tokenizer.tokenize(text) if set(token) & set(DIGITS)}
+        assert with_digits <= set(DIGITS)
 
 
 @pytest.mark.nightly
@@ -156,22 +149,20 @@ def test_it_speaks_english(tokenizer: Any) -> None:
         with torch.no_grad():
             return math.exp(model(input_ids=tokens, labels=tokens).loss)
 
-    assert perplexity(
-        "The capital of France is Paris, and the capital of Germany is Berlin."
-    ) == pytest.approx(5.56, abs=0.02)
-    assert (
-        perplexity(
-            "Die Hauptstadt von Frankreich heißt Paris, und die von Deutschland heißt Berlin."
-        )
-        > 20
+    english, german, mixed = map(
+        perplexity,
+        (
+            "The capital of France is Paris, and the capital of Germany is Berlin.",
+            "Die Hauptstadt von Frankreich heißt Paris, und die von Deutschland heißt Berlin.",
+            "Berlin the of is and capital, Paris capital Germany the is France of.",
+        ),
     )
-    assert perplexity("Berlin the of is and capital, Paris capital Germany the is France of.") > 100
+    assert english == pytest.approx(5.56, abs=0.02)
+    assert (german > 20, mixed > 100) == (True, True)
     prompt = tokenizer.apply_chat_template(
         [{"role": "user", "content": "What is the capital of France?"}],
         add_generation_prompt=True,
         return_tensors="pt",
     )["input_ids"]
-    answer = model.generate(input_ids=prompt, max_new_tokens=12, do_sample=False)[
-        0, prompt.shape[1] :
-    ]
-    assert "Paris" in tokenizer.decode(answer)
+    answer = model.generate(input_ids=prompt, max_new_tokens=12, do_sample=False)[0]
+    assert "Paris" in tokenizer.decode(answer[prompt.shape[1] :])
