@@ -70,21 +70,25 @@ def test_shares_are_the_rows_that_a_trainer_takes(
     assert list(brought(trainer, text).mixture.values()) == pytest.approx(shares)
 
 
-def test_data_sets_of_the_hub_want_their_commits() -> None:
+def test_data_sets_of_the_hub_want_their_commits_and_have_no_local_files() -> None:
     """A subset is kept, and a branch is no commit."""
     Path("c.yaml").write_text(
         "datasets:\n- {path: own/er, name: train, fraction: 1}\n"
         "- {path: oth/er, revision: main, fraction: 3}\n"
     )
     done = report_of("mix", "import", "c.yaml", "--from", "trl")
-    assert [(row["from"], row["share"]) for row in done["sources"]] == [
-        *(("own/er", 0.25), ("oth/er", 0.75))
-    ]
+    shares = [(row["from"], row["share"]) for row in done["sources"]]
+    assert shares == [("own/er", 0.25), ("oth/er", 0.75)]
     assert "commit of er, er-2" in done["notes"][0]
     assert sources() == {
         "er": {"hub": "own/er", "revision": "COMMIT", "subset": "train"},
         "er-2": {"hub": "oth/er", "revision": "COMMIT"},
     }
+    files = f"datasets:\n- {{path: own/er, data_files: a.jsonl}}\n- {JSON}b.jsonl}}\n"
+    with rejects("not-supported", "c.yaml", "datasets", 0, "data_files", of=ConfigError):
+        brought("trl", files)
+    Path("c.yaml").write_text("datasets: 3")
+    fails("mix", "import", "c.yaml", "--from", "trl", parts=["(c.yaml: datasets)"])
 
 
 @pytest.mark.parametrize("pattern", ["*", "[cd]", "?"])
@@ -130,7 +134,7 @@ def test_files_that_lie_beside_a_list_are_not_taken_from_elsewhere(
     assert paths == {name: f"sub/rows/{name}.jsonl" for name in "ab"}
 
 
-def test_olmo_s_sources_with_names_that_look_alike_keep_their_rows() -> None:
+def test_names_that_look_alike_keep_their_rows_and_are_one_line_in_notes() -> None:
     """Both are a-b in a file's name; the one that sorts later is a-b-2."""
     Path("rows").mkdir()
     write_rows("rows/a-b", [{"prompt": "pp", "completion": "cc"}])
@@ -138,11 +142,8 @@ def test_olmo_s_sources_with_names_that_look_alike_keep_their_rows() -> None:
     one, two = (f'{{source_name: "{name}", target_ratio: 0.5}}' for name in ("a,b", "a b"))
     brought("olmo", f"sources: [{one}, {two}]")
     assert sources() == {"a,b": {"path": "rows/a-b-2.jsonl"}, "a b": {"path": "rows/a-b.jsonl"}}
-
-
-def test_names_in_notes_are_one_line_of_the_mix_file() -> None:
-    two = '{path: c.jsonl, type: alpaca, "x\\nbudget": 1}, {path: c.jsonl, type: alpaca}'
-    notes = brought("axolotl", f"datasets: [{two}]").notes
+    pair = '{path: c.jsonl, type: alpaca, "x\\nbudget": 1}, {path: c.jsonl, type: alpaca}'
+    notes = brought("axolotl", f"datasets: [{pair}]").notes
     assert notes == ["not imported from datasets.0: 'x\\nbudget'"]
     assert tomllib.loads(Path("mix.toml").read_text())["budget"] == "1 step"
 
@@ -151,47 +152,28 @@ def test_names_in_notes_are_one_line_of_the_mix_file() -> None:
     ("trainer", "text"),
     [
         ("axolotl", "{path: a.jsonl, type: {field_instruction: [1]}}"),
-        ("axolotl", "{path: a.jsonl, type: {format: 3, field_output: 4}}"),
         ("axolotl", f"{{{CHAT}, roles_to_train: 5}}"),
-        ("axolotl", f"{{{CHAT}, roles: [1]}}"),
         ("axolotl", f"{{{CHAT}, field_messages: {{a: 1}}}}"),
         ("axolotl", f"{{{CHAT}, message_property_mappings: x}}"),
         ("axolotl", f"{{path: a.jsonl, split: 'train[:{'9' * 400}%]'}}"),
-        ("axolotl", "{path: a.jsonl, split: {a: 1}}"),
-        ("trl", "{path: a.jsonl, columns: {a: 1}}"),
         ("trl", "{path: a.jsonl, columns: [1, null, {a: 1}]}"),
         ("trl", "{path: own/er, fraction: 1, name: {a: 1}}"),
         ("trl", "{path: a.jsonl, split: [1]}"),
         ("llamafactory", {"columns": 3}),
         ("llamafactory", {"formatting": "sharegpt", "tags": [1]}),
-        ("llamafactory", {"columns": {"prompt": 3}}),
-        ("ms-swift", "3"),
         ("ms-swift", "'{'"),
         ("ms-swift", "{frage: {a: 1}}"),
-        ("ms-swift", "[1]"),
     ],
 )
 def test_values_of_wrong_types_are_errors(trainer: str, text: Any) -> None:
-    more = ", fraction: 1" if "fraction" in text else ""
     config = {
         "llamafactory": BOTH,
         "ms-swift": f"dataset: ['a.jsonl#1', 'b.jsonl#1']\ncolumns: {text}\n",
-    }.get(trainer, f"datasets: [{text}, {{path: b.jsonl{more}}}]")
-    file = {"file_name": "a.jsonl"}
-    info = {"a": {**file, **text} if isinstance(text, dict) else file, "b": file}
+    }.get(trainer, f"datasets: [{text}, {{path: b.jsonl, fraction: 1}}]")
+    more = text if isinstance(text, dict) else {}
     with pytest.raises(HgmsError):
-        brought(trainer, config, info)
+        brought(trainer, config, {"a": {"file_name": "a.jsonl", **more}, "b": {"file_name": "b"}})
     assert not Path("mix.toml").exists()
-
-
-def test_files_of_a_data_set_of_the_hub_are_no_local_files() -> None:
-    Path("data").mkdir()
-    Path("data/c.jsonl").write_text(Path("a.jsonl").read_text())
-    text = f"datasets:\n- {{path: PATH, data_files: FILE}}\n- {JSON}b.jsonl}}\n"
-    with rejects("not-supported", "c.yaml", "datasets", 0, "data_files", of=ConfigError):
-        brought("trl", text.replace("PATH", "own/er").replace("FILE", "a.jsonl"))
-    found = brought("trl", text.replace("PATH", "data").replace("FILE", "c.jsonl"))
-    assert found.sources["c"] == {"path": "data/c.jsonl"}
 
 
 PAIR = "dataset: [a.jsonl, b.jsonl]\n"
@@ -270,8 +252,3 @@ def test_a_configuration_that_cannot_be_read_is_rejected(
     with rejects(code, file, *place, of=ConfigError):
         brought(trainer, text, info)
     assert not Path("mix.toml").exists()
-
-
-def test_the_command_says_it_in_one_message() -> None:
-    Path("c.yaml").write_text("datasets: 3")
-    fails("mix", "import", "c.yaml", "--from", "trl", parts=["(c.yaml: datasets)"])

@@ -1,4 +1,6 @@
-"""A mixture that changes while others train: which rows it takes, and how it scores sources."""
+"""A mixture that changes while others train: which rows it takes, and how it scores sources, of a
+linear model in float64 whose gradients are written down.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.helpers import F64, normal
 from torch import Tensor, nn
 
 from hgms_core import Key
@@ -17,163 +20,121 @@ from hgms_mix.exchange.rules import Alignment, Losses
 transformers = pytest.importorskip(
     "transformers", reason="transformers is not installed: pip install 'hgms[llm]'"
 )
-SIZES = {"copy": 10, "noise": 14}
+
+
+def planned(sizes: dict[str, int], *changes: tuple[int, tuple[float, ...]]) -> Plan:
+    plan = Plan(sizes, Key(3))
+    for start, weights in changes:
+        plan.begin(start, torch.tensor(weights, dtype=F64))
+    return plan
+
+
+def test_each_source_gives_all_its_rows_before_one_comes_again() -> None:
+    sizes = {"a": 7, "b": 30}
+    plan = planned(sizes, (0, (0.5, 0.5)), (23, (0.9, 0.1)), (90, (0.2, 0.8)))
+    drawn = [plan.row(place) for place in range(200)]
+    for name, size in sizes.items():
+        rows = [row for source, row in drawn if source == name]
+        epochs = [rows[first : first + size] for first in range(0, len(rows) - size + 1, size)]
+        assert all(sorted(epoch) == list(range(size)) for epoch in epochs)
+
+
+def test_sources_come_as_often_as_their_weight_says() -> None:
+    weights = ((0.6, 0.0, 0.4), (0.1, 0.2, 0.7))
+    plan = planned(dict.fromkeys("abc", 5), (0, weights[0]), (4000, weights[1]))
+    for first, shares in zip((0, 4000), weights, strict=True):
+        counts = Counter(plan.row(place)[0] for place in range(first, first + 4000))
+        for name, share in zip("abc", shares, strict=True):
+            assert abs(counts[name] - 4000 * share) <= 4 * math.sqrt(4000 * share * (1 - share))
+
+
+def test_rows_do_not_depend_on_when_they_are_asked_for() -> None:
+    """Asked in any order, before or after later mixtures are known, and from a history."""
+    sizes = {"copy": 10, "noise": 14}
+    changes = ((0, (0.5, 0.5)), (5, (0.2, 0.8)), (2000, (0.7, 0.3)))
+    first, second, third = planned(sizes), planned(sizes, *changes), planned(sizes)
+    early = []
+    for start, weights in changes:
+        first.begin(start, torch.tensor(weights, dtype=F64))
+        early += [first.row(place) for place in range(start, start + 5)]
+    assert early == [second.row(place) for place in (*range(10), *range(2000, 2005))]
+    third.replay(second.history())
+    backwards = [third.row(place) for place in range(2100)[::-1]]
+    assert backwards[::-1] == [second.row(place) for place in range(2100)]
+
+
+def linear() -> nn.Module:
+    model = nn.Linear(3, 1, bias=False).double()
+    nn.init.constant_(model.weight, 0.3)
+    return model
+
+
+def loss(model: nn.Module, batch: Tensor) -> Tensor:
+    return model(batch).exp().mean()  # the gradient at w of a row a is a·exp(w·a)
+
+
+def gradient(model: nn.Module, batch: Tensor) -> Tensor:
+    w = next(model.parameters()).detach()[0]
+    return (batch * (batch @ w).exp()[:, None]).mean(0)
+
+
+LOWER = {name: normal(5, 3, seed=seed) for seed, name in enumerate("abc")}
+UPPER = normal(5, 3, seed=3)
+
+
+def test_alignment_is_the_cosine_of_gradients_in_the_metric_of_the_trainer_s_adam() -> None:
+    model = linear()
+    adam = torch.optim.AdamW(
+        model.parameters(), lr=0.1, betas=(0.8, 0.9), eps=1e-3, weight_decay=0.0
+    )
+    v = torch.zeros(3, dtype=F64)
+    for batch in (LOWER["a"], LOWER["b"]):
+        v = 0.9 * v + 0.1 * gradient(model, batch) ** 2
+        adam.zero_grad()
+        loss(model, batch).backward()
+        adam.step()
+    sgd = torch.optim.SGD(model.parameters(), lr=1.0)
+    wanted = gradient(model, UPPER)
+    own = torch.stack([gradient(model, batch) for batch in LOWER.values()])
+    scaled = own / ((0.9 * v + 0.1 * own**2).sqrt() + 1e-3)
+    for optimizer, directions, atol in ((sgd, own, 1e-13), (adam, scaled, 1e-12)):
+        scores = Alignment().scores(loss, model, LOWER, UPPER, optimizer)
+        expected = directions @ wanted / (directions.norm(dim=1) * wanted.norm())
+        torch.testing.assert_close(scores, expected, rtol=0, atol=atol)
 
 
 class Projected(torch.optim.AdamW):
     """Adam with second moments of another shape than the parameters, as GaLore has them."""
 
     def step(self, closure: Any = None) -> None:
-        for group in self.param_groups:
-            for leaf in group["params"]:
-                self.state[leaf]["exp_avg_sq"] = torch.ones(2, 2)
+        for leaf in self.param_groups[0]["params"]:
+            self.state[leaf]["exp_avg_sq"] = torch.ones(2, 2)
 
 
-def cosine(one: Tensor, other: Tensor) -> float:
-    return float(one @ other / (one.norm() * other.norm()))
-
-
-def shares(*weights: float) -> Tensor:
-    return torch.tensor(weights, dtype=torch.float64)
-
-
-class TestPlan:
-    def test_each_source_gives_all_its_rows_before_one_comes_again(self) -> None:
-        plan = Plan({"a": 7, "b": 30}, Key(3))
-        plan.begin(0, shares(0.5, 0.5))
-        plan.begin(23, shares(0.9, 0.1))
-        plan.begin(90, shares(0.2, 0.8))
-        drawn = [plan.row(place) for place in range(200)]
-        for name, size in (("a", 7), ("b", 30)):
-            rows = [row for source, row in drawn if source == name]
-            for first in range(0, len(rows) - size + 1, size):
-                assert sorted(rows[first : first + size]) == list(range(size))
-
-    def test_sources_come_as_often_as_their_weight_says(self) -> None:
-        plan = Plan({"a": 5, "b": 5, "c": 5}, Key(0))
-        plan.begin(0, shares(0.6, 0.0, 0.4))
-        plan.begin(4000, shares(0.1, 0.2, 0.7))
-        for places, weights in (
-            (range(4000), (0.6, 0.0, 0.4)),
-            (range(4000, 8000), (0.1, 0.2, 0.7)),
-        ):
-            counts = Counter(plan.row(place)[0] for place in places)
-            for name, weight in zip("abc", weights, strict=True):
-                assert abs(counts[name] - 4000 * weight) <= 4 * math.sqrt(
-                    4000 * weight * (1 - weight)
-                )
-
-    def test_rows_do_not_depend_on_when_they_are_asked_for(self) -> None:
-        """Asked in any order, before or after later mixtures are known, and from a history."""
-        first = Plan(SIZES, Key(1))
-        second = Plan(SIZES, Key(1))
-        early = []
-        for start, weights in (
-            (0, shares(0.5, 0.5)),
-            (5, shares(0.2, 0.8)),
-            (2000, shares(0.7, 0.3)),
-        ):
-            first.begin(start, weights)
-            second.begin(start, weights)
-            early += [first.row(place) for place in range(start, start + 5)]
-        third = Plan(SIZES, Key(1))
-        third.replay(second.history())
-        late = [second.row(place) for place in (*range(10), *range(2000, 2005))]
-        assert early == late
-        assert [third.row(place) for place in range(2100)[::-1]] == [
-            second.row(place) for place in range(2100)
-        ][::-1]
-
-
-class TestRules:
-    """A linear model in float64, whose gradients are written down."""
-
-    @pytest.fixture
-    def model(self) -> nn.Module:
-        model = nn.Linear(3, 1, bias=False).double()
-        with torch.no_grad():
-            model.weight.copy_(shares(0.3, -0.2, 0.5)[None])
-        return model
-
-    @staticmethod
-    def loss(model: nn.Module, batch: Tensor) -> Tensor:
-        return model(batch).exp().mean()  # the gradient at w of a row a is a·exp(w·a)
-
-    @staticmethod
-    def gradient(model: nn.Module, batch: Tensor) -> Tensor:
-        w = next(model.parameters()).detach()[0]
-        return (batch * (batch @ w).exp()[:, None]).mean(0)
-
-    def batches(self) -> tuple[dict[str, Tensor], Tensor]:
-        draw = torch.Generator().manual_seed(0)
-        *lower, upper = torch.randn(4, 5, 3, generator=draw, dtype=torch.float64)
-        return dict(zip("abc", lower, strict=True)), upper
-
-    def test_alignment_is_the_cosine_of_gradients(self, model: nn.Module) -> None:
-        lower, upper = self.batches()
-        scores = Alignment().scores(
-            self.loss, model, lower, upper, torch.optim.SGD(model.parameters(), lr=1.0)
-        )
-        wanted = self.gradient(model, upper)
-        for score, batch in zip(scores, lower.values(), strict=True):
-            own = self.gradient(model, batch)
-            assert float(score) == pytest.approx(cosine(wanted, own), abs=1e-13)
-
-    def test_alignment_is_in_the_metric_of_the_trainer_s_adam(self, model: nn.Module) -> None:
-        lower, upper = self.batches()
-        optimizer = torch.optim.AdamW(
-            model.parameters(), lr=0.1, betas=(0.8, 0.9), eps=1e-3, weight_decay=0.0
-        )
-        v = torch.zeros(3, dtype=torch.float64)
-        for batch in (lower["a"], lower["b"]):
-            v = 0.9 * v + 0.1 * self.gradient(model, batch) ** 2
-            optimizer.zero_grad()
-            self.loss(model, batch).backward()
-            optimizer.step()
-        scores = Alignment().scores(self.loss, model, lower, upper, optimizer)
-        wanted = self.gradient(model, upper)
-        for score, batch in zip(scores, lower.values(), strict=True):
-            own = self.gradient(model, batch)
-            u = own / ((0.9 * v + 0.1 * own**2).sqrt() + 1e-3)
-            assert float(score) == pytest.approx(cosine(wanted, u), abs=1e-12)
-
-    @pytest.mark.parametrize(
-        "optimizer",
-        [
-            lambda leaves: transformers.optimization.Adafactor(leaves),
-            lambda leaves: torch.optim.Adafactor(leaves),
-            lambda leaves: torch.optim.Adamax(leaves),
-            lambda leaves: torch.optim.RMSprop(leaves),
-            lambda leaves: torch.optim.Adagrad(leaves),
-            lambda leaves: Projected(leaves),
-        ],
+@pytest.mark.parametrize(
+    "optimizer",
+    [transformers.optimization.Adafactor, torch.optim.Adafactor, torch.optim.RMSprop, Projected],
+)
+def test_alignment_under_another_state_is_the_plain_cosine(optimizer: Any) -> None:
+    """Also of a vector, whose second moment Adafactor calls what Adam calls it."""
+    model = nn.Linear(3, 1).double()
+    other = optimizer(model.parameters())
+    loss(model, LOWER["a"]).backward()
+    other.step()
+    assert any(other.state.values())
+    plain, under = (
+        Alignment().scores(loss, model, LOWER, UPPER, each).tolist() for each in (None, other)
     )
-    def test_alignment_under_another_state_is_the_plain_cosine(self, optimizer: Any) -> None:
-        """Also of a vector, whose second moment Adafactor calls what Adam calls it."""
-        draw = torch.Generator().manual_seed(1)
-        model = nn.Linear(3, 1).double()
-        with torch.no_grad():
-            model.weight.copy_(torch.randn(1, 3, generator=draw))
-        lower, upper = self.batches()
-        expected = Alignment().scores(self.loss, model, lower, upper, None)
-        other = optimizer(model.parameters())
-        before = [leaf.detach().clone() for leaf in model.parameters()]
-        self.loss(model, lower["a"]).backward()
-        other.step()
-        with torch.no_grad():
-            for leaf, value in zip(model.parameters(), before, strict=True):
-                leaf.copy_(value)
-        assert any(other.state.values())
-        scores = Alignment().scores(self.loss, model, lower, upper, other)
-        assert scores.tolist() == expected.tolist()
+    assert under == plain
 
-    def test_losses_are_those_above_the_reference(self, model: nn.Module) -> None:
-        lower, _ = self.batches()
-        plain = [float(self.loss(model, batch).detach()) for batch in lower.values()]
-        rule = Losses(reference={"c": 0.5, "b": 2.0, "a": 1.0})
-        assert rule.scores(self.loss, model, lower, None, None).tolist() == pytest.approx(
-            [value - base for value, base in zip(plain, (1.0, 2.0, 0.5), strict=True)], abs=1e-14
-        )
-        assert Losses().scores(self.loss, model, lower, None, None).tolist() == pytest.approx(
-            plain, abs=1e-14
-        )
+
+def test_losses_are_those_above_the_reference() -> None:
+    model = linear()
+    losses = torch.stack([loss(model, batch).detach() for batch in LOWER.values()])
+    over = torch.tensor([1.0, 2.0, 0.5], dtype=F64)
+    for rule, expected in (
+        (Losses(), losses),
+        (Losses(reference={"c": 0.5, "b": 2.0, "a": 1.0}), losses - over),
+    ):
+        scores = rule.scores(loss, model, LOWER, None, None)
+        torch.testing.assert_close(scores, expected, rtol=0, atol=1e-14)

@@ -24,48 +24,45 @@ needs_trl = pytest.mark.skipif(
 )
 
 
-@pytest.mark.parametrize("marks", [False, True])
 def test_trl_gets_a_row_for_each_answer_unless_the_template_marks_answers(
-    here: Path, tmp_path: Path, marks: bool
+    here: Path, tmp_path: Path
 ) -> None:
     """TRL stops at a chat template that it can neither use nor patch (SmolLM2's, for example)."""
-    sample = several_answers(marks)
-    TRL.write(sample, tmp_path)
-    table = yaml.safe_load((tmp_path / "sft.yaml").read_text())
-    rows = {part.name: lines(tmp_path / "rows" / f"{part.stem}.jsonl") for part in sample.parts}
-    fractions = [part["fraction"] for part in table["datasets"]]
-    if marks:
-        assert table["assistant_only_loss"] is True
-        assert [len(row["messages"]) for row in rows["sums"]] == [4] * 21
-        assert fractions == pytest.approx([0.7, 0.3])
-        return
-    assert "assistant_only_loss" not in table
-    assert table["completion_only_loss"] is True
+
+    def written(sample: Any) -> tuple[Any, dict[str, Any]]:
+        TRL.write(sample, tmp_path)
+        rows = {part.name: lines(tmp_path / f"rows/{part.stem}.jsonl") for part in sample.parts}
+        return yaml.safe_load((tmp_path / "sft.yaml").read_text()), rows
+
+    table, rows = written(several_answers(marks=True))
+    assert (table["assistant_only_loss"], table.get("completion_only_loss")) == (True, None)
+    assert [len(row["messages"]) for row in rows["sums"]] == [4] * 21
+    assert [part["fraction"] for part in table["datasets"]] == pytest.approx([0.7, 0.3])
+
+    sample = several_answers(marks=False)
+    turns = sample.parts[0].rows[0]["messages"]
+    table, rows = written(sample)
+    assert (table.get("assistant_only_loss"), table["completion_only_loss"]) == (None, True)
     assert {name: len(listed) for name, listed in rows.items()} == {"sums": 42, "dots, 2": 9}
     # by these fractions TRL takes each row once
+    fractions = [part["fraction"] for part in table["datasets"]]
     assert fractions == pytest.approx([42 / 51, 9 / 51])
-    turns = sample.parts[0].rows[0]["messages"]
-    assert rows["sums"][:2] == [
-        {"prompt": turns[:1], "completion": turns[1:2]},
-        {"prompt": turns[:3], "completion": turns[3:]},
-    ]
+    both = [{"prompt": turns[:n], "completion": turns[n : n + 1]} for n in (1, 3)]
+    assert rows["sums"][:2] == both
 
-
-def test_an_answer_of_weight_0_is_no_row_for_trl(here: Path, tmp_path: Path) -> None:
-    sample = several_answers(marks=True)
-    first = sample.parts[0].rows[0]["messages"]
-    first[1] = {**first[1], "weight": 0}
-    TRL.write(sample, tmp_path)
-    written = lines(tmp_path / "rows" / "sums.jsonl")
-    assert len(written) == 41
-    assert [len(row["prompt"]) for row in written[:2]] == [3, 1]
+    turns[1] = {**turns[1], "weight": 0}  # which is no row
+    lengths = [len(row["prompt"]) for row in written(sample)[1]["sums"]]
+    assert (len(lengths), lengths[:2]) == (41, [3, 1])
 
 
 @needs_trl
-@pytest.mark.parametrize("name", ["chat", "plain"])
-def test_its_parser_and_loader_take_the_sample(
+@pytest.mark.filterwarnings("ignore")  # of trl and peft, about what each gives the other
+@pytest.mark.parametrize("name", ["chat", "plain", "several answers"])
+def test_its_parser_loader_and_script_take_the_sample(
     here: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """`trl sft`, in this process: adapter and all, two optimiser steps."""
+    from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
     from trl import (
         DatasetMixtureConfig,
         ModelConfig,
@@ -75,66 +72,9 @@ def test_its_parser_and_loader_take_the_sample(
         get_dataset,
         get_peft_config,
     )
-
-    out = write(tmp_path / "out", name)
-    monkeypatch.chdir(out)
-    parser = TrlParser((ScriptArguments, SFTConfig, ModelConfig, DatasetMixtureConfig))
-    with warnings.catch_warnings():
-        # of an option that the file sets
-        warnings.filterwarnings("error", message=".*deprecated.*")
-        _, training, model, data = parser.parse_args_and_config(
-            ["--config", "sft.yaml", "--use_cpu", "true", "--bf16", "false"]
-        )
-    assert (
-        training.learning_rate,
-        training.per_device_train_batch_size,
-        training.gradient_accumulation_steps,
-    ) == (1e-2, 3, 2)
-    assert (training.num_train_epochs, training.weight_decay, training.max_grad_norm) == (
-        1,
-        0.01,
-        0.0,
-    )
-    assert training.completion_only_loss is True
-    assert (training.activation_checkpointing, training.gradient_checkpointing) == (False, False), (
-        "trl's default is True"
-    )
-    adapter = get_peft_config(model)
-    assert (adapter.r, adapter.lora_alpha, adapter.target_modules) == (2, 4, r"(.*\.)?c_attn")
-    rows = get_dataset(data)["train"].to_list()
-    assert sorted(map(str, rows)) == sorted(map(str, rows_in(out)))
-    assert len(rows) == 30
-
-
-@needs_trl
-def test_the_settings_that_hgms_mix_gives_it_come_along(here: Path, tmp_path: Path) -> None:
-    sets = (
-        "finetune.trainer.name=trl",
-        "finetune.trainer.packing=true",
-        "finetune.trainer.sft.packing_strategy=bfd",
-    )
-    out = write(tmp_path / "out", "plain", sets=sets)
-    table = yaml.safe_load((out / "sft.yaml").read_text())
-    assert (table["packing"], table["padding_free"], table["packing_strategy"]) == (
-        True,
-        False,
-        "bfd",
-    )
-
-
-@needs_trl
-@pytest.mark.filterwarnings("ignore")  # of trl and peft, about what each gives the other
-@pytest.mark.parametrize("name", ["chat", "plain", "several answers"])
-def test_its_own_script_trains_on_it(
-    here: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`trl sft`, in this process: adapter and all, three optimiser steps."""
-    from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
-    from trl import DatasetMixtureConfig, ModelConfig, ScriptArguments, SFTConfig, TrlParser
     from trl.scripts.sft import main as sft
 
-    out = tmp_path / "out"
-    model = tmp_path / "model"
+    out, model = tmp_path / "out", tmp_path / "model"
     tokenizer = AutoTokenizer.from_pretrained(here / "tokenizer")
     tokenizer.save_pretrained(model)
     ends = {"bos_token_id": tokenizer.eos_token_id, "eos_token_id": tokenizer.eos_token_id}
@@ -144,19 +84,35 @@ def test_its_own_script_trains_on_it(
         out.mkdir()
         TRL.write(several_answers(marks=False), out)
     else:
-        write(out, name)
+        sets = ["finetune.trainer.name=trl", "finetune.trainer.sft.packing_strategy=bfd"]
+        write(out, name, sets=sets)
     monkeypatch.chdir(out)
     parser = TrlParser((ScriptArguments, SFTConfig, ModelConfig, DatasetMixtureConfig))
-    options = {
-        "model_name_or_path": model,
-        "use_cpu": "true",
-        "bf16": "false",
-        "report_to": "none",
-        "max_steps": 3,
-    }
+    options = {"model_name_or_path": model, "use_cpu": "true", "bf16": "false"}
+    options |= {"report_to": "none", "max_steps": 2}
     words = [str(word) for key, value in options.items() for word in (f"--{key}", value)]
+    with warnings.catch_warnings():
+        # of an option that the file sets
+        warnings.filterwarnings("error", message=".*deprecated.*")
+        parsed = parser.parse_args_and_config(["--config", "sft.yaml", *words])
+    _, training, settings, data = parsed
+    assert {
+        "learning_rate": 1e-2,
+        "per_device_train_batch_size": 3,
+        "gradient_accumulation_steps": 2,
+        "num_train_epochs": 1,
+        "weight_decay": 0.01,
+        "max_grad_norm": 0.0,
+        "completion_only_loss": True,
+        "gradient_checkpointing": False,  # trl's default is True
+        "packing_strategy": "bfd",
+    }.items() <= vars(training).items()
+    adapter = get_peft_config(settings)
+    assert (adapter.r, adapter.lora_alpha, adapter.target_modules) == (2, 4, r"(.*\.)?c_attn")
+    rows = get_dataset(data)["train"].to_list()
+    assert sorted(map(str, rows)) == sorted(map(str, rows_in(out)))
     state = torch.get_rng_state()
-    sft(*parser.parse_args_and_config(["--config", "sft.yaml", *words]))
+    sft(*parsed)
     torch.set_rng_state(state)
     assert (out / "tuned" / "adapter_model.safetensors").is_file()
 
@@ -170,12 +126,10 @@ def mixed(folder: Path, resume: str | None = None) -> tuple[Any, Any]:
     from hgms_mix.lm.tokenizers import byte_tokenizer
 
     parts = {
-        "sums": Dataset.from_list(
-            [{"prompt": f"{n} + 1 =", "completion": f" {n + 1}"} for n in range(9)]
-        ),
-        "dots": Dataset.from_list(
-            [{"prompt": f"{n} + 1 =", "completion": " ."} for n in range(13)]
-        ),
+        name: Dataset.from_list(
+            [{"prompt": f"{n} + 1 =", "completion": answer or f" {n + 1}"} for n in range(count)]
+        )
+        for name, count, answer in (("sums", 9, ""), ("dots", 13, " ."))
     }
     torch.manual_seed(0)
     tokenizer = byte_tokenizer()
@@ -206,12 +160,9 @@ def mixed(folder: Path, resume: str | None = None) -> tuple[Any, Any]:
         train_dataset=concatenate_datasets(list(parts.values())),
         eval_dataset=parts["sums"],
     )
-    mixture = MixtureCallback(
-        sources={name: len(part) for name, part in parts.items()},
-        outer=DualAveraging(),
-        every=1,
-        rule=Alignment(rows=4, upper=4),
-    )
+    rule = Alignment(rows=4, upper=4)
+    counts = {name: len(part) for name, part in parts.items()}
+    mixture = MixtureCallback(sources=counts, outer=DualAveraging(), every=1, rule=rule)
     mixture.attach(trainer)
     trainer.train(resume_from_checkpoint=resume)
     return trainer, mixture
@@ -226,13 +177,10 @@ def test_a_resumed_training_of_a_changing_mixture_equals_an_uninterrupted_one(
     assert one.records == other.records
     assert [record["step"] for record in one.records] == [1, 2, 3, 4, 5, 6]
     assert one.weights["sums"] > 9 / 22
-    own = [row for row in whole.state.log_history if "loss" in row]
-    assert len(own) == 6
+    history = whole.state.log_history
     # TRL's statistics are of its own steps
-    assert all("mean_token_accuracy" in row for row in own)
-    assert not any(
-        "mean_token_accuracy" in row for row in whole.state.log_history if "mixture/sums" in row
-    )
-    assert not whole._metrics["eval"]
+    own = ["mean_token_accuracy" in row for row in history if "loss" in row]
+    ours = ["mean_token_accuracy" in row for row in history if "mixture/sums" in row]
+    assert (own, any(ours), whole._metrics["eval"]) == ([True] * 6, False, {})
     for left, right in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
         assert torch.equal(left, right)
