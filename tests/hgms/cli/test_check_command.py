@@ -56,8 +56,8 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(("number", "check"), [(i, row[3]) for i, row in enumerate(FAULTY)])
 def test_the_check_that_fails_is_named(site: Site, faulty: Path, number: int, check: str) -> None:
     done = call("check", f"{faulty}:Mine{number}", "--json")
-    assert done.exit_code == 1
     results = json.loads(done.stdout)["results"]
+    assert done.exit_code == 1
     assert check in {result["check"] for result in results if result["fault"]}
 
 

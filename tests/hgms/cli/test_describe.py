@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import reduce
 
 import pytest
 from support.fakes import TOY, Site, call, json_of
@@ -10,10 +11,7 @@ from support.fakes import TOY, Site, call, json_of
 
 def second(site: Site, *edits: tuple[str, str]) -> None:
     """Another distribution, hgms-second, with the toy plugin changed."""
-    source = TOY
-    for old, new in edits:
-        source = source.replace(old, new)
-    site.module("second", source)
+    site.module("second", reduce(lambda text, edit: text.replace(*edit), edits, TOY))
     site.install("hgms-second", {"second": "second"}, version="1.0")
 
 
@@ -28,7 +26,6 @@ def test_list_prints_one_object_or_one_line_per_component(fake: Site) -> None:
     assert json_of("list", "tasks") == rows[:1]
     [line] = [line for line in call("list").stdout.splitlines() if "halve" in line]
     assert "third party" in line
-    assert "Halves x at every step." in line
 
 
 def test_list_shows_what_needs_an_extra(site: Site) -> None:
@@ -48,7 +45,6 @@ def test_a_class_is_described_by_its_fields_and_needs(fake: Site) -> None:
     assert answer["doc"].startswith("Halves x at every step.")
     assert answer["class"] == "fake_plugin:Halve"
     text = call("describe", "halve").stdout
-    assert text == call("describe", "method", "halve").stdout
     assert text.startswith("method halve  (hgms-fake 3.0, plugin 'fake', fake_plugin:Halve)\n")
     assert re.search(r"rate +0\.5 +a number > 0", text)
     needs = ('= "halve"', '= "needing"\n    needs = frozenset({"sources"})')

@@ -59,9 +59,13 @@ def whole(texts: dict[str, str], files: set[str]) -> None:
 def test_the_project_is_a_plugin_with_one_component_of_the_kind(
     site: Site, tmp_path: Path, kind: str
 ) -> None:
-    done = call("my-own", "--kind", kind, "--into", tmp_path / "new")
+    done = call("my-own", "--kind", kind, "--into", tmp_path / "new folder", "--json")
     assert done.exit_code == 0, done.output
-    texts = written(tmp_path / "new" / "hgms-my-own")
+    answer: dict[str, Any] = json.loads(done.stdout)
+    folder = tmp_path / "new folder" / "hgms-my-own"
+    assert (answer["folder"], set(answer["files"])) == (str(folder), FILES)
+    assert answer["next"][0] == f"cd '{folder}' && pip install -e '.[test]'"
+    texts = written(folder)
     whole(texts, FILES)
     project = tomllib.loads(texts["pyproject.toml"])
     about = project["project"]
@@ -76,33 +80,17 @@ def test_the_project_is_a_plugin_with_one_component_of_the_kind(
     assert (component.plugin.status, component.plugin.hooks) == ("loaded", (hook,))
     assert component.where.endswith("hgms_my_own:MyOwn")
     assert re.findall(r"^hgms_plugin_api = (\d+)$", source, re.MULTILINE) == [str(PLUGIN_API)]
-    # the README says where the method is from and what to type; CI and tests ask for the class
-    assert about["description"] in readme
-    [reference] = re.findall(r"^    Source: ([^,]*?),", source, re.MULTILINE | re.DOTALL)
+    # the README says what to type; CI and tests ask for the class
     commands = ["pip install -e '.[test]'", "pytest", "hgms check hgms_my_own:MyOwn"]
-    assert all(part in readme for part in (reference, *commands, f"hgms describe {kind} my-own"))
+    assert all(part in readme for part in (*commands, f"hgms describe {kind} my-own"))
     assert set(commands) <= set(re.findall(r"- run: (.*)", texts[".github/workflows/tests.yml"]))
     seen = texts["tests/test_conformance.py"]
     assert f"assert MyOwn in plugin.{hook}()" in seen
     # a second instance with the defaults' values would ask the same questions again
-    [settings] = re.findall(r"_checks\(\[MyOwn\(\), MyOwn\((\w+=[^)]*)\)\]\)", seen)
-    for setting in settings.split(", "):
-        name, _, value = setting.partition("=")
+    settings = re.search(r"_checks\(\[MyOwn\(\), MyOwn\((\w+=[^)]*)\)\]\)", seen)[1]
+    for name, value in re.findall(r"(\w+)=([^,]+)", settings):
         [default] = re.findall(rf"^    {name}: .*?default=([^,]+),", source, re.MULTILINE)
-        assert default != value, setting
-
-
-def test_what_it_prints(site: Site, tmp_path: Path) -> None:
-    done = call("my-own", "--into", tmp_path)
-    assert done.exit_code == 0
-    lines = [line.partition("#")[0].strip() for line in done.stdout.splitlines()]
-    assert {line.split()[0] for line in lines} > FILES
-    assert lines[-2:] == ["pytest", "hgms run run.toml"]
-    done = call("my-own", "--kind", "tasks", "--into", tmp_path / "a folder", "--json")
-    answer: dict[str, Any] = json.loads(done.stdout)
-    assert answer["folder"] == str(tmp_path / "a folder" / "hgms-my-own")
-    assert set(answer["files"]) == FILES
-    assert answer["next"][0] == f"cd '{answer['folder']}' && pip install -e '.[test]'"
+        assert default != value, name
 
 
 PAIR = {
@@ -118,15 +106,13 @@ def test_several_components_in_one_distribution(
 ) -> None:
     done = call("my-two", "--kind", "generator, solvers", "--into", tmp_path)
     assert (done.exit_code, done.stderr) == (0, "")
+    assert "hgms run run-solver.toml" in done.stdout
     texts = written(tmp_path / "hgms-my-two")
     whole(texts, PAIR)
     for kind, cls in (("generator", "MyTwoGenerator"), ("solver", "MyTwoSolver")):
         assert f"class {cls}:\n" in texts[f"src/hgms_my_two/{kind}.py"]
-        assert f"from hgms_my_two import {cls}\n" in texts[f"tests/test_{kind}.py"]
         assert f"def test_{kind}(component, check):" in texts["tests/test_conformance.py"]
         assert f"- run: hgms check hgms_my_two:{cls}\n" in texts[".github/workflows/tests.yml"]
-        assert f"hgms describe {kind} my-two" in texts["README.md"]
-        assert f"hgms run run-{kind}.toml" in texts[f"run-{kind}.toml"]
     monkeypatch.syspath_prepend(tmp_path / "hgms-my-two" / "src")
     loaded = registry.Registry(plugins.Host.load(["hgms_my_two"]))
     for kind in ("generator", "solver"):
@@ -150,7 +136,7 @@ def test_what_a_method_draws_by_its_name_is_good_enough_under_any(
 ) -> None:
     """Its draws come from a key with its name: the settings of the test must not need luck."""
     settings = TESTED_WITH["method"]
-    for number in range(3):
+    for number in range(2):
         name = f"walk-{number}"
         assert call(name, "--kind", "method", "--into", tmp_path).exit_code == 0
         file = tmp_path / f"hgms-{name}" / "src" / f"hgms_walk_{number}.py"
@@ -209,8 +195,6 @@ def test_a_folder_with_something_in_it_is_left_alone(site: Site, tmp_path: Path)
     assert file.read_text() == "mine"
 
 
-@pytest.mark.parametrize(
-    "text", ["already-good", "Weiß & Söhne", "ULA2Chain", "--x--", "snake_case_name"]
-)
-def test_the_nearest_spelling_is_right(text: str) -> None:
-    assert registry.NAME.fullmatch(kebab(text))
+def test_the_nearest_spelling_is_right() -> None:
+    texts = ("already-good", "Weiß & Söhne", "ULA2Chain", "--x--", "snake_case_name")
+    assert all(registry.NAME.fullmatch(kebab(text)) for text in texts)
