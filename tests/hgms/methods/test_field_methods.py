@@ -1,5 +1,5 @@
-"""The field's methods that are compositions: each step from the dense equations, and where each
-ends.
+"""The field's methods that are compositions: each step by hand or from the dense equations, and
+where each ends.
 """
 
 from __future__ import annotations
@@ -8,189 +8,169 @@ from typing import Any
 
 import pytest
 import torch
-from support.field_problems import CPU, run, tuned_penalty
+from support.field_problems import CPU, pipeline, run, tuned_penalty
 from support.helpers import F64, assert_same, counted, network_problem
-from torch import Tensor
 
+from hgms.generators.branches import Branches
 from hgms.hypergradients import Implicit
+from hgms.outer import Sgd
 from hgms.runs import RunConfig
-from hgms.solvers import Neumann
+from hgms.selectors import BestOfN
+from hgms.solvers import FixedPoint, Neumann
 from hgms.tasks.quadratic import Quadratic
-from hgms_core import Key, Pipeline, Problem, Tree
-from hgms_core.trees import Ravel
+from hgms_core import Branch, Key, Problem, Ravel
 
+pytestmark = pytest.mark.usefixtures("one_registry")
 PROBLEM = network_problem()
 
 
-def method(name: str, **parts: Any) -> Pipeline:
+def method(name: str, **parts: Any) -> Any:
     """The composition of that name, with some of its numbers changed."""
     table = {"task": "quadratic", "method": {"name": name, **parts}, "budget": "1 steps"}
-    found = RunConfig.from_dict(table).method
-    assert isinstance(found, Pipeline)
-    return found
+    return RunConfig.from_dict(table).method
 
 
-def scalar() -> Problem:
-    """g = x² − θx + ½θ² (Hessian 2, mixed derivative −1, x* = θ/2) and f = ½(x − 3)² + θ, so F'
-    = ½(x* − 3) + 1.
-    """
-    one = torch.ones(1, dtype=F64)
-    return Problem(
-        theta0={"t": 2 * one},
-        x0={"x": 5 * one},
-        g=lambda t, x, _: (x["x"].square() - t["t"] * x["x"] + 0.5 * t["t"].square()).sum(),
-        f=lambda t, x, _: (0.5 * (x["x"] - 3).square() + t["t"]).sum(),
-    )
-
-
+# g = x² − θx + ½θ² (Hessian 2, mixed derivative −1, x* = θ/2) and f = ½(x − 3)² + θ, so F' = ½(x* −
+# 3) + 1.
+SCALAR = Problem(
+    theta0={"t": torch.full((1,), 2.0, dtype=F64)},
+    x0={"x": torch.full((1,), 5.0, dtype=F64)},
+    g=lambda t, x, _: (x["x"].square() - t["t"] * x["x"] + 0.5 * t["t"].square()).sum(),
+    f=lambda t, x, _: (0.5 * (x["x"] - 3).square() + t["t"]).sum(),
+)
 SGD = {"name": "sgd", "lr": 0.1}
 LOWER = {"steps": 2, "lr": 0.25}  # x − ¼(2x − θ) = x/2 + θ/4
+FIXED_POINT = {"solver": {"name": "fixed-point", "lr": 0.25, "max_steps": 2}}
+NEUMANN = {"solver": {"name": "neumann", "lr": 0.25, "steps": 3}}
+DARTS = {"generator": {"lr": 0.25, "momentum": 0.0}}
 
 
-def test_fixed_point_by_hand() -> None:
-    # x: 5 → 3 → 2 at θ = 2. b = x − 3 = −1; v ← v − ¼(2v − b): −¼, −⅜. h = 1 − (−1)·(−⅜).
-    solver = {"name": "fixed-point", "lr": 0.25, "max_steps": 2}
-    made = method("fixed-point", generator=LOWER, hypergradient={"solver": solver}, outer=SGD)
-    state, record = made.step(scalar(), made.init(scalar(), 0))
-    assert float(state["x"]["x"]) == 2.0
-    assert float(state["theta"]["t"]) == pytest.approx(2 - 0.1 * (1 - 3 / 8))
-    assert record["outcome"] == "iteration-limit"
-
-
-def test_amigo_goes_on_from_its_last_linear_solution() -> None:
-    solver = {"name": "fixed-point", "lr": 0.25, "max_steps": 2}
-    made = method("amigo", generator=LOWER, hypergradient={"solver": solver}, outer=SGD)
-    state, _ = made.step(scalar(), made.init(scalar(), 0))
-    theta = 2 - 0.1 * (1 - 3 / 8)
-    x = 2.0
-    v = -3 / 8
-    assert float(state["theta"]["t"]) == pytest.approx(theta)
-    state, _ = made.step(scalar(), state)
-    for _ in range(2):
-        x = x / 2 + theta / 4
-    for _ in range(2):
-        v = v - 0.25 * (2 * v - (x - 3))
-    assert float(state["x"]["x"]) == pytest.approx(x)
-    assert float(state["theta"]["t"]) == pytest.approx(theta - 0.1 * (1 + v))
-
-
-def test_darts_by_hand() -> None:
-    # w: 5 → 3; w' = 3 − ¼·4 = 2, ∇f(w') = −1; h = ∂_θf − ξ·(−1)·(−1) = 1 − ¼, exactly, as g is
-    # quadratic.
-    made = method(
-        "darts",
-        generator={"lr": 0.25, "momentum": 0.0},
-        hypergradient={"lr": 0.25, "derivative": "difference"},
-        outer=SGD,
-    )
-    state, _ = made.step(scalar(), made.init(scalar(), 0))
-    assert float(state["x"]["x"]) == 3.0
-    assert float(state["theta"]["t"]) == pytest.approx(2 - 0.1 * 0.75, rel=1e-9)
-
-
-def dense(key: Key, batch_size: int, products: int) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
-    """The Hessians of the batches that ``products`` fresh products see, the mixed derivative of
-    the next, and ∇f.
-    """
-    xs = Ravel.of(PROBLEM.x0)
-    ts = Ravel.of(PROBLEM.theta0)
-    x = xs.ravel(PROBLEM.x0)
-    t = ts.ravel(PROBLEM.theta0)
-
-    def g(batch: Tree) -> Any:
-        return lambda t, x: PROBLEM.g(ts.unravel(t), xs.unravel(x), batch)
-
-    drawn = [
-        PROBLEM.lower_data.draw(key.fold("lower", count), batch_size, 1)
-        for count in range(1, products + 2)
-    ]
-    batches = [PROBLEM.lower_data.batch(index[0]) for index in drawn if index is not None]
-    hessians = [torch.func.hessian(g(batch), 1)(t, x) for batch in batches[:-1]]
-    mixed = torch.func.jacrev(torch.func.grad(g(batches[-1]), 1), 0)(t, x)
-    rows = PROBLEM.upper_data["differentiate"].whole
-    direct, slope = torch.func.grad(
-        lambda t, x: PROBLEM.f(ts.unravel(t), xs.unravel(x), rows), (0, 1)
-    )(t, x)
-    return hessians, mixed, direct, slope
-
-
-@pytest.mark.parametrize("strategy", ["vjp", "jvp", "difference"])
-def test_fresh_batches_are_one_a_product(strategy: Any) -> None:
-    from hgms_core import Branch
-
-    key = Key(5)
-    lr = 0.4
-    branch = Branch(x=PROBLEM.x0)
-    estimator = Implicit(
-        solver=Neumann(lr=lr, steps=4), batch_size=6, batches="fresh", strategy=strategy
-    )
-    found, _ = estimator.estimate(PROBLEM, PROBLEM.theta0, branch, key, estimator.init(PROBLEM))
-    # Four terms are four steps of v ← v + lr(b − H v) from 0; the first product is with H of batch
-    # 1 after the first step, and the last product only measures the residual.
-    hessians, mixed, direct, slope = dense(key, 6, 4)
-    v = lr * slope
-    for hessian in hessians[:3]:
-        v = v + lr * (slope - hessian @ v)
-    expected = Ravel.of(PROBLEM.theta0).unravel(direct - mixed.T @ v)
-    tolerance = 1e-6 if strategy == "difference" else 1e-11
-    assert_same(found.value, expected, rtol=tolerance, atol=tolerance)
-    assert found.cost.products == 4
-    assert found.solution is not None
-    residual = torch.linalg.vector_norm(slope - hessians[3] @ v) / torch.linalg.vector_norm(slope)
-    assert float(found.solution.residual) == pytest.approx(float(residual), rel=1e-5)
+@pytest.mark.parametrize(
+    ("name", "parts", "x", "h"),
+    [
+        # x: 5 → 3 → 2 at θ = 2. b = x − 3 = −1; v ← v − ¼(2v − b): −¼, −⅜. h = 1 − (−1)·(−⅜).
+        ("fixed-point", {"generator": LOWER, "hypergradient": FIXED_POINT}, 2.0, 1 - 3 / 8),
+        ("amigo", {"generator": LOWER, "hypergradient": FIXED_POINT}, 2.0, 1 - 3 / 8),
+        # Three terms at x = 2: v = ¼(b + ½b + ¼b) with b = −1.
+        ("stocbio", {"generator": LOWER, "hypergradient": NEUMANN}, 2.0, 1 - 7 / 16),
+        # w: 5 → 3; w' = 3 − ¼·4 = 2, ∇f(w') = −1; h = ∂_θf − ξ·(−1)·(−1) = 1 − ¼, exactly, as g is
+        # quadratic.
+        ("darts", {**DARTS, "hypergradient": {"lr": 0.25, "derivative": "difference"}}, 3.0, 0.75),
+    ],
+)
+def test_a_step_by_hand(name: str, parts: Any, x: float, h: float) -> None:
+    made = method(name, outer=SGD, **parts)
+    state, record = made.step(SCALAR, made.init(SCALAR, 0))
+    assert float(state["x"]["x"]) == x
+    theta = 2 - 0.1 * h
+    assert float(state["theta"]["t"]) == pytest.approx(theta, rel=1e-9)
+    if name == "fixed-point":
+        assert record["outcome"] == "iteration-limit"
+    if name == "amigo":  # goes on from its last linear solution
+        state, _ = made.step(SCALAR, state)
+        x = (2.0 / 2 + theta / 4) / 2 + theta / 4
+        v = -3 / 8
+        for _ in range(2):
+            v = v - 0.25 * (2 * v - (x - 3))
+        assert float(state["x"]["x"]) == pytest.approx(x)
+        assert float(state["theta"]["t"]) == pytest.approx(theta - 0.1 * (1 + v))
 
 
 @pytest.mark.parametrize("strategy", ["vjp", "jvp", "difference"])
 @pytest.mark.parametrize("batches", ["one", "fresh"])
-def test_what_an_implicit_estimate_costs_is_what_was_called(strategy: Any, batches: Any) -> None:
-    from hgms_core import Branch
-
+def test_an_implicit_estimate_is_its_equation_and_costs_what_was_called(
+    strategy: Any, batches: Any
+) -> None:
     problem, seen = counted(PROBLEM)
-    branch = Branch(x=PROBLEM.x0)
     estimator = Implicit(
         solver=Neumann(lr=0.4, steps=4), batch_size=6, batches=batches, strategy=strategy
     )
-    cost = estimator.estimate(problem, PROBLEM.theta0, branch, Key(5), estimator.init(problem))[
-        0
-    ].cost
+    found, _ = estimator.estimate(
+        problem, PROBLEM.theta0, Branch(x=PROBLEM.x0), Key(5), estimator.init(problem)
+    )
+    cost = found.cost
+    fresh = batches == "fresh"
     passes = 2 if strategy == "difference" else 1
     # a product with vjp goes back through the graph of a gradient: no evaluation
     again = 0 if strategy == "vjp" else 4
     assert (cost.upper_gradients, cost.products, cost.cross_products) == (1, 4, 1)
-    assert cost.lower_gradients == (4 if batches == "fresh" and strategy == "vjp" else 1)
+    assert cost.lower_gradients == (4 if fresh and strategy == "vjp" else 1)
     assert seen["g"] == cost.lower_gradients + passes * again + passes
     assert seen["f"] == 1
     assert cost.rows == seen["f_rows"] + seen["g_rows"] + 6 * (4 - again)
 
+    # Four terms are four steps of v ← v + 0.4(b − H v) from 0; the first product is with H of batch
+    # 1 after the first step, and the last product only measures the residual.
+    specs = [Ravel.of(tree) for tree in (PROBLEM.theta0, PROBLEM.x0)]
+    t, x = (
+        spec.ravel(tree) for spec, tree in zip(specs, (PROBLEM.theta0, PROBLEM.x0), strict=True)
+    )
 
-LOWER_RUN = {"steps": 8, "lr": 0.8}
-ADAM = {"lr": 0.1, "schedule": {"kind": "cosine"}}
+    def flat(loss: Any, batch: Any) -> Any:
+        return lambda t, x: loss(specs[0].unravel(t), specs[1].unravel(x), batch)
+
+    keys = [Key(5).fold("lower", count) if fresh else Key(5).fold("lower") for count in range(1, 6)]
+    drawn = [PROBLEM.lower_data.batch(PROBLEM.lower_data.draw(key, 6, 1)[0]) for key in keys]
+    losses = [flat(PROBLEM.g, batch) for batch in drawn]
+    hessians = [torch.func.hessian(loss, 1)(t, x) for loss in losses[:4]]
+    mixed = torch.func.jacrev(torch.func.grad(losses[4], 1), 0)(t, x)
+    upper = flat(PROBLEM.f, PROBLEM.upper_data["differentiate"].whole)
+    direct, slope = torch.func.grad(upper, (0, 1))(t, x)
+    v = 0.4 * slope
+    for hessian in hessians[:3]:
+        v = v + 0.4 * (slope - hessian @ v)
+    expected = specs[0].unravel(direct - mixed.T @ v)
+    tolerance = 1e-6 if strategy == "difference" else 1e-11
+    assert_same(found.value, expected, rtol=tolerance, atol=tolerance)
+    residual = float((slope - hessians[3] @ v).norm() / slope.norm())
+    assert float(found.solution.residual) == pytest.approx(residual, rel=1e-5)
 
 
-def test_amigo_reaches_the_closed_form_optimum() -> None:
+def test_the_rows_of_a_step_by_differences_are_those_that_went_through() -> None:
+    problem, seen = counted(PROBLEM)
+    sizes = {"batch_size": 6, "upper_batch_size": 7}
+    made = method("darts", generator={"batch_size": 5}, hypergradient=sizes)
+    state, _ = made.step(problem, made.init(problem, 0))
+    _, record = made.step(problem, state)
+    assert record["cost_rows"] == seen["f_rows"] + seen["g_rows"]
+
+
+def test_fresh_batches_of_everything_are_one_batch() -> None:
+    one, fresh = (
+        pipeline(
+            Branches(count=1, steps=2),
+            BestOfN(),
+            Implicit(solver=FixedPoint(lr=0.3, max_steps=3), batches=how),
+            Sgd(),
+        )
+        for how in ("one", "fresh")
+    )
+    assert_same(*(each.step(PROBLEM, each.init(PROBLEM, 0))[0]["theta"] for each in (one, fresh)))
+
+
+@pytest.mark.extended
+def test_amigo_reaches_the_closed_form_optimum_and_darts_only_in_one_dimension() -> None:
     problem, exact, best = tuned_penalty()
-    solver = {"lr": 0.8, "max_steps": 4}
-    made = method("amigo", generator=LOWER_RUN, hypergradient={"solver": solver}, outer=ADAM)
-    theta, x, _ = run(made, problem, 50)
+    adam = {"lr": 0.1, "schedule": {"kind": "cosine"}}
+    amigo = {"generator": {"steps": 8, "lr": 0.8}, "hypergradient": {"solver": {"lr": 0.8}}}
+    amigo["hypergradient"]["solver"]["max_steps"] = 4
+    theta, x, _ = run(method("amigo", outer=adam, **amigo), problem, 50)
     assert float(theta["log_penalty"]) == pytest.approx(best, abs=0.01)
     assert_same(x, exact.solution(theta), rtol=1e-2, atol=1e-2)
 
-
-def test_darts_is_right_in_one_dimension_and_biased_in_more() -> None:
-    parts = {
-        "generator": {"lr": 0.5, "momentum": 0.0},
-        "hypergradient": {"lr": 0.5},
-        "outer": {"name": "adam", "lr": 0.1, "betas": [0.9, 0.999], "schedule": {"kind": "cosine"}},
-    }
-    task = Quadratic(
-        rows=12, validation_rows=40, features=1, condition=1.0, noise=2.0, penalty="shared"
+    darts = method(
+        "darts",
+        generator={"lr": 0.5, "momentum": 0.0},
+        hypergradient={"lr": 0.5},
+        outer={"name": "adam", "betas": [0.9, 0.999], **adam},
     )
-    problem = task.problem(1, CPU, F64)
-    exact = task.closed_form(1, CPU, F64)
-    theta, _, _ = run(method("darts", **parts), problem, 150)
-    assert float(exact.hypergradient(theta)["log_penalty"].abs()) < 2e-3
-    problem, exact, best = tuned_penalty()
-    theta, x, _ = run(method("darts", **parts), problem, 150)
+    theta, x, _ = run(darts, problem, 150)
     assert abs(float(theta["log_penalty"]) - best) > 0.02
     # the lower level is solved; it is θ that is off
     assert_same(x, exact.solution(theta), rtol=0.05, atol=0.05)
+    task = Quadratic(
+        rows=12, validation_rows=40, features=1, condition=1.0, noise=2.0, penalty="shared"
+    )
+    theta, _, _ = run(darts, task.problem(1, CPU, F64), 150)
+    exact = task.closed_form(1, CPU, F64)
+    assert float(exact.hypergradient(theta)["log_penalty"].abs()) < 2e-3
