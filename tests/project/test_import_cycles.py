@@ -115,35 +115,20 @@ def upward(graph: Graph, container: str, layers: list[list[str]]) -> list[str]:
     ]
 
 
-FILES = modules_below(TOPS)
-
-
-@pytest.fixture(scope="module")
-def imports() -> dict[str, set[str]]:
-    return graph_of(FILES)
-
-
-def test_no_cycle_comes_and_those_that_went_are_off_the_list(imports: Graph) -> None:
-    assert cycles(imports) == known_cycles()
-
-
 HGMS = [*contracts.PROGRAMS, *contracts.COMPONENTS, *contracts.LIBRARIES]
 
 
-@pytest.mark.parametrize(
-    ("container", "layers"),
-    [("", contracts.WHEEL), ("hgms", HGMS), ("hgms_mix", contracts.MIX)],
-    ids=["wheel", "hgms", "hgms_mix"],
-)
-def test_layers_import_what_is_below_them(
-    container: str, layers: list[list[str]], imports: Graph
-) -> None:
-    assert not upward(imports, container, layers)
-    named = {name for row in layers for name in row}
-    there = {name.rpartition(".")[2] for name in FILES if name.rpartition(".")[0] == container}
-    assert there == named
+def test_layers_import_what_is_below_them_and_no_cycle_comes() -> None:
+    files = modules_below(TOPS)
+    graph = graph_of(files)
+    assert cycles(graph) == known_cycles()
+    for container, layers in (("", contracts.WHEEL), ("hgms", HGMS), ("hgms_mix", contracts.MIX)):
+        assert not upward(graph, container, layers)
+        there = {name.rpartition(".")[2] for name in files if name.rpartition(".")[0] == container}
+        assert there == {name for row in layers for name in row}
 
 
+@pytest.mark.extended
 def test_the_contracts_hold() -> None:
     """Those of import-linter, which do not count imports for type checkers."""
     pytest.importorskip("importlinter")
@@ -173,8 +158,7 @@ def test_the_contracts_hold() -> None:
     ],
 )
 def test_a_cycle_is_found(second: str, tmp_path: Path) -> None:
-    pack = tmp_path / "pack"
-    pack.mkdir()
+    (tmp_path / "pack").mkdir()
     texts = {
         "__init__": "from pack.d import w",
         "a": "from pack.b import y",
@@ -183,9 +167,10 @@ def test_a_cycle_is_found(second: str, tmp_path: Path) -> None:
         "d": "import pack.a",
     }
     for name, text in texts.items():
-        (pack / f"{name}.py").write_text(text + "\n")
+        (tmp_path / "pack" / f"{name}.py").write_text(text + "\n")
     third = {"pack.c"} if "pack.c" in second else set()
-    assert cycles(graph_of(modules_below([pack]))) == {frozenset({"pack.a", "pack.b", *third})}
+    graph = graph_of(modules_below([tmp_path / "pack"]))
+    assert cycles(graph) == {frozenset({"pack.a", "pack.b", *third})}
 
 
 def test_two_cycles_that_share_no_file_are_two() -> None:

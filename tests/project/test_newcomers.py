@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import copy
+import functools
 import runpy
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -55,20 +56,16 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str
     """What a script leaves, run once, in float64 where it does not say otherwise, in a folder
     that has to stay empty.
     """
-    known: dict[str, dict[str, Any]] = {}
 
+    @functools.cache
     def run(name: str) -> dict[str, Any]:
-        if name not in known:
-            folder = tmp_path_factory.mktemp(name)
-            with pytest.MonkeyPatch.context() as patch, torch.random.fork_rng():
-                patch.chdir(folder)
-                torch.manual_seed(0)
-                with default_dtype(torch.float32 if name == "cnn_with_batchnorm" else F64):
-                    known[name] = runpy.run_path(
-                        str(next(path for path in SCRIPTS if path.stem == name))
-                    )
-            assert not list(folder.iterdir())
-        return known[name]
+        folder = tmp_path_factory.mktemp(name)
+        dtype = torch.float32 if name == "cnn_with_batchnorm" else F64
+        with contextlib.chdir(folder), torch.random.fork_rng(), default_dtype(dtype):
+            torch.manual_seed(0)
+            made = runpy.run_path(str(next(path for path in SCRIPTS if path.stem == name)))
+        assert not list(folder.iterdir())
+        return made
 
     return run
 
@@ -85,19 +82,18 @@ def test_there_are_six_short_ones() -> None:
     assert max(counts.values()) <= STATEMENTS, counts
 
 
-QUICK = "sklearn_pipeline"
-
-
-@pytest.mark.parametrize(
-    "name",
-    [name if name == QUICK else pytest.param(name, marks=pytest.mark.extended) for name in METHODS],
-)
-def test_the_script_ends_with_a_table_of_its_methods(name: str, script: Any) -> None:
-    comparison = script(name)["comparison"]
+def assert_compared(name: str, made: dict[str, Any]) -> None:
+    comparison = made["comparison"]
     assert comparison.complete
     (table,) = comparison.tables
     assert {*METHODS[name]} <= {row.method for row in table.rows}
     assert all(label in str(comparison) for label in METHODS[name])
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "sklearn_pipeline"])
+def test_the_script_ends_with_a_table_of_its_methods(name: str, script: Any) -> None:
+    assert_compared(name, script(name))
 
 
 def steps_by_hand(
@@ -139,18 +135,18 @@ def assert_slope(p: Problem, branches: Branches, value: Callable[[Tree], Tensor]
     assert slope == pytest.approx((above - below) / (2 * step), rel=1e-5)
 
 
+@pytest.mark.extended
 def test_mlp_with_dropout_has_the_hypergradient_of_its_run(script: Any) -> None:
     with torch.random.fork_rng(), default_dtype(F64):
         p = script("mlp_with_dropout")["problem"](0)
     branches = Branches(count=1, steps=4, lr=0.5, batch_size=30)
     rows = p.upper_data["differentiate"].batch(None)
     assert_slope(p, branches, lambda theta: p.f(theta, after(p, branches, theta).x, rows))
-    parts = [p.g(p.theta0, p.x0, p.lower_data.batch(torch.arange(i, i + 60))) for i in range(60)]
-    plain = [
-        0.5 * p.f(p.theta0, p.x0, p.lower_data.batch(torch.arange(i, i + 60))) for i in range(60)
-    ]
+    batches = [p.lower_data.batch(torch.arange(i, i + 60)) for i in range(60)]
     # dropout is there, and is centred but for the loss's curvature
-    noise = torch.stack(parts) - torch.stack(plain)
+    noise = torch.stack(
+        [p.g(p.theta0, p.x0, batch) - 0.5 * p.f(p.theta0, p.x0, batch) for batch in batches]
+    )
     assert 1e-4 < float(noise.std()) < 0.1
     assert abs(float(noise.mean())) < 0.05
 
@@ -158,47 +154,73 @@ def test_mlp_with_dropout_has_the_hypergradient_of_its_run(script: Any) -> None:
 @pytest.mark.extended
 def test_cnn_with_batchnorm_trains_and_is_evaluated_as_by_hand(script: Any) -> None:
     made = script("cnn_with_batchnorm")
-    model = made["model"]
     p = made["problem"]
-    loss = made["loss"]
     batch = p.lower_data.batch(None)
-    want = steps_by_hand(model, loss, torch.zeros(200), [batch] * 5, lr=0.5)
+    want = steps_by_hand(made["model"], made["loss"], torch.zeros(200), [batch] * 5, lr=0.5)
     have = after(p, Branches(count=1, steps=5, lr=0.5), p.theta0).x
-    for name in want:
-        torch.testing.assert_close(have[name], want[name], rtol=1e-3, atol=1e-5)
-    trained = copy.deepcopy(model)
+    torch.testing.assert_close({name: have[name] for name in want}, want, rtol=1e-3, atol=1e-5)
+    trained = copy.deepcopy(made["model"])
     trained.load_state_dict(have, strict=False)
     torch.optim.swa_utils.update_bn([(batch["0"],)], trained)
-    pixels = made["pixels"][500:]
-    label = made["label"][500:]
-    accuracy = float((trained.eval()(pixels).argmax(1) == label).float().mean())
+    right = trained.eval()(made["pixels"][500:]).argmax(1) == made["label"][500:]
+    accuracy = float(right.float().mean())
     assert float(p.evaluate(p.theta0, have)["test_accuracy"]) == pytest.approx(
-        accuracy, abs=2 / len(label)
+        accuracy, abs=2 / len(right)
     )
     assert accuracy > 0.2  # of ten classes
+
+
+def assert_slope_by_hand(
+    made: dict[str, Any], inner: nn.Module, batches: list[Tree], lr: float
+) -> None:
+    """The slope through a branch is that of steps by hand with the module ``inner``."""
+    p = made["problem"]
+    rows = p.upper_data["differentiate"].batch(None)
+
+    def by_hand(theta: Tree) -> Tensor:
+        own = copy.deepcopy(inner)
+        own.load_state_dict(
+            steps_by_hand(inner, made["loss"], theta["theta"], batches, lr=lr), strict=False
+        )
+        return made["loss"](own, rows).mean().detach()
+
+    assert_slope(p, Branches(count=1, steps=len(batches), lr=lr), by_hand)
 
 
 @pytest.mark.extended
 def test_tied_transformer_has_the_slope_of_a_run_by_hand(script: Any) -> None:
     made = script("tied_transformer")
-    model = made["model"]
     p = made["problem"]
-    loss = made["loss"]
     assert "out.weight" not in p.x0
-    batches = [p.lower_data.batch(None)] * 3
-    rows = p.upper_data["differentiate"].batch(None)
-
-    def by_hand(theta: Tree) -> Tensor:
-        own = copy.deepcopy(model)
-        own.load_state_dict(
-            steps_by_hand(model, loss, theta["theta"], batches, lr=0.3), strict=False
-        )
-        return loss(own, rows).mean().detach()
-
-    assert_slope(p, Branches(count=1, steps=3, lr=0.3), by_hand)
+    assert_slope_by_hand(made, made["model"], [p.lower_data.batch(None)] * 3, lr=0.3)
 
 
-def test_frozen_backbone_has_the_hypergradient_in_closed_form(script: Any) -> None:
+@pytest.mark.extended
+def test_compiled_model_is_trained_as_by_hand_and_gets_its_weights_back(script: Any) -> None:
+    made = script("compiled_model")
+    p = made["problem"]
+    x = made["result"].x
+    assert all(torch.equal(leaf, x[name]) for name, leaf in made["model"].named_parameters())
+    inner = copy.deepcopy(made["model"]._orig_mod)
+    inner.load_state_dict({name.removeprefix("_orig_mod."): leaf for name, leaf in p.x0.items()})
+    assert_slope_by_hand(made, inner, [p.lower_data.batch(None)] * 3, lr=0.1)
+
+
+def solved(p: Problem, theta: Tensor, x: Tree, **options: Any) -> Any:
+    """The hypergradient on all rows, at an x that solves the lower problem."""
+    below, above = p.lower_data.batch(None), p.upper_data["differentiate"].batch(None)
+    return hypergradient(
+        lambda t, x: p.f(t, x, above),
+        lambda t, x: p.g(t, x, below),
+        {"theta": theta.detach()},
+        x,
+        solver=CG(**options),
+    )
+
+
+def test_frozen_backbone_has_the_hypergradient_in_closed_form_and_digests_that_stay(
+    script: Any,
+) -> None:
     made = script("frozen_backbone")
     model, p, (train, validation, _) = made["model"], made["problem"], made["rows"]
     features = [
@@ -214,72 +236,26 @@ def test_frozen_backbone_has_the_hypergradient_in_closed_form(script: Any) -> No
     (want,) = torch.autograd.grad(upper, theta)
     x = {"1.weight": best[None, :12].detach(), "1.bias": best[12:].detach()}
     assert sorted(x) == sorted(p.x0)
-    below = p.lower_data.batch(None)
-    above = p.upper_data["differentiate"].batch(None)
-    h = hypergradient(
-        lambda t, x: p.f(t, x, above),
-        lambda t, x: p.g(t, x, below),
-        {"theta": theta.detach()},
-        x,
-        solver=CG(rtol=1e-12),
-    )
+    before = fingerprints(p)
+    h = solved(p, theta, x, rtol=1e-12)
     assert float(h.lower_gradient_norm) < 1e-12
     assert float(h.value["theta"]) == pytest.approx(float(want), rel=1e-9)
+    after(p, Branches(count=2, steps=2), p.theta0)
+    p.evaluate(p.theta0, p.x0)
+    assert fingerprints(p) == before
+    model[0][0].bias.data[0] += 1.0  # what is frozen decides the losses
+    changed = fingerprints(p)
+    assert {name for name in before if changed[name] != before[name]} == {"g", "f", "evaluate"}
 
 
-@pytest.mark.extended
-def test_compiled_model_is_trained_as_by_hand_and_gets_its_weights_back(script: Any) -> None:
-    made = script("compiled_model")
-    model = made["model"]
-    p = made["problem"]
-    loss = made["loss"]
-    x = made["result"].x
-    assert all(torch.equal(leaf, x[name]) for name, leaf in model.named_parameters())
-    inner = copy.deepcopy(model._orig_mod)
-    inner.load_state_dict({name.removeprefix("_orig_mod."): leaf for name, leaf in p.x0.items()})
-    rows = p.upper_data["differentiate"].batch(None)
-
-    def by_hand(theta: Tree) -> Tensor:
-        own = copy.deepcopy(inner)
-        own.load_state_dict(
-            steps_by_hand(inner, loss, theta["theta"], [p.lower_data.batch(None)] * 3, lr=0.1)
-        )
-        return loss(own, rows).mean().detach()
-
-    assert_slope(p, Branches(count=1, steps=3, lr=0.1), by_hand)
-
-
-def test_sklearn_pipeline_has_the_hypergradient_in_closed_form(script: Any) -> None:
+def test_sklearn_pipeline_has_the_hypergradient_in_closed_form_and_a_table(script: Any) -> None:
     made = script("sklearn_pipeline")
-    p = made["problem"]
+    assert_compared("sklearn_pipeline", made)
     X, y = (torch.as_tensor(made[name][:300]) for name in "Xy")
     theta = (0.2 * normal(65) - 2).requires_grad_()
     best = torch.linalg.solve(
         X[:150].T @ X[:150] / 150 + torch.diag(theta.exp()), X[:150].T @ y[:150] / 150
     )
     (want,) = torch.autograd.grad((X[150:] @ best - y[150:]).square().mean(), theta)
-    below = p.lower_data.batch(None)
-    above = p.upper_data["differentiate"].batch(None)
-    h = hypergradient(
-        lambda t, x: p.f(t, x, above),
-        lambda t, x: p.g(t, x, below),
-        {"theta": theta.detach()},
-        {"x": best.detach()},
-        solver=CG(rtol=1e-13, max_steps=500),
-    )
+    h = solved(made["problem"], theta, {"x": best.detach()}, rtol=1e-13, max_steps=500)
     torch.testing.assert_close(h.value["theta"], want, rtol=1e-7, atol=1e-9)
-
-
-def test_a_problem_is_known_by_the_same_digests_before_and_after_it_is_used(script: Any) -> None:
-    made = script("frozen_backbone")
-    p = made["problem"]
-    model = made["model"]
-    before = fingerprints(p)
-    after(p, Branches(count=2, steps=2), p.theta0)
-    p.evaluate(p.theta0, p.x0)
-    assert fingerprints(p) == before
-    with torch.no_grad():
-        model[0][0].bias[0] += 1.0  # what is frozen decides the losses
-    changed = fingerprints(p)
-    model[0][0].bias.data[0] -= 1.0
-    assert {name for name in before if changed[name] != before[name]} == {"g", "f", "evaluate"}

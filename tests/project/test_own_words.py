@@ -89,32 +89,30 @@ def name_of(package: Path) -> str:
 @functools.cache
 def words_of_plugins() -> set[str]:
     """Names of components, of their fields, and of tasks' metrics."""
-    words = set()
-    for component in Registry.load().components():
-        if component.plugin.name != "core":
-            words |= {component.name, *getattr(component.target, "metrics", ())}
-            words |= (
-                set() if isinstance(component.target, Composition) else fields_of(component.target)
-            )
+    components = [each for each in Registry.load().components() if each.plugin.name != "core"]
+    words = {component.name for component in components}
+    for target in (component.target for component in components):
+        own = set() if isinstance(target, Composition) else fields_of(target)
+        words |= {*getattr(target, "metrics", ()), *own}
     return words - RECORDED
 
 
 def fields_of(cls: type) -> set[str]:
     """The fields of a component, and of the settings in them."""
-    names = set()
-    for name, hint in type_hints(cls).items():
-        inner = [
-            part
-            for part in (hint, *typing.get_args(hint))
-            if isinstance(part, type) and attrs.has(part)
-        ]
-        names |= {name}.union(*map(fields_of, inner))
-    return names
+    hints = type_hints(cls)
+    parts = [part for hint in hints.values() for part in (hint, *typing.get_args(hint))]
+    inner = [part for part in parts if isinstance(part, type) and attrs.has(part)]
+    return {*hints}.union(*map(fields_of, inner))
 
 
-def trees(package: Path) -> Iterator[tuple[Path, ast.AST]]:
-    for path in sorted(package.rglob("*.py")):
-        yield path, ast.parse(path.read_text(encoding="utf-8"))
+@functools.cache
+def nodes(package: Path) -> list[tuple[str, ast.AST]]:
+    """Everything in the package's files, and where it stands."""
+    return [
+        (f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}", node)
+        for path in sorted(package.rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    ]
 
 
 @functools.cache
@@ -123,33 +121,21 @@ def identifiers(package: Path) -> set[str]:
     function.
     """
     keys = ("id", "attr", "arg", "name", "asname")
-    return {
-        word
-        for _, tree in trees(package)
-        for node in ast.walk(tree)
-        for word in (getattr(node, key, None) for key in keys)
-        if isinstance(word, str)
-    }
-
-
-def strings(tree: ast.AST) -> Iterator[ast.Constant]:
-    """The text constants that are not docstrings."""
-    docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
-            yield node
+    words = {getattr(node, key, None) for _, node in nodes(package) for key in keys}
+    return {word for word in words if isinstance(word, str)}
 
 
 def foreign_strings(package: Path) -> Iterator[tuple[str, str]]:
     """Each string that is a plugin's word and none of the package's own: where it stands, and
-    the word.
+    the word. Docstrings are left out.
     """
     foreign = words_of_plugins() - identifiers(package) - identifiers(CORE)
-    for path, tree in trees(package):
-        for node in strings(tree):
-            word = str(node.value).removeprefix("metric.")
+    docs = {id(node.value) for _, node in nodes(package) if isinstance(node, ast.Expr)}
+    for place, node in nodes(package):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
+            word = node.value.removeprefix("metric.")
             if word in foreign:
-                yield f"{path.relative_to(ROOT)}:{node.lineno}: {node.value!r}", word
+                yield f"{place}: {node.value!r}", word
 
 
 @pytest.mark.extended

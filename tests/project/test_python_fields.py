@@ -24,9 +24,9 @@ from hgms_core.registry import Registry
 
 def registered() -> dict[str, type]:
     """The classes of components, and those of objects in their fields."""
-    components = Registry.load().components()
     classes: list[Any] = [
-        getattr(component.target, "of", component.target) for component in components
+        getattr(component.target, "of", component.target)
+        for component in Registry.load().components()
     ]
     hints = [
         typing.get_type_hints(cls)[part.name]
@@ -35,9 +35,7 @@ def registered() -> dict[str, type]:
         if part.init
     ]
     inner = [part for hint in hints for part in (hint, *typing.get_args(hint))]
-    classes += [
-        part for part in inner if isinstance(part, type) and attrs.has(part) and part not in classes
-    ]
+    classes += [part for part in inner if isinstance(part, type) and attrs.has(part)]
     return {cls.__name__: cls for cls in classes if cls.__module__.partition(".")[0] != "hgms_core"}
 
 
@@ -132,18 +130,15 @@ def test_every_field_refuses_what_it_cannot_take(cls: type) -> None:
 
 
 @each_class
-def test_every_number_may_be_numpy_s_or_torch_s(cls: type) -> None:
+@pytest.mark.parametrize("library", [np.asarray, torch.tensor])
+def test_every_number_may_be_numpy_s_or_torch_s(cls: type, library: Any) -> None:
     known = arguments(cls)
     numbers = {name: value for name, value in known.items() if type(value) in (int, float, bool)}
-    base = cls(**known)
-    for library in (np.asarray, torch.tensor):
-        same = cls(**{**known, **{name: library(value) for name, value in numbers.items()}})
-        if library is np.asarray:
-            assert same == base
-        for name, value in numbers.items():
-            stored = getattr(same, name)
-            assert type(stored) is type(value)
-            assert stored == pytest.approx(value, rel=1e-6)  # a tensor is in float32
+    same = cls(**{**known, **{name: library(value) for name, value in numbers.items()}})
+    stored = {name: getattr(same, name) for name in numbers}
+    assert stored == pytest.approx(numbers, rel=1e-6)  # a tensor is in float32
+    assert [type(value) for value in stored.values()] == [*map(type, numbers.values())]
+    assert library is torch.tensor or same == cls(**known)
 
 
 @each_class
