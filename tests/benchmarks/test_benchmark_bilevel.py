@@ -62,41 +62,38 @@ def test_exported_arrays_give_the_losses_of_the_problem_by_the_benchmark_s_formu
         (arrays[f"{part}_a"], arrays[f"{part}_label"]) for part in ("train", "validation")
     )
     if kind == "ijcnn1":
-        lower = (
-            np.log1p(np.exp(-(2 * label - 1) * (a @ x))).mean() + 0.5 * (np.exp(theta) * x**2).sum()
+        losses, upper = (
+            np.log1p(np.exp(-(2 * classes - 1) * (table @ x)))
+            for table, classes in ((a, label), (other, other_label))
         )
-        upper = np.log1p(np.exp(-(2 * other_label - 1) * (other @ x))).mean()
+        lower = losses.mean() + 0.5 * (np.exp(theta) * x**2).sum()
     else:
         matrix = x.reshape(a.shape[1], -1)
         losses = softmax_losses(a @ matrix, label)
-        upper = softmax_losses(other @ matrix, other_label).mean()
-        if kind == "covtype":
-            lower = losses.mean() + 0.5 * (np.exp(theta) * (matrix**2).sum(0)).sum()
-        else:
-            lower = (losses / (1 + np.exp(-theta))).mean() + 0.2 * (x**2).sum()
+        upper = softmax_losses(other @ matrix, other_label)
+        lower = (
+            losses.mean() + 0.5 * (np.exp(theta) * (matrix**2).sum(0)).sum()
+            if kind == "covtype"
+            else (losses / (1 + np.exp(-theta))).mean() + 0.2 * (x**2).sum()
+        )
     assert compared.kind_of(problem) == arrays["kind"] == kind
     point = compared.nested(kind, problem, theta, x)
-    assert float(problem.g(*point, problem.lower_data.whole)) == pytest.approx(lower, rel=1e-12)
-    assert float(problem.f(*point, problem.upper_data["stop"].whole)) == pytest.approx(
-        upper, rel=1e-12
+    found = (
+        problem.g(*point, problem.lower_data.whole),
+        problem.f(*point, problem.upper_data["stop"].whole),
     )
-    for own, back in zip((theta, x), compared.flat(kind, *point), strict=True):
-        assert np.array_equal(own, back)
+    assert [float(value) for value in found] == pytest.approx([lower, upper.mean()], rel=1e-12)
+    assert all(map(np.array_equal, (theta, x), compared.flat(kind, *point)))
 
 
 def test_the_lowest_value_is_below_every_other(compared: Any) -> None:
     task = LogisticCv(dataset="sklearn:iris", bound=3.0)
     exact = task.closed_form(0, CPU, DOUBLE)
+    points = torch.from_numpy(np.random.default_rng(0).uniform(-3, 3, (20, 5)))
     least = compared.lowest(task, 0, [])
-    rng = np.random.default_rng(0)
-    for _ in range(20):
-        assert least <= float(exact.value({"log_penalty": torch.from_numpy(rng.uniform(-3, 3, 5))}))
-    assert (
-        compared.lowest(
-            task, 0, [{"metric.value_function": 0.001}, {"metric.value_function": np.nan}]
-        )
-        == 0.001
-    )
+    assert least <= min(float(exact.value({"log_penalty": point})) for point in points)
+    rows = [{"metric.value_function": value} for value in (0.001, np.nan)]
+    assert compared.lowest(task, 0, rows) == 0.001
 
 
 def test_our_runs_and_theirs_become_records_of_one_form(
@@ -111,43 +108,38 @@ def test_our_runs_and_theirs_become_records_of_one_form(
     table = {
         "task": {"name": "logistic-cv", "dataset": "sklearn:iris", "penalties": "classes"},
         "method": {"name": "soba"},
+        "seed": 1,
+        "budget": "2 outer steps",
+        "run": {
+            "out": str(tmp_path / "runs"),
+            "task_label": "iris",
+            "label": "soba",
+            "compile": False,
+            "matmul": "exact",
+        },
     }
-    settings = {
-        "out": str(tmp_path / "runs"),
-        "task_label": "iris",
-        "label": "soba",
-        "compile": False,
-        "matmul": "exact",
-    }
-    run_config(
-        RunConfig.from_dict({**table, "seed": 1, "budget": "2 outer steps", "run": settings})
-    )
-    problem = LogisticCv(dataset="sklearn:iris", penalties="classes").problem(1, CPU, torch.float32)
+    run_config(RunConfig.from_dict(table))
+    task = LogisticCv(dataset="sklearn:iris", penalties="classes")
+    problem = task.problem(1, CPU, torch.float32)
     theta, x = compared.flat("covtype", problem.theta0, problem.x0)
+    own = "SABA[step_size=1.0]"
     columns = {"seconds": [0.0, 0.5], "rounds": [0, 7], "theta": [theta, theta - 1], "x": [x, x]}
-    stored = {f"SABA[step_size=1.0]|{name}": np.array(values) for name, values in columns.items()}
-    np.savez(
-        tmp_path / "iris-1.npz",
-        versions=np.array(["jax 1.0"]),
-        **stored,
-        **{"SABA[step_size=1.0]|own.value": np.array(0.3)},
-    )
+    stored = {f"{own}|{name}": np.array(values) for name, values in columns.items()}
+    about = {"versions": np.array(["jax 1.0"]), f"{own}|own.value": np.array(0.3)}
+    np.savez(tmp_path / "iris-1.npz", **about, **stored)
     monkeypatch.setattr(compared, "RECORDS", tmp_path)
     compared.keep(grid, tmp_path / "runs", [tmp_path / "iris-1.npz"])
     ours, theirs = parquet.read_table(tmp_path / "small.parquet").to_pylist()
-    assert (ours["method"], ours["of"], ours["steps"], ours["seed"]) == ("soba", "hgms", 2, 1)
-    assert (theirs["method"], theirs["of"], theirs["steps"], theirs["own.value"]) == (
-        "SABA[step_size=1.0]",
-        "benchmark_bilevel",
-        7,
-        0.3,
-    )
-    exact = LogisticCv(dataset="sklearn:iris", penalties="classes").closed_form(1, CPU, DOUBLE)
+    keys = ("method", "of", "steps", "seed", "own.value")
+    assert [[row.get(key) for key in keys] for row in (ours, theirs)] == [
+        ["soba", "hgms", 2, 1, None],
+        [own, "benchmark_bilevel", 7, 1, 0.3],
+    ]
+    exact = task.closed_form(1, CPU, DOUBLE)
     lower = {"log_penalty": problem.theta0["log_penalty"].double() - 1}
     assert theirs["metric.value_function"] == pytest.approx(float(exact.value(lower)), rel=1e-6)
     assert theirs["minimum"] == ours["minimum"] < theirs["metric.value_function"]
-    table = compared.table_of("small")
-    (line,) = [line for line in table.splitlines() if "SABA" in line]
+    (line,) = [line for line in compared.table_of("small").splitlines() if "SABA" in line]
     assert f"{theirs['metric.value_function'] - theirs['minimum']:.2e}" in line
 
 
@@ -155,21 +147,6 @@ def test_the_tables_of_the_page_are_what_the_records_make(compared: Any) -> None
     text = compared.PAGE.read_text(encoding="utf-8")
     assert compared.MARKED.findall(text)
     assert compared.page(text) == text
-
-
-def test_a_measure_is_that_of_the_last_point_that_was_there(compared: Any) -> None:
     curve = (np.array([0.0, 1.0, 2.0]), np.array([3.0, 2.0, 1.0]))
+    # a measure is that of the last point that was there
     assert [compared.at(curve, second) for second in (0.0, 0.9, 1.0, 1.5, 9.0)] == [3, 3, 2, 2, 1]
-
-
-def test_stand_ins_have_the_kinds_of_columns_and_classes(compared: Any) -> None:
-    import stand_ins
-
-    features, target = stand_ins.ijcnn1(2000, np.random.default_rng(0))
-    assert features.shape == (2000, 22)
-    assert (features[:, :10].sum(1) == 1).all()
-    assert set(target) == {-1, 1}
-    assert 0.05 < (target == 1).mean() < 0.2
-    features, target = stand_ins.covtype(3000, np.random.default_rng(0))
-    assert features.shape == (3000, 54)
-    assert set(target) == set(range(1, 8))

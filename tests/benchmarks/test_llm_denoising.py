@@ -20,47 +20,32 @@ pytestmark = [
     pytest.mark.skipif("HGMS_DATA" not in os.environ, reason="needs the Alpaca rows in HGMS_DATA"),
 ]
 GRID = Path(__file__).parents[2] / "benchmarks" / "llm" / "denoising-cpu.toml"
+TABLE = tomllib.loads(GRID.read_text(encoding="utf-8"))
 
 
-def trained(method: dict[str, Any], seed: int, steps: int) -> tuple[dict[str, float], float]:
+def trained(method: dict[str, Any], seed: int, steps: int = 30) -> tuple[dict[str, float], float]:
     """(the last weights by name, the test loss)."""
     import torch
 
-    table = tomllib.loads(GRID.read_text())
-    task = {key: value for key, value in table["task"].items() if key != "label"}
-    config = RunConfig.from_dict(
-        {"task": task, "method": method, "budget": f"{steps} steps", "seed": seed}
-    )
+    task = {key: value for key, value in TABLE["task"].items() if key != "label"}
+    config = RunConfig.from_dict({"task": task, "method": method, "budget": f"{steps} steps"})
     problem = config.task.problem(seed, torch.device("cpu"), torch.float32)
-    result = run(
-        config.method,
-        problem,
-        Budget(outer_steps=steps),
-        seed=seed,
-        settings=RunSettings(evaluate_every=steps),
-    )
-    last = result.records[-1]
-    weights = {
-        name.removeprefix("weight."): value
-        for name, value in last.items()
-        if name.startswith("weight.")
-    }
+    how = {"seed": seed, "settings": RunSettings(evaluate_every=steps)}
+    result = run(config.method, problem, Budget(outer_steps=steps), **how)
+    weights = {name: result.records[-1][f"weight.{name}"] for name in task["sources"]}
     return weights, result.summary["metrics"]["test_loss"]
 
 
 def test_hg_ms_finds_the_clean_source_and_its_mixture_beats_uniform_weights() -> None:
-    methods = {method["name"]: method for method in tomllib.loads(GRID.read_text())["method"]}
-    learned = {}
-    plain = {}
+    methods = {method["name"]: method for method in TABLE["method"]}
+    fixed = {"name": "fixed", "generator": methods["uniform"]["generator"]}
+    learned, plain = {}, {}
     for seed in range(3):
-        weights, _ = trained(methods["hg-ms"], seed, steps=30)
+        weights, _ = trained(methods["hg-ms"], seed)
         assert weights["clean"] >= 0.95
         # The same training for both mixtures, from the same start, on the same rows.
-        training = methods["uniform"]["generator"]
-        _, learned[seed] = trained(
-            {"name": "fixed", "generator": training, "mixture": weights}, seed, steps=30
-        )
-        _, plain[seed] = trained(methods["uniform"], seed, steps=30)
+        _, learned[seed] = trained({**fixed, "mixture": weights}, seed)
+        _, plain[seed] = trained(methods["uniform"], seed)
     gap = paired(learned, plain)
     assert gap.mean < 0
     assert gap.excludes_zero

@@ -206,6 +206,18 @@ def through(
     raise AssertionError("it does not finish")
 
 
+def stepped(
+    method: Any, problem: Problem, count: int, seed: int = 3
+) -> list[tuple[State, dict[str, Any]]]:
+    """The states and rows of the first steps, the n-th at the progress (n − 1)/count."""
+    state = method.init(problem, seed)
+    rows = []
+    for number in range(count):
+        state, row = method.step(problem, state, number / count)
+        rows.append((state, row))
+    return rows
+
+
 def assert_goes_on(method: Any, problem: Problem, most: int = 1000) -> State:
     """A run whose state is written and read back before every step is the run without, bit for
     bit; its last state.

@@ -17,6 +17,7 @@ from support.source_problems import (
     language_sources,
     network_sources,
     on_rows,
+    stepped,
     through,
     watched,
     with_looks,
@@ -126,24 +127,20 @@ def test_the_highest_rows_are_kept_and_make_the_mixture(
 
 @pytest.mark.parametrize("name", ONLINE)
 def test_where_sources_stand_in_the_table_does_not_matter(name: str) -> None:
-    method = METHODS[name]
-    rows = []
+    found = []
     for problem in (PROBLEM, in_another_order(PROBLEM)):
-        state = method.init(problem, 3)
-        for _ in range(4):
-            state, row = method.step(problem, state)
+        state, row = stepped(METHODS[name], problem, 4)[-1]
         shown = {key: torch.tensor(float(row[key])) for key in row if "." in key}
-        rows.append((method.result(state), shown))
-    assert_same(rows[1], rows[0], rtol=1e-8, atol=1e-10)
+        found.append((METHODS[name].result(state), shown))
+    assert_same(found[1], found[0], rtol=1e-8, atol=1e-10)
 
 
-@pytest.mark.parametrize("name", ["rho-loss", "rds", "random-rows", "doremi", "doge"])
+@pytest.mark.parametrize(
+    "name", ["rho-loss", "rds", "random-rows", "doremi", "doge", "hg-ms-online"]
+)
 def test_a_language_model(name: str) -> None:
-    method = METHODS[name]
     problem = language_sources(2)
-    state = method.init(problem, 0)
-    for _ in range(3):
-        state, row = method.step(problem, state)
+    state, row = stepped(METHODS[name], problem, 3)[-1]
     assert row.get("lower_loss") is None or math.isfinite(row["lower_loss"])
     assert float(problem.sources.weights(state["theta"]).sum()) == pytest.approx(1)
 
@@ -159,18 +156,13 @@ def test_losses_that_are_not_finite_stop_the_first_step(name: str) -> None:
 @pytest.mark.parametrize("name", ["rho-loss", "regmix", "fastmix", "doge"])
 def test_validation_rows_without_a_finite_loss_stop_the_run(name: str) -> None:
     upper = {
-        role: Data.of(
-            {key: leaf for key, leaf in data.whole.items() if key != "index"}
-            | {"y": data.whole["y"] * torch.nan}
-        )
+        role: Data.of({**data.whole, "y": data.whole["y"] * torch.nan})
         for role, data in PROBLEM.upper_data.items()
     }
     problem = evolve(PROBLEM, upper_data=upper)
     method = evolve(RHO, reference="validation") if name == "rho-loss" else METHODS[name]
-    state = method.init(problem, 3)
     with rejects("not-finite", of=NumericalError):
-        for _ in range(9):
-            state, _ = method.step(problem, state)
+        stepped(method, problem, 9)
 
 
 @pytest.mark.parametrize(
@@ -191,18 +183,15 @@ def test_a_role_needs_rows(name: str, role: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "option", "value"),
+    ("name", "options"),
     [
-        ("less", "size", 41),
-        ("rho-loss", "size", 41),
-        ("rds", "size", 41),
-        ("doremi", "batch_size", 2),
-        ("doge", "batch_size", 2),
+        *((name, {"size": 41}) for name in ("less", "rho-loss", "rds")),
+        *((name, {"batch_size": 2}) for name in ("doremi", "doge")),
     ],
 )
-def test_what_a_problem_is_too_small_for_is_refused(name: str, option: str, value: int) -> None:
-    with rejects("out-of-range", "method", option, of=ConfigError):
-        evolve(METHODS[name], **{option: value}).init(PROBLEM, 0)
+def test_what_a_problem_is_too_small_for_is_refused(name: str, options: dict[str, Any]) -> None:
+    with rejects("out-of-range", "method", *options, of=ConfigError):
+        evolve(METHODS[name], **options).init(PROBLEM, 0)
 
 
 @pytest.mark.parametrize(

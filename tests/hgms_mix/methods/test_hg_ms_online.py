@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -12,16 +13,16 @@ from support.helpers import F64, assert_same, normal
 from support.source_problems import (
     by_torch,
     convex_sources,
-    language_sources,
     network_sources,
     on_rows,
+    stepped,
     weights,
 )
 
 from hgms.hypergradients import Fixed
 from hgms.outer import DualAveraging, Sgd
 from hgms.selectors import First
-from hgms_core import Candidates, Data, Key, Pipeline, Problem, Selection, Tree
+from hgms_core import Candidates, Data, Key, Pipeline, Problem, Selection, Tree, stack
 from hgms_mix.methods.online import AlignedMeans, MixtureBranches
 from hgms_mix.methods.online.training import mixture_rows
 
@@ -45,6 +46,10 @@ def gradients(problem: Problem, x: Tree, numbers: torch.Tensor, data: Data | Non
     return dict(zip(x, torch.autograd.grad(total, list(leaves.values())), strict=True))
 
 
+def total(trees: Iterable[Tree]) -> Tree:
+    return {name: leaf.sum(0) for name, leaf in stack(list(trees)).items()}
+
+
 @pytest.mark.parametrize("tilt", [0.0, 0.7])
 def test_a_branch_is_adamw_on_rows_drawn_by_the_mixture_and_keeps_each_sources_gradients(
     tilt: float,
@@ -53,37 +58,39 @@ def test_a_branch_is_adamw_on_rows_drawn_by_the_mixture_and_keeps_each_sources_g
     found = proposed(generator)
     above = PROBLEM.upper_data["differentiate"]
     omega = THETA["logits"].softmax(0)
+    source = PROBLEM.lower_data.whole["source"]
     for branch in range(2):
         key = Key(3).fold(branch)
         index = mixture_rows(PROBLEM.lower_data, PROBLEM.sources, omega, key.fold("rows"), 7, 3)
         upper = above.draw(key.fold("validation"), 4, 3)
-        lower = on_rows(PROBLEM, index)
         values = on_rows(PROBLEM, upper, above)
         losses = [
             lambda x, own=own, value=value: own(x) + (tilt * value(x) if tilt else 0)
-            for own, value in zip(lower, values, strict=True)
+            for own, value in zip(on_rows(PROBLEM, index), values, strict=True)
         ]
         states = by_torch(PROBLEM.x0, losses, weight_decay=0.1)
         assert_same(found.at(branch), states[-1], rtol=1e-9, atol=1e-12)
         assert_same(found.losses[branch], losses[-1](states[2]), rtol=1e-9)
-        sources = PROBLEM.lower_data.whole["source"][index]
-        counts = torch.nn.functional.one_hot(sources, 3).sum((0, 1)).double()
+        counts = torch.bincount(source[index].flatten(), minlength=3).double()
         assert_same(found.aux["rows"][branch], counts)
-        own = [
-            gradients(PROBLEM, x, numbers[PROBLEM.lower_data.whole["source"][numbers] == number])
-            for x, numbers in zip(states, index, strict=False)
-            for number in range(3)
-        ]
-        for name in PROBLEM.x0:
-            u = torch.stack([tree[name] for tree in own]).unflatten(0, (3, 3)).sum(0)
-            assert_same(found.aux[f"u.{name}"][branch], u, rtol=1e-9, atol=1e-12)
+        own = stack(
+            [
+                total(
+                    gradients(PROBLEM, x, rows[source[rows] == number])
+                    for x, rows in zip(states, index, strict=False)
+                )
+                for number in range(3)
+            ]
+        )
+        aux = {name: leaf[branch] for name, leaf in found.aux.items()}
+        assert_same({name: aux[f"u.{name}"] for name in own}, own, rtol=1e-9, atol=1e-12)
         if tilt:
-            f = [gradients(PROBLEM, x, rows, above) for x, rows in zip(states, upper, strict=False)]
-            for name in PROBLEM.x0:
-                slope = sum(tree[name] for tree in f) / 4
-                assert_same(found.aux[f"f.{name}"][branch], slope, rtol=1e-9, atol=1e-12)
+            pairs = zip(states, upper, strict=False)
+            f = total(gradients(PROBLEM, x, rows, above) for x, rows in pairs)
+            slopes = {name: 4 * aux[f"f.{name}"] for name in f}
+            assert_same(slopes, f, rtol=1e-9, atol=4e-12)
             mean = sum(value(x) for value, x in zip(values, states, strict=False)) / 3
-            assert_same(found.aux["upper_loss"][branch], mean, rtol=1e-9)
+            assert_same(aux["upper_loss"], mean, rtol=1e-9)
     assert ("f.w" in found.aux) == bool(tilt)
     assert found.cost.upper_gradients == (6 if tilt else 0)
     assert found.cost.rows == 2 * 3 * (7 + (4 if tilt else 0))
@@ -105,11 +112,7 @@ def test_alignments_are_those_of_running_means() -> None:
     estimator = AlignedMeans(decay=0.8, eps=1e-3)
     state = estimator.init(PROBLEM)
     start = generator.init(PROBLEM, Key(0))
-    d = sum(leaf.numel() for leaf in PROBLEM.x0.values())
-    u = np.zeros((3, d))
-    f = np.zeros(d)
-    rows = np.zeros(3)
-    squares = np.zeros(3)
+    u = f = rows = squares = 0.0
     for step in range(4):
         candidates = generator.propose(PROBLEM, THETA, start, Key(step))
         selection = Selection.of(torch.tensor([1.0, 0.0]))
@@ -157,19 +160,18 @@ def aux(u: torch.Tensor, counts: list[float], f: torch.Tensor) -> Candidates:
 def test_a_source_without_a_row_so_far_does_not_move() -> None:
     estimator = AlignedMeans(decay=0.5)
     problem = evolve(PROBLEM, x0={"x": torch.zeros(4, dtype=F64)})
-    *u, f = normal(4, 4, seed=2)
-    rows = torch.stack(u)
+    rows, f = normal(4, 4, seed=2).split([3, 1])
     state = estimator.init(problem)
     seen = []
     for counts in ([3.0, 0.0, 5.0], [2.0, 4.0, 0.0]):
-        candidates = aux(rows * torch.tensor(counts).sign()[:, None], counts, f)
+        candidates = aux(rows * torch.tensor(counts).sign()[:, None], counts, f[0])
         estimate, state = estimator.estimate_all(
             problem, THETA, candidates, SELECTED, Key(0), state
         )
         seen.append(estimate.value["logits"])
     omega = THETA["logits"].softmax(0)
     lengths = torch.tensor([3.0, 1.0, 5.0], dtype=F64).sqrt() * rows.norm(dim=1) * f.norm()
-    a = rows @ f / lengths
+    a = rows @ f[0] / lengths
     mean = (omega[0] * a[0] + omega[2] * a[2]) / (omega[0] + omega[2])
     expected = -omega * (a - mean) * torch.tensor([1.0, 0.0, 1.0])
     assert_same(seen[0], expected, rtol=1e-9, atol=1e-12)
@@ -185,13 +187,9 @@ def test_another_generators_candidates_are_measured_on_fresh_rows() -> None:
     estimate, state = estimator.estimate_all(
         PROBLEM, THETA, candidates, SELECTED, Key(2), estimator.init(PROBLEM)
     )
-    everything = torch.arange(PROBLEM.lower_data.size)
-    source = PROBLEM.lower_data.rows(everything)["source"]
-    for number in range(3):
-        for name, leaf in gradients(
-            PROBLEM, candidates.at(0), everything[source == number]
-        ).items():
-            assert_same(state["sources"][name][number], leaf, rtol=1e-9, atol=1e-12)
+    source = PROBLEM.lower_data.whole["source"]
+    own = [gradients(PROBLEM, candidates.at(0), (source == n).nonzero()[:, 0]) for n in range(3)]
+    assert_same(state["sources"], stack(own), rtol=1e-9, atol=1e-12)
     assert (estimate.cost.lower_gradients, estimate.cost.upper_gradients) == (3, 1)
 
 
@@ -229,35 +227,22 @@ def method(**changes: Any) -> Pipeline:
     return Pipeline(**{**parts, **changes})
 
 
-def after(pipeline: Pipeline, problem: Problem, steps: int) -> dict[str, Any]:
-    state = pipeline.init(problem, 0)
-    for step in range(steps):
-        state, _ = pipeline.step(problem, state, step / steps)
-    return state
-
-
 def test_the_source_that_validation_asks_for_ends_with_most_weight() -> None:
     problem = convex_sources({"a": 1.0, "b": 0.0, "c": 0.0})
-    state = after(method(), problem, 20)
-    assert weights(problem, state["theta"])[0] > 0.8
+    assert weights(problem, stepped(method(), problem, 20)[-1][0]["theta"])[0] > 0.8
 
 
 def test_it_is_uniform_online_where_nothing_is_learned() -> None:
-    still = after(method(outer=DualAveraging(strength=1e-12)), PROBLEM, 4)
-    fixed = after(method(hypergradient=Fixed(), outer=Sgd()), PROBLEM, 4)
-    assert_same(still["x"], fixed["x"], rtol=1e-6, atol=1e-9)
-    learned = after(method(), PROBLEM, 4)
-    assert any((learned["x"][name] - leaf).abs().max() > 1e-4 for name, leaf in fixed["x"].items())
-
-
-def test_a_language_model_in_tokens() -> None:
-    problem = language_sources(1)
-    state = after(
-        method(generator=MixtureBranches(lr=1e-2, batch_size=6, tilt=0.5, upper_batch_size=3)),
-        problem,
-        8,
+    still, fixed, learned = (
+        stepped(own, PROBLEM, 4)[-1][0]["x"]
+        for own in (
+            method(outer=DualAveraging(strength=1e-12)),
+            method(hypergradient=Fixed(), outer=Sgd()),
+            method(),
+        )
     )
-    assert weights(problem, state["theta"])[0] > 0.5
+    assert_same(still, fixed, rtol=1e-6, atol=1e-9)
+    assert any((learned[name] - leaf).abs().max() > 1e-4 for name, leaf in fixed.items())
 
 
 def test_dual_averaging_forgets() -> None:

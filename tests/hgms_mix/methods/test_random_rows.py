@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,8 @@ import pytest
 import torch
 from attrs import evolve
 from support.helpers import F64, assert_same, counted
-from support.source_problems import assert_shares, by_torch, network_sources, on_rows
+from support.source_files import source_of
+from support.source_problems import assert_shares, by_torch, network_sources, on_rows, stepped
 
 from hgms_core import Key
 from hgms_mix.methods.random_rows import RandomRows
@@ -26,47 +26,35 @@ def random_rows(**options: Any) -> RandomRows:
 def test_every_row_comes_equally_often() -> None:
     assert shares(PROBLEM) == {"near": 0.5, "turned": 0.3, "noise": 0.2}
     counts = torch.bincount(drawn(PROBLEM, Key(0), 80_000), minlength=40)
-    assert len(counts) == 40
     # 2,000 each; the deviation of such a count is 44.
-    assert int((counts - 2000).abs().max()) < 200
+    assert (len(counts), int((counts - 2000).abs().max()) < 200) == (40, True)
 
 
 def test_sizes_are_those_of_the_files_where_fewer_rows_are_kept(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
-    from hgms_mix.lm import Source, SourceMixture
+    from hgms_mix.lm import SourceMixture
 
-    task = SourceMixture.testing_instance()
-    for name, count in (("many", 18), ("few", 6)):
-        rows = [
-            {"prompt": f"{number} {name}", "completion": str(number)} for number in range(count)
-        ]
-        (tmp_path / f"{name}.jsonl").write_text(
-            "".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8"
-        )
-    sources = {name: Source(path=str(tmp_path / f"{name}.jsonl")) for name in ("many", "few")}
-    problem = evolve(task, sources=sources, cache=5, reference=None).problem(
-        0, torch.device("cpu"), F64
-    )
+    sizes = {"many": 18, "few": 6}
+    sources = {
+        name: source_of(tmp_path / f"{name}.jsonl", [(f"{i} {name}", str(i)) for i in range(size)])
+        for name, size in sizes.items()
+    }
+    task = evolve(SourceMixture.testing_instance(), sources=sources, cache=5, reference=None)
+    problem = task.problem(0, torch.device("cpu"), F64)
     assert dict(problem.lower_data.strata or ()) == {"many": 5, "few": 5}
     method = random_rows(train_steps=2)
-    state = method.init(problem, 0)
+    state, row = stepped(method, problem, 2)[-1]
     assert_shares(problem, method, state, [3, 1])
     counts = torch.bincount(drawn(problem, Key(1), 20_000), minlength=10)
     assert int((counts[:5] - 3000).abs().max()) < 300
     assert int((counts[5:] - 1000).abs().max()) < 200
-    state, _ = method.step(problem, state)
-    state, row = method.step(problem, state)
-    assert method.finished(state)
-    assert row["cost_rows"] == 12
+    assert (method.finished(state), row["cost_rows"]) == (True, 12)
 
 
 def test_x_is_adamw_on_the_rows_drawn() -> None:
     method = random_rows(updates=2, train_steps=5, weight_decay=0.1)
     problem, calls = counted(PROBLEM)
-    state = method.init(problem, 3)
-    row = {}
-    for _ in range(3):
-        state, row = method.step(problem, state)
+    state, row = stepped(method, problem, 3)[-1]
     assert method.finished(state)
     rows = [drawn(PROBLEM, Key(3).fold("rows", update), 6) for update in range(5)]
     x = by_torch(PROBLEM.x0, on_rows(PROBLEM, rows), weight_decay=0.1)[-1]
