@@ -131,6 +131,29 @@ def test_the_lowest_versions_are_those_of_the_requirements() -> None:
     assert [name for name in floors if not f"{lowest[name]}.".startswith(f"{floors[name]}.")] == []
 
 
+def test_no_lower_bound_is_below_the_version_that_has_what_is_used() -> None:
+    """`torch.backends.mkldnn.matmul` is there since 2.9, `filelock.SoftFileLease` since 3.30."""
+    bounds = dict(text.split(">=") for text in PROJECT["project"]["dependencies"] if ">=" in text)
+    for name, since in (("torch", (2, 9)), ("filelock", (3, 30))):
+        assert tuple(map(int, bounds[name].split(",")[0].split("."))) >= since, name
+
+
+def test_every_package_has_types_for_others() -> None:
+    folders = [ROOT / "hgms_core", *(ROOT / "plugins" / top for top in TOPS)]
+    assert [folder.name for folder in folders if not (folder / "py.typed").is_file()] == []
+
+
+def test_the_long_description_has_no_links_to_files() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    links = re.compile(r"\]\((?!https?:)[^)]*\)")
+    assert links.search(text)
+    hook = PROJECT["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]
+    assert [part["path"] for part in hook["fragments"]] == ["README.md"]
+    for each in hook["substitutions"]:
+        text = re.sub(each["pattern"], each["replacement"], text)
+    assert not links.search(text)
+
+
 PARAMETERS = 8
 FIELDS = 12
 CROWDED_FUNCTIONS = 40
