@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,23 @@ from hgms.comparison.grid_file import load
 from hgms_core.registry import Registry
 
 PLUGIN = Path(__file__).parent / "grid_plugin.py"
+
+GRID = """
+budget = "12 steps"
+seeds = 4
+baselines = false
+task = ["bowl"]
+
+[run]
+out = "runs"
+checkpoint_seconds = 0.0
+threads = 1
+
+[[method]]
+name = "walk"
+pause = 0.01
+"""
+"""The text of a grid file."""
 
 WALK = {"name": "walk", "pause": 0.01}
 
@@ -29,6 +47,15 @@ def contents(folder: Path) -> dict[str, bytes]:
 def steps(folder: Path) -> dict[str, bytes]:
     """Of each seed, whatever the method's folder is called."""
     return {path.parent.name: path.read_bytes() for path in folder.rglob("steps.jsonl")}
+
+
+def begun_twice(folder: Path, count: int = 4) -> list[str]:
+    """The seeds whose run was broken off and taken up: nobody knows its processor time."""
+    resources = {path.parent.name: path.read_text() for path in folder.rglob("resources.json")}
+    assert len(resources) == count
+    return [
+        seed for seed, text in resources.items() if json.loads(text)["processor_seconds"] is None
+    ]
 
 
 def on_another_machine(folder: Path, duration: float) -> Path:

@@ -12,8 +12,9 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from attrs import frozen
@@ -155,3 +156,28 @@ def strike(process: int, folder: Path, rows: int, blow: int, wait: float = 0.0) 
         time.sleep(0.001)
     time.sleep(wait)
     os.kill(process, blow)
+
+
+def started(
+    folder: Path, *arguments: str, before: Sequence[str] = (), **options: Any
+) -> subprocess.Popen[str]:
+    """`hgms …` in a process of its own, with ``before`` in front of the command."""
+    return subprocess.Popen(
+        [*before, sys.executable, "-P", "-m", "hgms.cli", *arguments],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,
+    )
+
+
+def reaches(folder: Path, rows: int, *processes: subprocess.Popen[str]) -> None:
+    """Waits until the runs have so many rows, as long as the processes live."""
+    until = time.monotonic() + 300
+    while rows_written(folder) < rows:
+        assert time.monotonic() < until
+        for process in processes:
+            assert process.poll() is None, process.communicate()
+        time.sleep(0.02)

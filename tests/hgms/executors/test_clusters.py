@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 from support.executor_grids import PLUGIN, WALK, contents, grid, steps
 from support.helpers import rejects
+from support.processes import started
 
 from hgms.comparison.run_grid import run_grid
 from hgms.executors.ray import executor as of_ray
@@ -81,13 +81,7 @@ def test_ctrl_c_saves_what_is_under_way(name: str, tmp_path: Path, terminal: boo
     )
     words = ["compare", "grid.toml", "--plugin", str(PLUGIN), "--executor", name, "--json"]
     own = {"ray": ["--jobs", "2"], "slurm": ["--set", "executor.cluster=local"]}[name]
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "hgms.cli", *words, *own],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    process = started(tmp_path, *words, *own, start_new_session=True)
     while sum(path.read_bytes().count(b"\n") >= 5 for path in tmp_path.rglob("steps.jsonl")) < 2:
         assert process.poll() is None, process.communicate()
     (os.killpg if terminal else os.kill)(process.pid, signal.SIGINT)

@@ -6,20 +6,18 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import attrs
 import pytest
+from attrs import evolve
 from click.testing import CliRunner, Result
-from support.executor_grids import PLUGIN, contents, grid, on_another_machine
+from support.executor_grids import GRID, PLUGIN, begun_twice, contents, grid, on_another_machine
 from support.helpers import rejects
-from support.processes import rows_written
+from support.processes import reaches, started
 
 from hgms.cli import main
 from hgms.comparison import coordinator
@@ -36,22 +34,6 @@ from hgms.executors import (
 from hgms.runs import lease, leased
 from hgms_core import ConfigError, PluginError
 from hgms_core.host import Host
-
-GRID = """
-budget = "12 steps"
-seeds = 4
-baselines = false
-task = ["bowl"]
-
-[run]
-out = "runs"
-checkpoint_seconds = 0.0
-threads = 1
-
-[[method]]
-name = "walk"
-pause = 0.01
-"""
 
 COMPARE = ("compare", "grid.toml", "--plugin", str(PLUGIN), "--json")
 
@@ -96,17 +78,6 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Alone:
 # --- several coordinators
 
 
-def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-P", "-m", "hgms.cli", *COMPARE, *arguments],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-
-
 @pytest.mark.extended
 @pytest.mark.parametrize("dies", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_two_coordinators_share_a_grid_and_print_the_same_table(
@@ -116,9 +87,8 @@ def test_two_coordinators_share_a_grid_and_print_the_same_table(
     (folder / "hold-0-6").touch()  # nobody is done before both are at work
     both = []
     for jobs, rows in (("1" if dies else "0", 7), ("1", 7 + 8)):  # the first run is held
-        both.append(start(folder, "--jobs", jobs))
-        while rows_written(folder) < rows:
-            assert all(process.poll() is None for process in both)
+        both.append(started(folder, *COMPARE, "--jobs", jobs))
+        reaches(folder, rows, *both)
     if dies:
         both[0].kill()
         both.pop(0).communicate()
@@ -127,10 +97,7 @@ def test_two_coordinators_share_a_grid_and_print_the_same_table(
     assert [process.returncode for process in both] == [0] * len(both), ends
     assert [table(out) for out, _ in ends] == [alone[1]] * len(both)
     assert contents(folder / "runs") == alone[0]
-    resources = [json.loads(path.read_text()) for path in folder.rglob("resources.json")]
-    assert len(resources) == 4
-    twice = [row for row in resources if row["processor_seconds"] is None]
-    assert len(twice) == dies, "each other run was begun once"
+    assert begun_twice(folder) == ["seed-0"] * dies, "each other run was begun once"
 
 
 @pytest.fixture
@@ -288,10 +255,8 @@ def mine(folder: Path) -> Path:
 def test_an_executor_of_a_plugin_carries_out_a_grid(mine: Path, alone: Alone) -> None:
     done = compare("--plugin", str(mine), "--executor", "mine", "--set", "executor.word=now")
     assert done.exit_code == 0, done.stderr
-    assert done.stderr.splitlines() == [
-        *(f"now bowl, walk, seed {seed} 1" for seed in range(4)),
-        "closed",
-    ]
+    jobs = [f"now bowl, walk, seed {seed} 1" for seed in range(4)]
+    assert done.stderr.splitlines() == [*jobs, "closed"]
     assert table(done.stdout) == alone[1]
     assert contents(mine.parent / "runs") == alone[0]
 
@@ -299,7 +264,6 @@ def test_an_executor_of_a_plugin_carries_out_a_grid(mine: Path, alone: Alone) ->
 @pytest.mark.parametrize(
     ("arguments", "shown"),
     [
-        (["--executor", "locl"], "(--executor)"),
         (["--executor", "local", "--set", "executor.frehs=true"], "(executor.frehs)"),
         (["--executor", "local", "--address", "auto"], "(executor.address)"),
         (["--executor", "local", "--jobs", "0"], "(executor.jobs)"),
@@ -316,22 +280,18 @@ def test_what_is_wrong_with_an_executor_is_said(
     for module in ("ray", "submitit"):
         monkeypatch.setitem(sys.modules, module, None)
     done = compare(*arguments)
-    assert done.exit_code == 2, done.stderr
-    assert shown in done.stderr
+    assert (done.exit_code, shown in done.stderr) == (2, True), done.stderr
     assert not list(mine.parent.rglob("steps.jsonl"))
 
 
 def test_a_class_that_is_no_executor_and_unknown_names_are_rejected(mine: Path) -> None:
-    with rejects("wrong-value", "executor", of=ConfigError):
-        executor_of("mine", {"volume": 1}, Host.load([mine]))
     with rejects("unknown-executor", "--executor", of=ConfigError) as caught:
         executor_of("locl", {}, Host.load())
     assert caught.value.did_you_mean == ("local",)
+    with rejects("wrong-value", "executor", of=ConfigError):
+        executor_of("mine", {"volume": 1}, Host.load([mine]))
     mine.write_text(MINE.replace("[Mine, Elsewhere]", "[Mine, Lame]"))
     with rejects("wrong-plugin", of=PluginError):
         executor_of("mine", {}, Host.load([mine]))
-
-
-def test_objects_of_this_process_go_to_no_executor(tmp_path: Path) -> None:
-    with rejects("not-supported", "executor", of=ConfigError):
-        run_grid(attrs.evolve(grid(tmp_path), own=True), executor=Local())
+    with rejects("not-supported", "executor", of=ConfigError):  # objects of this process
+        run_grid(evolve(grid(mine.parent), own=True), executor=Local())

@@ -5,23 +5,21 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import threading
 from pathlib import Path
 from typing import Any
 
-import attrs
 import psutil
 import pytest
-from click.testing import CliRunner
-from support.executor_grids import PLUGIN, WALK, contents, grid
+from support.executor_grids import WALK, begun_twice, contents, grid
+from support.helpers import rejects
 
-from hgms.cli import main
 from hgms.comparison.run_grid import run_grid
-from hgms.executors import Needs
+from hgms.executors import Board, Job, Needs
 from hgms.executors.ray import executor as module
 from hgms.executors.ray.executor import Ray
+from hgms_core import ConfigError
 
 pytestmark = pytest.mark.nightly
 
@@ -102,13 +100,7 @@ def test_runs_of_a_node_that_is_gone_are_taken_up_by_another(
     said = capsys.readouterr().err
     assert said.count("its worker is gone") == 1, said
     assert "it is taken up again" in said
-    counted = [
-        json.loads(path.read_text())["processor_seconds"]
-        for path in (tmp_path / "ray").rglob("resources.json")
-    ]
-    assert (len(counted), counted.count(None)) == (4, 1), (
-        "what the node had begun was begun twice, nothing else"
-    )
+    assert len(begun_twice(tmp_path / "ray")) == 1, "what the node had begun, nothing else"
 
 
 def test_what_kills_three_workers_has_failed_and_stops_no_other(tmp_path: Path) -> None:
@@ -122,28 +114,10 @@ def test_what_kills_three_workers_has_failed_and_stops_no_other(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "auto", "nowhere.invalid:6379", "6379:"])
-def test_a_bad_address_is_one_message(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    words = [
-        "compare",
-        "--task",
-        "bowl",
-        "--methods",
-        "walk",
-        "--budget",
-        "2 steps",
-        "--seeds",
-        "1",
-        "--plugin",
-        str(PLUGIN),
-    ]
-    done = CliRunner().invoke(main, [*words, "--executor", "ray", "--address", address])
-    assert done.exit_code == 2, done.output
-    assert f" at {address}: " in done.stderr
-    assert "(executor.address)" in done.stderr
-    assert "Traceback" not in done.stderr
+def test_a_bad_address_is_one_error(tmp_path: Path, address: str) -> None:
+    with rejects("no-cluster", "executor", "address", of=ConfigError) as caught:
+        run_grid(grid(tmp_path), executor=Ray(address=address), progress=False)
+    assert f" at {address}: " in caught.value.message
     assert not list(tmp_path.rglob("steps.jsonl"))
 
 
@@ -151,40 +125,29 @@ def test_a_job_that_needs_more_memory_than_there_is_waits_for_a_node_that_has_it
     """Ray schedules by what a job needs; what that is comes from the job."""
     import ray
 
-    job = attrs.evolve(module_job(), needs=Needs(cpus=1, memory=2**50))
+    needs = Needs(cpus=1, memory=2**50)
+    job = Job(title="echo", function="hgms.executors.local:echo", arguments={}, needs=needs)
     executor = Ray(jobs=1)
     executor._start()
     task = executor._submit(job)
-    ended, left = ray.wait([task], timeout=1.0)
-    assert (ended, left) == ([], [task])
+    assert ray.wait([task], timeout=1.0) == ([], [task])
     executor.close()
 
 
-def module_job() -> Any:
-    from hgms.executors import Job
-
-    return Job(title="echo", function="hgms.executors.local:echo", arguments={"a": 1})
-
-
 def test_progress_is_read_from_the_folders(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seen: list[float] = []
-    from hgms.executors import Board
 
     class Looked(Board):
         def step(self, cell: object, share: float, record: Any) -> None:
             seen.append(share)
             assert record["step"] >= 0
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hgms.comparison.run_grid.Board", Looked)
-        patch.setattr(module, "LOOK", 0.1)
-        run_grid(
-            grid(tmp_path, {**WALK, "pause": 0.05}, seeds=1, budget="30 steps"),
-            executor=Ray(jobs=1),
-            progress=False,
-        )
+    monkeypatch.setattr("hgms.comparison.run_grid.Board", Looked)
+    monkeypatch.setattr(module, "LOOK", 0.1)
+    runs = grid(tmp_path, {**WALK, "pause": 0.05}, seeds=1, budget="30 steps")
+    run_grid(runs, executor=Ray(jobs=1), progress=False)
     assert len(seen) >= 3
     assert seen == sorted(seen)
     assert 0 < seen[-1] <= 1
