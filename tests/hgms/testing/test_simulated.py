@@ -7,7 +7,7 @@ in a separate process (test_simulated_process.py).
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,27 +35,32 @@ pytestmark = [
 ]
 
 
-def pipeline() -> Pipeline:
+@pytest.fixture
+def device() -> Iterator[torch.device]:
+    with simulated_device() as device:
+        yield device
+
+
+def pipeline(solver: CG) -> Pipeline:
     return Pipeline(
         generator=Branches(count=3, steps=4, lr=0.05, batch_size=8),
         selector=BestOfN(),
-        hypergradient=Implicit(solver=CG(ridge=0.5, rtol=1e-8, max_steps=8)),
+        hypergradient=Implicit(solver=solver),
         outer=Adam(lr=0.1),
     )
 
 
-def test_it_computes_the_numbers_of_the_cpu() -> None:
-    with simulated_device() as device:
-        x = torch.arange(3.0, device=device)
-        assert x.device == device
-        assert (x * x).sum().item() == 5.0
-        weight = x.clone().requires_grad_()
-        (weight**3).sum().backward()
-        assert weight.grad is not None
-        assert weight.grad.tolist() == [0.0, 3.0, 12.0]
-        slope = torch.func.grad(lambda y: (y**3).sum())
-        assert torch.func.jvp(slope, (x,), (torch.ones_like(x),))[1].tolist() == [0.0, 6.0, 12.0]
-        assert torch.func.vmap(lambda y: y.sum())(torch.stack([x, x])).tolist() == [3.0, 3.0]
+METHOD = pipeline(CG(ridge=0.5, rtol=1e-8, max_steps=8))
+
+
+def test_it_computes_the_numbers_of_the_cpu(device: torch.device) -> None:
+    x = torch.arange(3.0, device=device)
+    assert x.device == device
+    assert (x * x).sum().item() == 5.0
+    slope = torch.func.grad(lambda y: (y**3).sum())
+    assert slope(x).tolist() == [0.0, 3.0, 12.0]
+    assert torch.func.jvp(slope, (x,), (torch.ones_like(x),))[1].tolist() == [0.0, 6.0, 12.0]
+    assert torch.func.vmap(lambda y: y.sum())(torch.stack([x, x])).tolist() == [3.0, 3.0]
 
 
 @pytest.mark.parametrize(
@@ -67,8 +72,8 @@ def test_it_computes_the_numbers_of_the_cpu() -> None:
         lambda x: nn.functional.linear(x, torch.ones(2, 3)),
     ],
 )
-def test_two_devices_are_not_mixed(call: Callable[[Tensor], Tensor]) -> None:
-    with simulated_device() as device, pytest.raises(RuntimeError, match="device"):
+def test_two_devices_are_not_mixed(call: Callable[[Tensor], Tensor], device: torch.device) -> None:
+    with pytest.raises(RuntimeError, match="device"):
         call(torch.ones(3, device=device))
 
 
@@ -90,114 +95,97 @@ def test_two_devices_are_not_mixed(call: Callable[[Tensor], Tensor]) -> None:
     ],
 )
 def test_whatever_the_host_waits_for_is_counted(
-    call: Callable[[Tensor], object], transfers: int, uploads: int
+    call: Callable[[Tensor], object], transfers: int, uploads: int, device: torch.device
 ) -> None:
-    with simulated_device() as device:
-        x = torch.arange(3.0, device=device)
-        with counted() as counts:
+    x = torch.arange(3.0, device=device)
+    with counted() as counts:
+        call(x)
+    assert (counts.transfers, counts.uploads) == (transfers, uploads)
+    assert {place.partition(":")[0] for place in counts.places} <= {Path(__file__).name}
+    if counts.waits:
+        with no_waiting(), pytest.raises(RuntimeError, match="the host waits"):
             call(x)
-        assert (counts.transfers, counts.uploads) == (transfers, uploads)
-        places = {place.partition(":")[0] for place in counts.places}
-        assert places <= {Path(__file__).name}
-        if counts.waits:
-            with no_waiting(), pytest.raises(RuntimeError, match="the host waits"):
-                call(x)
 
 
-def test_a_view_is_no_kernel() -> None:
-    with simulated_device() as device:
-        x = torch.ones(2, 3, device=device)
-        with counted() as counts:
-            x.t().reshape(6)[1:].unsqueeze(0)
-        assert counts.kernels == 1, "reshape copies the transposed tensor"
+def test_a_view_is_no_kernel(device: torch.device) -> None:
+    x = torch.ones(2, 3, device=device)
+    with counted() as counts:
+        x.t().reshape(6)[1:].unsqueeze(0)
+    assert counts.kernels == 1, "reshape copies the transposed tensor"
 
 
-def test_an_outer_step_transfers_its_solver_s_questions_only() -> None:
-    method = pipeline()
-    with simulated_device() as device:
-        problem = moved(network_problem(rows=64), device)
-        state, _ = method.step(problem, method.init(problem, 0))
-        with counted() as counts:
-            method.step(problem, state)
+def test_an_outer_step_transfers_its_solver_s_questions_only(device: torch.device) -> None:
+    problem = moved(network_problem(rows=64), device)
+    state, _ = METHOD.step(problem, METHOD.init(problem, 0))
+    with counted() as counts:
+        METHOD.step(problem, state)
     # at most two questions per iteration of CG, and a few around them (tests/gpu)
     assert counts.transfers <= 2 * 8 + 6, counts.places
     assert counts.uploads == 0, counts.places
     assert counts.kernels < 5000
 
 
-def test_a_run_reads_one_record_per_step() -> None:
+def test_a_run_reads_one_record_per_step(device: torch.device) -> None:
     """Between two steps only the numbers of the record go to the host."""
-    with simulated_device() as device:
-        problem = moved(network_problem(rows=64), device)
-        method = Pipeline(
-            generator=Branches(count=3, steps=2, batch_size=8),
-            selector=BestOfN(),
-            hypergradient=Implicit(solver=CG(ridge=0.5, max_steps=1)),
-            outer=Adam(lr=0.1),
-        )
-        with counted() as one:
-            run(method, problem, Budget(outer_steps=1))
-        with counted() as five:
-            run(method, problem, Budget(outer_steps=5))
-    assert (five.waits - one.waits) % 4 == 0
-    per_step = (five.waits - one.waits) // 4
-    assert per_step <= 60, five.places
+    problem = moved(network_problem(rows=64), device)
+    waits = []
+    for steps in (1, 5):
+        with counted() as counts:
+            run(pipeline(CG(ridge=0.5, max_steps=1)), problem, Budget(outer_steps=steps))
+        waits.append(counts.waits)
+    per_step, rest = divmod(waits[1] - waits[0], 4)
+    assert rest == 0
+    assert per_step <= 60, counts.places
 
 
-def test_a_loaded_state_is_on_the_device_of_the_inputs() -> None:
-    with simulated_device() as device, inputs_on(device):
+def test_a_loaded_state_is_on_the_device_of_the_inputs(device: torch.device) -> None:
+    with inputs_on(device):
         theta = torch.ones(3, device=device)
         demand_saved({"m": theta}, lambda state: {"sum": state["m"] + theta})
         [check] = [check for check in checks_of_kind("outer") if check.name == "state"]
         check(Adam())
 
 
-def test_compile_true_falls_back_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
-    with simulated_device() as device:
-        problem = moved(network_problem(rows=64), device)
-        result = run(pipeline(), problem, Budget(outer_steps=2), settings=RunSettings(compile=True))
-        plain = run(pipeline(), problem, Budget(outer_steps=2), settings=RunSettings(compile=False))
-        for name, leaf in result.x.items():
-            torch.testing.assert_close(leaf.cpu(), plain.x[name].cpu(), rtol=1e-9, atol=1e-12)
-    warned = [record for record in caplog.records if record.name == "hgms.programs"]
-    assert len(warned) == 1
-    assert result.execution is not None
-    assert result.execution.compile is not None
+def test_compile_true_falls_back_with_one_warning(
+    device: torch.device, caplog: pytest.LogCaptureFixture
+) -> None:
+    problem = moved(network_problem(rows=64), device)
+    result, plain = (
+        run(METHOD, problem, Budget(outer_steps=2), settings=RunSettings(compile=compile))
+        for compile in (True, False)
+    )
+    for name, leaf in result.x.items():
+        torch.testing.assert_close(leaf.cpu(), plain.x[name].cpu(), rtol=1e-9, atol=1e-12)
+    assert [record.name for record in caplog.records].count("hgms.programs") == 1
     assert result.execution.compile.compiled == []
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.LSTMCell, nn.GRUCell])
-def test_fused_cells_compute_the_numbers_of_the_plain_ones(kind: Any) -> None:
-    torch.manual_seed(0)
+def test_fused_cells_compute_the_numbers_of_the_plain_ones_but_have_no_forward_mode(
+    kind: Any, device: torch.device
+) -> None:
     here = kind(2, 3, dtype=F64)
     x = torch.randn(4, 2, dtype=F64)
     found = []
-    with simulated_device() as device:
-        for place in (torch.device("cpu"), device):
-            layer = kind(2, 3, dtype=F64)
-            layer.load_state_dict(here.state_dict())
-            layer = layer.to(place)
-            out = layer(x.to(place))
-            leaf = out[0] if isinstance(out, tuple) else out
-            slopes = torch.autograd.grad((leaf**2).sum(), list(layer.parameters()))
-            found.append([leaf.detach().cpu(), *(slope.cpu() for slope in slopes)])
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(other, one, rtol=1e-12, atol=1e-14)
-
-
-def test_fused_cells_have_no_forward_mode() -> None:
-    with simulated_device() as device:
-        cell = nn.GRUCell(2, 3).to(device)
-        x = torch.ones(1, 2, device=device)
-        with pytest.raises(NotImplementedError):
-            torch.func.jvp(cell, (x,), (x,))
+    for place in (torch.device("cpu"), device):
+        layer = kind(2, 3, dtype=F64)
+        layer.load_state_dict(here.state_dict())
+        out = layer.to(place)(x.to(place))
+        leaf = out[0] if isinstance(out, tuple) else out
+        slopes = torch.autograd.grad((leaf**2).sum(), list(layer.parameters()))
+        found.append([leaf.detach().cpu(), *(slope.cpu() for slope in slopes)])
+    torch.testing.assert_close(found[1], found[0], rtol=1e-12, atol=1e-14)
+    with pytest.raises(NotImplementedError):
+        torch.func.jvp(layer, (x.to(device),), (x.to(device),))
 
 
 def test_torch_is_as_before_outside() -> None:
     names = ("Generator", "tensor", "as_tensor", "arange", "eye")
-    before = [getattr(torch, name) for name in names]
-    threads = torch._C._is_multithreading_enabled()
+
+    def settings() -> list[Any]:
+        return [getattr(torch, name) for name in names] + [torch._C._is_multithreading_enabled()]
+
+    before = settings()
     with simulated_device():
         assert torch.tensor is not before[1]
-    assert [getattr(torch, name) for name in names] == before
-    assert torch._C._is_multithreading_enabled() == threads
+    assert settings() == before
