@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from hypothesis import settings
@@ -10,7 +12,7 @@ from torch import Tensor
 
 from hgms.contrib import LancBiO, RecycledCG, Roulette
 from hgms.solvers import CG, MINRES, FixedPoint, Identity, Neumann, NystromCG, ScipySolver
-from hgms_core import CallableSolver, LinearSolver
+from hgms_core import CallableSolver, LinearSolver, MatVec
 
 EPS = torch.finfo(torch.float64).eps
 
@@ -47,6 +49,22 @@ def symmetric(eigenvalues: Tensor, seed: int) -> Tensor:
 
 def normal(*shape: int, seed: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def dense(matvec: MatVec, b: Tensor) -> Tensor:
+    """Every column of the operator, then a factorisation: exact to rounding, and unlike anything
+    in the package.
+    """
+    columns = torch.stack([matvec(column) for column in torch.eye(len(b), dtype=b.dtype)], 1)
+    return torch.linalg.solve(columns, b)
+
+
+def newton(loss: Callable[[Tensor], Tensor], x: Tensor, steps: int = 8) -> Tensor:
+    """The minimiser of a loss that is strongly convex, from near it."""
+    for _ in range(steps):
+        slope = torch.func.grad(loss)(x)
+        x = x - torch.linalg.solve(torch.func.hessian(loss)(x), slope)
+    return x
 
 
 class Operator:

@@ -11,24 +11,17 @@ from typing import Any
 import pytest
 import torch
 from support.helpers import F64, assert_same, finite_differences, normal, rejects, spd
+from support.solver_systems import dense, newton
 from torch import Tensor
 
+from hgms.compiled import Programs
+from hgms.generators.branches import Branches
+from hgms.hypergradients import Unrolled
 from hgms.integrations import lower_solution
-from hgms_core import CallableSolver, ConfigError, Problem, Solution, Tree, hypergradient
-
-
-def dense(matvec: Callable[[Tensor], Tensor], b: Tensor) -> Tensor:
-    """Every column of the operator, then a factorisation."""
-    return torch.linalg.solve(
-        torch.stack([matvec(column) for column in torch.eye(len(b), dtype=b.dtype)], 1), b
-    )
-
-
-def newton(loss: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    for _ in range(8):
-        slope = torch.func.grad(loss)(x)
-        x = x - torch.linalg.solve(torch.func.hessian(loss)(x), slope)
-    return x
+from hgms.outer import Sgd
+from hgms.runs import run
+from hgms.selectors import BestOfN
+from hgms_core import CallableSolver, ConfigError, Pipeline, Problem, Tree, hypergradient
 
 
 class Linear:
@@ -60,10 +53,12 @@ class Middle:
         self.below, self.d, self.e = below, spd(size, seed=seed), normal(size, upper, seed=seed + 1)
         self.m = normal(lowest, upper, seed=seed + 2)
 
+    def under(self, theta: Tensor, y: Tensor, **how: Any) -> Tensor:
+        upper = {"theta": theta, "y": y}
+        return lower_solution(self.below.loss, upper, self.below.exact, solver=dense, **how)
+
     def loss(self, theta: Tensor, y: Tensor, **how: Any) -> Tensor:
-        z = lower_solution(
-            self.below.loss, {"theta": theta, "y": y}, self.below.exact, solver=dense, **how
-        )
+        z = self.under(theta, y, **how)
         return 0.5 * y @ self.d @ y - y @ self.e @ theta + 0.5 * (z - self.m @ theta).square().sum()
 
     def exact(self, theta: Tensor) -> Tensor:
@@ -99,32 +94,20 @@ def test_three_levels_against_the_closed_form(outer: Any, inner: Any) -> None:
         return (y - 1).pow(4).sum() + z.sin().sum() + theta.square().sum()
 
     def f(theta: Tensor, y: Tensor) -> Tensor:
-        return upper(
-            theta,
-            y,
-            lower_solution(
-                CHAIN.below.loss, {"theta": theta, "y": y}, CHAIN.below.exact, solver=dense
-            ),
-        )
+        return upper(theta, y, CHAIN.under(theta, y))
 
     def g(theta: Tensor, y: Tensor) -> Tensor:
         return CHAIN.loss(theta, y, strategy=inner)
 
     # A difference of differences has the inner one's rounding divided by the outer one's step,
     # which some processors show.
-    differences = (outer, inner).count("difference")
+    rtol = (1e-10, 1e-6, 1e-4)[(outer, inner).count("difference")]
     expected = slope(lambda theta: upper(theta, *CHAIN.both(theta)))
-    rtol = (1e-10, 1e-6, 1e-4)[differences]
-    estimate = hypergradient(f, g, THETA, CHAIN.exact(THETA), solver=dense, strategy=outer)
-    torch.testing.assert_close(value_of(estimate), expected, rtol=rtol, atol=rtol)
-    in_a_graph = slope(
-        lambda theta: f(theta, lower_solution(g, theta, CHAIN.exact, solver=dense, strategy=outer))
-    )
+    how = {"solver": dense, "strategy": outer}
+    estimate = hypergradient(f, g, THETA, CHAIN.exact(THETA), **how)
+    torch.testing.assert_close(estimate.value, expected, rtol=rtol, atol=rtol)
+    in_a_graph = slope(lambda theta: f(theta, lower_solution(g, theta, CHAIN.exact, **how)))
     torch.testing.assert_close(in_a_graph, expected, rtol=rtol, atol=rtol)
-
-
-def value_of(estimate: Any) -> Tensor:
-    return estimate.value
 
 
 def test_a_tree_with_two_children_each_with_a_child() -> None:
@@ -139,21 +122,25 @@ def test_a_tree_with_two_children_each_with_a_child() -> None:
 
     def through(theta: Tensor, level: Middle) -> tuple[Tensor, Tensor]:
         y = lower_solution(level.loss, theta, level.exact, solver=dense)
-        return y, lower_solution(
-            level.below.loss, {"theta": theta, "y": y}, level.below.exact, solver=dense
-        )
+        return y, level.under(theta, y)
 
     expected = slope(lambda theta: upper(theta, CHAIN.both(theta), OTHER.both(theta)))
     gradient = slope(lambda theta: upper(theta, through(theta, CHAIN), through(theta, OTHER)))
     torch.testing.assert_close(gradient, expected, rtol=1e-10, atol=1e-10)
 
 
+def cup(away: Tensor, above: Tensor) -> Tensor:
+    """Least where ``away`` is 0, of no finite order in it, with a curvature that depends on what
+    is above.
+    """
+    return ((1 + above**2) * (away.exp() - away)).sum()
+
+
 def bent(upper: Tree, z: Tensor) -> Tensor:
     """Neither quadratic in z nor linear in what is above it, and yet with a minimiser that can
     be written down.
     """
-    away = z - (upper["y"] + upper["theta"]).sin()
-    return ((1 + upper["theta"] ** 2) * (away.exp() - away)).sum()
+    return cup(z - lowest(upper), upper["theta"])
 
 
 def lowest(upper: Tree) -> Tensor:
@@ -187,11 +174,7 @@ def test_levels_that_are_not_quadratic_against_differences() -> None:
 
 
 def test_four_levels_against_the_closed_form() -> None:
-    """z* = 2y + w² below y* = (w − w²)/2 below w* = 2θ: each loss is least where its argument of
-    ``cup`` is 0, and of no finite order in it; the curvatures depend on what is above."""
-
-    def cup(away: Tensor, above: Tensor) -> Tensor:
-        return ((1 + above**2) * (away.exp() - away)).sum()
+    """z* = 2y + w² below y* = (w − w²)/2 below w* = 2θ."""
 
     def z_loss(upper: Tree, z: Tensor) -> Tensor:
         return cup(z - 2 * upper["y"] - upper["w"] ** 2, upper["y"])
@@ -211,7 +194,7 @@ def test_four_levels_against_the_closed_form() -> None:
 
     theta = torch.tensor([0.6], dtype=F64)
     estimate = hypergradient(lambda _, w: w.pow(3).sum(), w_loss, theta, 2 * theta, solver=dense)
-    torch.testing.assert_close(value_of(estimate), 24 * theta**2, rtol=1e-8, atol=0)
+    torch.testing.assert_close(estimate.value, 24 * theta**2, rtol=1e-8, atol=0)
 
 
 def test_the_derivative_of_a_lower_solution_has_derivatives_of_every_order() -> None:
@@ -220,28 +203,26 @@ def test_the_derivative_of_a_lower_solution_has_derivatives_of_every_order() -> 
     def solved(theta: Tensor) -> Tensor:
         return lower_solution(bent, {"theta": theta, "y": y}, lowest, solver=dense)
 
-    theta = normal(2, seed=23).requires_grad_()
-    assert torch.autograd.gradcheck(solved, theta)
-    assert torch.autograd.gradgradcheck(solved, theta)
+    theta = normal(2, seed=23)
+    assert torch.autograd.gradcheck(solved, theta.clone().requires_grad_())
+    assert torch.autograd.gradgradcheck(solved, theta.clone().requires_grad_())
+    rows = torch.autograd.functional.jacobian(solved, theta)
     v = normal(2, seed=24)
-    rows = torch.autograd.functional.jacobian(solved, theta.detach())
-    torch.testing.assert_close(torch.func.jvp(solved, (theta.detach(),), (v,))[1], rows @ v)
-    torch.testing.assert_close(torch.func.jacrev(solved)(theta.detach()), rows)
-    torch.testing.assert_close(torch.func.jacfwd(solved)(theta.detach()), rows)
+    torch.testing.assert_close(torch.func.jvp(solved, (theta,), (v,))[1], rows @ v)
+    for jacobian in (torch.func.jacrev, torch.func.jacfwd):
+        torch.testing.assert_close(jacobian(solved)(theta), rows)
 
 
 @pytest.mark.parametrize(
     "modes", list(itertools.product([torch.func.jacfwd, torch.func.jacrev], repeat=3))
 )
 def test_third_derivatives_forward_and_backward(modes: Any) -> None:
-    def solved(theta: Tensor) -> Tensor:
-        def loss(upper: Tensor, z: Tensor) -> Tensor:
-            away = z - upper.sin()
-            return ((1 + upper**2) * (away.exp() - away)).sum()
+    def loss(upper: Tensor, z: Tensor) -> Tensor:
+        return cup(z - upper.sin(), upper)
 
+    def function(theta: Tensor) -> Tensor:
         return lower_solution(loss, theta, torch.sin, solver=dense)
 
-    function = solved
     theta = torch.tensor([0.6], dtype=F64)
     for mode, expected in zip(modes, (theta.cos(), -theta.sin(), -theta.cos()), strict=True):
         function = mode(function)
@@ -262,24 +243,20 @@ def test_a_pipeline_on_a_problem_with_three_levels() -> None:
     """Branches of the middle level, each with lower solutions of its own; F's minimiser is θ = 1
     by the closed form of F.
     """
-    from hgms.generators.branches import Branches
-    from hgms.hypergradients import Unrolled
-    from hgms.outer import Sgd
-    from hgms.selectors import BestOfN
-    from hgms_core import Pipeline
-
-    def below(upper: Tree, z: Tensor) -> Tensor:
-        return 0.5 * (z - 2 * upper["y"]).square().sum()  # z* = 2y
 
     def g(theta: Tree, x: Tree, batch: Tree) -> Tensor:
         z = lower_solution(
-            below, {"y": x["y"]}, lambda upper: 2 * upper["y"], solver=lambda matvec, b: b
+            lambda upper, z: 0.5 * (z - 2 * upper["y"]).square().sum(),  # z* = 2y
+            {"y": x["y"]},
+            lambda upper: 2 * upper["y"],
+            solver=lambda matvec, b: b,
         )
         return 0.5 * (z - 4 * theta["t"]).square().sum()  # y* = 2θ
 
+    zero = torch.zeros(1, dtype=F64)
     problem = Problem(
-        theta0={"t": torch.zeros(1, dtype=F64)},
-        x0={"y": torch.zeros(1, dtype=F64)},
+        theta0={"t": zero},
+        x0={"y": zero},
         g=g,
         f=lambda theta, x, batch: 0.5 * (x["y"] - 2).square().sum(),
     )
@@ -289,22 +266,15 @@ def test_a_pipeline_on_a_problem_with_three_levels() -> None:
         hypergradient=Unrolled(),
         outer=Sgd(lr=0.25),
     )
-    state = method.init(problem, seed=0)
-    for _ in range(6):
-        state, _ = method.step(problem, state)
-    torch.testing.assert_close(
-        method.result(state)[0]["t"], torch.ones(1, dtype=F64), rtol=0, atol=1e-3
-    )
+    result = run(method, problem, "6 steps")
+    torch.testing.assert_close(result.theta["t"], zero + 1, rtol=0, atol=1e-3)
 
 
 def test_no_program_is_made_of_a_level_with_another_below_it() -> None:
-    from hgms.compiled import Programs
-
     programs = Programs()
-    function = programs(("between", "key"), between)
-    theta = normal(2, seed=26)
-    y = normal(2, seed=27)
-    torch.testing.assert_close(function(theta, y), between(theta, y))
+    theta, y = normal(2, seed=26), normal(2, seed=27)
+    found = programs(("between", "key"), between)(theta, y)
+    torch.testing.assert_close(found, between(theta, y))
     assert "solved anew at every call" in programs.outcomes["between"]
 
 
@@ -312,23 +282,24 @@ def test_what_it_costs() -> None:
     """Solves of the lowest level: 1 for the middle gradient, 2 for every product with its
     Hessian, 1 for the mixed one.
     """
-    solves: list[Solution] = []
-    solver = CallableSolver(lambda matvec, b: b)
+    solves: list[Any] = []
+    how = {"solver": CallableSolver(lambda matvec, b: b)}
 
     def middle(theta: Tensor, y: Tensor) -> Tensor:
         z = lower_solution(
-            lambda y, z: 0.5 * (z - y).square().sum(), y, lambda y: y, solver=solver, report=note
+            lambda y, z: 0.5 * (z - y).square().sum(),
+            y,
+            lambda y: y,
+            report=lambda *of: solves.append(of),
+            **how,
         )
         return 0.5 * (z - theta).square().sum()
 
-    def note(solution: Solution, _: Tensor) -> None:
-        solves.append(solution)
-
     theta = torch.ones(2, dtype=F64)
-    estimate = hypergradient(lambda theta, y: y.sum(), middle, theta, theta, solver=solver)
+    estimate = hypergradient(lambda theta, y: y.sum(), middle, theta, theta, **how)
     assert estimate.solution is not None
     assert len(solves) == 1 + 2 * estimate.solution.products + 1
-    torch.testing.assert_close(value_of(estimate), torch.ones(2, dtype=F64))
+    torch.testing.assert_close(estimate.value, torch.ones(2, dtype=F64))
 
 
 @pytest.mark.parametrize("strategy", ["vjp", "jvp"])
@@ -347,65 +318,44 @@ def test_differences_below_derivatives_are_refused(strategy: Any) -> None:
 
 def test_a_tensor_that_is_not_in_theta_is_named() -> None:
     def middle(theta: Tensor, y: Tensor) -> Tensor:
-        z = lower_solution(
-            lambda theta, z: bent({"theta": theta, "y": y}, z),
-            theta,
-            torch.zeros(2, dtype=F64),
-            solver=dense,
-        )
-        return (z * y).sum()
+        loss = lambda theta, z: bent({"theta": theta, "y": y}, z)  # noqa: E731
+        return (lower_solution(loss, theta, THETA, solver=dense) * y).sum()
 
     with rejects("hidden-tensor", "g", of=ConfigError) as caught:
         hypergradient(lambda theta, y: y.sum(), middle, THETA, THETA, solver=dense)
     assert "y.detach()" in str(caught.value.hint)
     frozen = torch.nn.Linear(2, 2).double()
-    theta = THETA.clone().requires_grad_()
-    x = lower_solution(
-        lambda t, x: 0.5 * (x - frozen(t)).square().sum(), theta, frozen(THETA), solver=dense
+    of_constants = slope(
+        lambda theta: lower_solution(
+            lambda t, x: 0.5 * (x - frozen(t)).square().sum(), theta, frozen(THETA), solver=dense
+        )[0]
     )
-    torch.testing.assert_close(torch.autograd.grad(x[0], theta)[0], frozen.weight[0].detach())
+    torch.testing.assert_close(of_constants, frozen.weight[0].detach())
 
 
 def test_a_batch_of_each_candidate_is_handed_over() -> None:
+    """Joined with a constant, too, where torch reported an internal assertion."""
     rows = normal(3, 2, seed=27)
-    upper = THETA.clone().requires_grad_()
+    ys = normal(3, 2, seed=28).requires_grad_()
+    ones = torch.ones(3, dtype=F64)
 
-    def by_closure(y: Tensor, row: Tensor) -> Tensor:
-        return (
-            lower_solution(
-                lambda t, z: 0.5 * (z - t * row).square().sum(),
-                upper,
-                lambda t: t * row,
-                solver=dense,
-            ).sum()
-            + y.sum()
+    def closed(theta: Tensor, row: Tensor) -> Tensor:
+        return lower_solution(
+            lambda t, z: 0.5 * (z - t * row).square().sum(), theta, lambda t: t * row, solver=dense
         )
+
+    with rejects("hidden-tensor", "g", of=ConfigError) as caught:
+        torch.func.vmap(closed, in_dims=(None, 0))(THETA.clone().requires_grad_(), rows)
+    assert 'mode = "loop"' in str(caught.value.hint)
+    with rejects("hidden-tensor", "g"):
+        torch.func.vmap(lambda row: closed(ones, torch.cat([row, ones[:1]])))(rows)
 
     def in_theta(y: Tensor, row: Tensor) -> Tensor:
-        upper = {"y": y, "row": row}
-        loss = lambda t, z: 0.5 * (z - t["y"] * t["row"]).square().sum()  # noqa: E731
-        exact = lambda t: t["y"] * t["row"]  # noqa: E731
-        return lower_solution(loss, upper, exact, solver=dense).sum()
-
-    ys = normal(3, 2, seed=28).requires_grad_()
-    with rejects("hidden-tensor", "g", of=ConfigError) as caught:
-        torch.func.vmap(by_closure)(ys, rows)
-    assert 'mode = "loop"' in str(caught.value.hint)
-    assert_same(torch.autograd.grad(torch.func.vmap(in_theta)(ys, rows).sum(), ys)[0], rows)
-
-
-def test_candidates_that_are_joined_with_a_constant_are_named() -> None:
-    """torch reported an internal assertion, and asked for a bug report."""
-
-    def solution(theta: Tensor, first: Tensor, last: Tensor) -> Tensor:
         return lower_solution(
-            lambda theta, x: (theta * x * x / 2 - torch.cat([first, last]) * x).sum(),
-            theta,
-            lambda theta: torch.cat([first, last]) / theta,
+            lambda t, z: 0.5 * (z - t["y"] * t["row"]).square().sum(),
+            {"y": y, "row": row},
+            lambda t: t["y"] * t["row"],
             solver=dense,
-        )
+        ).sum()
 
-    with rejects("hidden-tensor", "g"):
-        torch.func.vmap(solution, in_dims=(None, 0, None))(
-            torch.ones(3), torch.ones(4, 2), torch.ones(1)
-        )
+    assert_same(torch.autograd.grad(torch.func.vmap(in_theta)(ys, rows).sum(), ys)[0], rows)

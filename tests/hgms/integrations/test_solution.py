@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from support.helpers import F64, assert_same, finite_differences, network_problem, normal, spd
+from support.solver_systems import dense, newton
 from torch import Tensor, nn
 
 from hgms.integrations.lower_solution import lower_solution
@@ -20,16 +21,8 @@ C = normal(4, 3, seed=2)
 B = normal(4, seed=3)
 
 
-def dense(size: int, ridge: float = 0.0) -> CallableSolver:
-    """Every column of the operator, then a factorisation: exact to rounding, and unlike anything
-    in the package.
-    """
-
-    def solve(matvec: Callable[[Tensor], Tensor], b: Tensor) -> Tensor:
-        columns = torch.stack([matvec(column) for column in torch.eye(size, dtype=b.dtype)], 1)
-        return torch.linalg.solve(columns + ridge * torch.eye(size, dtype=b.dtype), b)
-
-    return CallableSolver(solve)
+def ridged(ridge: float) -> CallableSolver:
+    return CallableSolver(lambda matvec, b: dense(lambda v: matvec(v) + ridge * v, b))
 
 
 def quadratic(theta: Tensor, x: Tensor) -> Tensor:
@@ -46,25 +39,15 @@ def quartic(theta: Tensor, x: Tensor) -> Tensor:
     return (0.5 * (x - theta**2) ** 2 + 0.25 * x**4).sum() + 0.1 * (x[1:] - x[:-1]).pow(2).sum()
 
 
-def newton(loss: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    for _ in range(60):
-        slope = torch.autograd.functional.jacobian(loss, x)
-        x = x - torch.linalg.solve(torch.autograd.functional.hessian(loss, x), slope)
-    return x
-
-
 def solved(theta: Tensor) -> Tensor:
-    return lower_solution(
-        quartic,
-        theta,
-        newton(lambda x: quartic(theta.detach(), x), torch.zeros_like(theta)),
-        solver=dense(len(theta)),
-    )
+    at = theta.detach()
+    best = newton(lambda x: quartic(at, x), torch.zeros_like(at), steps=20)
+    return lower_solution(quartic, theta, best, solver=dense)
 
 
 def test_the_gradient_is_that_of_the_closed_form() -> None:
     theta = normal(3).requires_grad_()
-    x = lower_solution(quadratic, theta, minimiser(theta), solver=dense(4))
+    x = lower_solution(quadratic, theta, minimiser(theta), solver=dense)
     assert_same(x.detach(), minimiser(theta))
     (x.sin() @ B).backward()
     explicit = theta.detach().requires_grad_()
@@ -74,7 +57,7 @@ def test_the_gradient_is_that_of_the_closed_form() -> None:
 
 def test_the_ridge_is_the_solvers() -> None:
     theta = normal(3).requires_grad_()
-    (lower_solution(quadratic, theta, minimiser(theta), solver=dense(4, ridge=0.7)) @ B).backward()
+    (lower_solution(quadratic, theta, minimiser(theta), solver=ridged(0.7)) @ B).backward()
     expected = C.T @ torch.linalg.solve(A + 0.7 * torch.eye(4, dtype=F64), B)
     torch.testing.assert_close(theta.grad, expected, rtol=1e-12, atol=1e-13)
 
@@ -93,7 +76,7 @@ def test_it_is_hypergradient_on_dictionaries(strategy: Any, rtol: float) -> None
     def f(theta: Tree, x: Tree) -> Tensor:
         return problem.f(theta, x, upper)
 
-    solver = dense(20, ridge=0.5)
+    solver = ridged(0.5)
     expected = hypergradient(
         f, g, problem.theta0, problem.x0, solver=solver, strategy=strategy
     ).value
@@ -106,36 +89,24 @@ def test_it_is_hypergradient_on_dictionaries(strategy: Any, rtol: float) -> None
     )
 
 
-def test_gradcheck_on_a_loss_that_is_not_quadratic() -> None:
-    assert torch.autograd.gradcheck(solved, normal(3, seed=4).requires_grad_())
+def test_the_gradient_of_a_loss_that_is_not_quadratic_is_that_of_differences() -> None:
+    """Several uses of x, and other parameters of the graph."""
 
+    def value(parts: Tree) -> Tensor:
+        x, theta, w = solved(parts["theta"]), parts["theta"], parts["w"]
+        return (x * w).sum() * theta.prod() + x.pow(3).sum() + (w**2).sum()
 
-def test_several_uses_and_other_parameters_of_the_graph() -> None:
-    theta = normal(3, seed=4)
-    w = normal(3, seed=5)
-
-    def value(parts: Tree, state: Callable[[Tensor], Tensor]) -> Tensor:
-        x = state(parts["theta"])
-        return (
-            (x * parts["w"]).sum() * parts["theta"].prod()
-            + x.pow(3).sum()
-            + (parts["w"] ** 2).sum()
-        )
-
-    leaves = {"theta": theta.clone().requires_grad_(), "w": w.clone().requires_grad_()}
-    value(leaves, solved).backward()
-    numeric = finite_differences(
-        lambda parts: value(
-            parts, lambda at: newton(lambda x: quartic(at, x), torch.zeros(3, dtype=F64))
-        ).detach(),
-        {"theta": theta, "w": w},
-    )
+    parts = {"theta": normal(3, seed=4), "w": normal(3, seed=5)}
+    leaves = {name: leaf.clone().requires_grad_() for name, leaf in parts.items()}
+    value(leaves).backward()
+    numeric = finite_differences(lambda parts: value(parts).detach(), parts)
     assert_same({name: leaf.grad for name, leaf in leaves.items()}, numeric, rtol=1e-7, atol=1e-8)
+    assert torch.autograd.gradcheck(solved, normal(3, seed=4).requires_grad_())
 
 
 def test_theta_shared_by_two_lower_levels_adds_up() -> None:
     theta = normal(3, seed=4).requires_grad_()
-    one = lower_solution(quadratic, theta, minimiser(theta), solver=dense(4))
+    one = lower_solution(quadratic, theta, minimiser(theta), solver=dense)
     two = solved(theta)
     ((one @ B) * two.sum()).backward()
     jacobian = torch.autograd.functional.jacobian(solved, theta.detach())
@@ -147,10 +118,7 @@ def test_theta_shared_by_two_lower_levels_adds_up() -> None:
 
 def test_several_outputs_are_differentiated_one_by_one() -> None:
     """One leaf of x alone, then the other, through one graph: the two rows of the Jacobian."""
-    a = spd(2, seed=6)
-    b = spd(3, seed=7)
-    k = normal(2, 3, seed=8)
-    whole = torch.cat([torch.cat([a, 0.1 * k], 1), torch.cat([0.1 * k.T, b], 1)])
+    whole = spd(5, seed=6)
 
     def g(theta: Tensor, x: Tree) -> Tensor:
         flat = torch.cat([x["a"], x["b"]])
@@ -158,152 +126,96 @@ def test_several_outputs_are_differentiated_one_by_one() -> None:
 
     theta = normal(5, seed=9).requires_grad_()
     best = torch.linalg.solve(whole, theta.detach())
-    x = lower_solution(g, theta, {"a": best[:2], "b": best[2:]}, solver=dense(5))
+    x = lower_solution(g, theta, {"a": best[:2], "b": best[2:]}, solver=dense)
     inverse = torch.linalg.inv(whole)
-    (first,) = torch.autograd.grad(x["a"][0], theta, retain_graph=True)
-    (second,) = torch.autograd.grad(x["b"][2], theta)
-    torch.testing.assert_close(first, inverse[0], rtol=1e-11, atol=1e-12)
-    torch.testing.assert_close(second, inverse[4], rtol=1e-11, atol=1e-12)
+    for output, row in ((x["a"][0], inverse[0]), (x["b"][2], inverse[4])):
+        (found,) = torch.autograd.grad(output, theta, retain_graph=True)
+        torch.testing.assert_close(found, row, rtol=1e-11, atol=1e-12)
 
 
-class Inner(nn.Module):
-    """A layer whose output is the minimiser of a loss with learned parameters, fed by the layer
-    below.
-    """
+def test_between_two_layers_of_a_network() -> None:
+    """The minimiser of a loss with learned parameters, fed by the layer below."""
+    below, above = nn.Linear(3, 4).double(), nn.Linear(4, 1).double()
+    pull = nn.Parameter(torch.tensor(0.3, dtype=F64))
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.pull = nn.Parameter(torch.tensor(0.3, dtype=F64))
-
-    @staticmethod
     def loss(theta: Tree, x: Tensor) -> Tensor:
         return (0.5 * (x - theta["target"]) ** 2 + 0.5 * theta["pull"].exp() * x**2).sum()
 
-    def forward(self, target: Tensor) -> Tensor:
-        best = (target / (1 + self.pull.exp())).detach()
-        return lower_solution(
-            self.loss, {"target": target, "pull": self.pull}, best, solver=dense(best.numel())
-        )
+    def inner(target: Tensor) -> Tensor:
+        best = (target / (1 + pull.exp())).detach()
+        return lower_solution(loss, {"target": target, "pull": pull}, best, solver=dense)
 
-
-def test_inside_a_module_between_two_layers() -> None:
-    below = nn.Linear(3, 4).double()
-    inner = Inner()
-    above = nn.Linear(4, 1).double()
-    model = nn.Sequential(below, inner, above)
-    data = normal(3, seed=10)
-    model(data).square().sum().backward()
-    gradient = {name: leaf.grad for name, leaf in model.named_parameters()}
-    explicit = above(below(data) / (1 + inner.pull.exp())).square().sum()
-    expected = dict(
-        zip(gradient, torch.autograd.grad(explicit, list(model.parameters())), strict=True)
+    leaves = [*below.parameters(), pull, *above.parameters()]
+    found, expected = (
+        torch.autograd.grad(above(layer(below(normal(3, seed=10)))).square().sum(), leaves)
+        for layer in (inner, lambda target: target / (1 + pull.exp()))
     )
-    assert_same(gradient, expected, rtol=1e-11, atol=1e-12)
+    assert_same(found, expected, rtol=1e-11, atol=1e-12)
 
 
-def test_one_lower_level_in_another() -> None:
-    """y*(x*(θ)): the second level's upper variable is the first one's solution, and θ itself."""
+def test_constants_in_theta_may_be_whole_numbers() -> None:
+    theta = {"a": normal(3).requires_grad_(), "rows": torch.tensor([2, 0])}
 
-    def second(upper: Tree, y: Tensor) -> Tensor:
-        return (0.5 * (y - upper["x"] * upper["theta"]) ** 2 + 0.25 * y**4).sum()
+    def g(upper: Tree, x: Tensor) -> Tensor:
+        return (0.5 * (x - upper["a"][upper["rows"]]) ** 2).sum()
 
-    def both(theta: Tensor) -> Tensor:
-        x = solved(theta)
-        upper = {"x": x, "theta": theta}
-        y = newton(
-            lambda at: second({name: leaf.detach() for name, leaf in upper.items()}, at),
-            torch.zeros(3, dtype=F64),
-        )
-        return lower_solution(second, upper, y, solver=dense(3))
-
-    assert torch.autograd.gradcheck(both, normal(3, seed=11).requires_grad_())
+    x = lower_solution(g, theta, theta["a"].detach()[[2, 0]], solver=dense)
+    (x @ torch.tensor([1.0, 5.0], dtype=F64)).backward()
+    assert_same(theta["a"].grad, torch.tensor([5.0, 0.0, 1.0], dtype=F64), rtol=1e-12)
 
 
-class TestWhatNeedsNoGradient:
-    calls: int
+def test_what_needs_no_gradient_is_not_solved_and_a_graph_in_x_is_cut() -> None:
+    def never(matvec: Callable[[Tensor], Tensor], b: Tensor) -> Tensor:
+        raise AssertionError("it was solved")
 
-    def solver(self, matvec: Callable[[Tensor], Tensor], b: Tensor) -> Tensor:
-        self.calls += 1
-        return torch.zeros_like(b)
+    theta = normal(3)
+    start = minimiser(theta).requires_grad_()
+    assert not lower_solution(quadratic, theta, start.detach(), solver=never).requires_grad
+    theta.requires_grad_()
+    with torch.no_grad():
+        assert not lower_solution(quadratic, theta, start, solver=never).requires_grad
+    x = lower_solution(quadratic, theta, 1.0 * start, solver=lambda matvec, b: b * 0)
+    assert torch.autograd.grad(x.sum(), start, allow_unused=True) == (None,)
 
-    @pytest.fixture(autouse=True)
-    def _count(self) -> None:
-        self.calls = 0
 
-    def test_without_a_graph_above_there_is_none(self) -> None:
-        theta = normal(3)
-        x = minimiser(normal(3))
-        assert not lower_solution(quadratic, theta, x, solver=self.solver).requires_grad
-        with torch.no_grad():
-            assert not lower_solution(
-                quadratic, theta.requires_grad_(), x, solver=self.solver
-            ).requires_grad
-        assert self.calls == 0
+class Limited:
+    """Gives up at the start."""
 
-    def test_forward_solves_nothing_and_a_graph_in_x_is_cut(self) -> None:
-        theta = normal(3).requires_grad_()
-        start = minimiser(theta).requires_grad_()
-        x = lower_solution(quadratic, theta, 1.0 * start, solver=self.solver)
-        assert self.calls == 0
-        assert torch.autograd.grad(x.sum(), start, allow_unused=True) == (None,)
+    name = "limited"
 
-    def test_constants_in_theta_may_be_whole_numbers(self) -> None:
-        theta = {"a": normal(3).requires_grad_(), "rows": torch.tensor([2, 0])}
-
-        def g(upper: Tree, x: Tensor) -> Tensor:
-            return (0.5 * (x - upper["a"][upper["rows"]]) ** 2).sum()
-
-        x = lower_solution(g, theta, theta["a"].detach()[[2, 0]], solver=dense(2))
-        (x @ torch.tensor([1.0, 5.0], dtype=F64)).backward()
-        assert_same(theta["a"].grad, torch.tensor([5.0, 0.0, 1.0], dtype=F64), rtol=1e-12)
+    def solve(self, matvec: Any, b: Tensor, x0: Tensor | None = None) -> Solution:
+        system = LinearSystem.of(matvec, b)
+        x, residual = system.start(x0)
+        codes = system.codes(Outcome.ITERATION_LIMIT)
+        iterations, curvature = torch.zeros_like(codes), torch.ones_like(system.size)
+        return system.solution(x, system.norm(residual), codes, iterations, curvature)
 
 
 def test_the_report_is_the_solution_of_every_solve() -> None:
-    class Limited:
-        name = "limited"
-
-        def solve(self, matvec: Any, b: Tensor, x0: Tensor | None = None) -> Solution:
-            system = LinearSystem.of(matvec, b)
-            x, residual = system.start(x0)
-            codes = system.codes(Outcome.ITERATION_LIMIT)
-            return system.solution(
-                x,
-                system.norm(residual),
-                codes,
-                torch.zeros_like(codes),
-                torch.full_like(system.size, 1.0),
-            )
-
     reports: list[tuple[Solution, Tensor]] = []
-
-    def note(solution: Solution, size: Tensor) -> None:
-        reports.append((solution, size))
-
+    how = {"solver": Limited(), "report": lambda *of: reports.append(of)}
     theta = normal(3).requires_grad_()
-    x = lower_solution(quadratic, theta, minimiser(theta), solver=Limited(), report=note)
+    best = minimiser(theta)
+    x = lower_solution(quadratic, theta, best, **how)
     assert reports == []
-    (x @ B).backward(retain_graph=True)
+    (x @ B).backward()
     assert [solution.outcome for solution, _ in reports] == [Outcome.ITERATION_LIMIT]
     assert reports[0][1] < 1e-12  # at the minimiser
     assert not theta.grad.any()  # v = 0, as reported
     warm = torch.linalg.solve(A, B)
-    again = lower_solution(
-        quadratic, theta, minimiser(theta), solver=Limited(), v0=warm, report=note
-    )
-    (again @ B).backward()
+    (lower_solution(quadratic, theta, best, v0=warm, **how) @ B).backward()
     torch.testing.assert_close(theta.grad, C.T @ warm, rtol=1e-12, atol=1e-13)
-    assert len(reports) == 2
-    off = minimiser(theta).detach() + 1
-    (lower_solution(quadratic, theta, off, solver=Limited(), report=note) @ B).backward()
+    (lower_solution(quadratic, theta, best + 1, **how) @ B).backward()
     # ∇_x g = A (x − x*)
-    torch.testing.assert_close(reports[2][1], (A @ torch.ones_like(B)).norm(), rtol=1e-9, atol=0)
+    expected = (A @ torch.ones_like(B)).norm()
+    torch.testing.assert_close(reports[2][1], expected, rtol=1e-9, atol=0)
 
 
 def test_x_is_not_copied_and_a_change_of_it_before_the_way_back_is_noticed() -> None:
     theta = normal(3).requires_grad_()
     best = minimiser(normal(3))
     before = best.clone()
-    x = lower_solution(quadratic, theta, best, solver=dense(4))
+    x = lower_solution(quadratic, theta, best, solver=dense)
     assert x.data_ptr() == best.data_ptr()
     assert not best.requires_grad
     loss = (x * B).sum()

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -18,7 +20,7 @@ from hgms_core import ConfigError, HgmsError, MissingExtra
 
 TOML = """
 seed = 0
-budget = "{steps} steps"
+budget = "3 steps"
 task = "quadratic"
 [method]
 name = "hg-ms"
@@ -30,39 +32,39 @@ track = {track}
 """
 
 
-def _run(out: Path, *track: str, steps: int = 3, resume: bool = False) -> RunResult:
-    config = RunConfig.from_toml(TOML.format(out=out, steps=steps, track=list(track)))
-    return run_config(config, resume=resume)
+def configured(out: Path, *track: str) -> RunConfig:
+    return RunConfig.from_toml(TOML.format(out=out, track=list(track)))
 
 
-def _scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events = EventAccumulator(str(folder / "tensorboard"))
-    events.Reload()
-    return {
-        tag: [(event.step, event.value) for event in events.Scalars(tag)]
-        for tag in events.Tags()["scalars"]
-    }
+def test_tensorboard_holds_every_number_and_who_follows_a_run_is_no_part_of_it(
+    tmp_path: Path,
+) -> None:
+    """The same hash, the same folder; a run goes on, and is read back, whoever followed it
+    before.
+    """
+    accumulator = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator",
+        reason="the extra tensorboard is not installed",
+    )
+    alone, followed = configured(tmp_path), configured(tmp_path, "tensorboard")
+    assert alone.config_hash == followed.config_hash
+    assert "track" not in alone.to_toml()
+    first = run_config(followed)
+    events = accumulator.EventAccumulator(str(first.info.folder / "tensorboard")).Reload()
+    rows = [row for row in first.records if row["step"]]
+    for tag, values in {
+        "upper_loss": [row["upper_loss"] for row in rows],
+        "scores/1": [row["scores"][1] for row in rows],
+    }.items():
+        found = events.Scalars(tag)
+        assert [event.step for event in found] == [row["step"] for row in rows]
+        assert [event.value for event in found] == pytest.approx(values, rel=1e-6)
+    assert any(tag.startswith("metric/") for tag in events.Tags()["scalars"])
+    assert run_config(alone, resume=True).records == first.records
 
 
 def test_nothing_is_tracked_unless_asked(tmp_path: Path) -> None:
-    result = _run(tmp_path)
-    assert not (result.info.folder / "tensorboard").exists()
-
-
-def test_tensorboard_holds_every_number_of_every_step(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard", reason="the extra tensorboard is not installed")
-    result = _run(tmp_path, "tensorboard")
-    scalars = _scalars(result.info.folder)
-    rows = [row for row in result.records if row["step"]]
-    assert scalars["upper_loss"] == [
-        (row["step"], pytest.approx(row["upper_loss"], rel=1e-6)) for row in rows
-    ]
-    assert scalars["scores/1"] == [
-        (row["step"], pytest.approx(row["scores"][1], rel=1e-6)) for row in rows
-    ]
-    assert any(tag.startswith("metric/") for tag in scalars)
+    assert not (run_config(configured(tmp_path)).info.folder / "tensorboard").exists()
 
 
 @pytest.mark.parametrize(
@@ -73,21 +75,13 @@ def test_what_cannot_be_had_stops_the_run_before_its_first_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, error: type[HgmsError], code: str
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)  # as if it were not installed
+    settings: Any = {"jobs": 0, "run": {"track": [name]}}
     with rejects(code, "run", "track", of=error):
-        _run(tmp_path, name)
-    assert not list(tmp_path.rglob("steps.jsonl"))
+        run_config(configured(tmp_path, name))
     # a comparison: before any of its runs has failed for it
     with rejects(code, "run", "track", of=error):
-        compare(
-            "quadratic",
-            "uniform",
-            "2 steps",
-            1,
-            tmp_path / "compared",
-            jobs=0,
-            run={"track": [name]},
-        )
-    assert not (tmp_path / "compared").exists()
+        compare("quadratic", "uniform", "2 steps", 1, tmp_path / "compared", **settings)
+    assert not [*tmp_path.rglob("steps.jsonl"), *tmp_path.glob("compared")]
 
 
 def test_wandb_and_trackio_get_the_rows_they_are_given(
@@ -96,51 +90,28 @@ def test_wandb_and_trackio_get_the_rows_they_are_given(
     """Both libraries stand behind the same calls; here their place is taken by a recorder with
     those calls.
     """
-    seen: dict[str, list[object]] = {"rows": [], "inits": [], "ends": []}
+    rows: list[Any] = []
+    inits: list[Any] = []
+    ends: list[Any] = []
 
     class Recorder:
-        def __init__(self) -> None:
+        def __init__(self, **arguments: Any) -> None:
+            inits.append((arguments["config"]["method"]["name"], arguments["resume"]))
             self.summary: dict[str, float] = {}
 
         def log(self, row: dict[str, float], step: int) -> None:
-            seen["rows"].append((step, row.get("upper_loss")))
+            rows.append((step, row.get("upper_loss")))
 
         def finish(self, exit_code: int = 0) -> None:
-            seen["ends"].append((exit_code, dict(self.summary)))
-
-    class Module:
-        @staticmethod
-        def init(**arguments: object) -> Recorder:
-            seen["inits"].append(arguments)
-            return Recorder()
+            ends.append((exit_code, self.summary))
 
     for name in ("wandb", "trackio"):
-        monkeypatch.setitem(sys.modules, name, Module)
-    result = _run(tmp_path, "wandb", "trackio")
-    expected = [(row["step"], row.get("upper_loss")) for row in result.records for _ in range(2)]
-    assert seen["rows"] == expected
-    assert all(
-        event["config"]["method"]["name"] == "hg-ms" and event["resume"] == "allow"
-        for event in seen["inits"]
-    )
-    assert seen["ends"][0] == (
-        0,
-        {f"final/{name}": value for name, value in result.summary["metrics"].items()},
-    )
-
-
-def test_who_follows_a_run_is_no_part_of_it(tmp_path: Path) -> None:
-    """The same hash, the same folder; a run goes on, and is read back, whoever followed it
-    before.
-    """
-    pytest.importorskip("tensorboard", reason="the extra tensorboard is not installed")
-    alone = RunConfig.from_toml(TOML.format(out=tmp_path, steps=3, track=[]))
-    followed = RunConfig.from_toml(TOML.format(out=tmp_path, steps=3, track=["tensorboard"]))
-    assert alone.config_hash == followed.config_hash
-    assert "track" not in alone.to_toml()
-    first = run_config(followed)
-    again = run_config(alone, resume=True)
-    assert again.records == first.records
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(init=Recorder))
+    result: RunResult = run_config(configured(tmp_path, "wandb", "trackio"))
+    assert rows == [(it["step"], it.get("upper_loss")) for it in result.records for _ in range(2)]
+    assert inits == [("hg-ms", "allow")] * 2
+    metrics = result.summary["metrics"]
+    assert ends[0] == (0, {f"final/{name}": value for name, value in metrics.items()})
 
 
 @pytest.mark.extended
@@ -148,26 +119,14 @@ def test_the_command_line_and_workers_hand_it_down(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("tensorboard", reason="the extra tensorboard is not installed")
-    words = [
-        "compare",
-        "--task",
-        "quadratic",
-        "--methods",
-        "uniform",
-        "--budget",
-        "2 steps",
-        "--seeds",
-        "1",
-        "--jobs",
-        "1",
-    ]
-    done = CliRunner().invoke(
-        main, [*words, "--track", "tensorboard", "--out", str(tmp_path / "option")]
-    )
+    words = ["compare", "--task", "quadratic", "--methods", "uniform", "--seeds", "1"]
+    words += ["--jobs", "1", "--budget", "2 steps"]
+    out = ["--out", str(tmp_path / "option")]
+    done = CliRunner().invoke(main, [*words, *out, "--track", "tensorboard"])
     assert done.exit_code == 0, done.output
+    assert list((tmp_path / "option").rglob("events.out.*"))
     monkeypatch.setenv("HGMS_TRACK", "tensorbord")
     refused = CliRunner().invoke(main, [*words, "--out", str(tmp_path / "variable")])
     assert refused.exit_code == 2
     assert "'tensorbord' (run.track)" in refused.stderr
-    assert list((tmp_path / "option").rglob("events.out.*"))
     assert not (tmp_path / "variable").exists()
