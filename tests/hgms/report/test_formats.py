@@ -33,9 +33,6 @@ LARGE = '"metrics": {"value": 1e308, "other": -1e308}, "oracle_calls": 1e18'
     ("file", "text"),
     [
         ("steps.jsonl", rows_with(selected=300_000_000)),
-        ("steps.jsonl", rows_with(selected=-3)),
-        ("steps.jsonl", rows_with(selected=1e300)),
-        ("steps.jsonl", rows_with(selected=0.5)),
         ("steps.jsonl", rows_with(gap="x", residual=["x"], iterations={}, outcome=3, selected="x")),
         (
             "steps.jsonl",
@@ -59,17 +56,6 @@ def test_odd_rows_are_reported_in_every_format(tmp_path: Path, file: str, text: 
     assert "halve" in (tmp_path / "r.md").read_text()
 
 
-def test_one_folder_with_two_runs_stops_no_report(tmp_path: Path) -> None:
-    write_run(tmp_path, method="a")
-    path = write_run(tmp_path, method="b") / "steps.jsonl"
-    path.write_text(path.read_text() * 2)
-    seal(path.parent)
-    study = report.build([tmp_path])
-    assert [entry.label for entry in study.sections[0].entries] == ["a"]
-    [skipped] = study.skipped
-    assert (skipped.code, skipped.place) == ("wrong-row", ("steps.jsonl", 5))
-
-
 def test_a_label_is_text_in_every_format(tmp_path: Path) -> None:
     task = f"task_label = {json.dumps('[' + HOSTILE)}"
     for method, label, value in (("halve", "none", 0.5), ("x", HOSTILE, 0.001)):
@@ -89,10 +75,6 @@ def test_a_label_is_text_in_every_format(tmp_path: Path) -> None:
     for text in (page, tex, (tmp_path / "r.svg").read_text()):
         assert not set(text) & set("\x1b\r\u202e")
         assert "halve" in text
-
-
-# --- the page
-# --------------------------------------------------------------------------------------------------
 
 
 def plots(page: str) -> dict[str, Any]:
@@ -128,12 +110,7 @@ def test_names_cannot_break_out_of_the_page(tmp_path: Path) -> None:
     page = WRITERS[".html"](report.build([tmp_path], title="a < b & c"))
     assert hostile not in page
     assert "<title>a &lt; b &amp; c</title>" in page
-    names = {trace["name"] for spec in plots(page).values() for trace in spec["data"]}
-    assert hostile in names
-
-
-# --- Markdown, LaTeX, Parquet, pictures
-# --------------------------------------------------------------------------------------------------
+    assert hostile in {trace["name"] for spec in plots(page).values() for trace in spec["data"]}
 
 
 def test_markdown_has_every_table_with_even_rows(study: Study) -> None:
@@ -172,36 +149,31 @@ def test_parquet_holds_a_row_for_each_run_and_on_request_each_step(
     import pyarrow.parquet as parquet
 
     run_file, step_file = report.write(study, tmp_path / "new" / "r.parquet", steps=True)
-    runs = parquet.read_table(run_file).to_pylist()
-    assert len(runs) == 24
+    runs, steps = (parquet.read_table(file).to_pylist() for file in (run_file, step_file))
+    assert (len(runs), len(steps)) == (24, 24 * 13)
     key = {"method": "hg-ms", "setting.task.rho": "0.4", "seed": 1}
     [run] = [row for row in runs if key.items() <= row.items()]
     expected = {"metric.value": 0.10, "status": "done", "budget": "12 outer steps"}
     expected |= {"task_version": "2", "oracle_calls": 120, "seconds": 3.0}
     assert {**expected, "compile_seconds": 0.0, "setting.method.lr": "0.5"}.items() <= run.items()
     [failed] = [row for row in runs if row["status"] == "failed"]
-    assert failed["metric.value"] is None
-    assert "not finite" in failed["error"]
-    steps = parquet.read_table(step_file).to_pylist()
-    assert len(steps) == 24 * 13
+    assert (failed["metric.value"], "not finite" in failed["error"]) == (None, True)
     key = {"task": "ring (rho = 0.4)", "method": "hg-ms", "seed": 1, "step": 12}
     [row] = [row for row in steps if key.items() <= row.items()]
     assert (row["metric.value"], row["outcome"], row["seconds"]) == (0.10, "converged", 3.0)
     assert {row["gap"] for row in steps if row["step"] == 0} == {None}
 
 
-@pytest.mark.parametrize(
-    ("suffix", "head"), [(".svg", b"<?xml"), (".png", b"\x89PNG"), (".pdf", b"%PDF")]
-)
-def test_pictures_for_papers(tmp_path: Path, suffix: str, head: bytes) -> None:
+def test_pictures_for_papers(tmp_path: Path) -> None:
     for method in ("halve", "uniform"):
         write_run(tmp_path, method=method)
     study = report.build([tmp_path])
-    path = tmp_path / "new" / f"curves{suffix}"
-    draw_curves(study, path)
-    written = path.read_bytes()
-    assert written.startswith(head)
-    if suffix == ".svg":
-        assert all(text in written for text in (b"halve", b"oracle calls"))
+    heads = {".svg": b"<?xml", ".png": b"\x89PNG", ".pdf": b"%PDF"}
+    written = {}
+    for suffix, head in [*heads.items(), (".svg", b"<?xml")]:
+        path = tmp_path / "new" / f"curves{suffix}"
         draw_curves(study, path)
-        assert path.read_bytes() == written  # no date, no random names
+        assert path.read_bytes().startswith(head)
+        written.setdefault(suffix, path.read_bytes())
+    assert path.read_bytes() == written[".svg"]  # no date, no random names
+    assert all(text in written[".svg"] for text in (b"halve", b"oracle calls"))
