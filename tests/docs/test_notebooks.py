@@ -79,14 +79,11 @@ def test_the_notebook_runs(path: Path, tmp_path: Path) -> None:
     ] == []
 
 
-def test_they_are_text_without_outputs_and_in_the_gallery() -> None:
-    gallery = (FOLDER / "index.md").read_text(encoding="utf-8")
-    assert len(NOTEBOOKS) == 5
-    for path in NOTEBOOKS:
-        text = path.read_text(encoding="utf-8")
-        assert text.startswith("---\n"), path.name
-        assert "{code-cell}" in text, path.name
-        assert not re.search(
-            r"^```{?(?:code-cell|python|text)}? ?\n.*<(?:img|table)", text, re.MULTILINE
-        ), path.name
-        assert f"]({path.name})" in gallery, path.name
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_it_is_text_without_outputs_and_in_the_gallery(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert (text[:4], "{code-cell}" in text) == ("---\n", True)
+    assert not re.search(
+        r"^```{?(?:code-cell|python|text)}? ?\n.*<(?:img|table)", text, re.MULTILINE
+    )
+    assert f"]({path.name})" in (FOLDER / "index.md").read_text(encoding="utf-8")

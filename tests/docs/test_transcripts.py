@@ -41,32 +41,17 @@ quadratic: 3 outer steps each
 
 def test_what_varies_is_masked_and_the_rest_is_shown() -> None:
     assert transcripts.renewed("...\n", OUTPUT, "/somewhere/else") == SHOWN
-    again = (
-        OUTPUT.replace("2.103     ", "99.7      ")
-        .replace("78f80f8f", "0123abcd")
-        .replace("0.904 ± 3.9", "0.911 ± 12.5")
-    )
-    assert (
-        transcripts.differences(SHOWN, transcripts.renewed(SHOWN, again, "/somewhere/else")) == []
-    )
-
-
-def test_what_varies_is_masked_below_the_line_between_two_groups_of_rows_too() -> None:
-    rows = [
-        " method    seconds   steps",
-        " ───────────────────────────",
-        " hg-ms     2.103     3",
-        "",
-        " uniform   0.1972    3",
-        "",
-    ]
-    shown = transcripts.masked("\n".join([*rows, "  /a/path/as/long/as/the/table"]))
-    assert shown[2:] == [
+    again = OUTPUT.replace("2.103     ", "99.7      ").replace("78f80f8f", "0123abcd")
+    again = again.replace("0.904 ± 3.9", "0.911 ± 12.5")
+    assert not transcripts.differences(SHOWN, transcripts.renewed(SHOWN, again, "/somewhere/else"))
+    rows = [" method    seconds   steps", " ───────────────────────────"]
+    rows += [" hg-ms     2.103     3", "", " uniform   0.1972    3", "", "  /a/path/as/long"]
+    assert transcripts.masked("\n".join(rows))[2:] == [
         " hg-ms     ...       3",
         "",
         " uniform   ...       3",
         "",
-        "  /a/path/as/long/as/the/table",
+        "  /a/path/as/long",
     ]
 
 
@@ -92,36 +77,37 @@ def test_what_changed_is_said(before: str, after: str) -> None:
 LONG = "first\n" + "".join(f" row {i} of many\n" for i in range(30)) + "\nlast: 7 of 30\n"
 
 
-def test_a_long_output_keeps_the_authors_cuts_and_renews_what_is_shown() -> None:
-    shown = "first\n...\n row 7 of some\n row 8 of some\n...\nlast: 6 of 30\n"
-    assert (
-        transcripts.renewed(shown, LONG)
-        == "first\n...\n row 7 of many\n row 8 of many\n...\nlast: 7 of 30\n"
-    )
-    assert transcripts.renewed("...\nlast ...\n", LONG) == "...\nlast: 7 of 30\n"
-    assert transcripts.renewed("first\n...\n", LONG) == "first\n...\n"
-    assert transcripts.renewed("...\n", LONG) == "...\n"
-    table = LONG.replace(" row 6 of many\n", " name\n ─────────\n")
-    assert (
-        transcripts.renewed("...\n name\n row 7 ...\n...\n", table)
-        == "...\n name\n ─────────\n row 7 of many\n...\n"
-    )
+TABLE = LONG.replace(" row 6 of many\n", " name\n ─────────\n")
+UNKNOWN = "error: unknown 'x' (known: ...)\n"
+NAMES = ", ".join(f"name-{i}" for i in range(40))
 
 
-def test_dots_inside_a_line_hide_nothing_unless_the_line_is_too_long() -> None:
-    assert (
-        transcripts.renewed("error: no ... here\n", "error: no such thing here\n")
-        == "error: no such thing here\n"
-    )
-    known = ", ".join(f"name-{i}" for i in range(40))
-    shown = "error: unknown 'x' (known: ...)\n"
-    assert transcripts.renewed(shown, f"error: unknown 'x' (known: {known})\n") == shown
-    assert (
-        transcripts.renewed(shown, f"error: unknown 'y' (known: {known})\n")
-        == f"error: unknown 'y' (known: {known})\n"
-    )
-
-
-def test_no_output_on_the_page_asks_for_none() -> None:
-    assert transcripts.renewed("", LONG) == ""
-    assert transcripts.renewed("\n", LONG) == "\n"
+@pytest.mark.parametrize(
+    ("shown", "output", "expected"),
+    [
+        (
+            "first\n...\n row 7 of some\n row 8 of some\n...\nlast: 6 of 30\n",
+            LONG,
+            "first\n...\n row 7 of many\n row 8 of many\n...\nlast: 7 of 30\n",
+        ),
+        ("...\nlast ...\n", LONG, "...\nlast: 7 of 30\n"),
+        ("first\n...\n", LONG, "first\n...\n"),
+        ("...\n", LONG, "...\n"),
+        ("...\n name\n row 7 ...\n...\n", TABLE, "...\n name\n ─────────\n row 7 of many\n...\n"),
+        # dots inside a line hide nothing unless the line is too long
+        ("error: no ... here\n", "error: no such thing here\n", "error: no such thing here\n"),
+        (UNKNOWN, UNKNOWN.replace("...", NAMES), UNKNOWN),
+        (
+            UNKNOWN,
+            f"error: unknown 'y' (known: {NAMES})\n",
+            f"error: unknown 'y' (known: {NAMES})\n",
+        ),
+        # no output on the page asks for none
+        ("", LONG, ""),
+        ("\n", LONG, "\n"),
+    ],
+)
+def test_an_output_keeps_the_authors_cuts_and_renews_what_is_shown(
+    shown: str, output: str, expected: str
+) -> None:
+    assert transcripts.renewed(shown, output) == expected
