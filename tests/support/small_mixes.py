@@ -29,6 +29,15 @@ def write_sums(name: str, numbers: Iterable[int], answer: str | None = None) -> 
     )
 
 
+def begin(text: str, **numbers: range) -> None:
+    """mix.toml, and the files of its sources and sets, in the working directory."""
+    usual = {"sums": range(40), "dots": range(100, 160)}
+    usual |= {"validation": range(200, 220), "test": range(300, 315)}
+    for name, rows in {**usual, **numbers}.items():
+        write_sums(name, rows, "." if name == "dots" else None)
+    Path("mix.toml").write_text(text)
+
+
 def hgms(*arguments: object, sets: Iterable[str] = ()) -> Result:
     """The command line with ``--set`` for each of ``sets``."""
     words = [word for pair in sets for word in ("--set", pair)]

@@ -4,6 +4,7 @@ an exit code, no traceback, and nothing lost.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import logging
 from collections.abc import Callable, Iterator
@@ -13,11 +14,21 @@ from typing import Any
 import pytest
 import torch
 from support.helpers import rejects
-from support.small_mixes import TASK, fails, report_of, right, sampled, write_rows, write_sums
+from support.small_mixes import (
+    TASK,
+    begin,
+    fails,
+    report_of,
+    right,
+    sampled,
+    write_rows,
+    write_sums,
+)
 
 pytest.importorskip("transformers", reason="transformers is not installed: pip install 'hgms[llm]'")
 pytest.importorskip("peft", reason="peft is not installed: pip install 'hgms[llm]'")
 
+from hgms_core.pipeline import Pipeline
 from hgms_mix.lm.store import warn
 from hgms_mix.lm.tokenizers import byte_tokenizer
 from hgms_mix.stages.config import load
@@ -46,9 +57,7 @@ save_every = 1
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
-    for number, name in enumerate(("sums", "dots", "validation", "test")):
-        write_sums(name, range(20 * number, 20 * number + 12))
-    Path("mix.toml").write_text(MIX)
+    begin(MIX, sums=range(12), dots=range(20, 32), validation=range(40, 52), test=range(60, 72))
     warn.cache_clear()
     yield tmp_path
     assert logging.getLogger("hgms").handlers == []
@@ -61,14 +70,13 @@ def learn(*sets: str) -> None:
     mix.run("reweight")
 
 
-def malformed() -> None:
-    with Path("sums.jsonl").open("a") as stream:
-        stream.write('{"prompt": "4 + 1 =",\n')
+def added(text: str) -> Callable[[], Any]:
+    """More lines of the first source."""
+    return lambda: Path("sums.jsonl").write_text(Path("sums.jsonl").read_text() + text)
 
 
-def misspelt_fields() -> None:
-    with Path("sums.jsonl").open("a") as stream:
-        stream.write('{"promt": "a", "completion": "b"}\n' * 7)
+def changed(old: str, new: str) -> Callable[[], Any]:
+    return lambda: Path("mix.toml").write_text(MIX.replace(old, new))
 
 
 def folder_with_code() -> None:
@@ -90,22 +98,25 @@ def nothing() -> None: ...
 MODEL = "task.model.path"
 CONFIG = "task.model.config."
 SUMS = "task.sources.sums.path"
-CASES: list[tuple[Callable[[], None], str, str, str]] = [
+CASES: list[tuple[Callable[[], Any], str, str, str]] = [
     (nothing, "task.sources.sums.path=summs.jsonl", "missing-file", SUMS),
     (nothing, "task.validation.sums.path=no", "missing-file", "task.validation.sums.path"),
     (lambda: write_rows("sums", ()), "", "no-rows", SUMS),
-    (malformed, "", "wrong-row", SUMS),
-    (misspelt_fields, "task.sources.sums.max_bad_rows=6", "wrong-row", SUMS),
+    (added('{"prompt": "4 + 1 =",\n'), "", "wrong-row", SUMS),
+    (
+        added('{"promt": "a", "completion": "b"}\n' * 7),
+        f"{SUMS[:-4]}max_bad_rows=6",
+        "wrong-row",
+        SUMS,
+    ),
     (nothing, "task.sources.dots.rows=13", "too-few-rows", "task.sources.dots.rows"),
     (nothing, "task.max_length=8", "no-rows", SUMS),
     (nothing, "task.sources.Sums.path=sums.jsonl", "duplicate-name", "mix.toml.task.sources"),
     (nothing, "task.template=model", "missing-template", "task.template"),
-    (nothing, "task.template=plian", "unknown-choice", "task.template"),
     (bare_tokenizer, "task.model.tokenizer=bare", "missing-token", "task.model.tokenizer"),
     (nothing, "task.model={ path = './m/no', tokenizer = 'bytes' }", "missing-file", MODEL),
     (nothing, "task.model={ path = '$NO/m', tokenizer = 'bytes' }", "missing-variable", MODEL),
     (folder_with_code, "task.model={ path = 'own', tokenizer = 'bytes' }", "untrusted-code", MODEL),
-    (lambda: Path("e").mkdir(), "task.model.tokenizer=e", "missing-file", "task.model.tokenizer"),
     (nothing, CONFIG + "model_type=gtp2", "unknown-model-type", CONFIG + "model_type"),
     (nothing, CONFIG + "n_layers=2", "unknown-option", CONFIG + "n_layers"),
     (nothing, CONFIG + "n_layer=two", "cannot-load", "task.model.config"),
@@ -113,20 +124,20 @@ CASES: list[tuple[Callable[[], None], str, str, str]] = [
     (nothing, CONFIG + "vocab_size=100", "wrong-value", "task.model.tokenizer"),
     (nothing, "task.adapter.targets=['q_proj']", "unknown-module", "task.adapter.targets"),
     (nothing, "finetun.lr=1", "unknown-option", "mix.toml.finetun"),
-    (nothing, "sample.sise=3", "unknown-option", "sample.sise"),
     (nothing, "sample.size=0", "out-of-range", "sample.size"),
-    (nothing, "finetune.schedule=cosin", "unknown-choice", "finetune.schedule"),
     (nothing, "finetune.epochs=0", "conflicting-options", "finetune.epochs"),
     (nothing, "evaluate.benchmarks=['gsm9k']", "unknown-choice", "evaluate.benchmarks.0"),
     (nothing, "run.device=cuda:1", "not-supported", "run.device"),
     (nothing, "task=quadratic", "not-supported", "task.name"),
     (nothing, "evaluate.benchmarks=['mt-bench']", "missing-variable", "evaluate.judge.api_key_env"),
+    (changed("[sample]\nsize = 12\n", ""), "", "missing-option", "mix.toml.sample"),
+    (changed("[task.sources.dots]", "[task.sources.sums]"), "", "wrong-format", "mix.toml"),
 ]
 
 
 @pytest.mark.parametrize(("prepare", "sets", "code", "place"), CASES)
 def test_bad_input_is_an_error_with_its_code_and_place(
-    prepare: Callable[[], None], sets: str, code: str, place: str, monkeypatch: pytest.MonkeyPatch
+    prepare: Callable[[], Any], sets: str, code: str, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     prepare()
@@ -153,15 +164,6 @@ def test_a_command_says_it_in_one_message(
     assert not list(Path().rglob("report.json"))
 
 
-def test_a_file_that_is_no_mix_is_rejected() -> None:
-    Path("mix.toml").write_text(MIX.replace("[sample]\nsize = 12\n", ""))
-    with rejects("missing-option", "mix.toml", "sample"):
-        learn()
-    Path("mix.toml").write_text(MIX.replace("[task.sources.dots]", "[task.sources.sums]"))
-    with rejects("wrong-format", "mix.toml"):
-        learn()
-
-
 @pytest.mark.parametrize(
     ("stage", "missing"),
     [("finetune", "accelerate"), ("finetune", "peft"), ("sample", "transformers")],
@@ -169,40 +171,35 @@ def test_a_file_that_is_no_mix_is_rejected() -> None:
 def test_what_is_not_installed_is_said_before_anything_runs(
     stage: str, missing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import importlib.util
+    def find(name: str, *rest: Any, there: Any = importlib.util.find_spec) -> Any:
+        return None if name == missing else there(name, *rest)
 
-    there = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util,
-        "find_spec",
-        lambda name, *rest: None if name == missing else there(name, *rest),
-    )
+    monkeypatch.setattr(importlib.util, "find_spec", find)
     with rejects("missing-package", stage) as caught:
         Mix(load(Path("mix.toml")), Path("out")).check(stage)
-    assert caught.value.install == "pip install 'hgms[llm]'"
     assert missing in caught.value.message
 
 
-@pytest.mark.parametrize("reason", ["unknown", "no network"])
+@pytest.mark.parametrize("code", ["unknown-model", "no-network"])
 def test_a_name_that_the_hub_does_not_give_is_asked_for_once(
-    reason: str, monkeypatch: pytest.MonkeyPatch
+    code: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import httpx2 as httpx  # what huggingface_hub is built on
     import huggingface_hub
     from huggingface_hub.errors import RepositoryNotFoundError
 
+    unknown = httpx.Response(404, request=httpx.Request("GET", "https://hub"))
+    errors = {
+        "unknown-model": RepositoryNotFoundError("404", response=unknown),
+        "no-network": httpx.ConnectError("no route"),
+    }
     requests = []
 
     def model_info(self: Any, name: str, **_: Any) -> None:
         requests.append(name)
-        if reason == "unknown":
-            raise RepositoryNotFoundError(
-                "404", response=httpx.Response(404, request=httpx.Request("GET", "https://hub"))
-            )
-        raise httpx.ConnectError("no route")
+        raise errors[code]
 
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", model_info)
-    code = "unknown-model" if reason == "unknown" else "no-network"
     with rejects(code, *MODEL.split(".")):
         learn('task.model={ path = "Owner/Model-7B", tokenizer = "bytes" }')
     assert requests == ["Owner/Model-7B"]
@@ -210,33 +207,32 @@ def test_a_name_that_the_hub_does_not_give_is_asked_for_once(
 
 def test_rows_and_columns_left_out_and_overlaps_are_said_once() -> None:
     """KTO's answers whose `label` is false, columns of no meaning, prompts in two sets."""
+    texts = [("GOOD" if number % 2 else "BAD", f"{number}?") for number in range(20)]
     rows = [
         {
             "messages": [
-                {"role": "user", "content": f"{number}?"},
-                {"role": "assistant", "content": "GOOD" if number % 2 else "BAD"},
+                {"role": "user", "content": asked},
+                {"role": "assistant", "content": said},
             ],
-            "label": bool(number % 2),
+            "label": said == "GOOD",
             "grade": "A",
             "note": "n",
         }
-        for number in range(20)
+        for said, asked in texts
     ]
     write_rows("sums", rows)
     write_sums("test", range(20, 32))  # which `dots` has, too
     with rejects("wrong-row", *SUMS.split(".")):
         learn()
     done = right("mix", "sample", "mix.toml", "--json", sets=["task.sources.sums.max_bad_rows=10"])
-    assert done.stderr.count("columns that are not read") == 1
-    assert "\n  sources 'sums': 'grade', 'note'\n" in done.stderr
-    assert done.stderr.count("rows left out or cut") == 1
-    assert "sources 'sums': 10 bad, of 20" in done.stderr
-    assert done.stderr.count("prompts that stand in two sets") == 1
-    assert "  test 'sums' and train 'dots': 12 of 12 (100.0%); rows 0, 1, 2" in done.stderr
-    assert "UserWarning" not in done.stderr
+    for once, part in (
+        ("columns that are not read", "\n  sources 'sums': 'grade', 'note'\n"),
+        ("rows left out or cut", "sources 'sums': 10 bad, of 20"),
+        ("prompts that stand in two sets", "  test 'sums' and train 'dots': 12 of 12 (100.0%)"),
+    ):
+        assert (done.stderr.count(once), done.stderr.count(part)) == (1, 1)
     said = {row["messages"][-1]["content"] for row in sampled(json.loads(done.stdout))}
-    assert "GOOD" in said
-    assert "BAD" not in said
+    assert ("GOOD" in said, "BAD" in said) == (True, False)
 
 
 @pytest.mark.parametrize(
@@ -252,32 +248,23 @@ def test_losses_that_are_not_finite_end_the_stage(sets: list[str], part: str) ->
 
 
 def test_out_of_memory_names_the_knobs_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    from hgms_core.pipeline import Pipeline
+    def full(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9.00 GiB.")
 
-    step = Pipeline.step
-    full = [1]
+    def second(self: Any, problem: Any, state: Any, *rest: Any, step: Any = Pipeline.step) -> Any:
+        return full() if int(state["step"]) == 1 else step(self, problem, state, *rest)
 
-    def limited(self: Pipeline, problem: Any, state: Any, progress: float = 0.0) -> Any:
-        if int(state["step"]) in full:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9.00 GiB.")
-        return step(self, problem, state, progress)
-
-    monkeypatch.setattr(Pipeline, "step", limited)
+    words = ("mix", "reweight", "mix.toml")
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.nn.Module, "to", full)
+        fails(*words, parts=["9.00 GiB.", 'task.model.quantize = "4bit"'], code=1)
     knobs = ["  method.generator: lower chunk", "  method.selector: lower chunk", "  task: lower"]
-    fails("mix", "reweight", "mix.toml", parts=["step 2: ", "9.00 GiB.", *knobs], code=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(Pipeline, "step", second)
+        fails(*words, parts=["step 2: ", "9.00 GiB.", *knobs], code=1)
     (folder,) = Path("runs/source-mixture").glob("hg-ms-*/seed-1")
     assert json.loads((folder / "summary.json").read_bytes())["status"] == "failed"
-    full.clear()
-    assert "reweight: going on with hg-ms" in right("mix", "reweight", "mix.toml").stderr
-
-
-def test_a_base_that_does_not_fit_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any, **__: Any) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory.")
-
-    monkeypatch.setattr(torch.nn.Module, "to", full)
-    part = 'task.model.quantize = "4bit"'
-    fails("mix", "reweight", "mix.toml", parts=["CUDA out of memory.", part], code=1)
+    assert "reweight: going on with hg-ms" in right(*words).stderr
 
 
 def test_near_copies_between_sets_are_told_with_an_example() -> None:
@@ -287,8 +274,6 @@ def test_near_copies_between_sets_are_told_with_an_example() -> None:
     write_rows("dots", [row, {"prompt": "How?", "completion": "So it is."}])
     write_rows("test", [row | {"completion": answer + " more"}])
     (pair,) = report_of("mix", "near", "mix.toml")
-    assert (pair["name"], pair["other"]) == ("test sums", "sources dots")
-    assert (pair["count"], pair["size"]) == (1, 1)
-    shown = right("mix", "near", "mix.toml").stdout
-    assert "test sums row 0 and sources dots row 0 agree by" in shown
-    assert row["prompt"] in shown
+    found = {"name": "test sums", "other": "sources dots", "count": 1, "size": 1}
+    assert {key: pair[key] for key in found} == found
+    assert row["prompt"] in right("mix", "near", "mix.toml").stdout
