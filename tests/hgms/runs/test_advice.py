@@ -25,14 +25,15 @@ from hgms_core import NumericalError, Problem, Tree
 PENALTIES = ("v-pbgd", "g-pbgd", "scalebio", "bome", "f2sa", "meha")
 
 
-def scalar() -> Problem:
+def scalar(**changes: Any) -> Problem:
     """f = (x − 1.5)², x*(θ) = θ: the solution is θ = 1.5."""
-    return Problem(
-        theta0=torch.tensor(1.0, dtype=F64),
-        x0=torch.tensor(0.5, dtype=F64),
-        f=lambda t, x, b: (x - 1.5) ** 2,
-        g=lambda t, x, b: 0.5 * (x - t) ** 2,
-    )
+    usual: dict[str, Any] = {
+        "theta0": torch.tensor(1.0, dtype=F64),
+        "x0": torch.tensor(0.5, dtype=F64),
+        "f": lambda t, x, b: (x - 1.5) ** 2,
+        "g": lambda t, x, b: 0.5 * (x - t) ** 2,
+    }
+    return Problem(**(usual | changes))
 
 
 def decays() -> Problem:
@@ -57,28 +58,6 @@ def decays() -> Problem:
         g=lower,
         lower_data={"a": a[:40], "y": y[:40]},
         upper_data={"a": a[40:], "y": y[40:]},
-    )
-
-
-def saturated(theta0: Tree) -> Problem:
-    """Row weights σ(θ), which have no gradient where they begin at −200."""
-    a = normal(30, 3).float()
-    y = a.sum(1)
-
-    def fit(x: Tensor, batch: Tree) -> Tensor:
-        return (batch["a"] @ x - batch["y"]).square()
-
-    def lower(theta: Tree, x: Tensor, batch: Tree) -> Tensor:
-        weights = sum(leaf[batch["index"]].sigmoid() for leaf in theta.values())
-        return (weights * fit(x, batch)).mean() + 1e-3 * x.square().sum()
-
-    return Problem(
-        theta0=theta0,
-        x0=torch.zeros(3),
-        f=lambda theta, x, batch: fit(x, batch).mean(),
-        g=lower,
-        lower_data={"a": a[:20], "y": y[:20]},
-        upper_data={"a": a[20:], "y": y[20:]},
     )
 
 
@@ -165,10 +144,14 @@ def test_an_upper_loss_that_is_not_finite_at_the_end_is_no_result(tmp_path: Path
 
 
 def test_a_leaf_without_a_gradient_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    off = torch.full((20,), -200.0)
-    assert "remarks" not in run("uniform", saturated({"off": off}), "5 steps").summary
+    start = torch.ones(2, dtype=F64)
+    made = scalar(
+        theta0={"good": start[0], "off": -200 * start},
+        g=lambda t, x, b: 0.5 * (x - t["good"]) ** 2 + t["off"].float().sigmoid().sum() * x**2,
+    )
+    assert "remarks" not in run("uniform", made, "5 steps").summary
     with caplog.at_level(logging.WARNING):
-        result = run("hg-implicit", saturated({"good": torch.zeros(20), "off": off}), "6 steps")
+        result = run("hg-implicit", made, "6 steps")
     assert [row.get("zero_gradient") for row in result.records] == [None, *["off"] * 6]
     (remark,) = result.summary["remarks"]
     assert "good" not in remark
@@ -176,12 +159,7 @@ def test_a_leaf_without_a_gradient_is_named(caplog: pytest.LogCaptureFixture) ->
 
 
 def test_a_run_that_ends_worse_than_it_began_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    made = Problem(
-        theta0=torch.tensor(1.0),
-        x0=torch.tensor(1.4),
-        f=lambda t, x, b: (x - 1.5) ** 2,
-        g=lambda t, x, b: 0.5 * (x + 5 * t) ** 2,
-    )
+    made = scalar(x0=torch.tensor(1.4, dtype=F64), g=lambda t, x, b: 0.5 * (x + 5 * t) ** 2)
     with caplog.at_level(logging.WARNING):
         result = run("uniform", made, "3 steps")
     (remark,) = result.summary["remarks"]

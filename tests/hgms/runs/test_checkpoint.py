@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -79,10 +80,8 @@ def test_a_full_disk_keeps_the_last_checkpoint(
     folder.save({"x": torch.ones(3)}, 1)
     before = files(folder.path)
 
-    def full(_: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=full))
     with rejects("cannot-write", str(folder.path / "checkpoint-2.safetensors"), of=DiskError):
         folder.save({"x": torch.zeros(3)}, 2)
     monkeypatch.undo()

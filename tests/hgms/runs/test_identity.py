@@ -12,8 +12,8 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
-import numpy as np
 import pytest
 import torch
 from support.descent import files as contents
@@ -61,12 +61,6 @@ def write_libsvm(path: Path, factor: int = 1) -> None:
     path.write_text("\n".join(rows) + "\n")
 
 
-def write_npz(path: Path, seed: int = 0) -> None:
-    draw = np.random.default_rng(seed)
-    images = draw.integers(0, 255, (120, 4, 4), dtype=np.uint8)
-    np.savez(path, images=images, labels=np.arange(120) % 10)
-
-
 RIDGE = """
 budget = "2 steps"
 task = { name = "ridge-cv", dataset = "libsvm:t.svm" }
@@ -93,13 +87,11 @@ def test_a_run_is_not_resumed_on_other_data(folder: Path) -> None:
 def test_every_task_that_reads_files_has_their_fingerprint(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_libsvm(folder / "t.svm")
-    write_libsvm(folder / "v.svm")
-    write_npz(folder / "i.npz")
-    mnist = folder / "mnist"
-    mnist.mkdir()
-    for name in ("train-images-idx3-ubyte", "t10k-labels-idx1-ubyte.gz"):
-        (mnist / name).write_text(name)
+    names = ["t.svm", "v.svm", "i.npz"]
+    names += [f"mnist/{name}" for name in ("train-images-idx3-ubyte", "t10k-labels-idx1-ubyte.gz")]
+    (folder / "mnist").mkdir()
+    for name in names:
+        (folder / name).write_text(name)
     monkeypatch.setenv("HGMS_DATA", str(folder))
     counts = {
         RidgeCv(dataset="libsvm:t.svm"): 1,
@@ -110,9 +102,8 @@ def test_every_task_that_reads_files_has_their_fingerprint(
     }
     before = {task: data_of(task) for task in counts}
     assert [len(data["made_of"]["files"]) for data in before.values()] == list(counts.values())
-    write_libsvm(folder / "v.svm", factor=2)
-    write_npz(folder / "i.npz", seed=1)
-    (mnist / "train-images-idx3-ubyte").write_text("other")
+    for name in names[1:4]:
+        (folder / name).write_text("other")
     same = [data_of(task) == before[task] for task in counts]
     assert same == [True, False, False, False, False]
     assert data_of(RidgeCv()) == data_of(HyperCleaning()) == {}
@@ -207,13 +198,14 @@ def test_a_run_is_not_resumed_with_another_plugin_or_a_module_that_it_imports(
 def test_relative_and_late_imports_are_found(modules: Path) -> None:
     (modules / "own_package").mkdir()
     for name, text in {
-        "__init__": "",
-        "first": "from . import second\nfrom .third import value\nimport torch, json\n",
-        "second": "",
-        "third": "value = 1\n",
-        "fourth": "",
+        "own_package/__init__": "",
+        "own_package/first": "from . import second\nfrom .third import value\nimport json\n",
+        "own_package/second": "",
+        "own_package/third": "value = 1\n",
+        "own_package/fourth": "",
+        "late_helper": "a = 1\n",
     }.items():
-        (modules / "own_package" / f"{name}.py").write_text(text)
+        (modules / f"{name}.py").write_text(text)
     importlib.import_module("own_package.first")
     names = ["own_package", *(f"own_package.{name}" for name in ("first", "second", "third"))]
     assert list(source_digests("own_package.first")) == names
@@ -223,11 +215,9 @@ def test_relative_and_late_imports_are_found(modules: Path) -> None:
 
         return late_helper
 
-    (modules / "late_helper.py").write_text("a = 1\n")
-    before = fingerprint(late)
-    assert fingerprint(late) == before
+    before, again = fingerprint(late), fingerprint(late)
     (modules / "late_helper.py").write_text("a = 2\n")
-    assert fingerprint(late) != before
+    assert before == again != fingerprint(late)
 
 
 # --- files of other runs, and changed files
@@ -265,9 +255,8 @@ def test_the_files_of_another_seed_are_rejected(path: Path) -> None:
             shutil.copy(file, path)
     with rejects("other-settings", str(path / "summary.json"), of=CheckpointError):
         resume(path)
-    runs, [skipped] = scan("runs")
-    assert [run.seed for run in runs] == [1]
-    assert (skipped.code, skipped.place) == ("other-settings", ("summary.json",))
+    [other], [skipped] = scan("runs")
+    assert (other.seed, skipped.code, skipped.place) == (1, "other-settings", ("summary.json",))
     (path / "summary.json").unlink()
     with rejects("other-settings", str(path / "checkpoint.json"), of=CheckpointError):
         resume(path)
@@ -307,9 +296,7 @@ def test_a_finished_run_that_cannot_be_written_to_is_read_back(
 ) -> None:
     before = contents(path)
 
-    def read_only(*_: object, **__: object) -> None:
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
+    read_only = Mock(side_effect=OSError(errno.EROFS, os.strerror(errno.EROFS)))
     monkeypatch.setattr(Lease, "acquire", read_only)
     monkeypatch.setattr(files, "replace_file", read_only)
     assert resume(path).summary["outer_steps"] == 3

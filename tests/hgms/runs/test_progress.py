@@ -90,22 +90,10 @@ def test_a_notebook_has_one_output_that_is_replaced_and_errors_stay_in_it(
         view.show("ended", 0.5)
         view.remove("ended")
         view.print_error("a: failed & gone")
+    with Bars(enabled=False) as view:
+        view.show("a", 0.5)
     [output] = outputs
     assert 30 < len(output) < 50  # four a second
     for part in ("seed &lt;0&gt;", "step 999", 'value="0.9990"', "a: failed &amp; gone"):
         assert part in output[-1]
     assert "ended" not in output[-1]
-
-
-def test_without_a_notebook_or_if_it_is_not_wanted_there_is_no_output(
-    outputs: list[list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for shell, enabled in (
-        (SimpleNamespace(kernel=object()), False),
-        (None, True),
-        (object(), True),
-    ):
-        monkeypatch.setattr(sys.modules["IPython"], "get_ipython", lambda: shell)  # noqa: B023
-        with Bars(enabled=enabled) as view:
-            view.show("a", 0.5)
-    assert not outputs

@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -115,9 +115,7 @@ def test_evaluations_are_spread_over_the_budget() -> None:
 def test_ctrl_c_before_the_first_step_says_that_nothing_is_saved(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def interrupted(*_: Any) -> None:
-        raise KeyboardInterrupt
-
+    interrupted = Mock(side_effect=KeyboardInterrupt)
     monkeypatch.setattr("hgms.runs.launch.Registry.load", interrupted)
     monkeypatch.setattr(Descent, "init", interrupted)
     for method in ("uniform", Descent()):
