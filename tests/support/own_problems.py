@@ -61,3 +61,19 @@ class Follow:
 
     def result(self, state: State) -> tuple[Tree, Tree]:
         return state["theta"], {"x": state["theta"]["t"]}
+
+
+class Halve:
+    """Halves x in each step; θ is 1, whatever it is."""
+
+    name = "halve"
+
+    def init(self, problem: Problem, seed: int) -> State:
+        return {"x": dict(problem.x0)}
+
+    def step(self, problem: Problem, state: State, progress: float) -> tuple[State, dict[str, Any]]:
+        x = state["x"]["x"] / 2
+        return {"x": {"x": x}}, {"upper_loss": x.sum(), "scores": x[:2]}
+
+    def result(self, state: State) -> tuple[Tree, Tree]:
+        return {"t": torch.ones(1)}, state["x"]

@@ -4,11 +4,13 @@ measured.
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar
 
 import pytest
 import torch
-from attrs import evolve, field, frozen
+from attrs import evolve, frozen
+from support.own_problems import Halve
 
 from hgms.diagnosis import Diagnosing, spectrum
 from hgms.generators.branches import Branches
@@ -62,78 +64,57 @@ def diagnosed(
     )
 
 
-@pytest.fixture(scope="module")
-def ridge() -> tuple[dict[str, Any], State, Any]:
-    task = Quadratic(features=6, rows=30, validation_rows=20)
-    row, after, _ = diagnosed(method(), task.problem(0, CPU, DOUBLE))
-    return row, after, task.closed_form(0, CPU, DOUBLE)
+RIDGE = Quadratic(features=6, rows=30, validation_rows=20)
 
 
-def test_the_bias_of_an_unsolved_quadratic_is_exact(
-    ridge: tuple[dict[str, Any], State, Any],
-) -> None:
-    row, after, exact = ridge
+def cosine_and_ratio(here: torch.Tensor, there: torch.Tensor) -> tuple[float, float]:
+    return float(here @ there / here.norm() / there.norm()), float(here.norm() / there.norm())
+
+
+def test_bias_and_spectrum_of_an_unsolved_quadratic_are_exact() -> None:
+    row, after, _ = diagnosed(method(), RIDGE.problem(0, CPU, DOUBLE))
+    exact = RIDGE.closed_form(0, CPU, DOUBLE)
     theta = {"log_penalty": torch.zeros(6, dtype=DOUBLE)}
     x = after["x"]["x"]
     hessian = exact.a.T @ exact.a / 30 + torch.eye(6, dtype=DOUBLE)
     slope = hessian @ x - exact.a.T @ exact.b / 30
     assert row["lower_gradient"] == pytest.approx(float(slope.norm()), rel=1e-10)
-    assert row["newton_step"] == pytest.approx(
-        float((x - exact.solution(theta)["x"]).norm()), rel=1e-8
-    )
+    away = float((x - exact.solution(theta)["x"]).norm())
+    assert row["newton_step"] == pytest.approx(away, rel=1e-8)
     above = exact.validation_a.T @ (exact.validation_a @ x - exact.validation_b) / 20
     here = -x * torch.linalg.solve(hessian, above)
     there = exact.hypergradient(theta)["log_penalty"]
     assert row["bias"] == pytest.approx(float((here - there).norm() / there.norm()), rel=1e-7)
-    assert row["bias_cosine"] == pytest.approx(
-        float(here @ there / here.norm() / there.norm()), rel=1e-9
-    )
+    assert row["bias_cosine"] == pytest.approx(cosine_and_ratio(here, there)[0], rel=1e-9)
     assert row["bias"] > 1e-3  # it was not solved
+    values = torch.linalg.eigvalsh(hessian)
+    expected = {"flat_dimension": 0, "negative_dimension": 0, "size": 6, "spectrum": "all"}
+    assert {name: row[name] for name in expected} == expected
+    found = [row["largest"], row["normal_curvature"], row["normal_inverses"]]
+    known = [float(values[-1]), float(values[0]), float((1 / values).sum())]
+    assert found == pytest.approx(known, rel=1e-10)
+    assert (row["double"], "double_cosine" in row) == ("already", False)
 
 
-def test_its_spectrum_is_exact_and_not_flat(ridge: tuple[dict[str, Any], State, Any]) -> None:
-    row, _, exact = ridge
-    values = torch.linalg.eigvalsh(exact.a.T @ exact.a / 30 + torch.eye(6, dtype=DOUBLE))
-    assert (row["flat_dimension"], row["negative_dimension"], row["size"], row["spectrum"]) == (
-        0,
-        0,
-        6,
-        "all",
-    )
-    assert row["largest"] == pytest.approx(float(values[-1]), rel=1e-10)
-    assert row["normal_curvature"] == pytest.approx(float(values[0]), rel=1e-10)
-    assert row["normal_inverses"] == pytest.approx(float((1 / values).sum()), rel=1e-10)
-    assert row["double"] == "already"
-    assert "double_cosine" not in row
-
-
-def test_a_lower_run_four_times_as_long_is_the_same_branch_going_on(
-    ridge: tuple[dict[str, Any], State, Any],
-) -> None:
-    row, _, _ = ridge
-    problem = Quadratic(features=6, rows=30, validation_rows=20).problem(0, CPU, DOUBLE)
-    long = method()
-    before = long.init(problem, 0)
-    short = long.hypergradient.estimate
-    branches = long.generator
+def test_a_lower_run_four_times_as_long_is_the_same_branch_going_on() -> None:
+    problem = RIDGE.problem(0, CPU, DOUBLE)
+    own = method()
+    row, _, _ = diagnosed(own, problem)
+    before = own.init(problem, 0)
     key = Key(0).fold("step", 0)
-    start = before["start"]
-
-    def estimate(steps: int) -> torch.Tensor:
-        candidates = evolve(branches, steps=steps).propose(
-            problem, problem.theta0, start, key.fold("propose")
+    found = []
+    for steps in (4, 16):
+        candidates = evolve(own.generator, steps=steps).propose(
+            problem, problem.theta0, before["start"], key.fold("propose")
         )
         at = candidates.branch(torch.tensor(row["selected"]))
-        return short(
-            problem, problem.theta0, at, key.fold("differentiate"), before["hypergradient"]
-        )[0].value["log_penalty"]
-
-    here = estimate(4)
-    there = estimate(16)
-    assert row["longer_cosine"] == pytest.approx(
-        float(here @ there / here.norm() / there.norm()), rel=1e-12
-    )
-    assert row["longer_ratio"] == pytest.approx(float(here.norm() / there.norm()), rel=1e-12)
+        known = before["hypergradient"]
+        estimate, _ = own.hypergradient.estimate(
+            problem, problem.theta0, at, key.fold("differentiate"), known
+        )
+        found.append(estimate.value["log_penalty"])
+    longer = (row["longer_cosine"], row["longer_ratio"])
+    assert longer == pytest.approx(cosine_and_ratio(*found), rel=1e-12)
     assert 1 - row["longer_cosine"] > 1e-9
 
 
@@ -157,15 +138,12 @@ def test_rounding_is_measured_against_the_problem_in_float64(estimator: Any, tas
 def test_the_flat_directions_of_a_sphere_are_its_dimension(k: int) -> None:
     task = Sphere(k=k, d=8)
     problem = task.problem(0, CPU, DOUBLE)
-    exact = task.closed_form(0, CPU, DOUBLE)
+    radius = float(task.closed_form(0, CPU, DOUBLE).radius(problem.theta0))
     row, _, _ = diagnosed(method(generator=Branches(count=4, steps=80, lr=0.3, noise=0.1)), problem)
     assert row["flat_dimension"] == k
-    radius = float(exact.radius(problem.theta0))
     # radially g'' = 2r²
     assert row["normal_curvature"] == pytest.approx(min(1.0, 2 * radius**2), rel=1e-3)
-    assert row["log10_candidates_to_halve"] == pytest.approx(
-        torch.log10(torch.tensor(4.0 * 2**k)).item()
-    )
+    assert row["log10_candidates_to_halve"] == pytest.approx(math.log10(4.0 * 2**k))
     # the bound taken as tight: the mean score is C₁ above the best there is, the chosen one
     # C₁N^(−1/k)
     lead = row["score_mean"] - row["score_chosen"]
@@ -245,34 +223,20 @@ def by_hand() -> Problem:
     )
 
 
-def test_the_gain_is_split_into_selection_and_differentiation() -> None:
+def test_the_gain_is_split_and_a_choice_is_measured_against_the_noise_of_its_rows() -> None:
     own = method(generator=Shifted(), hypergradient=Handed(), outer=Sgd(lr=1.0))
     row, after, _ = diagnosed(own, by_hand())
     assert float(after["theta"]["t"]) == -0.5
     # on the row of role `stop`, f = x: candidates 3 and 1, the second of which is 0 after θ went
     # from 0 to −0.5
-    expected = {
-        "value_first": 3,
-        "value_mean": 2,
-        "value_selected": 1,
-        "value_after": 0,
-        "gain_rows": "stop",
-    }
+    expected = {"value_first": 3, "value_mean": 2, "value_selected": 1, "value_after": 0}
+    expected |= {"gain_selection": 1, "gain_differentiation": 1, "selection_share": 0.5}
     assert {name: row[name] for name in expected} == expected
-    assert (row["gain_selection"], row["gain_differentiation"], row["selection_share"]) == (
-        1,
-        1,
-        0.5,
-    )
-
-
-def test_a_choice_is_measured_against_the_noise_of_its_rows() -> None:
-    row, _, _ = diagnosed(method(generator=Shifted(), hypergradient=Handed()), by_hand())
     # f of a row is a·x, so the gap of a row is 2a: 2, 4, 12, of mean 6 and standard error √(28 / 3)
-    assert row["choice_gap"] == pytest.approx(6)
-    assert row["choice_error"] == pytest.approx((28 / 3) ** 0.5)
-    assert row["choice_ratio"] == pytest.approx(6 / (28 / 3) ** 0.5)
-    assert (row["choice_rows"], row["choice_per"]) == (3, "row")
+    choice = [row["choice_gap"], row["choice_error"], row["choice_ratio"]]
+    error = (28 / 3) ** 0.5
+    assert choice == pytest.approx([6, error, 6 / error])
+    assert (row["gain_rows"], row["choice_rows"], row["choice_per"]) == ("stop", 3, "row")
 
 
 def test_a_loss_that_is_no_mean_over_rows_is_taken_by_batches_or_left_out() -> None:
@@ -293,28 +257,12 @@ def test_a_loss_that_is_no_mean_over_rows_is_taken_by_batches_or_left_out() -> N
     assert (row["choice_per"], row["choice_gap"]) == ("batch", pytest.approx(1.0))
 
 
-@frozen(kw_only=True)
-class Patient:
-    """A third party's wrapper around a pipeline."""
-
-    name: ClassVar[str] = "patient"
-    method: Any = field(metadata={"flat": True})
-
-    def init(self, problem: Problem, seed: int) -> State:
-        return self.method.init(problem, seed)
-
-    def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
-        return self.method.step(problem, state, progress)
-
-    def result(self, state: State) -> tuple[Tree, Tree]:
-        return self.method.result(state)
-
-
 def test_inside_wrappers_the_problem_is_the_one_that_the_pipeline_is_handed() -> None:
     task = Quadratic(features=4, rows=20, validation_rows=10)
-    wrapped = Patient(method=Tilted(method=method(), tilt=1.0))
     row, _, _ = diagnosed(
-        wrapped, task.problem(0, CPU, torch.float32), lambda: task.problem(0, CPU, DOUBLE)
+        Tilted(method=method(), tilt=1.0),
+        task.problem(0, CPU, torch.float32),
+        lambda: task.problem(0, CPU, DOUBLE),
     )
     exact = task.closed_form(0, CPU, DOUBLE)
     hessian = (
@@ -326,26 +274,18 @@ def test_inside_wrappers_the_problem_is_the_one_that_the_pipeline_is_handed() ->
     assert row["left_out"] == {}
 
 
-class Halve:
-    name = "halve"
-
-    def init(self, problem: Problem, seed: int) -> State:
-        return {"x": dict(problem.x0)}
-
-    def step(self, problem: Problem, state: State, progress: float) -> tuple[State, Record]:
-        return {"x": {"x": state["x"]["x"] / 2}}, {}
-
-    def result(self, state: State) -> tuple[Tree, Tree]:
-        return {"t": torch.ones(1)}, state["x"]
+def flat(f: Any, **start: float) -> Problem:
+    """θ = 1 with (x − θ)² below f."""
+    return Problem(
+        theta0={"t": torch.ones(1)},
+        x0={name: torch.full((1,), value) for name, value in start.items()},
+        g=lambda t, x, _: (x["x"] - t["t"]).square().sum(),
+        f=f,
+    )
 
 
 def test_of_another_method_theta_and_x_are_looked_at_with_a_warning() -> None:
-    problem = Problem(
-        theta0={"t": torch.ones(1)},
-        x0={"x": torch.full((1,), 8.0)},
-        g=lambda t, x, _: (x["x"] - t["t"]).square().sum(),
-        f=lambda t, x, _: x["x"].square().sum(),
-    )
+    problem = flat(lambda t, x, _: x["x"].square().sum(), x=8.0)
     result = run(Halve(), problem, "4 steps", settings={"diagnose": 2})
     rows = result.diagnosis.rows
     assert [(row["step"], row["of"], row["lower_gradient"]) for row in rows] == [
@@ -359,20 +299,14 @@ def test_of_another_method_theta_and_x_are_looked_at_with_a_warning() -> None:
 
 @pytest.mark.parametrize(("good", "left_out"), [(0, {"step"}), (7, {"double", "gain"})])
 def test_no_failure_of_a_measure_ends_a_run(good: int, left_out: set[str]) -> None:
-    calls = []
+    calls = iter(range(good))
 
     def f(theta: Tree, x: Tree, rows: Tree) -> torch.Tensor:
-        calls.append(1)
-        if len(calls) > good:
+        if next(calls, None) is None:
             raise RuntimeError("only so often")
         return x["x"].square().sum()
 
-    problem = Problem(
-        theta0={"t": torch.ones(1)},
-        x0={"x": torch.ones(1)},
-        g=lambda t, x, _: (x["x"] - t["t"]).square().sum(),
-        f=f,
-    )
+    problem = flat(f, x=1.0)
     own = method(generator=Branches(count=1, steps=1, lr=0.1))
     row = Diagnosing(method=own, problem=problem, seed=0).row(own.init(problem, 0), {}, 1, 0.0)
     assert left_out <= row["left_out"].keys()

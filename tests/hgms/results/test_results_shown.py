@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support.helpers import rejects
+from support.own_problems import Halve
 
 from hgms.comparison import Comparison, compare
 from hgms.runs import RunResult, run
@@ -17,29 +18,11 @@ from hgms_core import Budget, ConfigError, MissingExtra, Problem
 pytestmark = pytest.mark.usefixtures("one_registry")
 
 
-class Halve:
-    """Halves x in each step."""
-
-    name = "halve"
-
-    def init(self, problem: Problem, seed: int) -> dict[str, Any]:
-        return {"x": dict(problem.x0)}
-
-    def step(
-        self, problem: Problem, state: dict[str, Any], progress: float
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        x = state["x"]["x"] / 2
-        return {"x": {"x": x}}, {"upper_loss": x.sum(), "scores": x[:2]}
-
-    def result(self, state: dict[str, Any]) -> tuple[dict[str, Any], Any]:
-        return {}, state["x"]
-
-
 def problem(seed: int = 0) -> Problem:
     return Problem(
-        theta0={},
+        theta0={"t": torch.ones(1)},
         x0={"x": torch.full((1000,), 1.0 + seed)},
-        g=lambda t, x, b: x["x"].sum(),
+        g=lambda t, x, b: (t["t"] * x["x"]).sum(),
         f=lambda t, x, b: x["x"].sum(),
         evaluate=lambda theta, x: {"test_accuracy": float(x["x"][0]) / 2},
     )

@@ -10,7 +10,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from support.helpers import F64, rejects
+from scipy import stats
+from support.helpers import F64, normal, rejects
 from support.source_problems import convex_sources, network_sources
 
 from hgms.uncertainty import (
@@ -25,6 +26,7 @@ from hgms.uncertainty import (
     over_seeds,
     with_pivot,
 )
+from hgms.uncertainty.alignment import _Fold
 from hgms.uncertainty.seeds import hotelling
 from hgms_core import ConfigError, Key, Problem
 
@@ -37,73 +39,50 @@ def mixtures(runs: int, means: list[float], spread: float, seed: int) -> list[di
     return [dict(zip("abcd", row.tolist(), strict=False)) for row in points]
 
 
-# --- the simplex
-# --------------------------------------------------------------------------------------------------
-
-
 def test_centred_log_ratios_and_back() -> None:
     weights = np.random.default_rng(0).dirichlet([1.0] * 5, size=20)
     weights = weights[(weights > 10 * LEAST).all(1)]
-    assert np.allclose(clr(weights).sum(1), 0)
-    assert np.allclose(centre(clr(weights)), weights)
-    assert np.allclose(
-        clr(weights)[:, 0] - clr(weights)[:, 1], np.log(weights[:, 0] / weights[:, 1])
-    )
+    ratios = clr(weights)
+    assert np.allclose(ratios.sum(1), 0)
+    assert np.allclose(centre(ratios), weights)
+    assert np.allclose(ratios[:, 0] - ratios[:, 1], np.log(weights[:, 0] / weights[:, 1]))
 
 
-def test_a_weight_by_its_log_ratio_keeps_the_proportions_of_the_others() -> None:
-    ratios = clr([0.5, 0.3, 0.15, 0.05])
-    for value in (-2.0, 0.0, 3.0):
-        weight = with_pivot(ratios, 1, value)
-        others = np.array([0.5, 0.15, 0.05]) / 0.7 * (1 - weight)
-        assert clr([others[0], weight, *others[1:]])[1] == pytest.approx(value)
+@pytest.mark.parametrize("value", [-2.0, 0.0, 3.0])
+def test_a_weight_by_its_log_ratio_keeps_the_proportions_of_the_others(value: float) -> None:
+    weight = with_pivot(clr([0.5, 0.3, 0.15, 0.05]), 1, value)
+    others = np.array([0.5, 0.15, 0.05]) / 0.7 * (1 - weight)
+    assert clr([others[0], weight, *others[1:]])[1] == pytest.approx(value)
 
 
-# --- tests
-# --------------------------------------------------------------------------------------------------
+def test_holm_and_hotelling_are_those_of_statsmodels_in_any_basis() -> None:
+    pytest.importorskip("statsmodels", reason="statsmodels is not installed")
+    from statsmodels.stats.multitest import multipletests
+    from statsmodels.stats.multivariate import test_mvmean as mvmean
 
-
-def test_holm_is_that_of_statsmodels() -> None:
-    multitest = pytest.importorskip(
-        "statsmodels.stats.multitest", reason="statsmodels is not installed"
-    )
-    chances = np.random.default_rng(1).uniform(0, 0.1, (20, 6))
-    for row in chances:
-        assert holm(row.tolist()) == pytest.approx(
-            multitest.multipletests(row, method="holm")[1].tolist()
-        )
-
-
-def test_hotelling_is_that_of_statsmodels_in_any_basis() -> None:
-    multivariate = pytest.importorskip(
-        "statsmodels.stats.multivariate", reason="statsmodels is not installed"
-    )
+    for row in np.random.default_rng(1).uniform(0, 0.1, (20, 6)):
+        assert holm(row.tolist()) == pytest.approx(multipletests(row, method="holm")[1].tolist())
     rows = clr(np.random.default_rng(2).dirichlet([2.0, 3.0, 4.0, 5.0], size=12)) - clr([0.25] * 4)
-    expected = multivariate.test_mvmean(rows[:, :3], np.zeros(3))  # any three of four coordinates
+    expected = mvmean(rows[:, :3], np.zeros(3))  # any three of four coordinates
     assert hotelling(rows) == pytest.approx(expected.pvalue, rel=1e-9)
 
 
 def test_over_seeds_is_a_t_interval_of_the_log_odds_where_there_are_two_sources() -> None:
-    from scipy import stats
-
-    weights = [0.6, 0.7, 0.55, 0.8, 0.65]
-    certain = over_seeds(
-        [{"a": weight, "b": 1 - weight} for weight in weights], {"a": 0.5, "b": 0.5}
-    )
-    odds = np.log(np.array(weights) / (1 - np.array(weights)))
+    weights = np.array([0.6, 0.7, 0.55, 0.8, 0.65])
+    learned = [{"a": weight, "b": 1 - weight} for weight in weights.tolist()]
+    certain = over_seeds(learned, {"a": 0.5, "b": 0.5})
+    odds = np.log(weights / (1 - weights))
     expected = stats.ttest_1samp(odds, 0.0)
     low, high = expected.confidence_interval(0.95)
     first = certain.effects[0]
-    assert (first.low, first.high) == pytest.approx(
-        (1 / (1 + math.exp(-low)), 1 / (1 + math.exp(-high)))
+    logits = [low, odds.mean(), high]
+    assert (first.low, first.value, first.high) == pytest.approx(
+        tuple(1 / (1 + math.exp(-logit)) for logit in logits)
     )
-    assert first.value == pytest.approx(1 / (1 + math.exp(-odds.mean())))
-    assert certain.p == pytest.approx(expected.pvalue)
-    assert first.p == pytest.approx(expected.pvalue)  # of two sources: one question
+    # of two sources: one question
+    assert (certain.p, first.p) == pytest.approx((expected.pvalue, expected.pvalue))
     # beside a prior that is the mean there is nothing to see
-    assert over_seeds(
-        [{"a": w, "b": 1 - w} for w in weights], {"a": first.value, "b": 1 - first.value}
-    ).p == pytest.approx(1)
+    assert over_seeds(learned, {"a": first.value, "b": 1 - first.value}).p == pytest.approx(1)
 
 
 @pytest.mark.extended
@@ -112,34 +91,27 @@ def test_over_seeds_covers_the_true_weights_and_is_wrong_at_its_level() -> None:
     in at most 5 %.
     """
     means = [0.8, 0.0, -0.3, -0.5]
-    runs = 6
-    trials = 1000
-    truth = centre(means)
-    covered = 0
+    truth = dict(zip("abcd", centre(means).tolist(), strict=True))
+    covered: list[bool] = []
     wrong = 0
-    for trial in range(trials):
-        learned = mixtures(runs, means, 0.7, trial)
-        covered += sum(
-            e.low <= t <= e.high
-            for e, t in zip(over_seeds(learned, EVEN).effects, truth, strict=True)
-        )
-        certain = over_seeds(learned, dict(zip("abcd", truth.tolist(), strict=True)))
-        wrong += any(effect.sign for effect in certain.effects)
-    assert covered / (4 * trials) == pytest.approx(0.95, abs=0.012)
-    assert wrong / trials < 0.065
+    for trial in range(1000):
+        learned = mixtures(6, means, 0.7, trial)
+        effects = over_seeds(learned, EVEN).effects
+        covered += [e.low <= t <= e.high for e, t in zip(effects, truth.values(), strict=True)]
+        wrong += any(effect.sign for effect in over_seeds(learned, truth).effects)
+    assert np.mean(covered) == pytest.approx(0.95, abs=0.012)
+    assert wrong / 1000 < 0.065
 
 
-def test_seeds_without_a_spread_say_nothing() -> None:
+def test_seeds_without_a_spread_and_no_gains_say_nothing() -> None:
     still = over_seeds([EVEN] * 5, EVEN)
     assert (still.p, still.evidence) == (1.0, False)
     assert all(math.isnan(effect.low) for effect in still.effects)
     corner = over_seeds([{"a": 1.0, "b": 0.0}] * 5, {"a": 0.5, "b": 0.5})  # nor do equal corners
     assert not corner.evidence
     assert over_seeds([EVEN], EVEN).over == "1 seed"
-
-
-# --- over rows
-# --------------------------------------------------------------------------------------------------
+    certain = over_rows(torch.zeros(8, 2, 4), "ab", torch.tensor([0.5, 0.5]), Key(0), resamples=50)
+    assert (certain.p, certain.evidence) == (1.0, False)
 
 
 def crossed(
@@ -169,17 +141,12 @@ def test_over_rows_covers_the_truth_and_is_wrong_at_its_level(prior: list[float]
     than chance.
     """
     share = torch.tensor(prior, dtype=F64)
-    covered = 0
-    wrong = 0
-    trials = 300
-    for trial in range(trials):
-        certain = over_rows(
-            crossed(trial, [0.0, 0.0, 0.0]), "abc", share, Key(trial), resamples=300
-        )
-        covered += sum(effect.low <= 0 <= effect.high for effect in certain.effects)
-        wrong += certain.evidence
-    assert covered / (3 * trials) > 0.93
-    assert wrong / trials < 0.08
+    tests = [
+        over_rows(crossed(trial, [0.0] * 3), "abc", share, Key(trial), resamples=300)
+        for trial in range(300)
+    ]
+    assert np.mean([e.low <= 0 <= e.high for test in tests for e in test.effects]) > 0.93
+    assert np.mean([test.evidence for test in tests]) < 0.08
 
 
 def test_over_rows_is_centred_at_the_prior_and_has_the_standard_error_of_two_way_means() -> None:
@@ -198,15 +165,6 @@ def test_over_rows_is_centred_at_the_prior_and_has_the_standard_error_of_two_way
             variance += (float(s == r) - prior[r]) ** 2 * gains.mean(0)[r].var() / 12
         quantile = (effect.high - effect.value) / float(variance.sqrt())
         assert 1.8 < quantile < 2.6
-
-
-def test_no_gains_are_no_evidence() -> None:
-    certain = over_rows(torch.zeros(8, 2, 4), "ab", torch.tensor([0.5, 0.5]), Key(0), resamples=50)
-    assert (certain.p, certain.evidence) == (1.0, False)
-
-
-# --- alignments of a problem
-# --------------------------------------------------------------------------------------------------
 
 
 def gain_by_loop(
@@ -234,16 +192,16 @@ def gain_by_loop(
 
 def test_gains_are_what_a_small_step_takes_off_the_validation_loss() -> None:
     problem = network_sources()
-    assert problem.sources is not None
     aligned = alignments(
         problem, [problem.x0], Key(3), validation_blocks=4, source_blocks=4, rows=2
     )
-    assert aligned.gains.shape == (4, 3, 4)
-    checked = torch.randperm(9, generator=Key(3).fold("validation").generator())[:8].reshape(4, 2)
-    pool = (
-        torch.randperm(12, generator=Key(3).fold("source", "turned").generator())[:8].reshape(4, 2)
-        + 20
-    )
+    assert (aligned.gains.shape, aligned.losses.shape) == ((4, 3, 4), (1, 4))
+
+    def blocks(rows: int, *of: str) -> torch.Tensor:
+        drawn = torch.randperm(rows, generator=Key(3).fold(*of).generator())
+        return drawn[:8].reshape(4, 2)
+
+    checked, pool = blocks(9, "validation"), blocks(12, "source", "turned") + 20
     leaves = {name: leaf.clone().requires_grad_() for name, leaf in problem.x0.items()}
     batch = problem.upper_data["differentiate"].rows(checked.reshape(-1))
     slopes = torch.autograd.grad(problem.f(problem.theta0, leaves, batch), list(leaves.values()))
@@ -251,27 +209,21 @@ def test_gains_are_what_a_small_step_takes_off_the_validation_loss() -> None:
     for v, m in ((0, 0), (2, 3)):
         expected = gain_by_loop(problem, problem.x0, checked[v], pool[m]) / squared
         assert float(aligned.gains[v, 1, m]) == pytest.approx(expected, rel=1e-5)
-    assert aligned.losses.shape == (1, 4)
 
 
 def test_folded_gradients_have_the_same_products_but_for_a_little() -> None:
     problem = convex_sources({"a": 0.7, "b": 0.3})
     wide = {"x": torch.zeros(2, dtype=F64)}
-    plain = alignments(problem, [wide], Key(0))
     # two numbers are never folded
-    assert torch.equal(plain.gains, alignments(problem, [wide], Key(0), memory=1).gains)
-    from hgms.uncertainty.alignment import _Fold
-
-    a, b = (
-        torch.randn(200_000, dtype=F64, generator=torch.Generator().manual_seed(seed))
-        for seed in (1, 2)
-    )
-    b = b + a
+    few = [alignments(problem, [wide], Key(0), **more).gains for more in ({}, {"memory": 1})]
+    assert torch.equal(*few)
+    a = normal(200_000, seed=1)
+    b = normal(200_000, seed=2) + a
     fold = _Fold.of({"a": a}, 20_000, Key(0))
-    assert len(fold({"a": a})) == 20_000
-    assert float(fold({"a": a}) @ fold({"a": b}) / (a.norm() * b.norm())) == pytest.approx(
-        float(a @ b / (a.norm() * b.norm())), abs=4 / math.sqrt(20_000)
-    )
+    x, y = fold({"a": a}), fold({"a": b})
+    scale = float(a.norm() * b.norm())
+    assert len(x) == 20_000
+    assert float(x @ y) / scale == pytest.approx(float(a @ b) / scale, abs=4 / math.sqrt(20_000))
 
 
 def test_a_problem_without_sources_or_rows_is_refused() -> None:
@@ -288,10 +240,6 @@ def test_a_problem_without_sources_or_rows_is_refused() -> None:
             convex_sources({"a": 0.5, "b": 0.5}, rows=3), [{"x": torch.zeros(2, dtype=F64)}], Key(0)
         )
     assert cost(3, 2, 24, 8, 4) == "96 gradients of up to 4 rows"
-
-
-# --- halves
-# --------------------------------------------------------------------------------------------------
 
 
 def halves(runs: int, levels: list[float], rows: float, run: float, seed: int) -> np.ndarray:
@@ -311,14 +259,8 @@ def halves(runs: int, levels: list[float], rows: float, run: float, seed: int) -
     return raised / raised.sum((1, 2), keepdims=True)
 
 
-@pytest.mark.parametrize(
-    ("rows", "run", "runs"),
-    [
-        (0.4, 0.0, 8),
-        pytest.param(0.3, 0.3, 2, marks=pytest.mark.extended),
-        pytest.param(0.0, 0.5, 8, marks=pytest.mark.extended),
-    ],
-)
+@pytest.mark.extended
+@pytest.mark.parametrize(("rows", "run", "runs"), [(0.4, 0.0, 8), (0.3, 0.3, 2), (0.0, 0.5, 8)])
 def test_the_halves_test_is_wrong_at_its_level_whether_rows_or_runs_are_what_varies(
     rows: float, run: float, runs: int
 ) -> None:
@@ -329,23 +271,20 @@ def test_the_halves_test_is_wrong_at_its_level_whether_rows_or_runs_are_what_var
     assert sum(test.evidence for test in tests) / 400 < 0.08
     assert sum(any(part.sign for part in test.sources) for test in tests) / 400 < 0.08
     covered = [part.apart_low <= 0 <= part.apart_high for test in tests for part in test.sources]
-    assert sum(covered) / len(covered) > 0.93
+    assert np.mean(covered) > 0.93
     if run == 0.0:  # then nothing is conservative
-        assert sum(covered) / len(covered) == pytest.approx(0.95, abs=0.02)
+        assert np.mean(covered) == pytest.approx(0.95, abs=0.02)
     assert np.median([test.ratio for test in tests]) == pytest.approx(1.0, abs=0.15)
 
 
 def test_sources_that_differ_are_told_from_their_halves() -> None:
     test = halves_test(halves(4, [1.5, 0.0, -1.5], 0.2, 0.1, 0), "abc")
-    assert test.evidence
-    assert test.ratio > 4
+    assert (test.evidence, test.ratio > 4) == (True, True)
     assert [part.sign for part in test.sources] == [1, 0, -1]
 
 
 def test_of_two_sources_the_test_is_a_t_test_of_their_distance_in_halves() -> None:
     """By hand: ℓ_a − ℓ_b has the variance of two sources' means, σ²/4 each."""
-    from scipy import stats
-
     weights = np.array([[[0.4, 0.3], [0.2, 0.1]], [[0.5, 0.2], [0.1, 0.2]]])
     logs = np.log(weights)
     squares = np.square(logs[..., 0] - logs[..., 1]).mean()
