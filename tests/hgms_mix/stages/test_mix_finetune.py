@@ -4,16 +4,19 @@ losses of tuned models.
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from support.finetuning import Rows, gpt, lora, parameters, random_rows
 from support.helpers import rejects
 
 from hgms_core import ConfigError, OutOfMemory
+from hgms_mix.lm import TokenTable
 from hgms_mix.lm.models import BaseModel
 from hgms_mix.stages.base_losses import untuned_losses
 from hgms_mix.stages.batches import collate, completion_loss
@@ -49,21 +52,23 @@ def test_the_loss_of_a_batch_padded_on_either_side_is_the_one_computed_by_hand(l
     rows = random_rows(5)
     batch = collate(rows, pad=39)
     if left:
-        widest = batch["input_ids"].shape[1]
-        lengths = [len(tokens) for tokens, _ in rows]
+        turns = [batch["input_ids"].shape[1] - len(tokens) for tokens, _ in rows]
         batch = {
-            name: torch.stack(
-                [leaf.roll(widest - length) for leaf, length in zip(leaves, lengths, strict=True)]
-            )
+            name: torch.stack([leaf.roll(n) for leaf, n in zip(leaves, turns, strict=True)])
             for name, leaves in batch.items()
         }
     seen = batch["attention_mask"]
     positions = (seen.cumsum(1) - 1).clamp(min=0)
     with torch.no_grad():
         out = model(input_ids=batch["input_ids"], attention_mask=seen, position_ids=positions)
-    assert float(completion_loss(out.logits, batch["labels"])) == pytest.approx(
-        by_hand(model, rows), rel=1e-5
-    )
+    loss = float(completion_loss(out.logits, batch["labels"]))
+    assert loss == pytest.approx(by_hand(model, rows), rel=1e-5)
+
+
+def generators() -> Any:
+    """The states of the global ones."""
+    numpys = np.random.get_state()[1].tolist()  # noqa: NPY002
+    return torch.get_rng_state().tolist(), numpys, random.getstate()
 
 
 def test_one_step_is_torch_adamw_on_the_mean_over_all_tokens(tmp_path: Path) -> None:
@@ -72,7 +77,9 @@ def test_one_step_is_torch_adamw_on_the_mean_over_all_tokens(tmp_path: Path) -> 
     """
     rows = random_rows(6)
     settings = Finetune(lr=1e-2, micro_batch=2, accumulation=3, weight_decay=0.0)
+    before = generators()
     done = train(settings, gpt(), rows, tmp_path, seed=0)
+    assert generators() == before
     assert (done["optimizer_steps"], done["kind"], done["rows"]) == (1, "model", 6)
     assert done["first_loss"] == pytest.approx(by_hand(gpt().eval(), rows), rel=1e-5)
 
@@ -82,53 +89,34 @@ def test_one_step_is_torch_adamw_on_the_mean_over_all_tokens(tmp_path: Path) -> 
     out = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
     completion_loss(out.logits, batch["labels"]).backward()
     optimiser.step()
-    result = parameters(tmp_path)
     expected = dict(model.named_parameters())
-    assert set(result) <= set(expected)
-    moved = 0
+    # AdamW's first step is lr·sign(gradient) where a gradient is not tiny: elsewhere rounding
+    # decides it
+    sure = {name: leaf.grad.abs() > 1e-6 for name, leaf in expected.items()}
+    result = parameters(tmp_path)
     for name, leaf in result.items():
-        # AdamW's first step is lr·sign(gradient) where a gradient is not tiny: elsewhere rounding
-        # decides it
-        sure = expected[name].grad.abs() > 1e-6
-        assert torch.allclose(leaf[sure], expected[name][sure], atol=1e-5), name
-        moved += int(sure.sum())
-    assert moved > 5000
+        assert torch.allclose(leaf[sure[name]], expected[name][sure[name]], atol=1e-5), name
+    assert sum(int(sure[name].sum()) for name in result) > 5000
 
 
-def test_the_adapter_is_one_that_peft_loads(tmp_path: Path) -> None:
-    rows = random_rows(8)
-    train(Finetune(lr=1e-2, accumulation=2), gpt(), rows, tmp_path, seed=0, adapter=lora())
-    assert sorted(
-        path.name
-        for path in (tmp_path / "adapter").iterdir()
-        if path.suffix in (".json", ".safetensors")
-    ) == ["adapter_config.json", "adapter_model.safetensors"]
-    tuned = peft.PeftModel.from_pretrained(gpt(), tmp_path / "adapter").eval()
-    assert by_hand(tuned, rows) < by_hand(gpt().eval(), rows)
-
-
-def test_gradient_checkpointing_trains_to_the_same_parameters(tmp_path: Path) -> None:
+def test_the_adapter_is_one_that_peft_loads_whether_gradients_are_checkpointed_or_not(
+    tmp_path: Path,
+) -> None:
+    rows = random_rows(6)
     result = []
     for on in (False, True):
         folder = tmp_path / str(on)
         folder.mkdir()
         settings = Finetune(lr=1e-2, accumulation=2, checkpointing=on)
-        train(settings, gpt(), random_rows(6), folder, seed=0, adapter=lora(dropout=0.1))
+        train(settings, gpt(), rows, folder, seed=0, adapter=lora(dropout=0.1))
         result.append(parameters(folder))
     assert all(torch.allclose(leaf, result[1][name], atol=1e-6) for name, leaf in result[0].items())
-
-
-def test_the_global_generators_are_left_as_they_were(tmp_path: Path) -> None:
-    import random
-
-    import numpy as np
-
-    numpys = np.random.get_state()[1].tolist()  # noqa: NPY002
-    before = (torch.get_rng_state(), numpys, random.getstate())
-    train(Finetune(accumulation=2), gpt(), random_rows(2), tmp_path, seed=0)
-    assert torch.get_rng_state().equal(before[0])
-    assert np.random.get_state()[1].tolist() == before[1]  # noqa: NPY002
-    assert random.getstate() == before[2]
+    adapter = tmp_path / "True" / "adapter"
+    files = {"adapter_config.json", "adapter_model.safetensors"}
+    kinds = (".json", ".safetensors")
+    assert {path.name for path in adapter.iterdir() if path.suffix in kinds} == files
+    tuned = peft.PeftModel.from_pretrained(gpt(), adapter).eval()
+    assert by_hand(tuned, rows) < by_hand(gpt().eval(), rows)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +137,6 @@ def test_out_of_memory_says_which_knob(
     with rejects("out-of-memory", *place, of=OutOfMemory) as caught:
         train(settings, gpt(), random_rows(2), tmp_path, seed=0)
     hint = caught.value.hint or ""
-    assert ("micro_batch (now 4)" in hint) == (settings.micro_batch == 4)
     assert ("finetune.checkpointing = true" in hint) != settings.checkpointing
 
 
@@ -160,7 +147,6 @@ def test_out_of_memory_says_which_knob(
         ("epochs", -1, "out-of-range"),
         ("epochs", 0, "conflicting-options"),
         ("schedule", "step", "unknown-choice"),
-        ("clip", -1.0, "out-of-range"),
     ],
 )
 def test_settings_are_checked(field: str, value: Any, code: str) -> None:
@@ -168,56 +154,40 @@ def test_settings_are_checked(field: str, value: Any, code: str) -> None:
         Finetune(**{field: value})
 
 
-def a_table(rows: Rows) -> Any:
-    from hgms_mix.lm import TokenTable
-
-    lengths = torch.tensor([len(tokens) for tokens, _ in rows])
-    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
-    numbers = torch.arange(len(rows))
-    return TokenTable(
-        "t",
-        torch.cat([t for t, _ in rows]),
-        torch.cat([m for _, m in rows]),
-        offsets,
-        numbers,
-        "digest",
-    )
+def a_table(rows: Rows) -> TokenTable:
+    tokens, masks = (torch.cat(parts) for parts in zip(*rows, strict=True))
+    lengths = torch.tensor([0, *(len(tokens) for tokens, _ in rows)])
+    return TokenTable("t", tokens, masks, lengths.cumsum(0), torch.arange(len(rows)), "digest")
 
 
-def test_losses_of_rows_are_those_computed_by_hand_however_they_are_grouped() -> None:
-    model = gpt(dropout=0.3)
-    rows = random_rows(7)
-    result = row_losses(model, a_table(rows), rows=3)
-    for i, row in enumerate(rows):
-        assert float(result.per_row[i]) == pytest.approx(by_hand(model.eval(), [row]), rel=1e-5)
-    assert torch.allclose(row_losses(model, a_table(rows), rows=7).total, result.total, rtol=1e-5)
-
-
-@pytest.mark.parametrize("fits", [0, 2])
-def test_evaluation_takes_fewer_rows_where_memory_runs_out(
-    fits: int, monkeypatch: pytest.MonkeyPatch
+def test_losses_of_rows_are_those_computed_by_hand_however_they_are_grouped(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    forward = transformers.GPT2LMHeadModel.forward
+    """Also in fewer rows at once, where memory runs out."""
+    model = gpt(dropout=0.3)
+    rows = random_rows(5)
+    result = row_losses(model, a_table(rows), rows=3)
+    expected = [by_hand(model.eval(), [row]) for row in rows]
+    assert result.per_row.tolist() == pytest.approx(expected, rel=1e-5)
     seen = []
+    fits = [2]
+    forward = transformers.GPT2LMHeadModel.forward
 
     def limited(self: Any, input_ids: torch.Tensor, **more: Any) -> Any:
         seen.append(len(input_ids))
-        if len(input_ids) > fits:
+        if len(input_ids) > sum(fits):
             raise RuntimeError(
                 "[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you "
                 "tried"
             )
         return forward(self, input_ids=input_ids, **more)
 
-    rows = random_rows(5)
-    expected = row_losses(gpt(), a_table(rows)).total
     monkeypatch.setattr(transformers.GPT2LMHeadModel, "forward", limited)
-    if fits == 0:
-        with rejects("out-of-memory", "task", "max_length", of=OutOfMemory):
-            row_losses(gpt(), a_table(rows), rows=4)
-        return
-    assert torch.allclose(row_losses(gpt(), a_table(rows), rows=4).total, expected, rtol=1e-5)
+    assert torch.allclose(row_losses(model, a_table(rows), rows=4).total, result.total, rtol=1e-5)
     assert seen == [4, 2, 2, 1]
+    fits.clear()
+    with rejects("out-of-memory", "task", "max_length", of=OutOfMemory):
+        row_losses(model, a_table(rows), rows=4)
 
 
 def test_losses_before_tuning_are_computed_once_for_an_experiment(tmp_path: Path) -> None:
@@ -225,32 +195,28 @@ def test_losses_before_tuning_are_computed_once_for_an_experiment(tmp_path: Path
     other rows have their own.
     """
     loads: list[int] = []
+    tables = {"t": a_table(random_rows(5))}
 
-    def mix(method: str, seed: int = 0) -> Any:
-        gpt(seed).save_pretrained(tmp_path / f"model-{seed}")
-        model = BaseModel(path=str(tmp_path / f"model-{seed}"), tokenizer="bytes")
-
+    def losses(method: str, seed: int = 0) -> list[float]:
         def base(ranks: Any = None) -> Any:
             loads.append(seed)
             return gpt(seed)
 
-        config = SimpleNamespace(finetune=SimpleNamespace(model=None))
-        folder = tmp_path / method / "seed-0"
-        task = SimpleNamespace(model=model)
-        return SimpleNamespace(
-            config=config, task=task, folder=folder, base=base, tuned_tables=lambda which: tables
+        path = tmp_path / f"model-{seed}"
+        gpt(seed).save_pretrained(path)
+        mix: Any = SimpleNamespace(
+            config=SimpleNamespace(finetune=SimpleNamespace(model=None)),
+            task=SimpleNamespace(model=BaseModel(path=str(path), tokenizer="bytes")),
+            folder=tmp_path / method / "seed-0",
+            base=base,
+            tuned_tables=lambda which: tables,
         )
+        return untuned_losses(mix)["t"].total.tolist()
 
-    tables = {"t": a_table(random_rows(5))}
-    expected = row_losses(gpt(), tables["t"]).total
-    first = untuned_losses(mix("hg-ms-1"))["t"]
-    second = untuned_losses(mix("uniform-2"))["t"]
-    assert loads == [0]
-    assert torch.equal(first.total, expected)
-    assert torch.equal(second.total, expected)
+    expected = row_losses(gpt(), tables["t"]).total.tolist()
+    assert [losses("hg-ms-1"), losses("uniform-2"), loads] == [expected, expected, [0]]
     (file,) = (tmp_path / "untuned").iterdir()
     file.write_text("{")
-    assert torch.equal(untuned_losses(mix("hg-ms-1"))["t"].total, expected)
-    other = untuned_losses(mix("hg-ms-1", seed=1))["t"]
+    assert losses("hg-ms-1") == expected
+    assert losses("hg-ms-1", seed=1) != expected
     assert loads == [0, 0, 1]
-    assert not torch.equal(other.total, expected)
