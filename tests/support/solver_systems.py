@@ -127,7 +127,7 @@ eigenvalues = st.lists(st.floats(1e-3, 1.0), min_size=2, max_size=12).map(
 seeds = st.integers(0, 2**16)
 
 
-quick = settings(max_examples=10, deadline=None)
+quick = settings(max_examples=6, deadline=None)
 
 
 EVERY = [
