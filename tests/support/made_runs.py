@@ -76,11 +76,13 @@ def write_run(
     outcomes: Sequence[str] = ("converged", "iteration-limit"),
     path: Path | None = None,
     files: Mapping[str, str | None] | None = None,
+    changed: Mapping[str, str] | None = None,
 ) -> Path:
     """A run whose ``metric`` halves its way from 1 to ``value``, lower is better; ``value=None``
     ends in NaN, ``error`` failed.
 
-    ``files`` lays other texts over the run's files; None leaves one out.
+    ``files`` lays other texts over the run's files; None leaves one out. ``changed`` has other
+    texts for parts of the configuration.
     """
     path = (
         path
@@ -130,6 +132,8 @@ def write_run(
         "summary.json": json.dumps(summary),
         **(files or {}),
     }
+    for old, new in (changed or {}).items():
+        whole["config.toml"] = str(whole["config.toml"]).replace(old, new)
     for name, text in whole.items():
         if text is not None:
             (path / name).write_text(text, encoding="utf-8")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from support.helpers import rejects
-from support.made_runs import CONFIG, seal, write_comparison, write_run
+from support.made_runs import write_comparison, write_run
 
 import hgms.report as report
 from hgms.comparison import compare
@@ -20,10 +20,6 @@ from hgms.report.formats import WRITERS
 from hgms.results import few_seeds
 from hgms.results.statistics import Interval
 from hgms_core.errors import ConfigError
-
-
-def config(seed: int, method: str = "halve") -> str:
-    return CONFIG.format(seed=seed, task="ring", rho=0.4, method=method, lr=0.5, steps=3)
 
 
 def seeds(section: report.Section) -> dict[str, list[int]]:
@@ -72,11 +68,9 @@ def test_means_and_differences_are_those_of_the_seeds(study: Study) -> None:
 
 def test_a_seed_of_one_configuration_under_two_labels_counts_once(tmp_path: Path) -> None:
     for seed in range(3):
-        run = {"method": "uniform", "seed": seed, "value": 0.4 + seed}
+        run: dict[str, Any] = {"method": "uniform", "seed": seed, "value": 0.4 + seed}
         write_run(tmp_path, **run)
-        text = config(seed, "uniform").replace('label = "none"', 'label = "uniform-last"')
-        path = tmp_path / "ring" / "uniform-last" / f"seed-{seed}"
-        write_run(tmp_path, **run, path=path, files={"config.toml": text})
+        write_run(tmp_path / "last", **run, changed={'label = "none"': 'label = "uniform-last"'})
     study = report.build([tmp_path])
     [entry] = study.sections[0].entries
     assert entry.metrics["value"].count == len(study.runs) == 3
@@ -87,14 +81,12 @@ def test_runs_that_were_carried_out_otherwise_are_other_methods(tmp_path: Path) 
     """float32 in seed 0 and float64 in seed 1 under one label, or other threads: nothing is
     averaged, and no seed counts twice.
     """
+    more = {"threads = 1": "threads = 2"}
     for seed, dtype in ((0, "float32"), (1, "float64")):
-        path = tmp_path / "a" / dtype / f"seed-{seed}"
-        text = config(seed) + f'dtype = "{dtype}"\n'
-        write_run(tmp_path, seed=seed, path=path, files={"config.toml": text})
+        changed = {"threads = 1": f'dtype = "{dtype}"'}
+        write_run(tmp_path / "a", seed=seed, path=tmp_path / "a" / f"seed-{seed}", changed=changed)
         write_run(tmp_path / "b", seed=seed)
-        again = write_run(tmp_path / "b" / "again", seed=seed) / "config.toml"
-        again.write_text(again.read_text().replace("threads = 1", "threads = 2"))
-        seal(again.parent)
+        write_run(tmp_path / "b" / "again", seed=seed, changed=more)
     kinds, threads = (report.build([tmp_path / name]).sections[0] for name in "ab")
     names = {f"halve (run.dtype = float{bits})": [seed] for seed, bits in ((0, 32), (1, 64))}
     assert seeds(kinds) == names
@@ -143,28 +135,22 @@ def test_other_budgets_on_other_tasks_and_edited_code_are_no_mixture(tmp_path: P
     assert found == [{"device": "cpu", "python": "3.11"}] * 2
 
 
-def test_a_metric_that_is_not_finite_is_counted_and_shown(tmp_path: Path) -> None:
+def test_metrics_that_are_not_finite_and_tasks_on_which_everything_failed_are_shown(
+    tmp_path: Path,
+) -> None:
     for seed in range(3):
         write_run(tmp_path, method="grows", seed=seed, value=None)
         write_run(tmp_path, method="shaky", seed=seed, value=None if seed == 1 else 0.5 + seed)
+        write_run(tmp_path, task="knot", method="fails", seed=seed, error="it grew")
     study = report.build([tmp_path])
-    section = study.sections[0]
+    failed, section = study.sections
     found = [(entry.label, entry.nonfinite["value"]) for entry in section.entries]
     assert found == [("shaky", 1), ("grows", 3)]
     assert (section.entries[0].metrics["value"].mean, section.winner) == (1.5, None)
+    assert (failed.winner, failed.verdict, len(study.failed)) == (None, "", 3)
     assert "nan (not finite in 3 of 3 seeds)" in WRITERS[".md"](study)
-
-
-def test_a_task_on_which_everything_failed_is_reported(tmp_path: Path) -> None:
-    for method in ("uniform", "halve"):
-        write_run(tmp_path, method=method, error="it grew")
-    study = report.build([tmp_path])
-    [section] = study.sections
-    assert (section.winner, section.verdict, len(study.failed)) == (None, "", 2)
-    for suffix in (".html", ".md", ".tex"):
-        assert "halve" in WRITERS[suffix](study)
-    [path] = report.write(study, tmp_path / "r.parquet")
-    assert path.exists()
+    assert all("fails" in WRITERS[suffix](study) for suffix in (".html", ".md", ".tex"))
+    assert report.write(study, tmp_path / "r.parquet")[0].exists()
 
 
 def test_many_metrics_take_time_in_proportion(tmp_path: Path) -> None:
