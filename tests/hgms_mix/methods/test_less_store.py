@@ -40,9 +40,8 @@ def test_an_interrupted_store_is_completed(tmp_path: Path) -> None:
     for state, row in through(method, PROBLEM):
         if row["phase"] == "pool" and state["at"] == 14:
             break
-    again = [row for _, row in through(method, PROBLEM)]
-    read = [row["lower_loss"] is None for row in again if row["phase"] == "pool"]
-    assert read == [True] * 2 + [False] * 10
+    again = [row for _, row in through(method, PROBLEM) if row["phase"] == "pool"]
+    assert [row["lower_loss"] is None for row in again] == [True] * 2 + [False] * 10
     assert_same(ranked(method, PROBLEM), expected)
 
 

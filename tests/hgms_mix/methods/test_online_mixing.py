@@ -38,7 +38,7 @@ def test_batches_have_the_mixture_on_average() -> None:
     omega = torch.tensor([0.55, 0.05, 0.4], dtype=F64)
     index = mixture_rows(data, SOURCES, omega, Key(1), 7, 3000)
     source = data.rows(index)["source"]
-    counts = torch.stack([(source == number).sum(1) for number in range(3)], 1).double()
+    counts = torch.nn.functional.one_hot(source, 3).sum(1).double()
     assert_same(counts.mean(0), 7 * omega, atol=0.03)
     assert float((counts - 7 * omega).abs().max()) < 1  # rounded up or down
     for number, size in enumerate(SIZES):  # all rows of a source come before one comes again
@@ -54,10 +54,8 @@ def test_doremi_is_its_loop() -> None:
     *_, (state, row) = through(DOREMI, problem)
     assert len(seen["pool"]) == 7 + 7
     assert_costs(DOREMI, row, seen)
-    reference = Trainee()
-    proxy = Trainee()
-    # the prior by rows
-    expected = 7 * torch.tensor(SIZES).double() / 40
+    reference, proxy = Trainee(), Trainee()
+    expected = 7 * torch.tensor(SIZES).double() / 40  # the prior by rows
     assert_same(counts_of(seen["pool"][:7]).mean(0), expected, atol=0.5)
     for index in seen["pool"][:7]:
         reference.on(index)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from attrs import evolve
-from support.helpers import F64, assert_same, counted, rejects
+from support.helpers import F64, assert_same, counted, normal, rejects
 from support.source_problems import (
     assert_shares,
     at_mixture,
@@ -67,21 +67,22 @@ def test_the_best_mixture_is_found(regressor: str, within: float) -> None:
 def test_a_line_has_its_minimum_in_a_corner() -> None:
     mixtures = Mixtures(prior=(1 / 3,) * 3, low=0.1, high=5.0).draw(Key(0), 50)
     losses = mixtures @ torch.tensor([1.0, 2.0, 3.0], dtype=F64)
-    results = fit(mixtures, losses, "linear", 0)
-    assert results.error < 1e-5
-    omega, predicted = best(results, mixtures, top=3)
+    line = fit(mixtures, losses, "linear", 0)
+    assert line.error < 1e-5
+    omega, predicted = best(line, mixtures, top=3)
     assert_same(omega, mixtures[losses.argsort()[:3]].mean(0))
     assert predicted == pytest.approx(float(losses.sort().values[:3].mean()), abs=1e-4)
 
 
 def test_quadratic_features_fit_a_quadratic() -> None:
     draw = Mixtures(prior=(0.25,) * 4, low=0.5, high=5.0).draw
-    matrix = torch.randn(4, 4, generator=torch.Generator().manual_seed(0), dtype=F64)
     train, test = draw(Key(0), 60), draw(Key(1), 60)
-    loss = lambda omega: ((omega @ matrix) * omega).sum(1)  # noqa: E731
-    results = fit(train, loss(train), "quadratic", 0)
-    assert_same(results.predict(test), loss(test), atol=1e-3)
-    assert (fit(train, loss(train), "linear", 0).predict(test) - loss(test)).abs().max() > 0.05
+    losses, expected = (((omega @ normal(4, 4)) * omega).sum(1) for omega in (train, test))
+    line, quadratic = (
+        fit(train, losses, kind, 0).predict(test) for kind in ("linear", "quadratic")
+    )
+    assert_same(quadratic, expected, atol=1e-3)
+    assert (line - expected).abs().max() > 0.05
 
 
 def test_mixtures_are_dirichlet_draws() -> None:
@@ -132,8 +133,8 @@ def test_proxy_runs_are_adamw_at_their_mixtures() -> None:
     for run, (_, row) in enumerate(ends[:4]):
         own = seen["pool"][7 * run : 7 * run + 7]
         assert_same(own, seen["pool"][:7])  # the same batches for all
-        shares = dict(zip(PROBLEM.sources.names, ends[0][0]["mixtures"][run].tolist(), strict=True))
-        losses = at_mixture(PROBLEM, PROBLEM.sources.theta(shares), own)
+        theta = {"logits": ends[0][0]["mixtures"][run].clamp_min(1e-12).log()}
+        losses = at_mixture(PROBLEM, theta, own)
         results.append(by_torch(PROBLEM.x0, losses, weight_decay=0.1)[-1])
         loss = PROBLEM.sources.examples(results[-1], PROBLEM.upper_data["select"].whole).mean()
         assert float(row["upper_loss"]) == pytest.approx(float(loss), rel=1e-9)
@@ -168,6 +169,5 @@ def test_runs_are_compared_by_the_mean_over_tokens_where_f_is_one() -> None:
 
 def test_without_scikit_learn_there_is_no_boosting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn.ensemble", None)
-    with rejects("missing-package", of=MissingExtra) as missing:
+    with rejects("missing-package", of=MissingExtra):
         regmix().init(PROBLEM, 0)
-    assert missing.value.install == "pip install 'hgms[sklearn]'"
