@@ -12,7 +12,7 @@ import pytest
 from support.fakes import Site
 from support.helpers import rejects
 
-from hgms_core import PLUGIN_API, hookimpl, hookspecs, sandbox
+from hgms_core import PLUGIN_API, hookimpl, sandbox
 from hgms_core import host as plugins
 from hgms_core.errors import PluginError
 from hgms_core.host import Host
@@ -53,43 +53,17 @@ def test_a_plugin_for_another_api_is_not_loaded(
             Host.load()
 
 
-def with_a_hook_of_tomorrow(specification: object, plugin: object) -> Host:
-    """A host with tomorrow's specifications and yesterday's plugins."""
-    tomorrow = ModuleType("tomorrow")
-    module = ModuleType("yesterday")
-    tomorrow.hgms_tomorrow = specification  # type: ignore[attr-defined]
-    module.hgms_tomorrow = plugin  # type: ignore[attr-defined]
-    host = Host()
-    host._manager.add_hookspecs(tomorrow)
-    host.add(module)
-    return host
-
-
-def test_a_hook_may_get_arguments_at_its_end() -> None:
-    heard = []
-
-    @hookspecs.hookspec
-    def specification(run: object, record: object, new: object) -> None: ...
-
-    @hookimpl
-    def hgms_tomorrow(run: object) -> None:
-        heard.append(run)
-
-    specification.__name__ = "hgms_tomorrow"
-    host = with_a_hook_of_tomorrow(specification, hgms_tomorrow)
-    host.notify("hgms_tomorrow", run=1, record={}, new=3)
-    assert heard == [1]
-
-
 def test_a_deprecated_hook_works_and_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    """As a host with tomorrow's specifications and yesterday's plugins."""
     text = "hgms_tomorrow goes in 0.6; use hgms_ready"
+    tomorrow, module, host = ModuleType("tomorrow"), ModuleType("yesterday"), Host()
     with warnings.catch_warnings(action="ignore"):
-
-        @pluggy.HookspecMarker("hgms")(warn_on_impl=sandbox.HookDeprecated(text))
-        def hgms_tomorrow() -> None: ...
-
-    (info,) = with_a_hook_of_tomorrow(hgms_tomorrow, hookimpl(lambda: None)).infos.values()
-    assert (info.status, info.notes) == ("loaded", (text,))
+        deprecated = pluggy.HookspecMarker("hgms")(warn_on_impl=sandbox.HookDeprecated(text))
+        tomorrow.__dict__["hgms_tomorrow"] = deprecated(lambda run, new: None)
+        host._manager.add_hookspecs(tomorrow)
+    module.__dict__["hgms_tomorrow"] = hookimpl(lambda run: None)  # a later argument is new
+    host.add(module)
+    assert [(info.status, info.notes) for info in host.infos.values()] == [("loaded", (text,))]
     assert caplog.messages == [f"plugin 'yesterday' (file yesterday): {text}"]
 
 

@@ -22,7 +22,6 @@ from hgms_core.errors import (
     OutOfMemory,
     closest,
     dotted,
-    one_of,
     raise_all,
     shortened,
     unknown_name,
@@ -119,15 +118,6 @@ def test_of_many_names_the_nearest_are_listed() -> None:
 
     assert (len(listed(40)), len(listed(41))) == (40, 9)
     assert [*listed(60)[:2], listed(60)[-1]] == ["scalebio", "stocbio", "… and 52 more"]
-
-
-def test_a_choice_is_rejected_with_its_place() -> None:
-    one_of("mode", "loop", ["loop", "stacked"])
-    with rejects("unknown-choice", "mode", of=ConfigError) as caught:
-        one_of("mode", "looop", ["loop", "stacked"])
-    assert caught.value.did_you_mean == ("loop",)
-    with rejects("unknown-choice", "generator", "mode"):
-        one_of("mode", 3, ["loop"], ("generator", "mode"))
 
 
 def test_the_nearest_name_is_one_that_differs_little() -> None:

@@ -96,32 +96,35 @@ PROBLEM: dict[str, tuple[Any, ...]] = {
 
 
 class Solve:
-    def solve(self, matvec: Any, b: Any) -> Any:
-        return b
+    solve = staticmethod(lambda matvec, b: b)
 
 
 class Choose:
-    def select(self, problem: Any, theta: Any, candidates: Any) -> Any:
-        return 0
+    select = staticmethod(lambda problem, theta, candidates: 0)
 
 
-class Alone:
-    """A method whose step returns its state alone, a dictionary of two keys, or whose result
-    does.
-    """
+class Own:
+    """A method with a step and a result of one's own."""
 
-    def __init__(self, row: Any = None) -> None:
-        self.row = row
-        self.name = "alone"
+    name = "own"
+
+    def __init__(
+        self,
+        step: Any = lambda problem, state: (state, {}),
+        result: Any = lambda state: (state["theta"], state["x"]),
+    ) -> None:
+        self.of_step = step
+        self.result = result
 
     def init(self, problem: Any, seed: int) -> Any:
         return {"theta": dict(problem.theta0), "x": dict(problem.x0)}
 
     def step(self, problem: Any, state: Any, progress: float) -> Any:
-        return state if self.row is None else (state, self.row)
+        return self.of_step(problem, state)
 
-    def result(self, state: Any) -> Any:
-        return state if self.row is not None else (state["theta"], state["x"])
+
+def ran(budget: str = "1 steps", **parts: Any) -> Callable[[], Any]:
+    return lambda: run(Own(**parts), problem(), budget)
 
 
 class Estimating:
@@ -147,36 +150,15 @@ def valued(**value: Any) -> Callable[[], Any]:
     return estimated(lambda theta: (Estimate(value=value, upper_loss=torch.zeros(())), {}))
 
 
-class Pair(Alone):
-    """Its ``result`` is a pair, as it should be."""
-
-    def result(self, state: Any) -> Any:
-        return state["theta"], state["x"]
-
-
-class Twice(Pair):
+def twice(problem: Any, state: Any) -> Any:
     """Goes through one graph twice."""
-
-    def step(self, problem: Any, state: Any, progress: float) -> Any:
-        theta = {name: leaf.clone().requires_grad_() for name, leaf in state["theta"].items()}
-        loss = problem.g(theta, state["x"], problem.lower_data.batch(None))
-        slopes(loss, list(theta.values()))
-        slopes(loss, list(theta.values()))
+    theta = {name: leaf.clone().requires_grad_() for name, leaf in state["theta"].items()}
+    loss = problem.g(theta, state["x"], problem.lower_data.batch(None))
+    return [slopes(loss, list(theta.values())) for _ in range(2)]
 
 
-class Renamed(Pair):
-    def result(self, state: Any) -> Any:
-        return {"weights": state["theta"]["t"]}, state["x"]
-
-
-class Shorter(Pair):
-    def result(self, state: Any) -> Any:
-        return {"t": state["theta"]["t"][:2]}, state["x"]
-
-
-class Raises(Pair):
-    def step(self, problem: Any, state: Any, progress: float) -> Any:
-        raise ConfigError("not-finite", "the weight is nan", place=("weights", "a"))
+def raises(problem: Any, state: Any) -> Any:
+    raise ConfigError("not-finite", "the weight is nan", place=("weights", "a"))
 
 
 PIPELINE: dict[str, tuple[Any, ...]] = {
@@ -187,12 +169,12 @@ PIPELINE: dict[str, tuple[Any, ...]] = {
     ),
     "a solver without a start": (lambda: h(solver=Solve()), "wrong-signature", ("solve",)),
     "a step of its state alone": (
-        lambda: run(Alone(), problem(), "1 steps"),
+        ran(step=lambda problem, state: state),
         "wrong-result",
         ("method", "step"),
     ),
     "a result in a dictionary": (
-        lambda: run(Alone({}), problem(), "1 steps"),
+        ran(result=lambda state: state),
         "wrong-result",
         ("method", "result"),
     ),
@@ -218,30 +200,22 @@ PIPELINE: dict[str, tuple[Any, ...]] = {
         ("Estimating", "estimate", "value", "t"),
     ),
     "a budget in calls that nobody counts": (
-        lambda: run(Pair({}), problem(), "40 calls"),
+        ran("40 calls"),
         "wrong-result",
         ("method", "step", "oracle_calls"),
     ),
     "a result with another leaf": (
-        lambda: run(Renamed({}), problem(), "1 steps"),
+        ran(result=lambda state: ({"weights": state["theta"]["t"]}, state["x"])),
         "wrong-result",
         ("method", "result", "theta"),
     ),
     "a result of another length": (
-        lambda: run(Shorter({}), problem(), "1 steps"),
+        ran(result=lambda state: ({"t": state["theta"]["t"][:2]}, state["x"])),
         "wrong-result",
         ("method", "result", "theta"),
     ),
-    "a weight that is no number": (
-        lambda: run(Raises({}), problem(), "1 steps"),
-        "not-finite",
-        ("weights", "a"),
-    ),
-    "a graph that is used twice": (
-        lambda: run(Twice({}), problem(), "1 steps"),
-        "freed-graph",
-        ("method",),
-    ),
+    "a weight that is no number": (ran(step=raises), "not-finite", ("weights", "a")),
+    "a graph that is used twice": (ran(step=twice), "freed-graph", ("method",)),
     "a name": (lambda: pipeline(selector="best-of-n"), "wrong-part", ("selector",)),
     "a class": (lambda: pipeline(generator=Branches), "wrong-part", ("generator",)),
     "another kind": (lambda: pipeline(hypergradient=CG()), "wrong-part", ("hypergradient",)),
@@ -271,14 +245,9 @@ PIPELINE: dict[str, tuple[Any, ...]] = {
 }
 
 
-def cases(*tables: dict[str, tuple[Any, ...]]) -> Any:
-    return pytest.mark.parametrize(
-        ("wrong", "code", "place"),
-        [pytest.param(*row, id=label) for table in tables for label, row in table.items()],
-    )
-
-
-@cases(PROBLEM, PIPELINE)
+@pytest.mark.parametrize(
+    ("wrong", "code", "place"), (PROBLEM | PIPELINE).values(), ids=PROBLEM | PIPELINE
+)
 def test_wrong_problems_and_pipelines(wrong: Any, code: str, place: tuple[Any, ...]) -> None:
     with rejects(code, of=ConfigError) as caught:
         wrong()

@@ -167,7 +167,7 @@ def test_evolve_and_wrappers_take_the_flat_problem() -> None:
     with rejects("wrong-shape", "x0", of=ConfigError):
         evolve(problem, x0=[torch.zeros(2, dtype=F64)])
     nested = run(LearnedStart(method=LEARNED), problem, Budget(outer_steps=1))
-    assert (type(nested.theta), type(nested.x["net"])) == (Tensor, list)
+    assert isinstance(nested.x["net"], list)
 
 
 def test_a_nested_problem_computes_what_the_flat_one_does() -> None:

@@ -171,8 +171,7 @@ class Cube(torch.autograd.Function):
 
 def filled(x: Tensor) -> Tensor:
     z = torch.zeros(3, dtype=F64)
-    z[0] = x[0]
-    z[1:] = 2 * x[1:]
+    z[:] = x
     return z.square().sum()
 
 
