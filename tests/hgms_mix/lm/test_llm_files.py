@@ -150,26 +150,52 @@ def test_messages_show_a_path_as_it_is_written(
 # --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "code"),
-    [
-        ("a.json", '[{"prompt": "Q",\n "completion": }]', "wrong-format"),
-        ("a.json", '[{"prompt": "Q"}', "wrong-format"),
-        ("a.json", '{"nothing": 1}', "wrong-format"),
-        ("a.jsonl", '{"promptt": "Q", "text": "A"}', "wrong-format"),
-        ("a.csv", 'prompt,completion\n"a,b\n', "wrong-format"),
-        ("a.csv", "prompt,completion\na,b\nc,d,e\n", "wrong-row"),
-        ("a.jsonl", "{\nnonsense", "wrong-row"),
-        ("a.docx", "x", "wrong-format"),
-        *(("a.json", text, "no-rows") for text in ("", "\n \n", "[]", '{"data": []}')),
-    ],
-)
-def test_text_that_is_no_table_of_rows_is_refused(
-    tmp_path: Path, name: str, text: str, code: str
+def cut_off(path: Path, keep: int) -> None:
+    path.write_bytes(path.read_bytes()[:keep])
+
+
+TEXT = "\n".join(json.dumps(row) for row in ROWS)
+REFUSED: list[tuple[str, str, str | Callable[[Path], object]]] = [
+    ("wrong-format", "a.json", '[{"prompt": "Q",\n "completion": }]'),
+    ("wrong-format", "a.json", '[{"prompt": "Q"}'),
+    ("wrong-format", "a.json", '{"nothing": 1}'),
+    ("wrong-format", "a.jsonl", '{"promptt": "Q", "text": "A"}'),
+    ("wrong-format", "a.csv", 'prompt,completion\n"a,b\n'),
+    ("wrong-row", "a.csv", "prompt,completion\na,b\nc,d,e\n"),
+    ("wrong-row", "a.jsonl", "{\nnonsense"),
+    ("wrong-format", "a.docx", "x"),
+    *(("no-rows", "a.json", text) for text in ("", "\n \n", "[]", '{"data": []}')),
+    # other encodings than UTF-8
+    ("wrong-format", "a.jsonl", lambda path: path.write_text(TEXT, "utf-16")),
+    ("wrong-format", "a.json", lambda path: path.write_text(TEXT, "utf-16-le")),
+    ("wrong-format", "a.csv", lambda path: path.write_text(TEXT, "utf-16-be")),
+    ("wrong-format", "a.txt", lambda path: path.write_text(TEXT, "utf-32")),
+    # files that end too early
+    *(
+        ("damaged-file", "a.jsonl.gz", lambda path, keep=keep: cut_off(lines(path, ROWS), keep))
+        for keep in (4, 40, -6)
+    ),
+    ("damaged-file", "a.parquet", lambda path: cut_off(parquet(path, ROWS), -20)),
+    ("unreadable-file", "a.jsonl.zst", lambda path: cut_off(zstandard(path, ROWS), -30)),
+    # compressed lines that would fill the memory
+    *(
+        ("too-large", "a.jsonl.gz", lambda path, head=head: lines(path, [head + b"x" * (1 << 20)]))
+        for head in (b"", b'{"prompt": "')
+    ),
+]
+
+
+@pytest.mark.parametrize(("code", "name", "written"), REFUSED)
+def test_a_file_that_is_no_whole_table_of_rows_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, name: str, written: Any
 ) -> None:
-    (tmp_path / name).write_text(text)
+    """Also where bad rows are allowed."""
+    monkeypatch.setattr(files, "LONGEST_LINE", 1 << 16)
+    write = written if callable(written) else lambda path: path.write_text(written)
+    write(tmp_path / name)
+    allowed = 0 if code == "wrong-row" else 99
     with rejects(code, "s", "path", of=DataError):
-        read_examples("s", Source(path=str(tmp_path / name)))
+        read_examples("s", Source(path=str(tmp_path / name), max_bad_rows=allowed))
 
 
 @pytest.mark.parametrize(
@@ -184,44 +210,6 @@ def test_a_missing_file_is_answered_with_the_nearest(
     with rejects("missing-file", "s", "path", of=DataError) as caught:
         read_examples("s", Source(path=str(tmp_path / name)))
     assert caught.value.did_you_mean == near
-
-
-@pytest.mark.parametrize("head", [b"", b'{"prompt": "'])
-def test_a_compressed_line_that_fills_the_memory_is_rejected(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, head: bytes
-) -> None:
-    monkeypatch.setattr(files, "LONGEST_LINE", 1 << 16)
-    path = lines(tmp_path / "rows.jsonl.gz", [head + b"x" * (1 << 20)])
-    with rejects("too-large", "s", "path", of=DataError):
-        read_examples("s", Source(path=str(path)))
-
-
-@pytest.mark.parametrize(
-    ("write", "name", "keep", "code"),
-    [
-        *((lines, "a.jsonl.gz", keep, "damaged-file") for keep in (4, 40, -6)),
-        (parquet, "a.parquet", -20, "damaged-file"),
-        (zstandard, "a.jsonl.zst", -30, "unreadable-file"),
-    ],
-)
-def test_a_truncated_file_is_named(
-    tmp_path: Path, write: Callable[..., Path], name: str, keep: int, code: str
-) -> None:
-    path = write(tmp_path / name, ROWS)
-    path.write_bytes(path.read_bytes()[:keep])
-    with rejects(code, "s", "path", of=DataError):
-        read_examples("s", Source(path=str(path)))
-
-
-@pytest.mark.parametrize(
-    ("name", "encoding"),
-    [("a.jsonl", "utf-16"), ("a.json", "utf-16-le"), ("a.csv", "utf-16-be"), ("a.txt", "utf-32")],
-)
-def test_utf_16_is_called_so(name: str, encoding: str, tmp_path: Path) -> None:
-    (tmp_path / name).write_text("\n".join(json.dumps(row) for row in ROWS), encoding=encoding)
-    with rejects("wrong-format", "s", "path", of=DataError) as caught:
-        read_examples("s", Source(path=str(tmp_path / name), max_bad_rows=99))
-    assert "UTF-16" in caught.value.message
 
 
 # -- the Hub

@@ -10,7 +10,7 @@ from attrs import evolve
 from support.helpers import rejects
 from support.source_files import source_of, turns, words
 
-from hgms_core import ConfigError, DataError
+from hgms_core import DataError
 from hgms_mix.lm.formats import FORMATS, Message
 from hgms_mix.lm.sources import Source, read, read_examples
 from hgms_mix.lm.tokenizers import load_tokenizer
@@ -210,12 +210,6 @@ def test_columns_with_names_of_their_own_are_read_in_every_format_and_kind_of_fi
     assert (report.format, report.bad, report.unread) == ("prompt-completion", 1, ())
     used = {"instruction": "frage", "input": "context", "output": "antwort"}
     assert words(read_examples("own", evolve(source, fields=used))[0]) == CONTEXT
-
-
-@pytest.mark.parametrize("fields", [{"prompt": "a", "completion": "a"}, {"prompt": ""}, {"": "a"}])
-def test_a_column_for_two_fields_and_names_of_nothing_are_refused(fields: dict[str, str]) -> None:
-    with rejects("wrong-value", "fields", of=ConfigError):
-        Source(path="own.jsonl", fields=fields)
 
 
 def test_own_columns_and_a_completion_replace_every_answer_and_nothing_else(tmp_path: Path) -> None:

@@ -28,13 +28,9 @@ def missing(): raise MissingExtra("missing-package", "it needs more", install="p
 
 def bring(site: Site, folder: Path, name: str = "their_models", **entries: str) -> None:
     """An installed distribution with a module and entries of the group."""
-    (site.root / f"{name}.py").write_text(MODULE.format(folder=str(folder)))
-    site.modules.add(name)
-    info = site.root / f"{name}-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-    lines = [f"{model} = {name}:{function}" for model, function in entries.items()]
-    (info / "entry_points.txt").write_text("\n".join(["[hgms.models]", *lines]) + "\n")
+    site.module(name, MODULE.format(folder=str(folder)))
+    models = {model: f"{name}:{function}" for model, function in entries.items()}
+    site.install(name, {}, models=models)
 
 
 @pytest.fixture(autouse=True)

@@ -78,6 +78,10 @@ def test_bad_rows_are_counted_up_to_the_limit(tmp_path: Path) -> None:
         ({"path": "a.jsonl", "skip": -1}, "out-of-range", "skip"),
         ({"path": "a.jsonl", "max_bad_rows": -1}, "out-of-range", "max_bad_rows"),
         ({"path": ""}, "wrong-length", "path"),
+        *(
+            ({"path": "a.jsonl", "fields": fields}, "wrong-value", "fields")
+            for fields in ({"prompt": "a", "completion": "a"}, {"prompt": ""}, {"": "a"})
+        ),
     ],
 )
 def test_fields_that_make_no_source_are_refused(

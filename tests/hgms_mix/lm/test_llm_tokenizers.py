@@ -20,7 +20,7 @@ from hgms_mix.lm.tokenizers import byte_tokenizer, gpt2_tokenizer, load_tokenize
 from hgms_mix.lm.tokens import encode
 
 pytest.importorskip("transformers", reason="transformers is not installed")
-from tokenizers import Tokenizer, decoders, models, normalizers
+from tokenizers import Tokenizer, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
 BYTES = byte_tokenizer()
@@ -45,18 +45,10 @@ def test_the_byte_tokenizer_survives_being_saved(tmp_path: Path) -> None:
 def spaced() -> PreTrainedTokenizerFast:
     """A tokenizer that puts a space before every text it is given, as SentencePiece does."""
     letters = [*"▁abcdefghijklmnopqrstuvwxyzABQRS?<>|/_:.,#\n", "<0x0A>"]
-    core = Tokenizer(
-        models.BPE(
-            vocab={"<unk>": 0, **{letter: i for i, letter in enumerate(dict.fromkeys(letters), 1)}},
-            merges=[],
-            unk_token="<unk>",
-        )
-    )
+    vocabulary = {"<unk>": 0, **{letter: i for i, letter in enumerate(letters, 1)}}
+    core = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>"))
     core.normalizer = normalizers.Sequence(
         [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
-    )
-    core.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
     core.add_special_tokens(["</s>"])
     return PreTrainedTokenizerFast(
