@@ -155,16 +155,15 @@ def test_dropout_that_no_mask_replaces_is_named_with_the_setting_of_its_config(
 
 def test_dropout_on_all_rows_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     p = problem(network(nn.Dropout(0.4)))
-    with caplog.at_level("WARNING", "hgms"):
-        p.g(p.theta0, p.x0, p.lower_data.batch(torch.arange(p.lower_data.size - 1)))
-        p.f(p.theta0, p.x0, p.upper_data["differentiate"].batch(None))
-        assert not caplog.records
-        for _ in range(2):
-            before = fingerprints(p)
-            p.g(p.theta0, p.x0, p.lower_data.batch(None))
-            assert fingerprints(p) == before
-    assert len(caplog.records) == 1
-    assert "batch_size" in caplog.text
+    p.g(p.theta0, p.x0, p.lower_data.batch(torch.arange(p.lower_data.size - 1)))
+    p.f(p.theta0, p.x0, p.upper_data["differentiate"].batch(None))
+    assert not caplog.records
+    before = fingerprints(p)
+    for _ in range(2):
+        p.g(p.theta0, p.x0, p.lower_data.batch(None))
+    assert fingerprints(p) == before
+    (record,) = caplog.records
+    assert "batch_size" in record.getMessage()
 
 
 def test_dropout_without_numbers_of_rows_says_where_they_come_from() -> None:
@@ -220,15 +219,13 @@ def test_steps_of_norms_and_dropout_are_traced_with_new_masks_for_each_batch() -
     p = problem(network(nn.BatchNorm1d(6), nn.ReLU(inplace=True), nn.Dropout(0.4)))
 
     def slope(x: Tree, batch: Tree) -> Tree:
-        return torch.func.grad(lambda x: p.g(p.theta0, x, batch))(x)
+        return torch.func.grad(p.g, argnums=1)(p.theta0, x, batch)
 
     traced = trace(slope, (p.x0, rows()))
     for batch in (rows(), rows(range(3, 9))):
         flatten((p.x0, batch), leaves := [])
         flatten(slope(p.x0, batch), want := [])
         assert_same(list(traced.graph(*leaves, *traced.constants)), want)
-    # nothing of the trace is left
-    assert_same(p.g(p.theta0, p.x0, rows()), p.g(p.theta0, p.x0, rows()))
 
 
 def test_a_replay_gives_the_branch_and_unrolling_the_slope_of_the_whole_run() -> None:
@@ -248,8 +245,7 @@ def test_a_replay_gives_the_branch_and_unrolling_the_slope_of_the_whole_run() ->
     direction = normal(ROWS, seed=11)
     step = 1e-5
     above, below = (
-        p.f(theta, run({"theta": theta["theta"] + sign * step * direction}).x, batch)
-        for sign in (1.0, -1.0)
+        p.f(theta, run({"theta": theta["theta"] + by * direction}).x, batch) for by in (step, -step)
     )
     assert float((estimate.value["theta"] * direction).sum()) == pytest.approx(
         float(above - below) / (2 * step), rel=1e-6

@@ -264,8 +264,7 @@ def test_fresh_parameters_are_those_of_the_layers_own_way_by_a_key() -> None:
     model = nn.Sequential(
         nn.Linear(3, 4), nn.MultiheadAttention(4, 2), nn.BatchNorm1d(4), nn.Linear(4, 1)
     ).double()
-    frozen = nn.Linear(4, 4)
-    model.append(frozen.requires_grad_(False))
+    model[3].requires_grad_(False)
     before = copy.deepcopy([*global_states(torch.device("cpu")), dict(model.state_dict())])
     draw = fresh_parameters(model)
     first = draw(Key(0))
@@ -275,11 +274,10 @@ def test_fresh_parameters_are_those_of_the_layers_own_way_by_a_key() -> None:
     assert list(first) == [name for name, leaf in model.named_parameters() if leaf.requires_grad]
     assert_same(first["2.weight"], torch.ones(4, dtype=F64))
     assert_same(first["1.out_proj.bias"], torch.zeros(4, dtype=F64))  # as attention itself has it
-    p = problem(model[0], fresh=fresh_parameters(model[0]))
-    assert_same(p.initial(Key(3)), fresh_parameters(model[0])(Key(3)))
+    layer = nn.Linear(3, 1)
+    drawn = problem(layer, fresh=fresh_parameters(layer)).initial(Key(5))
     torch.manual_seed(Key(5).derive())
-    again = nn.Linear(4, 4).weight.detach()
-    assert_same(fresh_parameters(frozen.requires_grad_(True))(Key(5))["weight"], again)
+    assert_same(drawn["weight"], nn.Linear(3, 1).weight.detach())
 
 
 def test_fresh_parameters_need_a_way_to_be_drawn() -> None:

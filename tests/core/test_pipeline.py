@@ -136,23 +136,6 @@ def test_a_step_is_its_parts_one_after_the_other() -> None:
     assert_same(record["lower_loss"], candidates.losses[int(selection.index)])
 
 
-def test_selection_and_differentiation_see_different_batches() -> None:
-    # Same rows and same batch sizes for both roles: what differs is the key.
-    shared = evolve(
-        PROBLEM,
-        upper_data=dict.fromkeys(("differentiate", "select", "stop"), PROBLEM.upper_data["select"]),
-    )
-    seen: list[list[int]] = []
-
-    def f(theta: Any, x: Any, batch: Any) -> torch.Tensor:
-        seen.append(batch["index"].tolist())
-        return PROBLEM.f(theta, x, batch)
-
-    method = pipeline(selector=BestOfN(batch_size=5, mode="loop"))
-    method.step(evolve(shared, f=f), method.init(shared, 0))
-    assert seen[0] == seen[1] == seen[2] != seen[3]
-
-
 @pytest.mark.parametrize(
     ("generator", "estimator"), [("branches", "implicit"), ("ula", "one-step"), ("ula", "fixed")]
 )
