@@ -164,14 +164,17 @@ def test_a_ceiling_behind_the_floor_has_no_recovered_share() -> None:
     mine = {0: 0.80, 1: 0.81, 2: 0.80}
     high = {0: 0.90, 1: 0.93, 2: 0.91}
     low = {0: 0.70, 1: 0.72, 2: 0.71}
-    assert math.isnan(recovered(mine, floor=high, ceiling=low).value)
-    assert math.isnan(recovered(mine, floor=low, ceiling=high, higher=False).value)
-    assert recovered(mine, floor=low, ceiling=high).value == pytest.approx(0.28 / 0.61)
-    loss = recovered(mine, floor=high, ceiling=low, higher=False)
-    assert loss.value == pytest.approx(0.33 / 0.61)
-    # a failed seed counts as the worst value, 0.70
-    failed = recovered({**mine, 2: math.nan}, floor=low, ceiling=high)
-    assert (failed.count, failed.value) == (3, pytest.approx((0.10 + 0.09 - 0.01) / 0.61))
+    failed = {**mine, 2: math.nan}  # a failed seed counts as the worst value, 0.70
+    shares = [
+        recovered(mine, floor=high, ceiling=low),
+        recovered(mine, floor=low, ceiling=high, higher=False),
+        recovered(mine, floor=low, ceiling=high),
+        recovered(mine, floor=high, ceiling=low, higher=False),
+        recovered(failed, floor=low, ceiling=high),
+    ]
+    known = [math.nan, math.nan, 0.28 / 0.61, 0.33 / 0.61, (0.10 + 0.09 - 0.01) / 0.61]
+    assert [share.value for share in shares] == pytest.approx(known, nan_ok=True)
+    assert shares[-1].count == 3
 
 
 def test_mean_ranks_and_their_critical_difference_by_hand() -> None:
