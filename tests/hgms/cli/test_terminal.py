@@ -7,10 +7,11 @@ from __future__ import annotations
 import inspect
 import re
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from attrs import field, fields, frozen, validators
+from attrs import field, fields, make_class, validators
 from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 from support.fakes import call, json_of
@@ -20,12 +21,11 @@ from hgms.config import decay_rate, decay_rates, optional_whole, positive, share
 from hgms.runs.describe import range_of
 from hgms.runs.docstrings import folded
 from hgms_core import choice
-from hgms_core.registry import KINDS, Registry
+from hgms_core.registry import Registry
 
 pytestmark = pytest.mark.usefixtures("one_registry")
 
 REGISTRY = Registry.load()
-NAMES = {kind: [component.name for component in REGISTRY.components(kind)] for kind in KINDS}
 
 
 def shown(*arguments: str) -> list[str]:
@@ -112,50 +112,31 @@ def test_paragraphs_items_formulas_and_examples() -> None:
     )
 
 
-def test_ranges_of_validators() -> None:
-    @frozen
-    class Fields:
-        plain: int = 1
-        above: float = field(default=1.0, validator=positive)
-        between: float = field(default=0.5, validator=share)
-        decay: float = field(default=0.5, validator=decay_rate)
-        two: tuple[float, float] = field(default=(0.1, 0.2), validator=decay_rates)
-        maybe: int | None = field(default=None, validator=optional_whole)
-        word: str = field(default="a", validator=choice("a", "b"))
-        text: str = field(default="a", validator=validators.min_len(1))
-        both: int = field(
-            default=1, validator=[validators.instance_of(int), validators.ge(1), validators.le(9)]
-        )
-
-    assert {item.name: range_of(item.validator) for item in fields(Fields)} == {
-        "plain": "",
-        "above": "> 0",
-        "between": "in [0, 1]",
-        "decay": "in [0, 1)",
-        "two": "two numbers in [0, 1)",
-        "maybe": "> 0",
-        "word": "",
-        "text": "at least 1 long",
-        "both": "in [1, 9]",
-    }
+@pytest.mark.parametrize(
+    ("validator", "shown"),
+    [
+        (None, ""),
+        (positive, "> 0"),
+        (share, "in [0, 1]"),
+        (decay_rate, "in [0, 1)"),
+        (decay_rates, "two numbers in [0, 1)"),
+        (optional_whole, "> 0"),
+        (choice("a", "b"), ""),
+        (validators.min_len(1), "at least 1 long"),
+        ([validators.instance_of(int), validators.ge(1), validators.le(9)], "in [1, 9]"),
+    ],
+)
+def test_the_range_of_a_validator(validator: Any, shown: str) -> None:
+    [item] = fields(make_class("Part", {"a": field(validator=validator)}))
+    assert range_of(item.validator) == shown
 
 
 # --- compat
 # --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.extended
-def test_compat_fits_80_columns_and_names_every_task_and_method() -> None:
-    lines = shown("compat")
-    assert max(map(len, lines)) <= 80
-    text = " ".join(" ".join(lines).split())
-    assert all(f"{number} {task}" in text for number, task in enumerate(NAMES["task"], 1))
-    assert set(NAMES["method"]) <= {line.split()[0] for line in lines if line.strip()}
-
-
 def test_compat_of_one_task_or_one_method_says_why_in_its_lines() -> None:
     lines = shown("compat", "--task", "sphere", "--method", "fixed,hg-ms")
-    assert lines[0] == "task sphere"
     assert any(re.fullmatch(r" fixed +no .*named data sources .*", line) for line in lines)
     assert ["hg-ms", "ok"] in [line.split() for line in lines]
     rows = json_of("compat", "--method", "hg-ms", "--task", "sphere,quadratic")

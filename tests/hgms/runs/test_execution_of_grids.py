@@ -163,21 +163,6 @@ def test_the_first_run_decides_whether_steps_are_compiled(
     assert set(reasons(tmp_path / "b", "compile")) == {Compilation.weighed(100.0, "cpu").reason}
 
 
-def test_the_table_says_what_was_compiled_for_whom(
-    interpreted: None, options: dict[str, Any], tmp_path: Path
-) -> None:
-    methods = ["plain", {"name": "uniform", "label": "ours"}]
-    done = compare("quadratic", methods, "1 steps", 1, tmp_path, run={"compile": True}, **options)
-    whom = " (ours); nothing, so as written (plain)"
-    [line] = [line for line in str(done).splitlines() if "compiled: " in line]
-    assert line.startswith("quadratic: compiled: branches")
-    assert line.endswith(whom)
-    [plain] = [table for name, table in recorded(tmp_path, "compile").items() if "plain" in name]
-    assert (plain["wanted"], plain["outcomes"], plain["seconds"]) == (True, {}, 0.0)
-    study = build([tmp_path])
-    assert all(whom in page(study) for page in (markdown, html))
-
-
 def test_another_budget_is_another_decision(tmp_path: Path) -> None:
     coordinator = Coordinator()
     for budget, wanted in (("2 steps", False), ("60 s", True), ("50 steps", True)):

@@ -50,8 +50,24 @@ JSON = ("checkpoint.json", "steps.jsonl", "timings.jsonl")
 FILES = (*JSON, TENSORS, "config.toml")
 
 
+def edit(name: str, change: Callable[[bytes], bytes]) -> Change:
+    def edited(folder: RunFolder) -> None:
+        path = folder.path / name
+        path.write_bytes(change(path.read_bytes() if path.exists() else b""))
+
+    return edited
+
+
 def cut(name: str, length: int) -> Change:
-    return lambda folder: os.truncate(folder.path / name, length)
+    return edit(name, lambda data: data[:length])
+
+
+def append(name: str, text: bytes) -> Change:
+    return edit(name, lambda data: data + text)
+
+
+def reads(text: str, name: str) -> Change:
+    return edit(name, lambda _: f"{text}\n".encode())
 
 
 def without(name: str) -> Change:
@@ -69,38 +85,20 @@ def pipe(name: str, *others: str) -> Change:
     return change
 
 
-def breaks_a_row(folder: RunFolder) -> None:
-    lines = folder.steps.read_bytes().split(b"\n")
-    folder.steps.write_bytes(b"\n".join([lines[0], b"{broken", *lines[2:]]))
-
-
-def drops_a_row(folder: RunFolder) -> None:
-    data = folder.steps.read_bytes()
-    folder.steps.write_bytes(data[: data.rfind(b"\n", 0, -1) + 1])
-
-
-def reads(text: str, name: str) -> Change:
-    return lambda folder: (folder.path / name).write_text(text + "\n")
-
-
-WRONG_SHAPES = (
-    "[]",
-    "{}",
-    "null",
-    "[" * 100_000,
-    '{"step": ' + "9" * 5000 + "}",
-    '{"checksum": []}',
-)
+BREAKS_A_ROW = edit("steps.jsonl", lambda data: data.replace(b'\n{"step": 1,', b"\n{broken", 1))
+DROPS_A_ROW = edit("steps.jsonl", lambda data: data[: data.rfind(b"\n", 0, -1) + 1])
+SHAPES = ("[]", "{}", "null", "[" * 100_000, '{"step": ' + "9" * 5000 + "}", '{"checksum": []}')
 
 
 @pytest.mark.parametrize(
     ("change", "code", "name"),
     [
-        (cut(TENSORS, 300), "damaged-file", TENSORS),
+        (cut(TENSORS, -8), "damaged-file", TENSORS),
+        (append(TENSORS, b"\0"), "damaged-file", TENSORS),
         (without(TENSORS), "unreadable-file", TENSORS),
         (cut("checkpoint.json", 40), "damaged-file", "checkpoint.json"),
-        (breaks_a_row, "damaged-file", "steps.jsonl"),
-        (drops_a_row, "damaged-file", "steps.jsonl"),
+        (BREAKS_A_ROW, "damaged-file", "steps.jsonl"),
+        (DROPS_A_ROW, "damaged-file", "steps.jsonl"),
         (without("steps.jsonl"), "unreadable-file", "steps.jsonl"),
         (without("config.toml"), "missing-file", "config.toml"),
         *((pipe(name), "not-a-file", name) for name in (*FILES, "env.json", "summary.json")),
@@ -109,10 +107,7 @@ WRONG_SHAPES = (
             (pipe(name, "checkpoint.json"), "not-a-file", name)
             for name in ("steps.jsonl", "timings.jsonl", "env.json")
         ),
-        *(
-            (reads(text, "checkpoint.json"), "damaged-file", "checkpoint.json")
-            for text in WRONG_SHAPES
-        ),
+        *((reads(text, "checkpoint.json"), "damaged-file", "checkpoint.json") for text in SHAPES),
         *((reads("[" * 9999, name), "damaged-file", name) for name in (*JSON[1:], "summary.json")),
         *((reads("{}", name), "damaged-file", name) for name in (*JSON[1:], "summary.json")),
     ],
@@ -187,18 +182,10 @@ def test_nothing_is_written_through_a_symbolic_link(
 # --- what a kill leaves
 
 
-def append(name: str, text: bytes) -> Change:
-    def change(folder: RunFolder) -> None:
-        with (folder.path / name).open("ab") as stream:
-            stream.write(text)
-
-    return change
-
-
 def before_the_first_checkpoint(folder: RunFolder) -> None:
     """Rows that no checkpoint speaks for go too."""
     folder.checkpoint.unlink()
-    folder.steps.write_bytes(folder.steps.read_bytes().replace(b"0.", b"1."))
+    edit("steps.jsonl", lambda data: data.replace(b"0.", b"1."))(folder)
 
 
 @pytest.mark.parametrize(
@@ -225,8 +212,8 @@ def test_what_a_kill_left_goes_when_the_run_is_resumed(
 
 def test_what_a_kill_left_goes_from_a_finished_run(tmp_path: Path, whole: Path) -> None:
     folder = fill(tmp_path / "run", files(whole))
-    for path in (folder.steps, folder.timings):
-        path.write_bytes(path.read_bytes() + path.read_bytes().split(b"\n")[-2] + b"\n")
+    for name in ("steps.jsonl", "timings.jsonl"):
+        edit(name, lambda data: data + data.splitlines(keepends=True)[-1])(folder)
     append("checkpoint-4.safetensors", b"half")(folder)
     assert len(resumed(folder).records) == STEPS + 1
     folder.save(*(folder.load() or ({}, -1)))
