@@ -171,21 +171,9 @@ def test_columns_that_are_not_read_are_named_once(tmp_path: Path) -> None:
     assert report.unread == unread
 
 
-@pytest.mark.parametrize(
-    ("row", "hint"),
-    [
-        ({"prompt": "Q", "chosen": "A", "rejected": "B"}, 'fields = { completion = "chosen" }'),
-        ({"text": "A document."}, 'format = "text"'),
-        ({"question": "Q", "solution": "A"}, "fields = { "),
-    ],
-)
-def test_advice_for_rows_of_no_known_format_never_renames_a_column_to_itself(
-    tmp_path: Path, row: dict[str, Any], hint: str
-) -> None:
-    with rejects("wrong-format", "s", "path", of=DataError) as caught:
-        read_examples("s", source_of(tmp_path / "s.jsonl", [row]))
-    assert hint in (caught.value.hint or "")
-    assert "rename" not in (caught.value.hint or "")
+def test_a_row_of_no_known_format_is_refused(tmp_path: Path) -> None:
+    with rejects("wrong-format", "s", "path", of=DataError):
+        read_examples("s", source_of(tmp_path / "s.jsonl", [{"question": "Q", "solution": "A"}]))
 
 
 def test_the_input_of_an_alpaca_row_can_be_told_from_its_instruction() -> None:

@@ -56,20 +56,19 @@ def test_losses_are_of_the_completions_alone_and_an_adapter_is_what_peft_makes_o
 ) -> None:
     import peft
 
-    model = language(kind)
-    tokens, mask = rows(5)
-    losses, count = model.nll(model.start(Key(0), F64), tokens, mask)
     adapter = Lora(rank=3, alpha=6.0)
+    model = language(kind, adapter)
     raw = base(kind)
+    batch = rows(5)
     x = moved(model)
+    losses, count = model.nll(model.start(Key(0), F64), *batch)
+    assert (count.tolist(), model.plain_head) == (batch[1].sum(1).tolist(), True)
     with torch.no_grad():
-        assert_same(losses, by_hand(raw, tokens, mask), **EXACT)  # a fresh one changes nothing
+        assert_same(losses, by_hand(raw, *batch), **EXACT)  # a fresh one changes nothing
         theirs = peft.get_peft_model(raw, adapter.peft_config(raw)).to(F64).eval()
         prefixed = {f"base_model.model.{name}": leaf for name, leaf in x.items()}
         assert not peft.set_peft_model_state_dict(theirs, prefixed).unexpected_keys
-        assert_same(model.nll(x, tokens, mask)[0], by_hand(theirs, tokens, mask), **EXACT)
-    assert count.tolist() == mask.sum(1).tolist()
-    assert model.plain_head
+        assert_same(model.nll(x, *batch)[0], by_hand(theirs, *batch), **EXACT)
 
 
 @every_kind

@@ -38,9 +38,7 @@ def test_overlaps_are_counted_between_the_parts_and_told() -> None:
         Overlap("test", "test", "train", "other", 1, 4, (1,)),
         Overlap("test", "test", "validation", "val", 1, 4, (0,)),
     )
-    for told in ("1 of 3 (33.3%); rows 0 of 'val'", "1 of 4 (25.0%); rows 0 of 'test'"):
-        assert told in overlap_warning(result)
-    assert overlap_warning(overlaps({"a": examples("x")}, {"b": examples("y")})) == ""
+    assert "1 of 3 (33.3%); rows 0 of 'val'" in overlap_warning(result)
 
 
 def test_rows_that_stand_in_two_sources_or_twice_in_one_are_told(tmp_path: Path) -> None:

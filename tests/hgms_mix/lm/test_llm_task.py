@@ -12,6 +12,7 @@ import torch
 from attrs import evolve
 from support.helpers import F64, assert_same, rejects
 from support.language_models import CPU, SMALL, problem_of, task_of, text_files
+from support.source_files import source_of
 from torch import Tensor
 
 import hgms_mix.lm.task
@@ -100,8 +101,8 @@ def test_the_order_of_the_sources_changes_no_draw(files: dict[str, Source]) -> N
     drawn = []
     for sources in (task.sources, dict(reversed(task.sources.items()))):
         data = evolve(task, sources=sources).problem(0, CPU, F64).lower_data
-        texts = data.rows(data.draw(Key(0), 7, 2))["tokens"]
-        drawn.append([sorted(str(row.tolist()) for row in step) for step in texts])
+        texts = data.rows(data.draw(Key(0), 7, 2))["tokens"].tolist()
+        drawn.append([sorted(map(str, step)) for step in texts])
     assert drawn[0] == drawn[1]
 
 
@@ -223,8 +224,7 @@ def test_a_string_in_place_of_a_source_or_a_model_is_its_path() -> None:
 def test_files_are_looked_at_before_the_model_is_loaded(
     files: dict[str, Source], tmp_path: Path
 ) -> None:
-    (tmp_path / "odd.jsonl").write_text('{"body": "neither prompt nor answer"}\n')
-    sources = {**files, "odd": Source(path=str(tmp_path / "odd.jsonl"))}
+    sources = {**files, "odd": source_of(tmp_path / "odd.jsonl", [{"body": "no prompt"}])}
     model = BaseModel(path=str(tmp_path / "no-model"))
     task = SourceMixture(sources=sources, validation=files, model=model)
     with rejects("wrong-format", "task", "sources", "odd", "path", of=DataError):

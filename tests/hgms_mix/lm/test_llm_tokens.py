@@ -81,16 +81,14 @@ def test_no_row_is_ever_without_an_answer_or_too_long(
 def test_first_rows_that_are_all_too_long_are_warned_of_before_the_others_become_tokens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    module = hgms_mix.lm.tokens
-    monkeypatch.setattr(module, "PROBED_LENGTHS", 3)
-    monkeypatch.setattr(module, "in_parts", lambda *arguments, **options: 1 / 0)
-    module.warn.cache_clear()
+    monkeypatch.setattr(hgms_mix.lm.tokens, "PROBED_LENGTHS", 3)
+    monkeypatch.setattr(hgms_mix.lm.tokens, "in_parts", lambda *arguments, **options: 1 / 0)
+    hgms_mix.lm.tokens.warn.cache_clear()
     rows = [("Q" * 30, str(number)) for number in range(4)]
     for number, short in enumerate(([("Q", "A")], [])):  # one short row among the first ones
+        source = source_of(tmp_path / f"{number}.jsonl", rows[:1] + short + rows)
         with pytest.raises(ZeroDivisionError):
-            table_of(
-                source_of(tmp_path / f"{number}.jsonl", rows[:1] + short + rows), max_length=20
-            )
+            table_of(source, max_length=20)
         assert ("all of the first 3 rows" in caplog.text) == (not short)
 
 
