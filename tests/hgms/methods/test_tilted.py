@@ -165,38 +165,29 @@ def test_the_optimistic_optimum_is_reached_as_the_tilt_vanishes() -> None:
 # --- with batches made when asked for
 # --------------------------------------------------------------------------------------------------
 
+LOGITS = {"logits": torch.tensor([0.2, -0.1, 0.5], dtype=F64)}
 SOURCES = convex_sources({"a": 0.5, "b": 0.3, "c": 0.2}, rows=10)
 
 
-def test_a_tilted_whole_batch_has_every_row_once_made_late_or_none_below() -> None:
+@pytest.mark.parametrize("below", [SOURCES.lower_data, Data.none()])
+def test_a_tilted_whole_batch_has_every_row_once_made_late(below: Data) -> None:
     gathered: list[int] = []
 
     def lazily(data: Data) -> Data:
-        def rows(index: torch.Tensor) -> Tree:
-            gathered.append(index.numel())
-            return data.rows(index)
+        rows = lambda index: gathered.append(index.numel()) or data.rows(index)  # noqa: E731
+        return Data(data.size, {}, rows, strata=data.strata) if data.size else data
 
-        return Data(data.size, {}, rows, strata=data.strata)
-
-    theta, x = {"logits": torch.tensor([0.2, -0.1, 0.5], dtype=F64)}, SOURCES.x0
-    upper = SOURCES.upper_data
-    seen = tilted(
-        evolve(
-            SOURCES,
-            lower_data=lazily(SOURCES.lower_data),
-            upper_data={**upper, "differentiate": lazily(upper["differentiate"])},
-        ),
-        0.25,
+    x, above = SOURCES.x0, SOURCES.upper_data["differentiate"]
+    problem = evolve(
+        SOURCES,
+        lower_data=lazily(below),
+        upper_data={**SOURCES.upper_data, "differentiate": lazily(above)},
+        g=SOURCES.g if below.size else lambda theta, x, batch: x["x"].sum(),
     )
+    seen = tilted(problem, 0.25)
     assert gathered == []
-    above = SOURCES.f(theta, x, upper["differentiate"].whole)
-    below = SOURCES.g(theta, x, SOURCES.lower_data.whole)
-    found = seen.g(theta, x, seen.lower_data.batch(None))
-    assert_same(found, below + 0.25 * above, rtol=1e-14)
-    assert gathered == [30, 20]
-    assert seen.lower_data.count(None) == 50
-    assert seen.lower_data.strata == SOURCES.lower_data.strata
-    none = evolve(SOURCES, g=lambda t, x, b: x["x"].sum(), lower_data=Data.none())
-    seen = tilted(none, 0.25)
-    found = seen.g(theta, x, seen.lower_data.batch(None))
-    assert_same(found, x["x"].sum() + 0.25 * above, rtol=1e-14)
+    expected = problem.g(LOGITS, x, below.whole) + 0.25 * SOURCES.f(LOGITS, x, above.whole)
+    found = seen.g(LOGITS, x, seen.lower_data.batch(None))
+    assert_same(found, expected, rtol=1e-14)
+    assert gathered == [below.size, above.size][not below.size :]
+    assert seen.lower_data.strata == below.strata
