@@ -67,12 +67,9 @@ def test_the_project_is_a_plugin_with_one_component_of_the_kind(
     assert answer["next"][0] == f"cd '{folder}' && pip install -e '.[test]'"
     texts = written(folder)
     whole(texts, FILES)
-    project = tomllib.loads(texts["pyproject.toml"])
-    about = project["project"]
+    about = tomllib.loads(texts["pyproject.toml"])["project"]
     assert (about["name"], about["dependencies"]) == ("hgms-my-own", ["hgms>=0.9.0.dev0,<0.10"])
     assert about["entry-points"] == {"hgms": {"my-own": "hgms_my_own"}}
-    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
-    assert wheel["only-include"] == ["src/hgms_my_own.py"]
     source, readme = texts["src/hgms_my_own.py"], texts["README.md"]
     hook = registry.KINDS[kind].hook
     loaded = registry.Registry(plugins.Host.load([site.module("hgms_my_own", source)]))

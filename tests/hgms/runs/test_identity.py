@@ -152,18 +152,10 @@ def test_a_run_is_not_resumed_with_another_loss_or_a_module_that_it_calls(module
             f=lambda theta, x, b: scale * ((x - 1) ** 2).sum(),
         )
 
-    def stop(_info: object, record: dict[str, float], _share: float) -> None:
-        assert 1 / (2 - record["step"])
-
     options: dict[str, Any] = {"folder": "mine", "settings": {"checkpoint_seconds": 0}}
+    stop = Mock(side_effect=[False, False, ZeroDivisionError])
     with pytest.raises(ZeroDivisionError):
-        run(
-            "hg-implicit",
-            problem(0.5),
-            "3 steps",
-            watch=lambda *each: 1 / (2 - each[1]["step"]),
-            **options,
-        )
+        run("hg-implicit", problem(0.5), "3 steps", watch=stop, **options)
     for changes in ((0.7,), (0.5, 0.7)):
         with rejects("other-settings", "mine", of=CheckpointError) as caught:
             run("hg-implicit", problem(*changes), "3 steps", resume=True, **options)
