@@ -103,16 +103,6 @@ def test_runs_of_a_node_that_is_gone_are_taken_up_by_another(
     assert len(begun_twice(tmp_path / "ray")) == 1, "what the node had begun, nothing else"
 
 
-def test_what_kills_three_workers_has_failed_and_stops_no_other(tmp_path: Path) -> None:
-    comparison = run_grid(
-        grid(tmp_path, {**WALK, "breaks": "kill", "seed": 1}), executor=Ray(jobs=2), progress=False
-    )
-    [failure] = comparison.failures
-    assert (failure.seed, failure.status) == (1, "failed")
-    assert failure.reason.endswith("for the 3rd time")
-    assert len(comparison.runs) == 3
-
-
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "auto", "nowhere.invalid:6379", "6379:"])
 def test_a_bad_address_is_one_error(tmp_path: Path, address: str) -> None:
     with rejects("no-cluster", "executor", "address", of=ConfigError) as caught:

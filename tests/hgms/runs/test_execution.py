@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import attrs
 import pytest
@@ -33,11 +34,9 @@ Decide = Callable[..., None]
 def decide(monkeypatch: pytest.MonkeyPatch) -> Decide:
     """Lets the calibration choose so, in this order; a further one is a failure."""
 
-    def decided(*choices: RouteChoice) -> None:
-        left = list(choices)
-        monkeypatch.setattr("hgms.runs.execution.calibrated", lambda _problem: left.pop(0))
-
-    return decided
+    return lambda *choices: monkeypatch.setattr(
+        "hgms.runs.execution.calibrated", Mock(side_effect=choices)
+    )
 
 
 def precision() -> str:

@@ -16,7 +16,7 @@ from support.fakes import call
 from support.helpers import rejects
 
 from hgms.comparison import compare
-from hgms.solvers import CG, MINRES
+from hgms.solvers import CG
 from hgms_core import CallableSolver
 from hgms_core.errors import ConfigError
 
@@ -87,24 +87,7 @@ def test_a_component_that_raises_is_found_again(
 # --- parts as objects
 
 
-def test_parts_are_objects_and_labels_are_keys(tmp_path: Path) -> None:
-    methods = {
-        "cg": {"name": "hg-ms", "hypergradient": {"solver": CG(max_steps=3)}},
-        "minres": {"name": "hg-ms", "hypergradient": {"solver": MINRES()}},
-        "alike": {"name": "hg-ms", "generator": {"whole_batch_noise": 0.0}},
-        "one": "hg-implicit",
-    }
-    found = compare("quadratic", methods, "2 steps", 1, tmp_path, jobs=0, baselines=False)
-    notes = {row.method: row.notes for row in found.tables[0].rows}
-    assert list(notes) == list(methods)
-    (path,) = (tmp_path / "quadratic").glob("cg-*/seed-0/config.toml")
-    assert "max_steps = 3" in path.read_text()
-    # candidates that never differ are noted
-    assert (notes["alike"], notes["one"]) == (("equal candidates",), ())
-    assert any("noise" in line for line in found.remarks)
-
-
-def test_a_part_of_an_unknown_class_is_compared_in_this_process(tmp_path: Path) -> None:
+def test_parts_are_objects_of_any_class_and_labels_are_keys(tmp_path: Path) -> None:
     @attrs.frozen
     class Own:
         name = "own"
@@ -112,9 +95,17 @@ def test_a_part_of_an_unknown_class_is_compared_in_this_process(tmp_path: Path) 
         def solve(self, matvec: Any, b: Any, x0: Any = None) -> Any:
             return CallableSolver(lambda matvec, b: b).solve(matvec, b)
 
-    table = {"name": "hg-ms", "hypergradient": {"solver": Own()}}
-    assert compare("quadratic", table, "1 steps", 1, tmp_path, baselines=False).complete
-    (path,) = tmp_path.glob("quadratic/hg-ms-*/seed-0/config.toml")
-    assert '[method.hypergradient.solver]\nname = "own"' in path.read_text()
+    methods = {
+        label: {"name": "hg-ms", "hypergradient": {"solver": solver}}
+        for label, solver in {"cg": CG(max_steps=3), "mine": Own()}.items()
+    }
+    found = compare("quadratic", methods, "1 steps", 1, tmp_path, baselines=False)
+    assert [row.method for row in found.tables[0].rows] == ["cg", "mine"]
+    texts = [
+        next(tmp_path.glob(f"quadratic/{label}-*/seed-0/config.toml")).read_text()
+        for label in methods
+    ]
+    assert "max_steps = 3" in texts[0]
+    assert '[method.hypergradient.solver]\nname = "own"' in texts[1]
     with rejects("not-supported", "jobs", of=ConfigError):
-        compare("quadratic", table, "1 steps", 1, tmp_path, jobs=2)
+        compare("quadratic", methods, "1 steps", 1, tmp_path, jobs=2)
