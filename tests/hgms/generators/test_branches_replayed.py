@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 import weakref
 from typing import Any
@@ -10,15 +9,25 @@ from typing import Any
 import pytest
 import torch
 from attrs import evolve
-from support.branch_steps import PROBLEM, THETA, ByHand, drawn, propose
+from support.branch_steps import (
+    PROBLEM,
+    THETA,
+    ByHand,
+    check_repeats,
+    check_replays,
+    drawn,
+    propose,
+    second_start,
+)
 from support.helpers import KEY, assert_same, counted, rejects
 from torch.optim import SGD, AdamW
 
 from hgms.generators.branches import Branches
+from hgms.generators.ula import Ula
 from hgms.hypergradients import Unrolled
 from hgms.outer import Adam
 from hgms.selectors import First
-from hgms_core import Key, Pipeline, State, Tree
+from hgms_core import Key, Pipeline, Tree
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-13}
 RUN: dict[str, Any] = {"count": 3, "steps": 5, "lr": 0.3, "batch_size": 5}
@@ -41,56 +50,14 @@ CASES = {
 every_case = pytest.mark.parametrize("case", CASES)
 
 
-def second_start(branches: Branches) -> State:
-    """A start with history: what is carried after one outer step."""
-    state = branches.init(PROBLEM, KEY)
-    found = propose(branches, start=state, key=KEY.fold("before"))
-    return branches.carry(state, found, torch.tensor(1), KEY.fold("carry"), PROBLEM)
-
-
 @every_case
 def test_a_proposal_repeats_itself_and_stacked_looped_and_chunked_agree(case: str) -> None:
-    start = second_start(CASES[case])
-    before, random = copy.deepcopy(start), torch.get_rng_state()
-    one, two, loop, stacked, chunked = (
-        propose(evolve(CASES[case], **options), start=start)
-        for options in (
-            {},
-            {},
-            {"mode": "loop"},
-            {"mode": "stacked"},
-            {"mode": "stacked", "chunk": 2},
-        )
-    )
-    assert_same((one.x, one.aux, one.losses), (two.x, two.aux, two.losses))
-    for other in (stacked, chunked):
-        wanted = (loop.x, loop.aux, loop.losses)
-        assert_same((other.x, other.aux, other.losses), wanted, **CLOSE)
-        assert other.cost == loop.cost
-    assert_same((start, torch.get_rng_state()), (before, random))
-    other = propose(CASES[case], start=start, key=KEY.fold("other"))
-    assert not torch.equal(one.x["w"][1], other.x["w"][1])
+    check_repeats(CASES[case], **CLOSE)
 
 
 @every_case
 def test_a_replayed_branch_is_the_proposed_one(case: str) -> None:
-    problem, seen = counted(PROBLEM)
-    start = second_start(CASES[case])
-    proposed = propose(CASES[case], problem, start)
-    for member in (0, 2):
-        for last in (None, 2, 100):
-            theta = {name: leaf.clone().requires_grad_() for name, leaf in THETA.items()}
-            end, cost = proposed.replay(torch.tensor(member), theta, last)  # type: ignore[misc]
-            assert all(leaf.requires_grad for leaf in end.values())
-            detached = {name: leaf.detach() for name, leaf in end.items()}
-            assert_same(detached, proposed.at(member), **CLOSE)
-            assert (cost.lower_gradients, cost.products) == (5, 2 if last == 2 else 5)
-        seen.clear()
-        end, cost = proposed.replay(torch.tensor(member), THETA, None)  # type: ignore[misc]
-        assert_same(end, proposed.at(member), **CLOSE)  # a run forward, without a graph
-        assert not any(leaf.requires_grad for leaf in end.values())
-        assert cost.calls == cost.lower_gradients == seen["g"] == 5
-        assert cost.rows == seen["g_rows"]
+    check_replays(CASES[case], **CLOSE)
 
 
 @pytest.mark.parametrize("last", [None, 2])
@@ -226,7 +193,8 @@ def test_restarts_draw_a_new_lower_state_and_forget_the_moments() -> None:
             assert start["lower_steps"] == 3 * (outer + 1)
 
 
-def test_a_state_of_another_count_is_refused() -> None:
-    start = Branches(count=3, carry_rule="per-branch").init(PROBLEM, KEY)
+@pytest.mark.parametrize("kind", [Branches, Ula])
+def test_a_state_of_another_count_is_refused(kind: Any) -> None:
+    start = kind(count=3, carry_rule="per-branch").init(PROBLEM, KEY)
     with rejects("wrong-length", "generator", "count"):
-        propose(Branches(count=2, carry_rule="per-branch"), start=start)
+        propose(kind(count=2, carry_rule="per-branch"), start=start)

@@ -53,8 +53,10 @@ LEARNED = evolve(
 )
 
 
-@pytest.mark.parametrize("last", [None, 1, 3])
-@pytest.mark.parametrize("path", [*PATHS, "learned start"])
+@pytest.mark.parametrize(
+    ("path", "last"),
+    [*((path, None) for path in (*PATHS, "learned start")), ("momentum", 1), ("adamw", 3)],
+)
 def test_it_is_the_derivative_of_the_graph(path: str, last: int | None) -> None:
     generator = PATHS.get(path, PATHS["trajectory"])
     problem = LEARNED if path == "learned start" else PROBLEM

@@ -196,23 +196,6 @@ def test_a_loss_that_lacks_a_variable_gives_zeros(name: str) -> None:
 # --- minimax: blocks, schedule, registration
 
 
-def test_only_the_drawn_blocks_move_and_only_they_have_moments() -> None:
-    whole = method(Minimax(optimizer="adamw", blocks=1, block_every=2, lr=0.1, batch_size=5))
-    state = whole.init(PROBLEM, 0)
-    drawn = []
-    for _ in range(24):
-        before, (state, _) = state, whole.step(PROBLEM, state)
-        kept, old = (each["start"]["aux"] for each in (state, before))
-        [w] = [k for k in PROBLEM.x0 if not torch.equal(state["x"][k], before["x"][k])]
-        [u] = [k for k in PROBLEM.x0 if not torch.equal(kept[f"u.{k}"], old[f"u.{k}"])]
-        moments = sorted(k for k in kept if k.startswith(("mw.", "mu.")))
-        assert moments == [f"mu.{u}", f"mw.{w}"]
-        drawn.append((w, u))
-    assert drawn[::2] == drawn[1::2]
-    assert {w for w, _ in drawn} == set(PROBLEM.x0) == {u for _, u in drawn}
-    assert any(w != u for w, u in drawn)  # drawn for each model by itself
-
-
 def test_whole_layers_are_drawn_and_what_is_in_none_always_moves() -> None:
     """LISA: two of four layers for a period of three steps, with both halves of an adapter;
     embeddings and head each step.
@@ -238,13 +221,20 @@ def test_whole_layers_are_drawn_and_what_is_in_none_always_moves() -> None:
     drawn = []
     for _ in range(12):
         before, (state, _) = state, whole.step(problem, state)
-        moved = {name for name in names if not torch.equal(state["x"][name], before["x"][name])}
-        active = {name for name in layers if f"{name}.norm.weight" in moved}
-        assert moved == always | {f"{layer}.{part}" for layer in active for part in parts}
-        assert len(active) == 2
+        kept, old = (each["start"]["aux"] for each in (state, before))
+        active = []
+        for model in ("w", "u"):
+            moved = {k[3:] for k in kept if k.startswith(f"m{model}.")}  # only they have moments
+            active.append({name for name in layers if f"{name}.norm.weight" in moved})
+            assert moved == always | {f"{each}.{part}" for each in active[-1] for part in parts}
+            assert len(active[-1]) == 2
+        for k in names:
+            assert torch.equal(state["x"][k], before["x"][k]) is (f"mw.{k}" not in kept)
+            assert torch.equal(kept[f"u.{k}"], old[f"u.{k}"]) is (f"mu.{k}" not in kept)
         drawn.append(active)
     assert all(drawn[k] == drawn[k - k % 3] for k in range(12))
-    assert set().union(*drawn) == set(layers)
+    assert set().union(*(w for w, _ in drawn)) == set(layers)
+    assert any(w != u for w, u in drawn)  # drawn for each model by itself
     # The moments of what always moves go on over the draws, as in torch's optimiser on that leaf
     # alone.
     w = torch.zeros(2, dtype=F64, requires_grad=True)

@@ -165,21 +165,16 @@ def test_without_upper_variables_the_lower_level_goes_on() -> None:
     assert_same((moved.at(0)["x"], moved.aux["v.x"][0]), (0.75 * x0["x"], x0["x"]))  # v: −½∇f
 
 
-def test_the_ball_bounds_v() -> None:
-    method = soba(Soba(v_lr=50.0, max_norm=2.0))
-    v = method.step(PROBLEM, method.init(PROBLEM, 0))[0]["start"]["v"]
+def test_the_ball_bounds_v_and_a_saved_state_continues() -> None:
+    bounded = soba(Soba(v_lr=50.0, max_norm=2.0))
+    v = bounded.step(PROBLEM, bounded.init(PROBLEM, 0))[0]["start"]["v"]
     assert float(Ravel.of(v).ravel(v).norm()) == pytest.approx(2.0)
-
-
-def test_a_saved_state_continues() -> None:
     method = soba(Soba(batch_size=6, upper_batch_size=5, decay=0.5))
     state, _ = method.step(PROBLEM, method.init(PROBLEM, 1))
-    saved = copy.deepcopy(state)
+    ends = [copy.deepcopy(state), state]
     for _ in range(2):
-        state, _ = method.step(PROBLEM, state)
-    for _ in range(2):
-        saved, _ = method.step(PROBLEM, saved)
-    assert_same(saved, state)
+        ends = [method.step(PROBLEM, end)[0] for end in ends]
+    assert_same(*ends)
 
 
 def test_it_reaches_the_closed_form_optimum() -> None:

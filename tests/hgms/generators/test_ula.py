@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
 import torch
 from attrs import evolve
-from support.branch_steps import PROBLEM, THETA, propose
-from support.helpers import F64, KEY, LiveMemory, assert_same, normal, rejects
+from support.branch_steps import PROBLEM, THETA, check_repeats, check_replays, propose
+from support.helpers import F64, KEY, LiveMemory, assert_same, normal
 from torch import Tensor
 
 from hgms.generators.ula import Ula
 from hgms.runs import RunConfig, run
-from hgms_core import Data, Problem, State, Tree, repeat
+from hgms_core import Data, Problem, Tree, repeat
 
 # --- the stationary law
 
@@ -131,49 +130,14 @@ CASES = {
 every_case = pytest.mark.parametrize("case", CASES)
 
 
-def second_start(ula: Ula) -> State:
-    state = ula.init(PROBLEM, KEY)
-    found = propose(ula, start=state, key=KEY.fold("before"))
-    return ula.carry(state, found, torch.tensor(1), KEY.fold("carry"), PROBLEM)
-
-
 @every_case
 def test_a_proposal_repeats_itself_and_stacked_looped_and_chunked_agree(case: str) -> None:
-    start = second_start(CASES[case])
-    before = copy.deepcopy((start, torch.get_rng_state()))
-    one, two, loop, stacked, chunked = (
-        propose(evolve(CASES[case], **options), start=start)
-        for options in (
-            {},
-            {},
-            {"mode": "loop"},
-            {"mode": "stacked"},
-            {"mode": "stacked", "chunk": 2},
-        )
-    )
-    assert_same((one.x, one.losses), (two.x, two.losses))
-    for other in (stacked, chunked):
-        assert_same((other.x, other.losses), (loop.x, loop.losses), rtol=1e-11, atol=1e-13)
-        assert other.cost == loop.cost
-    assert_same((start, torch.get_rng_state()), before)
-    other = propose(CASES[case], start=start, key=KEY.fold("other"))
-    assert not torch.equal(one.x["w"], other.x["w"])
+    check_repeats(CASES[case], rtol=1e-11, atol=1e-13)
 
 
 @every_case
 def test_a_replayed_chain_is_the_proposed_one(case: str) -> None:
-    candidates = propose(CASES[case], start=second_start(CASES[case]))
-    close = {"rtol": 1e-11, "atol": 1e-13}
-    for member in (0, 2):
-        for last in (None, 2):
-            theta = {name: leaf.clone().requires_grad_() for name, leaf in THETA.items()}
-            end, cost = candidates.replay(torch.tensor(member), theta, last)  # type: ignore[misc]
-            detached = {name: leaf.detach() for name, leaf in end.items()}
-            assert_same(detached, candidates.at(member), **close)
-            assert (cost.lower_gradients, cost.products) == (6, last or 6)
-        forward, cost = candidates.replay(torch.tensor(member), THETA, None)  # type: ignore[misc]
-        assert_same(forward, candidates.at(member), **close)
-        assert cost.calls == cost.lower_gradients == 6
+    check_replays(CASES[case], rtol=1e-11, atol=1e-13)
 
 
 def test_a_chain_does_not_depend_on_how_many_there_are() -> None:
@@ -202,27 +166,6 @@ def test_the_cost_and_the_last_losses() -> None:
     assert (found.cost.lower_gradients, found.cost.rows) == (2, 10)
 
 
-@pytest.mark.parametrize(
-    ("options", "code"),
-    [
-        ({"count": 0}, "out-of-range"),
-        ({"steps": 3.9}, "wrong-type"),
-        ({"temperature": -1.0}, "out-of-range"),
-        ({"lr": 0.0}, "out-of-range"),
-        ({"carry_rule": "base"}, "unknown-choice"),
-    ],
-)
-def test_bad_fields_are_named(options: dict[str, Any], code: str) -> None:
-    with rejects(code, *options):
-        Ula(**options)
-
-
-def test_a_state_of_another_count_is_refused() -> None:
-    start = Ula(count=3, carry_rule="per-branch").init(PROBLEM, KEY)
-    with rejects("wrong-length", "generator", "count"):
-        propose(Ula(count=2, carry_rule="per-branch"), start=start)
-
-
 def wide_problem(decay: float) -> Problem:
     """Many parameters, small activations, and large enough for ``auto`` to loop: 16 rows through
     four matrices of 300 × 300.
@@ -242,9 +185,7 @@ def wide_problem(decay: float) -> Problem:
 @pytest.mark.parametrize(
     ("rule", "mode", "chunk", "decay"),
     [
-        ("restart", "auto", None, 0.0),
-        ("per-branch", "loop", None, 1e-3),
-        ("restart", "stacked", None, 1e-3),
+        ("restart", "auto", None, 1e-3),
         # all at once would be starts, chains and gradients: 3N; the chunk is what bounds them
         ("per-branch", "stacked", 3, 0.0),
     ],
