@@ -218,6 +218,7 @@ def solved(p: Problem, theta: Tensor, x: Tree, **options: Any) -> Any:
     )
 
 
+@pytest.mark.extended
 def test_frozen_backbone_has_the_hypergradient_in_closed_form_and_digests_that_stay(
     script: Any,
 ) -> None:
