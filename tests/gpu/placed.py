@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hgms.testing import counted, no_waiting
-from hgms.testing.kit import snapshot, tensors
+from hgms.testing.kit import difference, snapshot, tensors
 
 
 class Draws:
@@ -41,6 +41,14 @@ def brought(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: brought(each) for name, each in value.items()}
     return [brought(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def compare(here: Any, there: Any, device: torch.device) -> None:
+    """All tensors of ``there`` are on the device, and hold what those of ``here`` do."""
+    astray = elsewhere(there, device)
+    assert not astray, f"not on {device}: {astray}"
+    differs = difference(here, brought(there), rtol=1e-6)
+    assert not differs, f"on {device}, {differs} (the CPU's)"
 
 
 @contextmanager

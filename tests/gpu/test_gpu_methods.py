@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from placed import Draws, brought, elsewhere
+from placed import Draws, brought, compare, elsewhere
 
 from hgms.runs import RunConfig
 from hgms.runs import traits as compat
@@ -122,10 +122,9 @@ def test_task_builds_its_problem_there(component: registry.Component, device: to
         here, there = (_looked_at(task, place) for place in (torch.device("cpu"), device))
     except (DataError, MissingExtra) as absent:
         pytest.skip(f"its files are not here: {absent}")
-    astray = elsewhere({name: each for name, each in there.items() if name != "metrics"}, device)
-    assert not astray, f"not on {device}: {astray}"
-    differs = difference(here, brought(there), rtol=1e-6)
-    assert not differs, f"on {device}, {differs} (the CPU's)"
+    numbers = [each.pop("metrics") for each in (here, there)]
+    compare(here, there, device)
+    assert not difference(*map(brought, numbers), rtol=1e-6)
 
 
 def _looked_at(task: Any, device: torch.device) -> dict[str, Any]:

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from placed import compare
 from support.helpers import rejects
 from torch import Tensor, nn
 from torch.nn import functional
 
+from hgms.testing.kit import snapshot
 from hgms_core import ROLES, Data, Key, Problem, Tree, curvature, fresh_parameters
 
 pytestmark = pytest.mark.nightly
@@ -51,12 +53,7 @@ def test_a_module_on_the_device_computes_what_it_does_on_the_cpu(device: torch.d
         have = getattr(on_device, value)(on_device.theta0, on_device.x0, batch)
         assert have.device.type == device.type
         torch.testing.assert_close(have.cpu(), want)
-    drawn = on_device.initial(Key(1))
-    again = on_cpu.initial(Key(1))
-    assert all(
-        leaf.device.type == device.type and torch.equal(leaf.cpu(), again[name])
-        for name, leaf in drawn.items()
-    )
+    compare(snapshot(on_cpu.initial(Key(1))), snapshot(on_device.initial(Key(1))), device)
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])

@@ -77,7 +77,7 @@ def method(branches: dict[str, Any], hypergradient: dict[str, Any]) -> Pipeline:
     ],
 )
 @pytest.mark.usefixtures("real")
-def test_a_compiled_run_is_the_same(
+def test_a_compiled_run_is_the_same_and_all_its_programs_are_recorded(
     device: torch.device,
     recordings: list[Recording],
     branches: dict[str, Any],
@@ -97,21 +97,10 @@ def test_a_compiled_run_is_the_same(
     assert_same(*runs, **tolerances)
     outcomes = problem.compiler.outcomes
     assert set(outcomes.values()) == {"compiled"}, outcomes
+    if not branches:
+        # a block of lower steps, the selection, the linearisation, the mixed product, the solve
+        assert len(recordings) == 5
     assert recordings
-
-
-@pytest.mark.usefixtures("real")
-def test_all_programs_of_a_step_are_recorded(
-    device: torch.device, recordings: list[Recording], caplog: pytest.LogCaptureFixture
-) -> None:
-    problem = compiled_problem(device)
-    pipeline = method({}, {})
-    with caplog.at_level(logging.WARNING, "hgms.programs"):
-        pipeline.step(problem, pipeline.init(problem, 0))
-    assert not caplog.records, [record.getMessage() for record in caplog.records]
-    assert len(recordings) == 5, (
-        "a block of lower steps, the selection, the linearisation, the mixed product, the solve"
-    )
 
 
 def test_compiled_lower_steps_and_selections_do_not_wait(device: torch.device) -> None:
@@ -131,28 +120,23 @@ def test_compiled_lower_steps_and_selections_do_not_wait(device: torch.device) -
         call()
 
 
-def test_a_number_of_the_cpu_is_read_at_every_call(
-    cuda: torch.device, caplog: pytest.LogCaptureFixture
-) -> None:
-    scaled = Programs()(("scaled",), lambda x, number: x * number)
-    x = torch.arange(3.0, device=cuda)
-    with caplog.at_level(logging.WARNING, "hgms.programs"):
-        assert scaled(x, torch.tensor(2.0)).tolist() == [0.0, 2.0, 4.0]
-    assert scaled(x, torch.tensor(5.0)).tolist() == [0.0, 5.0, 10.0]
-    assert "is launched kernel by kernel" in caplog.text
+def through_the_cpu(x: Tensor, number: Tensor) -> Tensor:
+    return x * (x.sum() * 0 + number).cpu().to(x.device)
 
 
+@pytest.mark.parametrize(
+    ("function", "where"), [(lambda x, number: x * number, "cpu"), (through_the_cpu, "cuda")]
+)
 def test_what_cannot_be_recorded_is_compiled_all_the_same(
-    cuda: torch.device, caplog: pytest.LogCaptureFixture
+    function: Any, where: str, cuda: torch.device, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def through_the_cpu(x: Tensor) -> Tensor:
-        return x * x.sum().cpu().to(x.device)
-
-    program = Programs()(("through the cpu",), through_the_cpu)
+    """A number of the CPU is read at every call."""
+    program = Programs()(("scaled",), function)
+    x = torch.arange(3.0, device=cuda)
     stream = torch.cuda.current_stream()
     with caplog.at_level(logging.WARNING, "hgms.programs"):
-        assert program(torch.ones(3, device=cuda)).tolist() == [3.0] * 3
-    assert program(torch.ones(3, device=cuda)).tolist() == [3.0] * 3
+        found = [program(x, torch.tensor(number, device=where)).tolist() for number in (2.0, 5.0)]
+    assert found == [[0.0, 2.0, 4.0], [0.0, 5.0, 10.0]]
     assert torch.cuda.current_stream() == stream
     assert "is launched kernel by kernel" in caplog.text
 

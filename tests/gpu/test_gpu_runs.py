@@ -17,7 +17,7 @@ import pytest
 import torch
 from attrs import frozen
 from click.testing import CliRunner
-from support.helpers import rejects
+from support.helpers import rejects, run_files
 from support.processes import rows_written
 
 from hgms.cli import main
@@ -72,32 +72,7 @@ def _folder(place: Path) -> Path:
     return found
 
 
-def _contents(place: Path) -> dict[str, bytes]:
-    """What a run leaves behind that its clock has no part in."""
-    kept = [
-        each
-        for each in _folder(place).iterdir()
-        if each.name.startswith(("checkpoint", "steps", "summary"))
-    ]
-    assert len(kept) == 4, sorted(kept)
-    return {each.name: each.read_bytes() for each in kept}
-
-
-def _same(one: dict[str, bytes], other: dict[str, bytes]) -> None:
-    assert set(one) == set(other)
-    for name in one:
-        if one[name] != other[name] and not name.endswith(".safetensors"):
-            rows = zip(one[name].splitlines(), other[name].splitlines(), strict=False)
-            told = next(
-                (f"{a!r}\n{b!r}" for a, b in rows if a != b),
-                "the shorter is the longer's beginning",
-            )
-            raise AssertionError(f"{name} differs first at\n{told}")
-        assert one[name] == other[name], f"{name} differs"
-
-
-@pytest.mark.usefixtures("deterministic")
-@pytest.mark.usefixtures("real")
+@pytest.mark.usefixtures("deterministic", "real")
 def test_killed_and_resumed_equals_left_alone(tmp_path: Path, device: torch.device) -> None:
     """With noise and minibatches, under deterministic algorithms: bit for bit, also from one
     process to another.
@@ -134,20 +109,15 @@ def test_killed_and_resumed_equals_left_alone(tmp_path: Path, device: torch.devi
     result = run_config(config, resume=True)
     assert result.info.resumed_from is not None
     assert result.theta["logits"].device.type == device.type
-    _same(_contents(tmp_path / "whole"), _contents(place))
+    one, other = (run_files(_folder(each)) for each in (tmp_path / "whole", place))
+    assert len(one) == 4, sorted(one)
+    assert one == other
 
 
-@pytest.mark.usefixtures("deterministic")
-@pytest.mark.usefixtures("real")
-def test_env_json_names_the_device(tmp_path: Path, device: torch.device) -> None:
-    run_config(_prepared(tmp_path / "one", device, steps=1))
-    told = json.loads((_folder(tmp_path / "one") / "env.json").read_bytes())
-    assert told["device"] == (torch.cuda.get_device_name() if device.type == "cuda" else "cpu")
-    assert told["deterministic"] is True
-
-
-@pytest.mark.usefixtures("real")
-def test_compare_writes_the_peak_of_gpu_memory(tmp_path: Path, device: torch.device) -> None:
+@pytest.mark.usefixtures("deterministic", "real")
+def test_a_comparison_writes_the_device_and_the_peak_of_its_memory(
+    tmp_path: Path, device: torch.device
+) -> None:
     grid = f"""
     seeds = [0]
     baselines = false
@@ -159,16 +129,15 @@ def test_compare_writes_the_peak_of_gpu_memory(tmp_path: Path, device: torch.dev
     (tmp_path / "grid.toml").write_text(grid)
     done = CliRunner().invoke(main, ["compare", str(tmp_path / "grid.toml"), "--jobs", "0"])
     assert done.exit_code == 0, done.output
-    told = json.loads((_folder(tmp_path) / "resources.json").read_bytes())
-    if device.type == "cuda":
-        # the training images alone are 100·64 numbers
-        assert (
-            4 * 100 * 64
-            < told["peak_gpu_memory_bytes"]
-            <= torch.cuda.get_device_properties(0).total_memory
-        )
-    else:
-        assert told["peak_gpu_memory_bytes"] is None
+    files = [_folder(tmp_path) / name for name in ("env.json", "resources.json")]
+    told, used = (json.loads(file.read_bytes()) for file in files)
+    on_gpu = device.type == "cuda"
+    assert told["device"] == (torch.cuda.get_device_name() if on_gpu else "cpu")
+    assert told["deterministic"] is True
+    peak = used["peak_gpu_memory_bytes"]
+    # the training images alone are 100·64 numbers
+    most = torch.cuda.get_device_properties(0).total_memory if on_gpu else 0
+    assert 4 * 100 * 64 < peak <= most if on_gpu else peak is None
 
 
 @frozen(kw_only=True)
@@ -286,11 +255,7 @@ def test_out_of_memory_in_the_midst_keeps_the_state(tmp_path: Path, memory: Memo
     with rejects("out-of-memory", of=OutOfMemory) as caught:
         run_config(_large(tmp_path, 4), watch=watch)
     assert caught.value.message.startswith("step 3: out of memory: ")
-    assert caught.value.message.endswith("the state after step 2 is kept")
-    advice = (caught.value.hint or "").splitlines()[0]
-    assert advice.startswith("method.generator: ")
-    assert "chunk (now all" in advice
-    assert "batch_size (now 256" in advice
+    assert (caught.value.hint or "").startswith("method.generator: ")
     told = json.loads((_folder(tmp_path) / "summary.json").read_bytes())
     assert (told["status"], told["outer_steps"]) == ("failed", 2)
 
@@ -309,8 +274,6 @@ def test_out_of_memory_on_the_command_line(tmp_path: Path, memory: Memory) -> No
     done = CliRunner().invoke(main, ["run", str(tmp_path / "run.toml")])
     assert done.exit_code == OutOfMemory.exit_code == 1, done.output
     assert done.stderr.startswith("error: step 1: out of memory: "), done.stderr
-    assert "chunk (now all" in done.stderr
-    assert "Traceback" not in done.stderr
     memory.free()
     again = CliRunner().invoke(main, ["run", str(tmp_path / "run.toml"), "--resume", "--json"])
     assert again.exit_code == 0, again.output

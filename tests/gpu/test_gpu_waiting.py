@@ -4,14 +4,13 @@ not; a solver's test does.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from attrs import frozen
 from placed import never_waiting, waits
+from support.helpers import F64, moved, network_problem
 
 from hgms.generators.branches import Branches, Trajectory
 from hgms.generators.ula import Ula
@@ -19,43 +18,17 @@ from hgms.hypergradients import Implicit, OneStep, ThroughStep, Unrolled
 from hgms.outer import Adam, Projection
 from hgms.selectors import BestOfN, First, Worst
 from hgms.solvers import CG, MINRES, FixedPoint, Identity, Neumann, NystromCG
-from hgms_core import Branch, Data, Key, LastStep, Pipeline, Problem, Tree, norm
+from hgms_core import Branch, Key, LastStep, Pipeline, Problem, norm
 
 pytestmark = pytest.mark.nightly
 
-F64 = torch.float64
 KEY = Key(5)
 ROWS = 40
-FEATURES = 6
-HIDDEN = 5
 
 
 def _problem(device: torch.device) -> Problem:
-    """Weighted regression by a small network: what hyper-cleaning looks like to the parts."""
-
-    def drawn(*shape: int, seed: int) -> torch.Tensor:
-        return torch.randn(shape, generator=Key(seed).generator(), dtype=F64).to(device)
-
-    def rows(seed: int) -> Data:
-        return Data.of({"a": drawn(ROWS, FEATURES, seed=seed), "y": drawn(ROWS, seed=seed + 1)})
-
-    def fit(x: Tree, batch: Tree) -> torch.Tensor:
-        return (torch.tanh(batch["a"] @ x["w"]) @ x["v"] - batch["y"]).square()
-
-    def lower(theta: Tree, x: Tree, batch: Tree) -> torch.Tensor:
-        weights = theta["logits"][batch["index"]].sigmoid()
-        return (weights * fit(x, batch)).mean() + 0.05 * (
-            x["w"].square().sum() + x["v"].square().sum()
-        )
-
-    return Problem(
-        theta0={"logits": torch.zeros(ROWS, dtype=F64, device=device)},
-        x0={"w": 0.5 * drawn(FEATURES, HIDDEN, seed=7), "v": 0.5 * drawn(HIDDEN, seed=8)},
-        g=lower,
-        f=lambda theta, x, batch: fit(x, batch).mean(),
-        lower_data=rows(1),
-        upper_data={"differentiate": rows(3), "select": rows(5), "stop": rows(9)},
-    )
+    """What hyper-cleaning looks like to the parts."""
+    return moved(network_problem(rows=ROWS), device)
 
 
 def _twice(device: torch.device, call: Callable[[], Any]) -> None:
@@ -66,20 +39,22 @@ def _twice(device: torch.device, call: Callable[[], Any]) -> None:
 
 
 GENERATORS = {
-    "plain": Branches(count=4, steps=10),
-    "noise": Branches(count=4, steps=10, noise=0.1, noise_scale="relative"),
-    "minibatches": Branches(count=4, steps=10, batch_size=8),
-    "shared minibatches": Branches(count=4, steps=10, batch_size=8, batches="shared"),
-    "adamw": Branches(count=4, steps=10, optimizer="adamw", weight_decay=0.1, clip=1.0),
-    "loop": Branches(count=4, steps=10, mode="loop", momentum=0.9),
-    "chunks": Branches(count=4, steps=10, chunk=3),
-    "per branch": Branches(count=4, steps=10, carry_rule="per-branch"),
+    "plain": Branches(count=4, steps=4),
+    "noise": Branches(count=4, steps=4, noise=0.1, noise_scale="relative", chunk=3),
+    "shared minibatches": Branches(count=4, steps=4, batch_size=8, batches="shared"),
+    "adamw": Branches(count=4, steps=4, optimizer="adamw", weight_decay=0.1, clip=1.0),
+    "loop": Branches(count=4, steps=4, mode="loop", momentum=0.9, batch_size=8),
     "spread": Branches(
-        count=4, steps=10, weight_decay=0.1, lr_spread=(0.5, 2.0), decay_spread=(0.5, 2.0)
+        count=4,
+        steps=4,
+        weight_decay=0.1,
+        lr_spread=(0.5, 2.0),
+        decay_spread=(0.5, 2.0),
+        carry_rule="per-branch",
     ),
-    "one": Branches(count=1, steps=10),
-    "trajectory": Trajectory(steps=10, every=2, batch_size=8),
-    "ula": Ula(count=4, steps=10, batch_size=8),
+    "one": Branches(count=1, steps=4),
+    "trajectory": Trajectory(steps=4, every=2, batch_size=8),
+    "ula": Ula(count=4, steps=4, batch_size=8),
 }
 
 
@@ -140,23 +115,23 @@ def test_an_outer_step_does_not_wait(projection: Any, device: torch.device) -> N
 # --------------------------------------------------------------------------------------------------
 
 STEPS = {
-    "through-step": (Branches(count=4, steps=10, noise=0.1, batch_size=8), ThroughStep(), 0),
+    "through-step": (Branches(count=4, steps=4, noise=0.1, batch_size=8), ThroughStep(), 0),
     # The branch is run again on the CPU's say which one it was: its noise and its batches come from
     # keys.
     "through-step, own batch": (
-        Branches(count=4, steps=10, noise=0.1, batch_size=8),
+        Branches(count=4, steps=4, noise=0.1, batch_size=8),
         ThroughStep(batch="own"),
         1,
     ),
     "through-step, one branch": (
-        Branches(count=1, steps=10, batch_size=8),
+        Branches(count=1, steps=4, batch_size=8),
         ThroughStep(batch="own"),
         0,
     ),
-    "unrolled": (Branches(count=4, steps=10, noise=0.1, batch_size=8), Unrolled(), 1),
-    "unrolled, one branch": (Branches(count=1, steps=10, batch_size=8), Unrolled(), 0),
-    "one-step": (Branches(count=4, steps=10, noise=0.1, batch_size=8), OneStep(), 0),
-    "identity": (Branches(count=4, steps=10, noise=0.1), Implicit(solver=Identity()), 1),
+    "unrolled": (Branches(count=4, steps=4, noise=0.1, batch_size=8), Unrolled(), 1),
+    "unrolled, one branch": (Branches(count=1, steps=4, batch_size=8), Unrolled(), 0),
+    "one-step": (Branches(count=4, steps=4, noise=0.1, batch_size=8), OneStep(), 0),
+    "identity": (Branches(count=4, steps=4, noise=0.1), Implicit(solver=Identity()), 1),
 }
 """(generator, estimator, waits a step): beside these only the numbers of a record leave the
 device, after the step.
@@ -164,9 +139,7 @@ device, after the step.
 
 
 @pytest.mark.parametrize("case", STEPS)
-def test_an_outer_step_waits_so_often(
-    case: str, device: torch.device, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_outer_step_waits_so_often(case: str, device: torch.device) -> None:
     generator, estimator, expected = STEPS[case]
     problem = _problem(device)
     method = Pipeline(
@@ -175,20 +148,9 @@ def test_an_outer_step_waits_so_often(
     state, _ = method.step(problem, method.init(problem, 0))
     with waits(device) as found:
         method.step(problem, state)
-    _tell(capsys, f"an outer step with {case}", found)
     assert found.total() <= expected, (
         f"it waits {found.total()} times at {dict(found)}; {expected} are known of"
     )
-
-
-@frozen
-class Diagonal:
-    """H with eigenvalues from 0.5 to 1.5."""
-
-    values: torch.Tensor
-
-    def matvec(self, v: torch.Tensor) -> torch.Tensor:
-        return self.values * v
 
 
 SOLVERS = {
@@ -203,22 +165,13 @@ SOLVERS = {
 
 
 @pytest.mark.parametrize("name", SOLVERS)
-def test_a_solver_waits_about_once_an_iteration(
-    name: str, device: torch.device, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_solver_waits_about_once_an_iteration(name: str, device: torch.device) -> None:
     solver, allowed = SOLVERS[name]
-    h = Diagonal(torch.linspace(0.5, 1.5, 24, dtype=F64, device=device))
+    eigenvalues = torch.linspace(0.5, 1.5, 24, dtype=F64, device=device)
     b = torch.randn(24, generator=Key(3).generator(), dtype=F64).to(device)
-    iterations = int(solver.solve(h.matvec, b, None).iterations)
+    iterations = int(solver.solve(lambda v: eigenvalues * v, b, None).iterations)
     with waits(device) as found:
-        solver.solve(h.matvec, b, None)
-    _tell(capsys, f"{name}, {iterations} iterations", found)
+        solver.solve(lambda v: eigenvalues * v, b, None)
     assert found.total() <= allowed(iterations), (
         f"{iterations} iterations wait {found.total()} times at {dict(found)}"
     )
-
-
-def _tell(capsys: pytest.CaptureFixture[str], what: str, found: Counter[str]) -> None:
-    """Counts are worth reading also where they are as expected."""
-    with capsys.disabled():
-        print(f"\n  {what}: waits {found.total()} times {dict(found) or ''}", end="")  # noqa: T201
