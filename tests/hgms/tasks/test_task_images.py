@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import gzip
 import io
-import os
 import struct
-import sys
 import tracemalloc
-import types
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -17,11 +14,12 @@ import numpy as np
 import pytest
 import torch
 from support.helpers import rejects
+from support.hub_tables import Hub, Rows
 
 import hgms_core
 from hgms.tasks.cleaning import HyperCleaning
 from hgms.tasks.images import load_images
-from hgms_core import ConfigError, DataError, MissingExtra
+from hgms_core import DataError
 
 IMAGES = "train-images-idx3-ubyte"
 LABELS = "train-labels-idx1-ubyte"
@@ -48,15 +46,6 @@ def problem_of(dataset: str, **fields: object) -> hgms_core.Problem:
     sizes = {"train_size": 20, "validation_size": 10, "test_size": 10}
     task = HyperCleaning(dataset=dataset, **(sizes | fields))
     return task.problem(0, torch.device("cpu"), torch.float64)
-
-
-@pytest.mark.extended
-@pytest.mark.skipif("HGMS_DATA" not in os.environ, reason="HGMS_DATA is not set: no MNIST files")
-def test_mnist_is_read_whole() -> None:
-    images = load_images("mnist")
-    assert images.pixels.shape == (60000, 28, 28)
-    counts = np.bincount(images.labels).tolist()
-    assert counts == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
 
 
 @pytest.mark.parametrize("ending", ["", ".gz"])
@@ -137,14 +126,8 @@ def test_rows_that_do_not_fit_are_located(
     (idx_folder(tmp_path) / LABELS).write_bytes(idx(0x801, [len(labels)], labels.tobytes()))
     with rejects(code, str(tmp_path), *place, of=DataError):
         problem_of(f"idx:{tmp_path}", **fields)
-    if code == "out-of-range":
-        bias = problem_of(f"idx:{tmp_path}", classes=13).x0["output.bias"]
-        assert bias.shape == (13,), "a label is allowed where there are so many classes"
-
-
-def test_a_role_without_rows_is_named() -> None:
-    with rejects("no-rows-for-role", "validation_split", of=ConfigError):
-        problem_of("digits", validation_size=2, validation_split=(0.9, 0.05, 0.05))
+    if code == "out-of-range":  # a label is allowed where there are so many classes
+        assert problem_of(f"idx:{tmp_path}", classes=13).x0["output.bias"].shape == (13,)
 
 
 def test_npz_files_are_read_under_both_pairs_of_names_and_both_pixel_types(tmp_path: Path) -> None:
@@ -200,33 +183,26 @@ def locked(whole: bytes) -> bytes:
     return bytes(content)
 
 
-def an_array(whole: bytes) -> bytes:
-    stream = io.BytesIO()
-    np.save(stream, np.zeros(3))
-    return stream.getvalue()
-
-
 @pytest.mark.parametrize(
-    ("damage", "code"),
+    "damage",
     [
-        (None, "unreadable-file"),  # no file at all
-        (lambda whole: whole[: len(whole) // 2], "unreadable-file"),
-        (lambda whole: b"", "unreadable-file"),
-        (lambda whole: b"no zip", "unreadable-file"),
-        (lambda whole: whole[:70] + b"\xff" * 20 + whole[90:], "unreadable-file"),
-        (locked, "unreadable-file"),
-        (lambda whole: promise(810_000_000_000_000), "unreadable-file"),
-        (an_array, "missing-column"),
+        None,  # no file at all
+        lambda whole: whole[: len(whole) // 2],
+        lambda whole: b"",
+        lambda whole: b"no zip",
+        lambda whole: whole[:70] + b"\xff" * 20 + whole[90:],
+        locked,
+        lambda whole: promise(810_000_000_000_000),
     ],
 )
-def test_a_damaged_or_misnamed_npz_file_is_named(
-    tmp_path: Path, damage: Callable[[bytes], bytes] | None, code: str
+def test_a_damaged_npz_file_is_named(
+    tmp_path: Path, damage: Callable[[bytes], bytes] | None
 ) -> None:
     path = tmp_path / "cut.npz"
     if damage:
         np.savez(path, images=np.zeros((9, 4), np.uint8), labels=np.arange(9))
         path.write_bytes(damage(path.read_bytes()))
-    with rejects(code, str(path), of=DataError):
+    with rejects("unreadable-file", str(path), of=DataError):
         load_images(f"npz:{path}")
 
 
@@ -247,7 +223,7 @@ def test_test_splits_are_read_where_a_set_has_one(tmp_path: Path) -> None:
             load_images(dataset, "test")
 
 
-# --- optional packages
+# --- image sets of the Hub
 # --------------------------------------------------------------------------------------------------
 
 
@@ -259,43 +235,13 @@ class ClassLabel:
     """Stands for datasets.ClassLabel."""
 
 
-class Rows(dict):
-    """Stands for datasets.Dataset: columns with their features."""
-
-    def __init__(self, **columns: tuple[object, object]) -> None:
-        super().__init__({name: values for name, (values, _) in columns.items()})
-        self.features = {name: feature for name, (_, feature) in columns.items()}
-
-    def with_format(self, kind: str) -> Rows:
-        assert kind == "numpy"
-        return self
-
-    def __getitem__(self, index: object) -> object:
-        assert index == slice(None)
-        return dict(self.items())
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
-    """A stand-in for the `datasets` module that remembers what was asked of it."""
-    stand = types.SimpleNamespace(asked=[], answer=None)
-
-    def load_dataset(name: str, *, split: str, revision: str | None) -> object:
-        stand.asked.append((name, split, revision))
-        if isinstance(stand.answer, Exception):
-            raise stand.answer
-        return stand.answer
-
-    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
-    return stand
-
-
 def test_image_sets_of_the_hub_are_mapped_by_their_features_and_mnist_is_pinned(
-    hub: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("HGMS_DATA", raising=False)
     fine = (CLASSES.astype(int), ClassLabel())
-    hub.answer = Rows(id=(np.arange(40), object()), fine=fine, img=(list(GREY), Image()))
+    rows = Rows(id=(np.arange(40), object()), fine=fine, img=(list(GREY), Image()))
+    hub = Hub(monkeypatch, pictures=rows, mnist=rows)
     for dataset in ("hub:someone/pictures@v2", "hub:someone/pictures", "mnist"):
         images = load_images(dataset)
         assert (images.pixels == GREY).all()
@@ -308,34 +254,20 @@ def test_image_sets_of_the_hub_are_mapped_by_their_features_and_mnist_is_pinned(
 
 
 @pytest.mark.parametrize(
-    ("answer", "code"),
+    ("columns", "code"),
     [
-        (ConnectionError("no route"), "cannot-download"),
-        (Rows(text=((), object())), "missing-column"),
-        (Rows(image=((), Image()), text=((), object())), "missing-column"),
+        (None, "cannot-download"),
+        ({"text": ((), object())}, "missing-column"),
+        ({"image": ((), Image()), "text": ((), object())}, "missing-column"),
         (
-            Rows(image=([GREY[0], GREY[0][:1]], Image()), label=(np.arange(2), ClassLabel())),
+            {"image": ([GREY[0], GREY[0][:1]], Image()), "label": (np.arange(2), ClassLabel())},
             "wrong-shape",
         ),
     ],
 )
 def test_what_the_hub_cannot_give_is_explained(
-    hub: types.SimpleNamespace, answer: object, code: str
+    columns: dict[str, tuple[object, object]] | None, code: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hub.answer = answer
+    Hub(monkeypatch, **{"b": Rows(**columns)} if columns else {})
     with rejects(code, "hub:a/b", of=DataError):
         load_images("hub:a/b")
-
-
-@pytest.mark.parametrize(
-    ("name", "package", "extra"),
-    [("mnist", "datasets", "hub"), ("digits", "sklearn.datasets", "sklearn")],
-)
-def test_a_missing_extra_of_images_names_the_line_that_installs_it(
-    monkeypatch: pytest.MonkeyPatch, name: str, package: str, extra: str
-) -> None:
-    monkeypatch.delenv("HGMS_DATA", raising=False)
-    monkeypatch.setitem(sys.modules, package, None)
-    with rejects("missing-package", "dataset", of=MissingExtra) as caught:
-        load_images(name)
-    assert caught.value.install == f"pip install 'hgms[{extra}]'"
