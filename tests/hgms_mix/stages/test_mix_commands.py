@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from click.testing import CliRunner, Result
 from support.fakes import Site
+from support.small_mixes import fails, right
 
-from hgms.cli import main
+from hgms_mix.stages.command import mix
 
 ADDED = """
 import click
@@ -24,51 +24,22 @@ number = 3
 """
 
 
-@pytest.fixture
-def added(site: Site) -> Site:
-    site.module("added_to_mix", ADDED)
-    site.install(
-        "hgms-added",
-        {},
-        mix={
-            "weigh": "added_to_mix:weigh",
-            "reweight": "added_to_mix:reweight",
-            "lost": "added_to_mix:nothing",
-            "odd": "added_to_mix:number",
-        },
-    )
-    return site
-
-
-def call(*arguments: str) -> Result:
-    from hgms_mix.stages.command import mix
-
-    mix.__dict__.pop("others", None)  # read once in a process
-    try:
-        return CliRunner().invoke(main, ["mix", *arguments])
-    finally:
-        mix.__dict__.pop("others", None)
-
-
-def test_a_command_of_another_plugin_is_carried_out_and_shown(added: Site) -> None:
-    assert call("weigh", "it").stdout == "weighed it\n"
-    shown = call("--help")
-    assert shown.exit_code == 0
-    assert "Weigh it." in shown.stdout
-    assert "(cannot be loaded)" in shown.stdout
-    assert "did you mean 'weigh'?" in call("wiegh", "it").stderr
-    # a stage of ours is not replaced
-    assert "Learn the weights of the sources" in call("reweight", "--help").stdout
-
-
-@pytest.mark.parametrize(
-    ("name", "why"), [("lost", "has no attribute 'nothing'"), ("odd", "3 is no click command")]
-)
-def test_a_command_that_cannot_be_loaded_says_so_when_it_is_called(
-    name: str, why: str, added: Site
+def test_a_command_of_another_plugin_is_carried_out_and_one_that_cannot_be_loaded_says_so(
+    site: Site, request: pytest.FixtureRequest
 ) -> None:
-    done = call(name, "mix.toml", "--out", "x")
-    assert done.exit_code == 2
-    assert f"(hgms.mix: {name})" in done.stderr
-    assert why in done.stderr
-    assert "Traceback" not in done.stderr
+    names = {"weigh": "weigh", "reweight": "reweight", "lost": "nothing", "odd": "number"}
+    site.module("added_to_mix", ADDED)
+    commands = {name: f"added_to_mix:{function}" for name, function in names.items()}
+    site.install("hgms-added", {}, mix=commands)
+    # which are read once in a process
+    request.addfinalizer(lambda: mix.__dict__.pop("others", None))
+    mix.__dict__.pop("others", None)
+    assert right("mix", "weigh", "it").stdout == "weighed it\n"
+    shown = right("mix", "--help").stdout
+    assert "Weigh it." in shown
+    assert "(cannot be loaded)" in shown
+    fails("mix", "wiegh", "it", parts=["did you mean 'weigh'?"])
+    # a stage of ours is not replaced
+    assert "Learn the weights of the sources" in right("mix", "reweight", "--help").stdout
+    for name, why in (("lost", "has no attribute 'nothing'"), ("odd", "3 is no click command")):
+        fails("mix", name, "mix.toml", "--out", "x", parts=[f"(hgms.mix: {name})", why])

@@ -13,6 +13,9 @@ from support.helpers import rejects
 from support.small_mixes import TASK, fails, report_of, right, sampled, write_rows
 
 from hgms_core import ConfigError
+from hgms_mix.exchange.messages import conversations
+from hgms_mix.exchange.sample import Part
+from hgms_mix.lm.tokenizers import byte_tokenizer
 
 pytest.importorskip("transformers", reason="transformers is not installed: pip install 'hgms[llm]'")
 pytest.importorskip("peft", reason="peft is not installed: pip install 'hgms[llm]'")
@@ -42,31 +45,20 @@ accumulation = 2
 """
 
 
-def turns(*texts: str, weight: int = 1) -> dict[str, Any]:
-    """A conversation; ``weight`` is that of its first answer."""
-    listed: list[dict[str, Any]] = [
-        {"role": "assistant" if number % 2 else "user", "content": text}
-        for number, text in enumerate(texts)
+def turns(number: int, **first: int) -> dict[str, Any]:
+    """A conversation of two answers; ``first``: more of the first of them."""
+    pairs = [
+        [{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": str(n), **more}]
+        for n, more in ((number, first), (number + 1, {}))
     ]
-    if not weight:
-        listed[1]["weight"] = weight
-    return {"messages": listed}
-
-
-def write(name: str, first: int, count: int, weight: int = 1) -> None:
-    numbers = range(first, first + count)
-    write_rows(
-        name, [turns(f"{i}?", str(i), f"{i + 1}?", str(i + 1), weight=weight) for i in numbers]
-    )
+    return {"messages": [*pairs[0], *pairs[1]]}
 
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    from hgms_mix.lm.tokenizers import byte_tokenizer
-
     monkeypatch.chdir(tmp_path)
     for number, name in enumerate(("sums", "dots", "validation", "test"), start=1):
-        write(name, 100 * number, 8)
+        write_rows(name, [turns(100 * number + row) for row in range(8)])
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = QWEN
     tokenizer.save_pretrained("tokenizer")
@@ -79,11 +71,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def exported(*arguments: object) -> list[Any]:
     """The rows that ``hgms mix export`` writes."""
     right("mix", "export", "mix.toml", *arguments, "--out", "out")
-    return [
-        json.loads(line)
-        for file in Path("out", "rows").glob("*.jsonl")
-        for line in file.read_text().splitlines()
-    ]
+    files = Path("out", "rows").glob("*.jsonl")
+    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
 
 
 def test_each_answer_is_a_row_where_the_template_writes_earlier_ones_differently(
@@ -91,8 +80,7 @@ def test_each_answer_is_a_row_where_the_template_writes_earlier_ones_differently
 ) -> None:
     report = report_of("mix", "mix.toml")
     assert [row["of"] for row in report["sources"]] == [16, 16]
-    assert report["test"]["sums"]["rows"] == 16
-    assert report["finetune"]["rows"] == 24
+    assert (report["test"]["sums"]["rows"], report["finetune"]["rows"]) == (16, 24)
     rows = sampled(report)
     assert len({(row["source"], row["row"]) for row in rows}) == 24
     for row in rows:
@@ -103,8 +91,7 @@ def test_each_answer_is_a_row_where_the_template_writes_earlier_ones_differently
         assert weights == ([1, 0, 1, 1] if answer else [1, 1])
     # TRL takes the last answer; trainers that learn from all answers are refused
     written = exported("--to", "trl")
-    assert len(written) == 24
-    assert {len(row["completion"]) for row in written} == {1}
+    assert [len(row["completion"]) for row in written] == [1] * 24
     assert not any("weight" in turn for row in written for turn in row["prompt"])
     words = ("--to", "axolotl", "--out", "other")
     fails("mix", "export", "mix.toml", *words, parts=["weight 0"])
@@ -112,27 +99,21 @@ def test_each_answer_is_a_row_where_the_template_writes_earlier_ones_differently
 
 
 def test_an_answer_with_the_weight_0_is_context_in_every_stage(here: Path) -> None:
-    for number, name in enumerate(("sums", "dots"), start=1):
-        write(name, 100 * number, 8, weight=0)
+    for first, name in ((100, "sums"), (200, "dots")):
+        write_rows(name, [turns(first + row, weight=0) for row in range(8)])
     sets = ("--set", 'task.template="plain"', "--set", "sample.size=8")
     report = report_of("mix", "sample", "mix.toml", *sets)
     assert [row["of"] for row in report["sources"]] == [8, 8]
     weights = [[turn.get("weight", 1) for turn in row["messages"]] for row in sampled(report)]
     assert weights == [[1, 0, 1, 1]] * 8
     for row in exported(*sets, "--to", "axolotl"):
-        parts = row["segments"]
-        learned = [part["text"] for part in parts if part["label"]]
-        unlearned = "".join(part["text"] for part in parts if not part["label"])
-        assert len(learned) == 2, "the last answer and its end"
-        assert unlearned.count("?") == 2
+        learned = [part["text"] for part in row["segments"] if part["label"]]
+        unlearned = "".join(part["text"] for part in row["segments"] if not part["label"])
+        assert (len(learned), unlearned.count("?")) == (2, 2)  # the last answer and its end
         assert int(learned[0]) - 1 == int(unlearned.split("?")[0])
-
-
-def test_conversations_whose_answers_have_weight_0_are_no_rows_for_other_trainers() -> None:
-    from hgms_mix.exchange.messages import conversations
-    from hgms_mix.exchange.sample import Part
-
-    rows = [{"row": 3, **turns("Q", "A", "R", "B", weight=0)}]
-    part = Part(name="s", stem="s", weight=1.0, rows=rows, available=1)
+    # and no row for trainers of whole conversations
+    part = Part(
+        name="s", stem="s", weight=1.0, rows=[{"row": 3, **turns(0, weight=0)}], available=1
+    )
     with rejects("not-supported", "task", "template", of=ConfigError):
         list(conversations(part))

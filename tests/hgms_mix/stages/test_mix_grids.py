@@ -63,17 +63,12 @@ def test_a_mix_is_the_cell_of_the_comparison(file: Path, label: str, scale: str 
     assert (mix.sample.size, mix.seed) == (10, 7)
 
 
-def test_flags_have_the_last_word(file: Path) -> None:
+def test_flags_have_the_last_word_and_a_grid_needs_a_method(file: Path) -> None:
     mix: Any = load(file, ["method.outer.lr=0.7"], method="hg-ms-8", seed=1)
     assert (mix.seed, mix.method.outer.lr, mix.method.generator.count) == (1, 0.7, 8)
-
-
-def test_a_grid_needs_a_method(file: Path) -> None:
-    with rejects("wrong-length", "grid.toml", "method", of=ConfigError):
-        load(file)
-    with rejects("unknown-method", "grid.toml", "method", of=ConfigError) as caught:
-        load(file, method="hg-ms-9")
-    assert caught.value.did_you_mean == ("hg-ms-8",)
+    for code, how in (("wrong-length", {}), ("unknown-method", {"method": "hg-ms-9"})):
+        with rejects(code, "grid.toml", "method", of=ConfigError):
+            load(file, **how)
     with rejects("unknown-scale", of=ConfigError):
         load(file, method="hg-ms", scale="short")
     fails("mix", "reweight", file, parts=["--method LABEL"])

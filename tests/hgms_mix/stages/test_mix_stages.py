@@ -40,184 +40,131 @@ def folder_of(folder: Path, value: int, text: str = "x") -> StageFolder:
     return stage
 
 
-def test_a_finished_stage_is_found_by_its_inputs_only(tmp_path: Path) -> None:
-    stage = folder_of(tmp_path, 1)
-    again = stage_in(tmp_path).done()
-    assert again is not None
-    assert again.facts == {"value": 1}
-    assert stage_in(tmp_path, 2).done() is None
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_a_finished_stage_is_found_by_its_inputs_only_and_others_never_overwrite_it(
+    tmp_path: Path,
+) -> None:
+    first = folder_of(tmp_path, 1, "one")
+    done = stage_in(tmp_path).done()
+    assert done.facts == {"value": 1}
     assert stage_in(tmp_path, name="finetune").done() is None
     # its digest follows its files
     other = folder_of(tmp_path / "other", 1, "other").done()
-    assert other is not None
-    assert other.digest != again.digest == stage.done().digest
-
-
-def test_an_unfinished_stage_is_gone_on_with(tmp_path: Path) -> None:
-    stage = stage_in(tmp_path)
-    assert stage.begin() is False
-    (stage.path / "half").write_text("half")
-    again = stage_in(tmp_path)
-    assert again.done() is None
-    assert again.begin() is True
-    assert (again.path / "half").read_text() == "half"
-
-
-def test_a_stage_killed_while_it_wrote_its_first_file_begins_again(tmp_path: Path) -> None:
-    stage = stage_in(tmp_path)
-    stage.path.mkdir()
-    (stage.path / "manifest.json.part").write_text('{"stage": "sam')
-    assert stage.done() is None
-    assert stage.begin() is False
-    assert [path.name for path in stage.path.iterdir()] == ["manifest.json"]
-
-
-def test_other_inputs_never_overwrite_and_come_back_when_they_come_back(tmp_path: Path) -> None:
-    first = folder_of(tmp_path, 1, "one")
+    assert other.digest != done.digest == first.done().digest
     second = folder_of(tmp_path, 2, "two")
-    assert (tmp_path / "sample" / "rows").read_text() == "two"
-    assert (tmp_path / f"sample-{first.key[:8]}" / "rows").read_text() == "one"
-    done = stage_in(tmp_path).done()
-    assert done is not None
-    assert (done.path / "rows").read_text() == "one"
-    assert (tmp_path / f"sample-{second.key[:8]}" / "rows").read_text() == "two"
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "sample",
-        f"sample-{second.key[:8]}",
-    ]
+    places = ("sample", f"sample-{first.key[:8]}")
+    assert [(tmp_path / name / "rows").read_text() for name in places] == ["two", "one"]
+    # and comes back when its inputs do
+    assert (stage_in(tmp_path).done().path / "rows").read_text() == "one"
+    kept = tmp_path / f"sample-{second.key[:8]}"
+    assert (kept / "rows").read_text() == "two"
+    assert {path.name for path in tmp_path.iterdir()} == {"sample", kept.name, "other"}
 
 
-@pytest.mark.parametrize("harm", ["missing", "shorter"])
-def test_a_stage_whose_files_are_not_whole_is_made_again(harm: str, tmp_path: Path) -> None:
-    stage = folder_of(tmp_path, 1, "whole")
-    (stage.path / "rows").unlink() if harm == "missing" else (stage.path / "rows").write_text("wh")
-    assert stage_in(tmp_path).done() is None
-
-
-def test_a_flipped_bit_in_what_a_stage_wrote_is_named(tmp_path: Path) -> None:
-    stage = folder_of(tmp_path, 1, "whole")
-    (stage.path / "rows").write_text("whple")
-    before = {path.name: path.read_bytes() for path in stage.path.iterdir()}
-    with rejects("damaged-file", str(stage.path / "rows"), of=CheckpointError) as caught:
-        stage.done()
-    assert str(stage.path) in (caught.value.hint or "")
-    assert {path.name: path.read_bytes() for path in stage.path.iterdir()} == before
-
-
-def test_a_changed_digit_in_a_manifest_is_named(tmp_path: Path) -> None:
-    """The facts hold the learned weights: a changed one would draw other rows."""
-    path = folder_of(tmp_path, 1).path / "manifest.json"
-    path.write_text(
-        path.read_text().replace('"facts": {\n    "value": 1', '"facts": {\n    "value": 7')
-    )
-    with rejects("damaged-file", str(path), of=CheckpointError):
-        stage_in(tmp_path).done()
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "{",
-        "[]",
-        "null",
-        "[[1, 2]]",
-        '{"key": 3}',
-        '{"key": "KEY", "status": "done"}',
-        "[" * 100_000,
-        '{"key": "KEY", "status": "done", "facts": {}, "outputs": {"rows": 3}}',
-    ],
-    ids=["half", "list", "null", "pairs", "number", "no-outputs", "nested", "output"],
-)
-def test_a_manifest_of_another_shape_is_named(text: str, tmp_path: Path) -> None:
-    stage = folder_of(tmp_path, 1)
-    (stage.path / "manifest.json").write_text(text.replace("KEY", stage.key))
-    with rejects("damaged-file", str(stage.path / "manifest.json"), of=CheckpointError):
-        stage.done()
-
-
-def test_an_infinite_setting_is_written_and_read_again(tmp_path: Path) -> None:
+def test_an_unfinished_stage_is_gone_on_with_and_one_without_a_manifest_begins_again(
+    tmp_path: Path,
+) -> None:
     stage = stage_in(tmp_path, float("inf"))
-    stage.begin()
-    stage.finish([], {"value": NAN})
-    assert stage.done() is not None
+    stage.path.mkdir()
+    (stage.path / "manifest.json.part").write_text('{"stage": "sam')  # killed at its first file
+    assert (stage.done(), stage.begin()) == (None, False)
+    assert set(files_of(stage.path)) == {"manifest.json"}
+    (stage.path / "half").write_text("half")
+    again = stage_in(tmp_path, float("inf"))
+    assert (again.done(), again.begin()) == (None, True)
+    assert (again.path / "half").read_text() == "half"
+    again.finish([], {"value": NAN})  # infinite settings are read again
+    assert again.done() is not None
 
 
-def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "sample").mkdir()
-    (tmp_path / "sample" / "thesis.tex").write_text("mine")
-    with rejects("file-exists", str(tmp_path / "sample"), of=CheckpointError):
+def test_damage_is_named_and_a_folder_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
+    """The facts hold the learned weights: a changed digit would draw other rows."""
+    stage = folder_of(tmp_path, 1, "whole")
+    rows, manifest = stage.path / "rows", stage.path / "manifest.json"
+    sound = manifest.read_text()
+    damages = [(rows, "whple")]
+    shapes = (
+        *("{", "[]", "null", "[[1, 2]]", '{"key": 3}', "[" * 100_000),
+        '{"key": "KEY", "status": "done"}',
+        '{"key": "KEY", "status": "done", "facts": {}, "outputs": {"rows": 3}}',
+        sound.replace('"facts": {\n    "value": 1', '"facts": {\n    "value": 7'),
+    )
+    damages += [(manifest, text.replace("KEY", stage.key)) for text in shapes]
+    for path, text in damages:
+        path.write_text(text)
+        before = files_of(stage.path)
+        with rejects("damaged-file", str(path), of=CheckpointError):
+            stage_in(tmp_path).done()
+        assert files_of(stage.path) == before
+        rows.write_text("whole")
+        manifest.write_text(sound)
+    rows.write_text("wh")  # one that is not whole is made again
+    assert stage_in(tmp_path).done() is None
+    manifest.unlink()
+    with rejects("file-exists", str(stage.path), of=CheckpointError):
         stage_in(tmp_path).begin()
-    assert (tmp_path / "sample" / "thesis.tex").read_text() == "mine"
+    assert files_of(stage.path) == {"rows": b"wh"}
 
 
 WEIGHTS = {"a": 0.5, "b": 0.25, "c": 0.25}
 CAPACITY = {"a": 50, "b": 40, "c": 3}
 
 
+def drawn(weights: dict[str, float], capacity: dict[str, int], **how: int) -> dict[str, list[int]]:
+    seed = how.pop("of", 3)
+    chosen = Sample(**{"size": 24, **how}).draw(weights, capacity, seed=seed)
+    return {name: rows.tolist() for name, rows in chosen.items()}
+
+
 def test_rows_are_drawn_without_duplicates_and_whatever_the_order_of_the_sources() -> None:
-    chosen = Sample(size=24).draw(WEIGHTS, CAPACITY, seed=3)
+    chosen = drawn(WEIGHTS, CAPACITY)
     # c gives its three, and the other two share 21 as 2 : 1
     assert {name: len(rows) for name, rows in chosen.items()} == {"a": 14, "b": 7, "c": 3}
     for name, rows in chosen.items():
-        assert rows.tolist() == sorted(set(rows.tolist()))
-        assert 0 <= int(rows.min()) <= int(rows.max()) < CAPACITY[name]
-    turned = Sample(size=24).draw(
-        dict(reversed(WEIGHTS.items())), dict(reversed(CAPACITY.items())), seed=3
-    )
-    assert {name: rows.tolist() for name, rows in turned.items()} == {
-        name: rows.tolist() for name, rows in chosen.items()
-    }
-    other = Sample(size=24).draw(WEIGHTS, CAPACITY, seed=4)
-    assert other["a"].tolist() != chosen["a"].tolist()
-    assert Sample(size=24, seed=3).draw(WEIGHTS, CAPACITY, seed=99)["a"].equal(chosen["a"])
+        assert rows == sorted(set(rows) & set(range(CAPACITY[name])))
+    assert drawn(dict(reversed(WEIGHTS.items())), dict(reversed(CAPACITY.items()))) == chosen
+    assert drawn(WEIGHTS, CAPACITY, of=4)["a"] != chosen["a"]
+    assert drawn(WEIGHTS, CAPACITY, of=99, seed=3) == chosen
     # a larger sample of a source contains the smaller
-    small, large = (Sample(size=n).draw({"a": 1.0}, {"a": 100}, seed=0)["a"] for n in (10, 30))
-    assert set(small.tolist()) < set(large.tolist())
+    small, large = (drawn({"a": 1.0}, {"a": 100}, size=size)["a"] for size in (10, 30))
+    assert set(small) < set(large)
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_the_top_rows_are_those_of_a_sort(data: st.DataObject) -> None:
-    score = st.one_of(
-        st.floats(-5, 5), st.sampled_from([0.0, 1.0, NAN, float("inf"), -float("inf")])
-    )
+    odd = st.sampled_from([0.0, 1.0, NAN, float("inf"), -float("inf")])
+    score = st.one_of(st.floats(-5, 5), odd)
     scores = {name: data.draw(st.lists(score, max_size=8)) for name in ("b", "a", "c")}
-    listed = [
+    tensors = {name: torch.tensor(each, dtype=torch.float64) for name, each in scores.items()}
+    listed = sorted(
         (-value, name, i)
         for name, values in scores.items()
         for i, value in enumerate(values)
         if value == value
-    ]
-    if not listed:
-        return
-    size = data.draw(st.integers(1, len(listed)))
-    done = Sample(size=size).top(
-        {name: torch.tensor(values, dtype=torch.float64) for name, values in scores.items()}
     )
-    expected = sorted(listed)[:size]
-    assert sorted((name, int(i)) for name, rows in done.items() for i in rows) == sorted(
-        (name, i) for _, name, i in expected
-    )
-    assert list(done) == ["b", "a", "c"]
-
-
-def test_a_ranking_of_too_few_rows_is_rejected_or_gives_fewer() -> None:
-    scores = {"a": torch.tensor([1.0, NAN, 2.0]), "b": torch.tensor([3.0])}
-    with rejects("too-few-rows", "sample", "size", of=ConfigError):
-        Sample(size=4).top(scores)
-    fewer = Sample(size=4, allow_fewer=True).top(scores)
-    assert {name: rows.tolist() for name, rows in fewer.items()} == {"a": [0, 2], "b": [0]}
+    size = data.draw(st.integers(1, max(1, len(listed))))
+    if size > len(listed):
+        with rejects("too-few-rows", "sample", "size", of=ConfigError):
+            Sample(size=size).top(tensors)
+    done = Sample(size=size, allow_fewer=True).top(tensors)
+    found = sorted((name, int(i)) for name, rows in done.items() for i in rows)
+    assert found == sorted((name, i) for _, name, i in listed[:size])
+    assert set(done) <= {"b", "a", "c"}
 
 
 def test_rows_on_disk_are_the_same_bytes_each_time(tmp_path: Path) -> None:
-    rows = [
-        {"source": "a", "row": 3, "position": 1, "messages": [{"role": "user", "content": "Grüße"}]}
-    ]
-    write_rows(tmp_path / "one.gz", rows)
-    write_rows(tmp_path / "two.gz", rows)
-    assert (tmp_path / "one.gz").read_bytes() == (tmp_path / "two.gz").read_bytes()
+    messages = [{"role": "user", "content": "Grüße"}]
+    rows = [{"source": "a", "row": 3, "position": 1, "messages": messages}]
+    for name in ("one.gz", "two.gz"):
+        write_rows(tmp_path / name, rows)
+    one, two = files_of(tmp_path).values()
+    assert one == two
     assert list(read_rows(tmp_path / "one.gz")) == rows
-    assert json.loads(gzip.decompress((tmp_path / "one.gz").read_bytes())) == rows[0]
+    assert json.loads(gzip.decompress(one)) == rows[0]
 
 
 def test_intervals_of_losses_hold_their_values_and_pair_the_rows() -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
 from support.processes import strike
 from support.small_mixes import TASK, fails, hgms, report_of, right, write_sums
 
@@ -34,6 +33,9 @@ size = 10
 COMPARE = ("compare", "grid.toml", "--jobs", "0", "--method", "hg-baseline")
 ONE = (*COMPARE, "--seeds", "1-1")
 METHOD = ("grid.toml", "--method", "hg-baseline")
+SAMPLE = ("mix", "sample", *METHOD)
+OWN = ("config.toml", "steps.jsonl", "checkpoint.json", "summary.json")
+"""The files of the run: not the clock's, the environment's, or what was measured beside it."""
 
 
 @pytest.fixture(scope="module")
@@ -57,32 +59,23 @@ def here(compared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     return tmp_path
 
 
-def learn_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def advance(*_: Any) -> None:
-        raise AssertionError("it is learned already")
-
-    monkeypatch.setattr(loop.Run, "advance", advance)
-
-
-def mix(stage: str, *arguments: object) -> Result:
-    return right("mix", stage, *METHOD, *arguments)
+def learn_nothing(*_: Any) -> None:
+    raise AssertionError("it is learned already")
 
 
 def folders() -> list[Path]:
     return sorted(Path("runs").glob("source-mixture/hg-baseline-*/seed-1"))
 
 
-def written(folder: Path) -> dict[str, bytes]:
-    """The files of the run: not the clock's, the environment's, or what was measured beside it."""
-    names = ("config.toml", "steps.jsonl", "checkpoint.json", "summary.json")
+def written(folder: Path, names: tuple[str, ...] = OWN) -> dict[str, bytes]:
     return {name: (folder / name).read_bytes() for name in names}
 
 
 def test_what_compare_learned_is_the_mix(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [folder] = folders()
     before = written(folder)
-    learn_nothing(monkeypatch)
-    done = mix("sample", "--json")
+    monkeypatch.setattr(loop.Run, "advance", learn_nothing)
+    done = right(*SAMPLE, "--json")
     assert f"reweight: done before ({folder})" in done.stderr
     assert written(folder) == before
     report = json.loads(done.stdout)
@@ -98,9 +91,9 @@ def test_what_a_mix_learned_is_a_run_of_compare(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.rmtree("runs")
-    mix("sample")
+    right(*SAMPLE)
     [folder] = folders()
-    learn_nothing(monkeypatch)
+    monkeypatch.setattr(loop.Run, "advance", learn_nothing)
     right(*ONE)
     fails("run", "grid.toml")  # a grid is no run; the mix's own file is
     right("run", folder / "mix.toml", "--resume")
@@ -108,20 +101,29 @@ def test_what_a_mix_learned_is_a_run_of_compare(
     assert ([run.path for run in runs], skipped) == ([folder], [])  # no stage is taken for a run
 
 
-def test_changed_data_is_another_run(here: Path) -> None:
+def test_changed_data_is_another_run_and_data_that_are_gone_are_said(here: Path) -> None:
     [before] = folders()
     write_sums("dots", range(20, 40), "no.")
     right(*ONE)
     [after] = set(folders()) - {before}
-    assert (after / "steps.jsonl").read_bytes() != (before / "steps.jsonl").read_bytes()
-    assert f"reweight: done before ({after})" in mix("reweight").stderr
+    assert written(after)["steps.jsonl"] != written(before)["steps.jsonl"]
+    assert f"reweight: done before ({after})" in right("mix", "reweight", *METHOD).stderr
     # a report counts the newer data, and says so
     runs, [skipped] = scan("runs")
     assert after in [run.path for run in runs]
     assert skipped.path == before
     assert f"{after} is the newer run" in skipped.reason
     write_sums("dots", range(20, 40), "yes")
-    assert f"reweight: done before ({before})" in mix("reweight").stderr
+    assert f"reweight: done before ({before})" in right("mix", "reweight", *METHOD).stderr
+
+    Path("dots.jsonl").unlink()
+    missing = "dots.jsonl does not exist (task.sources.dots.path)"
+    listed = report_of("compare", "grid.toml", "--dry-run")
+    assert {row["state"] for row in listed} == {"new"}
+    assert missing in hgms(*ONE).stdout
+    fails("mix", "all", *METHOD, parts=[missing])
+    fails("run", before / "config.toml", "--out", "alone", parts=[missing])
+    right("report", before, "--out", "page.md")  # does without
 
 
 @pytest.mark.extended
@@ -135,20 +137,6 @@ def test_a_sweep_on_other_data_is_another_sweep(here: Path) -> None:
     write_sums("dots", range(20, 40), "no.")
     part = "data (runs/sweeps/source-mixture/hg-baseline)\n"
     fails(*ONE, "--budget", "1 step", parts=[part])
-
-
-def test_data_that_are_gone_are_said_and_reports_do_without(here: Path) -> None:
-    [folder] = folders()
-    Path("dots.jsonl").unlink()
-    missing = "dots.jsonl does not exist (task.sources.dots.path)"
-    listed = report_of("compare", "grid.toml", "--dry-run")
-    assert {row["state"] for row in listed} == {"new"}
-    done = hgms(*ONE)
-    assert done.exit_code == 1
-    assert missing in done.stdout
-    fails("mix", "all", *METHOD, parts=[missing])
-    fails("run", folder / "config.toml", "--out", "alone", parts=[missing])
-    right("report", folder, "--out", "page.md")
 
 
 @pytest.mark.extended
@@ -167,17 +155,17 @@ def test_a_mix_that_is_killed_while_it_learns_goes_on_to_the_same_bytes(here: Pa
     assert "reweight: going on with hg-baseline, 40 outer steps" in again.stderr
     # nobody counted what was killed
     assert json.loads(again.stdout)["stages"]["reweight"]["processor_seconds"] is None
-    for name in ("steps.jsonl", "checkpoint.json", "summary.json"):
-        assert written(folder)[name] == written(whole)[name], name
+    assert written(folder, OWN[1:]) == written(whole, OWN[1:])
 
 
 def test_a_run_that_another_process_makes_is_not_taken_over(here: Path) -> None:
     [folder] = folders()
-    (folder / "summary.json").unlink()  # it is still being made
+    summary = folder / "summary.json"
+    summary.unlink()  # it is still being made
     with leased(folder):
-        fails("mix", "sample", *METHOD, parts=[f"({folder})"])
-    assert not (folder / "summary.json").exists()
+        fails(*SAMPLE, parts=[f"({folder})"])
+    assert not summary.exists()
     with leased(folder, ".mix.lease"):  # a mix at work in its later stages
-        fails("mix", "sample", *METHOD, parts=[f"({folder})"])
+        fails(*SAMPLE, parts=[f"({folder})"])
         right(*ONE)
-    assert (folder / "summary.json").exists()
+    assert summary.exists()
