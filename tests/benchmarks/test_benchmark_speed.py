@@ -7,7 +7,6 @@ from __future__ import annotations
 import argparse
 import doctest
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -59,39 +58,18 @@ def test_sides_take_turns() -> None:
 def test_a_row_says_what_is_met_and_every_row_has_a_part_that_is_run() -> None:
     import speed
 
-    def figures(ratio: float) -> dict[str, Any]:
-        return {"ratio": {"median": ratio, "q25": 0.9 * ratio, "q75": 1.1 * ratio}}
-
-    parts = {
-        "digits": {"methods": {"hg-ms": figures(0.3)}},
-        "budget": {"methods": {"hg-ms": figures(3.5), "hg-ms-tilted": figures(1.5)}},
-        "others": {"methods": {"darts": figures(0.4), "soba": figures(1.2)}},
-        "products": {
-            "products": [
-                {"what": what, "trajectory": where, "ridge": 1.0, "ratio": ratio}
-                for where, what, ratio in (
-                    ("near", "cg", 1.0),
-                    ("near", "warm", 0.1),
-                    ("far", "cg", 1.0),
-                    ("far", "warm", 0.3),
-                )
-            ]
-        },
-        "first": {"methods": {"hg-ms": {"cold": 30.0, "warm": 5.0}}},
-    }
-    rows = [(row["work"], speed.speed_row(row)) for row in speed.measured(parts)]
-
-    def met(start: str) -> list[list[str]]:
-        return [cells[5:] for work, cells in rows if work.startswith(start)]
-
-    assert [cells[5] for work, cells in rows if "MNIST" in work] == ["aim", "**no**", "required"]
-    digits = dict(rows)["`hg-ms` on digits, seconds a step / before"]
-    assert digits[1:6] == ["0.3", "0.27–0.33", "≤ 0.33", "≤ 0.2", "required"]
-    assert met("every other") == [["**no**", "soba, the slowest"]]
-    assert met("products") == [["required", "warm, far, ridge 1"]]
-    assert met("small outer step / jitted JAX")[0][0] == "not measured"
-    options = argparse.Namespace(against="HEAD", budget=60, quick=True, set=[])
-    commands = speed.commands(options)
+    figures = {"ratio": {"median": 0.3, "q25": 0.27, "q75": 0.33}}
+    rows = speed.measured({"digits": {"methods": {"hg-ms": figures}}})
+    cells = {row["work"]: speed.speed_row(row) for row in rows}
+    assert cells["`hg-ms` on digits, seconds a step / before"][1:6] == [
+        "0.3",
+        "0.27–0.33",
+        "≤ 0.33",
+        "≤ 0.2",
+        "required",
+    ]
+    assert cells["small outer step / jitted JAX"][5] == "not measured"
+    commands = speed.commands(argparse.Namespace(against="HEAD", budget=60, quick=True, set=[]))
     assert {row.part for row in speed.ROWS} == set(commands)
     assert all((ROOT / "benchmarks" / command[0]).exists() for command in commands.values())
 

@@ -134,26 +134,3 @@ def test_a_mean_of_the_page_by_hand() -> None:
     lines = tables.cleaning_accuracy().splitlines()
     (line,) = [line for line in lines if line.startswith("| `validation-only`")]
     assert f"{mean:.2f} ± {half:.2f}" in line
-
-
-def test_a_campaign_that_ran_in_parts_is_kept_run_by_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tables, "RESULTS", tmp_path)
-
-    def part(rows: list[tuple[str, int, float]], **more: str) -> pyarrow.Table:
-        names = ("method", "seed", "metric.loss")
-        made = [dict(zip(names, row, strict=True)) | {"task": "cleaning"} | more for row in rows]
-        return pyarrow.Table.from_pylist(made)
-
-    tables._written("parts", part([("hg-ms", 0, 1.0), ("hg-ms", 1, 2.0)]))
-    path = tables._written(
-        "parts", part([("hg-ms", 1, 3.0), ("uniform", 1, 4.0)], note="again"), add=True
-    )
-    columns = ["method", "seed", "metric.loss", "note"]
-    kept = [tuple(row[name] for name in columns) for row in parquet.read_table(path).to_pylist()]
-    assert kept == [
-        ("hg-ms", 0, 1.0, None),
-        ("hg-ms", 1, 3.0, "again"),
-        ("uniform", 1, 4.0, "again"),
-    ]

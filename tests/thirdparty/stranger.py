@@ -54,10 +54,6 @@ class Stranger:
             )
         )
 
-    def wheel(self, project: Path) -> Path:
-        (rows,) = self.wheels.glob(f"{project.name.replace('-', '_')}-*.whl")
-        return rows
-
     def does(self, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         """One of the environment's own programs, without anything that this process's
         environment says of Python or plugins.

@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -112,22 +111,6 @@ def test_the_wheels_are_what_is_used_and_have_what_they_need(stranger: Stranger)
         file, *rest = found
         assert Path(file).is_relative_to(stranger.site), name
         assert rest == [str(stranger.site), []], name
-
-
-def test_the_wheel_holds_its_package_and_entry_point_only(
-    project: Path, stranger: Stranger
-) -> None:
-    with zipfile.ZipFile(stranger.wheel(project)) as archive:
-        names = archive.namelist()
-        (points,) = [name for name in names if name.endswith("entry_points.txt")]
-        name, module = plugin_of(project)
-        assert archive.read(points).decode().split() == ["[hgms]", name, "=", module]
-    ours = {
-        path.relative_to(project / "src").as_posix()
-        for path in (project / "src").rglob("*")
-        if path.suffix in (".py", ".typed")
-    }
-    assert {name for name in names if ".dist-info/" not in name} == ours
 
 
 def test_it_is_loaded_listed_checked_and_run(

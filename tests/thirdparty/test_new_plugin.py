@@ -142,11 +142,9 @@ def test_their_own_tests_pass(site: Path, place: Path) -> None:
     for kind in KINDS:
         checks = re.findall(rf"PASSED \S*test_conformance\[made-{kind}\([^)]*\)-([\w-]+)\]", shown)
         assert {"registration", "docstring", "import", "repeatable"} < set(checks)
-        assert f"test_hgms_made_{kind}.py::" in shown
         assert f"hgms_made_{kind}.Made{kind.capitalize()}" in shown  # the docstring's example
     for kind in PAIRED:
         assert re.search(rf"PASSED \S*test_{kind}\[made-pair\([^)]*\)-repeatable\]", shown)
-        assert f"hgms_made_pair.{kind}.MadePair{kind.capitalize()}" in shown
 
 
 def test_our_wheel_holds_the_templates(stranger: Stranger) -> None:

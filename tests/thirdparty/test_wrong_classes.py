@@ -130,21 +130,3 @@ def test_what_is_registered_is_checked_by_its_name(
     (fresh / "mine.py").write_text(SOUND)
     result = hgms("check", spec, "--plugin", fresh / "mine.py")
     assert (result.exit_code, shown in result.output) == (code, True), result.output
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "cls", "shown"),
-    [
-        ("def solve", "def slove", "Mine", "slove"),
-        ('"mine"', '"mine"', "Mien", "did you mean 'Mine'?"),
-        ("return [Mine]", "return [Mine][0", "Mine", "SyntaxError"),
-        ("import attrs\n", "import attrs\nimport sys; sys.exit(3)\n", "Mine", "sys.exit(3)"),
-        ("import attrs\n", "import attrs\nimport nowhere_at_all\n", "Mine", "nowhere_at_all"),
-    ],
-)
-def test_a_file_that_cannot_be_checked(
-    fresh: Path, old: str, new: str, cls: str, shown: str
-) -> None:
-    (fresh / "my_solver.py").write_text(spoilt(SOUND, (old, new)))
-    result = hgms("check", f"{fresh / 'my_solver.py'}:{cls}")
-    assert (result.exit_code, shown in result.output) == (2, True), result.output

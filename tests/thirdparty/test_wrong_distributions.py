@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from spoiling import ENVIRONMENT, headed, hgms, solver
+from support.fakes import Site
 
 pytestmark = pytest.mark.extended
 
@@ -83,15 +84,9 @@ BROKEN: list[tuple[str, str, str, str]] = [
 def install(folder: Path, name: str, source: str) -> None:
     entry, _, attribute = name.partition(":")
     module = "hgms_third_" + entry.replace("-", "_")
-    info = folder / f"{module}-1.0.dist-info"
-    info.mkdir()
-    value = f"{module}:{attribute}" if attribute else module
-    for file, text in (
-        (folder / f"{module}.py", source),
-        (info / "METADATA", f"Metadata-Version: 2.1\nName: hgms-{entry}\nVersion: 1.0\n"),
-        (info / "entry_points.txt", f"[hgms]\n{entry} = {value}\n"),
-    ):
-        file.write_text(text, encoding="utf-8")
+    site = Site(folder)
+    site.module(module, source)
+    site.install(f"hgms-{entry}", {entry: f"{module}:{attribute}" if attribute else module})
 
 
 Call = Callable[[Sequence[str]], tuple[int, str, str]]
