@@ -36,9 +36,12 @@ PLUGIN = Path(__file__).parents[2] / "support" / "grid_plugin.py"
 COMPARE = ("compare", "grid.toml", "--plugin", str(PLUGIN), "--jobs")
 
 
-def prepared(folder: Path, text: str = GRID) -> Path:
+def prepared(folder: Path, *held: str) -> Path:
+    """Of seeds and steps that are held, so that no run passes them while blows fall."""
     folder.mkdir(exist_ok=True)
-    (folder / "grid.toml").write_text(text)
+    (folder / "grid.toml").write_text(GRID)
+    for name in held:
+        (folder / name).touch()
     return folder
 
 
@@ -53,9 +56,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory, server: Server) -> dict[str,
 def test_killed_again_and_again_it_equals_the_one_left_alone(
     tmp_path: Path, server: Server, whole: dict[str, bytes]
 ) -> None:
-    folder = prepared(tmp_path / "killed")
+    folder = prepared(tmp_path / "killed", "hold-1-19")  # the 62nd of 84 rows
     chance = random.Random(0)
-    (folder / "hold-1-19").touch()  # nothing passes the 62nd of 84 rows while kills fall
     for _ in range(6):
         goal = min(rows_written(folder) + chance.randint(2, 9), 62)
         process = server.start(folder, *COMPARE, "0")
@@ -67,45 +69,25 @@ def test_killed_again_and_again_it_equals_the_one_left_alone(
     assert len(whole) == 4 * 4
 
 
-def test_sigterm_saves_every_running_cell(
-    tmp_path: Path, server: Server, whole: dict[str, bytes]
+@pytest.mark.parametrize(
+    ("blow", "code"),
+    [
+        # of the parent alone, so that its workers have to end by themselves
+        (signal.SIGKILL, -signal.SIGKILL),
+        (signal.SIGINT, 130),
+        # as a batch system ends a job whose time is up
+        (signal.SIGTERM, 128 + signal.SIGTERM),
+    ],
+)
+def test_with_workers_a_blow_saves_every_running_cell_and_changes_nothing(
+    tmp_path: Path, server: Server, whole: dict[str, bytes], blow: int, code: int
 ) -> None:
-    """As a batch system ends a job whose time is up: checkpoints are written, and nothing is
-    recorded as a failure.
-    """
-    text = GRID.replace("checkpoint_seconds = 0.0", "checkpoint_seconds = 1000.0")
-    folder = prepared(tmp_path / "ended", text)
-    (folder / "hold-0-12").touch()
-    strike(server.start(folder, *COMPARE, "2"), folder, 2 * 13, signal.SIGTERM, 0.03)
-    assert server.end() == 128 + signal.SIGTERM
-    left = (len(list(folder.rglob(name))) for name in ("checkpoint.json", "summary.json"))
-    assert tuple(left) == (2, 0)
+    folder = prepared(tmp_path / "ended", "hold-0-12")
+    strike(server.start(folder, *COMPARE, "2"), folder, 2 * 13, blow, 0.03)
+    assert server.end() == code
+    saved = (len(list(folder.rglob(name))) for name in ("checkpoint.json", "summary.json"))
+    assert (*saved, "Traceback" in (folder / "err").read_text()) == (2, 0, False)
     (folder / "hold-0-12").unlink()
-    assert server.run(folder, *COMPARE, "0").returncode == 0
-    rows = contents(folder / "runs", ("steps",)).values()  # in folders of another configuration
-    assert sorted(rows) == sorted(
-        data for name, data in whole.items() if name.endswith("steps.jsonl")
-    )
-
-
-def test_with_workers_kills_and_ctrl_c_change_nothing(
-    tmp_path: Path, server: Server, whole: dict[str, bytes]
-) -> None:
-    """SIGKILL of the parent alone, so that its workers have to end by themselves; then Ctrl-C;
-    then to the end.
-    """
-    folder = prepared(tmp_path / "killed")
-    # the first run ends after the first blow, the third after the second
-    (folder / "hold-0-19").touch()
-    strike(server.start(folder, *COMPARE, "1"), folder, 5, signal.SIGKILL, 0.03)
-    assert server.end() == -signal.SIGKILL
-    (folder / "hold-0-19").rename(folder / "hold-1-19")
-    process = server.start(folder, *COMPARE, "1")
-    strike(process, folder, rows_written(folder) + 25, signal.SIGINT, 0.03)
-    assert server.end() == 130
-    (folder / "hold-1-19").unlink()
-    errors = (folder / "err").read_text()
-    assert ("run the same command again" in errors, "Traceback" in errors) == (True, False)
     done = server.run(folder, *COMPARE, "2", "--json")
     assert done.returncode == 0, done.stderr
     assert contents(folder / "runs") == whole
@@ -115,8 +97,8 @@ def test_with_workers_kills_and_ctrl_c_change_nothing(
 
 def test_a_killed_worker_takes_no_other_cell_with_it(tmp_path: Path, server: Server) -> None:
     text = GRID.replace('label = "quick"', 'label = "quick"\nbreaks = "kill"\nseed = 0')
-    folder = prepared(tmp_path, text.replace("20 steps", "4 steps").replace("0.02", "0.0"))
-    done = server.run(folder, *COMPARE, "1", "--json")
+    (prepared(tmp_path) / "grid.toml").write_text(text.replace("20 steps", "4 steps"))
+    done = server.run(tmp_path, *COMPARE, "1", "--json")
     assert done.returncode == 1
     printed = json.loads(done.stdout)
     [failure] = printed["failed"]
@@ -125,4 +107,3 @@ def test_a_killed_worker_takes_no_other_cell_with_it(tmp_path: Path, server: Ser
     methods = printed["tasks"][0]["methods"]
     counts = [(row["failed"], row["metrics"]["distance"]["n"]) for row in methods]
     assert counts == [(0, 2), (1, 1)]
-    assert methods[0]["peak_memory_bytes"]["mean"] > 1e7

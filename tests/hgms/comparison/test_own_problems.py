@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import attrs
 import pytest
 import torch
 from support.helpers import rejects
-from support.made_runs import contents
 from support.own_problems import Follow, bowl
 from torch.autograd.function import once_differentiable
 
@@ -76,18 +74,16 @@ def test_trivial_baselines_that_fit_are_added() -> None:
     assert list(rows(named)) == ["mine", "floor"]
 
 
-def test_a_script_prints_a_line_for_each_run_that_ended(capsys: pytest.CaptureFixture[str]) -> None:
-    alone(bowl, seeds=2)
-    shown = capsys.readouterr()
-    titles = [line.partition(": ")[0] for line in shown.err.splitlines()]
-    assert titles == [f"[{n + 1}/2] bowl, follow, seed {n}" for n in range(2)]
-    assert shown.out == ""
-
-
-def test_one_problem_for_all_seeds_is_remarked() -> None:
+def test_a_script_prints_a_line_for_each_run_and_is_told_of_one_problem_for_all_seeds(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """Its intervals are over the methods' own chance alone."""
-    shown = [str(alone(problem, seeds=2)) for problem in (bowl(), bowl)]
-    assert ["the same problem for every seed" in text for text in shown] == [True, False]
+    shown = [str(alone(problem, seeds=2)) for problem in (bowl, bowl())]
+    assert ["the same problem for every seed" in text for text in shown] == [False, True]
+    printed = capsys.readouterr()
+    titles = [line.partition(": ")[0] for line in printed.err.splitlines()]
+    assert titles[:2] == [f"[{n + 1}/2] bowl, follow, seed {n}" for n in range(2)]
+    assert (len(titles), printed.out) == (4, "")
 
 
 @attrs.frozen(kw_only=True)
@@ -102,10 +98,6 @@ def test_a_sweep_over_the_fields_of_an_object() -> None:
     comparison = alone(bowl, Rated(), "2 steps", sweep=sweep)
     assert comparison.sweeps[0]["chosen_values"] == {"rate": 0.5}
     assert rows(comparison)["rated"] == pytest.approx(0.0, abs=1e-12)
-
-
-# --- with a folder
-# --------------------------------------------------------------------------------------------------
 
 
 def test_a_second_call_reads_what_is_finished_and_runs_what_is_new(
@@ -150,30 +142,14 @@ def test_a_function_that_makes_another_problem_of_the_same_seed_is_found_out(
     assert again.tables[0].rows[0].metrics["distance"].count == 1, "that of the new seed"
 
 
-def test_what_was_broken_off_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
-    def run() -> dict[str, bytes]:
-        alone(bowl, budget="2 steps", seeds=2, out=tmp_path)
-        return contents(tmp_path, ("steps", "summary"))
-
-    whole = run()
-    next(tmp_path.glob("bowl/*/seed-1/summary.json")).unlink()
-    assert (run(), len(whole)) == (whole, 4)
-
-
-def test_a_run_that_fails_is_a_failure_and_the_others_go_on(tmp_path: Path) -> None:
-    methods = {"sound": Follow(), "breaks": Follow(breaks=1)}
-    comparison = alone(bowl, methods, seeds=2, out=tmp_path)
+def test_a_run_that_fails_has_no_result(tmp_path: Path) -> None:
+    comparison = alone(bowl, Follow(breaks=1), seeds=2, out=tmp_path)
     [failure] = comparison.failures
-    assert (failure.method, failure.seed, failure.status) == ("breaks", 1, "failed")
+    assert (failure.seed, failure.status) == (1, "failed")
     assert failure.reason.startswith("RuntimeError: as it was told (own_problems.py:")
-    assert [row.failed for row in comparison.tables[0].rows] == [0, 1]
     assert "retry_failed=True" in str(comparison)
     with rejects("no-result", str(failure.path), of=ConfigError):
-        comparison.result("breaks", 1)
-
-
-# --- what is refused before anything runs
-# --------------------------------------------------------------------------------------------------
+        comparison.result("follow", 1)
 
 
 def test_methods_that_cannot_fit_are_refused_with_the_reason() -> None:
@@ -207,7 +183,7 @@ def test_a_loss_without_a_second_derivative_is_known_before_it_runs() -> None:
     assert alone(problem, table).complete
 
 
-def evaluated(function: Callable[..., Any]) -> Problem:
+def evaluated(function: Any) -> Problem:
     return attrs.evolve(bowl(), evaluate=function)
 
 
@@ -222,8 +198,16 @@ SOLVER = {"name": "hg-ms", "hypergradient": {"solver": CG}}
         ({"problem": lambda: bowl()}, "wrong-signature", ("problem",)),
         ({"problem": torch.nn.Linear(1, 1)}, "wrong-type", ("problem",)),
         ({"problem": {"a b": bowl}}, "wrong-value", ("problems", 0, "label")),
-        ({"problem": evaluated(lambda m, _: m(1))}, "function-failed", ("problem", "evaluate")),
-        ({"problem": evaluated(lambda theta, x: 3.0)}, "wrong-metric", ("problem", "evaluate")),
+        (
+            {"problem": attrs.evolve(bowl(), evaluate=lambda m, _: m(1))},
+            "function-failed",
+            ("problem", "evaluate"),
+        ),
+        (
+            {"problem": attrs.evolve(bowl(), evaluate=lambda theta, x: 3.0)},
+            "wrong-metric",
+            ("problem", "evaluate"),
+        ),
         ({"methods": Follow}, "wrong-type", ("methods",)),
         ({"methods": "uniformm"}, "unknown-method", ("methods", "uniformm", "name")),
         ({"methods": [Follow(), Follow()]}, "duplicate-label", ("methods",)),
@@ -242,10 +226,6 @@ def test_wrong_arguments_are_refused_before_anything_runs(
     with pytest.raises(ConfigError) as caught:
         compare(given.pop("problem"), given.pop("methods"), given.pop("budget"), **given)
     assert (code, place) in [(error.code, error.place) for error in caught.value.errors]
-
-
-# --- what is ranked
-# --------------------------------------------------------------------------------------------------
 
 
 def test_without_metrics_the_upper_loss_on_held_out_rows_is_compared() -> None:
@@ -327,13 +307,12 @@ def test_with_too_few_rows_to_hold_some_out_nothing_is_ranked(tmp_path: Path) ->
     assert build([tmp_path / "runs"]).sections[0].unjudged == results.unjudged
 
 
-def test_a_task_declares_the_rows_of_its_metrics() -> None:
+@pytest.mark.parametrize(("metric", "judged"), [("upper_loss", False), ("value", True)])
+def test_a_task_declares_the_rows_of_its_metrics(metric: str, judged: bool) -> None:
     """`upper_loss` of the quadratic task is of its validation rows, `value` of θ alone."""
-    for metric, judged in (("upper_loss", False), (None, True)):
-        found = alone("quadratic", ["theta0", "uniform"], seeds=2, metric=metric, jobs=0)
-        [results] = found.tables
-        assert results.metric == (metric or "value")
-        assert (results.unjudged == "", results.floor is not None) == (judged, judged)
+    found = alone("quadratic", ["theta0", "uniform"], metric=metric, jobs=0)
+    [results] = found.tables
+    assert (results.unjudged == "", results.floor is not None) == (judged, judged)
 
 
 def test_which_way_is_better_is_said_where_the_name_does_not() -> None:

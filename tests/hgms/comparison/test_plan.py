@@ -145,13 +145,6 @@ def test_ranks_are_foretold_by_amdahls_law_from_one_and_two() -> None:
 
 
 @pytest.mark.extended
-def test_a_method_without_parts_is_planned_but_not_on_ranks(here: Callable[..., Any]) -> None:
-    told = json.loads(here("--ranks", "1,4", "--methods", "walk", "--json").stdout)
-    assert told["ranks"]["4"] == told["ranks"]["1"] == pytest.approx(told["seconds"])
-    assert told["pairs"][0]["parted"]["error"]
-
-
-@pytest.mark.extended
 def test_a_step_on_two_ranks_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hgms.comparison.rank_times.cores", lambda: 2)
     task = {"name": "hyper-cleaning", "dataset": "digits", "train_size": 256}

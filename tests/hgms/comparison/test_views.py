@@ -15,9 +15,8 @@ import pytest
 
 from hgms.demo.pictures import draw_weights
 from hgms.executors import Board
-from hgms.runs import Progress, leased
-from hgms_core import HgmsError, RunInfo
-from hgms_core.budget import Budget
+from hgms.runs import leased
+from hgms_core import HgmsError
 
 KINDS = ("clean", "corrupted")
 
@@ -33,13 +32,6 @@ def test_pictures_of_weights_are_written_as_png_and_svg(tmp_path: Path) -> None:
     assert (png.name, svg.name) == ("weights.png", "weights.svg")
     assert png.read_bytes().startswith(b"\x89PNG")
     assert b"<svg" in svg.read_bytes()[:2000]
-
-
-def test_a_view_is_silent_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    with Progress() as view:
-        info = RunInfo(task="t", method="a", seed=0, budget=Budget(outer_steps=4))
-        view.watch(info, {"step": 3, "upper_loss": 0.5}, 0.5)
-    assert "".join(capsys.readouterr()) == ""
 
 
 TERMINAL = """
