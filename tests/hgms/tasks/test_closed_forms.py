@@ -1,5 +1,6 @@
 """Every task with a closed form: the derivative of its value against finite differences and
-against the implicit formula with a dense (pseudo-)inverse.
+against the implicit formula with a dense (pseudo-)inverse; and that selection decides where a
+method ends.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from hgms.tasks.quadratic import Quadratic
 from hgms.tasks.regression import LogisticCv, RidgeCv
 from hgms.tasks.sphere import Sphere
 from hgms.tasks.toy import ToyPenalty
-from hgms_core import MatVec, hypergradient
+from hgms_core import Estimate, MatVec, Problem, Tree, hypergradient
 
 CPU = torch.device("cpu")
 CIRCLES = [CircleKink(), CircleDegenerate(), CircleDegenerate(b=0.2)]
@@ -47,6 +48,18 @@ def pseudoinverse(matvec: MatVec, b: Tensor) -> Tensor:
     return torch.linalg.pinv(hessian, rtol=1e-8, hermitian=True) @ b
 
 
+def formula(problem: Problem, theta: Tree, x: Tree, strategy: Any = "vjp") -> Estimate:
+    below, above = problem.lower_data.whole, problem.upper_data["select"].whole
+    return hypergradient(
+        lambda t, y: problem.f(t, y, above),
+        lambda t, y: problem.g(t, y, below),
+        theta,
+        x,
+        solver=pseudoinverse,
+        strategy=strategy,
+    )
+
+
 @pytest.mark.parametrize(("task", "theta", "step", "rtol", "atol"), CASES)
 def test_the_hypergradient_is_the_slope_of_the_value_and_the_implicit_formula(
     task: Any, theta: Any, step: float, rtol: float, atol: float
@@ -59,16 +72,43 @@ def test_the_hypergradient_is_the_slope_of_the_value_and_the_implicit_formula(
     at = {name: leaf}
     x, slope = exact.solution(at), exact.hypergradient(at)
     assert_same(finite_differences(exact.value, at, step), slope, rtol=rtol, atol=atol)
-    below, above = problem.lower_data.whole, problem.upper_data["select"].whole
+    above = problem.upper_data["select"].whole
     assert_same(problem.f(at, x, above), exact.value(at), rtol=1e-12, atol=1e-14)
     for strategy in ("vjp", "jvp"):
-        found = hypergradient(
-            lambda t, y: problem.f(t, y, above),
-            lambda t, y: problem.g(t, y, below),
-            at,
-            x,
-            solver=pseudoinverse,
-            strategy=strategy,
-        )
+        found = formula(problem, at, x, strategy)
         assert_same(found.value, slope, rtol=1e-9, atol=1e-13)
         assert found.lower_gradient_norm < (1e-9 if isinstance(task, LogisticCv) else 1e-12)
+
+
+def end(task: Any, choose: Any, lr: float, steps: int) -> tuple[Tree, dict[str, float]]:
+    """θ and the metrics after outer steps with ``choose(exact, theta, x)`` as the lower solver."""
+    problem, exact = task.problem(0, CPU, F64), task.closed_form(0, CPU, F64)
+    theta, x = problem.theta0, problem.x0
+    for _ in range(steps):
+        x = choose(exact, theta, x)
+        h = formula(problem, theta, x).value["theta"]
+        theta = problem.project({"theta": theta["theta"] - lr * h})
+    return theta, problem.evaluate(theta, x)
+
+
+@pytest.mark.extended
+def test_only_a_method_that_selects_reaches_the_optimum() -> None:
+    """Each lower solver is exact: it takes the best minimiser, or the one nearest to the last."""
+    best = lambda exact, theta, x: exact.solution(theta)  # noqa: E731
+
+    def on_circle(exact: Any, theta: Tree, x: Tree) -> Tree:
+        return {"x": x["x"] / x["x"].norm() * (1 + theta["theta"] ** 2).sqrt()}
+
+    def on_sphere(exact: Any, theta: Tree, x: Tree) -> Tree:
+        on = exact.inside.T @ x["x"] - exact.center(theta)
+        return exact.point(theta, on / on.norm())
+
+    for choose, at, value in ((best, 2.2511, -1.94877), (on_circle, 1.3119, -0.89804)):
+        theta, numbers = end(CircleKink(), choose, 0.03, 150)
+        assert float(theta["theta"]) == pytest.approx(at, abs=1e-3)
+        assert numbers["value"] == pytest.approx(value, abs=1e-5)
+    task = Sphere(k=2, d=5)
+    selected, nearest = (end(task, choose, 0.3, 50)[1] for choose in (best, on_sphere))
+    assert abs(selected["upper_gap"]) < 1e-8
+    assert nearest["upper_gap"] > 0.2 * abs(task.closed_form(0, CPU, F64).optimum)
+    assert nearest["manifold_distance"] < 0.1

@@ -14,7 +14,6 @@ import torch
 from support.helpers import F64, assert_same
 from torch import Tensor
 
-import hgms_core
 from hgms.tasks.circle import CircleDegenerate, CircleKink
 from hgms.tasks.circle.functions import bump, bump_slope, wall, well
 from hgms_core import Problem, Tree
@@ -101,38 +100,6 @@ def test_the_problem_starts_at_the_wrong_side_and_stays_in_its_box(task: Any) ->
     assert problem.evaluate(problem.theta0, best)["solution_distance"] == 0
     inside = [float(problem.project({"theta": torch.tensor([t])})["theta"]) for t in (-5, 9, 1.0)]
     assert inside == pytest.approx([task.low, task.high, 1.0])
-
-
-@pytest.mark.extended
-def test_without_selection_the_iterates_run_through_the_kink_into_a_worse_minimum() -> None:
-    problem, exact = built(CircleKink())
-    ends = []
-    for selects in (True, False):
-        theta, x = problem.theta0, problem.x0
-        for _ in range(150):
-            # an exact lower solver: the best point of the circle, or the one nearest to the last
-            nearest = {"x": x["x"] / x["x"].norm() * (1 + theta["theta"] ** 2).sqrt()}
-            x = exact.solution(theta) if selects else nearest
-            found = hgms_core.hypergradient(
-                lambda t, y: problem.f(t, y, {}),
-                lambda t, y: problem.g(t, y, {}),
-                theta,
-                x,
-                solver=lambda matvec, b: (
-                    torch.linalg.pinv(
-                        torch.stack([matvec(column) for column in torch.eye(2, dtype=F64)]),
-                        rtol=1e-8,
-                        hermitian=True,
-                    )
-                    @ b
-                ),
-            )
-            theta = problem.project({"theta": theta["theta"] - 0.03 * found.value["theta"]})
-        ends.append((float(theta["theta"]), problem.evaluate(theta, x)["value"]))
-    assert ends == [
-        (pytest.approx(2.2511, abs=1e-3), pytest.approx(-1.94877, abs=1e-5)),
-        (pytest.approx(1.3119, abs=1e-3), pytest.approx(-0.89804, abs=1e-5)),
-    ]
 
 
 def test_the_degenerate_gradient_is_continuous_but_has_no_hoelder_exponent() -> None:

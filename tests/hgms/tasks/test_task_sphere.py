@@ -1,5 +1,5 @@
-"""The sphere task: its geometry, and that selection decides where a method ends. Derivatives:
-test_closed_forms.py.
+"""The sphere task: its geometry, its start and its projection. Derivatives, and where methods
+end: test_closed_forms.py.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ import pytest
 import torch
 from support.helpers import F64, normal
 
-import hgms_core
 from hgms.tasks.sphere import Sphere, SphereClosedForm
 from hgms_core import Key, Problem
 
@@ -59,37 +58,6 @@ def test_the_lower_hessian_vanishes_along_the_sphere_and_nowhere_else(task: Sphe
     assert (eigenvalues[: task.k].abs() < 1e-12).all()
     across = [1.0] * (task.d - task.k - 1) + [2 * float(exact.radius(problem.theta0)) ** 2]
     assert eigenvalues[task.k :].tolist() == pytest.approx(sorted(across))
-
-
-@pytest.mark.extended
-def test_only_a_method_that_selects_reaches_the_optimum() -> None:
-    problem, exact = built(Sphere(k=2, d=5))
-    ends = []
-    for selects in (True, False):
-        theta, x = problem.theta0, problem.x0
-        for _ in range(50):
-            # an exact lower solver: the best minimiser, or the one nearest to the last one
-            on = exact.inside.T @ x["x"] - exact.center(theta)
-            x = exact.solution(theta) if selects else exact.point(theta, on / on.norm())
-            found = hgms_core.hypergradient(
-                lambda t, y: problem.f(t, y, {}),
-                lambda t, y: problem.g(t, y, {}),
-                theta,
-                x,
-                solver=lambda matvec, b: (
-                    torch.linalg.pinv(
-                        torch.stack([matvec(column) for column in torch.eye(5, dtype=F64)]),
-                        rtol=1e-8,
-                        hermitian=True,
-                    )
-                    @ b
-                ),
-            )
-            theta = problem.project({"theta": theta["theta"] - 0.3 * found.value["theta"]})
-        ends.append(problem.evaluate(theta, x))
-    assert abs(ends[0]["upper_gap"]) < 1e-8
-    assert ends[1]["upper_gap"] > 0.2 * abs(exact.optimum)
-    assert ends[1]["manifold_distance"] < 0.1
 
 
 def test_the_start_is_the_worst_minimiser_and_fresh_ones_lie_on_the_sphere() -> None:
