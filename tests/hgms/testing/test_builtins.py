@@ -18,16 +18,7 @@ from click.testing import CliRunner
 
 from hgms.cli import main
 from hgms.runs import RunConfig, run
-from hgms.testing import (
-    Check,
-    checks_of,
-    checks_of_kind,
-    failures_of,
-    imports,
-    instance_of,
-    verdict,
-)
-from hgms.testing.check import check as hgms_check
+from hgms.testing import checks_of, checks_of_kind, failures_of, imports, instance_of, verdict
 from hgms_core import Composition, registry
 from hgms_core.budget import Budget
 from hgms_core.registry import Registry
@@ -175,18 +166,6 @@ def test_a_class_passes_what_the_default_tier_leaves_out(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(CLASSES))
 def test_a_class_passes_all_checks_with_its_own_settings(name: str) -> None:
     assert faults(CLASSES[name], settings(CLASSES[name])[0], ()) == {}
-
-
-@pytest.mark.parametrize("name", ["selector-first", "method-starting-at"])
-def test_hgms_check_asks_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    listed = CLASSES[name]
-    looked_at: list[Any] = []
-    monkeypatch.setattr(Check, "answer", lambda check, item: looked_at.append(item) or ("", ""))
-    results = {result.check for result in hgms_check(listed.target, listed.kind, REGISTRY)}
-    instance = instance_of(listed.target, registry=REGISTRY)
-    asked = {check.name for check in checks_of(instance, listed.kind, REGISTRY)}
-    assert results == {"construction"} | asked
-    assert all(item is listed.target or item == instance for item in looked_at)
 
 
 def test_only_definitions_excuse_failures() -> None:

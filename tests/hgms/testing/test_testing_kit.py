@@ -181,6 +181,7 @@ def test_a_class_may_say_what_it_is_not_made_to_pass() -> None:
     assert found.keys() == check_component(Exact()).keys() - {"batch"} | {"frozen"}
     said = "it passes after all; take it off testing_failures (no reason at all)"
     results = {result.check: (result.fault, result.excuse) for result in hgms_check(NotInOrder)}
+    assert results.keys() == {"construction", *(check.name for check in checks_of(NotInOrder()))}
     assert results["batch"] == ("", "one system at a time")
     assert results["frozen"][0] == found["frozen"] == said
     rows = {row.id: row.marks for row in parametrize_with_checks([NotInOrder()]).args[1]}
