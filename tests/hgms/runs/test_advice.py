@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from hgms.runs import RunFolder, run
-from hgms.runs.advice import outlier_note, still_leaves
+from hgms.runs.advice import outlier_note
 from hgms_core import NumericalError, Problem, Tree
 
 PENALTIES = ("v-pbgd", "g-pbgd", "scalebio", "bome", "f2sa", "meha")
@@ -172,19 +172,6 @@ def rows(lengths: Sequence[float], losses: Sequence[float] = (0,) * 9, **more: A
         {"step": n, "hypergradient_norm": h, "upper_loss": f, **more}
         for n, (h, f) in enumerate(zip(lengths, losses, strict=False), 1)
     ]
-
-
-def test_leaves_that_had_a_gradient_lately_are_not_still() -> None:
-    found = [
-        still_leaves(table, ["a", "b"])
-        for table in (
-            rows([0] * 5),
-            rows([1, 0, 0, 0, 0]),
-            rows([0, 0, 0, 0, 0, 0, 1]),
-            rows([0] * 5, cost_upper_gradients=0),
-        )
-    ]
-    assert found == [{"a": 1, "b": 1}, {}, {}, {}]
 
 
 def test_one_hypergradient_of_another_size_is_reported() -> None:

@@ -15,7 +15,7 @@ import torch
 from support.descent import Descent, descend, files, fill, problem
 from support.helpers import assert_same, rejects
 
-from hgms.runs import DiskError, RunFolder, RunSettings, pack, run, unpack
+from hgms.runs import DiskError, RunFolder, pack, run, unpack
 from hgms_core import CheckpointError, Problem, State
 
 
@@ -60,18 +60,6 @@ def test_what_a_checkpoint_stands_on_is_on_the_disk_before_it(
         "sync run",
         "remove checkpoint-0.safetensors",
     ]
-
-
-def test_rows_are_not_read_again_for_a_checkpoint(
-    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read: list[str] = []
-    original = Path.read_bytes
-    monkeypatch.setattr(
-        Path, "read_bytes", lambda path: (read.append(path.name), original(path))[1]
-    )
-    descend(steps=6, folder=folder, settings=RunSettings(checkpoint_seconds=0))
-    assert read.count("steps.jsonl") == 0
 
 
 def test_a_full_disk_keeps_the_last_checkpoint(

@@ -5,13 +5,9 @@ nothing lost.
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
-from threading import Lock
-from types import ModuleType
 from typing import Any
 
-import attrs
 import pytest
 import torch
 from click.testing import Result
@@ -19,9 +15,7 @@ from support.descent import files
 from support.fakes import call
 from support.helpers import rejects
 
-from hgms.comparison.grid_file import load as load_grid
-from hgms.runs import TRAITS, leased, load, run_config
-from hgms.runs.advice import explained
+from hgms.runs import leased, load, run_config
 from hgms_core import Pipeline
 from hgms_core.errors import ConfigError
 from hgms_core.registry import Registry
@@ -158,39 +152,3 @@ def test_out_of_memory_names_what_bounds_it_and_keeps_the_state(
         "cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`",
     ):
         assert out_of_memory(RuntimeError(text))
-
-
-# --- parts
-
-
-def test_what_cannot_run_on_a_task_is_said_with_what_is_lacking() -> None:
-    grid = {"budget": "2 steps", "task": ["quadratic", "hyper-cleaning"]}
-    with rejects("several-errors", of=ConfigError) as caught:
-        load_grid({**grid, "method": ["oracle-clean", "tpe", "uniform"]})
-    errors = caught.value.errors
-    assert [(error.code, error.place) for error in errors] == [
-        ("not-supported", ("method", "oracle-clean")),
-        ("not-supported", ("method", "tpe")),
-    ]
-    wanted = [("quadratic", "reference:clean"), ("hyper-cleaning", "few-upper")]
-    for error, (task, trait) in zip(errors, wanted, strict=True):
-        assert task in error.message
-        assert TRAITS[trait] in error.message
-
-
-@pytest.mark.parametrize(
-    ("message", "code"),
-    [
-        ("Trying to backward through the graph a second time", "freed-graph"),
-        ("value cannot be converted to type float without overflow", "not-finite"),
-    ],
-)
-def test_classes_without_a_file_do_not_hide_what_is_wrong(
-    monkeypatch: pytest.MonkeyPatch, message: str, code: str
-) -> None:
-    monkeypatch.setitem(sys.modules, "__main__", ModuleType("__main__"))
-    typed = type("Typed", (), {"__module__": "__main__"})
-    # a part of a class in C, and one of a class that stands in no file (`python -c`, a notebook)
-    part = attrs.make_class("Locked", ["lock", "typed"])(Lock(), typed())
-    error = explained(RuntimeError(message), 3, "", method=part, problem=typed())
-    assert (error and error.code) == code

@@ -5,7 +5,6 @@ rejected.
 from __future__ import annotations
 
 import errno
-import importlib
 import os
 import shutil
 import sys
@@ -20,7 +19,7 @@ from support.descent import files as contents
 from support.fakes import call
 from support.helpers import load_script, rejects
 
-from hgms.config.fingerprinting import fingerprint, source_digests
+from hgms.config.fingerprinting import source_digests
 from hgms.results import read_run, scan
 from hgms.runs import RunConfig, RunFolder, files, run, run_config
 from hgms.runs.lease import HeldFolders, Lease, holder
@@ -167,10 +166,14 @@ def test_a_run_is_not_resumed_with_another_loss_or_a_module_that_it_calls(module
 def test_a_run_is_not_resumed_with_another_plugin_or_a_module_that_it_imports(
     modules: Path,
 ) -> None:
+    (modules / "far_helper").mkdir()
     for name, source in {
         "plug": PLUGIN,
-        "far_helper": "def near(b):\n    import near_helper as h\n    return h.near(b)\n",
-        "near_helper": "def near(b): return b\n",
+        "far_helper/__init__": "from . import second\nfrom .third import near\n",
+        "far_helper/second": "",
+        "far_helper/third": "def near(b):\n    import late_helper as h\n    return h.near(b)\n",
+        "far_helper/fourth": "",
+        "late_helper": "def near(b): return b\n",
     }.items():
         (modules / f"{name}.py").write_text(source)
     text = BOWL + 'hypergradient.solver.name = "mine"\n'
@@ -178,38 +181,15 @@ def test_a_run_is_not_resumed_with_another_plugin_or_a_module_that_it_imports(
     run_config(own)
     before = digests(own.method)
     assert list(before) == ["hgms_file_plug:Mine"]
+    names = ["far_helper", "far_helper.second", "far_helper.third", "hgms_file_plug", "late_helper"]
+    assert list(source_digests("hgms_file_plug")) == names
     assert run_config(own, resume=True).summary["status"] == "done"
-    (modules / "near_helper.py").write_text("def near(b): return -b\n")
+    (modules / "late_helper.py").write_text("def near(b): return -b\n")
     assert digests(own.method).keys() == before.keys()
     assert digests(own.method) != before
     with rejects("code-changed", of=CheckpointError) as caught:
         run_config(own, resume=True)
     assert "hgms_file_plug:Mine" in caught.value.message
-
-
-def test_relative_and_late_imports_are_found(modules: Path) -> None:
-    (modules / "own_package").mkdir()
-    for name, text in {
-        "own_package/__init__": "",
-        "own_package/first": "from . import second\nfrom .third import value\nimport json\n",
-        "own_package/second": "",
-        "own_package/third": "value = 1\n",
-        "own_package/fourth": "",
-        "late_helper": "a = 1\n",
-    }.items():
-        (modules / f"{name}.py").write_text(text)
-    importlib.import_module("own_package.first")
-    names = ["own_package", *(f"own_package.{name}" for name in ("first", "second", "third"))]
-    assert list(source_digests("own_package.first")) == names
-
-    def late() -> object:
-        import late_helper  # type: ignore[import-not-found]
-
-        return late_helper
-
-    before, again = fingerprint(late), fingerprint(late)
-    (modules / "late_helper.py").write_text("a = 2\n")
-    assert before == again != fingerprint(late)
 
 
 # --- files of other runs, and changed files

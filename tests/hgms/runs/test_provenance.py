@@ -13,8 +13,8 @@ import pytest
 from support.helpers import rejects
 
 from hgms.comparison.usage import measured
-from hgms.runs import RunConfig, data_of
-from hgms.runs.provenance import _git, digests
+from hgms.runs import data_of
+from hgms.runs.provenance import _git
 from hgms_core import ConfigError, DataError
 
 
@@ -59,8 +59,3 @@ def test_data_that_cannot_be_read_have_the_reason_for_their_contents() -> None:
         assert data_of(task) == {"made_of": str(error)}
     with rejects("wrong-result", of=ConfigError):
         data_of(SimpleNamespace(made_of=lambda: {"rows": b"digest"}))
-
-
-def test_our_own_components_are_known_by_their_version() -> None:
-    config = RunConfig.from_dict({"task": "quadratic", "method": "hg-ms", "budget": "2 steps"})
-    assert digests([config.task, config.method]) == {}

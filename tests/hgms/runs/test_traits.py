@@ -12,9 +12,10 @@ import pytest
 import torch
 from support.helpers import F64, normal, rejects
 
+from hgms.comparison.grid_file import load
 from hgms.runs import RunConfig, built, run_config
 from hgms.runs import traits as compat
-from hgms.runs.traits import ensure_fits, similar_traits
+from hgms.runs.traits import similar_traits
 from hgms_core import ConfigError, Method, Problem, Ravel, Tree
 from hgms_core.hypergrad import curvature, upper_gradients
 from hgms_core.registry import Registry
@@ -132,15 +133,19 @@ def test_what_a_method_needs_and_a_task_lacks_is_an_error() -> None:
     methods = ("hg-implicit", "hg-baseline", "darts")
     lacking = [compat.missing_traits(build(method), KINKED) for method in methods]
     assert lacking == [{"smooth-lower": "implicit"}, {"smooth-lower": "unrolled"}, {}]
-    with rejects("not-supported", "method", of=ConfigError) as caught:
-        ensure_fits(build("hg-ms"), KINKED, "my-method")
-    for shown in ("my-method", "kinked", "implicit", compat.TRAITS["smooth-lower"]):
-        assert shown in caught.value.message
+    grid = {"budget": "2 steps", "task": ["quadratic", "hyper-cleaning"]}
+    with rejects("several-errors", of=ConfigError) as caught:
+        load({**grid, "method": ["oracle-clean", "tpe", "uniform"]})
+    wanted = {
+        "oracle-clean": ("quadratic", "reference:clean"),
+        "tpe": ("hyper-cleaning", "few-upper"),
+    }
+    for error, (name, (task, trait)) in zip(caught.value.errors, wanted.items(), strict=True):
+        assert (error.code, error.place) == ("not-supported", ("method", name))
+        assert all(shown in error.message for shown in (task, compat.TRAITS[trait]))
     assert compat.missing_traits(build("hg-ms"), SILENT) is None
-    ensure_fits(build("hg-ms"), SILENT)
     assert compat.needs(build("hg-ms"))["stop-rows"] == "pipeline"
     assert "stop-rows" not in compat.needs(build("hg-ms", keep="last"))
-    assert "reference:clean" in compat.needs(build("oracle-clean"))
     assert similar_traits({"source": "", "my-own": ""}) == ["sources"]
 
 

@@ -89,16 +89,11 @@ def test_patience_ends_a_run_that_no_longer_gains(tmp_path: Path) -> None:
     assert (result.summary["outer_steps"], result.summary["stopped_by"]) == (last + 2, "watch")
     assert again.summary == result.summary, "one object may watch several runs, one after another"
 
-    settings = RunSettings(checkpoint_seconds=0)
     broken = at(last + 1, ZeroDivisionError())
     with pytest.raises(ZeroDivisionError):  # broken off one step before the end
-        half("40 steps", folder=tmp_path, settings=settings, watch=broken)
-    fresh = Patience(metric="distance", steps=2, least=0.1)
-    resumed = half("40 steps", folder=tmp_path, resume=True, watch=fresh)
+        half("40 steps", folder=tmp_path, settings={"checkpoint_seconds": 0}, watch=broken)
+    resumed = half("40 steps", folder=tmp_path, resume=True, watch=patience)
     assert resumed.summary == result.summary, "a resumed run ends where an uninterrupted one does"
-
-
-def test_patience_rejects_what_it_cannot_wait_for() -> None:
     with rejects("missing-option", "higher_is_better", of=ConfigError):
         Patience(metric="curious", steps=2)
     with rejects("unknown-metric", "watch", "metric", of=ConfigError) as caught:
