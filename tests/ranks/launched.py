@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -24,6 +25,7 @@ def on_ranks(script: str, count: int, *arguments: str | Path, seconds: float = 3
     processes = [
         subprocess.Popen(
             [sys.executable, HERE / script, str(rank), str(count), address, *arguments],
+            env={**os.environ, "PYTHONPATH": str(HERE.parent)},  # of `support`
             stderr=subprocess.PIPE,
             text=True,
         )

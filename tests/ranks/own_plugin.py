@@ -58,13 +58,9 @@ class Around:
         return {"x": dict(problem.x0)}
 
     def propose(self, problem, theta, start, key):
-        x = repeat(start["x"], 3)
-        draw = key.generator()
-        noise = {
-            name: torch.randn(leaf.shape, generator=draw, dtype=leaf.dtype)
-            for name, leaf in x.items()
-        }
-        return Candidates(x={name: leaf + 0.1 * noise[name] for name, leaf in x.items()})
+        w = repeat(start["x"], 3)["w"]
+        noise = torch.randn(w.shape, generator=key.generator(), dtype=w.dtype)
+        return Candidates(x={"w": w + 0.1 * noise})
 
     def carry(self, start, candidates, index, key, problem):
         return {"x": candidates.at(index)}

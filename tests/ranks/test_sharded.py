@@ -45,24 +45,18 @@ TEXTS = {
 VJP = {"name": "implicit", "solver": {"name": "cg", "ridge": 1.0, "max_steps": 3}}
 
 
-def task(folder: Path, shard: bool, **model: Any) -> dict[str, Any]:
-    for name, rows in TEXTS.items():
-        text = "".join(
-            json.dumps({"prompt": prompt, "completion": answer}) + "\n" for prompt, answer in rows
-        )
-        (folder / f"{name}.jsonl").write_text(text)
+def task(folder: Path, shard: bool) -> dict[str, Any]:
     places = {name: {"path": str(folder / f"{name}.jsonl")} for name in TEXTS}
+    for name, rows in TEXTS.items():
+        lines = [json.dumps({"prompt": prompt, "completion": answer}) for prompt, answer in rows]
+        Path(places[name]["path"]).write_text("\n".join(lines))
+    model = {"config": LLAMA, "tokenizer": "bytes"}
     return {
         "name": "source-mixture",
         "sources": {name: places[name] for name in ("sums", "words")},
         "validation": {"sums": places["held-out"]},
         "test": {"words": places["words"]},
-        "model": {
-            "config": LLAMA,
-            "tokenizer": "bytes",
-            **({"shard": True} if shard else {}),
-            **model,
-        },
+        "model": {**model, "shard": True} if shard else model,
         "adapter": {"rank": 2, "alpha": 4.0},
         "template": "plain",
         "max_length": 48,
@@ -101,20 +95,13 @@ def config(
     return RunConfig.from_dict(table)
 
 
-def rows_of(result: RunResult) -> None:
-    """What is counted of tokens is a rank's own."""
-    for record in result.records:
-        for name in ("step_forward_tokens", "step_backward_tokens"):
-            record.pop(name, None)
-
-
 def assert_alike(ours: RunResult, alone: RunResult) -> None:
-    rows_of(ours)
-    rows_of(alone)
+    for record in (*ours.records, *alone.records):  # what is counted of tokens is a rank's own
+        record.pop("step_forward_tokens", None)
+        record.pop("step_backward_tokens", None)
     assert_same(ours, alone)
-    assert ours.summary["validation_loss"] == pytest.approx(
-        alone.summary["validation_loss"], rel=1e-9
-    )
+    losses = [result.summary["validation_loss"] for result in (ours, alone)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-9)
     assert any("metric.test_loss" in record for record in ours.records)
 
 
@@ -178,36 +165,19 @@ def test_a_second_derivative_of_a_base_in_parts_is_refused(
         run_config(config(tmp_path / "parts", 2, method(2, **hypergradient), shard=True))
 
 
-def test_parts_of_one_rank_are_refused(tmp_path: Path) -> None:
+def test_parts_of_what_cannot_be_parted_are_refused(tmp_path: Path) -> None:
     with rejects("not-supported", "task", "model", "shard", of=ConfigError):
         run_config(config(tmp_path / "parts", 1, method(2), shard=True))
-
-
-@pytest.mark.parametrize(
-    ("change", "code", "place"),
-    [
+    quantised = {"path": "x", "quantize": "4bit", "shard": True}
+    for change, code, place in (
         ({"adapter": "none"}, "missing-option", ("task", "adapter")),
-        (
-            {"model": {"path": "x", "quantize": "4bit", "shard": True}},
-            "conflicting-options",
-            ("task", "model", "shard"),
-        ),
-    ],
-    ids=["all-parameters", "quantised"],
-)
-def test_parts_of_what_cannot_be_parted_are_refused(
-    tmp_path: Path, change: dict[str, Any], code: str, place: tuple[str, ...]
-) -> None:
-    table = {
-        "budget": "1 steps",
-        "task": {**task(tmp_path, shard=True), **change},
-        "method": method(2),
-    }
-    with rejects(code, *place, of=ConfigError):
-        RunConfig.from_dict(table)
+        ({"model": quantised}, "conflicting-options", ("task", "model", "shard")),
+    ):
+        own = {**task(tmp_path, shard=True), **change}
+        with rejects(code, *place, of=ConfigError):
+            RunConfig.from_dict({"budget": "1 steps", "task": own, "method": method(2)})
 
 
 def test_ranks_propose_equally_many_candidates_where_they_compute_together() -> None:
-    assert shape_of(4, 6) == (4, 1)
-    assert shape_of(4, 6, even=True) == (2, 2)
-    assert shape_of(2, 3, even=True) == (1, 2)
+    shapes = [shape_of(4, 6), shape_of(4, 6, even=True), shape_of(2, 3, even=True)]
+    assert shapes == [(4, 1), (2, 2), (1, 2)]
