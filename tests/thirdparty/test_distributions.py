@@ -63,7 +63,6 @@ print(json.dumps(told))
 """
 
 SMALL = "hgms-example"
-"""Its tests take seconds; those of the others belong to the nightly tier."""
 
 Told = Callable[..., str]
 
@@ -160,13 +159,7 @@ def test_they_work_together(listing: Told) -> None:
     assert spent["all-three"] < 0.5 * spent["hg-ms"]
 
 
-@pytest.mark.parametrize(
-    "project",
-    [
-        pytest.param(path, id=path.name, marks=[] if path.name == SMALL else pytest.mark.nightly)
-        for path in PROJECTS
-    ],
-)
+@pytest.mark.nightly
 def test_its_own_tests_pass(project: Path, stranger: Stranger) -> None:
     flags = ["-q", "-p", "no:cacheprovider", "-c", str(project / "pyproject.toml")]
     # by the installed package's name, too, for the examples in its docstrings
