@@ -131,22 +131,6 @@ def test_frozen_parameters_and_buffers_are_no_lower_variables_and_tied_weights_c
     assert_same(module[3].weight.detach(), before)
 
 
-def test_a_hypergradient_of_zero_is_not_refused() -> None:
-    theta = torch.ones(2, dtype=F64)
-    x = normal(3)
-    g = lambda t, p: (p**2).sum() + (t - 1).square().sum()  # noqa: E731
-    found = hypergradient(lambda t, p: p.sum(), g, theta, x, solver=CG())
-    assert_same(found.value, torch.zeros(2, dtype=F64))
-    half = hypergradient(
-        lambda t, p: (p["a"] * t["used"]).sum(),
-        lambda t, p: p["a"].square().sum(),
-        {"used": theta[:1], "unused": theta},
-        {"a": x},
-        solver=CG(),
-    )
-    assert_same(half.value["unused"], torch.zeros(2, dtype=F64))
-
-
 def test_a_pipeline_says_at_its_first_step_that_no_loss_uses_theta() -> None:
     plain = network_problem()
     deaf = evolve(

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
 import torch
 from support.helpers import F64
-from support.module_problems import Recurrent
 from torch import Tensor, nn
 
-from hgms.testing import simulated_device
-from hgms_core import ROLES, Data, Problem, Tree
 from hgms_core.adapters.recurrent import PlainCells, without_fused
 
 pytestmark = pytest.mark.plugins
@@ -45,35 +41,6 @@ def test_plain_layers_compute_the_same_numbers(kind: Any, options: dict[str, Any
 def test_plain_cells_compute_the_same_numbers(kind: Any, bias: bool) -> None:
     torch.manual_seed(0)
     assert_plain(kind(2, 3, bias=bias, dtype=F64), torch.randn(4, 2, dtype=F64))
-
-
-@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
-@pytest.mark.nightly
-@pytest.mark.skipif(
-    os.environ.get("HGMS_GPU_TESTS_DEVICE") != "simulated", reason="requires a process of its own"
-)
-def test_a_layer_on_an_accelerator_has_a_forward_mode(kind: Any) -> None:
-    """The fused cells there have none."""
-
-    def loss(model: Any, batch: Tree) -> Tensor:
-        return (model(batch["a"])[:, 0] - 1).square()
-
-    def product(device: torch.device) -> list[Tensor]:
-        torch.manual_seed(0)
-        rows = Data.of({"a": torch.linspace(-1, 1, 12, dtype=F64).reshape(4, 3)})
-        p = Problem.of_module(
-            Recurrent(kind).double().to(device), loss, rows, dict.fromkeys(ROLES, rows)
-        )
-        batch = p.lower_data.batch(None)
-        slope = torch.func.grad(lambda x: p.g(p.theta0, x, batch))
-        along = {name: torch.ones_like(leaf) for name, leaf in p.x0.items()}
-        return [leaf.cpu() for leaf in torch.func.jvp(slope, (p.x0,), (along,))[1].values()]
-
-    here = product(torch.device("cpu"))
-    with simulated_device() as device:
-        there = product(device)
-    assert here
-    torch.testing.assert_close(there, here, rtol=1e-10, atol=1e-12)
 
 
 def test_the_settings_of_torch_are_as_before_afterwards() -> None:
