@@ -18,7 +18,7 @@ from hgms.comparison.from_python import compare
 from hgms.comparison.grid_file import load
 from hgms.comparison.run_grid import run_grid
 from hgms.executors import Board, Ending, Local
-from hgms.runs import DiskError, Interrupted, RunFolder, leased
+from hgms.runs import DiskError, RunFolder, leased
 from hgms_core import ConfigError
 from hgms_core.budget import Budget
 
@@ -166,20 +166,6 @@ def test_workers_know_the_plugins_of_python_and_import_nothing_from_the_working_
     comparison = run(tmp_path / "runs", seeds=1, jobs=1)
     assert comparison.complete, str(comparison)
     assert not Path("executed").exists()
-
-
-def test_ctrl_c_between_two_runs_says_how_to_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def struck(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Board, "ended", struck)
-        with pytest.raises(Interrupted) as caught:
-            run(tmp_path)
-    assert "run the same command again" in caught.value.hint
-    assert run(tmp_path).complete
 
 
 def test_stated_jobs_with_a_budget_in_seconds_say_that_timings_share_the_machine(

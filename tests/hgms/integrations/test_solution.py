@@ -45,21 +45,15 @@ def solved(theta: Tensor) -> Tensor:
     return lower_solution(quartic, theta, best, solver=dense)
 
 
-def test_the_gradient_is_that_of_the_closed_form() -> None:
+@pytest.mark.parametrize("ridge", [0.0, 0.7])
+def test_the_gradient_is_that_of_the_closed_form_with_the_ridge_of_the_solver(ridge: float) -> None:
     theta = normal(3).requires_grad_()
-    x = lower_solution(quadratic, theta, minimiser(theta), solver=dense)
-    assert_same(x.detach(), minimiser(theta))
+    best = minimiser(theta)
+    x = lower_solution(quadratic, theta, best, solver=ridged(ridge))
     (x.sin() @ B).backward()
-    explicit = theta.detach().requires_grad_()
-    (torch.linalg.solve(A, C @ explicit).sin() @ B).backward()
-    torch.testing.assert_close(theta.grad, explicit.grad, rtol=1e-12, atol=1e-13)
-
-
-def test_the_ridge_is_the_solvers() -> None:
-    theta = normal(3).requires_grad_()
-    (lower_solution(quadratic, theta, minimiser(theta), solver=ridged(0.7)) @ B).backward()
-    expected = C.T @ torch.linalg.solve(A + 0.7 * torch.eye(4, dtype=F64), B)
+    expected = C.T @ torch.linalg.solve(A + ridge * torch.eye(4, dtype=F64), best.cos() * B)
     torch.testing.assert_close(theta.grad, expected, rtol=1e-12, atol=1e-13)
+    assert_same(x.detach(), best)
 
 
 @pytest.mark.parametrize(

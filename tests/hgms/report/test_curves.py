@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hgms.report import Study, curves
-from hgms.report.curves import Curve
-from hgms.report.figures import figures, span, styles
+from hgms.report.figures import figures, styles
 from hgms.results.statistics import Interval
 
 
@@ -87,21 +84,3 @@ def test_a_figure_shows_the_curve_of_the_study(study: Study) -> None:
     curve = section.curves("oracle_calls", "value")["hg-ms"]
     np.testing.assert_allclose([line["x"], line["y"]], [curve.x, curve.y], rtol=1e-4)
     assert (line["x"][0], line["y"][0], line["x"][-1]) == (0, 1.0, 120)
-
-
-def test_known_methods_have_colours_of_their_own_in_every_report() -> None:
-    known = "uniform hg-ms hg-baseline hg-implicit scalebio hg-ms-ula v-pbgd stocbio hg-ms-tilted"
-    names = known.split()
-    together = styles(SimpleNamespace(labels=names))  # type: ignore[arg-type]
-    alone = [styles(SimpleNamespace(labels=[name]))[name].colour for name in names]  # type: ignore[arg-type]
-    assert [together[name].colour for name in names] == alone
-    assert len(set(alone)) == 9
-
-
-def test_what_a_curve_does_at_first_does_not_set_the_axis() -> None:
-    x = np.linspace(0, 10, 101)
-    y = 2.0 - x / 20
-    y[1] = 400.0
-    assert span({"a": Curve(x, y)}) == pytest.approx((1.5, 2.05), abs=0.05)
-    y[:2] = 4.0
-    assert span({"a": Curve(x, y)})[1] > 4.0  # type: ignore[index]

@@ -60,6 +60,8 @@ def test_pictures_of_curves_mixtures_and_ranks(comparison: Path, tmp_path: Path)
         (["runs", "--out", "report.docx"], "(report.docx)"),
         (["runs", "--out", "report"], "(report)"),
         (["runs", "--out", "report.md", "--steps"], "(--steps)"),
+        (["runs", "--watch", "--out", "report.html"], "(--out)"),
+        (["runs", "--watch", "--json"], "(--json)"),
         (["damaged"], "(summary.json)"),
         (["empty"], "0 folders skipped ("),
         (["nowhere"], "(nowhere)"),

@@ -10,12 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from support.helpers import rejects
 from support.made_runs import write_run
 
 import hgms.report as report
-from hgms.cli import main
 from hgms.report.watch import LOOPBACK, Pages, serve, server
 from hgms_core import ConfigError
 
@@ -115,13 +113,6 @@ def test_a_port_that_is_taken_is_said(served: Served) -> None:
     with rejects("cannot-serve", "--port", of=ConfigError) as caught:
         server(served.pages, served.port)
     assert f"port {served.port}:" in caught.value.message
-
-
-@pytest.mark.parametrize("flags", [["--out", "a.html"], ["--json"], ["--steps"]])
-def test_flags_that_write_are_refused(served: Served, flags: list[str]) -> None:
-    result = CliRunner().invoke(main, ["report", str(served.folder), "--watch", *flags])
-    assert result.exit_code == 2
-    assert f"({flags[0]})" in result.output
 
 
 def test_ctrl_c_ends_it_and_says_so(served: Served) -> None:
