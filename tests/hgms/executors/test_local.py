@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -59,19 +59,12 @@ def acts(arguments: Mapping[str, Any], tell: Any) -> Mapping[str, Any]:
     return {"threads": threads, "process": os.getpid(), "loaded": os.getppid()}
 
 
-def jobs_of(*arguments: Mapping[str, Any]) -> Iterable[Job]:
+def jobs_of(*arguments: Mapping[str, Any]) -> Iterator[Job]:
     """As a coordinator gives them: iterated again, those that are left."""
-    jobs = [
+    return (
         Job(title=f"job {number}", function="test_local:acts", arguments=each)
         for number, each in enumerate(arguments)
-    ]
-
-    class Jobs:
-        def __iter__(self) -> Iterator[Job]:
-            while jobs:
-                yield jobs.pop(0)
-
-    return Jobs()
+    )
 
 
 def test_a_lost_job_is_tried_three_times_and_costs_a_fork_and_no_loading(local: Local) -> None:
