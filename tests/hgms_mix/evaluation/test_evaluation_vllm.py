@@ -9,7 +9,6 @@ import importlib.util
 import json
 import sys
 import types
-from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,8 +22,7 @@ from support.judged import read, sums
 
 from hgms_core import ConfigError, MissingExtra
 from hgms_mix.evaluation import Evaluate
-from hgms_mix.evaluation.generate import Prompts, replies
-from hgms_mix.evaluation.vllm_engine import RANKS, Engine
+from hgms_mix.evaluation.vllm_engine import Engine
 
 transformers = pytest.importorskip("transformers", reason="the extra hgms[llm] is not installed")
 peft = pytest.importorskip("peft", reason="the extra hgms[llm] is not installed")
@@ -152,33 +150,6 @@ def test_its_memory_is_free_before_the_model_returns(
     with pytest.raises(ZeroDivisionError):
         attrs.evolve(stage, engine="vllm").run(model, tokenizer, tmp_path / "out")
     assert (len(vllm.loaded), moves) == (1, [("cpu", 0)] * 2)
-
-
-def test_one_base_answers_with_each_of_its_adapters(vllm: type[LLM], tmp_path: Path) -> None:
-    model, tokenizer = small_model()
-    model.save_pretrained(tmp_path / "base")
-    tokens = [tokenizer(text)["input_ids"] for text in ("What is 2 + 2?", "Why?")]
-    prompts = Prompts(tokens, stops=[257], cap=100, new_tokens=6)
-    models: dict[str | None, Any] = {None: model}
-    for number, rank in enumerate((12, 9)):
-        models[f"mix-{number}"] = adapted(small_model()[0], seed=number, r=rank)
-        models[f"mix-{number}"].save_pretrained(tmp_path / f"mix-{number}")
-    expected = {
-        name: sorted(chain(*replies(each, tokenizer, prompts, 2, print)))
-        for name, each in models.items()
-    }
-    adapters = {name: tmp_path / name for name in models if name}
-    with Engine(tmp_path / "base", adapters, length=120) as engine:
-        answered = {
-            name: sorted(chain(*engine.replies(tokenizer, prompts, name))) for name in expected
-        }
-        with rejects("unknown-adapter", "adapter", of=ConfigError):
-            next(engine.replies(tokenizer, prompts, "mix-4"))
-    assert answered == expected
-    assert len({str(answers) for answers in expected.values()}) == 3
-    (call,) = vllm.loaded  # the base was loaded once
-    assert (call["max_lora_rank"], call["max_loras"], call["max_cpu_loras"]) == (16, 1, 2)
-    assert call["max_lora_rank"] in RANKS
 
 
 def test_too_high_a_rank_and_a_missing_package_are_rejected(

@@ -229,14 +229,6 @@ def test_configurations_have_what_each_trainer_documents(here: Path, tmp_path: P
     ratios = [source["target_ratio"] for source in tables["olmo"]["sources"]]
     assert sum(ratios) == pytest.approx(1, abs=1e-12)
 
-    # of a named template, the same words in the columns of each
-    outs = {name: write(tmp_path / name, "plain", name) for name in ("trl", "llamafactory")}
-    swift = write(tmp_path / "ms-swift", "plain", "ms-swift")
-    trl, factory = (lines(out / "rows" / "sums.jsonl") for out in outs.values())
-    shown = [(row["query"], row["response"] + "<eos>") for row in lines(swift / "rows/sums.jsonl")]
-    assert trl == factory
-    assert shown == [(row["prompt"], row["completion"]) for row in trl]
-
 
 def test_olmo_finds_the_rows_by_their_end_tokens(here: Path, tmp_path: Path) -> None:
     out = write(tmp_path / "out", trainer="olmo")

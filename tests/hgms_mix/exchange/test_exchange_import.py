@@ -101,25 +101,7 @@ def test_a_pattern_of_files_is_a_source(pattern: str) -> None:
     assert sources() == {"more": {"path": f"more/{pattern}.jsonl"}, "a": {"path": "a.jsonl"}}
 
 
-@pytest.mark.parametrize(
-    ("trainer", "file", "text"),
-    [
-        (
-            "datasets",
-            "interleave.json",
-            '{"datasets": [{"data_files": "rows/a.jsonl"}, {"data_files": "rows/b.jsonl"}]}',
-        ),
-        ("llamafactory", "train.yaml", "dataset: a,b\ndataset_dir: sub\n"),
-        (
-            "olmo",
-            "mixture.yaml",
-            "sources: [{source_name: a, target_ratio: 1}, {source_name: b, target_ratio: 1}]",
-        ),
-    ],
-)
-def test_files_that_lie_beside_a_list_are_not_taken_from_elsewhere(
-    trainer: str, file: str, text: str
-) -> None:
+def test_files_that_lie_beside_a_list_are_not_taken_from_elsewhere() -> None:
     """Where a trainer looks beside its list only, a file of that name in the working directory is
     another.
     """
@@ -127,11 +109,9 @@ def test_files_that_lie_beside_a_list_are_not_taken_from_elsewhere(
         Path(folder).mkdir(parents=True)
         for name in "ab":
             write_rows(f"{folder}/{name}", [{"instruction": "p", "output": "c"}])
-    info = {name: {"file_name": f"rows/{name}.jsonl"} for name in "ab"}
-    Path("sub/dataset_info.json").write_text(json.dumps(info))
-    brought(trainer, text, file=f"sub/{file}")
-    paths = {name: table["path"] for name, table in sources().items()}
-    assert paths == {name: f"sub/rows/{name}.jsonl" for name in "ab"}
+    listed = [{"data_files": f"rows/{name}.jsonl"} for name in "ab"]
+    brought("datasets", json.dumps({"datasets": listed}), file="sub/interleave.json")
+    assert sources() == {name: {"path": f"sub/rows/{name}.jsonl"} for name in "ab"}
 
 
 def test_names_that_look_alike_keep_their_rows_and_are_one_line_in_notes() -> None:

@@ -183,19 +183,6 @@ def test_a_resumed_training_equals_an_uninterrupted_one(
     assert all(math.isfinite(score) for row in whole[1].records for score in row["scores"])
 
 
-def test_weights_of_a_training_begin_anew_when_it_does(tmp_path: Path) -> None:
-    trainer, mixture = trained(tmp_path, steps=4)
-    runs = []
-    for _ in range(2):
-        torch.manual_seed(3)
-        trainer.model = trainer.model_wrapped = transformers.GPT2LMHeadModel(trainer.model.config)
-        trainer.optimizer = trainer.lr_scheduler = None
-        trainer.train()
-        runs.append((list(mixture.records), mixture.theta.tolist()))
-    assert [record["step"] for record in mixture.records] == [2, 4]
-    assert runs[0] == runs[1]
-
-
 def test_what_it_cannot_do_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options: list[dict[str, Any]] = [{"dataloader_num_workers": 1}, {"ignore_data_skip": True}, {}]
     for change in options:

@@ -211,18 +211,6 @@ def test_rows_do_not_depend_on_the_order_of_the_tables_and_a_short_source_gives_
     fails("mix", "sample", "mix.toml", sets=["sample.size=101"], parts=["size=101", "sample.size)"])
 
 
-def test_validation_rows_alone_are_a_set_too(here: Path) -> None:
-    Path("mix.toml").write_text(MIX.replace("[task.validation.sums]", "[task.validation.held]"))
-    sets = ["sample.of=validation", "sample.size=7", "finetune.epochs=1"]
-    report = report_of("mix", "finetune", "mix.toml", sets=sets)
-    prompts = {row["messages"][0]["content"] for row in sampled(report)}
-    lines = Path("validation.jsonl").read_text().splitlines()
-    assert len(prompts) == 7
-    assert prompts <= {json.loads(line)["prompt"] for line in lines}
-    assert [(row["source"], row["rows"]) for row in report["sources"]] == [("held", 7)]
-    assert report["finetune"]["rows"] == 7
-
-
 def test_benchmarks_are_answered_and_shown(here: Path) -> None:
     pytest.importorskip("math_verify", reason="math-verify is not installed: hgms[llm]")
     write_rows("gsm8k", [{"question": f"{i} + 1 =", "answer": f"#### {i + 1}"} for i in range(3)])

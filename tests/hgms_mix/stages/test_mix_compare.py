@@ -223,19 +223,6 @@ def test_differences_are_paired_by_seed_and_said_in_words(
     assert json.loads(json.dumps(table.as_dict()))["mixes"][3]["warnings"] == ["a has 0.97", "b"]
 
 
-def test_mixes_that_share_no_seed_or_count_no_seconds_have_no_figure() -> None:
-    reports: dict[tuple[str, int], Any] = {
-        ("ours", 0): report(1.0, {"a": 1}, [1.0, 1.0, None]),
-        ("uniform", 1): report(2.0, {"a": 1}, [1.0, 1.0, 1.0]),
-    }
-    roles = {"ours": "", "uniform": "floor"}
-    table = Outcome(reports=reports, failures={}, roles=roles, reference="uniform")
-    rows = table.rows("all")
-    assert [row["− uniform"] for row in rows] == ["", ""]
-    assert rows[0]["processor s"] == "–"
-    assert table.verdicts("all") == ["all: ours is not ahead of uniform"]
-
-
 def fake(answer: Callable[[str, int], Any]) -> Any:
     """An executor that makes no mix: each job ends as `answer` says of its method and seed."""
 

@@ -11,12 +11,11 @@ import pytest
 import torch
 from support.small_mixes import report_of
 
-from hgms.uncertainty import in_words
 from hgms_mix.lm import BaseModel
 from hgms_mix.lm.table import left_out
 from hgms_mix.lm.tokenizers import byte_tokenizer
 from hgms_mix.stages.config import load
-from hgms_mix.stages.demo import Demo, configs, run_demo
+from hgms_mix.stages.demo import configs, run_demo
 from hgms_mix.stages.texts import word_problem, write
 
 pytest.importorskip("transformers", reason="transformers is not installed: pip install 'hgms[llm]'")
@@ -115,17 +114,3 @@ def test_the_demos_texts_share_no_prompt_are_the_same_each_time_right_and_none_i
         x, y = int(a), int(b)
         assert {"+": x + y, "-": x - y, "*": x * y, "/": x / y}[sign] == int(result)
         assert answer.endswith(f"The answer is {result}.")
-
-
-def test_the_demo_knows_what_its_seeds_say() -> None:
-    def demo(*weights: float) -> Demo:
-        rows = [
-            [{"source": "sums", "weight": one}, {"source": "dots", "weight": 1 - one}]
-            for one in weights
-        ]
-        reports = {seed: {"sources": each} for seed, each in enumerate(rows)}
-        return Demo(method="hg-ms", reports={"hg-ms": reports}, picture=None, folder=Path())
-
-    said = in_words(demo(0.7, 0.72, 0.69).certainty)
-    assert said.startswith("over 3 seeds: evidence for more of sums (p = 0.002), less of dots")
-    assert demo(0.7).certainty is None

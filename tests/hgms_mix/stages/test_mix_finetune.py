@@ -15,7 +15,7 @@ import torch
 from support.finetuning import Rows, gpt, lora, parameters, random_rows
 from support.helpers import rejects
 
-from hgms_core import ConfigError, OutOfMemory
+from hgms_core import OutOfMemory
 from hgms_mix.lm import TokenTable
 from hgms_mix.lm.models import BaseModel
 from hgms_mix.stages.base_losses import untuned_losses
@@ -138,20 +138,6 @@ def test_out_of_memory_says_which_knob(
         train(settings, gpt(), random_rows(2), tmp_path, seed=0)
     hint = caught.value.hint or ""
     assert ("finetune.checkpointing = true" in hint) != settings.checkpointing
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "code"),
-    [
-        ("lr", 0.0, "out-of-range"),
-        ("epochs", -1, "out-of-range"),
-        ("epochs", 0, "conflicting-options"),
-        ("schedule", "step", "unknown-choice"),
-    ],
-)
-def test_settings_are_checked(field: str, value: Any, code: str) -> None:
-    with rejects(code, field, of=ConfigError):
-        Finetune(**{field: value})
 
 
 def a_table(rows: Rows) -> TokenTable:

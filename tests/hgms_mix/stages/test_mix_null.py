@@ -216,15 +216,6 @@ def test_a_method_that_learns_nothing_has_no_certainty(
     assert not report["warnings"] + report["sentences"]
 
 
-@pytest.mark.extended
-def test_an_x_that_the_weights_do_not_rest_on_is_no_warning(here: Path) -> None:
-    """RDS compares rows; its x stays where it starts, and so does the validation loss."""
-    mix_of(method='method = "rds"', budget="50 steps")
-    report = certainty()
-    assert report["upper_loss"]["change"] == 0
-    assert not any("x learned nothing" in line for line in report["warnings"])
-
-
 def test_a_damaged_null_test_is_none(tmp_path: Path) -> None:
     mix: Any = SimpleNamespace(folder=tmp_path / "seed-0")
     path = tmp_path / "null-test" / "null.json"

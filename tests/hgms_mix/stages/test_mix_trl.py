@@ -23,16 +23,14 @@ from support.finetuning import (
     random_rows,
 )
 from support.helpers import rejects
-from support.small_mixes import TASK, begin, report_of
 
 from hgms.config.as_table import plain
 from hgms.config.convert import converter_for
 from hgms_core import ConfigError, MissingExtra
 from hgms_core.registry import Registry
 from hgms_mix.lm import BaseModel
-from hgms_mix.stages.batches import IGNORED
 from hgms_mix.stages.finetune import Finetune
-from hgms_mix.stages.trainers import Job, Transformers
+from hgms_mix.stages.trainers import Transformers
 from hgms_mix.stages.training import train
 from hgms_mix.stages.trl_trainer import OURS, PLACE, RESERVED, Trl
 
@@ -117,39 +115,6 @@ def test_rows_laid_side_by_side_do_not_see_each_other_and_prompts_are_learned_wh
     assert found == pytest.approx(expected, abs=1e-5)
 
 
-def packed(length: int, rows: Rows, tokenizer: Any, folder: Path) -> list[Any]:
-    """The batches of rows packed into blocks of that length."""
-    part = Trl(packing=True, sft={"max_length": length})
-    job = Job(
-        settings=Finetune(micro_batch=3, trainer=part),
-        model=gpt(**BYTES),
-        rows=rows,
-        folder=folder,
-        seed=3,
-        pad=258,
-        tokenizer=tokenizer,
-        callback=transformers.TrainerCallback(),
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return list(part.build(job).get_train_dataloader())
-
-
-@needs_trl
-def test_packing_makes_fewer_sequences_with_the_labels_of_all_rows_and_cuts_none(
-    tokenizer: Any, tmp_path: Path
-) -> None:
-    rows = rows_of_bytes(12)
-    batches = packed(30, rows, tokenizer, tmp_path)
-    labels = torch.cat([batch["labels"].flatten() for batch in batches])
-    wanted = torch.cat([tokens[1:][mask[1:]] for tokens, mask in rows])
-    assert labels[labels != IGNORED].sort().values.equal(wanted.long().sort().values)
-    assert sum(len(batch["cu_seq_lens_q"]) - 1 for batch in batches) == len(rows)
-    assert len(batches) == 1  # three blocks, where 12 rows are four micro-batches
-    with rejects("out-of-range", *PLACE, "max_length", of=ConfigError):
-        packed(8, rows, tokenizer, tmp_path)
-
-
 @needs_trl
 @pytest.mark.parametrize("packing", [False, True])
 def test_a_resumed_run_ends_with_the_very_bits_of_an_uninterrupted_one(
@@ -204,24 +169,3 @@ def test_the_trainer_is_a_part_chosen_by_its_name(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with rejects("missing-package", "finetune", "trainer", of=MissingExtra):
         Trl().check(None)
-
-
-@needs_trl
-def test_a_mix_with_it_ends_where_the_mix_without_it_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    begin(
-        f'seed = 1\nbudget = "1 steps"\nmethod = "uniform"\n{TASK}\n[sample]\nsize = 12\n'
-        "[finetune]\nlr = 1e-2\naccumulation = 4\n"
-    )
-    ours, theirs = (
-        report_of("mix", "mix.toml", sets=[f"finetune.trainer={name}"])
-        for name in ("transformers", "trl")
-    )
-    tuned, same = theirs["finetune"], ours["finetune"]
-    steps = {key: pytest.approx(same[key], abs=1e-5) for key in ("first_loss", "last_loss")}
-    own = {"trainer": "trl", "sequences": 12, "processor_seconds": None}
-    assert {**tuned, "processor_seconds": None} == {**same, **own, **steps}
-    loss, other = (report["test"]["sums"]["token_loss"] for report in (ours, theirs))
-    assert other == pytest.approx(loss, abs=1e-5)

@@ -6,14 +6,10 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.processes import strike
 from support.small_mixes import TASK, fails, hgms, report_of, right, write_sums
 
 from hgms.results import scan
@@ -124,38 +120,6 @@ def test_changed_data_is_another_run_and_data_that_are_gone_are_said(here: Path)
     fails("mix", "all", *METHOD, parts=[missing])
     fails("run", before / "config.toml", "--out", "alone", parts=[missing])
     right("report", before, "--out", "page.md")  # does without
-
-
-@pytest.mark.extended
-def test_a_sweep_on_other_data_is_another_sweep(here: Path) -> None:
-    sweep = (
-        '[sweep]\nseeds = [9]\ntrials = 2\nbudget = "1 step"\n'
-        'space.hg-baseline = { "outer.lr" = [0.1, 0.2] }\n'
-    )
-    Path("grid.toml").write_text(GRID + sweep)
-    right(*ONE, "--budget", "1 step")
-    write_sums("dots", range(20, 40), "no.")
-    part = "data (runs/sweeps/source-mixture/hg-baseline)\n"
-    fails(*ONE, "--budget", "1 step", parts=[part])
-
-
-@pytest.mark.extended
-def test_a_mix_that_is_killed_while_it_learns_goes_on_to_the_same_bytes(here: Path) -> None:
-    shutil.rmtree("runs")
-    words = ["mix", "reweight", *METHOD, "--set", "budget=40 steps"]
-    words += ["--set", "run.checkpoint_seconds=0"]
-    right(*words, "--out", "whole")
-    [whole] = Path("whole").glob("source-mixture/*/seed-1")
-    command = [sys.executable, "-m", "hgms.cli", *words]
-    with Path("err").open("w") as err, subprocess.Popen(command, stderr=err) as process:
-        strike(process.pid, Path("runs"), 5, signal.SIGKILL)
-    [folder] = folders()
-    assert not (folder / "summary.json").exists()
-    again = right(*words, "--json")
-    assert "reweight: going on with hg-baseline, 40 outer steps" in again.stderr
-    # nobody counted what was killed
-    assert json.loads(again.stdout)["stages"]["reweight"]["processor_seconds"] is None
-    assert written(folder, OWN[1:]) == written(whole, OWN[1:])
 
 
 def test_a_run_that_another_process_makes_is_not_taken_over(here: Path) -> None:
