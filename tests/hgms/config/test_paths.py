@@ -10,6 +10,7 @@ import pytest
 from support.helpers import rejects
 
 from hgms.config import cache_folder, data_fingerprint, expand, file_digest, paths
+from hgms.config.fingerprinting import fingerprint
 from hgms_core.errors import ConfigError
 
 
@@ -65,3 +66,9 @@ def test_a_fingerprint_lists_the_digest_of_each_file_and_a_pipe_has_none(tmp_pat
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(OSError, match="not a regular file"):
         file_digest(tmp_path / "pipe")
+
+
+def test_the_fingerprint_of_a_set_has_no_order() -> None:
+    one, other = {0, 8}, {8, 0}
+    assert list(one) != list(other), "their hashes collide"
+    assert fingerprint(one) == fingerprint(other)
