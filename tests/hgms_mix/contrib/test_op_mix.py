@@ -65,7 +65,7 @@ def far(omega: Tensor, slopes: Tensor, prior: Tensor, kl: float) -> float:
 @pytest.mark.parametrize("kl", [0.05, 0.01])
 @pytest.mark.parametrize("sets", [1, 3])
 def test_proposals_are_minima_for_uneven_priors(kl: float, sets: int) -> None:
-    for seed in range(10):
+    for seed in range(25):
         slopes = 2 * normal(sets, 6, seed=seed)
         prior = (2 * normal(6, seed=1000 + seed)).softmax(0)
         laws = [Law(floor=0.0, slopes=row, error=0.0) for row in slopes]

@@ -73,34 +73,3 @@ def test_bfloat16_on_a_cpu_without_it_is_warned_of(
     warn.cache_clear()
     spec("gpt2", "bfloat16").load(CPU, F64, VOCABULARY)
     assert ("bfloat16" in caplog.text) is warned
-
-
-GPT2 = {"model_type": "gpt2", "n_layer": 1}
-
-
-@pytest.mark.parametrize(
-    ("fields", "code", "place"),
-    [
-        ({}, "missing-option", ("path",)),
-        ({"path": "a", "config": GPT2}, "conflicting-options", ("path",)),
-        (
-            {"config": {"n_layer": 2}, "tokenizer": "bytes"},
-            "missing-option",
-            ("config", "model_type"),
-        ),
-        ({"config": GPT2}, "missing-option", ("tokenizer",)),
-        *(
-            ({"config": {**GPT2, "odd": value}, "tokenizer": "bytes"}, "not-finite", place)
-            for value, place in (
-                (float("nan"), ("config", "odd")),
-                ([1.0, float("inf")], ("config", "odd", 1)),
-                ({"factor": float("-inf")}, ("config", "odd", "factor")),
-            )
-        ),
-    ],
-)
-def test_a_model_is_named_one_way_with_numbers_that_a_model_can_have(
-    fields: dict[str, Any], code: str, place: tuple[str | int, ...]
-) -> None:
-    with rejects(code, *place, of=ConfigError):
-        BaseModel(**fields)

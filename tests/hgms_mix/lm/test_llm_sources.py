@@ -11,10 +11,8 @@ from attrs import evolve
 from support.helpers import rejects
 from support.source_files import source_of
 
-from hgms_core import ConfigError, DataError
-from hgms_mix.lm.sources import Source, check_names, read, read_examples
-
-REVISION = "77f3279092a1c1579b2250db8eafed0ad422088c"
+from hgms_core import DataError
+from hgms_mix.lm.sources import Source, read, read_examples
 
 
 def rows_of(tmp_path: Path, **choice: Any) -> list[int]:
@@ -33,22 +31,6 @@ def test_skip_and_rows_take_a_stretch_of_the_file_or_of_its_shuffled_order(tmp_p
     assert parts[0] + parts[1] == whole
 
 
-@pytest.mark.parametrize(
-    ("choice", "option"),
-    [
-        ({"rows": 21}, "rows"),
-        ({"rows": 10, "skip": 11}, "rows"),
-        ({"skip": 20}, "skip"),
-        ({"skip": 30, "rows": 2}, "skip"),
-    ],
-)
-def test_a_source_shorter_than_asked_is_refused(
-    tmp_path: Path, choice: dict[str, int], option: str
-) -> None:
-    with rejects("too-few-rows", "s", option, of=DataError):
-        rows_of(tmp_path, **choice)
-
-
 def test_bad_rows_are_counted_up_to_the_limit(tmp_path: Path) -> None:
     """The format is told from the first whole rows, however late they come, and no limit makes a
     source of bad rows alone.
@@ -63,50 +45,6 @@ def test_bad_rows_are_counted_up_to_the_limit(tmp_path: Path) -> None:
     for bad in (evolve(source, max_bad_rows=0), evolve(source, max_bad_rows=304), misnamed):
         with rejects("wrong-row", "s", "path", of=DataError):
             read("s", bad)
-
-
-@pytest.mark.parametrize(
-    ("fields", "code", "option"),
-    [
-        ({}, "missing-option", "path"),
-        ({"path": "a.jsonl", "hub": "a/b", "revision": REVISION}, "conflicting-options", "path"),
-        ({"hub": "a/b"}, "missing-option", "revision"),
-        ({"hub": "a/b", "revision": "main"}, "wrong-value", "revision"),
-        ({"path": "a.jsonl", "split": "train"}, "conflicting-options", "split"),
-        ({"path": "a.jsonl", "format": "alpacca"}, "unknown-format", "format"),
-        ({"path": "a.jsonl", "rows": 0}, "out-of-range", "rows"),
-        ({"path": "a.jsonl", "skip": -1}, "out-of-range", "skip"),
-        ({"path": "a.jsonl", "max_bad_rows": -1}, "out-of-range", "max_bad_rows"),
-        ({"path": ""}, "wrong-length", "path"),
-        *(
-            ({"path": "a.jsonl", "fields": fields}, "wrong-value", "fields")
-            for fields in ({"prompt": "a", "completion": "a"}, {"prompt": ""}, {"": "a"})
-        ),
-    ],
-)
-def test_fields_that_make_no_source_are_refused(
-    fields: dict[str, Any], code: str, option: str
-) -> None:
-    with rejects(code, option, of=ConfigError):
-        Source(**fields)
-
-
-@pytest.mark.parametrize(
-    ("names", "code"),
-    [
-        (["clean", "Clean"], "duplicate-name"),
-        (["a", "b", "a"], "duplicate-name"),
-        (["a", " "], "wrong-value"),
-        (["a", "gsm8k/test"], "wrong-value"),
-        (["a", "c:\\test"], "wrong-value"),
-        (["a", "two\nlines"], "wrong-value"),
-        (["a", "ä" * 100], "wrong-length"),
-    ],
-)
-def test_names_that_can_be_mixed_up_are_refused(names: list[str], code: str) -> None:
-    with rejects(code, "sources", of=ConfigError):
-        check_names(iter(names), place=("sources",))
-    check_names(["a", "b"])
 
 
 REAL = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,9 +13,8 @@ from support.source_files import source_of
 from support.token_tables import rows_of, table_of
 
 import hgms_mix.lm.tokens
-from hgms_core import ConfigError, DataError
+from hgms_core import DataError
 from hgms_mix.lm.table import TokenTable
-from hgms_mix.lm.tokenizers import byte_tokenizer
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
@@ -90,25 +88,6 @@ def test_first_rows_that_are_all_too_long_are_warned_of_before_the_others_become
         with pytest.raises(ZeroDivisionError):
             table_of(source, max_length=20)
         assert ("all of the first 3 rows" in caplog.text) == (not short)
-
-
-def test_what_makes_no_table_is_refused(tmp_path: Path) -> None:
-    source = source_of(tmp_path / "a.jsonl", ROWS)
-    bare = byte_tokenizer()
-    bare.pad_token = None
-    options: list[tuple[str, str, dict[str, Any]]] = [
-        ("unknown-choice", "too_long", {"too_long": "trunc"}),
-        ("out-of-range", "max_length", {"max_length": 1}),
-        ("missing-token", "tokenizer", {"tokenizer": bare}),
-    ]
-    for code, place, option in options:
-        with rejects(code, place, of=ConfigError):
-            table_of(source, **option)
-    refuse = "{% if m['content'] == 'What is it?' %}{{ raise_exception('no') }}{% endif %}"
-    own = byte_tokenizer()
-    own.chat_template = "{% for m in messages %}" + refuse + "{{ m['content'] }}{% endfor %}"
-    with rejects("wrong-row", "s", "path", of=DataError):
-        table_of(source, own, template="model")
 
 
 @st.composite
