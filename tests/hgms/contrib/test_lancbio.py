@@ -125,14 +125,6 @@ def test_a_solved_system_costs_a_check_and_goes_on_from_its_solution() -> None:
     torch.testing.assert_close(answers[-1].value, B / h.diagonal(), rtol=1e-12, atol=0)
 
 
-def test_several_systems_at_once_are_solved_without_memory() -> None:
-    b = normal(3, SIZE, seed=5)
-    together, memory = LancBiO(restart=M).solve_from(lambda v: v @ H, b, None, {})
-    assert memory == {}
-    alone = torch.stack([LancBiO(restart=M).solve(H.matmul, each).value for each in b])
-    torch.testing.assert_close(together.value, alone, rtol=1e-8, atol=1e-9)
-
-
 # --- a moving matrix
 
 
@@ -213,16 +205,6 @@ def test_a_product_that_is_not_finite_ends_the_epoch_with_the_last_v(steps: int)
     assert solution.outcome is Outcome.NONFINITE
     assert_same(solution.value, value, rtol=1e-12, atol=1e-13)
     assert solver.solve_from(H.matmul, B, None, after)[0].outcome is Outcome.ITERATION_LIMIT
-
-
-def test_a_right_hand_side_that_is_not_finite_or_zero() -> None:
-    solver = LancBiO(restart=5)
-    memory = steps_on(solver, [H] * 2, [B] * 2)[-1][1]
-    solution, after = solver.solve_from(H.matmul, torch.full_like(B, torch.nan), None, memory)
-    assert (solution.outcome, bool(solution.value.any())) == (Outcome.NONFINITE, False)
-    assert after is memory
-    solution, _ = solver.solve_from(H.matmul, torch.zeros_like(B), None, memory)
-    assert (solution.outcome, bool(solution.value.any())) == (Outcome.CONVERGED, False)
 
 
 def test_residuals_may_rise_but_from_epoch_to_epoch_the_error_falls() -> None:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from attrs import evolve, frozen
+from attrs import frozen
 from support.helpers import F64, normal
 
 from hgms.contrib import Roulette
@@ -62,15 +62,6 @@ def test_no_survival_is_the_neumann_series() -> None:
     assert (came.products, int(came.iterations)) == (7, 7)
     # of one term less
     torch.testing.assert_close(came.curvature, wanted.curvature, rtol=0.05, atol=0)
-
-
-def test_the_key_decides_and_nothing_else() -> None:
-    solver = Roulette(lr=0.5, steps=2, survival=0.9)
-    values = [solver.with_key(Key(7).fold(i)).solve(product, B).value for i in (0, 1, 2, 0)]
-    assert torch.equal(values[0], values[3])
-    assert len(torch.unique(torch.stack(values), dim=0)) > 1
-    assert torch.equal(solver.solve(product, B).value, evolve(solver).solve(product, B).value)
-    assert solver.with_key(Key(7)) == evolve(solver, seed=Key(7).derive())
 
 
 def test_terms_that_grow_end_the_series() -> None:

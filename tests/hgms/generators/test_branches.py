@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from attrs import evolve
-from support.branch_steps import PROBLEM, THETA, ByHand, drawn, propose
+from support.branch_steps import PROBLEM, ByHand, drawn, propose
 from support.helpers import F64, KEY, assert_same, network_problem, normal, rejects
 from torch import Tensor
 from torch.optim import SGD, AdamW, lr_scheduler
@@ -133,15 +133,6 @@ def test_where_nothing_else_tells_the_branches_apart_noise_does(
     assert torch.equal(x, plain) is told_apart
     assert len(torch.unique(x, dim=0)) == branches.count
     assert told_apart or len(torch.unique(plain, dim=0)) == 1
-
-
-def test_the_losses_are_the_last_ones_seen_and_the_cost_is_counted() -> None:
-    branches = Branches(count=2, steps=1, batch_size=5)
-    found = propose(branches)
-    for i in range(2):
-        [batch] = drawn(branches, i)
-        assert_same(found.losses[i], PROBLEM.g(THETA, PROBLEM.x0, batch), rtol=1e-13)  # type: ignore[index]
-    assert (found.cost.lower_gradients, found.cost.rows, found.count) == (2, 10, 2)
 
 
 @pytest.mark.parametrize("mode", ["loop", "stacked"])

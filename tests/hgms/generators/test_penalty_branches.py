@@ -25,9 +25,9 @@ from hgms.generators.penalty import (
 from hgms.generators.penalty.minimax import SCALEBIO
 from hgms.hypergradients import Carried, Implicit, Unrolled
 from hgms.outer import AdamW, Sgd
-from hgms.runs import pack, unpack
 from hgms.selectors import BestOfN, First
 from hgms.solvers import Identity
+from hgms.testing.methods import check_resume
 from hgms_core import Key, Pipeline, Problem
 
 PROBLEM = network_problem()
@@ -114,22 +114,18 @@ def test_branches_are_single_runs_of_their_own_and_bring_their_own_gradient(name
 
 @every_generator
 def test_the_selected_branch_moves_theta_and_is_carried_with_all_it_kept(name: str) -> None:
-    for rule in ("selected", "per-branch"):
-        generator = evolve(GENERATORS[name], carry_rule=rule)
-        whole = method(generator, Sgd(lr=1.0), BestOfN())
-        before = whole.init(PROBLEM, 0)
-        state, record = whole.step(PROBLEM, before)
-        key = Key(0).fold("step", 0).fold("propose")
-        found = generator.propose(PROBLEM, PROBLEM.theta0, before["start"], key)
-        index = int(record["selected"])
-        assert_same(state["x"], {k: v[index] for k, v in found.x.items()})
-        moved = {k: PROBLEM.theta0[k] - state["theta"][k] for k in PROBLEM.theta0}
-        assert_same(moved, {k: found.aux[f"theta.{k}"][index] for k in moved}, atol=1e-14)
-        rows = slice(index, index + 1) if rule == "selected" else slice(None)
-        assert_same(state["start"]["x"], {k: v[rows] for k, v in found.x.items()})
-        kept = state["start"]["aux"]
-        assert not any(k.startswith("theta.") or "." not in k for k in kept)
-        assert_same(kept, {k: found.aux[k][rows] for k in kept})
+    generator = GENERATORS[name]
+    whole = method(generator, Sgd(lr=1.0), BestOfN())
+    before = whole.init(PROBLEM, 0)
+    state, record = whole.step(PROBLEM, before)
+    key = Key(0).fold("step", 0).fold("propose")
+    found = generator.propose(PROBLEM, PROBLEM.theta0, before["start"], key)
+    index = int(record["selected"])
+    moved = {k: PROBLEM.theta0[k] - state["theta"][k] for k in PROBLEM.theta0}
+    assert_same(moved, {k: found.aux[f"theta.{k}"][index] for k in moved}, atol=1e-14)
+    kept = state["start"]["aux"]
+    assert not any(k.startswith("theta.") or "." not in k for k in kept)
+    assert_same(kept, {k: found.aux[k][index : index + 1] for k in kept})
 
 
 @every_generator
@@ -141,27 +137,19 @@ def test_noise_sets_branches_apart_once_or_at_every_step(name: str) -> None:
         assert_same({k: v[0] for k, v in start["x"].items()}, PROBLEM.x0)
     spread = torch.cat([(apart["x"][k][1:] - PROBLEM.x0[k]).reshape(-1) for k in PROBLEM.x0])
     assert 0.06 < float(spread.std()) < 0.14
-    twins = [k for k in apart["aux"] if k.split(".")[0] in ("omega", "u", "z")]
-    for twin in twins:
-        assert_same(apart["aux"][twin], apart["x"][twin.split(".", 1)[1]])
-    ends = {}
-    for case, generator, start in (("own", own, apart), ("common", noisy, common)):
-        ends[case] = [
-            generator.propose(PROBLEM, PROBLEM.theta0, start, Key(seed)).x["w"] for seed in (1, 2)
-        ]
-    assert torch.equal(*ends["own"])  # nothing is added to branches of their own
-    one, other = ends["common"]
+    twins = {k: k.split(".", 1)[1] for k in apart["aux"] if k.split(".")[0] in ("omega", "u", "z")}
+    assert_same({k: apart["aux"][k] for k in twins}, {k: apart["x"][twins[k]] for k in twins})
+    ends, (one, other) = (
+        [generator.propose(PROBLEM, PROBLEM.theta0, start, Key(seed)).x["w"] for seed in (1, 2)]
+        for generator, start in ((own, apart), (noisy, common))
+    )
+    assert torch.equal(*ends)  # nothing is added to branches of their own
     assert torch.equal(one[0], other[0])
     assert not torch.equal(one[1], other[1])
 
 
-@every_generator
-def test_a_run_read_back_from_disk_goes_on_the_same(name: str) -> None:
-    blocks = {"blocks": 2, "block_every": 2} if name == "minimax" else {}
-    whole = method(evolve(GENERATORS[name], **blocks), AdamW(lr=0.1), BestOfN())
-    through = advance(whole, PROBLEM, 5)
-    resumed = advance(whole, PROBLEM, 2, unpack(*pack(advance(whole, PROBLEM, 3))))
-    assert_same(unpack(*pack(resumed)), unpack(*pack(through)))
+def test_a_run_that_draws_blocks_goes_on_the_same() -> None:
+    check_resume(method(evolve(GENERATORS["minimax"], blocks=1, block_every=2), AdamW(lr=0.1)))
 
 
 @every_generator

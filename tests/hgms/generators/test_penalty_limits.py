@@ -170,28 +170,3 @@ def test_on_a_manifold_of_minima_selection_makes_up_for_the_slow_drift_along_it(
         assert best["manifold_distance"] < 0.05
         assert 0 < best["upper_gap"] < 0.75 * alone["upper_gap"]
         assert best["solution_distance"] < alone["solution_distance"]
-
-
-@pytest.mark.extended
-def test_a_barrier_drifts_to_the_optimistic_minimiser_as_fast_as_its_rates_let_it() -> None:
-    """BOME follows ∇f wherever the gap allows, so it too moves along the manifold: at a small
-    budget it stops short of F*.
-    """
-    slow, fast = (
-        on_sphere(DynamicBarrier(steps=5, inner_lr=0.2, lr=rate, eta=0.5), rate)
-        for rate in (0.02, 0.1)
-    )
-    assert slow["manifold_distance"] < 0.06
-    assert slow["solution_distance"] > 0.4
-    assert slow["upper_gap"] > 0.1
-    assert 0 < fast["upper_gap"] < 0.1 * slow["upper_gap"]
-    assert fast["solution_distance"] < 0.1
-
-
-@pytest.mark.extended
-def test_the_gradient_norm_is_content_with_a_maximum() -> None:
-    """∇g vanishes at the sphere's centre too. Of several runs, one that is held there can have
-    the lowest f.
-    """
-    generator = GradientNorm(gamma=20.0, gamma_steps=0, lr=0.1, **FIVE)
-    assert on_sphere(generator, 0.2, selector=BestOfN())["manifold_distance"] > 0.9

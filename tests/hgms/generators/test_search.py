@@ -4,26 +4,22 @@ comes.
 
 from __future__ import annotations
 
-import copy
 import sys
 from typing import Any
 
 import pytest
 import torch
 from attrs import evolve
-from support.field_problems import pipeline, run, tuned_penalty
+from support.field_problems import run, tuned_penalty
 from support.helpers import F64, assert_same, counted, network_problem, rejects
 
 import hgms.runs
 from hgms.generators.branches import Branches
 from hgms.generators.search import Search
-from hgms.hypergradients import Implicit
-from hgms.outer import Sgd
 from hgms.runs import RunConfig
 from hgms.runs import traits as compat
 from hgms.selectors import BestOfN, First
-from hgms.solvers import CG
-from hgms.tasks.sphere import Sphere
+from hgms.testing.methods import check_resume
 from hgms_core import Budget, MissingExtra, Problem, State, Tree
 
 PROBLEM = network_problem()
@@ -89,20 +85,11 @@ def test_proposals_fill_the_box(sampler: str) -> None:
 
 
 @every_sampler
-def test_two_runs_are_equal_and_a_saved_state_continues(sampler: str) -> None:
+def test_a_saved_state_continues_and_global_states_are_left_alone(sampler: str) -> None:
     import optuna
 
-    method = search(sampler, startup=3)
     before = (torch.random.get_rng_state(), optuna.logging.get_verbosity())
-    whole, rows = steps(method, method.init(PROBLEM, 4), 6)
-    half, head = steps(method, method.init(PROBLEM, 4), 4)
-    again, tail = steps(method, copy.deepcopy(half), 2)
-    _, other = steps(method, method.init(PROBLEM, 5), 6)
-    assert_same(again, whole)
-    losses, resumed, others = (
-        [row["upper_loss"] for row in each] for each in (rows, head + tail, other)
-    )
-    assert losses == resumed != others
+    check_resume(search(sampler, startup=2))
     assert_same((torch.random.get_rng_state(), optuna.logging.get_verbosity()), before)
 
 
@@ -179,22 +166,3 @@ def test_it_comes_near_the_closed_form_optimum(sampler: str) -> None:
     theta, _, _ = run(method, problem, 60 if sampler == "random" else 40)
     near = {"random": 0.3, "tpe": 0.2}[sampler]
     assert float(theta["log_penalty"]) == pytest.approx(best, abs=near)
-
-
-@pytest.mark.extended
-def test_a_hypergradient_beats_it_at_equal_calls() -> None:
-    # 4 upper variables and a sphere of minimisers; both select among 8 branches, one follows a
-    # hypergradient.
-    problem = Sphere(k=3, d=6).problem(0, torch.device("cpu"), F64)
-    branches = Branches(count=8, steps=20, lr=0.1, noise=0.3)
-    hypergradient = Implicit(solver=CG(ridge=1e-2, max_steps=6))
-    guided = pipeline(branches, BestOfN(), hypergradient, Sgd(lr=0.2))
-    theta, x, record = run(guided, problem, 40)
-    method = Search(generator=branches, selector=BestOfN(), low=-1.0, high=1.0)
-    state = method.init(problem, 0)
-    spent = 0
-    while spent < record["oracle_calls"]:
-        state, row = method.step(problem, state)
-        spent = row["oracle_calls"]
-    found = problem.evaluate(*method.result(state))["upper_gap"]
-    assert problem.evaluate(theta, x)["upper_gap"] < 0.5 * found

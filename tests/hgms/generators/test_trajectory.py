@@ -4,15 +4,14 @@ against closed forms.
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
 import torch
 from attrs import evolve
 from support.branch_steps import PROBLEM, THETA, ByHand, propose
-from support.field_problems import pipeline, run, sphere_gap, tuned_penalty
-from support.helpers import F64, KEY, assert_same, counted, finite_differences, normal, rejects
+from support.field_problems import pipeline, run, tuned_penalty
+from support.helpers import F64, KEY, assert_same, finite_differences, normal, rejects
 from torch.optim import SGD, AdamW, NAdam
 
 from hgms.generators.branches import Branches, Trajectory
@@ -23,7 +22,8 @@ from hgms.outer import Adam, Schedule, Sgd, Split
 from hgms.runs import RunConfig
 from hgms.selectors import BestOfN, First, Worst
 from hgms.solvers import CG
-from hgms_core import Key, Problem, Tree
+from hgms.testing.methods import check_resume
+from hgms_core import Problem, Tree
 
 
 def nadam(parameters: Any) -> torch.optim.Optimizer:
@@ -119,24 +119,6 @@ def test_the_kept_graph_and_the_replay_are_one_derivative(last: int | None) -> N
         assert_same(kept, replayed, rtol=1e-11, atol=1e-14)
 
 
-@graph_or_not
-def test_the_counts_are_the_calls_that_happened(keep_graph: bool) -> None:
-    problem, calls = counted(PROBLEM)
-    *_, record = run(iaptt(Trajectory(steps=5, lr=0.3, keep_graph=keep_graph)), problem, 1)
-    through = int(record["selected"]) + 1
-    assert calls["g"] == record["cost_lower_gradients"] == 5 + (0 if keep_graph else through)
-    assert record["cost_products"] == record["cost_cross_products"] == through
-
-
-@pytest.mark.parametrize("rule", ["selected", "last", "restart"])
-def test_carry_rules(rule: Any) -> None:
-    trajectory = Trajectory(steps=4, lr=0.3, carry_rule=rule)
-    found = propose(trajectory)
-    carried = trajectory.carry({}, found, torch.tensor(1), Key(7), PROBLEM)
-    ends = {"selected": found.at(1), "last": found.at(3), "restart": PROBLEM.initial(Key(7))}
-    assert_same(carried["x"], ends[rule])
-
-
 # --- the learned start
 
 
@@ -210,21 +192,7 @@ def test_a_kept_graph_of_a_learned_start_is_used_at_its_own_theta_only() -> None
 @pytest.mark.parametrize("keep", ["last", "best"])
 def test_a_saved_state_continues(keep: str) -> None:
     generator = Trajectory(steps=4, lr=0.3, batch_size=6, keep_graph=True)
-    method = iaptt(generator, Adam(lr=0.05), Sgd(lr=0.3), keep=keep)
-
-    def steps(state: Any, count: int) -> tuple[Any, list[float]]:
-        losses = []
-        for _ in range(count):
-            state, row = method.step(PROBLEM, state)
-            losses.append(float(row["upper_loss"]))
-        return state, losses
-
-    whole, losses = steps(method.init(PROBLEM, 3), 5)
-    half, head = steps(method.init(PROBLEM, 3), 2)
-    again, tail = steps(copy.deepcopy(half), 3)
-    assert_same(method.result(again), method.result(whole))
-    assert losses == head + tail
-    assert method.result(whole)[0].keys() == {"weights", "scale"}
+    check_resume(iaptt(generator, Adam(lr=0.05), Sgd(lr=0.3), keep=keep))
 
 
 def test_split_is_its_two_optimisers() -> None:
@@ -270,12 +238,3 @@ def test_hg_ms_along_a_trajectory_reaches_the_closed_form_optimum() -> None:
     theta, _, record = run(method, problem, 80)
     assert record["scores"].shape == (4,)
     assert float(theta["log_penalty"]) == pytest.approx(best, abs=0.02)
-
-
-@pytest.mark.extended
-def test_pessimism_does_no_better_than_optimism_where_minimisers_are_many() -> None:
-    branches = Branches(count=12, steps=20, lr=0.1, noise=0.3)
-    selecting = pipeline(branches, BestOfN(), Implicit(solver=CG(ridge=1e-2)), Sgd(lr=0.2))
-    gap = sphere_gap(selecting, 60)
-    assert gap < 0.01
-    assert sphere_gap(iaptt(Trajectory(steps=20, lr=0.1, keep_graph=True)), 60) > 3 * gap

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from attrs import evolve
-from support.branch_steps import PROBLEM, THETA, check_repeats, check_replays, propose
+from support.branch_steps import check_repeats, check_replays, propose
 from support.helpers import F64, KEY, LiveMemory, assert_same, normal
 from torch import Tensor
 
@@ -144,26 +144,6 @@ def test_a_chain_does_not_depend_on_how_many_there_are() -> None:
     few, many = (propose(Ula(count=n, steps=5, lr=0.1, mode="loop")) for n in (2, 5))
     assert_same(few.x, {name: leaf[:2] for name, leaf in many.x.items()})
     assert not torch.equal(many.x["w"][0], many.x["w"][1])
-
-
-@pytest.mark.parametrize("rule", ["selected", "per-branch", "restart"])
-def test_what_the_next_step_starts_from(rule: Any) -> None:
-    ula = Ula(count=3, steps=2, carry_rule=rule)
-    found = propose(ula)
-    key = KEY.fold("carry")
-    for problem in (PROBLEM, evolve(PROBLEM, fresh=None)):
-        carried = ula.carry(ula.init(problem, KEY), found, torch.tensor(2), key, problem)["x"]
-        ends = {"per-branch": found.x, "selected": {k: v[2:] for k, v in found.x.items()}}
-        fresh = PROBLEM.fresh(key) if problem.fresh else PROBLEM.x0  # type: ignore[misc]
-        assert_same(carried, ends.get(rule, {name: leaf[None] for name, leaf in fresh.items()}))
-
-
-def test_the_cost_and_the_last_losses() -> None:
-    found: Any = propose(Ula(count=2, steps=1, lr=0.1, spread=0.0, batch_size=5))
-    index: Any = PROBLEM.lower_data.draw(KEY.fold("batches", 1), 5, 1)
-    loss = PROBLEM.g(THETA, PROBLEM.x0, PROBLEM.lower_data.batch(index[0]))
-    assert_same(found.losses[1], loss, rtol=1e-13)
-    assert (found.cost.lower_gradients, found.cost.rows) == (2, 10)
 
 
 def wide_problem(decay: float) -> Problem:

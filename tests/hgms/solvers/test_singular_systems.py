@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from support.helpers import F64
 from support.solver_systems import (
     DIAGONAL,
-    KRYLOV,
     Operator,
     eigenvalues,
     every_krylov,
@@ -32,12 +31,6 @@ from hgms_core import Outcome
 
 EYE = torch.eye(3, dtype=F64)
 ANY = float("nan")  # along a direction that the matrix does not see
-
-
-@every_solver
-@pytest.mark.parametrize("b", [(1.0, 1.0, 1.0, 0.0), (1.0, 1.0, 0.0, 0.0), (0.0, 0.0, 1.0, 0.0)])
-def test_the_promises_hold_on_a_singular_indefinite_matrix(solver: Any, b: Any) -> None:
-    promises(solver, torch.diag(DIAGONAL), vector(*b))
 
 
 @pytest.mark.parametrize(
@@ -198,21 +191,7 @@ def test_what_single_precision_reaches_is_true_and_what_it_cannot_is_not_claimed
     assert below.residual < 1e-3
 
 
-# --- what is not finite, and zero
-
-
-@every_solver
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_numbers_that_are_not_finite_end_a_solve(solver: Any, bad: float) -> None:
-    solution = promises(solver, EYE, vector(1, bad, 0))
-    assert solution.outcome is Outcome.NONFINITE
-    assert not solution.value.any()
-    assert solution.residual == 1
-    operator = promises(solver, torch.diag(vector(1, bad, 1)), vector(1, 1, 0))
-    assert operator.outcome is Outcome.NONFINITE
-    b = vector(1, 2, 3)
-    dropped = promises(solver, EYE, b, x0=vector(bad, 0, 0))
-    torch.testing.assert_close(dropped.value, solver.solve(lambda v: v, b).value)
+# --- what is not finite, and starts
 
 
 @pytest.mark.parametrize(
@@ -233,12 +212,9 @@ def test_the_last_finite_iterate_is_returned(solver: Any) -> None:
 
 
 @every_solver
-def test_a_zero_right_hand_side_is_solved_by_zero_whatever_the_start(solver: Any) -> None:
-    solution = promises(solver, symmetric(vector(1, 2, -3), 0), vector(0, 0, 0))
-    started = solver.solve(lambda v: v, vector(0, 0), vector(1, 1))
-    assert solution.outcome is started.outcome is Outcome.CONVERGED
-    assert not solution.value.any()
-    assert not started.value.any()
-    assert (int(solution.iterations), float(solution.residual)) == (0, 0)
-    if solver in KRYLOV:
-        assert solution.products == 0
+def test_a_start_that_is_of_no_use_is_dropped(solver: Any) -> None:
+    b = vector(1, 2, 3)
+    started = promises(solver, EYE, b, x0=vector(float("nan"), 0, 0))
+    torch.testing.assert_close(started.value, solver.solve(lambda v: v, b).value)
+    zero = solver.solve(lambda v: v, 0 * b, b)
+    assert (zero.outcome, bool(zero.value.any())) == (Outcome.CONVERGED, False)

@@ -12,11 +12,9 @@ from attrs import evolve
 from support.helpers import F64, rejects
 from support.solver_systems import (
     EVERY,
-    SOLVERS,
     Operator,
     every_krylov,
     every_solver,
-    ids,
     normal,
     promises,
     symmetric,
@@ -33,17 +31,6 @@ DECAYING = symmetric(torch.logspace(-3, 0, 40, dtype=F64), 0)
 B = normal(40, seed=1)
 
 
-@pytest.mark.parametrize("solver", SOLVERS[:4], ids=ids[:4])
-def test_a_start_at_the_solution_takes_no_step(solver: Any) -> None:
-    b = normal(4, seed=1)
-    exact = torch.linalg.solve(FOUR, b)
-    solution = promises(solver, FOUR, b, x0=exact)
-    assert (solution.outcome, int(solution.iterations)) == (Outcome.CONVERGED, 0)
-    torch.testing.assert_close(solution.value, exact, rtol=1e-15, atol=0)
-    if not isinstance(solver, NystromCG):
-        assert solution.products == 1
-
-
 @every_krylov
 def test_a_good_start_saves_steps_and_one_worse_than_zero_is_dropped(solver: Any) -> None:
     cold = promises(solver, DECAYING, B)
@@ -52,28 +39,6 @@ def test_a_good_start_saves_steps_and_one_worse_than_zero_is_dropped(solver: Any
     b = normal(4, seed=1)
     ends = [solver.solve(Operator(FOUR), b, x0).value for x0 in (None, 100 * normal(4, seed=2))]
     assert torch.equal(*ends)
-
-
-@pytest.mark.parametrize(
-    "plain",
-    [
-        CG(),
-        MINRES(),
-        NystromCG(rank=2, rtol=1e-12),
-        FixedPoint(lr=0.2),
-        Neumann(lr=0.2),
-        Identity(),
-    ],
-    ids=lambda s: s.name,
-)
-def test_a_ridge_is_added_to_the_matrix(plain: Any) -> None:
-    matrix = symmetric(vector(0, 1, 2, 3), 0)
-    b = normal(4, seed=1)
-    one = evolve(plain, ridge=0.3).solve(Operator(matrix), b)
-    other = plain.solve(Operator(matrix + 0.3 * torch.eye(4, dtype=F64)), b)
-    torch.testing.assert_close(one.value, other.value)
-    torch.testing.assert_close(one.residual, other.residual, rtol=1e-6, atol=1e-12)
-    assert torch.equal(one.codes, other.codes)
 
 
 @pytest.mark.parametrize("solver", [CG(clip=0.25), NystromCG(clip=0.25)], ids=lambda s: s.name)
