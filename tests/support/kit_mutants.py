@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 import numpy as np
 import torch
-from attrs import evolve, frozen
+from attrs import evolve
 from torch import Tensor
 
 from hgms_core import LinearSystem, Outcome
@@ -20,81 +20,56 @@ from support.kit_parts import DOC, Exact, Keyed, MinimalResidual, changed, exact
 # --------------------------------------------------------------------------------------------------
 
 
-def exactly_but(before: Callable[[Tensor], object], **body: Any) -> Any:
-    """The exact solver, which does something with b first."""
-    return changed(Exact(), solve=lambda own, plain, m, b, x0=None: before(b) or plain(m, b))
+def exactly_but(change: Callable[..., Any]) -> Any:
+    """The exact solver with another answer: ``change(plain, m, b)``."""
+    return changed(Exact(), solve=lambda own, plain, m, b, x0=None: change(plain, m, b))
 
 
-def named_otherwise(**body: Any) -> Any:
-    return type("Changed", (Exact,), {"__doc__": DOC, **body})()
+def named_otherwise(bases: tuple[type, ...] = (Exact,), **body: Any) -> Any:
+    return type("Changed", bases, {"__doc__": DOC, **body})()
 
 
-def with_field(name: str, kind: Any, **about: Any) -> Any:
-    """The exact solver with one more field."""
-    one = {name: attrs.field(type=kind, **about)}
-    body = {"__doc__": DOC}
-    return attrs.make_class("Changed", one, (Exact,), body, frozen=True, kw_only=True)()
+def with_fields(bases: tuple[type, ...] = (Exact,), options: Any = None, **fields: Any) -> Any:
+    """The exact solver with more fields, or as a class of other options."""
+    body = {"__doc__": DOC, "name": "changed", "solve": Exact.solve}
+    kind = {"frozen": True, "kw_only": True, **(options or {})}
+    return attrs.make_class("Changed", fields, bases, body, **kind)()
 
 
-def other_signature(own: Any, operator: Any, b: Tensor) -> Any:
-    return exact(operator, b)
-
-
-@attrs.define(kw_only=True)
-class Changeable:
-    __doc__ = DOC
-    name = "changeable"
-    rtol: float = 1.0
-    solve = Exact.solve
-
-
-@frozen(kw_only=True, eq=False)
-class Unequal:
-    __doc__ = DOC
-    name = "unequal"
-    solve = Exact.solve
-
-
-@frozen(kw_only=True)
+@attrs.frozen(kw_only=True)
 class Local(Exact):
     __doc__ = DOC
     rule: Any = lambda rate: rate
 
 
 LAST: list[Tensor] = []
+FLOAT = attrs.field(type=float, default=1.0)
 UNSOUND: list[tuple[str, Any]] = [
     ("registration", named_otherwise(name="Exact_Solver")),
-    ("registration", named_otherwise(solve=other_signature)),
+    ("registration", named_otherwise(solve=lambda own, operator, b: exact(operator, b))),
     ("docstring", named_otherwise(__doc__=None)),
     ("docstring", named_otherwise(__doc__="An exact solver.")),
     ("source", named_otherwise(__doc__="An exact solver.\n\n>>> 1 + 1\n2")),
-    ("types", with_field("rtol", "Nowhere", default=1.0)),
-    ("frozen", Changeable()),
-    ("hashable", with_field("rates", list[float], factory=lambda: [1.0])),
-    ("hashable", Unequal()),
+    ("types", with_fields(rtol=attrs.field(type="Nowhere", default=1.0))),
+    ("frozen", with_fields((), {"frozen": False}, rtol=FLOAT)),
+    ("hashable", with_fields(rates=attrs.field(type=list[float], factory=lambda: [1.0]))),
+    ("hashable", with_fields((), {"eq": False})),
     ("pickle", Local()),
-    ("toml", with_field("rtol", float, default=1.0, converter=lambda value: value + 1.0)),
-    ("inputs", exactly_but(lambda b: b.mul_(1.0 + 1e-12) is None)),
-    ("global-rng", exactly_but(lambda b: torch.randn(1) is None)),
-    ("global-rng", exactly_but(lambda b: np.random.rand() is None)),  # noqa: NPY002
-    ("global-rng", exactly_but(lambda b: random.random() is None)),
+    (
+        "toml",
+        with_fields(rtol=attrs.field(type=float, default=1.0, converter=lambda value: value + 1.0)),
+    ),
+    ("inputs", exactly_but(lambda plain, m, b: plain(m, b.mul_(1.0 + 1e-12)))),
+    ("global-rng", exactly_but(lambda plain, m, b: (torch.randn(1), plain(m, b))[1])),
+    ("global-rng", exactly_but(lambda plain, m, b: (np.random.rand(), plain(m, b))[1])),  # noqa: NPY002
+    ("global-rng", exactly_but(lambda plain, m, b: (random.random(), plain(m, b))[1])),
     (
         "repeatable",
-        changed(
-            Exact(),
-            solve=lambda own, plain, m, b, x0=None: (
-                LAST.append(b) or plain(m, b + 1e-9 * len(LAST))
-            ),
-        ),
+        exactly_but(lambda plain, m, b: LAST.append(b) or plain(m, b + 1e-9 * len(LAST))),
     ),
     (
         "precision",
-        changed(
-            Exact(),
-            solve=lambda own, plain, m, b, x0=None: evolve(
-                plain(m, b), value=plain(m, b).value.float()
-            ),
-        ),
+        exactly_but(lambda plain, m, b: evolve(plain(m, b), value=plain(m, b).value.float())),
     ),
 ]
 

@@ -55,11 +55,6 @@ def estimates(change: Callable[[Any], Any]) -> Any:
     )
 
 
-def turned(value: Any) -> Any:
-    """Of the right length in another direction."""
-    return {name: leaf.flip(0) if leaf.dim() else leaf for name, leaf in value.items()}
-
-
 def halfway(own: Any, plain: Any, p: Problem, theta: Any, branch: Any, key: Key, state: Any) -> Any:
     """Takes the curvature at another place."""
     moved = evolve(branch, x={name: 0.5 * leaf for name, leaf in branch.x.items()})
@@ -135,7 +130,13 @@ PARTS: list[tuple[str, str, Any]] = [
         estimates(lambda h: evolve(h, value={k: v[None] for k, v in h.value.items()})),
     ),
     ("hypergradient", "closed-form-bowl", Exactly(sign=-1.0)),
-    ("hypergradient", "closed-form-bowl", estimates(lambda h: evolve(h, value=turned(h.value)))),
+    (
+        "hypergradient",
+        "closed-form-bowl",  # of the right length in another direction
+        estimates(
+            lambda h: evolve(h, value={name: leaf.flip(-1) for name, leaf in h.value.items()})
+        ),
+    ),
     ("hypergradient", "closed-form-ridge", Exactly(ridge=0.1)),
     ("hypergradient", "closed-form-sources", Exactly(sign=-1.0)),
     ("hypergradient", "closed-form-sphere", Exactly(ridge=0.1)),

@@ -39,8 +39,8 @@ def proposes_some(change: Callable[..., Candidates]) -> Any:
     return InParts()
 
 
-def taken(whole: Candidates, members: list[int]) -> dict[str, Tensor]:
-    return {name: leaf[members] for name, leaf in whole.x.items()}
+def taken(whole: Candidates, members: list[int], **more: Any) -> Candidates:
+    return evolve(whole, x={name: leaf[members] for name, leaf in whole.x.items()}, **more)
 
 
 def again(change: Callable[..., Any]) -> Any:
@@ -104,14 +104,14 @@ GENERATORS: list[tuple[str, Any]] = [
     ),
     (
         "parts",  # costs all of them
-        proposes_some(lambda own, whole, members, _: evolve(whole, x=taken(whole, members))),
+        proposes_some(lambda own, whole, members, _: taken(whole, members)),
     ),
     (
         "parts",  # its way back takes the row of a candidate in its part
         proposes_some(
-            lambda own, whole, members, _: evolve(
+            lambda own, whole, members, _: taken(
                 whole,
-                x=taken(whole, members),
+                members,
                 replay=lambda i, *more: whole.replay(
                     torch.tensor(members[int(i) % len(members)]), *more
                 ),
@@ -205,19 +205,10 @@ def table(change: Callable[..., Any]) -> Any:
     return changed(Line(), table=lambda own, plain, *inputs: change(plain, *inputs))
 
 
-def online(own: Any, plain: Any, *inputs: Any) -> Problem:
-    with socket.socket() as connection:
-        connection.connect(("127.0.0.1", 9))
-    return plain(*inputs)
-
-
-def size_of_a_file() -> float:
-    return float(len((Path(__file__).parents[2] / "pyproject.toml").read_bytes()))
-
-
 CALLS = itertools.count()
+PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 TASKS: list[tuple[str, Any]] = [
-    ("smoke", changed(Line(), problem=online)),
+    ("smoke", changed(Line(), problem=lambda *_: socket.create_connection(("127.0.0.1", 9)))),
     ("seed", table(lambda plain, seed, *more: plain(next(CALLS), *more))),
     ("other-seed", table(lambda plain, seed, *more: plain(0, *more))),
     (
@@ -233,7 +224,7 @@ TASKS: list[tuple[str, Any]] = [
         table(
             lambda plain, *inputs: {
                 **plain(*inputs),
-                "y": size_of_a_file() + 0 * plain(*inputs)["y"],
+                "y": len(PROJECT.read_bytes()) + 0 * plain(*inputs)["y"],
             }
         ),
     ),
@@ -297,16 +288,16 @@ def first_gains(own: Any, plain: Any, p: Problem, state: State, progress: float)
     return {**state, "theta": {"logits": logits}}, {"oracle_calls": 0}
 
 
-def own_budget(own: Any, plain: Any, p: Problem, state: State, progress: float) -> Any:
-    if state["calls"] > 10:
+def own_budget(state: State, record: Any) -> Any:
+    if state["calls"] > 20:
         raise RuntimeError("no more steps")
-    return plain(p, state, progress)
+    return state, record
 
 
 def swallows(state: State, record: Any) -> Any:
     """Raises an error of its own where the losses break down."""
-    trees = (state["theta"], state["x"])
-    if not all(bool(leaf.isfinite().all()) for tree in trees for leaf in tree.values()):
+    leaves = (*state["theta"].values(), *state["x"].values())
+    if not all(bool(leaf.isfinite().all()) for leaf in leaves):
         raise ZeroDivisionError("the loss is gone")
     return state, record
 
@@ -324,18 +315,7 @@ METHODS: list[tuple[str, Any]] = [
     ),
     ("records", records(lambda state, record: (state, {"upper_loss": record["upper_loss"]}))),
     ("records", records(lambda state, record: (state, {**record, "theta": state["theta"]}))),
-    *(
-        (
-            "records",
-            records(
-                lambda state, record, of=of: (
-                    state,
-                    {**record, "oracle_calls": of(record["oracle_calls"])},
-                )
-            ),
-        )
-        for of in (lambda calls: calls % 17, lambda calls: 3 * calls)
-    ),
+    *(("records", counts(of)) for of in (lambda calls: calls % 17, lambda calls: 3 * calls)),
     (
         "roles",
         steps(
@@ -375,6 +355,6 @@ METHODS: list[tuple[str, Any]] = [
             )
         ),
     ),
-    ("budget", steps(own_budget)),
+    ("budget", records(own_budget)),
     ("failure", records(swallows)),
 ]
