@@ -185,23 +185,19 @@ def test_backward_passes_alone_suffice_unless_they_are_differentiable_once(
 @pytest.mark.parametrize("mode", ["use_mm_for_euclid_dist", "use_mm_for_euclid_dist_if_necessary"])
 def test_distances_have_their_second_derivative_or_an_error(mode: str, strategy: Any) -> None:
     z = normal(12, 4, seed=1)
-    x = normal(12, seed=2)
-    theta = torch.tensor(0.3, dtype=F64)
+    start = torch.tensor(0.3, dtype=F64), normal(12, seed=2)
 
-    def with_cdist(theta: Tensor, x: Tensor) -> Tensor:
-        distance = torch.cdist(x.view(3, 4), z, compute_mode=mode)
-        return theta.exp() * distance.square().mean() + 5 * (x**2).sum()
+    def g(squares: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+        return lambda theta, x: theta.exp() * squares(x.view(3, 4)).mean() + 5 * (x**2).sum()
 
-    def written_out(theta: Tensor, x: Tensor) -> Tensor:
-        squares = (x.view(3, 1, 4) - z).square().sum(-1)
-        return theta.exp() * squares.mean() + 5 * (x**2).sum()
-
+    fused = g(lambda x: torch.cdist(x, z, compute_mode=mode).square())
     if mode.endswith("necessary") and strategy != "difference":
         with rejects("no-second-derivative", "hypergradient", "strategy"):
-            hypergradient(ones, with_cdist, theta, x, solver=CG(), strategy=strategy)
+            hypergradient(ones, fused, *start, solver=CG(), strategy=strategy)
         return
-    have = hypergradient(ones, with_cdist, theta, x, solver=CG(), strategy=strategy).value
-    want = hypergradient(ones, written_out, theta, x, solver=CG()).value
+    have = hypergradient(ones, fused, *start, solver=CG(), strategy=strategy).value
+    written_out = g(lambda x: (x[:, None] - z).square().sum(-1))
+    want = hypergradient(ones, written_out, *start, solver=CG()).value
     torch.testing.assert_close(have, want, rtol=1e-8, atol=0)
 
 
