@@ -664,6 +664,33 @@ def winners() -> str:
     return markdown(["what", "task", "best mean", "ahead of", "not told apart from it"], table)
 
 
+# --- the tests
+
+
+def mutations() -> str:
+    """Planted mistakes by area: how many there are, and how many each tier catches."""
+    path = RESULTS / "mutations.json"
+    if not path.exists():
+        return "Not run yet (`python benchmarks/mutations.py`).\n"
+    verdicts = list(json.loads(path.read_text(encoding="utf-8")).values())
+    areas: dict[str, list[str]] = {}
+    for verdict in verdicts:
+        areas.setdefault(verdict["area"], []).append(verdict["tier"])
+    areas = dict(sorted(areas.items())) | {"all": [verdict["tier"] for verdict in verdicts]}
+    table = [
+        [
+            area,
+            str(len(tiers)),
+            str(tiers.count("default")),
+            str(tiers.count("extended")),
+            str(tiers.count("none")),
+        ]
+        for area, tiers in areas.items()
+    ]
+    head = ["area", "planted", "caught by default", "by extended only", "missed"]
+    return markdown(head, table)
+
+
 # --- the demo
 # --------------------------------------------------------------------------------------------------
 
@@ -939,6 +966,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "speed-methods": speed_methods,
     "products": products,
     "kernels": kernels,
+    "mutations": mutations,
 }
 
 
