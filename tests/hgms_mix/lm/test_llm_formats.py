@@ -161,6 +161,15 @@ def test_nothing_is_learned_from_a_turn_with_the_weight_0(tmp_path: Path) -> Non
     assert read_examples("s", source_of(tmp_path / "t.jsonl", [unlearned]))[0].blank
 
 
+def test_columns_that_are_not_read_are_named_once(tmp_path: Path) -> None:
+    rows = [
+        {"messages": turns("Q", "A", mood="good"), "id": 1, "chosen": "x"},
+        {"messages": turns("Q", "A", "R"), "grade": 1, "note": ""},
+    ]
+    unread = ("chosen", "grade", "messages[].mood", "turns of messages after the last answer")
+    assert read("s", source_of(tmp_path / "s.jsonl", rows))[1].unread == unread
+
+
 def test_the_input_of_an_alpaca_row_can_be_told_from_its_instruction() -> None:
     user, _ = FORMATS["alpaca"].read({"instruction": "Add.", "input": "1, 2", "output": "3"})
     assert (user.text, user.instruction, user.context) == ("Add.\n1, 2", "Add.", "1, 2")
