@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
+
 HERE = Path(__file__).parent
 
 
@@ -38,3 +40,8 @@ def on_ranks(script: str, count: int, *arguments: str | Path, seconds: float = 3
             process.kill()
             process.communicate()
     assert [process.returncode for process in processes] == [0] * count, ends
+
+
+def children_of(module: str) -> list[psutil.Process]:
+    """The other ranks of this process."""
+    return [child for child in psutil.Process().children() if module in child.cmdline()]

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from derivatives import check
 from support.helpers import rejects
+from support.language_models import noisy
 from torch.distributed.tensor import DTensor
 
 from hgms.distributed import join
@@ -45,14 +46,6 @@ def pair(
         LanguageModel.of(model, Lora(rank=2, alpha=4.0), length=24, **options) for model in models
     )
     return whole, parts
-
-
-def noisy(x: dict[str, torch.Tensor], seed: int) -> dict[str, torch.Tensor]:
-    draw = torch.Generator().manual_seed(seed)
-    return {
-        name: leaf + 0.1 * torch.randn(leaf.shape, generator=draw, dtype=leaf.dtype)
-        for name, leaf in x.items()
-    }
 
 
 def batch(seed: int, *lead: int) -> tuple[torch.Tensor, torch.Tensor]:

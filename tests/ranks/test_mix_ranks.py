@@ -16,14 +16,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
-from launched import free_address, on_ranks
+from launched import children_of, free_address, on_ranks
 from safetensors.torch import load_file
 from support.helpers import rejects
 from support.small_mixes import write_sums
@@ -45,6 +44,7 @@ pytestmark = [
 ]
 
 HERE = Path(__file__).parent
+FOLLOWER = "hgms_mix.stages.follower"
 
 
 def adapter(folder: Path) -> dict[str, torch.Tensor]:
@@ -189,14 +189,6 @@ class Watching:
             self.at.get(record["step"], lambda: None)()
 
 
-def others() -> list[psutil.Process]:
-    return [
-        child
-        for child in psutil.Process().children()
-        if "hgms_mix.stages.follower" in child.cmdline()
-    ]
-
-
 @pytest.mark.nightly  # CI sees a rank of a run die, and fine-tunings that go on
 def test_a_rank_that_dies_in_finetuning_is_named_and_the_same_command_goes_on(
     made: Path, tmp_path: Path
@@ -205,14 +197,14 @@ def test_a_rank_that_dies_in_finetuning_is_named_and_the_same_command_goes_on(
     killed = on_two(made, tmp_path / "runs")
 
     def kill() -> None:
-        (other,) = others()
+        (other,) = children_of(FOLLOWER)
         os.kill(other.pid, signal.SIGKILL)
 
     with rejects("rank-lost", of=RankLost) as caught:
         carry_out(killed, view=Watching({3: kill}))  # type: ignore[arg-type]
     parts = ("finetune", "rank 1 of 2", "SIGKILL")
     assert all(part in caught.value.message for part in parts)
-    assert not others()
+    assert not children_of(FOLLOWER)
     assert not torch.distributed.is_initialized()
     assert not {"RANK", "WORLD_SIZE", "LOCAL_RANK"} & set(os.environ)
     steps: list[int] = []
@@ -221,7 +213,7 @@ def test_a_rank_that_dies_in_finetuning_is_named_and_the_same_command_goes_on(
     assert steps == list(range(3, 11)), "it goes on"
     (alone,) = (made / "runs").glob("*/*/seed-1")
     assert_made_alike(Path(report["folder"]), alone)
-    assert not others()
+    assert not children_of(FOLLOWER)
 
 
 @pytest.mark.nightly
@@ -247,7 +239,7 @@ def test_a_mix_that_goes_on_with_ranks_is_that_of_one_process(made: Path, tmp_pa
     shutil.copytree(made / "begun", tmp_path / "runs")
     (alone,) = (made / "runs").glob("*/*/seed-1")
     assert_made_alike(Path(carry_out(on_two(made, tmp_path / "runs"))["folder"]), alone)
-    assert not others()
+    assert not children_of(FOLLOWER)
 
 
 LLAMA = (

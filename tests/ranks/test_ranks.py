@@ -10,9 +10,9 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
+from launched import children_of
 from support.fakes import call
 from support.helpers import rejects
 
@@ -25,6 +25,7 @@ pytestmark = pytest.mark.extended
 
 HERE = Path(__file__).parent
 PLUGIN = HERE / "own_plugin.py"
+FOLLOWER = "hgms.runs.follower"
 CLEANING: dict[str, Any] = {
     "name": "hyper-cleaning",
     "dataset": "digits",
@@ -138,11 +139,6 @@ def test_a_run_resumes_on_its_ranks_to_the_bit_and_on_another_number_to_rounding
         assert ranks == 1 or rows[0].read_bytes() == rows[1].read_bytes()
 
 
-def followers() -> list[psutil.Process]:
-    children = psutil.Process().children()
-    return [child for child in children if "hgms.runs.follower" in child.cmdline()]
-
-
 def test_a_rank_that_dies_is_named_and_the_resumed_run_has_the_numbers_of_one_process(
     tmp_path: Path,
 ) -> None:
@@ -151,7 +147,7 @@ def test_a_rank_that_dies_is_named_and_the_resumed_run_has_the_numbers_of_one_pr
 
     def watch(_info: object, record: dict[str, Any], _share: float) -> None:
         if record["step"] == 7:
-            (follower,) = followers()
+            (follower,) = children_of(FOLLOWER)
             os.kill(follower.pid, signal.SIGKILL)
 
     lost = config(tmp_path / "lost", 2, steps=9)
@@ -164,7 +160,7 @@ def test_a_rank_that_dies_is_named_and_the_resumed_run_has_the_numbers_of_one_pr
     resumed = run_config(lost, resume=True)
     assert resumed.info.resumed_from == 7
     assert_same(resumed, alone)
-    assert not followers()
+    assert not children_of(FOLLOWER)
     assert torch.get_num_threads() == threads
 
 

@@ -4,7 +4,6 @@ resume on another number.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
 from launched import on_ranks
+from support.language_models import text_files
 from test_ranks import assert_same, broken_off
 
 from hgms.distributed.mesh import shape_of
@@ -32,31 +32,21 @@ LLAMA = {
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
 }
-TEXTS = {
-    "sums": [(f"{a} plus {b}", str(a + b)) for a in range(1, 7) for b in range(2, 6)],
-    "words": [
-        (f"say {word} twice", f"{word} {word}")
-        for word in ("yes", "no", "never", "maybe now", "so")
-    ],
-    "held-out": [(f"{a} plus {b}", str(a + b)) for a in range(3, 7) for b in range(6, 9)],
-}
-
-
 VJP = {"name": "implicit", "solver": {"name": "cg", "ridge": 1.0, "max_steps": 3}}
 
 
 def task(folder: Path, shard: bool) -> dict[str, Any]:
-    places = {name: {"path": str(folder / f"{name}.jsonl")} for name in TEXTS}
-    for name, rows in TEXTS.items():
-        lines = [json.dumps({"prompt": prompt, "completion": answer}) for prompt, answer in rows]
-        Path(places[name]["path"]).write_text("\n".join(lines))
-    model = {"config": LLAMA, "tokenizer": "bytes"}
+    sums, words = (
+        {"path": source.path}
+        for name, source in text_files(folder).items()
+        if name in ("sums", "words")
+    )
     return {
         "name": "source-mixture",
-        "sources": {name: places[name] for name in ("sums", "words")},
-        "validation": {"sums": places["held-out"]},
-        "test": {"words": places["words"]},
-        "model": {**model, "shard": True} if shard else model,
+        "sources": {"sums": {**sums, "rows": 15}, "words": words},
+        "validation": {"sums": {**sums, "skip": 15}},
+        "test": {"words": words},
+        "model": {"config": LLAMA, "tokenizer": "bytes", "shard": shard},
         "adapter": {"rank": 2, "alpha": 4.0},
         "template": "plain",
         "max_length": 48,
