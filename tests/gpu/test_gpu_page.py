@@ -13,8 +13,8 @@ from support.helpers import counted, rejects, run_files
 from hgms.contrib import LinearOperatorSolver
 from hgms.generators.branches import Branches
 from hgms.hypergradients import Implicit
-from hgms.outer import Adam, TorchOptimizer
-from hgms.runs import RunFolder, device_called, run
+from hgms.outer import Adam
+from hgms.runs import device_called, run
 from hgms.selectors import BestOfN
 from hgms.solvers import CG, ScipySolver
 from hgms.tasks.cleaning import HyperCleaning
@@ -73,24 +73,6 @@ def test_one_seed_gives_the_same_bits_twice(device: torch.device, tmp_path: Path
     assert files[0] == files[1]
 
 
-def test_another_generator_state_of_the_device_changes_nothing(device: torch.device) -> None:
-    """Nothing draws from the device's global generator, and it is left as it was."""
-    found = []
-    for seed in (1, 2):
-        with torch.random.fork_rng(devices=[0] if device.type == "cuda" else []):
-            torch.manual_seed(seed)
-            before = _global_state(device)
-            found.append(
-                snapshot(run(_method(), _cleaning(device), Budget(outer_steps=2), seed=5).theta)
-            )
-            assert torch.equal(before, _global_state(device))
-    assert not difference(*found)
-
-
-def _global_state(device: torch.device) -> torch.Tensor:
-    return torch.cuda.get_rng_state() if device.type == "cuda" else torch.get_rng_state()
-
-
 SOLVERS = [
     *(
         ScipySolver(method=method, ridge=0.0, rtol=1e-8)
@@ -111,37 +93,6 @@ def test_solvers_of_others_take_the_devices_tensors(solver: Any, device: torch.d
     assert not elsewhere(snapshot(estimate), device)
     differs = difference(snapshot(exact), snapshot(estimate.value), rtol=1e-6)
     assert not differs, f"{differs} (in closed form)"
-
-
-@pytest.mark.parametrize(
-    "optimizer", ["SGD", "Adam", "AdamW", "NAdam", "RMSprop", "Adagrad", "Rprop"]
-)
-def test_an_optimizer_of_torch_steps_there_and_goes_on_from_disk(
-    optimizer: str, device: torch.device, tmp_path: Path
-) -> None:
-    """Some count their steps on the CPU and some beside θ: read from disk, each finds its count
-    where it wants it.
-    """
-    outer = TorchOptimizer(optimizer=optimizer, settings={"lr": 0.05})
-    theta = {
-        "a": torch.linspace(-1, 1, 5, dtype=F64, device=device),
-        "b": torch.ones(2, 2, dtype=F64, device=device),
-    }
-    state = outer.init(theta)
-    for _ in range(3):
-        theta, state = outer.step(
-            theta, {name: leaf - 0.3 for name, leaf in theta.items()}, state, 0.5
-        )
-    folder = RunFolder(tmp_path / "run")
-    folder.create("", {})
-    folder.save({"theta": theta, "outer": state}, 3)
-    loaded = folder.load(device)
-    assert loaded is not None
-    gradient = {name: leaf - 0.3 for name, leaf in theta.items()}
-    one = outer.step(theta, gradient, state, 0.5)[0]
-    other = outer.step(loaded[0]["theta"], gradient, loaded[0]["outer"], 0.5)[0]
-    assert not elsewhere([one, other], device)
-    assert not difference(snapshot(one), snapshot(other))
 
 
 def test_chunk_bounds_memory_and_changes_nothing_else(device: torch.device) -> None:

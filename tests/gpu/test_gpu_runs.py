@@ -263,18 +263,3 @@ def test_out_of_memory_in_the_midst_keeps_the_state(tmp_path: Path, memory: Memo
     result = run_config(_large(tmp_path, 4), resume=True)
     assert result.info.resumed_from == 2
     assert result.summary["outer_steps"] == 4
-
-
-def test_out_of_memory_on_the_command_line(tmp_path: Path, memory: Memory) -> None:
-    """One message, the exit code of a run that failed, no traceback; with more memory
-    ``--resume`` runs it.
-    """
-    (tmp_path / "run.toml").write_text(_large(tmp_path, 2).to_toml())
-    memory.limit(100_000_000)
-    done = CliRunner().invoke(main, ["run", str(tmp_path / "run.toml")])
-    assert done.exit_code == OutOfMemory.exit_code == 1, done.output
-    assert done.stderr.startswith("error: step 1: out of memory: "), done.stderr
-    memory.free()
-    again = CliRunner().invoke(main, ["run", str(tmp_path / "run.toml"), "--resume", "--json"])
-    assert again.exit_code == 0, again.output
-    assert json.loads(again.stdout)["outer_steps"] == 2

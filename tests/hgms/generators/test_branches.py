@@ -168,19 +168,19 @@ def test_bad_fields_are_named(kind: Any, options: dict[str, Any], code: str) -> 
 
 
 @pytest.mark.parametrize(
-    "options",
+    "generator",
     [
-        {},
-        {"batch_size": 4, "clip": 0.1},
-        {"batch_size": 4, "batches": "shared", "optimizer": "adamw", "weight_decay": 0.1},
-        {"batch_size": 4, "accumulate": 2},
-        {"batch_size": 4, "optimizer": lambda leaves: torch.optim.RMSprop(leaves, lr=0.01)},
+        Branches(),
+        Branches(batch_size=4, clip=0.1),
+        Branches(batch_size=4, batches="shared", optimizer="adamw", weight_decay=0.1),
+        Branches(batch_size=4, accumulate=2),
+        Branches(batch_size=4, optimizer=lambda leaves: torch.optim.RMSprop(leaves, lr=0.01)),
+        Ula(lr=0.1, temperature=0.5),
+        Ula(lr=0.1, temperature=0.5, batch_size=4),
     ],
-    ids=["whole", "own", "shared", "accumulated", "torch"],
+    ids=["whole", "own", "shared", "accumulated", "torch", "chains", "chains of batches"],
 )
-def test_branches_of_a_loss_that_vmap_cannot_evaluate_are_those_of_the_loop(
-    options: dict[str, Any],
-) -> None:
+def test_branches_of_a_loss_that_vmap_cannot_evaluate_are_those_of_the_loop(generator: Any) -> None:
     def g(theta: Tree, x: Tree, batch: Tree) -> Tensor:
         calls.append(1)
         return network.g(theta, x, batch) / max(1.0, x["w"].abs().max().item())
@@ -191,8 +191,7 @@ def test_branches_of_a_loss_that_vmap_cannot_evaluate_are_those_of_the_loop(
     counts = []
     for mode in ("auto", "loop"):
         calls.clear()
-        generator = Branches(count=3, steps=4, mode=mode, **options)
-        ends.append(propose(generator, evolve(network, g=g)))
+        ends.append(propose(evolve(generator, count=3, steps=4, mode=mode), evolve(network, g=g)))
         counts.append(len(calls))
     assert counts[0] - counts[1] == 2, "tried once, not per step"
     assert_same((ends[0].x, ends[0].losses), (ends[1].x, ends[1].losses))

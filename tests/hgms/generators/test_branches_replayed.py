@@ -20,7 +20,7 @@ from support.branch_steps import (
     second_start,
 )
 from support.helpers import KEY, assert_same, counted, rejects
-from torch.optim import SGD, AdamW
+from torch.optim import SGD, AdamW, RMSprop, lr_scheduler
 
 from hgms.generators.branches import Branches
 from hgms.generators.ula import Ula
@@ -46,6 +46,13 @@ CASES = {
         carry_rule="restart",
     ),
     "per-branch": Branches(**ADAMW, carry_rule="per-branch"),
+    "torch": Branches(
+        count=3,
+        steps=5,
+        batch_size=5,
+        optimizer=lambda p: RMSprop(p, lr=0.01, momentum=0.5),
+        schedule=lambda o: lr_scheduler.StepLR(o, 2, gamma=0.5),
+    ),
 }
 every_case = pytest.mark.parametrize("case", CASES)
 

@@ -9,15 +9,13 @@ from typing import Any
 import pytest
 import torch
 from attrs import evolve
-from support.field_problems import pipeline
 from support.helpers import F64, KEY, assert_same, counted, network_problem, normal, rejects
 
 from hgms.generators.branches import Branches, Trajectory
 from hgms.generators.branches.mixed_mode import second_products
 from hgms.hypergradients import Unrolled
-from hgms.outer import Sgd
 from hgms.runs import RunConfig
-from hgms.selectors import BestOfN, First
+from hgms.selectors import First
 from hgms_core import Problem, Tree
 
 PROBLEM = network_problem(rows=12)
@@ -105,18 +103,6 @@ def test_products_are_those_of_double_backward() -> None:
     wanted = torch.autograd.grad(grads, [*leaves.values(), *x.values()], list(v.values()))
     mixed, product = second_products(PROBLEM.g, THETA, PROBLEM.x0, batch, v)
     assert_same([*mixed.values(), *product.values()], list(wanted), rtol=1e-11, atol=1e-15)
-
-
-def test_several_candidates_are_selected_and_gone_back_through() -> None:
-    ends = []
-    for way_back in ("graph", "mixed"):
-        generator = Branches(**{**ADAMW, "count": 3}, noise=0.2, way_back=way_back)
-        method = pipeline(generator, BestOfN(), Unrolled(), Sgd(lr=0.5))
-        state = method.init(PROBLEM, seed=1)
-        for _ in range(3):
-            state, _ = method.step(PROBLEM, state)
-        ends.append({**state["theta"], **state["x"]})
-    assert_same(ends[1], ends[0], rtol=1e-10, atol=1e-14)
 
 
 def test_the_method_is_hg_baseline_with_another_way_back() -> None:

@@ -190,35 +190,6 @@ def test_the_way_back_against_differences(name: str, last: int | None) -> None:
     torch.testing.assert_close(gradient, differences["t"], rtol=2e-6, atol=1e-7)
 
 
-def test_an_unrolled_pipeline_with_and_without_the_kept_graph_and_resumed() -> None:
-    states = []
-    for keep_graph, resumed in ((False, False), (True, False), (False, True)):
-        generator = Branches(
-            count=1,
-            steps=3,
-            optimizer=EVERY["RMSprop"],
-            schedule=SCHEDULES["StepLR"],
-            batch_size=5,
-            keep_graph=keep_graph,
-        )
-        method = Pipeline(
-            generator=generator,
-            selector=BestOfN(),
-            hypergradient=Unrolled(),
-            outer=OuterAdam(lr=0.1),
-        )
-        state = method.init(PROBLEM, seed=0)
-        for _ in range(3):
-            state, _ = method.step(PROBLEM, state)
-            state = written(state) if resumed else state
-        states.append(state)
-    plain, kept, resumed_state = states
-    assert_same(plain["theta"], kept["theta"], rtol=1e-10, atol=1e-12)
-    for part in ("theta", "x"):
-        assert_same(plain[part], resumed_state[part])
-    assert_same(plain["start"]["moments"], resumed_state["start"]["moments"])
-
-
 def test_lbfgs_solves_each_branch_and_counts_its_gradients() -> None:
     def build(parameters: Any) -> torch.optim.Optimizer:
         return LBFGS(parameters, max_iter=5, line_search_fn="strong_wolfe")

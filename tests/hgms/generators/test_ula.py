@@ -195,25 +195,3 @@ def test_the_registered_method_selects_where_one_branch_does_not() -> None:
         gaps[name] = run(config.method, problem, config.budget).summary["metrics"]["upper_gap"]
     # one seed: 0.35 to 0.55 on different processors
     assert gaps["hg-ms-ula"] < min(0.75 * gaps["hg-implicit"], 0.01)
-
-
-@pytest.mark.parametrize("batch_size", [None, 4])
-def test_chains_of_a_loss_that_vmap_cannot_evaluate_are_those_of_the_loop(
-    batch_size: int | None,
-) -> None:
-    def g(theta: Tree, x: Tree, batch: Tree) -> Tensor:
-        calls.append(1)
-        far = x["x"].abs().max().item() > 1
-        return (batch["a"] - (2 if far else 1) * x["x"]).square().mean()
-
-    calls: list[int] = []
-    data = {"a": normal(12, 2)}
-    x0 = {"x": torch.zeros(2, dtype=F64)}
-    problem = Problem(theta0={}, x0=x0, g=g, f=g, lower_data=data, upper_data=data)
-    ends = {}
-    for mode in ("auto", "loop"):
-        calls.clear()
-        ula = Ula(count=3, steps=5, lr=0.1, temperature=0.5, batch_size=batch_size, mode=mode)
-        ends[mode] = propose(ula, problem).x["x"]
-        assert len(calls) - 15 == (2 if mode == "auto" else 0), "tried once, not per step"
-    assert torch.equal(ends["auto"], ends["loop"])
