@@ -138,6 +138,16 @@ def test_failed_trials_lose_and_are_counted(tmp_path: Path) -> None:
     assert "every trial failed" in str(gone)
 
 
+def test_another_seed_of_a_sweep_draws_other_settings() -> None:
+    def drawn(seed: int) -> Any:
+        table = {"budget": "1 step", "task": "bowl", "method": "walk"}
+        sweep = {"trials": 2, "sampler": "random", "space": RANGES, "seed": seed}
+        [planned] = plan(load({**table, "sweep": sweep}))
+        return [cell.config.method.move.lr for _ in range(2) for cell in planned.add_trial()][-1]
+
+    assert drawn(0) == drawn(0) != drawn(1)
+
+
 def test_tpe_without_optuna_says_what_to_install_before_anything_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -93,15 +93,6 @@ def test_runs_that_were_carried_out_otherwise_are_other_methods(tmp_path: Path) 
     assert seeds(threads) == {f"halve (run.threads = {count})": [0, 1] for count in (1, 2)}
 
 
-def test_variants_of_a_method_are_told_apart(tmp_path: Path) -> None:
-    for lr, value in ((0.5, 0.2), (0.1, 0.3)):
-        write_run(tmp_path, lr=lr, value=value)
-    section = report.build([tmp_path]).sections[0]
-    assert list(seeds(section)) == ["halve (lr = 0.5)", "halve (lr = 0.1)"]
-    [settings] = [table for table in tables.tables(section) if table.ident == "settings"]
-    assert [[cell.text for cell in row] for row in settings.rows] == [["method.lr", "0.5", "0.1"]]
-
-
 @pytest.mark.parametrize(
     ("first", "second", "parts"),
     [
