@@ -12,7 +12,7 @@ from attrs import evolve
 from support.helpers import F64, assert_same, network_problem, normal, rejects
 from support.source_problems import convex_sources
 
-from hgms.methods import LearnedStart, StartingAt, Tilted, references
+from hgms.methods import LearnedStart, StartingAt, Tilted
 from hgms.methods.random_theta import drawn
 from hgms.rows import joined
 from hgms.runs import RunConfig
@@ -65,13 +65,6 @@ def test_keys_beside_the_parts_put_their_wrapper_around(
     assert RunConfig.from_toml(found.to_toml()) == found
 
 
-def test_wrappers_are_for_pipelines() -> None:
-    with rejects("unknown-option", "method", "tilt"):
-        method("validation-only", tilt=1.0)
-    with rejects("wrong-value", "method"):
-        Tilted(method=method("random-search"), tilt=1.0)
-
-
 def points(rows: int, around: float, seed: int) -> Data:
     return Data.of({"a": around + normal(rows, 2, seed=seed)})
 
@@ -100,6 +93,7 @@ TRAIN, ABOVE = PROBLEM.lower_data.whole["a"].mean(0), ROWS.mean(0)
     ("name", "expected"),
     [
         ("uniform", TRAIN),
+        ("theta0", TRAIN),
         ("validation-only", ABOVE),
         ("uniform-tilted", (TRAIN + ABOVE) / 2),
         ("oracle-clean", TRAIN + 5),
@@ -129,14 +123,6 @@ def test_random_theta_is_drawn_by_the_seed_around_the_first_and_projected() -> N
     assert not torch.equal(theta, other)
     positive = evolve(wide, project=lambda theta: {"t": theta["t"].clamp(min=0.0)})
     assert float(drawn(positive, 3, 5.0)["t"].min()) == 0.0
-
-
-def test_theta0_is_uniform_by_another_name() -> None:
-    uniform, theta0 = (
-        item for item in references.hgms_register_methods() if item.name in ("uniform", "theta0")
-    )
-    assert evolve(theta0, name="uniform", summary=uniform.summary) == uniform
-    assert (theta0.parts, theta0.on) == (uniform.parts, uniform.on)
 
 
 def test_rows_of_both_roles_are_joined_in_every_shape_of_batch() -> None:
@@ -190,21 +176,24 @@ def test_theta_starts_at_a_mixture_or_a_reference() -> None:
 
 
 @pytest.mark.parametrize(
-    ("start", "problem", "error"),
+    ("call", "error"),
     [
-        ({"mixture": {"a": 1.0}}, NETWORK, ("not-supported", "method", "mixture")),
-        ({"mixture": {"a": 0.5, "bees": 0.5}}, SOURCES, ("wrong-value", "mixture")),
-        ({"mixture": {}}, SOURCES, ("wrong-value", "mixture")),
-        ({"reference": "clean"}, NETWORK, ("unknown-reference", "method", "reference")),
-        (
-            {"reference": "clean"},
-            evolve(NETWORK, references={}),
-            ("unknown-reference", "method", "reference"),
+        # wrappers are for pipelines
+        (lambda: method("validation-only", tilt=1.0), ("unknown-option", "method", "tilt")),
+        (lambda: Tilted(method=method("random-search"), tilt=1.0), ("wrong-value", "method")),
+        # what the problem does not have
+        (lambda: starting_at({"a": 1.0}).init(NETWORK, 0), ("not-supported", "method", "mixture")),
+        (lambda: starting_at({"a": 1.0, "b-e": 1.0}).init(SOURCES, 0), ("wrong-value", "mixture")),
+        (lambda: starting_at({}).init(SOURCES, 0), ("wrong-value", "mixture")),
+        *(
+            (
+                lambda problem=problem: starting_at(reference="clean").init(problem, 0),
+                ("unknown-reference", "method", "reference"),
+            )
+            for problem in (NETWORK, evolve(NETWORK, references={}))
         ),
     ],
 )
-def test_a_start_that_the_problem_does_not_have_is_refused(
-    start: Any, problem: Problem, error: tuple[str, ...]
-) -> None:
+def test_a_wrapper_that_does_not_fit_is_refused(call: Any, error: tuple[str, ...]) -> None:
     with rejects(*error):
-        starting_at(**start).init(problem, 0)
+        call()

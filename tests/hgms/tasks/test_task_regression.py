@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sklearn.datasets import dump_svmlight_file, load_diabetes, load_wine
+from sklearn.datasets import dump_svmlight_file, load_diabetes
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.metrics import r2_score
 from support.helpers import F64, normal, rejects
@@ -196,17 +196,6 @@ def test_files_are_looked_for_below_the_folder_of_data_and_have_to_fit(
     for name, code in (("sklearn:iris", "wrong-shape"), ("libsvm:odd", "wrong-value")):
         with rejects(code, name, of=DataError):
             benchmark_task(folder, validation=name).problem(0, CPU, F64)
-
-
-def test_a_libsvm_file_is_read_like_the_table_it_holds(tmp_path: Path) -> None:
-    features, target = load_wine(return_X_y=True)
-    dump_svmlight_file(features, target + 5, str(tmp_path / "wine.txt"))
-    one, other = (
-        LogisticCv(dataset=name).problem(0, CPU, F64).lower_data.whole
-        for name in (f"libsvm:{tmp_path}/wine.txt", "sklearn:wine")
-    )
-    assert torch.allclose(one["a"], other["a"], atol=1e-9)
-    assert torch.equal(one["label"], other["label"])
 
 
 @pytest.mark.parametrize(

@@ -31,12 +31,7 @@ CLASSES = {
     for item in COMPONENTS
     if not isinstance(item.target, Composition)
 }
-COMPOSITIONS = [
-    item.name
-    for item in COMPONENTS
-    # `theta0` is `uniform` by another name, as test_theta0_is_uniform_by_another_name says
-    if isinstance(item.target, Composition) and item.name != "theta0"
-]
+COMPOSITIONS = [item.name for item in COMPONENTS if isinstance(item.target, Composition)]
 # `fixed` keeps a mixture of data sources: tests/hgms_mix/lm/test_llm_task.py runs it
 OF_SOURCES = ("fixed", "hg-ms-mixture", "hg-ms-online", "uniform-online")
 """Compositions that need data sources."""
@@ -60,6 +55,7 @@ and `extended` uses them.
 FITS_LAWS = {"method-op-mix", "method-doge", "method-regmix"}
 """Methods whose equal weights over many seeds take 20 s: ``nightly`` asks them."""
 STAY = {
+    "theta0",
     "uniform",
     "random-theta",
     "uniform-tilted",

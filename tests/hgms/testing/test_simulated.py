@@ -56,11 +56,14 @@ METHOD = pipeline(CG(ridge=0.5, rtol=1e-8, max_steps=8))
 def test_it_computes_the_numbers_of_the_cpu(device: torch.device) -> None:
     x = torch.arange(3.0, device=device)
     assert x.device == device
-    assert (x * x).sum().item() == 5.0
     slope = torch.func.grad(lambda y: (y**3).sum())
-    assert slope(x).tolist() == [0.0, 3.0, 12.0]
-    assert torch.func.jvp(slope, (x,), (torch.ones_like(x),))[1].tolist() == [0.0, 6.0, 12.0]
-    assert torch.func.vmap(lambda y: y.sum())(torch.stack([x, x])).tolist() == [3.0, 3.0]
+    found = (
+        (x * x).sum(),
+        slope(x),
+        torch.func.jvp(slope, (x,), (torch.ones_like(x),))[1],
+        torch.func.vmap(lambda y: y.sum())(torch.stack([x, x])),
+    )
+    assert [at.tolist() for at in found] == [5.0, [0.0, 3.0, 12.0], [0.0, 6.0, 12.0], [3.0, 3.0]]
 
 
 @pytest.mark.parametrize(
@@ -92,6 +95,7 @@ def test_two_devices_are_not_mixed(call: Callable[[Tensor], Tensor], device: tor
         (lambda x: x[[0, 1]], 0, 1),
         (lambda x: torch.ones(3).to(x.device, non_blocking=True), 0, 0),
         (lambda x: (x * 2 + 1).sum(), 0, 0),
+        (lambda x: x.reshape(1, 3).t().unsqueeze(0), 0, 0),
     ],
 )
 def test_whatever_the_host_waits_for_is_counted(
@@ -105,24 +109,6 @@ def test_whatever_the_host_waits_for_is_counted(
     if counts.waits:
         with no_waiting(), pytest.raises(RuntimeError, match="the host waits"):
             call(x)
-
-
-def test_a_view_is_no_kernel(device: torch.device) -> None:
-    x = torch.ones(2, 3, device=device)
-    with counted() as counts:
-        x.t().reshape(6)[1:].unsqueeze(0)
-    assert counts.kernels == 1, "reshape copies the transposed tensor"
-
-
-def test_an_outer_step_transfers_its_solver_s_questions_only(device: torch.device) -> None:
-    problem = moved(network_problem(rows=64), device)
-    state, _ = METHOD.step(problem, METHOD.init(problem, 0))
-    with counted() as counts:
-        METHOD.step(problem, state)
-    # at most two questions per iteration of CG, and a few around them (tests/gpu)
-    assert counts.transfers <= 2 * 8 + 6, counts.places
-    assert counts.uploads == 0, counts.places
-    assert counts.kernels < 5000
 
 
 def test_a_run_reads_one_record_per_step(device: torch.device) -> None:

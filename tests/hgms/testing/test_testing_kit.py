@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,11 +11,10 @@ import pytest
 import torch
 from attrs import evolve
 from support.helpers import rejects
-from support.kit_parts import DOC, Exact, MinimalResidual, changed, like
+from support.kit_parts import DOC, Exact, changed
 from support.kit_wholes import Line, Runs
 
 from hgms.testing import (
-    CheckFailed,
     check_component,
     checks_of,
     imports,
@@ -123,38 +120,6 @@ class NotInOrder(Exact):
     }
 
 
-SUITE = """
-import sys, hgms_core
-assert not [name for name in sys.modules if name.startswith("hgms.testing")]
-from support.kit_parts import Exact
-from hgms.testing import parametrize_with_checks
-
-@parametrize_with_checks([Exact()], expected_failures={failures})
-def test_conformance(component, check):
-    check(component)
-"""
-
-
-@pytest.mark.extended
-def test_ids_and_strict_expected_failures(tmp_path: Path) -> None:
-    suite = SUITE.format(failures=NotInOrder.testing_failures)
-    (tmp_path / "test_mine.py").write_text(suite)
-    options = ["-q", "-rxXf", "-p", "no:cacheprovider", "-c", "/dev/null", "-k", "frozen or batch"]
-    output = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        env={"PYTHONPATH": os.pathsep.join(sys.path), "PATH": "", "OMP_NUM_THREADS": "1"},
-        cwd=tmp_path,
-    ).stdout
-    for line in (
-        "XFAIL test_mine.py::test_conformance[exact-batch] - one system at a time",
-        "FAILED test_mine.py::test_conformance[exact-frozen]",
-        "[XPASS(strict)] no reason at all",
-    ):
-        assert line in output
-
-
 def test_what_cannot_be_checked_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with rejects("wrong-plugin", of=PluginError):
         list(checks_of(SimpleNamespace(name="no-method")))
@@ -167,13 +132,6 @@ def test_what_cannot_be_checked_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
     with rejects("missing-package", of=MissingExtra) as caught:
         parametrize_with_checks([Exact()])
     assert caught.value.install == "pip install pytest"
-
-
-def test_instances_of_one_class_are_told_apart() -> None:
-    mark = parametrize_with_checks([MinimalResidual(), MinimalResidual(rtol=1e-3), Exact()])
-    ids = {row.id for row in mark.args[1] if row.id.endswith("-docstring")}
-    names = ("minimal-residual()", "minimal-residual(rtol=0.001)", "exact")
-    assert ids == {f"{name}-docstring" for name in names}
 
 
 def test_a_class_may_say_what_it_is_not_made_to_pass() -> None:
@@ -205,46 +163,22 @@ def test_what_it_says_is_checked(declared: Any, code: str, place: tuple[str, ...
     assert list(hgms_check(wrong))[-1].fault
 
 
-@pytest.mark.parametrize("name", ["ridge", "wells", "mixture"])
-def test_inputs_are_made_where_asked(name: str) -> None:
+def test_inputs_are_made_where_asked() -> None:
     """The device ``meta`` computes shapes alone, and stops what is on two devices."""
     with inputs_on("meta"):
-        known = getattr(problems, name)()
-        problem = getattr(known, "problem", known)
+        problem = problems.mixture()
         below, above = problem.lower_data.batch(None), problem.upper_data["select"].batch(None)
         theta, x = problem.theta0, problem.x0
-        values = [problem.g(theta, x, below), problem.f(theta, x, above), solvers.matrix(0.5, 1.5)]
-        made = [theta, x, below, above, problem.references, selectors.candidates()]
+        losses = [problem.g(theta, x, below), problem.f(theta, x, above)]
+        made = [theta, x, below, above, losses, solvers.matrix(0.5, 1.5), selectors.candidates()]
         leaves = tensors(snapshot(made)).values()
-    assert {leaf.device.type for leaf in [*leaves, *values]} == {"meta"}
+    assert {leaf.device.type for leaf in leaves} == {"meta"}
     assert place().type == "cpu"
 
 
 def test_a_result_elsewhere_than_the_inputs_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(every, "place", lambda: torch.device("cuda"))
     assert "is on cpu, the inputs on cuda" in named("precision", Exact()).fault(Exact())
-
-
-def test_a_failure_says_which_check_what_was_expected_what_came_and_where_to_read_more() -> None:
-    wrong = changed(
-        MinimalResidual(),
-        solve=lambda own, plain, *inputs: like(own, MinimalResidual, ridge=0.0).solve(*inputs),
-    )
-    with pytest.raises(CheckFailed) as caught:
-        named("ridge", wrong)(wrong)
-    lines = str(caught.value).splitlines()
-    for line, part in zip(
-        lines,
-        (
-            "solver 'minimal-residual' fails the check ridge",
-            named("ridge", wrong).demands,
-            "  got: it claims the residual ",
-            "  component: Changed(",
-            "docs/reference/kit.md#linear-solvers",
-        ),
-        strict=True,
-    ):
-        assert part in line
 
 
 def test_a_task_may_not_take_too_long_and_a_generator_may_refuse_replay(

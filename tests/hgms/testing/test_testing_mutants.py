@@ -101,8 +101,9 @@ def test_each_check_catches_its_mutant_and_passes_its_original(
     assert fault_of_the_sound_one(kind, name) == ""
     with pytest.raises(CheckFailed) as caught:
         named(name, mutant)(mutant)
-    first, _, got, *_ = str(caught.value).splitlines()
+    first, _, got, *_, more = str(caught.value).splitlines()
     assert first.endswith(f" {mutant.name!r} fails the check {name}")
+    assert more.startswith("  read more: docs/reference/kit.md#")
     assert "it raised" not in got or (kind, name) in RAISE, got
 
 
