@@ -188,7 +188,9 @@ def test_a_nested_problem_computes_what_the_flat_one_does() -> None:
 
 def test_a_flat_problem_keeps_its_own_functions() -> None:
     g = lambda t, x, _: (x["x"] - t["t"]).square().sum()  # noqa: E731
-    problem = Problem(theta0={"t": torch.zeros(1)}, x0={"x": torch.zeros(1)}, g=g, f=g)
+    theta0 = {"t": 2 * torch.zeros(1, requires_grad=True)}
+    problem = Problem(theta0=theta0, x0={"x": torch.zeros(1)}, g=g, f=g)
+    assert not problem.theta0["t"].requires_grad  # the graph that it came with is not kept
     assert (problem.g is g, problem.shapes) == (True, None)
     assert problem.restore(problem.theta0, problem.x0) == (problem.theta0, problem.x0)
 

@@ -33,6 +33,7 @@ from hgms_core.torch_errors import (
     is_unused_parameter,
     once_differentiable,
     out_of_memory,
+    with_forward_mode,
 )
 
 
@@ -219,3 +220,12 @@ def test_code_compiled_by_torch_is_named() -> None:
 def test_other_errors_are_not_explained() -> None:
     with pytest.raises(RuntimeError, match="shapes do not match"), explained():
         raise RuntimeError("shapes do not match")
+
+
+def test_a_forward_mode_that_runs_out_of_memory_is_not_taken_for_a_missing_one() -> None:
+    def without_memory() -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        with_forward_mode(without_memory, list)
+    assert with_forward_mode(forward_mode, list) == []
