@@ -170,6 +170,20 @@ def test_columns_that_are_not_read_are_named_once(tmp_path: Path) -> None:
     assert read("s", source_of(tmp_path / "s.jsonl", rows))[1].unread == unread
 
 
+def test_advice_for_rows_of_no_known_format_never_renames_a_column_to_itself(
+    tmp_path: Path,
+) -> None:
+    for row, hint in (
+        ({"prompt": "Q", "chosen": "A", "rejected": "B"}, 'fields = { completion = "chosen" }'),
+        ({"text": "A document."}, 'format = "text"'),
+        ({"question": "Q", "solution": "A"}, "fields = { "),
+    ):
+        with rejects("wrong-format", "s", "path", of=DataError) as caught:
+            read_examples("s", source_of(tmp_path / "s.jsonl", [row]))
+        assert hint in (caught.value.hint or "")
+        assert "rename" not in (caught.value.hint or "")
+
+
 def test_the_input_of_an_alpaca_row_can_be_told_from_its_instruction() -> None:
     user, _ = FORMATS["alpaca"].read({"instruction": "Add.", "input": "1, 2", "output": "3"})
     assert (user.text, user.instruction, user.context) == ("Add.\n1, 2", "Add.", "1, 2")
