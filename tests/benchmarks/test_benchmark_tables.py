@@ -34,16 +34,14 @@ def test_every_table_on_the_page_is_what_the_records_make_and_no_other_stands_th
     assert tables.stale(changed) == ["cleaning-accuracy"]
 
 
-def test_records_are_small_say_where_they_come_from_and_name_no_folder() -> None:
-    files = sorted(tables.RESULTS.glob("*.parquet"))
-    assert sum(path.stat().st_size for path in files) < 3e6
-    for rows in (parquet.read_table(path).to_pylist() for path in files):
+def test_records_say_where_they_come_from_and_name_no_folder() -> None:
+    for path in sorted(tables.RESULTS.glob("*.parquet")):
+        rows = parquet.read_table(path).to_pylist()
         values = [value for row in rows for value in row.values()]
-        assert not [value for value in values if str(value).startswith("/")]
-        assert "folder" not in rows[0]
+        assert not [value for value in values if str(value).startswith("/")], path
         if "status" in rows[0]:
             about = ("environment.torch", "environment.git", "budget")
-            assert all(row[key] for row in rows for key in about)
+            assert all(row[key] for row in rows for key in about), path
             assert len({(row["task"], row["method"], row["seed"]) for row in rows}) == len(rows)
 
 

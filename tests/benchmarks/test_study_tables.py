@@ -26,18 +26,6 @@ def test_every_table_on_the_page_is_what_the_records_make() -> None:
     assert sorted(match[1] for match in study.MARKED.finditer(PAGE)) == sorted(study.TABLES)
 
 
-def test_records_have_all_labels_and_seeds_and_name_no_folder() -> None:
-    for name in ("closed", "minima"):
-        rows = study.records(name)
-        tasks = {row["task"] for row in rows}
-        cells = {(row["task"], row["method"], row["seed"]) for row in rows}
-        assert cells == {
-            (task, label, seed) for task in tasks for label in study.LABELS for seed in range(10)
-        }
-        assert not [value for row in rows for value in row.values() if str(value).startswith("/")]
-    assert sum(path.stat().st_size for path in study.RESULTS.glob("*.parquet")) < 2e6
-
-
 @pytest.mark.parametrize("name", ["closed", "minima", "cleaning", "imbalanced"])
 def test_labels_of_a_grid_differ_in_their_candidates_alone(name: str) -> None:
     text = (ROOT / "benchmarks" / "study" / f"{name}.toml").read_text(encoding="utf-8")
