@@ -90,8 +90,8 @@ def on(loss: Loss, batch: Tree, theta: Tree, x: Tree) -> Tensor:
     ("strategy", "compiler"),
     [
         ("vjp", "interpreted"),
-        ("jvp", "interpreted"),
-        ("difference", "interpreted"),
+        pytest.param("jvp", "interpreted", marks=pytest.mark.extended),
+        pytest.param("difference", "interpreted", marks=pytest.mark.extended),
         pytest.param("vjp", "inductor", marks=pytest.mark.extended),
     ],
 )
@@ -156,7 +156,8 @@ def estimates(implicit: Implicit, problem: Problem, x: Tree) -> list[Estimate]:
     ]
 
 
-@pytest.mark.parametrize("operator", [pytest.param("hessian", marks=pytest.mark.extended), "ggn"])
+@pytest.mark.extended
+@pytest.mark.parametrize("operator", ["hessian", "ggn"])
 def test_products_of_either_operator_are_programs_of_rows_gathered_once(operator: Any) -> None:
     gathered = []
     data = PROBLEM.lower_data
@@ -183,11 +184,11 @@ def test_gauss_newton_products_need_a_composite_loss() -> None:
     ("solver", "problem"),
     [
         (CG(ridge=0.1, rtol=1e-10, max_steps=50), PROBLEM),
-        (MINRES(ridge=0.1, rtol=1e-8), PROBLEM),
-        (CG(max_steps=30, ridge=0.1), SADDLE),
+        pytest.param(CG(max_steps=30, ridge=0.1), SADDLE, marks=pytest.mark.extended),
         *(
             pytest.param(solver, PROBLEM, marks=pytest.mark.extended)
             for solver in (
+                MINRES(ridge=0.1, rtol=1e-8),
                 CG(ridge=0.1, clip=0.01),
                 CG(max_steps=40),
                 CG(ridge=0.1, max_steps=17, rtol=1e-14),

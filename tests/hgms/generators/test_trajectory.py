@@ -217,6 +217,7 @@ def test_split_is_its_two_optimisers() -> None:
 COSINE = Schedule(kind="cosine")
 
 
+@pytest.mark.extended
 def test_iaptt_reaches_the_closed_form_optimum() -> None:
     # At θ* a start z = x*(θ*) makes every iterate optimal, so the pessimistic value there is F*,
     # and it is never below F* where the run reaches the lower solution.
