@@ -113,12 +113,11 @@ def test_the_rows_of_a_step() -> None:
     )
     assert len({row for rows in epoch for row in rows}) == 3 * BATCH, "no row twice in an epoch"
     assert epoch != following
-    for size in (None, 2 * SIZE):
-        batch, count = shared.lower_batch(p, 3, 5, size)
+    for batch, count in (shared.lower_batch(p, 3, 5, size) for size in (None, 2 * SIZE)):
         assert (batch["index"].tolist(), count) == (list(range(SIZE)), SIZE)
     above, count = shared.joint_batches(p, Key(0), 8)
-    assert ([len(batch["y"]) for batch in above], count) == ([4, 4], 8)
-    assert [share for share, _ in shared.joint_parts(p)] == [9 / 16, 7 / 16]
+    shares = [share for share, _ in shared.joint_parts(p)]
+    assert ([len(batch["y"]) for batch in above], count, shares) == ([4, 4], 8, [9 / 16, 7 / 16])
 
 
 # --- learning to reweight
@@ -253,8 +252,7 @@ def test_small_loss_is_co_teaching(tilt: float) -> None:
     assert kept == [8, 7, 6, 5, 5, 5]
     assert_same([state["x"], state["peer"]], [detach(net.x) for net in pair], **NEAR)
     assert_same(method.result(state)[0]["logits"], picked)
-    assert record["kept"] == 5 / 8
-    assert costs(record)[:2] == [12, 24 * (tilt > 0)]
+    assert [record["kept"], *costs(record)[:2]] == [5 / 8, 12, 24 * (tilt > 0)]
 
 
 def test_the_rate_of_noise_is_estimated_once_from_validation_rows() -> None:
@@ -290,8 +288,7 @@ def test_agreement_is_training_and_choosing_by_turns() -> None:
         kept = losses(own.x, p.lower_data.whole) <= usual
         logits = torch.where(kept, 10.0, -10.0).double()
     assert 0 < kept.sum() < SIZE
-    assert_same(state["x"], detach(own.x), **NEAR)
-    assert_same(method.result(state)[0]["logits"], logits)
+    assert_same([state["x"], method.result(state)[0]["logits"]], [detach(own.x), logits], **NEAR)
     assert record["kept"] == kept.double().mean()
     assert costs(record) == [16, 32, 0, record["cost_rows"], 4]
 

@@ -63,16 +63,6 @@ def test_idx_files_are_read_plain_and_compressed_from_a_folder_and_from_hgms_dat
     assert {round(255 * value) for value in pixels.flatten().tolist()} <= {*GREY.flatten().tolist()}
 
 
-def test_a_folder_without_the_files_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HGMS_DATA", str(tmp_path))
-    (idx_folder(tmp_path / "half") / LABELS).unlink()
-    for dataset, folder in (("mnist", "mnist"), (f"idx:{tmp_path / 'half'}", "half")):
-        with rejects("missing-file", str(tmp_path / folder), of=DataError):
-            load_images(dataset)
-
-
 @pytest.mark.parametrize(
     ("file", "content", "code"),
     [
@@ -213,14 +203,22 @@ def test_test_splits_are_read_where_a_set_has_one(tmp_path: Path) -> None:
     assert (load_images(f"npz:{path}", "test").pixels == GREY[:7] // 2).all()
     assert problem_of(f"npz:{path}", test_size=0, train_size=30).lower_data.size == 30
     assert len(load_images(f"idx:{idx_folder(tmp_path, split='t10k')}", "test").pixels) == 40
+
+
+def test_what_a_set_does_not_have_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HGMS_DATA", str(tmp_path))
+    path, folder, half = (tmp_path / name for name in ("a.npz", "idx", "half"))
     np.savez(path, images=GREY, labels=CLASSES)
-    for dataset, code, place in (
-        (f"npz:{path}", "missing-column", str(path)),
-        (f"idx:{idx_folder(tmp_path / 'idx')}", "missing-file", str(tmp_path / "idx")),
-        ("digits", "not-supported", "test_size"),
+    (idx_folder(half) / LABELS).unlink()
+    for dataset, split, code, place in (
+        (f"npz:{path}", "test", "missing-column", str(path)),
+        (f"idx:{idx_folder(folder)}", "test", "missing-file", str(folder)),
+        ("digits", "test", "not-supported", "test_size"),
+        (f"idx:{half}", "train", "missing-file", str(half)),
+        ("mnist", "train", "missing-file", str(tmp_path / "mnist")),
     ):
         with rejects(code, place, of=DataError):
-            load_images(dataset, "test")
+            load_images(dataset, split)
 
 
 # --- image sets of the Hub

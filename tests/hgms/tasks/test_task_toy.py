@@ -41,18 +41,15 @@ def test_g_has_no_other_stationary_point_than_its_minimum_zero() -> None:
 
 def test_starts_are_drawn_by_the_seed_within_their_box_and_metrics_are_means_over_them() -> None:
     task = ToyPenalty(starts=200)
-    problem, again, other = (task.problem(seed, CPU, F64) for seed in (0, 0, 1))
-    assert torch.equal(problem.theta0["theta"], again.theta0["theta"])
-    assert not torch.equal(problem.x0["x"], other.x0["x"])
+    problem = task.problem(0, CPU, F64)
     theta, x = problem.theta0["theta"], problem.x0["x"]
     assert 0 <= float(theta.min()) < 0.2
     assert -5 <= float(x.min()) < -4 < 7.5 < float(x.max()) <= 8.5
     assert 10 < int((theta == 3).sum()) < 50  # a seventh
     solution = task.closed_form(0, CPU, F64).solution(problem.theta0)
     numbers = problem.evaluate(problem.theta0, solution)
-    assert numbers["residual"] == 0
+    assert numbers["residual"] == 0 < numbers["slope"]
     assert numbers["value"] == pytest.approx(numbers["upper_loss"], abs=1e-12)
-    assert numbers["slope"] > 0
 
 
 @pytest.mark.nightly
