@@ -41,7 +41,7 @@ def quartic(theta: Tensor, x: Tensor) -> Tensor:
 
 def solved(theta: Tensor) -> Tensor:
     at = theta.detach()
-    best = newton(lambda x: quartic(at, x), torch.zeros_like(at), steps=20)
+    best = newton(lambda x: quartic(at, x), torch.zeros_like(at), steps=12)
     return lower_solution(quartic, theta, best, solver=dense)
 
 

@@ -52,11 +52,16 @@ def test_labels_of_the_author_come_before_names_and_a_failed_run_is_a_result(
     assert (run.status, run.error, skipped) == ("failed", "it grew", [])
 
 
-def test_copies_count_once(tmp_path: Path) -> None:
+def test_copies_count_once_and_of_other_code_the_newer_run(tmp_path: Path) -> None:
     for name, rho in (("a", 0.4), ("b", 0.4), ("c", 0.6)):
         write_run(tmp_path / name, rho=rho)
     runs, [skipped] = scan([tmp_path / name for name in ("a", "b", "c", "a")])
     assert ([run.task["rho"] for run in runs], skipped.code) == ([0.4, 0.6], "duplicate-run")
+    for age, name in enumerate(("d", "e")):
+        path = write_run(tmp_path / name, environment={"code": {"method": name}})
+        os.utime(path / S, (10.0 - age, 10.0 - age))
+    [newer], [older] = scan([tmp_path / "e", tmp_path / "d"])
+    assert (newer.environment["code"], older.code) == ({"method": "d"}, "outdated-run")
 
 
 def test_trials_of_a_sweep_are_kept_apart(tmp_path: Path) -> None:
