@@ -172,6 +172,7 @@ def test_the_best_source_is_found() -> None:
     assert (method.untrained, op_mix().untrained) == ("", "x is a probe's (train_steps = 0)")
 
 
+@pytest.mark.extended
 def test_the_prior_is_what_the_problem_starts_at() -> None:
     prior = torch.tensor([0.5, 0.3, 0.2], dtype=F64)
     method = op_mix(steps=1, kl=1e4)
@@ -179,6 +180,7 @@ def test_the_prior_is_what_the_problem_starts_at() -> None:
     assert_shares(PROBLEM, method, state, prior, atol=1e-3)
 
 
+@pytest.mark.extended
 def test_a_validation_set_without_rows_has_no_law() -> None:
     data = PROBLEM.upper_data["select"].whole
     right = Data.of({name: leaf[data["source"] == 0] for name, leaf in data.items()})

@@ -49,7 +49,12 @@ def by_hand(problem: Problem, average: str) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("average", "sizes"), [("example", (5, 2)), ("token", (4,)), ("all-tokens", (4,))]
+    ("average", "sizes"),
+    [
+        ("example", (5, 2)),
+        ("all-tokens", (4,)),
+        pytest.param("token", (4,), marks=pytest.mark.extended),
+    ],
 )
 def test_the_mixture_loss_has_no_bias(
     files: dict[str, Source], average: str, sizes: tuple[int, ...]
@@ -159,7 +164,6 @@ def test_metrics_are_of_the_test_set_and_the_reference_and_every_table_is_made_o
     [
         ("hg-ms", True),
         ("hg-ms-mixture", True),
-        ("validation-only", False),
         *(
             pytest.param(name, moves, marks=pytest.mark.extended)
             for name, moves in (
@@ -167,6 +171,7 @@ def test_metrics_are_of_the_test_set_and_the_reference_and_every_table_is_made_o
                 ("scalebio", True),
                 ("scalebio-best-of-n", True),
                 ("uniform", False),
+                ("validation-only", False),
                 ("uniform-tilted", False),
             )
         ),

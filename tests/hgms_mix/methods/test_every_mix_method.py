@@ -74,7 +74,10 @@ METHODS: dict[str, Any] = {
     "aioli": AIOLI,
     "aioli-average": evolve(AIOLI, sweeps=1, average=0.3),
 }
-every_method = pytest.mark.parametrize("name", METHODS)
+SLOW = {"regmix-boosting"}
+every_method = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.extended] * (name in SLOW)) for name in METHODS]
+)
 CONTRIBUTED = ["op-mix", "skill-it", "aioli", "aioli-average"]
 
 
@@ -140,7 +143,12 @@ def test_the_highest_rows_are_kept_and_make_the_mixture(
 
 
 @pytest.mark.parametrize(
-    "name", ["fastmix", "doremi", "doremi-to-the-end", "doge", "doge-sources", *CONTRIBUTED]
+    "name",
+    [
+        *("fastmix", "doremi", "doremi-to-the-end", "doge", "doge-sources"),
+        *CONTRIBUTED[1:],
+        pytest.param("op-mix", marks=pytest.mark.extended),
+    ],
 )
 def test_where_sources_stand_in_the_table_does_not_matter(name: str) -> None:
     method = METHODS[name]
