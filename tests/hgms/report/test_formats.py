@@ -151,6 +151,7 @@ def test_parquet_holds_a_row_for_each_run_and_on_request_each_step(
     assert {row["gap"] for row in steps if row["step"] == 0} == {None}
 
 
+@pytest.mark.extended
 def test_pictures_for_papers(study: Study, tmp_path: Path) -> None:
     written = []
     for suffix in (".svg", ".svg", ".png", ".pdf"):
