@@ -45,8 +45,9 @@ def loaded(kind: str) -> Any:
 def test_targets_are_modules_of_the_model(
     kind: str, targets: tuple[str, ...] | None, code: str
 ) -> None:
-    with rejects(code, *TARGETS, of=ConfigError):
+    with rejects(code, *TARGETS, of=ConfigError) as caught:
         Lora(targets=targets).modules(loaded(kind))
+    assert ("qkv_proj" in str(caught.value.hint)) == (kind == "phi3"), "its modules are listed"
 
 
 def test_all_linear_modules_but_the_output_embedding_get_an_adapter() -> None:
