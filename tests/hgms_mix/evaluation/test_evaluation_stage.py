@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -93,17 +94,26 @@ def test_a_run_asks_the_question_and_the_instruction_scores_and_counts(
 
 
 def test_right_answers_are_found_right(
-    bench: Evaluate, llama: tuple[Any, Any], out: Path, monkeypatch: pytest.MonkeyPatch
+    bench: Evaluate,
+    llama: tuple[Any, Any],
+    out: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The model's answers replaced by right ones, a wrong one and none."""
+    """The model's answers replaced by right ones, a wrong one and none. New results take the place
+    of the old ones, which a write that fails leaves as they were.
+    """
     texts = {k: rf"Thus \boxed{{{2 * k + 1}}} in all" for k in range(9)}
     texts |= {3: "I give up", 4: r"It is \boxed{900}"}
     path = out / "gsm8k.answers.jsonl"
     lines(path, [{**row, "text": texts[row["id"]]} for row in read(path)])
     monkeypatch.setattr(llama[0], "generate", None)  # nothing is asked again
+    old = tmp_path / "old.json"
+    os.link(out / "results.json", old)
     result = bench.run(*llama, out)["gsm8k"]
     assert (result["correct"], result["no_answer"]) == (7, 1)
     assert result["score"] == pytest.approx(100 * 7 / 9)
+    assert json.loads(old.read_text())["gsm8k"]["score"] == 0.0
 
 
 def test_an_interrupted_run_ends_as_an_uninterrupted_one(

@@ -102,13 +102,14 @@ def test_one_step_is_torch_adamw_on_the_mean_over_all_tokens(tmp_path: Path) -> 
 def test_the_adapter_is_one_that_peft_loads_whether_gradients_are_checkpointed_or_not(
     tmp_path: Path,
 ) -> None:
+    """With dropout by the fine-tuning's own seed, where it has one."""
     rows = random_rows(6)
     result = []
     for on in (False, True):
         folder = tmp_path / str(on)
         folder.mkdir()
-        settings = Finetune(lr=1e-2, accumulation=2, checkpointing=on)
-        train(settings, gpt(), rows, folder, seed=0, adapter=lora(dropout=0.1))
+        settings = Finetune(lr=1e-2, accumulation=2, checkpointing=on, seed=3 if on else None)
+        train(settings, gpt(), rows, folder, seed=9 if on else 3, adapter=lora(dropout=0.1))
         result.append(parameters(folder))
     assert all(torch.allclose(leaf, result[1][name], atol=1e-6) for name, leaf in result[0].items())
     adapter = tmp_path / "True" / "adapter"
