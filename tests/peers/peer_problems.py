@@ -12,10 +12,13 @@ from collections.abc import Callable
 
 import attrs
 import torch
+from support.helpers import F64, normal
 from torch import Tensor
 from torch.nn import functional
 
-Loss = Callable[[dict[str, Tensor], dict[str, Tensor]], Tensor]
+from hgms_core import Ravel, Tree
+
+Loss = Callable[[Tree, Tree], Tensor]
 
 
 @attrs.frozen(eq=False)
@@ -26,23 +29,18 @@ class Peer:
     f: Loss
     jax_g: Callable
     jax_f: Callable
-    theta: dict[str, Tensor]
-    x: dict[str, Tensor]
+    theta: Tree
+    x: Tree
 
 
-def _normal(*shape: int, generator: torch.Generator) -> Tensor:
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-
-def _solve(
-    g: Callable[[dict[str, Tensor]], Tensor], x: dict[str, Tensor], newton: int
-) -> dict[str, Tensor]:
+def _solve(g: Callable[[Tree], Tensor], x: Tree, newton: int) -> Tree:
     """Damped Newton steps with the dense Hessian (after L-BFGS, for the network): the gradient
     ends at rounding level.
     """
-    leaves = {name: leaf.clone().requires_grad_() for name, leaf in x.items()}
+    spec = Ravel.of(x)
+    flat = spec.ravel(x).requires_grad_()
     optimiser = torch.optim.LBFGS(
-        leaves.values(),
+        [flat],
         max_iter=2000,
         tolerance_grad=1e-9,
         tolerance_change=0,
@@ -51,135 +49,101 @@ def _solve(
 
     def closure() -> Tensor:
         optimiser.zero_grad()
-        loss = g(leaves)
+        loss = g(spec.unravel(flat))
         loss.backward()
         return loss
 
     optimiser.step(closure)
-    shapes = {name: leaf.shape for name, leaf in leaves.items()}
-    sizes = [leaf.numel() for leaf in leaves.values()]
-    flat = torch.cat([leaf.detach().reshape(-1) for leaf in leaves.values()])
-
-    def tree(vector: Tensor) -> dict[str, Tensor]:
-        return {
-            name: part.reshape(shapes[name])
-            for name, part in zip(shapes, vector.split(sizes), strict=True)
-        }
-
-    loss = lambda vector: g(tree(vector))  # noqa: E731
-    slope = torch.func.grad(lambda vector: g(tree(vector)))
+    flat = flat.detach()
+    loss = lambda vector: g(spec.unravel(vector))  # noqa: E731
     for _ in range(newton):
-        flat = flat - torch.linalg.solve(torch.func.hessian(loss)(flat), slope(flat))
-    assert slope(flat).norm() < 1e-12
-    return tree(flat)
+        step = torch.linalg.solve(torch.func.hessian(loss)(flat), torch.func.grad(loss)(flat))
+        flat = flat - step
+    assert torch.func.grad(loss)(flat).norm() < 1e-12
+    return spec.unravel(flat)
 
 
 def dense(problem: Peer) -> Tensor:
-    """∇F from dense derivatives: ∇_θ f − ∂_θ(∇_x g)ᵀ H⁻¹ ∇_x f, for problems with one leaf θ."""
-    (name, theta), names = next(iter(problem.theta.items())), list(problem.x)
-    shapes = [problem.x[n].shape for n in names]
-    sizes = [problem.x[n].numel() for n in names]
-    flat = torch.cat([problem.x[n].reshape(-1) for n in names])
-
-    def tree(vector: Tensor) -> dict[str, Tensor]:
-        return {
-            n: part.reshape(s)
-            for n, part, s in zip(names, vector.split(sizes), shapes, strict=True)
-        }
-
-    def g(t: Tensor, vector: Tensor) -> Tensor:
-        return problem.g({name: t}, tree(vector))
-
+    """∇F from dense derivatives: ∇_θ f − ∂_θ(∇_x g)ᵀ H⁻¹ ∇_x f, for problems with θ = t."""
+    theta, spec = problem.theta["t"], Ravel.of(problem.x)
+    flat = spec.ravel(problem.x)
+    g, f = (
+        lambda t, vector, loss=loss: loss({"t": t}, spec.unravel(vector))
+        for loss in (problem.g, problem.f)
+    )
     hessian = torch.func.hessian(g, argnums=1)(theta, flat)
-    rhs = torch.func.grad(lambda vector: problem.f({name: theta}, tree(vector)))(flat)
-    v = torch.linalg.solve(hessian, rhs)
-    slope = torch.func.grad(g, argnums=1)
-    _, pull = torch.func.vjp(lambda t: slope(t, flat), theta)
-    direct = torch.func.grad(lambda t: problem.f({name: t}, tree(flat)))(theta)
-    return direct - pull(v)[0]
+    direct, rhs = torch.func.grad(f, argnums=(0, 1))(theta, flat)
+    _, pull = torch.func.vjp(lambda t: torch.func.grad(g, argnums=1)(t, flat), theta)
+    return direct - pull(torch.linalg.solve(hessian, rhs))[0]
 
 
 def logistic(n: int = 500, d: int = 100) -> Peer:
     import jax
     import jax.numpy as jnp
 
-    generator = torch.Generator().manual_seed(0)
-    rows = _normal(2 * n, d, generator=generator)
-    truth = _normal(d, generator=generator)
-    labels = (rows @ truth + _normal(2 * n, generator=generator) > 0).double() * 2 - 1
-    a = rows[:n]
-    y = labels[:n]
-    b = rows[n:]
-    z = labels[n:]
+    rows, noise = normal(2 * n, d, seed=1), normal(2 * n, seed=2)
+    signed = rows * torch.where(rows @ normal(d, seed=3) + noise > 0, 1.0, -1.0)[:, None]
+    below, above = signed[:n], signed[n:]
 
-    def g(theta: dict[str, Tensor], x: dict[str, Tensor]) -> Tensor:
-        return (
-            functional.softplus(-y * (a @ x["w"])).mean()
-            + 0.5 * (theta["t"].exp() * x["w"] ** 2).sum()
-        )
+    def g(theta: Tree, x: Tree) -> Tensor:
+        ridge = 0.5 * (theta["t"].exp() * x["w"] ** 2).sum()
+        return functional.softplus(-(below @ x["w"])).mean() + ridge
 
-    def f(theta: dict[str, Tensor], x: dict[str, Tensor]) -> Tensor:
-        return functional.softplus(-z * (b @ x["w"])).mean()
-
-    ja, jy, jb, jz = (jnp.asarray(array.numpy()) for array in (a, y, b, z))
+    ja, jb = (jnp.asarray(array.numpy()) for array in (below, above))
 
     def jax_g(x, theta):
-        return (
-            jax.nn.softplus(-jy * (ja @ x["w"])).mean() + 0.5 * (jnp.exp(theta) * x["w"] ** 2).sum()
-        )
+        ridge = 0.5 * (jnp.exp(theta) * x["w"] ** 2).sum()
+        return jax.nn.softplus(-(ja @ x["w"])).mean() + ridge
 
-    def jax_f(x, theta):
-        return jax.nn.softplus(-jz * (jb @ x["w"])).mean()
-
-    theta = {"t": -1 + 0.3 * _normal(d, generator=generator)}
-    x = _solve(lambda at: g(theta, at), {"w": torch.zeros(d, dtype=torch.float64)}, newton=3)
-    return Peer(g, f, jax_g, jax_f, theta, x)
+    theta = {"t": -1 + 0.3 * normal(d, seed=4)}
+    return Peer(
+        g,
+        lambda theta, x: functional.softplus(-(above @ x["w"])).mean(),
+        jax_g,
+        lambda x, theta: jax.nn.softplus(-(jb @ x["w"])).mean(),
+        theta,
+        _solve(lambda at: g(theta, at), {"w": torch.zeros(d, dtype=F64)}, newton=3),
+    )
 
 
 def cleaning(n: int = 200, inputs: int = 12, hidden: int = 8, classes: int = 4) -> Peer:
     import jax
     import jax.numpy as jnp
 
-    generator = torch.Generator().manual_seed(1)
-    rows = _normal(2 * n, inputs, generator=generator)
-    truth = _normal(inputs, classes, generator=generator)
-    labels = (rows @ truth).argmax(-1)
-    a = rows[:n]
-    y = labels[:n].clone()
-    b = rows[n:]
-    z = labels[n:]
-    y[: n // 2] = torch.randint(classes, (n // 2,), generator=generator)
+    rows = normal(2 * n, inputs, seed=11)
+    labels = (rows @ normal(inputs, classes, seed=12)).argmax(-1)
+    labels[: n // 2] = normal(n // 2, classes, seed=13).argmax(-1)
 
-    def logits(x: dict[str, Tensor], inputs: Tensor) -> Tensor:
-        return torch.tanh(inputs @ x["w1"] + x["b1"]) @ x["w2"] + x["b2"]
+    def losses(x: Tree, part: slice) -> Tensor:
+        scores = torch.tanh(rows[part] @ x["w1"] + x["b1"]) @ x["w2"] + x["b2"]
+        return functional.cross_entropy(scores, labels[part], reduction="none")
 
-    def g(theta: dict[str, Tensor], x: dict[str, Tensor]) -> Tensor:
-        losses = functional.cross_entropy(logits(x, a), y, reduction="none")
-        return (theta["t"].sigmoid() * losses).mean() + 0.01 * sum(
-            (leaf**2).sum() for leaf in x.values()
-        )
+    def g(theta: Tree, x: Tree) -> Tensor:
+        decay = sum((leaf**2).sum() for leaf in x.values())
+        return (theta["t"].sigmoid() * losses(x, slice(n))).mean() + 0.01 * decay
 
-    def f(theta: dict[str, Tensor], x: dict[str, Tensor]) -> Tensor:
-        return functional.cross_entropy(logits(x, b), z)
+    jrows, jlabels = (jnp.asarray(array.numpy()) for array in (rows, labels))
 
-    ja, jb, jy, jz = (jnp.asarray(array.numpy()) for array in (a, b, y, z))
-
-    def jax_losses(x, inputs, labels):
-        scores = jnp.tanh(inputs @ x["w1"] + x["b1"]) @ x["w2"] + x["b2"]
-        return -jnp.take_along_axis(jax.nn.log_softmax(scores), labels[:, None], 1)[:, 0]
+    def jax_losses(x, part):
+        scores = jnp.tanh(jrows[part] @ x["w1"] + x["b1"]) @ x["w2"] + x["b2"]
+        return -jnp.take_along_axis(jax.nn.log_softmax(scores), jlabels[part][:, None], 1)[:, 0]
 
     def jax_g(x, theta):
         decay = sum((leaf**2).sum() for leaf in x.values())
-        return (jax.nn.sigmoid(theta) * jax_losses(x, ja, jy)).mean() + 0.01 * decay
+        return (jax.nn.sigmoid(theta) * jax_losses(x, slice(n))).mean() + 0.01 * decay
 
-    def jax_f(x, theta):
-        return jax_losses(x, jb, jz).mean()
-
-    theta = {"t": 0.5 * _normal(n, generator=generator)}
+    theta = {"t": 0.5 * normal(n, seed=14)}
     x0 = {
-        "w1": _normal(inputs, hidden, generator=generator) / inputs**0.5,
-        "b1": torch.zeros(hidden, dtype=torch.float64),
-        "w2": _normal(hidden, classes, generator=generator) / hidden**0.5,
-        "b2": torch.zeros(classes, dtype=torch.float64),
+        "w1": normal(inputs, hidden, seed=15) / inputs**0.5,
+        "b1": torch.zeros(hidden, dtype=F64),
+        "w2": normal(hidden, classes, seed=16) / hidden**0.5,
+        "b2": torch.zeros(classes, dtype=F64),
     }
-    return Peer(g, f, jax_g, jax_f, theta, _solve(lambda at: g(theta, at), x0, newton=5))
+    return Peer(
+        g,
+        lambda theta, x: losses(x, slice(n, None)).mean(),
+        jax_g,
+        lambda x, theta: jax_losses(x, slice(n, None)).mean(),
+        theta,
+        _solve(lambda at: g(theta, at), x0, newton=5),
+    )

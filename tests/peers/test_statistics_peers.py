@@ -20,17 +20,12 @@ def test_a_pair_s_interval_excludes_zero_where_multipletests_rejects() -> None:
     random = np.random.default_rng(7)
     rejected = 0
     for _ in range(20):
-        values = {
-            str(i): dict(enumerate(random.normal(1.5 * (i == 0), 1, 5).tolist())) for i in range(4)
-        }
-        pairs = list(itertools.combinations(values, 2))
-        chances = [
-            stats.ttest_rel(*[list(values[label].values()) for label in pair]).pvalue
-            for pair in pairs
-        ]
+        rows = random.normal([[1.5], [0], [0], [0]], 1, (4, 5))
+        pairs = list(itertools.combinations(range(4), 2))
+        chances = [stats.ttest_rel(rows[i], rows[j]).pvalue for i, j in pairs]
         expected = multipletests(chances, alpha=0.05, method="holm")[0].tolist()
-        result = compared(values)
-        assert [result[pair].excludes_zero for pair in pairs] == expected
+        result = compared({str(i): dict(enumerate(row.tolist())) for i, row in enumerate(rows)})
+        assert [result[str(i), str(j)].excludes_zero for i, j in pairs] == expected
         rejected += sum(expected)
     assert 0 < rejected < 60
 
