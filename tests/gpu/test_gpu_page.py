@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from placed import elsewhere
 from support.helpers import counted, rejects, run_files
 
-from hgms.contrib import LinearOperatorSolver
 from hgms.generators.branches import Branches
 from hgms.hypergradients import Implicit
 from hgms.outer import Adam
 from hgms.runs import device_called, run
 from hgms.selectors import BestOfN
-from hgms.solvers import CG, ScipySolver
+from hgms.solvers import CG
 from hgms.tasks.cleaning import HyperCleaning
-from hgms.testing import inputs_on, problems
 from hgms.testing.kit import difference, snapshot
 from hgms_core import Budget, Key, Pipeline, Problem
 
@@ -71,28 +67,6 @@ def test_one_seed_gives_the_same_bits_twice(device: torch.device, tmp_path: Path
         files.append(run_files(tmp_path / name))
     assert len(files[0]) == 4
     assert files[0] == files[1]
-
-
-SOLVERS = [
-    *(
-        ScipySolver(method=method, ridge=0.0, rtol=1e-8)
-        for method in ("cg", "minres", "gmres", "bicgstab")
-    ),
-    LinearOperatorSolver(ridge=0.0, rtol=1e-8),
-]
-
-
-@pytest.mark.parametrize("solver", SOLVERS, ids=repr)
-def test_solvers_of_others_take_the_devices_tensors(solver: Any, device: torch.device) -> None:
-    with inputs_on(device):
-        known = problems.ridge()
-        estimate, _ = Implicit(solver=solver).estimate(
-            known.problem, known.theta, known.branch(), KEY, {"v": None}
-        )
-        exact = known.gradient()
-    assert not elsewhere(snapshot(estimate), device)
-    differs = difference(snapshot(exact), snapshot(estimate.value), rtol=1e-6)
-    assert not differs, f"{differs} (in closed form)"
 
 
 def test_chunk_bounds_memory_and_changes_nothing_else(device: torch.device) -> None:

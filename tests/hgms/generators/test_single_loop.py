@@ -141,9 +141,6 @@ def test_replay_is_the_step_as_a_function_of_theta() -> None:
         differences = float(ends[0]["w"].sum() - ends[1]["w"].sum()) / 2e-5
         found = torch.autograd.grad(x["w"].sum(), leaves["scale"])[0]
         assert float(found) == pytest.approx(differences, rel=1e-6)
-        forward, cost = candidates.replay(torch.tensor(0), PROBLEM.theta0, None)
-        assert_same(forward, candidates.at(0), rtol=1e-12, atol=1e-14)
-        assert (cost.calls, cost.rows) == (1, 6)
     run(pipeline(generator, First(), Unrolled(), Sgd()), PROBLEM, 1)
 
 

@@ -195,23 +195,6 @@ def test_a_saved_state_continues(keep: str) -> None:
     check_resume(iaptt(generator, Adam(lr=0.05), Sgd(lr=0.3), keep=keep))
 
 
-def test_split_is_its_two_optimisers() -> None:
-    rules = {"a": Adam(lr=0.1), "start.x": Sgd(lr=0.3, momentum=0.5)}
-    outer = Split(upper=rules["a"], start=rules["start.x"])
-    for names in (["a", "start.x"], ["a"]):
-        theta = {name: normal(3, seed=i) for i, name in enumerate(names)}
-        alone = [({name: theta[name]}, rules[name].init({name: theta[name]})) for name in names]
-        state = outer.init(theta)
-        for step in range(3):
-            slopes = {name: normal(3, seed=9 * step + i) for i, name in enumerate(names)}
-            theta, state = outer.step(theta, slopes, state, 0.0)
-            alone = [
-                rules[name].step(at, {name: slopes[name]}, own, 0.0)
-                for name, (at, own) in zip(names, alone, strict=True)
-            ]
-        assert_same(theta, {name: at[name] for name, (at, _) in zip(names, alone, strict=True)})
-
-
 # --- where it goes
 
 COSINE = Schedule(kind="cosine")
