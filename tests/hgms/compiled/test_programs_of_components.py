@@ -31,7 +31,7 @@ from hgms.methods import LearnedStart
 from hgms.outer import Sgd
 from hgms.selectors import First, Worst
 from hgms.solvers import MINRES, FixedPoint, Neumann
-from hgms_core import Branch, Key, Pipeline
+from hgms_core import Key, Pipeline
 
 pytestmark = pytest.mark.extended
 
@@ -224,28 +224,13 @@ SOLVERS = [
 
 @pytest.mark.parametrize("solver", SOLVERS, ids=str)
 def test_iterations_of_solvers(solver: Any) -> None:
-    compiler = Programs()
-    implicit = Implicit(solver=solver, batch_size=12)
-    kept = []
-    for seed in range(2):
-        branch = Branch(x={name: (1 + seed) * leaf for name, leaf in PROBLEM.x0.items()})
-        fast, plain = (
-            implicit.estimate(
-                evolve(PROBLEM, compiler=where), PROBLEM.theta0, branch, Key(seed), {"v": None}
-            )[0]
-            for where in (compiler, None)
-        )
-        assert_same(fast.value, plain.value, rtol=1e-7, atol=1e-9)
-        assert (fast.outcome, fast.cost) == (plain.outcome, plain.cost)
-        assert int(fast.iterations) == int(plain.iterations)  # type: ignore[arg-type]
-        kept.append(len(compiler._kept))
-    assert kept[0] == kept[1]
+    method = pipeline(Branches(count=1, steps=1, lr=0.05), Implicit(solver=solver, batch_size=12))
+    compiler = same_run(method, PROBLEM, steps=2, rtol=1e-7, atol=1e-9)
     assert {"minres", "richardson"} & set(compiler.outcomes)
 
 
 @pytest.mark.parametrize(("mode", "batch_size"), [("stacked", 6), ("loop", None)])
 def test_langevin_steps(mode: Any, batch_size: int | None) -> None:
-    compilers = (Programs(), None)
     generator = Ula(
         count=3,
         steps=6,
@@ -255,16 +240,4 @@ def test_langevin_steps(mode: Any, batch_size: int | None) -> None:
         mode=mode,
         batch_size=batch_size,
     )
-    states = [generator.init(PROBLEM, Key(0))] * 2
-    for step in range(2):
-        fast, plain = (
-            generator.propose(evolve(PROBLEM, compiler=where), PROBLEM.theta0, state, Key(step))
-            for state, where in zip(states, compilers, strict=True)
-        )
-        assert_same((fast.x, fast.losses), (plain.x, plain.losses), **CLOSE)
-        assert fast.cost == plain.cost
-        assert fast.replay is not None
-        replayed, _ = fast.replay(torch.tensor(2), PROBLEM.theta0, None)
-        assert_same(replayed, fast.at(2), **CLOSE)
-        states = [{"x": fast.x}, {"x": plain.x}]
-    assert len(compilers[0]._kept) == 1  # type: ignore[union-attr]
+    same_run(pipeline(generator, OneStep(lr=0.1), Worst(mode="loop")), PROBLEM)
