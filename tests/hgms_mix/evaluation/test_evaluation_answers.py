@@ -200,6 +200,7 @@ def test_hard_formats(verifier: Verifier) -> None:
     assert verdicts == [(*pair, "right" if equal else "wrong") for *pair, equal in HARD]
 
 
+@pytest.mark.extended
 def test_what_takes_too_long_or_hangs_is_undecided_and_the_next_is_not(
     verifier: Verifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:

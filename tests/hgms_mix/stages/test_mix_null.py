@@ -216,17 +216,18 @@ def test_a_method_that_learns_nothing_has_no_certainty(
     assert not report["warnings"] + report["sentences"]
 
 
+SOUND = '{"verdict": "v", "evidence": true, "sources": [{"source": "a", "evidence": 1}]}'
+
+
 def test_a_damaged_null_test_is_none(tmp_path: Path) -> None:
-    mix: Any = SimpleNamespace(folder=tmp_path / "seed-0")
-    path = tmp_path / "null-test" / "null.json"
-    assert certain.null_result(mix) is None
-    path.parent.mkdir()
-    head = '{"verdict": "v", "evidence": true, "sources": [{"source": "a"'
-    for text in ("[1]", "{}", "{", head + "}]}"):
+    mix: Any = SimpleNamespace(folder=tmp_path / "null-test" / "seed-0")
+    found = [certain.null_result(mix)]
+    path = tmp_path / "null-test" / "null-test" / "null.json"
+    path.parent.mkdir(parents=True)
+    for text in ("[1]", "{}", "{", SOUND.replace(', "evidence": 1', ""), SOUND):
         path.write_text(text)
-        assert certain.null_result(mix) is None
-    path.write_text(head + ', "evidence": 1}]}')
-    assert certain.null_result(mix) == json.loads(path.read_text())
+        found.append(certain.null_result(mix))
+    assert found == [None, None, None, None, None, json.loads(SOUND)]
 
 
 def table(first: int) -> dict[str, Any]:
