@@ -1,6 +1,4 @@
-"""What the field's methods are measured on: a penalty with a known best value, and the sphere of
-minimisers.
-"""
+"""What the field's methods are measured on: a penalty with a known best value."""
 
 from __future__ import annotations
 
@@ -10,7 +8,6 @@ import torch
 from scipy.optimize import brentq
 
 from hgms.tasks.quadratic import Quadratic
-from hgms.tasks.sphere import Sphere
 from hgms_core import Method, Pipeline, Problem, Record, Tree
 from support.helpers import F64
 
@@ -46,10 +43,3 @@ def tuned_penalty() -> tuple[Problem, Any, float]:
         exact.hypergradient({"log_penalty": torch.tensor([t], dtype=F64)})["log_penalty"]
     )
     return problem, exact, brentq(slope, -3.0, 2.0)
-
-
-def sphere_gap(method: Method, steps: int, seed: int = 0) -> float:
-    """F(θ) − F* after some outer steps on the sphere."""
-    problem = Sphere(k=1, d=4).problem(0, CPU, F64)
-    theta, x, _ = run(method, problem, steps, seed)
-    return float(problem.evaluate(theta, x)["upper_gap"])
