@@ -208,6 +208,7 @@ def test_targets_are_weighted_test_sets_never_decide_and_diverged_runs_are_set_a
     loss[[3, 17]] = 9.0, np.nan  # one of the repeats of uniform, and a mixture that was run once
     of_test[20] = np.inf
     spoilt = attrs.evolve(runs, metrics={"loss": loss, "target": other, "test_x": of_test})
+    assert spoilt.deciding == ["loss", "target"]
     # a metric may be called target
     findings = learn(spoilt, SurfaceSettings(targets={"loss": 3.0, "target": 1.0}))
     assert findings.targets == {"loss": 0.75, "target": 0.25}

@@ -185,6 +185,9 @@ def test_a_run_that_diverges_is_recorded_and_too_many_are_refused(
     runs = DesignRuns(config=plan.config, folder=Path("design"))
     points = points_of(plan, runs)[-2:]
     with monkeypatch.context() as patched:
+        patched.setattr(LossLog, "append", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):  # which is no divergence
+            runs.run(points[0])
         patched.setattr(LossLog, "append", diverge)
         # though no run comes after it
         with rejects("diverged", "finetune", "lr", of=NumericalError):
