@@ -78,8 +78,7 @@ def test_what_compare_learned_is_the_mix(here: Path, monkeypatch: pytest.MonkeyP
     assert report["folder"] == str(folder)
     assert report["stages"]["reweight"]["processor_seconds"] > 0  # compare counted them
     upper = report["certainty"]["upper_loss"]
-    assert upper["change"] == pytest.approx(upper["end"] - upper["start"], abs=1e-6)
-    assert upper["change"] != 0
+    assert upper["change"] == pytest.approx(upper["end"] - upper["start"], rel=1e-3, abs=0)
     # seed 2 was learned by compare, too
     assert report["certainty"]["seeds"]["over"] == "2 seeds"
     runs, skipped = scan("runs")
