@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -13,9 +17,9 @@ import pytest
 from support.helpers import rejects
 from support.small_mixes import fails, report_of, right, write_rows
 
-from hgms.executors import BUSY, Ending, Job
+from hgms.executors import BUSY, Ending, Job, Local
 from hgms.executors import shared_work as together
-from hgms.runs import DiskError
+from hgms.runs import DiskError, Interrupted
 from hgms_core import ConfigError, DataError, OutOfMemory
 from hgms_core.host import Host
 from hgms_core.registry import Registry
@@ -261,6 +265,33 @@ def test_a_mix_that_fails_or_is_lost_three_times_stops_no_other(
     codes = {which: error.code for which, error in result.failures.items()}
     assert codes == {("uniform", 5): "cannot-write", ("other", 5): "worker-lost"}
     assert result.losses("all")["uniform"] == {3: 10}
+
+
+@pytest.mark.extended
+def test_a_batch_system_stops_every_mix(grid: Path) -> None:
+    """SIGTERM reaches the mixes as Ctrl-C does, and those that wait are not begun."""
+    grid.write_text(GRID.replace('budget = "2 steps"', 'budget = "100000 steps"'))
+
+    def press() -> None:
+        while not any(
+            path.read_bytes().count(b"\n") > 2 for path in Path("mixes").rglob("steps.jsonl")
+        ):
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def missed(*_: Any) -> None:
+        raise AssertionError("the signal was not handled")
+
+    before = signal.signal(signal.SIGTERM, missed)
+    try:
+        threading.Thread(target=press).start()
+        with pytest.raises(Interrupted) as stopped:
+            carry_out(Contest.of(grid), Local(jobs=1), lambda line: None)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert stopped.value.number == signal.SIGTERM
+    assert "0 of 6" in stopped.value.args[0]
+    assert len(list(Path("mixes").rglob("checkpoint.json"))) == 1
 
 
 def test_a_finished_mix_takes_no_process(grid: Path) -> None:

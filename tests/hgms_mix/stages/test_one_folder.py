@@ -6,10 +6,14 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.processes import strike
 from support.small_mixes import TASK, fails, hgms, report_of, right, write_sums
 
 from hgms.results import scan
@@ -122,6 +126,26 @@ def test_changed_data_is_another_run_and_data_that_are_gone_are_said(here: Path)
     fails("mix", "all", *METHOD, parts=[missing])
     fails("run", before / "config.toml", "--out", "alone", parts=[missing])
     right("report", before, "--out", "page.md")  # does without
+
+
+@pytest.mark.extended
+def test_a_mix_that_is_killed_while_it_learns_goes_on_to_the_same_bytes(here: Path) -> None:
+    shutil.rmtree("runs")
+    words = ["mix", "reweight", *METHOD, "--set", "budget=40 steps"]
+    words += ["--set", "run.checkpoint_seconds=0"]
+    right(*words, "--out", "whole")
+    [whole] = Path("whole").glob("source-mixture/*/seed-1")
+    command = [sys.executable, "-m", "hgms.cli", *words]
+    with Path("err").open("w") as err, subprocess.Popen(command, stderr=err) as process:
+        strike(process.pid, Path("runs"), 5, signal.SIGKILL)
+    [folder] = folders()
+    assert not (folder / "summary.json").exists()
+    again = right(*words, "--json")
+    assert "reweight: going on with hg-baseline, 40 outer steps" in again.stderr
+    # nobody counted what was killed
+    assert json.loads(again.stdout)["stages"]["reweight"]["processor_seconds"] is None
+    names = ("steps.jsonl", "checkpoint.json", "summary.json")
+    assert written(folder, names) == written(whole, names)
 
 
 def test_a_run_that_another_process_makes_is_not_taken_over(here: Path) -> None:
