@@ -21,9 +21,10 @@ def verifier() -> Iterator[Verifier]:
 
 @pytest.fixture(autouse=True, scope="session")
 def _one_worker(verifier: Verifier) -> Iterator[None]:
-    name = "hgms_mix.evaluation.evaluate.Verifier"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(name, lambda: contextlib.nullcontext(verifier))
+        patch.setattr(
+            "hgms_mix.evaluation.evaluate.Verifier", lambda: contextlib.nullcontext(verifier)
+        )
         yield
 
 
@@ -36,10 +37,4 @@ def llama() -> tuple[Any, Any]:
 @pytest.fixture
 def serve() -> Iterator[Callable[[Act], Endpoint]]:
     with contextlib.ExitStack() as stack:
-
-        def start(act: Act) -> Endpoint:
-            endpoint = Endpoint(act)
-            stack.callback(endpoint.close)
-            return endpoint
-
-        yield start
+        yield lambda act: stack.enter_context(contextlib.closing(Endpoint(act)))

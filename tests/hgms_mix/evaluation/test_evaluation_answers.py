@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import gzip
-import importlib.util
 import json
 import os
 import random
 import re
 import signal
-from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.helpers import rejects
 
-from hgms_core import DataError, MissingExtra
+from hgms_core import DataError
 from hgms_mix.evaluation import Extracted, Verifier, boxed, extract
 from hgms_mix.evaluation import verifier as verifying
 from hgms_mix.evaluation.answers import gsm8k_gold, math_gold, numbers
@@ -106,33 +102,6 @@ def test_the_answer_of_a_question_with_a_number(response: str, text: str | None,
     assert extract(response, number=True) == Extracted(text, by)  # type: ignore[arg-type]
 
 
-def test_without_a_box_math_verify_reads_the_whole_response_and_connected_boxes_are_one_answer(
-    verifier: Verifier,
-) -> None:
-    prose = r"Therefore $x = \frac{3}{4}$."
-    thought = r"<think>$\boxed{3}$</think>" + prose
-    assert [extract(text, number=False) for text in (prose, thought, "  ")] == [
-        *(Extracted(prose, "whole response"), Extracted(prose, "whole response")),
-        Extracted(None, "nothing"),
-    ]
-    either = "The answer is $(1, 2)$ and not $(2, 1)$, since $x < y$."
-    longer = r"Adding up, the final answer is $\frac{3}{4}$. I hope it is correct."
-    both = r"\boxed{2} and \boxed{1}"
-    records = [
-        score(verifier, "math", Question(0, ("?",), gold), text)
-        for gold, text in (
-            (r"\frac{3}{4}", prose),
-            (r"\frac{3}{4}", longer),
-            ("1,2", both),
-            ("1,2", r"\boxed{1}"),
-            ("(1,2)", either),
-        )
-    ]
-    verdicts = [record["verdict"] for record in records]
-    assert verdicts[:4] == ["right", "right", "right", "wrong"]
-    assert (records[2]["answer"], records[4]["by"]) == ("2, 1", "whole response")
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -156,12 +125,10 @@ def test_numbers_that_lm_eval_finds_are_right(verifier: Verifier, text: str) -> 
 
 
 def test_numbers_are_read_as_written_and_malformed_known_answers_are_named() -> None:
-    expected = ["1000000", "10", "5", "-4", ".5", "12", "34", "3"]
-    assert numbers("1,000,000 10-5 (-4) .5 12,34 v2 3.") == expected
+    assert numbers("1,000,000 10-5 (-4) .5 v2 3.") == ["1000000", "10", "5", "-4", ".5", "3"]
     assert gsm8k_gold("5 * 500 = <<5*500=2500>>2500\n#### 2,500", ("f.jsonl", 5)) == "2500"
-    for read, text in ((gsm8k_gold, "so 5 it is"), (math_gold, r"so \boxed{5")):
-        with rejects("wrong-row", "f.jsonl", 3, of=DataError):
-            read(text, ("f.jsonl", 3))
+    with rejects("wrong-row", "f.jsonl", 3, of=DataError):
+        math_gold(r"so \boxed{5", ("f.jsonl", 3))
 
 
 HARD = [
@@ -207,26 +174,12 @@ def test_what_takes_too_long_or_hangs_is_undecided_and_the_next_is_not(
     monkeypatch.setattr(verifier, "_seconds", 1)
     assert verifier.verdict("1", "9^{9^{9^9}}") == "undecided"
     assert verifier.verdict("1", "1") == "right"
-    process = verifier._process
-    assert process is not None
-    process.send_signal(signal.SIGSTOP)
+    verifier._process.send_signal(signal.SIGSTOP)
     with monkeypatch.context() as patch:
         patch.setattr(verifying, "PATIENCE", 0.25)
         assert verifier.verdict("1", "1") == "undecided"
     assert verifier._process is None  # killed, and a dead one is not asked
-    monkeypatch.undo()
     assert verifier.verdict("1", "1") == "right"
-
-
-def test_verdicts_come_from_any_thread_and_a_missing_package_is_said(
-    verifier: Verifier, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with ThreadPoolExecutor(3) as pool:
-        verdicts = list(pool.map(lambda k: verifier.verdict(str(k), "3"), (2, 3, 4)))
-    assert verdicts == ["wrong", "right", "wrong"]
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with Verifier() as other, rejects("missing-package", of=MissingExtra):
-        other.verdict("1", "1")
 
 
 def solutions(name: str) -> tuple[list[Question], list[str]]:
@@ -236,56 +189,27 @@ def solutions(name: str) -> tuple[list[Question], list[str]]:
     return load(name, path)[0], texts  # type: ignore[arg-type]
 
 
-def others(count: int) -> list[int]:
-    """A place other than its own for each, by a seeded cycle through all."""
-    cycle = list(range(count))
-    random.Random(0).shuffle(cycle)
-    following = dict(zip(cycle, [*cycle[1:], cycle[0]], strict=True))
-    return [following[place] for place in range(count)]
-
-
-def check(name: str, places: list[int], verifier: Verifier, most_coincidences: float) -> None:
-    questions, texts = solutions(name)
-    elsewhere = others(len(texts))
-    for place in places:
-        record = score(verifier, name, questions[place], texts[place])  # type: ignore[arg-type]
-        assert record["verdict"] == "right", record
-    hits = []
-    for place in places:
-        text = texts[elsewhere[place]]
-        record = score(verifier, name, questions[place], text)  # type: ignore[arg-type]
-        if record["verdict"] == "right":
-            hits.append((record["gold"], questions[elsewhere[place]].gold))
-    assert len(hits) <= most_coincidences * len(places), hits
-    # and those are the same number or expression, mostly written in the same way
-    assert sum(gold == other for gold, other in hits) >= 0.85 * len(hits), hits
-
-
 @data
-@pytest.mark.parametrize("name", ["gsm8k", "math"])
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("gsm8k", 80),
+        ("math", 80),
+        *(pytest.param(*of, marks=pytest.mark.nightly) for of in (("gsm8k", 1319), ("math", 5000))),
+    ],
+)
 def test_solutions_of_the_test_sets_are_right_and_those_of_other_questions_wrong(
-    name: str, verifier: Verifier
+    name: str, count: int, verifier: Verifier
 ) -> None:
-    total = {"gsm8k": 1319, "math": 5000}[name]
-    check(name, sorted(random.Random(1).sample(range(total), 80)), verifier, 0.04)
-
-
-@data
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", ["gsm8k", "math"])
-def test_all_solutions_of_the_test_sets(name: str, verifier: Verifier) -> None:
-    check(name, list(range({"gsm8k": 1319, "math": 5000}[name])), verifier, 0.03)
-
-
-def test_boxes_that_are_never_closed_are_read_once() -> None:
-    """How often a character is looked at, not how long it takes."""
-    looked = Counter[int]()
-
-    class Counted(str):
-        def __getitem__(self, place: Any) -> str:
-            looked[len(self)] += 1
-            return super().__getitem__(place)
-
-    texts = [Counted(r"\boxed{7} " + r"\boxed{1 + " * boxes) for boxes in (40, 80)]
-    assert [boxed(text) for text in texts] == ["7", "7"]
-    assert looked[len(texts[1])] <= 2.1 * looked[len(texts[0])]
+    """But for the few other questions whose answer is the same."""
+    questions, texts = solutions(name)
+    own = random.Random(1).sample(range(len(texts)), count)
+    right, wrong = (
+        [
+            score(verifier, name, questions[place], texts[place - shift])["verdict"]  # type: ignore[arg-type]
+            for place in own
+        ]
+        for shift in (0, 101)
+    )
+    assert set(right) == {"right"}
+    assert wrong.count("right") <= 0.04 * count

@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 import torch
 from support.generating import SMALL, by_hand, small_model
-from support.helpers import rejects
 
-from hgms_core import ConfigError
 from hgms_mix.evaluation.generate import Prompts, fingerprint, prompt_cap, replies
 
 transformers = pytest.importorskip("transformers", reason="the extra hgms[llm] is not installed")
@@ -76,24 +74,6 @@ def test_a_long_prompt_loses_its_beginning(llama: tuple[Any, Any]) -> None:
         (len(prompt) > 10, reply.text) for prompt, reply in zip(tokens, short, strict=True)
     ]
     assert prompt_cap(model, 1024, 12) == 500
-    with rejects("out-of-range", "evaluate", "max_new_tokens", of=ConfigError):
-        prompt_cap(model, 1024, 512)
-
-
-def test_the_models_own_generation_settings_take_no_part_and_stay() -> None:
-    peft = pytest.importorskip("peft", reason="the extra hgms[llm] is not installed")
-    inner, tokenizer = small_model()
-    model = peft.get_peft_model(inner, peft.LoraConfig(r=2, target_modules=["q_proj"])).double()
-    tokens = prompts(tokenizer)[:3]
-    plain = answer(model, tokenizer, tokens)
-    own = transformers.GenerationConfig(
-        do_sample=True, temperature=5.0, repetition_penalty=1.8, min_new_tokens=3
-    )
-    inner.generation_config = own
-    model.train()
-    assert answer(model, tokenizer, tokens) == plain
-    assert [each.generation_config is own for each in (inner, model)] == [True, True]
-    assert model.training
 
 
 def test_a_batch_that_does_not_fit_is_halved_and_said(
@@ -103,11 +83,10 @@ def test_a_batch_that_does_not_fit_is_halved_and_said(
     tokens = prompts(tokenizer)
     plain = answer(model, tokenizer, tokens, new_tokens=4)
     sizes: list[int] = []
-    room = [2]
 
     def small(generate: Any = model.generate, **inputs: Any) -> Any:
         sizes.append(len(inputs["input_ids"]))
-        if sizes[-1] > sum(room):
+        if sizes[-1] > 2:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return generate(**inputs)
 
@@ -115,10 +94,6 @@ def test_a_batch_that_does_not_fit_is_halved_and_said(
     reports: list[str] = []
     halved = answer(model, tokenizer, tokens, reports.append, batch_size=5, new_tokens=4)
     assert (halved, sizes, len(reports)) == (plain, [5, 2, 2, 2, 1], 1)
-    assert "5 prompts at once: going on with 2 (evaluate.batch_size)" in reports[0]
-    room.clear()
-    with rejects("out-of-memory", "evaluate"):
-        answer(model, tokenizer, tokens)
 
 
 def test_the_fingerprint_tells_models_apart(llama: tuple[Any, Any]) -> None:

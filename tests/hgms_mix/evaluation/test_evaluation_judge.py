@@ -15,8 +15,7 @@ from support.judged import Act, Endpoint, evaluation_of, good, rated, records_of
 from hgms_core import CheckpointError, ConfigError
 from hgms_mix.evaluation import Judge, bootstrap, rating
 from hgms_mix.evaluation.judge import messages
-from hgms_mix.evaluation.judge_calls import ratings_path
-from hgms_mix.evaluation.questions import JudgePrompt, Question, judge_prompts, load, place
+from hgms_mix.evaluation.questions import judge_prompts, load, place
 
 pytest.importorskip("openai", reason="the extra hgms[llm] is not installed")
 
@@ -56,22 +55,18 @@ def test_the_judge_is_asked_as_in_mt_bench() -> None:
     questions, _ = load("mt-bench", where)
     prompts = judge_prompts(where)
     by_category = {question.category: question for question in questions}
-    counts = (len(questions), sum(bool(q.references) for q in questions), len(by_category))
-    assert counts == (80, 30, 8)
+    assert (len(questions), len(by_category)) == (80, 8)
     for category, question in by_category.items():
         first, second = (
             messages(prompts, question, ["ANSWER {one}", "ANSWER {two}"][:turn], turn)
             for turn in (1, 2)
         )
-        assert [message["role"] for message in first] == ["system", "user"]
         assert "focus on the assistant's answer to the second" in second[0]["content"]
         asked, again = first[1]["content"], second[1]["content"]
         assert "[Question]\n" + question.turns[0] in asked
-        assert "[The Start of Assistant's Answer]\nANSWER {one}\n" in asked
         assert {"ANSWER {two}" in again, question.turns[1] in again} == {True}
         known = category in ("math", "reasoning", "coding")
         assert ["Reference" in text for text in (asked, again)] == [known, known]
-        assert not known or question.references[0] in asked
         assert not known or all(reference in again for reference in question.references)
         assert not re.search(r"\{(question|answer|ref)", asked + again)
 
@@ -90,34 +85,22 @@ def test_a_request_holds_the_judges_settings_and_the_key(
     }
     assert {headers["authorization"] for headers in endpoint.headers} == {"Bearer sk-secret-1"}
     assert not any("sk-secret" in path.read_text() for path in folder.iterdir())
-    users = {body["messages"][1]["content"] for body in endpoint.bodies}
-    assert users >= {"q0|a81.1 {x}", "q0|a81.1 {x}|more 0|a81.2 {x}"}
     records = records_of(evaluation, folder)
-    assert result["score"] == pytest.approx(statistics.mean(r["rating"] for r in records.values()))
-    assert (result["rated"], result["failed"]) == (10, 0)
-    assert (result["n"], result["new_tokens"]) == (COUNT, 30)
-    assert result["if_failed"] == pytest.approx([result["score"]] * 2)
     pairs = [[records[81 + k, turn]["rating"] for turn in (1, 2)] for k in range(COUNT)]
     expected = bootstrap([statistics.mean(pair) for pair in pairs])
     assert (result["interval"]["low"], result["interval"]["high"]) == (expected.low, expected.high)
-    assert (result["interval"]["resamples"], result["interval"]["seed"]) == (10_000, 0)
 
 
-def test_no_key_no_judge_no_answers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_key_or_with_answers_that_are_none_nobody_is_asked(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     with rejects("missing-variable", "evaluate", "judge", "api_key_env", of=ConfigError):
         evaluation_of(folder, Judge()).rate(folder)
-    with rejects("missing-option", "evaluate", "judge", of=ConfigError):
-        evaluation_of(folder, None).rate(folder)
     path = folder / "mt-bench.answers.jsonl"
-    whole = path.read_text()
-    path.write_text("".join(whole.splitlines(keepends=True)[:-1]))
-    with rejects("too-few-rows", str(folder), of=CheckpointError):
+    path.write_text("{}\n" + path.read_text())
+    with rejects("wrong-row", str(path), 1, of=CheckpointError):
         rated(folder, NOBODY)
-    for line in ("{}", '{"id": 81, "turn": 1}', "[" * 100_000):
-        path.write_text(f"{line}\n{whole}")
-        with rejects("wrong-row", str(path), 1, of=CheckpointError):
-            rated(folder, NOBODY)
 
 
 def test_a_file_alone_sends_no_variable_anywhere(
@@ -139,38 +122,8 @@ def test_a_file_alone_sends_no_variable_anywhere(
         Judge(**other),
         Judge(base_url="http://api.openai.com/v1"),  # in the clear
     ):
-        with rejects("not-allowed", "evaluate", "judge", "api_key_env", of=ConfigError) as caught:
+        with rejects("not-allowed", "evaluate", "judge", "api_key_env", of=ConfigError):
             judge.require()
-        assert f"--send-key {judge.host} " in str(caught.value.hint)
     assert Judge().key() == Judge(base_url="https://api.openai.com/v1").key() == "sk-mine"
-    assert Judge().sends == "the key in OPENAI_API_KEY is sent to api.openai.com"
     monkeypatch.setenv("HGMS_SEND_KEY", "elsewhere.example,127.0.0.1")
     assert Judge(base_url=endpoint.url, **other).key() == "hunter2"
-    mine = folder / "mine.txt"  # and nothing is written through a symbolic link
-    mine.write_text("keep\nthis")
-    ratings = ratings_path(Judge(base_url=endpoint.url, model="third"), folder)
-    ratings.symlink_to(mine)
-    with pytest.raises(CheckpointError) as caught:
-        rated(folder, endpoint.url, model="third")
-    assert (caught.value.place[0], mine.read_text()) == (str(ratings), "keep\nthis")
-
-
-@pytest.mark.parametrize(
-    "url", ["http://me:secret@localhost/v1", "localhost:8000", "file:///etc/passwd", "http://a:b/"]
-)
-def test_an_address_that_is_none_or_holds_a_password_is_refused(url: str) -> None:
-    with rejects("wrong-value", "base_url", of=ConfigError) as caught:
-        Judge(base_url=url)
-    assert not any("secret" in line for line in caught.value.lines())
-
-
-def test_templates_take_braces_as_they_are_and_know_the_question_and_answers_alone() -> None:
-    def asked(template: str, question: str = "q") -> str:
-        prompts = {"single-v1": JudgePrompt("", template)}
-        of_one = Question(1, (question,), category="stem")
-        return messages(prompts, of_one, ["{a.b}"], 1)[1]["content"]
-
-    assert asked("{{x}} {question}|{answer}", "{q}") == "{x} {q}|{a.b}"
-    for template in ("{answr}", "{question.nope}", "{question[0]}", "{question!r}", "{question"):
-        with rejects("wrong-format", "judge_prompts.jsonl", "single-v1", of=ConfigError):
-            asked(template)
