@@ -24,7 +24,6 @@ needs_harness = pytest.mark.skipif(
     reason="lm-eval is not installed: pip install 'hgms[lm-eval]'",
 )
 
-ROOT = Path(__file__).resolve().parents[3]
 TASKS = ("evaluate", "lm_eval", "tasks")
 GSM8K = [
     {"question": "How much is 6 times 7?", "answer": "6 * 7 = <<6*7=42>>42\n#### 42"},

@@ -1,4 +1,4 @@
-"""Samples that are handed over: of a chat template and of two named ones."""
+"""Samples that are handed over: of a chat template and of a named one."""
 
 from __future__ import annotations
 
@@ -34,22 +34,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer.save_pretrained(here / "tokenizer")
     task = TASK.replace("dots]", '"dots, 2"]').replace("test.jsonl", "validation.jsonl")
     chat = task.replace('"plain"', '"model"').replace('"bytes"', '"tokenizer"')
-    alpaca = task.replace('"plain"', '"alpaca"').replace("sums.jsonl", "alpaca.jsonl")
-    texts = {
-        "plain": task,
-        "chat": chat.replace("= 40", "= 64"),
-        "alpaca": alpaca.replace("= 40", "= 280"),
-    }
+    texts = {"plain": task, "chat": chat.replace("= 40", "= 64")}
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(here)
         write_sums("sums", range(40))
         write_sums("dots", range(100, 160), ".")
         write_sums("validation", range(200, 208))
-        rows = [
-            {"instruction": f"Add {i}.", "input": "and 1" * (i % 2), "output": str(i + 1)}
-            for i in range(40)
-        ]
-        write_rows("alpaca", rows)
         for name, text in texts.items():
             label = text.replace("[task]\n", f"[task]\nlabel = {json.dumps(name)}\n")
             Path(f"{name}.toml").write_text(HEAD + label + TAIL)

@@ -16,9 +16,9 @@ from support.helpers import rejects
 from torch import Tensor
 
 from hgms.outer import Adam, DualAveraging, Sgd
-from hgms_core import CheckpointError, ConfigError, Key
+from hgms_core import CheckpointError, Key
 from hgms_mix.exchange.plan import Plan
-from hgms_mix.exchange.rules import Alignment, Losses
+from hgms_mix.exchange.rules import Alignment
 
 transformers = pytest.importorskip(
     "transformers", reason="transformers is not installed: pip install 'hgms[llm]'"
@@ -145,11 +145,6 @@ def test_theta_takes_the_steps_of_the_formula_and_the_rows_are_the_plan_s(tmp_pa
         theta = theta + 2.0 * (torch.diag(w) - torch.outer(w, w)) @ a
         assert record["weights"] == pytest.approx(theta.softmax(0).tolist(), abs=1e-14)
         plan.begin(record["step"] * 6 + 3, torch.tensor(record["weights"], dtype=torch.float64))
-    assert mixture.weights["copy"] > 10 / 24  # validation repeats its words
-    history = trainer.state.log_history
-    logged = [row["mixture/copy"] for row in history if "mixture/copy" in row]
-    assert logged == [record["weights"][0] for record in mixture.records]
-    assert sum("loss" in row for row in history) == 6
     first = {"copy": 0, "noise": SIZES["copy"]}
     # the loader has one batch more
     assert trainer.seen[:36] == [first[name] + row for name, row in map(plan.row, range(36))]
@@ -179,53 +174,7 @@ def test_a_resumed_training_equals_an_uninterrupted_one(
     options = {**SAVED, "steps": 10, "save_steps": at, "change": {"outer": outer}, **options}
     whole, resumed = trained(tmp_path, **options), trained(tmp_path, at, **options)
     assert ended(*whole) == ended(*resumed)
-    assert len(whole[1].records) == 5
     assert all(math.isfinite(score) for row in whole[1].records for score in row["scores"])
-
-
-def test_what_it_cannot_do_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    options: list[dict[str, Any]] = [{"dataloader_num_workers": 1}, {"ignore_data_skip": True}, {}]
-    for change in options:
-        trainer = trainer_in(tmp_path, **change)
-        if not change:
-            monkeypatch.setattr(type(trainer.args), "world_size", property(lambda _: 2))
-        with rejects("not-supported", "args", *(change or ["world_size"]), of=ConfigError):
-            callback().attach(trainer)
-
-
-def test_data_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    trainer = trainer_in(tmp_path)
-    trainer.add_callback(lost := callback())
-    with rejects("not-attached", "trainer", of=ConfigError):
-        trainer.train()
-    trainer.remove_callback(lost)
-    with rejects("wrong-length", "trainer", "train_dataset", of=ConfigError):
-        callback(sources={"a": 10, "b": 15}).attach(trainer)
-    for validation in (None, {"first": VALIDATION, "second": VALIDATION}, []):
-        trainer.eval_dataset = validation
-        with rejects("no-rows", "validation", of=ConfigError):
-            callback().attach(trainer)
-    callback(rule=Losses()).attach(trainer)  # needs none
-    # a cell of a notebook that runs twice makes a second callback for the same trainer
-    with rejects("conflicting-options", "trainer", "train_dataset", of=ConfigError):
-        callback(rule=Losses()).attach(trainer)
-
-
-@pytest.mark.parametrize(
-    ("change", "code", "place"),
-    [
-        ({"start": {"copy": 1.0}}, "wrong-value", ("start",)),
-        ({"start": dict.fromkeys(SIZES, 0.0)}, "out-of-range", ("start",)),
-        ({"sources": {"copy": 3}}, "wrong-value", ("sources",)),
-        ({"every": 0}, "out-of-range", ("every",)),
-        ({"rule": Losses(reference={"copy": 1.0})}, "wrong-value", ("rule", "reference")),
-    ],
-)
-def test_wrong_settings_are_refused(
-    change: dict[str, Any], code: str, place: tuple[str, ...]
-) -> None:
-    with rejects(code, *place, of=ConfigError):
-        callback(**change)
 
 
 def test_scores_that_are_not_finite_leave_the_mixture_and_checkpoints_of_others_are_refused(
@@ -234,12 +183,6 @@ def test_scores_that_are_not_finite_leave_the_mixture_and_checkpoints_of_others_
     change = {"rule": fixed(math.nan, 1.0)}
     _, mixture = trained(tmp_path, change=change, **SAVED)
     assert list(mixture.weights.values()) == pytest.approx([10 / 24, 14 / 24], abs=1e-14)
-    assert [record["step"] for record in mixture.records] == [2, 4]
-    trained(tmp_path, 2, change=change, **SAVED)
     file = tmp_path / "checkpoint-2" / "mixture.safetensors"
-    for other in ({"seed": 5}, {"sources": dict(reversed(SIZES.items()))}, {"outer": Adam(lr=0.1)}):
-        with rejects("other-settings", str(file), of=CheckpointError):
-            trained(tmp_path, 2, change=change | other, **SAVED)
-    file.unlink()
-    with rejects("missing-file", str(file), of=CheckpointError):
-        trained(tmp_path, 2, change=change, **SAVED)
+    with rejects("other-settings", str(file), of=CheckpointError):
+        trained(tmp_path, 2, change=change | {"seed": 5}, **SAVED)
