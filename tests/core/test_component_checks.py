@@ -8,13 +8,8 @@ from typing import Any, ClassVar
 import attrs
 import pytest
 from support.fakes import Site
-from support.helpers import rejects
 
-from hgms.cli.inspect import kind_called
-from hgms.config.invalid import kinds_of
 from hgms_core import Composition, overlay
-from hgms_core.errors import ConfigError
-from hgms_core.pipeline import Pipeline
 from hgms_core.registry import KINDS, Registry, faults_of
 
 SOLVER = KINDS["solver"]
@@ -95,15 +90,6 @@ def test_other_faults_of_a_class(kind: str, cls: type, faults: list[str]) -> Non
     found = faults_of(KINDS[kind], cls)
     assert len(found) == len(faults)
     assert all(part in text for part, text in zip(faults, found, strict=True))
-
-
-def test_a_class_is_recognised_by_its_methods_and_a_kind_by_its_names() -> None:
-    assert [kind.name for kind in kinds_of(solver_class(solve))] == ["solver"]
-    assert [kind.name for kind in kinds_of(Pipeline)] == ["method"]
-    assert kind_called("solvers") is kind_called("Solver") is SOLVER
-    with rejects("unknown-kind", of=ConfigError) as caught:
-        kind_called("solvr")
-    assert caught.value.did_you_mean == ("solver",)
 
 
 def test_compositions_are_checked_like_classes() -> None:

@@ -130,7 +130,3 @@ def test_the_types_of_columns() -> None:
     assert (mixed["0"].dtype, mixed["1"].dtype) == (torch.float32, F64)
     nullable = pd.DataFrame({"n": pd.array([1, 2], dtype="Int64"), "c": pd.Categorical([3, 4])})
     assert [leaf.tolist() for leaf in Data.of(nullable).whole.values()] == [[1, 2], [3, 4], [0, 1]]
-    kept = A.copy()
-    data = Data.of({"a": kept})
-    kept[:] = 9
-    assert_same(data.whole["a"], TENSORS["a"])

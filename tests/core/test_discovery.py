@@ -4,15 +4,11 @@ of the others.
 
 from __future__ import annotations
 
-import warnings
-from types import ModuleType
-
-import pluggy
 import pytest
 from support.fakes import Site
 from support.helpers import rejects
 
-from hgms_core import PLUGIN_API, hookimpl, sandbox
+from hgms_core import PLUGIN_API, sandbox
 from hgms_core import host as plugins
 from hgms_core.errors import PluginError
 from hgms_core.host import Host
@@ -53,31 +49,6 @@ def test_a_plugin_for_another_api_is_not_loaded(
             Host.load()
 
 
-def test_a_deprecated_hook_works_and_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    """As a host with tomorrow's specifications and yesterday's plugins."""
-    text = "hgms_tomorrow goes in 0.6; use hgms_ready"
-    tomorrow, module, host = ModuleType("tomorrow"), ModuleType("yesterday"), Host()
-    with warnings.catch_warnings(action="ignore"):
-        deprecated = pluggy.HookspecMarker("hgms")(warn_on_impl=sandbox.HookDeprecated(text))
-        tomorrow.__dict__["hgms_tomorrow"] = deprecated(lambda run, new: None)
-        host._manager.add_hookspecs(tomorrow)
-    module.__dict__["hgms_tomorrow"] = hookimpl(lambda run: None)  # a later argument is new
-    host.add(module)
-    assert [(info.status, info.notes) for info in host.infos.values()] == [("loaded", (text,))]
-    assert caplog.messages == [f"plugin 'yesterday' (file yesterday): {text}"]
-
-
-def test_a_slow_import_is_reported_with_its_time(
-    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(plugins, "SLOW", 0.05)
-    info = installed(site, f"import time\ntime.sleep(0.1)\n{HOOK}")
-    (note,) = info.notes
-    assert (info.status, info.seconds > 0.1) == ("loaded", True)
-    assert note.startswith(f"its import took {info.seconds:.1f} s")
-    assert caplog.messages == [f"plugin 'odd' (hgms-odd 1.0): {note}"]
-
-
 def test_what_it_prints_is_noted_and_goes_to_stderr(
     site: Site, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -116,9 +87,3 @@ def test_what_it_changes_for_everybody_is_undone_and_said(
     # a switch of torch's may import much
     changed = [note for note in info.notes if note.startswith(f"it changed {CHANGES[change]}")]
     assert len(changed) == (info.status == "loaded")
-
-
-def test_an_entry_point_to_a_missing_attribute_names_the_nearest(site: Site) -> None:
-    info = installed(site, f"plugin = 1\n{HOOK}", ":plugins")
-    assert "odd = 'odd_plugin:plugins'" in str(info.error)
-    assert "did you mean 'plugin'?" in str(info.error)

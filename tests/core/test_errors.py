@@ -9,21 +9,13 @@ from typing import Any
 import pytest
 from support.helpers import rejects
 
-from hgms_core.discovery import canonical
 from hgms_core.errors import (
-    LINE,
-    LINES,
     ConfigError,
     DataError,
     ErrorGroup,
     HgmsError,
-    MissingExtra,
-    NumericalError,
-    OutOfMemory,
-    closest,
     dotted,
     raise_all,
-    shortened,
     unknown_name,
 )
 
@@ -78,11 +70,6 @@ def test_every_class_survives_pickling_and_a_change_of_place(cls: type[HgmsError
     assert [each.place for each in error.at("outer").errors] == places
 
 
-def test_failed_runs_and_wrong_input_have_different_exit_codes() -> None:
-    assert {cls.exit_code for cls in (HgmsError, ConfigError, DataError, MissingExtra)} == {2}
-    assert {cls.exit_code for cls in (NumericalError, OutOfMemory)} == {1}
-
-
 def test_a_group_prints_each_error_with_its_remedies() -> None:
     unknown = unknown_name("rule", "sdg", ["sgd"], ("rule",))
     with rejects("several-errors", of=ErrorGroup) as caught:
@@ -110,22 +97,6 @@ def test_a_misspelt_name_has_the_kind_in_its_code_and_the_nearest_name() -> None
     assert labelled.message == "unknown argument of CG 'x'"
 
 
-def test_of_many_names_the_nearest_are_listed() -> None:
-    def listed(count: int) -> list[str]:
-        names = [f"rule-{number:02}" for number in range(count - 2)] + ["scalebio", "stocbio"]
-        hint = str(unknown_name("method", "scalbio", names).hint)
-        return hint.removeprefix("available: ").split(", ")
-
-    assert (len(listed(40)), len(listed(41))) == (40, 9)
-    assert [*listed(60)[:2], listed(60)[-1]] == ["scalebio", "stocbio", "… and 52 more"]
-
-
-def test_the_nearest_name_is_one_that_differs_little() -> None:
-    assert [closest(name, ["cg", "minres"]) for name in ("zebra", "CGG")] == [None, "cg"]
-    assert closest("c" * 101, ["c" * 101]) is None
-    assert canonical("Fast_CG") == canonical("fast.cg") == "fast-cg"
-
-
 @pytest.mark.parametrize(
     ("place", "text"),
     [
@@ -141,12 +112,3 @@ def test_the_nearest_name_is_one_that_differs_little() -> None:
 )
 def test_a_place_as_text(place: tuple[str | int, ...], text: str) -> None:
     assert dotted(place) == text
-
-
-def test_a_message_of_megabytes_can_be_read() -> None:
-    (line,) = shortened(["a" * 10_000_000])
-    assert "(10,000,000 characters)" in line
-    assert (len(shortened(["line"] * 1000)), shortened(["a", "b"])) == (LINES + 1, ["a", "b"])
-    shown = str(HgmsError("a", "line\n" * 1000, hint="b" * 10_000_000)).splitlines()
-    assert len(shown) == LINES + 1
-    assert max(map(len, [line, *shown])) < LINE

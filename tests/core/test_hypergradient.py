@@ -58,17 +58,8 @@ def scipy_cg(matvec: Callable[[Tensor], Tensor], b: Tensor) -> Tensor:
     return torch.from_numpy(scipy.sparse.linalg.cg(operator, b.numpy(), rtol=1e-12)[0])
 
 
-def fixed_point(matvec: Callable[[Tensor], Tensor], b: Tensor, **_options: Any) -> Tensor:
-    """The calling convention of JAXopt and TorchOpt: solve(matvec, b, **options)."""
-    v = torch.zeros_like(b)
-    for _ in range(300):
-        v = v + 0.2 * (b - matvec(v))
-    return v
-
-
 @pytest.mark.parametrize(
-    ("strategy", "solver"),
-    [("vjp", dense), ("jvp", scipy_cg), ("difference", dense), ("vjp", fixed_point)],
+    ("strategy", "solver"), [("vjp", dense), ("jvp", scipy_cg), ("difference", dense)]
 )
 def test_the_hypergradient_is_the_closed_form_with_any_callable(strategy: Any, solver: Any) -> None:
     theta = normal(3, seed=3)
@@ -115,22 +106,6 @@ def test_losses_without_x_or_theta_leave_the_other_term() -> None:
     assert_same(implicit_term, expected - 0.1 * theta, rtol=1e-12)
     apart = value(lambda t, x: x.sum(), lambda t, x: (x**2).sum() + (t - 1).square().sum())
     assert_same(apart, torch.zeros(3, dtype=F64))
-
-
-def test_a_linear_lower_loss_is_a_zero_system() -> None:
-    theta = normal(3)
-    found = hypergradient(
-        quadratic_upper, lambda t, x: x @ B @ t, theta, normal(5), solver=lambda matvec, b: b
-    )
-    assert (found.residual, found.outcome) == (1.0, Outcome.ITERATION_LIMIT)
-
-
-def test_the_arguments_are_not_changed() -> None:
-    theta = normal(3).requires_grad_()
-    x = normal(5)
-    hypergradient(quadratic_upper, quadratic_lower, theta, x, solver=dense)
-    assert_same([theta.detach(), x], [normal(3), normal(5)])
-    assert (theta.requires_grad, theta.grad, x.requires_grad) == (True, None, False)
 
 
 def test_the_cost_is_what_was_called() -> None:
@@ -192,18 +167,6 @@ def test_a_hypergradient_that_is_not_finite_says_so_whatever_the_solve_did(broke
     assert found.outcome is Outcome.NONFINITE
     norm = torch.as_tensor(found.lower_gradient_norm or 0.0).reshape(1)
     assert not torch.isfinite(torch.cat([found.value, norm])).all()
-
-
-def test_a_callable_that_returns_nan_is_reported_and_not_passed_on() -> None:
-    found = hypergradient(
-        quadratic_upper,
-        quadratic_lower,
-        normal(3),
-        normal(5),
-        solver=lambda matvec, b: b * torch.nan,
-    )
-    assert found.outcome is Outcome.NONFINITE
-    assert torch.isfinite(found.value).all()
 
 
 def test_a_callable_that_stops_early_is_told_apart_and_may_solve_a_batch() -> None:

@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 import torch
 from support.helpers import assert_same, rejects
-from support.weighted_rows import A, Y, f, g, h, pipeline, problem, started
+from support.weighted_rows import A, Y, g, h, pipeline, problem, started
 
 from hgms.runs import run
-from hgms.runs.held_out import hold_out
-from hgms.runs.own_problem import OwnProblem
 from hgms_core import Budget, Key, NumericalError, check_losses
 
 pytestmark = pytest.mark.plugins
@@ -88,14 +86,6 @@ def test_a_single_validation_row_is_a_warning(caplog: pytest.LogCaptureFixture) 
     assert "1 validation row" in caplog.text
 
 
-def test_another_exception_of_a_loss_says_what_it_was_called_with() -> None:
-    with pytest.raises(RuntimeError, match="must match the size") as caught:
-        h(theta=torch.ones(3))
-    assert caught.value.__notes__ == [
-        "g was called with\n  θ: theta [3], float32\n  x: x [2], float32"
-    ]
-
-
 def test_what_is_right_is_not_refused_and_costs_the_budget_nothing() -> None:
     seen = []
 
@@ -122,14 +112,3 @@ def test_an_evaluate_that_works_in_place_changes_nothing() -> None:
     ends = [run(pipeline(), own, Budget(outer_steps=3)) for own in (made, problem())]
     assert_same(*([end.theta, end.x] for end in ends))
     assert not torch.cat([made.theta0["t"], made.x0["w"]]).any()
-
-
-def test_the_loss_of_a_comparison_is_that_of_the_result() -> None:
-    made = problem(evaluate=lambda t, x: {"w": x["w"].add_(1.0).sum()})
-    own = OwnProblem.of(made, measured=True, metric="upper_loss").problem(
-        0, torch.device("cpu"), torch.float32
-    )
-    numbers = own.metrics(made.theta0, made.x0)
-    (held,) = hold_out(made)[1]
-    expected = f(made.theta0, made.x0, held.batch(None))
-    assert numbers == {"w": 2.0, "upper_loss": pytest.approx(float(expected))}

@@ -20,7 +20,7 @@ from hgms.hypergradients import Fixed, OneStep
 from hgms.integrations.lower_solution import lower_solution
 from hgms.selectors import BestOfN
 from hgms.solvers import CG
-from hgms_core import ConfigError, Problem, Tree, groups, hypergradient, trainable, values
+from hgms_core import ConfigError, Problem, Tree, hypergradient, trainable
 
 pytestmark = pytest.mark.plugins
 
@@ -118,19 +118,6 @@ def test_layers_at_rest_have_derivatives(layer: nn.Module, strategy: Any) -> Non
         assert_same(found, at(network(), strategy=strategy).value)
 
 
-def test_frozen_parameters_and_buffers_are_no_lower_variables_and_tied_weights_come_once() -> None:
-    module = network(nn.BatchNorm1d(4))
-    module[0].requires_grad_(False)
-    module.append(nn.Linear(1, 1))
-    module[-1].weight = module[1].bias  # tied
-    x = trainable(module)
-    assert sorted(x) == ["1.bias", "1.weight", "3.bias", "3.weight", "4.bias"]
-    assert not any(leaf.requires_grad for leaf in x.values())
-    before = module[3].weight.detach().clone()
-    x["3.weight"].add_(1.0)
-    assert_same(module[3].weight.detach(), before)
-
-
 def test_a_pipeline_says_at_its_first_step_that_no_loss_uses_theta() -> None:
     plain = network_problem()
     deaf = evolve(
@@ -146,20 +133,3 @@ def test_a_pipeline_says_at_its_first_step_that_no_loss_uses_theta() -> None:
     _, record = method.step(made, method.init(made, 0))
     # no call more where h is not zero
     assert seen["f"] == record["cost_upper_values"] + record["cost_upper_gradients"]
-
-
-X = {"x": torch.zeros(2, 1)}
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda: groups(lambda t, x, b: x["x"].sum(), X, mode="stakced"),  # type: ignore[arg-type]
-        lambda: values(lambda t, x, b: x["x"].sum(), {}, X, {}, mode="stakced"),  # type: ignore[arg-type]
-        lambda: BestOfN(mode="stakced"),  # type: ignore[arg-type]
-    ],
-)
-def test_misspelt_modes_are_refused(call: Any) -> None:
-    with rejects("unknown-choice", "mode", of=ConfigError) as caught:
-        call()
-    assert caught.value.did_you_mean == ("stacked",)

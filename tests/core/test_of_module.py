@@ -5,11 +5,9 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-import pytest
 import torch
 from support.helpers import F64, assert_same, rejects
 from support.module_problems import (
-    FEATURES,
     ROWS,
     Tied,
     assert_products,
@@ -124,17 +122,6 @@ def test_a_run_leaves_the_module_and_the_global_generators_as_they_were() -> Non
     assert not torch.equal(x["0.weight"], model[0].weight)
     assert not model.load_state_dict(x, strict=False).unexpected_keys
     assert_same({name: model.get_parameter(name).detach() for name in x}, x)
-
-
-def test_what_uses_the_copy_without_x_fails_and_does_not_compute_with_the_weights_of_before() -> (
-    None
-):
-    kept: list[Any] = []
-    p = problem(network(), upper=lambda theta, m, b: kept.append(m) or m(b["a"]).mean())
-    p.f(p.theta0, p.x0, rows())
-    assert kept[0](torch.zeros(1, FEATURES, dtype=F64, device="meta")).device.type == "meta"
-    with pytest.raises(RuntimeError, match="meta"):
-        kept[0](rows()["a"])
 
 
 def test_frozen_parameters_are_constants_and_shared() -> None:

@@ -22,16 +22,13 @@ from support.module_problems import (
     loss,
     masks,
     network,
-    pipeline,
     problem,
     rows,
     shape_of,
-    stepped,
 )
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hgms.config.fingerprinting import fingerprints
 from hgms.generators.branches import Branches
 from hgms.hypergradients import Unrolled
 from hgms_core import ConfigError, Key, Tree, check_losses, groups, values
@@ -68,23 +65,6 @@ def test_two_layers_of_dropout_and_two_calls_of_one_have_masks_of_their_own() ->
     assert shared == pytest.approx([0.25] * 3, abs=0.025)
 
 
-@pytest.mark.parametrize(
-    ("layer", "shape"),
-    [
-        (nn.Dropout1d, (20, 30, 4)),
-        (nn.Dropout2d, (20, 30, 4, 5)),
-        (nn.Dropout3d, (20, 30, 2, 2, 2)),
-    ],
-)
-def test_dropout_of_channels_drops_whole_ones_and_all_where_the_rate_is_one(
-    layer: Any, shape: tuple[int, ...]
-) -> None:
-    dropped = masks(0.5, layer, shape, range(6)).flatten(2)
-    assert torch.equal(dropped, dropped[..., :1].expand_as(dropped))
-    assert abs(float((dropped[..., 0] > 0).double().mean()) - 0.5) < 0.1
-    assert not masks(1.0, layer, shape, range(6)).any()
-
-
 def test_dropout_is_in_g_alone_and_its_products_are_those_of_the_masks() -> None:
     model = network(nn.Dropout(0.4))
     p = problem(model, evaluate=lambda theta, model: {"out": float(model(rows()["a"]).sum())})
@@ -107,27 +87,6 @@ def test_dropout_is_in_g_alone_and_its_products_are_those_of_the_masks() -> None
     assert p.evaluate(p.theta0, p.x0)["out"] == pytest.approx(
         float(copy.deepcopy(model).eval()(batch["a"]).detach().sum())
     )
-
-
-class ByFunction(nn.Linear):
-    """Dropout by a function of torch, which matters as much as ``size`` says."""
-
-    size = 1.0
-
-    def forward(self, a: Tensor) -> Tensor:
-        out: Tensor = super().forward(a)
-        drawn = functional.dropout(torch.ones_like(out), 0.5, self.training)
-        return out + self.size * drawn
-
-
-class Barely(ByFunction):
-    size = 1e-5
-
-
-@pytest.mark.parametrize("kind", [ByFunction, Barely])
-def test_dropout_by_a_function_of_torch_is_refused_in_the_first_step(kind: Any) -> None:
-    with rejects("random-loss", "loss", of=ConfigError):
-        stepped(problem(kind(FEATURES, 1).double()), pipeline())
 
 
 @pytest.mark.parametrize(
@@ -158,18 +117,10 @@ def test_dropout_on_all_rows_is_said_once(caplog: pytest.LogCaptureFixture) -> N
     p.g(p.theta0, p.x0, p.lower_data.batch(torch.arange(p.lower_data.size - 1)))
     p.f(p.theta0, p.x0, p.upper_data["differentiate"].batch(None))
     assert not caplog.records
-    before = fingerprints(p)
     for _ in range(2):
         p.g(p.theta0, p.x0, p.lower_data.batch(None))
-    assert fingerprints(p) == before
     (record,) = caplog.records
     assert "batch_size" in record.getMessage()
-
-
-def test_dropout_without_numbers_of_rows_says_where_they_come_from() -> None:
-    p = problem(network(nn.Dropout()), lower=lambda t, m, b: m(b["a"]).mean())
-    with rejects("missing-column", "batch", "index", of=ConfigError):
-        p.g(p.theta0, p.x0, {"a": rows()["a"]})
 
 
 @pytest.mark.parametrize(
@@ -211,21 +162,6 @@ def test_stacked_candidates_have_the_losses_that_each_has_alone(
     (group,) = groups(p.g, x, own_batch=True, mode="stacked")
     want = [p.g(p.theta0, take(x, i), take(own, i)) for i in range(2)]
     assert_same(group.loss(p.theta0, group.x, own), torch.stack(want), rtol=1e-12)
-
-
-def test_steps_of_norms_and_dropout_are_traced_with_new_masks_for_each_batch() -> None:
-    from hgms.compiled.trace import flatten, trace
-
-    p = problem(network(nn.BatchNorm1d(6), nn.ReLU(inplace=True), nn.Dropout(0.4)))
-
-    def slope(x: Tree, batch: Tree) -> Tree:
-        return torch.func.grad(p.g, argnums=1)(p.theta0, x, batch)
-
-    traced = trace(slope, (p.x0, rows()))
-    for batch in (rows(), rows(range(3, 9))):
-        flatten((p.x0, batch), leaves := [])
-        flatten(slope(p.x0, batch), want := [])
-        assert_same(list(traced.graph(*leaves, *traced.constants)), want)
 
 
 def test_a_replay_gives_the_branch_and_unrolling_the_slope_of_the_whole_run() -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import pytest
 import torch
-from support.helpers import F64, assert_same, normal
+from support.helpers import assert_same, normal
 from support.module_problems import (
     FEATURES,
     TRAIN,
@@ -22,8 +21,6 @@ from support.module_problems import (
 )
 from torch import Tensor, nn
 from torch.func import functional_call, replace_all_batch_norm_modules_
-
-from hgms_core import ROLES, Data, Problem
 
 
 def test_batch_normalisation_in_training_mode_has_the_statistics_of_its_batch() -> None:
@@ -82,28 +79,6 @@ def test_batch_normalisation_is_evaluated_with_the_statistics_of_the_training_ro
     assert not torch.allclose(seen[2], seen[0])
 
 
-def test_statistics_of_many_rows_are_the_mean_over_batches_in_drawn_order() -> None:
-    # sorted rows: consecutive batches have no spread
-    order = torch.cat([torch.zeros(300, 1), torch.ones(300, 1)]).double()
-    data = Data.of({"a": order + 0.01 * normal(600, 1), "y": normal(600)})
-    model = nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(1)).double()
-    seen: list[Any] = []
-    p = Problem.of_module(
-        model,
-        loss,
-        data,
-        dict.fromkeys(ROLES, data),
-        evaluate=lambda theta, m: (
-            seen.append((float(m[1].running_mean), float(m[1].running_var))) or {}
-        ),
-    )
-    p.evaluate(
-        p.theta0,
-        {**p.x0, "0.weight": torch.ones(1, 1, dtype=F64), "0.bias": torch.zeros(1, dtype=F64)},
-    )
-    assert seen[0] == pytest.approx((0.5, 0.25), abs=0.02)
-
-
 @pytest.mark.parametrize(
     "layer",
     [
@@ -122,22 +97,3 @@ def test_normalisation_without_state_just_works(layer: nn.Module) -> None:
         p.x0,
         lambda x: by_hand(model, p.theta0["theta"], x, rows()),
     )
-
-
-def test_a_normalisation_of_instances_that_tracks_statistics_has_none() -> None:
-    def model(**settings: Any) -> nn.Module:
-        torch.manual_seed(0)
-        return nn.Sequential(
-            nn.Conv1d(1, 2, 2),
-            nn.InstanceNorm1d(2, **settings),
-            nn.Flatten(),
-            nn.Tanh(),
-            nn.Linear(4, 1),
-        ).double()
-
-    tracking = model(track_running_stats=True)
-    p = Problem.of_module(tracking, lambda m, b: loss(lambda a: m(a[:, None]), b), TRAIN, UPPER)
-    without = model()
-    for value in (p.g, p.f):
-        want = loss(lambda a: functional_call(without, p.x0, (a[:, None],)), rows()).mean()
-        assert_same(value(p.theta0, p.x0, rows()), want * (0.5 if value is p.g else 1.0))

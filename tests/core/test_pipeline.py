@@ -15,8 +15,8 @@ from support.helpers import F64, assert_same, counted, network_problem
 from hgms.generators.branches import Branches
 from hgms.generators.ula import Ula
 from hgms.hypergradients import Fixed, Implicit, OneStep, Unrolled
-from hgms.outer import Adam, ProjectedGradient, Projection, Sgd
-from hgms.selectors import BestOfN, First
+from hgms.outer import Adam, ProjectedGradient, Sgd
+from hgms.selectors import BestOfN
 from hgms.solvers import CG
 from hgms_core import Key, Pipeline, Problem, Record, State, hypergradient
 from hgms_core.records import Outcome
@@ -162,20 +162,6 @@ def test_the_counts_are_the_calls_that_happened(generator: str, estimator: str) 
     assert (cost["products"] > 0) == (estimator == "implicit")
 
 
-def test_the_counts_of_unrolling_are_the_calls_that_happened() -> None:
-    problem, calls = counted(PROBLEM)
-    method = pipeline(
-        generator=Branches(count=2, steps=4, batch_size=6, mode="loop"),
-        selector=First(),
-        hypergradient=Unrolled(last=3),
-    )
-    _, (record,) = run(method, problem, 1)
-    assert calls["g"] == record["cost_lower_gradients"] == 2 * 4 + 4
-    assert record["cost_products"] == record["cost_cross_products"] == 3
-    assert calls["f"] == record["cost_upper_gradients"] == 1
-    assert record["cost_rows"] == 2 * 4 * 6 + 6 * (4 + 3 + 3) + 15
-
-
 def tensors(state: Any) -> list[torch.Tensor]:
     if isinstance(state, dict):
         return [leaf for value in state.values() for leaf in tensors(value)]
@@ -245,11 +231,3 @@ def test_keep_best_survives_a_non_finite_step() -> None:
     )
     kept, _ = method.step(poisoned, after)
     assert_same(kept["best"], after["best"])
-
-
-def test_projection_is_the_problems_own_after_the_optimisers() -> None:
-    problem = evolve(PROBLEM, project=lambda t: {**t, "scale": t["scale"].clamp(max=0.1)})
-    outer = ProjectedGradient(projection=Projection(kind="box", low=-0.2, high=0.2))
-    state, _ = run(pipeline(outer=outer), problem, 1)
-    assert state["theta"]["scale"] == 0.1
-    assert float(state["theta"]["weights"].abs().max()) <= 0.2

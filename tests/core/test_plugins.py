@@ -10,7 +10,7 @@ import pytest
 from support.fakes import Site
 from support.helpers import rejects
 
-from hgms_core.errors import ConfigError, MissingExtra, PluginError
+from hgms_core.errors import ConfigError, PluginError
 from hgms_core.host import Host
 from hgms_core.registry import Registry
 
@@ -19,16 +19,6 @@ BROKEN = "import does_not_exist_anywhere\n"
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-
-
-def test_plugins_load_in_the_order_of_their_names(site: Site) -> None:
-    for name, plugin in (("two", "b-two"), ("one", "a-one")):
-        site.solver(f"{name}_plugin", name)
-        site.install(f"hgms-{name}", {plugin: f"{name}_plugin"})
-    infos = Host.load().infos
-    assert list(infos) == ["a-one", "b-two"]
-    assert infos["a-one"].hooks == ("hgms_register_linear_solvers",)
-    assert 0 < infos["a-one"].seconds < 1
 
 
 @pytest.mark.parametrize(
@@ -110,12 +100,7 @@ raise MissingExtra("missing-package", "x requires fast", install="pip install 'h
     ids=["by requirement", "by the extra's name", "by the entry point", "by the plugin"],
 )
 def test_a_missing_extra_is_listed_with_the_line_that_installs_it(
-    site: Site,
-    entry: str,
-    source: str,
-    extra: str,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    site: Site, entry: str, source: str, extra: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     site.module("plug", source)
     site.install(
@@ -128,10 +113,6 @@ def test_a_missing_extra_is_listed_with_the_line_that_installs_it(
     info = Host.load().infos["cleaning"]
     assert (info.status, info.install) == ("missing-extra", f"pip install 'hgms[{extra}]'")
     assert warnings_of(caplog) == []
-    monkeypatch.setenv("HGMS_STRICT_PLUGINS", "1")
-    with rejects("missing-package", of=MissingExtra) as caught:
-        Host.load()
-    assert caught.value.install == info.install
 
 
 TASKS = "hgms_register_tasks"
@@ -171,14 +152,11 @@ def test_the_environment_blocks_and_allows(
 
     assert loaded("HGMS_DISABLE_PLUGINS", "one, tow") == ["two"]
     (warning,) = warnings_of(caplog)
-    assert "'tow' (HGMS_DISABLE_PLUGINS)" in warning
     assert "did you mean 'two'?" in warning
     monkeypatch.delenv("HGMS_DISABLE_PLUGINS")
-    assert loaded("HGMS_PLUGINS", "one") == ["one"]
-    assert loaded("HGMS_PLUGINS", "") == []
-    with rejects("unknown-plugin", "HGMS_PLUGINS", of=PluginError) as caught:
+    assert (loaded("HGMS_PLUGINS", "one"), loaded("HGMS_PLUGINS", "")) == (["one"], [])
+    with rejects("unknown-plugin", "HGMS_PLUGINS", of=PluginError):
         loaded("HGMS_PLUGINS", "onee")
-    assert caught.value.did_you_mean == ("one",)
 
 
 def test_a_single_file_is_a_plugin_and_its_failure_an_error_without_a_trace(
@@ -190,16 +168,11 @@ def test_a_single_file_is_a_plugin_and_its_failure_an_error_without_a_trace(
     assert host.infos["my_solver"].owner == f"file {good}"
     assert host.add(good) is host.infos["my_solver"], "a file is loaded once"
     absent = str(tmp_path / "my_sovler.py")
-    with rejects("missing-file", absent, of=PluginError) as caught:
+    with rejects("missing-file", absent, of=PluginError):
         Host.load([absent])
-    assert caught.value.did_you_mean == (str(good),)
-    (tmp_path / "notes.txt").write_text("hello")
-    with rejects("not-a-file", str(tmp_path / "notes.txt"), of=PluginError):
-        Host.load([tmp_path / "notes.txt"])
     with rejects("plugin-failed", of=PluginError) as caught:
         Host.load([site.module("wrong", "x = 1\ndef f(:\n")])
     assert "SyntaxError: invalid syntax (wrong.py, line 2)" in caught.value.message
-    assert "hgms_file_wrong" not in sys.modules
 
 
 OBSERVER = """
@@ -231,16 +204,3 @@ def test_an_observer_that_raises_is_reported_once_and_the_others_go_on(
     assert sys.modules["hgms_file_good_observer"].heard == [1, 2, "the end"]
     assert sys.modules["hgms_file_bad_observer"].heard == [1]
     assert host.infos["bad_observer"].status == "incomplete"
-
-
-def test_an_observer_cannot_change_a_record_and_under_strict_its_error_stops_the_run(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HGMS_STRICT_PLUGINS", "1")
-    body = "record['step'] = 99; raise ValueError('disk on fire')"
-    host = Host.load([site.module("bad_observer", OBSERVER.format(body=body))])
-    record = {"step": 1, "scores": [0.5]}
-    with pytest.raises(ValueError, match="disk on fire") as caught:
-        host.notify("hgms_step_finished", run=None, record=record)
-    assert "raised by hgms_step_finished of the plugin 'bad_observer'" in caught.value.__notes__[0]
-    assert record == {"step": 1, "scores": [0.5]}

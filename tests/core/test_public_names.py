@@ -35,10 +35,6 @@ PUBLIC = {
     )
 }
 """What is kept for others, as the plugin API is."""
-HOOKS = [name for name in vars(hookspecs) if name.startswith("hgms_")]
-LIKE_SOLVERS = {kind.hook for kind in KINDS.values() if kind.name != "solver"} | {
-    "hgms_register_executors"
-}
 """The hooks that are called as that for linear solvers, whose docstring says when and how for
 all of them.
 """
@@ -93,16 +89,6 @@ def test_every_public_name_is_on_the_page() -> None:
     assert on_it == {
         name for module in PUBLIC.values() if module is not hgms.testing for name in module.__all__
     }
-
-
-def test_every_hook_says_what_when_and_how() -> None:
-    for hook in HOOKS:
-        purpose, *rest = (inspect.getdoc(getattr(hookspecs, hook)) or "").split("\n\n")
-        examples = [part for part in rest if part.startswith(">>> ") and "@hookimpl" in part]
-        assert len(purpose.split()) >= 4, hook
-        if hook not in LIKE_SOLVERS:
-            assert any(part.startswith("Called: ") for part in rest), hook
-            assert any(f"def {hook}(" in part for part in examples), hook
 
 
 def test_the_protocols_are_all_kinds_and_say_when_and_how() -> None:

@@ -9,7 +9,7 @@ import torch
 from support.helpers import F64
 from torch import Tensor, nn
 
-from hgms_core.adapters.recurrent import PlainCells, without_fused
+from hgms_core.adapters.recurrent import PlainCells
 
 pytestmark = pytest.mark.plugins
 
@@ -41,10 +41,3 @@ def test_plain_layers_compute_the_same_numbers(kind: Any, options: dict[str, Any
 def test_plain_cells_compute_the_same_numbers(kind: Any, bias: bool) -> None:
     torch.manual_seed(0)
     assert_plain(kind(2, 3, bias=bias, dtype=F64), torch.randn(4, 2, dtype=F64))
-
-
-def test_the_settings_of_torch_are_as_before_afterwards() -> None:
-    before = (torch.backends.cudnn.enabled, torch.backends.mkldnn.enabled)
-    with without_fused():
-        assert not torch.backends.cudnn.enabled
-    assert (torch.backends.cudnn.enabled, torch.backends.mkldnn.enabled) == before

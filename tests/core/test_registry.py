@@ -9,10 +9,9 @@ import pytest
 from support.fakes import Site
 from support.helpers import rejects
 
-from hgms.cli.inspect import component_row, component_rows
+from hgms.cli.inspect import component_row
 from hgms_core.errors import ConfigError, PluginError
 from hgms_core.host import Host
-from hgms_core.pipeline import Pipeline
 from hgms_core.registry import Registry
 
 
@@ -60,11 +59,6 @@ def test_a_component_is_found_with_its_owner(site: Site) -> None:
     assert component.where == "plug:Solver"
 
 
-def test_the_pipeline_is_a_method_without_any_plugin(site: Site) -> None:
-    assert [item.target for item in registry_of().components()] == [Pipeline]
-    assert registry_of().get("method", "pipeline").target is Pipeline
-
-
 @pytest.mark.parametrize(
     ("typed", "suggestions"), [("cgg", ("cg",)), ("CG", ("cg",)), ("zebra", ())]
 )
@@ -76,36 +70,6 @@ def test_an_unknown_name_gets_a_suggestion_and_the_list(
         registry.get("solver", typed)
     assert caught.value.did_you_mean == suggestions
     assert str(caught.value.hint).splitlines()[0] == "available: cg, minres"
-
-
-def test_a_plugin_without_its_extra_is_listed_and_an_unknown_name_says_what_to_install(
-    site: Site,
-) -> None:
-    site.module("plug", "import no_such_module\n")
-    site.install(
-        "hgms-math",
-        {"fast": "plug"},
-        extras=["math"],
-        requires=['no-such-module; extra == "math"', "hgms>=0.1"],
-    )
-    registry = registry_of()
-    assert component_rows(registry, "solver") == [
-        {
-            "kind": "plugin",
-            "name": "fast",
-            "maturity": None,
-            "plugin": "fast",
-            "distribution": "hgms-math",
-            "version": "1.0",
-            "summary": "ModuleNotFoundError: No module named 'no_such_module'",
-            "status": "missing-extra",
-            "install": "pip install 'hgms-math[math]'",
-        }
-    ]
-    with rejects("unknown-linear-solver", of=ConfigError) as caught:
-        registry.get("solver", "faster")
-    assert "'fast' (hgms-math 1.0)" in str(caught.value.hint)
-    assert "pip install 'hgms-math[math]'" in str(caught.value.hint)
 
 
 # before and after ours in the order of loading
@@ -146,14 +110,6 @@ def test_of_two_third_parties_with_one_name_neither_is_guessed(site: Site) -> No
         "bfast:Bfast  (hgms-bfast 1.0, plugin 'bfast')",
     ]
     assert "HGMS_DISABLE_PLUGINS=bfast" in str(caught.value.hint)
-
-
-def test_a_file_of_one_s_own_that_takes_a_name_is_an_error_at_once(site: Site) -> None:
-    site.solver("ours_plugin", "cg", cls="CG")
-    site.install("hgms", {"cg": "ours_plugin"}, version="0.1.0")
-    with rejects("duplicate-name", of=PluginError) as caught:
-        registry_of(site.solver("mine", "cg"))
-    assert "HGMS_DISABLE_PLUGINS=cg" in caught.value.lines()[-1]
 
 
 def test_an_incomplete_class_is_an_error_in_a_named_file_and_of_a_third_party_one_warning(

@@ -7,7 +7,6 @@ from __future__ import annotations
 import random
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,11 +25,6 @@ def test_different_paths_give_different_seeds() -> None:
     derived = {Key(seed).fold(*path).derive() for seed in range(4) for path in labels}
     assert len(derived) == 4 * len(labels)
     assert all(0 <= each < 2**63 for each in derived)
-
-
-def test_a_seed_is_a_whole_number() -> None:
-    with pytest.raises(TypeError, match="seed"):
-        Key(1.5)  # type: ignore[arg-type]
 
 
 @given(st.integers(1, 30), st.integers(1, 12), st.integers(1, 6), st.integers(0, 100))

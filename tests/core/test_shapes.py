@@ -10,14 +10,12 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from attrs import evolve
 from support.helpers import F64, assert_same, normal, rejects
 from torch import Tensor, nn
 
-from hgms.generators.branches import Branches, Trajectory
-from hgms.hypergradients import Implicit, Unrolled
+from hgms.generators.branches import Branches
+from hgms.hypergradients import Implicit
 from hgms.integrations.lower_solution import lower_solution
-from hgms.methods import LearnedStart
 from hgms.outer import Sgd
 from hgms.runs import run
 from hgms.selectors import BestOfN
@@ -138,9 +136,6 @@ METHOD = Pipeline(
 )
 
 
-LEARNED = evolve(METHOD, generator=Trajectory(steps=4, lr=0.3), hypergradient=Unrolled())
-
-
 def test_a_problem_is_flat_inside_and_nested_outside() -> None:
     problem = nested_problem()
     names = ["net.0", "net.1.w"]
@@ -155,19 +150,6 @@ def test_a_problem_is_flat_inside_and_nested_outside() -> None:
     assert metrics == pytest.approx([5.0, 5.0], rel=1e-5)
     state = METHOD.init(problem, 0)
     assert list(METHOD.step(problem, state)[0]["x"]) == names
-
-
-def test_evolve_and_wrappers_take_the_flat_problem() -> None:
-    problem = nested_problem()
-    further = evolve(problem, theta0={"theta": torch.zeros(2, dtype=F64)})
-    assert further.restore(further.theta0, further.x0)[0].tolist() == [0.0, 0.0]
-    assert further.g is problem.g  # not wrapped a second time
-    again = evolve(problem, theta0=torch.full((2,), 5.0, dtype=F64))  # in its shape, too
-    assert again.theta0["theta"].tolist() == [5.0, 5.0]
-    with rejects("wrong-shape", "x0", of=ConfigError):
-        evolve(problem, x0=[torch.zeros(2, dtype=F64)])
-    nested = run(LearnedStart(method=LEARNED), problem, Budget(outer_steps=1))
-    assert isinstance(nested.x["net"], list)
 
 
 def test_a_nested_problem_computes_what_the_flat_one_does() -> None:
@@ -232,11 +214,3 @@ def test_what_is_no_tree_of_floating_tensors_is_refused(row: tuple[Any, ...]) ->
     assert all(part in str(caught.value) for part in shown)
     with rejects(code, "x", *place[1:], of=ConfigError):
         hypergradient(lambda t, x: t.sum(), lambda t, x: t.sum(), torch.ones(1), x0, solver=CG())
-
-
-def test_a_function_that_returns_another_shape_is_refused() -> None:
-    problem = nested_problem(fresh=lambda key: [torch.ones(2)], project=lambda theta: {"t": theta})
-    with rejects("wrong-shape", "fresh", of=ConfigError):
-        problem.initial(None)  # type: ignore[arg-type]
-    with rejects("wrong-shape", "project", of=ConfigError):
-        problem.project(problem.theta0)

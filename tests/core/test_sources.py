@@ -89,15 +89,6 @@ def test_draws_are_the_keys_alone_and_of_each_source_its_own() -> None:
 PROBLEM = convex_sources({"a": 0.5, "b": 0.3, "c": 0.2}, rows=10)
 
 
-def test_a_whole_batch_is_made_when_it_is_asked_for() -> None:
-    made: list[torch.Tensor] = []
-    pool = PROBLEM.lower_data
-    data = Data(pool.size, {}, lambda index: made.append(index) or pool.rows(index))
-    assert made == []
-    assert_same(data.batch(None), pool.whole)
-    assert Data.none().batch(None) == {}
-
-
 # --- weights and counters in the records
 # --------------------------------------------------------------------------------------------------
 

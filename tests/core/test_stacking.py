@@ -69,18 +69,6 @@ def test_groups_cover_every_candidate_once_and_are_views(mode: str, chunk: int |
     assert found[0].rows_of(None) is None
 
 
-class Unhashable:
-    __hash__ = None  # type: ignore[assignment]
-
-    def __call__(self, theta: Tree, x: Tree, batch: Tree) -> Tensor:
-        return x["x"].sum()
-
-
-def test_a_loss_that_cannot_be_hashed_can_be_stacked() -> None:
-    found = values(Unhashable(), {}, {"x": torch.ones(2, 3, dtype=F64)}, {}, mode="stacked")
-    assert found.tolist() == [3.0, 3.0]
-
-
 @pytest.mark.parametrize(
     ("count", "size", "mode", "stacked"),
     [
@@ -114,12 +102,6 @@ class Own:
         return 0.5 * (x["x"] - theta["t"] * a).square().flatten(1).sum(1)
 
 
-class Never(Own):
-    """One that is never to be stacked unless asked."""
-
-    stacked = None  # type: ignore[assignment]
-
-
 @pytest.mark.parametrize("own_batch", [False, True])
 @pytest.mark.parametrize(
     ("mode", "chunk"), [("stacked", None), ("stacked", 2), ("loop", None), ("auto", None)]
@@ -143,17 +125,6 @@ def test_a_loss_with_a_stacked_form_of_its_own_is_evaluated_by_it(
     # on a CPU `auto` takes them one by one
     together = [(size, own_batch) for size in sizes]
     assert loss.calls == (together if mode == "stacked" else ["alone"] * COUNT)
-
-
-def test_a_loss_that_is_never_stacked_is_stacked_only_when_asked() -> None:
-    theta = {"t": torch.tensor(2.0, dtype=F64)}
-    x = {"x": normal(COUNT, 3)}
-    batch = {"a": normal(3, seed=1)}
-    assert [group.part for group in groups(Never(), x)] == list(range(COUNT))
-    [asked] = groups(Never(), x, mode="stacked")
-    expected = 0.5 * (x["x"] - 2 * batch["a"]).square().sum(1)
-    assert_same(asked.loss(theta, x, batch), expected, rtol=1e-14)
-    assert [group.part for group in groups(Own(), {"x": x["x"][:1]})] == [0]
 
 
 class Cube(torch.autograd.Function):
@@ -212,11 +183,3 @@ def test_auto_loops_over_a_loss_that_vmap_cannot_evaluate(
         assert torch.equal(values(loss, theta, x, batch), expected)
         with rejects("loss-not-stackable", "generator", "mode"):
             values(loss, theta, x, batch, mode="stacked")
-
-
-def test_a_loss_that_is_wrong_or_random_is_not_looped_over_in_silence() -> None:
-    x = {"x": normal(COUNT, 3)}
-    with pytest.raises(IndexError):
-        values(lambda theta, x, batch: x["x"][7], {}, x, {})
-    with rejects("random-loss", "loss"):
-        values(lambda theta, x, batch: x["x"].sum() + torch.rand(()), {}, x, {})

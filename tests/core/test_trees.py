@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.helpers import assert_same, normal
 
-from hgms_core import Ravel, Tree, clone, detach, norm, repeat, stack
-from hgms_core.trees import require_grad, take
+from hgms_core import Ravel, Tree, norm, stack
+from hgms_core.trees import take
 
 shapes = st.lists(st.lists(st.integers(1, 4), max_size=3).map(tuple), min_size=1, max_size=4)
 
@@ -49,21 +49,3 @@ def test_a_taken_row_is_a_copy(index: int | torch.Tensor) -> None:
     assert_same(row, {"x": normal(3, 2)[1]})
     row["x"].zero_()
     assert_same(stacked, {"x": normal(3, 2)})
-
-
-def test_repeat_writes_rows_that_can_change_alone() -> None:
-    source = {"x": normal(2), "s": normal()}
-    rows = repeat(source, 3)
-    rows["x"][0] = 0
-    assert_same(rows["x"][1], normal(2))
-    assert rows["s"].shape == (3,)
-    assert_same(source["x"], normal(2))
-
-
-def test_detach_shares_and_clone_copies() -> None:
-    tree = {"x": normal(2).requires_grad_()}
-    shared, copied = detach(tree), clone(tree)
-    assert (shared["x"].requires_grad, copied["x"].requires_grad) == (False, False)
-    assert shared["x"].data_ptr() == tree["x"].data_ptr() != copied["x"].data_ptr()
-    assert require_grad(shared)["x"].requires_grad
-    assert not shared["x"].requires_grad
