@@ -70,27 +70,6 @@ def test_a_good_class_passes(fake: Site) -> None:
     assert re.fullmatch(r"\d+ passed(, \d+ not asked)?", last)
 
 
-def test_required_parts_are_filled_with_registered_ones(site: Site) -> None:
-    shown = call("check", "hgms_core.pipeline:Pipeline").stdout
-    assert "FAIL construction: " in shown
-    assert "hashable" not in shown, "there is no instance to ask about"
-    site.solver("plug", "mine")
-    site.install("hgms-mine", {"mine": "plug"})
-    imports = "from hgms_core import LinearSolver\n"
-    file = site.module("outside", imports + HEAD + source(field="inner: LinearSolver"))
-    lines = call("check", f"{file}:Mine").stdout.splitlines()
-    assert {"  ok   construction", "  ok   toml"} <= set(lines)
-    assert any(line.startswith("  FAIL zero-rhs: ") for line in lines)
-    assert re.fullmatch(r"\d+ passed, \d+ failed(, \d+ not asked)?", lines[-1])
-
-
-def test_an_error_that_many_checks_meet_is_told_once_with_its_line(site: Site) -> None:
-    text = HEAD + source().replace("return b\n", "raise RuntimeError('no such luck')\n")
-    shown = call("check", f"{site.module('mine', text)}:Mine").stdout
-    assert shown.count("it raised RuntimeError: no such luck (mine.py:") == 1
-    assert shown.count(": the same as inputs\n") > 3
-
-
 def test_what_cannot_be_found(site: Site) -> None:
     file = site.module("mine", "class Mine: pass\n")
     for spec, place, near in (

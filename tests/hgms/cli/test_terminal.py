@@ -8,7 +8,6 @@ import inspect
 import re
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 from attrs import field, fields, make_class, validators
@@ -21,11 +20,8 @@ from hgms.config import decay_rate, decay_rates, optional_whole, positive, share
 from hgms.runs.describe import range_of
 from hgms.runs.docstrings import folded
 from hgms_core import choice
-from hgms_core.registry import Registry
 
 pytestmark = pytest.mark.usefixtures("one_registry")
-
-REGISTRY = Registry.load()
 
 
 def shown(*arguments: str) -> list[str]:
@@ -44,15 +40,6 @@ def offered(*line: str) -> list[str]:
 
 # --- help and describe
 # --------------------------------------------------------------------------------------------------
-
-
-def test_no_line_is_wider_than_the_terminal_and_no_docstring_keeps_its_markup() -> None:
-    assert [line for line in shown("--help") if len(line) > 80] == []
-    for component in REGISTRY.components():
-        text = folded(getattr(component.target, "__doc__", None) or "", 80)
-        assert not re.search(r"``|:\w+:`|::$|^\.\. \w", text, re.MULTILINE), component.name
-        long = [line for line in text.splitlines() if len(line) > 80]
-        assert all(line.lstrip().startswith((">>> ", "... ")) for line in long), component.name
 
 
 def test_paragraphs_items_formulas_and_examples() -> None:
@@ -180,17 +167,3 @@ def test_the_last_word_is_completed(
     Path("grid.toml").write_text('task = ["quadratic"]\n' + methods)
     assert offered(*line.split(" ")) == expected
     assert {"describe", "demo"} <= set(offered("de"))
-
-
-def test_a_completer_that_fails_offers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hgms.cli.complete.Registry", Mock(side_effect=RuntimeError))
-    assert offered("check", "ny") == []
-
-
-def test_a_reader_that_leaves_is_no_fault_of_a_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`hgms describe cg | head`"""
-    left = SystemExit(1)  # so rich leaves
-    left.__context__ = BrokenPipeError()
-    monkeypatch.setattr("rich.console.Console.print", Mock(side_effect=left))
-    done = call("describe", "cg")
-    assert (done.exit_code, done.stderr) == (1, "")

@@ -1,5 +1,5 @@
 """What the executors `ray` and `slurm` have in common, on this machine: the same files as from one
-process, lost workers, Ctrl-C, another installation. `pytest -m nightly` on this file.
+process, lost workers, Ctrl-C. `pytest -m nightly` on this file.
 """
 
 from __future__ import annotations
@@ -13,13 +13,11 @@ from typing import Any
 
 import pytest
 from support.executor_grids import PLUGIN, WALK, contents, grid, steps
-from support.helpers import rejects
 from support.processes import started
 
 from hgms.comparison.run_grid import run_grid
 from hgms.executors.ray import executor as of_ray
 from hgms.executors.slurm import executor as of_slurm
-from hgms_core import ConfigError
 
 pytestmark = [pytest.mark.nightly, pytest.mark.usefixtures("home")]
 
@@ -90,19 +88,3 @@ def test_ctrl_c_saves_what_is_under_way(name: str, tmp_path: Path, terminal: boo
     assert "run the same command again to resume" in err
     assert "Traceback" not in err
     assert len(list(tmp_path.rglob("checkpoint.json"))) == 2
-
-
-def test_another_installation_on_a_worker_is_one_message(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    module: Any = {"ray": of_ray, "slurm": of_slurm}[name]
-    true = module.packed
-
-    def other(job: Any) -> Any:
-        message = true(job)
-        return message | {"installation": message["installation"] | {"hgms_core": "0123456789ab"}}
-
-    monkeypatch.setattr(module, "packed", other)
-    with rejects("other-installation", of=ConfigError):
-        run_grid(grid(tmp_path / name), executor=MAKES[name](), progress=False)
-    assert not list(tmp_path.rglob("steps.jsonl"))

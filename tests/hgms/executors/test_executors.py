@@ -13,27 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from attrs import evolve
 from click.testing import CliRunner, Result
-from support.executor_grids import GRID, PLUGIN, begun_twice, contents, grid, on_another_machine
-from support.helpers import rejects
+from support.executor_grids import GRID, PLUGIN, begun_twice, contents, on_another_machine
 from support.processes import reaches, started
 
 from hgms.cli import main
 from hgms.comparison import coordinator
-from hgms.comparison.run_grid import run_grid
-from hgms.executors import (
-    Here,
-    Local,
-    Piece,
-    carried_out_together,
-    executor_of,
-    shared_work,
-    unless_busy,
-)
+from hgms.executors import Here, Piece, carried_out_together, shared_work, unless_busy
 from hgms.runs import lease, leased
-from hgms_core import ConfigError, PluginError
-from hgms_core.host import Host
+from hgms_core import ConfigError
 
 COMPARE = ("compare", "grid.toml", "--plugin", str(PLUGIN), "--json")
 
@@ -113,6 +101,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, name, value)
 
 
+@pytest.mark.extended
 @pytest.mark.usefixtures("short")
 def test_a_run_of_another_machine_that_is_gone_is_taken_up_from_its_checkpoint(
     folder: Path, alone: Alone
@@ -236,9 +225,6 @@ class Elsewhere:
     def close(self):
         pass
 
-class Lame:
-    name = "lame"
-
 @hookimpl
 def hgms_register_executors():
     return [Mine, Elsewhere]
@@ -252,6 +238,7 @@ def mine(folder: Path) -> Path:
     return path
 
 
+@pytest.mark.extended
 def test_an_executor_of_a_plugin_carries_out_a_grid(mine: Path, alone: Alone) -> None:
     done = compare("--plugin", str(mine), "--executor", "mine", "--set", "executor.word=now")
     assert done.exit_code == 0, done.stderr
@@ -282,16 +269,3 @@ def test_what_is_wrong_with_an_executor_is_said(
     done = compare(*arguments)
     assert (done.exit_code, shown in done.stderr) == (2, True), done.stderr
     assert not list(mine.parent.rglob("steps.jsonl"))
-
-
-def test_a_class_that_is_no_executor_and_unknown_names_are_rejected(mine: Path) -> None:
-    with rejects("unknown-executor", "--executor", of=ConfigError) as caught:
-        executor_of("locl", {}, Host.load())
-    assert caught.value.did_you_mean == ("local",)
-    with rejects("wrong-value", "executor", of=ConfigError):
-        executor_of("mine", {"volume": 1}, Host.load([mine]))
-    mine.write_text(MINE.replace("[Mine, Elsewhere]", "[Mine, Lame]"))
-    with rejects("wrong-plugin", of=PluginError):
-        executor_of("mine", {}, Host.load([mine]))
-    with rejects("not-supported", "executor", of=ConfigError):  # objects of this process
-        run_grid(evolve(grid(mine.parent), own=True), executor=Local())

@@ -21,9 +21,7 @@ from hgms.comparison.run_grid import run_grid
 from hgms.executors import (
     Job,
     Local,
-    Needs,
     as_error,
-    called,
     code_of,
     ensure_same,
     installation,
@@ -125,15 +123,6 @@ def test_a_fork_ends_with_the_process_that_it_comes_from(
 
 
 # --- what goes to and comes from workers
-
-
-def test_what_jobs_need_and_call_is_checked() -> None:
-    for wrong in ({"cpus": 0}, {"gpus": -1}, {"memory": 0}, {"hours": 0.0}):
-        with rejects("out-of-range", *wrong, of=ConfigError):
-            Needs(**wrong)  # type: ignore[arg-type]
-    for name in ("hgms.executors.jobs:cale", "hgms_nowhere:work"):
-        with rejects("other-installation", name, of=ConfigError):
-            called(name)
 
 
 def test_another_installation_is_rejected_by_name(tmp_path: Path) -> None:

@@ -8,15 +8,13 @@ import contextlib
 import os
 import threading
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
-from support.executor_grids import WALK, begun_twice, contents, grid
+from support.executor_grids import begun_twice, contents, grid
 from support.helpers import rejects
 
 from hgms.comparison.run_grid import run_grid
-from hgms.executors import Board, Job, Needs
 from hgms.executors.ray import executor as module
 from hgms.executors.ray.executor import Ray
 from hgms_core import ConfigError
@@ -109,36 +107,3 @@ def test_a_bad_address_is_one_error(tmp_path: Path, address: str) -> None:
         run_grid(grid(tmp_path), executor=Ray(address=address), progress=False)
     assert f" at {address}: " in caught.value.message
     assert not list(tmp_path.rglob("steps.jsonl"))
-
-
-def test_a_job_that_needs_more_memory_than_there_is_waits_for_a_node_that_has_it() -> None:
-    """Ray schedules by what a job needs; what that is comes from the job."""
-    import ray
-
-    needs = Needs(cpus=1, memory=2**50)
-    job = Job(title="echo", function="hgms.executors.local:echo", arguments={}, needs=needs)
-    executor = Ray(jobs=1)
-    executor._start()
-    task = executor._submit(job)
-    assert ray.wait([task], timeout=1.0) == ([], [task])
-    executor.close()
-
-
-def test_progress_is_read_from_the_folders(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    seen: list[float] = []
-
-    class Looked(Board):
-        def step(self, cell: object, share: float, record: Any) -> None:
-            seen.append(share)
-            assert record["step"] >= 0
-
-    monkeypatch.setattr("hgms.comparison.run_grid.Board", Looked)
-    monkeypatch.setattr(module, "LOOK", 0.1)
-    runs = grid(tmp_path, {**WALK, "pause": 0.05}, seeds=1, budget="30 steps")
-    run_grid(runs, executor=Ray(jobs=1), progress=False)
-    assert len(seen) >= 3
-    assert seen == sorted(seen)
-    assert 0 < seen[-1] <= 1
-    assert "raylet" not in capsys.readouterr().out

@@ -64,14 +64,6 @@ def decays() -> Problem:
 # --- divergence
 
 
-@pytest.mark.extended
-@pytest.mark.parametrize("method", PENALTIES)
-def test_penalty_methods_find_the_solution_at_their_defaults(method: str) -> None:
-    solved = run(method, scalar(), "100 steps")
-    assert float(solved.theta) == pytest.approx(1.5, abs=0.2)
-    assert float(solved.x) == pytest.approx(1.5, abs=0.2)
-
-
 @pytest.mark.parametrize(
     "method",
     [

@@ -12,11 +12,11 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from support.descent import Descent, descend, files, fill, problem
+from support.descent import descend, files, fill
 from support.helpers import assert_same, rejects
 
-from hgms.runs import DiskError, RunFolder, pack, run, unpack
-from hgms_core import CheckpointError, Problem, State
+from hgms.runs import DiskError, RunFolder, pack, unpack
+from hgms_core import CheckpointError
 
 
 @pytest.fixture
@@ -86,18 +86,6 @@ def test_a_state_is_copied_with_views_shared_tensors_and_plain_values() -> None:
     assert torch.equal(again["view"], base.t())
     base.zero_()
     assert again["a"].sum() == 15, "the run goes on without changing what was packed"
-
-
-def test_a_state_that_no_file_holds_is_rejected_before_the_first_step(folder: RunFolder) -> None:
-    class Held(Descent):
-        def init(self, problem: Problem, seed: int) -> State:
-            return {**super().init(problem, seed), "optimizer": object()}
-
-    with rejects("wrong-type", "state", "bad"):
-        pack({"bad": {1, 2}})
-    with rejects("wrong-type", "method", "state", "optimizer"):
-        descend(Held(), folder=folder)
-    assert run(Held(), problem(), "3 steps").summary["status"] == "done", "in memory it need not"
 
 
 def test_tensors_are_read_back_aligned_as_torch_aligns_them_and_only_in_their_size(

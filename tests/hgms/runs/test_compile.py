@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import logging
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
-from support.fakes import call
 from support.helpers import run_files
 from support.programs import MAKING, Time, Walker, halved, problem
 from torch.fx import GraphModule
 
 from hgms.compiled import programs, programs_of
-from hgms.runs import Compilation, Execution, Interrupted, RunFolder, RunResult, RunSettings, run
+from hgms.runs import Execution, Interrupted, RunFolder, RunResult, RunSettings, run
 from hgms.runs.loop import ANNOUNCEMENT, Clock
 from hgms.runs.signals import COMPILING
 from hgms.tasks.quadratic import Quadratic
-from hgms_core import Budget, Problem, State
+from hgms_core import Problem, State
 from hgms_core.host import Host
 
 COMPILED = RunSettings(compile=True, checkpoint_seconds=0)
@@ -45,17 +42,6 @@ def compilation(result: Any) -> Any:
 
 def recorded(folder: Path) -> Any:
     return RunFolder(folder).read_environment()["execution"].get("compile", {})
-
-
-def compiler_that(
-    monkeypatch: pytest.MonkeyPatch, act: Callable[[Callable[..., Any]], Any]
-) -> None:
-    """Puts another compiler in the place of torch's: what ``act`` returns for a function."""
-
-    def inductor(graph: GraphModule, leaves: Sequence[torch.Tensor]) -> Any:
-        return act(lambda inputs: graph(*inputs))
-
-    monkeypatch.setattr(programs, "_inductor", inductor)
 
 
 # --- when it pays
@@ -88,35 +74,6 @@ def test_a_budget_in_seconds_or_the_time_of_a_step_decides(
     assert {row["compiled"] for row in result.records[1:]} == {float(wanted)}
     assert result.x["x"].tolist() == [0.5 ** last["step"]] * 2, "a discarded step changes nothing"
     assert last["oracle_calls"] == 100 * last["step"]
-
-
-def test_the_time_of_a_step_is_weighed_by_the_device() -> None:
-    steps = [(0.0959, 100), (0.0454, 300), (0.0454, 50), (0.0959, 700)]
-    wanted = [
-        [Compilation.timed(lambda: (seconds, 1 / count), device).wanted for seconds, count in steps]  # noqa: B023
-        for device in ("cuda", "cpu")
-    ]
-    assert wanted == [[True, True, False, True], [False, False, False, True]]
-    where = problem(x0={"x": torch.ones(2, device="meta")})
-    decision: Any = Compilation.settled("auto", Budget(outer_steps=9999), where)
-    assert decision.wanted is False, "no step is timed without a compiler"
-
-
-@pytest.mark.parametrize(
-    ("setting", "budget", "counters", "compiled"),
-    [
-        (True, "2 steps", None, True),
-        (False, "100 s", None, False),
-        (True, "2 steps", dict, False),  # losses that count their calls
-    ],
-)
-def test_the_settings_come_first(
-    stopped: None, setting: bool, budget: str, counters: Any, compiled: bool
-) -> None:
-    options = {"settings": RunSettings(compile=setting), "problem": problem(counters=counters)}
-    result = walk(budget, Walker([40.0]), **options)
-    assert compilation(result).wanted is compiled
-    assert {row["compiled"] for row in result.records[1:]} == {float(compiled)}
 
 
 # --- time and records
@@ -188,7 +145,7 @@ def test_a_resumed_run_of_compiled_steps_equals_an_uninterrupted_one(
     assert run_files(tmp_path / "resumed") == run_files(tmp_path / "whole")
 
 
-# --- interrupts and failures of the compiler
+# --- interrupts
 
 
 @pytest.mark.parametrize(("at", "step"), [(1, 0), (6, 2)])
@@ -209,14 +166,14 @@ def test_ctrl_c_while_a_program_is_made_ends_the_run_before_the_next_one_and_exc
                 compiler((name, state["step"]), halved)(state["x"])
             return super().step(problem, state, progress)
 
-    def act(program: Callable[..., Any]) -> Callable[..., Any]:
-        made.append(program)
+    def inductor(graph: GraphModule, leaves: Sequence[torch.Tensor]) -> Callable[..., Any]:
+        made.append(graph)
         if len(made) == at:
             signal.raise_signal(signal.SIGINT)
             raise RuntimeError("the compiler ended")
-        return program
+        return lambda inputs: graph(*inputs)
 
-    compiler_that(monkeypatch, act)
+    monkeypatch.setattr(programs, "_inductor", inductor)
     options: dict[str, Any] = {"folder": tmp_path, "settings": COMPILED}
     with pytest.raises(Interrupted):
         walk("4 steps", Two(), **options)
@@ -226,36 +183,3 @@ def test_ctrl_c_while_a_program_is_made_ends_the_run_before_the_next_one_and_exc
     again = walk("4 steps", Two(), resume=True, **options)
     assert again.info.resumed_from == step
     assert again.x["x"].tolist() == [0.5**4] * 2
-
-
-def test_a_compiler_that_exits_is_one_warning_and_is_not_tried_again(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
-) -> None:
-    options: dict[str, Any] = {"folder": tmp_path, "settings": COMPILED}
-    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "hgms.programs"):
-        compiler_that(patch, lambda _: exit(3))
-        with pytest.raises(Interrupted):
-            walk("4 steps", Walker(interrupts_at=2), **options)
-    assert len(caplog.records) == 1
-    compiler_that(monkeypatch, lambda program: program)
-    result = walk("4 steps", resume=True, **options)
-    assert result.x["x"].tolist() == [0.5**4] * 2
-    assert (compilation(result).compiled, [*compilation(result).outcomes]) == ([], ["halve"])
-
-
-def test_the_terminal_says_what_was_compiled_or_why_not_and_how_products_are_computed(
-    interpreted: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "run.toml"
-    file.write_text('task = "quadratic"\nmethod = "uniform"\nbudget = "1 steps"\n')
-    words = ("run", file, "--set", "run.compile=true", "--set", 'run.matmul="fast"', "--out")
-    done = call(*words, tmp_path / "out")
-    assert (done.exit_code, done.stderr.splitlines()) == (0, [ANNOUNCEMENT])
-    assert all(f"\n  {part}" in done.stdout for part in ("compiled: branches", "matmul: fast ("))
-
-    error = RuntimeError("no C++ compiler\nand a long story")
-    compiler_that(monkeypatch, Mock(side_effect=error))
-    done = call(*words, tmp_path / "other")
-    assert (done.exit_code, done.stderr.count("warning: ")) == (0, 1)
-    assert "no C++ compiler\n" in done.stderr
-    assert "compiled: " not in done.stdout

@@ -106,27 +106,19 @@ def at(*path: str, value: Any) -> dict[str, Any]:
 SOLVER = ("hypergradient", "solver")
 
 
-RTOL = (*SOLVER, "rtol")
-MAX_STEPS = (*SOLVER, "max_steps")
-
 # the table, the code and the place of its error, and the name that is near
 WRONG: list[tuple[Any, ...]] = [
-    (at(*RTOL, value=-1.0), "wrong-value", RTOL, ""),
-    (at(*RTOL, value="1e-3"), "wrong-type", RTOL, ""),
-    (at(*MAX_STEPS, value=3.9), "wrong-type", MAX_STEPS, ""),
-    (at(*MAX_STEPS, value=True), "wrong-type", MAX_STEPS, ""),
+    (at(*SOLVER, "rtol", value=-1.0), "wrong-value", (*SOLVER, "rtol"), ""),
+    (at(*SOLVER, "max_steps", value=3.9), "wrong-type", (*SOLVER, "max_steps"), ""),
     (at(*SOLVER, "max_step", value=3), "unknown-option", (*SOLVER, "max_step"), "max_steps"),
     (at(*SOLVER, "name", value="directt"), "unknown-linear-solver", (*SOLVER, "name"), "direct"),
     (at(*SOLVER, value={"rtol": 0.5, "max_steps": 500}), "conflicting-options", SOLVER, ""),
     (at(*SOLVER, "guess", value=3), "not-supported", (*SOLVER, "guess"), ""),
     (at(*SOLVER, value=3), "wrong-type", SOLVER, ""),
     (at("generator", "noisy", value=1), "wrong-type", ("generator", "noisy"), ""),
-    (at("generator", "label", value=1), "wrong-type", ("generator", "label"), ""),
-    (at("generator", "clip", value="x"), "wrong-type", ("generator", "clip"), ""),
     (at("generator", "batch_size", value=0), "wrong-value", ("generator", "batch_size"), ""),
     (at("generator", "betas", value=[0.9]), "wrong-length", ("generator", "betas"), ""),
     (at("generator", "spread", value=[1, "a"]), "wrong-type", ("generator", "spread", 1), ""),
-    (at("generator", "spread", value="12"), "wrong-type", ("generator", "spread"), ""),
     (at("generator", "limits", value={"a": "b"}), "wrong-type", ("generator", "limits", "a"), ""),
     (at("generator", "until", value=1.5), "wrong-type", ("generator", "until"), ""),
     (
@@ -138,7 +130,6 @@ WRONG: list[tuple[Any, ...]] = [
     (at("outer", "schedule", value=3), "wrong-type", ("outer", "schedule"), ""),
     (at("outter", value=3), "unknown-option", ("outter",), "outer"),
     (at("margn", value=3.0), "unknown-option", ("margn",), "margin"),
-    (at("margin", value="wide"), "wrong-type", ("margin",), ""),
     ({"generator": "draws"}, "missing-option", ("name",), ""),
     (
         {"name": "pipeline", "generator": "draws", "selector": "choose", "outer": "move"},
@@ -166,7 +157,6 @@ OUTSIDE: list[tuple[Any, ...]] = [
     ({"run": {"dtype": "float16"}}, "unknown-choice", ("run", "dtype"), "float64"),
     ({"run": {"matmul": "quick"}}, "unknown-choice", ("run", "matmul"), ""),
     ({"run": {"compile": "always"}}, "wrong-type", ("run", "compile"), ""),
-    ({"run": {"compile": 3}}, "wrong-type", ("run", "compile"), ""),
     # an integer that no float holds
     ({"run": {"checkpoint_seconds": 10**400}}, "wrong-type", ("run", "checkpoint_seconds"), ""),
 ]
@@ -199,11 +189,6 @@ def test_all_errors_come_at_once() -> None:
         ("wrong-value", "method.generator.batch_size"),
         ("unknown-linear-solver", "method.hypergradient.solver.name"),
     ]
-    assert error.errors[1].did_you_mean == ("count",)
-    with rejects("several-errors", of=ConfigError) as caught:
-        RunConfig.from_dict({}, source="run.toml", registry=REGISTRY)
-    missing = [(error.code, error.place[1]) for error in caught.value.errors]
-    assert missing == [("missing-option", name) for name in ("task", "method", "budget")]
 
 
 def write(folder: Path, text: str = TEXT) -> Path:
@@ -248,24 +233,6 @@ def test_a_wrong_set_is_rejected(
 ) -> None:
     with rejects(code, *place, of=ConfigError):
         load(write(tmp_path), [assignment], registry=REGISTRY)
-
-
-def test_a_configuration_from_python_needs_no_registry() -> None:
-    """It equals one in TOML, but for what Python alone can hold, which cannot be written."""
-    config, held = (
-        RunConfig(
-            task=Work(), method=evolve(PLAIN, hypergradient=estimate), budget=Budget.parse("60 s")
-        )
-        for estimate in (
-            Estimate(solver=Direct(rtol=1)),
-            Estimate(solver=Direct(guess=lambda n: n)),
-        )
-    )
-    again = RunConfig.from_toml(config.to_toml(), registry=REGISTRY)
-    assert again == config
-    assert again.config_hash == config.config_hash, "an integer for a float is the same number"
-    with rejects("not-supported", "method", *SOLVER, "guess", of=ConfigError):
-        held.to_toml()
 
 
 def test_the_hash_knows_what_matters(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -367,34 +334,3 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with rejects("wrong-format", "run.toml", of=ConfigError) as caught:
         load(write(tmp_path, "seed = \n"), registry=REGISTRY)
     assert "(at line 1, column 8)" in caught.value.message
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "a = " + "[" * 5000 + "]" * 5000,
-        "a" + ".a" * 5000 + " = 1",
-        '[run."' + "b" * 100_000 + '"]',
-        "seed = " + "9" * 5000,
-        "seed = " + "9" * 400,
-        "seed = 1979-05-27",
-        "run.label = [1979-05-27T07:32:00Z, 07:32:00]",
-        "run.threads = 1000000000",
-        "run.checkpoint_seconds = " + "9" * 400,
-        "run = 3",
-        'task = "' + "w" * 500_000 + '"',
-        "x" * 2_000_000 + " = 1",
-        "\n".join(f"key{number} = 1" for number in range(3000)),
-        'method.name = "\\u001b[31m"',
-    ],
-    ids=lambda line: line[:30],
-)
-def test_a_hostile_file_is_one_message(tmp_path: Path, line: str) -> None:
-    key = line.partition(" ")[0].partition(".")[0]
-    rest = [row for row in TEXT.splitlines() if not row.startswith((f"{key} ", f"[{key}"))]
-    with pytest.raises(ConfigError) as caught:
-        load(write(tmp_path, "\n".join([line, *rest])), registry=REGISTRY)
-    assert len(str(caught.value)) < 30_000
-    if "\n" not in line and len(line) < 6000:
-        with pytest.raises(ConfigError):
-            load(write(tmp_path), [line.replace(" = ", "=")], registry=REGISTRY)

@@ -12,13 +12,11 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-import torch
 from support.descent import STEPS, descend, files, fill, resumed, stopped
 from support.helpers import rejects, run_files
 
 from hgms.runs import RunFolder
-from hgms_core import CheckpointError, RunInfo
-from hgms_core.budget import Budget
+from hgms_core import CheckpointError
 
 Contents = dict[str, bytes]
 Change = Callable[[RunFolder], object]
@@ -146,21 +144,6 @@ def test_a_flipped_bit_is_rejected_or_harmless(
     assert found > 5
 
 
-@pytest.mark.parametrize(
-    "state", [{}, {"x": 3}, {"x": {"x": torch.ones(7)}}, {"x": {"y": torch.ones(2)}}]
-)
-def test_an_intact_checkpoint_of_another_program_is_rejected(
-    tmp_path: Path, state: dict[str, object]
-) -> None:
-    folder = fill(tmp_path / "run", {})
-    folder.create("seed = 0\n", {})
-    folder.save(state, 0)
-    budget = Budget(outer_steps=STEPS)
-    info = RunInfo(task="problem", method="descent", seed=0, budget=budget, config={"seed": 0})
-    with rejects("other-settings", str(folder.checkpoint), of=CheckpointError):
-        resumed(folder, info=info)
-
-
 @pytest.mark.parametrize("linked", [".part", ""])
 def test_nothing_is_written_through_a_symbolic_link(
     folder: RunFolder, tmp_path: Path, sound: Contents, linked: str
@@ -208,13 +191,3 @@ def test_what_a_kill_left_goes_when_the_run_is_resumed(
     assert [row["step"] for row in folder.records()] == list(range(STEPS + 1))
     seconds = [row["seconds"] for row in folder.records()]
     assert seconds == sorted(seconds), "the clock goes on"
-
-
-def test_what_a_kill_left_goes_from_a_finished_run(tmp_path: Path, whole: Path) -> None:
-    folder = fill(tmp_path / "run", files(whole))
-    for name in ("steps.jsonl", "timings.jsonl"):
-        edit(name, lambda data: data + data.splitlines(keepends=True)[-1])(folder)
-    append("checkpoint-4.safetensors", b"half")(folder)
-    assert len(resumed(folder).records) == STEPS + 1
-    folder.save(*(folder.load() or ({}, -1)))
-    assert run_files(folder.path) == run_files(whole)

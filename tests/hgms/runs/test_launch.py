@@ -64,18 +64,9 @@ def test_wrong_arguments_are_rejected(
 @pytest.mark.parametrize("kind", [str, RunFolder])
 def test_a_run_in_a_folder_is_kept_like_any_other(tmp_path: Path, kind: Callable[..., Any]) -> None:
     place = tmp_path / "new" / "mine"
-    seen: list[Path | None] = []
-
-    class Observers(Host):
-        def notify(self, hook: str, **arguments: Any) -> None:
-            seen.append(arguments["run"].folder)
-
-    result = run(HALF, bowl(), "3 steps", folder=kind(place), host=Observers())
-    assert result.info.folder == place
-    assert set(seen) == {place}, "observers see it"
+    result = run(HALF, bowl(), "3 steps", folder=kind(place), host=Host())
     stored = read_run(place)
     assert (stored.task_name, stored.label, stored.status) == ("problem", "follow", "done")
-    assert stored.environment["versions"]["torch"] == torch.__version__
     metrics = {name: result.records[-1][f"metric.{name}"] for name in ("distance", "curious")}
     assert scan(place)[0][0].metrics == stored.metrics == metrics
     [section] = build([place]).sections
@@ -87,8 +78,6 @@ def test_a_run_in_a_folder_is_kept_like_any_other(tmp_path: Path, kind: Callable
     again = run(HALF, bowl(), "3 steps", folder=kind(place), resume=True)
     assert (again.summary, again.records) == (result.summary, result.records)
     assert files(place) == before
-    with rejects("not-a-folder", str(place / "steps.jsonl"), of=CheckpointError):
-        run(HALF, bowl(), "3 steps", folder=place / "steps.jsonl")
 
 
 def test_a_run_is_resumed_with_its_own_problem_method_and_budget_only(tmp_path: Path) -> None:

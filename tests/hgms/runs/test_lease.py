@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import threading
@@ -15,7 +16,6 @@ from support.helpers import rejects
 from support.processes import forked
 
 from hgms.runs import FolderInUse, HeldFolders, RunFolder, lease, leased
-from hgms_core import CheckpointError
 
 
 @pytest.fixture
@@ -65,11 +65,10 @@ def test_a_clock_that_jumps_takes_no_run_from_a_holder_that_lives(
     stop = threading.Event()
 
     def live() -> None:
-        turn = 0
-        while not stop.wait(short / 3):
-            turn += 1
-            jump = 6 * 3600.0 * turn * (-1) ** turn
-            os.utime(marker, times=(now := time.time() + jump, now))
+        for turn in itertools.count(1):
+            if stop.wait(short / 3):
+                break
+            os.utime(marker, times=(time.time() + 6 * 3600.0 * turn * (-1) ** turn,) * 2)
 
     thread = threading.Thread(target=live)
     watch = HeldFolders()
@@ -87,9 +86,7 @@ def test_a_clock_that_jumps_takes_no_run_from_a_holder_that_lives(
         thread.join()
 
 
-@pytest.mark.parametrize(
-    ("jump", "swaps"), [(-6 * 3600.0, True), (6 * 3600.0, False), (-1.7e9, False)]
-)
+@pytest.mark.parametrize(("jump", "swaps"), [(-6 * 3600.0, True), (6 * 3600.0, False)])
 def test_a_clock_that_jumps_keeps_no_run_for_a_holder_that_is_gone(
     tmp_path: Path, short: float, jump: float, swaps: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,7 +135,3 @@ def test_who_has_lost_its_lease_writes_nothing_more(folder: Path) -> None:
                 getattr(kept, name)(*arguments)
         assert files(folder) == before
     assert (folder / ".lease").exists(), "it is the other's"
-    gone = RunFolder(folder.with_name("gone"))
-    with gone.claimed("seed = 0"), rejects("folder-in-use", str(gone.path), of=CheckpointError):
-        (gone.path / ".lease").unlink()
-        gone.ensure_held()

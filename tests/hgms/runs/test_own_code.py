@@ -58,6 +58,7 @@ def compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str],
     return compared
 
 
+@pytest.mark.extended
 def test_an_edited_file_is_run_again_and_the_older_result_is_kept_apart(
     compared: Callable[[str], Result], tmp_path: Path
 ) -> None:
@@ -70,18 +71,6 @@ def test_an_edited_file_is_run_again_and_the_older_result_is_kept_apart(
     report = call("report", "runs", "--out", "report.md").output
     assert "the code of a component has changed since" in report
     assert "1 run, 1 task, 1 method" in report
-
-
-def test_a_component_that_raises_is_found_again(
-    compared: Callable[[str], Result], tmp_path: Path
-) -> None:
-    done = compared("b.no_such_thing")
-    assert done.exit_code == 1
-    assert all(part in done.output for part in ("AttributeError", "(mine.py:10; "))
-    (kept,) = tmp_path.glob("runs/quadratic/*/seed-0/traceback.txt")
-    assert "in solve" in kept.read_text()
-    listed = call("list", "solver", "--plugin", "mine")  # without its suffix
-    assert (listed.exit_code, "'./mine.py'?" in listed.stderr) == (2, True)
 
 
 # --- parts as objects
@@ -101,11 +90,5 @@ def test_parts_are_objects_of_any_class_and_labels_are_keys(tmp_path: Path) -> N
     }
     found = compare("quadratic", methods, "1 steps", 1, tmp_path, baselines=False)
     assert [row.method for row in found.tables[0].rows] == ["cg", "mine"]
-    texts = [
-        next(tmp_path.glob(f"quadratic/{label}-*/seed-0/config.toml")).read_text()
-        for label in methods
-    ]
-    assert "max_steps = 3" in texts[0]
-    assert '[method.hypergradient.solver]\nname = "own"' in texts[1]
     with rejects("not-supported", "jobs", of=ConfigError):
         compare("quadratic", methods, "1 steps", 1, tmp_path, jobs=2)

@@ -76,14 +76,6 @@ def test_the_first_signal_is_heard_and_a_second_one_stops_at_once(
     assert "a second Ctrl-C stops at once" in heard[0]
 
 
-def test_what_nohup_ignores_stays_ignored() -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        assert descend(signals(signal.SIGHUP, 1)).summary["status"] == "done"
-    finally:
-        signal.signal(signal.SIGHUP, before)
-
-
 # --- the command, in a process of its own
 
 CONFIG = """

@@ -1,5 +1,5 @@
-"""Compositions with other defaults on tasks with a trait: in runs, in grids and in `hgms
-compat`, and read back the same.
+"""Compositions with other defaults on tasks with a trait: in runs and in grids, and read
+back the same.
 """
 
 from __future__ import annotations
@@ -10,13 +10,12 @@ from typing import Any
 
 import attrs
 import pytest
-from support.fakes import Site, json_of
-from support.helpers import rejects
+from support.fakes import Site
 
 from hgms.comparison.grid import Grid
 from hgms.comparison.grid_file import load
 from hgms.runs import RunConfig
-from hgms_core import Composition, ConfigError
+from hgms_core import Composition
 
 PLUGIN = '''
 from typing import ClassVar, final
@@ -63,15 +62,10 @@ class Stroll:
     lr: float = 0.1
     limit: float = 0.5
     rows: int | None = None
-    keep: bool = False
 
     def __attrs_post_init__(self):
         if self.lr > self.limit:
             raise ConfigError("above-limit", f"lr={self.lr} exceeds {self.limit}", place=("lr",))
-
-    @property
-    def needs(self):
-        return frozenset({"stop-rows"} if self.keep else ())
 
     def init(self, problem, seed):
         return {"x": dict(problem.x0)}
@@ -92,9 +86,7 @@ def hgms_register_tasks():
 def hgms_register_methods():
     made = Composition(name="saunter", summary="s", source="s", parts={"lr": 0.2}, of=Stroll,
                        on={"sources": {"lr": 0.4, "limit": 3.0, "rows": 5}})
-    best = Composition(name="keeper", summary="s", source="s", parts={"keep": True}, of=Stroll,
-                       on={"sources": {"keep": False}})
-    return [Stroll, made, best]
+    return [Stroll, made]
 '''
 
 
@@ -181,17 +173,6 @@ def test_a_resolved_configuration_reads_back_equal() -> None:
     assert street.config_hash != field.config_hash
 
 
-def test_a_wrong_task_is_named_and_tables_of_later_stages_are_ignored() -> None:
-    for task in ("stret", {"name": "stret"}, {"rows": 3}, 5):
-        with pytest.raises(ConfigError) as caught:
-            config_of(task)
-        assert caught.value.errors[0].place[:2] == ("run.toml", "task")
-    stages = {"sample": {"size": 3}, "finetune": {}, "evaluate": {"benchmarks": []}}
-    assert config_of("street", **stages) == config_of("street")
-    with rejects("unknown-option", "run.toml", "sampel", of=ConfigError):
-        config_of("street", sampel={"size": 3})
-
-
 # --- grids
 
 BOTH: dict[str, Any] = {
@@ -215,30 +196,3 @@ def test_a_grid_gives_a_method_the_defaults_of_each_task() -> None:
     assert values == [[(0.4, 3.0, 5), (0.2, 0.5, None)], [(2.0, 3.0, 5), (0.2, 0.5, None)]]
     varied = [fields(grid().varied(task, "saunter", {"rows": 7}).method) for task in BOTH["task"]]
     assert varied == [(0.4, 3.0, 7), (0.2, 0.5, 7)]
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"method": [{"name": "saunter", "lr": 2.0}]},
-        {"sweep": {"trials": 3, "space": {"saunter": {"lr": {"low": 0.1, "high": 2.0}}}}},
-    ],
-)
-def test_what_fits_the_defaults_of_one_task_only_is_wrong_on_the_other(
-    changes: dict[str, Any],
-) -> None:
-    assert grid(task=["street"], **changes).pairs
-    with rejects("above-limit", of=ConfigError):
-        grid(**changes)
-
-
-# --- hgms compat
-
-
-def test_compat_asks_what_a_method_needs_as_it_is_on_each_task() -> None:
-    """Neither task has stop rows, which the keeper needs where it keeps the best: on a task
-    without the trait.
-    """
-    fits = {(row["method"], row["task"]): row["fits"] for row in json_of("compat")}
-    names = [(method, task) for method in ("keeper", "stroll") for task in BOTH["task"]]
-    assert [fits[name] for name in names] == [True, False, True, True]

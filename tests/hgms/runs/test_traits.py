@@ -1,5 +1,5 @@
 """What fits what: every promise of a built-in task is checked on its problem, the needs of methods
-on tasks; `hgms compat`.
+on tasks.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ import torch
 from support.helpers import F64, normal, rejects
 
 from hgms.comparison.grid_file import load
-from hgms.runs import RunConfig, built, run_config
+from hgms.runs import built
 from hgms.runs import traits as compat
-from hgms.runs.traits import similar_traits
 from hgms_core import ConfigError, Method, Problem, Ravel, Tree
 from hgms_core.hypergrad import curvature, upper_gradients
 from hgms_core.registry import Registry
@@ -120,13 +119,11 @@ def ensure_second_derivative(problem: Problem, theta: Tree, x: Tree) -> None:
 # --- the needs of methods
 
 
-def build(name: str, **fields: Any) -> Any:
-    assignments = [f"method.{key}={value}" for key, value in fields.items()]
-    return built(name, Method, assignments, registry=REGISTRY)
+def build(name: str) -> Any:
+    return built(name, Method, [], registry=REGISTRY)
 
 
 KINKED: Any = SimpleNamespace(name="kinked", traits=frozenset({"stop-rows"}))
-SILENT: Any = SimpleNamespace(name="silent")
 
 
 def test_what_a_method_needs_and_a_task_lacks_is_an_error() -> None:
@@ -143,15 +140,3 @@ def test_what_a_method_needs_and_a_task_lacks_is_an_error() -> None:
     for error, (name, (task, trait)) in zip(caught.value.errors, wanted.items(), strict=True):
         assert (error.code, error.place) == ("not-supported", ("method", name))
         assert all(shown in error.message for shown in (task, compat.TRAITS[trait]))
-    assert compat.missing_traits(build("hg-ms"), SILENT) is None
-    assert compat.needs(build("hg-ms"))["stop-rows"] == "pipeline"
-    assert "stop-rows" not in compat.needs(build("hg-ms", keep="last"))
-    assert similar_traits({"source": "", "my-own": ""}) == ["sources"]
-
-
-def test_a_run_is_checked_before_its_folder_is_made(tmp_path: Path) -> None:
-    table = {"budget": "1 step", "task": "hyper-cleaning", "method": "tpe"}
-    config = RunConfig.from_dict({**table, "run": {"out": str(tmp_path / "runs")}})
-    with rejects("not-supported", "method", of=ConfigError):
-        run_config(config)
-    assert not (tmp_path / "runs").exists()
