@@ -8,18 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from support.helpers import F64, assert_same, counted, rejects
-from support.source_problems import (
-    at_mixture,
-    by_torch,
-    convex_sources,
-    network_sources,
-    stepped,
-    watched,
-)
+from support.helpers import F64, assert_same, counted
+from support.source_problems import at_mixture, by_torch, network_sources, stepped, watched
 from torch import Tensor
 
-from hgms_core import ConfigError, Data, Tree
+from hgms_core import Data, Tree
 from hgms_mix.methods.fastmix import FastMix
 
 PROBLEM = network_sources()
@@ -82,14 +75,3 @@ def test_a_source_that_no_row_is_drawn_of_has_product_zero() -> None:
     ]
     assert [len(names) for names in missing] == 6 * [1]
     assert len(set(map(tuple, missing))) > 1  # which it is, is drawn
-
-
-def test_weight_goes_to_the_source_that_is_like_the_validation_rows() -> None:
-    problem = convex_sources({"like": 1.0, "other": 0.0, "third": 0.0})
-    (*_, (state, _)) = stepped(fastmix(lr=0.01, weight_decay=0.0, batch_size=9), problem, 40)
-    assert float(problem.sources.weights(state["theta"])[0]) > 0.9
-
-
-def test_leaves_that_are_not_there_are_refused() -> None:
-    with rejects("unknown-leaves", "method", "leaves", of=ConfigError):
-        fastmix(leaves="lm_head").init(PROBLEM, 0)

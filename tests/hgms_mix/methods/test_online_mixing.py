@@ -45,8 +45,6 @@ def test_batches_have_the_mixture_on_average() -> None:
         own = index[source == number]
         epochs = own[: len(own) // size * size].reshape(-1, size)
         assert_same(epochs.sort(1).values, epochs[:1].sort(1).values.expand_as(epochs))
-    alone = mixture_rows(data, SOURCES, torch.tensor([0.0, 1.0, 0.0], dtype=F64), Key(1), 7, 5)
-    assert bool((data.rows(alone)["source"] == 1).all())
 
 
 def test_doremi_is_its_loop() -> None:
@@ -143,14 +141,3 @@ def test_sources_that_help_weigh_more() -> None:
     *_, (state, _) = through(method, problem)
     first, second, third = weights(problem, method.result(state)[0]).tolist()
     assert first > second + 0.01 > third + 0.02
-
-
-def test_doremi_follows_what_is_not_yet_learned() -> None:
-    """x0 is where the rows of two sources lie, the third is far: only its excess is above 0 at
-    first.
-    """
-    problem = convex_sources({"near": 0.5, "other": 0.5, "far": 0.0})
-    problem = evolve(problem, x0={"x": torch.tensor([0.5, 0.5, 0.0], dtype=F64)})
-    method = DoReMi(steps=40, updates=40, lr=0.02, batch_size=30, eta=2.0)
-    *_, (state, _) = through(method, problem)
-    assert float(weights(problem, method.result(state)[0])[2]) > 0.4
