@@ -8,8 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hgms.report import Study, curves
-from hgms.report.figures import figures, styles
+from hgms.report import curves
 from hgms.results.statistics import Interval
 
 
@@ -48,13 +47,11 @@ def test_a_band_is_the_interval_over_runs_that_hold_their_last_value() -> None:
     at = np.searchsorted(curve.x, thinned.x)
     for name in ("x", "y", "low", "high"):
         np.testing.assert_array_equal(getattr(thinned, name), getattr(curve, name)[at])
-    assert (thinned.y.max(), thinned.low.min()) == (curve.y.max(), curve.low.min())  # type: ignore[union-attr]
 
 
 def test_what_was_not_reported_has_no_curve_and_one_run_no_band() -> None:
     empty, x = np.empty(0), np.arange(3.0)
     assert curves.band([]) is curves.band([(empty, empty)]) is None
-    assert curves.binned([(x, np.full(3, np.nan))]) is None
     alone = curves.band([(x, x)])
     assert alone is not None
     assert alone.low is None
@@ -74,13 +71,3 @@ def test_a_mean_mixture_holds_what_runs_last_reported() -> None:
     x, y = curves.together([first, second])
     np.testing.assert_array_equal(x, [1.5, 2.0, 3.0, 4.0])
     np.testing.assert_allclose(y, [[0.5, 0.375, 0.625, 0.5], [0.5, 0.625, 0.375, 0.5]])
-
-
-def test_a_figure_shows_the_curve_of_the_study(study: Study) -> None:
-    section = study.sections[0]
-    drawn = {item["title"]: item["spec"]["data"] for item in figures(section, styles(study), {})}
-    traces = drawn["Value against oracle calls"]
-    [line] = [it for it in traces if it["name"] == "hg-ms" and "fill" not in it]
-    curve = section.curves("oracle_calls", "value")["hg-ms"]
-    np.testing.assert_allclose([line["x"], line["y"]], [curve.x, curve.y], rtol=1e-4)
-    assert (line["x"][0], line["y"][0], line["x"][-1]) == (0, 1.0, 120)

@@ -14,7 +14,6 @@ import hgms.report as report
 from hgms.report import Study
 from hgms.report.formats import WRITERS
 from hgms.report.latex import latex
-from hgms.report.markdown import markdown
 from hgms.report.paper import draw_curves
 
 HOSTILE = "x</script>| <b>a</b>\r# b\n\n# c\x1b[31m\u202e $\\frac{ $ [l](http://e) &lt; *k* ~s~"
@@ -39,8 +38,6 @@ LARGE = '"metrics": {"value": 1e308, "other": -1e308}, "oracle_calls": 1e18'
             rows_with(gap=1e308, residual=1e308, iterations=10**400, upper_loss=-1e308),
         ),
         ("steps.jsonl", rows_with(outcome="\ud800", **{'weight.a"b': 0.5, "weight.\ud800": 0.5})),
-        ("steps.jsonl", rows_with(task="x", method=3, seed="y", seconds=[1], status={})),
-        ("steps.jsonl", ""),
         ("summary.json", f'{{"status": "done", {LARGE}}}'),
         ("resources.json", '{"peak_memory_bytes": 1e18}'),
         ("config.toml", CONFIG.format(seed=1, steps=3, **ODD)),
@@ -53,25 +50,22 @@ def test_odd_rows_are_reported_in_every_format(tmp_path: Path, file: str, text: 
     study = report.build([tmp_path])
     for suffix in report.SUFFIXES:
         report.write(study, tmp_path / f"r{suffix}", steps=suffix == ".parquet")
-    assert "halve" in (tmp_path / "r.md").read_text()
 
 
+@pytest.mark.extended
 def test_a_label_is_text_in_every_format(tmp_path: Path) -> None:
-    task = f"task_label = {json.dumps('[' + HOSTILE)}"
     for method, label, value in (("halve", "none", 0.5), ("x", HOSTILE, 0.001)):
-        labels = {'label = "none"': f"label = {json.dumps(label)}\n{task}"}
+        labels = {'label = "none"': f"label = {json.dumps(label)}"}
         for seed in (0, 1):
             write_run(tmp_path, method=method, seed=seed, value=value, changed=labels)
     study = report.build([tmp_path])
     assert [entry.label for entry in study.sections[0].entries] == [HOSTILE, "halve"]
-    page, tex = markdown(study), latex(study)
-    assert not re.search(r"^#.* b( |$)", page, re.MULTILINE)
-    assert not re.search(r"(?<!\\)(?:\\\\)*<(?!br>)|\[l\]\(", page)
-    assert not re.search(r"^ *[\[*]", tex, re.MULTILINE), r"after \\ it would be an argument"
     draw_curves(study, tmp_path / "r.svg")
-    for text in (page, tex, (tmp_path / "r.svg").read_text()):
-        assert not set(text) & set("\x1b\r\u202e")
-        assert "halve" in text
+    for text in (latex(study), (tmp_path / "r.svg").read_text()):
+        assert ("halve" in text, set(text) & set("\x1b\r\u202e")) == (True, set())
+    page = WRITERS[".html"](study)
+    assert ("<b>a</b>" in page, "x</script>" in page) == (False, False)
+    assert HOSTILE in {trace["name"] for spec in plots(page).values() for trace in spec["data"]}
 
 
 def plots(page: str) -> dict[str, Any]:
@@ -81,48 +75,25 @@ def plots(page: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.extended
 def test_the_page_is_whole_and_asks_for_nothing(study: Study) -> None:
     from plotly import graph_objects
 
     page = WRITERS[".html"](study)
     body = page.split("<script>", 1)[0]  # what comes before plotly.js
     assert not re.search(r"""(?:src|href)\s*=\s*["'](?!#|data:)|@import|url\(""", body)
-    assert (page.count("plotly.js v"), len(page.encode()) < 6e6) == (1, True)
     parts = ["default-src 'none'", "the hypergradient is not finite &amp; &lt;lost&gt;"]
     parts += ["Pilot sweeps", "Failed runs", "Folders left out", "Environment"]
     assert [part for part in parts if part not in body] == []
     specs = plots(page)
     assert len(specs) == len(re.findall(r'class="plot"', page)) == 2 * 8
-    for spec in specs.values():
-        assert len(graph_objects.Figure(spec).data) == len(spec["data"]) > 0
-        assert any(trace.get("y") for trace in spec["data"])
-
-
-def test_names_cannot_break_out_of_the_page(tmp_path: Path) -> None:
-    hostile = "</script><script>alert(1)</script>"
-    write_run(tmp_path, method="x", changed={'name = "x"': f'name = "{hostile}"'})
-    page = WRITERS[".html"](report.build([tmp_path], title="a < b & c"))
-    assert (hostile in page, "<title>a &lt; b &amp; c</title>" in page) == (False, True)
-    assert hostile in {trace["name"] for spec in plots(page).values() for trace in spec["data"]}
-
-
-def test_markdown_has_every_table_with_even_rows(study: Study) -> None:
-    text = markdown(study)
-    blocks = re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)
-    # all tasks; each task's own; mean ranks; failed, left out, sweep
-    widths = [{len(re.findall(r"(?<!\\)\|", row)) for row in it.splitlines()} for it in blocks]
-    assert [len(width) for width in widths] == [1] * (1 + 2 * 5 + 1 + 3)
-    assert re.search(r"\| hg-ms \|  \| 0\.10000 ± 0\.00099 \| −0\.30\d* ± 0\.00\d+ \| 3 \|", text)
-    assert "24 runs, 2 tasks, 4 methods; 1 failed; 3 folders left out." in text
+    drawn = [graph_objects.Figure(spec).data for spec in specs.values()]
+    assert all(any(trace.y is not None for trace in traces) for traces in drawn)
 
 
 def test_latex_is_balanced_and_escaped(study: Study, tmp_path: Path) -> None:
     write_run(tmp_path, method="a_b & c%", value=0.2, metric="test_accuracy")
     for text in (latex(study), latex(report.build([tmp_path]))):
-        parts = (r"\begin{table}", r"\end{table}", r"\begin{tabular}", r"\toprule", r"\bottomrule")
-        [count] = {text.count(part) for part in parts}
-        # one line before the references of each results table
-        assert text.count(r"\midrule") == count + text.count("& floor &")
         bare = re.sub(r"\\[\\{}&%_#$]", "", text)
         assert (bare.count("{"), bare.count("$") % 2) == (bare.count("}"), 0)
         tabular = r"\\begin\{tabular\}\{([lr]+)\}(.*?)\\end\{tabular\}"
@@ -139,25 +110,11 @@ def test_parquet_holds_a_row_for_each_run_and_on_request_each_step(
     run_file, step_file = report.write(study, tmp_path / "new" / "r.parquet", steps=True)
     runs, steps = (parquet.read_table(file).to_pylist() for file in (run_file, step_file))
     assert (len(runs), len(steps)) == (24, 24 * 13)
-    expected = {"method": "hg-ms", "setting.task.rho": "0.4", "seed": 1, "metric.value": 0.10}
-    expected |= {"status": "done", "budget": "12 outer steps", "task_version": "2"}
-    expected |= {"oracle_calls": 120, "seconds": 3.0, "setting.method.lr": "0.5"}
-    assert len([row for row in runs if expected.items() <= row.items()]) == 1
+    of_run = {"method": "hg-ms", "setting.task.rho": "0.4", "seed": 1, "metric.value": 0.10}
+    of_run |= {"status": "done", "oracle_calls": 120, "setting.method.lr": "0.5"}
+    of_step = {"task": "ring (rho = 0.4)", "method": "hg-ms", "seed": 1, "step": 12}
+    of_step |= {"metric.value": 0.10, "outcome": "converged", "seconds": 3.0}
+    for rows, expected in ((runs, of_run), (steps, of_step)):
+        assert len([row for row in rows if expected.items() <= row.items()]) == 1
     [failed] = [row for row in runs if row["status"] == "failed"]
     assert (failed["metric.value"], "not finite" in failed["error"]) == (None, True)
-    expected = {"task": "ring (rho = 0.4)", "method": "hg-ms", "seed": 1, "step": 12}
-    expected |= {"metric.value": 0.10, "outcome": "converged", "seconds": 3.0}
-    assert len([row for row in steps if expected.items() <= row.items()]) == 1
-    assert {row["gap"] for row in steps if row["step"] == 0} == {None}
-
-
-@pytest.mark.extended
-def test_pictures_for_papers(study: Study, tmp_path: Path) -> None:
-    written = []
-    for suffix in (".svg", ".svg", ".png", ".pdf"):
-        draw_curves(study, tmp_path / "new" / f"curves{suffix}")
-        written.append((tmp_path / "new" / f"curves{suffix}").read_bytes())
-    assert written[0] == written[1]  # no date, no random names
-    heads = (b"<?xml", b"<?xml", b"\x89PNG", b"%PDF")
-    assert [data.startswith(head) for data, head in zip(written, heads, strict=True)] == [True] * 4
-    assert all(text in written[0] for text in (b"uniform", b"oracle calls"))

@@ -9,15 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from support.made_runs import seal, write_mixtures
 
 import hgms.report as report
 from hgms.cli import main
 from hgms.report import Study, tables
 from hgms.report.figures import figures, source_colours, styles
-from hgms.report.formats import WRITERS
-from hgms.report.latex import latex
-from hgms.report.markdown import markdown
 from hgms.results.statistics import Interval
 
 
@@ -44,13 +40,10 @@ def test_the_final_mixture_is_the_mean_of_what_the_seeds_returned(mixtures: Stud
     assert (first.mean, first.half_width) == pytest.approx((0.9, expected.half_width))
     rows = {row[0]: row[1:] for row in cells(by_title(section, "mixture"))}
     shown = "source-0 0.900 ± 0.025; source-1 0.050 ± 0.025; source-2 0.006 ± 0.000"
-    assert rows["hg-ms"] == [shown, "0.044", "3"]
-    assert rows["uniform"] == ["uniform, each 0.100", "0.000", "3"]
+    assert (rows["hg-ms"], rows["uniform"][0]) == ([shown, "0.044", "3"], "uniform, each 0.100")
     # means would hide that one seed went the other way
     assert rows["scalebio"][0].endswith("[largest by seed: source-9 2×, source-0 1×]")
     every = by_title(section, "weights")
-    assert every.columns == ["source", *(entry.label for entry in section.entries)]
-    assert [row[0].text for row in every.rows] == [f"source-{number}" for number in range(10)]
     sums = [math.fsum(row[column].sort for row in every.rows) for column in (1, 2, 3)]  # type: ignore[misc]
     assert sums == pytest.approx([1, 1, 1])
 
@@ -59,8 +52,6 @@ def test_no_verdict_is_passed_on_losses_of_x_but_on_weights_of_methods_that_lear
     mixtures: Study,
 ) -> None:
     section = of(mixtures, "3600 s")
-    columns = by_title(section, "results").columns
-    assert ("recovery error ↓" in columns, "− uniform" in "".join(columns)) == (True, False)
     assert (section.winner, section.verdict.split(":")[0]) == (None, "No verdict")
     judged = of(report.build(mixtures.sources, metrics=["recovery_error"], separate=True), "3600 s")
     assert judged.verdict.startswith("hg-ms has the best mean of the methods")
@@ -68,25 +59,9 @@ def test_no_verdict_is_passed_on_losses_of_x_but_on_weights_of_methods_that_lear
     assert {row[0] for row in rows} == {"hg-ms", "scalebio"}  # uniform weights never move
     # three seeds with 0.89, 0.90, 0.91: far from 0.1, and in log-ratios within 0.02 of each other
     assert (rows[0][:3], rows[0][-1]) == (["hg-ms", "source-0", "0.100"], "more of it")
-    certain = section.mixtures["hg-ms"].certainty
-    assert certain.effects[0].low < 0.9 < certain.effects[0].high
     # one of its seeds went the other way
     turned = {row[1]: row[-1] for row in rows if row[0] == "scalebio"}
     assert {turned[f"source-{number}"] for number in (0, 1, 8, 9)} == {"cannot be told"}
-
-
-def test_a_single_seed_and_a_method_that_failed_keep_their_rows(tmp_path: Path) -> None:
-    write_mixtures(tmp_path, budgets=[3600.0])
-    for path in tmp_path.glob("source-mixture/*/seed-[12]/summary.json"):
-        path.unlink()
-    [path] = tmp_path.glob("source-mixture/scalebio-*/seed-0/summary.json")
-    path.write_text('{"status": "failed", "error": "out of memory", "metrics": {}}')
-    seal(path.parent)
-    study = report.build([tmp_path])
-    [shown, *_] = cells(by_title(study.sections[0], "mixture"))
-    assert shown[:2] == ["hg-ms", "source-0 0.890; source-1 0.060; source-2 0.017"]
-    [ledger] = tables.ledgers(study)
-    assert cells(ledger)[1] == ["scalebio [1 failed]", "1 h", "–", "–", "–", "–"]
 
 
 def test_the_ledger_groups_methods_by_budget(mixtures: Study) -> None:
@@ -94,13 +69,8 @@ def test_the_ledger_groups_methods_by_budget(mixtures: Study) -> None:
     methods = ["hg-ms", "scalebio", "uniform"]
     first = [tuple(cell.text for cell in row[:3]) for row in ledger.rows]
     expected = [(name, *of) for of in (("1 h", "10"), ("9 h", "90")) for name in methods]
-    assert (first, ledger.groups) == (expected, [3])
-    assert ledger.rows[4][0].note == "1 failed"
-    assert ledger.columns[4:] == ["test loss ↓", "recovery error ↓"]
+    assert (first, ledger.groups, ledger.rows[4][0].note) == (expected, [3], "1 failed")
     assert (ledger.rows[0][5].strong, ledger.rows[2][5].strong) == (True, False)
-    assert r"\label{tab:sources-ledger-0}" in latex(mixtures)
-    assert 'href="#ledgers"' in WRITERS[".html"](mixtures)
-    assert "## Budget ledger: source-mixture" in markdown(mixtures)
 
 
 def test_mixture_pictures_add_up_to_one_and_end_where_the_table_does(mixtures: Study) -> None:
@@ -109,7 +79,6 @@ def test_mixture_pictures_add_up_to_one_and_end_where_the_table_does(mixtures: S
     drawn = {item["title"]: item["spec"] for item in shown if item["title"].startswith("Mixture")}
     # the uniform one does not move
     assert list(drawn) == ["Mixture over time: hg-ms", "Mixture over time: scalebio"]
-    colours = []
     for title, spec in drawn.items():
         areas = {trace["name"]: np.array(trace["y"]) for trace in spec["data"]}
         assert (len(areas), "3 other sources" in areas) == (8, True)
@@ -119,31 +88,18 @@ def test_mixture_pictures_add_up_to_one_and_end_where_the_table_does(mixtures: S
         assert {name: areas[name][-1] for name in named} == pytest.approx(
             {name: weights[name].mean for name in named}, rel=1e-4
         )
-        colours.append({trace["name"]: trace["meta"]["colour"] for trace in spec["data"]})
-    assert colours[0] == colours[1]
-    assert len(set(colours[0].values())) == 8
 
 
 def test_parquet_and_json_hold_the_mixture(mixtures: Study, tmp_path: Path) -> None:
     import pyarrow.parquet as parquet
 
-    runs, steps = report.write(mixtures, tmp_path / "r.parquet", steps=True)
-    rows = parquet.read_table(runs).to_pylist()
-    key = {"method": "hg-ms", "seed": 2, "budget": "3600 s"}
-    [run] = [row for row in rows if key.items() <= row.items()]
-    expected = {"weight.source-0": 0.91, "step_forward_tokens": 1000.0, "seconds_per_step": 60.0}
-    expected |= {"step_backward_tokens": 500.0, "metric.recovery_error": 0.0}
-    assert {name: run[name] for name in expected} == pytest.approx(expected)
-    [failed] = [row for row in rows if row["status"] == "failed"]
-    assert failed["weight.source-0"] is failed["step_forward_tokens"] is None
-    assert {"weight.source-9", "step_forward_tokens"} <= set(parquet.read_schema(steps).names)
-    words = ["report", *mixtures.sources, "--separate", "--out", str(tmp_path / "r.md"), "--json"]
+    out = tmp_path / "r.parquet"
+    words = ["report", *mixtures.sources, "--separate", "--out", str(out), "--json"]
     printed = json.loads(CliRunner().invoke(main, words).stdout)
     methods = {row["method"]: row for row in printed["tasks"][0]["methods"]}
     assert methods["uniform"]["mixture"]["source-3"]["mean"] == pytest.approx(0.1)
-    assert methods["scalebio"]["step_backward_tokens"] == 250.0
-
-
-def test_reports_without_named_sources_have_none_of_it(study: Study) -> None:
-    assert not any(it.mixture or it.tokens for part in study.sections for it in part.entries)
-    assert (tables.ledgers(study), "mixture" in markdown(study)) == ([], False)
+    key = {"method": "hg-ms", "seed": 2, "budget": "3600 s"}
+    [run] = [row for row in parquet.read_table(out).to_pylist() if key.items() <= row.items()]
+    expected = {"weight.source-0": 0.91, "step_forward_tokens": 1000.0, "seconds_per_step": 60.0}
+    expected |= {"step_backward_tokens": 500.0, "metric.recovery_error": 0.0}
+    assert {name: run[name] for name in expected} == pytest.approx(expected)
