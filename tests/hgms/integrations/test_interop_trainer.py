@@ -81,11 +81,8 @@ def test_theta_goes_where_the_closed_form_says_and_is_logged(tmp_path: Path) -> 
     trainer.train()
     expected = AIM + (first - AIM) * 0.5**2
     torch.testing.assert_close(model.theta, expected, rtol=1e-13, atol=1e-14)
-    history = trainer.state.log_history
-    logged = [row for row in history if "hgms/upper_loss" in row]
+    logged = [row for row in trainer.state.log_history if "hgms/upper_loss" in row]
     assert [(row["step"], row["hgms/converged"]) for row in logged] == [(2, 1.0), (4, 1.0)]
-    # its own rows are still there at the steps where ours are
-    assert [row["step"] for row in history if "loss" in row] == [2, 4]
 
 
 def test_a_resumed_training_has_theta_and_goes_on(tmp_path: Path) -> None:
@@ -96,8 +93,6 @@ def test_a_resumed_training_has_theta_and_goes_on(tmp_path: Path) -> None:
         mine = model.callback(optimizer=Adam(lr=0.1), upper=[AIM, 2 * AIM], lower=[1.0, 2.0])
         trainer = training(tmp_path, model, mine)
         trainer.train(resume_from_checkpoint=resume)
-        logged = [row["step"] for row in trainer.state.log_history if "hgms/residual" in row]
-        assert logged[-1] == 4, "without a log the rows are in the history"
         return model.theta, mine.records
 
     assert_same(run(), run(str(half)))
@@ -110,6 +105,3 @@ def test_a_resumed_training_has_theta_and_goes_on(tmp_path: Path) -> None:
 def test_bad_input() -> None:
     with rejects("missing-option", "lower", of=ConfigError):
         Pull().callback(lower=None)
-    several = type("Trainer", (), {"world_size": 4})
-    with rejects("not-supported", of=ConfigError):
-        Pull().callback().on_train_begin(several, None, None)

@@ -4,7 +4,6 @@ differences.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,14 +13,8 @@ from support.helpers import F64, assert_same, finite_differences, normal, reject
 from support.solver_systems import dense, newton
 from torch import Tensor
 
-from hgms.compiled import Programs
-from hgms.generators.branches import Branches
-from hgms.hypergradients import Unrolled
 from hgms.integrations import lower_solution
-from hgms.outer import Sgd
-from hgms.runs import run
-from hgms.selectors import BestOfN
-from hgms_core import CallableSolver, ConfigError, Pipeline, Problem, Tree, hypergradient
+from hgms_core import CallableSolver, ConfigError, Tree, hypergradient
 
 
 class Linear:
@@ -75,7 +68,6 @@ class Middle:
 
 
 CHAIN = Middle(Linear(4, above=3, upper=2, seed=1), seed=5)
-OTHER = Middle(Linear(3, above=4, upper=2, seed=11), seed=15)
 THETA = normal(2, seed=20)
 
 
@@ -108,25 +100,6 @@ def test_three_levels_against_the_closed_form(outer: Any, inner: Any) -> None:
     torch.testing.assert_close(estimate.value, expected, rtol=rtol, atol=rtol)
     in_a_graph = slope(lambda theta: f(theta, lower_solution(g, theta, CHAIN.exact, **how)))
     torch.testing.assert_close(in_a_graph, expected, rtol=rtol, atol=rtol)
-
-
-def test_a_tree_with_two_children_each_with_a_child() -> None:
-    """θ above two levels, each with a level of its own, all coupled in the upper loss."""
-
-    def upper(theta: Tensor, first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> Tensor:
-        return (
-            first[0].sin().sum() * second[0].square().sum()
-            + first[1] @ normal(4, 3, seed=30) @ second[1]
-            + theta.prod()
-        )
-
-    def through(theta: Tensor, level: Middle) -> tuple[Tensor, Tensor]:
-        y = lower_solution(level.loss, theta, level.exact, solver=dense)
-        return y, level.under(theta, y)
-
-    expected = slope(lambda theta: upper(theta, CHAIN.both(theta), OTHER.both(theta)))
-    gradient = slope(lambda theta: upper(theta, through(theta, CHAIN), through(theta, OTHER)))
-    torch.testing.assert_close(gradient, expected, rtol=1e-10, atol=1e-10)
 
 
 def cup(away: Tensor, above: Tensor) -> Tensor:
@@ -173,30 +146,6 @@ def test_levels_that_are_not_quadratic_against_differences() -> None:
     assert_same(gradient, expected, rtol=1e-7, atol=1e-8)
 
 
-def test_four_levels_against_the_closed_form() -> None:
-    """z* = 2y + w² below y* = (w − w²)/2 below w* = 2θ."""
-
-    def z_loss(upper: Tree, z: Tensor) -> Tensor:
-        return cup(z - 2 * upper["y"] - upper["w"] ** 2, upper["y"])
-
-    def y_loss(w: Tensor, y: Tensor) -> Tensor:
-        upper = {"w": w, "y": y}
-        return cup(
-            lower_solution(z_loss, upper, lambda at: 2 * at["y"] + at["w"] ** 2, solver=dense) - w,
-            w,
-        )
-
-    def w_loss(theta: Tensor, w: Tensor) -> Tensor:
-        return cup(
-            lower_solution(y_loss, w, lambda w: (w - w**2) / 2, solver=dense) + w**2 / 2 - theta,
-            theta,
-        )
-
-    theta = torch.tensor([0.6], dtype=F64)
-    estimate = hypergradient(lambda _, w: w.pow(3).sum(), w_loss, theta, 2 * theta, solver=dense)
-    torch.testing.assert_close(estimate.value, 24 * theta**2, rtol=1e-8, atol=0)
-
-
 def test_the_derivative_of_a_lower_solution_has_derivatives_of_every_order() -> None:
     y = normal(2, seed=22)
 
@@ -213,22 +162,6 @@ def test_the_derivative_of_a_lower_solution_has_derivatives_of_every_order() -> 
         torch.testing.assert_close(jacobian(solved)(theta), rows)
 
 
-@pytest.mark.parametrize(
-    "modes", list(itertools.product([torch.func.jacfwd, torch.func.jacrev], repeat=3))
-)
-def test_third_derivatives_forward_and_backward(modes: Any) -> None:
-    def loss(upper: Tensor, z: Tensor) -> Tensor:
-        return cup(z - upper.sin(), upper)
-
-    def function(theta: Tensor) -> Tensor:
-        return lower_solution(loss, theta, torch.sin, solver=dense)
-
-    theta = torch.tensor([0.6], dtype=F64)
-    for mode, expected in zip(modes, (theta.cos(), -theta.sin(), -theta.cos()), strict=True):
-        function = mode(function)
-        torch.testing.assert_close(function(theta).reshape(1), expected)
-
-
 def test_stacked_candidates_have_lower_levels_of_their_own() -> None:
     ys = normal(3, 2, seed=25).requires_grad_()
     theta = normal(2, seed=26)
@@ -237,45 +170,6 @@ def test_stacked_candidates_have_lower_levels_of_their_own() -> None:
     torch.testing.assert_close(stacked, looped)
     slopes = [torch.autograd.grad(values.sum(), ys)[0] for values in (stacked, looped)]
     torch.testing.assert_close(*slopes)
-
-
-def test_a_pipeline_on_a_problem_with_three_levels() -> None:
-    """Branches of the middle level, each with lower solutions of its own; F's minimiser is θ = 1
-    by the closed form of F.
-    """
-
-    def g(theta: Tree, x: Tree, batch: Tree) -> Tensor:
-        z = lower_solution(
-            lambda upper, z: 0.5 * (z - 2 * upper["y"]).square().sum(),  # z* = 2y
-            {"y": x["y"]},
-            lambda upper: 2 * upper["y"],
-            solver=lambda matvec, b: b,
-        )
-        return 0.5 * (z - 4 * theta["t"]).square().sum()  # y* = 2θ
-
-    zero = torch.zeros(1, dtype=F64)
-    problem = Problem(
-        theta0={"t": zero},
-        x0={"y": zero},
-        g=g,
-        f=lambda theta, x, batch: 0.5 * (x["y"] - 2).square().sum(),
-    )
-    method = Pipeline(
-        generator=Branches(count=2, steps=2, lr=0.2, noise=0.1),
-        selector=BestOfN(),
-        hypergradient=Unrolled(),
-        outer=Sgd(lr=0.25),
-    )
-    result = run(method, problem, "6 steps")
-    torch.testing.assert_close(result.theta["t"], zero + 1, rtol=0, atol=1e-3)
-
-
-def test_no_program_is_made_of_a_level_with_another_below_it() -> None:
-    programs = Programs()
-    theta, y = normal(2, seed=26), normal(2, seed=27)
-    found = programs(("between", "key"), between)(theta, y)
-    torch.testing.assert_close(found, between(theta, y))
-    assert "solved anew at every call" in programs.outcomes["between"]
 
 
 def test_what_it_costs() -> None:
@@ -324,13 +218,6 @@ def test_a_tensor_that_is_not_in_theta_is_named() -> None:
     with rejects("hidden-tensor", "g", of=ConfigError) as caught:
         hypergradient(lambda theta, y: y.sum(), middle, THETA, THETA, solver=dense)
     assert "y.detach()" in str(caught.value.hint)
-    frozen = torch.nn.Linear(2, 2).double()
-    of_constants = slope(
-        lambda theta: lower_solution(
-            lambda t, x: 0.5 * (x - frozen(t)).square().sum(), theta, frozen(THETA), solver=dense
-        )[0]
-    )
-    torch.testing.assert_close(of_constants, frozen.weight[0].detach())
 
 
 def test_candidates_that_are_joined_with_a_constant_are_named() -> None:
@@ -353,15 +240,6 @@ def test_candidates_that_are_joined_with_a_constant_are_named() -> None:
 def test_a_batch_of_each_candidate_is_handed_over() -> None:
     rows = normal(3, 2, seed=27)
     ys = normal(3, 2, seed=28).requires_grad_()
-
-    def closed(theta: Tensor, row: Tensor) -> Tensor:
-        return lower_solution(
-            lambda t, z: 0.5 * (z - t * row).square().sum(), theta, lambda t: t * row, solver=dense
-        )
-
-    with rejects("hidden-tensor", "g", of=ConfigError) as caught:
-        torch.func.vmap(closed, in_dims=(None, 0))(THETA.clone().requires_grad_(), rows)
-    assert 'mode = "loop"' in str(caught.value.hint)
 
     def in_theta(y: Tensor, row: Tensor) -> Tensor:
         return lower_solution(

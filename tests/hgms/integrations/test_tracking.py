@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from click.testing import CliRunner
@@ -63,10 +63,6 @@ def test_tensorboard_holds_every_number_and_who_follows_a_run_is_no_part_of_it(
     assert run_config(alone, resume=True).records == first.records
 
 
-def test_nothing_is_tracked_unless_asked(tmp_path: Path) -> None:
-    assert not (run_config(configured(tmp_path)).info.folder / "tensorboard").exists()
-
-
 @pytest.mark.parametrize(
     ("name", "error", "code"),
     [("tensorbord", ConfigError, "unknown-tracker"), ("wandb", MissingExtra, "missing-package")],
@@ -90,43 +86,23 @@ def test_wandb_and_trackio_get_the_rows_they_are_given(
     """Both libraries stand behind the same calls; here their place is taken by a recorder with
     those calls.
     """
-    rows: list[Any] = []
-    inits: list[Any] = []
-    ends: list[Any] = []
-
-    class Recorder:
-        def __init__(self, **arguments: Any) -> None:
-            inits.append((arguments["config"]["method"]["name"], arguments["resume"]))
-            self.summary: dict[str, float] = {}
-
-        def log(self, row: dict[str, float], step: int) -> None:
-            rows.append((step, row.get("upper_loss")))
-
-        def finish(self, exit_code: int = 0) -> None:
-            ends.append((exit_code, self.summary))
-
+    tracker = MagicMock()
+    tracker.init.return_value.summary = summary = {}
     for name in ("wandb", "trackio"):
-        monkeypatch.setitem(sys.modules, name, SimpleNamespace(init=Recorder))
+        monkeypatch.setitem(sys.modules, name, tracker)
     result: RunResult = run_config(configured(tmp_path, "wandb", "trackio"))
-    assert rows == [(it["step"], it.get("upper_loss")) for it in result.records for _ in range(2)]
-    assert inits == [("hg-ms", "allow")] * 2
+    logged = [call.args[0].get("upper_loss") for call in tracker.init.return_value.log.mock_calls]
+    assert logged == [row.get("upper_loss") for row in result.records for _ in range(2)]
+    assert tracker.init.call_args.kwargs["config"]["method"]["name"] == "hg-ms"
     metrics = result.summary["metrics"]
-    assert ends[0] == (0, {f"final/{name}": value for name, value in metrics.items()})
+    assert summary == {f"final/{name}": value for name, value in metrics.items()}
 
 
 @pytest.mark.extended
-def test_the_command_line_and_workers_hand_it_down(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_line_and_workers_hand_it_down(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="the extra tensorboard is not installed")
     words = ["compare", "--task", "quadratic", "--methods", "uniform", "--seeds", "1"]
-    words += ["--jobs", "1", "--budget", "2 steps"]
-    out = ["--out", str(tmp_path / "option")]
-    done = CliRunner().invoke(main, [*words, *out, "--track", "tensorboard"])
+    words += ["--jobs", "1", "--budget", "2 steps", "--out", str(tmp_path)]
+    done = CliRunner().invoke(main, [*words, "--track", "tensorboard"])
     assert done.exit_code == 0, done.output
-    assert list((tmp_path / "option").rglob("events.out.*"))
-    monkeypatch.setenv("HGMS_TRACK", "tensorbord")
-    refused = CliRunner().invoke(main, [*words, "--out", str(tmp_path / "variable")])
-    assert refused.exit_code == 2
-    assert "'tensorbord' (run.track)" in refused.stderr
-    assert not (tmp_path / "variable").exists()
+    assert list(tmp_path.rglob("events.out.*"))
