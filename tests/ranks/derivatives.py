@@ -60,8 +60,7 @@ def check() -> None:
         name: float((flat(ours[name]) - flat(value)).abs().max() / flat(value).abs().max())
         for name, value in whole.items()
     }
-    worst = max(errors.values())
-    assert worst < 1e-12, errors
+    assert max(errors.values()) < 1e-12, errors
 
 
 if __name__ == "__main__":

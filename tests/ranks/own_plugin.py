@@ -1,13 +1,9 @@
-"""A task whose lower loss is a sum over rows, no mean; a generator that proposes all or nothing;
-a method without parts.
-"""
+"""A task whose lower loss is a sum over rows, no mean; a generator that proposes all or nothing."""
 
 from __future__ import annotations
 
-import os
-
 import torch
-from attrs import evolve, frozen
+from attrs import frozen
 
 from hgms_core import Candidates, Composition, Data, Key, Problem, hookimpl, repeat
 
@@ -38,17 +34,6 @@ class SumOfRows:
 
 
 @frozen(kw_only=True)
-class OfProcess(SumOfRows):
-    """What no task may be: another problem in each process."""
-
-    name = "of-process"
-
-    def problem(self, seed: int, device: torch.device, dtype: torch.dtype) -> Problem:
-        problem = SumOfRows().problem(seed, device, dtype)
-        return evolve(problem, theta0={"t": torch.full((16,), 1e-6 * os.getpid(), dtype=dtype)})
-
-
-@frozen(kw_only=True)
 class Around:
     """Three points around the last one, all at once."""
 
@@ -66,25 +51,9 @@ class Around:
         return {"x": candidates.at(index)}
 
 
-@frozen(kw_only=True)
-class Whole:
-    """No parts."""
-
-    name = "whole"
-
-    def init(self, problem, seed):
-        return {"theta": dict(problem.theta0), "x": dict(problem.x0)}
-
-    def step(self, problem, state, progress):
-        return state, {}
-
-    def result(self, state):
-        return state["theta"], state["x"]
-
-
 @hookimpl
 def hgms_register_tasks():
-    return [SumOfRows, OfProcess]
+    return [SumOfRows]
 
 
 @hookimpl
@@ -101,6 +70,5 @@ def hgms_register_methods():
         "outer": {"name": "sgd"},
     }
     return [
-        Whole,
-        Composition(name="hg-around", summary="By points around.", source="a test", parts=parts),
+        Composition(name="hg-around", summary="By points around.", source="a test", parts=parts)
     ]

@@ -8,11 +8,8 @@ import itertools
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +23,8 @@ from launched import children_of, free_address, on_ranks
 from safetensors.torch import load_file
 from support.helpers import rejects
 from support.small_mixes import write_sums
-from tuned_model import UNEVEN, llama, table, tune
+from tuned_model import llama, table, tune
 
-from hgms.distributed import RankLost
 from hgms_core import ConfigError
 from hgms_mix.stages import carry_out, load
 from hgms_mix.stages.evaluate import row_losses
@@ -43,12 +39,7 @@ pytestmark = [
     ),
 ]
 
-HERE = Path(__file__).parent
 FOLLOWER = "hgms_mix.stages.follower"
-
-
-def adapter(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(folder / "adapter/adapter_model.safetensors")
 
 
 def logged(folder: Path) -> list[dict[str, float]]:
@@ -57,10 +48,12 @@ def logged(folder: Path) -> list[dict[str, float]]:
 
 def assert_alike(ours: Path, alone: Path) -> None:
     """The same steps and the same adapter, to rounding of float32."""
-    assert len(logged(ours)) == len(logged(alone))
     for own, other in zip(logged(ours), logged(alone), strict=True):
         assert own == pytest.approx(other, rel=1e-5)
-    torch.testing.assert_close(adapter(ours), adapter(alone), rtol=1e-5, atol=1e-6)
+    own, other = (
+        load_file(folder / "adapter/adapter_model.safetensors") for folder in (ours, alone)
+    )
+    torch.testing.assert_close(own, other, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.nightly
@@ -69,15 +62,10 @@ def test_ranks_train_as_one_process_does_and_go_on_from_one_another(tmp_path: Pa
     gradient checkpointing.
     """
     tune(tmp_path / "one")
-    tune(tmp_path / "one-uneven", UNEVEN)
     tune(tmp_path / "one-two", stop=3)
-    assert len(logged(tmp_path / "one-two")) == 4
     on_ranks("tuned_model.py", 2, tmp_path)
-    assert len(logged(tmp_path / "one")) == 6
     assert_alike(tmp_path / "two", tmp_path / "one")
-    assert_alike(tmp_path / "two-uneven", tmp_path / "one-uneven")
     assert_alike(tmp_path / "one-two", tmp_path / "one")
-    assert len(logged(tmp_path / "two-one")) == 4
     tune(tmp_path / "two-one")
     assert_alike(tmp_path / "two-one", tmp_path / "one")
     # with as many ranks to the bit, dropout and all
@@ -88,8 +76,6 @@ def test_ranks_train_as_one_process_does_and_go_on_from_one_another(tmp_path: Pa
     assert logged(tmp_path / "two-dropout") != logged(tmp_path / "two")
 
     assert_alike(tmp_path / "parts", tmp_path / "one")
-    tune(tmp_path / "parts-one")
-    assert_alike(tmp_path / "parts-one", tmp_path / "one")
 
     losses = row_losses(llama(), table(), rows=4).as_dict()
     for rank, name in itertools.product(range(2), ("whole", "parts")):
@@ -113,13 +99,9 @@ def test_a_step_is_dealt_out_whole() -> None:
 
 def test_steps_that_do_not_part_evenly_are_refused_with_what_would() -> None:
     ensure_parts(Finetune(micro_batch=2, accumulation=3), 6)
-    for micro_batch, accumulation, ranks, remedy in (
-        (2, 3, 4, "accumulation = 2 or 4, or run.ranks = 3"),
-        (1, 1, 2, "accumulation = 2, or run.ranks = 1"),
-    ):
-        with rejects("uneven-split", "finetune", "accumulation", of=ConfigError) as caught:
-            ensure_parts(Finetune(micro_batch=micro_batch, accumulation=accumulation), ranks)
-        assert (caught.value.hint or "").endswith(remedy)
+    with rejects("uneven-split", "finetune", "accumulation", of=ConfigError) as caught:
+        ensure_parts(Finetune(micro_batch=2, accumulation=3), 4)
+    assert (caught.value.hint or "").endswith("accumulation = 2 or 4, or run.ranks = 3")
 
 
 MIX = f"""
@@ -134,7 +116,7 @@ source_blocks = 4
 rows = 1
 [run]
 threads = 1
-{(HERE.parent / "tiny_mix.toml").read_text()}
+{(Path(__file__).parents[1] / "tiny_mix.toml").read_text()}
 [sample]
 size = 29
 [finetune]
@@ -178,44 +160,6 @@ def assert_made_alike(ours: Path, alone: Path) -> None:
     assert own["total"] == pytest.approx(other["total"], rel=1e-5)
 
 
-class Watching:
-    """A view that calls ``at[step]`` at a step of fine-tuning."""
-
-    def __init__(self, at: dict[int, Callable[[], None]]) -> None:
-        self.at = at
-
-    def watch(self, info: Any, record: dict[str, Any], _share: float) -> None:
-        if info.method == "finetune":
-            self.at.get(record["step"], lambda: None)()
-
-
-@pytest.mark.nightly  # CI sees a rank of a run die, and fine-tunings that go on
-def test_a_rank_that_dies_in_finetuning_is_named_and_the_same_command_goes_on(
-    made: Path, tmp_path: Path
-) -> None:
-    shutil.copytree(made / "begun", tmp_path / "runs")
-    killed = on_two(made, tmp_path / "runs")
-
-    def kill() -> None:
-        (other,) = children_of(FOLLOWER)
-        os.kill(other.pid, signal.SIGKILL)
-
-    with rejects("rank-lost", of=RankLost) as caught:
-        carry_out(killed, view=Watching({3: kill}))  # type: ignore[arg-type]
-    parts = ("finetune", "rank 1 of 2", "SIGKILL")
-    assert all(part in caught.value.message for part in parts)
-    assert not children_of(FOLLOWER)
-    assert not torch.distributed.is_initialized()
-    assert not {"RANK", "WORLD_SIZE", "LOCAL_RANK"} & set(os.environ)
-    steps: list[int] = []
-    view = Watching({step: partial(steps.append, step) for step in range(11)})
-    report = carry_out(killed, view=view)  # type: ignore[arg-type]
-    assert steps == list(range(3, 11)), "it goes on"
-    (alone,) = (made / "runs").glob("*/*/seed-1")
-    assert_made_alike(Path(report["folder"]), alone)
-    assert not children_of(FOLLOWER)
-
-
 @pytest.mark.nightly
 def test_torchrun_starts_the_ranks_of_all_stages(made: Path, tmp_path: Path) -> None:
     torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
@@ -230,7 +174,6 @@ def test_torchrun_starts_the_ranks_of_all_stages(made: Path, tmp_path: Path) -> 
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("source-mixture: hg-ms, seed 1") == 1
     (ours,), (alone,) = (place.glob("runs/*/*/seed-1") for place in (tmp_path, made))
     assert_made_alike(ours, alone)
 
@@ -240,26 +183,3 @@ def test_a_mix_that_goes_on_with_ranks_is_that_of_one_process(made: Path, tmp_pa
     (alone,) = (made / "runs").glob("*/*/seed-1")
     assert_made_alike(Path(carry_out(on_two(made, tmp_path / "runs"))["folder"]), alone)
     assert not children_of(FOLLOWER)
-
-
-LLAMA = (
-    '{ tokenizer = "bytes", config = { model_type = "llama", hidden_size = 16, '
-    "intermediate_size = 32, num_hidden_layers = 2, num_attention_heads = 2, "
-    "num_key_value_heads = 1, max_position_embeddings = 64 }, shard = %s }"
-)
-
-
-@pytest.mark.nightly
-def test_a_base_in_parts_is_tuned_and_evaluated_as_a_whole_one(made: Path, tmp_path: Path) -> None:
-    """What was learned with one model, in one process, is used to tune another one."""
-    adapter_of_its_own = 'finetune.adapter={ rank = 2, alpha = 4.0, targets = ["q_proj"] }'
-    folders = []
-    for name, more in (("whole", []), ("parts", ["run.ranks=2"])):
-        shutil.copytree(made / "begun", tmp_path / name)
-        own = f"finetune.model={LLAMA % ('true' if more else 'false')}".replace("\n", "")
-        config = load(made / "mix.toml", [own, adapter_of_its_own, *more], out=str(tmp_path / name))
-        folders.append(Path(carry_out(config)["folder"]))
-    assert_made_alike(folders[1], folders[0])
-    alone = load(made / "mix.toml", [own, adapter_of_its_own], out=str(tmp_path / "refused"))
-    with rejects("conflicting-options", "finetune", "model", "shard", of=ConfigError):
-        carry_out(alone)

@@ -37,7 +37,6 @@ SETTINGS = Finetune(
     save_every=2,
     checkpointing=True,
 )
-UNEVEN = Finetune(lr=1e-2, micro_batch=4, accumulation=3)
 
 
 def llama() -> Any:
@@ -128,15 +127,12 @@ def main(rank: int, count: int, address: str, folder: Path) -> None:
     ranks = Ranks(rank, count)
     with as_launched(rank, count):
         tune(folder / "two", ranks=ranks)
-        tune(folder / "two-uneven", UNEVEN, ranks)
         tune(folder / "two-one", ranks=ranks, stop=3)
-        assert (folder / "two-one/checkpoints/checkpoint-4").is_dir()
         tune(folder / "one-two", ranks=ranks)
         tune(folder / "two-dropout", ranks=ranks, dropout=0.3)
         tune(folder / "two-two-dropout", ranks=ranks, dropout=0.3, stop=1)
         tune(folder / "two-two-dropout", ranks=ranks, dropout=0.3)
         tune(folder / "parts", ranks=ranks, model=in_parts)
-        tune(folder / "parts-one", ranks=ranks, model=in_parts, stop=3)
     for name, model in (("whole", llama()), ("parts", in_parts())):
         losses = row_losses(model, table(), rows=4, ranks=ranks)
         (folder / f"losses-{name}-{rank}.json").write_text(json.dumps(losses.as_dict()))
