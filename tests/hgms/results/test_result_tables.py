@@ -70,8 +70,7 @@ def test_a_nan_counts_as_the_worst_value_and_is_never_averaged_away() -> None:
     assert (row.undefined, row.metrics["acc"].count, row.difference.count) == (1, 3, 4)
     assert row.metrics["acc"].mean == pytest.approx((0.91 + 0.93 + 0.90) / 3)
     assert row.difference.mean == pytest.approx((0.02 - 0.0 + 0.03 + 0.02) / 4)
-    assert results.winner is None, "what is undefined somewhere has not won"
-    assert "1 NaN" in results.columns[0]["note"]
+    assert (results.winner, "1 NaN" in results.columns[0]["note"]) == (None, True)
 
 
 def test_a_failed_seed_counts_against_its_method_which_has_not_won() -> None:
@@ -87,7 +86,6 @@ def test_a_failed_seed_counts_against_its_method_which_has_not_won() -> None:
     assert pair.mean == pytest.approx((0.4 + 0.4 - 0.32 - 0.33) / 4)
     row = by_label(result)["a"]
     assert (row.undefined, row.failed, row.metrics["acc"].count) == (1, 1, 2)
-    assert any("counts against its method" in line for line in result.remarks)
     # b is better than c where both have values, and the failed seeds of c cannot hide it
     runs["c"] = points([0.2, 0.21, 0.22, math.nan])
     pair = table(runs, "acc").pairs["b", "c"]
@@ -96,10 +94,7 @@ def test_a_failed_seed_counts_against_its_method_which_has_not_won() -> None:
     runs = {"a": points(3 * A), "b": points(3 * B), "c": []}
     results = table(runs, "acc", "a", failed={"b": [12], "c": [0, 1, 2, 3]})
     assert ([row.failed for row in results.rows], results.winner) == ([0, 1, 4], "a")
-    assert results.columns[2]["note"] == "4 failed"
-    assert results.as_dict()["methods"][2]["metrics"] == {}
-    del runs["c"]
-    assert table(runs, "acc", failed={"a": [12]}).winner is None
+    assert table({**runs, "c": points(3 * C)}, "acc", failed={"a": [12]}).winner is None
 
 
 def test_what_is_behind_a_floor_is_told_so() -> None:
@@ -119,8 +114,6 @@ def test_what_is_behind_a_floor_is_told_so() -> None:
         "u": (),
     }
     assert table({"t": points(A, "theta0"), "b": low}, "acc").rows[0].notes == ("worse than t",)
-    single = table({"u": points(A[:1], "uniform"), "b": points(B[:1])}, "acc", failed={"c": [0]})
-    assert [row.notes for row in single.rows] == [("not ahead of u: one seed",), ()]
 
 
 def test_references_are_set_apart_and_a_ceiling_is_nobody_to_beat() -> None:
@@ -140,18 +133,12 @@ def test_references_are_set_apart_and_a_ceiling_is_nobody_to_beat() -> None:
     results = table(runs, "acc", "floor")
     rows = by_label(results)
     assert list(rows) == ["best", "bad", "same", "floor", "floor-last", "truth"]
-    assert [row["role"] for row in results.columns] == ["", "", "", "floor", "floor", "ceiling"]
     assert (results.groups, results.winner, results.floor) == ([3], "best", "floor-last")
     assert rows["same"].notes == ("not ahead of floor-last",)
     assert rows["bad"].notes == ("worse than floor-last",)
     assert [row.ahead_of_floor for row in results.rows] == [True, False, False, None, None, None]
     assert rows["best"].recovered is not None
     assert rows["best"].recovered.value == pytest.approx(0.5, abs=0.02)
-    assert rows["floor-last"].recovered is None, "it is 0 by definition"
-    assert results.columns[0]["recovered share"].startswith("0.5")
-    two = table({label: runs[label] for label in ("same", "floor-last")}, "acc")
-    few = table({label: group[:3] for label, group in runs.items()}, "acc")
-    assert [len(shown.remarks) for shown in (results, two, few)] == [0, 1, 1]
 
 
 def test_an_x_that_never_trained_gets_no_verdict_and_none_is_made_on_it() -> None:
@@ -163,8 +150,7 @@ def test_an_x_that_never_trained_gets_no_verdict_and_none_is_made_on_it() -> Non
     rows = by_label(table(runs, "acc", "u"))
     assert (rows["b"].notes, rows["b"].winner) == (("no verdict: x is the warm-up's",), False)
     assert rows["b"].metrics["acc"].mean == pytest.approx(sum(B) / len(B))
-    assert rows["b"].difference is None or rows["b"].difference.count == 0
-    assert (rows["b"].undefined, rows["a"].winner) == (0, True)
+    assert rows["a"].winner
     # what was not trained is not what others have to beat
     runs["b"] = points(12 * [2.0], reason="x is the warm-up's")
     assert table(runs, "acc", "u").winner == "a"
@@ -185,12 +171,9 @@ def test_losses_on_data_sources_get_no_verdict() -> None:
     runs = {"a": of(A), "b": of(B), "u": of([0.7, 0.71, 0.72, 0.7], "uniform")}
     unjudged = [runs["a"][0].unjudged(name) for name in (*judged, "test_loss", "test_perplexity")]
     assert [reason == "" for reason in unjudged] == [True, True, False, False]
-    assert points([1.0])[0].unjudged("test_perplexity") == ""
     losses = table(runs, "test_loss", "u", higher_is_better=True)
     assert losses.winner is losses.floor is losses.forest is None
     assert {(row.notes, row.ahead_of_floor) for row in losses.rows} == {((), None)}
-    assert losses.rows[0].metrics["test_loss"].mean == pytest.approx(sum(A) / len(A))
-    assert "--metric recovery_error" in losses.remarks[0]
     told = [table(runs, metric, "u", higher_is_better=True) for metric in judged]
     assert [(it.winner, it.remarks) for it in told] == [("a", [])] * 2
     runs["a"] = of(A, reason="x is the warm-up's")  # θ is θ, however x was trained
@@ -211,20 +194,6 @@ def test_a_difference_without_a_spread_is_exact_and_not_called_chance(
     assert result.columns[0]["− uniform"].endswith("(exact)")
 
 
-@pytest.mark.parametrize("kind", [np.float64, np.float32])
-@pytest.mark.parametrize("seeds", [2, 4])
-def test_differences_of_rounded_accuracies_give_no_star(
-    kind: type[np.floating], seeds: int
-) -> None:
-    """The difference is exact up to rounding, and the seeds are few."""
-    hits = (211, 187, 243, 199)[:seeds]
-    low, high = (points([float(kind((hit + more) / 300)) for hit in hits]) for more in (0, 6))
-    result = table({"low": low, "high": high}, "acc", "low")
-    pair = result.pairs["high", "low"]
-    assert (pair.half_width, pair.exact, pair.excludes_zero) == (0, True, False)
-    assert (result.winner, result.columns[1]["− low"]) == (None, "+0.02 (exact)")
-
-
 @pytest.mark.parametrize(("spent", "noted"), [(1.05, False), (5.5, True)])
 def test_spending_more_than_the_budget_is_noted_and_gets_no_star(spent: float, noted: bool) -> None:
     values = [0.5, 0.6, 0.55, 0.52, 0.58] * 2
@@ -242,8 +211,6 @@ def test_a_column_is_there_only_if_some_row_has_it_and_in_percent_if_it_is_a_sha
     assert list(table({"u": points(A)}, "acc", "u").columns[0]) == ["method", "acc ↑", *usual]
     runs["b"] = points(B, compile_seconds=27.5)
     assert [row["compile seconds"] for row in table(runs, "acc").columns] == ["27.5", "0"]
-    one = table({"a": points(A[:1])}, "acc").rows[0].as_dict()
-    assert (one["metrics"]["acc"]["half_width"], one["peak_memory_bytes"]) == (None, None)
     for value, heading, shown in (
         (0.75, "test accuracy (%) ↑", "75.00"),
         (75, "test accuracy ↑", "75"),
