@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.helpers import rejects
 
 from hgms.comparison import load
 from hgms.methods.inner import innermost
@@ -66,34 +65,6 @@ def test_a_reference_that_does_not_fit_a_task_is_left_out_there_and_said() -> No
     last: Any = two.pairs["sphere", "uniform-last"].method
     assert (last.generator.steps, len(two.left_out)) == (9, 2)
     assert "references left out on sphere: validation-only, validation-only-last" in two.left_out[1]
-    table = {"budget": "1 step", "seeds": 1, "task": ["sphere"], "method": ["validation-only"]}
-    with rejects("not-supported", "method", "validation-only"):
-        load(table)
-
-
-def test_the_other_form_is_that_of_the_task() -> None:
-    """On data sources `uniform` keeps the last state by default: there its other form keeps the
-    best one.
-    """
-    mixture = {
-        "name": "source-mixture",
-        "sources": {"a": "a.jsonl", "b": "b.jsonl"},
-        "validation": {"all": "v.jsonl"},
-        "model": {"config": {"model_type": "gpt2"}, "tokenizer": "bytes"},
-    }
-    table = {**TABLE, "task": [mixture, CLEANING], "method": ["uniform"]}
-    for sets, named, other in ([], "last", "best"), (["uniform.keep=best"], "best", "last"):
-        forms = {
-            pair: innermost(config.method).keep
-            for pair, config in load(table, sets=sets).pairs.items()
-            if pair[1] in ("uniform", "uniform-last", "uniform-best")
-        }
-        assert forms == {
-            ("source-mixture", "uniform"): named,
-            ("source-mixture", f"uniform-{other}"): other,
-            ("hyper-cleaning", "uniform"): "best",
-            ("hyper-cleaning", "uniform-last"): "last",
-        }
 
 
 def test_baselines_take_the_settings_for_all_methods_that_they_have() -> None:
@@ -104,8 +75,3 @@ def test_baselines_take_the_settings_for_all_methods_that_they_have() -> None:
     assert list(methods) == ["hg-implicit", "uniform", "validation-only", "uniform-tilted"]
     assert methods["uniform"].generator.steps == 7
     assert methods["validation-only"].method.generator.steps != 7
-    assert loaded.reference == "uniform"
-    on_sphere = load({**table, "task": "sphere"}).pairs
-    assert [label for _, label in on_sphere] == ["hg-implicit", "uniform"]
-    taken = {**table, "method": ["hg-implicit", {"name": "hg-ms", "label": "uniform"}]}
-    assert load(taken).pairs["quadratic", "uniform"].method_name == "hg-ms"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Callable
@@ -72,8 +71,7 @@ def merge(*words: str | Path, code: int = 0) -> Any:
 def test_runs_of_two_machines_are_one_folder(place: Callable[..., Path]) -> None:
     a, b = place("a", 0), place("b", 1, 2)
     before = contents(a, ""), contents(b, "")
-    listed = json.loads(merge(a, b, "--dry-run", "--json").stdout)
-    assert [row["what"] for row in listed] == ["copy", "copy"]
+    merge(a, b, "--dry-run")
     assert (contents(a, ""), contents(b, "")) == before, "nothing is done yet"
     assert merge(a, b).stdout == f"{a}: 2 copied\n"
     assert (contents(a, ""), contents(b, "")) == (contents(place("all", 0, 1, 2), ""), before[1])
@@ -110,9 +108,8 @@ def test_two_results_of_one_run_are_an_error_that_names_both_places(
     shown = merge(a, b, code=2).stderr
     assert f"({seed(b, 1)})" in shown
     assert str(seed(a, 1)) in shown
-    for sources, target in (([b], a), ([a, b], a.parent / "joined")):
-        with rejects(code, str(seed(b, 1)), of=ConfigError):
-            plan(sources, target)
+    with rejects(code, str(seed(b, 1)), of=ConfigError):
+        plan([a, b], a.parent / "joined")
     assert contents(a, "") == before
 
 
@@ -140,24 +137,6 @@ def test_leases_are_respected_but_do_not_travel_and_what_a_kill_left_is_in_nobod
 def test_sweeps_go_along(finished: Path, tmp_path: Path) -> None:
     merge(tmp_path / "a", finished)
     assert contents(tmp_path / "a", "") == contents(finished, "")
-    [table] = (tmp_path / "a").glob("sweeps/**/sweep.json")
-    table.write_text(table.read_text().replace('"seed": 0', '"seed": 1'))
-    shown = merge(tmp_path / "a", finished, code=2).stderr
-    assert f"({finished / table.relative_to(tmp_path / 'a')})" in shown
-    assert str(table) in shown
-
-
-@pytest.mark.parametrize(
-    ("source", "target", "code"),
-    [("nowhere", "a", "missing-file"), ("b", "b", "wrong-value"), ("b/bowl", "b", "wrong-value")],
-)
-def test_bad_folders_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, target: str, code: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("b/bowl").mkdir(parents=True)
-    with rejects(code, source):
-        plan([Path(source)], Path(target))
 
 
 @pytest.mark.parametrize("kind", ["fifo", "/dev/zero", "config.toml", "folder"])

@@ -10,7 +10,6 @@ import pytest
 import torch
 from support.helpers import rejects
 from support.own_problems import Follow, bowl
-from torch.autograd.function import once_differentiable
 
 from hgms.comparison import Comparison, compare
 from hgms.report import build
@@ -50,19 +49,15 @@ def test_a_function_of_the_seed_with_methods_by_name_and_of_ones_own() -> None:
     torch.testing.assert_close(found.theta["t"], ends[1].reshape(1) * 7 / 8)
     with rejects("unknown-method", "method", of=ConfigError):
         comparison.result("hafl", 1)
-    with rejects("missing-option", "seed", of=ConfigError):
-        comparison.result("half")
 
 
 def test_several_problems_in_a_folder_that_lives_as_long_as_the_comparison() -> None:
-    comparison = alone({"mine": bowl(), "other": bowl(3), "ridge": "quadratic"}, ["uniform"])
-    assert [results.task for results in comparison.tables] == ["mine", "other", "ridge"]
+    comparison = alone({"mine": bowl(), "ridge": "quadratic"}, ["uniform"])
+    assert [results.task for results in comparison.tables] == ["mine", "ridge"]
     out = comparison.grid.out
-    assert len(scan(out)[0]) == 3
+    assert len(scan(out)[0]) == 2
     del comparison
     assert not out.exists()
-    listed = alone([bowl(), bowl(3)], [Follow()])
-    assert [results.task for results in listed.tables] == ["problem", "problem-2"]
 
 
 def test_trivial_baselines_that_fit_are_added() -> None:
@@ -86,20 +81,6 @@ def test_a_script_prints_a_line_for_each_run_and_is_told_of_one_problem_for_all_
     assert (len(titles), printed.out) == (4, "")
 
 
-@attrs.frozen(kw_only=True)
-class Rated(Follow):
-    rate: float = 0.01
-    breaks: None = None
-    name = "rated"
-
-
-def test_a_sweep_over_the_fields_of_an_object() -> None:
-    sweep = {"trials": 3, "sampler": "grid", "space": {"rated": {"rate": [0.01, 0.5, 0.1]}}}
-    comparison = alone(bowl, Rated(), "2 steps", sweep=sweep)
-    assert comparison.sweeps[0]["chosen_values"] == {"rate": 0.5}
-    assert rows(comparison)["rated"] == pytest.approx(0.0, abs=1e-12)
-
-
 def test_a_second_call_reads_what_is_finished_and_runs_what_is_new(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -117,8 +98,7 @@ def test_a_second_call_reads_what_is_finished_and_runs_what_is_new(
     assert (steps(), steps(), steps(seeds=3), caplog.records) == (4, 0, 2, [])
     # another f: nothing of it may be used again
     assert steps(scale=3.0) == 4
-    [warning] = [record.getMessage() for record in caplog.records]
-    assert "holds runs of another task.make" in warning
+    assert "holds runs of another task.make" in caplog.text
     assert steps(rate=0.5) == 4
     runs, skipped = scan(tmp_path)
     assert (len(runs), skipped) == (7, []), "nothing was lost"
@@ -140,51 +120,6 @@ def test_a_function_that_makes_another_problem_of_the_same_seed_is_found_out(
     assert found == [(0, "damaged"), (1, "damaged")]
     assert "(lower_data, upper_data, evaluate)" in again.failures[0].reason
     assert again.tables[0].rows[0].metrics["distance"].count == 1, "that of the new seed"
-
-
-def test_a_run_that_fails_has_no_result(tmp_path: Path) -> None:
-    comparison = alone(bowl, Follow(breaks=1), seeds=2, out=tmp_path)
-    [failure] = comparison.failures
-    assert (failure.seed, failure.status) == (1, "failed")
-    assert failure.reason.startswith("RuntimeError: as it was told (own_problems.py:")
-    assert "retry_failed=True" in str(comparison)
-    with rejects("no-result", str(failure.path), of=ConfigError):
-        comparison.result("follow", 1)
-
-
-def test_methods_that_cannot_fit_are_refused_with_the_reason() -> None:
-    whole = bowl()
-    partly = attrs.evolve(
-        whole, upper_data={role: whole.upper_data[role] for role in ("differentiate", "select")}
-    )
-    with rejects("several-errors", of=ConfigError) as caught:
-        alone({"mine": partly}, [Follow(), "uniform", "oracle-clean"])
-    assert [(error.code, error.place) for error in caught.value.errors] == [
-        ("not-supported", ("methods", "uniform")),
-        ("not-supported", ("methods", "oracle-clean")),
-    ]
-    assert 'keep = "last"' in str(caught.value.errors[0].hint)
-
-
-class Once(torch.autograd.Function):
-    """A square with one derivative."""
-
-    generate_vmap_rule = True
-    forward = staticmethod(lambda x: x.square())
-    setup_context = staticmethod(lambda ctx, inputs, output: ctx.save_for_backward(*inputs))
-    backward = staticmethod(once_differentiable(lambda ctx, grad: 2 * grad * ctx.saved_tensors[0]))
-
-
-def test_a_loss_without_a_second_derivative_is_known_before_it_runs() -> None:
-    problem = attrs.evolve(bowl(), g=lambda theta, x, _: Once.apply(x["x"] - theta["t"]).sum())
-    with rejects("not-supported", "methods", "hg-ms", of=ConfigError):
-        alone(problem, "hg-ms")
-    table = {"name": "hg-implicit", "hypergradient": {"strategy": "difference"}}
-    assert alone(problem, table).complete
-
-
-def evaluated(function: Any) -> Problem:
-    return attrs.evolve(bowl(), evaluate=function)
 
 
 SOLVER = {"name": "hg-ms", "hypergradient": {"solver": CG}}
@@ -236,9 +171,6 @@ def test_without_metrics_the_upper_loss_on_held_out_rows_is_compared() -> None:
     a = bowl().lower_data.whole["a"]
     of_each = [float(((a.sum() - row) / 5 - row).square()) for row in a]
     assert any(rows(comparison)["whole"] == pytest.approx(loss) for loss in of_each)
-    by_loss = alone(bowl(), {"whole": Follow(0.5)}, metric="upper_loss")
-    assert rows(by_loss) == pytest.approx(rows(comparison))
-    assert "1 of the 6 validation rows, which are held out" in str(comparison)
 
 
 class Memorise:
@@ -282,22 +214,6 @@ def test_no_method_sees_the_rows_that_it_is_ranked_on() -> None:
     assert rows(again)["memorise"] == loss, "the same rows in every run"
 
 
-def test_a_loss_without_rows_is_ranked_as_it_is() -> None:
-    """f is no estimate of anything: 0.25 at x = θ0 = 1, in every seed."""
-    one = torch.ones(1, dtype=torch.float64)
-    problem = attrs.evolve(
-        of_rows(1),
-        theta0=one,
-        x0={"x": one},
-        upper_data=Data.none(),
-        f=lambda theta, x, batch: (x["x"] - 1.5).square().sum(),
-    )
-    comparison = alone(problem, "uniform", seeds=2)
-    assert rows(comparison) == {"uniform": pytest.approx(0.25)}
-    assert comparison.tables[0].unjudged == ""
-    assert "held out" not in str(comparison)
-
-
 def test_with_too_few_rows_to_hold_some_out_nothing_is_ranked(tmp_path: Path) -> None:
     [results] = alone(
         of_rows(3), {"a": Memorise(), "b": Follow()}, seeds=10, out=tmp_path / "runs"
@@ -319,5 +235,3 @@ def test_which_way_is_better_is_said_where_the_name_does_not() -> None:
     with rejects("missing-option", "problem", "higher_is_better", of=ConfigError):
         alone(bowl(), metric="curious")
     assert alone(bowl(), metric="curious", higher_is_better=True).tables[0].higher_is_better
-    with rejects("unknown-metric", of=ConfigError):
-        alone(bowl, metric="accuracy")

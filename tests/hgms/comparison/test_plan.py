@@ -15,8 +15,8 @@ from hgms.comparison.from_python import compare
 from hgms.comparison.grid_file import load
 from hgms.comparison.planning import Cost, makespan, plan
 from hgms.comparison.rank_times import Parted
-from hgms.executors import Ending, Job, Local, as_error, called
-from hgms_core import Budget, HgmsError
+from hgms.executors import Ending, Job, as_error, called
+from hgms_core import Budget
 
 GRID = """
 budget = "40 steps"
@@ -61,12 +61,8 @@ def here(bowl: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callabl
     return lambda *words: CliRunner().invoke(main, ["plan", "grid.toml", *words])
 
 
-@pytest.mark.parametrize("workers", [False, pytest.param(True, marks=pytest.mark.extended)])
-def test_a_grid_is_measured_and_nothing_is_written(
-    here: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, workers: bool
-) -> None:
-    if workers:
-        monkeypatch.setattr("hgms.executors.Local", Local)
+def test_a_grid_is_measured_and_nothing_is_written(here: Callable[..., Any]) -> None:
+    """And what is finished costs nothing."""
     done = here("--json", "--workers", "1,2")
     assert done.exit_code == 0, done.stderr
     told = json.loads(done.stdout)
@@ -80,20 +76,9 @@ def test_a_grid_is_measured_and_nothing_is_written(
     assert told["workers"]["1"] == pytest.approx(told["seconds"])
     assert told["longest"] <= told["workers"]["2"] < told["seconds"]
     assert not Path("runs").exists()
-    compare("bowl", "walk", "40 steps", 1, "real", jobs=0)
-    real = sum(path.stat().st_size for path in Path("real").rglob("seed-0/*"))
-    assert walk["disk"] + 40 * walk["row"] == pytest.approx(real, rel=0.15)
-
-
-def test_what_is_finished_costs_nothing_and_a_cell_that_fails_is_named(
-    here: Callable[..., Any],
-) -> None:
     compare("bowl", "walk", "40 steps", 4, "runs", jobs=0)
-    Path("grid.toml").write_text(GRID + 'breaks = "raise"\nat = 1\nseed = 0\n')
-    shown = here()
-    assert shown.exit_code == 0, shown.stderr
-    assert "not measured: bowl, slow: RuntimeError: CUDA out of memory, or so" in shown.stdout
-    Path("grid.toml").write_text(GRID)
+    real = sum(path.stat().st_size for path in Path("runs").rglob("seed-0/*"))
+    assert walk["disk"] + 40 * walk["row"] == pytest.approx(real, rel=0.15)
     assert "4 runs to do" in here().stdout
 
 
@@ -101,23 +86,14 @@ def test_what_is_finished_costs_nothing_and_a_cell_that_fails_is_named(
     ("words", "place"),
     [
         ("--workers two", "--workers two"),
-        ("--workers 0", "--workers 0"),
-        ("--ranks 1,x", "--ranks 1,x"),
         ("--methods wlak", "grid.toml: method"),
-        ("--scale big", "grid.toml: scale"),
-        ("--ranks 2 --set run.threads=1", "run.threads"),
         ("--ranks 2 --set run.ranks=4", "run.ranks"),
     ],
 )
-def test_bad_input_is_one_message(
-    here: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, words: str, place: str
-) -> None:
-    cores = 8 if "ranks=" in words else 1
-    monkeypatch.setattr("hgms.comparison.rank_times.cores", lambda: cores)
+def test_bad_input_is_one_message(here: Callable[..., Any], words: str, place: str) -> None:
     done = here(*words.split())
     assert done.exit_code == 2
     assert f"({place})" in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 def test_costs_by_each_kind_of_budget() -> None:
@@ -135,13 +111,10 @@ def test_ranks_are_foretold_by_amdahls_law_from_one_and_two() -> None:
     assert [parted.step(ranks) for ranks in (1, 2, 3, 6)] == [4.0, 2.5, 2.0, 1.5]
     # p is at most 1: faster by luck, and never below 0 s
     assert Parted(one=1.0, two=0.4).step(4) == pytest.approx(0.2)
-    assert Parted(one=1.0, two=0.4).step(64) > 0
     assert Parted(one=1.0, two=1.5).step(512) == 1.5, "ranks that cost more than they bring"
     cost = Cost(step=9.0, around=2.0, calls=10.0, parted=parted)
     budgets = Budget(outer_steps=10), Budget(oracle_calls=100), Budget(seconds=5.0)
     assert [cost.seconds_on(3, budget) for budget in budgets] == [22.0, 22.0, 7.0]
-    without = Parted(error=HgmsError("not-supported", "it has no parts"))
-    assert Cost(step=1.0, parted=without).seconds_on(8, Budget(outer_steps=3)) == 3.0
 
 
 @pytest.mark.extended

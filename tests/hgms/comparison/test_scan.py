@@ -17,8 +17,7 @@ from hgms.comparison.coordinator import Coordinator
 from hgms.comparison.grid import Cell, Grid
 from hgms.comparison.grid_file import load
 from hgms.comparison.run_grid import run_grid
-from hgms.config.tables import parse_json, parse_toml
-from hgms.results import StoredRun, folders, read_run
+from hgms.results import StoredRun, read_run
 from hgms.runs import RunFolder, leased
 from hgms_core.registry import Registry
 
@@ -73,20 +72,7 @@ def test_a_finished_grid_is_neither_claimed_nor_resumed_nor_are_long_rows_read(
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
-def test_equal_candidates_are_noted_only_where_no_run_says_otherwise(finished: Path) -> None:
-    for number, rows in enumerate(sorted(finished.glob("bowl/near-*/*/steps.jsonl"))):
-        gap = {"gap": 0.0 if number < 2 else 0.5}
-        lines = [{**json.loads(line), **gap} for line in rows.read_text().splitlines()]
-        rows.write_text("".join(json.dumps(row) + "\n" for row in lines))
-        seal(rows.parent)
-    near = grid(finished, 2), grid(finished, 3)
-    notes = [run_grid(part, jobs=0, progress=False).tables[0].rows[0].notes for part in near]
-    assert ["equal candidates" in note for note in notes] == [True, False]
-
-
-def test_what_runs_have_in_common_is_parsed_once_and_what_differs_is_seen(
-    finished: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_runs_have_in_common_is_parsed_once_and_what_differs_is_seen(finished: Path) -> None:
     first, second, third = sorted(finished.glob("bowl/near-*/seed-*"))
     environment = json.loads((second / "env.json").read_text())
     (second / "env.json").write_text(json.dumps({**environment, "python": "3.99"}))
@@ -96,12 +82,6 @@ def test_what_runs_have_in_common_is_parsed_once_and_what_differs_is_seen(
     runs = [read_run(path) for path in (first, second, third)]
     assert [run.environment["python"] == "3.99" for run in runs] == [False, True, False]
     assert [run.method["noise"] for run in runs] == [0.05, 0.05, 0.25]
-    monkeypatch.setattr(folders, "_toml_alike", parse_toml)
-    monkeypatch.setattr(folders, "_json_alike", parse_json)
-    apart = [read_run(run.path) for run in runs]
-    assert [(it.config, it.summary, it.environment) for it in apart] == [
-        (it.config, it.summary, it.environment) for it in runs
-    ]
 
 
 def test_what_others_are_at_comes_last_and_what_they_have_ended_is_not_begun(

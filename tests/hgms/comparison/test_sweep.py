@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 import sys
-import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +78,6 @@ def test_every_method_with_a_space_gets_the_same_number_of_trials_and_the_others
     assert [len(each) for each in trials] == [2, 2]
     assert [each[0]["values"]["move.lr"] for each in trials] == [0.1, 0.3]
     assert [row.notes for row in comparison.tables[0].rows] == [(), (), ("not swept",)]
-    assert "sweep: bowl, quick: trial" in str(comparison)
 
 
 @pytest.mark.parametrize("sampler", ["random", pytest.param("tpe", marks=pytest.mark.extended)])
@@ -98,28 +93,15 @@ def test_a_broken_sweep_goes_on_to_the_same_end(tmp_path: Path, sampler: str) ->
     assert contents(tmp_path, (*RESULTS, "sweep")) == whole
 
 
-def test_another_sweep_in_the_same_folder_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    [sweep] = plan(swept(tmp_path, trials=2).grid)
+def test_another_sweep_in_the_same_folder_is_refused(tmp_path: Path) -> None:
+    swept(tmp_path, trials=2)
     folder = tmp_path / "sweeps" / "bowl" / "walk"
-    file = folder / "sweep.json"
-    table = json.loads(file.read_text())
-    other = {"walk": {"move.lr": [0.1, 0.2, 0.3, 0.4, 0.45]}}
-    for change, named in (({"space": other}, "space"), ({"pilots": [7]}, "seeds")):
-        with rejects("other-settings", str(folder), of=ConfigError) as caught:
-            swept(tmp_path, trials=2, **change)
-        assert caught.value.message.endswith(f"another {named}")
-    file.write_text("{")
-    with rejects("damaged-file", str(file), of=ConfigError):
+    with rejects("other-settings", str(folder), of=ConfigError) as caught:
+        swept(tmp_path, trials=2, pilots=[7])
+    assert caught.value.message.endswith("another seeds")
+    (folder / "sweep.json").write_text("{")
+    with rejects("damaged-file", str(folder / "sweep.json"), of=ConfigError):
         swept(tmp_path, trials=2)
-    # made of other data
-    file.write_text(json.dumps({**table, "made_of": "4567"}))
-    mine = {**sweep.identity(), "made_of": "0123"}
-    monkeypatch.setattr(type(sweep), "identity", lambda _sweep: mine)
-    fault = sweep.fault()
-    assert fault is not None
-    assert (fault.code, fault.place) == ("other-settings", (str(folder),))
 
 
 def test_failed_trials_lose_and_are_counted(tmp_path: Path) -> None:
@@ -131,11 +113,6 @@ def test_failed_trials_lose_and_are_counted(tmp_path: Path) -> None:
     assert [trial["loss"] is None for trial in record["trials"]] == [False, True]
     assert record["chosen_values"]["breaks"] == "never"
     assert "1 trials failed" in str(comparison)
-    assert math.isfinite(comparison.tables[0].rows[0].metrics["distance"].mean)
-    every = {"walk": {"noise": [0, 1]}}
-    gone = swept(tmp_path / "all", {**breaking, "breaks": "raise"}, space=every, trials=2)
-    assert gone.sweeps[0]["chosen"] == 0
-    assert "every trial failed" in str(gone)
 
 
 def test_another_seed_of_a_sweep_draws_other_settings() -> None:
@@ -156,31 +133,3 @@ def test_tpe_without_optuna_says_what_to_install_before_anything_runs(
         swept(tmp_path / "runs", sampler="tpe", space=RANGES)
     assert caught.value.install == "pip install 'hgms[optuna]'"
     assert not (tmp_path / "runs").exists()
-
-
-def test_two_coordinators_write_the_record_one_after_the_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They wait for the same last trial, and go on at the same moment."""
-    table = {"budget": "1 step", "seeds": 1, "task": "bowl", "run": {"out": str(tmp_path)}}
-    sweep = {"trials": 2, "sampler": "grid", "space": {"walk": {"noise": [0.0, 0.05]}}}
-    loaded = load({**table, "method": "walk", "sweep": sweep})
-    together = threading.Barrier(2)
-    events = []
-
-    def slowly(path: Path, data: bytes) -> None:
-        events.append("begins")
-        time.sleep(0.2)
-        events.append("ends")
-
-    def write() -> None:
-        [sweep] = plan(loaded)
-        sweep.add_trial()
-        together.wait()
-        sweep.write()
-
-    monkeypatch.setattr("hgms.comparison.sweep.replace_file", slowly)
-    with ThreadPoolExecutor(2) as both:
-        for written in [both.submit(write) for _ in range(2)]:
-            written.result(60)
-    assert events == ["begins", "ends"] * 2
