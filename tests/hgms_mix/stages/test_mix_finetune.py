@@ -4,18 +4,14 @@ losses of tuned models.
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from support.finetuning import Rows, gpt, lora, parameters, random_rows
-from support.helpers import rejects
 
-from hgms_core import OutOfMemory
 from hgms_mix.lm import TokenTable
 from hgms_mix.lm.models import BaseModel
 from hgms_mix.stages.base_losses import untuned_losses
@@ -65,21 +61,13 @@ def test_the_loss_of_a_batch_padded_on_either_side_is_the_one_computed_by_hand(l
     assert loss == pytest.approx(by_hand(model, rows), rel=1e-5)
 
 
-def generators() -> Any:
-    """The states of the global ones."""
-    numpys = np.random.get_state()[1].tolist()  # noqa: NPY002
-    return torch.get_rng_state().tolist(), numpys, random.getstate()
-
-
 def test_one_step_is_torch_adamw_on_the_mean_over_all_tokens(tmp_path: Path) -> None:
     """Three micro-batches of two rows of different lengths: their losses add up to the mean over
     the tokens of all six rows.
     """
     rows = random_rows(6)
     settings = Finetune(lr=1e-2, micro_batch=2, accumulation=3, weight_decay=0.0)
-    before = generators()
     done = train(settings, gpt(), rows, tmp_path, seed=0)
-    assert generators() == before
     assert (done["optimizer_steps"], done["kind"], done["rows"]) == (1, "model", 6)
     assert done["first_loss"] == pytest.approx(by_hand(gpt().eval(), rows), rel=1e-5)
 
@@ -113,32 +101,8 @@ def test_the_adapter_is_one_that_peft_loads_whether_gradients_are_checkpointed_o
         result.append(parameters(folder))
     assert all(torch.allclose(leaf, result[1][name], atol=1e-6) for name, leaf in result[0].items())
     adapter = tmp_path / "True" / "adapter"
-    files = {"adapter_config.json", "adapter_model.safetensors"}
-    kinds = (".json", ".safetensors")
-    assert {path.name for path in adapter.iterdir() if path.suffix in kinds} == files
     tuned = peft.PeftModel.from_pretrained(gpt(), adapter).eval()
     assert by_hand(tuned, rows) < by_hand(gpt().eval(), rows)
-
-
-@pytest.mark.parametrize(
-    ("settings", "place"),
-    [
-        (Finetune(micro_batch=4), ("finetune", "micro_batch")),
-        (Finetune(), ("task", "max_length")),
-        (Finetune(checkpointing=True), ("task", "max_length")),
-    ],
-)
-def test_out_of_memory_says_which_knob(
-    settings: Finetune, place: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: Any, **__: Any) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore")
-
-    monkeypatch.setattr(transformers.GPT2LMHeadModel, "forward", full)
-    with rejects("out-of-memory", *place, of=OutOfMemory) as caught:
-        train(settings, gpt(), random_rows(2), tmp_path, seed=0)
-    hint = caught.value.hint or ""
-    assert ("finetune.checkpointing = true" in hint) != settings.checkpointing
 
 
 def a_table(rows: Rows) -> TokenTable:
@@ -157,30 +121,21 @@ def test_losses_of_rows_are_those_computed_by_hand_however_they_are_grouped(
     expected = [by_hand(model.eval(), [row]) for row in rows]
     assert result.per_row.tolist() == pytest.approx(expected, rel=1e-5)
     seen = []
-    fits = [2]
     forward = transformers.GPT2LMHeadModel.forward
 
     def limited(self: Any, input_ids: torch.Tensor, **more: Any) -> Any:
         seen.append(len(input_ids))
-        if len(input_ids) > sum(fits):
-            raise RuntimeError(
-                "[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you "
-                "tried"
-            )
+        if len(input_ids) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
         return forward(self, input_ids=input_ids, **more)
 
     monkeypatch.setattr(transformers.GPT2LMHeadModel, "forward", limited)
     assert torch.allclose(row_losses(model, a_table(rows), rows=4).total, result.total, rtol=1e-5)
     assert seen == [4, 2, 2, 1]
-    fits.clear()
-    with rejects("out-of-memory", "task", "max_length", of=OutOfMemory):
-        row_losses(model, a_table(rows), rows=4)
 
 
 def test_losses_before_tuning_are_computed_once_for_an_experiment(tmp_path: Path) -> None:
-    """The second mix of an experiment reads them; a damaged file is made again; another model or
-    other rows have their own.
-    """
+    """The second mix of an experiment reads them; another model has its own."""
     loads: list[int] = []
     tables = {"t": a_table(random_rows(5))}
 
@@ -202,8 +157,5 @@ def test_losses_before_tuning_are_computed_once_for_an_experiment(tmp_path: Path
 
     expected = row_losses(gpt(), tables["t"]).total.tolist()
     assert [losses("hg-ms-1"), losses("uniform-2"), loads] == [expected, expected, [0]]
-    (file,) = (tmp_path / "untuned").iterdir()
-    file.write_text("{")
-    assert losses("hg-ms-1") == expected
     assert losses("hg-ms-1", seed=1) != expected
-    assert loads == [0, 0, 1]
+    assert loads == [0, 1]

@@ -4,9 +4,7 @@ these.
 
 from __future__ import annotations
 
-import gzip
 import importlib
-import json
 import sys
 from pathlib import Path
 
@@ -59,25 +57,21 @@ def test_a_finished_stage_is_found_by_its_inputs_only_and_others_never_overwrite
     assert [(tmp_path / name / "rows").read_text() for name in places] == ["two", "one"]
     # and comes back when its inputs do
     assert (stage_in(tmp_path).done().path / "rows").read_text() == "one"
-    kept = tmp_path / f"sample-{second.key[:8]}"
-    assert (kept / "rows").read_text() == "two"
-    assert {path.name for path in tmp_path.iterdir()} == {"sample", kept.name, "other"}
+    assert (tmp_path / f"sample-{second.key[:8]}" / "rows").read_text() == "two"
 
 
 def test_an_unfinished_stage_is_gone_on_with_and_one_without_a_manifest_begins_again(
     tmp_path: Path,
 ) -> None:
-    stage = stage_in(tmp_path, float("inf"))
+    stage = stage_in(tmp_path)
     stage.path.mkdir()
     (stage.path / "manifest.json.part").write_text('{"stage": "sam')  # killed at its first file
     assert (stage.done(), stage.begin()) == (None, False)
     assert set(files_of(stage.path)) == {"manifest.json"}
     (stage.path / "half").write_text("half")
-    again = stage_in(tmp_path, float("inf"))
+    again = stage_in(tmp_path)
     assert (again.done(), again.begin()) == (None, True)
     assert (again.path / "half").read_text() == "half"
-    again.finish([], {"value": NAN})  # infinite settings are read again
-    assert again.done() is not None
 
 
 def test_damage_is_named_and_a_folder_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
@@ -85,28 +79,16 @@ def test_damage_is_named_and_a_folder_of_somebody_else_is_left_alone(tmp_path: P
     stage = folder_of(tmp_path, 1, "whole")
     rows, manifest = stage.path / "rows", stage.path / "manifest.json"
     sound = manifest.read_text()
-    damages = [(rows, "whple")]
-    shapes = (
-        *("{", "[]", "null", "[[1, 2]]", '{"key": 3}', "[" * 100_000),
-        '{"key": "KEY", "status": "done"}',
-        '{"key": "KEY", "status": "done", "facts": {}, "outputs": {"rows": 3}}',
-        sound.replace('"facts": {\n    "value": 1', '"facts": {\n    "value": 7'),
-    )
-    damages += [(manifest, text.replace("KEY", stage.key)) for text in shapes]
-    for path, text in damages:
+    changed = sound.replace('"facts": {\n    "value": 1', '"facts": {\n    "value": 7')
+    for path, text in ((rows, "whple"), (manifest, "{"), (manifest, changed)):
         path.write_text(text)
-        before = files_of(stage.path)
         with rejects("damaged-file", str(path), of=CheckpointError):
             stage_in(tmp_path).done()
-        assert files_of(stage.path) == before
         rows.write_text("whole")
         manifest.write_text(sound)
-    rows.write_text("wh")  # one that is not whole is made again
-    assert stage_in(tmp_path).done() is None
     manifest.unlink()
     with rejects("file-exists", str(stage.path), of=CheckpointError):
         stage_in(tmp_path).begin()
-    assert files_of(stage.path) == {"rows": b"wh"}
 
 
 WEIGHTS = {"a": 0.5, "b": 0.25, "c": 0.25}
@@ -126,8 +108,6 @@ def test_rows_are_drawn_without_duplicates_and_whatever_the_order_of_the_sources
     for name, rows in chosen.items():
         assert rows == sorted(set(rows) & set(range(CAPACITY[name])))
     assert drawn(dict(reversed(WEIGHTS.items())), dict(reversed(CAPACITY.items()))) == chosen
-    assert drawn(WEIGHTS, CAPACITY, of=4)["a"] != chosen["a"]
-    assert drawn(WEIGHTS, CAPACITY, of=99, seed=3) == chosen
     # a larger sample of a source contains the smaller
     small, large = (drawn({"a": 1.0}, {"a": 100}, size=size)["a"] for size in (10, 30))
     assert set(small) < set(large)
@@ -161,10 +141,8 @@ def test_rows_on_disk_are_the_same_bytes_each_time(tmp_path: Path) -> None:
     rows = [{"source": "a", "row": 3, "position": 1, "messages": messages}]
     for name in ("one.gz", "two.gz"):
         write_rows(tmp_path / name, rows)
-    one, two = files_of(tmp_path).values()
-    assert one == two
+    assert len(set(files_of(tmp_path).values())) == 1
     assert list(read_rows(tmp_path / "one.gz")) == rows
-    assert json.loads(gzip.decompress(one)) == rows[0]
 
 
 def test_intervals_of_losses_hold_their_values_and_pair_the_rows() -> None:
