@@ -71,16 +71,18 @@ def test_damaged_folders_are_named_and_left_alone(tmp_path: Path) -> None:
         ("summary.json", b"{", "summary.json"),
         ("summary.json", b'{"status": "dnoe"}', "no checksum"),
         ("config.toml", b"seed = 7", "another configuration"),
+        ("steps.jsonl", b"x\n", "steps.jsonl"),
     ]
-    run(tmp_path, budget="1 step", seeds=4)
+    run(tmp_path, budget="1 step", seeds=5)
     [method] = tmp_path.glob("bowl/*")
     for seed, (name, data, _) in enumerate(damages):
         (method / f"seed-{seed}" / name).write_bytes(data)
+    (method / "seed-3" / "summary.json").unlink()
     kept = (*RESULTS, "config", "env", "timings")
     before = contents(method, kept)
-    comparison = run(tmp_path, budget="1 step", seeds=4)
+    comparison = run(tmp_path, budget="1 step", seeds=5)
     failures = sorted(comparison.failures, key=lambda failure: failure.seed)
-    assert [(it.seed, it.status) for it in failures] == [(seed, "damaged") for seed in range(3)]
+    assert [(it.seed, it.status) for it in failures] == [(seed, "damaged") for seed in range(4)]
     assert all(part in it.reason for it, (_, _, part) in zip(failures, damages, strict=True))
     assert contents(method, kept) == before
     assert comparison.tables[0].rows[0].metrics["distance"].count == 1
