@@ -5,7 +5,6 @@ folder of its own.
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -44,12 +43,6 @@ def execute(notebook: Any, folder: Path) -> Any:
     )
 
 
-def outputs(notebook: Any) -> list[Any]:
-    return [
-        output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs
-    ]
-
-
 LONG = {"cleaning", "cnn-hyperparameters"}
 """Each takes as long as the others together, so they belong to the nightly tier."""
 
@@ -66,7 +59,7 @@ LONG = {"cleaning", "cnn-hyperparameters"}
 )
 def test_the_notebook_runs(path: Path, tmp_path: Path) -> None:
     done = execute(read(path.read_text(encoding="utf-8")), tmp_path)
-    shown = outputs(done)
+    shown = [output for cell in done.cells for output in cell.get("outputs", [])]
     kinds = {kind for output in shown for kind in output.get("data", {})}
     assert {"text/html", "image/png"} <= kinds, (
         "a notebook of the gallery shows a table and a picture"
@@ -77,13 +70,3 @@ def test_the_notebook_runs(path: Path, tmp_path: Path) -> None:
         for output in shown
         if output.output_type == "stream" and output.name == "stderr"
     ] == []
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_it_is_text_without_outputs_and_in_the_gallery(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    assert (text[:4], "{code-cell}" in text) == ("---\n", True)
-    assert not re.search(
-        r"^```{?(?:code-cell|python|text)}? ?\n.*<(?:img|table)", text, re.MULTILINE
-    )
-    assert f"]({path.name})" in (FOLDER / "index.md").read_text(encoding="utf-8")

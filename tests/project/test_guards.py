@@ -81,27 +81,3 @@ def test_every_guard_exists() -> None:
         if not is_there(test)
     ]
     assert not lost, "name the test that replaces it in tests/README.md:\n" + "\n".join(lost)
-
-
-@pytest.mark.parametrize(
-    "test",
-    [
-        "project/test_guards.py::test_that_is_not_there",
-        "project/test_gone.py::test_every_guard_exists",
-        "project/test_guards.py::TestGuards::test_every_guard_exists",
-        "project/test_guards.py::is_there",
-        "project/test_guards.py",
-    ],
-)
-def test_a_lost_guard_is_noticed(test: str) -> None:
-    assert is_there("project/test_guards.py::test_every_guard_exists")
-    assert not is_there(test)
-
-
-def test_a_row_has_tests_or_a_reason() -> None:
-    one, other = "a/test_b.py::test_c", "a/test_b.py::TestC::test_d"
-    assert guards(f"{one}, {other}; none: the rest is text") == [one, other]
-    assert guards("none: a requested feature") == []
-    for text in ("", " ", "none: ", "test_b.py", f"{one} {other}", f"{one}; later"):
-        with pytest.raises(AssertionError, match="neither"):
-            guards(text)

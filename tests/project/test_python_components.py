@@ -6,14 +6,10 @@ test_python_input.py. Every field of every class: test_python_fields.py.)
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import attrs
-import numpy as np
 import pytest
-import torch
 from attrs import field
 from support.helpers import rejects
 from support.python_names import rejected, written
@@ -243,11 +239,6 @@ def test_the_table_of_the_page_says_the_same() -> None:
     assert said == dict(rows)
 
 
-def test_a_function_solves_linear_systems() -> None:
-    solver = written("Implicit(solver=lambda matvec, b: b / 2)").solver
-    assert solver.solve(lambda v: 2 * v, torch.ones(3)).value.tolist() == [0.5] * 3
-
-
 # --- classes of other people
 # --------------------------------------------------------------------------------------------------
 
@@ -276,26 +267,3 @@ def test_a_class_of_somebody_else() -> None:
     assert attrs.evolve(Mine(), lr=0.5) == Mine(lr=0.5)
     assert hash(Mine()) == hash(Mine())
     assert "Mine" in Mine()._repr_html_()  # type: ignore[attr-defined]
-
-
-def test_a_mistake_in_a_class_keeps_its_traceback() -> None:
-    @frozen(kw_only=True)
-    class Broken:
-        rate: float = 0.1
-
-        def __attrs_post_init__(self) -> None:
-            len(self.rate)  # type: ignore[arg-type]
-
-    with pytest.raises(TypeError, match="has no len"):
-        Broken()
-
-
-def test_positions_are_names_where_a_class_takes_them() -> None:
-    @frozen
-    class Point:
-        x: float
-        names: Mapping[str, int] = field(factory=dict)
-
-    assert Point(1, dict[str, Any](a=np.int64(2))) == Point(x=1.0, names={"a": 2})
-    with rejects("wrong-type", "names", "a", of=ConfigError):
-        Point(1, dict[str, Any](a=2.5))

@@ -1,5 +1,5 @@
-"""Every field of every registered class is given what it cannot take, numbers of other libraries,
-and misspelt names.
+"""Every field of every registered class is given what it cannot take, and numbers of other
+libraries.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ import attrs
 import numpy as np
 import pytest
 import torch
-from support.helpers import rejects
-from support.python_names import written
 
 from hgms.testing import instance_of
 from hgms_core import ConfigError
@@ -79,7 +77,7 @@ SIGNED = {
     "HyperCleaning.theta0",
     "LogisticCv.theta0",
 }
-"""Numbers that may be negative; `test_negative_numbers_work` uses them."""
+"""Numbers that may be negative."""
 
 
 def arguments(cls: type) -> dict[str, Any]:
@@ -139,26 +137,3 @@ def test_every_number_may_be_numpy_s_or_torch_s(cls: type, library: Any) -> None
     assert stored == pytest.approx(numbers, rel=1e-6)  # a tensor is in float32
     assert [type(value) for value in stored.values()] == [*map(type, numbers.values())]
     assert library is torch.tensor or same == cls(**known)
-
-
-@each_class
-def test_every_name_of_an_argument_is_suggested(cls: type) -> None:
-    known = arguments(cls)
-    for name in known:
-        others = {key: value for key, value in known.items() if key != name}
-        with rejects("unknown-option", f"{name}_", of=ConfigError) as caught:
-            cls(**others, **{f"{name}_": known[name]})
-        (suggestion,) = caught.value.did_you_mean
-        assert suggestion.startswith(name)
-    with rejects("positional-argument", of=ConfigError):
-        cls(object())
-
-
-def test_negative_numbers_work() -> None:
-    theta = {"theta": torch.tensor([-7.0])}
-    assert written("Projection(kind='box', low=-1.5, high=-1)").apply(theta)["theta"].item() == -1.5
-    for kind in ("CircleKink", "CircleDegenerate"):
-        problem = written(f"{kind}(low=-1.5)").problem(0, torch.device("cpu"), torch.float32)
-        assert problem.project(theta)["theta"].item() == -1.5
-    for solver in ("NystromCG(seed=-1)", "Roulette(seed=-1)"):
-        assert torch.isfinite(written(solver).solve(lambda v: v / 2, torch.ones(3)).value).all()

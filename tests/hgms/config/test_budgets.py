@@ -54,11 +54,3 @@ def test_the_share_of_a_budget_that_is_spent() -> None:
         1.0,
         0.75,
     ]
-
-
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [("1 step", "1 outer step"), ("1e3 calls", "1000 oracle calls"), ("90s", "90 s")],
-)
-def test_a_budget_is_shown_with_its_unit(text: str, shown: str) -> None:
-    assert str(Budget.parse(text)) == shown

@@ -69,28 +69,6 @@ def test_a_validator_accepts_one_value_and_rejects_the_other(
         checked(validator, rejected)
 
 
-def test_a_validator_of_the_whole_object_has_its_place_and_another_gets_none() -> None:
-    @frozen(kw_only=True)
-    class Interval:
-        low: float = 0.0
-        high: float = field(default=1.0)
-
-        @high.validator
-        def _ordered(self, attribute: Any, value: float) -> None:
-            if value < self.low:
-                raise ConfigError("out-of-range", f"high={value} is too small", place=("high",))
-
-        def __attrs_post_init__(self) -> None:
-            if self.low < 0:
-                raise ValueError("'low' is negative")
-
-    with rejects("out-of-range", "high", of=ConfigError):
-        Interval(low=2.0)
-    with rejects("wrong-value", of=ConfigError) as caught:
-        Interval(low=-1.0)
-    assert (caught.value.place, caught.value.message) == ((), "'low' is negative")
-
-
 def test_a_setting_is_finite_without_a_validator_too() -> None:
     @frozen(kw_only=True)
     class Settings:

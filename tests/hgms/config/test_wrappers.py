@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from attrs import evolve, field, frozen
 from support.config_parts import HOOKS, RECIPE, Around, config_of, error_of, make_registry
@@ -71,27 +71,6 @@ def test_a_composition_may_hold_a_wrappers_key() -> None:
     assert faults_of(kind, wide, [Around]) == faults_of(kind, evolve(wide, of=Around)) == []
     assert faults_of(kind, wide) != []
     assert faults_of(kind, evolve(RECIPE, of=Around)) == ["it has no part 'margin'"]
-
-
-def test_the_hint_for_what_is_no_field_is_for_whom_it_concerns() -> None:
-    """An author may make a plain attribute a field; what no configuration may set is not told."""
-
-    @frozen(kw_only=True)
-    class Plain(Around):
-        name = "plain"  # type: ignore[misc]
-        method: Method = field(default=None)
-        margin: float = 0.0
-        rate = 0.5
-        role = "floor"
-        version: ClassVar[str] = "1"  # of every task, as a method's own
-        limit: ClassVar[int] = 3
-        limits: int = 3
-
-    registry = registry_with(Plain)
-    for key, suggestions in (("rate", ()), ("limit", ("limits",)), ("version", ())):
-        error = error_of(registry, method={"name": "plain", key: 1})
-        assert (is_unknown(error, key), error.did_you_mean) == (True, suggestions)
-        assert ("rate: float = 0.5" in (error.hint or "")) == (key == "rate")
 
 
 def test_the_key_of_a_wrapper_that_is_not_installed_may_only_say_that_it_is_not_there() -> None:
