@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from filelock import FileLock
 from spoiling import ENVIRONMENT
 from stranger import PROJECTS, Stranger, install
@@ -47,7 +46,6 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         monkeypatch.delenv(variable, raising=False)
     before = set(sys.modules)
     yield site
-    torch.set_grad_enabled(True)  # where the host lets a plugin change it
     for name in set(sys.modules) - before:
         if str(getattr(sys.modules[name], "__file__", "") or "").startswith(str(tmp_path)):
             del sys.modules[name]

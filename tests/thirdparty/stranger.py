@@ -54,8 +54,8 @@ class Stranger:
             )
         )
 
-    def does(self, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """One of the environment's own programs, without anything that this process's
+    def says(self, program: str, *arguments: str) -> str:
+        """What one of the environment's own programs says, without anything that this process's
         environment says of Python or plugins.
         """
         passed = {
@@ -70,7 +70,7 @@ class Stranger:
             "HGMS_STRICT_PLUGINS": "1",
         }
         command = [str(self.prefix / "bin" / program), *arguments]
-        return subprocess.run(
+        done = subprocess.run(
             command,
             cwd=self.home,
             env=answer,
@@ -79,9 +79,6 @@ class Stranger:
             timeout=600,
             check=False,
         )
-
-    def says(self, program: str, *arguments: str) -> str:
-        done = self.does(program, *arguments)
         assert done.returncode == 0, (
             f"{program} {' '.join(arguments)}\n{done.stdout}\n{done.stderr}"
         )

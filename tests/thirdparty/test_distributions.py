@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from stranger import PROJECTS, Stranger, metadata, plugin_of
 
 pytestmark = [pytest.mark.extended, pytest.mark.xdist_group("examples")]
 
-GRIDS = [project / "grid.toml" for project in PROJECTS if (project / "grid.toml").exists()]
 
 WHERE = """
 import importlib, importlib.metadata, json, sys
@@ -31,25 +29,6 @@ for distribution, module in zip(sys.argv[1::2], sys.argv[2::2]):
 print(json.dumps(told))
 """
 
-TOGETHER = """
-budget = "2 steps"
-seeds = 1
-baselines = false
-[run]
-out = "together"
-[[task]]
-name = "feature-penalties"
-dataset = "wine"
-[[method]]
-name = "hg-ms"
-[[method]]
-name = "hg-ms"
-label = "all-three"
-generator = { name = "cyclical-langevin", count = 2, cycle_steps = 10 }
-[method.hypergradient]
-solver = { name = "chebyshev", low = 0.01, high = 40.0, rtol = 1e-3, max_steps = 10 }
-"""
-
 
 COMMANDS = """
 import json, sys
@@ -62,7 +41,6 @@ for line in sys.argv[1:]:
 print(json.dumps(told))
 """
 
-SMALL = "hgms-example"
 
 Told = Callable[..., str]
 
@@ -83,13 +61,7 @@ def listing(stranger: Stranger) -> Told:
     """What commands say, all given in one process: starting one with torch takes longer than
     most of them.
     """
-    (stranger.home / "together.toml").write_text(TOGETHER)
-    lines = [
-        ["list", "--json"],
-        ["plugins", "--json"],
-        ["compare", "together.toml", "--jobs", "0", "--json"],
-    ]
-    lines += [["compare", str(grid), "--dry-run"] for grid in GRIDS]
+    lines = [["list", "--json"], ["plugins", "--json"]]
     lines += [["check", target] for project in PROJECTS for target in checks_of(project)]
     lines += [run_of(project) for project in PROJECTS]
     ended = json.loads(stranger.says("python", "-c", COMMANDS, *map("|".join, lines)))
@@ -135,28 +107,6 @@ def test_it_is_loaded_listed_checked_and_run(
     summary = json.loads(listing(*run_of(project)))
     steps = (stranger.home / summary["folder"] / "steps.jsonl").read_text().splitlines()[1:]
     assert (summary["status"], len(steps)) == ("done", summary["outer_steps"])
-    if project.name == SMALL:
-        assert (len(steps), {json.loads(row)["outcome"] for row in steps}) == (20, {"converged"})
-
-
-@pytest.mark.parametrize("grid", GRIDS, ids=lambda path: path.parent.name)
-def test_its_grid_can_be_run(grid: Path, listing: Told) -> None:
-    table = tomllib.loads(grid.read_text(encoding="utf-8"))
-    cells = len(table["task"]) * len(table["method"]) * table["seeds"]
-    assert listing("compare", str(grid), "--dry-run").count(" new ") >= cells
-
-
-def test_they_work_together(listing: Told) -> None:
-    (compared,) = json.loads(listing("compare", "together.toml", "--jobs", "0", "--json"))["tasks"]
-    rows = {row["method"]: row for row in compared["methods"]}
-    assert (compared["metric"], set(rows)) == ("test_loss", {"hg-ms", "all-three"})
-    for row in rows.values():
-        assert (row["failed"], row["outer_steps"]["mean"]) == (0, 2)
-        assert row["metrics"]["noise_auc"]["mean"] > 0.5
-    # two cycles of 10 steps instead of two branches of 60: it is the other distributions' parts
-    # that ran
-    spent = {name: row["oracle_calls"]["mean"] for name, row in rows.items()}
-    assert spent["all-three"] < 0.5 * spent["hg-ms"]
 
 
 @pytest.mark.nightly

@@ -154,17 +154,3 @@ def test_the_host_names_the_fault(
     assert row["status"] == status, row
     lines = [line for line in said.splitlines() if name in line]
     assert words in f"{row['error']} {' '.join(row['notes'])} {' '.join(lines)}"
-
-
-def test_a_type_that_cannot_be_evaluated_stops_only_who_uses_it(
-    fresh: Path, tmp_path: Path
-) -> None:
-    install(fresh, "bad", solver("bad", ("rtol: float", "rtol: Nowhere")))
-    part = 'steps = 4 }, hypergradient = { name = "implicit", solver = "bad" }'
-    (tmp_path / "run.toml").write_text(CONFIG.replace("steps = 4 }", part))
-    assert within(["list"])[0] == 0
-    for words in (["describe", "solver", "bad"], ["run", str(tmp_path / "run.toml")]):
-        code, _, error = within(words)
-        assert code == 2, error
-        assert "'Nowhere'" in error
-        assert "hgms_third_bad" in error

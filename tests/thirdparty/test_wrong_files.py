@@ -7,7 +7,7 @@ import pickle
 from pathlib import Path
 
 import pytest
-from spoiling import SOUND, headed, hgms, solver, spoilt
+from spoiling import headed, hgms, solver
 from support.helpers import rejects
 
 from hgms_core.registry import Registry
@@ -64,20 +64,3 @@ def test_one_file_named_in_two_ways_is_one_plugin_and_two_of_one_name_are_two(
     classes = [registry.get("solver", name).target for name in ("one", "two")]
     # each under a module of its own
     assert pickle.loads(pickle.dumps(classes)) == classes
-
-
-def test_a_field_that_no_toml_holds_is_refused_where_a_configuration_is_written(
-    fresh: Path, tmp_path: Path
-) -> None:
-    """It works from Python."""
-    field = ("max_steps: int = 50", "max_steps: int = 50\n    rule: object = torch.relu")
-    (fresh / "mine.py").write_text(spoilt(SOUND, field))
-    result = hgms("describe", "solver", "mine", "--plugin", fresh / "mine.py")
-    assert (result.exit_code, "rule" in result.output) == (0, True), result.output
-    part = 'hypergradient = { name = "implicit", solver = "mine" }'
-    text = f'budget = "3 steps"\ntask = "quadratic"\nmethod = {{ name = "hg-ms", {part} }}\n'
-    (tmp_path / "run.toml").write_text(text)
-    words = ["--plugin", fresh / "mine.py", "--out", tmp_path / "runs"]
-    result = hgms("run", tmp_path / "run.toml", *words)
-    assert result.exit_code == 2, result.output
-    assert "(method.hypergradient.solver.rule)" in result.stderr
