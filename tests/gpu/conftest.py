@@ -64,14 +64,6 @@ def real(device: torch.device) -> torch.device:
 
 
 @pytest.fixture
-def cuda(device: torch.device) -> torch.device:
-    """The device, for what only a GPU has: synchronisation, memory of its own."""
-    if device.type != "cuda":
-        pytest.skip("a CPU has no queue of kernels and no memory of its own to look at")
-    return device
-
-
-@pytest.fixture
 def deterministic(device: torch.device) -> Iterator[None]:
     """Kernels that add up in a fixed order, as the page on GPUs says how to ask for them."""
     before = torch.are_deterministic_algorithms_enabled()

@@ -1,18 +1,13 @@
-"""Where tensors are, and how often something is drawn or waited for."""
+"""Where tensors are, and how often something is drawn."""
 
 from __future__ import annotations
 
-import warnings
-from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hgms.testing import counted, no_waiting
 from hgms.testing.kit import difference, snapshot, tensors
 
 
@@ -49,43 +44,3 @@ def compare(here: Any, there: Any, device: torch.device) -> None:
     assert not astray, f"not on {device}: {astray}"
     differs = difference(here, brought(there), rtol=1e-6)
     assert not differs, f"on {device}, {differs} (the CPU's)"
-
-
-@contextmanager
-def never_waiting(device: torch.device) -> Iterator[None]:
-    """Inside, whatever waits for the device is an error (there is nothing to wait for on a CPU)."""
-    with no_waiting() if device.type == "simulated" else _sync_mode("error", device):
-        yield
-
-
-@contextmanager
-def waits(device: torch.device) -> Iterator[Counter[str]]:
-    """How often the host waits for the device inside, by ``file:line`` of the code that waits."""
-    found: Counter[str] = Counter()
-    if device.type == "simulated":
-        with counted() as counts:
-            yield found
-        found.update(counts.places)
-        return
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        with _sync_mode("warn", device):
-            yield found
-    for each in caught:
-        if "synchroniz" in str(each.message):
-            found[f"{Path(each.filename).name}:{each.lineno}"] += 1
-
-
-@contextmanager
-def _sync_mode(mode: str, device: torch.device) -> Iterator[None]:
-    if device.type != "cuda":
-        yield
-        return
-    torch.cuda.synchronize()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that the mode is a prototype
-        torch.cuda.set_sync_debug_mode(mode)
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")

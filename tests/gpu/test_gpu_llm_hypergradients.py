@@ -224,8 +224,6 @@ def test_a_cell_of_the_table(
     needed(column, device)
     problem = problems(column, device)
     method = METHODS[row]()
-    base: Any = problem.g.rows.model.model  # type: ignore[attr-defined]
-    assert {leaf.device.type for leaf in base.parameters()} == {device.type}
     if row in COLUMNS[column][2]:
         with rejects("no-second-derivative") as caught:
             run(method, problem, Budget(outer_steps=2))
@@ -234,10 +232,9 @@ def test_a_cell_of_the_table(
     records = run(method, problem, Budget(outer_steps=2)).records[1:]
     assert [record["step"] for record in records] == [1, 2]
     for record in records:
-        size = record["hypergradient_norm"]
-        assert math.isfinite(size), f"{row}, {column}: the hypergradient's norm is {size}"
-        assert math.isfinite(record["upper_loss"]), (
-            f"{row}, {column}: the upper loss is {record['upper_loss']}"
+        sizes = record["hypergradient_norm"], record["upper_loss"]
+        assert all(map(math.isfinite, sizes)), (
+            f"{row}, {column}: the hypergradient's norm and the upper loss are {sizes}"
         )
     if row != "bome":  # its multiplier may be 0, and f does not depend on θ
         assert records[-1]["hypergradient_norm"] > 0, (
@@ -267,26 +264,18 @@ def hypergradient(method: Pipeline, problem: Problem) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("row", METHODS)
-@pytest.mark.parametrize("model", ["gpt2, float64", "qwen2, float32"])
 def test_the_hypergradient_is_the_cpus(
-    row: str, model: str, device: torch.device, files: dict[str, Source]
+    row: str, device: torch.device, files: dict[str, Source]
 ) -> None:
     """Data, adapters and weights are drawn on the CPU, so a step without noise is the same one
     there and here.
     """
-    precision: Any
-    kind, _, precision = model.partition(", ")
-    if precision == "float32" and "difference" in row:
-        pytest.skip("a central difference in float32 has two or three digits of its own")
-    dtype = getattr(torch, precision)
-    config = GPT2 if kind == "gpt2" else QWEN2
-    task = mixture(files, BaseModel(config=config, tokenizer="bytes", dtype=precision))
+    task = mixture(files, BaseModel(config=GPT2, tokenizer="bytes", dtype="float64"))
     here, there = (
-        hypergradient(METHODS[row](), task.problem(0, place, dtype))
+        hypergradient(METHODS[row](), task.problem(0, place, torch.float64))
         for place in (device, torch.device("cpu"))
     )
     off = float((here - there).norm() / there.norm().clamp_min(1e-12))
     assert off < 1e-3, (
-        f"{row}, {model}: {here.tolist()} on {device}, {there.tolist()} on the CPU, apart by "
-        f"{off:.1e}"
+        f"{row}: {here.tolist()} on {device}, {there.tolist()} on the CPU, apart by {off:.1e}"
     )

@@ -1,21 +1,15 @@
-"""Modules on the device: rows may stay on the CPU, masks and fresh parameters are the CPU's,
-recurrent layers have products.
-"""
+"""Modules on the device: recurrent layers have products, and rows may stay on the CPU."""
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
 import torch
-from placed import compare
-from support.helpers import rejects
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hgms.testing.kit import snapshot
-from hgms_core import ROLES, Data, Key, Problem, Tree, curvature, fresh_parameters
+from hgms_core import ROLES, Data, Problem, Tree, curvature, fresh_parameters
 
 pytestmark = pytest.mark.nightly
 
@@ -35,25 +29,6 @@ def problem(model: nn.Module, data: Data) -> Problem:
     return Problem.of_module(
         model, loss, data, dict.fromkeys(ROLES, data), fresh=fresh_parameters(model)
     )
-
-
-def test_a_module_on_the_device_computes_what_it_does_on_the_cpu(device: torch.device) -> None:
-    torch.manual_seed(0)
-    here = nn.Sequential(
-        nn.Linear(3, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Dropout(0.5), nn.Linear(6, 1)
-    )
-    there = copy.deepcopy(here).to(device)
-    data = rows()
-    on_cpu = problem(here, data)
-    on_device = problem(there, data)
-    batch = data.batch(torch.arange(8))
-    assert on_device.theta0["theta"].device.type == device.type
-    for value in ("g", "f"):
-        want = getattr(on_cpu, value)(on_cpu.theta0, on_cpu.x0, batch)
-        have = getattr(on_device, value)(on_device.theta0, on_device.x0, batch)
-        assert have.device.type == device.type
-        torch.testing.assert_close(have.cpu(), want)
-    compare(snapshot(on_cpu.initial(Key(1))), snapshot(on_device.initial(Key(1))), device)
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
@@ -81,12 +56,3 @@ def test_recurrent_layers_have_products_on_the_device(
     )
     torch.testing.assert_close(forward, backward, rtol=1e-3, atol=1e-5)
     torch.testing.assert_close(apart, backward, rtol=5e-2, atol=5e-3)
-
-
-def test_a_module_on_two_devices_is_refused_where_both_are_trained(device: torch.device) -> None:
-    if device.type == "cpu":
-        pytest.skip("one device")
-    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1).to(device))
-    with rejects("several-devices") as caught:
-        problem(model, rows())
-    assert f"cpu and {device.type}:0" in caught.value.message

@@ -28,7 +28,7 @@ def gpu(*parts: str) -> list[str]:
             [
                 "tests/hgms/testing/test_simulated.py",
                 "tests/core/test_recurrent.py",
-                *gpu("modules", "waiting", "matmul", "page", "programs"),
+                *gpu("modules", "page", "programs"),
                 *gpu("runs", "methods", "components"),
                 *("-k", FEW),
             ],
