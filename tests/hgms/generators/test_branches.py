@@ -12,7 +12,7 @@ import pytest
 import torch
 from attrs import evolve
 from support.branch_steps import PROBLEM, ByHand, drawn, propose
-from support.helpers import F64, KEY, assert_same, network_problem, normal, rejects
+from support.helpers import F64, KEY, assert_same, network_problem, normal
 from torch import Tensor
 from torch.optim import SGD, AdamW, lr_scheduler
 
@@ -133,38 +133,6 @@ def test_where_nothing_else_tells_the_branches_apart_noise_does(
     assert torch.equal(x, plain) is told_apart
     assert len(torch.unique(x, dim=0)) == branches.count
     assert told_apart or len(torch.unique(plain, dim=0)) == 1
-
-
-@pytest.mark.parametrize("mode", ["loop", "stacked"])
-def test_a_problem_without_data_and_without_theta_works(mode: str) -> None:
-    problem = Problem(
-        theta0={},
-        x0={"x": normal(3)},
-        g=lambda t, x, _: (x["x"] ** 2).sum(),
-        f=lambda t, x, _: x["x"].sum(),
-    )
-    found = propose(Branches(count=2, steps=60, lr=0.2, batch_size=8, mode=mode), problem)
-    assert float(found.x["x"].abs().max()) < 1e-10
-
-
-@pytest.mark.parametrize(
-    ("kind", "options", "code"),
-    [
-        (Branches, {"count": 0}, "out-of-range"),
-        (Branches, {"steps": 3.9}, "wrong-type"),
-        (Branches, {"momentum": 1.0}, "out-of-range"),
-        (Branches, {"betas": (0.9, 1.0)}, "out-of-range"),
-        (Branches, {"lr_spread": (2.0, 0.5)}, "wrong-value"),
-        (Branches, {"optimizer": "rmsprop"}, "unknown-choice"),
-        (Branches, {"floor": 1.5}, "out-of-range"),
-        (Ula, {"temperature": -1.0}, "out-of-range"),
-        (Ula, {"lr": 0.0}, "out-of-range"),
-        (Ula, {"carry_rule": "base"}, "unknown-choice"),
-    ],
-)
-def test_bad_fields_are_named(kind: Any, options: dict[str, Any], code: str) -> None:
-    with rejects(code, *options):
-        kind(**options)
 
 
 @pytest.mark.parametrize(

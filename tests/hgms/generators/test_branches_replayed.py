@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
 from typing import Any
 
 import pytest
@@ -17,17 +15,12 @@ from support.branch_steps import (
     check_replays,
     drawn,
     propose,
-    second_start,
 )
-from support.helpers import KEY, assert_same, counted, rejects
+from support.helpers import KEY, assert_same, counted
 from torch.optim import SGD, AdamW, RMSprop, lr_scheduler
 
 from hgms.generators.branches import Branches
-from hgms.generators.ula import Ula
-from hgms.hypergradients import Unrolled
-from hgms.outer import Adam
-from hgms.selectors import First
-from hgms_core import Key, Pipeline, Tree
+from hgms_core import Key, Tree
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-13}
 RUN: dict[str, Any] = {"count": 3, "steps": 5, "lr": 0.3, "batch_size": 5}
@@ -67,44 +60,6 @@ def test_a_replayed_branch_is_the_proposed_one(case: str) -> None:
     check_replays(CASES[case], **CLOSE)
 
 
-@pytest.mark.parametrize("last", [None, 2])
-@pytest.mark.parametrize(
-    "options",
-    [{"weight_decay": 0.1}, {"batches": "shared"}, {"moments": "fresh", "schedule": "cosine"}],
-)
-def test_a_kept_graph_saves_the_second_run_and_changes_nothing(
-    options: dict[str, Any], last: int | None
-) -> None:
-    ends = []
-    calls = []
-    for keep_graph in (False, True):
-        problem, seen = counted(PROBLEM)
-        generator = Branches(**{**ADAMW, "count": 1, "steps": 4}, keep_graph=keep_graph, **options)
-        hypergradient = Unrolled(last=last)
-        method = Pipeline(
-            generator=generator, selector=First(), hypergradient=hypergradient, outer=Adam(lr=0.1)
-        )
-        state = method.init(problem, 0)
-        for _ in range(3):
-            state, record = method.step(problem, state)
-        assert record["cost_lower_gradients"] == seen["g"]
-        ends.append({name: part for name, part in state.items() if name != "cost"})
-        calls.append(seen["g"])
-    # the gradient itself may round differently with a graph
-    assert_same(*ends, rtol=1e-12, atol=1e-15)
-    assert calls == [24, 12 if last is None else 24]
-
-
-@every_case
-def test_a_graph_is_kept_for_one_branch_only(case: str) -> None:
-    for count in (1, 3):
-        plain = evolve(CASES[case], count=count)
-        one, other = (propose(evolve(plain, keep_graph=keep)) for keep in (False, True))
-        assert_same((one.x, one.aux, one.losses), (other.x, other.aux, other.losses), **CLOSE)
-        costs = [each.replay(torch.tensor(0), THETA, None)[1] for each in (one, other)]  # type: ignore[misc]
-        assert [cost.lower_gradients for cost in costs] == [5, 5 if count > 1 else 0]
-
-
 def test_a_kept_graph_is_used_at_its_own_theta_only() -> None:
     plain = Branches(**{**ADAMW, "count": 1, "steps": 4})
     problem, seen = counted(PROBLEM)
@@ -128,16 +83,6 @@ def test_a_kept_graph_is_used_at_its_own_theta_only() -> None:
     at["scale"].add_(0.5)  # θ itself changed in place: its values are other ones now
     expected, _ = again.replay(index, at, None)  # type: ignore[misc]
     assert_same(held.replay(index, at, None)[0], expected)  # type: ignore[misc]
-
-
-def test_the_ways_back_keep_no_other_candidate_alive() -> None:
-    candidates = propose(Branches(count=3, steps=2, lr=0.1, batch_size=5))
-    others = weakref.ref(candidates.x["w"])
-    branch = candidates.branch(torch.tensor(1))
-    del candidates
-    gc.collect()
-    assert others() is None
-    assert_same(branch.replay(THETA, None)[0], branch.x, **CLOSE)  # type: ignore[misc]
 
 
 OPTIMIZERS: dict[str, tuple[dict[str, Any], Any]] = {
@@ -168,16 +113,6 @@ def test_continuing_with_carried_moments_is_one_long_run(name: str, rule: str) -
             histories = [list(histories[choice if rule == "selected" else 0])] * 3
 
 
-def test_fresh_moments_start_again() -> None:
-    branches = Branches(**{**ADAMW, "count": 2}, moments="fresh")
-    state = second_start(branches)
-    assert state["optimizer_steps"] == 0
-    assert not any(leaf.any() for leaf in state["moments"].values())
-    start = {name: leaf[0] for name, leaf in state["x"].items()}
-    hand = ByHand(lambda p: AdamW(p, lr=0.05, weight_decay=0.0), start=start)
-    assert_same(propose(branches, start=state).at(0), hand.run(drawn(branches, 0)), **CLOSE)
-
-
 def test_restarts_draw_a_new_lower_state_and_forget_the_moments() -> None:
     """At each step, or each second one."""
     momentum = {"count": 2, "steps": 3, "lr": 0.1, "momentum": 0.5}
@@ -198,10 +133,3 @@ def test_restarts_draw_a_new_lower_state_and_forget_the_moments() -> None:
             assert start["optimizer_steps"] == (0 if restarts else 3)
             # schedules over the whole run go on counting
             assert start["lower_steps"] == 3 * (outer + 1)
-
-
-@pytest.mark.parametrize("kind", [Branches, Ula])
-def test_a_state_of_another_count_is_refused(kind: Any) -> None:
-    start = kind(count=3, carry_rule="per-branch").init(PROBLEM, KEY)
-    with rejects("wrong-length", "generator", "count"):
-        propose(kind(count=2, carry_rule="per-branch"), start=start)

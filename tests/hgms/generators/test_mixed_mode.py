@@ -9,13 +9,11 @@ from typing import Any
 import pytest
 import torch
 from attrs import evolve
-from support.helpers import F64, KEY, assert_same, counted, network_problem, normal, rejects
+from support.helpers import F64, KEY, assert_same, counted, network_problem, normal
 
 from hgms.generators.branches import Branches, Trajectory
 from hgms.generators.branches.mixed_mode import second_products
 from hgms.hypergradients import Unrolled
-from hgms.runs import RunConfig
-from hgms.selectors import First
 from hgms_core import Problem, Tree
 
 PROBLEM = network_problem(rows=12)
@@ -103,17 +101,3 @@ def test_products_are_those_of_double_backward() -> None:
     wanted = torch.autograd.grad(grads, [*leaves.values(), *x.values()], list(v.values()))
     mixed, product = second_products(PROBLEM.g, THETA, PROBLEM.x0, batch, v)
     assert_same([*mixed.values(), *product.values()], list(wanted), rtol=1e-11, atol=1e-15)
-
-
-def test_the_method_is_hg_baseline_with_another_way_back() -> None:
-    mixflow, baseline = (
-        RunConfig.from_dict({"task": "quadratic", "method": name, "budget": "1 steps"}).method
-        for name in ("mixflow", "hg-baseline")
-    )
-    assert mixflow == evolve(baseline, generator=evolve(baseline.generator, way_back="mixed"))
-    assert isinstance(mixflow.selector, First)
-
-
-def test_an_optimiser_of_torch_has_no_mixed_way_back() -> None:
-    with rejects("conflicting-options", "way_back"):
-        Branches(optimizer=lambda params: torch.optim.RMSprop(params, lr=0.01), way_back="mixed")

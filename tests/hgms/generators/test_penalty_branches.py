@@ -10,9 +10,8 @@ import pytest
 import torch
 from attrs import evolve
 from support.field_problems import pipeline, run
-from support.helpers import F64, assert_same, counted, network_problem, normal, rejects
+from support.helpers import F64, assert_same, counted, network_problem, rejects
 
-from hgms.generators.branches import Branches
 from hgms.generators.penalty import (
     DynamicBarrier,
     FullyFirstOrder,
@@ -90,13 +89,6 @@ def test_nothing_is_evaluated_twice_and_all_is_counted(name: str) -> None:
     }
 
 
-def test_one_whole_batch_is_passed_once_for_the_squared_gradient() -> None:
-    problem, calls = counted(PROBLEM)
-    *_, record = run(method(GradientNorm(batch_size=10**6)), problem, 1)
-    counts = ("lower_gradients", "products", "cross_products")
-    assert [calls["g"], *(record[f"cost_{name}"] for name in counts)] == [1] * 4
-
-
 @every_generator
 def test_branches_are_single_runs_of_their_own_and_bring_their_own_gradient(name: str) -> None:
     generator = evolve(GENERATORS[name], noise=0.1, upper_batch_size=None)
@@ -168,11 +160,6 @@ def test_what_does_not_fit_is_refused(name: str) -> None:
     run(method(GENERATORS[name], hypergradient=Implicit(solver=Identity())), PROBLEM, 1)
 
 
-def test_carried_wants_a_generator_that_brings_the_gradient() -> None:
-    with rejects("not-supported", "hypergradient"):
-        run(method(Branches(count=1, steps=1)), PROBLEM, 1)
-
-
 @every_generator
 def test_a_loss_that_lacks_a_variable_gives_zeros(name: str) -> None:
     flat = evolve(SCALAR, f=lambda t, x, _: 0 * t["t"].sum(), g=lambda t, x, _: x["x"].sum())
@@ -181,57 +168,7 @@ def test_a_loss_that_lacks_a_variable_gives_zeros(name: str) -> None:
     assert bool(state["x"]["x"].isfinite().all())
 
 
-# --- minimax: blocks, schedule, registration
-
-
-def test_whole_layers_are_drawn_and_what_is_in_none_always_moves() -> None:
-    """LISA: two of four layers for a period of three steps, with both halves of an adapter;
-    embeddings and head each step.
-    """
-    layers = [f"model.layers.{i}" for i in range(4)]
-    parts = ("self_attn.q_proj.lora_A.weight", "self_attn.q_proj.lora_B.weight", "norm.weight")
-    always = {"model.embed_tokens.weight", "lm_head.weight"}
-    names = [*sorted(always), *(f"{layer}.{part}" for layer in layers for part in parts)]
-    target = {name: normal(2, seed=number) for number, name in enumerate(names)}
-    problem = Problem(
-        theta0={"t": torch.ones(1, dtype=F64)},
-        x0={name: torch.zeros(2, dtype=F64) for name in names},
-        g=lambda t, x, _: (
-            sum(0.5 * ((x[name] - target[name]) ** 2).sum() for name in names) + 0 * t["t"].sum()
-        ),
-        f=lambda t, x, _: sum(0.5 * (x[name] ** 2).sum() for name in names),
-    )
-    generator = Minimax(
-        optimizer="adamw", blocks=2, block_every=3, lr=0.1, alpha=2.0, weight_decay=0.1
-    )
-    whole = method(generator)
-    state = whole.init(problem, 0)
-    drawn = []
-    for _ in range(12):
-        before, (state, _) = state, whole.step(problem, state)
-        kept, old = (each["start"]["aux"] for each in (state, before))
-        active = []
-        for model in ("w", "u"):
-            moved = {k[3:] for k in kept if k.startswith(f"m{model}.")}  # only they have moments
-            active.append({name for name in layers if f"{name}.norm.weight" in moved})
-            assert moved == always | {f"{each}.{part}" for each in active[-1] for part in parts}
-            assert len(active[-1]) == 2
-        for k in names:
-            assert torch.equal(state["x"][k], before["x"][k]) is (f"mw.{k}" not in kept)
-            assert torch.equal(kept[f"u.{k}"], old[f"u.{k}"]) is (f"mu.{k}" not in kept)
-        drawn.append(active)
-    assert all(drawn[k] == drawn[k - k % 3] for k in range(12))
-    assert set().union(*(w for w, _ in drawn)) == set(layers)
-    assert any(w != u for w, u in drawn)  # drawn for each model by itself
-    # The moments of what always moves go on over the draws, as in torch's optimiser on that leaf
-    # alone.
-    w = torch.zeros(2, dtype=F64, requires_grad=True)
-    optimizer = torch.optim.AdamW([w], lr=0.1, weight_decay=0.1)
-    for _ in range(12):
-        optimizer.zero_grad()
-        (0.5 * (w**2).sum() + 2.0 * 0.5 * ((w - target["lm_head.weight"]) ** 2).sum()).backward()
-        optimizer.step()
-    assert_same(state["x"]["lm_head.weight"], w.detach(), rtol=1e-10)
+# --- minimax: blocks, registration
 
 
 def test_all_blocks_are_all_leaves_and_leaves_of_one_module_move_together() -> None:
@@ -251,14 +188,6 @@ def test_all_blocks_are_all_leaves_and_leaves_of_one_module_move_together() -> N
     )
     x = advance(method(evolve(blocks, blocks=1)), layers, 1)["x"]
     assert sorted(name for name, leaf in x.items() if leaf.any()) in (leaves[:2], leaves[2:])
-
-
-def test_a_cosine_takes_both_rates_to_zero_over_the_budget() -> None:
-    whole = method(Minimax(optimizer="sgd", alpha=2.0, lr=0.05, schedule="cosine"))
-    for progress, factor in ((0.0, 1.0), (1 / 3, 0.75), (0.5, 0.5), (1.0, 0.0)):
-        state, _ = whole.step(SCALAR, whole.init(SCALAR, 0), progress)
-        assert float(state["x"]["x"]) == pytest.approx(0.5 * factor)  # ∇_w = −6 − 2·2
-        assert float(state["start"]["aux"]["u.x"]) == pytest.approx(0.2 * factor)  # ∇_u = −2·2
 
 
 def test_scalebio_on_sources_is_as_its_authors_run_it() -> None:

@@ -9,7 +9,7 @@ import torch
 from attrs import evolve
 from scipy.optimize import minimize_scalar
 from support.field_problems import CPU, pipeline, run
-from support.helpers import F64, assert_same, network_problem
+from support.helpers import F64, assert_same
 
 from hgms.generators.penalty import (
     DynamicBarrier,
@@ -110,14 +110,6 @@ def test_f2sa_s_upper_gradient_tends_to_the_hypergradient_as_one_over_its_multip
         errors.append(float((found.aux["theta.log_penalty"][0] - wanted).abs().max()))
     assert errors[0] / errors[1] == pytest.approx(10, rel=0.3)
     assert errors[1] / errors[2] == pytest.approx(10, rel=0.1)
-
-
-def test_meha_with_a_wide_envelope_is_the_value_gap() -> None:
-    """For γ → ∞ and a fixed c both move y and θ along the gradients of f/c + g(y) − g(z)."""
-    gap = ValueGap(inner_lr=0.2, lr=0.3, gamma=5.0, gamma_steps=0)  # c_k = 1/γ: f/γ + g(y) − g(ω)
-    meha = MoreauEnvelope(inner_lr=0.2, lr=0.3, penalty=5.0, growth=0.0, gamma=1e12)
-    ends = [ended(generator, 0.1, 5, network_problem()) for generator in (gap, meha)]
-    assert_same(*ends, rtol=1e-9)
 
 
 def test_the_proximal_point_of_meha_is_that_of_the_envelope() -> None:

@@ -1,26 +1,20 @@
-"""Search without derivatives: what is proposed, what is kept, that it resumes, and how near it
-comes.
-"""
+"""Search without derivatives: what is proposed, what is kept, and how near it comes."""
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import pytest
 import torch
 from attrs import evolve
 from support.field_problems import run, tuned_penalty
-from support.helpers import F64, assert_same, counted, network_problem, rejects
+from support.helpers import F64, assert_same, counted, network_problem
 
 import hgms.runs
 from hgms.generators.branches import Branches
 from hgms.generators.search import Search
-from hgms.runs import RunConfig
-from hgms.runs import traits as compat
 from hgms.selectors import BestOfN, First
-from hgms.testing.methods import check_resume
-from hgms_core import Budget, MissingExtra, Problem, State, Tree
+from hgms_core import Budget, Problem, State, Tree
 
 PROBLEM = network_problem()
 every_sampler = pytest.mark.parametrize("sampler", ["random", "tpe"])
@@ -85,15 +79,6 @@ def test_proposals_fill_the_box(sampler: str) -> None:
 
 
 @every_sampler
-def test_a_saved_state_continues_and_global_states_are_left_alone(sampler: str) -> None:
-    import optuna
-
-    before = (torch.random.get_rng_state(), optuna.logging.get_verbosity())
-    check_resume(search(sampler, startup=2))
-    assert_same((torch.random.get_rng_state(), optuna.logging.get_verbosity()), before)
-
-
-@every_sampler
 @pytest.mark.parametrize("role", ["stop", "select"])
 def test_what_is_kept_is_the_lowest(sampler: str, role: str) -> None:
     """On the rows to stop on, or without them on those to select on."""
@@ -128,34 +113,6 @@ def test_the_counts_are_the_calls_that_happened() -> None:
     assert calls["g"] == rows[-1]["cost_lower_gradients"] == 18
     assert calls["f"] == rows[-1]["cost_upper_values"] == 9
     assert calls["g_rows"] + calls["f_rows"] == rows[-1]["cost_rows"]
-
-
-def test_what_cannot_work_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with rejects("out-of-range", "high"):
-        search("random", low=1.0, high=1.0)
-    many = evolve(PROBLEM, theta0={"weights": torch.zeros(1001, dtype=F64)})
-    with rejects("too-large", "method"):
-        search("tpe").init(many, 0)
-    search("random").init(many, 0)
-    needs = [compat.needs(search(sampler)) for sampler in ("tpe", "random")]
-    assert needs == [{"few-upper": "search"}, {}]
-    assert "few-upper" in compat.TRAITS
-    monkeypatch.setitem(sys.modules, "optuna", None)
-    with rejects("missing-package", of=MissingExtra) as caught:
-        search("tpe").init(PROBLEM, 0)
-    assert caught.value.install == "pip install 'hgms[optuna]'"
-
-
-@pytest.mark.parametrize("name", ["random-search", "tpe"])
-def test_the_compositions_are_searches(name: str) -> None:
-    method = {"name": name, "generator": {"steps": 5}, "low": -1.0}
-    config = RunConfig.from_dict({"task": "quadratic", "method": method, "budget": "3 steps"})
-    assert isinstance(config.method, Search)
-    assert config.method.generator == Branches(
-        count=2, steps=5, optimizer="adamw", lr=2e-2, batch_size=256, schedule="cosine"
-    )
-    assert RunConfig.from_toml(config.to_toml()) == config
-    assert config.method_name == name
 
 
 @every_sampler

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from attrs import evolve
 from support.field_problems import pipeline, run, tuned_penalty
-from support.helpers import F64, KEY, assert_same, counted, network_problem, normal
+from support.helpers import F64, KEY, assert_same, network_problem, normal
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
-from hgms.generators.penalty import DynamicBarrier, GradientNorm
+from hgms.generators.penalty import DynamicBarrier
 from hgms.generators.single_loop import Soba
 from hgms.hypergradients import Carried, Unrolled
 from hgms.outer import Schedule, Sgd
@@ -95,33 +92,6 @@ def test_the_directions_are_those_of_the_dense_derivatives(batch_size: int | Non
     assert_same(found.losses, g(t, x)[None], rtol=1e-12)
 
 
-def test_losses_that_miss_a_variable_or_a_second_derivative() -> None:
-    one = torch.ones(2, dtype=F64)
-    problem = Problem(
-        theta0={"used": one, "unused": one},
-        x0={"curved": one, "linear": one},
-        g=lambda t, x, _: (t["used"] * x["curved"].square()).sum() + x["linear"].sum(),
-        f=lambda t, x, _: x["linear"].sum(),
-    )
-    # A constant upper loss and a lower loss without any curvature move v and θ nowhere.
-    flat = evolve(
-        problem, g=lambda t, x, _: x["linear"].sum(), f=lambda t, x, _: torch.zeros((), dtype=F64)
-    )
-    start = {**Soba().init(problem, KEY), "v": {"curved": one, "linear": one}}
-    soba = Soba(lr=0.1, v_lr=0.1)
-    found, still = (soba.propose(each, each.theta0, start, KEY).aux for each in (problem, flat))
-    wanted = {"theta.used": 2.0, "theta.unused": 0.0, "v.linear": 0.9, "v.curved": 0.8}
-    assert_same({k: found[k][0] for k in wanted}, {k: n * one for k, n in wanted.items()})
-    assert_same({name: still[f"v.{name}"][0] for name in problem.x0}, start["v"])
-
-
-def test_one_evaluation_of_each_loss_a_step() -> None:
-    problem, calls = counted(PROBLEM)
-    *_, record = run(soba(Soba(batch_size=6, upper_batch_size=5)), problem, 3)
-    assert dict(calls) == {"g": 3, "f": 3, "g_rows": 18, "f_rows": 15}
-    assert (record["oracle_calls"], record["cost_rows"]) == (12, 3 * (3 * 6 + 5))
-
-
 def test_replay_is_the_step_as_a_function_of_theta() -> None:
     """Also of a later step, whose rate has fallen."""
     for step in (0, 8):
@@ -159,43 +129,10 @@ def test_without_upper_variables_the_lower_level_goes_on() -> None:
     assert_same((moved.at(0)["x"], moved.aux["v.x"][0]), (0.75 * x0["x"], x0["x"]))  # v: −½∇f
 
 
-def test_the_ball_bounds_v() -> None:
-    bounded = soba(Soba(v_lr=50.0, max_norm=2.0))
-    v = bounded.step(PROBLEM, bounded.init(PROBLEM, 0))[0]["start"]["v"]
-    assert float(Ravel.of(v).ravel(v).norm()) == pytest.approx(2.0)
-
-
+@pytest.mark.extended
 def test_it_reaches_the_closed_form_optimum() -> None:
     problem, exact, best = tuned_penalty()
     theta, x, record = run(soba(Soba(lr=0.5, v_lr=0.5), lr=0.2), problem, 400)
     assert float(theta["log_penalty"]) == pytest.approx(best, abs=1e-6)
     assert_same(x, exact.solution(theta), rtol=1e-6, atol=1e-6)
     assert float(record["hypergradient_norm"]) < 1e-6
-
-
-@pytest.mark.parametrize(
-    "generator",
-    [Soba(lr=0.1, v_lr=0.1), GradientNorm(lr=0.1, gamma=1.0)],
-    ids=lambda each: each.name,
-)
-def test_attention_inside_the_lower_loss_has_its_second_derivative(generator: Any) -> None:
-    """The fused kernels have only the first one; the result is that of attention written out."""
-
-    def written_out(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return torch.softmax(q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5, dim=-1) @ v
-
-    def problem(attention: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Problem:
-        return Problem(
-            theta0={"t": normal(1, seed=1)},
-            x0={"x": normal(24, seed=2)},
-            g=lambda t, x, _: (
-                attention(*(3 * [x["x"].view(1, 2, 3, 4)])).square().sum() - t["t"].sum()
-            ).square(),
-            f=lambda t, x, _: (x["x"] - 1).square().sum(),
-        )
-
-    found, wanted = (
-        run(soba(generator), problem(attention), 1)[:2]
-        for attention in (scaled_dot_product_attention, written_out)
-    )
-    assert_same(found, wanted, rtol=1e-9, atol=1e-12)

@@ -1,5 +1,5 @@
-"""Branches by optimisers and schedules of torch, and batches in parts: against the same written
-by hand, and differences.
+"""Branches by optimisers of torch, and batches in parts: against the same written by hand, and
+differences.
 """
 
 from __future__ import annotations
@@ -11,19 +11,14 @@ import pytest
 import torch
 from attrs import evolve
 from support.branch_steps import PROBLEM, THETA, Build, ByHand, drawn, propose
-from support.helpers import F64, KEY, assert_same, finite_differences, normal, rejects
+from support.helpers import F64, KEY, assert_same, finite_differences
 from torch import Tensor
-from torch.optim import LBFGS, SGD, Adam, AdamW, NAdam, RMSprop, lr_scheduler
+from torch.optim import LBFGS, SGD, Adam, AdamW, NAdam, RMSprop
 
-from hgms.compiled import Programs
 from hgms.generators.branches import Branches
-from hgms.hypergradients import Implicit, Unrolled
-from hgms.outer import Adam as OuterAdam
 from hgms.runs import pack, unpack
-from hgms.selectors import BestOfN
-from hgms.solvers import CG
 from hgms.testing import Check, parametrize_with_checks
-from hgms_core import Pipeline, Problem, Tree
+from hgms_core import Problem, Tree
 
 CLOSE = {"rtol": 1e-11, "atol": 1e-13}
 EVERY: dict[str, Build] = {
@@ -58,13 +53,6 @@ OTHERS: dict[str, Build] = {
         [{"params": p[1:], "lr": 0.1}, {"params": p[:1]}], lr=0.3, momentum=0.5
     ),
     "class": RMSprop,
-}
-SCHEDULES: dict[str, Any] = {
-    "StepLR": lambda o: lr_scheduler.StepLR(o, 2, gamma=0.5),
-    "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=8),
-    "warm-up": lambda o: lr_scheduler.SequentialLR(
-        o, [lr_scheduler.LinearLR(o, 0.1, total_iters=2), lr_scheduler.MultiStepLR(o, [2, 3])], [2]
-    ),
 }
 
 
@@ -129,24 +117,6 @@ def test_spreads_clipping_and_the_winners_memory() -> None:
         expected = hands[2].optimizer.state[hands[2].leaves[leaf]][entry]
         assert_same(memory[0], expected.to(F64), **CLOSE)
     assert (fresh["moments"], fresh["optimizer_steps"]) == ({}, 0)
-
-
-@pytest.mark.parametrize(
-    ("name", "ours"), [*((name, False) for name in SCHEDULES), ("StepLR", True), ("warm-up", True)]
-)
-def test_schedules_of_torch_go_on_over_outer_steps(name: str, ours: bool) -> None:
-    """Of an optimiser of torch, and of our own rules."""
-    build: Build = lambda p: SGD(p, lr=0.1, momentum=0.5)  # noqa: E731
-    rule: dict[str, Any] = {"lr": 0.1, "momentum": 0.5} if ours else {"optimizer": build}
-    branches = Branches(count=1, steps=3, schedule=SCHEDULES[name], batch_size=5, **rule)
-    hand = ByHand(build, SCHEDULES[name])
-    start = branches.init(PROBLEM, KEY)
-    for step in range(2):
-        candidates = propose(branches, start=start, key=KEY.fold(step))
-        assert_same(candidates.at(0), hand.run(drawn(branches, 0, KEY.fold(step))), **CLOSE)
-        replayed, _ = candidates.replay(torch.tensor(0), THETA, None)  # type: ignore[misc]
-        assert_same(replayed, candidates.at(0), **CLOSE)
-        start = branches.carry(start, candidates, torch.tensor(0), KEY, PROBLEM)
 
 
 def bent(theta: Tree, x: Tree, batch: Tree) -> Tensor:
@@ -241,61 +211,3 @@ def test_batches_in_parts_are_the_whole_batch(options: Any, batch_size: Any, mod
         gradients.append(list(torch.autograd.grad(value, list(theta.values()))))
     assert cost.lower_gradients == 9
     assert_same(*gradients, rtol=1e-9, atol=1e-12)
-
-
-def test_there_are_no_more_parts_than_rows() -> None:
-    branches = Branches(count=1, steps=2, lr=0.1, accumulate=4)
-    candidates = propose(branches, BENT)  # which has none
-    assert_same(candidates.x, propose(evolve(branches, accumulate=1), BENT).x)
-    few = propose(Branches(count=1, steps=2, batch_size=3, accumulate=10))
-    assert (candidates.cost.lower_gradients, few.cost.lower_gradients) == (2, 6)
-
-
-@pytest.mark.parametrize("options", [{"optimizer": EVERY["RMSprop"]}, {"accumulate": 2, "lr": 0.1}])
-def test_what_is_not_compiled_has_the_numbers_of_a_plain_run(options: Any) -> None:
-    branches = Branches(count=2, steps=3, batch_size=5, **options)
-    assert_same(propose(branches, evolve(PROBLEM, compiler=Programs())).x, propose(branches).x)
-
-
-@pytest.mark.parametrize(
-    ("options", "code", "field"),
-    [
-        ({"optimizer": lambda p: RMSprop(p), "lr": 0.5}, "conflicting-options", "lr"),
-        ({"optimizer": lambda p: None}, "wrong-result", "optimizer"),
-        ({"optimizer": lambda p: SGD([torch.zeros(1)])}, "wrong-result", "optimizer"),
-        ({"optimizer": lambda p: SGD(p, rate=1)}, "wrong-value", "optimizer"),
-        ({"schedule": lambda o: 3}, "wrong-result", "schedule"),
-        ({"schedule": lambda o: lr_scheduler.ReduceLROnPlateau(o)}, "not-supported", "schedule"),
-        ({"schedule": lambda: 3}, "wrong-value", "schedule"),
-        ({"optimizer": SGD([torch.zeros(1)], lr=0.1)}, "wrong-type", "optimizer"),
-        ({"schedule": lr_scheduler.StepLR(SGD([torch.zeros(1)]), 3)}, "wrong-type", "schedule"),
-        ({"optimizer": "RMSprop"}, "unknown-choice", "optimizer"),
-    ],
-)
-def test_what_is_refused(options: Any, code: str, field: str) -> None:
-    with rejects(code, field):
-        propose(Branches(count=1, steps=2, **options))
-
-
-@pytest.mark.parametrize("name", ["Adafactor", "LBFGS"])
-def test_the_way_back_is_refused_where_torch_has_none(name: str) -> None:
-    method = Pipeline(
-        generator=Branches(count=1, steps=2, optimizer=getattr(torch.optim, name)),
-        selector=BestOfN(),
-        hypergradient=Unrolled(),
-        outer=OuterAdam(),
-    )
-    with rejects("not-supported", "generator", "optimizer"):
-        method.step(PROBLEM, method.init(PROBLEM, seed=0))
-    other = evolve(method, hypergradient=Implicit(solver=CG(ridge=1.0)))
-    other.step(PROBLEM, other.init(PROBLEM, seed=0))
-
-
-def test_memories_of_other_sizes_cannot_be_selected() -> None:
-    rough = evolve(
-        BENT, g=lambda theta, x, _: (x["x"] - normal(3)).abs().clamp_min(1e-3).sqrt().sum()
-    )
-    with rejects("not-supported", "generator", "moments"):
-        propose(
-            Branches(count=2, steps=1, optimizer=lambda p: LBFGS(p, max_iter=3), noise=0.5), rough
-        )

@@ -15,14 +15,12 @@ from support.helpers import F64, KEY, assert_same, finite_differences, normal, r
 from torch.optim import SGD, AdamW, NAdam
 
 from hgms.generators.branches import Branches, Trajectory
-from hgms.hypergradients import Implicit, Unrolled
+from hgms.hypergradients import Unrolled
 from hgms.methods import LearnedStart
-from hgms.methods.learned_start import with_learned_start, without_start
+from hgms.methods.learned_start import with_learned_start
 from hgms.outer import Adam, Schedule, Sgd, Split
 from hgms.runs import RunConfig
-from hgms.selectors import BestOfN, First, Worst
-from hgms.solvers import CG
-from hgms.testing.methods import check_resume
+from hgms.selectors import First, Worst
 from hgms_core import Problem, Tree
 
 
@@ -170,13 +168,6 @@ def test_a_learned_start_wants_a_generator_that_knows_it() -> None:
         RunConfig.from_dict({"budget": "1 steps", "task": {"name": "quadratic"}, "method": table})
 
 
-def test_references_and_names_of_a_learned_start() -> None:
-    lifted: Any = with_learned_start(PROBLEM)
-    assert_same(lifted.start(lifted.references["even"]), PROBLEM.x0)
-    assert without_start(lifted.references["even"]) == PROBLEM.references["even"]
-    assert lifted.theta0.keys() == {"weights", "scale", "start.w", "start.b", "start.v"}
-
-
 def test_a_kept_graph_of_a_learned_start_is_used_at_its_own_theta_only() -> None:
     lifted = with_learned_start(PROBLEM)
     plain = Trajectory(steps=4, lr=0.3, batch_size=6)
@@ -187,12 +178,6 @@ def test_a_kept_graph_of_a_learned_start_is_used_at_its_own_theta_only() -> None
         end, cost = held(index, moved, None)  # type: ignore[misc]
         assert_same(end, again(index, moved, None)[0], rtol=1e-13)  # type: ignore[misc]
         assert cost.calls == cost.lower_gradients == calls
-
-
-@pytest.mark.parametrize("keep", ["last", "best"])
-def test_a_saved_state_continues(keep: str) -> None:
-    generator = Trajectory(steps=4, lr=0.3, batch_size=6, keep_graph=True)
-    check_resume(iaptt(generator, Adam(lr=0.05), Sgd(lr=0.3), keep=keep))
 
 
 # --- where it goes
@@ -211,14 +196,3 @@ def test_iaptt_reaches_the_closed_form_optimum() -> None:
     wanted = exact.value({"log_penalty": torch.tensor([best], dtype=F64)})
     assert float(exact.value(theta)) == pytest.approx(float(wanted), abs=1e-5)
     assert_same(x, exact.solution(theta), rtol=1e-2, atol=1e-2)
-
-
-@pytest.mark.extended
-def test_hg_ms_along_a_trajectory_reaches_the_closed_form_optimum() -> None:
-    problem, _, best = tuned_penalty()
-    trajectory = Trajectory(steps=20, every=5, lr=0.8, carry_rule="last")
-    solver = CG(rtol=1e-10)
-    method = pipeline(trajectory, BestOfN(), Implicit(solver=solver), Adam(lr=0.1, schedule=COSINE))
-    theta, _, record = run(method, problem, 80)
-    assert record["scores"].shape == (4,)
-    assert float(theta["log_penalty"]) == pytest.approx(best, abs=0.02)

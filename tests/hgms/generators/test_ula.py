@@ -1,4 +1,4 @@
-"""Langevin chains: their stationary law, their seeds, their memory, and what is carried."""
+"""Langevin chains: their stationary law, their seeds, and what is carried."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from attrs import evolve
 from support.branch_steps import check_repeats, check_replays, propose
-from support.helpers import F64, KEY, LiveMemory, assert_same, normal
+from support.helpers import F64, assert_same, normal
 from torch import Tensor
 
 from hgms.generators.ula import Ula
@@ -106,19 +106,6 @@ def test_minibatches_leave_the_mean_of_a_location_problem_in_place() -> None:
     assert (x.var(0) < 1.1 * independent).all()
 
 
-@pytest.mark.parametrize("size", [100, 5000])
-def test_large_states_draw_their_noise_step_by_step(size: int) -> None:
-    """Below and above the block size the law is the same; only the order of the draws differs."""
-    flat = Problem(
-        theta0={},
-        x0={"x": torch.zeros(size, dtype=F64)},
-        g=lambda t, x, _: 0.0 * x["x"].sum(),
-        f=lambda t, x, _: x["x"].sum(),
-    )
-    x = propose(Ula(count=8, steps=45, lr=0.5, temperature=1.0, spread=0.0), flat).x["x"]
-    assert float(x.var()) == pytest.approx(45.0, abs=5 * 45 * (2 / (8 * size)) ** 0.5)
-
-
 # --- seeds, replay, carry
 
 SHORT: dict[str, Any] = {"count": 3, "steps": 6, "lr": 0.1, "temperature": 1e-2}
@@ -138,49 +125,6 @@ def test_a_proposal_repeats_itself_and_stacked_looped_and_chunked_agree(case: st
 @every_case
 def test_a_replayed_chain_is_the_proposed_one(case: str) -> None:
     check_replays(CASES[case], rtol=1e-11, atol=1e-13)
-
-
-def test_a_chain_does_not_depend_on_how_many_there_are() -> None:
-    few, many = (propose(Ula(count=n, steps=5, lr=0.1, mode="loop")) for n in (2, 5))
-    assert_same(few.x, {name: leaf[:2] for name, leaf in many.x.items()})
-    assert not torch.equal(many.x["w"][0], many.x["w"][1])
-
-
-def wide_problem(decay: float) -> Problem:
-    """Many parameters, small activations, and large enough for ``auto`` to loop: 16 rows through
-    four matrices of 300 × 300.
-    """
-
-    def g(theta: Tree, x: Tree, batch: Tree) -> Tensor:
-        hidden = batch["a"]
-        for leaf in x.values():
-            hidden = torch.tanh(hidden @ leaf)
-        penalty = sum(leaf.square().sum() for leaf in x.values()) if decay else 0.0
-        return hidden.square().mean() + decay * penalty
-
-    x0 = {f"w{i}": 0.05 * normal(300, 300, seed=i) for i in range(4)}
-    return Problem(theta0={}, x0=x0, g=g, f=g, lower_data=Data.of({"a": normal(16, 300)}))
-
-
-@pytest.mark.parametrize(
-    ("rule", "mode", "chunk", "decay"),
-    [
-        ("restart", "auto", None, 1e-3),
-        # all at once would be starts, chains and gradients: 3N; the chunk is what bounds them
-        ("per-branch", "stacked", 3, 0.0),
-    ],
-)
-def test_the_peak_memory_of_n_chains(rule: Any, mode: Any, chunk: int | None, decay: float) -> None:
-    count = 6
-    problem = wide_problem(decay)
-    size = sum(leaf.nbytes for leaf in problem.x0.values())
-    ula = Ula(count=count, steps=2, lr=1e-3, mode=mode, chunk=chunk, carry_rule=rule)
-    with LiveMemory() as memory:
-        state = ula.init(problem, KEY)
-        found = propose(ula, problem, state)
-        ula.carry(state, found, torch.tensor(1), KEY, problem)
-    # the chains themselves, which the meter sees, at least
-    assert count <= memory.peak / size <= 2 * count + 6
 
 
 @pytest.mark.extended
