@@ -1,11 +1,7 @@
-"""Fields of tasks that are out of range, and packages that are missing, are errors with a code and
-a place.
-"""
+"""Fields of tasks that are out of range are errors with a code and a place."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,12 +9,11 @@ from support.helpers import rejects
 
 from hgms.tasks.circle import CircleDegenerate, CircleKink
 from hgms.tasks.cleaning import HyperCleaning
-from hgms.tasks.images import load_images
 from hgms.tasks.imbalanced import ImbalancedLoss
 from hgms.tasks.quadratic import Quadratic
-from hgms.tasks.regression import LogisticCv, RidgeCv, load_table
+from hgms.tasks.regression import LogisticCv, RidgeCv
 from hgms.tasks.sphere import Sphere
-from hgms_core import ConfigError, MissingExtra
+from hgms_core import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -68,22 +63,3 @@ def test_a_field_out_of_range_is_named(
 ) -> None:
     with rejects(code, place, of=ConfigError):
         task(**fields)
-
-
-@pytest.mark.parametrize(
-    ("load", "name", "package", "extra"),
-    [
-        (load_images, "mnist", "datasets", "hub"),
-        (load_images, "digits", "sklearn.datasets", "sklearn"),
-        (load_table, "hub:a/b", "datasets", "hub"),
-        (load_table, "sklearn:iris", "sklearn", "sklearn"),
-    ],
-)
-def test_a_missing_extra_names_the_line_that_installs_it(
-    monkeypatch: pytest.MonkeyPatch, load: Callable[[str], Any], name: str, package: str, extra: str
-) -> None:
-    monkeypatch.delenv("HGMS_DATA", raising=False)
-    monkeypatch.setitem(sys.modules, package, None)
-    with rejects("missing-package", "dataset", of=MissingExtra) as caught:
-        load(name)
-    assert caught.value.install == f"pip install 'hgms[{extra}]'"

@@ -63,31 +63,6 @@ def test_idx_files_are_read_plain_and_compressed_from_a_folder_and_from_hgms_dat
     assert {round(255 * value) for value in pixels.flatten().tolist()} <= {*GREY.flatten().tolist()}
 
 
-@pytest.mark.parametrize(
-    ("file", "content", "code"),
-    [
-        (f"{IMAGES}.gz", gzip.compress(PIXELS)[:5], "damaged-file"),
-        (f"{IMAGES}.gz", gzip.compress(PIXELS)[:60], "damaged-file"),
-        (f"{IMAGES}.gz", gzip.compress(PIXELS)[:-4], "damaged-file"),
-        (f"{LABELS}.gz", b"<html>not found</html>", "damaged-file"),
-        (IMAGES, idx(0x801, [40], bytes(60)), "wrong-format"),
-        (IMAGES, b"P5 28 28" + PIXELS, "wrong-format"),
-        (IMAGES, PIXELS[:-7], "damaged-file"),
-        (IMAGES, PIXELS + bytes(3), "damaged-file"),
-        # 2³² · 2³¹ · 2 is 0 in 64 bits: an empty file would do
-        (IMAGES, idx(0x803, [1 << 31, 1 << 31, 4], b""), "damaged-file"),
-        (f"{IMAGES}.gz", gzip.compress(idx(0x803, [1 << 31, 1 << 31, 4], b"")), "damaged-file"),
-        (IMAGES, idx(0x803, [40, 0, 3], b""), "no-rows"),
-        (LABELS, b"\0\0", "damaged-file"),
-    ],
-)
-def test_a_damaged_idx_file_is_named(tmp_path: Path, file: str, content: bytes, code: str) -> None:
-    path = idx_folder(tmp_path, ".gz" if file.endswith(".gz") else "") / file
-    path.write_bytes(content)
-    with rejects(code, str(path), of=DataError):
-        load_images(f"idx:{tmp_path}")
-
-
 def test_no_more_is_decompressed_than_the_header_promises(tmp_path: Path) -> None:
     """16 MB of zeros in 16 kB behind a sound header: what is kept of them is less than a
     quarter.
@@ -100,24 +75,6 @@ def test_no_more_is_decompressed_than_the_header_promises(tmp_path: Path) -> Non
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 1 << 22
-
-
-@pytest.mark.parametrize(
-    ("labels", "fields", "code", "place"),
-    [
-        (CLASSES[:39], {}, "wrong-shape", ("labels",)),
-        (np.array([12, *CLASSES[1:]], np.uint8), {}, "out-of-range", ("labels",)),
-        (CLASSES, {"validation_size": 11}, "too-few-rows", ()),
-    ],
-)
-def test_rows_that_do_not_fit_are_located(
-    tmp_path: Path, labels: np.ndarray, fields: dict[str, object], code: str, place: tuple[str, ...]
-) -> None:
-    (idx_folder(tmp_path) / LABELS).write_bytes(idx(0x801, [len(labels)], labels.tobytes()))
-    with rejects(code, str(tmp_path), *place, of=DataError):
-        problem_of(f"idx:{tmp_path}", **fields)
-    if code == "out-of-range":  # a label is allowed where there are so many classes
-        assert problem_of(f"idx:{tmp_path}", classes=13).x0["output.bias"].shape == (13,)
 
 
 def test_npz_files_are_read_under_both_pairs_of_names_and_both_pixel_types(tmp_path: Path) -> None:
@@ -196,31 +153,6 @@ def test_a_damaged_npz_file_is_named(
         load_images(f"npz:{path}")
 
 
-def test_test_splits_are_read_where_a_set_has_one(tmp_path: Path) -> None:
-    path = tmp_path / "a.npz"
-    test = {"x_test": GREY[:7] // 2, "y_test": CLASSES[:7]}
-    np.savez(path, x_train=GREY, y_train=CLASSES, **test)
-    assert (load_images(f"npz:{path}", "test").pixels == GREY[:7] // 2).all()
-    assert problem_of(f"npz:{path}", test_size=0, train_size=30).lower_data.size == 30
-    assert len(load_images(f"idx:{idx_folder(tmp_path, split='t10k')}", "test").pixels) == 40
-
-
-def test_what_a_set_does_not_have_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HGMS_DATA", str(tmp_path))
-    path, folder, half = (tmp_path / name for name in ("a.npz", "idx", "half"))
-    np.savez(path, images=GREY, labels=CLASSES)
-    (idx_folder(half) / LABELS).unlink()
-    for dataset, split, code, place in (
-        (f"npz:{path}", "test", "missing-column", str(path)),
-        (f"idx:{idx_folder(folder)}", "test", "missing-file", str(folder)),
-        ("digits", "test", "not-supported", "test_size"),
-        (f"idx:{half}", "train", "missing-file", str(half)),
-        ("mnist", "train", "missing-file", str(tmp_path / "mnist")),
-    ):
-        with rejects(code, place, of=DataError):
-            load_images(dataset, split)
-
-
 # --- image sets of the Hub
 # --------------------------------------------------------------------------------------------------
 
@@ -249,23 +181,3 @@ def test_image_sets_of_the_hub_are_mapped_by_their_features_and_mnist_is_pinned(
         ("someone/pictures", "train", None),
         ("ylecun/mnist", "train", "77f3279092a1c1579b2250db8eafed0ad422088c"),
     ]
-
-
-@pytest.mark.parametrize(
-    ("columns", "code"),
-    [
-        (None, "cannot-download"),
-        ({"text": ((), object())}, "missing-column"),
-        ({"image": ((), Image()), "text": ((), object())}, "missing-column"),
-        (
-            {"image": ([GREY[0], GREY[0][:1]], Image()), "label": (np.arange(2), ClassLabel())},
-            "wrong-shape",
-        ),
-    ],
-)
-def test_what_the_hub_cannot_give_is_explained(
-    columns: dict[str, tuple[object, object]] | None, code: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Hub(monkeypatch, **{"b": Rows(**columns)} if columns else {})
-    with rejects(code, "hub:a/b", of=DataError):
-        load_images("hub:a/b")

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.helpers import F64, finite_differences, normal, rejects
+from support.helpers import F64, finite_differences, normal
 from torch import Tensor, nn
 
 import hgms_core
 from hgms.tasks.imbalanced import ImbalancedLoss
 from hgms.tasks.imbalanced.rows import views
-from hgms_core import DataError, Key, Problem, Ravel, Tree
+from hgms_core import Key, Problem, Ravel, Tree
 
 CPU = torch.device("cpu")
 
@@ -165,50 +165,11 @@ def test_the_losses_are_those_of_a_module_written_down_plainly(smooth: bool) -> 
     assert float(problem.f(theta, problem.x0, above)) == pytest.approx(expected, rel=1e-12)
 
 
-def test_images_that_do_not_suffice_or_fit_are_explained(tmp_path: Path) -> None:
-    path = str(tmp_path / "n.npz")
-    np.savez(path, images=np.zeros((400, 20), np.uint8), labels=np.arange(400) % 10)
-    sizes = {"validation_size": 20, "test_size": 20}
-    for call, code in (
-        (lambda: problem_of(dataset=f"npz:{path}", **sizes), "wrong-shape"),
-        (lambda: numbered(tmp_path, 30, test_size=10), "too-few-rows"),
-        (lambda: numbered(tmp_path, 400, test_size=None), "missing-column"),
-    ):
-        with rejects(code, path, of=DataError):
-            call()
-
-
-def test_colour_images_have_their_colours_first(tmp_path: Path) -> None:
-    pixels = np.random.default_rng(0).integers(0, 256, (200, 8, 4, 3), np.uint8)
-    labels = np.arange(200) % 10
-    splits = {"x_train": pixels, "y_train": labels, "x_test": pixels[:50], "y_test": labels[:50]}
-    np.savez(tmp_path / "c.npz", **splits)
-    sizes = {"validation_size": 20, "views": 0, "channels": (2, 2), "hidden": 3}
-    problem = problem_of(dataset=f"npz:{tmp_path / 'c.npz'}", **sizes)
-    assert problem.lower_data.whole["pixels"].shape[1:] == (3, 8, 4)
-    assert problem.x0["hidden.weight"].shape == (3, 2 * 2 * 1)
-    assert np.isfinite(list(problem.evaluate(problem.theta0, problem.x0).values())).all()
-
-
 # --- derivatives
 # --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("smooth", [False, True])
-def test_products_with_the_hessian_agree_three_ways(smooth: bool) -> None:
-    problem = problem_of(channels=(2, 3), hidden=4, smooth=smooth)
-    batch = problem.lower_data.batch(torch.arange(40))
-    v = torch.cos(torch.arange(Ravel.of(problem.x0).size, dtype=F64))
-    back, forward, difference = (
-        hgms_core.curvature(
-            lambda x: problem.g(problem.theta0, x, batch), problem.x0, strategy
-        ).matvec(v)
-        for strategy in ("vjp", "jvp", "difference")
-    )
-    assert torch.allclose(back, forward, rtol=1e-10, atol=1e-13)
-    assert torch.allclose(back, difference, rtol=1e-4, atol=1e-6)
-
-
+@pytest.mark.extended
 def test_the_implicit_hypergradient_is_the_slope_of_the_re_solved_upper_loss(
     tmp_path: Path,
 ) -> None:

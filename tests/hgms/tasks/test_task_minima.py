@@ -16,19 +16,6 @@ from hgms_core.trees import take
 CPU = torch.device("cpu")
 
 
-def test_views_explain_the_rows_that_they_should() -> None:
-    for ambiguous, expected in ((1.0, 1.0), (0.5, 0.75), (0.0, 0.5)):
-        task = ManyMinima(ambiguous=ambiguous, train_size=4000, noise=0.0)
-        problem = task.problem(3, CPU, F64)
-        lower, upper = (  # the share of rows that each view's signs explain
-            ((rows["views"].prod(-1) * rows["label"][:, None]) > 0).double().mean(0)
-            for rows in (problem.lower_data.whole, problem.upper_data["differentiate"].whole)
-        )
-        assert torch.allclose(lower[1:], torch.full((3,), expected, dtype=F64), atol=0.03)
-        assert lower[0] == upper[0] == 1
-        assert float(upper[1:].max()) < 0.75
-
-
 def test_g_is_its_equation_and_does_not_depend_on_the_precision_of_the_draw() -> None:
     task = ManyMinima(train_size=7, hidden=3, views=2)
     problem, single = (task.problem(1, CPU, dtype) for dtype in (F64, torch.float32))
@@ -44,13 +31,6 @@ def test_g_is_its_equation_and_does_not_depend_on_the_precision_of_the_draw() ->
         total = total + theta["penalty"][j].exp() * x["views.weight"][:, j].square().sum()
     assert float(problem.g(theta, x, rows)) == pytest.approx(float(total), rel=1e-12)
     assert torch.equal(single.lower_data.whole["views"], rows["views"].float())
-
-
-def test_the_set_of_theta_is_a_box_or_its_diagonal() -> None:
-    theta = {"penalty": torch.tensor([2.0, -20.0, -4.0, -6.0], dtype=F64)}
-    for tied, expected in ((False, [0.0, -11.512925, -4.0, -6.0]), (True, [-7.0] * 4)):
-        found = ManyMinima(tied=tied).problem(0, CPU, F64).project(theta)["penalty"]
-        assert found.tolist() == pytest.approx(expected)
 
 
 def trained(problem: Problem, theta: Tree, starts: int) -> tuple[Tree, list[dict[str, float]]]:

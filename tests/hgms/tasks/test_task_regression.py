@@ -5,22 +5,20 @@ test_closed_forms.py.
 from __future__ import annotations
 
 import math
-import types
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from sklearn.datasets import dump_svmlight_file, load_diabetes
+from sklearn.datasets import dump_svmlight_file
 from sklearn.linear_model import LogisticRegression, Ridge
-from sklearn.metrics import r2_score
 from support.helpers import F64, normal, rejects
 from support.hub_tables import Hub, Rows
 
 import hgms_core
 from hgms.tasks.regression import LogisticCv, RidgeCv, load_table
-from hgms_core import ConfigError, DataError, NumericalError, Problem, Tree
+from hgms_core import DataError, NumericalError, Problem, Tree
 
 CPU = torch.device("cpu")
 
@@ -84,19 +82,6 @@ def test_the_metrics_are_value_stationarity_and_distance(task: Any, dtype: torch
     slope = exact.hypergradient(theta)["log_penalty"]
     assert figures["stationarity"] == pytest.approx(float(slope.norm()), rel=1e-3)
     assert figures["lower_distance"] == pytest.approx(0.1 * x["x"].numel() ** 0.5, rel=1e-4)
-
-
-def test_test_figures_are_those_of_the_untouched_rows() -> None:
-    problem, exact, _ = built(RidgeCv(shares=(0.4, 0.2, 0.4)))
-    x = exact.solution(problem.theta0)
-    raw, target = load_diabetes(return_X_y=True)
-    order = torch.randperm(442, generator=hgms_core.Key(0).fold("ridge-cv").generator()).numpy()
-    train, test = order[:177], order[265:]
-    scaled = (raw[test] - raw[train].mean(0)) / raw[train].std(0)
-    said = scaled @ x["x"].numpy() * target[train].std() + target[train].mean()
-    assert problem.evaluate(problem.theta0, x)["test_r2"] == pytest.approx(
-        r2_score(target[test], said), rel=1e-9
-    )
 
 
 def test_newtons_derivatives_are_those_of_the_loss() -> None:
@@ -169,21 +154,6 @@ def test_one_file_trains_and_the_other_validates_as_the_field_s_benchmark_has_it
         assert torch.isclose(above, fits[1].mean(), rtol=1e-12)
 
 
-def test_a_random_start_is_normal_below_and_log_uniform_above(folder: Path) -> None:
-    task = benchmark_task(folder, theta0=0.5)
-    starts = [task.problem(seed, CPU, F64) for seed in range(100)]
-    theta = torch.stack([problem.theta0["log_penalty"] for problem in starts]) - 0.5
-    x = torch.stack([problem.x0["x"] for problem in starts])
-    assert theta.max() < 0
-    assert float(theta.exp().mean()) == pytest.approx(0.5, abs=0.05)
-    assert [float(x.mean()), float(x.std()) - 1] == pytest.approx([0, 0], abs=0.1)
-    assert torch.equal(task.problem(7, CPU, torch.float32).x0["x"], x[7].float())
-    constant = benchmark_task(folder, start="zeros", theta0=-2.0, penalties="classes")
-    problem = constant.problem(0, CPU, F64)
-    assert problem.theta0["log_penalty"].tolist() == [[-2.0]]
-    assert not problem.x0["x"].any()
-
-
 def test_files_are_looked_for_below_the_folder_of_data_and_have_to_fit(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,55 +168,8 @@ def test_files_are_looked_for_below_the_folder_of_data_and_have_to_fit(
             benchmark_task(folder, validation=name).problem(0, CPU, F64)
 
 
-@pytest.mark.parametrize(
-    ("text", "code", "of"),
-    [
-        (None, "unreadable-file", DataError),
-        ("1 1:2.0 2:\nno numbers\n", "unreadable-file", DataError),
-        ("1 99999999999999999999:1\n2 1:1\n", "unreadable-file", DataError),
-        ("1 1:2.0\n2 1:nan\n3 1:1\n", "not-finite", DataError),
-        ("4 1:1\n4 1:2\n4 1:3\n4 1:0\n", "wrong-value", DataError),
-        ("4 1:1\n3 1:2\n", "too-few-rows", DataError),
-        # 44 GB where every row is as long as the longest
-        ("1 99999999:1\n" * 55, "too-large", ConfigError),
-        # 88 MB, but 320 GB where a system in its columns is solved
-        ("1 199999:1\n" * 55, "too-large", ConfigError),
-        # numbers are no classes
-        ("".join(f"{i} 1:{i}\n" for i in range(30)), "wrong-value", DataError),
-    ],
-)
-def test_what_is_wrong_with_a_libsvm_file_is_said(
-    tmp_path: Path, text: str | None, code: str, of: type
-) -> None:
-    path = tmp_path / "rows"
-    if text is not None:
-        path.write_text(text)
-    task = LogisticCv if "29 1:29" in str(text) else RidgeCv
-    with rejects(code, f"libsvm:{path}", of=of):
-        task(dataset=f"libsvm:{path}").problem(0, CPU, F64)
-
-
 # --- tables of others
 # --------------------------------------------------------------------------------------------------
-
-
-def test_openml_is_asked_for_name_and_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-    tables = {"boston": np.arange(20.0).reshape(10, 2), "mixed": np.array([["a", 1.0]], object)}
-
-    def fetch(name: str, *, version: int | str, as_frame: bool, parser: str) -> object:
-        asked.append((name, version, as_frame))
-        target = np.array(["1", "2.5"] * 5)[: len(tables[name])]
-        return types.SimpleNamespace(data=tables[name], target=target)
-
-    monkeypatch.setattr("sklearn.datasets.fetch_openml", fetch)
-    rows = RidgeCv(dataset="openml:boston@3").problem(0, CPU, F64).lower_data.whole
-    assert len(rows["b"].unique()) == 2
-    assert load_table("openml:boston").target.tolist() == ["1", "2.5"] * 5
-    assert asked == [("boston", 3, False), ("boston", "active", False)]
-    for name, code in (("gone", "cannot-download"), ("mixed", "wrong-type")):
-        with rejects(code, f"openml:{name}", of=DataError):
-            load_table(f"openml:{name}")
 
 
 def test_a_table_of_the_hub_is_its_numeric_columns(monkeypatch: pytest.MonkeyPatch) -> None:
