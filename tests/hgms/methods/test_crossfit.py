@@ -9,21 +9,19 @@ from typing import Any
 import pytest
 import torch
 from attrs import evolve
-from support.helpers import F64, assert_same, finite_differences, normal, rejects
+from support.helpers import F64, assert_same, finite_differences, normal
 from support.row_weights import table, weighing
 from torch import Tensor
 
-from hgms.compiled import Programs
 from hgms.hypergradients import Fixed, Implicit
 from hgms.methods.crossfit import CrossFit, FlatBranches, fold_problem, weights
 from hgms.methods.crossfit.folds import Folds
-from hgms.methods.crossfit.lower import advanced, numbers, part
+from hgms.methods.crossfit.lower import part
 from hgms.outer import Sgd
 from hgms.rows import trained_on
 from hgms.selectors import BestOfN
 from hgms.solvers import CG
 from hgms_core import Branch, CallableSolver, Data, Key, Problem, Tree
-from hgms_core.trees import take
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-12}
 SIZE = 24
@@ -68,16 +66,6 @@ def test_folds_part_the_rows_and_every_branch_keeps_equally_many() -> None:
     assert len(folds.held.unique()) == 12
     both = torch.cat([folds.held, folds.kept], dim=1).sort(dim=1).values
     assert both.tolist() == [list(range(13))] * 3
-
-
-def test_rows_are_drawn_by_weights_that_follow_the_log_odds_of_their_labels() -> None:
-    p = torch.tensor([0.2, 0.5, 0.9], dtype=F64)
-    assert_same(weights.score(-p.log()), (p / (1 - p)).log(), **CLOSE)
-    assert torch.isfinite(weights.score(torch.tensor([0.0, 50.0]))).all()
-    weight = torch.tensor([0.0, 3.0, 1.0, 0.0])
-    counts = torch.bincount(fold_problem.drawn(weight, 40_000, Key(0).generator()), minlength=4)
-    assert counts[[0, 3]].tolist() == [0, 0]
-    assert abs(counts[1] / 40_000 - 0.75) < 0.01
 
 
 def test_the_lower_step_is_adam_at_a_point_up_the_slope() -> None:
@@ -169,25 +157,6 @@ def test_one_outer_step_is_the_mean_over_the_branches_and_a_fixed_alpha_stays() 
     assert_same(state["alpha"], weights.begin(2.0, 3.0, p.x0["w"]))
 
 
-def test_at_the_end_the_weights_stay_and_branches_see_all_rows() -> None:
-    p, m = problem(), method(finish=0.5, averaging=0.0)
-    state, _ = m.step(p, m.init(p, 0), 0.0)
-    following, _ = m.step(p, state, 0.75)
-    assert_same([following["alpha"], following["theta"]], [state["alpha"], state["theta"]])
-    weight = state["theta"]["logits"].sigmoid()
-    tree = take(state["branches"], 2)
-    scales = (float(weight.sum()) / SIZE, 13 * float(state["alpha"][weights.TILT].exp()) / SIZE)
-    key = Key(0).fold("step", 1).fold("branch", 2).fold("lower")
-    rows = fold_problem.drawn(weight, 4 * SIZE, key.generator()).reshape(4, SIZE)
-    fitted = fold_problem.losses_of(p, Folds.drawn(p, 3, Key(0).fold("folds")))
-    above = trained_on(p).rows(torch.arange(13))
-    for step in range(4):
-        setting = numbers(0.05 * 0.5, 11 + step, m.sharpness, 0.0, scales)
-        batch = p.lower_data.rows(rows[step])
-        tree, _ = advanced(fitted.objective, setting, tree, p.theta0, batch, above)
-    assert_same(following["branches"]["x.w"][2], tree["x.w"], **CLOSE)
-
-
 def test_a_branch_trains_on_the_other_folds() -> None:
     drawn: list[Tensor] = []
 
@@ -217,43 +186,3 @@ def test_the_answer_is_the_best_branch_of_all_steps_on_rows_that_none_saw() -> N
         best += [float(losses({"w": w}, stop).mean()) for w in averages]
         found = float(losses(m.result(state)[1], stop).mean())
         assert found == pytest.approx(min(best), rel=1e-12)
-
-
-@pytest.mark.parametrize(
-    "compiler",
-    [
-        pytest.param("traced", marks=pytest.mark.extended),
-        pytest.param("compiled", marks=pytest.mark.nightly),
-    ],
-)
-def test_compiled_steps_are_the_same(compiler: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if compiler == "traced":  # all but the compiler, which takes most of a minute
-        monkeypatch.setattr(
-            "hgms.compiled.programs._inductor", lambda graph, leaves: lambda inputs: graph(*inputs)
-        )
-    m = method(batch_size=8, upper_batch_size=4)
-    programs = Programs()
-    written, quick = (
-        m.step(p, m.step(p, m.init(p, 0), 0.0)[0], 0.5)[0]["branches"]
-        for p in (problem(), evolve(problem(), compiler=programs))
-    )
-    assert programs.outcomes["crossfit"] == "compiled"
-    assert_same(quick, written, rtol=1e-8, atol=1e-10)
-
-
-ROLES = ("differentiate", "select", "stop")
-
-
-@pytest.mark.parametrize(
-    ("change", "error"),
-    [
-        ({"upper_data": dict.fromkeys(ROLES[:2], table(9, 20))}, ("no-rows-for-role", "method")),
-        ({"upper_data": table(5, 20)}, ("too-few-rows", "method", "count")),
-        ({"rows": None}, ("not-supported", "method")),
-    ],
-)
-def test_too_few_rows_are_refused(change: Any, error: tuple[str, ...]) -> None:
-    with rejects(*error):
-        method().init(evolve(problem(), **change), 0)
-    enough = evolve(problem(), upper_data=dict.fromkeys(ROLES, table(5, 20)))
-    assert method().init(enough, 0)["step"] == 0

@@ -8,15 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from support.field_problems import CPU, pipeline, run, tuned_penalty
+from support.field_problems import CPU, run, tuned_penalty
 from support.helpers import F64, assert_same, counted, network_problem
 
-from hgms.generators.branches import Branches
 from hgms.hypergradients import Implicit
-from hgms.outer import Sgd
 from hgms.runs import RunConfig
-from hgms.selectors import BestOfN
-from hgms.solvers import FixedPoint, Neumann
+from hgms.solvers import Neumann
 from hgms.tasks.quadratic import Quadratic
 from hgms_core import Branch, Key, Problem, Ravel
 
@@ -124,28 +121,6 @@ def test_an_implicit_estimate_is_its_equation_and_costs_what_was_called(
     assert_same(found.value, expected, rtol=tolerance, atol=tolerance)
     residual = float((slope - hessians[3] @ v).norm() / slope.norm())
     assert float(found.solution.residual) == pytest.approx(residual, rel=1e-5)
-
-
-def test_the_rows_of_a_step_by_differences_are_those_that_went_through() -> None:
-    problem, seen = counted(PROBLEM)
-    sizes = {"batch_size": 6, "upper_batch_size": 7}
-    made = method("darts", generator={"batch_size": 5}, hypergradient=sizes)
-    state, _ = made.step(problem, made.init(problem, 0))
-    _, record = made.step(problem, state)
-    assert record["cost_rows"] == seen["f_rows"] + seen["g_rows"]
-
-
-def test_fresh_batches_of_everything_are_one_batch() -> None:
-    one, fresh = (
-        pipeline(
-            Branches(count=1, steps=2),
-            BestOfN(),
-            Implicit(solver=FixedPoint(lr=0.3, max_steps=3), batches=how),
-            Sgd(),
-        )
-        for how in ("one", "fresh")
-    )
-    assert_same(*(each.step(PROBLEM, each.init(PROBLEM, 0))[0]["theta"] for each in (one, fresh)))
 
 
 @pytest.mark.extended

@@ -1,5 +1,5 @@
 """The references of every comparison: θ fixed and x trained on validation rows alone, on both,
-or on the true labels too; and other first θ.
+or on the true labels too; and a θ drawn by the seed.
 """
 
 from __future__ import annotations
@@ -9,12 +9,10 @@ from typing import Any
 import pytest
 import torch
 from attrs import evolve
-from support.helpers import F64, assert_same, network_problem, normal, rejects
-from support.source_problems import convex_sources
+from support.helpers import F64, assert_same, network_problem, normal
 
 from hgms.methods import LearnedStart, StartingAt, Tilted
 from hgms.methods.random_theta import drawn
-from hgms.rows import joined
 from hgms.runs import RunConfig
 from hgms_core import Data, Pipeline, Problem
 
@@ -84,7 +82,6 @@ PROBLEM = Problem(
     },
     references={"clean": {"t": torch.full((1,), 5.0, dtype=F64)}},
 )
-BOTH = joined(PROBLEM.upper_data["differentiate"], PROBLEM.upper_data["select"])
 ROWS = torch.cat([PROBLEM.upper_data[role].whole["a"] for role in ("differentiate", "select")])
 TRAIN, ABOVE = PROBLEM.lower_data.whole["a"].mean(0), ROWS.mean(0)
 
@@ -125,13 +122,6 @@ def test_random_theta_is_drawn_by_the_seed_around_the_first_and_projected() -> N
     assert float(drawn(positive, 3, 5.0)["t"].min()) == 0.0
 
 
-def test_rows_of_both_roles_are_joined_in_every_shape_of_batch() -> None:
-    index = torch.tensor([[[0, 13], [9, 8]], [[4, 10], [13, 1]]])
-    assert_same([BOTH.batch(None)["a"], BOTH.rows(index)["a"]], [ROWS, ROWS[index]])
-    assert joined(Data.none(), BOTH) is BOTH
-    assert joined(BOTH, Data.none()) is BOTH
-
-
 def test_training_rows_and_stopping_rows_do_not_reach_what_validation_alone_trains() -> None:
     made = method(
         "validation-only", method={"generator": {"steps": 5, "batch_size": 6}, "keep": "last"}
@@ -152,48 +142,3 @@ def test_training_rows_and_stopping_rows_do_not_reach_what_validation_alone_trai
         assert record["oracle_calls"] == 3 * 6  # 5 gradients and a value of f each
     assert_same(*ends)
     assert not torch.equal(ends[0]["w"], NETWORK.x0["w"])
-
-
-SOURCES = convex_sources({"a": 0.5, "b": 0.3, "c": 0.2}, rows=10)
-
-
-def starting_at(mixture: Any = None, reference: Any = None) -> StartingAt:
-    return StartingAt(method=method("hg-ms"), mixture=mixture, reference=reference)
-
-
-def test_theta_starts_at_a_mixture_or_a_reference() -> None:
-    mixed = starting_at({"c": 3.0, "a": 1.0})
-    theta = mixed.init(SOURCES, 0)["theta"]
-    weights = SOURCES.sources.weights(theta)
-    assert_same(weights, torch.tensor([0.25, 0.0, 0.75], dtype=F64), atol=1e-9)
-    scale = {"scale": torch.ones(1, dtype=F64)}
-    beside = evolve(SOURCES, theta0={**SOURCES.theta0, **scale})
-    assert_same(mixed.init(beside, 0)["theta"], {**theta, **scale})
-    assert_same(starting_at().init(SOURCES, 0)["theta"], SOURCES.theta0)
-    assert mixed.needs - starting_at().needs == {"sources"}
-    even = starting_at(reference="even").init(NETWORK, 0)["theta"]
-    assert_same(even, NETWORK.references["even"])
-
-
-@pytest.mark.parametrize(
-    ("call", "error"),
-    [
-        # wrappers are for pipelines
-        (lambda: method("validation-only", tilt=1.0), ("unknown-option", "method", "tilt")),
-        (lambda: Tilted(method=method("random-search"), tilt=1.0), ("wrong-value", "method")),
-        # what the problem does not have
-        (lambda: starting_at({"a": 1.0}).init(NETWORK, 0), ("not-supported", "method", "mixture")),
-        (lambda: starting_at({"a": 1.0, "b-e": 1.0}).init(SOURCES, 0), ("wrong-value", "mixture")),
-        (lambda: starting_at({}).init(SOURCES, 0), ("wrong-value", "mixture")),
-        *(
-            (
-                lambda problem=problem: starting_at(reference="clean").init(problem, 0),
-                ("unknown-reference", "method", "reference"),
-            )
-            for problem in (NETWORK, evolve(NETWORK, references={}))
-        ),
-    ],
-)
-def test_a_wrapper_that_does_not_fit_is_refused(call: Any, error: tuple[str, ...]) -> None:
-    with rejects(*error):
-        call()

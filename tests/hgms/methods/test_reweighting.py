@@ -15,14 +15,9 @@ from support.helpers import F64, assert_same, finite_differences, normal, reject
 from support.row_weights import table, weighing
 from torch import Tensor
 
-from hgms.compiled import Programs
 from hgms.methods.reweighting import Agreement, LearningToReweight, MwNet, SmallLoss, shared
 from hgms.methods.reweighting.learning_to_reweight import aligned
 from hgms.methods.reweighting.mw_net import meta_gradient, weight_logits
-from hgms.runs import missing_traits
-from hgms.runs.traits import ensure_fits
-from hgms.tasks.cleaning import HyperCleaning
-from hgms.tasks.quadratic import Quadratic
 from hgms_core import Data, Key, Problem, Rows, Tree, detach
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-12}
@@ -30,8 +25,6 @@ NEAR = {"rtol": 1e-8, "atol": 1e-9}  # Adam divides by roots of small numbers
 SIZE = 30
 BATCH = 8
 COSTS = ("lower_gradients", "upper_gradients", "cross_products", "rows", "upper_values")
-CLEANING = HyperCleaning(train_size=30, validation_size=20, test_size=5, hidden=3)
-CPU = torch.device("cpu")
 
 
 def losses(x: Tree, batch: Tree) -> Tensor:
@@ -149,17 +142,6 @@ def test_learning_to_reweight_is_its_look_ahead() -> None:
     assert torch.isclose(record["lower_loss"], value)
     assert record["kept"] == (weights > 0).double().mean()
     assert costs(record)[:4] == [6, 6, 6, 6 * (2 * BATCH + 5)]
-
-
-def test_where_no_row_helps_only_the_regulariser_acts() -> None:
-    p = problem()
-    flat = evolve(p, f=lambda theta, x, batch: 0 * sum(leaf.sum() for leaf in x.values()))
-    sgd = {"lr": 0.1, "optimizer": "sgd", "memory": 0.9, "momentum": 0.0, "keep": "last"}
-    state, record = stepped(LearningToReweight(steps=1, **sgd), flat, 1)
-    x = leaves_of(p.x0)
-    assert_same(state["x"], detach(down(decay({}, x, {}), x, 0.1)), **CLOSE)
-    assert record["kept"] == 0
-    assert state["theta"]["logits"].sigmoid().allclose(torch.full((SIZE,), 0.9 / 1.9, dtype=F64))
 
 
 def test_the_alignment_and_the_meta_gradient_are_those_of_differences() -> None:
@@ -306,33 +288,6 @@ METHODS: dict[str, Callable[..., Any]] = {
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_they_run_on_every_problem_that_weighs_its_rows_and_on_no_other(name: str) -> None:
-    method = METHODS[name]()
-    model = torch.nn.Sequential(
-        torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Dropout(0.2), torch.nn.Linear(4, 1)
-    ).double()
-    module = Problem.of_module(
-        model,
-        lambda model, batch: torch.nn.functional.softplus(
-            -batch["y"] * model(batch["a"]).squeeze(-1)
-        ),
-        table(SIZE, 10, 12),
-        table(20, 20),
-    )
-    for p in (CLEANING.problem(0, CPU, F64), module):
-        theta, x = method.result(stepped(method, p)[0])
-        assert all(bool(leaf.isfinite().all()) for leaf in (*theta.values(), *x.values()))
-        assert not any(torch.equal(leaf, p.x0[part]) for part, leaf in x.items() if leaf.dim() > 1)
-    assert missing_traits(method, HyperCleaning()) == {}
-    for call in (
-        lambda: ensure_fits(method, Quadratic()),
-        lambda: method.init(Quadratic().problem(0, CPU, F64), 0),
-    ):
-        with rejects("not-supported", "method"):
-            call()
-
-
-@pytest.mark.parametrize("name", METHODS)
 def test_the_best_state_is_that_of_the_lowest_loss_on_stop_rows(name: str) -> None:
     p, method = problem(), METHODS[name](keep="best")
     state = method.init(p, 0)
@@ -345,18 +300,3 @@ def test_the_best_state_is_that_of_the_lowest_loss_on_stop_rows(name: str) -> No
     data = {role: rows for role, rows in p.upper_data.items() if role != "stop"}
     with rejects("no-rows-for-role", "method", "keep"):
         method.init(evolve(p, upper_data=data), 0)
-
-
-@pytest.mark.extended
-@pytest.mark.parametrize("name", METHODS)
-def test_steps_as_programs_are_the_same_steps(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Traced, without the compiler."""
-    monkeypatch.setattr(
-        "hgms.compiled.programs._inductor", lambda graph, leaves: lambda inputs: graph(*inputs)
-    )
-    compiler = Programs()
-    fast, plain = (
-        stepped(METHODS[name](), p) for p in (evolve(problem(), compiler=compiler), problem())
-    )
-    assert_same(fast, plain, rtol=1e-9, atol=1e-11)
-    assert set(compiler.outcomes.values()) == {"compiled"}

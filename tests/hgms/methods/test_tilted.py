@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from attrs import evolve
 from support.helpers import F64, assert_same, network_problem
-from support.source_problems import convex_sources
 
 from hgms.generators.branches import Branches
 from hgms.hypergradients import Implicit, Unrolled
@@ -77,14 +75,6 @@ def test_every_validation_row_comes_along_and_none_again_before_all_have(
     # One draw of 10 rows a step, as an outer step with its own key makes them
     several = {beside for step in range(10) for beside in pairs(problem, Key(0).fold(step), 1)[1]}
     assert len(several) > min(upper - 1, 40)
-
-
-def test_a_lower_row_does_not_always_bring_the_same_validation_row() -> None:
-    problem = rows_of(20, 500)
-    own, seen = pairs(problem, Key(0), 200)
-    together = set(zip(own, seen, strict=True))
-    assert min(sum(row == first for first, _ in together) for row in range(20)) > 50
-    assert own == problem.lower_data.draw(Key(0), 10, 200).flatten().tolist()
 
 
 def test_the_tilted_gradient_of_a_batch_is_unbiased() -> None:
@@ -164,30 +154,3 @@ def test_the_optimistic_optimum_is_reached_as_the_tilt_vanishes() -> None:
 
 # --- with batches made when asked for
 # --------------------------------------------------------------------------------------------------
-
-LOGITS = {"logits": torch.tensor([0.2, -0.1, 0.5], dtype=F64)}
-SOURCES = convex_sources({"a": 0.5, "b": 0.3, "c": 0.2}, rows=10)
-
-
-@pytest.mark.parametrize("below", [SOURCES.lower_data, Data.none()])
-def test_a_tilted_whole_batch_has_every_row_once_made_late(below: Data) -> None:
-    gathered: list[int] = []
-
-    def lazily(data: Data) -> Data:
-        rows = lambda index: gathered.append(index.numel()) or data.rows(index)  # noqa: E731
-        return Data(data.size, {}, rows, strata=data.strata) if data.size else data
-
-    x, above = SOURCES.x0, SOURCES.upper_data["differentiate"]
-    problem = evolve(
-        SOURCES,
-        lower_data=lazily(below),
-        upper_data={**SOURCES.upper_data, "differentiate": lazily(above)},
-        g=SOURCES.g if below.size else lambda theta, x, batch: x["x"].sum(),
-    )
-    seen = tilted(problem, 0.25)
-    assert gathered == []
-    expected = problem.g(LOGITS, x, below.whole) + 0.25 * SOURCES.f(LOGITS, x, above.whole)
-    found = seen.g(LOGITS, x, seen.lower_data.batch(None))
-    assert_same(found, expected, rtol=1e-14)
-    assert gathered == [below.size, above.size][not below.size :]
-    assert seen.lower_data.strata == below.strata
