@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from attrs import evolve
-from support.helpers import assert_same, normal, rejects
+from support.helpers import assert_same, normal
 from support.programs import as_traced, same_run
 from torch import Tensor
 
@@ -19,7 +19,7 @@ from hgms.generators.branches import Branches
 from hgms.hypergradients import Implicit
 from hgms.methods import Tilted
 from hgms.outer import Adam
-from hgms.selectors import BestOfN, Worst
+from hgms.selectors import BestOfN
 from hgms.solvers import CG, MINRES
 from hgms_core import (
     Branch,
@@ -174,12 +174,6 @@ def test_products_of_either_operator_are_programs_of_rows_gathered_once(operator
     assert len(gathered) == 2
 
 
-def test_gauss_newton_products_need_a_composite_loss() -> None:
-    implicit = Implicit(solver=CG(ridge=0.1), operator="ggn")
-    with rejects("not-supported", "g"):
-        estimates(implicit, evolve(SADDLE, compiler=Programs()), SADDLE.x0)
-
-
 @pytest.mark.parametrize(
     ("solver", "problem"),
     [
@@ -207,18 +201,6 @@ def test_a_compiled_solve_takes_the_same_steps(solver: Any, problem: Problem) ->
         assert int(compiled.iterations) == int(plain.iterations)  # type: ignore[arg-type]
         if problem.g is SADDLE.g:
             assert compiled.outcome is Outcome.NEGATIVE_CURVATURE
-
-
-def test_without_a_compiler_an_estimate_is_that_of_the_functions(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def absent(*_: Any) -> None:
-        raise RuntimeError("No working C++ compiler found")
-
-    monkeypatch.setattr(programs, "_inductor", absent)
-    problem = evolve(PROBLEM, compiler=Programs())
-    compiled, plain = estimates(Implicit(solver=CG(max_steps=2)), problem, problem.x0)
-    assert_same(compiled.value, plain.value)
 
 
 # --- lower steps and scores
@@ -270,22 +252,6 @@ def test_compiled_branches_are_the_branches(rule: str, mode: Any) -> None:
             generator.carry(start, found, torch.tensor(1), key, problem)
             for problem, start, found in zip(problems, starts, (compiled, plain), strict=True)
         ]
-
-
-@pytest.mark.parametrize(
-    "selector", [Worst(mode="loop"), BestOfN(mode="stacked", batch_size=3)], ids=str
-)
-def test_compiled_scores_select_the_same(selector: Any) -> None:
-    generator = Branches(count=4, steps=2, noise=0.3)
-    start = generator.init(PROBLEM, Key(0))
-    candidates = generator.propose(PROBLEM, PROBLEM.theta0, start, Key(1))
-    candidates.x["b"][2] = torch.nan
-    compiled, plain = (
-        selector.select(evolve(PROBLEM, compiler=where), PROBLEM.theta0, candidates, Key(0))
-        for where in (Programs(), None)
-    )
-    assert int(compiled.index) == int(plain.index)
-    assert_same(compiled.scores, plain.scores, rtol=1e-12)
 
 
 # --- whole runs

@@ -182,20 +182,6 @@ def test_the_two_largest_matrices_are_measured_where_there_is_something_to_gain(
     assert calls[1][0] == [(1024, 1024)]  # a part of each, which is the same
 
 
-def test_shapes_are_those_of_a_layer_and_bounded() -> None:
-    products = matmul.measured([(40, 30)], 300, CPU)
-    assert [(p.rows, p.shape) for p in products] == [
-        (128, (128, 30, 40)),
-        (128, (40, 128, 30)),
-        (300, (300, 30, 40)),
-        (300, (40, 300, 30)),
-    ]
-    assert [p.rows for p in matmul.measured([(4, 3)], 50, CPU)] == [50, 50]
-    # more would take too long
-    assert [p.rows for p in matmul.measured([(300, 784)], 10**6, CPU)] == [128, 128]
-    assert [p.rows for p in matmul.measured([(64, 128)], 10**6, CPU)] == [128, 128, 2048, 2048]
-
-
 def test_errors_are_those_of_float32_against_float64() -> None:
     forward, backward = matmul.measured([(300, 200)], 128, CPU)
     generator = Key(0).fold("matrix-route", 128, 300, 200).generator()
@@ -211,18 +197,3 @@ def test_errors_are_those_of_float32_against_float64() -> None:
             assert timed.errors[route] == pytest.approx(error, rel=1e-6)
             assert timed.seconds[route] > 0
         assert 1e-9 < timed.errors["exact"] < 1e-5
-
-
-def test_a_frozen_matrix_inside_the_loss_counts_and_no_global_state_moves() -> None:
-    frozen = torch.randn(300, 784, generator=torch.Generator().manual_seed(0))
-
-    def adapted(theta: Tree, x: Tree, batch: Tree) -> Tensor:
-        return (batch["a"] @ frozen.T + x["0"]).square().mean()
-
-    small = evolve(problem((300,)), g=adapted, lower_data=Data.of({"a": torch.ones(500, 784)}))
-    before = settings(), torch.get_rng_state().tolist()
-    shapes = {product.shape for product in calibrated(small).products if product.rows == 128}
-    assert shapes == {(128, 784, 300), (300, 128, 784)}
-    assert (settings(), torch.get_rng_state().tolist()) == before
-    double = evolve(small, g=lambda t, x, b: (b["a"].double() @ frozen.double().T).sum())
-    assert calibrated(double).products == ()

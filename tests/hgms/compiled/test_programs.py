@@ -11,18 +11,16 @@ from typing import Any
 
 import pytest
 import torch
-from attrs import evolve
-from support.helpers import F64, assert_same, network_problem, normal, rejects
+from support.helpers import F64, assert_same, normal
 from support.programs import as_traced
 from torch import Tensor
 from torch.fx import GraphModule
-from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
-from hgms.compiled import Programs, programs, programs_of
+from hgms.compiled import Programs, programs
 from hgms.compiled import cuda_graphs as graphs
 from hgms.compiled.trace import flatten, split, trace, unflatten, without_mutations
 from hgms.compiled.verify import compared
-from hgms_core import ConfigError, Tree
+from hgms_core import Tree
 from hgms_core.registry import Registry
 
 
@@ -126,21 +124,6 @@ def test_a_program_of_the_compiler_is_close_and_made_once() -> None:
 
 
 @pytest.mark.usefixtures("interpreted")
-def test_arguments_are_told_apart_by_their_names_and_places() -> None:
-    minus = Programs()(
-        ("minus",), lambda tree, c: tree["a"] - tree["b"] if c is None else tree["a"] - c
-    )
-    a, b = torch.ones(2), torch.zeros(2)
-    arguments = [
-        ({"a": a, "b": a}, None),  # one tensor at first
-        ({"a": a, "b": b}, None),
-        ({"b": b, "a": a}, None),
-        ({"a": a}, b),
-    ]
-    assert [float(minus(*each)[0]) for each in arguments] == [0.0, 1.0, 1.0, 1.0]
-
-
-@pytest.mark.usefixtures("interpreted")
 def test_each_shape_is_a_program_and_after_some_a_function_runs_as_it_is_written() -> None:
     calls = itertools.count()
 
@@ -198,36 +181,6 @@ def test_a_function_without_a_program_runs_as_it_is_written(
     assert len(caplog.records) == 1
 
 
-def test_a_function_that_remembers_runs_as_it_is_written() -> None:
-    calls = itertools.count()
-    compiler = Programs()
-    counts = compiler(("counts",), lambda x: x + next(calls))
-    first = float(counts(torch.zeros(())))
-    assert float(counts(torch.zeros(()))) == first + 1
-    assert compiler.outcomes["counts"].startswith("as written: it differs when it is traced")
-
-
-def test_a_trace_without_a_derivative_runs_as_it_is_written_and_other_errors_pass() -> None:
-    def lacks(x: Tensor) -> Tensor:
-        if get_proxy_mode() is not None:
-            raise ConfigError(code, "a derivative is missing in the trace")
-        return 2 * x
-
-    code = "no-second-derivative"
-    assert Programs()(("lacks",), lacks)(torch.ones(1)).tolist() == [2.0]
-    code = "random-loss"
-    with rejects(code):
-        Programs()(("lacks",), lacks)(torch.ones(1))
-
-
-def test_losses_that_count_what_they_do_are_not_compiled() -> None:
-    compiler = Programs()
-    problem = evolve(network_problem(), compiler=compiler)
-    counting = evolve(problem, counters=lambda: {"tokens": 0})
-    found = [programs_of(each) for each in (problem, counting, evolve(problem, compiler=None))]
-    assert found == [compiler, None, None]
-
-
 # --- recordings
 
 
@@ -249,36 +202,7 @@ def test_a_recorded_program_returns_results_of_their_own_without_a_graph() -> No
     assert not any(result["x"].requires_grad for result in results)
 
 
-@pytest.mark.usefixtures("recording")
-def test_what_cannot_be_recorded_is_launched_kernel_by_kernel(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refused(*_: Any) -> None:
-        raise RuntimeError("CUDA error: operation not permitted\nmore lines")
-
-    monkeypatch.setattr(programs, "Recording", refused)
-    compiler = Programs()
-    with caplog.at_level(logging.WARNING, "hgms.programs"):
-        assert compiler(("double",), lambda x: 2 * x)(torch.ones(1)).tolist() == [2.0]
-    assert caplog.messages[0].startswith("double is launched kernel by kernel")
-    assert compiler.outcomes == {"double": "compiled"}
-
-
 def test_no_component_has_an_option_for_recordings() -> None:
     targets = [component.target for component in Registry.load().components()]
     assert targets
     assert not [each for each in targets if "cuda_graphs" in getattr(each, "__annotations__", {})]
-
-
-def test_copies_by_groups_are_copies() -> None:
-    leaves = [
-        normal(3, 2),
-        normal(2, 3).t(),
-        torch.tensor([1, 2]),
-        normal(3, 2).float(),
-        torch.tensor(True),
-    ]
-    kinds = [F64, F64, torch.int64, F64, torch.bool]
-    places = [torch.zeros(leaf.shape, dtype=kind) for leaf, kind in zip(leaves, kinds, strict=True)]
-    graphs.copy_(places, leaves)
-    assert_same(places, [leaf.to(kind) for leaf, kind in zip(leaves, kinds, strict=True)])

@@ -12,7 +12,7 @@ from attrs import evolve
 from support.helpers import assert_same, network_problem
 from support.programs import as_traced, same_run
 
-from hgms.compiled import Programs, launch, programs
+from hgms.compiled import Programs, programs
 from hgms.generators.branches import Branches, Trajectory
 from hgms.generators.branches import backward as back
 from hgms.generators.penalty import (
@@ -54,17 +54,6 @@ def pipeline(generator: Any, hypergradient: Any, selector: Any = None, **fields:
     )
 
 
-def test_numbers_are_an_argument_of_a_program() -> None:
-    compiler = Programs()
-    x = {"x": torch.ones(2)}
-    found = [
-        launch(where, ("scaled",), lambda numbers, x: numbers[0] * x["x"], (value,), x).tolist()
-        for value in (2.0, 3.0)
-        for where in (None, compiler)
-    ]
-    assert found == [[2.0, 2.0]] * 2 + [[3.0, 3.0]] * 2
-
-
 ROWS = {"batch_size": 6, "upper_batch_size": 5}
 GENERATORS = {
     "value-gap": ValueGap(steps=2, lr=0.05, inner_lr=0.05, gamma=5.0, gamma_steps=4, **ROWS),
@@ -99,11 +88,6 @@ GENERATORS = {
 @pytest.mark.parametrize("generator", GENERATORS.values(), ids=GENERATORS)
 def test_single_loop_steps(generator: Any) -> None:
     same_run(pipeline(generator, Carried()), PROBLEM)
-
-
-def test_a_warm_up_is_a_program_of_its_own() -> None:
-    generator = Minimax(optimizer="adamw", lr=0.05, warmup=2, batch_size=6)
-    same_run(pipeline(generator, Carried()), PROBLEM, steps=5, settled=3)
 
 
 @pytest.mark.parametrize(

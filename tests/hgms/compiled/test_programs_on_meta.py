@@ -16,16 +16,7 @@ import pytest
 import torch
 from attrs import evolve
 from support.helpers import F64
-from support.step_graphs import (
-    Tracing,
-    branches,
-    multiplications,
-    name_of,
-    on_meta,
-    operations,
-    step_graphs,
-    waiting,
-)
+from support.step_graphs import Tracing, branches, multiplications, on_meta, step_graphs, waiting
 from support.waiting import NoWaiting, Waits
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
@@ -33,7 +24,6 @@ from torch.fx import GraphModule
 
 from hgms.compiled.cuda_graphs import Recording
 from hgms.compiled.programs import _devices
-from hgms.compiled.trace import trace
 from hgms.solvers.pcg import begun, iteration
 from hgms.tasks.circle import CircleKink
 from hgms.tasks.cleaning import HyperCleaning
@@ -147,29 +137,6 @@ def test_an_iteration_of_cg_does_not_wait_for_the_device() -> None:
 def test_what_waits_is_seen(computation: Callable[[Tensor], object]) -> None:
     with pytest.raises(Waits), NoWaiting():
         computation(torch.zeros(3, device="meta"))
-
-
-@pytest.mark.extended
-def test_what_waits_is_seen_in_a_graph_and_a_constant_may_be_on_the_cpu() -> None:
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        x, number = torch.empty(3, device="meta"), torch.empty(())
-        brings, leaves, constant, back = (
-            trace(function, [x]).graph
-            for function in (
-                lambda x: x + torch.arange(3.0).to(x.device),
-                lambda x: x.cpu() + 1,
-                lambda x: x * torch.ones(()),
-                lambda x: x.sum().cpu(),
-            )
-        )
-        given = trace(lambda x, number: x * number, [x, number]).graph
-        with pytest.raises(Exception, match=r"nonzero|data-dependent|dynamic"):
-            trace(lambda x: x[x > 0].sum(), [x])
-    assert "brings a tensor of the CPU" in waiting(brings)[0]
-    assert "computes on the CPU" in waiting(leaves)[0]
-    assert any(name_of(node) == "ones" for node in operations(constant))
-    found = [devices(constant, [x]), devices(given, [x, number]), devices(back, [x])]
-    assert found == [{"meta"}, {"meta", "cpu"}, {"meta", "cpu"}]
 
 
 def test_a_recording_reads_new_inputs_and_changes_none() -> None:
