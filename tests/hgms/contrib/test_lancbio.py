@@ -17,7 +17,7 @@ from torch import Tensor
 from hgms.contrib import LancBiO
 from hgms.hypergradients import Implicit
 from hgms.runs import RunConfig
-from hgms.solvers import CG, MINRES
+from hgms.solvers import CG
 from hgms_core import Outcome, Pipeline, Problem, Solution, Tree
 
 SIZE = 40
@@ -106,25 +106,6 @@ def test_a_solve_without_memory_is_its_m_steps(start: Tensor | None) -> None:
     torch.testing.assert_close(solution.residual, plain.residual, rtol=1e-8, atol=0)
 
 
-def test_enough_steps_solve_as_minres_does() -> None:
-    exact = torch.linalg.solve(H + RIDGE * EYE, B)
-    solvers = (LancBiO(restart=SIZE, ridge=RIDGE, rtol=1e-10), MINRES(ridge=RIDGE, rtol=1e-10))
-    ours, other = (solver.solve(H.matmul, B) for solver in solvers)
-    assert ours.outcome is other.outcome is Outcome.CONVERGED
-    assert_same([ours.value, other.value], [exact, exact], rtol=1e-7, atol=1e-8)
-    assert int(ours.iterations) <= SIZE
-
-
-def test_a_solved_system_costs_a_check_and_goes_on_from_its_solution() -> None:
-    h = torch.tensor([1.0, 3.0], dtype=F64).repeat(SIZE // 2).diag()
-    answers = [solution for solution, _ in steps_on(LancBiO(), [h] * 3, [B] * 3)]
-    converged = Outcome.CONVERGED
-    assert [each.outcome for each in answers] == [Outcome.ITERATION_LIMIT, converged, converged]
-    assert [each.products for each in answers] == [1, 2, 1]
-    assert [int(each.iterations) for each in answers] == [1, 1, 0]
-    torch.testing.assert_close(answers[-1].value, B / h.diagonal(), rtol=1e-12, atol=0)
-
-
 # --- a moving matrix
 
 
@@ -189,24 +170,6 @@ def test_negative_curvature_gives_the_iterate_before_it_and_another_epoch() -> N
     torch.testing.assert_close(plain.value, found.value, rtol=1e-8, atol=1e-9)
 
 
-def test_a_singular_system_stagnates() -> None:
-    flat = torch.cat([torch.ones(3, dtype=F64), torch.zeros(SIZE - 3, dtype=F64)]).diag()
-    solution = LancBiO(restart=5).solve(flat.matmul, torch.ones(SIZE, dtype=F64))
-    assert solution.outcome is Outcome.STAGNATED
-    assert bool(torch.isfinite(solution.value).all())
-
-
-@pytest.mark.parametrize("steps", [0, 1, 3])
-def test_a_product_that_is_not_finite_ends_the_epoch_with_the_last_v(steps: int) -> None:
-    solver = LancBiO(restart=5)
-    answers = steps_on(solver, [H] * steps, [B] * steps)
-    value, memory = (answers[-1][0].value, answers[-1][1]) if answers else (torch.zeros_like(B), {})
-    solution, after = solver.solve_from(lambda v: v * torch.nan, B, None, memory)
-    assert solution.outcome is Outcome.NONFINITE
-    assert_same(solution.value, value, rtol=1e-12, atol=1e-13)
-    assert solver.solve_from(H.matmul, B, None, after)[0].outcome is Outcome.ITERATION_LIMIT
-
-
 def test_residuals_may_rise_but_from_epoch_to_epoch_the_error_falls() -> None:
     h = torch.logspace(-3, 1, SIZE, dtype=F64).diag()
     answers = steps_on(LancBiO(restart=15), [h] * 300, [B] * 300)
@@ -218,25 +181,10 @@ def test_residuals_may_rise_but_from_epoch_to_epoch_the_error_falls() -> None:
     assert sum(solution.products for solution, _ in answers) == 300 + 19
 
 
-def test_an_anchor_that_is_worse_than_zero_is_dropped() -> None:
-    far, _ = LancBiO().solve_from(H.matmul, B, None, {"v": 1e3 * B})
-    fresh, _ = LancBiO().solve_from(H.matmul, B, None, {})
-    assert_same(far.value, fresh.value)
-    assert far.products == fresh.products + 1
-
-
-def test_clip_bounds_what_is_returned_but_not_what_goes_on() -> None:
-    free, bound = (
-        steps_on(LancBiO(restart=4, clip=clip), [H] * 8, [B] * 8) for clip in (None, 0.1)
-    )
-    assert_same([memory for _, memory in bound], [memory for _, memory in free])
-    assert [float(b.value.norm()) for b, _ in bound] == pytest.approx([0.1] * 8)
-    assert min(float(a.value.norm()) for a, _ in free) > 0.1
-
-
 # --- in an estimator, and as a method
 
 
+@pytest.mark.extended
 def test_at_a_theta_that_stays_it_becomes_the_slope_of_the_value_function() -> None:
     estimator = Implicit(solver=LancBiO(restart=4))
     found, _ = remembering.estimates(estimator, estimator.init(remembering.PROBLEM), range(60))
@@ -271,6 +219,7 @@ def test_a_step_of_the_method_by_hand() -> None:
     assert record["cost_products"] == 2  # a step, and the check of a solution
 
 
+@pytest.mark.extended
 def test_the_method_reaches_the_closed_form_optimum() -> None:
     problem, exact, best = tuned_penalty()
     composed = method(

@@ -84,14 +84,6 @@ def test_the_model_keeps_the_largest_and_stays_positive_definite_and_orthonormal
         assert torch.linalg.eigvalsh(model(memory))[0] > 0
 
 
-def test_what_has_no_positive_curvature_teaches_nothing() -> None:
-    v = normal(SIZE, seed=7)
-    useless = [(v, -v), (v, torch.full_like(v, torch.nan)), (torch.zeros_like(v), v)]
-    assert updated({}, useless, 0.0, 10) == {}
-    memory = updated({}, pairs_of(drifting(0), 3, seed=8), 0.0, 10)
-    assert updated(memory, useless, 0.0, 10) is memory
-
-
 # --- sequences of systems
 
 
@@ -139,32 +131,6 @@ def test_it_takes_fewer_products_than_cg_warm_starts_and_a_sketch() -> None:
                 products[name] += solution.products
     assert products["recycled"] < 0.4 * products["cg"]
     assert products["recycled"] < 0.7 * min(products["warm"], products["nystrom"])
-
-
-def test_the_same_system_again_starts_at_its_solution() -> None:
-    few = torch.tensor([1.0, 2.0, 30.0, 400.0], dtype=F64).repeat(SIZE // 4)
-    solver = RecycledCG(ridge=1.0, rank=10)
-    b = normal(SIZE, seed=10)
-    first, memory = solver.solve_from(lambda v: few * v, b, None, {})
-    second, _ = solver.solve_from(lambda v: few * v, b, None, memory)
-    assert (int(first.iterations), int(second.iterations)) == (4, 0)
-
-
-def test_it_forgets_what_is_of_no_use() -> None:
-    """After a jump of the matrix the memory would mislead: it costs one product more than none,
-    and is a new one then.
-    """
-    solver = RecycledCG(ridge=RIDGE, rank=20, max_steps=500)
-    b = normal(SIZE, seed=14)
-    _, memory = solver.solve_from(drifting(0).matmul, b, None, {})
-    elsewhere = 3 * drifting(0, spectrum=SPECTRUM.flip(0))
-    plain = CG(ridge=RIDGE, max_steps=500).solve(elsewhere.matmul, b)
-    solution, after = solver.solve_from(elsewhere.matmul, b, None, memory)
-    assert solution.outcome is Outcome.CONVERGED
-    assert solution.products <= plain.products + 2  # the start, and its check
-    anew = solver.solve_from(elsewhere.matmul, b, None, {})[1]
-    torch.testing.assert_close(after["rest"], anew["rest"], rtol=0.2, atol=0)
-    assert float(after["rest"]) != float(memory["rest"])
 
 
 def test_without_memory_it_is_cg_and_so_are_several_systems_at_once() -> None:
