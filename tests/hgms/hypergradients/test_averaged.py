@@ -11,13 +11,13 @@ import pytest
 import torch
 from attrs import evolve
 from support.field_problems import pipeline
-from support.helpers import F64, KEY, assert_same, finite_differences, network_problem, rejects
+from support.helpers import F64, KEY, assert_same, finite_differences, network_problem
 from torch import Tensor
 
 from hgms.generators.branches import Branches
 from hgms.hypergradients import Averaged, Implicit, OneStep, Unrolled
 from hgms.outer import Sgd
-from hgms.selectors import BestOfN, First, Worst
+from hgms.selectors import BestOfN, Worst
 from hgms.solvers import CG
 from hgms_core import Candidates, Problem, Selection, Tree
 
@@ -139,17 +139,3 @@ def test_a_candidate_that_is_not_finite_has_no_weight(settings: dict[str, float]
     averaged = Averaged(estimator=OneStep(lr=0.5), **settings)
     found, _ = averaged.estimate_all(problem, problem.theta0, candidates, scores, KEY, {})
     assert found.value["t"].tolist() == [1.0]  # x⁺ = x/2, h = x⁺ at θ = 0
-
-
-def test_weights_from_scores_need_a_selector_with_scores() -> None:
-    for settings in ({"level": 0.5}, {"temperature": 0.1}):
-        with rejects("not-supported", "selector"):
-            estimated(Averaged(estimator=OneStep(), **settings), First())
-    mean = Averaged(estimator=Unrolled())
-    assert_same(estimated(mean, First()).value, estimated(mean).value, rtol=1e-12, atol=1e-15)
-
-
-@pytest.mark.parametrize("level", [0.0, 1.1, -1.0])
-def test_a_level_is_a_share(level: float) -> None:
-    with rejects("out-of-range", "level"):
-        Averaged(estimator=OneStep(), level=level)

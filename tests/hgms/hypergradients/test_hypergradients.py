@@ -100,24 +100,6 @@ def test_truncated_unrolling_freezes_the_early_steps(path: str, last: int) -> No
     assert not any(leaf.requires_grad for leaf in found.value.values())
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"clip": 0.1}, {"optimizer": "adamw"}, {"optimizer": "adamw", "clip": 0.1}]
-)
-def test_a_leaf_without_gradient_and_an_upper_variable_without_effect_give_zero(
-    options: Any,
-) -> None:
-    # At the minimum of g all moments are zero: √v and the norm have no derivative there.
-    problem = Problem(
-        theta0={"t": normal(2), "unused": normal(2)},
-        x0={"x": torch.zeros(2, dtype=F64), "unused": torch.zeros(1, dtype=F64)},
-        g=lambda t, x, _: 0.5 * (x["x"] * t["t"]).square().sum(),
-        f=lambda t, x, _: (x["x"] - 1).square().sum(),
-    )
-    branch = Replayable(Branches(count=1, steps=3, **options), problem).branch(0)
-    found, _ = Unrolled().estimate(problem, problem.theta0, branch, KEY, {})
-    assert_same(found.value, dict.fromkeys(problem.theta0, torch.zeros(2, dtype=F64)))
-
-
 @pytest.mark.parametrize("derivative", ["exact", "difference"])
 @pytest.mark.parametrize("size", [None, 5])
 def test_one_step_is_double_backward(derivative: Any, size: int | None) -> None:
@@ -223,14 +205,6 @@ def test_costs_count_batches_products_and_the_way_back() -> None:
             upper_gradients=1,
             rows=5 * (4 + 2 * through) + 4,
         )
-
-
-def test_fixed_reports_the_loss_and_leaves_theta() -> None:
-    found, state = Fixed(upper_batch_size=4).estimate(PROBLEM, THETA, at(PROBLEM.x0), KEY, {})
-    assert_same(found.value, {name: torch.zeros_like(leaf) for name, leaf in THETA.items()})
-    batch, _ = PROBLEM.upper_data["differentiate"].sample(KEY.fold("upper"), 4)
-    assert_same(found.upper_loss, PROBLEM.f(THETA, PROBLEM.x0, batch))
-    assert (found.cost, state) == (Cost(upper_values=1, rows=4), {})
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,12 @@ import scipy.optimize
 import torch
 from attrs import evolve
 from support.field_problems import pipeline
-from support.helpers import F64, assert_same, finite_differences, normal, rejects
+from support.helpers import F64, assert_same, finite_differences, normal
 from support.source_problems import assert_goes_on, convex_sources, network_sources, weights
 
 from hgms.generators.branches import Branches
 from hgms.hypergradients import Aligned
-from hgms.outer import Adam, DualAveraging
+from hgms.outer import DualAveraging
 from hgms.rows import mixture_slope
 from hgms.runs import run
 from hgms.selectors import BestOfN
@@ -30,15 +30,6 @@ PROBLEM = network_sources()
 def aligned(problem: Problem = PROBLEM, aux: Tree | None = None, **options: Any) -> Estimate:
     branch = Branch(x=problem.x0, aux=aux or {})
     return Aligned(**options).estimate(problem, THETA, branch, Key(0), {})[0]
-
-
-def scaled(*factors: float) -> Problem:
-    """The losses of each source times a factor."""
-    sources: Any = PROBLEM.sources
-    scale = torch.tensor(factors, dtype=F64)
-    return evolve(
-        PROBLEM, sources=evolve(sources, losses=lambda x, batch: scale * sources.losses(x, batch))
-    )
 
 
 def gradient(loss: Any) -> torch.Tensor:
@@ -70,12 +61,6 @@ def test_aligned_is_the_cosine_of_each_source_in_adams_metric(with_moments: bool
     assert (estimate.cost.lower_gradients, estimate.cost.upper_gradients) == (3, 1)
 
 
-def test_the_length_of_a_sources_gradient_does_not_matter() -> None:
-    assert_same(aligned(scaled(1.0, 1.0, 100.0)).value, aligned().value, rtol=1e-10, atol=1e-12)
-    # but one that is not finite is no cosine of zero
-    assert bool(aligned(scaled(1.0, torch.inf, 1.0)).value["logits"].isnan().any())
-
-
 def estimate_on(*present: int) -> Estimate:
     """The estimate on a batch of all rows of these sources and no others."""
     rows = PROBLEM.lower_data.batch(None)
@@ -98,13 +83,6 @@ def test_batches_without_some_sources_are_right_in_the_mean(count: int) -> None:
         assert estimates[some].cost.lower_gradients == count
     # of one there is nothing to compare
     assert float(estimate_on(1).value["logits"].abs().max()) < 1e-15
-
-
-def test_aligned_needs_sources() -> None:
-    with rejects("not-supported", "hypergradient"):
-        aligned(evolve(PROBLEM, sources=None))
-    with rejects("out-of-range", "batch_size"):
-        Aligned(batch_size=1)  # of one source, with nothing to compare it with
 
 
 # --- the slope of a mixture with weights that are no softmax, of two leaves
@@ -161,12 +139,6 @@ def test_a_source_without_rows_so_far_is_as_good_as_the_mean_of_the_others() -> 
     assert_same(found, quotients(VALUES, rare), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("redrawn", [False, True])
-def test_nothing_is_learned_from_no_source_or_one(redrawn: bool) -> None:
-    for present in ([], [3]):
-        assert float(slope_of(present, redrawn=redrawn).abs().max()) < 1e-15
-
-
 # --- dual averaging
 
 
@@ -197,19 +169,6 @@ def test_dual_averaging_is_least_loss_with_a_divergence_from_the_start() -> None
     # a weight too small to tell moves nothing
     corner = torch.tensor([0.0, -800.0], dtype=F64)
     assert_same(steps(DualAveraging(), corner, torch.zeros(1, 2, dtype=F64)), corner)
-
-
-@pytest.mark.extended
-def test_of_equal_sources_the_budget_makes_no_corner() -> None:
-    """How far the weights end from equality, on average over runs, when c is noise."""
-    zero = torch.zeros(2, dtype=F64)
-    short, long, adam_short, adam_long = (
-        sum(float(steps(outer, zero, normal(n, 2, seed=s)).diff().abs()) for s in range(8))
-        for outer in (DualAveraging(strength=20.0), Adam(lr=0.05))
-        for n in (20, 2000)
-    )
-    assert long < short / 3
-    assert adam_long > 2 * adam_short
 
 
 BRANCHES = Branches(count=2, steps=3, optimizer="adamw", lr=0.02, batch_size=6)

@@ -15,7 +15,7 @@ from torch import Tensor
 from hgms.generators.branches import Branches
 from hgms.hypergradients import Sama
 from hgms.runs import RunConfig
-from hgms_core import Branch, Problem, Tree
+from hgms_core import Branch, Problem
 
 PROBLEM = network_problem(rows=12)
 THETA = PROBLEM.theta0
@@ -120,20 +120,3 @@ def test_the_method_by_hand() -> None:
             theta -= 0.5 * d * (x - 1)
     found = (float(found_theta["t"]), float(found_x["x"]))
     assert found == pytest.approx((theta, x), rel=1e-6)
-
-
-@pytest.mark.parametrize(("derivative", "rows"), [("difference", 19), ("exact", 14)])
-def test_its_cost_counts_what_goes_through_g(derivative: Any, rows: int) -> None:
-    cost = estimate(batch_size=5, upper_batch_size=4, derivative=derivative).cost.numbers()
-    once = ("lower_gradients", "upper_gradients", "cross_products")
-    assert cost == {**dict.fromkeys(cost, 0), **dict.fromkeys(once, 1), "rows": rows}
-
-
-def test_the_displacement_reaches_the_difference() -> None:
-    def weights(found: Any) -> Tree:
-        return found.value["weights"]  # type: ignore[no-any-return]
-
-    exact = weights(estimate(derivative="exact"))
-    off = [float((weights(estimate(displacement=d)) - exact).norm()) for d in (0.2, 0.1)]  # type: ignore[operator]
-    # a central difference: the error falls with its square
-    assert off[0] / off[1] == pytest.approx(4, rel=0.1)

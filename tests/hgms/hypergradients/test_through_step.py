@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from attrs import evolve
-from support.helpers import KEY, assert_same, network_problem, rejects
+from support.helpers import KEY, assert_same, network_problem
 from support.source_problems import network_sources
 
 from hgms.generators.branches import Branches
@@ -122,15 +122,3 @@ def test_the_displacement_reaches_the_difference(steps: int, momentum: float) ->
     # of second order
     assert [a / b for a, b in itertools.pairwise(errors)] == pytest.approx([4, 4], rel=0.2)
     assert float((found(displacement=None) - exact).norm()) < 1e-3 * errors[-1]
-
-
-def test_a_generator_that_tells_no_step_is_refused() -> None:
-    def estimate(branch: Branch, **options: Any) -> None:
-        ThroughStep(**options).estimate(PROBLEM, PROBLEM.theta0, branch, KEY, {})
-
-    for batch in ("fresh", "own"):
-        with rejects("not-supported", "hypergradient", "batch"):
-            estimate(Branch(x=PROBLEM.x0, replay=never), batch=batch)
-    with rejects("not-supported", "hypergradient", "derivative"):
-        _, branch = descent(PROBLEM, PROBLEM.theta0, 1, 0.0)
-        estimate(branch, batch="own", derivative="per-source")
