@@ -6,10 +6,6 @@ import importlib.util
 
 PEERS = ("jax", "jaxopt", "lineax", "torchopt")
 
-collect_ignore = (
-    []
-    if all(importlib.util.find_spec(name) for name in PEERS)
-    else ["test_peers.py", "test_benchmarks.py"]
-)
+collect_ignore = [] if all(importlib.util.find_spec(name) for name in PEERS) else ["test_peers.py"]
 if not all(importlib.util.find_spec(name) for name in ("statsmodels", "scikit_posthocs")):
     collect_ignore.append("test_statistics_peers.py")

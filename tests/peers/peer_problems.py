@@ -1,9 +1,8 @@
-"""Two bilevel problems, written once in torch and once in jax, with the lower level solved to
-rounding.
+"""A bilevel problem, written once in torch and once in jax, with the lower level solved to
+rounding: logistic regression with one ridge exp(θ_j) per weight.
 
-P1: logistic regression with one ridge exp(θ_j) per weight. P2: hyper-cleaning of a tanh MLP with
-weights σ(θ_i) and weight decay. ``dense`` computes the hypergradient from full Hessians,
-independently of every library compared here.
+``dense`` computes the hypergradient from full Hessians, independently of every library compared
+here.
 """
 
 from __future__ import annotations
@@ -34,27 +33,9 @@ class Peer:
 
 
 def _solve(g: Callable[[Tree], Tensor], x: Tree, newton: int) -> Tree:
-    """Damped Newton steps with the dense Hessian (after L-BFGS, for the network): the gradient
-    ends at rounding level.
-    """
+    """Newton steps with the dense Hessian: the gradient ends at rounding level."""
     spec = Ravel.of(x)
-    flat = spec.ravel(x).requires_grad_()
-    optimiser = torch.optim.LBFGS(
-        [flat],
-        max_iter=2000,
-        tolerance_grad=1e-9,
-        tolerance_change=0,
-        line_search_fn="strong_wolfe",
-    )
-
-    def closure() -> Tensor:
-        optimiser.zero_grad()
-        loss = g(spec.unravel(flat))
-        loss.backward()
-        return loss
-
-    optimiser.step(closure)
-    flat = flat.detach()
+    flat = spec.ravel(x)
     loss = lambda vector: g(spec.unravel(vector))  # noqa: E731
     for _ in range(newton):
         step = torch.linalg.solve(torch.func.hessian(loss)(flat), torch.func.grad(loss)(flat))
@@ -102,48 +83,5 @@ def logistic(n: int = 500, d: int = 100) -> Peer:
         jax_g,
         lambda x, theta: jax.nn.softplus(-(jb @ x["w"])).mean(),
         theta,
-        _solve(lambda at: g(theta, at), {"w": torch.zeros(d, dtype=F64)}, newton=3),
-    )
-
-
-def cleaning(n: int = 200, inputs: int = 12, hidden: int = 8, classes: int = 4) -> Peer:
-    import jax
-    import jax.numpy as jnp
-
-    rows = normal(2 * n, inputs, seed=11)
-    labels = (rows @ normal(inputs, classes, seed=12)).argmax(-1)
-    labels[: n // 2] = normal(n // 2, classes, seed=13).argmax(-1)
-
-    def losses(x: Tree, part: slice) -> Tensor:
-        scores = torch.tanh(rows[part] @ x["w1"] + x["b1"]) @ x["w2"] + x["b2"]
-        return functional.cross_entropy(scores, labels[part], reduction="none")
-
-    def g(theta: Tree, x: Tree) -> Tensor:
-        decay = sum((leaf**2).sum() for leaf in x.values())
-        return (theta["t"].sigmoid() * losses(x, slice(n))).mean() + 0.01 * decay
-
-    jrows, jlabels = (jnp.asarray(array.numpy()) for array in (rows, labels))
-
-    def jax_losses(x, part):
-        scores = jnp.tanh(jrows[part] @ x["w1"] + x["b1"]) @ x["w2"] + x["b2"]
-        return -jnp.take_along_axis(jax.nn.log_softmax(scores), jlabels[part][:, None], 1)[:, 0]
-
-    def jax_g(x, theta):
-        decay = sum((leaf**2).sum() for leaf in x.values())
-        return (jax.nn.sigmoid(theta) * jax_losses(x, slice(n))).mean() + 0.01 * decay
-
-    theta = {"t": 0.5 * normal(n, seed=14)}
-    x0 = {
-        "w1": normal(inputs, hidden, seed=15) / inputs**0.5,
-        "b1": torch.zeros(hidden, dtype=F64),
-        "w2": normal(hidden, classes, seed=16) / hidden**0.5,
-        "b2": torch.zeros(classes, dtype=F64),
-    }
-    return Peer(
-        g,
-        lambda theta, x: losses(x, slice(n, None)).mean(),
-        jax_g,
-        lambda x, theta: jax_losses(x, slice(n, None)).mean(),
-        theta,
-        _solve(lambda at: g(theta, at), x0, newton=5),
+        _solve(lambda at: g(theta, at), {"w": torch.zeros(d, dtype=F64)}, newton=15),
     )

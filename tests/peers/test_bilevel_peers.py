@@ -8,8 +8,6 @@ BENCHMARK_BILEVEL.
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -103,35 +101,3 @@ def test_losses_and_gradients_are_the_benchmark_s_own(kind: str, tmp_path: Path)
     assert own["value"] ** 0.5 == pytest.approx(
         float(exact.hypergradient(theta)["log_penalty"].norm()), rel=2e-2
     )
-
-
-def test_a_solver_of_theirs_runs_from_our_start_and_is_measured_by_our_task(tmp_path: Path) -> None:
-    from compared import exported, theirs
-
-    task = task_of("ijcnn1", tmp_path)
-    np.savez(tmp_path / "made-1.npz", **exported(task.problem(1, CPU, torch.float32), 1))
-    out = tmp_path / "out.npz"
-    program = [
-        sys.executable,
-        str(BENCHMARKS / "peers.py"),
-        CLONE,
-        str(tmp_path / "made-1.npz"),
-        str(out),
-        "--budget",
-        "0.2",
-    ]
-    subprocess.run(
-        [*program, "SOBA[step_size=0.05,outer_ratio=0.1]"], check=True, capture_output=True
-    )
-    (row,), points = theirs(out, task, "made", 1)
-    assert (row["method"], row["of"]) == (
-        "SOBA[step_size=0.05,outer_ratio=0.1]",
-        "benchmark_bilevel",
-    )
-    problem = task.problem(1, CPU, torch.float32)
-    assert points[0]["metric.value_function"] == pytest.approx(
-        problem.evaluate(problem.theta0, problem.x0)["value_function"]
-    )
-    assert row["own.value_func"] == pytest.approx(row["metric.value_function"], rel=1e-2)
-    assert row["metric.value_function"] < points[0]["metric.value_function"]
-    assert row["steps"] == points[-1]["step"] > 0

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 import torchopt
-from peer_problems import Peer, cleaning, dense, logistic
+from peer_problems import Peer, dense, logistic
 from torch import Tensor
 
 from hgms.solvers import CG, MINRES, NystromCG
@@ -34,11 +34,11 @@ pytestmark = [
 STEPS = 3000
 
 
-@pytest.fixture(scope="module", params=[logistic, cleaning], ids=["logistic-regression", "mlp"])
-def problem(request: pytest.FixtureRequest) -> Iterator[Peer]:
+@pytest.fixture(scope="module")
+def problem() -> Iterator[Peer]:
     before = jax.config.jax_enable_x64
     jax.config.update("jax_enable_x64", True)
-    yield request.param()
+    yield logistic()
     jax.config.update("jax_enable_x64", before)
 
 
@@ -121,23 +121,3 @@ def test_hypergradients_agree(
     assert ours.residual < 1e-11
     assert theirs.norm() > 1e-4
     assert (ours.value["t"] - theirs).norm() <= 1e-8 * theirs.norm()
-
-
-@pytest.mark.parametrize("product", ["jvp", "difference", "torchopt"])
-def test_other_products_and_a_peers_solver_agree_too(problem: Peer, product: str) -> None:
-    """Any ``solve(matvec, b)`` works: torchopt's CG is checked with one product."""
-    solver = CG(rtol=1e-8, max_steps=STEPS)
-    if product == "torchopt":
-        solver = torchopt.linear_solve.solve_cg(rtol=1e-13, atol=0.0, maxiter=STEPS)
-    ours = hypergradient(
-        problem.f,
-        problem.g,
-        problem.theta,
-        problem.x,
-        solver=solver,
-        strategy="vjp" if product == "torchopt" else product,
-    )
-    exact = reference(dense, problem)
-    close = {"difference": 1e-5, "jvp": 1e-6, "torchopt": 1e-8}[product]
-    assert ours.outcome.label == "converged"
-    assert (ours.value["t"] - exact).norm() <= close * exact.norm()
