@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from hgms.generators.branches import Branches
 from hgms.hypergradients import Implicit
 from hgms.outer import Adam
-from hgms.runs import RunSettings, run
+from hgms.runs import run
 from hgms.selectors import BestOfN
 from hgms.solvers import CG
 from hgms.testing import checks_of_kind, counted, inputs_on, no_waiting, simulated_device
@@ -48,9 +48,6 @@ def pipeline(solver: CG) -> Pipeline:
         hypergradient=Implicit(solver=solver),
         outer=Adam(lr=0.1),
     )
-
-
-METHOD = pipeline(CG(ridge=0.5, rtol=1e-8, max_steps=8))
 
 
 def test_it_computes_the_numbers_of_the_cpu(device: torch.device) -> None:
@@ -132,20 +129,6 @@ def test_a_loaded_state_is_on_the_device_of_the_inputs(device: torch.device) -> 
         check(Adam())
 
 
-def test_compile_true_falls_back_with_one_warning(
-    device: torch.device, caplog: pytest.LogCaptureFixture
-) -> None:
-    problem = moved(network_problem(rows=64), device)
-    result, plain = (
-        run(METHOD, problem, Budget(outer_steps=2), settings=RunSettings(compile=compile))
-        for compile in (True, False)
-    )
-    for name, leaf in result.x.items():
-        torch.testing.assert_close(leaf.cpu(), plain.x[name].cpu(), rtol=1e-9, atol=1e-12)
-    assert [record.name for record in caplog.records].count("hgms.programs") == 1
-    assert result.execution.compile.compiled == []
-
-
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.LSTMCell, nn.GRUCell])
 def test_fused_cells_compute_the_numbers_of_the_plain_ones_but_have_no_forward_mode(
     kind: Any, device: torch.device
@@ -163,15 +146,3 @@ def test_fused_cells_compute_the_numbers_of_the_plain_ones_but_have_no_forward_m
     torch.testing.assert_close(found[1], found[0], rtol=1e-12, atol=1e-14)
     with pytest.raises(NotImplementedError):
         torch.func.jvp(layer, (x.to(device),), (x.to(device),))
-
-
-def test_torch_is_as_before_outside() -> None:
-    names = ("Generator", "tensor", "as_tensor", "arange", "eye")
-
-    def settings() -> list[Any]:
-        return [getattr(torch, name) for name in names] + [torch._C._is_multithreading_enabled()]
-
-    before = settings()
-    with simulated_device():
-        assert torch.tensor is not before[1]
-    assert settings() == before

@@ -9,29 +9,22 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from attrs import evolve
 from support.helpers import rejects
-from support.kit_parts import DOC, Exact, changed
-from support.kit_wholes import Line, Runs
+from support.kit_parts import DOC, Exact
 
 from hgms.testing import (
     check_component,
     checks_of,
-    imports,
     inputs_on,
     parametrize_with_checks,
     problems,
     selectors,
     solvers,
-    tasks,
 )
 from hgms.testing import every_kind as every
 from hgms.testing.check import check as hgms_check
-from hgms.testing.check import target_of
-from hgms.testing.instances import instance_of
 from hgms.testing.kit import Check, place, snapshot, tensors
 from hgms_core import MissingExtra, PluginError
-from hgms_core.registry import Registry
 
 MODULE = """
 import sys
@@ -79,26 +72,6 @@ def test_what_importing_a_module_does_is_seen(
     assert named("import", Exact()).fault(Exact()) == ""
     for component, (_, came) in zip(components, IMPORTS, strict=True):
         assert came in named("import", component).fault(component)
-
-
-@pytest.mark.extended
-def test_what_one_module_does_is_not_seen_by_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each request has a fresh copy of the interpreter, also after one that ended it."""
-    monkeypatch.syspath_prepend(tmp_path)
-    for name, text in {
-        "marks": "import sys\nprint(hasattr(sys, 'marked'))\nsys.marked = True\n",
-        "ends": "import os\nos.write(2, b'good bye')\nos._exit(3)\n",
-        "looks": "import marks, os\nprint(os.environ.get('LATER'))\n",
-    }.items():
-        (tmp_path / f"{name}.py").write_text(text)
-    assert imports.observed("marks")["printed"] == "False\n"
-    with pytest.raises(RuntimeError, match="ended with 3: good bye"):
-        imports.observed("ends")
-    imports._waiting.clear()
-    monkeypatch.setenv("LATER", "is seen")
-    assert imports.observed("looks")["printed"] == "False\nis seen\n"
 
 
 # --- the decorator, and what a class says of itself
@@ -179,62 +152,3 @@ def test_inputs_are_made_where_asked() -> None:
 def test_a_result_elsewhere_than_the_inputs_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(every, "place", lambda: torch.device("cuda"))
     assert "is on cpu, the inputs on cuda" in named("precision", Exact()).fault(Exact())
-
-
-def test_a_task_may_not_take_too_long_and_a_generator_may_refuse_replay(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(tasks, "SECONDS", 0.0)
-    assert named("smoke", Line()).fault(Line())
-    refuses = changed(
-        Runs(), propose=lambda own, plain, *inputs: evolve(plain(*inputs), replay=None)
-    )
-    for name in ("replay", "replay-gradient"):
-        assert named(name, refuses).fault(refuses) == ""
-
-
-OWN_PARTS = '''
-import attrs
-from hgms_core import Composition, hookimpl
-
-@attrs.frozen(kw_only=True)
-class Signs:
-    """Steps of one length."""
-    name = "signs-of-mine"
-    lr: float = 0.1
-    def init(self, theta):
-        return {}
-    def step(self, theta, gradient, state, progress):
-        return {name: leaf - self.lr * gradient[name].sign() for name, leaf in theta.items()}, state
-
-class Unfinished:
-    name = "unfinished"
-
-MINE = Composition(name="mine-by-signs", summary="Mine.", source="mine", parts={
-    "generator": {"name": "branches"}, "selector": {"name": "first"},
-    "hypergradient": {"name": "unrolled"},
-    "outer": {"name": "signs-of-mine", "lr": 0.2}})
-
-@hookimpl
-def hgms_register_outer_optimizers():
-    return [Signs, Unfinished]
-
-@hookimpl
-def hgms_register_methods():
-    return [MINE]
-'''
-
-
-def test_a_composition_of_a_file_has_that_files_parts(tmp_path: Path) -> None:
-    """Whatever else is wrong in the file."""
-    file, whole = tmp_path / "mine.py", tmp_path / "whole.py"
-    file.write_text(OWN_PARTS)
-    installed = Registry.load()
-    for name in ("MINE", "mine-by-signs"):
-        kind, target, registry = target_of(f"{file}:{name}", installed)
-        assert kind.name == "method"
-        assert instance_of(target, registry=registry).outer.lr == 0.2
-    assert installed.find("outer", "signs-of-mine") is None
-    whole.write_text(OWN_PARTS.replace("[Signs, Unfinished]", "[Signs]"))
-    own = Registry.load([str(whole)])
-    assert target_of(f"{whole}:MINE", own)[2] is own, "it is there already"
