@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.server
 import json
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,7 @@ from hgms_mix.evaluation.judge_calls import ratings_path
 from support.source_files import lines
 
 Reply = tuple[int, dict[str, str], str | bytes | None]
-"""Status, headers (with ``trickle``: a byte now and then), and a judge's text, or a body as it is,
-or None for no answer at all.
-"""
+"""Status, headers, and a judge's text, or a body as it is, or None for no answer at all."""
 Act = Callable[[int, dict[str, Any]], Reply]
 
 
@@ -90,8 +87,6 @@ class Endpoint:
     def __init__(self, act: Callable[[int, dict[str, Any]], Reply]) -> None:
         self.bodies: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
-        self.times: list[float] = []
-        self.most = self._now = 0
         self._over = threading.Event()
         endpoint = self
         lock = threading.Lock()
@@ -105,9 +100,6 @@ class Endpoint:
                     number = len(endpoint.bodies)
                     endpoint.bodies.append({"path": self.path, **body})
                     endpoint.headers.append({k.lower(): v for k, v in self.headers.items()})
-                    endpoint.times.append(time.monotonic())
-                    endpoint._now += 1
-                    endpoint.most = max(endpoint.most, endpoint._now)
                 try:
                     status, headers, text = act(number, body)
                     if text is None:
@@ -120,16 +112,9 @@ class Endpoint:
                     for key, value in {**kind, **headers}.items():
                         self.send_header(key, value)
                     self.end_headers()
-                    for byte in sent if "trickle" in headers else ():
-                        self.wfile.write(bytes([byte]))
-                        time.sleep(0.05)
-                    if "trickle" not in headers:
-                        self.wfile.write(sent)
+                    self.wfile.write(sent)
                 except (BrokenPipeError, ConnectionResetError):
                     self.close_connection = True
-                finally:
-                    with lock:
-                        endpoint._now -= 1
 
             def log_message(self, *_: object) -> None:
                 pass

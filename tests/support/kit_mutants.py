@@ -108,15 +108,6 @@ def invented(**numbers: float) -> Any:
     )
 
 
-def rolled(answer: Any, b: Tensor, x0: Any, m: Any) -> Any:
-    """An answer across b, with its true residual."""
-    value = torch.roll(answer.value, 1, -1)
-    size = torch.linalg.vector_norm(b, dim=-1).clamp_min(1e-300)
-    residual = torch.linalg.vector_norm(b - m(value), dim=-1) / size
-    codes = torch.full_like(answer.codes, Outcome.NOT_SOLVED.code)
-    return evolve(answer, value=value, residual=residual, codes=codes)
-
-
 def along_ones(m: Any, b: Tensor) -> Tensor:
     """The best along what a singular H does not see all of."""
     image = m(torch.ones_like(b))
@@ -127,15 +118,6 @@ def strict(own: Any, plain: Any, m: Any, b: Tensor, x0: Any) -> Any:
     if (b * m(b)).sum() < 0 or (answer := plain(m, b, x0)).residual.max() > 0.05:
         raise ValueError("H is not positive definite")
     return answer
-
-
-def absolute(own: Any, plain: Any, m: Any, b: Tensor, x0: Any) -> Any:
-    """Takes small numbers for 0."""
-    if not b.any() or bool((b.abs().amax(-1) > 1e-12).any()):
-        return plain(m, b, x0)
-    stagnated = torch.full(b.shape[:-1], Outcome.STAGNATED.code)
-    residual = torch.ones(b.shape[:-1], dtype=b.dtype)
-    return evolve(plain(m, b, x0), value=torch.zeros_like(b), residual=residual, codes=stagnated)
 
 
 COUNT = itertools.count(1)
@@ -157,7 +139,7 @@ SOLVERS: list[tuple[str, Any]] = [
     ("dense-solve", answers(lambda answer, *_: evolve(answer, value=-answer.value))),
     ("dense-solve", MinimalResidual(max_steps=2)),
     ("ridge", asks(lambda own, plain, m, b, x0: other(own, ridge=0.0).solve(m, b, x0))),
-    ("identity", answers(rolled)),
+    ("identity", answers(lambda answer, *_: evolve(answer, value=-answer.value))),
     (
         "zero-rhs",
         answers(lambda answer, b, *_: evolve(answer, value=answer.value / b.norm() * b.norm())),
@@ -214,7 +196,14 @@ SOLVERS: list[tuple[str, Any]] = [
             )
         ),
     ),
-    ("scaling", asks(absolute)),
+    (
+        "scaling",  # takes small numbers for 0
+        answers(
+            lambda answer, b, *_: evolve(
+                answer, value=answer.value * (b.abs().amax(-1, keepdim=True) > 1e-12)
+            )
+        ),
+    ),
     ("products", answers(lambda answer, *_: evolve(answer, products=answer.products - 1))),
     ("iterations", invented(iterations=1000)),
     ("iterations", invented(iterations=0)),

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from attrs import evolve
 
-from hgms_core import Candidates, ConfigError, Cost, Key, Problem, State
+from hgms_core import Candidates, Cost
 from support.kit_parts import DOC, Boxed, Exactly, Lowest, Step, changed
 
 # --- selectors, estimators, outer optimisers
@@ -25,15 +25,6 @@ def selects(change: Callable[[Any, Candidates], Any], sound: Any = None) -> Any:
 def scores(change: Callable[..., Any]) -> Any:
     """A selector with other scores: ``change(own, plain, p, theta, c, key)``."""
     return changed(Lowest(), scores=change)
-
-
-def by_rows_of_its_own(
-    own: Any, plain: Any, p: Problem, theta: Any, c: Candidates, key: Key
-) -> Any:
-    single = [
-        Candidates(x={name: leaf[i : i + 1] for name, leaf in c.x.items()}) for i in range(c.count)
-    ]
-    return torch.cat([plain(p, theta, one, key.fold(i)) for i, one in enumerate(single)])
 
 
 def on_rows_of(role: str) -> Callable[..., Any]:
@@ -55,13 +46,6 @@ def estimates(change: Callable[[Any], Any]) -> Any:
     )
 
 
-def halfway(own: Any, plain: Any, p: Problem, theta: Any, branch: Any, key: Key, state: Any) -> Any:
-    """Takes the curvature at another place."""
-    moved = evolve(branch, x={name: 0.5 * leaf for name, leaf in branch.x.items()})
-    loss = p.f(theta, branch.x, p.upper_data["differentiate"].batch(None))
-    return evolve(plain(p, theta, moved, key, state)[0], upper_loss=loss), state
-
-
 def steps(change: Callable[[Any, float], Any]) -> Any:
     """An optimiser whose next θ is changed, leaf by leaf."""
 
@@ -70,22 +54,6 @@ def steps(change: Callable[[Any, float], Any]) -> Any:
         return {name: change(leaf, progress) for name, leaf in following.items()}, after
 
     return changed(Step(), step=step)
-
-
-def no_start(own: Any, plain: Any, theta: Any) -> State:
-    raise ConfigError("wrong-value", "no start is good enough")
-
-
-class Momenta(dict):
-    """A state that a file turns into a plain dictionary."""
-
-
-def from_momenta(
-    own: Any, plain: Any, theta: Any, gradient: Any, state: Any, progress: float
-) -> Any:
-    before = state if isinstance(state, Momenta) else own.init(theta)
-    following, after = plain(theta, gradient, before, progress)
-    return following, Momenta(after)
 
 
 PARTS: list[tuple[str, str, Any]] = [
@@ -110,7 +78,6 @@ PARTS: list[tuple[str, str, Any]] = [
     ),
     ("selector", "ties", type("Changed", (Lowest,), {"__doc__": DOC, "draws": True})()),
     ("selector", "single", selects(lambda s, c: evolve(s, gap=s.gap.nan_to_num(posinf=0.0)))),
-    ("selector", "same-rows", scores(by_rows_of_its_own)),
     ("selector", "same-rows", scores(on_rows_of("differentiate"))),
     ("selector", "same-rows", scores(on_rows_of("stop"))),
     ("selector", "oracle-counts", selects(lambda s, c: evolve(s, cost=Cost()))),
@@ -140,7 +107,7 @@ PARTS: list[tuple[str, str, Any]] = [
     ("hypergradient", "closed-form-ridge", Exactly(ridge=0.1)),
     ("hypergradient", "closed-form-sources", Exactly(sign=-1.0)),
     ("hypergradient", "closed-form-sphere", Exactly(ridge=0.1)),
-    ("hypergradient", "central-difference", changed(Exactly(), estimate=halfway)),
+    ("hypergradient", "central-difference", Exactly(ridge=0.1)),
     ("hypergradient", "oracle-counts", estimates(lambda h: evolve(h, cost=Cost()))),
     (
         "hypergradient",
@@ -180,11 +147,16 @@ PARTS: list[tuple[str, str, Any]] = [
         "simplex",
         steps(lambda leaf, progress: torch.where((leaf > 0).all(), 0.5 * leaf, leaf)),
     ),
-    ("outer", "simplex", changed(Step(), init=no_start)),
     ("outer", "feasible", Boxed()),
     (
         "outer",
-        "state",  # what is saved is another state than the one it goes on from
-        changed(Step(), init=lambda own, plain, theta: Momenta(plain(theta)), step=from_momenta),
+        "state",  # keeps what cannot be written to a file
+        changed(
+            Step(),
+            step=lambda own, plain, *inputs: (
+                (made := plain(*inputs))[0],
+                {**made[1], "kept": object()},
+            ),
+        ),
     ),
 ]

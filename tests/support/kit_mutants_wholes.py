@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from attrs import evolve
-from torch import Tensor
 
 from hgms_core import Candidates, Cost, Key, Problem, State
 from support.kit_parts import DOC, changed, like
@@ -39,10 +38,6 @@ def proposes_some(change: Callable[..., Candidates]) -> Any:
     return InParts()
 
 
-def taken(whole: Candidates, members: list[int], **more: Any) -> Candidates:
-    return evolve(whole, x={name: leaf[members] for name, leaf in whole.x.items()}, **more)
-
-
 def again(change: Callable[..., Any]) -> Any:
     """A generator with another way back: ``change(own, plain, p, theta, start, key, i, last)``."""
     return changed(Runs(), again=change)
@@ -53,19 +48,6 @@ def half_of_the_derivative(own: Any, plain: Any, *inputs: Any) -> Any:
     with torch.enable_grad():
         half = {name: leaf.detach() + 0.5 * (leaf - leaf.detach()) for name, leaf in whole.items()}
     return half, cost
-
-
-def at_the_first_theta(own: Any, plain: Any, p: Problem, theta: Any, start: Any, key: Key) -> Any:
-    """Replays at the θ it proposed at, as a graph that is kept does."""
-
-    def replay(index: Tensor, elsewhere: Any, last: int | None) -> Any:
-        leaves = {
-            name: leaf + (elsewhere[name] - elsewhere[name].detach())
-            for name, leaf in theta.items()
-        }
-        return own.again(p, leaves, start, key, index, last)
-
-    return evolve(plain(p, theta, start, key), replay=replay)
 
 
 def declared(share: float) -> Any:
@@ -80,7 +62,6 @@ def carries(change: Callable[..., Any], sound: Any = None) -> Any:
     return changed(sound or Runs(), carry=change)
 
 
-FIRST = changed(Runs(), propose=at_the_first_theta)
 GENERATORS: list[tuple[str, Any]] = [
     (
         "candidates",
@@ -103,22 +84,6 @@ GENERATORS: list[tuple[str, Any]] = [
         ),
     ),
     (
-        "parts",  # costs all of them
-        proposes_some(lambda own, whole, members, _: taken(whole, members)),
-    ),
-    (
-        "parts",  # its way back takes the row of a candidate in its part
-        proposes_some(
-            lambda own, whole, members, _: taken(
-                whole,
-                members,
-                replay=lambda i, *more: whole.replay(
-                    torch.tensor(members[int(i) % len(members)]), *more
-                ),
-            )
-        ),
-    ),
-    (
         "replay",
         again(
             lambda own, plain, p, theta, start, key, i, last: plain(
@@ -126,7 +91,6 @@ GENERATORS: list[tuple[str, Any]] = [
             )
         ),
     ),
-    ("replay", FIRST),
     (
         "replay",  # runs only the steps that it differentiates
         again(
@@ -136,7 +100,6 @@ GENERATORS: list[tuple[str, Any]] = [
         ),
     ),
     ("replay-gradient", again(half_of_the_derivative)),
-    ("replay-gradient", FIRST),
     (
         "losses",
         proposes(lambda own, c: evolve(c, losses=torch.zeros(c.count, dtype=torch.float64))),
@@ -273,14 +236,6 @@ def results(change: Callable[[Any, Any], Any]) -> Any:
     return changed(Walk(), result=lambda own, plain, state: change(*plain(state)))
 
 
-def looks_at_stop(own: Any, plain: Any, p: Problem, state: State, progress: float) -> Any:
-    """Chooses its rate by rows that it does not say it needs."""
-    loss = float(p.f(state["theta"], state["x"], p.upper_data["stop"].whole))
-    following, record = Walk(lr=0.2 + 0.01 * loss).step(p, state, progress)
-    calls = following["calls"] + 1
-    return {**following, "calls": calls}, {**record, "oracle_calls": calls}
-
-
 def first_gains(own: Any, plain: Any, p: Problem, state: State, progress: float) -> Any:
     if p.sources is None:
         return plain(p, state, progress)
@@ -324,7 +279,6 @@ METHODS: list[tuple[str, Any]] = [
             )
         ),
     ),
-    ("roles", steps(looks_at_stop)),
     (
         "projection",
         steps(lambda own, plain, p, *more: plain(evolve(p, project=lambda theta: theta), *more)),

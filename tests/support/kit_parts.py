@@ -128,16 +128,16 @@ class MinimalResidual:
 
 
 @frozen(kw_only=True)
-class Seeded(MinimalResidual):
-    """Begins along a random vector of a seed of its own: what it draws is the same in every call.
+class Keyed(MinimalResidual):
+    """Begins along a random vector of a seed of its own, which a key may decide.
 
-    >>> Seeded().solve(lambda v: 2 * v, torch.ones(2)).outcome.label
+    >>> Keyed().with_key(Key(1)).solve(lambda v: 2 * v, torch.ones(2)).outcome.label
     'converged'
 
     Source: randomised subspace methods in their smallest form.
     """
 
-    name: ClassVar[str] = "seeded"
+    name: ClassVar[str] = "keyed"
     seed: int = 0
 
     def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
@@ -152,19 +152,6 @@ class Seeded(MinimalResidual):
         start = length[..., None] * along
         answer = super().solve(matvec, b, start if bool(start.isfinite().all()) else None)
         return evolve(answer, products=answer.products + 2)
-
-
-@frozen(kw_only=True)
-class Keyed(Seeded):
-    """Begins along a random vector that a key may decide.
-
-    >>> Keyed().with_key(Key(1)).solve(lambda v: 2 * v, torch.ones(2)).outcome.label
-    'converged'
-
-    Source: randomised subspace methods in their smallest form.
-    """
-
-    name: ClassVar[str] = "keyed"
 
     def with_key(self, key: Key) -> Any:
         return evolve(self, seed=key.derive())
@@ -214,37 +201,6 @@ class Lowest:
         return Selection(
             index=ranked.argmin(), scores=scores, gap=gap, finite=scores.isfinite().sum(), cost=cost
         )
-
-
-class Thompson(Lowest):
-    """The best of scores with noise of their own."""
-
-    __doc__ = DOC
-
-    def scores(
-        self, problem: Problem, theta: Tree, candidates: Candidates, key: Key
-    ) -> torch.Tensor:
-        scores = super().scores(problem, theta, candidates, key)
-        return scores + torch.randn(
-            candidates.count, generator=key.fold("noise").generator(), dtype=torch.float64
-        ).to(scores)
-
-
-class Rarely(Lowest):
-    """The best one; with a probability of 3 % any other (ε-greedy), which a few keys do not
-    show.
-    """
-
-    __doc__ = DOC
-    draws: ClassVar[bool] = True
-
-    def select(self, problem: Problem, theta: Tree, candidates: Candidates, key: Key) -> Selection:
-        selection = super().select(problem, theta, candidates, key)
-        draw = torch.rand(
-            1 + candidates.count, generator=key.fold("explore").generator(), dtype=torch.float64
-        )
-        anywhere = torch.where(selection.scores.isfinite().cpu(), draw[1:], -1.0).argmax()
-        return evolve(selection, index=anywhere if draw[0] < 0.03 else selection.index)
 
 
 @frozen(kw_only=True)

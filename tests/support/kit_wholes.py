@@ -198,20 +198,6 @@ class Line:
 
 
 @frozen(kw_only=True)
-class Drawn(Line):
-    """A line without noise through points on a grid: the same for every seed, because nothing is
-    drawn.
-    """
-
-    __doc__ = DOC
-
-    def table(self, seed: int, role: str, dtype: torch.dtype) -> Tree:
-        shift = 0.1 * ["train", "differentiate", "select", "stop", "test"].index(role)
-        a = torch.linspace(-1, 1, 3 * self.rows, dtype=torch.float64).reshape(self.rows, 3) + shift
-        return {"a": a.to(dtype), "y": a.sum(1).to(dtype)}
-
-
-@frozen(kw_only=True)
 class Walk:
     """A few gradient steps on x, then one on θ along the implicit hypergradient with H = I."""
 
@@ -250,50 +236,3 @@ class Walk:
 
     def result(self, state: State) -> tuple[Tree, Tree]:
         return state["theta"], state["x"]
-
-
-class OwnBatch(Walk):
-    """Best of 4 branches of one step, and the hypergradient of that step on the winner's own batch:
-    of two equal sources the heavier one decides which branch wins, so its rows there look better
-    than they are.
-    """
-
-    fresh: ClassVar[bool] = False
-
-    def step(self, problem: Problem, state: State, progress: float) -> tuple[State, Record]:
-        sources, data, (theta, x) = (
-            problem.sources,
-            problem.lower_data,
-            (state["theta"], state["x"]),
-        )
-        if sources is None:
-            return super().step(problem, state, progress)
-        draws = data.draw(Key(state.get("seed", 0)).fold(state["calls"]), 16, 5)
-        assert draws is not None
-        weights = sources.weights(theta)
-        above = problem.upper_data["differentiate"].whole
-        gradients = []  # of each source on each batch
-        for row in draws:
-            leaf = x["x"].detach().requires_grad_()
-            losses = sources.losses({"x": leaf}, data.batch(row))
-            gradients.append(
-                torch.stack(
-                    [torch.autograd.grad(loss, leaf, retain_graph=True)[0] for loss in losses]
-                )
-            )
-        ends = [{"x": x["x"] - 0.01 * weights @ slopes} for slopes in gradients[:4]]
-        best = min(range(4), key=lambda i: float(problem.f(theta, ends[i], above)))
-        (slope,), _ = gradient(problem.f, theta, ends[best], above)
-        along = weights * (gradients[4 if self.fresh else best] @ slope)
-        h = -(along - weights * along.sum())  # of F in the logits, up to a factor
-        theta = {"logits": theta["logits"] - 0.1 * h.sign()}
-        calls = state["calls"] + 15
-        return {**state, "theta": theta, "x": ends[best], "calls": calls}, {"oracle_calls": calls}
-
-    def init(self, problem: Problem, seed: int) -> State:
-        return {**super().init(problem, seed), "seed": seed}
-
-
-class FreshBatch(OwnBatch):
-    __doc__ = DOC
-    fresh: ClassVar[bool] = True

@@ -173,19 +173,6 @@ class Recurrent(nn.Module):
         return out
 
 
-class Half(nn.Module):
-    """Part of it is under torch.compile."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.enc = torch.compile(nn.Linear(FEATURES, 6), backend="aot_eager")
-        self.head = nn.Linear(6, 1)
-
-    def forward(self, a: Tensor) -> Tensor:
-        out: Tensor = self.head(torch.tanh(self.enc(a)))
-        return out
-
-
 def slope(p: Problem, method: Implicit) -> Tensor:
     branch = Branches(count=1, steps=1, lr=1e-9).propose(
         p, p.theta0, Branches(count=1).init(p, Key(0)), Key(0)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from attrs import define, evolve
+from attrs import evolve
 from torch import Tensor
 
 from hgms_core import ConfigError, Data, Problem, Sources, State, Tree
@@ -147,22 +147,10 @@ def token_losses(problem: Problem, x: Tree, data: Data, index: Tensor) -> Tensor
     return problem.sources.examples(x, batch) * lengths / means[batch["source"]]
 
 
-@define
-class _Looks:
-    """Losses of rows, and their features as what they look like."""
-
-    losses: Any
-
-    def __call__(self, x: Tree, batch: Tree) -> Tensor:
-        return torch.as_tensor(self.losses(x, batch))
-
-    def representations(self, x: Tree, batch: Tree) -> Tensor:
-        return batch["a"] + x["b"].sum()
-
-
 def with_looks(problem: Problem) -> Problem:
     """The same problem, whose rows can be compared by what they look like."""
-    looks = _Looks(problem.sources.examples)
+    looks: Any = functools.partial(problem.sources.examples)
+    looks.representations = lambda x, batch: batch["a"] + x["b"].sum()
     return evolve(problem, sources=evolve(problem.sources, examples=looks))
 
 
@@ -306,18 +294,3 @@ def by_torch(
 def without_rows(problem: Problem, role: str) -> Problem:
     """The same problem with no validation row in one role."""
     return evolve(problem, upper_data={**problem.upper_data, role: Data.none()})
-
-
-def in_another_order(problem: Problem) -> Problem:
-    """The same problem, whose rows stand source by source in the reverse of the order of its
-    sources.
-    """
-    strata = problem.lower_data.strata or ()
-    first = 0
-    blocks = []
-    for _, size in strata:
-        blocks.append(torch.arange(first, first + size))
-        first += size
-    order = torch.cat(blocks[::-1])
-    pool = {name: leaf[order] for name, leaf in problem.lower_data.whole.items() if name != "index"}
-    return evolve(problem, lower_data=evolve(Data.of(pool), strata=strata[::-1]))

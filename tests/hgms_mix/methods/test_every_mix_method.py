@@ -13,7 +13,6 @@ from support.source_problems import (
     assert_goes_on,
     assert_shares,
     by_torch,
-    in_another_order,
     language_sources,
     network_sources,
     on_rows,
@@ -136,26 +135,6 @@ def test_the_highest_rows_are_kept_and_make_the_mixture(
     assert sorted(state["kept"].tolist()) == sorted(order[:count].tolist())
     sources = PROBLEM.lower_data.whole["source"][state["kept"]]
     assert_shares(PROBLEM, method, state, torch.bincount(sources, minlength=3))
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("fastmix", "doremi", "doremi-to-the-end", "doge", "doge-sources"),
-        *CONTRIBUTED[1:],
-        pytest.param("op-mix", marks=pytest.mark.extended),
-    ],
-)
-def test_where_sources_stand_in_the_table_does_not_matter(name: str) -> None:
-    method = METHODS[name]
-    found = []
-    for problem in (PROBLEM, in_another_order(PROBLEM)):
-        state, row = ended(method, problem)
-        shown = {key: torch.tensor(float(row[key])) for key in row if "." in key}
-        found.append((method.result(state), shown))
-    # the law of OP-Mix is fitted to a tolerance
-    close = {"rtol": 1e-6, "atol": 1e-9} if name == "op-mix" else {"rtol": 1e-8, "atol": 1e-10}
-    assert_same(found[1], found[0], **close)
 
 
 SPEAKING = ["rho-loss", "rds", "random-rows", "doremi", "doge", "hg-ms-online", *CONTRIBUTED[:3]]
