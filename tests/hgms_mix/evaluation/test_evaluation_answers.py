@@ -212,4 +212,4 @@ def test_solutions_of_the_test_sets_are_right_and_those_of_other_questions_wrong
         for shift in (0, 101)
     )
     assert set(right) == {"right"}
-    assert wrong.count("right") <= 0.04 * count
+    assert wrong.count("right") <= (0.04 if count < 1000 else 0.03) * count
