@@ -104,7 +104,7 @@ def listed(plugins: int, repeats: int) -> tuple[float, float]:
             )
             (info / "entry_points.txt").write_text(f"[hgms]\nmade-{number} = made_{number}\n")
         count = subprocess.run(
-            [sys.executable, "-m", "hgms.cli", "plugins"],
+            [sys.executable, "-m", "hgms", "plugins"],
             env={**os.environ, "PYTHONPATH": folder},
             capture_output=True,
             text=True,
@@ -112,7 +112,7 @@ def listed(plugins: int, repeats: int) -> tuple[float, float]:
         ).stdout.count(" hgms-made-")
         assert count == missing, f"{count} plugins listed"
         pairs = [
-            (seconds(["-c", "import torch"], site), seconds(["-m", "hgms.cli", "list"], site))
+            (seconds(["-c", "import torch"], site), seconds(["-m", "hgms", "list"], site))
             for _ in range(repeats)
         ]
     return statistics.median(first for first, _ in pairs), statistics.median(

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from hgms.adapters import from_losses
 from hgms.generators.branches import Branches
 from hgms.generators.ula import Ula
 from hgms.hypergradients import Implicit
@@ -88,7 +89,7 @@ def cleaning(sizes: tuple[int, int, int], rows: int) -> Problem:
     train = data(rows)
     validation = data(rows // 10)
     roles = dict.fromkeys(("differentiate", "select", "stop"), validation)
-    return Problem(
+    return from_losses(
         theta0={"w": torch.zeros(rows)}, x0=x0, g=lower, f=upper, lower_data=train, upper_data=roles
     )
 

@@ -216,7 +216,7 @@ def measure(folder: Path, out: Path) -> dict[str, float]:
     """`hgms report` in a process of its own: seconds by the clock and on the processor, and the
     highest resident memory.
     """
-    command = [sys.executable, "-m", "hgms.cli", "report", str(folder), "--out", str(out)]
+    command = [sys.executable, "-m", "hgms", "report", str(folder), "--out", str(out)]
     started = time.perf_counter()
     process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
     _, status, usage = os.wait4(process.pid, 0)

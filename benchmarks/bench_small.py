@@ -38,6 +38,7 @@ from turns import (
     use_processors,
 )
 
+from hgms.adapters import from_losses
 from hgms.compiled import Programs
 from hgms.generators.branches import Branches
 from hgms.hypergradients import Implicit
@@ -114,7 +115,7 @@ def problem(work: Work) -> Problem:
     train = data(work.rows)
     validation = data(max(work.rows // 4, 20))
     roles = dict.fromkeys(("differentiate", "select", "stop"), Data.of(validation))
-    return Problem(
+    return from_losses(
         theta0={"w": torch.zeros(work.rows)},
         x0={"x": torch.zeros(work.unknowns)},
         g=lower,

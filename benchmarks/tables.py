@@ -8,7 +8,7 @@ the raw records in benchmarks/results and from benchmarks/published.toml.
     python benchmarks/tables.py runs cleaning runs/paper/cleaning
             keep the runs below a folder as results/cleaning.parquet
     python benchmarks/tables.py runs demo hgms-demo/runs
-            keep what `hgms demo` has run, for the README
+            keep the runs of `hgms demo`, for the README
     python benchmarks/tables.py runs cleaning more-runs --add
             add to what is kept: a campaign may be run in parts
     python benchmarks/tables.py figures methods methods.json
@@ -553,14 +553,16 @@ def evidence(name: str) -> str:
 
 
 def judged() -> list[tuple[str, Study]]:
-    """All that claims are made of: the campaigns, the tables of 15 and 20 s, and the demo."""
+    """All that claims are made of: the campaigns, the short tables, and digits at equal calls."""
     campaigns = [
         (title, study)
         for name, (title, metric, _) in CAMPAIGNS.items()
         for study in studies(name, metric)
     ]
     short = [("MNIST cleaning, 15 s", study) for study in studies("cleaning", "test_accuracy")]
-    short += [("digits cleaning, the demo", study) for study in studies("demo", "test_accuracy")]
+    short += [
+        ("digits cleaning, 4,000 calls", study) for study in studies("digits-demo", "test_accuracy")
+    ]
     return [
         *campaigns,
         *short,
@@ -695,37 +697,34 @@ def mutations() -> str:
 # --------------------------------------------------------------------------------------------------
 
 
+WHAT = {
+    "hg-implicit": "learns the weights with one candidate",
+    "hg-ms": "learns the weights with the better of several candidates",
+    "uniform": "baseline: equal weights",
+    "validation-only": "baseline: the 40 validation rows alone",
+    "uniform-tilted": "baseline: equal weights and the validation rows",
+}
+"""The methods of the demo."""
+
+
 def demo() -> str:
-    """What `hgms demo` printed, from its run folders kept as records of that name: methods,
-    floors, ceiling.
-    """
-    rows = rows_of("demo")
+    """Return the table of `hgms demo`, from its run folders kept as records of that name."""
     table = []
     for study in studies("demo", "test_accuracy"):
-        for method in [name for role in ("", "floor", "ceiling") for name in study.named(role)]:
+        for method in [name for role in ("", "floor") for name in study.named(role)]:
             away = [
                 difference(study.values, method, floor, study.holm)
                 if not study.roles[method]
                 else "–"
-                for floor in ("uniform", "validation-only", "uniform-tilted")
+                for floor in ("uniform", "validation-only")
             ]
-            share = study.share(method)
-            what = {"": "learns θ", "floor": "learns nothing", "ceiling": "knows the truth"}[
-                study.roles[method]
-            ]
-            table.append(
-                [f"`{method}`", what, mean(study.values[method]), *away, share, study.steps[method]]
-            )
-    floors = [f"− `{floor}`" for floor in ("uniform", "validation-only", "uniform-tilted")]
-    head = ["method", "", "test accuracy (%)", *floors, "recovered share", "outer steps"]
-    seeds = len({row["seed"] for row in rows})
-    if not rows:
-        return "\nNot kept yet.\n\n"
-    said = (
-        f"{rows[0]['budget']} per run, {seeds} seeds, 95 % intervals; "
-        "**bold**: also by Holm's rule.\n"
-    )
-    return "\n".join(["", markdown(head, table), said, ""])
+            star = " ★" if study.ahead(method) and study.named("")[0] == method else ""
+            accuracy = mean(study.values[method])
+            table.append([f"`{method}`{star}", accuracy, *away, study.steps[method], WHAT[method]])
+    if not table:
+        return "\nNot measured.\n\n"
+    head = ["method", "test accuracy (%)", "− `uniform`", "− `validation-only`", "steps", ""]
+    return "\n".join(["", markdown(head, table), ""])
 
 
 # --- published figures

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
+from hgms.adapters import hypergradient
 from hgms.generators.branches import Branches
 from hgms.generators.ula import Ula
 from hgms.runs import RunConfig, run
@@ -27,7 +28,6 @@ from hgms.selectors import BestOfN
 from hgms.solvers import CG
 from hgms.tasks.circle import CircleDegenerate, CircleKink
 from hgms_core import Candidates, Key, Problem, Tree
-from hgms_core.hypergrad import hypergradient
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -28,7 +28,9 @@ import error_codes
 import traced
 from click.testing import CliRunner
 
+import hgms.adapters
 import hgms.comparison
+import hgms.config
 import hgms.integrations
 import hgms.report
 import hgms.results
@@ -47,7 +49,7 @@ from hgms_core.host import FIRST_PARTY, Host
 from hgms_core.registry import Registry
 
 DOCS = Path(__file__).resolve().parent
-PROGRAMS = (hgms.comparison, hgms.integrations, hgms.report, hgms.results, hgms.runs)
+PROGRAMS = (hgms.adapters, hgms.comparison, hgms.integrations, hgms.report, hgms.results, hgms.runs)
 NO_COMPONENT = {"hgms_register_commands": "a command", "hgms_step_finished": "observers"}
 PART = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -86,12 +88,12 @@ def run_keys() -> str:
     """The keys of a run's configuration that are not a component's."""
     top = _meant(_fields(config.RunConfig, skip=("run",)), {"hgms.runs": [config.RunConfig]})
     settings = _meant(_fields(config.RunSettings), {"hgms.runs": [config.RunSettings]})
-    budget = _meant(_fields(hgms_core.Budget), {"hgms_core": [hgms_core.Budget]})
+    budget = _meant(_fields(hgms.config.Budget), {"hgms.config": [hgms.config.Budget]})
     strings = 'As a string: `"60s"`, `"25 steps"`, `"1e5 calls"`; or as a table:'
     return (
         f"## Top level\n\n{_table(top)}\n"
         f"## `[run]`\n\n{_doc(config.RunSettings)}\n\n{_table(settings)}\n"
-        f"## `[budget]`\n\n{_doc(hgms_core.Budget)} {strings}\n\n{_table(budget)}"
+        f"## `[budget]`\n\n{_doc(hgms.config.Budget)} {strings}\n\n{_table(budget)}"
     )
 
 
@@ -686,6 +688,7 @@ NAMESPACES = (
     "hgms.solvers",
     "hgms.tasks",
     "hgms_mix.contrib",
+    "hgms_mix.methods",
 )
 """Packages whose names are loaded when they are used (:mod:`hgms.lazy`)."""
 

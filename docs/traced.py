@@ -12,6 +12,7 @@ from typing import Any
 import attrs
 import torch
 
+from hgms.config import Budget
 from hgms.generators.branches import Branches
 from hgms.hypergradients import Implicit, Unrolled
 from hgms.outer import Adam
@@ -19,7 +20,7 @@ from hgms.runs import RunFolder, run
 from hgms.selectors import BestOfN
 from hgms.solvers import CG
 from hgms.tasks.quadratic import Quadratic
-from hgms_core import Budget, Candidates, Pipeline
+from hgms_core import Candidates, Pipeline
 from hgms_core.host import Host
 
 GIVES = {

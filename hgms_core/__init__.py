@@ -7,13 +7,9 @@ and ``hgms_core.registry``.
 
 from __future__ import annotations
 
-from hgms_core.adapters.arguments import check_function, check_part
-from hgms_core.adapters.checks import check_losses, pure
-from hgms_core.adapters.display import as_html, as_text, sizes
-from hgms_core.adapters.modules import fresh_parameters, trainable
-from hgms_core.adapters.shapes import Nested, Shape, check_floating
-from hgms_core.budget import Budget
-from hgms_core.data import ROLES, Batch, Data, Rows, roles
+from hgms_core.component import accepts, check_function, check_part, kind_of
+from hgms_core.composition import Composition, overlay
+from hgms_core.data import ROLES, Batch, Data, roles
 from hgms_core.errors import (
     CheckpointError,
     ConfigError,
@@ -34,19 +30,21 @@ from hgms_core.errors import (
 )
 from hgms_core.hookspecs import PLUGIN_API, RunInfo, hookimpl
 from hgms_core.hypergrad import (
+    Bound,
     Linearization,
     Strategy,
+    check_dense,
     cross_product,
     curvature,
     difference_step,
-    hypergradient,
     implicit,
+    lacks_gradient,
     twice_differentiable_attention,
     upper_gradients,
 )
 from hgms_core.linear import CallableSolver, Inexact, LinearSystem, as_solver
-from hgms_core.pipeline import Composition, Pipeline, overlay
-from hgms_core.problem import Loss, Problem, Sources
+from hgms_core.pipeline import Pipeline
+from hgms_core.problem import Loss, Problem, Rows, Sources
 from hgms_core.protocols import (
     CandidateGenerator,
     HyperGradient,
@@ -71,7 +69,18 @@ from hgms_core.records import (
 )
 from hgms_core.seeding import Key
 from hgms_core.stacking import Group, Mode, gradient, groups, values
-from hgms_core.trees import Ravel, Tree, clone, detach, norm, repeat, slopes, stack
+from hgms_core.trees import (
+    Ravel,
+    Tree,
+    check_alike,
+    clone,
+    detach,
+    norm,
+    repeat,
+    require_grad,
+    slopes,
+    stack,
+)
 
 __version__ = "0.9.0.dev0"
 
@@ -79,8 +88,8 @@ __all__ = [
     "PLUGIN_API",
     "ROLES",
     "Batch",
+    "Bound",
     "Branch",
-    "Budget",
     "CallableSolver",
     "CandidateGenerator",
     "Candidates",
@@ -106,7 +115,6 @@ __all__ = [
     "Method",
     "MissingExtra",
     "Mode",
-    "Nested",
     "NumericalError",
     "OutOfMemory",
     "Outcome",
@@ -121,19 +129,17 @@ __all__ = [
     "RunInfo",
     "Selection",
     "Selector",
-    "Shape",
     "Solution",
     "Sources",
     "State",
     "Strategy",
     "Task",
     "Tree",
-    "as_html",
+    "accepts",
     "as_solver",
-    "as_text",
-    "check_floating",
+    "check_alike",
+    "check_dense",
     "check_function",
-    "check_losses",
     "check_part",
     "choice",
     "clone",
@@ -143,23 +149,21 @@ __all__ = [
     "detach",
     "difference_step",
     "dotted",
-    "fresh_parameters",
     "gradient",
     "groups",
     "hookimpl",
-    "hypergradient",
     "implicit",
+    "kind_of",
+    "lacks_gradient",
     "norm",
     "one_of",
     "overlay",
-    "pure",
     "raise_all",
     "repeat",
+    "require_grad",
     "roles",
-    "sizes",
     "slopes",
     "stack",
-    "trainable",
     "twice_differentiable_attention",
     "unknown_name",
     "upper_gradients",

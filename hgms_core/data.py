@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
-from attrs import Factory, field, frozen
+from attrs import field, frozen
 from torch import Tensor
 
-from hgms_core.adapters.arguments import arguments_named
-from hgms_core.adapters.columns import columns_of, is_table
-from hgms_core.adapters.display import as_html, as_text, data_rows
+from hgms_core.component import arguments_named
 from hgms_core.errors import ConfigError, one_of
 from hgms_core.seeding import Key
-from hgms_core.trees import Tree
+from hgms_core.trees import Tree, summary
 
 Batch = Tree
 """Rows of a data set by the names of their columns, each ``[B, …]``."""
@@ -27,8 +24,8 @@ class Data:
 
     ``rows(index)`` is the batch of the rows with these numbers; ``index`` is an integer tensor of
     any shape, whose axes lead every leaf of the batch. ``whole`` is the batch of all ``size`` rows.
-    It may be empty: ``batch(None)`` then takes all rows from ``rows``. ``Data.none()`` is for a
-    loss without data.
+    It may be empty: ``batch(None)`` then takes all rows from ``rows``. ``Data()`` is for a loss
+    without data.
 
     ``strata`` are the names and sizes of consecutive groups of rows (the sources of a mixture). A
     batch then holds equally many rows of each, up to one; which groups get the odd rows is drawn
@@ -41,64 +38,47 @@ class Data:
     torch.Size([3, 4])
     """
 
-    size: int
-    whole: Batch = Factory(dict)
-    rows: Callable[[Tensor], Batch] = field(default=lambda index: {}, eq=False)
+    size: int = 0
+    whole: Batch = field(factory=dict, repr=summary)
+    rows: Callable[[Tensor], Batch] = field(default=lambda index: {}, eq=False, repr=False)
     device: torch.device = torch.device("cpu")
     strata: tuple[tuple[str, int], ...] | None = None
 
-    __repr__ = as_text
-    _repr_html_ = as_html
-    _rows = data_rows
-
     @classmethod
-    def none(cls) -> Data:
-        return cls(0)
+    def of(cls, columns: Batch) -> Data:
+        """Return the rows of a table of tensors; a batch also has each row's number as ``index``.
 
-    @classmethod
-    def of(
-        cls, rows: Any, dtype: torch.dtype | None = None, device: torch.device | None = None
-    ) -> Data:
-        """The rows of a table that fits into memory, read once; a batch also holds each row's
-        number as ``index``.
+        ``hgms.as_data`` reads arrays, data frames, datasets and loaders.
 
-        A table is a dictionary of columns (tensors, numpy arrays, columns of pandas or polars,
-        lists of numbers); a frame; a dataset with numbered rows of torch or of the library
-        ``datasets``, or a list of rows (dictionaries, or tuples, whose columns are called ``0``,
-        ``1``, …); a ``DataLoader`` (the rows that its samplers let through, by its ``collate_fn``;
-        ``worker_init_fn`` is not called); or a tuple of arrays (X, y), again ``0`` and ``1``.
-        Larger ones take ``Data(size=…, rows=…)``.
+        Errors: ConfigError for a value that is not a dictionary of tensors (``wrong-type``), a
+        table without rows (``no-rows``), columns of different lengths (``wrong-length``) or on
+        different devices (``several-devices``), and other values in ``index`` (``reserved-name``).
 
-        Tensors keep their type. Of arrays and Python numbers floats become ``dtype`` (torch's
-        default, float32; within ``Problem(lower_data=…)`` the type of x), whole numbers int64, but
-        bytes stay bytes. Columns are moved to ``device`` (None: stay where they are; within
-        ``Problem(lower_data=…)`` x's).
-
-        Errors: ConfigError where columns differ in length or device, hold no numbers, or change
-        when they are read again (a random transform), where a table has no rows, or no number
-        of rows, and for a loader that weights, orders or splits its rows in its own way.
-
-        >>> data = Data.of(([[0.0, 1.0], [2.0, 3.0]], [0, 1]))
+        >>> data = Data.of({"x": torch.tensor([[0.0, 1.0], [2.0, 3.0]])})
         >>> data.batch(torch.tensor([1]))
-        {'0': tensor([[2., 3.]]), '1': tensor([1]), 'index': tensor([1])}
+        {'x': tensor([[2., 3.]]), 'index': tensor([1])}
         """
-        if isinstance(rows, Data):
-            return rows
-        table = columns_of(rows, dtype or torch.get_default_dtype())
-        counts = {name: leaf.shape[0] for name, leaf in table.items()}
+        if not isinstance(columns, Mapping) or not all(
+            isinstance(leaf, Tensor) and leaf.dim() for leaf in columns.values()
+        ):
+            raise ConfigError(
+                "wrong-type",
+                "columns must be tensors by name with one entry per row",
+                hint="use hgms.as_data for arrays, data frames, datasets and loaders",
+            )
+        counts = {name: len(leaf) for name, leaf in columns.items()}
         if not any(counts.values()):
             raise ConfigError(
                 "no-rows",
                 f"the table has no {'rows' if counts else 'columns'}",
-                hint="use Data.none() for a loss without data",
+                hint="use Data() for a loss without data",
             )
         if len(set(counts.values())) != 1:
             known = ", ".join(f"{name} {count}" for name, count in counts.items())
             raise ConfigError(
                 "wrong-length", f"all columns must have the same number of rows, not {known}"
             )
-        table = table if device is None else {name: leaf.to(device) for name, leaf in table.items()}
-        devices = {leaf.device for leaf in table.values()}
+        devices = {leaf.device for leaf in columns.values()}
         if len(devices) > 1:
             raise ConfigError(
                 "several-devices",
@@ -107,16 +87,14 @@ class Data:
         size = max(counts.values())
         device = devices.pop()
         numbers = torch.arange(size, device=device)
-        if "index" in table and not (
-            table["index"].shape == numbers.shape and bool((table["index"] == numbers).all())
-        ):
+        if "index" in columns and not torch.equal(columns["index"], numbers):
             raise ConfigError(
                 "reserved-name",
                 "the column name 'index' is reserved: each batch has its row numbers there",
                 place=("index",),
                 hint="rename the column",
             )
-        whole = {**table, "index": numbers}
+        whole = {**columns, "index": numbers}
 
         def taken(index: Tensor) -> Batch:
             # index_select copies whole rows, three times as fast as table[index]
@@ -197,30 +175,6 @@ class Data:
         return max(1, self.size if batch_size is None else min(batch_size, self.size))
 
 
-@frozen(kw_only=True, eq=False)
-class Rows:
-    """One weight for each lower row: θ's leaf ``leaf``, ``[n]``, holds the logits, row i weighs
-    σ(θ_i)::
-
-        g(θ, x; batch) = mean_i σ(θ_i) ℓ_i(x; batch) + r(θ, x; batch)
-            i: the rows of the batch, batch["index"]
-
-    ``losses(x, batch)`` are the ℓ_i, ``[B]``, without weight and regulariser; ``regulariser`` is r,
-    which knows nothing of θ's leaf. So a method may weigh the rows of a batch as it likes, by
-    numbers that are no sigmoid of anything.
-
-    >>> rows = Rows(losses=lambda x, batch: (x["x"] - batch["a"]).square())
-    >>> rows.leaf, rows.losses({"x": torch.zeros(1)}, {"a": torch.tensor([1.0, 2.0])})
-    ('logits', tensor([1., 4.]))
-    """
-
-    leaf: str = "logits"
-    losses: Callable[[Tree, Batch], Tensor]
-    regulariser: Callable[[Tree, Tree, Batch], Tensor] = lambda theta, x, batch: next(
-        iter(x.values())
-    ).new_zeros(())
-
-
 ROLES = ("differentiate", "select", "stop")
 """What validation data is used for: differentiating f, selecting a candidate, deciding when a
 state is the best so far.
@@ -252,16 +206,8 @@ def roles(validation: Tree, shares: tuple[float, ...]) -> dict[str, Data]:
     return parts
 
 
-def data_of(rows: Any, place: str, like: Tensor) -> Data:
-    """Return the rows with the dtype and device of a tensor; errors have the ``place``."""
-    try:
-        return Data.of(rows, like.dtype, like.device)
-    except ConfigError as error:
-        raise error.at(place) from None
-
-
 class Roles(dict[str, Data]):
-    """Validation rows by role, which say what is missing."""
+    """Validation rows by role. Error: ConfigError ``no-rows-for-role`` for a missing role."""
 
     def __missing__(self, role: str) -> Data:
         raise ConfigError(
@@ -269,26 +215,28 @@ class Roles(dict[str, Data]):
             f"there are no validation rows for the role {role!r}, only for: "
             f"{', '.join(self) or 'none'}",
             place=("upper_data", role),
-            hint="pass upper_data as one table for all roles, or add a table for this role",
+            hint="pass one Data for all roles, or add one for this role",
         )
 
 
-def by_role(rows: Any, place: str, like: Tensor) -> Roles:
-    """Validation rows of any kind: a table for each of some roles by name, or one for all of
-    them.
-    """
-    several = rows if isinstance(rows, Mapping) else {}
-    if several and (
-        set(several) & set(ROLES)
-        or all(isinstance(rows, Data) or is_table(rows) for rows in several.values())
-    ):
-        for role in rows:
-            one_of("role of validation rows", role, ROLES, (place, role))
-        tables = Roles()
-        for role, table in rows.items():
-            try:
-                tables[role] = data_of(table, role, like)
-            except ConfigError as error:
-                raise error.at(place) from None
-        return tables
-    return Roles(dict.fromkeys(ROLES, data_of(rows, place, like)))
+def by_role(rows: Data | Mapping[str, Data]) -> Roles:
+    """Return validation rows by role: those of a mapping, or the same rows for all roles."""
+    if isinstance(rows, Data):
+        return Roles(dict.fromkeys(ROLES, rows))
+    if not isinstance(rows, Mapping):
+        raise not_data("upper_data")
+    for role, data in rows.items():
+        one_of("role of validation rows", role, ROLES, ("upper_data", role))
+        if not isinstance(data, Data):
+            raise not_data("upper_data", role)
+    return Roles(rows)
+
+
+def not_data(*place: str) -> ConfigError:
+    """Return the error for rows that are not a Data."""
+    return ConfigError(
+        "wrong-type",
+        f"{'.'.join(place)} must be a Data",
+        place=place,
+        hint="use hgms.from_losses for arrays, data frames, datasets and loaders",
+    )

@@ -24,12 +24,10 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 from attrs import field, frozen
 
-from hgms_core.budget import Budget
-
 if TYPE_CHECKING:
     import click
 
-    from hgms_core.pipeline import Composition
+    from hgms_core.composition import Composition
     from hgms_core.protocols import (
         CandidateGenerator,
         HyperGradient,
@@ -55,16 +53,16 @@ class RunInfo:
     """What an observer learns of a run. ``folder`` is where it writes (None: nowhere); ``config``
     is its resolved configuration as nested tables; ``resumed_from`` is the step a resumed run goes
     on from (0 for a new one); in ``state`` an observer keeps what it has open for this run, under
-    its plugin's name.
+    its plugin's name. ``str(budget)`` is the budget as text.
 
-    >>> RunInfo(task="quadratic", method="hg-ms", seed=0, budget=Budget(outer_steps=5)).resumed_from
+    >>> RunInfo(task="quadratic", method="hg-ms", seed=0, budget="5 steps").resumed_from
     0
     """
 
     task: str
     method: str
     seed: int
-    budget: Budget
+    budget: Any
     folder: Path | None = None
     resumed_from: int = 0
     config: Mapping[str, Any] = field(factory=dict)

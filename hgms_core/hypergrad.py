@@ -1,5 +1,5 @@
-"""Hypergradient calculus: products with the lower Hessian, the mixed derivative, and
-``hypergradient`` itself.
+"""Hypergradient calculus: products with the lower Hessian, the mixed derivative, and the implicit
+hypergradient.
 
 For an optimistic lower solution x*(θ) with a Hessian that may be singular along the manifold of
 minimisers (equation (3) of the HG-MS paper; the pseudoinverse becomes a ridge-regularised solve)::
@@ -17,28 +17,21 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, get_args
 
 import torch
-from attrs import evolve, frozen
+from attrs import frozen
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from hgms_core.adapters.arguments import check_function
-from hgms_core.adapters.checks import Bound, check_dense, check_used, lacks_gradient, pure
-from hgms_core.adapters.shapes import Nested, Shape, check_floating
 from hgms_core.errors import ConfigError, one_of
 from hgms_core.linear import Inexact, as_solver
 from hgms_core.records import Cost, Estimate
-from hgms_core.torch_errors import (
-    differences_named,
-    explained,
-    no_second_derivative,
-    out_of_memory,
-    with_forward_mode,
-)
-from hgms_core.trees import Ravel, Tree, detach, require_grad, slopes
+from hgms_core.torch_errors import explained, no_second_derivative, out_of_memory, with_forward_mode
+from hgms_core.trees import Ravel, Tree, detach, require_grad, slopes, summary
 
 Strategy = Literal["vjp", "jvp", "difference"]
 """How products with the lower Hessian are made; :func:`curvature` says which costs what."""
+Bound = Callable[[Tree, Tree], Tensor]
+"""A loss with its batch bound: ``loss(theta, x) -> scalar``."""
 Lower = Callable[[Tree], Tensor]
 """A lower loss with θ and the batch already bound: ``g(x)``, or ``[N]`` values for a stacked x."""
 
@@ -257,6 +250,28 @@ def _gradient_at(
     return slopes, list(leaves.values())
 
 
+def check_dense(name: str, grads: Sequence[Tensor | None]) -> None:
+    """Raise ConfigError if a gradient of a loss is sparse: solvers use dense vectors."""
+    if any(grad is not None and grad.layout != torch.strided for grad in grads):
+        raise ConfigError(
+            "sparse-gradient",
+            f"{name} has a sparse gradient",
+            place=(name,),
+            hint="use nn.Embedding(..., sparse=False)",
+        )
+
+
+def lacks_gradient(x: Tree) -> ConfigError:
+    """Return the error for a lower loss that does not depend on x."""
+    return ConfigError(
+        "no-gradient",
+        f"g has no gradient with respect to x ({summary(x)})",
+        place=("g",),
+        hint="use x in g, without .detach(), .item(), .data, NumPy or torch.no_grad()\n"
+        "compute with the arguments of the loss, not with other modules or tensors",
+    )
+
+
 def difference_step(x: Tensor, v: Tensor, precision: torch.dtype | None = None) -> Tensor:
     """The step of a central difference at x along v, both flat: ε^(1/3)·(1 + ‖x‖)/‖v‖, which
     balances truncation and rounding; at a coarser ``precision`` (3ε)^(1/3)/‖v‖, the least of ε/τ +
@@ -443,80 +458,3 @@ def implicit(
     """The implicit hypergradient at a given lower state: equation (3) of the paper. ``rows`` are
     the examples in one call of (f, g), for the cost; ``precision`` as in :func:`curvature`."""
     return Linearization.of(f, g, theta, x, strategy, precision).hypergradient(solver, v0, rows)
-
-
-def hypergradient(
-    f: Callable[..., Tensor],
-    g: Callable[..., Tensor],
-    theta: Nested,
-    x: Nested,
-    *,
-    solver: Any,
-    strategy: Strategy = "vjp",
-    v0: Tensor | None = None,
-) -> Estimate:
-    """∇F(θ) = ∇_θ f − ∇²_θx g·v with (∇²_xx g + γI) v = ∇_x f, at the lower solution ``x``, for
-    anybody's own two losses: no registry, no configuration, no Problem.
-
-    Arguments:
-        f, g: the upper and lower loss, ``loss(theta, x) -> scalar``, pure functions of tensors.
-        theta, x: a tensor, or dictionaries, lists and tuples of tensors in any depth; the losses
-            get them as they are here. Of a module, :func:`trainable` gives x.
-        solver: a LinearSolver (``hgms.solvers.CG(ridge=1e-3)``) or any callable ``solve(matvec, b)
-            -> v``.
-        strategy: how products with ∇²_xx g are made, see :func:`curvature`.
-        v0: a starting vector for the solver, for example the ``solution.value`` of the last call.
-
-    Returns:
-        an :class:`Estimate`: ``value`` (nested as θ is; a tensor for a tensor), and how good it is:
-        ``outcome``, ``residual``, ``iterations``, ``curvature`` and ``lower_gradient_norm`` (‖∇_x
-        g‖: the formula assumes 0).
-
-    Errors: ConfigError for a loss that is no pure function (random numbers, dropout or batch
-    normalisation in training mode, in-place changes of its arguments), for one without the second
-    derivative that ``strategy`` takes, for a θ that neither loss uses, for a g that does not use x,
-    for leaves that are not floating-point, and inside ``torch.inference_mode``.
-
-    Cost: 1 upper gradient, 1 lower gradient, one Hessian product an iteration, 1 cross product; and
-    up to five values of a loss that draws from a global generator. The solver never raises for
-    non-convergence; read ``outcome``.
-
-    >>> f = lambda theta, x: 0.5 * ((x - 1) ** 2).sum()
-    >>> g = lambda theta, x: 0.5 * ((x - theta) ** 2).sum()  # x*(θ) = θ, so F(θ) = ½‖θ − 1‖²
-    >>> theta = torch.tensor([3.0, 1.0])
-    >>> hypergradient(f, g, theta, theta.clone(), solver=lambda matvec, b: b).value
-    tensor([2., 0.])
-
-    Source: HG-MS paper, equation (3); for a unique lower solution, the implicit function theorem.
-    """
-    above, upper = Shape.of(theta, "theta", "theta")
-    below, lower = Shape.of(x, "x", "x")
-    for what, tree in (("theta", upper), ("x", lower)):
-        check_floating(what, tree)
-        if not tree:
-            raise ConfigError(
-                "wrong-value", f"{what} contains no tensor to differentiate by", place=(what,)
-            )
-
-    size = Ravel.of(lower).size
-    if size == 0:
-        raise ConfigError("wrong-shape", "x contains no number to differentiate by", place=("x",))
-    if v0 is not None and v0.shape != (size,):
-        raise ConfigError(
-            "wrong-shape",
-            f"v0 must have shape [{size}], one entry per number in x, not {list(v0.shape)}",
-            place=("v0",),
-        )
-
-    def bound(name: str, loss: Callable[..., Tensor]) -> Bound:
-        check_function(name, loss, "theta", "x")
-        return lambda a, b: loss(above.restore(a), below.restore(b))
-
-    losses = bound("f", f), bound("g", g)
-    with differences_named():
-        estimate = implicit(
-            pure(losses[0], "f"), pure(losses[1], "g"), upper, lower, solver, strategy, v0
-        )
-    if not any(bool(leaf.any()) for leaf in estimate.value.values()):
-        check_used(*losses, upper, lower)
-    return evolve(estimate, value=above.restore(estimate.value))

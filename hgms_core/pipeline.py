@@ -1,26 +1,21 @@
-"""Propose, select, differentiate, update: the Method made of four parts; and the same with its
-parts given by name.
-"""
+"""One outer step of HG-MS: propose, select, differentiate, update."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal, final
 
 import torch
 from attrs import Attribute, field, frozen
 
-from hgms_core.adapters.arguments import arguments_named, check_function, check_part
-from hgms_core.adapters.checks import check_estimate, check_losses, losses_checked
-from hgms_core.adapters.display import as_html
+from hgms_core.component import arguments_named, check_function, check_part, kind_of
 from hgms_core.errors import ConfigError, choice
 from hgms_core.problem import Problem
 from hgms_core.protocols import CandidateGenerator, HyperGradient, OuterOptimizer, Selector, State
-from hgms_core.records import Cost, Record
-from hgms_core.seeding import Key, global_states
-from hgms_core.trees import Tree, norm, take
+from hgms_core.records import Cost, Estimate, Record
+from hgms_core.seeding import Key
+from hgms_core.trees import Tree, check_alike, norm, take
 
 
 def _part(
@@ -33,6 +28,21 @@ def _part(
             check_function(f"{attribute.name}.{method}", getattr(value, method), *arguments)
 
     return check
+
+
+def _checked(estimator: HyperGradient, outcome: Any, theta: Tree) -> tuple[Estimate, Any]:
+    """Require (Estimate, state), with the shapes of θ: others would be broadcast in silence."""
+    what = f"{type(estimator).__name__}.estimate"
+    items = outcome if isinstance(outcome, tuple) else (outcome,)
+    if len(items) != 2 or not isinstance(items[0], Estimate) or not isinstance(items[1], Mapping):
+        raise ConfigError(
+            "wrong-result",
+            f"{what} returns {' and '.join(map(kind_of, items))}, but must return (Estimate, "
+            "state)",
+            place=tuple(what.split(".")),
+        )
+    check_alike(f"{what}.value", items[0].value, theta, "is")
+    return items[0], items[1]
 
 
 @final
@@ -48,8 +58,8 @@ class Pipeline:
     where selecting only truncates it). Another problem or another first θ is the business of a
     wrapper.
 
-    Errors: ConfigError in the first step for losses that draw random numbers, and where neither
-        loss depends on θ.
+    Errors: ConfigError for a part of another kind, for ``keep="best"`` without rows of the role
+    ``stop``, and for an empty x0. The losses are not checked here: ``hgms.run`` does it.
 
     >>> from hgms.generators.branches import Branches
     >>> from hgms.hypergradients import Unrolled
@@ -93,8 +103,6 @@ class Pipeline:
         default="selected", validator=choice("selected", "last")
     )
 
-    _repr_html_ = as_html
-
     @property
     def needs(self) -> frozenset[str]:
         return frozenset({"stop-rows"} if self.keep == "best" else ())
@@ -126,21 +134,11 @@ class Pipeline:
         }
 
     def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
-        with (
-            nullcontext()
-            if state["step"]
-            else losses_checked(problem, state["theta"], state["x"], Key(state["seed"]))
-        ):
-            return self._step(problem, state, progress)
-
-    def _step(self, problem: Problem, state: State, progress: float) -> tuple[State, Record]:
         key = Key(state["seed"]).fold("step", state["step"])
         theta = state["theta"]
         start = state["start"]
         if "progress" in start:  # of a generator with a schedule over the budget
             start = {**start, "progress": progress}
-        device = next(iter(state["x"].values())).device
-        drawn = global_states(device) if state["step"] == 0 else None
 
         candidates = self.generator.propose(problem, theta, start, key.fold("propose"))
         selection = self.selector.select(problem, theta, candidates, key.fold("select"))
@@ -150,17 +148,11 @@ class Pipeline:
         # by more candidates than the selected one
         estimate_at: Any = getattr(estimator, "estimate_all", estimator.estimate)
         at = (candidates, selection) if hasattr(estimator, "estimate_all") else (branch,)
-        outcome = estimate_at(problem, theta, *at, *rest)
-        check_estimate(f"{type(estimator).__name__}.estimate", outcome, theta)
-        estimate, memory = outcome
-        spent = candidates.cost + estimate.cost
-        moved = drawn and any(
-            not torch.equal(a, b) for a, b in zip(drawn, global_states(device), strict=True)
-        )
+        estimate, memory = _checked(estimator, estimate_at(problem, theta, *at, *rest), theta)
         updated, outer = self.outer.step(theta, estimate.value, state["outer"], progress)
         updated = problem.project(updated)
 
-        cost = Cost(**state["cost"]) + selection.cost + spent
+        cost = Cost(**state["cost"]) + selection.cost + candidates.cost + estimate.cost
         record: Record = {
             "step": state["step"] + 1,
             "upper_loss": estimate.upper_loss,
@@ -195,12 +187,6 @@ class Pipeline:
         record.update({f"cost_{name}": value for name, value in counts.items()})
         record["oracle_calls"] = cost.calls
         start = self.generator.carry(start, candidates, selection.index, key.fold("carry"), problem)
-        if drawn:  # once, at the start: what is wrong with the losses themselves
-            idle = bool(theta and spent.upper_gradients) and not any(
-                bool(leaf.any()) for leaf in estimate.value.values()
-            )
-            if moved or idle:
-                check_losses(problem, theta, branch.x, key)
         return {
             **state,
             "step": state["step"] + 1,
@@ -216,77 +202,3 @@ class Pipeline:
     def result(self, state: State) -> tuple[Tree, Tree]:
         kept = state["best"] if self.keep == "best" and state["best"] is not None else state
         return kept["theta"], kept["x"]
-
-
-@frozen(kw_only=True)
-class Composition:
-    """A method that is a :class:`Pipeline` with parts of its own, given by name as they would be in
-    a TOML file.
-
-    So it needs no import of the plugins its parts come from, and whoever uses it may override any
-    field, or a whole part by another name. ``source`` says where the method comes from; ``of`` is
-    another method class than the Pipeline, such as a wrapper, whose fields stand among the
-    pipeline's. ``on`` holds other defaults for tasks with a trait, laid over the parts. ``role`` is
-    that of :class:`Method`. ``testing`` is laid over the parts where the conformance kit asks, on
-    problems of size 1; ``testing_failures`` holds the reason for each check that its definition
-    does not pass.
-
-    >>> Composition(
-    ...     name="hg-tiny",
-    ...     summary="One branch, conjugate gradients.",
-    ...     source="an example",
-    ...     parts={
-    ...         "generator": {"name": "branches", "count": 1},
-    ...         "selector": {"name": "first"},
-    ...         "hypergradient": {"name": "implicit", "solver": {"name": "cg"}},
-    ...         "outer": {"name": "adam", "lr": 0.1},
-    ...     },
-    ... ).with_overrides({"outer": {"lr": 0.2}, "hypergradient": {"solver": {"name": "minres"}}})[
-    ...     "outer"
-    ... ]
-    {'name': 'adam', 'lr': 0.2}
-    """
-
-    name: str
-    summary: str
-    source: str
-    parts: Mapping[str, Any] = field(hash=False)
-    of: type[Any] = Pipeline
-    role: Literal["", "floor", "ceiling"] = field(
-        default="", validator=choice("", "floor", "ceiling")
-    )
-    on: Mapping[str, Mapping[str, Any]] = field(factory=dict, hash=False)
-    testing: Mapping[str, Any] = field(factory=dict, hash=False)
-    testing_failures: Mapping[str, str] = field(factory=dict, hash=False)
-
-    def with_overrides(
-        self, table: Mapping[str, Any], traits: Iterable[str] = ()
-    ) -> dict[str, Any]:
-        """The parts on a task with these traits, with ``table`` laid over them."""
-        parts: Mapping[str, Any] = self.parts
-        for trait in sorted(set(traits) & set(self.on)):
-            parts = overlay(parts, self.on[trait])
-        return overlay(parts, table)
-
-
-def overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """``over`` on top of ``base``: tables are merged key by key; a table that names another
-    component replaces the whole.
-
-    >>> overlay({"solver": {"name": "cg", "rtol": 1e-3}}, {"solver": {"max_steps": 5}})
-    {'solver': {'name': 'cg', 'rtol': 0.001, 'max_steps': 5}}
-    """
-    merged = {
-        key: dict(value) if isinstance(value, Mapping) else value for key, value in base.items()
-    }
-    for key, value in over.items():
-        below = merged.get(key)
-        if isinstance(below, Mapping):
-            if "name" in below and isinstance(value, str) and value != "none":
-                value = {"name": value}
-            if isinstance(value, Mapping) and value.get("name", below.get("name")) == below.get(
-                "name"
-            ):
-                value = overlay(below, value)
-        merged[key] = dict(value) if isinstance(value, Mapping) else value
-    return merged

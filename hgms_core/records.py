@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from attrs import Factory, fields, frozen
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
-from hgms_core.adapters.display import as_html, as_text, estimate_rows, solution_rows
-from hgms_core.adapters.shapes import Nested, Shape
 from hgms_core.seeding import Key
 from hgms_core.trees import Tree, take
 
@@ -251,10 +250,6 @@ class Solution:
     curvature: Tensor
     products: int
 
-    __repr__ = as_text
-    _repr_html_ = as_html
-    _rows = solution_rows
-
     @property
     def outcome(self) -> Outcome:
         """The outcome of a single system; of a batch the worst (``outcomes`` holds all)."""
@@ -274,24 +269,17 @@ class Solution:
 class Estimate:
     """An estimate of ∇F(θ), and how good it is.
 
-    ``value`` has the shapes of θ, flat; from :func:`hypergradient` it is nested as θ is.
+    ``value`` has the shapes of θ; ``hgms.hypergradient`` returns it nested as θ is.
     ``solution`` is the linear solve behind it (None for estimators without one),
     ``lower_gradient_norm`` is ‖∇_x g‖ at the state differentiated at (0 at an exact lower
     solution).
     """
 
-    value: Nested
+    value: Any
     upper_loss: Tensor
     lower_gradient_norm: Tensor | None = None
     solution: Solution | None = None
     cost: Cost = Cost()
-
-    __repr__ = as_text
-    _repr_html_ = as_html
-    _rows = estimate_rows
-
-    def _flat(self) -> Tree:
-        return Shape.of(self.value, "value", "theta")[1]
 
     @property
     def outcome(self) -> Outcome:
@@ -302,7 +290,7 @@ class Estimate:
             return Outcome.NOT_SOLVED
         code = total = self.solution.codes.max().to(torch.float32)
         for leaf in (
-            *self._flat().values(),
+            *tree_leaves(self.value),
             *([] if self.lower_gradient_norm is None else [self.lower_gradient_norm]),
         ):
             total = total + leaf.sum(dtype=torch.promote_types(leaf.dtype, torch.float32))

@@ -17,10 +17,11 @@ from attrs import frozen
 
 import hgms_core
 from hgms_core import protocols
+from hgms_core.composition import Composition
 from hgms_core.discovery import FIRST_PARTY
 from hgms_core.errors import ConfigError, HgmsError, PluginError, unknown_name
 from hgms_core.host import Host, PluginInfo, describe
-from hgms_core.pipeline import Composition, Pipeline
+from hgms_core.pipeline import Pipeline
 
 NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 

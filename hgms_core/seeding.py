@@ -14,15 +14,6 @@ from attrs import field, frozen, validators
 from torch import Tensor
 
 
-def global_states(device: torch.device) -> list[Tensor]:
-    """Where torch's global generators of the CPU and of ``device`` stand: whoever draws from
-    them moves them.
-    """
-    return [torch.get_rng_state()] + (
-        [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
-    )
-
-
 @frozen
 class Key:
     """A seed with a path. Folding in a label gives an independent stream.

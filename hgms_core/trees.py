@@ -11,8 +11,56 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from hgms_core.errors import ConfigError
+
 Tree = dict[str, Tensor]
 """Tensors by name: θ, x, their gradients. Flat, so a module's ``named_parameters`` are one."""
+
+
+def check_tree(what: str, tree: object) -> None:
+    """Require a dictionary of floating-point tensors, else raise ConfigError ``wrong-type``."""
+    leaves = tree.values() if isinstance(tree, Mapping) else [None]
+    if not all(isinstance(leaf, Tensor) and leaf.is_floating_point() for leaf in leaves):
+        raise ConfigError(
+            "wrong-type",
+            f"{what} must be a dictionary of floating-point tensors",
+            place=(what,),
+            hint="use hgms.from_losses for tensors, lists and nested dictionaries",
+        )
+
+
+def check_alike(what: str, tree: object, like: Tree, verb: str = "returns") -> None:
+    """Require the names and shapes of ``like``, else raise ConfigError ``wrong-result``.
+
+    ``what`` is the place, with dots between its parts.
+    """
+    shapes = {name: leaf.shape for name, leaf in like.items()}
+    leaves = tree if isinstance(tree, Mapping) else {}
+    own = {name: getattr(leaf, "shape", None) for name, leaf in leaves.items()}
+    if own != shapes or not isinstance(tree, Mapping):
+        shown = summary(leaves) if leaves else type(tree).__name__
+        raise ConfigError(
+            "wrong-result",
+            f"{what} {verb} {shown}, but must have the shapes {summary(like)}",
+            place=tuple(what.split(".")),
+            hint="add a return statement" if tree is None else None,
+        )
+
+
+def summary(tree: Mapping[str, object], most: int = 4) -> str:
+    """Return names, shapes and types of a tree as text.
+
+    >>> summary({"w": torch.zeros(3, 4), "b": torch.zeros(3)})
+    'w [3, 4] float32, b [3] float32'
+    """
+    parts = [
+        f"{name} {list(leaf.shape)} {str(leaf.dtype).removeprefix('torch.')}"
+        if isinstance(leaf, Tensor)
+        else f"{name} {type(leaf).__name__}"
+        for name, leaf in list(tree.items())[:most]
+    ]
+    more = len(tree) - most
+    return ", ".join([*parts, f"and {more} more"] if more > 0 else parts) or "no tensors"
 
 
 def detach(tree: Mapping[str, Tensor]) -> Tree:

@@ -8,10 +8,12 @@ from __future__ import annotations
 from hgms.lazy import Places, attach
 
 PLACES: Places = {
-    "hgms_core": "Budget Data HgmsError Key Pipeline Problem Rows Sources hypergradient",
+    "hgms.adapters": "as_data fresh_parameters from_losses from_module hypergradient trainable",
     "hgms.comparison": "Comparison compare",
+    "hgms.config": "Budget",
     "hgms.integrations": "OuterSteps lower_solution",
     "hgms.runs": "RunFolder RunResult run",
+    "hgms_core": "Data HgmsError Key Pipeline Problem Rows Sources",
 }
 """Nouns and verbs. No module of ``hgms`` may have one of these names: importing it would replace
 the function.

@@ -11,14 +11,20 @@ from hgms import selectors as selectors
 from hgms import solvers as solvers
 from hgms import tasks as tasks
 from hgms import testing as testing
+from hgms.adapters import as_data as as_data
+from hgms.adapters import fresh_parameters as fresh_parameters
+from hgms.adapters import from_losses as from_losses
+from hgms.adapters import from_module as from_module
+from hgms.adapters import hypergradient as hypergradient
+from hgms.adapters import trainable as trainable
 from hgms.comparison import Comparison as Comparison
 from hgms.comparison import compare as compare
+from hgms.config import Budget as Budget
 from hgms.integrations import OuterSteps as OuterSteps
 from hgms.integrations import lower_solution as lower_solution
 from hgms.runs import RunFolder as RunFolder
 from hgms.runs import RunResult as RunResult
 from hgms.runs import run as run
-from hgms_core import Budget as Budget
 from hgms_core import Data as Data
 from hgms_core import HgmsError as HgmsError
 from hgms_core import Key as Key
@@ -26,4 +32,3 @@ from hgms_core import Pipeline as Pipeline
 from hgms_core import Problem as Problem
 from hgms_core import Rows as Rows
 from hgms_core import Sources as Sources
-from hgms_core import hypergradient as hypergradient

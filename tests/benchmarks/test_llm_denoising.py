@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from hgms.config import Budget
 from hgms.runs import RunConfig, RunSettings, run
-from hgms_core import Budget
 
 pytestmark = [
     pytest.mark.nightly,

@@ -11,7 +11,8 @@ import torch
 from support.helpers import F64, assert_same
 from torch.utils.data import DataLoader, Dataset, StackDataset, Subset, TensorDataset
 
-from hgms_core import Data, Key
+from hgms.adapters import as_data
+from hgms_core import Key
 
 A = np.arange(12.0).reshape(6, 2) / 8
 Y = np.array([0, 1, 0, 1, 1, 0])
@@ -89,7 +90,7 @@ NUMBERED: dict[str, Any] = {
 
 @pytest.mark.parametrize("kind", NAMED | NUMBERED)
 def test_a_table_has_its_columns_by_name_or_numbered(kind: str) -> None:
-    data = Data.of((NAMED | NUMBERED)[kind]())
+    data = as_data((NAMED | NUMBERED)[kind]())
     names = ("a", "y") if kind in NAMED else ("0", "1")
     columns = dict(zip(names, TENSORS.values(), strict=True))
     assert_same(data.whole, {**columns, "index": torch.arange(6)})
@@ -103,8 +104,8 @@ def test_a_frame_has_its_columns(frame: Any) -> None:
     made = frame({"b": A[:, 0], "c": A[:, 1], "y": Y})
     a, y = TENSORS.values()
     expected = {"b": a[:, 0], "c": a[:, 1], "y": y, "index": torch.arange(6)}
-    assert_same(Data.of(made).whole, expected)
-    assert_same(Data.of({"b": made["b"], "y": made["y"]}).whole["b"], expected["b"])
+    assert_same(as_data(made).whole, expected)
+    assert_same(as_data({"b": made["b"], "y": made["y"]}).whole["b"], expected["b"])
 
 
 def test_the_types_of_columns() -> None:
@@ -116,7 +117,7 @@ def test_the_types_of_columns() -> None:
         "p": Y.astype(np.uint8),
         "u": Y.astype(np.uint16),
     }
-    assert {name: leaf.dtype for name, leaf in Data.of(table).whole.items()} == {
+    assert {name: leaf.dtype for name, leaf in as_data(table).whole.items()} == {
         "f": torch.float32,
         "h": torch.float32,
         "t": F64,
@@ -125,8 +126,8 @@ def test_the_types_of_columns() -> None:
         "u": torch.int64,
         "index": torch.int64,
     }
-    assert_same(Data.of(table, dtype=F64).whole["f"], table["t"])
-    mixed = Data.of(Rows(lambda i: (0.5, torch.zeros((), dtype=F64)))).whole
+    assert_same(as_data(table, dtype=F64).whole["f"], table["t"])
+    mixed = as_data(Rows(lambda i: (0.5, torch.zeros((), dtype=F64)))).whole
     assert (mixed["0"].dtype, mixed["1"].dtype) == (torch.float32, F64)
     nullable = pd.DataFrame({"n": pd.array([1, 2], dtype="Int64"), "c": pd.Categorical([3, 4])})
-    assert [leaf.tolist() for leaf in Data.of(nullable).whole.values()] == [[1, 2], [3, 4], [0, 1]]
+    assert [leaf.tolist() for leaf in as_data(nullable).whole.values()] == [[1, 2], [3, 4], [0, 1]]

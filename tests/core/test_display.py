@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from hgms_core import Cost, Data, Problem, as_html
+from hgms.adapters import as_data, as_html, from_losses
+from hgms_core import Cost
 
 
 def shown(value: Any) -> dict[str, str]:
@@ -18,8 +19,8 @@ def shown(value: Any) -> dict[str, str]:
 
 
 def test_a_problem_and_its_data_hold_no_numbers() -> None:
-    data = Data.of({"image": torch.rand(40, 8, 8), "label": torch.zeros(40, dtype=torch.long)})
-    problem = Problem(
+    data = as_data({"image": torch.rand(40, 8, 8), "label": torch.zeros(40, dtype=torch.long)})
+    problem = from_losses(
         theta0={"w": torch.rand(40)},
         x0={"x": torch.rand(1000)},
         g=lambda theta, x, batch: x.sum(),
@@ -27,12 +28,10 @@ def test_a_problem_and_its_data_hold_no_numbers() -> None:
         lower_data=data,
         evaluate=lambda theta, x: {},
     )
-    rows = shown(problem)
-    assert (rows["θ"], rows["x"]) == ("w [40], float32", "x [1000], float32")
-    assert (rows["lower rows"], rows["also has"]) == ("40", "evaluate")
-    columns = "image float32 [8, 8], label int64, index int64"
-    assert shown(data) == {"rows": "40", "columns": columns}
-    assert len(repr(Data.of({f"c{number}": torch.zeros(2) for number in range(99)}))) < 300
+    assert "theta0=w [40] float32, x0=x [1000] float32, lower_data=Data(size=40" in repr(problem)
+    columns = "image [40, 8, 8] float32, label [40] int64, index [40] int64"
+    assert f"whole={columns}" in repr(data)
+    assert len(repr(as_data({f"c{number}": torch.zeros(2) for number in range(99)}))) < 300
 
 
 def test_in_html_a_value_is_a_table() -> None:

@@ -12,16 +12,9 @@ import torch
 from support.helpers import F64, assert_same, finite_differences, normal, rejects, spd
 from torch import Tensor
 
+from hgms.adapters import hypergradient
 from hgms.integrations.lower_solution import lower_solution
-from hgms_core import (
-    CallableSolver,
-    ConfigError,
-    Cost,
-    Outcome,
-    cross_product,
-    curvature,
-    hypergradient,
-)
+from hgms_core import CallableSolver, ConfigError, Cost, Outcome, cross_product, curvature
 from hgms_core.hypergrad import implicit
 
 A = spd(5)

@@ -24,7 +24,8 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from hgms_core import ConfigError, Data, Problem
+from hgms.adapters import as_data, from_losses
+from hgms_core import ConfigError, Problem
 
 A = np.arange(12.0).reshape(6, 2) / 8
 
@@ -110,8 +111,8 @@ DRAW = itertools.count()
 
 # the rows, then the code and the place of the error, and values that it shows
 REFUSED: dict[str, tuple[Any, ...]] = {
-    "nothing": (lambda: None, "wrong-type", (), "Data.none()"),
-    "no columns": (dict, "no-rows", (), "Data.none()"),
+    "nothing": (lambda: None, "wrong-type", (), "Data()"),
+    "no columns": (dict, "no-rows", (), "Data()"),
     "no rows": (lambda: {"a": torch.zeros(0)}, "no-rows", ()),
     "an empty dataset": (lambda: Rows(float, 0), "no-rows", ()),
     "lengths": (lambda: {"a": A, "y": Y[:4]}, "wrong-length", (), "a 6, y 4"),
@@ -236,7 +237,7 @@ def _sparse() -> Any:
 
 
 def problem(**data: Any) -> Problem:
-    return Problem(
+    return from_losses(
         theta0=torch.ones(1),
         x0=torch.ones(2, dtype=F64),
         g=lambda t, x, b: x.sum(),
@@ -247,20 +248,20 @@ def problem(**data: Any) -> Problem:
 
 def test_a_loader_gives_the_rows_that_its_sampler_lets_through_as_it_puts_them_together() -> None:
     ragged = Rows(lambda i: {"a": torch.arange(1.0, 2.0 + i)}, 3)
-    assert Data.of(DataLoader(ragged, collate_fn=padded)).whole["a"].tolist() == [
+    assert as_data(DataLoader(ragged, collate_fn=padded)).whole["a"].tolist() == [
         [1, 0, 0],
         [1, 2, 0],
         [1, 2, 3],
     ]
     part = DataLoader(TensorDataset(torch.arange(5.0)), sampler=SubsetRandomSampler([3, 1]))
-    assert Data.of(part).whole["0"].tolist() == [3, 1]
+    assert as_data(part).whole["0"].tolist() == [3, 1]
 
 
 @pytest.mark.parametrize("kind", LOADERS)
 def test_the_rows_of_a_loader_are_those_that_it_may_yield(kind: str) -> None:
     options, expected = LOADERS[kind]
     loader = DataLoader(TWENTY, **options)
-    assert Data.of(loader).whole["0"].tolist() == expected
+    assert as_data(loader).whole["0"].tolist() == expected
     seen = {float(row) for _ in range(60) for (rows,) in loader for row in rows}
     assert seen == set(map(float, expected))
 
@@ -269,7 +270,7 @@ def test_the_rows_of_a_loader_are_those_that_it_may_yield(kind: str) -> None:
 def test_what_is_no_table_is_refused(kind: str) -> None:
     rows, code, place, *shown = REFUSED[kind]
     with rejects(code, of=ConfigError) as caught:
-        Data.of(rows())
+        as_data(rows())
     assert caught.value.place == place
     assert all(part in str(caught.value) for part in shown)
 
@@ -279,8 +280,8 @@ def test_a_problem_takes_rows_as_they_are_in_the_type_of_x() -> None:
     assert made.lower_data.whole["0"].dtype == F64
     sizes = {role: data.size for role, data in made.upper_data.items()}
     assert sizes == dict.fromkeys(("differentiate", "select", "stop"), 6)
-    assert Data.of((A, Y), device=torch.device("meta")).device.type == "meta"
-    data = Data.of((A, Y))
+    assert as_data((A, Y), device=torch.device("meta")).device.type == "meta"
+    data = as_data((A, Y))
     split = problem(lower_data=data, upper_data={"select": (A, Y), "differentiate": data})
     assert (split.lower_data is data, split.upper_data["differentiate"] is data) == (True, True)
     with rejects("no-rows-for-role", "upper_data", "stop", of=ConfigError):

@@ -10,8 +10,10 @@ import torch
 from support.helpers import assert_same, rejects
 from support.weighted_rows import A, Y, g, h, pipeline, problem, started
 
+from hgms.adapters import check_losses
+from hgms.config import Budget
 from hgms.runs import run
-from hgms_core import Budget, Key, NumericalError, check_losses
+from hgms_core import Key, NumericalError
 
 pytestmark = pytest.mark.plugins
 

@@ -24,9 +24,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
+from hgms.adapters import as_data, fresh_parameters, from_module, measured
+from hgms.adapters.checks import global_states
 from hgms.config.fingerprinting import fingerprints
-from hgms_core import ROLES, Data, Problem, Tree, fresh_parameters
-from hgms_core.seeding import global_states
+from hgms_core import ROLES, Tree
 
 
 def test_the_losses_by_default_are_a_weighted_mean_and_a_mean() -> None:
@@ -82,7 +83,7 @@ def test_an_evaluate_that_changes_the_module_in_place_changes_no_run() -> None:
         state = method.init(p, 0)
         for _ in range(3):
             state, _ = method.step(p, state)
-            p.metrics(*method.result(state))
+            measured(p, *method.result(state))
         return method.result(state)
 
     assert_same(ended(in_place), ended(lambda theta, model: {}))
@@ -94,7 +95,7 @@ def test_an_evaluate_that_changes_a_frozen_parameter_is_rejected() -> None:
     model[0].weight.requires_grad_(False)
     p = problem(model, evaluate=lambda theta, m: {"n": float(m[0].weight.clamp_(-0.1, 0.1).sum())})
     with rejects("changed-in-place", "evaluate"):
-        p.metrics(p.theta0, p.x0)
+        measured(p, p.theta0, p.x0)
 
 
 def test_a_run_leaves_the_module_and_the_global_generators_as_they_were() -> None:
@@ -138,8 +139,8 @@ def test_a_tied_weight_is_one_variable_with_the_gradient_of_both_uses() -> None:
     torch.manual_seed(0)
     model = Tied().double()
     tokens = torch.tensor([0, 1, 2, 3, 4, 0])
-    data = Data.of({"in": tokens, "out": tokens.roll(1)})
-    p = Problem.of_module(
+    data = as_data({"in": tokens, "out": tokens.roll(1)})
+    p = from_module(
         model,
         lambda m, b: functional.cross_entropy(m(b["in"]), b["out"], reduction="none"),
         data,

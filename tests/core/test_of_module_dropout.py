@@ -29,9 +29,10 @@ from support.module_problems import (
 from torch import Tensor, nn
 from torch.nn import functional
 
+from hgms.adapters import check_losses
 from hgms.generators.branches import Branches
 from hgms.hypergradients import Unrolled
-from hgms_core import ConfigError, Key, Tree, check_losses, groups, values
+from hgms_core import ConfigError, Key, Tree, groups, values
 from hgms_core.trees import take
 
 

@@ -31,21 +31,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations
 
+from hgms.adapters import as_data, fresh_parameters, from_module, hypergradient
+from hgms.adapters.checks import global_states
 from hgms.hypergradients import Implicit
 from hgms.solvers import CG
-from hgms_core import (
-    ROLES,
-    ConfigError,
-    Data,
-    Key,
-    Problem,
-    Tree,
-    fresh_parameters,
-    groups,
-    hypergradient,
-    values,
-)
-from hgms_core.seeding import global_states
+from hgms_core import ROLES, ConfigError, Key, Tree, groups, values
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
@@ -105,15 +95,14 @@ def test_parameters_in_bfloat16_are_float32_in_x_and_their_solves_are_near_those
     coarse = network().bfloat16()
     fine = copy.deepcopy(coarse).float()
     table = {name: leaf.float() for name, leaf in TRAIN.whole.items() if name != "index"}
-    data = Data.of({**table, "a": table["a"].bfloat16().float()})
+    data = as_data({**table, "a": table["a"].bfloat16().float()})
 
     def rounded(model: Any, batch: Tree) -> Tensor:
         kind = model[0].weight.dtype
         return functional.softplus(batch["y"] * model(batch["a"].to(kind)).squeeze(1).float())
 
     exact, near = (
-        Problem.of_module(model, rounded, data, dict.fromkeys(ROLES, data))
-        for model in (fine, coarse)
+        from_module(model, rounded, data, dict.fromkeys(ROLES, data)) for model in (fine, coarse)
     )
     assert {leaf.dtype for leaf in (*near.x0.values(), *near.theta0.values())} == {torch.float32}
     assert (near.precision, exact.precision) == (torch.bfloat16, None)
@@ -174,8 +163,8 @@ def test_modules_that_cannot_be_used_are_rejected(model: Any, code: str) -> None
         (of(theta0=torch.zeros(ROWS, 1, dtype=F64)), "wrong-size", ("theta0",)),
         (of(lambda batch, model: loss(model, batch)), "wrong-signature", ("loss",)),
         (of(lambda b, m: loss(m, b)), "loss-failed", ("g",)),
-        (lambda: Problem.of_module(network(), loss, {"a": []}, UPPER), "no-rows", ("train",)),
-        (lambda: Problem.of_module(network(), loss, TRAIN, {}), "no-rows", ("upper_data",)),
+        (lambda: from_module(network(), loss, {"a": []}, UPPER), "no-rows", ("train",)),
+        (lambda: from_module(network(), loss, TRAIN, {}), "no-rows", ("upper_data",)),
         (of(theta0=torch.zeros(ROWS, dtype=torch.long)), "wrong-dtype", ("theta0", "theta")),
         (of(upper_loss=loss), "unknown-option", ("upper_loss",)),
         (of(g=loss), "unknown-option", ("g",)),

@@ -12,13 +12,14 @@ import torch
 from attrs import evolve
 from support.helpers import F64, assert_same, counted, network_problem
 
+from hgms.adapters import hypergradient
 from hgms.generators.branches import Branches
 from hgms.generators.ula import Ula
 from hgms.hypergradients import Fixed, Implicit, OneStep, Unrolled
 from hgms.outer import Adam, ProjectedGradient, Sgd
 from hgms.selectors import BestOfN
 from hgms.solvers import CG
-from hgms_core import Key, Pipeline, Problem, Record, State, hypergradient
+from hgms_core import Key, Pipeline, Problem, Record, State
 from hgms_core.records import Outcome
 
 pytestmark = pytest.mark.plugins

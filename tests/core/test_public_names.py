@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 
+import hgms.adapters
 import hgms.comparison
 import hgms.config
 import hgms.integrations
@@ -26,6 +27,7 @@ PUBLIC = {
     module.__name__: module
     for module in (
         hgms_core,
+        hgms.adapters,
         hgms.comparison,
         hgms.integrations,
         hgms.report,

@@ -24,7 +24,6 @@ pytestmark = pytest.mark.plugins
 PROBLEM: dict[str, tuple[Any, ...]] = {
     "a misspelt argument": (lambda: problem(lower=f), "unknown-option", ("lower",)),
     "another misspelt one": (lambda: problem(theta_0=Y), "unknown-option", ("theta_0",)),
-    "no loss": (lambda: problem(f=...), "missing-option", ("f",)),
     "by position": (
         lambda: Problem({"t": Y}, {"w": Y}, g, f),  # type: ignore[misc]
         "positional-argument",
@@ -80,7 +79,6 @@ PROBLEM: dict[str, tuple[Any, ...]] = {
         ("upper_data", "differentiate"),
     ),
     "lengths": (lambda: problem(lower_data={"a": A, "y": Y[:5]}), "wrong-length", ("lower_data",)),
-    "no data": (lambda: problem(lower_data=None), "wrong-type", ("lower_data",)),
     "a path": (lambda: problem(lower_data="rows.csv"), "wrong-type", ("lower_data",)),
     "text": (
         lambda: problem(lower_data=pd.DataFrame({"label": ["a", "b"]})),
@@ -194,11 +192,7 @@ PIPELINE: dict[str, tuple[Any, ...]] = {
         ("Estimating", "estimate", "value"),
     ),
     "an estimate without a leaf": (valued(), "wrong-result", ("Estimating", "estimate", "value")),
-    "an estimate of numbers": (
-        valued(t=0.5),
-        "wrong-type",
-        ("Estimating", "estimate", "value", "t"),
-    ),
+    "an estimate of numbers": (valued(t=0.5), "wrong-result", ("Estimating", "estimate", "value")),
     "a budget in calls that nobody counts": (
         ran("40 calls"),
         "wrong-result",

@@ -9,7 +9,7 @@ import torch
 from support.helpers import F64
 from torch import Tensor, nn
 
-from hgms_core.adapters.recurrent import PlainCells
+from hgms.adapters.recurrent import PlainCells
 
 pytestmark = pytest.mark.plugins
 

@@ -1,4 +1,4 @@
-"""`Problem.rows`: the lower loss is the weighted mean that it says, and stays so in problems
+"""The extension `Rows`: the lower loss is the weighted mean that it says, and stays so in problems
 that are made of others.
 """
 
@@ -11,12 +11,13 @@ import pytest
 import torch
 from support.helpers import F64, normal, rejects
 
+from hgms.adapters import as_data, from_losses, from_module
 from hgms.methods.learned_start import with_learned_start
 from hgms.methods.tilted import tilted
 from hgms.methods.validation_only import on_validation
 from hgms.runs.own_problem import traits_of_problem
 from hgms.tasks.cleaning import HyperCleaning
-from hgms_core import ConfigError, Data, Key, Problem, Rows, Tree
+from hgms_core import ConfigError, Key, Problem, Rows, Tree
 
 
 def cleaning() -> Problem:
@@ -27,7 +28,7 @@ def cleaning() -> Problem:
 def a_module() -> Problem:
     model = torch.nn.Linear(2, 1, dtype=F64)
     rows = {"a": normal(12, 2, seed=1)}
-    return Problem.of_module(
+    return from_module(
         model, lambda model, batch: model(batch["a"]).square().squeeze(-1), rows, rows
     )
 
@@ -49,14 +50,14 @@ def nested() -> Problem:
     x0 = {"layers": [normal(2, seed=2), normal(1, seed=3)[0]]}
     data = {"a": normal(12, 2, seed=1)}
     rows = Rows(leaf="more.weights", losses=losses, regulariser=decay)
-    return Problem(
+    return from_losses(
         theta0=theta0,
         x0=x0,
         g=lower,
         f=lambda theta, x, batch: losses(x, batch).mean(),
         lower_data=data,
         upper_data=data,
-        rows=rows,
+        extensions=(rows,),
     )
 
 
@@ -73,7 +74,8 @@ PROBLEMS: dict[str, Callable[[], Problem]] = {
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_the_lower_loss_is_the_weighted_mean_that_rows_say(name: str) -> None:
     problem = PROBLEMS[name]()
-    assert problem.rows is not None
+    weighted = problem.find(Rows)
+    assert weighted is not None
     theta, x = (
         {
             name: leaf + normal(*leaf.shape, seed=7 + i)
@@ -83,17 +85,17 @@ def test_the_lower_loss_is_the_weighted_mean_that_rows_say(name: str) -> None:
     )
     for size in (5, None):
         batch, _ = problem.lower_data.sample(Key(4), size)
-        losses = problem.rows.losses(x, batch)
+        losses = weighted.losses(x, batch)
         assert losses.shape == batch["index"].shape
-        fit = (theta[problem.rows.leaf][batch["index"]].sigmoid() * losses).mean()
-        expected = fit + problem.rows.regulariser(theta, x, batch)
+        fit = (theta[weighted.leaf][batch["index"]].sigmoid() * losses).mean()
+        expected = fit + weighted.regulariser(theta, x, batch)
         assert torch.isclose(problem.g(theta, x, batch), expected, rtol=1e-12)
 
 
 def test_a_problem_that_weighs_no_lower_rows_says_so() -> None:
-    assert on_validation(cleaning()).rows is None
+    assert on_validation(cleaning()).find(Rows) is None
     data = {"a": normal(3, seed=0)}
-    own = Problem.of_module(
+    own = from_module(
         torch.nn.Linear(1, 1, dtype=F64),
         lambda model, batch: model(batch["a"][:, None]).squeeze(1),
         data,
@@ -101,7 +103,7 @@ def test_a_problem_that_weighs_no_lower_rows_says_so() -> None:
         theta0=torch.zeros((), dtype=F64),
         lower=lambda theta, model, batch: theta * model(batch["a"][:, None]).square().mean(),
     )
-    assert own.rows is None
+    assert own.find(Rows) is None
     assert {"row-weights", "per-example-losses"} <= traits_of_problem(a_module())
     assert "row-weights" not in traits_of_problem(own)
 
@@ -109,12 +111,12 @@ def test_a_problem_that_weighs_no_lower_rows_says_so() -> None:
 @pytest.mark.parametrize(("leaf", "size"), [("weights", 12), ("logits", 11)])
 def test_rows_without_a_number_of_theta_for_each_are_refused(leaf: str, size: int) -> None:
     rows = Rows(leaf=leaf, losses=lambda x, batch: batch["a"])
-    with rejects("wrong-size", "rows", of=ConfigError):
-        Problem(
+    with rejects("wrong-size", "extensions", "rows", of=ConfigError):
+        from_losses(
             theta0={"logits": torch.zeros(size)},
             x0={"x": torch.zeros(1)},
             g=lambda t, x, b: x["x"].sum(),
             f=lambda t, x, b: x["x"].sum(),
-            lower_data=Data.of({"a": torch.zeros(12)}),
-            rows=rows,
+            lower_data=as_data({"a": torch.zeros(12)}),
+            extensions=(rows,),
         )

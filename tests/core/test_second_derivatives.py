@@ -12,8 +12,9 @@ import torch
 from support.helpers import F64, normal, rejects
 from torch import Tensor
 
+from hgms.adapters import check_losses, from_losses, hypergradient
 from hgms.solvers import CG, MINRES
-from hgms_core import Key, Outcome, Problem, Tree, check_losses, hypergradient
+from hgms_core import Key, Outcome, Tree
 
 STRATEGIES = ("vjp", "jvp", "difference")
 
@@ -92,7 +93,7 @@ def test_a_random_loss_is_rejected_where_its_value_is_zero(noise: str) -> None:
     with rejects("random-loss", "loss"):
         if noise != "hidden":
             hypergradient(ones, g, theta, theta.clone(), solver=CG())
-        made = Problem(theta0=theta, x0=theta.clone(), f=lambda t, x, _: ones(t, x), g=g)
+        made = from_losses(theta0=theta, x0=theta.clone(), f=lambda t, x, _: ones(t, x), g=g)
         check_losses(made, made.theta0, made.x0, Key(0))
 
 

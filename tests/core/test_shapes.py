@@ -13,6 +13,8 @@ import torch
 from support.helpers import F64, assert_same, normal, rejects
 from torch import Tensor, nn
 
+from hgms.adapters import Shape, as_data, from_losses, hypergradient
+from hgms.config import Budget
 from hgms.generators.branches import Branches
 from hgms.hypergradients import Implicit
 from hgms.integrations.lower_solution import lower_solution
@@ -20,7 +22,7 @@ from hgms.outer import Sgd
 from hgms.runs import run
 from hgms.selectors import BestOfN
 from hgms.solvers import CG
-from hgms_core import Budget, ConfigError, Data, Pipeline, Problem, Shape, hypergradient
+from hgms_core import ConfigError, Pipeline, Problem
 
 pytestmark = pytest.mark.plugins
 
@@ -113,7 +115,7 @@ def own_upper(theta: Tensor, x: Any, batch: Any) -> Tensor:
 def nested_problem(**changes: Any) -> Problem:
     """θ is a tensor, x a dictionary with a list in it; the minimiser is x = θ in both halves."""
     zeros = torch.zeros(2, dtype=F64)
-    rows = Data.of({"t": torch.full((4,), 3.0, dtype=F64)})
+    rows = as_data({"t": torch.full((4,), 3.0, dtype=F64)})
     parts: dict[str, Any] = {
         "theta0": torch.ones(2, dtype=F64),
         "x0": {"net": [zeros, Half(zeros)]},
@@ -125,7 +127,7 @@ def nested_problem(**changes: Any) -> Problem:
         "fresh": lambda key: {"net": [torch.ones(2, dtype=F64), Half(zeros)]},
         "references": {"right": torch.full((2,), 2.0, dtype=F64)},
     }
-    return Problem(**{**parts, **changes})
+    return from_losses(**{**parts, **changes})
 
 
 METHOD = Pipeline(
@@ -157,7 +159,7 @@ def test_a_nested_problem_computes_what_the_flat_one_does() -> None:
         return {"net": [x["net.0"], Half(x["net.1.w"])]}
 
     nested = nested_problem(fresh=None)
-    plain = Problem(
+    plain = from_losses(
         theta0=nested.theta0,
         x0=nested.x0,
         upper_data=nested.upper_data,
@@ -171,9 +173,9 @@ def test_a_nested_problem_computes_what_the_flat_one_does() -> None:
 def test_a_flat_problem_keeps_its_own_functions() -> None:
     g = lambda t, x, _: (x["x"] - t["t"]).square().sum()  # noqa: E731
     theta0 = {"t": 2 * torch.zeros(1, requires_grad=True)}
-    problem = Problem(theta0=theta0, x0={"x": torch.zeros(1)}, g=g, f=g)
+    problem = from_losses(theta0=theta0, x0={"x": torch.zeros(1)}, g=g, f=g)
     assert not problem.theta0["t"].requires_grad  # the graph that it came with is not kept
-    assert (problem.g is g, problem.shapes) == (True, None)
+    assert problem.g is g
     assert problem.restore(problem.theta0, problem.x0) == (problem.theta0, problem.x0)
 
 
@@ -186,14 +188,7 @@ WRONG: list[tuple[Any, ...]] = [
     ({"a": normal(2).numpy()}, "wrong-type", ("x0", "a"), "ndarray", "torch.as_tensor"),
     ({"a": torch.arange(3)}, "wrong-dtype", ("x0", "a"), "int64", ".float()"),
     ({"a": {"b": torch.ones(1)}, "a.b": torch.ones(1)}, "duplicate-name", ("x0", "a.b")),
-    (
-        nn.Linear(1, 1),
-        "wrong-type",
-        ("x0",),
-        "module Linear",
-        "trainable(module)",
-        "Problem.of_module",
-    ),
+    (nn.Linear(1, 1), "wrong-type", ("x0",), "module Linear", "trainable(module)", "from_module"),
     (
         nn.Linear(1, 1).parameters(),
         "wrong-type",

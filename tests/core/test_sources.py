@@ -15,13 +15,13 @@ from attrs import evolve, field, frozen
 from support.helpers import F64, assert_same, run_files
 from support.source_problems import convex_sources
 
+from hgms.config import Budget
 from hgms.generators.branches import Branches
 from hgms.hypergradients import Fixed, Unrolled
 from hgms.outer import Sgd
 from hgms.runs import Interrupted, RunFolder, RunResult, RunSettings, run
 from hgms.selectors import First
-from hgms_core import Data, Key, Pipeline, Problem, State, Tree
-from hgms_core.budget import Budget
+from hgms_core import Data, Key, Pipeline, Problem, Sources, State, Tree
 
 # --- stratified draws
 # --------------------------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ def test_every_row_tells_the_weight_of_each_source_by_name() -> None:
     for step, row in enumerate(records):
         odds = torch.softmax(torch.tensor([0.0, 0.5 * step, 0.0], dtype=F64), 0).tolist()
         assert [row[f"weight.{name}"] for name in "abc"] == pytest.approx(odds, rel=1e-14)
-    plain = run(Mixer(), evolve(PROBLEM, sources=None), Budget(outer_steps=1)).records
+    plain = run(Mixer(), PROBLEM.without(Sources), Budget(outer_steps=1)).records
     assert not [key for row in plain for key in row if key.startswith(("weight.", "step_"))]
 
 

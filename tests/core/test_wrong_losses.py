@@ -12,9 +12,10 @@ from support.helpers import rejects
 from support.weighted_rows import MODULE, A, Y, by_hand, f, g, h, problem, started
 from torch import nn
 
+from hgms.adapters import trainable
 from hgms.integrations.lower_solution import lower_solution
 from hgms.solvers import CG
-from hgms_core import ConfigError, Key, trainable
+from hgms_core import ConfigError, Key
 
 pytestmark = pytest.mark.plugins
 

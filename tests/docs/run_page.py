@@ -6,7 +6,7 @@
 - ``console`` holds ``$ hgms …`` commands, each with the output it gives (docs/transcripts.py has
   the rules), or with none; also ``$ cd``, ``$ cat``, ``$ pip install -e`` and ``$ pytest``
   (tests/docs/programs.py)
-- ``text``, ``bash`` and directives are only shown
+- ``py``, ``text``, ``bash`` and directives are only shown (``py`` takes a minute and more)
 
 With ``--write`` the page is given the output of its commands; without, an output that is another is
 an error.
@@ -27,7 +27,7 @@ import transcripts
 
 FENCE = re.compile(r"^```([^\n`]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"# file: (\S+)\n")
-SHOWN_ONLY = ("text", "bash")
+SHOWN_ONLY = ("py", "text", "bash")
 
 Check = Callable[[str, str, str], str]
 """(command, output on the page, output now) -> output to be on the page."""
@@ -107,7 +107,8 @@ def run_page(text: str, check: Check = compare) -> tuple[int, str]:
             continue
         else:
             raise AssertionError(
-                f"a block in {language or 'no language'!r}; use python, toml, console, text or bash"
+                f"a block in {language or 'no language'!r}; use "
+                "python, py, toml, console, text or bash"
             )
         count += 1
     return count, text

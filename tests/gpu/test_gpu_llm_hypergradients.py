@@ -18,8 +18,9 @@ import torch
 from attrs import evolve
 from support.helpers import rejects
 
+from hgms.config import Budget
 from hgms.runs import run
-from hgms_core import Budget, Pipeline, Problem
+from hgms_core import Pipeline, Problem
 
 pytest.importorskip("transformers", reason="the extra llm is not installed")
 pytest.importorskip("peft", reason="the extra llm is not installed")

@@ -12,7 +12,7 @@ from hgms.runs import RunConfig
 from hgms.runs import traits as compat
 from hgms.testing import inputs_on, instance_of, methods
 from hgms.testing.kit import difference, snapshot
-from hgms_core import Composition, Key, Problem, registry
+from hgms_core import Composition, Key, Problem, Sources, registry
 from hgms_core.errors import ConfigError, DataError, MissingExtra
 from hgms_core.registry import Registry
 
@@ -132,7 +132,7 @@ def _looked_at(task: Any, device: torch.device) -> dict[str, Any]:
     problem = task.problem(3, device, F64)
     data = {"lower": problem.lower_data, **problem.upper_data}
     # tables of tokens stay in memory or on disk: only their batches go to the device
-    tables = "cpu" if problem.sources is not None else device.type
+    tables = "cpu" if problem.find(Sources) is not None else device.type
     assert {each.device.type for each in data.values() if each.size} <= {tables}
     drawn = {role: each.draw(Key(1), 4, 2) for role, each in data.items()}
     batches = {
@@ -146,7 +146,7 @@ def _looked_at(task: Any, device: torch.device) -> dict[str, Any]:
     start = problem.initial(Key(2))
     closed = getattr(task, "closed_form", None)
     exact = closed(3, device, F64) if closed is not None else None
-    sources = problem.sources
+    sources = problem.find(Sources)
     return snapshot(  # type: ignore[no-any-return]
         {
             "theta0": problem.theta0,

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hgms_core import ROLES, Data, Problem, Tree, curvature, fresh_parameters
+from hgms.adapters import fresh_parameters, from_module
+from hgms_core import ROLES, Data, Problem, Tree, curvature
 
 pytestmark = pytest.mark.nightly
 
@@ -26,9 +27,7 @@ def rows() -> Data:
 
 
 def problem(model: nn.Module, data: Data) -> Problem:
-    return Problem.of_module(
-        model, loss, data, dict.fromkeys(ROLES, data), fresh=fresh_parameters(model)
-    )
+    return from_module(model, loss, data, dict.fromkeys(ROLES, data), fresh=fresh_parameters(model))
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])

@@ -8,6 +8,7 @@ import pytest
 import torch
 from support.helpers import run_files
 
+from hgms.config import Budget
 from hgms.generators.branches import Branches
 from hgms.hypergradients import Implicit
 from hgms.outer import Adam
@@ -15,7 +16,7 @@ from hgms.runs import run
 from hgms.selectors import BestOfN
 from hgms.solvers import CG
 from hgms.tasks.cleaning import HyperCleaning
-from hgms_core import Budget, Pipeline, Problem
+from hgms_core import Pipeline, Problem
 
 pytestmark = pytest.mark.nightly
 

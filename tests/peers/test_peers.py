@@ -18,8 +18,9 @@ import torchopt
 from peer_problems import Peer, dense, logistic
 from torch import Tensor
 
+from hgms.adapters import hypergradient
 from hgms.solvers import CG, MINRES, NystromCG
-from hgms_core import LinearSolver, hypergradient
+from hgms_core import LinearSolver
 
 with warnings.catch_warnings():
     # jaxopt says on import that it is no longer maintained

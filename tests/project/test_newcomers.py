@@ -21,10 +21,11 @@ from support.helpers import F64, normal
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from hgms.adapters import hypergradient
 from hgms.generators.branches import Branches
 from hgms.hypergradients import Unrolled
 from hgms.solvers import CG
-from hgms_core import Key, Problem, Tree, hypergradient
+from hgms_core import Key, Problem, Tree
 
 SCRIPTS = sorted(
     (Path(__file__).resolve().parents[2] / "docs" / "examples" / "newcomers").glob("*.py")

@@ -8,8 +8,9 @@ import sys
 
 import torch
 
+from hgms.adapters import from_losses
 from hgms.distributed import by_rows, join
-from hgms_core import Data, Problem, curvature
+from hgms_core import Data, curvature
 
 
 def loss(theta, x, batch):
@@ -50,7 +51,7 @@ def check() -> None:
     data = Data.of({"a": random(12, 3), "y": random(12)})
     theta = {"logits": random(12), "penalty": random()}
     x = {"w": random(3), "b": random()}
-    problem = Problem(theta0=theta, x0=x, g=loss, f=loss, lower_data=data, upper_data=data)
+    problem = from_losses(theta0=theta, x0=x, g=loss, f=loss, lower_data=data, upper_data=data)
     parted = by_rows(problem, torch.distributed.group.WORLD)
     assert parted.g is not loss
     at = (theta, x, data.batch(None), random(4))

@@ -164,7 +164,7 @@ def assert_made_alike(ours: Path, alone: Path) -> None:
 def test_torchrun_starts_the_ranks_of_all_stages(made: Path, tmp_path: Path) -> None:
     torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
     port = ("--master-port", free_address()[10:])
-    mix = ("-m", "hgms.cli", "mix", made / "mix.toml", "--set", "run.ranks=2")
+    mix = ("-m", "hgms", "mix", made / "mix.toml", "--set", "run.ranks=2")
     done = subprocess.run(
         [sys.executable, *torchrun, *port, *mix, "--out", tmp_path / "runs"],
         capture_output=True,

@@ -13,9 +13,9 @@ import pytest
 import torch
 from attrs import field, frozen
 
+from hgms.config import Budget
 from hgms.runs import Interrupted, RunFolder, RunResult, run
 from hgms_core import Problem, State
-from hgms_core.budget import Budget
 from hgms_core.host import Host
 
 STEPS = 9

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal, final
 import torch
 from attrs import field, frozen, validators
 
+from hgms.adapters import from_losses
 from hgms_core import Data, Key, Problem, State, Tree, hookimpl
 
 
@@ -55,7 +56,7 @@ class Bowl:
             far = float((x["x"] - target).norm())
             return {"distance": far, "closeness": -far}
 
-        return Problem(
+        return from_losses(
             theta0={"t": normal(1)},
             x0={"x": x0},
             g=loss,

@@ -21,7 +21,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hgms_core import Data, HgmsError, Key, Problem, Tree
+from hgms.adapters import from_losses
+from hgms_core import Data, HgmsError, Key, Problem, Sources, Tree
 
 F64 = torch.float64
 
@@ -72,7 +73,7 @@ def table(rows: int, features: int, seed: int) -> Data:
 
 def network_problem(rows: int = 24, features: int = 3, hidden: int = 4) -> Problem:
     """A small non-convex problem with data, three leaves in x and two in θ."""
-    return Problem(
+    return from_losses(
         theta0={"weights": 0.3 * normal(rows, seed=5), "scale": torch.tensor(0.2, dtype=F64)},
         x0={
             "w": 0.5 * normal(features, hidden, seed=1),
@@ -138,12 +139,10 @@ def counted(problem: Problem) -> tuple[Problem, Counter[str]]:
 
         return counting
 
-    sources = (
-        None
-        if problem.sources is None
-        else evolve(problem.sources, pooled=count("pooled", problem.sources.pooled))
-    )
-    return evolve(problem, g=count("g", problem.g), f=count("f", problem.f), sources=sources), calls
+    sources = problem.find(Sources)
+    if sources is not None:
+        problem = problem.extended(evolve(sources, pooled=count("pooled", sources.pooled)))
+    return evolve(problem, g=count("g", problem.g), f=count("f", problem.f)), calls
 
 
 def assert_same(actual: Any, expected: Any, rtol: float = 0.0, atol: float = 0.0) -> None:

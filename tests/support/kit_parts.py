@@ -12,6 +12,7 @@ import torch
 from attrs import evolve, field, frozen, validators
 from torch import Tensor
 
+from hgms.adapters import hypergradient
 from hgms_core import (
     Branch,
     CallableSolver,
@@ -28,7 +29,6 @@ from hgms_core import (
     Solution,
     State,
     Tree,
-    hypergradient,
     values,
 )
 

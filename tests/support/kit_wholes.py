@@ -10,19 +10,8 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from hgms_core import (
-    Candidates,
-    Cost,
-    Data,
-    Key,
-    Problem,
-    Record,
-    State,
-    Tree,
-    gradient,
-    hypergradient,
-    stack,
-)
+from hgms.adapters import from_losses, hypergradient
+from hgms_core import Candidates, Cost, Data, Key, Problem, Record, State, Tree, gradient, stack
 from support.kit_parts import DOC
 
 
@@ -181,7 +170,7 @@ class Line:
             return (batch["a"] @ x["x"] - batch["y"]).square().mean()
 
         test = self.table(seed, "test", dtype)
-        return Problem(
+        return from_losses(
             theta0={"penalty": torch.zeros(1, dtype=dtype)},
             x0={"x": torch.zeros(3, dtype=dtype)},
             g=lambda theta, x, batch: (

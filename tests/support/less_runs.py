@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hgms_core import Data, Problem, Tree
+from hgms_core import Data, Problem, Sources, Tree
 from hgms_mix.lm import adamw_part
 from hgms_mix.methods.less import Less
 from support.helpers import F64
@@ -54,7 +54,7 @@ def _gradient(problem: Problem, x: Tree, data: Data, row: int) -> Tensor:
     if "mask" in data.rows(index):
         losses = token_losses(problem, leaves, data, index)
     else:
-        losses = problem.sources.examples(leaves, data.rows(index))
+        losses = problem.find(Sources).examples(leaves, data.rows(index))
     return _flat(torch.autograd.grad(losses.sum(), list(leaves.values())))
 
 

@@ -11,6 +11,7 @@ from torch.func import functional_call
 from torch.nn import functional
 from torch.nn.utils import parametrizations
 
+from hgms.adapters import check_losses, from_module
 from hgms.generators.branches import Branches
 from hgms.hypergradients import Implicit
 from hgms.outer import Sgd
@@ -43,7 +44,7 @@ def network(*middle: nn.Module, features: int = FEATURES) -> nn.Sequential:
 
 
 def problem(model: nn.Module, **more: Any) -> Problem:
-    return Problem.of_module(model, loss, TRAIN, UPPER, **more)
+    return from_module(model, loss, TRAIN, UPPER, **more)
 
 
 def rows(numbers: range = range(6), data: Data = TRAIN) -> Tree:
@@ -91,6 +92,8 @@ def pipeline(**parts: Any) -> Pipeline:
 
 
 def stepped(p: Problem, method: Pipeline, steps: int = 2) -> tuple[Tree, Tree]:
+    """θ and x after some steps, with the check of the losses that a run begins with."""
+    check_losses(p, p.theta0, p.x0, Key(0))
     state = method.init(p, 0)
     for _ in range(steps):
         state, _ = method.step(p, state)
@@ -196,4 +199,4 @@ def scripted() -> Any:
 
 
 def of(loss: Any = loss, **more: Any) -> Any:
-    return lambda: stepped(Problem.of_module(network(), loss, TRAIN, UPPER, **more), pipeline())
+    return lambda: stepped(from_module(network(), loss, TRAIN, UPPER, **more), pipeline())

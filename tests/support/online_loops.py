@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hgms_core import State, Tree
+from hgms_core import Sources, State, Tree
 from support.helpers import assert_same
 from support.source_problems import network_sources, weights
 
 PROBLEM = network_sources()
-SOURCES = PROBLEM.sources
+SOURCES = PROBLEM.find(Sources)
 ADAMW: dict[str, Any] = {"lr": 0.02, "weight_decay": 0.1, "batch_size": 7}
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from hgms.adapters import from_losses
 from hgms_core import Data, Key, Problem, State, Tree
 
 
@@ -24,7 +25,7 @@ def bowl(seed: int = 0, *, rows: int = 6, metrics: bool = True, scale: float = 1
         return {"distance": float((x["x"] - 2 - data.whole["a"].mean()).norm()), "curious": 1.0}
 
     zero = torch.zeros(1, dtype=torch.float64)
-    return Problem(
+    return from_losses(
         theta0={"t": zero},
         x0={"x": zero + 1},
         g=g,

@@ -163,7 +163,7 @@ def started(
 ) -> subprocess.Popen[str]:
     """`hgms …` in a process of its own, with ``before`` in front of the command."""
     return subprocess.Popen(
-        [*before, sys.executable, "-P", "-m", "hgms.cli", *arguments],
+        [*before, sys.executable, "-P", "-m", "hgms", *arguments],
         cwd=folder,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,

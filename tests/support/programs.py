@@ -13,6 +13,7 @@ from attrs import evolve
 from torch import Tensor
 from torch.fx import GraphModule
 
+from hgms.adapters import from_losses
 from hgms.compiled import Programs, programs_of
 from hgms_core import Problem, State
 from support.helpers import assert_same
@@ -67,7 +68,7 @@ def problem(**changes: Any) -> Problem:
         "g": lambda t, x, b: x["x"].sum(),
         "f": lambda t, x, b: x["x"].sum(),
     }
-    return Problem(**(parts | changes))
+    return from_losses(**(parts | changes))
 
 
 def as_traced(graph: GraphModule, leaves: Sequence[Tensor]) -> Callable[..., Any]:

@@ -30,9 +30,10 @@ import hgms_mix.lm
 import hgms_mix.methods.less
 import hgms_mix.methods.regmix
 from hgms.comparison import compare
+from hgms.config import Budget
 from hgms.integrations import OuterSteps, lower_solution
 from hgms.runs import Patience, RunConfig, RunFolder, RunSettings, run
-from hgms_core import Budget, ConfigError, Pipeline, Problem
+from hgms_core import ConfigError, Pipeline, Problem
 
 PACKAGES = (
     hgms.generators.branches,

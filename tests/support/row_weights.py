@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hgms.adapters import from_losses
 from hgms_core import Problem, Rows, Tree
 from support.helpers import F64, normal
 
@@ -30,11 +31,11 @@ def weighing(losses: Losses, decay: Loss, lower: Any, upper: Any, **more: Any) -
         return (weights * losses(x, batch)).mean() + decay(theta, x, batch)
 
     first = {"logits": torch.zeros(len(lower["y"]), dtype=F64)}
-    return Problem(
+    return from_losses(
         g=g,
         f=lambda theta, x, batch: losses(x, batch).mean(),
         lower_data=lower,
         upper_data=upper,
-        rows=Rows(losses=losses, regulariser=decay),
+        extensions=(Rows(losses=losses, regulariser=decay),),
         **{"theta0": first, **more},
     )

@@ -14,6 +14,7 @@ import torch
 from attrs import evolve
 from torch import Tensor
 
+from hgms.adapters import from_losses
 from hgms_core import ConfigError, Data, Problem, Sources, State, Tree
 from support.helpers import F64, assert_same, normal
 
@@ -68,14 +69,14 @@ def _problem(
         examples=examples,  # type: ignore[arg-type]
         parts=parts,
     )
-    return Problem(
+    return from_losses(
         theta0={"logits": torch.zeros(len(names), dtype=F64)},
         x0=x0,
         g=lambda theta, x, batch: torch.softmax(theta["logits"], 0) @ losses(x, batch),
         f=lambda _, x, batch: examples(x, batch).mean(),  # type: ignore[operator]
         lower_data=data,
         upper_data=upper,
-        sources=sources,
+        extensions=(sources,),
     )
 
 
@@ -144,14 +145,14 @@ def token_losses(problem: Problem, x: Tree, data: Data, index: Tensor) -> Tensor
             for number in everything["source"].unique()
         ]
     )
-    return problem.sources.examples(x, batch) * lengths / means[batch["source"]]
+    return problem.find(Sources).examples(x, batch) * lengths / means[batch["source"]]
 
 
 def with_looks(problem: Problem) -> Problem:
     """The same problem, whose rows can be compared by what they look like."""
-    looks: Any = functools.partial(problem.sources.examples)
+    looks: Any = functools.partial(problem.find(Sources).examples)
     looks.representations = lambda x, batch: batch["a"] + x["b"].sum()
-    return evolve(problem, sources=evolve(problem.sources, examples=looks))
+    return problem.extended(evolve(problem.find(Sources), examples=looks))
 
 
 def convex_sources(best: Mapping[str, float], rows: int = 40) -> Problem:
@@ -242,7 +243,7 @@ def watched(problem: Problem) -> tuple[Problem, dict[str, list[Tensor]]]:
 
 def weights(problem: Problem, theta: Tree) -> Tensor:
     """ω(θ) of the problem's sources."""
-    return problem.sources.weights(theta)
+    return problem.find(Sources).weights(theta)
 
 
 def assert_shares(
@@ -293,4 +294,4 @@ def by_torch(
 
 def without_rows(problem: Problem, role: str) -> Problem:
     """The same problem with no validation row in one role."""
-    return evolve(problem, upper_data={**problem.upper_data, role: Data.none()})
+    return evolve(problem, upper_data={**problem.upper_data, role: Data()})

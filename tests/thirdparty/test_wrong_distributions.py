@@ -124,7 +124,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Seen, str, dict[str,
     environment["PYTHONPATH"] = str(folder)
 
     def call(words: Sequence[str]) -> tuple[int, str, str]:
-        command = [sys.executable, "-m", "hgms.cli", *words]
+        command = [sys.executable, "-m", "hgms", *words]
         done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
         return done.returncode, done.stdout, done.stderr
 

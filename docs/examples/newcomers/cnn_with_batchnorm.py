@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
+from hgms.adapters import from_module
 from hgms.comparison import compare
-from hgms_core import Problem
 
 pixels, label = (torch.as_tensor(array) for array in load_digits(return_X_y=True))
 pixels = (pixels / 16).float().reshape(-1, 1, 8, 8)
@@ -28,9 +28,7 @@ def evaluate(theta, model):
     return {"test_accuracy": (model(pixels[500:]).argmax(1) == label[500:]).float().mean()}
 
 
-problem = Problem.of_module(
-    model, loss, loader, (pixels[200:300], label[200:300]), evaluate=evaluate
-)
+problem = from_module(model, loss, loader, (pixels[200:300], label[200:300]), evaluate=evaluate)
 comparison = compare(
     {"digits": problem}, {"even": "uniform", "hg-ms": "hg-ms"}, budget="3 steps", seeds=2
 )

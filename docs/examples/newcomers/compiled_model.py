@@ -3,9 +3,9 @@
 import torch
 from torch import nn
 
+from hgms.adapters import from_module
 from hgms.comparison import compare
 from hgms.runs import run
-from hgms_core import Problem
 
 torch.manual_seed(0)
 model = torch.compile(nn.Sequential(nn.Linear(3, 16), nn.SiLU(), nn.Linear(16, 1)))
@@ -20,7 +20,7 @@ def loss(model, batch):
 
 train = {"a": inputs[:60], "y": wrong[:60]}
 validation = {"a": inputs[60:], "y": target[60:]}
-problem = Problem.of_module(model, loss, train, validation)
+problem = from_module(model, loss, train, validation)
 comparison = compare(problem, ["uniform", "hg-implicit", "hg-baseline"], budget="3 steps", seeds=2)
 print(comparison)
 result = run("hg-baseline", problem, "3 steps")

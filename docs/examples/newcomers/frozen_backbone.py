@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
+from hgms.adapters import from_module
 from hgms.comparison import compare
-from hgms_core import Problem
 
 torch.manual_seed(0)
 model = nn.Sequential(nn.Sequential(nn.Linear(5, 12), nn.Tanh()), nn.Linear(12, 1))
@@ -25,9 +25,7 @@ rows = [
     {"a": inputs[part], "y": target[part]} for part in (slice(30), slice(30, 60), slice(60, 90))
 ]
 test = {"evaluate": lambda theta, model: {"test_error": loss(model, rows[2]), "decay": theta.exp()}}
-problem = Problem.of_module(
-    model, loss, rows[0], rows[1], theta0=torch.tensor(0.0), lower=lower, **test
-)
+problem = from_module(model, loss, rows[0], rows[1], theta0=torch.tensor(0.0), lower=lower, **test)
 comparison = compare(
     problem,
     {"as-it-is": "uniform", "implicit": "hg-implicit"},

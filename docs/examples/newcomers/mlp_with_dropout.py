@@ -6,8 +6,8 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from hgms.adapters import from_module
 from hgms.comparison import compare
-from hgms_core import Problem
 
 draw = torch.Generator().manual_seed(0)
 points = torch.randn(260, 2, generator=draw)
@@ -28,7 +28,7 @@ def evaluate(theta, model):
 def problem(seed):  # another start for each seed
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Dropout(0.2), nn.Linear(16, 2))
-    return Problem.of_module(model, loss, train, validation, evaluate=evaluate)
+    return from_module(model, loss, train, validation, evaluate=evaluate)
 
 
 comparison = compare(problem, ["uniform", "hg-ms"], budget="5 steps", seeds=2)

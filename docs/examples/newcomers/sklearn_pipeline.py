@@ -7,8 +7,8 @@ from sklearn.datasets import load_diabetes
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import PolynomialFeatures, StandardScaler
 
+from hgms.adapters import from_losses
 from hgms.comparison import compare
-from hgms_core import Problem
 
 features, target = load_diabetes(return_X_y=True)
 pipeline = make_pipeline(
@@ -32,7 +32,7 @@ start = {
     "theta0": torch.full((width,), -3.0, dtype=torch.float64),
     "x0": torch.zeros(width, dtype=torch.float64),
 }
-problem = Problem(
+problem = from_losses(
     **start,
     g=g,
     f=lambda theta, x, rows: error(x, rows),

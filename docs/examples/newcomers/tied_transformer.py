@@ -6,8 +6,8 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from hgms.adapters import from_module
 from hgms.comparison import compare
-from hgms_core import Problem
 
 
 class Transformer(nn.Module):
@@ -31,6 +31,6 @@ after = torch.where(torch.arange(80)[:, None] < 20, tokens.flip(1), (tokens + 1)
 train = {"tokens": tokens[:40], "next": after[:40]}
 validation = {"tokens": tokens[40:], "next": after[40:]}
 model = Transformer()
-problem = Problem.of_module(model, loss, train, validation)
+problem = from_module(model, loss, train, validation)
 comparison = compare(problem, ["uniform", "hg-implicit"], budget="2 steps", seeds=2)
 print(comparison)

@@ -12,6 +12,7 @@ import attrs
 import numpy as np
 from attrs import field, frozen
 
+from hgms.adapters import as_text
 from hgms.comparison.cell import Ending
 from hgms.comparison.grid import Cell, Grid
 from hgms.comparison.sweep import Sweep
@@ -25,7 +26,7 @@ from hgms.results import (
     table,
 )
 from hgms.runs import OwnProblem, RunResult, frame, reporter, run_config
-from hgms_core import CheckpointError, ConfigError, HgmsError, as_text, one_of, unknown_name
+from hgms_core import CheckpointError, ConfigError, HgmsError, one_of, unknown_name
 
 if TYPE_CHECKING:
     import pandas

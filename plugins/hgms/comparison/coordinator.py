@@ -16,9 +16,9 @@ from attrs import define, field
 from hgms.comparison.cell import PROGRAMS, Ending, Report, carry_out, failed, job_of, newest
 from hgms.comparison.grid import Cell
 from hgms.comparison.usage import frozen_heap
+from hgms.config import Budget
 from hgms.executors import Executor, Job, tried_again, unpack_error
 from hgms.runs import Execution, HeldFolders, RunFolder, ignore
-from hgms_core import Budget
 
 POLL = 1.0
 """Seconds between two looks at runs that other processes carry out."""

@@ -20,11 +20,11 @@ from hgms.comparison.comparison import Comparison
 from hgms.comparison.grid import PYTHON, SweepSettings
 from hgms.comparison.grid_file import ARGUMENTS, Objects, load
 from hgms.comparison.run_grid import run_grid
-from hgms.config import checked
+from hgms.config import Budget, checked
 from hgms.config.as_table import plain
 from hgms.config.invalid import kinds_of
 from hgms.runs import Interrupted, OwnProblem, RunSettings, show_object
-from hgms_core import Budget, ConfigError, Problem, Task
+from hgms_core import ConfigError, Problem, Task
 from hgms_core.host import LOG
 from hgms_core.registry import KINDS, Registry
 

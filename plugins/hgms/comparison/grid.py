@@ -15,12 +15,12 @@ from typing import Any, Literal
 import attrs
 from attrs import field, frozen, validators
 
-from hgms.config import at_least, at_most
+from hgms.config import Budget, at_least, at_most
 from hgms.config.convert import structured
 from hgms.config.invalid import init_fields
 from hgms.config.tables import laid_over, put
 from hgms.runs import OwnProblem, RunConfig, RunFolder, RunSettings
-from hgms_core import Budget, CheckpointError, ConfigError, HgmsError, Method, Place, unknown_name
+from hgms_core import CheckpointError, ConfigError, HgmsError, Method, Place, unknown_name
 from hgms_core.registry import Registry
 
 NO_FILE = "the grid"

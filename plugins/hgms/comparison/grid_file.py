@@ -55,6 +55,7 @@ from hgms.comparison.grid import (
 )
 from hgms.comparison.references import BASELINES, lines_of, with_baselines, with_references
 from hgms.comparison.scale import scaled
+from hgms.config import Budget
 from hgms.config.convert import role_of, structured, traits_of
 from hgms.config.tables import lay, show
 from hgms.results import DEFAULT_REFERENCES
@@ -70,7 +71,7 @@ from hgms.runs import (
     tables_of_others,
     wanted_traits,
 )
-from hgms_core import Budget, ConfigError, HgmsError, Method, Place, Task, raise_all, unknown_name
+from hgms_core import ConfigError, HgmsError, Method, Place, Task, raise_all, unknown_name
 from hgms_core.registry import Registry
 
 RESERVED = {

@@ -18,10 +18,11 @@ from hgms.comparison.cell import job_of
 from hgms.comparison.grid import Cell, Grid
 from hgms.comparison.rank_times import Parted, measured_on_ranks, step_of, threads_of
 from hgms.comparison.usage import measured
+from hgms.config import Budget
 from hgms.config.tables import parse_json
 from hgms.executors import Ending, Executor, Tell, code_of, tried_again, unpack_error
 from hgms.runs import RunConfig, RunFolder, read_file, run_config, unannounced
-from hgms_core import Budget, HgmsError
+from hgms_core import HgmsError
 from hgms_core.registry import Registry
 
 STEPS = 3

@@ -9,9 +9,10 @@ from typing import Any
 import attrs
 from attrs import frozen
 
+from hgms.config import Budget
 from hgms.executors import cores, pack_error
 from hgms.runs import RunConfig, RunSettings, run_config
-from hgms_core import Budget, ConfigError, HgmsError
+from hgms_core import ConfigError, HgmsError
 
 
 @frozen(kw_only=True)

@@ -23,9 +23,10 @@ from attrs import define, field
 from hgms.comparison.grid import Cell, Grid, SweepSettings
 from hgms.comparison.samplers import SAMPLERS, Trial, Values, import_optuna
 from hgms.comparison.space import Choices, Space, parse
+from hgms.config import Budget
 from hgms.config.tables import parse_json
 from hgms.runs import ROWS, RunConfig, RunFolder, data_of, leased, read_file, replace_file
-from hgms_core import Budget, CheckpointError, ConfigError, Key, raise_all
+from hgms_core import CheckpointError, ConfigError, Key, raise_all
 
 
 @define

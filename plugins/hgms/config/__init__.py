@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
+from hgms.config.budget import Budget as Budget
 from hgms.config.component import checked as checked
 from hgms.config.paths import cache_folder as cache_folder
 from hgms.config.paths import data_fingerprint as data_fingerprint

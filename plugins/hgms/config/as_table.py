@@ -11,10 +11,11 @@ from typing import Any
 import attrs
 
 from hgms.config import origin_is
+from hgms.config.budget import Budget
 from hgms.config.fingerprinting import fingerprint
 from hgms.config.invalid import init_fields, type_hints
 from hgms.config.shown import got
-from hgms_core import Budget, ConfigError, Pipeline
+from hgms_core import ConfigError, Pipeline
 from hgms_core.registry import inside
 
 AT_REST: Mapping[str, Any] = {

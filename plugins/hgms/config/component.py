@@ -12,10 +12,11 @@ from typing import Any, ParamSpec, TypeVar
 
 import attrs
 
+from hgms.adapters import as_html
 from hgms.config.reading import Reader, as_error, complaint, reader
 from hgms.config.shown import got
 from hgms.config.words import spelled
-from hgms_core import ConfigError, HgmsError, as_html, raise_all, unknown_name
+from hgms_core import ConfigError, HgmsError, raise_all, unknown_name
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")

@@ -20,6 +20,7 @@ from attrs import define, field
 
 from hgms.config import origin_is
 from hgms.config.as_table import is_at_rest
+from hgms.config.budget import Budget
 from hgms.config.invalid import (
     PROTOCOLS,
     SCALARS,
@@ -32,7 +33,7 @@ from hgms.config.invalid import (
 )
 from hgms.config.reading import as_error, choice_of, complaint, fail, gathered
 from hgms.config.tables import Short, readings, show
-from hgms_core import Budget, Composition, ConfigError, HgmsError, Pipeline, raise_all, unknown_name
+from hgms_core import Composition, ConfigError, HgmsError, Pipeline, raise_all, unknown_name
 from hgms_core.registry import Registry, inside, layers_of
 
 

@@ -14,10 +14,11 @@ from typing import Any, Literal, NoReturn
 
 import attrs
 
+from hgms.config.budget import Budget
 from hgms.config.parts import KINDS, instead, part
 from hgms.config.shown import got
 from hgms.config.words import origin_is, spelled
-from hgms_core import Budget, ConfigError, HgmsError, raise_all, unknown_name
+from hgms_core import ConfigError, HgmsError, raise_all, unknown_name
 
 Reader = Callable[[Any], Any]
 """The value that a field gets, from what a person wrote for it."""

@@ -11,8 +11,8 @@ from typing import Any, Literal
 import attrs
 from attrs import frozen
 
+from hgms.config.budget import Budget
 from hgms.config.parts import KINDS, methods
-from hgms_core import Budget
 
 SCALARS: dict[Any, str] = {
     bool: "True or False",

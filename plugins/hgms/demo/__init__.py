@@ -1,4 +1,4 @@
-"""`hgms demo`: the main job on embedded data, in a few minutes."""
+"""``hgms demo``: the comparison of the README, in about a minute."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from hgms.cli import json_option, print_json, print_table
 from hgms.demo import demo as demos
 
 
-@click.command(short_help="Methods and references clean noisy labels, in a few minutes.")
+@click.command(short_help="Compare two methods with three baselines, in a minute.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
@@ -32,19 +32,14 @@ from hgms.demo import demo as demos
     show_default=True,
     help="Oracle calls of each run.",
 )
-@click.option(
-    "--jobs",
-    type=click.IntRange(min=0),
-    default=2,
-    show_default=True,
-    help="Runs at a time; 0: one by one, in this process.",
-)
 @json_option
-def demo(out: Path, seeds: int, calls: int, jobs: int, as_json: bool) -> None:
-    """HG-MS, its baseline, the references that learn nothing and the ceiling on noisy digit labels,
-    under one budget of oracle calls: a table and pictures in a few minutes on two cores."""
+def demo(out: Path, seeds: int, calls: int, as_json: bool) -> None:
+    """Compare two methods that learn the weights of data sources with three baselines.
 
-    result = demos.run_demo(out, seeds=seeds, calls=calls, jobs=jobs, progress=not as_json)
+    This is the example of the README. All runs have the same budget of oracle calls.
+    """
+
+    result = demos.run_demo(out, seeds=seeds, calls=calls, progress=not as_json)
     if as_json:
         print_json(result.as_dict())
         return

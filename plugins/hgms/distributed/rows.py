@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hgms.distributed.collectives import spread_tree, summed
-from hgms_core import Data, Key, Loss, Problem, Tree
+from hgms_core import Data, Key, Loss, Problem, Sources, Tree
 from hgms_core.host import LOG
 
 ROWS = 64
@@ -62,7 +62,7 @@ def is_mean(loss: Loss, problem: Problem, data: Data, count: int) -> bool:
     dear to be tried out.
     """
     rows = min(data.size, ROWS * count) // count * count
-    if not rows or problem.sources is not None:
+    if not rows or problem.find(Sources) is not None:
         return False
     key = Key(0).fold("ranks")
     batch = data.batch(key.indices(data.size, rows, 1, data.device)[0])

@@ -20,6 +20,7 @@ from hgms_core import (
     Estimate,
     Key,
     Problem,
+    Sources,
     State,
     Tree,
     norm,
@@ -77,8 +78,10 @@ class Aligned:
     ...     lower_data=rows,
     ...     g=lambda theta, x, batch: weights(theta) @ losses(x, batch),
     ...     f=lambda theta, x, _: -x["x"][0],
-    ...     sources=Sources(
-    ...         names=("a", "b"), weights=weights, theta=dict, losses=losses, examples=losses
+    ...     extensions=(
+    ...         Sources(
+    ...             names=("a", "b"), weights=weights, theta=dict, losses=losses, examples=losses
+    ...         ),
     ...     ),
     ... )
     >>> Aligned().estimate(problem, problem.theta0, Branch(x=problem.x0), Key(0), {})[0].value[
@@ -110,7 +113,8 @@ class Aligned:
     def estimate(
         self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State
     ) -> tuple[Estimate, State]:
-        if problem.sources is None:
+        sources = problem.find(Sources)
+        if sources is None:
             raise ConfigError(
                 "not-supported",
                 f"hypergradient {self.name!r} requires a lower loss that mixes named sources, but "
@@ -125,7 +129,7 @@ class Aligned:
             lambda theta, x: problem.f(theta, x, above), theta, branch.x
         )
         alignments, present = self.alignments(problem, branch, below, slope)
-        value = mixture_slope(problem.sources, theta, alignments, present, redrawn=True)
+        value = mixture_slope(sources, theta, alignments, present, redrawn=True)
         count = int(present.sum())
         cost = Cost(lower_gradients=count, upper_gradients=1, rows=rows + upper_rows)
         return Estimate(value=value, upper_loss=loss, cost=cost), state
@@ -135,8 +139,9 @@ class Aligned:
     ) -> tuple[Tensor, Tensor]:
         """(a, whether B has rows of the source), both ``[S]``, where ``slope`` is ∇f: one backward
         pass a source, through the rows of that source alone."""
-        assert problem.sources is not None
-        number = len(problem.sources.names)
+        sources = problem.find(Sources)
+        assert sources is not None
+        number = len(sources.names)
         moments = {
             name: leaf for name in branch.x if (leaf := branch.aux.get(f"v.{name}")) is not None
         }
@@ -146,7 +151,7 @@ class Aligned:
             batch = _rows_of(below, source)
             leaves = {name: leaf.detach().requires_grad_() for name, leaf in branch.x.items()}
             with torch.enable_grad():
-                losses = problem.sources.losses(leaves, batch)
+                losses = sources.losses(leaves, batch)
             grads = dict(zip(leaves, slopes(losses[source], list(leaves.values())), strict=True))
             u = grads if len(moments) < len(grads) else self._preconditioned(grads, moments)
             cosines[source], present[source] = _cosine(slope, u), True

@@ -94,7 +94,8 @@ def _through(
 
 
 def _sources(problem: Problem) -> Sources:
-    if problem.sources is None:
+    sources = problem.find(Sources)
+    if sources is None:
         raise ConfigError(
             "not-supported",
             "derivative='per-source' requires a lower loss that mixes named sources, but the "
@@ -102,7 +103,7 @@ def _sources(problem: Problem) -> Sources:
             place=("hypergradient", "derivative"),
             hint='set derivative = "difference" or "exact"',
         )
-    return problem.sources
+    return sources
 
 
 def _per_source(sources: Sources, theta: Tree, x: Tree, below: Tree, v: Tree) -> Tree:

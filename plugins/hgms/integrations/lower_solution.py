@@ -11,22 +11,11 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
+from hgms.adapters import Nested, Shape, check_floating, pure
 from hgms.config import checked
 from hgms.integrations.autograd_nodes import Minimiser
 from hgms.integrations.level import Level
-from hgms_core import (
-    Nested,
-    Shape,
-    Solution,
-    Strategy,
-    Tree,
-    as_solver,
-    check_floating,
-    check_function,
-    detach,
-    one_of,
-    pure,
-)
+from hgms_core import Solution, Strategy, Tree, as_solver, check_function, detach, one_of
 
 Lower = TypeVar("Lower")
 

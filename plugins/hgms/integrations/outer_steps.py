@@ -11,20 +11,18 @@ import torch
 from attrs import Attribute, Factory, field
 from torch import Tensor, nn
 
+from hgms.adapters import Nested, Shape, hypergradient
 from hgms.config import at_least, define
 from hgms.integrations.training_state import Batches, moved, undisturbed
 from hgms_core import (
     ConfigError,
-    Nested,
     OuterOptimizer,
-    Shape,
     State,
     Strategy,
     Tree,
     as_solver,
     check_function,
     clone,
-    hypergradient,
     norm,
 )
 

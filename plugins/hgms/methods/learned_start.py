@@ -9,7 +9,7 @@ from attrs import Attribute, evolve, field, validators
 
 from hgms.config import frozen
 from hgms.methods.inner import another, around_a_pipeline, innermost
-from hgms_core import ConfigError, Loss, Method, Problem, Record, State, Tree, hookimpl
+from hgms_core import ConfigError, Loss, Method, Problem, Record, Rows, State, Tree, hookimpl
 
 START = "start."
 """What the names of a learned start's leaves in θ begin with."""
@@ -100,7 +100,11 @@ def _with_start(
     project: Callable[[Tree], Tree],
     evaluate: Callable[[Tree, Tree], Mapping[str, float]],
 ) -> Problem:
-    rows = problem.rows
+    rows = problem.find(Rows)
+    others = problem.without(Rows).extensions
+    weighted = rows and evolve(
+        rows, regulariser=lambda theta, x, batch: rows.regulariser(without_start(theta), x, batch)
+    )
     start = {START + name: leaf for name, leaf in problem.x0.items()}
     return evolve(
         problem,
@@ -110,11 +114,7 @@ def _with_start(
         f=lambda theta, x, batch: f(without_start(theta), x, batch),
         project=lambda theta: {**theta, **project(without_start(theta))},
         evaluate=lambda theta, x: evaluate(without_start(theta), x),
-        rows=rows
-        and evolve(
-            rows,
-            regulariser=lambda theta, x, batch: rows.regulariser(without_start(theta), x, batch),
-        ),
+        extensions=(*others, weighted) if weighted else others,
         start=lambda theta: {
             name.removeprefix(START): leaf for name, leaf in theta.items() if name.startswith(START)
         },

@@ -11,7 +11,17 @@ from attrs import evolve, field
 
 from hgms.config import frozen
 from hgms.methods.inner import around_a_pipeline
-from hgms_core import ConfigError, Method, Problem, Record, State, Tree, hookimpl, unknown_name
+from hgms_core import (
+    ConfigError,
+    Method,
+    Problem,
+    Record,
+    Sources,
+    State,
+    Tree,
+    hookimpl,
+    unknown_name,
+)
 
 
 @final
@@ -84,14 +94,15 @@ def first(problem: Problem, reference: str | None, mixture: Mapping[str, float] 
     theta = problem.theta0 if reference is None else problem.references[reference]
     if mixture is None:
         return theta
-    if problem.sources is None:
+    sources = problem.find(Sources)
+    if sources is None:
         raise ConfigError(
             "not-supported",
             "mixture sets weights of data sources, but the problem has no sources",
             place=("method", "mixture"),
             hint="remove mixture",
         )
-    return {**theta, **problem.sources.theta(mixture)}
+    return {**theta, **sources.theta(mixture)}
 
 
 @hookimpl

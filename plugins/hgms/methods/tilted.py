@@ -140,12 +140,9 @@ def _tilted(problem: Problem, tilt: float, g: Loss, f: Loss, learns: bool) -> Pr
         lower=lower,
         upper=upper,
     )
-    return evolve(
-        problem,
-        g=_composite(g, f, tilt, both),
-        lower_data=data,
-        rows=problem.rows and _rows(problem.rows, f, tilt),
-    )
+    changed = evolve(problem, g=_composite(g, f, tilt, both), lower_data=data)
+    weighted = problem.find(Rows)
+    return changed if weighted is None else changed.extended(_rows(weighted, f, tilt))
 
 
 def _rows(rows: Rows, f: Loss, tilt: float) -> Rows:

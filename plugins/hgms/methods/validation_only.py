@@ -10,7 +10,7 @@ from attrs import evolve
 
 from hgms.config import frozen
 from hgms.rows import trained_on
-from hgms_core import Method, Problem, Record, State, Tree
+from hgms_core import Method, Problem, Record, Rows, State, Tree
 
 
 @final
@@ -78,4 +78,4 @@ class ValidationOnly:
 
 def on_validation(problem: Problem) -> Problem:
     """The same problem with g = f, on the rows of the roles ``differentiate`` and ``select``."""
-    return evolve(problem, g=problem.f, lower_data=trained_on(problem), rows=None)
+    return evolve(problem.without(Rows), g=problem.f, lower_data=trained_on(problem))

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from attrs import evolve
 
+from hgms.config import Budget
 from hgms.report import mixture
 from hgms.report.curves import POINTS, Curve, Line, band, binned
 from hgms.report.study import Entry, Section, Study
@@ -29,7 +30,7 @@ from hgms.results import (
     table,
 )
 from hgms.runs import UNCOMPARED, Execution
-from hgms_core import Budget, CheckpointError, ConfigError, unknown_name
+from hgms_core import CheckpointError, ConfigError, unknown_name
 
 _MIXTURE = 150  # points of a small picture
 _CURVES = 250_000  # points of all curves of a page together; with very many curves each gets fewer

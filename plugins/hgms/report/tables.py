@@ -10,12 +10,12 @@ from typing import Any
 
 from attrs import field, frozen
 
+from hgms.config import Budget
 from hgms.config.tables import difference, flatten
 from hgms.report.compute import carried_out
 from hgms.report.mixture import Mixture, spell_mixture, spell_weight
 from hgms.report.study import Entry, Section, Study
 from hgms.results import FAILED, RECOVERED, Interval, Ratio, StoredRun, execution_notes, spell
-from hgms_core import Budget
 
 MINUS = "\N{MINUS SIGN}"
 _METRICS = 4  # columns of metrics in the first table; all of them are in one of its own

@@ -19,10 +19,11 @@ from typing import Any
 import numpy as np
 from attrs import field, frozen
 
+from hgms.config import Budget
 from hgms.config.tables import difference, flatten
 from hgms.results.columns import last_seconds, read_columns
 from hgms.runs import ROWS, Execution, RunFolder, is_stamped, opened, read_file
-from hgms_core import Budget, CheckpointError, ConfigError, HgmsError
+from hgms_core import CheckpointError, ConfigError, HgmsError
 
 
 @frozen(eq=False, kw_only=True)

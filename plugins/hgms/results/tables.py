@@ -17,12 +17,13 @@ from typing import Any
 import attrs
 from attrs import field, frozen
 
+from hgms.adapters import as_text
+from hgms.config import Budget
 from hgms.results.forest import Forest, notebook_html
 from hgms.results.recovered import Ratio, recovered
 from hgms.results.statistics import CLAIM, Interval, compared, few_seeds, spell, with_failures
 from hgms.results.stored import StoredRun
 from hgms.runs import RunResult
-from hgms_core import Budget, as_text
 
 DEFAULT_REFERENCES = ("uniform", "theta0")
 """What a method is called that leaves θ where it is: differences are taken to it where it is among

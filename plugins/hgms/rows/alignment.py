@@ -29,7 +29,7 @@ def mixture_slope(
     >>> from hgms.testing.problems import mixture
     >>> problem = mixture()  # of two sources, θ their logits
     >>> both, half = torch.tensor([True, True]), torch.tensor([0.5, -0.5], dtype=torch.float64)
-    >>> mixture_slope(problem.sources, problem.theta0, half, both, redrawn=False)
+    >>> mixture_slope(problem.find(Sources), problem.theta0, half, both, redrawn=False)
     {'logits': tensor([-0.2500,  0.2500], dtype=torch.float64)}
     """
     leaves = {name: leaf.detach().requires_grad_() for name, leaf in theta.items()}

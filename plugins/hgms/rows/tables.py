@@ -12,13 +12,13 @@ def trained_on(problem: Problem) -> Data:
     """The validation rows of the roles ``differentiate`` and ``select``, as one table: those of
     ``stop`` stay apart.
 
-    >>> table = {"a": torch.arange(4.0)}
+    >>> first, second = Data.of({"a": torch.arange(4.0)}), Data.of({"a": torch.ones(2)})
     >>> problem = Problem(
     ...     theta0={},
     ...     x0={"x": torch.zeros(1)},
     ...     g=lambda t, x, b: x["x"].sum(),
     ...     f=lambda t, x, b: x["x"].sum(),
-    ...     upper_data={"differentiate": table, "select": {"a": torch.ones(2)}},
+    ...     upper_data={"differentiate": first, "select": second},
     ... )
     >>> trained_on(problem).rows(torch.tensor([3, 4]))["a"]
     tensor([3., 1.])

@@ -20,12 +20,13 @@ from hgms.cli import (
     trust_option,
     with_commas,
 )
+from hgms.config import Budget
 from hgms.runs import compat as fits
 from hgms.runs import describe as descriptions
 from hgms.runs.command_line import load
 from hgms.runs.launch import run_config
 from hgms.runs.progress import Progress
-from hgms_core import Budget, ConfigError, unknown_name
+from hgms_core import ConfigError, unknown_name
 from hgms_core.registry import Component, Registry
 
 

@@ -20,13 +20,22 @@ import attrs
 import tomlkit
 from attrs import Factory, field
 
-from hgms.config import at_least, at_most, expand, frozen, not_empty, optional, optional_whole
+from hgms.config import (
+    Budget,
+    at_least,
+    at_most,
+    expand,
+    frozen,
+    not_empty,
+    optional,
+    optional_whole,
+)
 from hgms.config.as_table import described, plain
 from hgms.config.convert import role_of, structured, traits_of
 from hgms.config.invalid import init_fields
 from hgms.config.tables import read_toml
 from hgms.runs.provenance import data_of, digests
-from hgms_core import Budget, ConfigError, HgmsError, Method, RunInfo, Task, raise_all
+from hgms_core import ConfigError, HgmsError, Method, RunInfo, Task, raise_all
 from hgms_core.host import Host
 from hgms_core.registry import Registry
 

@@ -19,8 +19,9 @@ import torch
 from attrs import Factory, evolve, frozen
 
 from hgms.compiled import COMPILERS, Programs, RouteChoice, calibrated, matrix_route
+from hgms.config import Budget
 from hgms.runs.config import RunSettings
-from hgms_core import Budget, Problem
+from hgms_core import Problem
 
 KEY = "execution"
 """What it is called in ``env.json``."""

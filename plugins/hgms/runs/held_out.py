@@ -22,7 +22,7 @@ def hold_out(problem: Problem) -> tuple[Problem, list[Data]]:
     one is a row of another. Groups of rows (``Data.strata``) keep their shares. A part with fewer
     than four rows keeps all.
 
-    >>> rows = {"a": torch.arange(8.0)}
+    >>> rows = Data.of({"a": torch.arange(8.0)})
     >>> problem = Problem(
     ...     theta0={},
     ...     x0={"x": torch.zeros(1)},

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
-from hgms.config import checked
+from hgms.config import Budget, checked
 from hgms.config.as_table import described, plain
 from hgms.config.convert import role_of, structured
 from hgms.config.tables import difference, parse_toml
@@ -31,7 +31,7 @@ from hgms.runs.result import RunResult, summarise
 from hgms.runs.signals import nothing_saved
 from hgms.runs.traits import ensure_fits
 from hgms.runs.watchers import Watcher
-from hgms_core import Budget, CheckpointError, ConfigError, HgmsError, Method, Problem, RunInfo
+from hgms_core import CheckpointError, ConfigError, HgmsError, Method, Problem, RunInfo
 from hgms_core.host import LOG, Host
 from hgms_core.registry import Registry
 

@@ -19,6 +19,7 @@ import tomlkit
 import torch
 from attrs import define, field
 
+from hgms.adapters import check_losses, measured
 from hgms.compiled import Programs
 from hgms.config.json_values import finite
 from hgms.diagnosis import Diagnosing, Diagnosis
@@ -44,10 +45,10 @@ from hgms_core import (
     Problem,
     Record,
     RunInfo,
+    Sources,
     State,
     Task,
     Tree,
-    check_losses,
     norm,
     raise_all,
 )
@@ -624,13 +625,13 @@ class Run:
         """The weights before the first step."""
         return (
             {}
-            if self.problem.sources is None
+            if self.problem.find(Sources) is None
             else _to_numbers(self.weights(self.result(self.state)[0]))
         )
 
     def weights(self, theta: Tree) -> Record:
         """The weight of every data source, under its name."""
-        sources = self.problem.sources
+        sources = self.problem.find(Sources)
         if sources is None:
             return {}
         omega = sources.weights(theta).detach()
@@ -639,7 +640,7 @@ class Run:
     def evaluation(self) -> Record:
         metrics: Mapping[str, float] = {}
         with self.stopped_by("evaluate"):
-            metrics = self.problem.metrics(*self.result(self.state))
+            metrics = measured(self.problem, *self.result(self.state))
         return {f"metric.{name}": value for name, value in metrics.items()}
 
     # --- what is kept of it

@@ -12,6 +12,7 @@ import torch
 from attrs import field, frozen
 from torch import Tensor
 
+from hgms.adapters import measured
 from hgms.config.fingerprinting import fingerprint, fingerprints
 from hgms.runs.files import described
 from hgms.runs.held_out import ONE_OF, distinct, hold_out, loss_on
@@ -22,6 +23,8 @@ from hgms_core import (
     Data,
     Key,
     Problem,
+    Rows,
+    Sources,
     Tree,
     check_function,
     twice_differentiable_attention,
@@ -232,7 +235,7 @@ class OwnProblem:
 
 def validation_rows(problem: Problem) -> Data:
     """Those of the role ``stop``, of ``differentiate`` where there are none."""
-    parts = [problem.upper_data.get(role, Data.none()) for role in ("stop", "differentiate")]
+    parts = [problem.upper_data.get(role, Data()) for role in ("stop", "differentiate")]
     return next((part for part in parts if part.size), parts[-1])
 
 
@@ -244,7 +247,7 @@ def _made(problem: Problem | Callable[[int], Problem], seed: int, label: str) ->
             "wrong-type",
             "a comparison requires a Problem, but the value is a module",
             place=(label,),
-            hint="use Problem.of_module(model, loss, train, validation)",
+            hint="use hgms.from_module(model, loss, train, validation)",
         )
     check_function(label, problem, "seed")
     made = problem(seed)
@@ -254,7 +257,7 @@ def _made(problem: Problem | Callable[[int], Problem], seed: int, label: str) ->
             f"the function returns {_article(type(made).__name__)} for seed {seed}, but must "
             "return a Problem",
             place=(label,),
-            hint="return Problem(theta0=…, x0=…, g=…, f=…), or Problem.of_module(…)",
+            hint="return hgms.from_losses(theta0=…, x0=…, g=…, f=…), or hgms.from_module(…)",
         )
     return made
 
@@ -262,7 +265,7 @@ def _made(problem: Problem | Callable[[int], Problem], seed: int, label: str) ->
 def _metrics(problem: Problem, label: str) -> list[str]:
     """The names of what ``evaluate`` gives at the start."""
     try:
-        return list(problem.metrics(problem.theta0, problem.x0))
+        return list(measured(problem, problem.theta0, problem.x0))
     except ConfigError as error:
         raise error.at(label) from None
     except Exception as error:
@@ -304,11 +307,12 @@ def traits_of_problem(problem: Problem) -> frozenset[str]:
         if role in problem.upper_data
     ):
         traits.add("validation-rows")
-    if problem.sources is not None:
+    sources = problem.find(Sources)
+    if sources is not None:
         traits |= {"sources", "per-example-losses"}
-        if hasattr(problem.sources.examples, "representations"):
+        if hasattr(sources.examples, "representations"):
             traits.add("representations")
-    if problem.rows is not None:
+    if problem.find(Rows) is not None:
         traits |= {"row-weights", "per-example-losses"}
     with torch.random.fork_rng(devices=[]):
         if _is_smooth(problem):
@@ -374,9 +378,7 @@ def _is_direct(problem: Problem) -> bool:
     theta = _leaves(problem.theta0)
     if not theta:
         return False
-    part = next(
-        (problem.upper_data[role] for role in ROLES if role in problem.upper_data), Data.none()
-    )
+    part = next((problem.upper_data[role] for role in ROLES if role in problem.upper_data), Data())
     try:
         with torch.enable_grad():
             loss = problem.f(theta, problem.x0, _few(part))

@@ -13,24 +13,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from attrs import Factory, frozen
 
+from hgms.adapters import Nested, as_html, as_text, sizes
 from hgms.config.json_values import finite
 from hgms.diagnosis import Diagnosis
 from hgms.runs.advice import broken, outlier_note, still_leaves, still_note
 from hgms.runs.execution import Execution
 from hgms.runs.notebook import frame, reporter, write_run
 from hgms.runs.own_problem import validation_rows
-from hgms_core import (
-    Nested,
-    NumericalError,
-    Problem,
-    Record,
-    RunInfo,
-    Tree,
-    as_html,
-    as_text,
-    norm,
-    sizes,
-)
+from hgms_core import NumericalError, Problem, Record, RunInfo, Sources, Tree, norm
 
 if TYPE_CHECKING:
     import pandas
@@ -235,7 +225,7 @@ def remarks(problem: Problem, x: Tree, loss: float, *, learned: bool = True) -> 
     """
     start = validation_loss(problem, problem.theta0, problem.x0)
     rose = not math.isfinite(loss) or loss - start > 1e-3 * abs(start)
-    if problem.sources is None:
+    if problem.find(Sources) is None:
         end = f"{start:.4g} at the start to {loss:.4g}"
         return [f"the validation loss rose from {end}: the result is worse than the start"] * rose
     away = {name: leaf - problem.x0[name] for name, leaf in x.items()}

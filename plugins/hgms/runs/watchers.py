@@ -32,7 +32,8 @@ class StopRun(BaseException):
 
     No ``Exception``, like Ctrl-C: what catches those in between does not hold it up.
 
-    >>> from hgms_core import Budget, Problem
+    >>> from hgms.config import Budget
+    >>> from hgms_core import Problem
     >>> from hgms.runs import run
     >>> class Halve:
     ...     name = "halve"

@@ -31,7 +31,7 @@ from attrs import frozen
 from hgms.runs import needs
 from hgms.testing import problems
 from hgms.testing.kit import F64, ask_if, fail, refused, stepped
-from hgms_core import Problem, Tree
+from hgms_core import Problem, Sources, Tree
 
 LOOKS = {4: 1.5, 8: 2.0, 16: 4.0}
 """After so many seeds a departure is chance up to this t; at the last look that is the verdict."""
@@ -69,7 +69,7 @@ def check_equal_sources(method: Any) -> None:
 
     def departed(seed: int, level: float, **options: Any) -> float:
         problem = problems.halves(seed, level=level, **options)
-        sources = problem.sources
+        sources = problem.find(Sources)
         assert sources is not None
         omega = dict(
             zip(

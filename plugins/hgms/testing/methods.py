@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from attrs import evolve
 
+from hgms.config import Budget
 from hgms.runs import RunFolder, RunResult, RunSettings, needs, run
 from hgms.testing import oracle, problems
 from hgms.testing.kit import F64, ask_if, demand, demand_equal, place, shapes, stepped, unsound
-from hgms_core import Budget, HgmsError, Problem, Tree
+from hgms_core import HgmsError, Problem, Tree
 
 EVERY_STEP = RunSettings(checkpoint_seconds=0.0)
 STEPS = 60

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from hgms.testing.kit import demand
-from hgms_core import Batch, Cost, Data, Loss, Problem, Tree
+from hgms_core import Batch, Cost, Data, Loss, Problem, Rows, Sources, Tree
 
 Note = Callable[[int, Tensor], None]
 """Is called with how many candidates were evaluated at once, and the tensor that was passed on."""
@@ -108,8 +108,8 @@ MARK = "of-stop"
 def watched(problem: Problem) -> tuple[Problem, Tally]:
     """The problem with the same numbers, and the tally of what is asked of it."""
     tally = Tally()
-    sources = problem.sources
-    rows = problem.rows
+    sources = problem.find(Sources)
+    rows = problem.find(Rows)
 
     def of_x(loss: Callable[[Tree, Batch], Tensor]) -> Callable[[Tree, Batch], Tensor]:
         counted = tally.loss("g", lambda theta, x, batch: loss(x, batch))
@@ -131,8 +131,7 @@ def watched(problem: Problem) -> tuple[Problem, Tally]:
             role: _marked(data) if role == "stop" else data
             for role, data in problem.upper_data.items()
         },
-        sources=sources,
-        rows=rows,
+        extensions=tuple(item for item in (rows, sources) if item is not None),
     ), tally
 
 

@@ -342,8 +342,9 @@ def mixture(dtype: torch.dtype = F64, seed: int = 0) -> Problem:
     upper = [around(corners[0], 8, 10 + number) for number in range(len(ROLES))]
     x0 = {"x": numbers([0.5, 0.5], dtype)}
     problem = _of_sources(tables, upper, examples, x0, {"near": 0.5, "far": 0.5})
-    assert problem.sources is not None
-    weights = problem.sources.weights
+    sources = problem.find(Sources)
+    assert sources is not None
+    weights = sources.weights
     return evolve(problem, evaluate=lambda theta, x: {"far": float(weights(theta)[1])})
 
 
@@ -374,7 +375,7 @@ def weighted(dtype: torch.dtype = F64, seed: int = 0) -> Problem:
             for number, role in enumerate(ROLES)
         },
         evaluate=lambda theta, x: {"far": float(theta["logits"][12:].double().sigmoid().mean())},
-        rows=Rows(losses=losses),
+        extensions=(Rows(losses=losses),),
     )
 
 
@@ -435,7 +436,9 @@ def _of_sources(
         f=lambda _, x, batch: examples(x, batch).mean(),
         lower_data=evolve(Data.of(pool), strata=tuple(zip(names, sizes, strict=True))),
         upper_data={role: part(table) for role, table in zip(ROLES, upper, strict=True)},
-        sources=Sources(names=names, weights=weights, theta=theta, losses=losses, examples=each),
+        extensions=(
+            Sources(names=names, weights=weights, theta=theta, losses=losses, examples=each),
+        ),
     )
 
 

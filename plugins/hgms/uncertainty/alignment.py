@@ -8,7 +8,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from hgms_core import Batch, ConfigError, Data, Key, Loss, Place, Problem, Tree
+from hgms_core import Batch, ConfigError, Data, Key, Loss, Place, Problem, Sources, Tree
 
 FEWEST = 4
 """Blocks below which their spread is a guess."""
@@ -60,7 +60,8 @@ def alignments(
 
     Cost: (V + S·M) gradients of ``rows`` rows a state.
     """
-    if problem.sources is None:
+    sources = problem.find(Sources)
+    if sources is None:
         raise ConfigError("not-supported", f"{problem!r} has no data sources", place=("problem",))
     data = problem.upper_data["differentiate"]
     checked = _blocks(
@@ -97,9 +98,7 @@ def alignments(
             [
                 torch.stack(
                     [
-                        fold(
-                            _slope(problem.sources.pooled, problem, x, problem.lower_data, block)[0]
-                        )
+                        fold(_slope(sources.pooled, problem, x, problem.lower_data, block)[0])
                         for block in numbers
                     ]
                 )

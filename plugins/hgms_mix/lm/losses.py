@@ -90,7 +90,7 @@ class Rows:
 
 @frozen(eq=False)
 class Examples:
-    """``problem.sources.examples`` of language models: the loss of each row, its mean over
+    """``Sources.examples`` of language models: the loss of each row, its mean over
     completion tokens.
 
     ``sizes`` are the numbers of rows in the sources' files, of which the pool may hold fewer.

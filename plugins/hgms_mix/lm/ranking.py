@@ -86,13 +86,14 @@ def sources_of(problem: Problem, use: str) -> Sources:
     """The problem's sources; ConfigError where it has none, with what they are wanted for
     ("method 'x' mixes").
     """
-    if problem.sources is None or problem.lower_data.strata is None:
+    sources = problem.find(Sources)
+    if sources is None or problem.lower_data.strata is None:
         raise ConfigError(
             "not-supported",
             f"{use} data sources, but the problem has none",
             place=("problem", "sources"),
         )
-    return problem.sources
+    return sources
 
 
 def check_role(problem: Problem, use: str, role: str) -> None:
@@ -159,7 +160,8 @@ def source_sizes(problem: Problem) -> dict[str, int]:
     >>> source_sizes(mixture())
     {'near': 12, 'far': 12}
     """
-    own = None if problem.sources is None else getattr(problem.sources.examples, "sizes", None)
+    sources = problem.find(Sources)
+    own = None if sources is None else getattr(sources.examples, "sizes", None)
     return dict(own or problem.lower_data.strata or ())
 
 

@@ -458,14 +458,16 @@ class SourceMixture:
             # Fresh adapters; a whole model starts from its own weights each time.
             fresh=(lambda key: model.start(key, dtype)) if self.adapter is not None else None,
             references={} if self.reference is None else {"reference": theta(self.reference)},
-            sources=Sources(
-                names=names,
-                parts=tuple(everything["validation"]),
-                weights=weights,
-                theta=theta,
-                losses=g.sources,
-                examples=Examples(Rows(model, "example", torch.ones(0)), sizes),
-                pooled=UpperLoss(training),
+            extensions=(
+                Sources(
+                    names=names,
+                    parts=tuple(everything["validation"]),
+                    weights=weights,
+                    theta=theta,
+                    losses=g.sources,
+                    examples=Examples(Rows(model, "example", torch.ones(0)), sizes),
+                    pooled=UpperLoss(training),
+                ),
             ),
             counters=lambda: model.tokens,
             precision=model.precision,

@@ -20,7 +20,7 @@ from hgms.config.tables import parse_json
 from hgms.results import NULL_TEST, Interval
 from hgms.runs import RunFolder, read_file
 from hgms.uncertainty import Certainty, alignments, cost, in_words, over_rows, over_seeds
-from hgms_core import CheckpointError, ConfigError, Key, OutOfMemory
+from hgms_core import CheckpointError, ConfigError, Key, OutOfMemory, Sources
 from hgms_core.torch_errors import out_of_memory
 from hgms_mix.stages.reweight import is_finished, weights_of
 from hgms_mix.stages.stage import Stage
@@ -125,12 +125,13 @@ def measured(mix: Mix) -> dict[str, Any]:
     config = mix.config
     settings = mix.config.certainty
     problem = config.task.problem(config.seed, mix.device, getattr(torch, config.run.dtype))
-    assert problem.sources is not None
+    sources = problem.find(Sources)
+    assert sources is not None
     _, end = config.method.result(mix.state)
     states = {"start": problem.x0, "end": {name: end[name] for name in problem.x0}}
     key = Key(config.seed).fold("certainty")
-    names = problem.sources.names
-    prior = problem.sources.weights(problem.theta0).detach().double().cpu()
+    names = sources.names
+    prior = sources.weights(problem.theta0).detach().double().cpu()
     known = dict.fromkeys(settings.at)
     seen = alignments(
         problem,

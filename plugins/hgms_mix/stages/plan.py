@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from hgms.cli import print_table
-from hgms_core import ConfigError, Key
+from hgms_core import ConfigError, Key, Sources
 from hgms_mix.stages.certainty import learns
 from hgms_mix.stages.config import MixConfig
 from hgms_mix.stages.mix import Mix
@@ -69,7 +69,9 @@ def plan(config: MixConfig, say: Callable[[str], None] = lambda line: None) -> d
         : min(ROWS, data.size)
     ]
     batch = data.batch(index)
-    loss = problem.sources.pooled
+    sources = problem.find(Sources)
+    assert sources is not None
+    loss = sources.pooled
     leaves = list(x.values())
     _, tuned = _timed(
         device,
@@ -84,7 +86,7 @@ def plan(config: MixConfig, say: Callable[[str], None] = lambda line: None) -> d
     text = _bytes_of_rows(mix, drawn)
     passing = None if own else row * drawn * config.finetune.epochs
     scoring = None if own or config.evaluate.benchmarks else scored / len(index) * tested
-    certain = config.certainty.rows_taken(len(problem.sources.names)) if learns(mix) else 0
+    certain = config.certainty.rows_taken(len(sources.names)) if learns(mix) else 0
     stages = {
         "reweight": {"seconds": reading + reweighting, "bytes": 2 * _held(state)},
         "certainty": {"seconds": row * certain, "bytes": 0},

@@ -195,7 +195,7 @@ def test_exit_codes_of_a_run_that_fails_or_is_interrupted(
     ids=["ascii", "closed", "full pipe"],
 )
 def test_streams_of_any_kind(tmp_path: Path, line: str, escaped: bool) -> None:
-    line = line.format(f"{sys.executable} -m hgms.cli", tmp_path)
+    line = line.format(f"{sys.executable} -m hgms", tmp_path)
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=300)
     assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
     assert "sys.exit" not in done.stderr
@@ -233,7 +233,7 @@ def test_demo_prints_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(demo, "run_demo", made)
     words = ("demo", "--out", tmp_path, "--seeds", "2", "--calls", "4000")
     lines = call(*words).stdout.splitlines()
-    made.assert_called_once_with(tmp_path, seeds=2, calls=4000, jobs=2, progress=True)
+    made.assert_called_once_with(tmp_path, seeds=2, calls=4000, progress=True)
     assert lines[0].startswith("4,000 oracle calls per run, 2 seeds")
     [shown] = [line.split() for line in lines if line.strip().startswith("hg-ms ") and "±" in line]
     mean = found.tables[0].rows[0].metrics[found.tables[0].metric].mean

@@ -14,8 +14,8 @@ from support.helpers import rejects
 from hgms.comparison.grid import Grid
 from hgms.comparison.grid_file import load
 from hgms.comparison.space import Choices, Range, parse, points
+from hgms.config import Budget
 from hgms_core import ConfigError, ErrorGroup
-from hgms_core.budget import Budget
 
 pytestmark = pytest.mark.usefixtures("bowl")
 

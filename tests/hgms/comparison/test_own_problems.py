@@ -11,6 +11,7 @@ import torch
 from support.helpers import rejects
 from support.own_problems import Follow, bowl
 
+from hgms.adapters import from_losses
 from hgms.comparison import Comparison, compare
 from hgms.report import build
 from hgms.results import scan
@@ -64,7 +65,7 @@ def test_trivial_baselines_that_fit_are_added() -> None:
     own = compare(bowl, Follow(), "1 steps", seeds=1)
     assert list(rows(own)) == ["follow", "uniform", "validation-only", "uniform-tilted"]
     assert own.tables[0].reference == "uniform"
-    without = attrs.evolve(bowl(), upper_data=Data.none(), f=lambda t, x, _: x["x"].sum())
+    without = attrs.evolve(bowl(), upper_data=Data(), f=lambda t, x, _: x["x"].sum())
     named = compare(without, {"mine": Follow(), "floor": "theta0"}, "1 steps", seeds=1)
     assert list(rows(named)) == ["mine", "floor"]
 
@@ -195,7 +196,7 @@ class Memorise:
 def of_rows(count: int) -> Problem:
     """Each number of x is for one row, so no row says anything of another."""
     a = torch.arange(1.0, count + 1.0, dtype=torch.float64)
-    return Problem(
+    return from_losses(
         theta0=torch.zeros(1, dtype=torch.float64),
         x0={"x": torch.zeros(count, dtype=torch.float64)},
         g=lambda theta, x, batch: (x["x"] - theta).square().sum(),

@@ -15,8 +15,8 @@ from hgms.comparison.from_python import compare
 from hgms.comparison.grid_file import load
 from hgms.comparison.planning import Cost, makespan, plan
 from hgms.comparison.rank_times import Parted
+from hgms.config import Budget
 from hgms.executors import Ending, Job, as_error, called
-from hgms_core import Budget
 
 GRID = """
 budget = "40 steps"

@@ -12,6 +12,7 @@ from support.helpers import assert_same, normal
 from support.programs import as_traced, same_run
 from torch import Tensor
 
+from hgms.adapters import from_losses
 from hgms.compiled import CompiledProduct, Programs, levels, linearized, programs
 from hgms.compiled import cuda_graphs as graphs
 from hgms.gauss_newton import Composite
@@ -61,7 +62,7 @@ def network_problem(rows: int = 12) -> Problem:
         return error + 0.01 * theta["logits"].square().sum()
 
     upper = Data.of({"a": normal(6, 3, seed=2), "y": normal(6, 2, seed=3)})
-    return Problem(
+    return from_losses(
         theta0={"logits": 0.3 * normal(rows, seed=4)},
         x0={
             "w": 0.5 * normal(3, 4, seed=5),

@@ -15,6 +15,7 @@ from attrs import evolve
 from support.helpers import rejects
 from torch import Tensor
 
+from hgms.adapters import from_losses
 from hgms.compiled import Product, RouteChoice, calibrated, choose, matmul, matrix_route
 from hgms_core import Data, Key, Problem, Tree
 
@@ -141,7 +142,7 @@ def test_the_route_is_the_faster_one_that_is_accurate(products: list[Any], route
 
 
 def problem(*shapes: tuple[int, ...], rows: int = 5000, **like: Any) -> Problem:
-    return Problem(
+    return from_losses(
         theta0={},
         x0={str(number): torch.zeros(shape, **like) for number, shape in enumerate(shapes)},
         g=lambda t, x, b: torch.zeros(()),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.helpers import rejects
 
-from hgms_core import Budget
+from hgms.config import Budget
 from hgms_core.errors import ConfigError
 
 

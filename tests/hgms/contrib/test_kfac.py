@@ -12,6 +12,7 @@ from attrs import evolve
 from support.helpers import F64, KEY, assert_same, finite_differences, normal
 from torch import Tensor
 
+from hgms.adapters import from_losses
 from hgms.contrib import KFAC
 from hgms.contrib.kfac import Factored
 from hgms.gauss_newton import Composite, gauss_newton
@@ -55,7 +56,7 @@ DATA = Data.of({"a": normal(ROWS, 5, seed=8), "y": torch.arange(ROWS) % CLASSES}
 BATCH = DATA.batch(None)
 ONE = DATA.batch(torch.tensor([3]))
 UPPER = roles({"a": normal(6, 5, seed=10), "y": torch.arange(6) % CLASSES}, (1, 1, 1))
-PROBLEM = Problem(
+PROBLEM = from_losses(
     theta0=THETA,
     x0=FLAT,
     g=SHALLOW,

@@ -12,6 +12,7 @@ import torch
 from attrs import evolve, frozen
 from support.own_problems import Halve
 
+from hgms.adapters import from_losses
 from hgms.diagnosis import Diagnosing, spectrum
 from hgms.generators.branches import Branches
 from hgms.hypergradients import Implicit, Unrolled
@@ -25,6 +26,7 @@ from hgms_core import (
     Branch,
     Candidates,
     Cost,
+    Data,
     Estimate,
     Key,
     Method,
@@ -204,7 +206,7 @@ def by_hand() -> Problem:
         name: torch.tensor(values, dtype=DOUBLE)
         for name, values in {"select": [1.0, 2.0, 6.0], "stop": [1.0]}.items()
     }
-    return Problem(
+    return from_losses(
         theta0={"t": torch.zeros(1, dtype=DOUBLE)},
         x0={"x": torch.zeros(1, dtype=DOUBLE)},
         g=lambda t, x, _: (x["x"] - t["t"]).square().sum(),
@@ -238,13 +240,13 @@ def test_a_loss_that_is_no_mean_over_rows_is_taken_by_batches() -> None:
 
     many = {"a": torch.linspace(0, 1, 100, dtype=DOUBLE)}
     own = method(generator=Shifted(), hypergradient=Handed())
-    row, _, _ = diagnosed(own, evolve(by_hand(), f=per_batch, upper_data=many))
+    row, _, _ = diagnosed(own, evolve(by_hand(), f=per_batch, upper_data=Data.of(many)))
     assert (row["choice_per"], row["choice_gap"]) == ("batch", pytest.approx(1.0))
 
 
 def flat(f: Any, **start: float) -> Problem:
     """θ = 1 with (x − θ)² below f."""
-    return Problem(
+    return from_losses(
         theta0={"t": torch.ones(1)},
         x0={name: torch.full((1,), value) for name, value in start.items()},
         g=lambda t, x, _: (x["x"] - t["t"]).square().sum(),

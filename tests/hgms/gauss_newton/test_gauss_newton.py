@@ -12,6 +12,7 @@ from attrs import evolve
 from support.helpers import F64, KEY, assert_same, normal, rejects
 from torch import Tensor
 
+from hgms.adapters import from_losses
 from hgms.gauss_newton import Composite, by_difference, gauss_newton, says_outputs
 from hgms.hypergradients import Implicit
 from hgms.methods.tilted import tilted
@@ -88,7 +89,7 @@ def test_the_operator_of_a_tilted_level_is_the_sum_of_both() -> None:
         outputs=logits,
         criterion=lambda t, x, z, b: -z.log_softmax(-1).gather(-1, b["y"][:, None]).mean(),
     )
-    problem = Problem(
+    problem = from_losses(
         theta0=THETA,
         x0=X,
         g=LOSS,
@@ -158,7 +159,7 @@ def test_a_difference_of_the_outputs_is_all_that_it_asks_of_a_network() -> None:
         gauss_newton(loss)(*at)
 
 
-PROBLEM = Problem(
+PROBLEM = from_losses(
     theta0=THETA,
     x0=X,
     g=LOSS,
@@ -210,7 +211,7 @@ def test_ggn_takes_plain_tensors_and_mse_loss(strategy: Any, squares: str) -> No
         mean = torch.nn.functional.mse_loss(z, batch["y"])
         return theta.exp() * (mean if squares == "mse_loss" else written) + 0.01 * x.square().sum()
 
-    problem = Problem(
+    problem = from_losses(
         theta0=torch.tensor(0.0, dtype=F64),
         x0=normal(3, seed=3),
         f=lambda theta, x, batch: (batch["a"] @ x - batch["y"]).square().mean(),

@@ -16,10 +16,11 @@ from support.helpers import F64, KEY, assert_same, network_problem, normal
 from torch import Tensor
 from torch.optim import SGD, AdamW, lr_scheduler
 
+from hgms.adapters import from_losses
 from hgms.generators.branches import Branches
 from hgms.generators.ula import Ula
 from hgms.runs import run
-from hgms_core import Problem, Tree
+from hgms_core import Tree
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-13}
 SPREAD = [(0.25, 0.5), (1.0, 1.0), (4.0, 2.0)]
@@ -175,7 +176,7 @@ def test_a_gradient_through_adamw_at_a_stationary_point_is_bounded() -> None:
         return 0.5 * (batch["a"] @ x - batch["y"]).square().mean()
 
     matrix = a[:20].T @ a[:20] / 20 + torch.eye(3)
-    problem = Problem(
+    problem = from_losses(
         theta0=torch.tensor(0.0),
         x0=torch.linalg.solve(matrix, a[:20].T @ y[:20] / 20),
         f=lambda theta, x, batch: fit(x, batch),

@@ -12,6 +12,7 @@ from attrs import evolve
 from support.field_problems import pipeline, run
 from support.helpers import F64, assert_same, counted, network_problem, rejects
 
+from hgms.adapters import from_losses
 from hgms.generators.penalty import (
     DynamicBarrier,
     FullyFirstOrder,
@@ -180,7 +181,7 @@ def test_all_blocks_are_all_leaves_and_leaves_of_one_module_move_together() -> N
     with rejects("out-of-range", "generator", "blocks"):
         method(evolve(blocks, blocks=4)).init(PROBLEM, 0)
     leaves = [f"{layer}.{part}" for layer in "ab" for part in ("bias", "weight")]
-    layers = Problem(
+    layers = from_losses(
         theta0={"t": torch.ones(1, dtype=F64)},
         x0={name: torch.zeros(2, dtype=F64) for name in leaves},
         g=lambda t, x, _: sum(((leaf - t["t"]) ** 2).sum() for leaf in x.values()),

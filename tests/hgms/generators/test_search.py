@@ -11,10 +11,11 @@ from support.field_problems import run, tuned_penalty
 from support.helpers import F64, assert_same, counted, network_problem
 
 import hgms.runs
+from hgms.config import Budget
 from hgms.generators.branches import Branches
 from hgms.generators.search import Search
 from hgms.selectors import BestOfN, First
-from hgms_core import Budget, Problem, State, Tree
+from hgms_core import Problem, State, Tree
 
 PROBLEM = network_problem()
 every_sampler = pytest.mark.parametrize("sampler", ["random", "tpe"])

@@ -10,6 +10,7 @@ from support.field_problems import pipeline, run, tuned_penalty
 from support.helpers import F64, KEY, assert_same, network_problem, normal
 from torch import Tensor
 
+from hgms.adapters import from_losses
 from hgms.generators.penalty import DynamicBarrier
 from hgms.generators.single_loop import Soba
 from hgms.hypergradients import Carried, Unrolled
@@ -116,7 +117,7 @@ def test_replay_is_the_step_as_a_function_of_theta() -> None:
 
 def test_without_upper_variables_the_lower_level_goes_on() -> None:
     x0 = {"x": torch.ones(2, dtype=F64)}
-    problem = Problem(
+    problem = from_losses(
         theta0={},
         x0=x0,
         g=lambda t, x, _: x["x"].square().sum() / 2,

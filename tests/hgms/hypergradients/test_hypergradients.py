@@ -12,6 +12,7 @@ from support.conforming import faults
 from support.helpers import F64, KEY, assert_same, finite_differences, network_problem, normal
 from torch import Tensor
 
+from hgms.adapters import from_losses
 from hgms.generators.branches import Branches
 from hgms.generators.ula import Ula
 from hgms.hypergradients import Aligned, Carried, Fixed, Implicit, OneStep, ThroughStep, Unrolled
@@ -86,7 +87,7 @@ def test_truncated_unrolling_freezes_the_early_steps(path: str, last: int) -> No
             calls.append(1)
             return PROBLEM.g(THETA if len(calls) <= 4 - last else theta, x, batch)
 
-        frozen = Problem(
+        frozen = from_losses(
             theta0=THETA, x0=PROBLEM.x0, g=g, f=PROBLEM.f, lower_data=PROBLEM.lower_data
         )
         candidates = generator.propose(frozen, THETA, run.start, KEY)

@@ -21,7 +21,7 @@ from hgms.outer import DualAveraging
 from hgms.rows import mixture_slope
 from hgms.runs import run
 from hgms.selectors import BestOfN
-from hgms_core import Branch, Data, Estimate, Key, Problem, Tree
+from hgms_core import Branch, Data, Estimate, Key, Problem, Sources, Tree
 
 THETA = {"logits": torch.tensor([0.3, -0.2, 0.1], dtype=F64)}
 PROBLEM = network_sources()
@@ -41,7 +41,7 @@ def gradient(loss: Any) -> torch.Tensor:
 
 @pytest.mark.parametrize("with_moments", [False, True])
 def test_aligned_is_the_cosine_of_each_source_in_adams_metric(with_moments: bool) -> None:
-    sources: Any = PROBLEM.sources
+    sources: Any = PROBLEM.find(Sources)
     v = {f"v.{n}": normal(*leaf.shape, seed=9).square() for n, leaf in PROBLEM.x0.items()}
     size = torch.cat([leaf.reshape(-1) for leaf in v.values()])
     below = PROBLEM.lower_data.batch(None)
@@ -103,7 +103,7 @@ VALUES = torch.tensor([0.8, -0.3, 0.1, 0.5, -0.6], dtype=F64)
 def slope_of(present: Any, *, redrawn: bool, theta: Tree = SQUARES) -> torch.Tensor:
     member = torch.isin(torch.arange(5), torch.tensor(list(present)))
     values = torch.where(member, VALUES, torch.nan)  # of a source that is missing nothing is known
-    own = evolve(PROBLEM.sources, names=tuple("vwxyz"), weights=squares)  # type: ignore[type-var]
+    own = evolve(PROBLEM.find(Sources), names=tuple("vwxyz"), weights=squares)  # type: ignore[type-var]
     found = mixture_slope(own, theta, values, member, redrawn=redrawn)
     return torch.cat([found[name] for name in theta])
 

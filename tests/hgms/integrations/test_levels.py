@@ -13,8 +13,9 @@ from support.helpers import F64, assert_same, finite_differences, normal, reject
 from support.solver_systems import dense, newton
 from torch import Tensor
 
+from hgms.adapters import hypergradient
 from hgms.integrations import lower_solution
-from hgms_core import CallableSolver, ConfigError, Tree, hypergradient
+from hgms_core import CallableSolver, ConfigError, Tree
 
 
 class Linear:

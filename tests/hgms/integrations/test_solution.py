@@ -13,8 +13,9 @@ from support.helpers import F64, assert_same, finite_differences, network_proble
 from support.solver_systems import dense, newton
 from torch import Tensor
 
+from hgms.adapters import hypergradient
 from hgms.integrations.lower_solution import lower_solution
-from hgms_core import CallableSolver, Outcome, Solution, Tree, hypergradient
+from hgms_core import CallableSolver, Outcome, Solution, Tree
 
 A = spd(4, seed=1)
 C = normal(4, 3, seed=2)

@@ -11,10 +11,11 @@ import torch
 from attrs import evolve
 from support.helpers import F64, assert_same, network_problem, normal
 
+from hgms.adapters import from_losses
 from hgms.methods import LearnedStart, StartingAt, Tilted
 from hgms.methods.random_theta import drawn
 from hgms.runs import RunConfig
-from hgms_core import Data, Pipeline, Problem
+from hgms_core import Data, Pipeline
 
 pytestmark = pytest.mark.usefixtures("one_registry")
 EXACT = {"steps": 200, "optimizer": "sgd", "lr": 0.2, "batch_size": "none", "schedule": "constant"}
@@ -69,7 +70,7 @@ def points(rows: int, around: float, seed: int) -> Data:
 
 # x* = (mean of the training rows + θ) under g, the mean of validation rows under f; θ = 5 is the
 # reference "clean".
-PROBLEM = Problem(
+PROBLEM = from_losses(
     theta0={"t": torch.zeros(1, dtype=F64)},
     x0={"x": torch.zeros(2, dtype=F64)},
     g=lambda theta, x, batch: 0.5 * (x["x"] - theta["t"] - batch["a"]).square().sum(-1).mean(),

@@ -13,10 +13,11 @@ import torch
 from support.helpers import F64, assert_same, normal, rejects
 from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau, StepLR
 
+from hgms.config import Budget
 from hgms.outer import Schedule, Sgd, TorchOptimizer
 from hgms.runs import RunConfig, pack, run, unpack
 from hgms.testing import Check, parametrize_with_checks
-from hgms_core import Budget, Tree
+from hgms_core import Tree
 
 pytestmark = pytest.mark.usefixtures("one_registry")
 EVERY: dict[str, dict[str, Any]] = {

@@ -11,8 +11,9 @@ from support.helpers import rejects
 from support.own_problems import Halve
 
 from hgms.comparison import Comparison, compare
+from hgms.config import Budget
 from hgms.runs import RunResult, run
-from hgms_core import Budget, ConfigError, Problem
+from hgms_core import ConfigError, Problem
 
 pytestmark = pytest.mark.usefixtures("one_registry")
 

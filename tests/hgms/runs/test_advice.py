@@ -18,6 +18,7 @@ from support.helpers import F64, normal, rejects
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from hgms.adapters import from_losses
 from hgms.runs import RunFolder, run
 from hgms.runs.advice import outlier_note
 from hgms_core import NumericalError, Problem, Tree
@@ -33,7 +34,7 @@ def scalar(**changes: Any) -> Problem:
         "f": lambda t, x, b: (x - 1.5) ** 2,
         "g": lambda t, x, b: 0.5 * (x - t) ** 2,
     }
-    return Problem(**(usual | changes))
+    return from_losses(**(usual | changes))
 
 
 def decays() -> Problem:
@@ -51,7 +52,7 @@ def decays() -> Problem:
         penalty = theta[0].exp() * squares[:3].sum() + theta[1].exp() * squares[3:].sum()
         return fit(x, batch) + 0.5 * penalty
 
-    return Problem(
+    return from_losses(
         theta0=torch.zeros(2, dtype=F64),
         x0=torch.zeros(6, dtype=F64),
         f=lambda theta, x, batch: fit(x, batch),

@@ -11,6 +11,7 @@ import torch
 from support.fakes import json_of
 from support.helpers import F64, normal, spd
 
+from hgms.adapters import from_losses
 from hgms.testing.gradient_check import check_problem
 from hgms_core import Problem, Tree
 
@@ -27,7 +28,7 @@ def quadratic(**fields: Any) -> Problem:
         "g": lambda t, x, _: 0.5 * x["x"] @ A @ x["x"] - x["x"] @ B @ t["t"],
         "f": lambda t, x, _: 0.5 * (x["x"] - C).square().sum() + torch.sin(t["t"][0]),
     }
-    return Problem(**(usual | fields))
+    return from_losses(**(usual | fields))
 
 
 class Exact:

@@ -29,8 +29,9 @@ from support.config_parts import (
 )
 from support.helpers import rejects
 
+from hgms.config import Budget
 from hgms.runs import RunConfig, RunSettings, load
-from hgms_core import Budget, Pipeline
+from hgms_core import Pipeline
 from hgms_core.errors import ConfigError
 
 PLAIN = Pipeline(

@@ -19,6 +19,7 @@ from support.descent import files as contents
 from support.fakes import call
 from support.helpers import load_script, rejects
 
+from hgms.adapters import from_losses
 from hgms.results import read_run, scan
 from hgms.runs import RunConfig, RunFolder, files, run, run_config
 from hgms.runs.lease import HeldFolders, Lease, holder
@@ -143,7 +144,7 @@ def test_a_run_is_not_resumed_with_another_loss_or_a_module_that_it_calls(module
         path = modules / "own_helper.py"
         path.write_text(f"def lower(t, x): return {lower} * ((x - t) ** 2).sum()\n")
         helper = load_script(path.stem, path)
-        return Problem(
+        return from_losses(
             theta0=torch.tensor([3.0, 1.0]),
             x0=torch.zeros(2),
             g=lambda theta, x, b: helper.lower(theta, x),

@@ -14,10 +14,12 @@ from support.own_problems import Follow, bowl
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from hgms.adapters import from_module
+from hgms.config import Budget
 from hgms.report import build
 from hgms.results import read_run, scan
 from hgms.runs import RunFolder, run
-from hgms_core import Budget, CheckpointError, ConfigError, Problem
+from hgms_core import CheckpointError, ConfigError, Problem
 from hgms_core.host import Host
 
 HALF: Any = Follow(0.25)
@@ -107,7 +109,7 @@ def test_a_loss_that_cannot_be_stacked_gives_what_the_loop_gives() -> None:
     for mode in ("auto", "loop"):
         torch.manual_seed(0)
         network = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 2))
-        made = Problem.of_module(network, loss, train, valid)
+        made = from_module(network, loss, train, valid)
         method = {"name": "hg-ms-tilted", "generator": {"mode": mode}, "selector": {"mode": mode}}
         found.append(run(method, made, "1 steps"))
     assert torch.equal(found[0].theta, found[1].theta)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from hgms.config import Budget
 from hgms.runs import Progress, progress
 from hgms_core import RunInfo
-from hgms_core.budget import Budget
 
 INFO = RunInfo(task="t", method="hg-ms", seed=3, budget=Budget(outer_steps=10))
 

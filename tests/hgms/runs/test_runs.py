@@ -12,10 +12,10 @@ import pytest
 import torch
 from support.descent import Descent, descend, problem
 
+from hgms.config import Budget
 from hgms.runs import Interrupted, RunFolder, RunSettings, run
 from hgms.runs.loop import Clock
 from hgms.runs.signals import counted_suspensions
-from hgms_core.budget import Budget
 
 # --- budget
 

@@ -15,7 +15,7 @@ from support.helpers import F64, normal, rejects
 from hgms.comparison.grid_file import load
 from hgms.runs import built
 from hgms.runs import traits as compat
-from hgms_core import ConfigError, Method, Problem, Ravel, Tree
+from hgms_core import ConfigError, Method, Problem, Ravel, Rows, Sources, Tree
 from hgms_core.hypergrad import curvature, upper_gradients
 from hgms_core.registry import Registry
 
@@ -65,8 +65,8 @@ def test_a_task_promises_exactly_what_its_problem_has(name: str, tmp_path: Path)
     has = {
         "direct-upper": float(Ravel.of(direct).ravel(direct).norm()) > 0,
         "per-example-losses": problem.lower_data.size > 0,
-        "sources": problem.sources is not None,
-        "row-weights": problem.rows is not None,
+        "sources": problem.find(Sources) is not None,
+        "row-weights": problem.find(Rows) is not None,
         "reference:clean": "clean" in problem.references,
         "closed-form": hasattr(task, "closed_form"),
         "stop-rows": "stop" in problem.upper_data,
@@ -83,13 +83,15 @@ def ensure_means(problem: Problem, theta: Tree, x: Tree) -> None:
     """g on many rows is the mean of g on each; with sources, ℓ_s is the mean over the rows of
     source s, and g their mix.
     """
-    if problem.sources is not None:
+    if problem.find(Sources) is not None:
         whole = problem.lower_data.batch(None)
-        examples = problem.sources.examples(x, whole)
-        sources = range(len(problem.sources.names))
+        examples = problem.find(Sources).examples(x, whole)
+        sources = range(len(problem.find(Sources).names))
         means = torch.stack([examples[whole["source"] == i].mean() for i in sources])
-        torch.testing.assert_close(problem.sources.losses(x, whole), means, rtol=1e-10, atol=0)
-        mix = problem.sources.weights(theta) @ means
+        torch.testing.assert_close(
+            problem.find(Sources).losses(x, whole), means, rtol=1e-10, atol=0
+        )
+        mix = problem.find(Sources).weights(theta) @ means
         torch.testing.assert_close(problem.g(theta, x, whole), mix, rtol=1e-10, atol=0)
     elif problem.lower_data.size:
         some = torch.arange(min(problem.lower_data.size, 7))

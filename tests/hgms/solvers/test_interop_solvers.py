@@ -15,11 +15,12 @@ from support.conforming import faults
 from support.helpers import F64, assert_same, normal, spd
 from support.solver_systems import Operator
 
+from hgms.adapters import hypergradient
 from hgms.contrib import LinearOperatorSolver
 from hgms.solvers import CG, ScipySolver
 from hgms.solvers.scipy_solver import Method
 from hgms.testing import Check, parametrize_with_checks
-from hgms_core import Outcome, hypergradient
+from hgms_core import Outcome
 
 METHODS = get_args(Method)
 EVERY = [

@@ -12,12 +12,13 @@ import torch
 from support.helpers import F64, assert_same, finite_differences
 from torch import Tensor
 
+from hgms.adapters import hypergradient
 from hgms.tasks.circle import CircleDegenerate, CircleKink
 from hgms.tasks.quadratic import Quadratic
 from hgms.tasks.regression import LogisticCv, RidgeCv
 from hgms.tasks.sphere import Sphere
 from hgms.tasks.toy import ToyPenalty
-from hgms_core import Estimate, MatVec, Problem, Tree, hypergradient
+from hgms_core import Estimate, MatVec, Problem, Tree
 
 CPU = torch.device("cpu")
 CIRCLES = [CircleKink(), CircleDegenerate(), CircleDegenerate(b=0.2)]

@@ -15,8 +15,9 @@ from support.helpers import F64, assert_same
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from hgms.adapters import hypergradient
 from hgms.tasks.cleaning import HyperCleaning
-from hgms_core import MatVec, Problem, Ravel, Tree, hypergradient
+from hgms_core import MatVec, Problem, Ravel, Tree
 
 CPU = torch.device("cpu")
 THIRDS = (1, 1, 1)

@@ -14,6 +14,7 @@ from support.helpers import F64, finite_differences, normal
 from torch import Tensor, nn
 
 import hgms_core
+from hgms.adapters import hypergradient
 from hgms.tasks.imbalanced import ImbalancedLoss
 from hgms.tasks.imbalanced.rows import views
 from hgms_core import Key, Problem, Ravel, Tree
@@ -199,9 +200,7 @@ def test_the_implicit_hypergradient_is_the_slope_of_the_re_solved_upper_loss(
 
     upper = lambda t, x: problem.f(t, x, above)  # noqa: E731
     x = spec.unravel(solution)
-    found = hgms_core.hypergradient(
-        upper, lambda t, x: problem.g(t, x, below), theta, x, solver=dense
-    )
+    found = hypergradient(upper, lambda t, x: problem.g(t, x, below), theta, x, solver=dense)
     direction = {name: normal(10, seed=5 + i) for i, name in enumerate(theta)}
 
     def along(shift: Tree) -> Tensor:

@@ -17,10 +17,10 @@ import torch
 from click.testing import CliRunner
 
 from hgms.cli import main
+from hgms.config import Budget
 from hgms.runs import RunConfig, run
 from hgms.testing import checks_of, checks_of_kind, failures_of, imports, instance_of, verdict
 from hgms_core import Composition, registry
-from hgms_core.budget import Budget
 from hgms_core.registry import Registry
 
 REGISTRY = Registry.load()

@@ -16,6 +16,7 @@ import torch
 from support.helpers import F64, moved, network_problem
 from torch import Tensor, nn
 
+from hgms.config import Budget
 from hgms.generators.branches import Branches
 from hgms.hypergradients import Implicit
 from hgms.outer import Adam
@@ -24,7 +25,7 @@ from hgms.selectors import BestOfN
 from hgms.solvers import CG
 from hgms.testing import checks_of_kind, counted, inputs_on, no_waiting, simulated_device
 from hgms.testing.kit import demand_saved
-from hgms_core import Budget, Pipeline
+from hgms_core import Pipeline
 
 pytestmark = [
     pytest.mark.nightly,

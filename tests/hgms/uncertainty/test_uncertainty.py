@@ -27,7 +27,7 @@ from hgms.uncertainty import (
 )
 from hgms.uncertainty.alignment import _Fold
 from hgms.uncertainty.seeds import hotelling
-from hgms_core import ConfigError, Key, Problem
+from hgms_core import ConfigError, Key, Problem, Sources
 
 EVEN = {"a": 0.25, "b": 0.25, "c": 0.25, "d": 0.25}
 
@@ -161,10 +161,10 @@ def gain_by_loop(
     """f at the validation block after a tiny step on the source block: a difference, no inner
     product.
     """
-    assert problem.sources is not None
+    assert problem.find(Sources) is not None
     step = 1e-5
     leaves = {name: leaf.clone().requires_grad_() for name, leaf in x.items()}
-    loss = problem.sources.pooled(problem.theta0, leaves, problem.lower_data.rows(rows))
+    loss = problem.find(Sources).pooled(problem.theta0, leaves, problem.lower_data.rows(rows))
     slopes = torch.autograd.grad(loss, list(leaves.values()))
     batch = problem.upper_data["differentiate"].rows(v)
     there, back = (

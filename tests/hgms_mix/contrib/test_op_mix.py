@@ -23,7 +23,7 @@ from support.source_problems import (
 )
 from torch import Tensor
 
-from hgms_core import Key, NumericalError, stack
+from hgms_core import Key, NumericalError, Sources, stack
 from hgms_mix.contrib.op_mix import OpMix
 from hgms_mix.contrib.op_mix.law import Law, fit, propose
 from hgms_mix.lm import interpolated
@@ -129,7 +129,7 @@ def test_probes_and_their_mixtures_are_those_of_the_definition(own: float) -> No
     data = PROBLEM.upper_data["select"].whole
     for point, found in zip(points, state["losses"], strict=True):
         x = {name: torch.tensordot(point, leaf, 1) for name, leaf in stack(ends).items()}
-        losses = PROBLEM.sources.examples(x, data)
+        losses = PROBLEM.find(Sources).examples(x, data)
         expected = torch.stack([losses[data["source"] == part].mean() for part in range(2)])
         assert_same(found, expected, rtol=1e-8)
     mean = state["losses"].mean(1)

@@ -16,7 +16,7 @@ from hgms.generators.penalty import Minimax
 from hgms.hypergradients import Implicit, ThroughStep, Unrolled
 from hgms.selectors import BestOfN
 from hgms.solvers import CG, Neumann
-from hgms_core import Branch, ConfigError, Cost, Key, LastStep, Problem, Tree
+from hgms_core import Branch, ConfigError, Cost, Key, LastStep, Problem, Sources, Tree
 from hgms_mix.lm import Lora, Source
 
 pytest.importorskip("transformers")
@@ -182,6 +182,6 @@ def test_scalebio_moves_the_logits_by_its_formula(files: dict[str, Source]) -> N
     start = {**generator.init(problem, Key(0)), "aux": aux}
     results = generator.propose(problem, problem.theta0, start, Key(1)).aux["theta.logits"][0]
     batch = problem.lower_data.batch(None)
-    apart = problem.sources.losses(problem.x0, batch) - problem.sources.losses(u, batch)
-    omega = problem.sources.weights(problem.theta0)
+    apart = problem.find(Sources).losses(problem.x0, batch) - problem.find(Sources).losses(u, batch)
+    omega = problem.find(Sources).weights(problem.theta0)
     assert_same(results, 10.0 * omega * (apart - omega @ apart), rtol=1e-7, atol=1e-7)

@@ -14,8 +14,9 @@ from support.language_models import CPU, SMALL, problem_of, task_of, text_files
 from torch import Tensor
 
 import hgms_mix.lm.task
+from hgms.config import Budget
 from hgms.runs import RunConfig, run
-from hgms_core import Budget, ConfigError, Key, Problem
+from hgms_core import ConfigError, Key, Problem, Sources
 from hgms_mix.lm import Lora, Source
 from hgms_mix.lm.store import warn
 
@@ -34,15 +35,15 @@ def by_hand(problem: Problem, average: str) -> Tensor:
     """g on all rows, from the mean loss of each row."""
     batch = problem.lower_data.batch(None)
     tokens = batch["mask"][:, 1:].sum(1).double()
-    rows = problem.sources.examples(problem.x0, batch)
-    of = [batch["source"] == number for number in range(len(problem.sources.names))]
+    rows = problem.find(Sources).examples(problem.x0, batch)
+    of = [batch["source"] == number for number in range(len(problem.find(Sources).names))]
     mean = torch.stack([tokens[own].mean() for own in of]).mean()
     means = {
         "example": [rows[own].mean() for own in of],
         "token": [(rows * tokens)[own].sum() / tokens[own].sum() for own in of],
         "all-tokens": [(rows * tokens)[own].mean() / mean for own in of],
     }
-    return problem.sources.weights(problem.theta0) @ torch.stack(means[average])
+    return problem.find(Sources).weights(problem.theta0) @ torch.stack(means[average])
 
 
 @pytest.mark.parametrize(
@@ -79,12 +80,12 @@ def test_a_prior_is_where_the_weights_begin(
 ) -> None:
     problem = task_of(files, prior=prior, cache=4).problem(0, CPU, F64)
     shares = torch.tensor(expected, dtype=F64)
-    omega = problem.sources.weights(problem.theta0)
+    omega = problem.find(Sources).weights(problem.theta0)
     assert_same(omega, shares / shares.sum(), atol=1e-12, rtol=1e-6)
 
 
 def test_a_given_mixture_is_by_name(files: dict[str, Source]) -> None:
-    sources = task_of(files).problem(0, CPU, F64).sources
+    sources = task_of(files).problem(0, CPU, F64).find(Sources)
     omega = sources.weights(sources.theta({"words": 3, "sums": 1}))
     assert omega.tolist() == pytest.approx([0.25, 0, 0.75])
     with rejects("unknown-source", "mixture", "word", of=ConfigError):

@@ -25,7 +25,7 @@ from support.source_problems import (
 
 from hgms.outer import DualAveraging
 from hgms.selectors import First
-from hgms_core import ConfigError, Data, NumericalError, Pipeline, Problem, State
+from hgms_core import ConfigError, Data, NumericalError, Pipeline, Problem, Sources, State
 from hgms_mix.contrib import Aioli, OpMix, SkillIt
 from hgms_mix.methods.fastmix import FastMix
 from hgms_mix.methods.less import Less
@@ -145,7 +145,7 @@ def test_a_language_model(name: str) -> None:
     problem = language_sources(2)
     state, row = stepped(METHODS[name], problem, 3)[-1]
     assert row.get("lower_loss") is None or math.isfinite(row["lower_loss"])
-    assert float(problem.sources.weights(state["theta"]).sum()) == pytest.approx(1)
+    assert float(problem.find(Sources).weights(state["theta"]).sum()) == pytest.approx(1)
 
 
 COSTS: list[tuple[Any, dict[str, int], dict[str, int]]] = [

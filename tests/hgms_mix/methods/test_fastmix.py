@@ -12,7 +12,7 @@ from support.helpers import F64, assert_same, counted
 from support.source_problems import at_mixture, by_torch, network_sources, stepped, watched
 from torch import Tensor
 
-from hgms_core import Data, Tree
+from hgms_core import Data, Sources, Tree
 from hgms_mix.methods.fastmix import FastMix
 
 PROBLEM = network_sources()
@@ -56,7 +56,7 @@ def test_three_steps_are_those_of_the_definition(leaves: str) -> None:
         (-0.02 * logits.softmax(0) @ products).backward()
         outer.step()
         assert_same(method.result(state)[0]["logits"], logits.detach(), rtol=1e-9, atol=1e-12)
-        shown = [float(row[f"product.{name}"]) for name in PROBLEM.sources.names]
+        shown = [float(row[f"product.{name}"]) for name in PROBLEM.find(Sources).names]
         assert shown == pytest.approx(products.tolist(), rel=1e-9)
     assert next(lower, None) is None
     assert seen["select"] == seen["stop"] == []
@@ -70,7 +70,7 @@ def test_three_steps_are_those_of_the_definition(leaves: str) -> None:
 def test_a_source_that_no_row_is_drawn_of_has_product_zero() -> None:
     method = fastmix(search_batch_size=2)
     missing = [
-        [name for name in PROBLEM.sources.names if float(row[f"product.{name}"]) == 0]
+        [name for name in PROBLEM.find(Sources).names if float(row[f"product.{name}"]) == 0]
         for _, row in stepped(method, PROBLEM, 6)
     ]
     assert [len(names) for names in missing] == 6 * [1]

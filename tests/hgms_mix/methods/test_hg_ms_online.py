@@ -21,7 +21,7 @@ from support.source_problems import (
 
 from hgms.outer import DualAveraging
 from hgms.selectors import First
-from hgms_core import Candidates, Data, Key, Pipeline, Problem, Selection, Tree, stack
+from hgms_core import Candidates, Data, Key, Pipeline, Problem, Selection, Sources, Tree, stack
 from hgms_mix.methods.online import AlignedMeans, MixtureBranches
 from hgms_mix.methods.online.training import mixture_rows
 
@@ -41,7 +41,7 @@ def gradients(problem: Problem, x: Tree, numbers: torch.Tensor, data: Data | Non
     """Σ_i ∇ℓ_i over rows, by default of the pool."""
     leaves = {name: leaf.detach().requires_grad_() for name, leaf in x.items()}
     table = problem.lower_data if data is None else data
-    total = problem.sources.examples(leaves, table.rows(numbers)).sum()
+    total = problem.find(Sources).examples(leaves, table.rows(numbers)).sum()
     return dict(zip(x, torch.autograd.grad(total, list(leaves.values())), strict=True))
 
 
@@ -60,7 +60,9 @@ def test_a_branch_is_adamw_on_rows_drawn_by_the_mixture_and_keeps_each_sources_g
     source = PROBLEM.lower_data.whole["source"]
     for branch in range(2):
         key = Key(3).fold(branch)
-        index = mixture_rows(PROBLEM.lower_data, PROBLEM.sources, omega, key.fold("rows"), 7, 3)
+        index = mixture_rows(
+            PROBLEM.lower_data, PROBLEM.find(Sources), omega, key.fold("rows"), 7, 3
+        )
         upper = above.draw(key.fold("validation"), 4, 3)
         values = on_rows(PROBLEM, upper, above)
         losses = [

@@ -23,7 +23,7 @@ from support.online_loops import (
 )
 from support.source_problems import convex_sources, language_sources, through, watched, weights
 
-from hgms_core import Key, groups
+from hgms_core import Key, Sources, groups
 from hgms_mix.methods.online import DoGE, DoReMi, gradients
 from hgms_mix.methods.online.training import mixture_rows
 
@@ -121,7 +121,7 @@ def test_one_pass_gives_the_gradients_of_a_loop(
     problem: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     problem = language_sources(1) if problem == "language" else problem
-    index = gradients.even_rows(problem.lower_data, problem.sources, Key(0), 3, 1)[0]
+    index = gradients.even_rows(problem.lower_data, problem.find(Sources), Key(0), 3, 1)[0]
     results = {}
     for mode in ("stacked", "loop"):
         monkeypatch.setattr(gradients, "groups", partial(groups, mode=mode))
@@ -129,7 +129,7 @@ def test_one_pass_gives_the_gradients_of_a_loop(
     assert_same(results["stacked"], results["loop"], rtol=1e-9, atol=1e-12)
     alone = {name: leaf.clone().requires_grad_() for name, leaf in problem.x0.items()}
     for number, rows in enumerate(index):
-        loss = problem.sources.pooled(problem.theta0, alone, problem.lower_data.rows(rows))
+        loss = problem.find(Sources).pooled(problem.theta0, alone, problem.lower_data.rows(rows))
         expected = torch.autograd.grad(loss, list(alone.values()), materialize_grads=True)
         own = [leaf[number] for leaf in results["loop"][0]]
         assert_same(own, list(expected), rtol=1e-8, atol=1e-11)

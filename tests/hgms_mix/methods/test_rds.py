@@ -12,6 +12,7 @@ from attrs import evolve
 from support.helpers import F64, assert_same, normal
 from support.source_problems import assert_shares, network_sources, through, with_looks
 
+from hgms_core import Sources
 from hgms_mix.methods.rds import Rds
 from hgms_mix.methods.rds.rds import first_turns
 
@@ -75,7 +76,7 @@ def test_representations_are_weighted_means_of_hidden_states(adapter: bool) -> N
     problem = task.problem(0, torch.device("cpu"), F64)
     tokenizer = task.model.load_tokenizer()
     model = task.model.load(torch.device("cpu"), F64, len(tokenizer))
-    examples: Any = problem.sources.examples
+    examples: Any = problem.find(Sources).examples
     vectors = examples.representations(problem.x0, problem.lower_data.batch(None))
     tables = task.tables(tokenizer)
     rows = [

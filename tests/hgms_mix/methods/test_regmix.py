@@ -20,7 +20,7 @@ from support.source_problems import (
     weights,
 )
 
-from hgms_core import Key
+from hgms_core import Key, Sources
 from hgms_mix.methods.regmix import RegMix
 from hgms_mix.methods.regmix.regression import Mixtures, best, fit
 
@@ -113,7 +113,9 @@ def test_proxy_runs_are_adamw_at_their_mixtures() -> None:
         theta = {"logits": ends[0][0]["mixtures"][run].clamp_min(1e-12).log()}
         losses = at_mixture(PROBLEM, theta, own)
         results.append(by_torch(PROBLEM.x0, losses, weight_decay=0.1)[-1])
-        loss = PROBLEM.sources.examples(results[-1], PROBLEM.upper_data["select"].whole).mean()
+        loss = (
+            PROBLEM.find(Sources).examples(results[-1], PROBLEM.upper_data["select"].whole).mean()
+        )
         assert float(row["upper_loss"]) == pytest.approx(float(loss), rel=1e-9)
     for state, _ in steps[:11]:
         assert_shares(PROBLEM, method, state, [1, 1, 1])

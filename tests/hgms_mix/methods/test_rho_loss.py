@@ -18,7 +18,7 @@ from support.source_problems import (
 )
 from torch import Tensor
 
-from hgms_core import Data, Tree
+from hgms_core import Data, Sources, Tree
 from hgms_mix.methods.rho_loss import RhoLoss
 
 PROBLEM = network_sources()
@@ -41,7 +41,7 @@ def rho(**options: Any) -> RhoLoss:
 
 def losses(x: Tree, data: Data = PROBLEM.lower_data) -> Tensor:
     rows = [data.rows(torch.tensor([row])) for row in range(data.size)]
-    return torch.stack([PROBLEM.sources.examples(x, row)[0] for row in rows])
+    return torch.stack([PROBLEM.find(Sources).examples(x, row)[0] for row in rows])
 
 
 def trained(batches: list[Tensor], data: Data = PROBLEM.lower_data) -> list[Tree]:

@@ -16,7 +16,7 @@ from support.small_mixes import fails, report_of, write_rows
 
 from hgms.executors import RemoteProgress
 from hgms.results import scan
-from hgms_core import Key
+from hgms_core import Key, Sources
 from hgms_mix.stages import certainty as certain
 from hgms_mix.stages import null_halves
 from hgms_mix.stages.config import load
@@ -99,7 +99,7 @@ def test_halves_are_every_row_once_and_drawn_anew_for_every_number(here: Path) -
 def test_a_mixture_of_sources_is_shared_by_their_halves(here: Path) -> None:
     task = attrs.evolve(load(Path("mix.toml")).task, halves=3)
     problem = task.problem(0, torch.device("cpu"), torch.float64)
-    sources = problem.sources
+    sources = problem.find(Sources)
     mixtures = ({"first": 0.8, "second": 0.2}, {"first/2": 1.0, "second/1": 1.0})
     found = [sources.weights(sources.theta(mixture)).tolist() for mixture in mixtures]
     assert found[0] == pytest.approx([0.4, 0.4, 0.1, 0.1], abs=1e-9)

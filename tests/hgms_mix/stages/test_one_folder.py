@@ -119,7 +119,7 @@ def test_a_mix_that_is_killed_while_it_learns_goes_on_to_the_same_bytes(here: Pa
     words += ["--set", "run.checkpoint_seconds=0"]
     right(*words, "--out", "whole")
     [whole] = Path("whole").glob("source-mixture/*/seed-1")
-    command = [sys.executable, "-m", "hgms.cli", *words]
+    command = [sys.executable, "-m", "hgms", *words]
     with Path("err").open("w") as err, subprocess.Popen(command, stderr=err) as process:
         strike(process.pid, Path("runs"), 5, signal.SIGKILL)
     [folder] = folders()

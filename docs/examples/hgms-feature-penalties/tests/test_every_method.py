@@ -17,6 +17,8 @@ import pytest
 import torch
 from hgms_feature_penalties import FeaturePenalties
 
+from hgms_core import Sources
+
 NO_SOURCES = "it requires named data sources with one weight each"
 NO_LOOKS = (
     "it requires a vector for each row that says what it is like (`representations` of "
@@ -28,7 +30,7 @@ NOT_DIRECT = "it requires an upper loss that depends on θ directly (∂_θ f �
 
 def hgms(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
-        [sys.executable, "-m", "hgms.cli", *arguments],
+        [sys.executable, "-m", "hgms", *arguments],
         capture_output=True,
         text=True,
         timeout=300,
@@ -77,7 +79,7 @@ def test_only_methods_that_need_what_this_task_has_not_are_refused(verdicts):
     # and it is true: all training rows are of one kind, none has a weight of its own, and f does
     # not see θ
     problem = FeaturePenalties().problem(0, torch.device("cpu"), torch.float64)
-    assert problem.sources is None
+    assert problem.find(Sources) is None
     assert problem.rows is None
     twice = {name: 2 * leaf + 1 for name, leaf in problem.theta0.items()}
     batch = problem.upper_data["differentiate"].batch(None)

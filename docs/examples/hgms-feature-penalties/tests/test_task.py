@@ -14,8 +14,9 @@ from hgms_feature_penalties.task import loss, score, separation
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.metrics import roc_auc_score
 
+from hgms.adapters import hypergradient
 from hgms.testing import parametrize_with_checks
-from hgms_core import ConfigError, Key, MissingExtra, Problem, Tree, hypergradient
+from hgms_core import ConfigError, Key, MissingExtra, Problem, Tree
 
 CPU = torch.device("cpu")
 F64 = torch.float64

@@ -36,6 +36,7 @@ from hgms_core import (
     OuterOptimizer,
     Problem,
     Record,
+    Rows,
     Selector,
     State,
     Tree,
@@ -125,10 +126,10 @@ class CrossFit:
     lighter = lowering(other=["batch_size", "upper_batch_size", "count"])
 
     def init(self, problem: Problem, seed: int) -> State:
-        if problem.rows is None:
+        if problem.find(Rows) is None:
             raise ConfigError(
                 "not-supported",
-                f"method {self.name!r} requires one weight per lower row (Problem.rows), but the "
+                f"method {self.name!r} requires one weight per lower row (extension Rows), but the "
                 "problem has none",
                 place=("method",),
             )
@@ -231,7 +232,8 @@ class CrossFit:
         """The branches after this step's lower steps, the mean of their last objectives, and the
         cost.
         """
-        assert problem.rows is not None
+        weighted = problem.find(Rows)
+        assert weighted is not None
         alpha = state["alpha"]
         theta = state["theta"]
         upper = trained_on(problem)
@@ -251,7 +253,7 @@ class CrossFit:
             kept = (
                 torch.arange(upper.size, device=upper.device) if finishing else folds.kept[number]
             )
-            weight = theta[problem.rows.leaf].sigmoid()
+            weight = theta[weighted.leaf].sigmoid()
             weight = weight if finishing else weight * (folds.lower != number)
             below = self._below(problem, weight, own, steps)
             above = self._above(kept, own, steps)
@@ -316,7 +318,8 @@ class CrossFit:
         """New scores, the hypergradient averaged over the branches, the outer step, and the
         weights that follow.
         """
-        assert problem.rows is not None
+        weighted = problem.find(Rows)
+        assert weighted is not None
         alpha = state["alpha"]
         scores, cost = self._scores(problem, folds, averages)
         estimates = []
@@ -339,9 +342,9 @@ class CrossFit:
         }
         moved, outer = self.outer.step(alpha, h, state["outer"], progress)
         alpha = weights.bounded(moved)
-        leaf = problem.theta0[problem.rows.leaf]
+        leaf = problem.theta0[weighted.leaf]
         theta = problem.project(
-            {**problem.theta0, problem.rows.leaf: weights.logits(alpha, scores).to(leaf)}
+            {**problem.theta0, weighted.leaf: weights.logits(alpha, scores).to(leaf)}
         )
         losses = torch.stack([estimate.upper_loss for estimate in estimates])
         measured: Record = {
@@ -364,13 +367,14 @@ class CrossFit:
     @torch.no_grad()
     def _scores(self, problem: Problem, folds: Folds, averages: Tree) -> tuple[Tensor, Cost]:
         """The score of each lower row by the branch that has not seen it."""
-        assert problem.rows is not None
-        scores = problem.theta0[problem.rows.leaf].new_zeros(problem.lower_data.size)
+        weighted = problem.find(Rows)
+        assert weighted is not None
+        scores = problem.theta0[weighted.leaf].new_zeros(problem.lower_data.size)
         for number in range(self.count):
             rows = (folds.lower == number).nonzero()[:, 0]
             x = _at(averages, number)
             for some in rows.split(CHUNK):
-                scores[some] = weights.score(problem.rows.losses(x, problem.lower_data.batch(some)))
+                scores[some] = weights.score(weighted.losses(x, problem.lower_data.batch(some)))
         return scores, Cost(upper_values=self.count, rows=problem.lower_data.size)
 
 

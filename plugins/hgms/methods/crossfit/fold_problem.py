@@ -15,7 +15,7 @@ from hgms.compiled import Numbers
 from hgms.methods.crossfit import weights
 from hgms.methods.crossfit.folds import Folds
 from hgms.rows import trained_on
-from hgms_core import ROLES, Batch, Data, Problem, Tree
+from hgms_core import ROLES, Batch, Data, Problem, Rows, Tree
 
 UPPER = "crossfit.upper."
 KEPT = "crossfit.kept"
@@ -39,7 +39,7 @@ class Losses:
             name.removeprefix(UPPER): leaf for name, leaf in batch.items() if name.startswith(UPPER)
         }
         below = {name: leaf for name, leaf in batch.items() if not name.startswith("crossfit.")}
-        rows = self.problem.rows
+        rows = self.problem.find(Rows)
         theta = self.problem.theta0
         assert rows is not None
         weight = batch[KEPT] * weights.logits(alpha, batch[SCORE]).sigmoid()
@@ -57,7 +57,7 @@ class Losses:
         mean loss times W/n (``scales[0]``) is unbiased, and no step is spent on rows that do not
         count.
         """
-        rows = self.problem.rows
+        rows = self.problem.find(Rows)
         assert rows is not None
         fit = scales[0] * rows.losses(x, below).mean() + rows.regulariser(theta, x, below)
         return fit + scales[1] * self.problem.f(theta, x, above)
@@ -101,9 +101,8 @@ def of_branch(
         f=losses.upper,
         lower_data=data,
         upper_data=dict.fromkeys(ROLES, judging),
-        rows=None,
         references={},
-        sources=None,
+        extensions=(),
         start=None,
         fresh=None,
         project=weights.bounded,

@@ -45,12 +45,13 @@ class Agreement:
     Cost of a round: ``steps`` lower gradients and as many upper gradients for each of the two
     roles, every lower row's loss, and the losses of the rows of ``stop``.
 
+    >>> from hgms.adapters import from_losses
     >>> from hgms_core import Rows
     >>> rows = Rows(losses=lambda x, batch: 0.5 * (x["x"] - batch["a"]).square())
-    >>> problem = Problem(
+    >>> problem = from_losses(
     ...     theta0={"logits": torch.zeros(4)},
     ...     x0={"x": torch.zeros(1)},
-    ...     rows=rows,
+    ...     extensions=(rows,),
     ...     lower_data={"a": torch.tensor([1.0, 0.9, -1.0, 5.0])},
     ...     upper_data={"a": torch.tensor([0.8, 1.2])},
     ...     f=lambda t, x, batch: 0.5 * (x["x"] - batch["a"]).square().mean(),

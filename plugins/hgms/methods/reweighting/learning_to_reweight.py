@@ -69,10 +69,11 @@ class LearningToReweight:
 
     >>> data = {"a": torch.tensor([1.0, -1.0])}
     >>> rows = Rows(losses=lambda x, batch: 0.5 * (x["x"] - batch["a"]).square())
-    >>> problem = Problem(
+    >>> from hgms.adapters import from_losses
+    >>> problem = from_losses(
     ...     theta0={"logits": torch.zeros(2)},
     ...     x0={"x": torch.zeros(1)},
-    ...     rows=rows,
+    ...     extensions=(rows,),
     ...     lower_data=data,
     ...     upper_data={"a": torch.ones(2)},
     ...     f=lambda t, x, batch: 0.5 * (x["x"] - batch["a"]).square().mean(),

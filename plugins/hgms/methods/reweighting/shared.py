@@ -25,14 +25,15 @@ CHUNK = 1024
 
 def rows_of(method: Any, problem: Problem) -> Rows:
     """The problem's weights of lower rows."""
-    if problem.rows is None:
+    rows = problem.find(Rows)
+    if rows is None:
         raise ConfigError(
             "not-supported",
-            f"method {method.name!r} requires one weight per lower row (Problem.rows), but the "
+            f"method {method.name!r} requires one weight per lower row (extension Rows), but the "
             "problem has none",
             place=("method",),
         )
-    return problem.rows
+    return rows
 
 
 def needs(method: Any) -> frozenset[str]:

@@ -249,9 +249,11 @@ class HyperCleaning:
             upper_data=roles(validation, self.validation_split),
             evaluate=evaluate,
             fresh=fresh,
-            rows=Rows(
-                losses=lambda x, batch: cross_entropy(_outputs(x, batch), batch["label"]),
-                regulariser=decay,
+            extensions=(
+                Rows(
+                    losses=lambda x, batch: cross_entropy(_outputs(x, batch), batch["label"]),
+                    regulariser=decay,
+                ),
             ),
             references={
                 "clean": {"logits": torch.where(wrong, -30.0, 30.0).to(dtype)},

@@ -78,8 +78,8 @@ class AlignedMeans:
     >>> h = estimator.estimate_all(
     ...     problem, problem.theta0, candidates, selection, Key(2), estimator.init(problem)
     ... )[0].value
-    >>> problem.sources.names, bool(next(iter(h.values()))[0] < 0)  # more of what is near
-    (('near', 'far'), True)
+    >>> bool(next(iter(h.values()))[0] < 0)  # more of what is near
+    True
 
     Source: this project; cosines in Adam's metric as LESS has them (Xia et al. 2024, arXiv
     2402.04333), products of means of gradients where DoGE has those of single ones (Fan et al.

@@ -12,8 +12,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from hgms_core.adapters.shapes import Nested, Shape
-from hgms_core.trees import norm
+from hgms.adapters.shapes import Nested, Shape
 
 Rows = Iterator[tuple[str, str]]
 
@@ -106,56 +105,3 @@ def number(value: Tensor) -> str:
         else ["none"]
     )
     return " to ".join(dict.fromkeys(ends))
-
-
-# --- what the core's own values show
-# --------------------------------------------------------------------------------------------------
-
-
-def solution_rows(solution: Any) -> Rows:
-    count = solution.codes.numel()
-    worst = (
-        f"{int(solution.converged.sum())} of {count} systems converged, the worst: "
-        if count > 1
-        else ""
-    )
-    yield "value", f"{sizes({'v': solution.value})}, norm {number(solution.value.norm())}"
-    yield "outcome", f"{worst}{solution.outcome.label}: {solution.outcome.value}"
-    yield from (
-        (name, number(getattr(solution, name))) for name in ("residual", "iterations", "curvature")
-    )
-    yield "products", str(solution.products)
-
-
-def estimate_rows(estimate: Any) -> Rows:
-    _, value = Shape.of(estimate.value, "value", "theta")
-    yield "value", f"{sizes(value)}, norm {number(norm(value))}"
-    yield "outcome", f"{estimate.outcome.label}: {estimate.outcome.value}"
-    for name in ("upper_loss", "residual", "iterations", "curvature", "lower_gradient_norm"):
-        if (measured := getattr(estimate, name)) is not None:
-            yield name.replace("_", " "), number(measured)
-    yield "cost", f"{estimate.cost.calls} oracle calls"
-
-
-def data_rows(data: Any) -> Rows:
-    yield "rows", f"{data.size:,}" + (f" in {len(data.strata)} groups" if data.strata else "")
-    columns = [
-        f"{name} {str(leaf.dtype)[6:]} {[*leaf.shape[1:]] or ''}".strip()
-        for name, leaf in data.whole.items()
-    ]
-    yield "columns", ", ".join(columns[:9] + ["…"] * (len(columns) > 9)) or "those that a batch has"
-
-
-def problem_rows(problem: Any) -> Rows:
-    yield from (
-        ("θ", sizes(problem.theta0)),
-        ("x", sizes(problem.x0)),
-        ("lower rows", f"{problem.lower_data.size:,}"),
-    )
-    yield (
-        "upper rows",
-        ", ".join(f"{role} {data.size:,}" for role, data in problem.upper_data.items()),
-    )
-    always = ("theta0", "x0", "g", "f", "lower_data", "upper_data")
-    more = [name for name, differs in changed(problem).items() if differs and name not in always]
-    yield "also has", ", ".join(more) or "nothing"

@@ -1,6 +1,4 @@
-"""Rows as people have them (arrays, frames, datasets, loaders), read into columns: tensors by
-name, one row after the other.
-"""
+"""Tables of arrays, data frames, datasets and loaders as :class:`hgms_core.Data`."""
 
 from __future__ import annotations
 
@@ -21,9 +19,76 @@ from torch.utils.data import (
     default_collate,
 )
 
-from hgms_core.adapters.arguments import kind_of
-from hgms_core.errors import ConfigError
+from hgms_core import ROLES, ConfigError, Data, kind_of, one_of
 from hgms_core.torch_errors import first_line
+
+
+def as_data(
+    rows: Any, dtype: torch.dtype | None = None, device: torch.device | None = None
+) -> Data:
+    """Read a table that fits into memory, once.
+
+    Parameters
+    ----------
+    rows
+        A dictionary of columns (tensors, NumPy arrays, columns of pandas or polars, lists of
+        numbers); a data frame; a dataset with numbered rows of torch or of the library
+        ``datasets``; a list of rows (dictionaries, or tuples, whose columns are called ``0``,
+        ``1``, ...); a ``DataLoader`` (the rows that its samplers select, by its ``collate_fn``;
+        ``worker_init_fn`` is not called); or a tuple of arrays (X, y), called ``0`` and ``1``.
+        Larger tables use ``Data(size=..., rows=...)``.
+    dtype
+        Type of floats in arrays and lists; torch's default type by default. Tensors keep their
+        type, whole numbers become int64, and bytes stay bytes.
+    device
+        Device of the columns; by default they stay where they are.
+
+    Raises
+    ------
+    ConfigError
+        For columns of different lengths or devices, without numbers, or that change when they are
+        read again (a random transform); for a table without rows; and for a loader that weights,
+        orders or splits its rows in its own way.
+
+    Examples
+    --------
+    >>> as_data(([[0.0, 1.0], [2.0, 3.0]], [0, 1])).batch(torch.tensor([1]))
+    {'0': tensor([[2., 3.]]), '1': tensor([1]), 'index': tensor([1])}
+    """
+    if isinstance(rows, Data):
+        return rows
+    columns = columns_of(rows, dtype or torch.get_default_dtype())
+    if device is not None:
+        columns = {name: leaf.to(device) for name, leaf in columns.items()}
+    return Data.of(columns)
+
+
+def placed(rows: Any, place: str, like: Tensor) -> Data:
+    """Return the rows with the dtype and device of a tensor; errors start with ``place``."""
+    if rows is None:
+        return Data()
+    try:
+        return as_data(rows, like.dtype, like.device)
+    except ConfigError as error:
+        raise error.at(place) from None
+
+
+def by_role(rows: Any, place: str, like: Tensor) -> Data | dict[str, Data]:
+    """Return validation rows: those of each role, or one table for all roles."""
+    several = rows if isinstance(rows, Mapping) else {}
+    has_roles = bool(set(several) & set(ROLES))
+    if several and (
+        has_roles or all(isinstance(item, Data) or is_table(item) for item in several.values())
+    ):
+        tables = {}
+        for role, table in several.items():
+            one_of("role of validation rows", role, ROLES, (place, role))
+            try:
+                tables[role] = placed(table, role, like)
+            except ConfigError as error:
+                raise error.at(place) from None
+        return tables
+    return placed(rows, place, like)
 
 
 def is_table(value: object) -> bool:
@@ -85,7 +150,7 @@ def _is_sequence(rows: object) -> bool:
 def _no_table(rows: object) -> ConfigError:
     hint = None
     if rows is None:
-        hint = "use Data.none() for a loss without data"
+        hint = "use Data() for a loss without data"
     elif isinstance(rows, str | bytes):
         hint = f"read the file first, for example by pandas.read_csv({rows!r})"
     elif isinstance(rows, Tensor) or hasattr(rows, "__array__"):
@@ -107,7 +172,7 @@ def _loaded(loader: DataLoader[Any]) -> dict[Any, Any]:
         raise ConfigError(
             "wrong-value",
             "a loader with batch_size=None has no single rows",
-            hint="pass its dataset: Data.of(loader.dataset)",
+            hint="pass its dataset: loader.dataset",
         )
     # Exact types: a subclass may draw in another way.
     if type(batches) is not BatchSampler:
@@ -146,7 +211,7 @@ def _read(
     numbers = range(len(rows)) if numbers is None else numbers
     if not numbers:
         raise ConfigError(
-            "no-rows", "the dataset has no rows", hint="use Data.none() for a loss without data"
+            "no-rows", "the dataset has no rows", hint="use Data() for a loss without data"
         )
     try:
         few, again = (_named(collate([rows[i] for i in numbers[:8]])) for _ in range(2))

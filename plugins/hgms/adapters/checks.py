@@ -10,17 +10,32 @@ import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from hgms_core.adapters.arguments import kind_of
-from hgms_core.adapters.display import sizes
-from hgms_core.adapters.shapes import Shape, check_grad_mode
-from hgms_core.data import Batch, Data
-from hgms_core.errors import ConfigError, HgmsError, NumericalError, closest
-from hgms_core.seeding import Key, global_states
+from hgms.adapters.display import sizes
+from hgms.adapters.shapes import check_grad_mode
+from hgms_core import (
+    Batch,
+    Bound,
+    ConfigError,
+    Data,
+    HgmsError,
+    Key,
+    NumericalError,
+    Problem,
+    Tree,
+    check_alike,
+    check_dense,
+    clone,
+    closest,
+    detach,
+    kind_of,
+    lacks_gradient,
+    require_grad,
+)
 from hgms_core.torch_errors import (
     NOT_REPEATABLE,
     RANDOM,
@@ -31,15 +46,9 @@ from hgms_core.torch_errors import (
     is_unpacked_dictionary,
     out_of_memory,
 )
-from hgms_core.trees import Tree, clone, detach, require_grad
-
-if TYPE_CHECKING:
-    from hgms_core.problem import Problem
 
 LOG = logging.getLogger("hgms")
 
-Bound = Callable[[Tree, Tree], Tensor]
-"""A loss with the batch already bound: ``loss(theta, x)``."""
 VALUES = 5
 """Values that are compared of a loss that draws random numbers: on few rows, two masks of dropout
 are equal once in thirty times.
@@ -49,6 +58,12 @@ MANY = 4096
 """Rows that a loss is tried on: before the first step, and to explain why it failed."""
 COPIES = "without .detach(), .item(), .data, NumPy or torch.no_grad()"
 OTHERS = "compute with the arguments of the loss, not with other modules or tensors"
+
+
+def global_states(device: torch.device) -> list[Tensor]:
+    """Return the states of torch's global generators of the CPU and of ``device``."""
+    cuda = [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
+    return [torch.get_rng_state(), *cuda]
 
 
 def check_losses(problem: Problem, theta: Tree, x: Tree, key: Key, few: int = FEW) -> None:
@@ -119,28 +134,6 @@ def _tried_rows(rows: Data, key: Key, few: int) -> Batch:
     return rows.batch(torch.cat([numbers[0], *broken]))
 
 
-def check_dense(name: str, grads: Sequence[Tensor | None]) -> None:
-    """ConfigError where a gradient of a loss is sparse: solvers use vectors of numbers."""
-    if any(grad is not None and grad.layout != torch.strided for grad in grads):
-        raise ConfigError(
-            "sparse-gradient",
-            f"{name} has a sparse gradient",
-            place=(name,),
-            hint="use nn.Embedding(..., sparse=False)",
-        )
-
-
-@contextlib.contextmanager
-def losses_checked(problem: Problem, theta: Tree, x: Tree, key: Key) -> Iterator[None]:
-    """Inside, an exception is explained by :func:`check_losses`, where that finds its cause."""
-    try:
-        yield
-    except Exception as error:
-        if not isinstance(error, HgmsError) and not out_of_memory(error):
-            check_losses(problem, theta, x, key, MANY)
-        raise
-
-
 def _gradients(
     loss: Bound, theta: Tree, x: Tree
 ) -> tuple[Tensor, list[Tensor | None], list[Tensor | None]]:
@@ -193,16 +186,6 @@ def _check_uses(
         )
     if x and not g[1]:
         raise lacks_gradient(x)
-
-
-def lacks_gradient(x: Tree) -> ConfigError:
-    """The error of a lower loss that does not use x."""
-    return ConfigError(
-        "no-gradient",
-        f"g has no gradient with respect to x ({_names(x)})",
-        place=("g",),
-        hint=f"use its leaves in g, {COPIES}\n{OTHERS}",
-    )
 
 
 def _names(tree: Tree) -> str:
@@ -284,46 +267,12 @@ def arguments_unchanged(name: str, theta: Tree, x: Tree) -> Iterator[None]:
             )
 
 
-def check_alike(
-    what: str, tree: object, other: Tree, verbs: tuple[str, str] = ("returns", "return")
-) -> None:
-    """ConfigError where a tree has other names, or leaves of other shapes, than it should.
+def measured(problem: Problem, theta: Tree, x: Tree) -> dict[str, float]:
+    """Return what ``evaluate`` measures, as plain numbers.
 
-    ``what`` returned it (or ``verbs``); dots separate the parts of the place.
+    ``evaluate`` receives copies, so in-place operations there cannot change a run.
     """
-    if not isinstance(tree, Mapping):
-        raise ConfigError(
-            "wrong-result",
-            f"{what} {verbs[0]} {kind_of(tree)}, but must {verbs[1]} {sizes(other)}",
-            place=tuple(what.split(".")),
-            hint="add a return statement" if tree is None else None,
-        )
-    shapes = [
-        {name: getattr(leaf, "shape", None) for name, leaf in leaves.items()}
-        for leaves in (tree, other)
-    ]
-    if shapes[0] != shapes[1]:
-        raise ConfigError(
-            "wrong-result",
-            f"{what} {verbs[0]} {sizes(Shape.of(dict(tree), what, '')[1])}, but must {verbs[1]} "
-            f"{sizes(other)}",
-            place=tuple(what.split(".")),
-        )
-
-
-def check_estimate(what: str, outcome: Any, theta: Tree) -> None:
-    """ConfigError where an estimator returned anything but an Estimate with the shapes of θ, and
-    a state.
-    """
-    items = outcome if isinstance(outcome, tuple) else (outcome,)
-    if len(items) != 2 or not hasattr(items[0], "cost") or not isinstance(items[1], Mapping):
-        raise ConfigError(
-            "wrong-result",
-            f"{what} returns {' and '.join(map(kind_of, items))}, but must return (Estimate, "
-            "state)",
-            place=tuple(what.split(".")),
-        )
-    check_alike(f"{what}.value", items[0].value, theta, ("is", "be"))
+    return numbers_by_name(problem.evaluate(clone(theta), clone(x)))
 
 
 def numbers_by_name(measured: Any) -> dict[str, float]:

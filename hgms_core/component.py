@@ -1,12 +1,12 @@
-"""What is wrong with arguments: misspelt or missing, functions that take others, parts of
-another kind.
+"""Checks of constructor arguments: misspelt or missing ones, functions that accept other arguments,
+and parts of the wrong kind.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
 from hgms_core.errors import ConfigError, unknown_name
@@ -15,7 +15,7 @@ Class = TypeVar("Class", bound=type)
 
 
 def kind_of(value: object) -> str:
-    """What a value is, in a sentence: ``None``, ``the class Adam``, ``an int``."""
+    """Return what a value is, for a message: ``None``, ``the class Adam``, ``an int``."""
     if value is None or isinstance(value, type):
         return "None" if value is None else f"the class {value.__name__}"
     name = type(value).__name__
@@ -23,7 +23,7 @@ def kind_of(value: object) -> str:
 
 
 def check_function(what: str, function: Any, *arguments: str) -> None:
-    """ConfigError where ``function`` cannot be called with these arguments by position.
+    """Require a function that can be called with these arguments by position, else ConfigError.
 
     >>> check_function("g", lambda theta, x: x, "theta", "x", "batch")
     Traceback (most recent call last):
@@ -57,9 +57,18 @@ def check_function(what: str, function: Any, *arguments: str) -> None:
         )
 
 
+def accepts(*arguments: str, optional: bool = False) -> Callable[[object, Any, Any], None]:
+    """Return a validator that requires a function of these arguments, or, if optional, None."""
+
+    def check(instance: object, attribute: Any, value: Any) -> None:
+        if value is not None or not optional:
+            check_function(attribute.name, value, *arguments)
+
+    return check
+
+
 def check_part(place: str, value: object, label: str, methods: Collection[str]) -> None:
-    """ConfigError where ``value`` lacks methods of a part of that kind (``label``), such as a name
-    or a class in its place.
+    """Require an object with the methods of a kind of component (``label``), else ConfigError.
 
     >>> check_part("selector", "first", "a selector", ["select"])  # doctest: +ELLIPSIS
     Traceback (most recent call last):
@@ -87,9 +96,7 @@ def check_part(place: str, value: object, label: str, methods: Collection[str]) 
 
 
 def arguments_named(cls: Class) -> Class:
-    """A class whose constructor says by a ConfigError which argument is misspelt or missing, and
-    which ones there are.
-    """
+    """Decorate a class so that misspelt, missing and positional arguments raise ConfigError."""
     decorated: Any = cls
     write = decorated.__init__
 

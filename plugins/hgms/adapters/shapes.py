@@ -11,8 +11,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from hgms_core.errors import ConfigError
-from hgms_core.trees import Tree
+from hgms_core import ConfigError, Tree
 
 Nested = Any
 """A tensor, or dictionaries, lists, tuples and named tuples of tensors, in any depth."""
@@ -105,7 +104,7 @@ def _no_tensor(place: tuple[str, ...], leaf: object) -> ConfigError:
             "wrong-type",
             f"{name} must contain tensors, not the {what} {kind}",
             place=place,
-            hint="use trainable(module) for its trained parameters, or Problem.of_module",
+            hint="use trainable(module) for its trained parameters, or hgms.from_module",
         )
     if leaf is None:
         return ConfigError(

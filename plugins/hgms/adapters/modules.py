@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from hgms_core.adapters.arguments import check_function, kind_of
-from hgms_core.adapters.views import Function, View, replica, require, unmasked_rates
-from hgms_core.data import Batch, Rows, data_of
-from hgms_core.errors import ConfigError, unknown_name
-from hgms_core.seeding import Key
+from hgms.adapters.losses import from_losses
+from hgms.adapters.tables import placed
+from hgms.adapters.views import Function, View, replica, require, unmasked_rates
+from hgms_core import (
+    Batch,
+    ConfigError,
+    Key,
+    Problem,
+    Rows,
+    Tree,
+    check_function,
+    kind_of,
+    unknown_name,
+)
 from hgms_core.torch_errors import RANDOM
-from hgms_core.trees import Tree
-
-if TYPE_CHECKING:
-    from hgms_core.problem import Problem
 
 PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
@@ -209,9 +214,11 @@ def places(model: nn.Module, own: nn.Module) -> dict[str, str]:
     return {name: place for (name, leaf), (place, _) in pairs if leaf.requires_grad}
 
 
-def of_module(
-    cls: type[Problem],
-    /,
+OPTIONS = ("project", "references", "counters", "start", "compiler")
+"""Further fields of a problem, which :func:`from_module` passes on."""
+
+
+def from_module(
     model: nn.Module,
     loss: Callable[..., Tensor],
     train: Any,
@@ -222,63 +229,74 @@ def of_module(
     upper: Callable[..., Tensor] | None = None,
     evaluate: Callable[..., Mapping[str, float]] | None = None,
     fresh: Callable[[Key], Tree] | None = None,
-    **more: Any,
+    **options: Any,
 ) -> Problem:
-    """A problem whose lower level trains a module of yours. By default θ weighs the rows of the
-    training data::
+    """Build a problem whose lower level trains a module.
+
+    By default θ weights the rows of the training data::
 
         g(θ, x; batch) = mean_i σ(θ_i) ℓ_i(x),      f(θ, x; batch) = mean_j ℓ_j(x),      θ0 = 0
 
-    x are the module's trainable parameters by name, a tied one once; the result goes back into it
-    by ``model.load_state_dict(result.x, strict=False)``. Frozen parameters and buffers are
-    constants. A run changes nothing in the module. In the functions below ``model`` is a copy that
-    computes with x: call it, or its methods and layers.
+    x are the trainable parameters of the module by name; a tied parameter occurs once. Load the
+    result with ``model.load_state_dict(result.x, strict=False)``. Frozen parameters and buffers are
+    constants. A run does not change the module: in the functions below ``model`` is a copy that
+    computes with x.
 
-    Arguments:
-        model: an ``nn.Module``; of one under ``torch.compile``, DataParallel or
-            DistributedDataParallel, what is inside (a run compiles whole steps by itself). Layers
-            are in the mode that they have: dropout and batch normalisation in training mode act as
-            such in g.
-        loss: ``loss(model, batch)``, the losses of the rows, ``[B]``, or with ``lower`` also a
-            scalar.
-        train, validation: what ``Data.of`` takes, or a ``Data``; ``validation`` may be one for each
-            role.
-        theta0: where θ starts, a tree of any shape.
-        lower, upper: ``lower(theta, model, batch)`` is g, ``upper(theta, model, batch)`` is f.
-        evaluate: ``evaluate(theta, model)``, the metrics that are reported, of the module in
-            evaluation mode.
-        fresh: ``fresh(key)``, another initial x, such as :func:`fresh_parameters` makes; None: all
-            start at the module's own parameters.
-        more: other fields of the problem (``project``, ``references``, …).
+    Parameters
+    ----------
+    model
+        A module. Of a module under ``torch.compile``, DataParallel or DistributedDataParallel the
+        inner module is used (a run compiles whole steps itself). Layers keep their mode: dropout
+        and batch normalisation in training mode act in g.
+    loss
+        ``loss(model, batch)``, one loss per row, ``[B]``; with ``lower`` also a scalar.
+    train, validation
+        Tables as for :func:`hgms.as_data`; ``validation`` may be one table per role.
+    theta0
+        Start of θ in any nesting; by default zeros, one per training row.
+    lower, upper
+        ``lower(theta, model, batch)`` replaces g, ``upper(theta, model, batch)`` replaces f.
+    evaluate
+        ``evaluate(theta, model)`` returns metrics by name, for reports only, of the module in
+        evaluation mode.
+    fresh
+        ``fresh(key)`` returns another initial x, for example from :func:`fresh_parameters`. By
+        default all candidates start at the parameters of the module.
+    options
+        ``project``, ``references``, ``counters``, ``start``: fields of
+        :class:`hgms_core.Problem`.
 
-    **Batch normalisation** in training mode takes the statistics of the batch, in g and in f; to
-    evaluate, those that x has on the training rows. In evaluation mode its running statistics are
-    constants. **Dropout** (``nn.Dropout`` and its kin) acts in g alone, with masks that are a
-    function of the batch's row numbers: what evaluates a batch again sees the same. **Parameters in
-    bfloat16** are float32 in x, rounded for each pass.
+    Raises
+    ------
+    ConfigError
+        For a module without trainable parameters, with parameters on several devices, or whose
+        loss would not be a function of x; and for losses that are not per row without ``lower``.
 
-    Errors: ConfigError for a module without trainable parameters, with some on several devices, or
-    whose loss would be no function of x, with the way out; for losses that are not of rows where
-    there is no ``lower``.
+    Notes
+    -----
+    Batch normalisation in training mode uses the statistics of the batch, in g and f; ``evaluate``
+    uses those of the training rows at x. In evaluation mode its running statistics are constants.
+    Dropout (``nn.Dropout`` and its variants) acts in g only, with masks that depend on the row
+    numbers of the batch, so that a batch always has the same masks. Parameters in bfloat16 are
+    float32 in x and rounded for each pass.
 
-    >>> from hgms_core import Problem
+    Examples
+    --------
     >>> model, rows = torch.nn.Linear(1, 1), {"a": torch.ones(4, 1)}
-    >>> problem = Problem.of_module(
-    ...     model, lambda model, batch: model(batch["a"]).square().squeeze(1), rows, rows
-    ... )
+    >>> problem = from_module(model, lambda m, batch: m(batch["a"]).square().squeeze(1), rows, rows)
     >>> sorted(problem.x0), problem.restore(problem.theta0, problem.x0)[0]
     (['bias', 'weight'], tensor([0., 0., 0., 0.]))
     """
-    for name in more:
-        others = {"project", "references", "sources", "counters", "start", "compiler"}
-        known = {"theta0", "lower", "upper", "evaluate", "fresh"} | others
-        if name not in known:
-            raise unknown_name("option", name, known, (name,), "argument of Problem.of_module")
-    return cls(
+    for name in options:
+        if name not in OPTIONS:
+            known = ("theta0", "lower", "upper", "evaluate", "fresh", *OPTIONS)
+            raise unknown_name("option", name, known, (name,), "argument of from_module")
+    if fresh is not None:
+        options["fresh"] = fresh
+    return from_losses(
         **fields(model, loss, train, theta0, lower, upper, evaluate),
         upper_data=validation,
-        fresh=fresh,
-        **more,
+        **options,
     )
 
 
@@ -291,12 +309,12 @@ def fields(
     upper: Function | None,
     evaluate: Function | None,
 ) -> dict[str, Any]:
-    """What :meth:`Problem.of_module` makes a problem of."""
+    """Return the arguments of :func:`from_losses` that follow from the module."""
     own = inner(model)
     x0 = start(model)
     names = places(model, own)
     like = next(iter(x0.values()))
-    data = data_of(train, "train", like)
+    data = placed(train, "train", like)
     few = lower is None and theta0 is not None and getattr(theta0, "shape", None) != (data.size,)
     require(
         not few,
@@ -369,7 +387,7 @@ def fields(
         else theta0,
         "x0": x0,
         "g": bound(True, lower or weighted),
-        "rows": None if lower else Rows(leaf="theta", losses=functools.partial(plain, None)),
+        "extensions": (Rows(leaf="theta", losses=functools.partial(plain, None)),) * (not lower),
         "lower_data": data,
         "f": bound(False, upper or (lambda theta, model, batch: of_rows(model, batch).mean())),
         "precision": None if coarsest == like.dtype else coarsest,

@@ -19,12 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from hgms_core.adapters.recurrent import without_fused
-from hgms_core.data import Batch, Data
-from hgms_core.errors import ConfigError
-from hgms_core.seeding import Key
+from hgms.adapters.recurrent import without_fused
+from hgms_core import Batch, ConfigError, Data, Key, Tree
 from hgms_core.torch_errors import first_line, is_batch_of_one
-from hgms_core.trees import Tree
 
 LOG = logging.getLogger("hgms")
 

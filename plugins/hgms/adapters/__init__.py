@@ -1,0 +1,31 @@
+"""From user input to the strict form of the core: nested variables, modules, tables, loaders, and
+losses that may be wrong. Nothing here runs in an outer step.
+"""
+
+from __future__ import annotations
+
+from hgms.adapters.checks import check_losses, measured, pure
+from hgms.adapters.display import as_html, as_text, sizes
+from hgms.adapters.losses import Hypergradient, from_losses, hypergradient
+from hgms.adapters.modules import fresh_parameters, from_module, trainable
+from hgms.adapters.shapes import Nested, Shape, check_floating
+from hgms.adapters.tables import as_data
+
+__all__ = [
+    "Hypergradient",
+    "Nested",
+    "Shape",
+    "as_data",
+    "as_html",
+    "as_text",
+    "check_floating",
+    "check_losses",
+    "fresh_parameters",
+    "from_losses",
+    "from_module",
+    "hypergradient",
+    "measured",
+    "pure",
+    "sizes",
+    "trainable",
+]

@@ -1,6 +1,0 @@
-"""``python -m hgms.cli``."""
-
-from hgms.cli import main
-
-if __name__ == "__main__":
-    main()

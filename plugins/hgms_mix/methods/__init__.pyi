@@ -1,0 +1,10 @@
+from hgms_mix.methods.fastmix import FastMix as FastMix
+from hgms_mix.methods.less import Less as Less
+from hgms_mix.methods.online import AlignedMeans as AlignedMeans
+from hgms_mix.methods.online import DoGE as DoGE
+from hgms_mix.methods.online import DoReMi as DoReMi
+from hgms_mix.methods.online import MixtureBranches as MixtureBranches
+from hgms_mix.methods.random_rows import RandomRows as RandomRows
+from hgms_mix.methods.rds import Rds as Rds
+from hgms_mix.methods.regmix import RegMix as RegMix
+from hgms_mix.methods.rho_loss import RhoLoss as RhoLoss
