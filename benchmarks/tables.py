@@ -698,11 +698,11 @@ def mutations() -> str:
 
 
 WHAT = {
-    "hg-implicit": "learns the weights with one candidate",
-    "hg-ms": "learns the weights with the better of several candidates",
+    "hg-implicit": "one candidate",
+    "hg-ms": "the best of two candidates",
     "uniform": "baseline: equal weights",
-    "validation-only": "baseline: the 40 validation rows alone",
-    "uniform-tilted": "baseline: equal weights and the validation rows",
+    "validation-only": "baseline: validation rows alone",
+    "uniform-tilted": "baseline: both",
 }
 """The methods of the demo."""
 
@@ -718,9 +718,11 @@ def demo() -> str:
                 else "–"
                 for floor in ("uniform", "validation-only")
             ]
-            star = " ★" if study.ahead(method) and study.named("")[0] == method else ""
+            star = " ★" if study.named("")[0] == method and study.ahead(method) else ""
             accuracy = mean(study.values[method])
-            table.append([f"`{method}`{star}", accuracy, *away, study.steps[method], WHAT[method]])
+            first, _, last = study.steps[method].partition("–")
+            steps = first if first == last else study.steps[method]
+            table.append([f"`{method}`{star}", accuracy, *away, steps, WHAT[method]])
     if not table:
         return "\nNot measured.\n\n"
     head = ["method", "test accuracy (%)", "− `uniform`", "− `validation-only`", "steps", ""]

@@ -14,7 +14,7 @@ from hgms.demo.example import METHODS, make_problem
 from hgms.report import build, draw_curves, save
 from hgms.results import Table
 
-CALLS = 1000
+CALLS = 1500
 """The budget of each run in oracle calls: the same number of steps on every machine."""
 FORMATS = (".png", ".svg")
 

@@ -9,7 +9,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from attrs import evolve
 from scipy import stats
 from support.helpers import F64, normal, rejects
 from support.source_problems import convex_sources, network_sources
@@ -211,7 +210,7 @@ def test_folded_gradients_have_the_same_products_but_for_a_little() -> None:
 def test_a_problem_without_sources_or_rows_is_refused() -> None:
     few = convex_sources({"a": 0.5, "b": 0.5}, rows=3)
     with rejects("not-supported", "problem", of=ConfigError):
-        alignments(evolve(few, sources=None), [few.x0], Key(0))
+        alignments(few.without(Sources), [few.x0], Key(0))
     with rejects("too-few-rows", "sources", "a", of=ConfigError):
         alignments(few, [few.x0], Key(0))
     assert cost(3, 2, 24, 8, 4) == "96 gradients of up to 4 rows"
