@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from attrs import evolve
 
-from hgms_core import Candidates, Cost, Key, Problem, State
+from hgms_core import Candidates, Cost, Key, Problem, Sources, State
 from support.kit_parts import DOC, changed, like
 from support.kit_wholes import Cold, Line, NoRule, Runs, Walk
 
@@ -237,7 +237,7 @@ def results(change: Callable[[Any, Any], Any]) -> Any:
 
 
 def first_gains(own: Any, plain: Any, p: Problem, state: State, progress: float) -> Any:
-    if p.sources is None:
+    if p.find(Sources) is None:
         return plain(p, state, progress)
     logits = state["theta"]["logits"] + torch.tensor([0.05, 0.0], dtype=torch.float64)
     return {**state, "theta": {"logits": logits}}, {"oracle_calls": 0}
