@@ -1,4 +1,4 @@
-"""A problem on a module: its trainable parameters are x, all else in it is constant."""
+"""Problems on a module: x is its trainable parameters, the rest is constant."""
 
 from __future__ import annotations
 
@@ -31,11 +31,13 @@ EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 
 
 def trainable(module: nn.Module) -> Tree:
-    """The parameters of a module that training changes, by their names: a lower start x0 for
-    ``torch.func.functional_call``.
+    """Return copies of the trainable parameters of a module, by name.
 
-    Copies, cut off from the module. Frozen parameters and buffers are left out: ``functional_call``
-    takes those of the module itself. A tied weight comes once, under its first name.
+    Use them as the lower start x0 for ``torch.func.functional_call``. The copies are detached from
+    the module.
+
+    Frozen parameters and buffers are excluded, because ``functional_call`` uses the values in the
+    module. A tied weight occurs once, under its first name.
 
     >>> model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
     >>> _ = model[0].requires_grad_(False)
@@ -50,14 +52,16 @@ def trainable(module: nn.Module) -> Tree:
 
 
 def fresh_parameters(model: nn.Module) -> Callable[[Key], Tree]:
-    """``fresh`` of a problem on this module: its parameters drawn anew by each layer's own
-    ``reset_parameters``, by a key. Not for a module that was trained before.
+    """Return ``fresh`` for a problem on this module.
+
+    ``fresh`` redraws the parameters from a key with the ``reset_parameters`` method of each layer.
+    Do not use it for a module that was trained before.
 
     >>> draw = fresh_parameters(nn.Linear(2, 1))
     >>> [bool((draw(Key(0))["weight"] == draw(Key(seed))["weight"]).all()) for seed in (0, 1)]
     [True, False]
 
-    Errors: ConfigError where a layer with trainable parameters has no such method.
+    Errors: ConfigError if a layer with trainable parameters has no such method.
     """
     like = start(model)
     own = inner(model)
@@ -74,7 +78,7 @@ def fresh_parameters(model: nn.Module) -> Callable[[Key], Tree]:
             )
 
     def fresh(key: Key) -> Tree:
-        # On the CPU, so that a GPU starts from what a CPU starts from.
+        # On the CPU, so that runs on a GPU and on a CPU have the same start.
         copies = {
             leaf: nn.Parameter(leaf.detach().to("cpu", copy=True))
             for leaves in layers.values()
@@ -83,7 +87,7 @@ def fresh_parameters(model: nn.Module) -> Callable[[Key], Tree]:
         drawn = replica(own, copies)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(key.derive())
-            for name in reversed(layers):  # the outer after the inner, as where they are built
+            for name in reversed(layers):  # outer layers after inner layers, as in construction
                 _reset(drawn.get_submodule(name))()
         return {
             name: drawn.get_parameter(place).detach().to(like[name])
@@ -98,8 +102,11 @@ def _reset(layer: nn.Module) -> Any:
 
 
 def start(model: nn.Module) -> Tree:
-    """The trainable parameters as x0, in one precision: float32 where the module is coarser, since
-    a small update would round to nothing."""
+    """Return the trainable parameters as x0, in one precision.
+
+    The precision is float32 if the module has a coarser one, because rounding would remove small
+    updates.
+    """
     leaves = [leaf for leaf in model.parameters() if leaf.requires_grad]
     where = sorted({str(leaf.device) for leaf in leaves})
     require(
@@ -133,8 +140,11 @@ def start(model: nn.Module) -> Tree:
 
 
 def inner(model: Any) -> Any:
-    """The module inside torch.compile, DataParallel or DistributedDataParallel; ConfigError if
-    its losses cannot be pure.
+    """Return the module inside torch.compile or a parallel wrapper.
+
+    The wrappers are DataParallel and DistributedDataParallel.
+
+    Errors: ConfigError if the losses of the module cannot be pure.
     """
     require(
         isinstance(model, nn.Module),
@@ -187,8 +197,10 @@ def inner(model: Any) -> Any:
 
 
 def _random(model: nn.Module, view: View) -> ConfigError:
-    """The error of a loss that draws random numbers, with the rates of dropout that may be the
-    cause: those whose layer was not called in a pass, but is a number of a kernel.
+    """Return the error for a loss that draws random numbers.
+
+    The error lists the dropout rates that may be the cause. These rates belong to layers that no
+    pass has called: the rate is an argument of a kernel.
     """
     config = getattr(model, "config", None)
     rates = [
@@ -209,13 +221,16 @@ def _random(model: nn.Module, view: View) -> ConfigError:
 
 
 def places(model: nn.Module, own: nn.Module) -> dict[str, str]:
-    """The names of the trainable parameters, in the module with its wrappers and without."""
+    """Return the place of each trainable parameter in the module without wrappers.
+
+    The keys are the names of the parameters in the module with its wrappers.
+    """
     pairs = zip(model.named_parameters(), own.named_parameters(), strict=True)
     return {name: place for (name, leaf), (place, _) in pairs if leaf.requires_grad}
 
 
 OPTIONS = ("project", "references", "counters", "start", "compiler")
-"""Further fields of a problem, which :func:`from_module` passes on."""
+"""Additional fields of a problem, which :func:`from_module` passes on."""
 
 
 def from_module(
@@ -231,7 +246,7 @@ def from_module(
     fresh: Callable[[Key], Tree] | None = None,
     **options: Any,
 ) -> Problem:
-    """Build a problem whose lower level trains a module.
+    """Build a problem with a lower level that trains a module.
 
     By default θ weights the rows of the training data::
 
@@ -245,9 +260,9 @@ def from_module(
     Parameters
     ----------
     model
-        A module. Of a module under ``torch.compile``, DataParallel or DistributedDataParallel the
-        inner module is used (a run compiles whole steps itself). Layers keep their mode: dropout
-        and batch normalisation in training mode act in g.
+        A module. If it is wrapped in ``torch.compile``, DataParallel or DistributedDataParallel,
+        the inner module is used, because a run compiles whole steps itself. Layers keep their mode:
+        dropout and batch normalisation in training mode act in g.
     loss
         ``loss(model, batch)``, one loss per row, ``[B]``; with ``lower`` also a scalar.
     train, validation
@@ -257,28 +272,29 @@ def from_module(
     lower, upper
         ``lower(theta, model, batch)`` replaces g, ``upper(theta, model, batch)`` replaces f.
     evaluate
-        ``evaluate(theta, model)`` returns metrics by name, for reports only, of the module in
+        ``evaluate(theta, model)`` returns metrics by name, for reports only. The module is in
         evaluation mode.
     fresh
         ``fresh(key)`` returns another initial x, for example from :func:`fresh_parameters`. By
         default all candidates start at the parameters of the module.
     options
-        ``project``, ``references``, ``counters``, ``start``: fields of
-        :class:`hgms_core.Problem`.
+        ``project``, ``references``, ``counters``, ``start``: fields of :class:`hgms_core.Problem`.
 
     Raises
     ------
     ConfigError
-        For a module without trainable parameters, with parameters on several devices, or whose
-        loss would not be a function of x; and for losses that are not per row without ``lower``.
+        If the module has no trainable parameters, or has parameters on several devices. If the loss
+        would not be a function of x. If the losses are not per row and ``lower`` is not given.
 
     Notes
     -----
-    Batch normalisation in training mode uses the statistics of the batch, in g and f; ``evaluate``
-    uses those of the training rows at x. In evaluation mode its running statistics are constants.
-    Dropout (``nn.Dropout`` and its variants) acts in g only, with masks that depend on the row
-    numbers of the batch, so that a batch always has the same masks. Parameters in bfloat16 are
-    float32 in x and rounded for each pass.
+    Batch normalisation in training mode uses the statistics of the batch, in g and f. ``evaluate``
+    uses the statistics of the training rows at x. In evaluation mode its running statistics are
+    constants.
+
+    Dropout (``nn.Dropout`` and its variants) acts in g only. Its masks depend on the row numbers of
+    the batch, so a batch always has the same masks. Parameters in bfloat16 are float32 in x and
+    rounded for each pass.
 
     Examples
     --------
@@ -394,7 +410,7 @@ def fields(
     }
     if evaluate is not None:
         view = View(own, names, training=False, tracking=True)
-        # the other views, and the module itself, use these too
+        # the other views and the module also use these
         shared = {name: leaf for name, leaf in own.named_parameters() if not leaf.requires_grad}
 
         def measured(theta: Any, x: Tree) -> Any:

@@ -1,4 +1,7 @@
-"""Recurrent layers by operations that torch can differentiate twice and in forward mode."""
+"""Recurrent layers with second derivatives and forward-mode derivatives.
+
+The layers consist of operations for which torch supports both.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,11 @@ from torch.overrides import TorchFunctionMode
 
 @contextlib.contextmanager
 def without_fused() -> Iterator[None]:
-    """Inside, recurrent layers use no kernels that have no second derivative or no forward mode.
+    """Disable recurrent kernels without second derivatives or forward mode.
 
-    The libraries' kernels (cuDNN, oneDNN) are switched off. The cells that torch then uses on a GPU
-    are fused too, and have no forward mode: in forward mode they are computed by plain operations,
-    which takes longer.
+    Inside the context, the library kernels (cuDNN, oneDNN) are disabled. On a GPU, torch then uses
+    cells that are also fused and have no forward mode. In forward mode, plain operations compute
+    these cells, which takes longer.
     """
     libraries: list[Any] = [torch.backends.cudnn, torch.backends.mkldnn]
     before = [library.enabled for library in libraries]
@@ -35,7 +38,7 @@ def without_fused() -> Iterator[None]:
 
 
 class PlainCells(TorchFunctionMode):
-    """Inside, LSTM and GRU layers and cells consist of plain operations on any device."""
+    """Compute LSTM and GRU layers and cells by plain operations on any device."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
@@ -47,7 +50,7 @@ class PlainCells(TorchFunctionMode):
         if name in ("lstm", "gru"):
             from torch._decomp import decomposition_table
 
-            # a packed sequence comes with the sizes of its batches, a tensor
+            # for a packed sequence, the second argument is a tensor of batch sizes
             form = "data" if isinstance(args[3], list | tuple) else "input"
             overload = getattr(getattr(torch.ops.aten, name), form)
             return decomposition_table[overload](*args, **options)

@@ -1,5 +1,6 @@
-"""Shapes: θ and x as a person has them, nested as they like, and the flat trees that all parts
-of a run work with.
+"""Conversion between nested values of θ and x and the flat trees of a run.
+
+Users may nest θ and x in any way. All parts of a run work with flat trees.
 """
 
 from __future__ import annotations
@@ -14,14 +15,19 @@ from torch import Tensor
 from hgms_core import ConfigError, Tree
 
 Nested = Any
-"""A tensor, or dictionaries, lists, tuples and named tuples of tensors, in any depth."""
+"""A tensor, or nested dictionaries, lists, tuples and named tuples of tensors.
+
+The nesting may have any depth.
+"""
 
 
 @frozen
 class Shape:
-    """How a variable is nested. ``skeleton`` holds the same dictionaries, lists and tuples, with
-    the name of each leaf in its place: the path to it, joined by dots, or ``name`` for a tensor
-    alone. ``flat`` where it is a dictionary of tensors.
+    """The nesting of a variable.
+
+    ``skeleton`` has the same dictionaries, lists and tuples as the variable. In place of each leaf,
+    it contains the name of the leaf. This name is the path to the leaf, joined by dots, or ``name``
+    for a single tensor. ``flat`` is True if the variable is a dictionary of tensors.
 
     >>> shape, tree = Shape.of({"layers": [torch.zeros(2), torch.ones(2)]}, "x", "x")
     >>> list(tree), shape.restore(tree)["layers"][1]
@@ -34,8 +40,11 @@ class Shape:
 
     @classmethod
     def of(cls, value: Nested, what: str, name: str) -> tuple[Shape, Tree]:
-        """The shape and the flat tree of a value; ConfigError, with ``what`` it is (a place with
-        dots), where a leaf is no tensor.
+        """Return the shape and the flat tree of a value.
+
+        ``what`` is the name of the value in errors, a place with dots.
+
+        Errors: ConfigError if a leaf is not a tensor, or if two leaves have the same name.
         """
         tree: Tree = {}
         place = tuple(what.split("."))
@@ -59,13 +68,17 @@ class Shape:
         return cls(skeleton, name, flat), tree
 
     def restore(self, tree: Tree) -> Nested:
-        """A flat tree with these names, in the shape; leaves that the shape does not know are
-        left out.
+        """Return a flat tree with these names, nested in this shape.
+
+        Leaves that are not in the shape are skipped. A flat shape returns the tree unchanged.
         """
         return tree if self.flat else _mapped(self.skeleton, lambda path, name: tree[name])
 
     def flatten(self, value: Nested, what: str) -> Tree:
-        """The flat tree of another value in this shape."""
+        """Return the flat tree of another value in this shape.
+
+        Errors: ConfigError if the value is nested differently.
+        """
         other, tree = Shape.of(value, what, self.name)
         if other.skeleton != self.skeleton:
             raise ConfigError(
@@ -126,7 +139,10 @@ def _no_tensor(place: tuple[str, ...], leaf: object) -> ConfigError:
 
 
 def check_grad_mode() -> None:
-    """ConfigError inside ``torch.inference_mode``, where no derivative exists."""
+    """Raise ConfigError inside ``torch.inference_mode``.
+
+    Derivatives do not exist in this mode.
+    """
     if torch.is_inference_mode_enabled():
         raise ConfigError(
             "inference-mode",
@@ -136,8 +152,13 @@ def check_grad_mode() -> None:
 
 
 def check_floating(what: str, tree: object) -> None:
-    """ConfigError where ``tree`` is not a dictionary of floating-point tensors, which alone have
-    derivatives (those of ``torch.inference_mode`` have none).
+    """Check that ``tree`` is a dictionary of floating-point tensors.
+
+    Only floating-point tensors have derivatives. Tensors that were created inside
+    ``torch.inference_mode`` have no derivatives.
+
+    Errors: ConfigError if ``tree`` is not such a dictionary, or contains both frozen parameters and
+        trained leaves.
     """
     check_grad_mode()
     if not isinstance(tree, Mapping):

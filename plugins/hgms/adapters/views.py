@@ -1,8 +1,9 @@
-"""A module as a function of its trainable parameters: copies of it that have none of them, and are
-lent some for each call.
+"""A module as a function of its trainable parameters.
 
-The copies share its frozen parameters. So a loss is a function of x, whatever layers there are, and
-a run leaves the module as it was.
+A view is a copy of the module without values for these parameters. Each call supplies the values.
+All copies share the frozen parameters of the module.
+
+A loss is therefore a function of x for any type of layer, and a run does not change the module.
 """
 
 from __future__ import annotations
@@ -28,27 +29,32 @@ LOG = logging.getLogger("hgms")
 Function = Callable[..., Any]
 MASKED = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 _MASKED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-"""Layers of dropout that a pass has called."""
+"""Dropout layers that were called in a pass."""
 _WARNED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-"""Views that have logged a batch of all rows. Not in a view, whose values identify a problem."""
+"""Views that have logged a batch of all rows.
+
+The record is not part of a view, because the values of a view identify a problem.
+"""
 CHUNK = 256
 CHUNKS = 32
-"""Rows of a batch, and batches at most, that give batch normalisation the statistics it is
-evaluated with.
+"""Rows per batch, and maximum number of batches, for batch normalisation.
+
+An evaluation uses the statistics of these batches.
 """
 
 
 def require(
     holds: bool, code: str, message: str, hint: str, place: tuple[str, ...] = ("model",)
 ) -> None:
-    """Raise ConfigError unless a condition holds."""
+    """Raise ConfigError unless a condition is true."""
     if not holds:
         raise ConfigError(code, message, place=place, hint=hint)
 
 
 def replica(model: nn.Module, others: Mapping[Any, nn.Parameter]) -> nn.Module:
-    """A copy of the module with ``others`` in place of some parameters, which shares the rest;
-    buffers are copies.
+    """Return a copy of the module with ``others`` in place of some parameters.
+
+    The copy shares the other parameters with the module. Buffers are copied.
     """
     leaves = [
         leaf
@@ -59,7 +65,7 @@ def replica(model: nn.Module, others: Mapping[Any, nn.Parameter]) -> nn.Module:
         return copy.deepcopy(
             model, {id(leaf): others.get(leaf, leaf) for leaf in leaves if isinstance(leaf, Tensor)}
         )
-    except Exception as error:  # whatever a layer's own way to be copied raises
+    except Exception as error:  # a layer's copy method may raise any exception
         raise ConfigError(
             "not-supported",
             f"the module {type(model).__name__} cannot be copied: {first_line(error)}",
@@ -70,13 +76,18 @@ def replica(model: nn.Module, others: Mapping[Any, nn.Parameter]) -> nn.Module:
 
 
 class View(nn.Module):
-    """``view.at(x, function, batch)`` is ``function(model, batch)`` of a model that computes with
-    x.
+    """Evaluate functions of a module at given parameters x.
 
-    In a ``training`` view layers are in the mode that they have, but dropout's masks are drawn by
-    the batch; else they are in evaluation mode. Batch normalisation in training mode has no state:
-    it takes its statistics from the batch in either view, but where ``tracking`` keeps them
-    (:meth:`tracked`). Each batch of all ``size`` rows has the same masks, which is logged once.
+    ``view.at(x, function, batch)`` returns ``function(model, batch)`` for a model that computes
+    with x.
+
+    In a ``training`` view, layers keep their mode, but the batch determines the masks of dropout.
+    In other views, layers are in evaluation mode.
+
+    Batch normalisation in training mode has no state in either view: it uses the statistics of the
+    batch. The exception is a view with ``tracking``, which stores statistics (:meth:`tracked`).
+
+    All batches of all ``size`` rows have the same masks. The view logs this once.
     """
 
     def __init__(
@@ -93,7 +104,7 @@ class View(nn.Module):
             for leaf in model.parameters()
             if leaf.requires_grad
         }
-        # which fails without x, rather than computing with other weights
+        # on the meta device: without x, a call fails instead of using other weights
         self.model = replica(model, hollow)
         self.lent = {
             name: (f"model.{place}", model.get_parameter(place).dtype)
@@ -141,7 +152,7 @@ class View(nn.Module):
             )
             raise
         finally:
-            # between calls it is always the same, for what compares problems by their values
+            # problems are compared by their values, so a view is equal between calls
             self.batch = {}
             self.masks = 0
         for (name, leaf), version in zip(self.constants, before, strict=True):
@@ -159,8 +170,9 @@ class View(nn.Module):
 
     @contextlib.contextmanager
     def tracked(self, x: Tree, loss: Function, data: Data) -> Iterator[None]:
-        """Inside, batch normalisation has the statistics that it has at x: their mean over
-        batches of rows of ``data``.
+        """Set the statistics of batch normalisation at x inside the context.
+
+        The statistics are the mean over batches of rows of ``data``.
         """
         self.model.eval()  # the function of a previous call may have changed modes
         numbers = data.draw(Key(0).fold("statistics"), CHUNK, min(CHUNKS, -(-data.size // CHUNK)))
@@ -175,8 +187,11 @@ class View(nn.Module):
             norm.reset_running_stats()
 
     def _mask(self, layer: Any, inputs: Any, output: Tensor) -> Tensor:
-        """Dropout with a mask that is a function of the rows of the batch, and of how many masks
-        this pass had before: replays, products and stacked candidates see the same."""
+        """Apply dropout with a reproducible mask.
+
+        The mask is a function of the rows of the batch and of the number of earlier masks in this
+        pass. Replays, products and stacked candidates therefore use the same mask.
+        """
         require(
             "index" in self.batch,
             "missing-column",
@@ -204,14 +219,15 @@ class View(nn.Module):
             _hash(self.batch["index"].to(torch.int32) + 1).sum(dtype=torch.int32) + self.masks
         )
         numbers = torch.arange(math.prod(shape), dtype=torch.int32, device=output.device)
-        # which int32 can hold
+        # the threshold fits into int32
         kept = _hash(numbers * -0x61C8864F ^ seed) > int(layer.p * 2**31) - 1
         return torch.where(kept.reshape(shape), output / ((1 - layer.p) or 1.0), 0.0)
 
 
 def unmasked_rates(view: View) -> list[str]:
-    """The rates of dropout above 0 that no mask has replaced in the passes so far, with their
-    places: those of kernels and functions.
+    """Return the dropout rates above 0 that no mask has replaced so far.
+
+    Each rate comes with its place. These are rates of kernels and functions.
     """
     found = []
     for name, part in view.model.named_modules():
@@ -229,9 +245,10 @@ def unmasked_rates(view: View) -> list[str]:
 
 
 def _hash(numbers: Tensor) -> Tensor:
-    """int32 numbers from 0 on that look drawn (the finaliser of MurmurHash3, but that its shifts
-    keep the sign), by operations that every transform of torch knows. Products keep their last 32
-    bits.
+    """Hash int32 numbers to non-negative int32 numbers that look random.
+
+    The hash is the finaliser of MurmurHash3, except that its shifts keep the sign. All transforms
+    of torch support its operations. Products keep their last 32 bits.
     """
     numbers = (numbers ^ (numbers >> 16)) * -0x7A143595
     numbers = (numbers ^ (numbers >> 13)) * -0x3D4D51CB

@@ -1,4 +1,7 @@
-"""Objects to tables: a component or a configuration as the TOML table that describes it."""
+"""Conversion of objects to tables.
+
+A table describes a component or a configuration in TOML.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +29,17 @@ AT_REST: Mapping[str, Any] = {
     "answer": "selected",
     "tilt": 0.0,
 }
-"""What the table of every pipeline says, in this order, where nothing else is said: of wrappers
-that it is not in, too, so that a configuration has one hash, whatever is installed."""
+"""Defaults of wrapper keys in the table of every pipeline, in this order.
+
+The table also contains the keys of wrappers that the pipeline does not use. The hash of a
+configuration therefore does not depend on the installed plugins.
+"""
 
 
 def is_at_rest(key: str, value: object) -> bool:
-    """Whether a wrapper's key says what the table of every pipeline says: then there is no
-    wrapper.
+    """Return whether the key of a wrapper has its default in ``AT_REST``.
+
+    With the default, the pipeline has no such wrapper.
     """
     rest = AT_REST.get(key)
     value = "none" if value is None else value
@@ -40,8 +47,10 @@ def is_at_rest(key: str, value: object) -> bool:
 
 
 def described(component: Any, name: str) -> dict[str, Any]:
-    """The table of a component that need not be one that a configuration can build: what TOML has
-    no word for stands there as its fingerprint, and so does a component that is no attrs class.
+    """Return the table of a component, even if no configuration can build it.
+
+    The table contains a fingerprint for each value that TOML cannot express. A component that is
+    not an attrs class is also described by its fingerprint.
 
     >>> described(Pipeline, "mine").keys()
     dict_keys(['name', 'identity'])
@@ -70,8 +79,11 @@ def _refused(value: Any) -> Any:
 
 
 def plain(value: Any, hint: Any = None, otherwise: Callable[[Any], Any] = _refused) -> Any:
-    """A component or configuration as TOML values: tables, lists, strings, numbers, booleans,
-    "none"; ``otherwise`` says what stands for anything else, which is refused by default."""
+    """Convert a component or a configuration to TOML values.
+
+    TOML values are tables, lists, strings, numbers, booleans and ``"none"``. ``otherwise`` converts
+    any other value. By default it raises ConfigError.
+    """
     if value is None:
         return "none"
     if isinstance(value, int) and not isinstance(value, bool):
@@ -123,8 +135,10 @@ def _plain_fields(value: Any, otherwise: Callable[[Any], Any]) -> dict[str, Any]
 
 
 def _beside(named: dict[str, Any], items: dict[str, Any], within: str | None) -> dict[str, Any]:
-    """A wrapper's table: its fields among those of the pipeline inside; or above them, where one
-    stands there already.
+    """Return the table of a wrapper, merged with the table of the pipeline inside.
+
+    If the pipeline's table already sets one of the wrapper's keys, the wrapper's fields are placed
+    above that table.
     """
     if within is None or not AT_REST.keys() <= items[within].keys():
         return named | items
@@ -135,7 +149,7 @@ def _beside(named: dict[str, Any], items: dict[str, Any], within: str | None) ->
 
 
 def _arguments(hint: Any, *classes: Any) -> tuple[Any, ...]:
-    """The arguments of a collection's type, also where it is one member of a union."""
+    """Return the type arguments of a collection type, also of a union member."""
     for member in (hint, *typing.get_args(hint)):
         if origin_is(member, *classes):
             return typing.get_args(member)

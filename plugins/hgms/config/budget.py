@@ -1,4 +1,4 @@
-"""Budgets: how long a run may go on, in one of three currencies."""
+"""Budgets: the maximum length of a run, in one of three units."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _UNITS = {
 
 def _amount(budget: object, attribute: Any, value: Any) -> None:
     whole = attribute.name != "seconds"
-    right = type(value) is int or (type(value) is float and not whole)  # True is no number of steps
+    right = type(value) is int or (type(value) is float and not whole)  # True is not a count
     if value is not None and not (right and 0 < value < float("inf")):
         kind = "a whole number greater than 0" if whole else "greater than 0 and finite"
         raise ConfigError(
@@ -44,9 +44,13 @@ def _amount(budget: object, attribute: Any, value: Any) -> None:
 
 @frozen(kw_only=True, init=False)
 class Budget:
-    """Exactly one of: wall-clock seconds, outer steps, oracle calls; or a text, as :meth:`parse`
-    takes it. Evaluation and compilation are part of no budget: records have the seconds of
-    compilation as ``compile_seconds``.
+    """The budget of a run: wall-clock seconds, outer steps or oracle calls.
+
+    Set exactly one limit, or pass a text in a format of :meth:`parse`. Evaluation and compilation
+    do not count towards any budget. Records contain the seconds of compilation as
+    ``compile_seconds``.
+
+    Errors: ConfigError if there is not exactly one limit, or if a limit is not positive and finite.
 
     >>> Budget("60s")
     Budget(seconds=60.0, outer_steps=None, oracle_calls=None)
@@ -86,7 +90,13 @@ class Budget:
 
     @classmethod
     def parse(cls, text: str) -> Budget:
-        """``"60s"``, ``"2 min"``, ``"25 steps"`` or ``"1e5 calls"``."""
+        """Parse ``"60s"``, ``"2 min"``, ``"25 steps"`` or ``"1e5 calls"``.
+
+        Units are seconds, minutes, hours, outer steps and oracle calls. Common short forms are
+        accepted.
+
+        Errors: ConfigError if the text is not a number with a unit.
+        """
         match = re.fullmatch(
             r"([0-9]+\.?[0-9]*|\.[0-9]+)(e\+?[0-9]+)? ?([a-z ]+)",
             " ".join(str(text).lower().split()),
@@ -107,7 +117,7 @@ class Budget:
         return cls(seconds=amount * factor) if name == "seconds" else cls(**{name: int(amount)})
 
     def spent(self, seconds: float, steps: int, calls: int) -> float:
-        """The share of the budget used, from 0 to 1."""
+        """Return the share of the budget used, from 0 to 1."""
         if self.seconds is not None:
             share = seconds / self.seconds
         elif self.outer_steps is not None:

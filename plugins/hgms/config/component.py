@@ -1,5 +1,6 @@
-"""``frozen`` for components and ``checked`` for functions: what is wrong with arguments is said
-at once, with its place.
+"""Checks of arguments: ``frozen`` for components and ``checked`` for functions.
+
+Both report wrong arguments immediately, with their place.
 """
 
 from __future__ import annotations
@@ -23,13 +24,15 @@ Result = TypeVar("Result")
 
 
 def frozen(cls: type | None = None, /, **options: Any) -> Any:
-    """``attrs.frozen`` whose classes read their arguments by the types of their fields.
+    """Create a frozen attrs class that reads its arguments by their types.
 
-    Numbers of numpy and tensors of one number are taken as numbers, lists as tuples, a dictionary
-    of arguments as the object of a field. A value of another type or outside its range, and a
-    misspelt, missing or positional argument raise :class:`hgms_core.ConfigError`; several errors
-    are one :class:`hgms_core.ErrorGroup`. The place of each error starts with the argument. Objects
-    have a display for notebooks.
+    The types are the types of the fields. Numbers of NumPy and tensors with one number are accepted
+    as numbers, and lists as tuples. A dictionary of arguments is accepted as the object of a field.
+
+    A value of another type or outside its range raises :class:`hgms_core.ConfigError`. So does a
+    misspelt, missing or positional argument. Several errors are raised as one
+    :class:`hgms_core.ErrorGroup`. The place of each error starts with the argument. Objects have a
+    display for notebooks.
 
     >>> from hgms.config import positive
     >>> @frozen(kw_only=True)
@@ -52,8 +55,8 @@ def frozen(cls: type | None = None, /, **options: Any) -> Any:
         use 0.01
       expected 2 values (a number, a number), got 0.9 (betas)
 
-    A field with a converter, or with ``metadata={"own": True}``, is the class's own affair. Cost: a
-    few microseconds an object.
+    A field with a converter or with ``metadata={"own": True}`` is not read by its type: the class
+    handles its values. Cost: a few microseconds per object.
     """
     return (
         functools.partial(frozen, **options)
@@ -63,7 +66,10 @@ def frozen(cls: type | None = None, /, **options: Any) -> Any:
 
 
 def define(cls: type | None = None, /, **options: Any) -> Any:
-    """``attrs.define``, for objects that change, with the checks of :func:`frozen`."""
+    """Create a mutable attrs class with the checks of :func:`frozen`.
+
+    Options are the options of ``attrs.define``.
+    """
     return (
         functools.partial(define, **options)
         if cls is None
@@ -72,10 +78,10 @@ def define(cls: type | None = None, /, **options: Any) -> Any:
 
 
 def _checking(built: Any) -> Any:
-    """A class of attrs, with the arguments of its constructor read first."""
+    """Make the constructor of an attrs class read its arguments first."""
     write = built.__init__
     name = built.__name__
-    # when the first object is made: then all types are there
+    # evaluated for the first object, when all types are defined
     fields = functools.cache(lambda: _of_class(built))
 
     @functools.wraps(write)
@@ -89,7 +95,7 @@ def _checking(built: Any) -> Any:
         errors = [*_refused(fields(), read)]
         if errors:
             raise_all(errors)
-        if isinstance(failure, TypeError):  # a mistake in the class, which its traceback locates
+        if isinstance(failure, TypeError):  # an error in the class; its traceback shows the place
             raise failure
         raise as_error(failure) from None
 
@@ -100,8 +106,10 @@ def _checking(built: Any) -> Any:
 
 
 def checked(*own: str) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
-    """A decorator of functions whose arguments are read by their types, as :func:`frozen` does;
-    those that are called ``own`` are the function's own affair.
+    """Decorate a function so that its arguments are read by their types.
+
+    The rules are the same as for :func:`frozen`. Arguments named in ``own`` are not read by type:
+    the function handles them.
 
     >>> @checked("rows")
     ... def train(rows: list, steps: int = 10) -> int:
@@ -129,7 +137,7 @@ def checked(*own: str) -> Callable[[Callable[Arguments, Result]], Callable[Argum
 
 @attrs.frozen
 class _Argument:
-    """What is known of a field of a class, or of a parameter of a function."""
+    """Properties of a field of a class, or of a parameter of a function."""
 
     hint: Any
     read: Reader
@@ -139,8 +147,9 @@ class _Argument:
 
 
 def _hints(owner: Any) -> dict[str, Any]:
-    """Types that cannot be evaluated are not looked at: they may name what is imported for them
-    alone.
+    """Return the types of an owner; empty if they cannot be evaluated.
+
+    Such types may use names that are imported for type checking only.
     """
     try:
         return typing.get_type_hints(owner)
@@ -177,8 +186,9 @@ def _of_class(cls: Any) -> dict[str, _Argument]:
 
 
 def _check_of(field: Any) -> Callable[[Any], object] | None:
-    """What says alone whether a field takes a value: its converter, or its validator without the
-    object.
+    """Return the check of a single value of a field.
+
+    The check is the converter, or the validator without the object.
     """
 
     def convert(value: Any) -> None:
@@ -195,7 +205,7 @@ def _check_of(field: Any) -> Callable[[Any], object] | None:
 def _read(
     owner: str, arguments: Mapping[str, _Argument], args: tuple[Any, ...], values: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The arguments as the class or the function takes them."""
+    """Return the arguments in the form that the class or the function uses."""
     read: dict[str, Any] = {}
     errors: list[HgmsError] = []
     for name, value in (_named(owner, arguments, args, values) if args else values).items():
@@ -230,7 +240,10 @@ def _read(
 def _named(
     owner: str, arguments: Mapping[str, _Argument], args: tuple[Any, ...], values: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The arguments with those that were given by position under their names, where they may be."""
+    """Return all arguments by name, including arguments given by position.
+
+    Errors: ConfigError if an argument cannot be given by position, or is given twice.
+    """
     places = [name for name, argument in arguments.items() if argument.by_position]
     if len(args) > len(places):
         names = ", ".join(

@@ -1,9 +1,11 @@
-"""Tables to objects: a TOML table as the object that its fields' types describe.
+"""Conversion of tables to objects.
 
-Nothing is turned into something else on the way: every value is checked against the type and the
-validator of its field, and all errors are reported together, each with its place
-(:class:`hgms_core.ErrorGroup`). A field whose type is a protocol is looked up in the registry by
-the ``name`` in its table. :mod:`hgms.config.as_table` goes back.
+A TOML table is converted to the object that the types of its fields describe. Values are not
+converted to other types. Every value is checked against the type and the validator of its field.
+All errors are reported together, each with its place (:class:`hgms_core.ErrorGroup`).
+
+If the type of a field is a protocol, the registry is searched for the ``name`` in its table.
+:mod:`hgms.config.as_table` is the inverse conversion.
 """
 
 from __future__ import annotations
@@ -38,8 +40,9 @@ from hgms_core.registry import Registry, inside, layers_of
 
 
 def traits_of(registry: Registry, task: object) -> frozenset[str]:
-    """What the task that a table names promises; nothing of one that does not exist (which is
-    reported elsewhere).
+    """Return the traits of the task that a table names.
+
+    The result is empty for a task that does not exist. Another check reports that error.
     """
     name = task.get("name") if isinstance(task, Mapping) else task
     component = registry.find("task", name) if isinstance(name, str) else None
@@ -47,7 +50,10 @@ def traits_of(registry: Registry, task: object) -> frozenset[str]:
 
 
 def role_of(registry: Registry, method: object) -> str:
-    """What the registered method of that name is in comparisons: "floor", "ceiling", or nothing."""
+    """Return the role of a registered method in comparisons.
+
+    The role is ``"floor"``, ``"ceiling"`` or an empty string.
+    """
     component = registry.find("method", method) if isinstance(method, str) else None
     return str(getattr(component.target, "role", "")) if component is not None else ""
 
@@ -55,8 +61,9 @@ def role_of(registry: Registry, method: object) -> str:
 def structured(
     table: object, wanted: Any, registry: Registry, traits: frozenset[str] = frozenset()
 ) -> Any:
-    """The object of the type ``wanted`` that a table describes; a composition with its defaults on
-    a task with ``traits``.
+    """Return the object of the type ``wanted`` that a table describes.
+
+    A composition has its defaults for a task with ``traits``.
 
     Errors: HgmsError or ErrorGroup; the places start at the table.
     """
@@ -64,14 +71,17 @@ def structured(
 
 
 def converter_for(registry: Registry, traits: frozenset[str] = frozenset()) -> cattrs.Converter:
-    """A strict converter: nothing is turned into something else, and components are looked up in
-    ``registry``. Compositions have the defaults that they have on a task with ``traits``."""
+    """Return a strict converter that finds components in ``registry``.
+
+    Values are not converted to other types. Compositions have their defaults for a task with
+    ``traits``.
+    """
     return _Reader(registry, traits).converter
 
 
 @define(eq=False)
 class _Reader:
-    """The functions of a converter, each from a value and the type that is wanted."""
+    """The functions of a converter. Each takes a value and the wanted type."""
 
     registry: Registry
     traits: frozenset[str]
@@ -101,7 +111,7 @@ class _Reader:
         self.converter.register_structure_hook(Budget, self.budget)
 
     def component(self, value: object, protocol: Any) -> Any:
-        """A component by its name, from the other keys of its table."""
+        """Create a component by its name, from the other keys of its table."""
         kind = PROTOCOLS[protocol]
         table: Any = {"name": value} if isinstance(value, str) else value
         if not isinstance(table, Mapping):
@@ -112,7 +122,7 @@ class _Reader:
                     hint=f"use {value.__name__}(…)",
                 )
             if all(callable(getattr(value, method, None)) for method in kind.methods()):
-                return value  # of a person's own, from Python
+                return value  # a user's component, from Python
             message = f"expected a table with the name of {kind.with_article}, got {show(value)}"
             fail("wrong-type", message)
         name = table.get("name")
@@ -134,9 +144,11 @@ class _Reader:
         return self.table(rest, component.target)
 
     def table(self, value: object, cls: type) -> Any:
-        """An attrs class from the table of its fields, in the wrappers whose fields stand among
-        them. Every field is looked at, whatever is wrong with another. A string is the field that
-        the class names as its ``shorthand``.
+        """Create an object of an attrs class from the table of its fields.
+
+        The table may also contain the fields of wrappers, which then wrap the object. All fields
+        are checked, even if another field has an error. A string sets the field that the class
+        names as its ``shorthand``.
         """
         shorthand = getattr(cls, "shorthand", None)
         if shorthand is not None and (isinstance(value, str) or _is_laid(value)):
@@ -172,14 +184,17 @@ class _Reader:
         return built
 
     def short(self, value: Any, cls: type, shorthand: str) -> Any:
-        """A class from the string in place of its table, over which a table may have been laid."""
+        """Create an object from a string in place of its table.
+
+        A table may have been merged over the string.
+        """
         if isinstance(value, str):
             return self.table({shorthand: value}, cls)
         own = {key: item for key, item in value.items() if key != "name"}
         try:
             return self.table({shorthand: str(value["name"]), **own}, cls)
         except HgmsError as error:
-            # the table may stand in the string's place: hub for path
+            # the table may replace the string: hub for path
             with contextlib.suppress(HgmsError):
                 return self.table(own, cls)
             raise error from None
@@ -187,15 +202,18 @@ class _Reader:
     def layers(
         self, cls: type, table: Mapping[str, Any]
     ) -> tuple[dict[type, dict[str, attrs.Attribute[Any]]], Mapping[str, Any]]:
-        """The classes that the keys of a table may belong to, from the inside, each with its
-        fields; and the table without what wrappers that are not there have in every table."""
+        """Return the classes that the keys of a table may belong to, and the table.
+
+        The classes are ordered from the inside outwards, each with its fields. The returned table
+        excludes the defaults of wrappers that are not used.
+        """
         classes = layers_of(cls, table)
         if classes[0] is not Pipeline:
             return {cls: init_fields(cls)}, table
         layers = {
             layer: init_fields(layer) for layer in (Pipeline, *self.registry.wrappers, *classes)
         }
-        # a key is that of the first class that has it: of the pipeline, then of wrappers of ours
+        # a key belongs to the first class that has it: the pipeline, then wrappers of HGMS
         taken: set[str] = set()
         for layer, fields in layers.items():
             layers[layer] = {
@@ -217,7 +235,7 @@ class _Reader:
         fields: Mapping[str, attrs.Attribute[Any]],
         errors: list[HgmsError],
     ) -> dict[str, Any]:
-        """The values of a class's fields; errors are added to ``errors``."""
+        """Return the values of the fields of a class; add errors to ``errors``."""
         hints = type_hints(cls)
         arguments = {}
         for key, attribute in fields.items():
@@ -236,7 +254,10 @@ class _Reader:
         return arguments
 
     def value(self, value: object, hint: Any) -> Any:
-        """The value of a field; a number of a command line may be the text of a field of text."""
+        """Return the value of a field.
+
+        A number from a command line may be the text of a string field.
+        """
         first, *others = readings(value)
         try:
             return self.converter.structure(first, hint)
@@ -247,8 +268,9 @@ class _Reader:
             raise error from None
 
     def union(self, value: object, hint: Any) -> Any:
-        """The first member that fits, exact types first. The member that is a table speaks for a
-        table.
+        """Return the value of the first member that accepts it, exact types first.
+
+        For a table, errors come from the member that is a table.
         """
         members = list(typing.get_args(hint))
         if type(None) in members and value in (None, "none"):
@@ -261,7 +283,7 @@ class _Reader:
         members = [
             member for member in members if len(members) == 1 or member not in parts.values()
         ]
-        # a file holds no function
+        # a file cannot contain a function
         members = [member for member in members if not origin_is(member, Callable)] or members
         members.sort(key=lambda member: type(value) is not member)
         failures = []
@@ -278,8 +300,9 @@ class _Reader:
         _unexpected(hint, value)
 
     def part(self, value: object, parts: Mapping[str, type]) -> Any:
-        """One of a few classes by its name, from the other keys of its table: a choice that no
-        plugin adds to.
+        """Create an object of one of a few classes, selected by name.
+
+        The other keys of the table are its arguments. Plugins cannot add classes to this choice.
         """
         table: Any = {"name": value} if isinstance(value, str) else value
         names = ", ".join(parts)
@@ -310,7 +333,7 @@ class _Reader:
         if not isinstance(value, Mapping):
             _unexpected(hint, value)
         inner = self.reader(typing.get_args(hint)[1])
-        # which the table replaces
+        # the table replaces these entries
         named = ((key, item, inner) for key, item in value.items() if not isinstance(item, Short))
         return gathered(named)
 
@@ -330,7 +353,7 @@ def _is_named(value: object) -> bool:
 
 
 def _is_laid(value: object) -> bool:
-    """Whether it is a table that was laid over a string."""
+    """Return whether the value is a table that was merged over a string."""
     return isinstance(value, Mapping) and isinstance(value.get("name"), Short)
 
 
@@ -348,7 +371,7 @@ def _unexpected(hint: Any, value: object) -> NoReturn:
 
 
 def _complaint(attribute: attrs.Attribute[Any], value: object) -> HgmsError | None:
-    """Return the error of a field's validator, so that one bad field does not hide the next.
+    """Return the error of a field's validator, so that all errors can be reported.
 
     Validators that read the whole object run when it is built.
     """
@@ -360,7 +383,7 @@ def _complaint(attribute: attrs.Attribute[Any], value: object) -> HgmsError | No
 
 
 def _required(hint: Any) -> str:
-    """What a table of this class cannot do without."""
+    """Return a text that lists the required fields of a class."""
     fields = init_fields(hint) if isinstance(hint, type) and attrs.has(hint) else {}
     names = [key for key, attribute in fields.items() if attribute.default is attrs.NOTHING]
     return f" with {' and '.join(names)}" if names else ""

@@ -1,11 +1,14 @@
-"""What objects of this process are, as digests: runs belong together where these are the same.
+"""Fingerprints: digests that identify objects of this process.
 
-A configuration names its components; an object made in a script or a notebook has no name that says
-what it is. Its fingerprint is made of its values and of its code: bytes of tensors and arrays,
-fields of objects, the bytecode of functions with the defaults, closures and global variables they
-use. A local module counts by its source and that of the local modules that it imports. Code of
-libraries is known by its name. What has neither values nor code that can be read (a
-socket, a generator) counts by its type.
+Runs belong together if their fingerprints are equal. A configuration names its components. An
+object from a script or a notebook has no identifying name, so its fingerprint depends on its values
+and its code:
+
+- the bytes of tensors and arrays, and the fields of objects;
+- the bytecode of functions, with the defaults, closures and global variables that they use;
+- the source of a local module, and the source of the local modules that it imports;
+- the name of library code;
+- the type of an object without readable values or code (a socket, a generator).
 """
 
 from __future__ import annotations
@@ -34,12 +37,12 @@ from hgms_core import Problem
 from hgms_core.host import FIRST_PARTY
 
 DEPTH = 200
-"""Levels of objects in objects; what lies deeper counts by its type."""
+"""Maximum levels of nested objects; deeper objects are identified by their type."""
 
 _SCALARS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 
 _RANDOM = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
-"""Their state is another after every draw."""
+"""Random generators, which have another state after every draw."""
 
 _UNTOLD = {
     "__dict__",
@@ -65,12 +68,13 @@ _UNTOLD = {
     "__dataclass_fields__",
     "__dataclass_params__",
 }
-"""Attributes of classes that say nothing of what they do."""
+"""Attributes that do not describe the behaviour of a class."""
 
 
 def fingerprint(value: object) -> str:
-    """Twelve hex digits that are the same for the same values and code, also in another process of
-    the same Python.
+    """Return twelve hex digits that identify the values and the code.
+
+    They are the same for the same values and code, also in another process of the same Python.
 
     >>> scale = 2.0
     >>> fingerprint(lambda x: x * scale) == fingerprint(lambda x: x * scale)
@@ -84,8 +88,10 @@ def fingerprint(value: object) -> str:
 
 
 def fingerprints(problem: Problem) -> dict[str, str]:
-    """That of each field of a problem, of those that are not left at their defaults. A module's
-    parameters that x0 names do not count: a loss takes those of x.
+    """Return the fingerprint of each field of a problem that is not at its default.
+
+    If x0 names parameters of a module, their values are excluded, because a loss uses the values in
+    x.
 
     >>> problem = Problem(
     ...     theta0={},
@@ -110,15 +116,13 @@ def fingerprints(problem: Problem) -> dict[str, str]:
 
 
 class _Fingerprints:
-    """Digests of objects, each made once. A cycle is cut where it closes."""
+    """Digests of objects, each computed once. A cycle is cut at its closing reference."""
 
     def __init__(self, replaced: Mapping[str, torch.Tensor] | None = None) -> None:
         self._replaced = {} if replaced is None else replaced
         self._shapes_only: set[int] = set()
         self._known: dict[int, str] = {}
-        self._kept: list[
-            object
-        ] = []  # else another object could get the number of one that is gone
+        self._kept: list[object] = []  # keeps ids unique: Python reuses the id of a deleted object
         self._open: set[int] = set()
         self._is_library = functools.cache(_libraries())
 
@@ -150,14 +154,16 @@ class _Fingerprints:
             if isinstance(value, types_):
                 yield from parts(value)
                 return
-        if callable(value) and not hasattr(value, "__dict__"):  # compiled code, known by its name
+        if callable(value) and not hasattr(
+            value, "__dict__"
+        ):  # compiled code, identified by its name
             yield f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', '')}"
         else:
             yield from self._object(value)
 
     @functools.cached_property
     def _readers(self) -> list[tuple[tuple[type, ...], Callable[[Any], Iterable[object]]]]:
-        """What an object is made of, by its type."""
+        """The functions that yield the parts of an object, by its type."""
         digest = self.of
         return [
             (_SCALARS, lambda value: [repr(value)]),
@@ -226,7 +232,10 @@ class _Fingerprints:
         yield from map(self.of, code.co_consts)
 
     def _source(self, module: str) -> Iterable[str]:
-        """The digests of a module's source and of the local modules that it imports."""
+        """Return the digests of a module and of the local modules that it imports.
+
+        Each digest covers the source of a module.
+        """
         return () if self._is_library(module) else source_digests(module).values()
 
     def _class(self, cls: type) -> Iterator[object]:
@@ -246,11 +255,12 @@ class _Fingerprints:
                     yield from (name, self.of(function))
 
     def _module(self, module: torch.nn.Module) -> Iterator[object]:
-        """Classes, tensors, hooks and settings of a module and those inside; of a library's also
-        what it remembers is left out, which is of no use for the result or made anew in every
-        process.
+        """Yield the classes, tensors, hooks and settings of a module and its submodules.
+
+        For a module of a library, its other state is excluded. That state does not affect the
+        result, or each process recomputes it.
         """
-        if "_orig_mod" in module._modules:  # a compiled one
+        if "_orig_mod" in module._modules:  # a compiled module
             yield self.of(module._modules["_orig_mod"])
             return
         if self._replaced:
@@ -299,7 +309,10 @@ class _Fingerprints:
 
 
 def _reduced(value: object) -> dict[str, object]:
-    """What the values of a compiled class are, as it tells pickle; nothing where it does not."""
+    """Return the state of an object of a compiled class, from its pickle protocol.
+
+    The result is empty if the object does not provide its state.
+    """
     with contextlib.suppress(Exception):
         own = copyreg.dispatch_table.get(type(value))
         reduced: Any = value.__reduce_ex__(2) if own is None else own(value)
@@ -313,7 +326,7 @@ def _reduced(value: object) -> dict[str, object]:
 
 @functools.cache
 def first_party() -> frozenset[str]:
-    """The top-level modules of HGMS itself."""
+    """Return the top-level modules of HGMS."""
     try:
         points = distribution(FIRST_PARTY).entry_points
     except PackageNotFoundError:
@@ -336,7 +349,7 @@ def _slots(cls: type) -> Iterable[str]:
 
 
 def _globals_of(code: types.CodeType) -> Iterator[str]:
-    """The global variables that a function and those defined in it read."""
+    """Yield the global variables that a function and its inner functions read."""
     for instruction in dis.get_instructions(code):
         if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
             yield str(instruction.argval)
@@ -346,13 +359,16 @@ def _globals_of(code: types.CodeType) -> Iterator[str]:
 
 
 def _is_generated(function: object) -> bool:
-    """Whether attrs or dataclasses wrote the method: it says what the fields say."""
+    """Return whether attrs or dataclasses generated the method.
+
+    The fields already contain all information about such a method.
+    """
     code = getattr(function, "__code__", None)
     return code is not None and code.co_filename.startswith(("<attrs generated", "<string>"))
 
 
 def _imports_of(code: types.CodeType, package: str | None) -> Iterator[str]:
-    """The modules that a function and those defined in it import when they are called."""
+    """Yield the modules that a function and its inner functions import when called."""
     constants: list[object] = []
     for instruction in dis.get_instructions(code):
         if instruction.opname in ("LOAD_CONST", "LOAD_SMALL_INT"):
@@ -367,8 +383,9 @@ def _imports_of(code: types.CodeType, package: str | None) -> Iterator[str]:
 
 
 def _imported(name: str, names: Any, level: int, package: str | None) -> Iterator[str]:
-    """The modules of one import statement: the module, and those of its ``names`` that may be
-    modules.
+    """Yield the modules of one import statement.
+
+    These are the module, and each of its ``names`` that may be a module.
     """
     try:
         module = importlib.util.resolve_name("." * level + name, package)
@@ -379,12 +396,13 @@ def _imported(name: str, names: Any, level: int, package: str | None) -> Iterato
 
 
 def source_digests(module: str) -> dict[str, str]:
-    """The sha256 of the source of a module and of the local modules that it imports, directly or
-    through others, by name. Local are modules outside of Python's folders, and those of the
-    module's own package.
+    """Return the sha256 of the sources of a module and its local imports, by name.
 
-    Empty for a module without a readable source. The script itself (``__main__``) is not read: it
-    changes all the time, and its functions have digests of their own.
+    Imports may be direct or indirect. A module is local if it is outside of Python's folders, or in
+    the package of the given module.
+
+    The result is empty for a module without a readable source. The script itself (``__main__``) is
+    not read, because it changes constantly and its functions have separate digests.
 
     >>> list(source_digests("hgms.config.json_values"))[:1]
     ['hgms.config.json_values']
@@ -410,7 +428,7 @@ def _is_package(module: str) -> bool:
 
 
 def _source_of(module: str, top: str) -> bytes | None:
-    """The source of a local module; None for other modules."""
+    """Return the source of a local module; ``None`` for other modules."""
     parent, _, _ = module.rpartition(".")
     own = module.partition(".")[0] == top
     if module == "__main__" or (not own and module.partition(".")[0] in first_party()):
@@ -430,7 +448,7 @@ def _source_of(module: str, top: str) -> bytes | None:
 
 @functools.lru_cache(maxsize=1024)
 def _imports_in(source: bytes, package: str) -> tuple[str, ...]:
-    """The modules that a source imports anywhere in it."""
+    """Return the modules that a source imports at any place."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError):
@@ -451,17 +469,21 @@ _LIBRARIES = tuple(
     )
 )
 _INSTALLED = ("site-packages", "dist-packages")
-"""Folders of installed packages that sysconfig does not name: those of the user and the system."""
+"""Folders of installed packages that sysconfig does not name.
+
+They belong to the user and the system.
+"""
 
 
 def is_library_file(file: str) -> bool:
-    """Whether a file is in a folder of Python or of installed packages."""
+    """Return whether a file is in a folder of Python or of installed packages."""
     return file.startswith(_LIBRARIES) or any(part in _INSTALLED for part in Path(file).parts)
 
 
 def _libraries() -> Callable[[str | None], bool]:
-    """Whether a module's code is that of an installed package or of Python, which its name
-    stands for.
+    """Return a predicate for modules of an installed package or of Python.
+
+    The name of such a module represents its code.
     """
     known = first_party() | set(sys.builtin_module_names)
 

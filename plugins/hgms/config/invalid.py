@@ -1,5 +1,6 @@
-"""The fields of a table and their types, in words; the kinds of component that a class may be
-of.
+"""Descriptions of the fields of a table and their types; kinds of a class.
+
+The kinds are the kinds of component that a class may belong to.
 """
 
 from __future__ import annotations
@@ -17,13 +18,16 @@ from hgms_core import ConfigError, unknown_name
 from hgms_core.registry import KINDS, Kind, Registry, faults_of, method_faults
 
 PROTOCOLS: dict[Any, Kind] = {kind.protocol: kind for kind in KINDS.values()}
-"""The kind of component that a field with a protocol as its type holds."""
+"""The kind of component for a field, by the protocol that is the field's type."""
 
 SCALARS = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
 
 
 def type_hints(cls: type) -> dict[str, Any]:
-    """The types of an attrs class's fields, evaluated."""
+    """Return the evaluated types of the fields of an attrs class.
+
+    Errors: ConfigError if a type cannot be resolved.
+    """
     try:
         return dict(_type_hints(cls))
     except NameError as error:
@@ -36,12 +40,12 @@ def type_hints(cls: type) -> dict[str, Any]:
 
 @functools.cache
 def _type_hints(cls: Any) -> dict[str, Any]:
-    # it takes a millisecond, and every configuration of a grid asks for the types of all its parts
+    # cached: a call takes a millisecond, and each configuration of a grid needs all types
     return typing.get_type_hints(cls)
 
 
 def init_fields(cls: type) -> dict[str, attrs.Attribute[Any]]:
-    """The fields that a configuration may set, by the name of their argument."""
+    """Return the fields that a configuration may set, by argument name."""
     return {
         field.alias or field.name: field
         for field in attrs.fields(cls)
@@ -50,8 +54,11 @@ def init_fields(cls: type) -> dict[str, attrs.Attribute[Any]]:
 
 
 def is_plain(cls: type, name: str) -> bool:
-    """Whether this is a number or a text of the class that wants a type to be a field: none of a
-    ClassVar, nor of what every component of its kind has."""
+    """Return whether a name is a class attribute that needs a type to be a field.
+
+    Such an attribute is a number or a string. ClassVar attributes are excluded, and so are
+    attributes that every component of the kind has.
+    """
     typed = any(
         name in vars(base).get("__annotations__", {}) for base in (*cls.__mro__, *PROTOCOLS)
     )
@@ -59,7 +66,10 @@ def is_plain(cls: type, name: str) -> bool:
 
 
 def plain_attribute(cls: type, name: str) -> ConfigError:
-    """Return the error for a class attribute that is not a field because it has no type."""
+    """Return the error for a class attribute that is not a field.
+
+    The attribute is not a field because it has no type.
+    """
     value = getattr(cls, name)
     return ConfigError(
         "unknown-option",
@@ -90,12 +100,15 @@ spell = Words(
     mapping="a table",
     function="a function (from Python only)",
 ).spell
-"""A type in words, for messages about files and ``hgms describe``."""
+"""Describe a type, for messages about files and for ``hgms describe``."""
 
 
 def kinds_of(target: type) -> list[Kind]:
-    """The kinds whose methods the class has, the nearest first (:func:`nearness`); which one it is
-    if its signatures are right for one only."""
+    """Return the kinds whose methods the class has, the nearest first.
+
+    The order is given by :func:`nearness`. If the signatures are right for some kinds, only these
+    kinds are returned.
+    """
     likely = [
         kind
         for kind in KINDS.values()
@@ -113,9 +126,11 @@ def available(registry: Registry, kind: Kind) -> str:
 
 
 def nearness(kind: Kind, target: type) -> int:
-    """How much of a kind's protocol a class has: its methods, and once more those with the right
-    parameters. So a method with a misnamed parameter is no outer optimiser, though it has ``init``
-    and ``step``: it has ``result`` too.
+    """Return how closely a class matches the protocol of a kind.
+
+    The score is the number of methods of the kind, plus the number of methods with the right
+    parameters. This distinguishes a method with a misnamed parameter from an outer optimiser: both
+    have ``init`` and ``step``, but a method also has ``result``.
     """
     here = [name for name in kind.methods() if callable(getattr(target, name, None))]
     return len(here) + sum(not method_faults(target, name, kind.methods()[name]) for name in here)

@@ -1,5 +1,7 @@
-"""Components as arguments of others: whether one is of the kind that a field takes, and what to
-write where it is not.
+"""Components as arguments of other components.
+
+The functions check whether a component is of the kind that a field requires. If it is not, they
+suggest a valid value.
 """
 
 from __future__ import annotations
@@ -35,12 +37,12 @@ KINDS: dict[Any, str] = {
     Task: "a task",
     Method: "a method",
 }
-"""The kinds of component in words, by their protocols."""
+"""Descriptions of the kinds of component, by protocol."""
 
 
 @functools.cache
 def methods(protocol: Any) -> frozenset[str]:
-    """The methods of a protocol."""
+    """Return the methods of a protocol."""
     return frozenset(
         name
         for name, value in vars(protocol).items()
@@ -49,8 +51,10 @@ def methods(protocol: Any) -> frozenset[str]:
 
 
 def is_of(kind: Any, value: object) -> bool:
-    """Whether a component, or its class, has the methods of a kind, and not those of one that has
-    more: a method has those of an outer optimiser, too.
+    """Return whether a component, or its class, has the methods of a kind.
+
+    The result is False if it also has the methods of a larger kind. For example, a method also has
+    the methods of an outer optimiser.
 
     >>> from hgms_core import Pipeline
     >>> is_of(Method, Pipeline), is_of(OuterOptimizer, Pipeline)
@@ -66,8 +70,10 @@ def _has(value: object, names: frozenset[str]) -> bool:
 
 
 def part(value: Any, kind: Any) -> Any:
-    """The component that a field of this kind gets, None where ``value`` is none; a function may
-    solve linear systems.
+    """Return the component for a field of this kind.
+
+    The result is ``None`` if ``value`` is not such a component. A function may solve linear
+    systems: it is accepted as a linear solver.
     """
     if isinstance(value, type):
         return None
@@ -77,7 +83,10 @@ def part(value: Any, kind: Any) -> Any:
 
 
 def instead(value: object, kind: Any) -> ConfigError:
-    """Return the error for a value that is not a component of the kind, with a valid one."""
+    """Return the error for a value that is not a component of the kind.
+
+    The hint suggests a valid value.
+    """
     cls = value if isinstance(value, type) else type(value)
     needed = ", ".join(sorted(methods(kind)))
     message = f"expected {KINDS[kind]} (an object with {needed}), got {got(value)}"
@@ -108,12 +117,13 @@ def _imported(cls: type) -> str:
 
 
 def _classes(kind: Any) -> dict[str, type]:
-    """The classes of a kind in the installed plugins, by the names that configurations have for
-    them.
+    """Return the classes of a kind in the installed plugins.
+
+    The keys are the names that configurations use for them.
     """
     classes: dict[str, type] = {}
     for point in entry_points(group="hgms"):
-        with contextlib.suppress(Exception):  # a plugin that does not load has nothing to offer
+        with contextlib.suppress(Exception):  # skip a plugin that does not load
             hooks = [
                 hook
                 for name, hook in vars(point.load()).items()

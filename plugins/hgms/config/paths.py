@@ -1,4 +1,4 @@
-"""Paths as users write them, and digests of the files at them."""
+"""Paths as users write them, and digests of files."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ from pathlib import Path
 from hgms_core import ConfigError
 
 LARGE = 2**26
-"""Bytes from which the digest of a file is also stored in the cache: about 0.1 s of hashing."""
+"""Minimum size in bytes for storing the digest of a file in the cache too.
+
+Hashing takes about 0.1 s for this size.
+"""
 
 
 def expand(path: str, place: tuple[str | int, ...] = ()) -> Path:
-    """The path with ``~`` and ``$VARIABLES`` replaced.
+    """Replace ``~`` and ``$VARIABLES`` in a path.
 
-    Errors: ConfigError at ``place`` for a variable that is not set, a user without a home, and
-        characters that no path has.
+    Errors: ConfigError at ``place`` if a variable is not set, a user has no home, or the path
+        contains a character that paths cannot have.
 
     >>> expand("~/runs") == Path.home() / "runs"
     True
@@ -52,8 +55,10 @@ def expand(path: str, place: tuple[str | int, ...] = ()) -> Path:
 
 
 def cache_folder(kind: str = "tokens") -> Path:
-    """The folder for results of one kind that need not be computed twice: in ``$HGMS_CACHE``, or
-    in ``hgms`` of the user's cache.
+    """Return the cache folder for results of one kind.
+
+    Cached results are not recomputed. The folder is in ``$HGMS_CACHE``, or in ``hgms`` in the
+    user's cache.
     """
     own = os.environ.get("HGMS_CACHE")
     root = Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "hgms"
@@ -61,8 +66,10 @@ def cache_folder(kind: str = "tokens") -> Path:
 
 
 def file_digest(path: Path) -> str:
-    """The sha256 of all bytes of a file. It is computed again only if the file's size, its times
-    or its inode have changed; of files from 64 MiB on also in other processes.
+    """Return the sha256 of all bytes of a file.
+
+    The digest is recomputed only if the file's size, its times or its inode have changed. For files
+    of at least 64 MiB, this also applies in other processes.
 
     Errors: OSError, also if the path is not a regular file.
     """
@@ -88,7 +95,10 @@ def _digest(path: Path, state: tuple[int, ...]) -> str:
 
 
 def _store(path: Path, text: str) -> None:
-    """Write a small file at once; without it the digest is only computed again."""
+    """Write a small file in one step.
+
+    Errors are ignored, because without the file the digest is only recomputed.
+    """
     aside = path.with_name(f"{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -99,13 +109,14 @@ def _store(path: Path, text: str) -> None:
 
 
 def data_fingerprint(files: Iterable[Path]) -> dict[str, list[str]]:
-    """What ``made_of`` of a task returns: the sha256 of the files that its problem is built from,
-    in their order; empty without files.
+    """Return the sha256 of each file that a problem is built from.
 
-    A run belongs to the contents of its files, so a run on other files is another run. A task
-    calls it with all files that ``problem`` reads.
+    A task returns this value from ``made_of``, and passes all files that ``problem`` reads. The
+    digests have the order of the files. Without files the result is empty.
 
-    Errors: OSError for a file that cannot be read.
+    A run belongs to the contents of its files, so a run on other files is another run.
+
+    Errors: OSError if a file cannot be read.
 
     >>> data_fingerprint([])
     {}

@@ -1,5 +1,6 @@
-"""Arguments read by the types of their fields: what a person may mean by them, and what is wrong
-with the others.
+"""Readers of arguments by the types of their fields.
+
+Readers accept the values that a user may mean, and report errors for other values.
 """
 
 from __future__ import annotations
@@ -21,46 +22,54 @@ from hgms.config.words import origin_is, spelled
 from hgms_core import ConfigError, HgmsError, raise_all, unknown_name
 
 Reader = Callable[[Any], Any]
-"""The value that a field gets, from what a person wrote for it."""
+"""A function from the value that a user wrote to the value of a field."""
 
 
 def fail(code: str, message: str, **parts: Any) -> NoReturn:
-    """Raise ConfigError about the value that is read; the callers add its place."""
+    """Raise ConfigError about the value being read; the callers add its place."""
     raise ConfigError(code, message, **parts)
 
 
 def complaint(check: Callable[[Any], object], value: object, name: str) -> HgmsError | None:
-    """Return the error of a validator for the argument ``name``; None if the value passes.
+    """Return the error of a validator for the argument ``name``.
 
-    A validator that fails for another reason passes here: it fails again when the object is built.
+    The result is ``None`` if the value passes. Other exceptions of a validator are ignored here,
+    because they recur when the object is built.
     """
     try:
         check(value)
     except (ValueError, HgmsError) as error:
         return as_error(error, name)
     except Exception as error:
-        if isinstance(error, TypeError) and len(error.args) == 4:  # that of attrs' instance_of
+        if isinstance(error, TypeError) and len(error.args) == 4:  # from attrs' instance_of
             return as_error(error, name)
     return None
 
 
 def as_error(error: Exception, *place: str) -> HgmsError:
-    """Return an error of HGMS as it is, and that of another validator with a place."""
+    """Convert an exception to an error of HGMS with a place.
+
+    An error of HGMS is returned; it gets ``place`` only if it has no place. The error of another
+    validator becomes a ConfigError.
+    """
     if isinstance(error, HgmsError):
         has_place = not place or any(part.place for part in error.errors)
         return error if has_place else error.at(*place)
-    # attrs puts the field and the value behind its sentence
+    # attrs adds the field and the value after its sentence
     text = str(error.args[0]) if error.args else type(error).__name__
     code = "wrong-type" if isinstance(error, TypeError) else "wrong-value"
     return ConfigError(code, text, place=place)
 
 
-# --- what may be given
+# --- readers
 # --------------------------------------------------------------------------------------------------
 
 
 def reader(hint: Any) -> Reader:
-    """What reads values of a type; what no reader knows is taken as it is."""
+    """Return the reader for values of a type.
+
+    Values of a type without a reader are accepted unchanged.
+    """
     if hint is Any:
         return lambda value: value
     if hint in SCALARS:
@@ -97,7 +106,7 @@ def _generic(hint: Any, origin: Any, arguments: tuple[Any, ...]) -> Reader:
 
 
 def _plain(value: Any) -> Any:
-    """A single number of numpy's or torch's as Python's own."""
+    """Convert a single number of NumPy or torch to a Python number."""
     return (
         value.item()
         if getattr(value, "ndim", None) == 0 and callable(getattr(value, "item", None))
@@ -152,8 +161,10 @@ SCALARS: dict[Any, Reader] = {bool: _truth, int: _integer, float: _number, str: 
 
 
 def choice_of(value: object, hint: Any, otherwise: Callable[[Any, object], NoReturn]) -> Any:
-    """The member of a ``Literal`` that a value is; words that are none are named with the
-    nearest, others ``otherwise``.
+    """Return the member of a ``Literal`` that is equal to a value.
+
+    For any other string, the error suggests the nearest member. Other values are passed to
+    ``otherwise``.
     """
     choices = typing.get_args(hint)
     for choice in choices:
@@ -188,7 +199,7 @@ def _union(hint: Any, members: tuple[Any, ...]) -> Reader:
                 misspelt += [error] * (
                     isinstance(value, str) and typing.get_origin(member) is Literal
                 )
-        # An error deep inside belongs to the member that the value resembles most.
+        # An error at an inner place belongs to the member that the value resembles most.
         infinite = isinstance(value, float) and math.isinf(value)
         inside = [error for error in failures if error.errors[0].place or infinite]
         words = [member for member, _ in readers if not origin_is(member, Callable)]
@@ -235,7 +246,10 @@ def _mapping(hint: Any, function: Reader) -> Reader:
 
 
 def gathered(items: Iterable[tuple[Any, Any, Reader]]) -> dict[Any, Any]:
-    """Return each (key, value, reader) as key and read value; raise all errors together."""
+    """Return each (key, value, reader) as key and read value.
+
+    Errors: all errors are raised together.
+    """
     values = {}
     errors: list[HgmsError] = []
     for key, item, function in items:
@@ -255,7 +269,10 @@ def _budget(value: Any) -> Budget:
 
 
 def _object(value: Any, cls: Any) -> Any:
-    """An object of the class, or the table of its fields, as a configuration has it."""
+    """Return an object of the class, from such an object or a table of its fields.
+
+    The table has the form used in configurations.
+    """
     if isinstance(value, cls):
         return value
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
@@ -270,7 +287,7 @@ def _built(cls: Any, *args: Any, **arguments: Any) -> Any:
         raise as_error(error) from None
 
 
-# --- what may have been meant
+# --- hints for wrong values
 # --------------------------------------------------------------------------------------------------
 
 
@@ -312,7 +329,7 @@ def _guesses(value: Any) -> Iterator[Any]:
     elif getattr(value, "shape", None) is not None and math.prod(value.shape) == 1:
         yield value.item()
     elif isinstance(value, list | tuple) and len(value) == 1 and not isinstance(value[0], str):
-        # a guess is not guessed at
+        # a guess is not expanded to further guesses
         yield value[0]
 
 

@@ -1,5 +1,6 @@
-"""Tables: TOML and JSON read without trust (bounds on depth and numbers), values laid over a
-table, tables compared.
+"""Tables: read TOML and JSON, merge values, compare tables.
+
+The input is not trusted: its depth and its numbers are bounded.
 """
 
 from __future__ import annotations
@@ -15,16 +16,19 @@ from typing import Any
 from hgms_core import CheckpointError, ConfigError, overlay
 
 DEPTH = 64
-"""Levels of tables and lists in a file, at most."""
+"""Maximum number of levels of tables and lists in a file."""
 
 SETTING_DEPTH = 32
-"""Levels of the key of one ``--set``, at most."""
+"""Maximum number of levels in the key of one ``--set``."""
 
 LARGEST = 1 << 20
-"""Bytes of a configuration file, at most: those that people write have thousands."""
+"""Maximum size of a configuration file in bytes.
 
-# The tokens of TOML as far as keys need them. After a quote that begins no complete string the text
-# is not valid TOML, so the search ends there; this also keeps its time linear.
+Files that users write have thousands of bytes.
+"""
+
+# The tokens of TOML that matter for keys. A quote that does not start a complete string is invalid
+# TOML, so the search ends there. This also keeps its time linear.
 _TOKEN = re.compile(
     r"""
     (?P<text> "{3} (?: [^"\\] | \\. | "(?!"") )*+ "{3,5}+ | '{3} (?: [^'] | '(?!'') )*+ '{3,5}+
@@ -38,19 +42,21 @@ _TOKEN = re.compile(
     re.DOTALL | re.VERBOSE,
 )
 _NUMBER = re.compile(r"[+-]?(?:\d+\.|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
-"""Numbers as people write them and TOML does not: ``.5``, ``5.``"""
+"""Numbers that users write but TOML does not allow: ``.5``, ``5.``"""
 
 
 def parse_json(data: bytes, name: str) -> Any:
-    """A value of JSON; CheckpointError, naming the file, for any other text and for what
-    :func:`check` refuses.
+    """Parse a JSON value; ``name`` is the file name in errors.
+
+    Errors: CheckpointError if the text is not valid JSON, or if :func:`check` rejects the value.
     """
     return _parsed(json.loads, data, name, "JSON ({})")
 
 
 def parse_toml(text: str, name: str) -> dict[str, Any]:
-    """A table of TOML; CheckpointError, naming the file, for any other text and for what
-    :func:`check` refuses.
+    """Parse a TOML table; ``name`` is the file name in errors.
+
+    Errors: CheckpointError if the text is not valid TOML, or if :func:`check` rejects the table.
     """
     if has_deep_key(text):
         raise _too_deep(name)
@@ -59,8 +65,10 @@ def parse_toml(text: str, name: str) -> dict[str, Any]:
 
 
 def has_deep_key(text: str) -> bool:
-    r"""Whether TOML has a dotted key of more than ``DEPTH`` parts, for which tomllib takes time in
-    the square of the parts. Takes time in proportion to the text.
+    r"""Return whether TOML has a dotted key of more than ``DEPTH`` parts.
+
+    For such a key, the time of tomllib is quadratic in the number of parts. The time of this
+    function is linear in the length of the text.
 
     >>> has_deep_key(".".join([r'"a\"b"'] * 65) + " = 1")
     True
@@ -98,8 +106,11 @@ def _parsed(parser: Callable[[Any], Any], text: str | bytes, name: str, form: st
 
 
 def check(value: object, name: str) -> None:
-    """CheckpointError where a value is nested too deeply to be walked, or holds a whole number of
-    more than 64 bits or text that no encoding has."""
+    """Check the depth, the integers and the text of a value.
+
+    Errors: CheckpointError if the value is nested too deeply to traverse, has an integer of more
+        than 64 bits, or has text that cannot be encoded.
+    """
     level = [value]
     for _ in range(DEPTH):
         below: list[object] = []
@@ -131,9 +142,12 @@ def _too_deep(name: str) -> CheckpointError:
 
 
 def tables_of(path: Path, what: str) -> dict[str, Any]:
-    """The tables of a TOML file; ``what`` it is, for the ConfigError of one that cannot be read."""
+    """Return the tables of a TOML file; ``what`` describes the file in errors.
+
+    Errors: ConfigError if the file cannot be read.
+    """
     try:
-        if path.exists() and not (path.is_file() or path.is_dir()):  # a pipe has no end
+        if path.exists() and not (path.is_file() or path.is_dir()):  # a pipe may have no end
             raise OSError("the path is not a regular file")
         with path.open("rb") as stream:
             data = stream.read(LARGEST + 1)
@@ -149,8 +163,9 @@ def tables_of(path: Path, what: str) -> dict[str, Any]:
 
 
 def read_toml(text: str, source: str) -> dict[str, Any]:
-    """The tables of a TOML text; ``source`` is its file's name, for the ConfigError of one that
-    is not valid.
+    """Return the tables of a TOML text; ``source`` is its file name in errors.
+
+    Errors: ConfigError if the text is not valid.
     """
     try:
         return parse_toml(text, source)
@@ -161,8 +176,11 @@ def read_toml(text: str, source: str) -> dict[str, Any]:
 def lay_options(
     table: dict[str, Any], sets: Iterable[str], seed: int | None = None, **run: str | None
 ) -> list[tuple[str, ...]]:
-    """Lay what a command line says over a file's table: each ``--set``, the seed, and settings of
-    ``[run]`` (None: the file's). The places of what was set."""
+    """Merge the settings of a command line into the table of a file.
+
+    The settings are each ``--set``, the seed, and settings of ``[run]``. ``None`` keeps the value
+    of the file. The result is the places of each ``--set``.
+    """
     places = [lay(table, assignment) for assignment in sets]
     if seed is not None:
         table["seed"] = seed
@@ -173,9 +191,10 @@ def lay_options(
 
 
 def lay(table: dict[str, Any], assignment: str, written: str | None = None) -> tuple[str, ...]:
-    """Lay one ``a.b.c=value`` over the table. The value is TOML; numbers may also be written as
-    ``.5`` and ``5.``; other text, and dates, are strings. ``written`` is the whole option as the
-    user wrote it, for messages.
+    """Merge one assignment ``a.b.c=value`` into the table.
+
+    The value is TOML. Numbers may also be written as ``.5`` and ``5.``. Other text, and dates,
+    become strings. ``written`` is the whole option as the user wrote it, for messages.
     """
     key, equals, text = assignment.partition("=")
     path = tuple(part.strip() for part in key.split("."))
@@ -217,7 +236,7 @@ def _value(text: str) -> Any:
 
 
 class WrittenInt(int):
-    """A number of a command line with its ``text``, which a field of text takes."""
+    """An integer from a command line, with its ``text`` for string fields."""
 
     text: str
 
@@ -231,7 +250,7 @@ class WrittenInt(int):
 
 
 class WrittenFloat(float):
-    """A number of a command line with its ``text``, which a field of text takes."""
+    """A number from a command line, with its ``text`` for string fields."""
 
     text: str
 
@@ -245,7 +264,10 @@ class WrittenFloat(float):
 
 
 def readings(value: Any) -> list[Any]:
-    """The values that a setting may stand for: a number of a command line also for its text."""
+    """Return the possible values of a setting.
+
+    A number from a command line may also mean its text.
+    """
     if isinstance(value, WrittenInt):
         return [int(value), value.text]
     if isinstance(value, WrittenFloat):
@@ -254,17 +276,19 @@ def readings(value: Any) -> list[Any]:
 
 
 class Short(str):
-    """A string over which a table was laid, as the ``name`` in that table: a component's name, or
-    the field that a class has as its ``shorthand``. Which one, only the reader of the table can
-    know.
+    """A string over which a table was merged, as the ``name`` in that table.
+
+    It is the name of a component, or the field that a class has as its ``shorthand``. Only the
+    reader of the table can distinguish these cases.
     """
 
     __slots__ = ()
 
 
 def put(table: dict[str, Any], path: Sequence[str], value: Any) -> None:
-    """Sets ``table[a][b][c]``. A string on the way becomes a table and stays what it means
-    (:class:`Short`).
+    """Set ``table[a][b][c]``.
+
+    A string on the path becomes a table and keeps its meaning (:class:`Short`).
     """
     for depth, part in enumerate(path[:-1]):
         below = table.setdefault(part, {})
@@ -279,8 +303,9 @@ def put(table: dict[str, Any], path: Sequence[str], value: Any) -> None:
 
 
 def laid_over(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """:func:`hgms_core.overlay`, where a string over which a table is laid stays what it means
-    (:class:`Short`).
+    """Merge tables like :func:`hgms_core.overlay`, with support for strings.
+
+    A string over which a table is merged keeps its meaning (:class:`Short`).
     """
     return overlay(_with_room(base, over), over)
 
@@ -302,7 +327,7 @@ def _with_room(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, An
 
 
 def show(value: object) -> str:
-    """A value as the user wrote it."""
+    """Return the text of a value as the user wrote it."""
     if isinstance(value, Mapping):
         return "a table"
     if isinstance(value, bool):
@@ -316,7 +341,9 @@ def show(value: object) -> str:
 
 
 def difference(tables: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The dotted keys in which the tables differ, in the order in which they first come.
+    """Return the dotted keys in which the tables differ.
+
+    The keys have the order of their first occurrence.
 
     >>> difference([{"a": 1, "b": {"c": 2}}, {"a": 1, "b": {"c": 3, "d": 0}}])
     ['b.c', 'b.d']
@@ -332,7 +359,7 @@ def difference(tables: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A nested table with dotted keys.
+    """Return a nested table as a flat table with dotted keys.
 
     >>> flatten({"solver": {"name": "cg"}, "lr": 0.1})
     {'solver.name': 'cg', 'lr': 0.1}

@@ -1,4 +1,7 @@
-"""Validators for ``attrs.field(validator=…)``: each error has a code and the field as its place."""
+"""Validators for ``attrs.field(validator=…)``.
+
+Each error has a code, and the field as its place.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,7 @@ def not_empty(instance: object, attribute: Any, value: Any) -> None:
 
 
 def optional(validator: Validator | Sequence[Validator]) -> Validator:
-    """Require None, or a value that passes."""
+    """Require ``None``, or a value that passes."""
     return _Optional(validator if callable(validator) else all_of(*validator))
 
 
@@ -57,7 +60,10 @@ def all_of(*validators: Validator) -> Validator:
 
 
 def each(validator: Validator) -> Validator:
-    """Require that each element passes; the place ends with the position of the element."""
+    """Require that each element passes.
+
+    The place of an error ends with the position of the element.
+    """
     return _Each(validator)
 
 

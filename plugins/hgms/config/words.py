@@ -1,4 +1,4 @@
-"""Types and values in words, for messages."""
+"""Descriptions of types and values for messages."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ SCALARS: dict[Any, str] = {
 
 
 def origin_is(hint: Any, *classes: Any) -> bool:
-    """Whether a type is a generic of one of these classes."""
+    """Return whether a type is a generic of one of these classes."""
     origin = typing.get_origin(hint)
     return isinstance(origin, type) and issubclass(origin, classes)
 
 
 @frozen
 class Words:
-    """Types in words, as they are called where their values are written: in Python
-    (:data:`spelled`), or in a table of TOML.
+    """Descriptions of types in the terms of Python or TOML.
 
-    ``known`` has the words for types that are no generics; ``literal`` writes a value.
+    Choose the terms by the notation of the values: Python (:data:`spelled`), or a TOML table.
+    ``known`` describes types that are not generics; ``literal`` formats a value.
 
     >>> Words(known={int: "an integer"}.get, mapping="a table").spell(
     ...     dict[str, int] | tuple[int, int]
@@ -85,4 +85,4 @@ def _known(hint: Any) -> str | None:
 
 
 spelled = Words(_known).spell
-"""A type in words, for who writes Python."""
+"""Describe a type for users who write Python."""
