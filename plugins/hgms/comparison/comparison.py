@@ -1,4 +1,4 @@
-"""The end of a comparison: a table for each task, what has no result, how settings were chosen."""
+"""Results of a comparison: tables by task, missing results, selected settings."""
 
 from __future__ import annotations
 
@@ -32,13 +32,16 @@ if TYPE_CHECKING:
     import pandas
 
 ALIKE = "equal candidates"
-"""The note of a method whose candidates never differed."""
+"""The note for a method with candidates that never differed."""
 
 
 @frozen(kw_only=True)
 class Failure:
-    """A cell without a result, and why. ``failed`` runs are on record; ``damaged`` folders were not
-    touched; ``begun`` and ``new`` ones go on when the comparison is asked for again."""
+    """A cell without a result, and the reason.
+
+    ``failed`` runs are recorded. ``damaged`` folders were not changed. ``begun`` and ``new`` runs
+    continue at the next start of the comparison.
+    """
 
     task: str
     method: str
@@ -56,8 +59,11 @@ class Failure:
 
 @frozen(kw_only=True)
 class Comparison:
-    """The end of a comparison: a table for each task, the cells without a result, the pilot sweeps,
-    and by task how its runs were carried out where that is not as torch does by itself."""
+    """The results of a comparison: a table for each task, failures and sweeps.
+
+    ``failures`` are the cells without a result, ``sweeps`` the pilot sweeps. ``execution``
+    describes by task how the runs were executed, if this differs from torch's defaults.
+    """
 
     tables: Sequence[Table]
     failures: Sequence[Failure]
@@ -67,7 +73,7 @@ class Comparison:
     runs: Sequence[StoredRun] = field(factory=list, repr=False)
     cells: Sequence[Cell] = field(default=(), repr=False)
     scratch: Any = field(default=None, repr=False, eq=False)
-    """What keeps the run folders of a comparison without ``out``, as long as it is there itself."""
+    """Keeps run folders if ``out`` is not set, as long as this object exists."""
 
     __repr__ = as_text
 
@@ -101,7 +107,10 @@ class Comparison:
         return notebook_html(f"<p>{html.escape(self.heading)}</p>{tables}<ul>{lines}</ul>")
 
     def to_frame(self) -> pandas.DataFrame:
-        """A pandas data frame with a row a run: what it was, how it ended, its metrics and costs.
+        """Return a pandas data frame with one row per run.
+
+        The columns are the identity of the run, its status, its metrics and its costs.
+
         Errors: MissingExtra without pandas.
         """
         rows = [
@@ -133,8 +142,12 @@ class Comparison:
         *,
         backend: Literal["matplotlib", "plotly"] = "matplotlib",
     ) -> Any:
-        """A figure, a panel a task: each method's paired difference to the reference, or its metric
-        against seconds and oracle calls. Errors: MissingExtra without the library.
+        """Plot a figure with one panel per task.
+
+        A panel shows each method's paired difference to the reference, or its metric against
+        seconds and oracle calls.
+
+        Errors: MissingExtra without the library.
         """
         one_of("what", what, ("differences", "curves"))
         if what == "differences":
@@ -142,8 +155,11 @@ class Comparison:
         return reporter().plot_curves(self._study(), backend)
 
     def report(self, path: str | Path) -> Path:
-        """Writes what `hgms report` writes of these runs; the suffix decides the format. Errors:
-        those of `hgms report`.
+        """Write the report of `hgms report` for these runs.
+
+        The suffix of ``path`` selects the format.
+
+        Errors: the errors of `hgms report`.
         """
         return Path(reporter().write(self._study(), Path(path))[0])
 
@@ -190,10 +206,11 @@ class Comparison:
     def result(
         self, method: str | None = None, seed: int | None = None, task: str | None = None
     ) -> RunResult:
-        """The end of a finished run, read back: its θ, x, summary and rows. Labels and seed may be
-        left out where there is one alone.
+        """Read the result of a finished run: its θ, x, summary and rows.
 
-        Errors: ConfigError where there is no such run, or several.
+        A label or the seed may be omitted if the comparison has only one.
+
+        Errors: ConfigError if there is no such run, or if there are several.
         """
         known: dict[str, set[Any]] = {
             "task": {cell.task for cell in self.cells},
@@ -240,7 +257,7 @@ class Comparison:
 
     @property
     def remarks(self) -> list[str]:
-        """What the tables do not say: how settings were chosen, what has no result."""
+        """Notes that the tables do not contain: selection of settings, missing results."""
         lines = self._of_tables()
         if any(ALIKE in row.notes for table in self.tables for row in table.rows):
             lines.append(
@@ -285,9 +302,7 @@ class Comparison:
         return [*lines, *map(str, self.failures)]
 
     def _of_tables(self) -> list[str]:
-        """How the tables are to be read, and what they say of the references and of the number
-        of seeds.
-        """
+        """Return notes on reading the tables, on references and on the number of seeds."""
         of_tasks: dict[str, list[str]] = {}
         for results in self.tables:
             for line in results.remarks:
@@ -332,9 +347,10 @@ def gather(
     endings: Mapping[Path, Ending],
     finished: Container[Path] = (),
 ) -> Comparison:
-    """Reads the results of all cells; ``endings`` are those of the runs that were carried out just
-    now, by their folders; ``finished`` are the folders that have been seen to hold a cell's own
-    result.
+    """Read the results of all cells.
+
+    ``endings`` are the endings of the runs that were executed just now, by folder. ``finished`` are
+    the folders that are known to contain the result of their cell.
     """
     cells = list(cells)
     runs: dict[str, dict[str, list[StoredRun]]] = {}
@@ -350,7 +366,7 @@ def gather(
             try:
                 run = read_run(cell.path)
                 pair = cell.task, cell.method
-                # one run whose candidates differed says it; the rows of the others may be long
+                # one run with differing candidates is enough; other runs may have many rows
                 if alike.get(pair, True):
                     alike[pair] = _alike(run.columns(["gap"])["gap"][1:])
                 done.append(run)
@@ -416,8 +432,9 @@ def gather(
 
 
 def _alike(gaps: np.ndarray) -> bool:
-    """Whether there were several candidates and never a difference between them in a run: nothing
-    was selected. With one candidate the gap is infinite, and other methods have none: both read as
-    NaN.
+    """Return whether a run had several candidates that never differed.
+
+    Such a run did not select anything. With one candidate the gap is infinite, and other methods
+    have no gap. Both are read as NaN.
     """
     return gaps.dtype != object and len(gaps) > 0 and bool((gaps == 0).all())

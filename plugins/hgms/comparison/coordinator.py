@@ -1,5 +1,8 @@
-"""Who carries out which run, and when: all runs of a task alike, what a lost worker had begun once
-more, and nothing that another process is at."""
+"""Assignment of runs to workers, and the order of the runs.
+
+All runs of a task are executed in the same way. The unfinished runs of a lost worker are repeated.
+Runs that another process executes are not started.
+"""
 
 from __future__ import annotations
 
@@ -21,28 +24,33 @@ from hgms.executors import Executor, Job, tried_again, unpack_error
 from hgms.runs import Execution, HeldFolders, RunFolder, ignore
 
 POLL = 1.0
-"""Seconds between two looks at runs that other processes carry out."""
+"""Seconds between two checks of runs that other processes execute."""
 
 Kind = tuple[str, Budget]
 
 
 def _kind(cell: Cell) -> Kind:
-    """What runs have in common that are carried out alike."""
+    """Return the properties that runs with the same execution share."""
     return cell.task, cell.config.budget
 
 
 @define(eq=False)
 class Coordinator:
-    """``with Coordinator(executor) as coordinator: for ending in coordinator.carry_out(cells): …``
+    """Execute the cells of a comparison, in this process or by workers.
 
-    ``executor`` None carries the cells out in this process, one by one. ``plugins`` are files that
-    every worker loads, ``code`` what must be the same there as here. All runs of a task are carried
-    out alike: the first decides how, and the others wait until it has; ``executions`` holds what
-    was decided, by task and budget (a longer one may pay for more).
+    Usage:
+    ``with Coordinator(executor) as coordinator: for ending in coordinator.carry_out(cells): …``
 
-    Several coordinators may be at the same cells, on any machines that share the folders: a run is
-    whose worker has its lease, the others look after it now and then, and take it up where nobody
-    holds it any more.
+    If ``executor`` is ``None``, this process executes the cells, one by one. ``plugins`` are files
+    that every worker loads. ``code`` must be the same on the workers and here.
+
+    All runs of a task are executed in the same way: the first run decides how, and the others wait
+    for its decision. ``executions`` contains the decisions by task and budget, because a longer
+    budget may justify more preparation.
+
+    Several coordinators may process the same cells, on any machines that share the folders. A run
+    belongs to the coordinator with the worker that has its lease. The others check the run from
+    time to time, and resume it if no process has its lease any more.
     """
 
     executor: Executor | None = None
@@ -55,7 +63,7 @@ class Coordinator:
     _held: HeldFolders = field(factory=HeldFolders, init=False)
     _awaited: int = field(default=0, init=False)
     _idle: bool = field(default=True, init=False)
-    """Whether this round has begun no run."""
+    """Whether this round has not started any runs."""
 
     def __enter__(self) -> Coordinator:
         return self
@@ -72,10 +80,12 @@ class Coordinator:
         report: Report = ignore,
         say: Callable[[str], None] = ignore,
     ) -> Iterator[Ending]:
-        """The endings of all cells, as they come. ``say`` gets what a person should know of lost
-        workers and of others' runs.
+        """Execute all cells and yield their endings in order of arrival.
 
-        Ctrl-C lets every running step finish and its state be saved, then goes on upwards.
+        ``say`` receives messages for the user about lost workers and about runs of other processes.
+
+        After Ctrl-C, every running step finishes and its state is saved. Then the interrupt
+        propagates.
         """
         waiting = deque(cells)
         PROGRAMS.addFilter(self._is_new)
@@ -146,14 +156,15 @@ class Coordinator:
     def _look_after(
         self, waiting: deque[Cell], report: Report, say: Callable[[str], None]
     ) -> Iterator[Ending]:
-        """The endings of runs that other processes carried out; those that nobody is at any more
-        wait again.
+        """Yield the endings of runs that other processes executed.
+
+        Runs that no process executes any more are queued in ``waiting``.
         """
         if not self._elsewhere:
             self._awaited = 0
             return
-        # Runs that wait may have to: until another process has decided how their task is carried
-        # out.
+        # Waiting runs may depend on another process, until it has decided on the execution of
+        # their task.
         if (not waiting or self._idle) and not all(
             RunFolder(cell.path).summary.exists() for cell in self._elsewhere
         ):
@@ -165,7 +176,7 @@ class Coordinator:
         self._elsewhere = []
         for cell in others:
             self.recall(cell)
-            free = self._held.free(cell.path)  # asked first: who is done lets go of it afterwards
+            free = self._held.free(cell.path)  # first: a lease ends after its run is stored
             status, error = cell.state()
             if status not in ("new", "begun"):
                 yield Ending(cell=cell, status=status, error=error)
@@ -178,7 +189,9 @@ class Coordinator:
                 self._elsewhere.append(cell)
 
     def take(self, waiting: deque[Cell], began: Callable[[Cell], None]) -> Job | None:
-        """The first run that may begin: its task's execution is known, or it is the one to
+        """Return the job of the first run that may start.
+
+        A run may start if the execution of its task is known, or if the run itself is the first to
         decide it.
         """
         self._pass_over(waiting)
@@ -196,9 +209,11 @@ class Coordinator:
         return job
 
     def _pass_over(self, waiting: deque[Cell]) -> None:
-        """Of the next runs, those that another process is at, or has ended, are looked after
-        instead of begun. All begin with the same grid in the same order: without this each of many
-        would wait for the lease of every run that another has.
+        """Skip the next runs that another process executes or has finished.
+
+        These runs are monitored, not started. All processes start with the same grid in the same
+        order. Without this step, each of many processes would wait for the lease of every run of
+        another process.
         """
         while waiting:
             folder = RunFolder(waiting[0].path)
@@ -208,21 +223,24 @@ class Coordinator:
             self._elsewhere.append(waiting.popleft())
 
     def recall(self, cell: Cell) -> None:
-        """Takes how a run is carried out, if its folder tells, for the other runs of its task."""
+        """Store the execution of a run for the other runs of its task.
+
+        It is read from the folder of the run, if it is recorded there.
+        """
         if _kind(cell) not in self.executions:
             recorded = Execution.recorded(RunFolder(cell.path).read_environment())
-            if recorded is not None and recorded.compile is not None:  # else it is not decided yet
+            if recorded is not None and recorded.compile is not None:  # else undecided
                 self.executions[_kind(cell)] = recorded
 
     def known(self, cell: Cell) -> Execution | None:
-        """How a run is to be carried out, as far as runs of its task have decided it."""
+        """Return the execution of a run, as far as runs of its task have decided it."""
         if _kind(cell) in self.executions:
             return self.executions[_kind(cell)]
         alike = [execution for (task, _), execution in self.executions.items() if task == cell.task]
         return attrs.evolve(alike[0], compile=None) if alike else None
 
     def _is_new(self, record: logging.LogRecord) -> bool:
-        """Whether no other run gave the same warning, whatever its numbers."""
+        """Return whether no other run has logged the same warning, ignoring numbers."""
         text = "".join(letter for letter in record.getMessage() if not letter.isdigit())
         known = text in self._warnings
         self._warnings.add(text)
@@ -231,7 +249,7 @@ class Coordinator:
 
 @define(eq=False)
 class _Ready:
-    """The jobs that may begin now; more may when it is iterated again."""
+    """The jobs that may start now. A later iteration may yield more jobs."""
 
     coordinator: Coordinator
     waiting: deque[Cell]

@@ -108,8 +108,8 @@ def _parsed(parser: Callable[[Any], Any], text: str | bytes, name: str, form: st
 def check(value: object, name: str) -> None:
     """Check the depth, the integers and the text of a value.
 
-    Errors: CheckpointError if the value is nested too deeply to traverse, has an integer of more
-        than 64 bits, or has text that cannot be encoded.
+    Errors: CheckpointError if the value is nested too deeply to traverse. Also for an integer of
+        more than 64 bits, and for text that cannot be encoded.
     """
     level = [value]
     for _ in range(DEPTH):

@@ -1,4 +1,4 @@
-"""A learned lower start: where the lower level begins becomes one more upper variable."""
+"""A learned lower start: an additional upper variable for the lower level."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hgms.methods.inner import another, around_a_pipeline, innermost
 from hgms_core import ConfigError, Loss, Method, Problem, Record, Rows, State, Tree, hookimpl
 
 START = "start."
-"""What the names of a learned start's leaves in θ begin with."""
+"""The prefix of the names of a learned start's leaves in θ."""
 
 
 def _starts_from_theta(_wrapper: object, _attribute: Attribute[Any], value: Any) -> None:
@@ -30,24 +30,24 @@ def _starts_from_theta(_wrapper: object, _attribute: Attribute[Any], value: Any)
 @final
 @frozen(kw_only=True)
 class LearnedStart:
-    """A pipeline that learns where its lower level starts: z joins the upper variables::
+    """A pipeline that learns its lower start z as an additional upper variable::
 
-        min_{θ, z} f(θ, x_K(θ, z)),      x_0 = z,  which begins at x0
+        min_{θ, z} f(θ, x_K(θ, z)),      x_0 = z,  z initialised at x0
 
-    Its leaves ``start.<name>`` are in the hypergradient and the outer update (and in their norms),
-    and leave θ in ``result``. The generator finds z through ``Problem.start``; losses, projection
-    and evaluation see the other variables only. In a configuration its field stands among those of
-    the pipeline inside: ``learn_start = true``.
+    The leaves ``start.<name>`` of z are in the hypergradient and the outer update (and in their
+    norms). ``result`` removes them from θ. The generator reads z through ``Problem.start``. Losses,
+    projection and evaluation receive only the other variables. In a configuration, set the field in
+    the table of the pipeline: ``learn_start = true``.
 
-    Use with generator ``trajectory`` and outer optimiser ``split``, which steps z by itself
-    (IAPTT-GM). Avoid where many lower minimisers are to be looked at: all candidates start from one
+    Use with generator ``trajectory`` and outer optimiser ``split``, which updates z separately
+    (IAPTT-GM). Avoid if many lower minimisers should be compared: all candidates start from one
     point.
 
     Arguments:
-        method: a pipeline whose generator ``can_learn_start``, or a wrapper around one.
+        method: a pipeline with a generator that has ``can_learn_start``, or a wrapper around one.
         learn_start: true; the key of a configuration.
 
-    Cost: that of the method.
+    Cost: the cost of the method.
 
     >>> import torch
     >>> problem = Problem(
@@ -86,8 +86,9 @@ class LearnedStart:
 
 
 def with_learned_start(problem: Problem) -> Problem:
-    """The same problem with the lower level's start as further upper variables, which begin at
-    x0.
+    """Return the problem with the lower start as additional upper variables.
+
+    These variables start at x0.
     """
     losses = problem.g, problem.f, problem.project, problem.evaluate
     return another(problem, "learned-start", lambda: _with_start(problem, *losses))
@@ -122,7 +123,7 @@ def _with_start(
 
 
 def without_start(theta: Tree) -> Tree:
-    """The upper variables of the problem itself."""
+    """Return the upper variables of the original problem."""
     return {name: leaf for name, leaf in theta.items() if not name.startswith(START)}
 
 

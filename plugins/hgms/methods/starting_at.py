@@ -1,6 +1,4 @@
-"""Another first θ than the task's own: one of its named references, or a mixture of its data
-sources.
-"""
+"""A method with another initial θ: a named reference or a mixture of sources."""
 
 from __future__ import annotations
 
@@ -27,20 +25,22 @@ from hgms_core import (
 @final
 @frozen(kw_only=True)
 class StartingAt:
-    """A pipeline that starts from another θ than the task's own: one of its references, or a
-    mixture of its sources.
+    """A pipeline that starts θ at a reference of the task, or at a source mixture.
 
-    With a method that leaves θ where it is (hypergradient ``fixed``) that θ is trained at, and
-    nothing is learned: ``oracle-clean``, ``fixed``. In a configuration its fields stand among those
-    of the pipeline inside: ``reference = "clean"``, ``mixture = { code = 3.0, chat = 1.0 }``.
+    This θ replaces the start of the task. A method that does not change θ (hypergradient ``fixed``)
+    trains at this θ and does not learn: ``oracle-clean``, ``fixed``. In a configuration, set the
+    fields in the table of the pipeline: ``reference = "clean"``,
+    ``mixture = { code = 3.0, chat = 1.0 }``.
 
     Arguments:
         method: a pipeline, or a wrapper around one.
         reference: the name of one of the problem's ``references``.
-        mixture: weights of the problem's data sources by name; what is not named has none.
+        mixture: weights of the problem's data sources by name; sources without a name here have no
+            weight.
 
-    Errors: ConfigError where the problem has no such reference, or no sources. Cost: that of the
-        method.
+    Errors: ConfigError if the problem has no such reference, or no sources.
+
+    Cost: the cost of the method.
 
     >>> import torch
     >>> problem = Problem(
@@ -64,7 +64,7 @@ class StartingAt:
 
     @property
     def needs(self) -> frozenset[str]:
-        """What θ it starts from, and what the method needs."""
+        """The requirements of the initial θ and of the method."""
         reference = {f"reference:{self.reference}"} if self.reference is not None else set()
         mixture = {"sources"} if self.mixture is not None else set()
         return frozenset(reference | mixture | set(getattr(self.method, "needs", ())))
@@ -82,7 +82,10 @@ class StartingAt:
 
 
 def first(problem: Problem, reference: str | None, mixture: Mapping[str, float] | None) -> Tree:
-    """The θ of that name, with the weights of that mixture laid over it."""
+    """Return the θ of a reference, overlaid with the weights of a mixture.
+
+    Without ``reference``, θ is the start of the problem.
+    """
     if reference is not None and reference not in problem.references:
         raise unknown_name(
             "reference",

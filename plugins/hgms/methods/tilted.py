@@ -1,4 +1,4 @@
-"""The tilted lower level: a pipeline whose lower loss is g + εf."""
+"""The tilted lower level: a pipeline with the lower loss g + εf."""
 
 from __future__ import annotations
 
@@ -28,32 +28,32 @@ from hgms_core import (
 )
 
 UPPER = "upper."
-"""What the names of validation leaves in a tilted lower batch begin with."""
+"""The prefix of the names of validation leaves in a tilted lower batch."""
 
 
 @final
 @frozen(kw_only=True)
 class Tilted:
-    """A pipeline whose lower level minimises g + εf, f on validation rows of the role
-    `differentiate`.
+    """A pipeline that minimises g + εf in its lower level, f on validation rows.
 
-    In a reference, whose pipeline learns no θ (``fixed``) and selects nothing (``first``), the rows
-    of the role `select` would be unused: f is then on these too, as in ``validation-only``.
+    The validation rows have the role `differentiate`. A reference pipeline does not learn θ
+    (``fixed``) and does not select (``first``), so its rows of the role `select` would be unused.
+    In a reference, f therefore also uses these rows, as in ``validation-only``.
 
-    So candidates are drawn from the minimisers of g that validation favours, and the hypergradient
-    is that of the tilted problem. In a configuration its field stands among those of the pipeline
-    inside: ``tilt = 1.0``.
+    Candidates are thus drawn from the minimisers of g that validation favours. The hypergradient is
+    the hypergradient of the tilted problem. In a configuration, set the field in the table of the
+    pipeline: ``tilt = 1.0``.
 
-    Use where the lower level has many minimisers and validation rows are to spare, beside
-    references that train on the same rows. Avoid where the lower level has one minimiser: an error
+    Use if the lower level has many minimisers and validation rows are to spare. Compare with
+    references that train on the same rows. Avoid if the lower level has one minimiser: the error is
     of order ε.
 
     Arguments:
         method: a pipeline, or a wrapper around one.
-        tilt: ε ≥ 0. As ε → 0 the minimisers of g + εf tend to those minimisers of g that have the
-            lowest f.
+        tilt: ε ≥ 0. As ε → 0 the minimisers of g + εf tend to the minimisers of g with the lowest
+            f.
 
-    Cost: that of the method, each oracle call on g counted for f as well.
+    Cost: the cost of the method. Each oracle call on g also counts for f.
 
     >>> import torch
     >>> def g(theta, x, batch):
@@ -101,8 +101,9 @@ class Tilted:
 
 
 def _of_both(before: Cost, after: Cost) -> Cost:
-    """A call of g + εf counts as the call of g and the call of f that it is (their rows are in
-    the data's count).
+    """Count a call of g + εf as one call of g and one call of f.
+
+    The count of the data already includes the rows of both.
     """
     return evolve(
         after,
@@ -113,9 +114,11 @@ def _of_both(before: Cost, after: Cost) -> Cost:
 
 
 def tilted(problem: Problem, tilt: float, *, learns: bool = True) -> Problem:
-    """The same problem with the lower loss g + tilt·f. A lower batch brings as many validation rows
-    along, whose leaves are called ``upper.<name>``: those of the role `differentiate`, and if the
-    method ``learns`` nothing, of `select`. The loss says its outputs where g and f both do.
+    """Return the same problem with the lower loss g + tilt·f.
+
+    Each lower batch also contains an equal number of validation rows, with leaves named
+    ``upper.<name>``. These rows have the role `differentiate`. If ``learns`` is False, rows of the
+    role `select` are included. The loss provides its outputs if both g and f provide them.
     """
     key = ("tilted", tilt, learns)
     return another(problem, key, lambda: _tilted(problem, tilt, problem.g, problem.f, learns))
@@ -146,8 +149,9 @@ def _tilted(problem: Problem, tilt: float, g: Loss, f: Loss, learns: bool) -> Pr
 
 
 def _rows(rows: Rows, f: Loss, tilt: float) -> Rows:
-    """The same weights of lower rows; what stands beside them in a tilted lower batch is a
-    regulariser.
+    """Return the same weights of lower rows, for tilted batches.
+
+    The validation rows in a tilted lower batch contribute to the regulariser.
     """
 
     def regulariser(theta: Tree, x: Tree, batch: Batch) -> Tensor:
@@ -160,7 +164,10 @@ def _rows(rows: Rows, f: Loss, tilt: float) -> Rows:
 
 
 def _composite(g: Any, f: Any, tilt: float, value: Loss) -> Loss:
-    """``value``, which is g + tilt·f, with the outputs of both."""
+    """Return ``value``, which is g + tilt·f, with the outputs of both losses.
+
+    If g or f does not provide outputs, ``value`` is returned unchanged.
+    """
     if not (says_outputs(g) and says_outputs(f)):
         return value
 
@@ -179,7 +186,7 @@ def _composite(g: Any, f: Any, tilt: float, value: Loss) -> Loss:
 
 
 def _parts(batch: Batch) -> tuple[Batch, Batch]:
-    """The lower rows of a tilted batch, and its validation rows."""
+    """Split a tilted batch into its lower rows and its validation rows."""
     below = {name: leaf for name, leaf in batch.items() if not name.startswith(UPPER)}
     above = {
         name.removeprefix(UPPER): leaf for name, leaf in batch.items() if name.startswith(UPPER)
@@ -189,11 +196,14 @@ def _parts(batch: Batch) -> tuple[Batch, Batch]:
 
 @attrs.frozen(kw_only=True)
 class Beside(Data):
-    """Lower rows with as many validation rows beside them in each batch, or all beside all.
+    """Lower rows with an equal number of validation rows in each batch.
 
-    Both are drawn by one key, so that a branch can be replayed, and within one draw no validation
-    row comes twice before every one has come once. A row's number is the pair ``lower + size ·
-    upper``. Both rows go through a loss, so both are counted.
+    A batch of all lower rows contains all validation rows. One key draws both, so that a branch can
+    be replayed. Within one draw, no validation row occurs twice before every validation row has
+    occurred once.
+
+    The number of a row is the pair ``lower + size · upper``. Both rows pass through a loss, so both
+    are counted.
     """
 
     lower: Data

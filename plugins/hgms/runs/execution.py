@@ -1,9 +1,10 @@
-"""How the steps of a run are carried out: decided once at its start, in force to its end, recorded
-in ``env.json``.
+"""Execution of the steps of a run: matrix products and compilation.
 
-What is decided here depends on the machine, and may change results in their last digits. So a run
-that is resumed takes what it recorded, and the runs of a comparison take what the first of them
-decided.
+A run decides once, at its start, how it executes its steps. The decision is in force until the end
+of the run and is recorded in ``env.json``.
+
+The decision depends on the machine and may change the last digits of results. A resumed run
+therefore uses its recorded decision. The runs of a comparison use the decision of their first run.
 """
 
 from __future__ import annotations
@@ -24,26 +25,37 @@ from hgms.runs.config import RunSettings
 from hgms_core import Problem
 
 KEY = "execution"
-"""What it is called in ``env.json``."""
+"""The key of the decision in ``env.json``."""
 EXPECTED = {"cpu": (0.5, 30.0), "cuda": (0.74, 6.5)}
-"""By type of device: the share of the time of eager steps that compilation saves, and the seconds
-that it takes. On a GPU measured: 95.9 ms of a step became 24.5 ms, in 6.5 s (one H200, torch 2.11,
-warm cache; docs/how-to/run-on-gpus.md); smaller steps gain more. Other devices count as a CPU.
+"""Time that compilation saves and takes, by type of device.
+
+The first number is the share of the time of eager steps that compilation saves. The second number
+is the seconds that compilation takes.
+
+The numbers for GPUs are measured (one H200, torch 2.11, warm cache; docs/how-to/run-on-gpus.md).
+Compilation reduced a step from 95.9 ms to 24.5 ms, and took 6.5 s. Smaller steps gain more. Other
+devices use the numbers of the CPU.
 """
 LEAST = {"outer_steps": 50, "oracle_calls": 5000}
-"""Budgets from which on a step is made and discarded to see how long the run takes: one of three
-steps is not made a third longer."""
+"""Minimum budgets for timing one step before a run.
+
+The step is computed and discarded, to estimate the duration of the run. A run of three steps should
+not take a third longer.
+"""
 _CONVERTER = cattrs.Converter()
-"""One for all: it writes a function for a class that it meets first, which takes as long as
-reading a hundred runs.
+"""One converter for all calls.
+
+It generates a function at the first use of a class, which takes as long as reading a hundred runs.
 """
 
 
 @frozen(kw_only=True)
 class Compilation:
-    """Whether functions of the steps are to be compiled (``wanted``), and why; how those that were
-    met run (``outcomes``: "compiled", or "as written" and why), and the seconds that compiling took
-    on the wall, which no budget contains.
+    """The decision whether to compile the functions of the steps, and its outcome.
+
+    ``wanted`` is the decision, ``reason`` explains it. ``outcomes`` maps each function that
+    occurred to "compiled", or to "as written" and the reason. ``seconds`` is the wall-clock time of
+    compilation, which no budget includes.
     """
 
     wanted: bool
@@ -53,7 +65,9 @@ class Compilation:
 
     @classmethod
     def weighed(cls, seconds: float, device: str) -> Compilation:
-        """By the seconds that eager steps take: compile if that saves more time than it takes.
+        """Decide from the seconds that eager steps take.
+
+        Compile if this saves at least as much time as it takes.
 
         >>> Compilation.weighed(12.0, "cuda").reason
         'eager steps take about 12 s, of which compilation saves about 9 s in about 6.5 s'
@@ -70,7 +84,9 @@ class Compilation:
 
     @classmethod
     def settled(cls, setting: str | bool, budget: Budget, problem: Problem) -> Compilation | None:
-        """What is known before any step; None where the time of one has to tell.
+        """Return the decision if it is possible before any step.
+
+        The result is ``None`` if the time of a step must decide.
 
         >>> problem = Problem(theta0={}, x0={}, g=lambda *_: None, f=lambda *_: None)
         >>> Compilation.settled("auto", Budget.parse("5 min"), problem).wanted
@@ -95,8 +111,10 @@ class Compilation:
 
     @classmethod
     def timed(cls, step: Callable[[], tuple[float, float]], device: str) -> Compilation:
-        """By the seconds of an eager step and the share of the budget that it spends. The first one
-        may also load modules, so two steps are needed for compilation.
+        """Decide from the seconds of an eager step and its share of the budget.
+
+        The first step may also load modules. A decision for compilation therefore requires two
+        steps.
 
         >>> Compilation.timed(lambda: (0.01, 1 / 1000), "cpu").wanted
         False
@@ -112,12 +130,13 @@ class Compilation:
 
     @property
     def compiled(self) -> list[str]:
-        """The names of the functions that run as programs."""
+        """The names of the functions that are compiled."""
         return sorted(name for name, outcome in self.outcomes.items() if outcome == "compiled")
 
     def programs(self, clock: Callable[[], float]) -> Programs:
-        """What makes the programs of a run that goes on from here: a function that could not be
-        compiled is not tried again.
+        """Return the compiler for a run that resumes from here.
+
+        It does not retry a function that could not be compiled.
         """
         programs = Programs(clock=clock)
         programs.outcomes |= {
@@ -126,7 +145,7 @@ class Compilation:
         return programs
 
     def with_those_of(self, programs: Programs) -> Compilation:
-        """With the programs made since."""
+        """Return this compilation with the functions that were compiled since."""
         return evolve(
             self,
             seconds=self.seconds + programs.waited,
@@ -135,16 +154,18 @@ class Compilation:
 
 
 def device_of(problem: Problem) -> str:
-    """The type of the device of a problem."""
+    """Return the type of the device of a problem."""
     leaves = [*problem.x0.values(), *problem.theta0.values()]
     return leaves[0].device.type if leaves else "cpu"
 
 
 @frozen(kw_only=True)
 class Execution:
-    """``matmul`` is the route of float32 matrix products, why it was taken, and what was measured;
-    ``compile`` whether functions of the steps are compiled, and which were (None: the time of a
-    step has to tell).
+    """The decisions on the execution of steps.
+
+    ``matmul`` is the route of float32 matrix products, with the reason and the measurements.
+    ``compile`` states whether functions of the steps are compiled, and which were compiled. It is
+    ``None`` if the time of a step must decide.
 
     >>> Execution.recorded({"python": "3.12"}) is None
     True
@@ -155,8 +176,9 @@ class Execution:
 
     @classmethod
     def decided(cls, settings: RunSettings, budget: Budget, problem: Problem) -> Execution:
-        """What the settings say, and where they leave it open, what is best for this problem on
-        this machine.
+        """Decide by the settings.
+
+        For open settings, select the best option for this problem on this machine.
         """
         route = (
             RouteChoice(route=settings.matmul, reason="the settings say so")
@@ -170,26 +192,29 @@ class Execution:
 
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> Execution:
-        """From :meth:`as_table`."""
+        """Create an execution from the result of :meth:`as_table`."""
         return _CONVERTER.structure(table, cls)
 
     @classmethod
     def recorded(cls, environment: Mapping[str, Any]) -> Execution | None:
-        """What a run's ``env.json`` says; None where it says nothing that can be read."""
+        """Return the execution that ``env.json`` of a run records.
+
+        The result is ``None`` if the record is missing or unreadable.
+        """
         try:
             return cls.of(environment[KEY])
         except (cattrs.BaseValidationError, TypeError, ValueError, KeyError):
             return None
 
     def as_table(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the execution as values of JSON."""
         return attrs.asdict(
             self, filter=lambda attribute, value: attribute.name != "compile" or value is not None
         )
 
     @property
     def anew(self) -> Execution:
-        """The same decisions for another run, which has compiled nothing yet."""
+        """The same decisions for another run, which has not compiled any functions yet."""
         return (
             self
             if self.compile is None
@@ -198,22 +223,24 @@ class Execution:
 
     @contextmanager
     def in_force(self, device: torch.device) -> Iterator[None]:
-        """Everything inside takes the route; programs are made by what the problem has as its
-        compiler.
+        """Use the route for all matrix products inside the context.
+
+        The compiler of the problem compiles functions.
         """
         with matrix_route(self.matmul.route, device):
             yield
 
     def choices(self) -> dict[str, str]:
-        """What was decided otherwise than torch does by itself, by the name of the setting."""
+        """Return the decisions that differ from torch's defaults, by name of the setting."""
         route = {} if self.matmul.route == "exact" else {"matmul": self.matmul.route}
         return route | (
             {"compile": "compiled"} if self.compile is not None and self.compile.wanted else {}
         )
 
     def remarks(self) -> list[str]:
-        """A line for each of these choices, with its reason; of programs only where there are
-        any.
+        """Return a line for each of these choices, with its reason.
+
+        Compilation has a line only if functions were compiled.
         """
         lines = (
             []

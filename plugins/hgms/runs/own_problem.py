@@ -1,5 +1,7 @@
-"""Problems of a script or a notebook as tasks: what a run and a comparison have to know of them
-is found out by trying.
+"""Problems from a script or a notebook as tasks.
+
+Runs and comparisons need properties of these problems. The functions here determine the properties
+by trial.
 """
 
 from __future__ import annotations
@@ -33,7 +35,10 @@ from hgms_core import (
 from hgms_core.torch_errors import once_differentiable
 
 LOSS = "upper_loss"
-"""The metric of a problem that has none of its own: f on validation rows that no method sees."""
+"""The metric of a problem without metrics: f on rows that no method sees.
+
+These are validation rows.
+"""
 
 _UP = {
     "accuracy",
@@ -78,7 +83,9 @@ _DOWN = {
 
 
 def higher_is_better(name: str) -> bool | None:
-    """Whether more of a metric is better, by the words of its name; None where these do not tell.
+    """Return whether higher values of a metric are better, by the words in its name.
+
+    The result is ``None`` if the words do not determine it.
 
     >>> (
     ...     higher_is_better("test_accuracy"),
@@ -98,13 +105,16 @@ def higher_is_better(name: str) -> bool | None:
 class OwnProblem:
     """A problem of this process, or a function ``seed -> Problem``, as a task.
 
-    ``identity`` says which problem it is (:func:`hgms.config.fingerprinting.fingerprints`; of a
-    function, its code): configurations hold it, so that a run goes on with the problem that it was
-    begun with and no other. ``make`` gives the problem of a seed; device and dtype are the
-    problem's own. ``metrics`` are those of ``evaluate`` whose better direction is known; a problem
-    without metrics has its upper loss where ``measured``: f on a quarter of the validation rows,
-    which are held out from all roles (:func:`hgms.runs.held_out.hold_out`). ``held_out`` is the
-    number of these rows, and of all validation rows. :meth:`of` finds these out.
+    ``identity`` identifies the problem (:func:`hgms.config.fingerprinting.fingerprints`), or the
+    code of the function. Configurations store it, so a run resumes only with the problem that it
+    started with. ``make`` returns the problem of a seed. The problem determines ``device`` and
+    ``dtype``.
+
+    ``metrics`` are the metrics of ``evaluate`` with a known better direction. If ``measured`` is
+    True, a problem without metrics uses its upper loss. This is f on a quarter of the validation
+    rows, which are excluded from all roles (:func:`hgms.runs.held_out.hold_out`). ``held_out`` is
+    the number of these rows, and the number of all validation rows. :meth:`of` determines these
+    properties.
     """
 
     name: ClassVar[str] = "problem"
@@ -132,12 +142,15 @@ class OwnProblem:
         higher: bool | Mapping[str, bool] | None = None,
         measured: bool = False,
     ) -> OwnProblem:
-        """What is known of ``problem`` once its evaluation and its losses (on a few rows) have been
-        called at the start. ``label`` is what messages call it; ``seed`` is whose problem is looked
-        at where it is a function. ``metric`` and ``higher``: what to compare by, and whether higher
-        is better, of that metric or by the names of several.
+        """Create the task of ``problem`` and determine its properties.
 
-        Errors: ConfigError where a function gives no Problem, and for metrics that are none.
+        To determine them, the evaluation and the losses (on a few rows) are called at the start.
+
+        ``label`` is the name of the problem in messages. If ``problem`` is a function, ``seed``
+        selects the problem that is inspected. ``metric`` is the metric to compare by. ``higher``
+        states whether higher is better, for this metric or by name for several metrics.
+
+        Errors: ConfigError if a function does not return a Problem, or if a metric is invalid.
         """
         try:
             made = _made(problem, seed, label)
@@ -149,7 +162,7 @@ class OwnProblem:
                 f"the function raised {described(error)} for seed {seed}",
                 place=(label,),
             ) from error
-        # before anything of it is called, which may change what a module remembers
+        # before any call, because calls may change the state of a module
         parts = fingerprints(made)
         names = _metrics(made, label)
         directions: dict[str, bool] = dict(higher) if isinstance(higher, Mapping) else {}
@@ -193,17 +206,20 @@ class OwnProblem:
 
     @property
     def metric_rows(self) -> dict[str, str]:
-        """The rows that the upper loss is measured on."""
+        """The rows on which the upper loss is measured."""
         held, total = self.held_out
         return {LOSS: "held-out" if held else "validation"} if total else {}
 
     @property
     def varies(self) -> bool:
-        """Whether each seed has a problem of its own."""
+        """Whether each seed has a separate problem."""
         return "make" in self.identity
 
     def made(self, seed: int) -> Problem:
-        """The problem of a seed, made once for all methods that follow each other on it."""
+        """Return the problem of a seed.
+
+        It is created once for all methods that use it in succession.
+        """
         if seed not in self._latest:
             problem = self.make(seed)
             self._latest.clear()
@@ -212,16 +228,19 @@ class OwnProblem:
         return self._latest[seed]
 
     def instance(self, seed: int) -> dict[str, str]:
-        """What the problem of a seed is, where each has its own."""
+        """Return the fingerprints of the problem of a seed.
+
+        The result is empty unless each seed has a separate problem.
+        """
         if self.varies and seed not in self._instances:
             self.made(seed)
         return self._instances[seed] if self.varies else {}
 
     def problem(self, seed: int, device: torch.device, dtype: torch.dtype) -> Problem:
-        """That of the seed, where it is."""
+        """Return the problem of the seed. It stays on its device."""
         problem = self.made(seed)
         if not self.measured:
-            return attrs.evolve(problem)  # what methods keep with a problem is one run's
+            return attrs.evolve(problem)  # a copy: methods store data of one run with it
         fewer, held = hold_out(problem)
         evaluate = problem.evaluate
         rows = held or [validation_rows(problem)]
@@ -234,7 +253,10 @@ class OwnProblem:
 
 
 def validation_rows(problem: Problem) -> Data:
-    """Those of the role ``stop``, of ``differentiate`` where there are none."""
+    """Return the rows of the role ``stop``.
+
+    If there are no such rows, return the rows of ``differentiate``.
+    """
     parts = [problem.upper_data.get(role, Data()) for role in ("stop", "differentiate")]
     return next((part for part in parts if part.size), parts[-1])
 
@@ -263,7 +285,7 @@ def _made(problem: Problem | Callable[[int], Problem], seed: int, label: str) ->
 
 
 def _metrics(problem: Problem, label: str) -> list[str]:
-    """The names of what ``evaluate`` gives at the start."""
+    """Return the names of the metrics that ``evaluate`` returns at the start."""
     try:
         return list(measured(problem, problem.theta0, problem.x0))
     except ConfigError as error:
@@ -284,8 +306,9 @@ def _article(name: str) -> str:
 
 
 def traits_of_problem(problem: Problem) -> frozenset[str]:
-    """The traits of a problem (:data:`hgms.runs.TRAITS`), as far as a look at it tells. Cost: a
-    gradient of each loss and a product with the Hessian of g, on a few rows.
+    """Return the traits of a problem (:data:`hgms.runs.TRAITS`) that are detectable.
+
+    Cost: one gradient of each loss and one product with the Hessian of g, on a few rows.
 
     >>> problem = Problem(
     ...     theta0={"t": torch.zeros(1)},
@@ -331,13 +354,16 @@ def _leaves(tree: Tree) -> Tree:
 
 
 def _is_smooth(problem: Problem) -> bool:
-    """Whether g can be differentiated twice. What else is wrong with it is for the run to say."""
+    """Return whether g can be differentiated twice.
+
+    Other errors of g are ignored here, because the run reports them.
+    """
     theta = _leaves(problem.theta0)
     x = _leaves(problem.x0)
     try:
         with torch.enable_grad(), twice_differentiable_attention():
-            # what is once differentiable refuses a second derivative only where the first one is
-            # asked for with a gradient
+            # a once-differentiable operation rejects a second derivative only if the first
+            # derivative is computed with a gradient
             one = torch.ones((), requires_grad=True)
             loss = problem.g(theta, x, _few(problem.lower_data)) * one.to(next(iter(x.values())))
             slopes = torch.autograd.grad(
@@ -358,8 +384,9 @@ def _is_smooth(problem: Problem) -> bool:
 
 
 def _refuses(node: Any) -> bool:
-    """Whether a graph has a node that only raises: where it lies on no way to x its part would
-    be lost without a word.
+    """Return whether a graph has a node that only raises an error.
+
+    If no path from such a node leads to x, its contribution would be lost without a message.
     """
     waiting = [node]
     known = set()
@@ -374,7 +401,7 @@ def _refuses(node: Any) -> bool:
 
 
 def _is_direct(problem: Problem) -> bool:
-    """Whether f depends on θ itself."""
+    """Return whether f depends on θ directly."""
     theta = _leaves(problem.theta0)
     if not theta:
         return False
