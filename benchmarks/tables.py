@@ -707,22 +707,25 @@ WHAT = {
 """The methods of the demo."""
 
 
+def corrected(interval: Interval) -> str:
+    """A difference with its interval by Holm's rule, as `hgms demo` prints it; bold without 0."""
+    shown = spell(interval, share=True, signed=True)
+    return f"**{shown}**" if interval.excludes_zero else shown
+
+
 def demo() -> str:
     """Return the table of `hgms demo`, from its run folders kept as records of that name."""
     table = []
     for study in studies("demo", "test_accuracy"):
         for method in [name for role in ("", "floor") for name in study.named(role)]:
             away = [
-                difference(study.values, method, floor, study.holm)
-                if not study.roles[method]
-                else "–"
+                corrected(study.holm[method, floor]) if not study.roles[method] else "–"
                 for floor in ("uniform", "validation-only")
             ]
-            star = " ★" if study.named("")[0] == method and study.ahead(method) else ""
             accuracy = mean(study.values[method])
             first, _, last = study.steps[method].partition("–")
             steps = first if first == last else study.steps[method]
-            table.append([f"`{method}`{star}", accuracy, *away, steps, WHAT[method]])
+            table.append([f"`{method}`", accuracy, *away, steps, WHAT[method]])
     if not table:
         return "\nNot measured.\n\n"
     head = ["method", "test accuracy (%)", "− `uniform`", "− `validation-only`", "steps", ""]

@@ -7,7 +7,7 @@ and ``hgms_core.registry``.
 
 from __future__ import annotations
 
-from hgms_core.component import accepts, check_function, check_part, kind_of
+from hgms_core.component import accepts, arguments_named, check_function, check_part, kind_of
 from hgms_core.composition import Composition, overlay
 from hgms_core.data import ROLES, Batch, Data, roles
 from hgms_core.errors import (
@@ -80,6 +80,7 @@ from hgms_core.trees import (
     require_grad,
     slopes,
     stack,
+    summary,
 )
 
 __version__ = "0.9.0.dev0"
@@ -136,6 +137,7 @@ __all__ = [
     "Task",
     "Tree",
     "accepts",
+    "arguments_named",
     "as_solver",
     "check_alike",
     "check_dense",
@@ -164,6 +166,7 @@ __all__ = [
     "roles",
     "slopes",
     "stack",
+    "summary",
     "twice_differentiable_attention",
     "unknown_name",
     "upper_gradients",

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Collection
-from typing import Any, TypeVar
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, TypeVar, cast
 
 from hgms_core.errors import ConfigError, unknown_name
 
-Class = TypeVar("Class", bound=type)
+Target = TypeVar("Target", bound=Callable[..., Any])
 
 
 def kind_of(value: object) -> str:
@@ -95,42 +95,61 @@ def check_part(place: str, value: object, label: str, methods: Collection[str]) 
     )
 
 
-def arguments_named(cls: Class) -> Class:
-    """Decorate a class so that misspelt, missing and positional arguments raise ConfigError."""
-    decorated: Any = cls
-    write = decorated.__init__
+def arguments_named(target: Target) -> Target:
+    """Decorate a class or function so that wrong arguments raise ConfigError.
+
+    Misspelt arguments raise ``unknown-option``, missing ones ``missing-option``, and positional
+    arguments of a target that accepts names only ``positional-argument``.
+    """
+    decorated: Any = target
+    if isinstance(target, type):
+        decorated.__init__ = _named(decorated.__init__, target.__name__, own=1)
+        return target
+    return cast(Target, _named(decorated, decorated.__name__, own=0))
+
+
+def _named(write: Callable[..., Any], name: str, own: int) -> Callable[..., Any]:
+    """``write`` with its ``own`` first parameters left out of the messages."""
 
     @functools.wraps(write)
-    def __init__(self: Any, *args: Any, **arguments: Any) -> None:
+    def named(*args: Any, **arguments: Any) -> Any:
         try:
-            write(self, *args, **arguments)
+            return write(*args, **arguments)
         except TypeError:
-            own = inspect.signature(write).parameters
-            for name in arguments:
-                if name not in own:
-                    label = f"argument of {cls.__name__}"
-                    raise unknown_name("option", name, list(own)[1:], (name,), label) from None
-            missing = [
-                name
-                for name, item in own.items()
-                if item.default is item.empty and name not in arguments
-            ][1:]
-            by_name = ", ".join(
-                f"{name}=…" for name, item in own.items() if item.kind is item.KEYWORD_ONLY
-            )
-            if args and by_name:
-                raise ConfigError(
-                    "positional-argument",
-                    f"{cls.__name__} accepts arguments by name only",
-                    hint=f"use {cls.__name__}({by_name})",
-                ) from None
-            if missing and not args:
-                raise ConfigError(
-                    "missing-option",
-                    f"{cls.__name__} requires {', '.join(missing)}",
-                    place=(missing[0],),
-                ) from None
+            parameters = list(inspect.signature(write).parameters.values())[own:]
+            _check_names(name, parameters, len(args) - own, arguments)
             raise
 
-    decorated.__init__ = __init__
-    return cls
+    return named
+
+
+def _check_names(
+    owner: str,
+    parameters: list[inspect.Parameter],
+    positional: int,
+    arguments: Mapping[str, object],
+) -> None:
+    """Raise ConfigError for the first argument that explains a TypeError."""
+    known = [item.name for item in parameters if item.kind is not item.VAR_KEYWORD]
+    for argument in arguments:
+        if argument not in known and len(known) == len(parameters):
+            label = f"argument of {owner}"
+            raise unknown_name("option", argument, known, (argument,), label) from None
+    by_name = [f"{item.name}=…" for item in parameters if item.kind is item.KEYWORD_ONLY]
+    if positional > sum(item.kind is item.POSITIONAL_OR_KEYWORD for item in parameters) and by_name:
+        raise ConfigError(
+            "positional-argument",
+            f"{owner} accepts arguments by name only",
+            hint=f"use {owner}({', '.join(by_name)})",
+        ) from None
+    missing = [
+        item.name
+        for item in parameters[positional:]
+        if item.default is item.empty
+        and item.kind is not item.VAR_KEYWORD
+        and item.name not in arguments
+    ]
+    if missing:
+        raise ConfigError(
+            "missing-option", f"{owner} requires {', '.join(missing)}", place=(missing[0],)
+        ) from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, ClassVar, Literal, final
 
 import torch
@@ -59,7 +60,8 @@ class Pipeline:
     wrapper.
 
     Errors: ConfigError for a part of another kind, for ``keep="best"`` without rows of the role
-    ``stop``, and for an empty x0. The losses are not checked here: ``hgms.run`` does it.
+    ``stop``, and for an empty x0; in the first step for losses that draw random numbers, and if no
+    loss depends on θ, provided that the problem has a ``guard``. ``hgms.run`` checks all problems.
 
     >>> from hgms.generators.branches import Branches
     >>> from hgms.hypergradients import Unrolled
@@ -134,6 +136,13 @@ class Pipeline:
         }
 
     def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
+        if state["step"] or problem.guard is None:
+            return self._step(problem, state, progress)
+        step = partial(self._step, problem, state, progress)
+        guarded: tuple[State, Record] = problem.guard(problem, state, step)
+        return guarded
+
+    def _step(self, problem: Problem, state: State, progress: float) -> tuple[State, Record]:
         key = Key(state["seed"]).fold("step", state["step"])
         theta = state["theta"]
         start = state["start"]

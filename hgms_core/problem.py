@@ -143,6 +143,8 @@ class Problem:
         precision: the dtype in which the losses are computed, if it is coarser than that of x.
             Finite differences then use a length that fits it.
         compiler: makes compiled functions for components. ``None``: all steps run eagerly.
+        guard: runs the first step of a Pipeline, ``(problem, state, step) -> step()``, and explains
+            wrong losses. ``hgms.from_losses`` and ``hgms.from_module`` set it.
         restore: ``(theta, x)`` to the form in which the user gave them.
         extensions: what some methods know about a problem, such as :class:`Sources`.
         kept: what components store as long as the problem exists. ``attrs.evolve`` drops it.
@@ -180,6 +182,9 @@ class Problem:
     )
     precision: torch.dtype | None = None
     compiler: Any = field(default=None, repr=False)
+    guard: Callable[[Problem, Any, Callable[[], Any]], Any] | None = field(
+        default=None, validator=accepts("problem", "state", "step", optional=True), repr=False
+    )
     restore: Callable[[Tree, Tree], tuple[Any, Any]] = field(default=_as_given, repr=False)
     extensions: tuple[object, ...] = ()
     kept: dict[Any, Any] = field(init=False, factory=dict, repr=False)

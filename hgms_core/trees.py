@@ -48,19 +48,21 @@ def check_alike(what: str, tree: object, like: Tree, verb: str = "returns") -> N
 
 
 def summary(tree: Mapping[str, object], most: int = 4) -> str:
-    """Return names, shapes and types of a tree as text.
+    """Return names, shapes and types as text; of more than ``most`` leaves their number and size.
 
     >>> summary({"w": torch.zeros(3, 4), "b": torch.zeros(3)})
-    'w [3, 4] float32, b [3] float32'
+    'w [3, 4], b [3], float32'
     """
-    parts = [
-        f"{name} {list(leaf.shape)} {str(leaf.dtype).removeprefix('torch.')}"
-        if isinstance(leaf, Tensor)
-        else f"{name} {type(leaf).__name__}"
-        for name, leaf in list(tree.items())[:most]
+    tensors = [leaf for leaf in tree.values() if isinstance(leaf, Tensor)]
+    kinds = sorted({str(leaf.dtype).removeprefix("torch.") for leaf in tensors})
+    kind = " and ".join(kinds) or "nothing"
+    if len(tree) > most:
+        return f"{len(tree)} tensors, {sum(leaf.numel() for leaf in tensors):,} numbers, {kind}"
+    shapes = [
+        f"{name} {list(leaf.shape) if isinstance(leaf, Tensor) else type(leaf).__name__}"
+        for name, leaf in tree.items()
     ]
-    more = len(tree) - most
-    return ", ".join([*parts, f"and {more} more"] if more > 0 else parts) or "no tensors"
+    return ", ".join([*shapes, kind])
 
 
 def detach(tree: Mapping[str, Tensor]) -> Tree:

@@ -28,8 +28,8 @@ def test_a_problem_and_its_data_hold_no_numbers() -> None:
         lower_data=data,
         evaluate=lambda theta, x: {},
     )
-    assert "theta0=w [40] float32, x0=x [1000] float32, lower_data=Data(size=40" in repr(problem)
-    columns = "image [40, 8, 8] float32, label [40] int64, index [40] int64"
+    assert "theta0=w [40], float32, x0=x [1000], float32, lower_data=Data(size=40" in repr(problem)
+    columns = "image [40, 8, 8], label [40], index [40], float32 and int64"
     assert f"whole={columns}" in repr(data)
     assert len(repr(as_data({f"c{number}": torch.zeros(2) for number in range(99)}))) < 300
 

@@ -9,15 +9,17 @@ from typing import Any
 
 import pytest
 import torch
-from support.helpers import F64, KEY, assert_same, normal, rejects
+from attrs import evolve
+from support.helpers import F64, KEY, assert_same, counted, network_problem, normal, rejects
 from support.module_problems import pipeline, stepped
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from hgms.adapters import from_losses, hypergradient, trainable
 from hgms.generators.branches import Branches
-from hgms.hypergradients import OneStep
+from hgms.hypergradients import Fixed, OneStep
 from hgms.integrations.lower_solution import lower_solution
+from hgms.selectors import BestOfN
 from hgms.solvers import CG
 from hgms_core import ConfigError, Problem, Tree
 
@@ -115,3 +117,20 @@ def test_layers_at_rest_have_derivatives(layer: nn.Module, strategy: Any) -> Non
     assert_same(found, at(module, strategy="difference").value, rtol=1e-5, atol=1e-9)
     if isinstance(layer, nn.Dropout):
         assert_same(found, at(network(), strategy=strategy).value)
+
+
+def test_a_pipeline_says_at_its_first_step_that_no_loss_uses_theta() -> None:
+    plain = network_problem()
+    deaf = evolve(
+        plain,
+        g=lambda theta, x, batch: plain.g(plain.theta0, x, batch),
+        f=lambda theta, x, batch: plain.f(plain.theta0, x, batch),
+    )
+    with rejects("theta-unused", "theta0", of=ConfigError):
+        stepped(deaf, pipeline(hypergradient=OneStep()), 1)
+    stepped(deaf, pipeline(hypergradient=Fixed()), 1)  # learns nothing anyway
+    made, seen = counted(plain)
+    method = pipeline(generator=Branches(count=1, steps=3), selector=BestOfN(mode="loop"))
+    _, record = method.step(made, method.init(made, 0))
+    # no call more where h is not zero
+    assert seen["f"] == record["cost_upper_values"] + record["cost_upper_gradients"]

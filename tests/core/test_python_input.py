@@ -24,6 +24,7 @@ pytestmark = pytest.mark.plugins
 PROBLEM: dict[str, tuple[Any, ...]] = {
     "a misspelt argument": (lambda: problem(lower=f), "unknown-option", ("lower",)),
     "another misspelt one": (lambda: problem(theta_0=Y), "unknown-option", ("theta_0",)),
+    "no loss": (lambda: problem(f=...), "missing-option", ("f",)),
     "by position": (
         lambda: Problem({"t": Y}, {"w": Y}, g, f),  # type: ignore[misc]
         "positional-argument",
@@ -79,6 +80,7 @@ PROBLEM: dict[str, tuple[Any, ...]] = {
         ("upper_data", "differentiate"),
     ),
     "lengths": (lambda: problem(lower_data={"a": A, "y": Y[:5]}), "wrong-length", ("lower_data",)),
+    "no data": (lambda: problem(lower_data=None), "wrong-type", ("lower_data",)),
     "a path": (lambda: problem(lower_data="rows.csv"), "wrong-type", ("lower_data",)),
     "text": (
         lambda: problem(lower_data=pd.DataFrame({"label": ["a", "b"]})),

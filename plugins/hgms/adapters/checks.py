@@ -26,6 +26,8 @@ from hgms_core import (
     Key,
     NumericalError,
     Problem,
+    Record,
+    State,
     Tree,
     check_alike,
     check_dense,
@@ -132,6 +134,31 @@ def _tried_rows(rows: Data, key: Key, few: int) -> Batch:
         return rows.batch(None)
     broken = [found[:few] for found in broken_rows(rows.whole).values()]
     return rows.batch(torch.cat([numbers[0], *broken]))
+
+
+def guarded(
+    problem: Problem, state: State, step: Callable[[], tuple[State, Record]]
+) -> tuple[State, Record]:
+    """Run the first step of a pipeline, and explain wrong losses by :func:`check_losses`.
+
+    The losses are checked if the step fails, draws from a global generator of torch, or finds a
+    hypergradient of 0.
+    """
+    theta = state["theta"]
+    key = Key(state["seed"])
+    device = next(iter(state["x"].values())).device
+    before = global_states(device)
+    try:
+        advanced, record = step()
+    except Exception as error:
+        if not isinstance(error, HgmsError) and not out_of_memory(error):
+            check_losses(problem, theta, state["x"], key, MANY)
+        raise
+    moved = any(not torch.equal(a, b) for a, b in zip(before, global_states(device), strict=True))
+    is_idle = theta and record["cost_upper_gradients"] and not record["hypergradient_norm"]
+    if moved or is_idle:
+        check_losses(problem, theta, advanced["x"], key.fold("step", 0))
+    return advanced, record
 
 
 def _gradients(

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from hgms.adapters.shapes import Nested, Shape
+from hgms_core import summary
 
 Rows = Iterator[tuple[str, str]]
 
@@ -82,19 +83,8 @@ def brief(value: Any) -> str:
 
 
 def sizes(nested: Nested, most: int = 4) -> str:
-    """Names, shapes and types of a tree's tensors: ``w [3, 4], b [3], float32``."""
-    _, tree = Shape.of(nested, "a tree", "")
-    kinds = (
-        " and ".join(sorted({str(leaf.dtype).removeprefix("torch.") for leaf in tree.values()}))
-        or "nothing"
-    )
-    if len(tree) > most:
-        return (
-            f"{len(tree)} tensors, {sum(leaf.numel() for leaf in tree.values()):,} numbers, {kinds}"
-        )
-    return ", ".join(
-        [*(f"{name} {list(leaf.shape)}".strip() for name, leaf in tree.items()), kinds]
-    )
+    """Return names, shapes and types of the tensors of a tree: ``w [3, 4], b [3], float32``."""
+    return summary(Shape.of(nested, "a tree", "")[1], most)
 
 
 def number(value: Tensor) -> str:

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from functools import wraps
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import attrs
+import torch
 from attrs import evolve, frozen
-from torch import Tensor, empty
+from torch import Tensor
 
-from hgms.adapters.checks import check_used, pure
+from hgms.adapters.checks import check_used, guarded, pure
 from hgms.adapters.display import as_html, as_text, number, sizes
 from hgms.adapters.shapes import Nested, Shape, check_floating
-from hgms.adapters.tables import by_role, placed
+from hgms.adapters.tables import placed, placed_roles
 from hgms_core import (
     Bound,
     ConfigError,
+    Data,
     Estimate,
+    Key,
     Problem,
     Ravel,
     Rows,
     Sources,
     Strategy,
+    arguments_named,
     check_function,
     implicit,
     norm,
@@ -30,29 +35,33 @@ from hgms_core import (
 )
 from hgms_core.torch_errors import differences_named
 
-OPTIONS = (
-    "project",
-    "evaluate",
-    "fresh",
-    "start",
-    "references",
-    "counters",
-    "precision",
-    "compiler",
-    "extensions",
-)
-"""Further fields of a problem."""
+NO_ROWS = Data()
 
 
+class Options(TypedDict, total=False):
+    """Further fields of a problem; θ and x have the form of the user."""
+
+    project: Callable[..., Any]
+    evaluate: Callable[..., Mapping[str, Any]]
+    fresh: Callable[[Key], Nested] | None
+    start: Callable[..., Nested] | None
+    references: Mapping[str, Nested]
+    counters: Callable[[], Mapping[str, int]] | None
+    precision: torch.dtype | None
+    compiler: Any
+    extensions: tuple[object, ...]
+
+
+@arguments_named
 def from_losses(
     *,
     theta0: Nested,
     x0: Nested,
     g: Callable[..., Tensor],
     f: Callable[..., Tensor],
-    lower_data: Any = None,
-    upper_data: Any = None,
-    **options: Any,
+    lower_data: Any = NO_ROWS,
+    upper_data: Any = NO_ROWS,
+    **options: Unpack[Options],
 ) -> Problem:
     """Build a problem from two losses of tensors in any nesting.
 
@@ -64,7 +73,7 @@ def from_losses(
     g, f
         Lower and upper loss, ``(theta, x, batch) -> scalar``, pure functions of tensors.
     lower_data, upper_data
-        Rows of g and f: all that :func:`hgms.as_data` reads, or None for a loss without rows.
+        Rows of g and f: all that :func:`hgms.as_data` reads. By default a loss has no rows.
         ``upper_data`` may be one table per role (``differentiate``, ``select``, ``stop``). Floats
         in arrays get the type of x, and all rows its device.
     options
@@ -91,27 +100,35 @@ def from_losses(
     >>> problem.x0, problem.restore(problem.theta0, problem.x0)
     ({'0': tensor([1., 1.])}, (tensor([0., 0.]), [tensor([1., 1.])]))
     """
-    for name in options:
-        if name not in OPTIONS:
-            known = ("theta0", "x0", "g", "f", "lower_data", "upper_data", *OPTIONS)
-            raise unknown_name("option", name, known, (name,), "argument of from_losses")
+    check_options(from_losses, options, Options)
     theta_shape, theta = Shape.of(theta0, "theta0", "theta")
     x_shape, x = Shape.of(x0, "x0", "x")
     check_floating("theta0", theta)
     check_floating("x0", x)
     check_function("g", g, "theta", "x", "batch")
     check_function("f", f, "theta", "x", "batch")
-    like = next(iter(x.values()), empty(0))
-    fields = {"g": g, "f": f, **options}
+    like = next(iter(x.values()), torch.empty(0))
+    fields: dict[str, Any] = {"g": g, "f": f, **options}
     if not (theta_shape.flat and x_shape.flat):
         fields = _flattened(fields, theta_shape, x_shape)
     return Problem(
         theta0=theta,
         x0=x,
         lower_data=placed(lower_data, "lower_data", like),
-        upper_data=by_role(upper_data, "upper_data", like),
+        upper_data=placed_roles(upper_data, "upper_data", like),
+        guard=guarded,
         **fields,
     )
+
+
+def check_options(function: Callable[..., Any], options: Mapping[str, object], kind: Any) -> None:
+    """Require names of the TypedDict ``kind``, else raise ConfigError ``unknown-option``."""
+    arguments = [*inspect.signature(function).parameters][:-1]
+    for name in options:
+        if name not in kind.__annotations__:
+            known = [*arguments, *kind.__annotations__]
+            label = f"argument of {function.__name__}"
+            raise unknown_name("option", name, known, (name,), label)
 
 
 def _flattened(fields: Mapping[str, Any], theta: Shape, x: Shape) -> dict[str, Any]:

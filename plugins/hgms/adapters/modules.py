@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from hgms.adapters.losses import from_losses
+from hgms.adapters.losses import check_options, from_losses
 from hgms.adapters.tables import placed
 from hgms.adapters.views import Function, View, replica, require, unmasked_rates
 from hgms_core import (
@@ -20,9 +20,9 @@ from hgms_core import (
     Problem,
     Rows,
     Tree,
+    arguments_named,
     check_function,
     kind_of,
-    unknown_name,
 )
 from hgms_core.torch_errors import RANDOM
 
@@ -229,10 +229,17 @@ def places(model: nn.Module, own: nn.Module) -> dict[str, str]:
     return {name: place for (name, leaf), (place, _) in pairs if leaf.requires_grad}
 
 
-OPTIONS = ("project", "references", "counters", "start", "compiler")
-"""Additional fields of a problem, which :func:`from_module` passes on."""
+class ModuleOptions(TypedDict, total=False):
+    """Fields of a problem that :func:`from_module` passes on."""
+
+    project: Callable[..., Any]
+    references: Mapping[str, Any]
+    counters: Callable[[], Mapping[str, int]] | None
+    start: Callable[..., Any] | None
+    compiler: Any
 
 
+@arguments_named
 def from_module(
     model: nn.Module,
     loss: Callable[..., Tensor],
@@ -244,7 +251,7 @@ def from_module(
     upper: Callable[..., Tensor] | None = None,
     evaluate: Callable[..., Mapping[str, float]] | None = None,
     fresh: Callable[[Key], Tree] | None = None,
-    **options: Any,
+    **options: Unpack[ModuleOptions],
 ) -> Problem:
     """Build a problem with a lower level that trains a module.
 
@@ -303,15 +310,11 @@ def from_module(
     >>> sorted(problem.x0), problem.restore(problem.theta0, problem.x0)[0]
     (['bias', 'weight'], tensor([0., 0., 0., 0.]))
     """
-    for name in options:
-        if name not in OPTIONS:
-            known = ("theta0", "lower", "upper", "evaluate", "fresh", *OPTIONS)
-            raise unknown_name("option", name, known, (name,), "argument of from_module")
-    if fresh is not None:
-        options["fresh"] = fresh
+    check_options(from_module, options, ModuleOptions)
     return from_losses(
         **fields(model, loss, train, theta0, lower, upper, evaluate),
         upper_data=validation,
+        fresh=fresh,
         **options,
     )
 

@@ -65,15 +65,13 @@ def as_data(
 
 def placed(rows: Any, place: str, like: Tensor) -> Data:
     """Return the rows with the dtype and device of a tensor; errors start with ``place``."""
-    if rows is None:
-        return Data()
     try:
         return as_data(rows, like.dtype, like.device)
     except ConfigError as error:
         raise error.at(place) from None
 
 
-def by_role(rows: Any, place: str, like: Tensor) -> Data | dict[str, Data]:
+def placed_roles(rows: Any, place: str, like: Tensor) -> Data | dict[str, Data]:
     """Return validation rows: those of each role, or one table for all roles."""
     several = rows if isinstance(rows, Mapping) else {}
     has_roles = bool(set(several) & set(ROLES))

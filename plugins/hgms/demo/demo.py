@@ -16,6 +16,8 @@ from hgms.results import Table
 
 CALLS = 1500
 """The budget of each run in oracle calls: the same number of steps on every machine."""
+FIRST_SEED = 10
+"""The budget was chosen on the seeds 0 to 9."""
 FORMATS = (".png", ".svg")
 
 
@@ -51,8 +53,9 @@ def run_demo(
     if (out / "runs").is_dir():
         shutil.rmtree(out / "runs")  # a new comparison each time
     torch.set_num_threads(1)  # the tensors are small
+    numbers = range(FIRST_SEED, FIRST_SEED + seeds)
     comparison = compare(
-        make_problem, list(METHODS), f"{calls} calls", seeds, out / "runs", progress=progress
+        make_problem, list(METHODS), f"{calls} calls", numbers, out / "runs", progress=progress
     )
     pictures = [save(comparison.plot(), out / f"differences{suffix}") for suffix in FORMATS]
     pictures += [
