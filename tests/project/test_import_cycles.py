@@ -101,6 +101,7 @@ def upward(graph: Graph, container: str, layers: list[list[str]]) -> list[str]:
 HGMS = [*contracts.PROGRAMS, *contracts.COMPONENTS, *contracts.LIBRARIES]
 
 
+@pytest.mark.extended
 def test_layers_import_what_is_below_them_and_no_cycle_comes() -> None:
     files = modules_below(TOPS)
     graph = graph_of(files)

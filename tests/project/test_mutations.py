@@ -6,11 +6,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from support.helpers import load_script
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.extended
 def test_a_hundred_mutations_can_be_planted() -> None:
     script = load_script("hgms_benchmark_mutations", ROOT / "benchmarks" / "mutations.py")
     planted = script.mutations()

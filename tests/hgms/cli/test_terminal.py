@@ -139,6 +139,7 @@ def test_compat_of_one_task_or_one_method_says_why_in_its_lines() -> None:
 # --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("line", "expected"),
     [

@@ -68,6 +68,7 @@ def merge(*words: str | Path, code: int = 0) -> Any:
     return done
 
 
+@pytest.mark.extended
 def test_runs_of_two_machines_are_one_folder(place: Callable[..., Path]) -> None:
     a, b = place("a", 0), place("b", 1, 2)
     before = contents(a, ""), contents(b, "")

@@ -82,6 +82,7 @@ def test_a_script_prints_a_line_for_each_run_and_is_told_of_one_problem_for_all_
     assert (len(titles), printed.out) == (4, "")
 
 
+@pytest.mark.extended
 def test_a_second_call_reads_what_is_finished_and_runs_what_is_new(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -215,6 +216,7 @@ def test_no_method_sees_the_rows_that_it_is_ranked_on() -> None:
     assert rows(again)["memorise"] == loss, "the same rows in every run"
 
 
+@pytest.mark.extended
 def test_with_too_few_rows_to_hold_some_out_nothing_is_ranked(tmp_path: Path) -> None:
     [results] = alone(
         of_rows(3), {"a": Memorise(), "b": Follow()}, seeds=10, out=tmp_path / "runs"

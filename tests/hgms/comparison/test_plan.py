@@ -61,6 +61,7 @@ def here(bowl: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callabl
     return lambda *words: CliRunner().invoke(main, ["plan", "grid.toml", *words])
 
 
+@pytest.mark.extended
 def test_a_grid_is_measured_and_nothing_is_written(here: Callable[..., Any]) -> None:
     """And what is finished costs nothing."""
     done = here("--json", "--workers", "1,2")

@@ -35,6 +35,7 @@ def swept(
     return compare("bowl", methods, "3 steps", seeds, out, sweep=settings, run=run, jobs=0)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("sampler", "space"), [*SAMPLERS, pytest.param("tpe", RANGES, marks=pytest.mark.extended)]
 )
@@ -67,6 +68,7 @@ def test_the_lowest_mean_of_f_on_stop_rows_over_pilot_seeds_is_chosen_and_all_is
         assert trial["loss"] == pytest.approx(sum(losses) / 2)
 
 
+@pytest.mark.extended
 def test_every_method_with_a_space_gets_the_same_number_of_trials_and_the_others_are_marked(
     tmp_path: Path,
 ) -> None:
@@ -80,6 +82,7 @@ def test_every_method_with_a_space_gets_the_same_number_of_trials_and_the_others
     assert [row.notes for row in comparison.tables[0].rows] == [(), (), ("not swept",)]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("sampler", ["random", pytest.param("tpe", marks=pytest.mark.extended)])
 def test_a_broken_sweep_goes_on_to_the_same_end(tmp_path: Path, sampler: str) -> None:
     swept(tmp_path, sampler=sampler, space=RANGES)

@@ -175,6 +175,7 @@ def test_products_of_either_operator_are_programs_of_rows_gathered_once(operator
     assert len(gathered) == 2
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("solver", "problem"),
     [
@@ -222,6 +223,7 @@ RULES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("rule", "mode"),
     [
@@ -267,6 +269,7 @@ def pipeline(products: int = 1) -> Pipeline:
     )
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "method",
     [pipeline(), pytest.param(Tilted(method=pipeline(), tilt=0.5), marks=pytest.mark.extended)],

@@ -170,6 +170,7 @@ def test_negative_curvature_gives_the_iterate_before_it_and_another_epoch() -> N
     torch.testing.assert_close(plain.value, found.value, rtol=1e-8, atol=1e-9)
 
 
+@pytest.mark.extended
 def test_residuals_may_rise_but_from_epoch_to_epoch_the_error_falls() -> None:
     h = torch.logspace(-3, 1, SIZE, dtype=F64).diag()
     answers = steps_on(LancBiO(restart=15), [h] * 300, [B] * 300)

@@ -7,6 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from support import remembering
 from support.helpers import F64, assert_same, finite_differences, normal
@@ -109,6 +110,7 @@ def test_a_solve_is_that_of_a_dense_solver_and_counts_its_products() -> None:
         torch.testing.assert_close(solution.value, exact, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.extended
 def test_it_takes_fewer_products_than_cg_warm_starts_and_a_sketch() -> None:
     limits: dict[str, Any] = {"ridge": RIDGE, "max_steps": 1000}
     recycled = RecycledCG(rank=30, **limits)

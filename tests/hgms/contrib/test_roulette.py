@@ -30,6 +30,7 @@ def product(v: torch.Tensor) -> torch.Tensor:
     return SPECTRUM * v
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("x0", [None, normal(6, seed=3)], ids=["zero", "warm"])
 def test_the_mean_over_all_ends_is_the_solution(x0: torch.Tensor | None) -> None:
     """Each end with its probability: no luck. With all weights 1 the mean is another."""

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from hgms.demo.demo import CALLS, FIRST_SEED, run_demo
@@ -36,6 +37,7 @@ def test_its_comparison_is_that_of_the_readme() -> None:
     assert f'"{CALLS} calls", seeds=range({FIRST_SEED}, {FIRST_SEED + 10}))' in README
 
 
+@pytest.mark.extended
 def test_it_writes_pictures_and_runs(tmp_path: Path) -> None:
     made = run_demo(tmp_path, seeds=1, calls=65, progress=False)
     assert {row.method for row in made.table.rows} == set(METHODS)

@@ -131,6 +131,7 @@ def test_rounding_is_measured_against_the_problem_in_float64(estimator: Any, tas
     assert row["double_ratio"] == pytest.approx(1, abs=1e-4)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("k", [1, pytest.param(3, marks=pytest.mark.extended)])
 def test_the_flat_directions_of_a_sphere_are_its_dimension(k: int) -> None:
     task = Sphere(k=k, d=8)

@@ -39,6 +39,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.extended
 def test_a_run_ends_with_the_same_bytes_and_hash_whether_it_is_diagnosed(
     finished: Path, tmp_path: Path
 ) -> None:

@@ -248,6 +248,7 @@ def test_an_executor_of_a_plugin_carries_out_a_grid(mine: Path, alone: Alone) ->
     assert contents(mine.parent / "runs") == alone[0]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("arguments", "shown"),
     [

@@ -125,6 +125,7 @@ def test_a_fork_ends_with_the_process_that_it_comes_from(
 # --- what goes to and comes from workers
 
 
+@pytest.mark.extended
 def test_another_installation_is_rejected_by_name(tmp_path: Path) -> None:
     plugin = tmp_path / "plugin.py"
     plugin.write_text("a = 1\n")
@@ -142,6 +143,7 @@ class LostHere(CheckpointError):
     """An error of a class that the other machine may lack."""
 
 
+@pytest.mark.extended
 def test_errors_come_back_from_workers_as_they_were_raised() -> None:
     wrong = MissingExtra(
         "missing-package",

@@ -83,6 +83,7 @@ def test_linear_outputs_give_the_hessian_itself() -> None:
     assert_same(matrix(loss, {}, {"w": w}, BATCH), hessian, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.extended
 def test_the_operator_of_a_tilted_level_is_the_sum_of_both() -> None:
     above = {"a": normal(4, 5, seed=9), "y": torch.tensor([2, 1, 0, 1])}
     upper = Composite(

@@ -50,6 +50,7 @@ CASES = {
 every_case = pytest.mark.parametrize("case", CASES)
 
 
+@pytest.mark.extended
 @every_case
 def test_a_proposal_repeats_itself_and_stacked_looped_and_chunked_agree(case: str) -> None:
     check_repeats(CASES[case], **CLOSE)

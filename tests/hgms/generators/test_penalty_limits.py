@@ -99,6 +99,7 @@ def test_a_growing_penalty_and_a_barrier_come_near_the_true_optimum() -> None:
     assert abs(log_penalty(barrier, 0.15, 400) - best) < 0.05
 
 
+@pytest.mark.extended
 def test_f2sa_s_upper_gradient_tends_to_the_hypergradient_as_one_over_its_multiplier() -> None:
     """At a θ that stays, with the whole data and many steps."""
     theta = {"log_penalty": torch.tensor([0.3], dtype=F64)}

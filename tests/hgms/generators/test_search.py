@@ -116,6 +116,7 @@ def test_the_counts_are_the_calls_that_happened() -> None:
     assert calls["g_rows"] + calls["f_rows"] == rows[-1]["cost_rows"]
 
 
+@pytest.mark.extended
 @every_sampler
 def test_it_comes_near_the_closed_form_optimum(sampler: str) -> None:
     problem, _, best = tuned_penalty()

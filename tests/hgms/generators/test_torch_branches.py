@@ -70,6 +70,7 @@ def written(state: Any) -> Any:
     return unpack(json.loads(json.dumps(structure)), tensors)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("name", "mode"),
     [*((name, "stacked") for name in (*EVERY, *OTHERS)), *((name, "loop") for name in OTHERS)],

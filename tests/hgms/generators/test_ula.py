@@ -52,6 +52,7 @@ def assert_normal(x: Tensor, covariance: Tensor) -> Tensor:
     return error
 
 
+@pytest.mark.extended
 def test_the_stationary_law_of_a_gaussian() -> None:
     # ULA on ½(x−c)ᵀH(x−c) at temperature λ is stationary at N(c, λ (H(1 − hH/2))⁻¹). Of the
     # variance of its start 0.95²⁰⁰ = 4e-5 is left.

@@ -77,6 +77,7 @@ def slope(value: Callable[[Tensor], Tensor]) -> Tensor:
     return torch.autograd.grad(value(theta), theta)[0]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("outer", "inner"), [("vjp", "vjp"), ("jvp", "jvp"), ("difference", "vjp"), ("difference",) * 2]
 )

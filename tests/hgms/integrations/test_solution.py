@@ -84,6 +84,7 @@ def test_it_is_hypergradient_on_dictionaries(strategy: Any, rtol: float) -> None
     )
 
 
+@pytest.mark.extended
 def test_the_gradient_of_a_loss_that_is_not_quadratic_is_that_of_differences() -> None:
     """Several uses of x, and other parameters of the graph."""
 

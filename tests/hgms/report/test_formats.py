@@ -28,6 +28,7 @@ ODD = {"task": "ring", "rho": "1979-05-27", "method": "halve", "lr": "[inf, nan,
 LARGE = '"metrics": {"value": 1e308, "other": -1e308}, "oracle_calls": 1e18'
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("file", "text"),
     [

@@ -65,6 +65,7 @@ def decays() -> Problem:
 # --- divergence
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "method",
     [

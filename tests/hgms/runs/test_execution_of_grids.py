@@ -83,6 +83,7 @@ def decisions(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 BOTH = ["plain", {"name": "plain", "label": "other"}]
 
 
+@pytest.mark.extended
 def test_the_first_run_of_a_task_decides_how_products_are_computed(
     tmp_path: Path, decisions: list[Any], options: dict[str, Any]
 ) -> None:
@@ -105,6 +106,7 @@ def test_the_first_run_of_a_task_decides_how_products_are_computed(
     assert "exact in 2 (other) and fast in 2 (plain) of 4 runs" in compared(2)
 
 
+@pytest.mark.extended
 def test_the_first_run_decides_whether_steps_are_compiled(
     interpreted: None, tmp_path: Path, decisions: list[Any], options: dict[str, Any]
 ) -> None:

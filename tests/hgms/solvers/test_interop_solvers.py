@@ -33,6 +33,7 @@ every_solver = pytest.mark.parametrize(
 every_method = pytest.mark.parametrize("method", METHODS)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("solver", [EVERY[0], EVERY[-1]], ids=lambda each: each.name)
 def test_it_passes_the_checks_of_the_kit(solver: Any) -> None:
     assert faults(solver) == {}

@@ -167,6 +167,7 @@ def test_a_thousand_iterations_past_convergence(solver: Any) -> None:
     torch.testing.assert_close(solution.value, exact, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.extended
 @every_krylov
 def test_what_single_precision_reaches_is_true_and_what_it_cannot_is_not_claimed(
     solver: Any,

@@ -110,6 +110,7 @@ def test_adapters_are_added_as_what_they_add() -> None:
     assert_same(loss, expected, rtol=1e-10)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("own", [0.9, pytest.param(1.0, marks=pytest.mark.extended)])
 def test_probes_and_their_mixtures_are_those_of_the_definition(own: float) -> None:
     problem, seen = watched(PROBLEM)

@@ -33,6 +33,7 @@ def answer(
     return [answers[place] for place in range(len(tokens))]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("kind", list(SMALL))
 def test_a_batch_gives_what_single_prompts_give(kind: str) -> None:
     model, tokenizer = small_model(kind)

@@ -130,6 +130,7 @@ def test_differences_on_a_bfloat16_base_have_the_signs_of_the_exact_float32_dire
         assert float((difference - right).norm() / right.norm()) < 0.15
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "saving",
     [{"checkpointing": True}, pytest.param({"micro_batch": 4}, marks=pytest.mark.extended)],

@@ -32,6 +32,7 @@ BATCH = 6
 LENGTH = 96
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("kind", "how"),
     [

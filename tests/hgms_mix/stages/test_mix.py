@@ -93,6 +93,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
     }
 
 
+@pytest.mark.extended
 def test_a_mix_says_its_stages_and_reports_what_it_drew_and_how_it_was_tuned(here: Path) -> None:
     said = Path("said.txt").read_text().splitlines()
     assert [line.split(":")[0] for line in said if line[0] != " "] == STAGES

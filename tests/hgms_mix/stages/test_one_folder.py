@@ -70,6 +70,7 @@ def written(folder: Path, names: tuple[str, ...] = OWN) -> dict[str, bytes]:
     return {name: (folder / name).read_bytes() for name in names}
 
 
+@pytest.mark.extended
 def test_what_compare_learned_is_the_mix(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [folder] = folders()
     before = written(folder)

@@ -138,6 +138,7 @@ def test_functions_are_drawn_from_the_posterior(found: Findings) -> None:
     np.testing.assert_allclose(drawn.std(0), deviations, rtol=0.04)
 
 
+@pytest.mark.extended
 def test_losses_without_noise_have_a_surface_and_a_flat_one_is_not_told_apart() -> None:
     """Posterior variances are then as small as the rounding errors of the prior's."""
     runs = tried(0, 1.0, 0.0)
@@ -178,6 +179,7 @@ def test_coverage_over_a_hundred_surfaces_of_the_prior() -> None:
     assert 88 <= covered <= 99
 
 
+@pytest.mark.extended
 def test_targets_are_weighted_test_sets_never_decide_and_diverged_runs_are_set_aside() -> None:
     runs = tried(3, 1.0, 0.01)
     loss, other = runs.metrics["loss"].copy(), 1 + runs.mixtures[:, 2]

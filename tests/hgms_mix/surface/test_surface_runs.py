@@ -92,6 +92,7 @@ def test_a_design_is_run_once_and_goes_on_where_it_was_broken_off(
     assert one != other
 
 
+@pytest.mark.extended
 def test_a_run_broken_off_in_fine_tuning_ends_with_the_same_losses(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
