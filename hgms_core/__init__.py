@@ -7,7 +7,8 @@ and ``hgms_core.registry``.
 
 from __future__ import annotations
 
-from hgms_core.component import accepts, arguments_named, check_function, check_part, kind_of
+from hgms_core.arguments import accepts, arguments_named, check_function, check_part, kind_of
+from hgms_core.component import component
 from hgms_core.composition import Composition, overlay
 from hgms_core.data import ROLES, Batch, Data, roles
 from hgms_core.errors import (
@@ -21,7 +22,6 @@ from hgms_core.errors import (
     OutOfMemory,
     Place,
     PluginError,
-    choice,
     closest,
     dotted,
     one_of,
@@ -143,9 +143,9 @@ __all__ = [
     "check_dense",
     "check_function",
     "check_part",
-    "choice",
     "clone",
     "closest",
+    "component",
     "cross_product",
     "curvature",
     "detach",

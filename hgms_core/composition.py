@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from attrs import field, frozen
 
-from hgms_core.errors import choice
 from hgms_core.pipeline import Pipeline
+from hgms_core.validators import choice
 
 
 @frozen(kw_only=True)

@@ -8,7 +8,7 @@ import torch
 from attrs import field, frozen
 from torch import Tensor
 
-from hgms_core.component import arguments_named
+from hgms_core.arguments import arguments_named
 from hgms_core.errors import ConfigError, one_of
 from hgms_core.seeding import Key
 from hgms_core.trees import Tree, summary

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from typing import Any, NoReturn, Self
 
@@ -256,24 +256,3 @@ def one_of(name: str, value: object, choices: Collection[str], place: Place | No
     if value not in choices:
         where = (name,) if place is None else place
         raise unknown_name("choice", str(value), choices, where, label=name)
-
-
-def choice(*words: str) -> Callable[[object, Any, object], None]:
-    """Return a validator that requires one of some words.
-
-    >>> from attrs import field, frozen
-    >>> @frozen
-    ... class Step:
-    ...     rule: str = field(default="sgd", validator=choice("sgd", "adamw"))
-    >>> Step("adam")
-    Traceback (most recent call last):
-        ...
-    hgms_core.errors.ConfigError: unknown rule 'adam' (rule)
-      did you mean 'adamw'?
-      available: adamw, sgd
-    """
-
-    def check(instance: object, attribute: Any, value: object) -> None:
-        one_of(attribute.alias or attribute.name, value, words)
-
-    return check

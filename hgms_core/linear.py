@@ -15,7 +15,7 @@ import torch
 from attrs import define, frozen
 from torch import Tensor
 
-from hgms_core.component import check_function, check_part, kind_of
+from hgms_core.arguments import check_function, check_part, kind_of
 from hgms_core.errors import ConfigError
 from hgms_core.protocols import MatVec
 from hgms_core.records import Outcome, Solution

@@ -8,22 +8,31 @@ from functools import partial
 from typing import Any, ClassVar, Literal, final
 
 import torch
-from attrs import Attribute, field, frozen
+from attrs import Attribute, field
 
-from hgms_core.component import arguments_named, check_function, check_part, kind_of
-from hgms_core.errors import ConfigError, choice
+from hgms_core.arguments import check_function, kind_of
+from hgms_core.component import component
+from hgms_core.errors import ConfigError
 from hgms_core.problem import Problem
 from hgms_core.protocols import CandidateGenerator, HyperGradient, OuterOptimizer, Selector, State
 from hgms_core.records import Cost, Estimate, Record
 from hgms_core.seeding import Key
 from hgms_core.trees import Tree, check_alike, norm, take
 
+KINDS: dict[str, type] = {
+    "generator": CandidateGenerator,
+    "selector": Selector,
+    "hypergradient": HyperGradient,
+    "outer": OuterOptimizer,
+}
+"""The kinds of the parts, by field."""
 
-def _part(
-    label: str, protocol: type, *methods: str
-) -> Callable[[object, Attribute[Any], object], None]:
+
+def _signatures(*methods: str) -> Callable[[object, Attribute[Any], object], None]:
+    """Require the parameters of the protocol, which the step passes by position."""
+
     def check(pipeline: object, attribute: Attribute[Any], value: object) -> None:
-        check_part(attribute.name, value, label, methods)
+        protocol = KINDS[attribute.name]
         for method in methods:
             arguments = list(inspect.signature(getattr(protocol, method)).parameters)[1:]
             check_function(f"{attribute.name}.{method}", getattr(value, method), *arguments)
@@ -47,8 +56,7 @@ def _checked(estimator: HyperGradient, outcome: Any, theta: Tree) -> tuple[Estim
 
 
 @final
-@arguments_named
-@frozen(kw_only=True)
+@component
 class Pipeline:
     """HG-MS's outer loop with replaceable parts (Algorithm 1 of the paper).
 
@@ -90,20 +98,12 @@ class Pipeline:
 
     name: ClassVar[str] = "pipeline"
 
-    generator: CandidateGenerator = field(
-        validator=_part("a candidate generator", CandidateGenerator, "init", "propose", "carry")
-    )
-    selector: Selector = field(validator=_part("a selector", Selector, "select"))
-    hypergradient: HyperGradient = field(
-        validator=_part("a hypergradient estimator", HyperGradient, "init", "estimate")
-    )
-    outer: OuterOptimizer = field(
-        validator=_part("an outer optimiser", OuterOptimizer, "init", "step")
-    )
-    keep: Literal["last", "best"] = field(default="last", validator=choice("last", "best"))
-    answer: Literal["selected", "last"] = field(
-        default="selected", validator=choice("selected", "last")
-    )
+    generator: CandidateGenerator = field(validator=_signatures("init", "propose", "carry"))
+    selector: Selector = field(validator=_signatures("select"))
+    hypergradient: HyperGradient = field(validator=_signatures("init", "estimate"))
+    outer: OuterOptimizer = field(validator=_signatures("init", "step"))
+    keep: Literal["last", "best"] = "last"
+    answer: Literal["selected", "last"] = "selected"
 
     @property
     def needs(self) -> frozenset[str]:

@@ -13,7 +13,7 @@ import torch
 from attrs import evolve, field, frozen
 from torch import Tensor
 
-from hgms_core.component import accepts, arguments_named
+from hgms_core.arguments import accepts, arguments_named
 from hgms_core.data import Batch, Data, by_role, not_data
 from hgms_core.errors import ConfigError
 from hgms_core.seeding import Key

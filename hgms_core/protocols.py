@@ -1,6 +1,7 @@
 """The nouns: what a plugin can be. Start here.
 
-A component is any frozen attrs class with a kebab-case ``name`` and the methods below. Its fields
+A component is a frozen attrs class (:func:`hgms_core.component`) with a kebab-case ``name`` and
+the methods below. Its fields
 are its hyper-parameters and nothing else; data and state go through its methods, and state is a
 value: nested dictionaries of tensors, numbers and strings, so that every run can be written to disk
 and resumed. Nothing has to inherit from these protocols.
@@ -61,9 +62,9 @@ class CandidateGenerator(Protocol):
 
     Two points beside the one it came from:
 
-    >>> from attrs import frozen
+    >>> from hgms_core import component
     >>> from hgms_core import repeat
-    >>> @frozen(kw_only=True)
+    >>> @component
     ... class Beside:
     ...     name = "beside"
     ...
@@ -118,8 +119,8 @@ class Selector(Protocol):
 
     Called: ``select`` in every outer step, after ``propose``. The candidate of least norm:
 
-    >>> from attrs import frozen
-    >>> @frozen
+    >>> from hgms_core import component
+    >>> @component
     ... class Shortest:
     ...     name = "shortest"
     ...
@@ -167,8 +168,8 @@ class LinearSolver(Protocol):
     through ``hypergradient``. For an H that is 2·I (:class:`LinearSystem` and
     :class:`CallableSolver` do the rest):
 
-    >>> from attrs import frozen
-    >>> @frozen(kw_only=True)
+    >>> from hgms_core import component
+    >>> @component
     ... class Halves:
     ...     name = "halves"
     ...
@@ -194,8 +195,8 @@ class HyperGradient(Protocol):
     Called: ``init`` once in a run; ``estimate`` in every outer step, after ``select``. The direct
     part alone, ∂_θ f, which is right where the lower solution does not depend on θ:
 
-    >>> from attrs import frozen
-    >>> @frozen
+    >>> from hgms_core import component
+    >>> @component
     ... class Direct:
     ...     name = "direct"
     ...
@@ -241,8 +242,8 @@ class OuterOptimizer(Protocol):
     Called: ``init`` once in a run; ``step`` in every outer step, after ``estimate``. The problem's
         projection comes after it.
 
-    >>> from attrs import frozen
-    >>> @frozen(kw_only=True)
+    >>> from hgms_core import component
+    >>> @component
     ... class Signs:
     ...     name = "signs"
     ...     lr: float = 0.1
@@ -289,8 +290,8 @@ class Task(Protocol):
 
     Where should a point lie so that the least of a bowl around it is at 1?
 
-    >>> from attrs import frozen
-    >>> @frozen(kw_only=True)
+    >>> from hgms_core import component
+    >>> @component
     ... class Point:
     ...     name, version, metrics = "point", "1", {"distance": False}
     ...
@@ -340,8 +341,8 @@ class Method(Protocol):
     Called: ``init`` once in a run; ``step`` until the budget is spent; ``result`` after each step
     and at the end. A Pipeline is one; so is whatever is not made of its parts:
 
-    >>> from attrs import frozen
-    >>> @frozen
+    >>> from hgms_core import component
+    >>> @component
     ... class Guess:
     ...     name = "guess"
     ...

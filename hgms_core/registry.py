@@ -5,7 +5,6 @@ the command line use it.
 from __future__ import annotations
 
 import inspect
-import re
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -17,61 +16,46 @@ from attrs import frozen
 
 import hgms_core
 from hgms_core import protocols
+from hgms_core.arguments import methods_of
+from hgms_core.component import NAME, PARTS
 from hgms_core.composition import Composition
 from hgms_core.discovery import FIRST_PARTY
 from hgms_core.errors import ConfigError, HgmsError, PluginError, unknown_name
 from hgms_core.host import Host, PluginInfo, describe
 from hgms_core.pipeline import Pipeline
 
-NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
-
 
 @frozen
 class Kind:
-    """A noun of :mod:`hgms_core.protocols`: its name on the command line, in messages, its hook
-    and its protocol.
-    """
+    """A noun of :mod:`hgms_core.protocols`: its name, its hook and its protocol."""
 
     name: str
-    label: str
     hook: str
     protocol: type
 
     @property
     def with_article(self) -> str:
-        return f"{'an' if self.label[0] in 'aeiou' else 'a'} {self.label}"
+        return PARTS[self.protocol]
+
+    @property
+    def label(self) -> str:
+        return self.with_article.split(" ", 1)[1]
 
     def methods(self) -> dict[str, inspect.Signature]:
-        members = vars(self.protocol).items()
-        return {
-            name: inspect.signature(value)
-            for name, value in members
-            if inspect.isfunction(value) and name[0] != "_"
-        }
+        names = methods_of(self.protocol)
+        return {name: inspect.signature(getattr(self.protocol, name)) for name in names}
 
 
 KINDS: dict[str, Kind] = {
     kind.name: kind
     for kind in (
-        Kind(
-            "generator",
-            "candidate generator",
-            "hgms_register_generators",
-            protocols.CandidateGenerator,
-        ),
-        Kind("selector", "selector", "hgms_register_selectors", protocols.Selector),
-        Kind("solver", "linear solver", "hgms_register_linear_solvers", protocols.LinearSolver),
-        Kind(
-            "hypergradient",
-            "hypergradient estimator",
-            "hgms_register_hypergradients",
-            protocols.HyperGradient,
-        ),
-        Kind(
-            "outer", "outer optimiser", "hgms_register_outer_optimizers", protocols.OuterOptimizer
-        ),
-        Kind("task", "task", "hgms_register_tasks", protocols.Task),
-        Kind("method", "method", "hgms_register_methods", protocols.Method),
+        Kind("generator", "hgms_register_generators", protocols.CandidateGenerator),
+        Kind("selector", "hgms_register_selectors", protocols.Selector),
+        Kind("solver", "hgms_register_linear_solvers", protocols.LinearSolver),
+        Kind("hypergradient", "hgms_register_hypergradients", protocols.HyperGradient),
+        Kind("outer", "hgms_register_outer_optimizers", protocols.OuterOptimizer),
+        Kind("task", "hgms_register_tasks", protocols.Task),
+        Kind("method", "hgms_register_methods", protocols.Method),
     )
 }
 
@@ -318,9 +302,7 @@ def faults_of(kind: Kind, target: object, wrappers: Iterable[type] = ()) -> list
         return [*_name_faults(target.name), *_part_faults(target, wrappers)]
     if not inspect.isclass(target):
         return ["it is an object, not a class; return the class itself, without parentheses"]
-    plain = (
-        "it is not an attrs class; put @frozen(kw_only=True) above it, of hgms.config or of attrs"
-    )
+    plain = "it is not an attrs class; put @component of hgms_core above it"
     faults = _name_faults(getattr(target, "name", None)) + (
         _init_faults(target) if attrs.has(target) else [plain]
     )

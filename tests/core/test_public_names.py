@@ -19,7 +19,7 @@ import hgms.results
 import hgms.runs
 import hgms.testing
 import hgms_core
-from hgms_core import hookspecs, protocols
+from hgms_core import hookspecs, protocols, validators
 from hgms_core.registry import KINDS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,6 +27,7 @@ PUBLIC = {
     module.__name__: module
     for module in (
         hgms_core,
+        validators,
         hgms.adapters,
         hgms.comparison,
         hgms.integrations,
@@ -122,7 +123,9 @@ FILES = sorted(
         *(ROOT / "docs").rglob("*.md"),
     ]
 )
-FOR_PROGRAMS = {f"hgms_core.{name}" for name in ("errors", "host", "registry", "sandbox.watched")}
+FOR_PROGRAMS = {
+    f"hgms_core.{name}" for name in ("component", "errors", "host", "registry", "sandbox.watched")
+}
 """What programs may use in addition to the public names."""
 PARTS = {"generators", "hypergradients", "methods", "outer", "selectors", "solvers", "tasks"}
 
@@ -135,6 +138,7 @@ def private_names(path: Path) -> list[str]:
         for module, name in imports_of(path)
         if module != "hgms_core.torch_errors"
         and not {module, f"{module}.{name}"} & programs
+        and (module != validators.__name__ or name not in validators.__all__)
         and (module != "hgms_core" or name not in {*hgms_core.__all__, "__version__", ""})
     ]
 

@@ -31,9 +31,9 @@ PROBLEM: dict[str, tuple[Any, ...]] = {
         (),
     ),
     "no start": (
-        lambda: Problem(f=f, g=g),  # type: ignore[call-arg]
+        lambda: Problem(theta0={}, f=f, g=g),  # type: ignore[call-arg]
         "missing-option",
-        ("theta0",),
+        ("x0",),
     ),
     "the value of a loss": (lambda: problem(f=Y.sum()), "wrong-type", ("f",)),
     "a loss's class": (lambda: problem(g=nn.MSELoss), "wrong-type", ("g",)),

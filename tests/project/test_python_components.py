@@ -14,8 +14,8 @@ from attrs import field
 from support.helpers import rejects
 from support.python_names import rejected, written
 
-from hgms.config import frozen, positive
-from hgms_core import ConfigError
+from hgms_core import ConfigError, component
+from hgms_core.validators import positive
 
 REFUSED = """
 Branches(count=2.5) -> wrong-type count
@@ -54,8 +54,9 @@ Search(low=0.0, high=1.0, generator=First(), selector=First()) -> wrong-part gen
 evolve(pipeline, outer=torch.optim.Adam) -> wrong-part outer
 evolve(pipeline, generator=CG) -> wrong-part generator
 Adam(schedule='cosine') -> wrong-type schedule
-Adam(schedule={'kind': 'cosin'}) -> unknown-choice schedule.kind
-Adam(schedule={'knid': 'cosine'}) -> unknown-option schedule.knid
+Adam(schedule={'kind': 'cosine'}) -> wrong-type schedule
+Adam(schedule=Schedule(kind='cosin')) -> unknown-choice kind
+Adam(schedule=Schedule(knid='cosine')) -> unknown-option knid
 Projection(kind='box', low=1.0, high=0.0) -> out-of-range high
 Tilted(method='hg-ms', tilt=1.0) -> wrong-part method
 Tilted(method=pipeline) -> missing-option tilt
@@ -123,7 +124,7 @@ outer_steps(evry=3) -> unknown-option evry
 outer_steps(every=2.5) -> wrong-type every
 outer_steps(every=0) -> out-of-range every
 outer_steps(solver='cg') -> wrong-part solver
-outer_steps(optimizer='adam') -> wrong-type optimizer
+outer_steps(optimizer='adam') -> wrong-part optimizer
 outer_steps(f=lambda x: x) -> wrong-signature f
 outer_steps(g=0.5) -> wrong-type g
 outer_steps(upper=3) -> wrong-type upper
@@ -137,11 +138,11 @@ ROWS = [line.rpartition(" -> ")[::2] for line in REFUSED.strip().splitlines()]
 SEVERAL: list[tuple[str, list[tuple[str, tuple[str, ...]]]]] = [
     ("Split(upper=Adam, start=CG())", [("wrong-part", ("upper",)), ("wrong-part", ("start",))]),
     (
-        "SourceMixture(model={'path': 3}, sources={}, validation={})",
+        "SourceMixture(sources={}, validation={}, model=3)",
         [
-            ("wrong-type", ("model", "path")),
             ("missing-option", ("sources",)),
             ("missing-option", ("validation",)),
+            ("wrong-type", ("model",)),
         ],
     ),
     (
@@ -149,8 +150,8 @@ SEVERAL: list[tuple[str, list[tuple[str, tuple[str, ...]]]]] = [
         [
             ("unknown-choice", ("optimizer",)),
             ("not-finite", ("lr",)),
-            ("wrong-type", ("betas",)),
             ("out-of-range", ("count",)),
+            ("wrong-type", ("betas",)),
         ],
     ),
     (
@@ -183,10 +184,6 @@ SEVERAL: list[tuple[str, list[tuple[str, tuple[str, ...]]]]] = [
 ]
 
 TAKEN = [
-    (
-        "Adam(schedule={'kind': 'cosine', 'final': 0.1})",
-        "Adam(schedule=Schedule(kind='cosine', final=0.1))",
-    ),
     ("Branches(count=np.int64(3), lr=np.float32(0.5))", "Branches(count=3, lr=0.5)"),
     ("Branches(lr_spread=[0.5, 2])", "Branches(lr_spread=(0.5, 2.0))"),
     ("Branches(lr_spread=np.array([0.5, 2]))", "Branches(lr_spread=(0.5, 2.0))"),
@@ -243,7 +240,7 @@ def test_the_table_of_the_page_says_the_same() -> None:
 # --------------------------------------------------------------------------------------------------
 
 
-@frozen(kw_only=True)
+@component
 class Mine:
     """As a third party writes one: a class of attrs with one import of ours."""
 
@@ -266,4 +263,3 @@ def test_a_class_of_somebody_else() -> None:
     assert Mine(later=object(), at="3").at == 3
     assert attrs.evolve(Mine(), lr=0.5) == Mine(lr=0.5)
     assert hash(Mine()) == hash(Mine())
-    assert "Mine" in Mine()._repr_html_()  # type: ignore[attr-defined]

@@ -15,13 +15,15 @@ from typing import Any, Literal
 import attrs
 from attrs import field, frozen, validators
 
-from hgms.config import Budget, at_least, at_most
+from hgms.config import Budget
 from hgms.config.convert import structured
 from hgms.config.invalid import init_fields
 from hgms.config.tables import laid_over, put
 from hgms.runs import OwnProblem, RunConfig, RunFolder, RunSettings
 from hgms_core import CheckpointError, ConfigError, HgmsError, Method, Place, unknown_name
+from hgms_core.component import evolve
 from hgms_core.registry import Registry
+from hgms_core.validators import at_least, at_most
 
 NO_FILE = "the grid"
 FLAGS = "the command line"
@@ -258,9 +260,7 @@ def cells_of(config: RunConfig, seeds: Iterable[int]) -> Iterator[Cell]:
     )
     around = (before, after) if line else None
     for seed in seeds:
-        yield Cell(
-            config=attrs.evolve(config, seed=seed), path=folder / f"seed-{seed}", around=around
-        )
+        yield Cell(config=evolve(config, seed=seed), path=folder / f"seed-{seed}", around=around)
 
 
 @frozen(kw_only=True)
@@ -301,4 +301,4 @@ class Grid:
         entry = next(entry for entry in self.methods if entry.label == method)
         traits = frozenset(getattr(base.task, "traits", ()))
         built = structured(entry.at(task, values), Method, self.registry, traits)
-        return attrs.evolve(base, method=built, method_name=entry.name)
+        return evolve(base, method=built, method_name=entry.name)

@@ -23,6 +23,7 @@ from hgms.config.tables import parse_json
 from hgms.executors import Ending, Executor, Tell, code_of, tried_again, unpack_error
 from hgms.runs import RunConfig, RunFolder, read_file, run_config, unannounced
 from hgms_core import HgmsError
+from hgms_core.component import evolve
 from hgms_core.registry import Registry
 
 STEPS = 3
@@ -200,7 +201,7 @@ def measure(arguments: Mapping[str, Any], _tell: Tell) -> dict[str, Any]:
     gone afterwards; with ``threads``, also on one rank and on two of so many threads."""
     registry = Registry.load(arguments["plugins"])
     config = RunConfig.from_dict(arguments["config"], registry=registry)
-    config = attrs.evolve(config, budget=Budget(outer_steps=STEPS))
+    config = evolve(config, budget=Budget(outer_steps=STEPS))
     with tempfile.TemporaryDirectory(prefix="hgms-plan-") as place:
         folder = RunFolder(Path(place) / "run")
         began = time.perf_counter()

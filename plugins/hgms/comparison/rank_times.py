@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import attrs
 from attrs import frozen
 
 from hgms.config import Budget
 from hgms.executors import cores, pack_error
 from hgms.runs import RunConfig, RunSettings, run_config
 from hgms_core import ConfigError, HgmsError
+from hgms_core.component import evolve
 
 
 @frozen(kw_only=True)
@@ -93,11 +93,9 @@ def measured_on_ranks(config: RunConfig, place: Path, threads: int) -> dict[str,
     """
     step = {}
     for ranks in (1, 2):
-        settings = attrs.evolve(
-            config.run, ranks=ranks, threads=threads, compile=False, matmul="exact"
-        )
+        settings = evolve(config.run, ranks=ranks, threads=threads, compile=False, matmul="exact")
         try:
-            result = run_config(attrs.evolve(config, run=settings), path=place / f"ranks-{ranks}")
+            result = run_config(evolve(config, run=settings), path=place / f"ranks-{ranks}")
         except HgmsError as error:
             return {"error": pack_error(error)}
         step[ranks] = step_of([float(row["seconds"]) for row in result.records])

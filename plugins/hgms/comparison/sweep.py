@@ -27,6 +27,7 @@ from hgms.config import Budget
 from hgms.config.tables import parse_json
 from hgms.runs import ROWS, RunConfig, RunFolder, data_of, leased, read_file, replace_file
 from hgms_core import CheckpointError, ConfigError, Key, raise_all
+from hgms_core.component import evolve
 
 
 @define
@@ -73,14 +74,10 @@ class Sweep:
         return self.folder / f"trial-{number}" / f"seed-{seed}"
 
     def cells(self, trial: Trial) -> list[Cell]:
-        config = attrs.evolve(self.config(trial), budget=self.budget)
+        config = evolve(self.config(trial), budget=self.budget)
         note = f"trial {trial.number}"
         return [
-            Cell(
-                config=attrs.evolve(config, seed=seed),
-                path=self.path(trial.number, seed),
-                note=note,
-            )
+            Cell(config=evolve(config, seed=seed), path=self.path(trial.number, seed), note=note)
             for seed in self.settings.seeds
         ]
 

@@ -1,5 +1,4 @@
-"""Which settings a component takes: ``frozen``, which checks them by their types, validators for
-``attrs.field(validator=…)``, and what they mean for memory."""
+"""Settings: budgets, paths, memory, and functions whose arguments are checked."""
 
 from __future__ import annotations
 
@@ -7,55 +6,16 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hgms.config.budget import Budget as Budget
-from hgms.config.component import checked as checked
+from hgms.config.checked import checked as checked
 from hgms.config.paths import cache_folder as cache_folder
 from hgms.config.paths import data_fingerprint as data_fingerprint
 from hgms.config.paths import expand as expand
 from hgms.config.paths import file_digest as file_digest
-from hgms.config.validators import all_of as all_of
-from hgms.config.validators import at_least as at_least
-from hgms.config.validators import at_most as at_most
-from hgms.config.validators import each as each
-from hgms.config.validators import greater_than as greater_than
-from hgms.config.validators import less_than as less_than
-from hgms.config.validators import not_empty as not_empty
-from hgms.config.validators import optional as optional
-from hgms.config.validators import reject as reject
-from hgms.config.validators import whole_number as whole_number
-from hgms.config.words import Words as Words
-from hgms.config.words import origin_is as origin_is
 from hgms_core import ROLES, ConfigError
-
-if TYPE_CHECKING:
-    from attrs import define as define
-    from attrs import frozen as frozen  # for type checkers it is what they know
-else:
-    from hgms.config.component import define as define
-    from hgms.config.component import frozen as frozen
-
-positive = greater_than(0)
-"""A number > 0."""
-not_negative = at_least(0)
-"""A number ≥ 0."""
-share = all_of(at_least(0), at_most(1))
-"""A number in [0, 1]."""
-decay_rate = all_of(at_least(0), less_than(1))
-"""A number in [0, 1): the decay rate of a running mean."""
-whole = all_of(whole_number, greater_than(0))
-"""A whole number > 0."""
-optional_positive = optional(positive)
-"""A number > 0, or None."""
-optional_whole = optional(whole)
-"""A whole number > 0, or None."""
-
-
-def decay_rates(instance: object, attribute: Any, value: tuple[float, float]) -> None:
-    """Two numbers in [0, 1): Adam's β₁ and β₂."""
-    if len(value) != 2 or not all(0 <= beta < 1 for beta in value):
-        reject("out-of-range", attribute, value, "two numbers in [0, 1)")
+from hgms_core.validators import reject
 
 
 def validation_shares(instance: object, attribute: Any, value: tuple[float, ...]) -> None:

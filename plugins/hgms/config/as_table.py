@@ -6,6 +6,7 @@ A table describes a component or a configuration in TOML.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,11 +14,9 @@ from typing import Any
 
 import attrs
 
-from hgms.config import origin_is
 from hgms.config.budget import Budget
 from hgms.config.fingerprinting import fingerprint
-from hgms.config.invalid import init_fields, type_hints
-from hgms.config.shown import got
+from hgms.config.invalid import init_fields, origin_is, type_hints
 from hgms_core import ConfigError, Pipeline
 from hgms_core.registry import inside
 
@@ -154,3 +153,20 @@ def _arguments(hint: Any, *classes: Any) -> tuple[Any, ...]:
         if origin_is(member, *classes):
             return typing.get_args(member)
     return ()
+
+
+def got(value: object) -> str:
+    """Return a short text for a value of Python."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if inspect.isroutine(value):
+        return f"the function {value.__name__}"
+    shape = getattr(value, "shape", None)
+    if shape is not None:
+        return f"{_article(type(value).__name__)} of shape {list(shape)}"
+    text = repr(value)
+    return text if len(text) <= 80 and "\n" not in text else _article(type(value).__name__)
+
+
+def _article(name: str) -> str:
+    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"

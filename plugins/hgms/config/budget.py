@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
@@ -135,3 +136,15 @@ class Budget:
             else (self.oracle_calls, "oracle call")
         )
         return f"{count} {unit}{'s' * (count != 1)}"
+
+
+def as_budget(value: Any) -> Budget:
+    """Convert a text or a table to a budget: the converter of a field.
+
+    Errors: ConfigError ``wrong-type``, and those of :class:`Budget`.
+    """
+    if isinstance(value, Mapping):
+        return Budget(**value)
+    if isinstance(value, Budget | str):
+        return Budget(value)
+    raise ConfigError("wrong-type", f"budget={value!r} must be a Budget or a text such as '60s'")

@@ -14,28 +14,30 @@ import contextlib
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, NoReturn
 
 import attrs
 import cattrs
 from attrs import define, field
 
-from hgms.config import origin_is
 from hgms.config.as_table import is_at_rest
 from hgms.config.budget import Budget
+from hgms.config.field_errors import choice_of, fail, gathered
 from hgms.config.invalid import (
     PROTOCOLS,
     SCALARS,
     available,
     init_fields,
     is_plain,
+    origin_is,
     plain_attribute,
     spell,
     type_hints,
 )
-from hgms.config.reading import as_error, choice_of, complaint, fail, gathered
 from hgms.config.tables import Short, readings, show
 from hgms_core import Composition, ConfigError, HgmsError, Pipeline, raise_all, unknown_name
+from hgms_core.component import as_error, complaint
 from hgms_core.registry import Registry, inside, layers_of
 
 
@@ -376,7 +378,8 @@ def _complaint(attribute: attrs.Attribute[Any], value: object) -> HgmsError | No
     Validators that read the whole object run when it is built.
     """
     check = attribute.validator
-    if check is None or attribute.converter is not None:
+    is_own = attribute.converter is not None and not isinstance(attribute.converter, partial)
+    if check is None or is_own:
         return None
     name = attribute.alias or attribute.name
     return complaint(lambda value: check(None, attribute, value), value, name)

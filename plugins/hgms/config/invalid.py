@@ -6,12 +6,13 @@ The kinds are the kinds of component that a class may belong to.
 from __future__ import annotations
 
 import functools
+import types
 import typing
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 
 import attrs
 
-from hgms.config import Words
 from hgms.config.budget import Budget
 from hgms.config.tables import show
 from hgms_core import ConfigError, unknown_name
@@ -93,14 +94,34 @@ def _known(hint: Any) -> str | None:
     return hint.__name__ if isinstance(hint, type) else None
 
 
-spell = Words(
-    _known,
-    literal=show,
-    fixed="a list of ",
-    mapping="a table",
-    function="a function (from Python only)",
-).spell
-"""Describe a type, for messages about files and for ``hgms describe``."""
+def origin_is(hint: Any, *classes: Any) -> bool:
+    """Return whether a type is a generic of one of these classes."""
+    origin = typing.get_origin(hint)
+    return isinstance(origin, type) and issubclass(origin, classes)
+
+
+def spell(hint: Any) -> str:
+    """Describe a type, for messages about files and for ``hgms describe``.
+
+    >>> spell(dict[str, int] | tuple[int, int])
+    'a table (an integer each) or a list of 2 values (an integer, an integer)'
+    """
+    word = _known(hint)
+    if word is not None:
+        return word
+    origin = typing.get_origin(hint)
+    arguments = typing.get_args(hint)
+    if origin is Literal:
+        return " or ".join(map(show, arguments))
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(map(spell, arguments))
+    if origin is tuple and Ellipsis not in arguments:
+        return f"a list of {len(arguments)} values ({', '.join(map(spell, arguments))})"
+    if origin_is(hint, tuple, list, Sequence):
+        return f"a list ({spell(arguments[0])} each)"
+    if origin_is(hint, Mapping):
+        return f"a table ({spell(arguments[1])} each)"
+    return "a function (from Python only)" if origin_is(hint, Callable) else str(hint)
 
 
 def kinds_of(target: type) -> list[Kind]:

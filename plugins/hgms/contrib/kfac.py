@@ -10,7 +10,6 @@ import attrs
 from attrs import field
 from torch import Tensor
 
-from hgms.config import at_least, frozen, not_negative, optional_positive, positive
 from hgms.contrib.kronecker import kronecker_inverse
 from hgms.solvers.cg import CG
 from hgms.solvers.identity import answered
@@ -24,12 +23,14 @@ from hgms_core import (
     MatVec,
     Solution,
     Tree,
+    component,
     hookimpl,
 )
+from hgms_core.validators import at_least, not_negative, optional_positive, positive
 
 
 @final
-@frozen(kw_only=True)
+@component
 class KFAC:
     """(H + γI) v = b with K-FAC's approximate inverse of the Gauss–Newton matrix G of the lower
     loss, by ``curvlinops``::

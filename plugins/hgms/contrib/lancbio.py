@@ -10,15 +10,24 @@ import torch
 from attrs import evolve, field
 from torch import Tensor
 
-from hgms.config import at_least, frozen, not_negative, optional_positive, positive
 from hgms.solvers.pcg import pcg
-from hgms_core import Composition, LinearSystem, MatVec, Outcome, Solution, Tree, hookimpl
+from hgms_core import (
+    Composition,
+    LinearSystem,
+    MatVec,
+    Outcome,
+    Solution,
+    Tree,
+    component,
+    hookimpl,
+)
+from hgms_core.validators import at_least, not_negative, optional_positive, positive
 
 norm = LinearSystem.norm
 
 
 @final
-@frozen(kw_only=True)
+@component
 class LancBiO:
     """(H + γI) v = b where H and b change from outer step to outer step, each of which pays one
     step of the Lanczos process.

@@ -10,9 +10,9 @@ import torch
 from attrs import field
 from torch import Tensor
 
-from hgms.config import at_least, frozen, not_negative, positive
 from hgms.solvers.rounds import Correction, in_rounds
-from hgms_core import LinearSystem, MatVec, MissingExtra, Outcome, Solution, hookimpl
+from hgms_core import LinearSystem, MatVec, MissingExtra, Outcome, Solution, component, hookimpl
+from hgms_core.validators import at_least, not_negative, positive
 
 TINY = 1e-30
 """Below this linear_cg takes a curvature for zero. Its own 1e-10 would end a solve at a relative
@@ -21,7 +21,7 @@ residual of about 1e-5.
 
 
 @final
-@frozen(kw_only=True)
+@component
 class LinearOperatorSolver:
     """(H + γI) v = b by the batched conjugate gradients of ``linear_operator``, the package under
     GPyTorch.

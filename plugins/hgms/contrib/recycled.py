@@ -10,9 +10,9 @@ import torch
 from attrs import field
 from torch import Tensor
 
-from hgms.config import at_least, frozen, not_negative, optional_positive, positive
 from hgms.solvers.pcg import Precondition, pcg
-from hgms_core import LinearSystem, MatVec, Solution, Tree, hookimpl
+from hgms_core import LinearSystem, MatVec, Solution, Tree, component, hookimpl
+from hgms_core.validators import at_least, not_negative, optional_positive, positive
 
 SMALL = 1e-6
 """Below this share of the largest, an eigenvalue of a small matrix of inner products is
@@ -23,7 +23,7 @@ USEFUL = 2.0
 
 
 @final
-@frozen(kw_only=True)
+@component
 class RecycledCG:
     """(H + γI) v = b by conjugate gradients whose preconditioner is learned from the systems
     before, for no product at all.

@@ -6,18 +6,19 @@ import math
 from typing import ClassVar, final
 
 import torch
-from attrs import evolve, field
+from attrs import field
 from torch import Tensor
 
-from hgms.config import at_least, decay_rate, frozen, not_negative, positive
-from hgms_core import Key, LinearSystem, MatVec, Outcome, Solution, hookimpl
+from hgms_core import Key, LinearSystem, MatVec, Outcome, Solution, component, hookimpl
+from hgms_core.component import evolve
+from hgms_core.validators import at_least, decay_rate, not_negative, positive
 
 norm = LinearSystem.norm
 pick = LinearSystem.pick
 
 
 @final
-@frozen(kw_only=True)
+@component
 class Roulette:
     """v = lr · Σ_{k<K} w_k (I − lr·(H + γI))^k b with a random number K of terms, weighted so that
     it is right on average.

@@ -24,6 +24,7 @@ from hgms_core import (
     State,
     Tree,
 )
+from hgms_core.component import evolve
 from hgms_core.registry import inside
 
 
@@ -132,7 +133,7 @@ def noting(method: Any, notes: dict[str, Any]) -> Any:
             "hypergradient": _HyperGradient(method.hypergradient, notes),
             "outer": _Outer(method.outer, notes),
         }
-        return attrs.evolve(method, **parts)
+        return evolve(method, **parts)
     field = _field(method)
     assert field is not None, "only called where there is a pipeline inside"
     return attrs.evolve(method, **{field: noting(getattr(method, field), notes)})
@@ -173,7 +174,7 @@ def inner_problem(method: Any, problem: Problem, state: State, progress: float) 
     def stopping(method: Any) -> Any:
         if isinstance(method, Pipeline):
             generator: Any = _Stop(method.generator, notes)
-            return attrs.evolve(method, generator=generator)
+            return evolve(method, generator=generator)
         field = str(_field(method))
         return attrs.evolve(method, **{field: stopping(getattr(method, field))})
 

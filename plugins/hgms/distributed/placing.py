@@ -30,6 +30,7 @@ from hgms_core import (
     State,
     Tree,
 )
+from hgms_core.component import evolve
 
 
 @frozen(kw_only=True)
@@ -137,7 +138,7 @@ def placed(method: Any, ranks: int, device: torch.device, even: bool = False) ->
     generator: Any = method.generator
     apart = callable(getattr(generator, "propose_some", None))
     mesh = Mesh.of(ranks, generator.count if apart else 1, device, even)
-    return attrs.evolve(
+    return evolve(
         method,
         generator=PlacedGenerator(generator=generator, mesh=mesh),
         selector=PlacedSelector(selector=method.selector, mesh=mesh),

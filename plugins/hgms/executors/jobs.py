@@ -8,9 +8,9 @@ from typing import Any, ClassVar, Protocol
 
 from attrs import field, frozen
 
-from hgms.config import at_least, greater_than, optional
 from hgms.runs import RunSettings
 from hgms_core import ConfigError, HgmsError, errors
+from hgms_core.validators import at_least, greater_than, optional
 
 Tell = Callable[..., None]
 """``tell(event="step", share=0.5, …)``: what a function under way has to say; plain values, as

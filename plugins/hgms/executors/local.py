@@ -20,9 +20,9 @@ from typing import IO, Any, ClassVar
 
 from attrs import define, field
 
-import hgms.config
-from hgms.config import at_least, optional
 from hgms.executors.jobs import Ending, Job, Report, unpack_error
+from hgms_core.component import read_by_annotation, reports_errors
+from hgms_core.validators import at_least, optional
 
 _LAST = ("ended", "interrupted", "gone")
 """The last that is heard of a job."""
@@ -36,7 +36,8 @@ def cores() -> int:
     return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
 
 
-@hgms.config.define(eq=False)
+@reports_errors
+@define(eq=False, field_transformer=read_by_annotation)
 class Local:
     """Processes of this machine, which stay for the next jobs.
 

@@ -11,7 +11,7 @@ import torch
 from attrs import field
 from torch import Tensor
 
-from hgms.config import at_least, decay_rate, frozen, lowering, optional, optional_whole, positive
+from hgms.config import lowering
 from hgms.rows import mixture_slope
 from hgms_core import (
     Branch,
@@ -23,14 +23,16 @@ from hgms_core import (
     Sources,
     State,
     Tree,
+    component,
     norm,
     slopes,
     upper_gradients,
 )
+from hgms_core.validators import at_least, decay_rate, optional, optional_whole, positive
 
 
 @final
-@frozen(kw_only=True)
+@component
 class Aligned:
     """∇_θ of f after a step that takes every source's direction at the same length::
 

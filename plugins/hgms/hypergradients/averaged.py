@@ -12,7 +12,6 @@ import torch
 from attrs import evolve, field
 from torch import Tensor
 
-from hgms.config import frozen, optional_positive, positive, share
 from hgms_core import (
     Branch,
     Candidates,
@@ -25,11 +24,13 @@ from hgms_core import (
     Selection,
     State,
     Tree,
+    component,
 )
+from hgms_core.validators import optional_positive, positive, share
 
 
 @final
-@frozen(kw_only=True)
+@component
 class Averaged:
     """Σ_i w_i h_i over the candidates x_i, where h_i is what ``estimator`` gives at x_i and s_i its
     score f(θ, x_i)::

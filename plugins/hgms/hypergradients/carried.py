@@ -6,12 +6,11 @@ from __future__ import annotations
 
 from typing import ClassVar, final
 
-from hgms.config import frozen
-from hgms_core import Branch, ConfigError, Estimate, Key, Problem, State, Tree
+from hgms_core import Branch, ConfigError, Estimate, Key, Problem, State, Tree, component
 
 
 @final
-@frozen(kw_only=True)
+@component
 class Carried:
     """h = what the selected candidate brought along.
 

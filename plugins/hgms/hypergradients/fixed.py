@@ -8,12 +8,12 @@ from typing import ClassVar, final
 import torch
 from attrs import field
 
-from hgms.config import frozen, optional_whole
-from hgms_core import Branch, Cost, Estimate, Key, Problem, State, Tree
+from hgms_core import Branch, Cost, Estimate, Key, Problem, State, Tree, component
+from hgms_core.validators import optional_whole
 
 
 @final
-@frozen(kw_only=True)
+@component
 class Fixed:
     """h = 0: the lower level is trained at the given θ, and f is only reported.
 

@@ -10,7 +10,7 @@ from attrs import field
 from torch import Tensor
 
 from hgms.compiled import linearized, programs_of
-from hgms.config import frozen, lowering, optional_whole
+from hgms.config import lowering
 from hgms.gauss_newton import Product, by_difference, gauss_newton
 from hgms.hypergradients.fresh import on_fresh_batches
 from hgms.hypergradients.operator import with_operator
@@ -27,14 +27,15 @@ from hgms_core import (
     State,
     Strategy,
     Tree,
-    choice,
+    component,
     detach,
     implicit,
 )
+from hgms_core.validators import optional_whole
 
 
 @final
-@frozen(kw_only=True)
+@component
 class Implicit:
     """Equation (3) of the paper at the selected lower state x̂, with any linear solver::
 
@@ -101,9 +102,7 @@ class Implicit:
     name: ClassVar[str] = "implicit"
     solver: LinearSolver
     strategy: Strategy = "vjp"
-    operator: Literal["hessian", "ggn"] = field(
-        default="hessian", validator=choice("hessian", "ggn")
-    )
+    operator: Literal["hessian", "ggn"] = "hessian"
     batch_size: int | None = field(default=None, validator=optional_whole)
     upper_batch_size: int | None = field(default=None, validator=optional_whole)
     batches: Literal["one", "fresh"] = "one"
@@ -115,9 +114,8 @@ class Implicit:
 
     lighter = lowering(other=["batch_size"])
 
-    @operator.validator
-    def _multiplied(self, attribute: object, value: str) -> None:
-        if value == "ggn" and self.batches == "fresh":
+    def __attrs_post_init__(self) -> None:
+        if self.operator == "ggn" and self.batches == "fresh":
             raise ConfigError(
                 "conflicting-options",
                 "operator='ggn' does not support batches='fresh'",

@@ -7,13 +7,14 @@ from typing import ClassVar, Literal, final
 
 from attrs import field
 
-from hgms.config import frozen, lowering, optional_whole, positive
+from hgms.config import lowering
 from hgms.hypergradients.step import through
-from hgms_core import Branch, Estimate, Key, LastStep, Problem, State, Tree
+from hgms_core import Branch, Estimate, Key, LastStep, Problem, State, Tree, component
+from hgms_core.validators import optional_whole, positive
 
 
 @final
-@frozen(kw_only=True)
+@component
 class OneStep:
     """∇_θ of f(θ, x⁺) with x⁺ = x̂ − η ∇_x g(θ, x̂), one SGD step from the selected state x̂::
 

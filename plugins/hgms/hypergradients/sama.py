@@ -14,7 +14,7 @@ from attrs import field
 from torch import Tensor
 
 from hgms.compiled import form, programs_of
-from hgms.config import decay_rates, frozen, lowering, optional_positive, optional_whole, positive
+from hgms.config import lowering
 from hgms.optim.adam import adam
 from hgms_core import (
     Branch,
@@ -25,11 +25,13 @@ from hgms_core import (
     Problem,
     State,
     Tree,
+    component,
     cross_product,
     gradient,
     norm,
     upper_gradients,
 )
+from hgms_core.validators import decay_rates, optional_positive, optional_whole, positive
 
 
 @attrs.frozen
@@ -45,7 +47,7 @@ class Step:
 
 
 @final
-@frozen(kw_only=True)
+@component
 class Sama:
     """Implicit differentiation of the optimiser's own fixed point u(∇_x g) = 0, whose Jacobian in x
     is taken for the identity::

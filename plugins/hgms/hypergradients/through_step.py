@@ -9,13 +9,13 @@ from typing import ClassVar, Literal, final
 
 from attrs import field
 
-from hgms.config import frozen, optional_positive, optional_whole
 from hgms.hypergradients.step import through
-from hgms_core import Branch, ConfigError, Estimate, Key, LastStep, Problem, State, Tree
+from hgms_core import Branch, ConfigError, Estimate, Key, LastStep, Problem, State, Tree, component
+from hgms_core.validators import optional_positive, optional_whole
 
 
 @final
-@frozen(kw_only=True)
+@component
 class ThroughStep:
     """∇_θ of f(θ, x⁺(θ)), where x⁺ is one SGD step more from the selected state x̂, on a batch B
     that no selection has seen::

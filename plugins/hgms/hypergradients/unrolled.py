@@ -7,12 +7,24 @@ from typing import ClassVar, final
 import torch
 from attrs import field
 
-from hgms.config import frozen, optional_whole
-from hgms_core import Branch, ConfigError, Cost, Estimate, Key, Problem, State, Tree, detach, slopes
+from hgms_core import (
+    Branch,
+    ConfigError,
+    Cost,
+    Estimate,
+    Key,
+    Problem,
+    State,
+    Tree,
+    component,
+    detach,
+    slopes,
+)
+from hgms_core.validators import optional_whole
 
 
 @final
-@frozen(kw_only=True)
+@component
 class Unrolled:
     """∇_θ f(θ, y_K(θ)), where y_K(θ) is the selected branch run again under autograd.
 

@@ -8,11 +8,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from attrs import Attribute, Factory, field
+from attrs import Attribute, Factory, define, field
 from torch import Tensor, nn
 
 from hgms.adapters import Nested, Shape, hypergradient
-from hgms.config import at_least, define
 from hgms.integrations.training_state import Batches, moved, undisturbed
 from hgms_core import (
     ConfigError,
@@ -25,6 +24,8 @@ from hgms_core import (
     clone,
     norm,
 )
+from hgms_core.component import read_by_annotation, reports_errors
+from hgms_core.validators import at_least, optional, reject
 
 Loss = Callable[[Any, Tree, Any], Tensor]
 """``loss(theta, parameters, batch) -> scalar``; parameters by their names, as
@@ -38,6 +39,11 @@ def _leaves(theta: Nested) -> Tree:
 
 def _loss(_self: object, attribute: Attribute[Any], value: Any) -> None:
     check_function(attribute.name, value, "theta", "x", "batch")
+
+
+def _iterable(_: object, attribute: Any, value: object) -> None:
+    if not hasattr(value, "__iter__") and not hasattr(value, "__getitem__"):
+        reject("wrong-type", attribute, value, "an iterable of batches")
 
 
 def _tensors(_self: object, _attribute: object, value: Any) -> None:
@@ -54,7 +60,8 @@ def _tensors(_self: object, _attribute: object, value: Any) -> None:
         )
 
 
-@define(kw_only=True, eq=False)
+@reports_errors
+@define(kw_only=True, eq=False, field_transformer=read_by_annotation)
 class OuterSteps:
     """θ ← outer step on h = ∇_θ f − ∇²_θx g·v at the present weights, every so many steps of a
     training that is not ours.
@@ -112,12 +119,12 @@ class OuterSteps:
 
     f: Loss = field(validator=_loss)
     g: Loss = field(validator=_loss)
-    upper: Iterable[Any]
+    upper: Iterable[Any] = field(validator=_iterable)
     theta: Tree | Tensor = field(validator=_tensors, metadata={"own": True})
     solver: Any = field(converter=as_solver)
     optimizer: OuterOptimizer | torch.optim.Optimizer = field()
     every: int = field(default=100, validator=at_least(1))
-    lower: Iterable[Any] | None = None
+    lower: Iterable[Any] | None = field(default=None, validator=optional(_iterable))
     strategy: Strategy = "vjp"
     records: list[dict[str, Any]] = field(init=False, factory=list)
     _memory: State | None = field(init=False, default=None)
@@ -132,10 +139,9 @@ class OuterSteps:
         ),
     )
 
-    @optimizer.validator
-    def _holds_theta(self, _attribute: Attribute[Any], value: Any) -> None:
-        if isinstance(value, torch.optim.Optimizer):
-            held = {id(leaf) for group in value.param_groups for leaf in group["params"]}
+    def __attrs_post_init__(self) -> None:
+        if isinstance(self.optimizer, torch.optim.Optimizer):
+            held = {id(leaf) for group in self.optimizer.param_groups for leaf in group["params"]}
             if held != {id(leaf) for leaf in _leaves(self.theta).values()}:
                 raise ConfigError(
                     "wrong-value",

@@ -7,9 +7,19 @@ from typing import Any, ClassVar, final
 
 from attrs import Attribute, evolve, field, validators
 
-from hgms.config import frozen
 from hgms.methods.inner import another, around_a_pipeline, innermost
-from hgms_core import ConfigError, Loss, Method, Problem, Record, Rows, State, Tree, hookimpl
+from hgms_core import (
+    ConfigError,
+    Loss,
+    Method,
+    Problem,
+    Record,
+    Rows,
+    State,
+    Tree,
+    component,
+    hookimpl,
+)
 
 START = "start."
 """The prefix of the names of a learned start's leaves in θ."""
@@ -28,7 +38,7 @@ def _starts_from_theta(_wrapper: object, _attribute: Attribute[Any], value: Any)
 
 
 @final
-@frozen(kw_only=True)
+@component
 class LearnedStart:
     """A pipeline that learns its lower start z as an additional upper variable::
 

@@ -7,13 +7,13 @@ from typing import ClassVar, final
 import torch
 from attrs import evolve, field
 
-from hgms.config import at_least, frozen
 from hgms.methods.inner import around_a_pipeline
-from hgms_core import Key, Method, Problem, Record, State, Tree
+from hgms_core import Key, Method, Problem, Record, State, Tree, component
+from hgms_core.validators import at_least
 
 
 @final
-@frozen(kw_only=True)
+@component
 class RandomTheta:
     """A pipeline that starts from a θ drawn once, by the run's seed::
 

@@ -7,7 +7,6 @@ from typing import ClassVar, final
 
 from attrs import evolve, field
 
-from hgms.config import frozen
 from hgms.methods.inner import around_a_pipeline
 from hgms_core import (
     ConfigError,
@@ -17,13 +16,14 @@ from hgms_core import (
     Sources,
     State,
     Tree,
+    component,
     hookimpl,
     unknown_name,
 )
 
 
 @final
-@frozen(kw_only=True)
+@component
 class StartingAt:
     """A pipeline that starts θ at a reference of the task, or at a source mixture.
 

@@ -8,7 +8,6 @@ import attrs
 from attrs import evolve, field
 from torch import Tensor
 
-from hgms.config import at_least, frozen
 from hgms.gauss_newton import Composite, says_outputs
 from hgms.methods.inner import another, around_a_pipeline, innermost
 from hgms.rows import trained_on
@@ -24,15 +23,17 @@ from hgms_core import (
     Rows,
     State,
     Tree,
+    component,
     hookimpl,
 )
+from hgms_core.validators import at_least
 
 UPPER = "upper."
 """The prefix of the names of validation leaves in a tilted lower batch."""
 
 
 @final
-@frozen(kw_only=True)
+@component
 class Tilted:
     """A pipeline that minimises g + εf in its lower level, f on validation rows.
 

@@ -8,13 +8,12 @@ from typing import ClassVar, final
 
 from attrs import evolve
 
-from hgms.config import frozen
 from hgms.rows import trained_on
-from hgms_core import Method, Problem, Record, Rows, State, Tree
+from hgms_core import Method, Problem, Record, Rows, State, Tree, component
 
 
 @final
-@frozen(kw_only=True)
+@component
 class ValidationOnly:
     """Runs ``method`` on the problem whose lower loss is the upper one, on the validation rows that
     a method may train on::

@@ -7,13 +7,13 @@ from typing import ClassVar, final
 import torch
 from attrs import field
 
-from hgms.config import decay_rate, decay_rates, frozen, not_negative, optional_positive, positive
 from hgms.outer.shape import Projection, Schedule, clipped
-from hgms_core import State, Tree, hookimpl
+from hgms_core import State, Tree, component, hookimpl
+from hgms_core.validators import decay_rate, decay_rates, not_negative, optional_positive, positive
 
 
 @final
-@frozen(kw_only=True)
+@component
 class Sgd:
     """θ ← θ − α m,  m ← β m + h  (m = h without momentum).
 
@@ -57,7 +57,7 @@ class Sgd:
 
 
 @final
-@frozen(kw_only=True)
+@component
 class ProjectedGradient:
     """θ ← Proj_Θ(θ − α h): the outer step of the analysed HG-MS (Algorithm 1, last line).
 
@@ -124,7 +124,7 @@ def _no_moments(_outer: Adam | AdamW, theta: Tree) -> State:
 
 
 @final
-@frozen(kw_only=True)
+@component
 class Adam:
     """θ ← θ − α m̂/(√v̂ + ε), with bias-corrected moments of h.
 
@@ -163,7 +163,7 @@ class Adam:
 
 
 @final
-@frozen(kw_only=True)
+@component
 class AdamW:
     """Adam with decoupled weight decay: θ ← (1 − α·wd)θ − α m̂/(√v̂ + ε).
 

@@ -11,12 +11,12 @@ import torch
 from attrs import field
 from torch import Tensor
 
-from hgms.config import frozen, not_negative, positive, share
-from hgms_core import State, Tree, hookimpl
+from hgms_core import State, Tree, component, hookimpl
+from hgms_core.validators import not_negative, positive, share
 
 
 @final
-@frozen(kw_only=True)
+@component
 class DualAveraging:
     """Logits θ of weights ω = softmax(θ), at a fixed distance from where they began for a given
     mean of hypergradients::

@@ -7,13 +7,13 @@ from typing import ClassVar, final
 import torch
 from attrs import field
 
-from hgms.config import frozen, optional_positive, positive
 from hgms.outer.shape import Schedule, clipped
-from hgms_core import ConfigError, State, Tree, hookimpl
+from hgms_core import ConfigError, State, Tree, component, hookimpl
+from hgms_core.validators import optional_positive, positive
 
 
 @final
-@frozen(kw_only=True)
+@component
 class ExponentiatedGradient:
     """p ← p·exp(−α h) / Σ p·exp(−α h), each leaf a probability vector.
 

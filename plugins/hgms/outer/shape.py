@@ -11,12 +11,12 @@ import torch
 from attrs import field
 from torch import Tensor
 
-from hgms.config import frozen, positive, share
-from hgms_core import ConfigError, Tree, choice, norm
+from hgms_core import ConfigError, Tree, component, norm
+from hgms_core.validators import positive, share
 
 
 @final
-@frozen(kw_only=True)
+@component
 class Schedule:
     """The factor on the learning rate.
 
@@ -29,9 +29,7 @@ class Schedule:
     0.5
     """
 
-    kind: Literal["constant", "cosine", "inverse"] = field(
-        default="constant", validator=choice("constant", "cosine", "inverse")
-    )
+    kind: Literal["constant", "cosine", "inverse"] = "constant"
     final: float = field(default=0.0, validator=share)
     decay_steps: int = field(default=50, validator=positive)
     power: float = field(default=1.0, validator=positive)
@@ -47,7 +45,7 @@ class Schedule:
 
 
 @final
-@frozen(kw_only=True)
+@component
 class Projection:
     """The nearest point of a set, in the Euclidean norm.
 
@@ -58,18 +56,15 @@ class Projection:
     tensor([0., 1.])
     """
 
-    kind: Literal["none", "box", "ball", "simplex"] = field(
-        default="none", validator=choice("none", "box", "ball", "simplex")
-    )
+    kind: Literal["none", "box", "ball", "simplex"] = "none"
     low: float = -1.0
-    high: float = field(default=1.0)
+    high: float = 1.0
     radius: float = field(default=1.0, validator=positive)
 
-    @high.validator
-    def _ordered(self, _attribute: object, value: float) -> None:
-        if value < self.low:
+    def __attrs_post_init__(self) -> None:
+        if self.high < self.low:
             raise ConfigError(
-                "out-of-range", f"high={value} must be at least low={self.low}", place=("high",)
+                "out-of-range", f"high={self.high} must be at least low={self.low}", place=("high",)
             )
 
     def apply(self, theta: Tree) -> Tree:

@@ -6,16 +6,15 @@ from typing import ClassVar, final
 
 from attrs import field
 
-from hgms.config import frozen
 from hgms.outer.additive import Adam, Sgd
-from hgms_core import OuterOptimizer, State, Tree, hookimpl
+from hgms_core import OuterOptimizer, State, Tree, component, hookimpl
 
 START = "start."
 """What the names of a learned start's leaves in θ begin with."""
 
 
 @final
-@frozen(kw_only=True)
+@component
 class Split:
     """θ by one optimiser, the learned start z by another: θ ← upper(θ, ∂_θ φ), z ← start(z, ∂_z φ).
 

@@ -10,11 +10,10 @@ import torch
 from attrs import Attribute, field
 from torch import Tensor
 
-from hgms.config import frozen
 from hgms.optim import Schedule as TorchSchedule
 from hgms.optim import Timetable
 from hgms.outer.shape import Schedule
-from hgms_core import ConfigError, State, Tree, hookimpl, unknown_name
+from hgms_core import ConfigError, State, Tree, component, hookimpl, unknown_name
 from hgms_core.torch_errors import first_line, out_of_memory
 
 Setting = bool | int | float | str | tuple[float, ...] | None
@@ -64,7 +63,7 @@ def _usable(_self: object, _attribute: Attribute[Any], value: str | Callable[...
 
 
 @final
-@frozen(kw_only=True)
+@component
 class TorchOptimizer:
     """θ by any optimiser of ``torch.optim``, by the name of its class and a table of its settings.
 
@@ -111,21 +110,19 @@ class TorchOptimizer:
     schedule: Schedule | TorchSchedule = field(factory=Schedule)
     _times: dict[Any, Timetable] = field(init=False, factory=dict, eq=False, repr=False)
 
-    @settings.validator
-    def _known(self, _attribute: object, value: Mapping[str, Setting]) -> None:
-        if self is not None:  # a configuration looks at each field alone first
-            optimizer = self._class()
-            known = [name for name in inspect.signature(optimizer).parameters if name != "params"]
-            for name in value:
-                if name not in known:
-                    raise unknown_name(
-                        "option",
-                        name,
-                        known,
-                        ("settings", name),
-                        label=f"setting of {optimizer.__name__}",
-                    )
-            self._built([torch.zeros(2, 2, requires_grad=True)])
+    def __attrs_post_init__(self) -> None:
+        optimizer = self._class()
+        known = [name for name in inspect.signature(optimizer).parameters if name != "params"]
+        for name in self.settings:
+            if name not in known:
+                raise unknown_name(
+                    "option",
+                    name,
+                    known,
+                    ("settings", name),
+                    label=f"setting of {optimizer.__name__}",
+                )
+        self._built([torch.zeros(2, 2, requires_grad=True)])
 
     @classmethod
     def testing_instance(cls) -> TorchOptimizer:

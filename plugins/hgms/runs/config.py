@@ -14,30 +14,24 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import attrs
 import tomlkit
 from attrs import Factory, field
 
-from hgms.config import (
-    Budget,
-    at_least,
-    at_most,
-    expand,
-    frozen,
-    not_empty,
-    optional,
-    optional_whole,
-)
+from hgms.config import Budget, expand
 from hgms.config.as_table import described, plain
+from hgms.config.budget import as_budget
 from hgms.config.convert import role_of, structured, traits_of
 from hgms.config.invalid import init_fields
 from hgms.config.tables import read_toml
 from hgms.runs.provenance import data_of, digests
-from hgms_core import ConfigError, HgmsError, Method, RunInfo, Task, raise_all
+from hgms_core import ConfigError, HgmsError, Method, RunInfo, Task, component, raise_all
+from hgms_core.component import evolve
 from hgms_core.host import Host
 from hgms_core.registry import Registry
+from hgms_core.validators import at_least, at_most, not_empty, optional, optional_whole
 
 SCHEMA = 1
 """The version of configuration files; a file may say it."""
@@ -89,7 +83,7 @@ def _expanded(value: Any) -> Any:
     return str(expand(text, ("out",))) if isinstance(text, str) and text else text
 
 
-@frozen(kw_only=True)
+@component
 class RunSettings:
     """How a run is carried out: nothing here changes what is computed, except ``device``, ``dtype``
     and, in the last digits, ``matmul`` and ``compile``.
@@ -147,7 +141,7 @@ def _from(source: str, error: HgmsError, sets: Sequence[tuple[str, ...]]) -> Hgm
     return error if by_option or not source else error.at(source)
 
 
-@frozen(kw_only=True)
+@component
 class RunConfig:
     """One run: a task, a method, a seed and a budget.
 
@@ -163,7 +157,7 @@ class RunConfig:
     seed: int = field(default=0, validator=at_least(0))
     task: Task
     method: Method
-    budget: Budget
+    budget: Budget = field(converter=as_budget)
     run: RunSettings = RunSettings()
     method_name: str = field(
         default=Factory(lambda self: self.method.name, takes_self=True), metadata={"toml": False}
@@ -192,7 +186,9 @@ class RunConfig:
         """
         registry = registry or Registry.load()
         others = (
-            tables_of_others() if table.keys() - (own := attrs.fields_dict(cls)) else frozenset()
+            tables_of_others()
+            if table.keys() - (own := attrs.fields_dict(cast(Any, cls)))
+            else frozenset()
         )
         read = {key: value for key, value in table.items() if key in own or key not in others}
         try:
@@ -202,9 +198,7 @@ class RunConfig:
         except HgmsError as error:
             raise_all([_from(source, cause, tuple(sets)) for cause in error.errors])
         name = table["method"] if isinstance(table["method"], str) else table["method"]["name"]
-        return attrs.evolve(
-            config, method_name=name, role=role_of(registry, name), host=registry.host
-        )
+        return evolve(config, method_name=name, role=role_of(registry, name), host=registry.host)
 
     @classmethod
     def from_toml(

@@ -20,7 +20,6 @@ import tomlkit
 import torch
 
 from hgms.cli import component_row, print_table, terminal_width, unmarked
-from hgms.config import whole_number
 from hgms.config.as_table import AT_REST, plain
 from hgms.config.convert import structured
 from hgms.config.invalid import init_fields, spell, type_hints
@@ -29,6 +28,7 @@ from hgms.runs.files import described
 from hgms.runs.traits import TRAITS, needs
 from hgms_core import Composition, HgmsError, Method, Pipeline
 from hgms_core.registry import Component, Registry, inside
+from hgms_core.validators import whole_number
 
 
 def description(component: Component, registry: Registry) -> dict[str, Any]:
@@ -150,7 +150,14 @@ def range_of(validator: Any) -> str:
     """What a field's validator allows, in words; empty where that is what its type says.
 
     >>> from attrs import validators
-    >>> from hgms.config import all_of, at_least, each, greater_than, less_than, whole_number
+    >>> from hgms_core.validators import (
+    ...     all_of,
+    ...     at_least,
+    ...     each,
+    ...     greater_than,
+    ...     less_than,
+    ...     whole_number,
+    ... )
     >>> range_of([whole_number, at_least(1)]), range_of(all_of(at_least(0), less_than(1)))
     ('≥ 1', 'in [0, 1)')
     >>> range_of(each(greater_than(0))), range_of(validators.in_(["a", "b"]))

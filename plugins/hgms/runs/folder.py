@@ -33,9 +33,8 @@ from typing import Any
 import safetensors
 import safetensors.torch
 import torch
-from attrs import define, field
+from attrs import define, field, frozen
 
-from hgms.config import frozen
 from hgms.config.json_values import finite
 from hgms.config.tables import difference, flatten, parse_toml, show
 from hgms.runs import files
@@ -43,7 +42,8 @@ from hgms.runs.checkpoint import pack, unpack
 from hgms.runs.config import UNCOMPARED
 from hgms.runs.files import damaged
 from hgms.runs.lease import LEASE, Lease, leased
-from hgms_core import CheckpointError, State
+from hgms_core import CheckpointError, ConfigError, State
+from hgms_core.component import read_by_annotation, reports_errors
 
 TIES = ("checksum", "key", "steps_sha256")
 """Entries of ``summary.json`` that tie it to itself, to the configuration and to the rows."""
@@ -109,7 +109,14 @@ class _File:
         return folder.path / self.name
 
 
-@frozen
+def _path(value: str | Path) -> Path:
+    if not isinstance(value, str | os.PathLike):
+        raise ConfigError("wrong-type", f"path={value!r} must be a path", place=("path",))
+    return Path(value)
+
+
+@reports_errors
+@frozen(field_transformer=read_by_annotation)
 class RunFolder:
     """One run on disk: ``RunFolder("runs/mine")``. Nothing is made before :func:`run` or
     :meth:`create` does.
@@ -132,7 +139,7 @@ class RunFolder:
     ([{'step': 0, 'upper_loss': 0.5, 'seconds': 0.0}], ({'x': tensor([1., 1.])}, 0), None)
     """
 
-    path: Path = field(converter=Path)
+    path: Path = field(converter=_path)
     _rows: list[_Rows] = field(factory=list, init=False, eq=False, repr=False)
     _held: list[Lease] = field(factory=list, init=False, eq=False, repr=False)
 

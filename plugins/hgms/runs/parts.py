@@ -22,6 +22,7 @@ from hgms_core import (
     State,
     Tree,
 )
+from hgms_core.component import evolve
 from hgms_core.registry import inside
 
 
@@ -53,7 +54,7 @@ def _watched(method: Any) -> Any:
         watched: dict[str, Any] = {
             name: watch(getattr(method, name)) for name, watch in parts.items()
         }
-        return attrs.evolve(method, **watched)
+        return evolve(method, **watched)
     field = inside(type(method))
     within = None if field is None else _watched(getattr(method, field))
     return None if field is None or within is None else attrs.evolve(method, **{field: within})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-import attrs
 import torch
 from click.exceptions import Exit
 
@@ -24,6 +23,7 @@ from hgms.distributed import (
 )
 from hgms.runs.config import RunConfig, RunSettings
 from hgms_core import ConfigError, Method, Problem
+from hgms_core.component import evolve
 
 
 def objects_on_ranks(count: int) -> ConfigError:
@@ -67,7 +67,7 @@ def on_ranks(
             place=("run", "diagnose"),
             hint="remove it, or set run.ranks = 1",
         )
-    exact = attrs.evolve(
+    exact = evolve(
         settings, compile=False, matmul="exact" if settings.matmul == "auto" else settings.matmul
     )
     before = torch.get_num_threads()

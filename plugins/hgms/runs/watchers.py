@@ -12,11 +12,12 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, final
 
-from attrs import field
+from attrs import field, frozen
 
-from hgms.config import frozen, not_negative, whole
 from hgms.runs.own_problem import higher_is_better
 from hgms_core import ConfigError, MissingExtra, Record, RunInfo, check_function, unknown_name
+from hgms_core.component import read_by_annotation, reports_errors
+from hgms_core.validators import not_negative, whole
 
 Watcher = Callable[[RunInfo, Record, float], Any]
 """``watch(info, record, share of the budget spent)``, called after every step, outside the clock.
@@ -63,7 +64,8 @@ class StopRun(BaseException):
 
 
 @final
-@frozen(kw_only=True, eq=False)
+@reports_errors
+@frozen(kw_only=True, eq=False, field_transformer=read_by_annotation)
 class Patience:
     """Ends a run when ``metric`` has not been better for ``steps`` outer steps.
 

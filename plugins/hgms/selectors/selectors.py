@@ -10,8 +10,21 @@ from attrs import field
 from torch import Tensor
 
 from hgms.compiled import form, programs_of
-from hgms.config import frozen, lowering, optional_whole
-from hgms_core import Candidates, Cost, Key, Mode, Problem, Selection, Tree, detach, groups, values
+from hgms.config import lowering
+from hgms_core import (
+    Candidates,
+    Cost,
+    Key,
+    Mode,
+    Problem,
+    Selection,
+    Tree,
+    component,
+    detach,
+    groups,
+    values,
+)
+from hgms_core.validators import optional_whole
 
 
 def _selection(
@@ -48,7 +61,7 @@ def _selection(
 
 
 @final
-@frozen(kw_only=True)
+@component
 class BestOfN:
     """The optimistic choice: i* = argmin_i f(θ, x_i) on one shared validation batch.
 
@@ -89,7 +102,7 @@ class BestOfN:
 
 
 @final
-@frozen(kw_only=True)
+@component
 class Worst:
     """The pessimistic choice: i* = argmax_i f(θ, x_i) on one shared validation batch.
 
@@ -129,7 +142,7 @@ class Worst:
 
 
 @final
-@frozen(kw_only=True)
+@component
 class First:
     """No choice: the first candidate that is finite. Scores nothing, so it costs nothing.
 

@@ -8,13 +8,13 @@ from attrs import field, validators
 from torch import Tensor
 
 from hgms.compiled import CompiledProduct
-from hgms.config import at_least, frozen, not_negative, optional, optional_positive, positive
 from hgms.solvers.pcg import Precondition, pcg, whole
-from hgms_core import LinearSystem, MatVec, Solution, hookimpl
+from hgms_core import LinearSystem, MatVec, Solution, component, hookimpl
+from hgms_core.validators import at_least, not_negative, optional, optional_positive, positive
 
 
 @final
-@frozen(kw_only=True)
+@component
 class CG:
     """(H + γI) v = b by conjugate gradients, for H symmetric and H + γI positive definite.
 

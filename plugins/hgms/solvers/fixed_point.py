@@ -7,13 +7,13 @@ from typing import ClassVar, final
 from attrs import field
 from torch import Tensor
 
-from hgms.config import at_least, frozen, not_negative, positive
 from hgms.solvers.richardson import richardson
-from hgms_core import LinearSystem, MatVec, Solution, hookimpl
+from hgms_core import LinearSystem, MatVec, Solution, component, hookimpl
+from hgms_core.validators import at_least, not_negative, positive
 
 
 @final
-@frozen(kw_only=True)
+@component
 class FixedPoint:
     """v ← v − lr·((H + γI) v − b) until ‖r‖ ≤ rtol·‖b‖: gradient descent on the linear system.
 

@@ -9,12 +9,12 @@ import torch
 from attrs import field
 from torch import Tensor
 
-from hgms.config import frozen, not_negative, positive
-from hgms_core import LinearSystem, MatVec, Outcome, Solution, hookimpl
+from hgms_core import LinearSystem, MatVec, Outcome, Solution, component, hookimpl
+from hgms_core.validators import not_negative, positive
 
 
 @final
-@frozen(kw_only=True)
+@component
 class Identity:
     """v = scale·b: the first-order estimate that stands (H + γI)⁻¹ for scale·I.
 

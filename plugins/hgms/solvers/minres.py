@@ -8,9 +8,9 @@ import torch
 from attrs import field
 from torch import Tensor
 
-from hgms.config import at_least, frozen, not_negative, positive
 from hgms.solvers.iterated import iterated
-from hgms_core import LinearSystem, MatVec, Outcome, Solution, Tree, hookimpl
+from hgms_core import LinearSystem, MatVec, Outcome, Solution, Tree, component, hookimpl
+from hgms_core.validators import at_least, not_negative, positive
 
 dot = LinearSystem.dot
 norm = LinearSystem.norm
@@ -21,7 +21,7 @@ CONVERGED, LIMIT, STAGNATED, NONFINITE = (
 
 
 @final
-@frozen(kw_only=True)
+@component
 class MINRES:
     """argmin ‖b − (H + γI) v‖ over the Krylov space, for H symmetric: positive definite, indefinite
     or singular.

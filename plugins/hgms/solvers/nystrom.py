@@ -8,13 +8,13 @@ import torch
 from attrs import field
 from torch import Tensor
 
-from hgms.config import at_least, frozen, not_negative, optional_positive, positive
 from hgms.solvers.pcg import Precondition, pcg
-from hgms_core import Key, LinearSystem, MatVec, Solution, hookimpl
+from hgms_core import Key, LinearSystem, MatVec, Solution, component, hookimpl
+from hgms_core.validators import at_least, not_negative, optional_positive, positive
 
 
 @final
-@frozen(kw_only=True)
+@component
 class NystromCG:
     """(H + γI) v = b by conjugate gradients, preconditioned with a rank-l Nyström approximation of
     H.

@@ -10,9 +10,9 @@ import torch
 from attrs import field
 from torch import Tensor
 
-from hgms.config import at_least, frozen, not_negative, positive
 from hgms.solvers.rounds import Correction, in_rounds
-from hgms_core import LinearSystem, MatVec, Outcome, Solution, hookimpl
+from hgms_core import LinearSystem, MatVec, Outcome, Solution, component, hookimpl
+from hgms_core.validators import at_least, not_negative, positive
 
 Method = Literal[
     "bicg", "bicgstab", "cg", "cgs", "gcrotmk", "gmres", "lgmres", "minres", "qmr", "tfqmr"
@@ -21,7 +21,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @final
-@frozen(kw_only=True)
+@component
 class ScipySolver:
     """(H + γI) v = b by any iterative solver of ``scipy.sparse.linalg``, by its name.
 

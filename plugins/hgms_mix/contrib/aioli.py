@@ -11,26 +11,36 @@ from attrs import field
 from torch import Tensor
 
 import hgms_mix.lm
-from hgms.config import (
+from hgms.config import lowering
+from hgms_core import (
+    ConfigError,
+    Cost,
+    Key,
+    Problem,
+    Record,
+    Sources,
+    State,
+    Tree,
+    component,
+    hookimpl,
+)
+from hgms_core.validators import (
     at_least,
     at_most,
     decay_rates,
-    frozen,
     greater_than,
     less_than,
-    lowering,
     not_negative,
     optional,
     optional_whole,
     positive,
     whole,
 )
-from hgms_core import ConfigError, Cost, Key, Problem, Record, Sources, State, Tree, hookimpl
 from hgms_mix.methods.online import training
 
 
 @final
-@frozen(kw_only=True)
+@component
 class Aioli:
     """Online mixing by a linear law that is estimated anew in every round::
 

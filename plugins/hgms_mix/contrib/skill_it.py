@@ -11,13 +11,25 @@ from attrs import field
 from torch import Tensor
 
 import hgms_mix.lm
-from hgms.config import decay_rates, frozen, lowering, not_negative, optional_whole, positive, whole
-from hgms_core import Cost, Key, NumericalError, Problem, Record, Sources, State, Tree, hookimpl
+from hgms.config import lowering
+from hgms_core import (
+    Cost,
+    Key,
+    NumericalError,
+    Problem,
+    Record,
+    Sources,
+    State,
+    Tree,
+    component,
+    hookimpl,
+)
+from hgms_core.validators import decay_rates, not_negative, optional_whole, positive, whole
 from hgms_mix.methods.online import training
 
 
 @final
-@frozen(kw_only=True)
+@component
 class SkillIt:
     """A skills graph from a short run on every source, then multiplicative weights on validation
     losses::

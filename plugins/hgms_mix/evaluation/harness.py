@@ -16,13 +16,14 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, cast, final
 
 import attrs
 from attrs import field
 
-from hgms.config import at_least, expand, frozen, not_empty, optional
-from hgms_core import ConfigError, DataError, HgmsError, MissingExtra, closest
+from hgms.config import expand
+from hgms_core import ConfigError, DataError, HgmsError, MissingExtra, closest, component
+from hgms_core.validators import at_least, not_empty, optional
 from hgms_mix.evaluation import questions, records, scores
 from hgms_mix.evaluation.generate import answering, fingerprint, own_stops, prompt_cap
 
@@ -72,7 +73,7 @@ def _known(_self: object, _attribute: object, value: Sequence[str]) -> None:
 
 
 @final
-@frozen(kw_only=True)
+@component
 class LmEval:
     """Tasks of the lm-eval harness, as it defines, prompts and scores them.
 
@@ -160,7 +161,7 @@ class LmEval:
         records.require_same_model(folder, of_model)
         common = {
             key: value
-            for key, value in attrs.asdict(self).items()
+            for key, value in attrs.asdict(cast(Any, self)).items()
             if key not in ("tasks", "batch_size")
         }
         results: dict[str, Any] = {}

@@ -13,8 +13,8 @@ from typing import Any, ClassVar, Final, final
 
 from attrs import field
 
-from hgms.config import at_least, frozen
-from hgms_core import ConfigError, HgmsError, MissingExtra
+from hgms_core import ConfigError, HgmsError, MissingExtra, component
+from hgms_core.validators import at_least
 from hgms_mix.evaluation.judge import Request, rating
 
 KEYLESS: Final = ("openai", "mockllm")
@@ -34,7 +34,7 @@ def _provider(_self: object, _attribute: object, value: str) -> None:
 
 
 @final
-@frozen(kw_only=True)
+@component
 class InspectJudge:
     """MT-Bench rated by any model that Inspect has a provider for (OpenAI, Anthropic, Google, …),
     with a log that ``inspect view`` shows. Prompts, the rule for a rating, attempts and the score

@@ -7,10 +7,11 @@ from typing import Any, ClassVar, Protocol, final
 
 import torch
 from attrs import field
+from attrs import frozen as plain_frozen
 from torch import Tensor, nn
 
-from hgms.config import at_least, frozen
-from hgms_core import ConfigError
+from hgms_core import ConfigError, component
+from hgms_core.validators import at_least
 
 Loss = Callable[[nn.Module, Any], Tensor]
 
@@ -33,7 +34,7 @@ class Rule(Protocol):
 
 
 @final
-@frozen(kw_only=True)
+@component
 class Alignment:
     """How well a step on each source would serve validation: cosines between gradients of the
     trainer's own loss::
@@ -78,7 +79,7 @@ class Alignment:
 
 
 @final
-@frozen(kw_only=True)
+@component
 class Losses:
     """What each source has left to learn: its loss above a reference::
 
@@ -138,7 +139,7 @@ def _in_adams_metric(
     ]
 
 
-@frozen
+@plain_frozen
 class _Moment:
     """Adam's second moment of a parameter, before the next gradient."""
 

@@ -23,8 +23,8 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
-from hgms.config import at_least, frozen, less_than, positive, whole
-from hgms_core import ConfigError, Key, Tree
+from hgms_core import ConfigError, Key, Tree, component
+from hgms_core.validators import at_least, less_than, positive, whole
 from hgms_mix.lm.hub import transformers_quietly
 
 TARGETS = ("task", "adapter", "targets")
@@ -41,7 +41,7 @@ KERNELS = {
 
 
 @final
-@frozen(kw_only=True)
+@component
 class Lora:
     """Low-rank adapters: a frozen W becomes W + (alpha/rank)·BA, with A ``[rank, in]`` and B
     ``[out, rank]`` trained.

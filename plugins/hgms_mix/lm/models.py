@@ -15,7 +15,7 @@ import torch
 from attrs import field
 from torch import nn
 
-from hgms.config import expand, file_digest, frozen, optional
+from hgms.config import expand, file_digest
 from hgms_core import (
     ConfigError,
     HgmsError,
@@ -23,10 +23,11 @@ from hgms_core import (
     MissingExtra,
     OutOfMemory,
     Place,
-    choice,
+    component,
     unknown_name,
 )
 from hgms_core.torch_errors import out_of_memory
+from hgms_core.validators import choice, optional
 from hgms_mix.lm.files import as_written
 from hgms_mix.lm.hub import consented, located, own_code, transformers_quietly
 from hgms_mix.lm.model_names import named_identity
@@ -42,7 +43,7 @@ Attention = Literal["auto", "sdpa", "eager", "flash_attention_2"]
 
 
 @final
-@frozen(kw_only=True)
+@component
 class BaseModel:
     """A causal language model of transformers: its weights are loaded once, frozen, and shared by
     all candidates.
@@ -85,7 +86,7 @@ class BaseModel:
     dtype: Dtype = "auto"
     attention: Attention = "auto"
     quantize: Literal["4bit"] | None = field(default=None, validator=optional(choice("4bit")))
-    shard: bool = field(default=False)
+    shard: bool = False
     trust_remote_code: bool = False
 
     def __attrs_post_init__(self) -> None:

@@ -11,7 +11,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from hgms.config import at_least, at_most, greater_than, optional, whole_number
 from hgms.optim.adam import adam_, corrections
 from hgms_core import (
     Batch,
@@ -28,6 +27,7 @@ from hgms_core import (
     Tree,
     gradient,
 )
+from hgms_core.validators import at_least, at_most, greater_than, optional, whole_number
 
 some_share: Any = [greater_than(0), at_most(1)]
 """A number in (0, 1]."""

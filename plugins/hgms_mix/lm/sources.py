@@ -15,8 +15,9 @@ import torch
 from attrs import field, validators
 from torch import Tensor
 
-from hgms.config import at_least, file_digest, frozen, not_empty, optional, whole_number
-from hgms_core import ConfigError, DataError, Key, Place, unknown_name
+from hgms.config import file_digest
+from hgms_core import ConfigError, DataError, Key, Place, component, unknown_name
+from hgms_core.validators import at_least, not_empty, optional, whole_number
 from hgms_mix.lm.files import Raw, Unread, files_at, parsed, raw_rows, reading
 from hgms_mix.lm.formats import FORMATS, BadRow, Format, Message, Row, detect, read_row
 from hgms_mix.lm.table import Report
@@ -67,7 +68,7 @@ count: Any = at_least(0)
 
 
 @final
-@frozen(kw_only=True)
+@component
 class Source:
     """Where rows of text come from: a local file, or a data set of the Hub at a pinned commit.
 

@@ -19,16 +19,9 @@ import torch
 from attrs import field
 from torch import Tensor
 
-from hgms.config import (
-    at_least,
-    cache_folder,
-    frozen,
-    lowering,
-    optional,
-    optional_whole,
-    validation_shares,
-)
-from hgms_core import ConfigError, HgmsError, Key, Problem, Sources, Tree, roles
+from hgms.config import cache_folder, lowering, validation_shares
+from hgms_core import ConfigError, HgmsError, Key, Problem, Sources, Tree, component, roles
+from hgms_core.validators import at_least, optional, optional_whole
 from hgms_mix.lm.halves import halves_of, in_halves
 from hgms_mix.lm.language import LanguageModel
 from hgms_mix.lm.lora import Lora
@@ -92,7 +85,7 @@ class _Metrics:
 
 
 @final
-@frozen(kw_only=True)
+@component
 class SourceMixture:
     """Learn the weights of data sources by their use for a validation set::
 

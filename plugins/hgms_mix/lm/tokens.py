@@ -16,7 +16,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import attrs
 import numpy as np
@@ -188,7 +188,9 @@ def _identity(source: Source) -> dict[str, Any]:
     were any.
     """
     left_out = ("path", "max_bad_rows", *(() if source.fields else ("fields",)))
-    return {key: value for key, value in attrs.asdict(source).items() if key not in left_out}
+    return {
+        key: value for key, value in attrs.asdict(cast(Any, source)).items() if key not in left_out
+    }
 
 
 @frozen

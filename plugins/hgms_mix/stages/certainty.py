@@ -14,7 +14,6 @@ import torch
 from attrs import field, frozen
 from torch import Tensor
 
-from hgms.config import at_least, not_empty
 from hgms.config.as_table import plain
 from hgms.config.tables import parse_json
 from hgms.results import NULL_TEST, Interval
@@ -22,6 +21,7 @@ from hgms.runs import RunFolder, read_file
 from hgms.uncertainty import Certainty, alignments, cost, in_words, over_rows, over_seeds
 from hgms_core import CheckpointError, ConfigError, Key, OutOfMemory, Sources
 from hgms_core.torch_errors import out_of_memory
+from hgms_core.validators import at_least, not_empty
 from hgms_mix.stages.reweight import is_finished, weights_of
 from hgms_mix.stages.stage import Stage
 

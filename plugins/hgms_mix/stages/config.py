@@ -36,7 +36,7 @@ class MixConfig(RunConfig):
     def reweight(self) -> RunConfig:
         """The run alone, as ``hgms run`` takes it."""
         return RunConfig(
-            **{part.name: getattr(self, part.name) for part in attrs.fields(RunConfig)}
+            **{part.name: getattr(self, part.name) for part in attrs.fields(cast(Any, RunConfig))}
         )
 
 

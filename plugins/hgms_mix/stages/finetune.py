@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
 from attrs import field, frozen
 from torch import Tensor
 
-from hgms.config import at_least, greater_than, not_negative, optional, positive
 from hgms.config.as_table import plain
 from hgms.runs import environment, replace_file
-from hgms_core import ConfigError, DataError, RunInfo, choice
+from hgms_core import ConfigError, DataError, RunInfo
+from hgms_core.validators import at_least, choice, greater_than, not_negative, optional, positive
 from hgms_mix.lm import BaseModel, Lora
 from hgms_mix.stages.on_ranks import together
 from hgms_mix.stages.sample import read_rows

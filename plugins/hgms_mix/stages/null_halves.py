@@ -30,6 +30,7 @@ from hgms.results import NULL_TEST
 from hgms.runs import RunConfig, RunFolder, leased, replace_file, run_config, unannounced
 from hgms.uncertainty import halves_test
 from hgms_core import HgmsError
+from hgms_core.component import evolve
 from hgms_core.registry import Registry
 from hgms_mix.stages.certainty import spelled
 from hgms_mix.stages.config import MixConfig
@@ -161,7 +162,7 @@ def halved(config: MixConfig, seed: int, split: int) -> RunConfig:
     """
     own: Any = config.task
     task = attrs.evolve(own, halves=MOST_SPLITS * seed + split)
-    return attrs.evolve(config.reweight, seed=seed, task=task)
+    return evolve(config.reweight, seed=seed, task=task)
 
 
 def show(result: Mapping[str, Any]) -> None:

@@ -16,10 +16,10 @@ import torch
 from attrs import field, frozen
 from torch import Tensor
 
-from hgms.config import at_least, optional
 from hgms.config.as_table import plain
 from hgms.runs import replace_file
-from hgms_core import ConfigError, Key, Problem, choice
+from hgms_core import ConfigError, Key, Problem
+from hgms_core.validators import at_least, choice, optional
 from hgms_mix.stages.apportion import apportion
 from hgms_mix.stages.stage import Stage
 

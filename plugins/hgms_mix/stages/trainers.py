@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, final
 import torch
 from attrs import frozen as plain_frozen
 
-from hgms.config import frozen
+from hgms_core import component
 from hgms_mix.lm import is_in_parts
 from hgms_mix.stages.batches import collate, completion_loss
 from hgms_mix.stages.lengths import ByLength
@@ -100,7 +100,7 @@ class TrainerPart(Protocol):
 
 
 @final
-@frozen(kw_only=True)
+@component
 class Transformers:
     """The Trainer of transformers. The rows of an optimiser step are sorted by length, and padded
     to the longest of their micro-batch.

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 from attrs import field, validators
 from torch import Tensor
 
-from hgms.config import frozen
-from hgms_core import ConfigError, MissingExtra, closest
+from hgms_core import ConfigError, MissingExtra, closest, component
 from hgms_mix.stages.batches import IGNORED
 from hgms_mix.stages.trainers import Job, by_length, on_one_device
 
@@ -74,7 +73,7 @@ tokens already.
 
 
 @final
-@frozen(kw_only=True)
+@component
 class Trl:
     """The SFTTrainer of TRL. Rows, their order, loss masks, checkpoints and resumption are those of
     ``transformers``; without packing so are the losses.

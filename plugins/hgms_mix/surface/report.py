@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import attrs
 
@@ -28,7 +28,7 @@ def settings_laid(sets: Sequence[str], registry: Registry) -> SurfaceSettings:
         lay(table, assignment)
     others = [key for key in table if key != "surface"]
     if others:
-        known = ", ".join(attribute.name for attribute in attrs.fields(SurfaceSettings))
+        known = ", ".join(attribute.name for attribute in attrs.fields(cast(Any, SurfaceSettings)))
         raise ConfigError(
             "unknown-option",
             f"the table {others[0]!r} requires a configuration file",

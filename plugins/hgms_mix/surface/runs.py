@@ -20,6 +20,7 @@ from attrs import define, field, frozen
 from hgms.config.json_values import finite
 from hgms.runs import View, counting, replace_file
 from hgms_core import ConfigError, Key, NumericalError
+from hgms_core.component import evolve
 from hgms_mix.stages import STAGES, Done, Mix, MixConfig, digest
 from hgms_mix.surface.design import Point
 from hgms_mix.surface.process import sklearn
@@ -205,7 +206,7 @@ class DesignRuns:
         on.
         """
         mix = self._mix
-        mix.config = attrs.evolve(self.config, seed=point.seed)
+        mix.config = evolve(self.config, seed=point.seed)
         weights = dict(zip(self.sources, point.weights, strict=True))
         task = self.config.task
         inputs = {"weights": weights, "task": self._task, "task_version": task.version, **mix.data}
@@ -257,7 +258,7 @@ def evaluated(config: MixConfig) -> MixConfig:
     task: Any = config.task
     sets = {f"{DECIDES}{name}": source for name, source in task.validation.items()}
     sets |= {f"{REPORTED}{name}": source for name, source in task.test.items()}
-    return attrs.evolve(
+    return evolve(
         config,
         task=attrs.evolve(task, test=sets),
         evaluate=attrs.evolve(config.evaluate, benchmarks=()),

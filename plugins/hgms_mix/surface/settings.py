@@ -10,8 +10,8 @@ import attrs
 import numpy as np
 from attrs import field
 
-from hgms.config import at_least, frozen, less_than, not_negative, optional
-from hgms_core import ConfigError, unknown_name
+from hgms_core import ConfigError, component, unknown_name
+from hgms_core.validators import at_least, less_than, not_negative, optional
 
 
 def _prior(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
@@ -36,7 +36,7 @@ def _weighing(name: str, weights: Mapping[str, float]) -> None:
 
 
 @final
-@frozen(kw_only=True)
+@component
 class SurfaceSettings:
     """Table ``[surface]``: which mixtures are tried, and what decides among them.
 

@@ -16,10 +16,9 @@ from click.testing import CliRunner
 from support.fakes import call, json_of
 
 from hgms.cli import main
-from hgms.config import decay_rate, decay_rates, optional_whole, positive, share
 from hgms.runs.describe import range_of
 from hgms.runs.docstrings import folded
-from hgms_core import choice
+from hgms_core.validators import choice, decay_rate, decay_rates, optional_whole, positive, share
 
 pytestmark = pytest.mark.usefixtures("one_registry")
 

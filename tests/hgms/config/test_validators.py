@@ -9,21 +9,21 @@ import pytest
 from attrs import field
 from support.helpers import rejects
 
-from hgms.config import (
+from hgms.config import validation_shares
+from hgms_core import ConfigError, component
+from hgms_core.validators import (
     all_of,
     at_least,
     at_most,
+    choice,
     decay_rates,
     each,
-    frozen,
     greater_than,
     less_than,
     not_empty,
     optional,
-    validation_shares,
     whole_number,
 )
-from hgms_core import ConfigError, choice
 
 
 def checked(validator: Any, value: Any) -> None:
@@ -70,7 +70,7 @@ def test_a_validator_accepts_one_value_and_rejects_the_other(
 
 
 def test_a_setting_is_finite_without_a_validator_too() -> None:
-    @frozen(kw_only=True)
+    @component
     class Settings:
         rate: float = 1.0
         clip: float | None = None

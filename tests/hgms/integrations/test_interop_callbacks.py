@@ -183,7 +183,7 @@ def twice(steps: OuterSteps) -> None:
             "wrong-value",
             "optimizer",
         ),
-        (lambda: outer(ZERO, optimizer="adam"), "wrong-type", "optimizer"),
+        (lambda: outer(ZERO, optimizer="adam"), "wrong-part", "optimizer"),
         (lambda: outer(ZERO, every=0), "out-of-range", "every"),
         (lambda: twice(outer(ZERO, upper=(row for row in [AIM]))), "no-rows", "upper"),
         (lambda: outer(ZERO).step(Point().requires_grad_(False), 1), "no-parameters", "model"),

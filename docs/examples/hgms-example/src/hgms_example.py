@@ -8,12 +8,20 @@ import torch
 from attrs import field, validators
 from torch import Tensor
 
-from hgms.config import frozen
-from hgms_core import ConfigError, LinearSolver, LinearSystem, MatVec, Outcome, Solution, hookimpl
+from hgms_core import (
+    ConfigError,
+    LinearSolver,
+    LinearSystem,
+    MatVec,
+    Outcome,
+    Solution,
+    component,
+    hookimpl,
+)
 
 
 @final
-@frozen(kw_only=True)
+@component
 class ChebyshevSolver:
     """Chebyshev's iteration: CG's rate without inner products, for a spectrum with known ends.
 

@@ -11,13 +11,13 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar
 
-from attrs import field
+from attrs import define, field
 
-import hgms.config
-from hgms.config import at_least, optional
 from hgms.executors import Ending, Job, Report, carried_out_beside, ending_of, packed
 from hgms_core import ConfigError, MissingExtra
+from hgms_core.component import read_by_annotation, reports_errors
 from hgms_core.torch_errors import first_line
+from hgms_core.validators import at_least, optional
 
 LOOK = 1.0
 """Seconds between two looks at jobs under way."""
@@ -27,7 +27,8 @@ PATIENCE = 60.0
 """Seconds that jobs have to save what they did when a person stops them."""
 
 
-@hgms.config.define(eq=False)
+@reports_errors
+@define(eq=False, field_transformer=read_by_annotation)
 class Ray:
     """Tasks of Ray, one for each job, with the CPUs, GPUs and memory that it needs.
 

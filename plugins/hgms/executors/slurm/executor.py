@@ -11,15 +11,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from attrs import field
+from attrs import define, field
 
-import hgms.config
-from hgms.config import at_least, greater_than
 from hgms.executors import Ending, Job, Report, carried_out, ending_of, packed
 from hgms.executors.slurm.stand_in import stand_in
 from hgms.runs import leave
 from hgms_core import ConfigError, MissingExtra
+from hgms_core.component import read_by_annotation, reports_errors
 from hgms_core.torch_errors import first_line
+from hgms_core.validators import at_least, greater_than
 
 LOOK = 2.0
 """Seconds between two looks at the queue; submitit asks SLURM less often than that."""
@@ -27,7 +27,8 @@ PATIENCE = 60.0
 """Seconds that jobs have to save what they did when a person stops them."""
 
 
-@hgms.config.define(eq=False)
+@reports_errors
+@define(eq=False, field_transformer=read_by_annotation)
 class Slurm:
     """Batch jobs of SLURM, at most ``jobs`` of them in the queue at a time.
 

@@ -8,18 +8,7 @@ import torch
 from attrs import field
 from torch import Tensor
 
-from hgms.config import (
-    decay_rate,
-    decay_rates,
-    frozen,
-    lowering,
-    not_negative,
-    optional_positive,
-    optional_whole,
-    positive,
-    share,
-    whole,
-)
+from hgms.config import lowering
 from hgms.generators.branches.path import Path
 from hgms.generators.branches.plan import Plan, run_all
 from hgms.generators.branches.rule import Rule
@@ -43,14 +32,25 @@ from hgms_core import (
     Problem,
     State,
     Tree,
-    choice,
+    component,
     detach,
     repeat,
+)
+from hgms_core.validators import (
+    choice,
+    decay_rate,
+    decay_rates,
+    not_negative,
+    optional_positive,
+    optional_whole,
+    positive,
+    share,
+    whole,
 )
 
 
 @final
-@frozen(kw_only=True)
+@component
 class Branches:
     """N runs of an optimiser on the lower loss, K steps each, from a common or an own start.
 
@@ -146,13 +146,9 @@ class Branches:
     weight_decay: float = field(default=0.0, validator=not_negative)
     batch_size: int | None = field(default=None, validator=optional_whole)
     accumulate: int = field(default=1, validator=whole)
-    batches: Literal["independent", "shared"] = field(
-        default="independent", validator=choice("independent", "shared")
-    )
+    batches: Literal["independent", "shared"] = "independent"
     noise: float = field(default=0.0, validator=not_negative)
-    noise_scale: Literal["absolute", "relative"] = field(
-        default="absolute", validator=choice("absolute", "relative")
-    )
+    noise_scale: Literal["absolute", "relative"] = "absolute"
     whole_batch_noise: float = field(default=0.1, validator=not_negative)
     lr_spread: tuple[float, float] | None = field(default=None, validator=check_spread)
     decay_spread: tuple[float, float] | None = field(default=None, validator=check_spread)
@@ -162,20 +158,17 @@ class Branches:
     )
     floor: float = field(default=0.0, validator=share)
     period: int = field(default=20, validator=whole)
-    carry_rule: Literal["selected", "base", "per-branch", "restart"] = field(
-        default="selected", validator=choice("selected", "base", "per-branch", "restart")
-    )
+    carry_rule: Literal["selected", "base", "per-branch", "restart"] = "selected"
     restart_every: int | None = field(default=None, validator=optional_positive)
-    moments: Literal["carry", "fresh"] = field(default="carry", validator=choice("carry", "fresh"))
+    moments: Literal["carry", "fresh"] = "carry"
     mode: Mode = field(default="auto", validator=choice("auto", "stacked", "loop"))
     chunk: int | None = field(default=None, validator=optional_whole)
     keep_graph: bool = False
-    way_back: Literal["graph", "mixed"] = field(default="graph", validator=choice("graph", "mixed"))
+    way_back: Literal["graph", "mixed"] = "graph"
     lighter = lowering(same=["chunk"], other=["accumulate", "batch_size", "count"])
 
-    @optimizer.validator
-    def _has_its_own_settings(self, _attribute: object, value: object) -> None:
-        check_settings(self, value)
+    def __attrs_post_init__(self) -> None:
+        check_settings(self, self.optimizer)
 
     def init(self, problem: Problem, key: Key) -> State:
         x = repeat(problem.x0, self.count if self.carry_rule == "per-branch" else 1)

@@ -13,7 +13,8 @@ from attrs import Attribute, frozen
 from torch import Tensor
 
 from hgms.generators.branches.rule import Coefficients, Rule, move_
-from hgms_core import ConfigError, Data, Group, Key, Problem, State, Tree, choice, gradient, repeat
+from hgms_core import ConfigError, Data, Group, Key, Problem, State, Tree, gradient, repeat
+from hgms_core.validators import choice
 
 
 def starts(start: State, count: int, members: list[int]) -> tuple[Tree, Tree]:

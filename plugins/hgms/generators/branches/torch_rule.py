@@ -88,7 +88,7 @@ def check_settings(generator: Any, optimizer: object) -> None:
     """ConfigError where a generator has settings of its own rules beside a function that makes
     an ``optimizer``.
     """
-    if generator is None or not callable(optimizer):
+    if not callable(optimizer):
         return
     if getattr(generator, "way_back", "graph") != "graph":
         raise ConfigError(

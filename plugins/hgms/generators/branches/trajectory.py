@@ -10,17 +10,7 @@ import torch
 from attrs import evolve, field
 from torch import Tensor
 
-from hgms.config import (
-    decay_rate,
-    decay_rates,
-    frozen,
-    lowering,
-    not_negative,
-    optional_positive,
-    optional_whole,
-    positive,
-    whole,
-)
+from hgms.config import lowering
 from hgms.generators.branches.backward import Run
 from hgms.generators.branches.path import Path, Replay, on_kept_graph
 from hgms.generators.branches.rule import Rule
@@ -40,15 +30,24 @@ from hgms_core import (
     Problem,
     State,
     Tree,
-    choice,
+    component,
     detach,
     repeat,
     stack,
 )
+from hgms_core.validators import (
+    decay_rate,
+    decay_rates,
+    not_negative,
+    optional_positive,
+    optional_whole,
+    positive,
+    whole,
+)
 
 
 @final
-@frozen(kw_only=True)
+@component
 class Trajectory:
     """The iterates of one run of K steps of an optimiser on the lower loss, N = ⌈K / ``every``⌉
     candidates::
@@ -111,17 +110,14 @@ class Trajectory:
     weight_decay: float = field(default=0.0, validator=not_negative)
     clip: float | None = field(default=None, validator=optional_positive)
     batch_size: int | None = field(default=None, validator=optional_whole)
-    carry_rule: Literal["selected", "last", "restart"] = field(
-        default="selected", validator=choice("selected", "last", "restart")
-    )
+    carry_rule: Literal["selected", "last", "restart"] = "selected"
     keep_graph: bool = False
-    way_back: Literal["graph", "mixed"] = field(default="graph", validator=choice("graph", "mixed"))
+    way_back: Literal["graph", "mixed"] = "graph"
 
     lighter = lowering(other=["batch_size"])
 
-    @optimizer.validator
-    def _has_its_own_settings(self, _attribute: object, value: object) -> None:
-        check_settings(self, value)
+    def __attrs_post_init__(self) -> None:
+        check_settings(self, self.optimizer)
 
     def init(self, problem: Problem, key: Key) -> State:
         return {"x": dict(problem.x0)}

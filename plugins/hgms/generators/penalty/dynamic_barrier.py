@@ -10,14 +10,26 @@ from attrs import field
 from torch import Tensor
 
 from hgms.compiled import form, programs_of
-from hgms.config import frozen, lowering, not_negative, optional_whole, positive, whole
+from hgms.config import lowering
 from hgms.generators.penalty import shared
 from hgms.generators.penalty.compositions import single_loop
-from hgms_core import Candidates, Composition, Cost, Key, Loss, Problem, State, Tree, hookimpl
+from hgms_core import (
+    Candidates,
+    Composition,
+    Cost,
+    Key,
+    Loss,
+    Problem,
+    State,
+    Tree,
+    component,
+    hookimpl,
+)
+from hgms_core.validators import not_negative, optional_whole, positive, whole
 
 
 @final
-@frozen(kw_only=True)
+@component
 class DynamicBarrier:
     """The lower state y of BOME, and the upper half of its joint direction.
 

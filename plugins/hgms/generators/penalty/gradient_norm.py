@@ -10,7 +10,7 @@ from attrs import field
 from torch import Tensor
 
 from hgms.compiled import Numbers, launch, programs_of
-from hgms.config import decay_rate, frozen, lowering, not_negative, optional_whole, positive, whole
+from hgms.config import lowering
 from hgms.generators.penalty import shared
 from hgms.generators.penalty.compositions import single_loop
 from hgms_core import (
@@ -22,13 +22,15 @@ from hgms_core import (
     Problem,
     State,
     Tree,
+    component,
     hookimpl,
     twice_differentiable_attention,
 )
+from hgms_core.validators import decay_rate, not_negative, optional_whole, positive, whole
 
 
 @final
-@frozen(kw_only=True)
+@component
 class GradientNorm:
     """The lower state y of G-PBGD, and the upper gradient of the pass that moves it.
 

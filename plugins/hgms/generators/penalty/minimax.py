@@ -11,17 +11,7 @@ from attrs import field
 from torch import Tensor
 
 from hgms.compiled import Numbers, launch, programs_of
-from hgms.config import (
-    at_least,
-    decay_rates,
-    frozen,
-    lowering,
-    not_negative,
-    optional_positive,
-    optional_whole,
-    positive,
-    whole,
-)
+from hgms.config import lowering
 from hgms.generators.penalty import shared
 from hgms.generators.penalty.compositions import best_of_n, single_loop
 from hgms.generators.penalty.layers import layers, moving
@@ -37,13 +27,23 @@ from hgms_core import (
     State,
     Tree,
     clone,
+    component,
     hookimpl,
     norm,
+)
+from hgms_core.validators import (
+    at_least,
+    decay_rates,
+    not_negative,
+    optional_positive,
+    optional_whole,
+    positive,
+    whole,
 )
 
 
 @final
-@frozen(kw_only=True)
+@component
 class Minimax:
     """The pair (w, u) of ScaleBiO, and the upper gradient of the pass that moves both.
 

@@ -12,7 +12,7 @@ from attrs import field
 from torch import Tensor
 
 from hgms.compiled import Numbers, launch, programs_of
-from hgms.config import frozen, lowering, not_negative, optional_whole, positive, share, whole
+from hgms.config import lowering
 from hgms.generators.penalty import shared
 from hgms.generators.penalty.compositions import single_loop
 from hgms_core import (
@@ -24,13 +24,15 @@ from hgms_core import (
     Problem,
     State,
     Tree,
+    component,
     gradient,
     hookimpl,
 )
+from hgms_core.validators import not_negative, optional_whole, positive, share, whole
 
 
 @final
-@frozen(kw_only=True)
+@component
 class MoreauEnvelope:
     """The pair (y, z) of MEHA, and the upper gradient of the pass that moves y.
 

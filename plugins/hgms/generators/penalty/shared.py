@@ -27,12 +27,12 @@ from hgms_core import (
     Problem,
     State,
     Tree,
-    choice,
     gradient,
     norm,
     slopes,
     stack,
 )
+from hgms_core.validators import choice
 
 STEPS = 5
 """Lower steps in one program, at most: what it takes to compile grows with them."""

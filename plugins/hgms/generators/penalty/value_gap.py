@@ -12,7 +12,7 @@ from attrs import field
 from torch import Tensor
 
 from hgms.compiled import Numbers, launch, programs_of
-from hgms.config import decay_rate, frozen, lowering, not_negative, optional_whole, positive, whole
+from hgms.config import lowering
 from hgms.generators.penalty import shared
 from hgms.generators.penalty.compositions import best_of_n, single_loop
 from hgms_core import (
@@ -24,13 +24,15 @@ from hgms_core import (
     Problem,
     State,
     Tree,
+    component,
     gradient,
     hookimpl,
 )
+from hgms_core.validators import decay_rate, not_negative, optional_whole, positive, whole
 
 
 @final
-@frozen(kw_only=True)
+@component
 class ValueGap:
     """The pair (y, ω) of V-PBGD, and the upper gradient of the pass that moves y.
 

@@ -8,10 +8,9 @@ import math
 from typing import Any, ClassVar, Literal, final
 
 import torch
-from attrs import Attribute, field
+from attrs import field
 from torch import Tensor
 
-from hgms.config import at_least, frozen
 from hgms_core import (
     CandidateGenerator,
     ConfigError,
@@ -24,7 +23,9 @@ from hgms_core import (
     Selector,
     State,
     Tree,
+    component,
 )
+from hgms_core.validators import at_least
 
 MOST_VARIABLES = 1000
 """Upper variables beyond which ``tpe`` is refused: it builds one density a variable from the
@@ -33,7 +34,7 @@ whole history at every step.
 
 
 @final
-@frozen(kw_only=True)
+@component
 class Search:
     """The zeroth-order floor: each outer step tries one θ in the box θ0 + [low, high]^p and keeps
     the best so far::
@@ -107,14 +108,15 @@ class Search:
     selector: Selector
     sampler: Literal["random", "tpe"] = "random"
     low: float = -3.0
-    high: float = field(default=3.0)
+    high: float = 3.0
     startup: int = field(default=10, validator=at_least(1))
 
-    @high.validator
-    def _ordered(self, attribute: Attribute[float], value: float) -> None:
-        if not value > self.low:
+    def __attrs_post_init__(self) -> None:
+        if not self.high > self.low:
             raise ConfigError(
-                "out-of-range", f"high={value} must be greater than low={self.low}", place=("high",)
+                "out-of-range",
+                f"high={self.high} must be greater than low={self.low}",
+                place=("high",),
             )
 
     @property

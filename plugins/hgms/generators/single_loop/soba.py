@@ -12,7 +12,7 @@ from attrs import field
 from torch import Tensor
 
 from hgms.compiled import Numbers, launch, programs_of
-from hgms.config import frozen, lowering, optional_positive, optional_whole, positive, share
+from hgms.config import lowering
 from hgms_core import (
     Candidates,
     Cost,
@@ -21,12 +21,14 @@ from hgms_core import (
     Problem,
     State,
     Tree,
+    component,
     twice_differentiable_attention,
 )
+from hgms_core.validators import optional_positive, optional_whole, positive, share
 
 
 @final
-@frozen(kw_only=True)
+@component
 class Soba:
     """(x, v) and θ move one step at once; all three directions are taken at the same point and on
     the same batches::

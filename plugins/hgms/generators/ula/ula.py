@@ -12,7 +12,7 @@ from attrs import field
 from torch import Tensor
 
 from hgms.compiled import programs_of
-from hgms.config import frozen, lowering, not_negative, optional_whole, positive, whole
+from hgms.config import lowering
 from hgms.generators.ula.program import add_noise_, moved_compiled
 from hgms_core import (
     Candidates,
@@ -23,19 +23,21 @@ from hgms_core import (
     Problem,
     State,
     Tree,
+    component,
     detach,
     gradient,
     groups,
     repeat,
     twice_differentiable_attention,
 )
+from hgms_core.validators import not_negative, optional_whole, positive, whole
 
 NOISE_BLOCK = 4096
 """Numbers of noise drawn at a time for one chain."""
 
 
 @final
-@frozen(kw_only=True)
+@component
 class Ula:
     """N parallel chains that sample the Gibbs measure exp(−g(θ, x)/λ), which concentrates on the
     lower minimisers as λ → 0.

@@ -12,16 +12,7 @@ from attrs import evolve, field
 from torch import Tensor
 
 from hgms.compiled import launch, programs_of
-from hgms.config import (
-    decay_rate,
-    frozen,
-    lowering,
-    not_negative,
-    optional_whole,
-    positive,
-    share,
-    whole,
-)
+from hgms.config import lowering
 from hgms.methods.crossfit import fold_problem, weights
 from hgms.methods.crossfit.folds import Folds
 from hgms.methods.crossfit.lower import advanced, branch, numbers, part
@@ -40,13 +31,15 @@ from hgms_core import (
     Selector,
     State,
     Tree,
+    component,
     norm,
     stack,
 )
+from hgms_core.validators import decay_rate, not_negative, optional_whole, positive, share, whole
 
 
 @final
-@frozen(kw_only=True)
+@component
 class CrossFit:
     """min_α F(α), α three numbers from which the weights of all lower rows follow, and F what
     held-out validation rows say::

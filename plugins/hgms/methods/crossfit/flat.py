@@ -12,22 +12,21 @@ from attrs import field
 from torch import Tensor
 
 from hgms.compiled import Numbers, launch, programs_of
-from hgms.config import (
+from hgms.config import lowering
+from hgms.methods.crossfit.lower import advanced, branch, numbers, part
+from hgms_core import Batch, Candidates, Cost, Key, Loss, Problem, State, Tree, component, stack
+from hgms_core.validators import (
     decay_rate,
-    frozen,
-    lowering,
     not_negative,
     optional_positive,
     optional_whole,
     positive,
     whole,
 )
-from hgms.methods.crossfit.lower import advanced, branch, numbers, part
-from hgms_core import Batch, Candidates, Cost, Key, Loss, Problem, State, Tree, stack
 
 
 @final
-@frozen(kw_only=True)
+@component
 class FlatBranches:
     """N runs of sharpness-aware Adam on the lower loss, K steps each; a candidate is the average of
     its iterates::

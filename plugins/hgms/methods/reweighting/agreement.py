@@ -9,13 +9,14 @@ from typing import ClassVar, Literal, final
 import torch
 from attrs import field
 
-from hgms.config import frozen, lowering, not_negative, optional_whole, positive, share, whole
+from hgms.config import lowering
 from hgms.methods.reweighting import joint, shared
-from hgms_core import Key, Problem, Record, State, Tree, choice
+from hgms_core import Key, Problem, Record, State, Tree, component
+from hgms_core.validators import not_negative, optional_whole, positive, share, whole
 
 
 @final
-@frozen(kw_only=True)
+@component
 class Agreement:
     """Rounds of training from scratch on the lower rows that the last round agreed with, and on
     validation rows, always::
@@ -76,7 +77,7 @@ class Agreement:
     share: float = field(default=0.9, validator=share)
     batch_size: int | None = field(default=256, validator=optional_whole)
     upper_batch_size: int | None = field(default=100, validator=optional_whole)
-    keep: Literal["last", "best"] = field(default="best", validator=choice("last", "best"))
+    keep: Literal["last", "best"] = "best"
 
     lighter = lowering(other=["batch_size", "upper_batch_size"])
 

@@ -10,7 +10,7 @@ from attrs import field
 from torch import Tensor
 
 from hgms.compiled import Numbers, launch, programs_of
-from hgms.config import decay_rate, frozen, lowering, optional_whole, positive, whole
+from hgms.config import lowering
 from hgms.methods.reweighting import shared
 from hgms_core import (
     Batch,
@@ -22,14 +22,15 @@ from hgms_core import (
     Rows,
     State,
     Tree,
-    choice,
+    component,
     gradient,
     twice_differentiable_attention,
 )
+from hgms_core.validators import decay_rate, optional_whole, positive, whole
 
 
 @final
-@frozen(kw_only=True)
+@component
 class LearningToReweight:
     """Each lower step weighs the rows of its batch anew, by a look-ahead step of SGD from weights ε
     = 0::
@@ -91,16 +92,14 @@ class LearningToReweight:
     name: ClassVar[str] = "learning-to-reweight"
 
     steps: int = field(default=20, validator=whole)
-    optimizer: Literal["sgd", "adam"] = field(default="adam", validator=choice("sgd", "adam"))
+    optimizer: Literal["sgd", "adam"] = "adam"
     lr: float = field(default=3e-3, validator=positive)
     momentum: float = field(default=0.9, validator=decay_rate)
-    schedule: Literal["constant", "cosine"] = field(
-        default="cosine", validator=choice("constant", "cosine")
-    )
+    schedule: Literal["constant", "cosine"] = "cosine"
     batch_size: int | None = field(default=256, validator=optional_whole)
     upper_batch_size: int | None = field(default=None, validator=optional_whole)
     memory: float = field(default=0.95, validator=decay_rate)
-    keep: Literal["last", "best"] = field(default="best", validator=choice("last", "best"))
+    keep: Literal["last", "best"] = "best"
 
     lighter = lowering(other=["batch_size", "upper_batch_size"])
 

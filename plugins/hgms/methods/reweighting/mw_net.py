@@ -10,14 +10,27 @@ from attrs import field
 from torch import Tensor
 
 from hgms.compiled import Numbers, launch, programs_of
-from hgms.config import decay_rate, frozen, lowering, optional_whole, positive, whole
+from hgms.config import lowering
 from hgms.methods.reweighting import shared
 from hgms.methods.reweighting.learning_to_reweight import aligned
-from hgms_core import Batch, Cost, Key, Loss, Problem, Record, Rows, State, Tree, choice, gradient
+from hgms_core import (
+    Batch,
+    Cost,
+    Key,
+    Loss,
+    Problem,
+    Record,
+    Rows,
+    State,
+    Tree,
+    component,
+    gradient,
+)
+from hgms_core.validators import decay_rate, optional_whole, positive, whole
 
 
 @final
-@frozen(kw_only=True)
+@component
 class MwNet:
     """The weight of a row is a function of its loss, V(ℓ; Θ) ∈ (0, 1), that is learned along with
     x. On one batch of B lower rows, with ℓ_i at x, which V takes as numbers::
@@ -60,18 +73,16 @@ class MwNet:
     name: ClassVar[str] = "mw-net"
 
     steps: int = field(default=20, validator=whole)
-    optimizer: Literal["sgd", "adam"] = field(default="adam", validator=choice("sgd", "adam"))
+    optimizer: Literal["sgd", "adam"] = "adam"
     lr: float = field(default=3e-3, validator=positive)
     momentum: float = field(default=0.9, validator=decay_rate)
-    schedule: Literal["constant", "cosine"] = field(
-        default="cosine", validator=choice("constant", "cosine")
-    )
+    schedule: Literal["constant", "cosine"] = "cosine"
     look_ahead: float = field(default=1.0, validator=positive)
     meta_lr: float = field(default=1e-2, validator=positive)
     hidden: int = field(default=100, validator=whole)
     batch_size: int | None = field(default=256, validator=optional_whole)
     upper_batch_size: int | None = field(default=100, validator=optional_whole)
-    keep: Literal["last", "best"] = field(default="best", validator=choice("last", "best"))
+    keep: Literal["last", "best"] = "best"
 
     lighter = lowering(other=["batch_size", "upper_batch_size"])
 

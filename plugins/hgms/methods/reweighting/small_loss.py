@@ -10,25 +10,24 @@ from attrs import field
 from torch import Tensor
 
 from hgms.compiled import Numbers, launch, programs_of
-from hgms.config import (
+from hgms.config import lowering
+from hgms.methods.reweighting import joint, shared
+from hgms_core import Batch, Cost, Key, Loss, Problem, Record, Rows, State, Tree, component
+from hgms_core.validators import (
     all_of,
     at_least,
     decay_rate,
-    frozen,
     less_than,
-    lowering,
     not_negative,
     optional,
     optional_whole,
     positive,
     whole,
 )
-from hgms.methods.reweighting import joint, shared
-from hgms_core import Batch, Cost, Key, Loss, Problem, Record, Rows, State, Tree, choice
 
 
 @final
-@frozen(kw_only=True)
+@component
 class SmallLoss:
     """Two networks a and b see the same batches; each picks the rows of small loss, and the other
     learns from them::
@@ -85,15 +84,13 @@ class SmallLoss:
     estimate_steps: int = field(default=100, validator=whole)
     forget_epochs: float = field(default=10.0, validator=positive)
     tilt: float = field(default=1.0, validator=not_negative)
-    optimizer: Literal["sgd", "adam"] = field(default="adam", validator=choice("sgd", "adam"))
+    optimizer: Literal["sgd", "adam"] = "adam"
     lr: float = field(default=3e-3, validator=positive)
     momentum: float = field(default=0.9, validator=decay_rate)
-    schedule: Literal["constant", "cosine"] = field(
-        default="cosine", validator=choice("constant", "cosine")
-    )
+    schedule: Literal["constant", "cosine"] = "cosine"
     batch_size: int | None = field(default=256, validator=optional_whole)
     upper_batch_size: int | None = field(default=100, validator=optional_whole)
-    keep: Literal["last", "best"] = field(default="best", validator=choice("last", "best"))
+    keep: Literal["last", "best"] = "best"
 
     lighter = lowering(other=["batch_size", "upper_batch_size"])
 

@@ -12,7 +12,6 @@ import torch
 from attrs import field
 from torch import Tensor
 
-from hgms.config import frozen, positive
 from hgms.tasks.circle.functions import (
     METRICS,
     TRAITS,
@@ -25,7 +24,8 @@ from hgms.tasks.circle.functions import (
     wall,
     well,
 )
-from hgms_core import Problem, Tree
+from hgms_core import Problem, Tree, component
+from hgms_core.validators import positive
 
 
 @final
@@ -60,7 +60,7 @@ class DegenerateClosedForm:
 
 
 @final
-@frozen(kw_only=True)
+@component
 class CircleDegenerate:
     """The paper's example of a unique but degenerate optimistic minimiser: F is C¹, ∇F has no
     Hölder exponent.

@@ -15,8 +15,8 @@ import torch
 from attrs import Attribute
 from torch import Tensor
 
-from hgms.config import at_least, at_most
 from hgms_core import ConfigError, Loss, Problem, Tree
+from hgms_core.validators import at_least, at_most
 
 TRAITS = frozenset({"smooth-lower", "direct-upper", "few-upper", "stop-rows", "closed-form"})
 METRICS = dict.fromkeys(("value", "upper_loss", "manifold_distance", "solution_distance"), False)

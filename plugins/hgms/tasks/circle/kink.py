@@ -12,7 +12,6 @@ import torch
 from attrs import field
 from torch import Tensor
 
-from hgms.config import frozen
 from hgms.tasks.circle.functions import (
     METRICS,
     TRAITS,
@@ -23,7 +22,7 @@ from hgms.tasks.circle.functions import (
     problem_of,
     radius,
 )
-from hgms_core import Problem, Tree
+from hgms_core import Problem, Tree, component
 
 
 def _upper(theta: Tree, x: Tree, batch: Tree) -> Tensor:
@@ -57,7 +56,7 @@ class KinkClosedForm:
 
 
 @final
-@frozen(kw_only=True)
+@component
 class CircleKink:
     """The paper's example of a non-differentiable hyper-objective with smooth f, g and S(θ).
 

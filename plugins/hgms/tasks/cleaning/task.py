@@ -13,11 +13,12 @@ import torch.nn.functional as F
 from attrs import field
 from torch import Tensor
 
-from hgms.config import at_least, at_most, check_memory, frozen, optional, validation_shares
+from hgms.config import check_memory, validation_shares
 from hgms.gauss_newton import Composite
 from hgms.tasks.cleaning.rows import corrupt, draw, redrawn, standardise
 from hgms.tasks.images import contents, cross_entropy, image_set, load_images
-from hgms_core import Data, Key, Problem, Rows, Tree, roles
+from hgms_core import Data, Key, Problem, Rows, Tree, component, roles
+from hgms_core.validators import at_least, at_most, optional
 
 QUANTILES = {"q10": 0.1, "q50": 0.5, "q90": 0.9}
 
@@ -43,7 +44,7 @@ UPPER = Composite(outputs=_outputs, criterion=_mean)
 
 
 @final
-@frozen(kw_only=True)
+@component
 class HyperCleaning:
     """A classifier of images some of whose training labels are wrong; a few clean validation images
     say which weights help.

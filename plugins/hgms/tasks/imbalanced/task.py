@@ -11,21 +11,13 @@ import torch
 from attrs import Attribute, field
 from torch import Tensor
 
-from hgms.config import (
-    at_least,
-    at_most,
-    check_memory,
-    frozen,
-    greater_than,
-    less_than,
-    optional,
-    validation_shares,
-)
+from hgms.config import check_memory, validation_shares
 from hgms.gauss_newton import Composite
 from hgms.tasks.images import contents, cross_entropy, image_set, load_images
 from hgms.tasks.imbalanced.network import Network
 from hgms.tasks.imbalanced.rows import class_weights, maps, split, views
-from hgms_core import ConfigError, Data, Key, Problem, Tree, roles
+from hgms_core import ConfigError, Data, Key, Problem, Tree, component, roles
+from hgms_core.validators import at_least, at_most, greater_than, less_than, optional
 
 CLASSES = 10
 CHUNK = 1000
@@ -43,7 +35,7 @@ def _two(
 
 
 @final
-@frozen(kw_only=True)
+@component
 class ImbalancedLoss:
     """A classifier trained on a long tail of ten classes; its loss's class-wise shifts and scales
     are tuned on balanced images.

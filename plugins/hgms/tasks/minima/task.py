@@ -13,19 +13,10 @@ import torch.nn.functional as F
 from attrs import field
 from torch import Tensor
 
-from hgms.config import (
-    at_least,
-    at_most,
-    check_memory,
-    frozen,
-    not_negative,
-    positive,
-    share,
-    validation_shares,
-    whole,
-)
+from hgms.config import check_memory, validation_shares
 from hgms.gauss_newton import Composite
-from hgms_core import Data, Key, Problem, Tree, roles
+from hgms_core import Data, Key, Problem, Tree, component, roles
+from hgms_core.validators import at_least, at_most, not_negative, positive, share, whole
 
 LOW = math.log(1e-5)
 HIGH = math.log(1.0)
@@ -52,7 +43,7 @@ def _upper(theta: Tree, x: Tree, scores: Tensor, batch: Tree) -> Tensor:
 
 
 @final
-@frozen(kw_only=True)
+@component
 class ManyMinima:
     """Labels that several views of a row explain, of which one is true: minima that fit alike and
     differ on validation rows.

@@ -9,11 +9,12 @@ from typing import ClassVar, Literal, final
 
 import attrs
 import torch
-from attrs import Attribute, field
+from attrs import field
 from torch import Tensor
 
-from hgms.config import at_least, check_memory, frozen, not_negative
-from hgms_core import ConfigError, Data, Key, Problem, Tree
+from hgms.config import check_memory
+from hgms_core import ConfigError, Data, Key, Problem, Tree, component
+from hgms_core.validators import at_least, not_negative
 
 
 def _lower(theta: Tree, x: Tree, batch: Tree) -> Tensor:
@@ -69,7 +70,7 @@ class RidgeClosedForm:
 
 
 @final
-@frozen(kw_only=True)
+@component
 class Quadratic:
     """Ridge regression: the log-penalties are the upper variable, the validation error is the upper
     loss.
@@ -130,12 +131,11 @@ class Quadratic:
     condition: float = field(default=10.0, validator=at_least(1))
     penalty: Literal["feature", "shared"] = "feature"
 
-    @features.validator
-    def _fits(self, attribute: Attribute[int], value: int) -> None:
-        if value > self.rows:
+    def __attrs_post_init__(self) -> None:
+        if self.features > self.rows:
             raise ConfigError(
                 "out-of-range",
-                f"features={value} must be at most rows={self.rows}, so that AᵀA/n has a "
+                f"features={self.features} must be at most rows={self.rows}, so that AᵀA/n has a "
                 "condition number",
                 place=("features",),
             )

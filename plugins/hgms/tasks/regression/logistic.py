@@ -11,7 +11,6 @@ import torch
 from attrs import field
 from torch import Tensor
 
-from hgms.config import frozen, optional, positive
 from hgms.tasks.regression.newton import LogisticClosedForm, criterion, fit, scores
 from hgms.tasks.regression.tables import (
     METRICS,
@@ -24,11 +23,12 @@ from hgms.tasks.regression.tables import (
     standardised,
     table_name,
 )
-from hgms_core import DataError, Key, NumericalError, Problem, Tree
+from hgms_core import DataError, Key, NumericalError, Problem, Tree, component
+from hgms_core.validators import optional, positive
 
 
 @final
-@frozen(kw_only=True)
+@component
 class LogisticCv:
     """Logistic regression on a real table: one log-penalty per feature, chosen on validation rows.
 

@@ -13,7 +13,6 @@ import torch
 from attrs import field
 from torch import Tensor
 
-from hgms.config import frozen, positive
 from hgms.tasks.regression.tables import (
     METRICS,
     TRAITS,
@@ -25,7 +24,8 @@ from hgms.tasks.regression.tables import (
     standardised,
     table_name,
 )
-from hgms_core import DataError, Key, Problem, Tree
+from hgms_core import DataError, Key, Problem, Tree, component
+from hgms_core.validators import positive
 
 
 def _predictions(x: Tree, batch: Tree) -> Tensor:
@@ -79,7 +79,7 @@ class RidgeClosedForm:
 
 
 @final
-@frozen(kw_only=True)
+@component
 class RidgeCv:
     """Ridge regression on a real table: one log-penalty per feature, chosen on validation rows.
 

@@ -9,11 +9,12 @@ from typing import ClassVar, final
 
 import attrs
 import torch
-from attrs import Attribute, field
+from attrs import field
 from torch import Tensor
 
-from hgms.config import at_least, check_memory, frozen, not_negative, positive
-from hgms_core import ConfigError, Key, Problem, Tree
+from hgms.config import check_memory
+from hgms_core import ConfigError, Key, Problem, Tree, component
+from hgms_core.validators import at_least, not_negative, positive
 
 
 @final
@@ -115,7 +116,7 @@ class SphereClosedForm:
 
 
 @final
-@frozen(kw_only=True)
+@component
 class Sphere:
     """Lower minimisers that form a k-sphere in R^d, one of whose points is best for the upper loss.
 
@@ -169,18 +170,15 @@ class Sphere:
     growth: float = field(default=0.2, validator=not_negative)
     alpha: float = field(default=2.0, validator=positive)
 
-    @d.validator
-    def _has_room(self, attribute: Attribute[int], value: int) -> None:
-        if value <= self.k:
-            message = f"d={value} must be greater than k={self.k}, the dimension of the sphere"
+    def __attrs_post_init__(self) -> None:
+        if self.d <= self.k:
+            message = f"d={self.d} must be greater than k={self.k}, the dimension of the sphere"
             raise ConfigError("out-of-range", message, place=("d",))
 
-    @alpha.validator
-    def _is_bounded(self, attribute: Attribute[float], value: float) -> None:
-        curvature = value + 2 * self.shift - 2 * self.growth
+        curvature = self.alpha + 2 * self.shift - 2 * self.growth
         if curvature <= 0:
             bound = 2 * (self.growth - self.shift)
-            message = f"alpha={value} must be greater than 2 growth - 2 shift = {bound}"
+            message = f"alpha={self.alpha} must be greater than 2 growth - 2 shift = {bound}"
             raise ConfigError("out-of-range", message, place=("alpha",))
         if 2 * self.growth * (self.offset + self.radius) / curvature >= self.radius:
             raise ConfigError(

@@ -12,8 +12,8 @@ import torch
 from attrs import field
 from torch import Tensor
 
-from hgms.config import at_least, at_most, frozen
-from hgms_core import Key, Problem, Tree
+from hgms_core import Key, Problem, Tree, component
+from hgms_core.validators import at_least, at_most
 
 LOW = 0.0
 HIGH = 3.0
@@ -60,7 +60,7 @@ class ToyClosedForm:
 
 
 @final
-@frozen(kw_only=True)
+@component
 class ToyPenalty:
     """The example on which V-PBGD was first shown, from ``starts`` starting points that do not see
     each other::

@@ -9,22 +9,32 @@ from attrs import field
 from torch import Tensor
 
 import hgms_mix.lm
-from hgms.config import (
+from hgms.config import lowering
+from hgms_core import (
+    ConfigError,
+    Cost,
+    Key,
+    NumericalError,
+    Problem,
+    Record,
+    Sources,
+    State,
+    Tree,
+    component,
+)
+from hgms_core.validators import (
     at_least,
     decay_rates,
-    frozen,
-    lowering,
     not_negative,
     optional_whole,
     positive,
     whole,
 )
-from hgms_core import ConfigError, Cost, Key, NumericalError, Problem, Record, Sources, State, Tree
 from hgms_mix.contrib.op_mix.law import fit, propose
 
 
 @final
-@frozen(kw_only=True)
+@component
 class OpMix:
     """A law of the validation losses of mixtures that are simulated, not trained::
 

@@ -12,7 +12,7 @@ from attrs import field
 from torch import Tensor
 
 import hgms_mix.lm
-from hgms.config import decay_rates, frozen, lowering, not_negative, optional_whole, positive, whole
+from hgms.config import lowering
 from hgms.optim.adam import adam_, corrections
 from hgms_core import (
     ConfigError,
@@ -24,12 +24,14 @@ from hgms_core import (
     Sources,
     State,
     Tree,
+    component,
     gradient,
 )
+from hgms_core.validators import decay_rates, not_negative, optional_whole, positive, whole
 
 
 @final
-@frozen(kw_only=True)
+@component
 class FastMix:
     """One model is trained on the mixture while the mixture is learned; one step is::
 
@@ -82,18 +84,17 @@ class FastMix:
     outer_betas: tuple[float, float] = field(default=(0.5, 0.999), validator=decay_rates)
     search_batch_size: int | None = field(default=None, validator=optional_whole)
     upper_batch_size: int | None = field(default=32, validator=optional_whole)
-    leaves: str = field(default="")
+    leaves: str = ""
 
     lighter = lowering(other=["batch_size", "search_batch_size", "upper_batch_size"])
 
-    @leaves.validator
-    def _an_expression(self, attribute: object, value: str) -> None:
+    def __attrs_post_init__(self) -> None:
         try:
-            re.compile(value)
+            re.compile(self.leaves)
         except re.error as error:
             raise ConfigError(
                 "wrong-value",
-                f"leaves={value!r} is not a regular expression: {error}",
+                f"leaves={self.leaves!r} is not a regular expression: {error}",
                 place=("leaves",),
             ) from None
 

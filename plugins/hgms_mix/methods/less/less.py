@@ -12,17 +12,16 @@ from attrs import field
 from torch import Tensor
 
 import hgms_mix.lm
-from hgms.config import (
+from hgms.config import lowering
+from hgms_core import Cost, Key, Problem, Record, State, Tree, component
+from hgms_core.validators import (
     decay_rates,
-    frozen,
     less_than,
-    lowering,
     not_negative,
     optional_whole,
     positive,
     whole,
 )
-from hgms_core import Cost, Key, Problem, Record, State, Tree
 from hgms_mix.methods.less.features import Features, Preconditioner, sources_of
 from hgms_mix.methods.less.projection import Kind, Projector
 from hgms_mix.methods.less.schedule import Schedule, warn_of_few
@@ -30,7 +29,7 @@ from hgms_mix.methods.less.store import fingerprint
 
 
 @final
-@frozen(kw_only=True)
+@component
 class Less:
     """Low-rank gradient similarity search: the rows whose Adam step lowers validation loss most, to
     first order::

@@ -12,7 +12,7 @@ from attrs import field
 from torch import Tensor
 
 import hgms_mix.lm
-from hgms.config import decay_rate, frozen, lowering, optional_whole, positive
+from hgms.config import lowering
 from hgms.rows import mixture_slope
 from hgms_core import (
     Branch,
@@ -24,13 +24,15 @@ from hgms_core import (
     Selection,
     State,
     Tree,
+    component,
     upper_gradients,
 )
+from hgms_core.validators import decay_rate, optional_whole, positive
 from hgms_mix.methods.online.gradients import directions_of
 
 
 @final
-@frozen(kw_only=True)
+@component
 class AlignedMeans:
     """Cosines, in Adam's metric, of running means of gradients that training took anyway::
 

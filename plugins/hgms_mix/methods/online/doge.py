@@ -7,20 +7,11 @@ from __future__ import annotations
 from typing import ClassVar, Literal, final
 
 import torch
-from attrs import Attribute, field
+from attrs import field
 from torch import Tensor
 
 import hgms_mix.lm
-from hgms.config import (
-    decay_rates,
-    frozen,
-    lowering,
-    not_negative,
-    optional_positive,
-    optional_whole,
-    positive,
-    whole,
-)
+from hgms.config import lowering
 from hgms_core import (
     ConfigError,
     Cost,
@@ -31,13 +22,22 @@ from hgms_core import (
     Sources,
     State,
     Tree,
+    component,
     gradient,
+)
+from hgms_core.validators import (
+    decay_rates,
+    not_negative,
+    optional_positive,
+    optional_whole,
+    positive,
+    whole,
 )
 from hgms_mix.methods.online import gradients, training
 
 
 @final
-@frozen(kw_only=True)
+@component
 class DoGE:
     """Domain reweighting with generalisation estimation: mirror descent on how well gradients
     agree::
@@ -88,7 +88,7 @@ class DoGE:
     updates: int = field(default=10, validator=whole)
     target: Literal["validation", "sources"] = "validation"
     rate: float = field(default=0.05, validator=positive)
-    bounds: tuple[float, float] = field(default=(0.0, 5.0))
+    bounds: tuple[float, float] = (0.0, 5.0)
     max_norm: float | None = field(default=5.0, validator=optional_positive)
     lr: float = field(default=1e-4, validator=positive)
     weight_decay: float = field(default=0.01, validator=not_negative)
@@ -100,14 +100,11 @@ class DoGE:
 
     lighter = lowering(other=["batch_size", "validation_batch_size"])
 
-    @bounds.validator
-    def _in_order(
-        self, attribute: Attribute[tuple[float, float]], value: tuple[float, float]
-    ) -> None:
-        if len(value) != 2 or not value[0] < value[1]:
+    def __attrs_post_init__(self) -> None:
+        if len(self.bounds) != 2 or not self.bounds[0] < self.bounds[1]:
             raise ConfigError(
                 "wrong-value",
-                f"bounds={value} must be two numbers (low, high) with low < high",
+                f"bounds={self.bounds} must be two numbers (low, high) with low < high",
                 place=("bounds",),
             )
 

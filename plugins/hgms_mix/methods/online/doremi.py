@@ -12,13 +12,14 @@ from attrs import field
 from torch import Tensor
 
 import hgms_mix.lm
-from hgms.config import decay_rates, frozen, lowering, not_negative, positive, share, whole
-from hgms_core import Batch, Cost, Key, Problem, Record, Sources, State, Tree
+from hgms.config import lowering
+from hgms_core import Batch, Cost, Key, Problem, Record, Sources, State, Tree, component
+from hgms_core.validators import decay_rates, not_negative, positive, share, whole
 from hgms_mix.methods.online import training
 
 
 @final
-@frozen(kw_only=True)
+@component
 class DoReMi:
     """Domain reweighting with minimax optimisation, in three stages::
 

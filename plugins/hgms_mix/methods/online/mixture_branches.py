@@ -11,7 +11,7 @@ from attrs import field
 from torch import Tensor
 
 import hgms_mix.lm
-from hgms.config import decay_rates, frozen, lowering, not_negative, optional_whole, positive, whole
+from hgms.config import lowering
 from hgms_core import (
     Batch,
     Candidates,
@@ -23,16 +23,17 @@ from hgms_core import (
     Sources,
     State,
     Tree,
-    choice,
+    component,
     gradient,
     repeat,
 )
+from hgms_core.validators import decay_rates, not_negative, optional_whole, positive, whole
 from hgms_mix.methods.online.gradients import directions_of
 from hgms_mix.methods.online.training import mixture_rows
 
 
 @final
-@frozen(kw_only=True)
+@component
 class MixtureBranches:
     """N branches of K AdamW updates, carried from step to step: the training that the mixture is
     for, and no proxy of it::
@@ -95,9 +96,7 @@ class MixtureBranches:
     betas: tuple[float, float] = field(default=(0.9, 0.999), validator=decay_rates)
     eps: float = field(default=1e-8, validator=positive)
     weight_decay: float = field(default=0.0, validator=not_negative)
-    schedule: Literal["constant", "linear"] = field(
-        default="constant", validator=choice("constant", "linear")
-    )
+    schedule: Literal["constant", "linear"] = "constant"
 
     lighter = lowering(other=["batch_size", "upper_batch_size", "count"])
 

@@ -10,12 +10,13 @@ from attrs import field
 from torch import Tensor
 
 import hgms_mix.lm
-from hgms.config import decay_rates, frozen, lowering, not_negative, positive, whole
-from hgms_core import Cost, Key, Problem, Record, State, Tree
+from hgms.config import lowering
+from hgms_core import Cost, Key, Problem, Record, State, Tree, component
+from hgms_core.validators import decay_rates, not_negative, positive, whole
 
 
 @final
-@frozen(kw_only=True)
+@component
 class RandomRows:
     """Equal-compute random: x is trained on rows drawn at random from all rows, for as long as the
     budget lasts::

@@ -11,7 +11,7 @@ from attrs import field
 from torch import Tensor
 
 import hgms_mix.lm
-from hgms.config import decay_rates, frozen, lowering, not_negative, optional_whole, positive, whole
+from hgms.config import lowering
 from hgms_core import (
     ConfigError,
     Cost,
@@ -23,11 +23,13 @@ from hgms_core import (
     Sources,
     State,
     Tree,
+    component,
 )
+from hgms_core.validators import decay_rates, not_negative, optional_whole, positive, whole
 
 
 @final
-@frozen(kw_only=True)
+@component
 class Rds:
     """Representation-based data selection: rows in the order in which validation rows would take
     them::

@@ -5,21 +5,31 @@ from __future__ import annotations
 from typing import ClassVar, Literal, final
 
 import torch
-from attrs import Attribute, field
+from attrs import field
 from torch import Tensor
 
 import hgms_mix.lm
-from hgms.config import (
+from hgms.config import lowering
+from hgms_core import (
+    ConfigError,
+    Cost,
+    Key,
+    NumericalError,
+    Problem,
+    Record,
+    Sources,
+    State,
+    Tree,
+    component,
+)
+from hgms_core.validators import (
     at_least,
     decay_rates,
-    frozen,
-    lowering,
     not_negative,
     optional_whole,
     positive,
     whole,
 )
-from hgms_core import ConfigError, Cost, Key, NumericalError, Problem, Record, Sources, State, Tree
 from hgms_mix.methods.regmix.regression import Mixtures, Regressor, best, fit, sklearn
 
 
@@ -33,7 +43,7 @@ def _range(instance: object, attribute: object, value: tuple[float, float]) -> N
 
 
 @final
-@frozen(kw_only=True)
+@component
 class RegMix:
     """A regression from mixtures to validation losses, fitted on short proxy runs::
 
@@ -95,12 +105,11 @@ class RegMix:
 
     lighter = lowering(same=["chunk"], other=["batch_size"])
 
-    @top.validator
-    def _fewer_than_simulated(self, attribute: Attribute[int], value: int) -> None:
-        if value > self.simulated:
+    def __attrs_post_init__(self) -> None:
+        if self.top > self.simulated:
             raise ConfigError(
                 "out-of-range",
-                f"top={value} must be at most simulated={self.simulated}",
+                f"top={self.top} must be at most simulated={self.simulated}",
                 place=("top",),
             )
 

@@ -7,11 +7,11 @@ from functools import partial
 from typing import ClassVar, Literal, final
 
 import torch
-from attrs import Attribute, field
+from attrs import field
 from torch import Tensor
 
 import hgms_mix.lm
-from hgms.config import decay_rates, frozen, lowering, not_negative, optional_whole, positive, whole
+from hgms.config import lowering
 from hgms_core import (
     ConfigError,
     Cost,
@@ -23,11 +23,13 @@ from hgms_core import (
     Sources,
     State,
     Tree,
+    component,
 )
+from hgms_core.validators import decay_rates, not_negative, optional_whole, positive, whole
 
 
 @final
-@frozen(kw_only=True)
+@component
 class RhoLoss:
     """Reducible holdout loss: rank rows by what can still be learned of them::
 
@@ -100,9 +102,8 @@ class RhoLoss:
 
     lighter = lowering(same=["chunk"], other=["batch_size"])
 
-    @train_steps.validator
-    def _long_enough(self, attribute: Attribute[int | None], value: int | None) -> None:
-        if self.mode == "online" and value == 0:
+    def __attrs_post_init__(self) -> None:
+        if self.mode == "online" and self.train_steps == 0:
             raise ConfigError(
                 "conflicting-options",
                 'train_steps=0 is not supported with mode="online", which selects rows during '

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import attrs
 from attrs import frozen
 
 import hgms.comparison
@@ -26,6 +25,7 @@ from hgms.executors import (
 )
 from hgms.runs import unannounced
 from hgms_core import ConfigError
+from hgms_core.component import evolve
 from hgms_core.registry import Registry
 from hgms_mix.stages import MixConfig
 from hgms_mix.stages.compare.outcome import Outcome
@@ -117,7 +117,7 @@ class Contest:
             "plugins": unannounced(registry.host),
         }
         mixes = {
-            (label, seed): attrs.evolve(config, seed=seed)
+            (label, seed): evolve(config, seed=seed)
             for seed in runs.seeds
             for label, config in of_method.items()
         }

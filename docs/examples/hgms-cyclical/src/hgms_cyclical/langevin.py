@@ -13,7 +13,6 @@ import torch
 from attrs import field, validators
 from torch import Tensor
 
-from hgms.config import frozen
 from hgms_core import (
     Candidates,
     Cost,
@@ -21,6 +20,7 @@ from hgms_core import (
     Problem,
     State,
     Tree,
+    component,
     detach,
     repeat,
     twice_differentiable_attention,
@@ -31,7 +31,7 @@ share: Any = [validators.ge(0), validators.le(1)]
 
 
 @final
-@frozen(kw_only=True)
+@component
 class CyclicalLangevin:
     """One chain in N cycles of C steps that explore with large steps and then sample exp(−g(θ,
     x)/λ) with small ones.

@@ -10,8 +10,8 @@ import torch
 from attrs import Attribute, field, validators
 from torch import Tensor
 
-from hgms.config import frozen, validation_shares
-from hgms_core import Batch, ConfigError, Data, Key, Problem, Tree, roles
+from hgms.config import validation_shares
+from hgms_core import Batch, ConfigError, Data, Key, Problem, Tree, component, roles
 from hgms_feature_penalties.tables import DATASETS, load, split, with_noise
 
 MOST = 900
@@ -75,7 +75,7 @@ def _shares(instance: object, attribute: Attribute[Any], value: tuple[float, ...
 
 
 @final
-@frozen(kw_only=True)
+@component
 class FeaturePenalties:
     """One L2 penalty per feature of a linear model; some of the features are known to be noise.
 
@@ -156,7 +156,7 @@ class FeaturePenalties:
     )
     penalty: float = field(default=0.1, validator=validators.gt(0))
     low: float = field(default=0.01, validator=validators.gt(0))
-    high: float = field(default=10.0)
+    high: float = 10.0
 
     @high.validator
     def _around(self, attribute: object, value: float) -> None:

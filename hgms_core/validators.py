@@ -1,6 +1,18 @@
-"""Validators for ``attrs.field(validator=…)``.
+"""Validators for ``attrs.field(validator=…)``: ranges, lengths and choices.
 
-Each error has a code, and the field as its place.
+Each error has a code, and the field as its place. :func:`hgms_core.component` checks the type of a
+value before its validator runs.
+
+>>> from attrs import field
+>>> from hgms_core import component
+>>> @component
+... class Momentum:
+...     name = "momentum"
+...     lr: float = field(default=0.1, validator=positive)
+>>> Momentum(lr=-1.0)
+Traceback (most recent call last):
+    ...
+hgms_core.errors.ConfigError: lr=-1.0 must be greater than 0 (lr)
 """
 
 from __future__ import annotations
@@ -12,9 +24,33 @@ from typing import Any
 
 from attrs import frozen
 
-from hgms_core import ConfigError
+from hgms_core.errors import ConfigError, one_of
+
+__all__ = [
+    "Validator",
+    "all_of",
+    "at_least",
+    "at_most",
+    "choice",
+    "decay_rate",
+    "decay_rates",
+    "each",
+    "greater_than",
+    "less_than",
+    "not_empty",
+    "not_negative",
+    "optional",
+    "optional_positive",
+    "optional_whole",
+    "positive",
+    "reject",
+    "share",
+    "whole",
+    "whole_number",
+]
 
 Validator = Callable[[Any, Any, Any], None]
+"""A validator of attrs: ``(instance, attribute, value)``; it raises ConfigError."""
 
 
 def at_least(bound: float) -> Validator:
@@ -65,6 +101,28 @@ def each(validator: Validator) -> Validator:
     The place of an error ends with the position of the element.
     """
     return _Each(validator)
+
+
+def choice(*words: str) -> Callable[[object, Any, object], None]:
+    """Return a validator that requires one of some words.
+
+    >>> from attrs import field
+    >>> from hgms_core import component
+    >>> @component
+    ... class Step:
+    ...     rule: str = field(default="sgd", validator=choice("sgd", "adamw"))
+    >>> Step(rule="adam")
+    Traceback (most recent call last):
+        ...
+    hgms_core.errors.ConfigError: unknown rule 'adam' (rule)
+      did you mean 'adamw'?
+      available: adamw, sgd
+    """
+
+    def check(instance: object, attribute: Any, value: object) -> None:
+        one_of(attribute.alias or attribute.name, value, words)
+
+    return check
 
 
 def reject(code: str, attribute: Any, value: Any, requirement: str) -> None:
@@ -126,3 +184,25 @@ class _Each:
                 name, *inner = error.place
                 parts = {**error.as_dict(), "place": (name, position, *inner)}
                 raise ConfigError(**parts) from None
+
+
+positive = greater_than(0)
+"""A number > 0."""
+not_negative = at_least(0)
+"""A number ≥ 0."""
+share = all_of(at_least(0), at_most(1))
+"""A number in [0, 1]."""
+decay_rate = all_of(at_least(0), less_than(1))
+"""A number in [0, 1): the decay rate of a running mean."""
+whole = all_of(whole_number, greater_than(0))
+"""A whole number > 0."""
+optional_positive = optional(positive)
+"""A number > 0, or None."""
+optional_whole = optional(whole)
+"""A whole number > 0, or None."""
+
+
+def decay_rates(instance: object, attribute: Any, value: tuple[float, float]) -> None:
+    """Two numbers in [0, 1): Adam's β₁ and β₂."""
+    if len(value) != 2 or not all(0 <= beta < 1 for beta in value):
+        reject("out-of-range", attribute, value, "two numbers in [0, 1)")
