@@ -8,7 +8,7 @@ and ``hgms_core.registry``.
 from __future__ import annotations
 
 from hgms_core.arguments import accepts, arguments_named, check_function, check_part, kind_of
-from hgms_core.component import component
+from hgms_core.components import component
 from hgms_core.composition import Composition, overlay
 from hgms_core.data import ROLES, Batch, Data, roles
 from hgms_core.errors import (

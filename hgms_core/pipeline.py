@@ -11,7 +11,7 @@ import torch
 from attrs import Attribute, field
 
 from hgms_core.arguments import check_function, kind_of
-from hgms_core.component import component
+from hgms_core.components import component
 from hgms_core.errors import ConfigError
 from hgms_core.problem import Problem
 from hgms_core.protocols import CandidateGenerator, HyperGradient, OuterOptimizer, Selector, State

@@ -16,8 +16,9 @@ from attrs import frozen
 
 import hgms_core
 from hgms_core import protocols
+from hgms_core.annotations import PARTS
 from hgms_core.arguments import methods_of
-from hgms_core.component import NAME, PARTS
+from hgms_core.components import NAME
 from hgms_core.composition import Composition
 from hgms_core.discovery import FIRST_PARTY
 from hgms_core.errors import ConfigError, HgmsError, PluginError, unknown_name

@@ -123,9 +123,8 @@ FILES = sorted(
         *(ROOT / "docs").rglob("*.md"),
     ]
 )
-FOR_PROGRAMS = {
-    f"hgms_core.{name}" for name in ("component", "errors", "host", "registry", "sandbox.watched")
-}
+PROGRAMS = ("annotations", "components", "errors", "host", "registry", "sandbox.watched")
+FOR_PROGRAMS = {f"hgms_core.{name}" for name in PROGRAMS}
 """What programs may use in addition to the public names."""
 PARTS = {"generators", "hypergradients", "methods", "outer", "selectors", "solvers", "tasks"}
 

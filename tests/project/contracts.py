@@ -55,12 +55,13 @@ CORE = [
     "hookspecs | discovery | sandbox",
     "composition",
     "pipeline",
-    "hypergrad",
+    "hypergrad | components",
+    "annotations",
     "linear | stacking",
     "protocols",
     "problem | records",
     "data",
-    "seeding | component | torch_errors | trees",
+    "seeding | arguments | torch_errors | trees | validators",
     "errors",
 ]
 """The core's own layers."""
@@ -144,7 +145,12 @@ def contracts() -> Iterator[dict[str, Any]]:
         allow_indirect_imports=True,
         ignore_imports=[
             *(f"{name} -> hgms_core.{file}" for name in hosts for file in ("host", "registry")),
-            *(f"{name}.** -> hgms_core.torch_errors" for name in ("hgms", "hgms_mix")),
+            *(
+                f"{name}.** -> hgms_core.{file}"
+                for name in ("hgms", "hgms_mix")
+                for file in ("torch_errors", "validators", "components")
+            ),
+            "hgms.config.** -> hgms_core.annotations",
             "hgms.** -> hgms_core.errors",
         ],
         unmatched_ignore_imports_alerting="none",

@@ -23,7 +23,7 @@ from hgms.config.tables import parse_json
 from hgms.executors import Ending, Executor, Tell, code_of, tried_again, unpack_error
 from hgms.runs import RunConfig, RunFolder, read_file, run_config, unannounced
 from hgms_core import HgmsError
-from hgms_core.component import evolve
+from hgms_core.components import evolve
 from hgms_core.registry import Registry
 
 STEPS = 3

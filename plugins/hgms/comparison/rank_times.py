@@ -12,7 +12,7 @@ from hgms.config import Budget
 from hgms.executors import cores, pack_error
 from hgms.runs import RunConfig, RunSettings, run_config
 from hgms_core import ConfigError, HgmsError
-from hgms_core.component import evolve
+from hgms_core.components import evolve
 
 
 @frozen(kw_only=True)

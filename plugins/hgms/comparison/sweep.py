@@ -27,7 +27,7 @@ from hgms.config import Budget
 from hgms.config.tables import parse_json
 from hgms.runs import ROWS, RunConfig, RunFolder, data_of, leased, read_file, replace_file
 from hgms_core import CheckpointError, ConfigError, Key, raise_all
-from hgms_core.component import evolve
+from hgms_core.components import evolve
 
 
 @define

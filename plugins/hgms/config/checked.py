@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 from hgms_core import arguments_named
-from hgms_core.component import Read, reader
+from hgms_core.annotations import Read, reader
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")

@@ -37,7 +37,7 @@ from hgms.config.invalid import (
 )
 from hgms.config.tables import Short, readings, show
 from hgms_core import Composition, ConfigError, HgmsError, Pipeline, raise_all, unknown_name
-from hgms_core.component import as_error, complaint
+from hgms_core.components import as_error, complaint
 from hgms_core.registry import Registry, inside, layers_of
 
 

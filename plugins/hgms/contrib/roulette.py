@@ -10,7 +10,7 @@ from attrs import field
 from torch import Tensor
 
 from hgms_core import Key, LinearSystem, MatVec, Outcome, Solution, component, hookimpl
-from hgms_core.component import evolve
+from hgms_core.components import evolve
 from hgms_core.validators import at_least, decay_rate, not_negative, positive
 
 norm = LinearSystem.norm

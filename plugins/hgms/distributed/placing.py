@@ -30,7 +30,7 @@ from hgms_core import (
     State,
     Tree,
 )
-from hgms_core.component import evolve
+from hgms_core.components import evolve
 
 
 @frozen(kw_only=True)

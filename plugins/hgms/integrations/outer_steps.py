@@ -24,7 +24,7 @@ from hgms_core import (
     clone,
     norm,
 )
-from hgms_core.component import read_by_annotation, reports_errors
+from hgms_core.components import read_by_annotation, reports_errors
 from hgms_core.validators import at_least, optional, reject
 
 Loss = Callable[[Any, Tree, Any], Tensor]

@@ -43,7 +43,7 @@ from hgms.runs.config import UNCOMPARED
 from hgms.runs.files import damaged
 from hgms.runs.lease import LEASE, Lease, leased
 from hgms_core import CheckpointError, ConfigError, State
-from hgms_core.component import read_by_annotation, reports_errors
+from hgms_core.components import read_by_annotation, reports_errors
 
 TIES = ("checksum", "key", "steps_sha256")
 """Entries of ``summary.json`` that tie it to itself, to the configuration and to the rows."""

@@ -22,7 +22,7 @@ from hgms_core import (
     State,
     Tree,
 )
-from hgms_core.component import evolve
+from hgms_core.components import evolve
 from hgms_core.registry import inside
 
 

@@ -23,7 +23,7 @@ from hgms.distributed import (
 )
 from hgms.runs.config import RunConfig, RunSettings
 from hgms_core import ConfigError, Method, Problem
-from hgms_core.component import evolve
+from hgms_core.components import evolve
 
 
 def objects_on_ranks(count: int) -> ConfigError:

@@ -20,7 +20,7 @@ from attrs import define, field, frozen
 from hgms.config.json_values import finite
 from hgms.runs import View, counting, replace_file
 from hgms_core import ConfigError, Key, NumericalError
-from hgms_core.component import evolve
+from hgms_core.components import evolve
 from hgms_mix.stages import STAGES, Done, Mix, MixConfig, digest
 from hgms_mix.surface.design import Point
 from hgms_mix.surface.process import sklearn

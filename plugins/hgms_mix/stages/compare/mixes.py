@@ -25,7 +25,7 @@ from hgms.executors import (
 )
 from hgms.runs import unannounced
 from hgms_core import ConfigError
-from hgms_core.component import evolve
+from hgms_core.components import evolve
 from hgms_core.registry import Registry
 from hgms_mix.stages import MixConfig
 from hgms_mix.stages.compare.outcome import Outcome
