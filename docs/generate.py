@@ -44,12 +44,14 @@ from hgms.executors.lookup import registered as executors
 from hgms.lazy import stub
 from hgms.runs import config
 from hgms.runs.describe import range_of
-from hgms_core import hookspecs, registry, validators
+from hgms_core import hookspecs, registry
 from hgms_core.host import FIRST_PARTY, Host
 from hgms_core.registry import Registry
 
 DOCS = Path(__file__).resolve().parent
 PROGRAMS = (hgms.adapters, hgms.comparison, hgms.integrations, hgms.report, hgms.results, hgms.runs)
+CORE = (hgms_core.errors, hgms_core.validators, hgms_core.arguments)
+"""Of the core, beside its own names."""
 NO_COMPONENT = {"hgms_register_commands": "a command", "hgms_step_finished": "observers"}
 PART = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -175,8 +177,9 @@ def hooks() -> str:
 
 
 def api() -> str:
-    """Every public name of hgms_core and its validators, for components."""
-    return f"{_names(hgms_core)}\n### `hgms_core.validators`\n\n{_names(validators)}"
+    """Every public name of hgms_core and its namespaces, for components."""
+    own = "\n".join(f"### `{module.__name__}`\n\n{_names(module)}" for module in CORE)
+    return f"{_names(hgms_core)}\n{own}"
 
 
 def programs() -> str:
@@ -188,7 +191,7 @@ def full() -> str:
     """Every public name of the core in full, but for the protocols, which have a page of their
     own.
     """
-    return _described((hgms_core, validators))
+    return _described((hgms_core, *CORE))
 
 
 def full_programs() -> str:
@@ -342,7 +345,7 @@ def _places() -> dict[tuple[str, str], str]:
     """Where each name of a module is described in full; of headings of one page that differ in case
     alone, later ones are numbered."""
     places = {}
-    for page, modules in {"functions.md": (hgms_core, validators), "programs.md": PROGRAMS}.items():
+    for page, modules in {"functions.md": (hgms_core, *CORE), "programs.md": PROGRAMS}.items():
         taken: list[str] = []
         for module in modules:
             headings = [module.__name__] * (len(modules) > 1) + _in_full(module)

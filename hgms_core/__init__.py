@@ -7,39 +7,18 @@ and ``hgms_core.registry``.
 
 from __future__ import annotations
 
-from hgms_core.arguments import accepts, arguments_named, check_function, check_part, kind_of
 from hgms_core.components import component
-from hgms_core.composition import Composition, overlay
+from hgms_core.composition import Composition
 from hgms_core.data import ROLES, Batch, Data, roles
-from hgms_core.errors import (
-    CheckpointError,
-    ConfigError,
-    DataError,
-    ErrorGroup,
-    HgmsError,
-    MissingExtra,
-    NumericalError,
-    OutOfMemory,
-    Place,
-    PluginError,
-    closest,
-    dotted,
-    one_of,
-    raise_all,
-    unknown_name,
-)
+from hgms_core.errors import ConfigError, HgmsError, NumericalError
 from hgms_core.hookspecs import PLUGIN_API, RunInfo, hookimpl
 from hgms_core.hypergrad import (
     Bound,
     Linearization,
     Strategy,
-    check_dense,
     cross_product,
     curvature,
-    difference_step,
     implicit,
-    lacks_gradient,
-    twice_differentiable_attention,
     upper_gradients,
 )
 from hgms_core.linear import CallableSolver, Inexact, LinearSystem, as_solver
@@ -69,19 +48,7 @@ from hgms_core.records import (
 )
 from hgms_core.seeding import Key
 from hgms_core.stacking import Group, Mode, gradient, groups, values
-from hgms_core.trees import (
-    Ravel,
-    Tree,
-    check_alike,
-    clone,
-    detach,
-    norm,
-    repeat,
-    require_grad,
-    slopes,
-    stack,
-    summary,
-)
+from hgms_core.trees import Ravel, Tree, clone, detach, norm, repeat, slopes, stack
 
 __version__ = "0.9.0.dev0"
 
@@ -94,13 +61,10 @@ __all__ = [
     "CallableSolver",
     "CandidateGenerator",
     "Candidates",
-    "CheckpointError",
     "Composition",
     "ConfigError",
     "Cost",
     "Data",
-    "DataError",
-    "ErrorGroup",
     "Estimate",
     "Group",
     "HgmsError",
@@ -114,15 +78,11 @@ __all__ = [
     "Loss",
     "MatVec",
     "Method",
-    "MissingExtra",
     "Mode",
     "NumericalError",
-    "OutOfMemory",
     "Outcome",
     "OuterOptimizer",
     "Pipeline",
-    "Place",
-    "PluginError",
     "Problem",
     "Ravel",
     "Record",
@@ -136,39 +96,21 @@ __all__ = [
     "Strategy",
     "Task",
     "Tree",
-    "accepts",
-    "arguments_named",
     "as_solver",
-    "check_alike",
-    "check_dense",
-    "check_function",
-    "check_part",
     "clone",
-    "closest",
     "component",
     "cross_product",
     "curvature",
     "detach",
-    "difference_step",
-    "dotted",
     "gradient",
     "groups",
     "hookimpl",
     "implicit",
-    "kind_of",
-    "lacks_gradient",
     "norm",
-    "one_of",
-    "overlay",
-    "raise_all",
     "repeat",
-    "require_grad",
     "roles",
     "slopes",
     "stack",
-    "summary",
-    "twice_differentiable_attention",
-    "unknown_name",
     "upper_gradients",
     "values",
 ]

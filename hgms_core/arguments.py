@@ -11,6 +11,8 @@ from typing import Any, TypeVar, cast
 
 from hgms_core.errors import ConfigError, raise_all, unknown_name
 
+__all__ = ["accepts", "arguments_named", "check_function", "check_part", "kind_of"]
+
 Target = TypeVar("Target", bound=Callable[..., Any])
 
 

@@ -14,6 +14,24 @@ from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from typing import Any, NoReturn, Self
 
+__all__ = [
+    "CheckpointError",
+    "ConfigError",
+    "DataError",
+    "ErrorGroup",
+    "HgmsError",
+    "MissingExtra",
+    "NumericalError",
+    "OutOfMemory",
+    "Place",
+    "PluginError",
+    "closest",
+    "dotted",
+    "one_of",
+    "raise_all",
+    "unknown_name",
+]
+
 Place = tuple[str | int, ...]
 """The path to a value, outermost first: ``("generator", "diversity", 0, "std")``."""
 

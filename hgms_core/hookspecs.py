@@ -164,7 +164,7 @@ def hgms_ready(settings: Mapping[str, Any]) -> None:
 
     >>> @hookimpl
     ... def hgms_ready():
-    ...     from hgms_core import MissingExtra
+    ...     from hgms_core.errors import MissingExtra
     ...
     ...     try:
     ...         import attrs  # the client of your tracker

@@ -9,7 +9,8 @@ import attrs
 import pytest
 from support.fakes import Site
 
-from hgms_core import Composition, overlay
+from hgms_core import Composition
+from hgms_core.composition import overlay
 from hgms_core.registry import KINDS, Registry, faults_of
 
 SOLVER = KINDS["solver"]

@@ -84,7 +84,7 @@ def test_strict_is_on_or_off(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 OWN = """
-from hgms_core import MissingExtra
+from hgms_core.errors import MissingExtra
 raise MissingExtra("missing-package", "x requires fast", install="pip install 'hgms[fast]'")
 """
 
@@ -133,7 +133,8 @@ ERRORS = "[ConfigError('a', 'first'), ConfigError('b', 'second', place=('x',))]"
 def test_a_file_without_usable_hooks_is_an_error_that_says_why(
     site: Site, body: str, code: str, place: tuple[str, ...]
 ) -> None:
-    file = site.module("odd", f"from hgms_core import ConfigError, hookimpl, raise_all\n{body}\n")
+    header = "from hgms_core import ConfigError, hookimpl\nfrom hgms_core.errors import raise_all\n"
+    file = site.module("odd", f"{header}{body}\n")
     with rejects(code, *place, of=PluginError) as caught:
         Host.load([file])
     assert caught.value.did_you_mean == ((TASKS,) if code == "unknown-hook" else ())

@@ -6,7 +6,7 @@ import ast
 import inspect
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 
@@ -19,7 +19,7 @@ import hgms.results
 import hgms.runs
 import hgms.testing
 import hgms_core
-from hgms_core import hookspecs, protocols, validators
+from hgms_core import arguments, errors, hookspecs, protocols, torch_errors, validators
 from hgms_core.registry import KINDS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,6 +27,8 @@ PUBLIC = {
     module.__name__: module
     for module in (
         hgms_core,
+        arguments,
+        errors,
         validators,
         hgms.adapters,
         hgms.comparison,
@@ -123,10 +125,33 @@ FILES = sorted(
         *(ROOT / "docs").rglob("*.md"),
     ]
 )
-PROGRAMS = ("annotations", "components", "errors", "host", "registry", "sandbox.watched")
+PROGRAMS = (
+    "annotations",
+    "components",
+    "composition",
+    "errors",
+    "host",
+    "registry",
+    "sandbox.watched",
+)
 FOR_PROGRAMS = {f"hgms_core.{name}" for name in PROGRAMS}
 """What programs may use in addition to the public names."""
 PARTS = {"generators", "hypergradients", "methods", "outer", "selectors", "solvers", "tasks"}
+
+
+SHARED: dict[str, Collection[str]] = {
+    "hgms_core": {*hgms_core.__all__, "__version__", ""},
+    **{module.__name__: module.__all__ for module in (arguments, errors, validators)},
+    "hgms_core.hypergrad": (
+        "check_dense",
+        "difference_step",
+        "lacks_gradient",
+        "twice_differentiable_attention",
+    ),
+    "hgms_core.trees": ("check_alike", "require_grad", "summary"),
+    "hgms_core.torch_errors": vars(torch_errors),
+}
+"""What all plugins may use, by module."""
 
 
 def private_names(path: Path) -> list[str]:
@@ -135,10 +160,7 @@ def private_names(path: Path) -> list[str]:
     return [
         f"{path.relative_to(ROOT)}: {module}.{name}"
         for module, name in imports_of(path)
-        if module != "hgms_core.torch_errors"
-        and not {module, f"{module}.{name}"} & programs
-        and (module != validators.__name__ or name not in validators.__all__)
-        and (module != "hgms_core" or name not in {*hgms_core.__all__, "__version__", ""})
+        if not {module, f"{module}.{name}"} & programs and name not in SHARED.get(module, ())
     ]
 
 

@@ -49,6 +49,9 @@ MIX = [["exchange", "surface"], ["stages"], ["contrib"], ["evaluation", "methods
 FAMILIES = ("hgms.generators", "hgms.methods", "hgms.tasks", "hgms_mix.methods")
 """Packages whose folders are families of components."""
 
+SHARED = ("arguments", "components", "errors", "hypergrad", "torch_errors", "trees", "validators")
+"""Modules of the core with names for plugins."""
+
 CORE = [
     "registry",
     "host",
@@ -145,13 +148,9 @@ def contracts() -> Iterator[dict[str, Any]]:
         allow_indirect_imports=True,
         ignore_imports=[
             *(f"{name} -> hgms_core.{file}" for name in hosts for file in ("host", "registry")),
-            *(
-                f"{name}.** -> hgms_core.{file}"
-                for name in ("hgms", "hgms_mix")
-                for file in ("torch_errors", "validators", "components")
-            ),
+            *(f"{name}.** -> hgms_core.{file}" for name in ("hgms", "hgms_mix") for file in SHARED),
             "hgms.config.** -> hgms_core.annotations",
-            "hgms.** -> hgms_core.errors",
+            "hgms.config.** -> hgms_core.composition",
         ],
         unmatched_ignore_imports_alerting="none",
     )

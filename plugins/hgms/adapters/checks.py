@@ -29,15 +29,12 @@ from hgms_core import (
     Record,
     State,
     Tree,
-    check_alike,
-    check_dense,
     clone,
-    closest,
     detach,
-    kind_of,
-    lacks_gradient,
-    require_grad,
 )
+from hgms_core.arguments import kind_of
+from hgms_core.errors import closest
+from hgms_core.hypergrad import check_dense, lacks_gradient
 from hgms_core.torch_errors import (
     NOT_REPEATABLE,
     RANDOM,
@@ -48,6 +45,7 @@ from hgms_core.torch_errors import (
     is_unpacked_dictionary,
     out_of_memory,
 )
+from hgms_core.trees import check_alike, require_grad
 
 LOG = logging.getLogger("hgms")
 

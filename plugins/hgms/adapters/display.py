@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hgms.adapters.shapes import Nested, Shape
-from hgms_core import summary
+from hgms_core.trees import summary
 
 Rows = Iterator[tuple[str, str]]
 

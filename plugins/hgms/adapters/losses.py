@@ -27,12 +27,11 @@ from hgms_core import (
     Rows,
     Sources,
     Strategy,
-    arguments_named,
-    check_function,
     implicit,
     norm,
-    unknown_name,
 )
+from hgms_core.arguments import arguments_named, check_function
+from hgms_core.errors import unknown_name
 from hgms_core.torch_errors import differences_named
 
 NO_ROWS = Data()

@@ -19,7 +19,9 @@ from torch.utils.data import (
     default_collate,
 )
 
-from hgms_core import ROLES, ConfigError, Data, kind_of, one_of
+from hgms_core import ROLES, ConfigError, Data
+from hgms_core.arguments import kind_of
+from hgms_core.errors import one_of
 from hgms_core.torch_errors import first_line
 
 

@@ -35,7 +35,8 @@ from hgms.runs import (
     replace_file,
     run_config,
 )
-from hgms_core import CheckpointError, ErrorGroup, HgmsError, OutOfMemory
+from hgms_core import HgmsError
+from hgms_core.errors import CheckpointError, ErrorGroup, OutOfMemory
 from hgms_core.registry import Registry
 
 PATIENCE = 0.5

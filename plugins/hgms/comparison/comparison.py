@@ -26,7 +26,8 @@ from hgms.results import (
     table,
 )
 from hgms.runs import OwnProblem, RunResult, frame, reporter, run_config
-from hgms_core import CheckpointError, ConfigError, HgmsError, one_of, unknown_name
+from hgms_core import ConfigError, HgmsError
+from hgms_core.errors import CheckpointError, one_of, unknown_name
 
 if TYPE_CHECKING:
     import pandas

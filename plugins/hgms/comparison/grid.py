@@ -20,8 +20,9 @@ from hgms.config.convert import structured
 from hgms.config.invalid import init_fields
 from hgms.config.tables import laid_over, put
 from hgms.runs import OwnProblem, RunConfig, RunFolder, RunSettings
-from hgms_core import CheckpointError, ConfigError, HgmsError, Method, Place, unknown_name
+from hgms_core import ConfigError, HgmsError, Method
 from hgms_core.components import evolve
+from hgms_core.errors import CheckpointError, Place, unknown_name
 from hgms_core.registry import Registry
 from hgms_core.validators import at_least, at_most
 

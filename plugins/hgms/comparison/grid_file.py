@@ -71,7 +71,8 @@ from hgms.runs import (
     tables_of_others,
     wanted_traits,
 )
-from hgms_core import ConfigError, HgmsError, Method, Place, Task, raise_all, unknown_name
+from hgms_core import ConfigError, HgmsError, Method, Task
+from hgms_core.errors import Place, raise_all, unknown_name
 from hgms_core.registry import Registry
 
 RESERVED = {

@@ -14,7 +14,8 @@ from attrs import frozen
 
 from hgms.config.tables import parse_json
 from hgms.runs import ROWS, RunFolder, is_marker, leased, opened, read_file, replace_file
-from hgms_core import CheckpointError, ConfigError, raise_all
+from hgms_core import ConfigError
+from hgms_core.errors import CheckpointError, raise_all
 
 REMEDY = "remove the wrong folder, or omit its source"
 ASIDE = ".merged-"

@@ -13,7 +13,8 @@ import torch
 from attrs import define, field
 
 from hgms.comparison.space import Choices, Dimension, Space
-from hgms_core import Key, MissingExtra
+from hgms_core import Key
+from hgms_core.errors import MissingExtra
 
 Values = dict[str, Any]
 

@@ -23,7 +23,8 @@ from typing import Any
 
 from hgms.comparison.grid import NO_FILE, copied, root_of
 from hgms.config.tables import laid_over
-from hgms_core import ConfigError, Place, unknown_name
+from hgms_core import ConfigError
+from hgms_core.errors import Place, unknown_name
 
 ALL = "*"
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from attrs import frozen
 
-from hgms_core import ConfigError, unknown_name
+from hgms_core import ConfigError
+from hgms_core.errors import unknown_name
 
 
 @frozen

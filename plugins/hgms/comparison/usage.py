@@ -26,7 +26,8 @@ from hgms.runs import (
     read_file,
     replace_file,
 )
-from hgms_core import CheckpointError, ConfigError
+from hgms_core import ConfigError
+from hgms_core.errors import CheckpointError
 
 
 @define

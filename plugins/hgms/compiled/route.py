@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import torch
 
-from hgms_core import one_of
+from hgms_core.errors import one_of
 
 Route = Literal["exact", "fast"]
 ROUTES: tuple[Route, ...] = ("exact", "fast")

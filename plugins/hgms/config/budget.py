@@ -9,7 +9,8 @@ from typing import Any
 import attrs
 from attrs import field, frozen
 
-from hgms_core import ConfigError, closest, unknown_name
+from hgms_core import ConfigError
+from hgms_core.errors import closest, unknown_name
 
 _UNITS = {
     "s": ("seconds", 1),

@@ -8,8 +8,8 @@ import typing
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
-from hgms_core import arguments_named
 from hgms_core.annotations import Read, reader
+from hgms_core.arguments import arguments_named
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")

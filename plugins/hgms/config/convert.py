@@ -2,7 +2,7 @@
 
 A TOML table is converted to the object that the types of its fields describe. Values are not
 converted to other types. Every value is checked against the type and the validator of its field.
-All errors are reported together, each with its place (:class:`hgms_core.ErrorGroup`).
+All errors are reported together, each with its place (:class:`hgms_core.errors.ErrorGroup`).
 
 If the type of a field is a protocol, the registry is searched for the ``name`` in its table.
 :mod:`hgms.config.as_table` is the inverse conversion.
@@ -36,8 +36,9 @@ from hgms.config.invalid import (
     type_hints,
 )
 from hgms.config.tables import Short, readings, show
-from hgms_core import Composition, ConfigError, HgmsError, Pipeline, raise_all, unknown_name
+from hgms_core import Composition, ConfigError, HgmsError, Pipeline
 from hgms_core.components import as_error, complaint
+from hgms_core.errors import raise_all, unknown_name
 from hgms_core.registry import Registry, inside, layers_of
 
 

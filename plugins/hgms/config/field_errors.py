@@ -6,7 +6,8 @@ import typing
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
-from hgms_core import ConfigError, HgmsError, raise_all, unknown_name
+from hgms_core import ConfigError, HgmsError
+from hgms_core.errors import raise_all, unknown_name
 
 Reader = Callable[[Any], Any]
 """A function from the value in a file to the value of a field."""

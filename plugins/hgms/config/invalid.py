@@ -15,7 +15,8 @@ import attrs
 
 from hgms.config.budget import Budget
 from hgms.config.tables import show
-from hgms_core import ConfigError, unknown_name
+from hgms_core import ConfigError
+from hgms_core.errors import unknown_name
 from hgms_core.registry import KINDS, Kind, Registry, faults_of, method_faults
 
 PROTOCOLS: dict[Any, Kind] = {kind.protocol: kind for kind in KINDS.values()}

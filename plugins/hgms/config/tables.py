@@ -13,7 +13,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hgms_core import CheckpointError, ConfigError, overlay
+from hgms_core import ConfigError
+from hgms_core.composition import overlay
+from hgms_core.errors import CheckpointError
 
 DEPTH = 64
 """Maximum number of levels of tables and lists in a file."""
@@ -303,7 +305,7 @@ def put(table: dict[str, Any], path: Sequence[str], value: Any) -> None:
 
 
 def laid_over(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge tables like :func:`hgms_core.overlay`, with support for strings.
+    """Merge tables like :func:`hgms_core.composition.overlay`, with support for strings.
 
     A string over which a table is merged keeps its meaning (:class:`Short`).
     """

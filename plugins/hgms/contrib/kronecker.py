@@ -14,7 +14,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from hgms.gauss_newton import composite
-from hgms_core import Batch, ConfigError, Key, Loss, MissingExtra, Ravel, Tree
+from hgms_core import Batch, ConfigError, Key, Loss, Ravel, Tree
+from hgms_core.errors import MissingExtra
 
 WANTED_BY = 'solver "kfac"'
 

@@ -11,7 +11,8 @@ from attrs import field
 from torch import Tensor
 
 from hgms.solvers.rounds import Correction, in_rounds
-from hgms_core import LinearSystem, MatVec, MissingExtra, Outcome, Solution, component, hookimpl
+from hgms_core import LinearSystem, MatVec, Outcome, Solution, component, hookimpl
+from hgms_core.errors import MissingExtra
 from hgms_core.validators import at_least, not_negative, positive
 
 TINY = 1e-30

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import field, frozen
 
-from hgms_core import MissingExtra
+from hgms_core.errors import MissingExtra
 
 if TYPE_CHECKING:
     import pandas

@@ -10,7 +10,8 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from hgms.gauss_newton.criterion import composite
 from hgms.gauss_newton.product import Product, second_derivative
-from hgms_core import Batch, Loss, Ravel, Tree, detach, difference_step
+from hgms_core import Batch, Loss, Ravel, Tree, detach
+from hgms_core.hypergrad import difference_step
 
 
 def by_difference(
@@ -24,7 +25,7 @@ def by_difference(
     For networks without forward mode (fused attention, quantised weights, a base in parts): of the
     network only values and slopes are asked for. The criterion is differentiated twice, exactly.
     ``precision`` is the type that the outputs are computed in, where that is coarser than x's
-    (:func:`hgms_core.difference_step`).
+    (:func:`hgms_core.hypergrad.difference_step`).
 
     Errors: as :func:`gauss_newton`. Cost: the outputs three times, and one backward pass through
         them.

@@ -19,8 +19,8 @@ from hgms_core import (
     Strategy,
     Tree,
     detach,
-    twice_differentiable_attention,
 )
+from hgms_core.hypergrad import twice_differentiable_attention
 
 Level = Callable[[Tree, Tree], Tensor]
 """A loss with its batch already bound."""

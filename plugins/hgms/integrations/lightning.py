@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 from hgms.integrations.outer_steps import OuterSteps, ensure_one_process, logged
-from hgms_core import MissingExtra
+from hgms_core.errors import MissingExtra
 
 
 class Hooks:

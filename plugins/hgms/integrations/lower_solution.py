@@ -15,7 +15,9 @@ from hgms.adapters import Nested, Shape, check_floating, pure
 from hgms.config import checked
 from hgms.integrations.autograd_nodes import Minimiser
 from hgms.integrations.level import Level
-from hgms_core import Solution, Strategy, Tree, as_solver, check_function, detach, one_of
+from hgms_core import Solution, Strategy, Tree, as_solver, detach
+from hgms_core.arguments import check_function
+from hgms_core.errors import one_of
 
 Lower = TypeVar("Lower")
 

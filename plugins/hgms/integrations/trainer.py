@@ -10,7 +10,8 @@ from typing import Any
 
 from hgms.integrations.outer_steps import OuterSteps, ensure_one_process, logged
 from hgms.runs import load_state, save_state
-from hgms_core import CheckpointError, ConfigError, MissingExtra
+from hgms_core import ConfigError
+from hgms_core.errors import CheckpointError, MissingExtra
 
 FILE = "hypergradient.safetensors"
 

@@ -18,8 +18,8 @@ from hgms_core import (
     Tree,
     component,
     hookimpl,
-    unknown_name,
 )
+from hgms_core.errors import unknown_name
 
 
 @final

@@ -13,7 +13,8 @@ from torch import Tensor
 from hgms.optim import Schedule as TorchSchedule
 from hgms.optim import Timetable
 from hgms.outer.shape import Schedule
-from hgms_core import ConfigError, State, Tree, component, hookimpl, unknown_name
+from hgms_core import ConfigError, State, Tree, component, hookimpl
+from hgms_core.errors import unknown_name
 from hgms_core.torch_errors import first_line, out_of_memory
 
 Setting = bool | int | float | str | tuple[float, ...] | None

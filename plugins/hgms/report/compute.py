@@ -30,7 +30,8 @@ from hgms.results import (
     table,
 )
 from hgms.runs import UNCOMPARED, Execution
-from hgms_core import CheckpointError, ConfigError, unknown_name
+from hgms_core import ConfigError
+from hgms_core.errors import CheckpointError, unknown_name
 
 _MIXTURE = 150  # points of a small picture
 _CURVES = 250_000  # points of all curves of a page together; with very many curves each gets fewer

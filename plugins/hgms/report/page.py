@@ -12,7 +12,8 @@ from hgms.report.figures import Style, figures, source_colours, styles
 from hgms.report.study import Section, Study
 from hgms.results import DARK, DASHES, LIGHT, STYLE, StoredRun
 from hgms.runs import read_file
-from hgms_core import MissingExtra, __version__
+from hgms_core import __version__
+from hgms_core.errors import MissingExtra
 
 _DASH_ARRAYS = dict(zip(DASHES, ("none", "7 4", "2 3", "7 3 2 3", "11 4"), strict=True))
 

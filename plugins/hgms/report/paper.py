@@ -13,7 +13,8 @@ from hgms.report.formats import whole
 from hgms.report.study import Study
 from hgms.report.tables import heading
 from hgms.results import DASHES, LIGHT
-from hgms_core import ConfigError, MissingExtra
+from hgms_core import ConfigError
+from hgms_core.errors import MissingExtra
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

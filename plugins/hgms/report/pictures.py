@@ -16,7 +16,8 @@ from hgms.report.paper import COLUMNS, bare, curve_panels, draw_band, new_figure
 from hgms.report.study import Study
 from hgms.report.tables import heading
 from hgms.results import LIGHT, Forest, Interval, Look, is_share, looks
-from hgms_core import ConfigError, MissingExtra, one_of
+from hgms_core import ConfigError
+from hgms_core.errors import MissingExtra, one_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

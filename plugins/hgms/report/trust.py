@@ -18,7 +18,7 @@ from hgms.report.figures import AXES, Style, numbers, traces
 from hgms.report.study import Entry, Section
 from hgms.report.tables import Cell, Table, amount, text
 from hgms.runs import RunFolder
-from hgms_core import CheckpointError
+from hgms_core.errors import CheckpointError
 from hgms_core.torch_errors import first_line
 
 Rows = list[dict[str, Any]]

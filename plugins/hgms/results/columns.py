@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from hgms.runs import ROWS, is_stamped, opened, read_file
-from hgms_core import CheckpointError
+from hgms_core.errors import CheckpointError
 
 
 def read_columns(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:

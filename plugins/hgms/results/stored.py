@@ -23,7 +23,8 @@ from hgms.config import Budget
 from hgms.config.tables import difference, flatten
 from hgms.results.columns import last_seconds, read_columns
 from hgms.runs import ROWS, Execution, RunFolder, is_stamped, opened, read_file
-from hgms_core import CheckpointError, ConfigError, HgmsError
+from hgms_core import ConfigError, HgmsError
+from hgms_core.errors import CheckpointError
 
 
 @frozen(eq=False, kw_only=True)

@@ -16,7 +16,8 @@ from typing import Any
 
 import attrs
 
-from hgms_core import ConfigError, HgmsError, NumericalError, OutOfMemory, Record
+from hgms_core import ConfigError, HgmsError, NumericalError, Record
+from hgms_core.errors import OutOfMemory
 from hgms_core.registry import inside
 from hgms_core.torch_errors import (
     first_line,

@@ -26,7 +26,8 @@ from hgms.runs import describe as descriptions
 from hgms.runs.command_line import load
 from hgms.runs.launch import run_config
 from hgms.runs.progress import Progress
-from hgms_core import ConfigError, unknown_name
+from hgms_core import ConfigError
+from hgms_core.errors import unknown_name
 from hgms_core.registry import Component, Registry
 
 

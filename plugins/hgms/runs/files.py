@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from hgms.config.json_values import finite
-from hgms_core import CheckpointError
+from hgms_core.errors import CheckpointError
 from hgms_core.torch_errors import first_line
 
 SMALL = 2 * 2**20

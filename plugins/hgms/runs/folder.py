@@ -42,8 +42,9 @@ from hgms.runs.checkpoint import pack, unpack
 from hgms.runs.config import UNCOMPARED
 from hgms.runs.files import damaged
 from hgms.runs.lease import LEASE, Lease, leased
-from hgms_core import CheckpointError, ConfigError, State
+from hgms_core import ConfigError, State
 from hgms_core.components import read_by_annotation, reports_errors
+from hgms_core.errors import CheckpointError
 
 TIES = ("checksum", "key", "steps_sha256")
 """Entries of ``summary.json`` that tie it to itself, to the configuration and to the rows."""

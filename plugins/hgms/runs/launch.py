@@ -31,7 +31,8 @@ from hgms.runs.result import RunResult, summarise
 from hgms.runs.signals import nothing_saved
 from hgms.runs.traits import ensure_fits
 from hgms.runs.watchers import Watcher
-from hgms_core import CheckpointError, ConfigError, HgmsError, Method, Problem, RunInfo
+from hgms_core import ConfigError, HgmsError, Method, Problem, RunInfo
+from hgms_core.errors import CheckpointError
 from hgms_core.host import LOG, Host
 from hgms_core.registry import Registry
 

@@ -16,7 +16,7 @@ from attrs import define, field
 from filelock import SoftFileLease, Timeout
 
 from hgms.runs import files
-from hgms_core import CheckpointError
+from hgms_core.errors import CheckpointError
 
 LEASE = ".lease"
 """The file in a run's folder that says who has it. Other leases in it have names that end so."""

@@ -36,7 +36,6 @@ from hgms.runs.result import RunResult, judged, summarise
 from hgms.runs.signals import Interrupted, Interrupts, counted_suspensions, nothing_saved
 from hgms.runs.watchers import StopRun, Watcher, watchers
 from hgms_core import (
-    CheckpointError,
     ConfigError,
     HgmsError,
     Key,
@@ -50,8 +49,8 @@ from hgms_core import (
     Task,
     Tree,
     norm,
-    raise_all,
 )
+from hgms_core.errors import CheckpointError, raise_all
 from hgms_core.host import LOG, Host
 from hgms_core.torch_errors import out_of_memory
 

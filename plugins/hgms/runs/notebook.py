@@ -14,7 +14,8 @@ import tomlkit
 from hgms.config.as_table import plain
 from hgms.runs.folder import RunFolder
 from hgms.runs.own_problem import higher_is_better
-from hgms_core import MissingExtra, PluginError, RunInfo
+from hgms_core import RunInfo
+from hgms_core.errors import MissingExtra, PluginError
 
 if TYPE_CHECKING:
     import pandas

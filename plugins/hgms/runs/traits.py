@@ -13,7 +13,8 @@ from typing import Any
 
 import attrs
 
-from hgms_core import ConfigError, closest
+from hgms_core import ConfigError
+from hgms_core.errors import closest
 
 TRAITS: Mapping[str, str] = {
     "smooth-lower": "a lower loss that is twice differentiable in x (almost everywhere is enough)",

@@ -15,8 +15,10 @@ from typing import Any, final
 from attrs import field, frozen
 
 from hgms.runs.own_problem import higher_is_better
-from hgms_core import ConfigError, MissingExtra, Record, RunInfo, check_function, unknown_name
+from hgms_core import ConfigError, Record, RunInfo
+from hgms_core.arguments import check_function
 from hgms_core.components import read_by_annotation, reports_errors
+from hgms_core.errors import MissingExtra, unknown_name
 from hgms_core.validators import not_negative, whole
 
 Watcher = Callable[[RunInfo, Record, float], Any]

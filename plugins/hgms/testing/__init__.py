@@ -47,7 +47,8 @@ from hgms.testing import (
 from hgms.testing.instances import failures_of, instance_of, kind_of
 from hgms.testing.kit import Check, CheckFailed, inputs_on
 from hgms.testing.simulated import Counts, counted, no_waiting, simulated_device
-from hgms_core import ConfigError, MissingExtra, hookimpl, unknown_name
+from hgms_core import ConfigError, hookimpl
+from hgms_core.errors import MissingExtra, unknown_name
 from hgms_core.registry import KINDS, Kind, Registry
 
 OF_KIND: Mapping[str, Any] = {

@@ -18,7 +18,8 @@ from hgms.runs import unannounced
 from hgms.testing import Check, checks_of, checks_of_kind, failures_of, instance_of, verdict
 from hgms.testing import kind_of as kind_of
 from hgms.testing.every_kind import class_checks
-from hgms_core import Composition, ConfigError, PluginError, closest
+from hgms_core import Composition, ConfigError
+from hgms_core.errors import PluginError, closest
 from hgms_core.host import Host, describe, import_plugin, watched
 from hgms_core.registry import KINDS, NAME, Kind, Registry, faults_of, inside
 

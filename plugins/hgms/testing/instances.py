@@ -13,7 +13,8 @@ import attrs
 from hgms.config.convert import converter_for
 from hgms.config.invalid import PROTOCOLS, kinds_of, nearness, type_hints
 from hgms.testing.kit import Check
-from hgms_core import Composition, ConfigError, HgmsError, PluginError, closest, unknown_name
+from hgms_core import Composition, ConfigError, HgmsError
+from hgms_core.errors import PluginError, closest, unknown_name
 from hgms_core.registry import KINDS, Kind, Registry, faults_of, inside
 from hgms_core.torch_errors import first_line
 

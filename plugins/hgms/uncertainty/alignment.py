@@ -8,7 +8,8 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from hgms_core import Batch, ConfigError, Data, Key, Loss, Place, Problem, Sources, Tree
+from hgms_core import Batch, ConfigError, Data, Key, Loss, Problem, Sources, Tree
+from hgms_core.errors import Place
 
 FEWEST = 4
 """Blocks below which their spread is a guess."""

@@ -13,7 +13,7 @@ from typing import Literal
 
 from attrs import frozen
 
-from hgms_core import DataError, Place
+from hgms_core.errors import DataError, Place
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\b\s*")
 _CONNECTED = re.compile(r"[\s$]*(?:[,;]|(?:[,;][\s$]*)?(?:and\b|\\text\{\s*and\s*\}))[\s$]*")

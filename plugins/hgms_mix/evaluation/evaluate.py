@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, final
 import attrs
 from attrs import field, frozen
 
-from hgms_core import CheckpointError, ConfigError, unknown_name
+from hgms_core import ConfigError
+from hgms_core.errors import CheckpointError, unknown_name
 from hgms_core.validators import at_least, choice, optional
 from hgms_mix.evaluation import judge_calls as asking
 from hgms_mix.evaluation import questions, records, scores

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from attrs import frozen
 
-from hgms_core import ConfigError, HgmsError, Place
+from hgms_core import ConfigError, HgmsError
+from hgms_core.errors import Place
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -22,7 +22,8 @@ import attrs
 from attrs import field
 
 from hgms.config import expand
-from hgms_core import ConfigError, DataError, HgmsError, MissingExtra, closest, component
+from hgms_core import ConfigError, HgmsError, component
+from hgms_core.errors import DataError, MissingExtra, closest
 from hgms_core.validators import at_least, not_empty, optional
 from hgms_mix.evaluation import questions, records, scores
 from hgms_mix.evaluation.generate import answering, fingerprint, own_stops, prompt_cap

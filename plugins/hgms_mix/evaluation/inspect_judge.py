@@ -13,7 +13,8 @@ from typing import Any, ClassVar, Final, final
 
 from attrs import field
 
-from hgms_core import ConfigError, HgmsError, MissingExtra, component
+from hgms_core import ConfigError, HgmsError, component
+from hgms_core.errors import MissingExtra
 from hgms_core.validators import at_least
 from hgms_mix.evaluation.judge import Request, rating
 

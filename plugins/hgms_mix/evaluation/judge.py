@@ -14,7 +14,8 @@ from urllib.parse import urlsplit
 
 from attrs import field, frozen
 
-from hgms_core import ConfigError, MissingExtra
+from hgms_core import ConfigError
+from hgms_core.errors import MissingExtra
 from hgms_core.torch_errors import first_line
 from hgms_core.validators import at_least, greater_than, not_empty, optional
 from hgms_mix.evaluation.questions import PROMPTS, REFERENCES, JudgePrompt, Question

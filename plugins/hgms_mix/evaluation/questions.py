@@ -13,7 +13,7 @@ from typing import Any, Literal
 from attrs import frozen
 
 from hgms.config import expand
-from hgms_core import DataError, Place
+from hgms_core.errors import DataError, Place
 from hgms_core.torch_errors import first_line
 from hgms_mix.evaluation.answers import gsm8k_gold, math_gold
 

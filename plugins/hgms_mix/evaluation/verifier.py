@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 from typing import IO, Literal, cast
 
-from hgms_core import MissingExtra
+from hgms_core.errors import MissingExtra
 
 Verdict = Literal["right", "wrong", "undecided"]
 

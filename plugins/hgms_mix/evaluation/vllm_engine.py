@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from hgms_core import ConfigError, MissingExtra, unknown_name
+from hgms_core import ConfigError
+from hgms_core.errors import MissingExtra, unknown_name
 from hgms_mix.evaluation.generate import Prompts, Reply
 
 if TYPE_CHECKING:

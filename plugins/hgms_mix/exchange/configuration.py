@@ -11,7 +11,8 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from hgms_core import ConfigError, Place
+from hgms_core import ConfigError
+from hgms_core.errors import Place
 from hgms_core.torch_errors import first_line
 from hgms_mix.exchange.trainer import yaml
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from hgms.config.tables import parse_json
 from hgms.runs import DiskError, read_file, replace_file
-from hgms_core import CheckpointError, ConfigError
+from hgms_core import ConfigError
+from hgms_core.errors import CheckpointError
 from hgms_mix.exchange.sample import Sampled
 from hgms_mix.exchange.trainer import UNNAMED, Trainer, differences, model_name
 from hgms_mix.exchange.with_axolotl import AXOLOTL

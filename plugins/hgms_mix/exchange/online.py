@@ -18,15 +18,8 @@ from torch.utils.data import Dataset, IterableDataset
 
 from hgms.integrations import moved, undisturbed
 from hgms.runs import load_state, save_state
-from hgms_core import (
-    CheckpointError,
-    ConfigError,
-    HgmsError,
-    Key,
-    MissingExtra,
-    OuterOptimizer,
-    State,
-)
+from hgms_core import ConfigError, HgmsError, Key, OuterOptimizer, State
+from hgms_core.errors import CheckpointError, MissingExtra
 from hgms_mix.exchange.plan import Epochs, Plan
 from hgms_mix.exchange.rules import Alignment, Loss, Losses, Rule
 from hgms_mix.exchange.trainer import normalised

@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from attrs import field, frozen
 
-from hgms_core import CheckpointError, ConfigError, DataError
+from hgms_core import ConfigError
+from hgms_core.errors import CheckpointError, DataError
 from hgms_mix.stages import Mix, Sampling, load, mix_path, read_rows
 
 Row = Mapping[str, Any]

@@ -13,7 +13,8 @@ from typing import Any, final
 from attrs import frozen
 
 from hgms.runs import replace_file
-from hgms_core import ConfigError, MissingExtra, Place
+from hgms_core import ConfigError
+from hgms_core.errors import MissingExtra, Place
 from hgms_mix.exchange.sample import Part, Sampled
 
 UNNAMED = "MODEL"

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hgms_core import ConfigError, Place
+from hgms_core import ConfigError
+from hgms_core.errors import Place
 from hgms_mix.exchange.configuration import (
     count_rows,
     expect,

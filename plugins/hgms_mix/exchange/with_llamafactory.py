@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from hgms.runs import replace_file
-from hgms_core import ConfigError, Place, unknown_name
+from hgms_core import ConfigError
+from hgms_core.errors import Place, unknown_name
 from hgms_mix.exchange.configuration import (
     count_rows,
     expect,

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from hgms_core import ConfigError, DataError
+from hgms_core import ConfigError
+from hgms_core.errors import DataError
 from hgms_mix.exchange.configuration import (
     is_tables,
     located,

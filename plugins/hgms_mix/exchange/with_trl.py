@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hgms_core import ConfigError, Place
+from hgms_core import ConfigError
+from hgms_core.errors import Place
 from hgms_mix.exchange.configuration import (
     count_rows,
     in_columns,

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, Protocol, cast
 from attrs import frozen
 
 from hgms.config import expand
-from hgms_core import DataError, MissingExtra, Place, closest
+from hgms_core.errors import DataError, MissingExtra, Place, closest
 from hgms_core.torch_errors import first_line
 from hgms_mix.lm.formats import RAW, BadRow, Row, detect
 

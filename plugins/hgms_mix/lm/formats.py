@@ -7,7 +7,7 @@ from typing import Any, Literal, final
 
 from attrs import frozen
 
-from hgms_core import closest
+from hgms_core.errors import closest
 
 Row = Mapping[str, Any]
 Role = Literal["system", "user", "assistant"]

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 
 import torch
 
-from hgms_core import DataError, Key
+from hgms_core import Key
+from hgms_core.errors import DataError
 from hgms_mix.lm.table import TokenTable
 
 

@@ -10,7 +10,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from hgms_core import ConfigError, MissingExtra, Place
+from hgms_core import ConfigError
+from hgms_core.errors import MissingExtra, Place
 from hgms_mix.lm.model_names import model_folder, named_models
 
 

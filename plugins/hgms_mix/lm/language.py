@@ -11,7 +11,8 @@ from attrs import Factory, define
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hgms_core import ConfigError, Key, Tree, twice_differentiable_attention
+from hgms_core import ConfigError, Key, Tree
+from hgms_core.hypergrad import twice_differentiable_attention
 from hgms_mix.lm.lora import Active, Adapters, Lora, checkpoint_layers, recomputed
 from hgms_mix.lm.passes import equal_parts, needed, passes, start_tokens
 from hgms_mix.lm.sharding import FIRST_ORDER, Sharded, once

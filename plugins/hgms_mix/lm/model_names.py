@@ -10,7 +10,8 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
 from hgms.config import expand
-from hgms_core import ConfigError, HgmsError, Place, dotted
+from hgms_core import ConfigError, HgmsError
+from hgms_core.errors import Place, dotted
 from hgms_core.torch_errors import first_line
 from hgms_mix.lm.store import warn
 

@@ -16,16 +16,8 @@ from attrs import field
 from torch import nn
 
 from hgms.config import expand, file_digest
-from hgms_core import (
-    ConfigError,
-    HgmsError,
-    Key,
-    MissingExtra,
-    OutOfMemory,
-    Place,
-    component,
-    unknown_name,
-)
+from hgms_core import ConfigError, HgmsError, Key, component
+from hgms_core.errors import MissingExtra, OutOfMemory, Place, unknown_name
 from hgms_core.torch_errors import out_of_memory
 from hgms_core.validators import choice, optional
 from hgms_mix.lm.files import as_written

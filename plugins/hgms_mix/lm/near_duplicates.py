@@ -7,7 +7,8 @@ from typing import Any, final
 
 from attrs import frozen
 
-from hgms_core import ConfigError, MissingExtra
+from hgms_core import ConfigError
+from hgms_core.errors import MissingExtra
 from hgms_mix.lm.sources import Example
 
 PERMUTATIONS = 128

@@ -25,7 +25,8 @@ import numpy as np
 import torch
 from attrs import define, field, frozen
 
-from hgms_core import DataError, HgmsError
+from hgms_core import HgmsError
+from hgms_core.errors import DataError
 from hgms_mix.lm.store import Leaf, load, write, writing
 
 ROWS = 8192

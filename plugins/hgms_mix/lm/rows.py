@@ -17,7 +17,7 @@ from attrs import frozen
 from torch import Tensor
 
 from hgms.config import expand
-from hgms_core import Place
+from hgms_core.errors import Place
 from hgms_mix.lm.files import Unread
 from hgms_mix.lm.formats import FORMATS, BadRow, Format
 from hgms_mix.lm.parts import in_parts, together

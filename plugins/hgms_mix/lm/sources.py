@@ -16,7 +16,8 @@ from attrs import field, validators
 from torch import Tensor
 
 from hgms.config import file_digest
-from hgms_core import ConfigError, DataError, Key, Place, component, unknown_name
+from hgms_core import ConfigError, Key, component
+from hgms_core.errors import DataError, Place, unknown_name
 from hgms_core.validators import at_least, not_empty, optional, whole_number
 from hgms_mix.lm.files import Raw, Unread, files_at, parsed, raw_rows, reading
 from hgms_mix.lm.formats import FORMATS, BadRow, Format, Message, Row, detect, read_row

@@ -22,7 +22,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from hgms_core import DataError
+from hgms_core.errors import DataError
 from hgms_core.torch_errors import first_line
 
 NAMES = {"int64": "I64", "int32": "I32", "bool": "BOOL"}

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, final
 
 from attrs import evolve, field, frozen
 
-from hgms_core import ConfigError, DataError, one_of
+from hgms_core import ConfigError
+from hgms_core.errors import DataError, one_of
 from hgms_core.torch_errors import first_line
 from hgms_core.validators import choice
 from hgms_mix.lm.formats import Message

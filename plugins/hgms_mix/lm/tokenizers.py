@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hgms.config import expand
-from hgms_core import ConfigError, DataError, Place
+from hgms_core import ConfigError
+from hgms_core.errors import DataError, Place
 from hgms_core.torch_errors import first_line
 from hgms_mix.lm.files import as_written
 from hgms_mix.lm.hub import located, own_code, transformers_quietly

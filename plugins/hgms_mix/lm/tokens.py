@@ -25,7 +25,8 @@ from attrs import frozen
 from torch import Tensor
 
 from hgms.config import expand
-from hgms_core import ConfigError, DataError, Key, Place, one_of
+from hgms_core import ConfigError, Key
+from hgms_core.errors import DataError, Place, one_of
 from hgms_mix.lm.formats import FORMATS, Message
 from hgms_mix.lm.parts import Part, in_parts, together
 from hgms_mix.lm.rows import Record, index_of, key_of, meter, numbered_example, records_at

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hgms.config.as_table import plain
 from hgms.config.tables import parse_json
 from hgms.runs import read_file, replace_file
-from hgms_core import CheckpointError
+from hgms_core.errors import CheckpointError
 from hgms_mix.stages.losses import RowLosses, row_losses
 from hgms_mix.stages.stage import digest
 

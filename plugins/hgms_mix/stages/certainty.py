@@ -19,7 +19,8 @@ from hgms.config.tables import parse_json
 from hgms.results import NULL_TEST, Interval
 from hgms.runs import RunFolder, read_file
 from hgms.uncertainty import Certainty, alignments, cost, in_words, over_rows, over_seeds
-from hgms_core import CheckpointError, ConfigError, Key, OutOfMemory, Sources
+from hgms_core import ConfigError, Key, Sources
+from hgms_core.errors import CheckpointError, OutOfMemory
 from hgms_core.torch_errors import out_of_memory
 from hgms_core.validators import at_least, not_empty
 from hgms_mix.stages.reweight import is_finished, weights_of

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from hgms.runs import Interrupts, appending, replace_file
-from hgms_core import CheckpointError, NumericalError
+from hgms_core import NumericalError
+from hgms_core.errors import CheckpointError
 from hgms_mix.stages.stage import file_digest
 
 SEAL = "sha256.json"

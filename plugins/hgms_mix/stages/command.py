@@ -14,7 +14,7 @@ import click
 
 from hgms.cli import json_option, plugin_option, print_json, track_option, trust_option
 from hgms.executors import Local, executor_options, stated_executor
-from hgms_core import PluginError, closest
+from hgms_core.errors import PluginError, closest
 from hgms_core.registry import Registry
 
 FILE = click.Path(path_type=Path)

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from hgms.config.as_table import plain
 from hgms.runs import environment, replace_file
-from hgms_core import ConfigError, DataError, RunInfo
+from hgms_core import ConfigError, RunInfo
+from hgms_core.errors import DataError
 from hgms_core.validators import at_least, choice, greater_than, not_negative, optional, positive
 from hgms_mix.lm import BaseModel, Lora
 from hgms_mix.stages.on_ranks import together

@@ -8,7 +8,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from hgms_core import OutOfMemory
+from hgms_core.errors import OutOfMemory
 from hgms_core.torch_errors import out_of_memory
 from hgms_mix.lm import is_in_parts
 from hgms_mix.stages.batches import IGNORED, collate

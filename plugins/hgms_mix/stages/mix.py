@@ -16,7 +16,7 @@ from attrs import define, field
 
 from hgms.distributed import Ranks, device_of
 from hgms.runs import Progress, RunFolder, View, counted, counting, device_called
-from hgms_core import MissingExtra
+from hgms_core.errors import MissingExtra
 from hgms_mix.stages.certainty import Certain
 from hgms_mix.stages.config import MixConfig
 from hgms_mix.stages.evaluate import Evaluation

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from hgms.comparison import measured
 from hgms.config.tables import parse_json
 from hgms.runs import RunFolder, read_file, run_config
-from hgms_core import CheckpointError, Problem
+from hgms_core import Problem
+from hgms_core.errors import CheckpointError
 from hgms_mix.stages.on_ranks import call_to_reweight
 from hgms_mix.stages.stage import Done, file_digest
 

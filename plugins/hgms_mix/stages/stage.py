@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from attrs import field, frozen
 
 from hgms.runs import replace_file
-from hgms_core import CheckpointError
+from hgms_core.errors import CheckpointError
 
 if TYPE_CHECKING:
     from hgms.distributed import Ranks

@@ -17,7 +17,7 @@ from hgms.cli import print_table
 from hgms.config.json_values import finite
 from hgms.distributed import RankLost
 from hgms.runs import LEASE, DiskError, Interrupted, Progress, RunFolder, View, leased, replace_file
-from hgms_core import CheckpointError, MissingExtra
+from hgms_core.errors import CheckpointError, MissingExtra
 from hgms_mix.stages import pictures, reweight
 from hgms_mix.stages.certainty import rows_of, spelled
 from hgms_mix.stages.config import MixConfig, comparable

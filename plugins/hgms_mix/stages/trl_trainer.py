@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 from attrs import field, validators
 from torch import Tensor
 
-from hgms_core import ConfigError, MissingExtra, closest, component
+from hgms_core import ConfigError, component
+from hgms_core.errors import MissingExtra, closest
 from hgms_mix.stages.batches import IGNORED
 from hgms_mix.stages.trainers import Job, by_length, on_one_device
 

@@ -11,7 +11,8 @@ import attrs
 import numpy as np
 from attrs import frozen
 
-from hgms_core import Key, MissingExtra
+from hgms_core import Key
+from hgms_core.errors import MissingExtra
 from hgms_mix.surface.noise import Noise, noise_of
 
 COMPONENTS = 24

@@ -10,7 +10,8 @@ import attrs
 import numpy as np
 from attrs import field
 
-from hgms_core import ConfigError, component, unknown_name
+from hgms_core import ConfigError, component
+from hgms_core.errors import unknown_name
 from hgms_core.validators import at_least, less_than, not_negative, optional
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from attrs import frozen
 
 from hgms.runs import replace_file
-from hgms_core import DataError
+from hgms_core.errors import DataError
 
 IDS = ("run", "run_id")
 OTHER = (*IDS, "name", "index")

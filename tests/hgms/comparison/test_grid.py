@@ -15,7 +15,8 @@ from hgms.comparison.grid import Grid
 from hgms.comparison.grid_file import load
 from hgms.comparison.space import Choices, Range, parse, points
 from hgms.config import Budget
-from hgms_core import ConfigError, ErrorGroup
+from hgms_core import ConfigError
+from hgms_core.errors import ErrorGroup
 
 pytestmark = pytest.mark.usefixtures("bowl")
 

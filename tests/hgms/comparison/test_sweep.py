@@ -18,7 +18,8 @@ from hgms.comparison.grid_file import load
 from hgms.comparison.sweep import plan
 from hgms.results import scan, scan_sweeps
 from hgms.runs import RunFolder
-from hgms_core import ConfigError, MissingExtra
+from hgms_core import ConfigError
+from hgms_core.errors import MissingExtra
 
 pytestmark = pytest.mark.usefixtures("bowl")
 

@@ -29,7 +29,8 @@ from hgms.executors import (
     tried_again,
     unpack_error,
 )
-from hgms_core import CheckpointError, ConfigError, ErrorGroup, MissingExtra
+from hgms_core import ConfigError
+from hgms_core.errors import CheckpointError, ErrorGroup, MissingExtra
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from hgms.integrations.trainer import HypergradientCallback
 from hgms.outer import Adam, Sgd
-from hgms_core import CheckpointError, ConfigError
+from hgms_core import ConfigError
+from hgms_core.errors import CheckpointError
 
 pytestmark = pytest.mark.extended
 AIM = torch.tensor([1.0, -2.0], dtype=F64)

@@ -16,7 +16,8 @@ from support.helpers import rejects
 from hgms.cli import main
 from hgms.comparison import compare
 from hgms.runs import RunConfig, RunResult, run_config
-from hgms_core import ConfigError, HgmsError, MissingExtra
+from hgms_core import ConfigError, HgmsError
+from hgms_core.errors import MissingExtra
 
 TOML = """
 seed = 0

@@ -16,7 +16,7 @@ from support.descent import descend, files, fill
 from support.helpers import assert_same, rejects
 
 from hgms.runs import DiskError, RunFolder, pack, unpack
-from hgms_core import CheckpointError
+from hgms_core.errors import CheckpointError
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from support.descent import STEPS, descend, files, fill, resumed, stopped
 from support.helpers import rejects, run_files
 
 from hgms.runs import RunFolder
-from hgms_core import CheckpointError
+from hgms_core.errors import CheckpointError
 
 Contents = dict[str, bytes]
 Change = Callable[[RunFolder], object]

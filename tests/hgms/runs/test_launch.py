@@ -19,7 +19,8 @@ from hgms.config import Budget
 from hgms.report import build
 from hgms.results import read_run, scan
 from hgms.runs import RunFolder, run
-from hgms_core import CheckpointError, ConfigError, Problem
+from hgms_core import ConfigError, Problem
+from hgms_core.errors import CheckpointError
 from hgms_core.host import Host
 
 HALF: Any = Follow(0.25)

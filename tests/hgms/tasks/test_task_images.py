@@ -19,7 +19,7 @@ from support.hub_tables import Hub, Rows
 import hgms_core
 from hgms.tasks.cleaning import HyperCleaning
 from hgms.tasks.images import load_images
-from hgms_core import DataError
+from hgms_core.errors import DataError
 
 IMAGES = "train-images-idx3-ubyte"
 LABELS = "train-labels-idx1-ubyte"

@@ -18,7 +18,8 @@ from support.hub_tables import Hub, Rows
 
 import hgms_core
 from hgms.tasks.regression import LogisticCv, RidgeCv, load_table
-from hgms_core import DataError, NumericalError, Problem, Tree
+from hgms_core import NumericalError, Problem, Tree
+from hgms_core.errors import DataError
 
 CPU = torch.device("cpu")
 

@@ -24,7 +24,7 @@ from hgms.testing import (
 from hgms.testing import every_kind as every
 from hgms.testing.check import check as hgms_check
 from hgms.testing.kit import Check, place, snapshot, tensors
-from hgms_core import MissingExtra, PluginError
+from hgms_core.errors import MissingExtra, PluginError
 
 MODULE = """
 import sys

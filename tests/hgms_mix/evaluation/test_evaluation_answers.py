@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from support.helpers import rejects
 
-from hgms_core import DataError
+from hgms_core.errors import DataError
 from hgms_mix.evaluation import Extracted, Verifier, boxed, extract
 from hgms_mix.evaluation import verifier as verifying
 from hgms_mix.evaluation.answers import gsm8k_gold, math_gold, numbers

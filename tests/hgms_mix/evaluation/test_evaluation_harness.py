@@ -14,7 +14,8 @@ from support.helpers import rejects
 from support.judged import read
 from support.source_files import lines
 
-from hgms_core import ConfigError, DataError
+from hgms_core import ConfigError
+from hgms_core.errors import DataError
 from hgms_mix.evaluation import Evaluate, LmEval, harness
 from hgms_mix.lm import BaseModel, Message, prompt_tokens, template_for
 

@@ -12,7 +12,8 @@ import pytest
 from support.helpers import rejects
 from support.judged import Act, Endpoint, evaluation_of, good, rated, records_of, stage, write_bench
 
-from hgms_core import CheckpointError, ConfigError
+from hgms_core import ConfigError
+from hgms_core.errors import CheckpointError
 from hgms_mix.evaluation import Judge, bootstrap, rating
 from hgms_mix.evaluation.judge import messages
 from hgms_mix.evaluation.questions import judge_prompts, load, place

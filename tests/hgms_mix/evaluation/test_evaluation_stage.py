@@ -15,7 +15,7 @@ from support.helpers import rejects
 from support.judged import read, sums, write_bench
 from support.source_files import lines
 
-from hgms_core import CheckpointError, DataError
+from hgms_core.errors import CheckpointError, DataError
 from hgms_mix.evaluation import Evaluate
 
 pytest.importorskip("transformers", reason="the extra hgms[llm] is not installed")

@@ -16,7 +16,8 @@ from support.helpers import rejects
 from torch import Tensor
 
 from hgms.outer import Adam, DualAveraging, Sgd
-from hgms_core import CheckpointError, Key
+from hgms_core import Key
+from hgms_core.errors import CheckpointError
 from hgms_mix.exchange.plan import Plan
 from hgms_mix.exchange.rules import Alignment
 

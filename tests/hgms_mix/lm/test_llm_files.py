@@ -14,7 +14,8 @@ from attrs import evolve
 from support.helpers import rejects
 from support.source_files import array, delimited, lines, parquet, source_of, words, zstandard
 
-from hgms_core import DataError, HgmsError
+from hgms_core import HgmsError
+from hgms_core.errors import DataError
 from hgms_mix.evaluation.questions import place
 from hgms_mix.lm import files
 from hgms_mix.lm.models import BaseModel

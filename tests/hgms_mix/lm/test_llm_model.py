@@ -21,7 +21,8 @@ from support.language_models import (
     spec,
 )
 
-from hgms_core import Key, Tree, stack, twice_differentiable_attention
+from hgms_core import Key, Tree, stack
+from hgms_core.hypergrad import twice_differentiable_attention
 from hgms_mix.lm import Lora
 from hgms_mix.lm.language import LanguageModel
 from hgms_mix.lm.lora import _down, _halves

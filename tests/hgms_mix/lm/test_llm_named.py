@@ -8,7 +8,8 @@ import pytest
 from support.fakes import Site
 from support.helpers import rejects
 
-from hgms_core import ConfigError, MissingExtra
+from hgms_core import ConfigError
+from hgms_core.errors import MissingExtra
 
 pytest.importorskip("transformers")
 
@@ -17,7 +18,7 @@ from hgms_mix.lm import BaseModel, model_folder
 PLACE = ("task", "model", "path")
 MODULE = """
 from pathlib import Path
-from hgms_core import MissingExtra
+from hgms_core.errors import MissingExtra
 def folder(): return Path({folder!r})
 def broken(): raise ValueError("no such tensor\\nsecond line")
 def missing(): raise MissingExtra("missing-package", "it needs more", install="pip install more")

@@ -17,7 +17,8 @@ from support.token_tables import rows_of, same
 import hgms_mix.lm.parts
 import hgms_mix.lm.store
 import hgms_mix.lm.tokens
-from hgms_core import DataError, Key
+from hgms_core import Key
+from hgms_core.errors import DataError
 from hgms_mix.lm import read_examples
 from hgms_mix.lm.rows import index_of
 from hgms_mix.lm.sources import Source

@@ -11,7 +11,7 @@ from attrs import evolve
 from support.helpers import rejects
 from support.source_files import source_of
 
-from hgms_core import DataError
+from hgms_core.errors import DataError
 from hgms_mix.lm.sources import Source, read, read_examples
 
 

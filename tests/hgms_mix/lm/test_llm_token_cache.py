@@ -14,7 +14,7 @@ from support.source_files import source_of
 from support.token_tables import same, table_of
 
 import hgms_mix.lm.tokens
-from hgms_core import DataError
+from hgms_core.errors import DataError
 from hgms_mix.lm.tokenizers import byte_tokenizer
 
 pytest.importorskip("transformers", reason="transformers is not installed")

@@ -13,7 +13,7 @@ from support.source_files import source_of
 from support.token_tables import rows_of, table_of
 
 import hgms_mix.lm.tokens
-from hgms_core import DataError
+from hgms_core.errors import DataError
 from hgms_mix.lm.table import TokenTable
 
 pytest.importorskip("transformers", reason="transformers is not installed")

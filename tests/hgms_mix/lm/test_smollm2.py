@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError
 from support.helpers import rejects
 
-from hgms_core import DataError, MissingExtra
+from hgms_core.errors import DataError, MissingExtra
 
 pytest.importorskip("transformers")
 

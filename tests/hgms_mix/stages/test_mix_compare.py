@@ -20,7 +20,8 @@ from support.small_mixes import fails, report_of, write_rows
 from hgms.executors import BUSY, Ending, Job, Local
 from hgms.executors import shared_work as together
 from hgms.runs import DiskError, Interrupted
-from hgms_core import ConfigError, DataError, OutOfMemory
+from hgms_core import ConfigError
+from hgms_core.errors import DataError, OutOfMemory
 from hgms_mix.stages.compare.mixes import Contest, carry_out
 from hgms_mix.stages.compare.outcome import Outcome
 from hgms_mix.stages.config import load

@@ -14,7 +14,7 @@ from support.finetuning import PowerCut, assert_ended_alike, cut_at, gpt, lora, 
 from support.helpers import rejects
 
 from hgms.runs import DiskError
-from hgms_core import CheckpointError
+from hgms_core.errors import CheckpointError
 from hgms_mix.stages.checkpoints import SEAL, newest_checkpoint
 from hgms_mix.stages.finetune import Finetune
 from hgms_mix.stages.training import train

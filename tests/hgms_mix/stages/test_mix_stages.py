@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.helpers import rejects
 
-from hgms_core import CheckpointError, ConfigError
+from hgms_core import ConfigError
+from hgms_core.errors import CheckpointError
 from hgms_mix.stages import plan
 from hgms_mix.stages.evaluate import difference, means
 from hgms_mix.stages.losses import RowLosses

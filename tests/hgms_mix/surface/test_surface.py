@@ -12,7 +12,8 @@ import pytest
 from support.helpers import rejects
 from support.small_mixes import fails, right
 
-from hgms_core import ConfigError, DataError, Key
+from hgms_core import ConfigError, Key
+from hgms_core.errors import DataError
 
 pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'hgms[sklearn]'")
 

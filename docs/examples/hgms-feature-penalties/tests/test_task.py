@@ -16,7 +16,8 @@ from sklearn.metrics import roc_auc_score
 
 from hgms.adapters import hypergradient
 from hgms.testing import parametrize_with_checks
-from hgms_core import ConfigError, Key, MissingExtra, Problem, Tree
+from hgms_core import ConfigError, Key, Problem, Tree
+from hgms_core.errors import MissingExtra
 
 CPU = torch.device("cpu")
 F64 = torch.float64

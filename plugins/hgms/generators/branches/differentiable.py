@@ -11,7 +11,8 @@ from torch import Tensor
 
 from hgms.generators.branches.rule import Rule
 from hgms.generators.branches.torch_rule import TorchRule
-from hgms_core import Loss, Tree, twice_differentiable_attention
+from hgms_core import Loss, Tree
+from hgms_core.hypergrad import twice_differentiable_attention
 
 Batches = Sequence[tuple[float, Tree]]
 """The batches of a step, each with its share in the gradient."""

@@ -16,7 +16,6 @@ from hgms_core import (
     ConfigError,
     Cost,
     Key,
-    MissingExtra,
     Problem,
     Ravel,
     Record,
@@ -25,6 +24,7 @@ from hgms_core import (
     Tree,
     component,
 )
+from hgms_core.errors import MissingExtra
 from hgms_core.validators import at_least
 
 MOST_VARIABLES = 1000

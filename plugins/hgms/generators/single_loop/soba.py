@@ -13,17 +13,8 @@ from torch import Tensor
 
 from hgms.compiled import Numbers, launch, programs_of
 from hgms.config import lowering
-from hgms_core import (
-    Candidates,
-    Cost,
-    Key,
-    Loss,
-    Problem,
-    State,
-    Tree,
-    component,
-    twice_differentiable_attention,
-)
+from hgms_core import Candidates, Cost, Key, Loss, Problem, State, Tree, component
+from hgms_core.hypergrad import twice_differentiable_attention
 from hgms_core.validators import optional_positive, optional_whole, positive, share
 
 

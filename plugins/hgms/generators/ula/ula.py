@@ -28,8 +28,8 @@ from hgms_core import (
     gradient,
     groups,
     repeat,
-    twice_differentiable_attention,
 )
+from hgms_core.hypergrad import twice_differentiable_attention
 from hgms_core.validators import not_negative, optional_whole, positive, whole
 
 NOISE_BLOCK = 4096

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from hgms.integrations.tracking.trackers import TRACKERS, ensure_installed, numbers
-from hgms_core import hookimpl, unknown_name
+from hgms_core import hookimpl
+from hgms_core.errors import unknown_name
 
 if TYPE_CHECKING:
     from hgms_core import RunInfo

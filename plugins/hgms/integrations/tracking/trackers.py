@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hgms_core import MissingExtra
+from hgms_core.errors import MissingExtra
 
 if TYPE_CHECKING:
     from hgms_core import RunInfo

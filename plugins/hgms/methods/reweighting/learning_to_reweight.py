@@ -24,8 +24,8 @@ from hgms_core import (
     Tree,
     component,
     gradient,
-    twice_differentiable_attention,
 )
+from hgms_core.hypergrad import twice_differentiable_attention
 from hgms_core.validators import decay_rate, optional_whole, positive, whole
 
 

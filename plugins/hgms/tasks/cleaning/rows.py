@@ -7,7 +7,8 @@ from torch import Tensor
 
 from hgms.config import check_memory
 from hgms.tasks.images import Images
-from hgms_core import DataError, Key, Tree
+from hgms_core import Key, Tree
+from hgms_core.errors import DataError
 
 
 def draw(

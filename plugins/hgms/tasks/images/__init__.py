@@ -18,7 +18,8 @@ from torch import Tensor
 
 from hgms.config import data_fingerprint, expand
 from hgms.tasks.images.idx import IMAGES, LABELS, read_idx
-from hgms_core import ConfigError, DataError, MissingExtra, Tree
+from hgms_core import ConfigError, Tree
+from hgms_core.errors import DataError, MissingExtra
 
 FORMS = "digits, mnist, idx:FOLDER, npz:FILE or hub:NAME[@REVISION]"
 

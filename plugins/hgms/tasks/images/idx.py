@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hgms_core import DataError
+from hgms_core.errors import DataError
 
 IMAGES = 0x00000803
 LABELS = 0x00000801

@@ -13,7 +13,8 @@ from attrs import frozen
 from torch import Tensor
 
 from hgms.tasks.images import Images
-from hgms_core import DataError, Key, Tree
+from hgms_core import Key, Tree
+from hgms_core.errors import DataError
 
 
 @frozen

@@ -23,7 +23,8 @@ from hgms.tasks.regression.tables import (
     standardised,
     table_name,
 )
-from hgms_core import DataError, Key, NumericalError, Problem, Tree, component
+from hgms_core import Key, NumericalError, Problem, Tree, component
+from hgms_core.errors import DataError
 from hgms_core.validators import optional, positive
 
 

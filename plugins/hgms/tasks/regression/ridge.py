@@ -24,7 +24,8 @@ from hgms.tasks.regression.tables import (
     standardised,
     table_name,
 )
-from hgms_core import DataError, Key, Problem, Tree, component
+from hgms_core import Key, Problem, Tree, component
+from hgms_core.errors import DataError
 from hgms_core.validators import positive
 
 

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from hgms.config import check_memory, data_fingerprint, expand
 from hgms.gauss_newton import Composite
-from hgms_core import ROLES, ConfigError, Data, DataError, Key, MissingExtra, Problem, Tree
+from hgms_core import ROLES, ConfigError, Data, Key, Problem, Tree
+from hgms_core.errors import DataError, MissingExtra
 
 TRAITS = frozenset(
     {

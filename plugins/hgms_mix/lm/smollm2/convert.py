@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from hgms_core import DataError, MissingExtra
+from hgms_core.errors import DataError, MissingExtra
 from hgms_mix.lm import cache_folder, file_digest, warn
 from hgms_mix.lm.smollm2.tokenizer import published
 

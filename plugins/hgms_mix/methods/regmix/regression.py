@@ -9,7 +9,8 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from hgms_core import Key, MissingExtra
+from hgms_core import Key
+from hgms_core.errors import MissingExtra
 
 Regressor = Literal["linear", "quadratic", "boosting"]
 

@@ -14,7 +14,8 @@ import click
 from attrs import define, field, frozen
 
 from hgms.cli import json_option, print_json, print_table
-from hgms_core import CheckpointError, ConfigError
+from hgms_core import ConfigError
+from hgms_core.errors import CheckpointError
 from hgms_cyclical.observer import FILE
 
 

@@ -13,18 +13,8 @@ import torch
 from attrs import field, validators
 from torch import Tensor
 
-from hgms_core import (
-    Candidates,
-    Cost,
-    Key,
-    Problem,
-    State,
-    Tree,
-    component,
-    detach,
-    repeat,
-    twice_differentiable_attention,
-)
+from hgms_core import Candidates, Cost, Key, Problem, State, Tree, component, detach, repeat
+from hgms_core.hypergrad import twice_differentiable_attention
 
 whole: Any = [validators.instance_of(int), validators.gt(0)]
 share: Any = [validators.ge(0), validators.le(1)]

@@ -7,7 +7,8 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from hgms_core import DataError, Key, MissingExtra
+from hgms_core import Key
+from hgms_core.errors import DataError, MissingExtra
 
 DATASETS = ("breast-cancer", "wine", "digits", "diabetes")
 REGRESSION = frozenset({"diabetes"})
