@@ -151,7 +151,8 @@ def read_by_annotation(cls: type, fields: list[attrs.Attribute[Any]]) -> list[at
 
     :func:`component` uses it. A class with other options of attrs can use it directly.
     """
-    names = {**vars(sys.modules[cls.__module__]), cls.__name__: cls}
+    module = sys.modules.get(cls.__module__)  # None for code that is executed from a text
+    names = {**({} if module is None else vars(module)), cls.__name__: cls}
     given: list[Any] = fields
     return [
         field

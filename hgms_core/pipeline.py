@@ -15,7 +15,7 @@ from hgms_core.components import component
 from hgms_core.errors import ConfigError
 from hgms_core.problem import Problem
 from hgms_core.protocols import CandidateGenerator, HyperGradient, OuterOptimizer, Selector, State
-from hgms_core.records import Cost, Estimate, Record
+from hgms_core.records import Candidates, Cost, Estimate, Record, Selection
 from hgms_core.seeding import Key
 from hgms_core.trees import Tree, check_alike, norm, take
 
@@ -136,6 +136,7 @@ class Pipeline:
         }
 
     def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
+        """Run one outer step; ``state`` is not changed. The problem guards the first step."""
         if state["step"] or problem.guard is None:
             return self._step(problem, state, progress)
         step = partial(self._step, problem, state, progress)
@@ -145,58 +146,21 @@ class Pipeline:
     def _step(self, problem: Problem, state: State, progress: float) -> tuple[State, Record]:
         key = Key(state["seed"]).fold("step", state["step"])
         theta = state["theta"]
-        start = state["start"]
-        if "progress" in start:  # of a generator with a schedule over the budget
-            start = {**start, "progress": progress}
+        start = at_progress(state["start"], progress)
 
         candidates = self.generator.propose(problem, theta, start, key.fold("propose"))
         selection = self.selector.select(problem, theta, candidates, key.fold("select"))
-        branch = candidates.branch(selection.index)
-        estimator = self.hypergradient
-        rest = key.fold("differentiate"), state["hypergradient"]
-        # by more candidates than the selected one
-        estimate_at: Any = getattr(estimator, "estimate_all", estimator.estimate)
-        at = (candidates, selection) if hasattr(estimator, "estimate_all") else (branch,)
-        estimate, memory = _checked(estimator, estimate_at(problem, theta, *at, *rest), theta)
-        updated, outer = self.outer.step(theta, estimate.value, state["outer"], progress)
-        updated = problem.project(updated)
+        estimate, memory = self._differentiate(problem, state, candidates, selection, key)
+        proposed, outer = self.outer.step(theta, estimate.value, state["outer"], progress)
+        updated = problem.project(proposed)
+        index, carry = selection.index, key.fold("carry")
+        start = self.generator.carry(start, candidates, index, carry, problem)
 
-        cost = Cost(**state["cost"]) + selection.cost + candidates.cost + estimate.cost
-        record: Record = {
-            "step": state["step"] + 1,
-            "upper_loss": estimate.upper_loss,
-            "lower_loss": take({"loss": candidates.losses}, selection.index)["loss"]
-            if candidates.losses is not None
-            else None,
-            "selected": selection.index,
-            "gap": selection.gap,
-            "scores": selection.scores,
-            "finite_candidates": selection.finite,
-            "hypergradient_norm": norm(estimate.value),
-            "lower_gradient_norm": estimate.lower_gradient_norm,
-            "update_norm": norm({name: updated[name] - leaf for name, leaf in theta.items()}),
-            "residual": estimate.residual,
-            "iterations": estimate.iterations,
-            "curvature": estimate.curvature,
-        }
-        best = state["best"]
-        x = branch.x if self.answer == "selected" else candidates.at(candidates.count - 1)
-        if self.keep == "best":
-            batch, rows = problem.upper_data["stop"].sample(key, None)
-            with torch.no_grad():
-                record["stop_loss"] = loss = problem.f(theta, x, batch)
-            if best is None or not torch.isfinite(best["loss"]) or bool(loss < best["loss"]):
-                best = {"loss": loss, "theta": theta, "x": x}
-            cost = cost + Cost(upper_values=1, rows=rows)
-        record["outcome"] = estimate.outcome.label
-        counts = cost.numbers()
-        if len(theta) > 1:  # in the order of θ
-            lengths = torch._foreach_norm([estimate.value[name] for name in theta])
-            record["hypergradient_norms"] = torch.stack(lengths)
-        record.update({f"cost_{name}": value for name, value in counts.items()})
-        record["oracle_calls"] = cost.calls
-        start = self.generator.carry(start, candidates, selection.index, key.fold("carry"), problem)
-        return {
+        x = candidates.at(index if self.answer == "selected" else candidates.count - 1)
+        best, loss, stopping = self._best(problem, state, x, key)
+        spent = selection.cost + candidates.cost + estimate.cost + stopping
+        cost = Cost(**state["cost"]) + spent
+        advanced = {
             **state,
             "step": state["step"] + 1,
             "theta": updated,
@@ -204,10 +168,88 @@ class Pipeline:
             "start": start,
             "hypergradient": memory,
             "outer": outer,
-            "cost": counts,
+            "cost": cost.numbers(),
             "best": best,
-        }, record
+        }
+        return advanced, step_record(advanced, theta, candidates, selection, estimate, cost, loss)
+
+    def _differentiate(
+        self, problem: Problem, state: State, candidates: Candidates, selection: Selection, key: Key
+    ) -> tuple[Estimate, Any]:
+        """Return the hypergradient and the next state of its estimator.
+
+        An estimator with ``estimate_all`` uses all candidates, others the selected one.
+        """
+        estimator: Any = self.hypergradient
+        rest = key.fold("differentiate"), state["hypergradient"]
+        if hasattr(estimator, "estimate_all"):
+            found = estimator.estimate_all(problem, state["theta"], candidates, selection, *rest)
+        else:
+            branch = candidates.branch(selection.index)
+            found = estimator.estimate(problem, state["theta"], branch, *rest)
+        return _checked(estimator, found, state["theta"])
+
+    def _best(self, problem: Problem, state: State, x: Tree, key: Key) -> tuple[Any, Any, Cost]:
+        """Return the best state so far, the upper loss on the rows of the role ``stop``, its cost.
+
+        Both are None for ``keep="last"``.
+        """
+        best = state["best"]
+        if self.keep == "last":
+            return best, None, Cost()
+        batch, rows = problem.upper_data["stop"].sample(key, None)
+        with torch.no_grad():
+            loss = problem.f(state["theta"], x, batch)
+        if best is None or not torch.isfinite(best["loss"]) or bool(loss < best["loss"]):
+            best = {"loss": loss, "theta": state["theta"], "x": x}
+        return best, loss, Cost(upper_values=1, rows=rows)
 
     def result(self, state: State) -> tuple[Tree, Tree]:
         kept = state["best"] if self.keep == "best" and state["best"] is not None else state
         return kept["theta"], kept["x"]
+
+
+def at_progress(start: State, progress: float) -> State:
+    """Return the state of a generator, with the spent share of the budget if it has a schedule."""
+    return {**start, "progress": progress} if "progress" in start else start
+
+
+def step_record(
+    state: State,
+    theta: Tree,
+    candidates: Candidates,
+    selection: Selection,
+    estimate: Estimate,
+    cost: Cost,
+    stop_loss: Any,
+) -> Record:
+    """Return the record of a step that led from ``theta`` to ``state``."""
+    losses = candidates.losses
+    index = selection.index
+    record: Record = {
+        "step": state["step"],
+        "upper_loss": estimate.upper_loss,
+        "lower_loss": None if losses is None else take({"loss": losses}, index)["loss"],
+        "selected": index,
+        "gap": selection.gap,
+        "scores": selection.scores,
+        "finite_candidates": selection.finite,
+        "hypergradient_norm": norm(estimate.value),
+        "lower_gradient_norm": estimate.lower_gradient_norm,
+        "update_norm": norm({name: state["theta"][name] - leaf for name, leaf in theta.items()}),
+        "residual": estimate.residual,
+        "iterations": estimate.iterations,
+        "curvature": estimate.curvature,
+    }
+    if stop_loss is not None:
+        record["stop_loss"] = stop_loss
+    record["outcome"] = estimate.outcome.label
+    if len(theta) > 1:  # in the order of θ
+        lengths = torch._foreach_norm([estimate.value[name] for name in theta])
+        record["hypergradient_norms"] = torch.stack(lengths)
+    counts = cost.numbers()
+    return {
+        **record,
+        **{f"cost_{name}": n for name, n in counts.items()},
+        "oracle_calls": cost.calls,
+    }

@@ -26,8 +26,8 @@ from hgms.runs.files import (
 from hgms.runs.folder import RunFolder, config_key
 from hgms.runs.launch import device_called, record_failure, run, run_config, show_object
 from hgms.runs.lease import LEASE, FolderInUse, HeldFolders, holder, is_marker, leased
-from hgms.runs.loop import ignore
 from hgms.runs.notebook import frame, reporter
+from hgms.runs.observers import ignore
 from hgms.runs.own_problem import LOSS, OwnProblem, higher_is_better
 from hgms.runs.progress import Progress, View
 from hgms.runs.provenance import data_of, environment, unannounced

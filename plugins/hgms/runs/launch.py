@@ -23,10 +23,12 @@ from hgms.runs.execution import Execution
 from hgms.runs.files import read_file, replace_file
 from hgms.runs.folder import RunFolder
 from hgms.runs.lease import leased
-from hgms.runs.loop import Run, ignore
+from hgms.runs.loop import Plan, Run
+from hgms.runs.observers import Observers, ignore
 from hgms.runs.own_problem import OwnProblem
 from hgms.runs.provenance import digests, ensure_same_inputs, unannounced
 from hgms.runs.rank import follow_launched, objects_on_ranks, on_ranks
+from hgms.runs.recorder import Recorder
 from hgms.runs.result import RunResult, summarise
 from hgms.runs.signals import nothing_saved
 from hgms.runs.traits import ensure_fits
@@ -139,20 +141,19 @@ def run(
         folder = folder if isinstance(folder, RunFolder) else RunFolder(folder)
         config = info.config or _described(info, method, own, device, settings)
         info = attrs.evolve(info, folder=folder.path, config=config)
-    result = Run(
+    plan = Plan(
         method=method,
         make=lambda: problem,
         info=info,
         device=device,
-        folder=folder,
-        resume=resume,
         settings=settings,
-        watch=watch,
-        host=host,
-        restore=problem.restore,
         task=own,
         role=role,
-    ).carry_out()
+        restore=problem.restore,
+    )
+    recorder = Recorder(folder=folder, resume=resume)
+    observers = Observers(watch=watch, host=host)
+    result = Run(plan=plan, recorder=recorder, observers=observers).carry_out()
     for remark in result.summary.get("remarks") or []:
         LOG.warning("%s", remark)
     return result
@@ -279,22 +280,20 @@ def run_config(
     here = device if settings.ranks == 1 else device_of(device, 0)
     with on_ranks(config, device, unannounced(host)) as (method, settings):
         make = partial(method.build, build) if isinstance(method, OnRanks) else build
-        return Run(
+        plan = Plan(
             method=method,
             make=make,
-            device=here,
-            folder=folder,
-            resume=resume,
             info=attrs.evolve(config.info, folder=folder.path),
-            patience=patience,
-            word="--resume",
-            task=config.task,
+            device=here,
             settings=settings,
-            watch=watch or (view.watch if view is not None else ignore),
-            host=host,
+            task=config.task,
             execution=execution,
             role=config.role,
-        ).carry_out()
+        )
+        recorder = Recorder(folder=folder, resume=resume, patience=patience, word="--resume")
+        seen = watch or (view.watch if view is not None else ignore)
+        observers = Observers(watch=seen, host=host)
+        return Run(plan=plan, recorder=recorder, observers=observers).carry_out()
 
 
 def _look_for_others(folder: RunFolder, config: RunConfig) -> None:

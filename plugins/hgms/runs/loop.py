@@ -1,15 +1,16 @@
-"""The outer loop: a method stepped on a problem until its budget is spent, recorded, observed
-and resumable.
+"""The loop of a run: stepper, recorder, evaluator and observers until the budget is spent.
+
+Algorithm 1 of the paper is ``hgms_core.Pipeline.step``; this module calls it and handles
+everything around it: resuming, budgets, signals, compilation, and errors that end a run.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
 import multiprocessing
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -17,24 +18,28 @@ import attrs
 import click
 import tomlkit
 import torch
-from attrs import define, field
+from attrs import define, field, frozen
 
-from hgms.adapters import check_losses, measured
+from hgms.adapters import check_losses
 from hgms.compiled import Programs
 from hgms.config.json_values import finite
 from hgms.diagnosis import Diagnosing, Diagnosis
 from hgms.distributed import RankLost
-from hgms.runs.advice import STILL, check_growth, check_numbers, explained, still_leaves, still_note
-from hgms.runs.checkpoint import ensure_of, pack, result_of
+from hgms.runs.advice import STILL, explained, still_leaves, still_note
+from hgms.runs.checkpoint import ensure_of, result_of
+from hgms.runs.clock import Clock
 from hgms.runs.config import RunSettings
+from hgms.runs.evaluator import Evaluator
 from hgms.runs.execution import KEY, Compilation, Execution, device_of
 from hgms.runs.folder import RunFolder
+from hgms.runs.observers import Observers
 from hgms.runs.own_problem import OwnProblem
 from hgms.runs.parts import WrongPart, wrong_part
 from hgms.runs.provenance import about_task, digests, environment, goes_on
+from hgms.runs.recorder import Recorder
 from hgms.runs.result import RunResult, judged, summarise
 from hgms.runs.signals import Interrupted, Interrupts, counted_suspensions, nothing_saved
-from hgms.runs.watchers import StopRun, Watcher, watchers
+from hgms.runs.stepper import Position, Stepper
 from hgms_core import (
     ConfigError,
     HgmsError,
@@ -44,125 +49,26 @@ from hgms_core import (
     Problem,
     Record,
     RunInfo,
-    Sources,
     State,
     Task,
     Tree,
-    norm,
 )
-from hgms_core.errors import CheckpointError, raise_all
-from hgms_core.host import LOG, Host
+from hgms_core.host import LOG
 from hgms_core.torch_errors import out_of_memory
 
 MANY = 4096
-"""Rows that the losses are looked at on where the first step has failed."""
+"""Rows on which the losses are checked after the first step has failed."""
 ANNOUNCEMENT = "compiling the steps, once for this run; Ctrl-C interrupts it"
-IDLE_STEPS = 1000
-"""Outer steps without an oracle call after which a budget of calls is taken for one that never
-ends.
-"""
 
 
-def pair_of(what: str, expected: str, outcome: Any) -> tuple[Any, Any]:
-    """What a method's function returned; a dictionary of two keys would be taken apart without a
-    word.
-    """
-    if (
-        isinstance(outcome, tuple | list)
-        and len(outcome) == 2
-        and all(isinstance(item, Mapping) for item in outcome)
-    ):
-        return outcome[0], outcome[1]
-    kinds = (
-        ", ".join(type(item).__name__ for item in outcome)
-        if isinstance(outcome, tuple)
-        else type(outcome).__name__
-    )
-    raise ConfigError(
-        "wrong-result",
-        f"`{what}` of a method returns ({kinds}), but must return two dictionaries, {expected}",
-        place=("method", what),
-    )
+@frozen(kw_only=True)
+class Plan:
+    """What a run computes.
 
-
-def leaves_of(tree: Tree) -> str:
-    """The leaves with their shapes; of what is no tensor its type: ``{w [3], b float}``."""
-    shapes = (
-        f"{name} {list(leaf.shape) if hasattr(leaf, 'shape') else type(leaf).__name__}"
-        for name, leaf in tree.items()
-    )
-    return f"{{{', '.join(shapes)}}}"
-
-
-@contextlib.contextmanager
-def named_step(method: str, step: int) -> Iterator[None]:
-    """Add the method and the step to errors about numbers that are not finite."""
-    try:
-        yield
-    except ConfigError as error:
-        if all(cause.code != "not-finite" for cause in error.errors):
-            raise
-        raise_all(
-            [
-                ConfigError(
-                    cause.code,
-                    f"step {step} of method {method!r}: {cause.message}",
-                    place=cause.place,
-                    hint=cause.hint,
-                )
-                for cause in error.errors
-            ]
-        )
-
-
-def ignore(*_: Any, **__: Any) -> None:
-    """For those who want to be told nothing."""
-
-
-class Clock:
-    """Seconds spent inside ``with clock``: evaluation, writing and observers are outside. What
-    ``apart()`` grows by inside is taken off. A GPU is waited for at both edges. If
-    ``suspensions()`` grows inside, the process was stopped for an unknown time: at most its
-    processor time counts."""
-
-    def __init__(self, seconds: float, device: torch.device, kind: str = "wall") -> None:
-        self.seconds = seconds
-        self.apart: Callable[[], float] = lambda: 0.0
-        self.suspensions: Callable[[], int] = lambda: 0
-        self._time = time.perf_counter if kind == "wall" else time.process_time
-        self._wait: Callable[[], None] = lambda: (
-            torch.cuda.synchronize(device) if device.type == "cuda" else None
-        )
-        self._started = 0.0
-        self._worked = 0.0
-        self._suspended = 0
-
-    def now(self) -> float:
-        self._wait()
-        return self._time()
-
-    def __enter__(self) -> Clock:
-        self._suspended = self.suspensions()
-        self._worked = time.process_time()
-        self._started = self.now() - self.apart()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        seconds = self.now() - self.apart() - self._started
-        if self.suspensions() > self._suspended:
-            seconds = min(seconds, time.process_time() - self._worked)
-            LOG.warning("the process was suspended during a step, which counts %.3g s", seconds)
-        self.seconds += seconds
-
-
-@define(eq=False, kw_only=True)
-class Run:
-    """A run under way: its folder, its state, its rows, its clock. ``make`` builds the problem, of
-    ``task`` if it has one. ``execution`` is how its steps are to be carried out, if that is decided
-    already; what a resumed run recorded comes first. ``restore`` gives θ and x of the result the
-    shapes of a person's own problem. ``compiler`` makes programs of the steps, beyond what was
-    compiled ``before``, if they are to be compiled. ``stopped`` says who ended the run before its
-    budget, and why. ``role`` is the method's in comparisons.
+    ``make`` builds the problem, of ``task`` if it has one. ``execution`` is how the steps are
+    computed, if another run has decided it; what a resumed run recorded takes precedence.
+    ``restore`` gives θ and x of the result the form of the user's problem. ``role`` is the role of
+    the method in comparisons.
     """
 
     method: Method
@@ -170,86 +76,135 @@ class Run:
     info: RunInfo
     device: torch.device
     settings: RunSettings
-    folder: RunFolder | None = None
-    resume: bool = False
-    patience: float | None = None
-    word: str = "resume=True"
     task: Task | OwnProblem | None = None
-    watch: list[Watcher] = field(default=ignore, converter=watchers)
-    host: Host | None = None
     execution: Execution | None = None
     role: str = ""
     restore: Callable[[Tree, Tree], tuple[Any, Any]] = lambda theta, x: (theta, x)
-    problem: Problem = field(init=False)
+
+    def in_double(self) -> Callable[[], Problem] | None:
+        """Return what builds the problem in float64; None if no task builds it."""
+        task = self.task
+        if task is None or isinstance(task, OwnProblem):
+            return None
+        return lambda: task.problem(self.info.seed, self.device, torch.float64)
+
+    def decide(self, problem: Problem, before: Mapping[str, Any], resumed: bool) -> Execution:
+        """Decide how the steps are computed.
+
+        The recorded decision of a resumed run comes first, then :attr:`execution`. On several
+        ranks the settings decide, because the other ranks know nothing else.
+        """
+        decided = partial(Execution.decided, self.settings, self.info.budget, problem)
+        if self.settings.ranks > 1:
+            return decided()
+        recorded = Execution.recorded(before)
+        handed = None if self.execution is None else self.execution.anew
+        if resumed and recorded is None:
+            LOG.warning(
+                "env.json no longer contains how this run was computed; its last digits may "
+                "differ from here on"
+            )
+        return recorded or handed or decided()
+
+    def environment(
+        self, folder: RunFolder, before: Mapping[str, Any], execution: Execution, host: Any
+    ) -> dict[str, Any]:
+        """Return the contents of ``env.json``.
+
+        A run that continues elsewhere keeps its environment of ``before``, and a warning lists the
+        differences.
+        """
+        about = {} if self.task is None else {"task": about_task(self.task)}
+        if isinstance(self.task, OwnProblem) and self.task.varies:
+            about["task"]["instance"] = self.task.instance(self.info.seed)
+        own = {"code": digests([self.task, self.method]), KEY: execution.as_table()}
+        table, changes = goes_on(dict(before), {**environment(self.device, host), **own, **about})
+        if changes:
+            kept = "".join(f"; as recorded, {remark}" for remark in execution.remarks())
+            LOG.warning(
+                "%s goes on under other conditions (%s); env.json keeps both%s",
+                folder.path,
+                ", ".join(changes),
+                kept,
+            )
+        return table
+
+
+@define(eq=False, kw_only=True)
+class Run:
+    """A run in progress: a plan, its recorder and its observers, and where it stands.
+
+    ``programs`` compiles functions of the steps, in addition to what was compiled ``before``.
+    """
+
+    plan: Plan
+    recorder: Recorder = field(factory=Recorder)
+    observers: Observers = field(factory=Observers)
+    info: RunInfo = field(init=False)
+    stepper: Stepper = field(init=False)
+    position: Position = field(factory=lambda: Position(state={}), init=False)
     clock: Clock = field(init=False)
-    compiler: Programs | None = field(default=None, init=False)
+    execution: Execution | None = field(default=None, init=False)
+    programs: Programs | None = field(default=None, init=False)
     before: Compilation | None = field(default=None, init=False)
-    state: State = field(factory=dict)
-    step: int = 0
-    calls: int = 0
-    idle: int = 0
-    records: list[Record] = field(factory=list)
-    saved_at: float = field(factory=time.monotonic)
-    saved_step: int = -1
-    stopped: str | None = field(default=None, init=False)
     diagnosing: Diagnosing | None = field(default=None, init=False)
-    diagnoses: list[Record] = field(factory=list, init=False)
     still: set[str] = field(factory=set, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.info = self.plan.info
+        self.clock = Clock(0.0, self.plan.device, self.settings.clock)
+
+    @property
+    def settings(self) -> RunSettings:
+        return self.plan.settings
+
+    @property
+    def folder(self) -> RunFolder | None:
+        return self.recorder.folder
 
     # --- the whole run
 
     def carry_out(self) -> RunResult:
-        """The whole run, or what is left of it, in its folder if it has one."""
-        if self.folder is None:
-            return self.ended("")
-        text = tomlkit.dumps(self.info.config)
-        with self.folder.claimed(text, resume=self.resume, patience=self.patience, word=self.word):
-            return (self.read_back(self.folder) if self.resume else None) or self.ended(text)
+        """Run to the end of the budget, or read back a finished run from the folder."""
+        config = "" if self.folder is None else tomlkit.dumps(self.info.config)
+        with self.recorder.claimed(config):
+            return self.read_back() or self.ended(config)
 
-    def notify(self, hook: str, **arguments: Any) -> None:
-        """Calls the observers of ``hook``, if the run has any."""
-        if self.host is not None:
-            self.host.notify(hook, run=self.info, **arguments)
-
-    def read_back(self, folder: RunFolder) -> RunResult | None:
-        """The run as its folder holds it, if it is finished."""
-        summary = folder.read_summary()
-        if summary is None or summary.get("status") != "done":
+    def read_back(self) -> RunResult | None:
+        """Return the result of a finished run, as its folder contains it."""
+        finished = self.recorder.finished(self.plan.device)
+        if finished is None or self.folder is None:
             return None
-        loaded = folder.load(self.device)
-        if loaded is None:
-            raise CheckpointError(
-                "missing-file",
-                "the folder has a summary, but no checkpoint",
-                place=(str(folder.checkpoint),),
-                hint="remove the folder, then run again",
-            )
-        theta, x = self.restore(
-            *result_of(self.method, loaded[0], folder.checkpoint, self.info.method)
-        )
-        folder.rewind(loaded[1])  # to what the checkpoint speaks for, should more stand there
-        execution = Execution.recorded(folder.read_environment())
+        summary, state, step = finished
+        theta, x = result_of(self.plan.method, state, self.folder.checkpoint, self.info.method)
+        self.recorder.reread(step)
+        self.execution = Execution.recorded(self.folder.read_environment())
+        return self.result(theta, x, summary)
+
+    def result(self, theta: Tree, x: Tree, summary: dict[str, Any]) -> RunResult:
+        theta, x = self.plan.restore(theta, x)
         return RunResult(
             info=self.info,
             theta=theta,
             x=x,
             summary=summary,
-            records=folder.records(),
-            execution=execution,
-            diagnosis=Diagnosis(folder.diagnoses()),
+            records=self.recorder.rows,
+            execution=self.execution,
+            diagnosis=Diagnosis(self.recorder.diagnoses),
         )
 
-    def ended(self, text: str) -> RunResult:
-        """Runs until the budget is spent or something ends the run; a summary says how, unless
-        it is to go on.
+    def ended(self, config: str) -> RunResult:
+        """Run until the budget is spent or an error ends the run.
+
+        A summary records the end, unless the run can be resumed.
         """
         with contextlib.ExitStack() as in_force:
-            return self._ended(text, in_force)
+            return self._ended(config, in_force)
 
-    def _ended(self, text: str, in_force: contextlib.ExitStack) -> RunResult:
+    def _ended(self, config: str, in_force: contextlib.ExitStack) -> RunResult:
         try:
             with nothing_saved():
-                self.begin(text, in_force)
+                self.begin(config, in_force)
         except (RuntimeError, MemoryError) as error:
             if out_of_memory(error) and (failure := self.explained(error)):
                 raise failure from error
@@ -263,7 +218,7 @@ class Run:
             ending = error
             number = getattr(error, "number", signal.SIGINT)
             raise self.interrupted(number) from None
-        except RankLost as error:  # nothing is wrong with the run
+        except RankLost as error:  # the run itself has no error
             ending = error
             self.save()
             raise
@@ -278,474 +233,279 @@ class Run:
                 raise
             raise failure from error
         finally:
-            with self.stopped_by("observer"):
-                self.notify("hgms_run_finished", summary=summary, error=ending)
-        theta, x = self.restore(*self.method.result(self.state))
-        return RunResult(
-            info=self.info,
-            theta=theta,
-            x=x,
-            summary=summary,
-            records=self.records,
-            execution=self.execution,
-            diagnosis=Diagnosis(self.diagnoses),
-        )
+            self.observers.notify("hgms_run_finished", self.info, summary=summary, error=ending)
+        return self.result(*self.plan.method.result(self.position.state), summary)
+
+    def interrupted(self, number: int) -> Interrupted:
+        saved = self.recorder.saved_step
+        if self.folder is None or saved < 0:
+            return Interrupted("interrupted", number)
+        message = f"interrupted; the state after step {saved} is saved in {self.folder.path}"
+        return Interrupted(message, number, hint=f"add {self.recorder.word} to resume")
+
+    # --- errors that end a run
 
     def explained(self, error: BaseException) -> HgmsError | None:
-        """The error that a run ends with on record; None for one that it can be resumed after,
-        or that nobody expected.
+        """Return the error that the summary records.
+
+        None for an error after which the run can be resumed, or which is unexpected.
         """
         if out_of_memory(error) and torch.cuda.is_available():
             torch.cuda.empty_cache()
-        kept = f"the state after step {self.step} is kept" if self.state else "nothing was begun"
+        step, state = self.position.step, self.position.state
+        kept = f"the state after step {step} is kept" if state else "nothing was begun"
         cause = self.wrong_losses(error) or self.wrong_part(error)
-        return cause or explained(error, self.step + 1, kept, method=self.method, task=self.task)
+        plan = self.plan
+        return cause or explained(error, step + 1, kept, method=plan.method, task=plan.task)
+
+    def in_first_step(self, error: BaseException) -> bool:
+        failed_early = not self.position.step and bool(self.position.state)
+        return failed_early and isinstance(error, Exception) and not out_of_memory(error)
 
     def wrong_losses(self, error: BaseException) -> HgmsError | None:
-        """What is wrong with the losses where the first step fails, looked for on more rows than
-        the check before it sees.
+        """Return what is wrong with the losses if the first step fails.
+
+        They are checked on more rows than before the step.
         """
         known = isinstance(error, HgmsError) and not isinstance(error, NumericalError)
-        if known or not isinstance(error, Exception) or out_of_memory(error):
+        if known or not self.in_first_step(error) or self.stepper.problem.counters is not None:
             return None
-        if self.step or not self.state or self.problem.counters is not None:
-            return None
+        problem = self.stepper.problem
         try:
-            check_losses(
-                self.problem, self.problem.theta0, self.problem.x0, Key(self.info.seed), MANY
-            )
+            check_losses(problem, problem.theta0, problem.x0, Key(self.info.seed), MANY)
         except Exception as cause:
             return cause if isinstance(cause, HgmsError) else None
         return None
 
     def wrong_part(self, error: BaseException) -> WrongPart | None:
-        """Which part of the method has returned what it must not, where the first step fails."""
-        other = not isinstance(error, Exception) or (
-            isinstance(error, HgmsError) and not isinstance(error, ConfigError)
-        )
-        if other or self.step or not self.state or self.settings.ranks > 1 or out_of_memory(error):
+        """Return which part of the method returned a wrong value if the first step fails."""
+        known = isinstance(error, HgmsError) and not isinstance(error, ConfigError)
+        if known or not self.in_first_step(error) or self.settings.ranks > 1:
             return None
-        return wrong_part(self.method, self.problem, self.state)
+        return wrong_part(self.plan.method, self.stepper.problem, self.position.state)
 
-    def interrupted(self, number: int) -> Interrupted:
-        if self.folder is None or self.saved_step < 0:
-            return Interrupted("interrupted", number)
-        message = (
-            f"interrupted; the state after step {self.saved_step} is saved in {self.folder.path}"
-        )
-        return Interrupted(message, number, hint=f"add {self.word} to resume")
+    # --- the beginning
 
-    # --- its beginning
+    def begin(self, config: str, in_force: contextlib.ExitStack) -> None:
+        """Take the first position, or the saved one with its rows and its clock.
 
-    def begin(self, text: str, in_force: contextlib.ExitStack) -> None:
-        """The first state, or the checkpoint's, with the rows and the clock that belong to it.
-        Everything is checked before anything is changed. How steps are carried out is ``in_force``
-        from here on.
+        Everything is checked before anything is changed. The settings of torch for the steps are
+        ``in_force`` from here on.
         """
-        self.clock = Clock(0.0, self.device, self.settings.clock)
-        loaded = self.folder.load(self.device) if self.folder is not None and self.resume else None
-        self.problem = self.make()
+        plan, recorder = self.plan, self.recorder
+        loaded = recorder.load(plan.device)
+        problem = plan.make()
+        self.stepper = Stepper(
+            method=plan.method,
+            problem=problem,
+            name=self.info.method,
+            in_calls=self.info.budget.oracle_calls is not None,
+        )
         if loaded is not None and self.folder is not None:
-            self.state, self.step = loaded
-            self.saved_step = self.step
-            theta, x = result_of(self.method, self.state, self.folder.checkpoint, self.info.method)
-            ensure_of(self.problem, theta, x, self.folder.checkpoint)
-            self.info = attrs.evolve(self.info, resumed_from=self.step)
-        if loaded is None and self.problem.counters is None:  # which would count these calls, too
-            check_losses(self.problem, self.problem.theta0, self.problem.x0, Key(self.info.seed))
-        before = self.folder.read_environment() if self.folder is not None and self.resume else {}
-        self.execution = self.how(before, resumed=loaded is not None)
-        in_force.enter_context(self.execution.in_force(self.device))
+            state, step = loaded
+            self.position = Position(state=state, step=step)
+            theta, x = result_of(plan.method, state, self.folder.checkpoint, self.info.method)
+            ensure_of(problem, theta, x, self.folder.checkpoint)
+            self.info = attrs.evolve(self.info, resumed_from=step)
+        if loaded is None and problem.counters is None:  # the check would count as well
+            check_losses(problem, problem.theta0, problem.x0, Key(self.info.seed))
+        before = recorder.environment()
+        self.execution = plan.decide(problem, before, resumed=loaded is not None)
+        in_force.enter_context(self.execution.in_force(plan.device))
         if self.folder is not None:
-            self.folder.reopen()
-            self.folder.create(text, self.environment(self.folder, before))
-            if self.resume:  # killed before its first checkpoint, it starts again
-                self.clock.seconds = self.folder.rewind(-1 if loaded is None else self.step)
-                self.records, self.diagnoses = self.folder.records(), self.folder.diagnoses()
-                self.calls = int(self.records[-1].get("oracle_calls") or 0) if self.records else 0
+            host = self.observers.host
+            table = plan.environment(self.folder, before, self.execution, host)
+            step = -1 if loaded is None else self.position.step
+            self.clock.seconds = recorder.begin(config, table, step)
+            calls = int(recorder.rows[-1].get("oracle_calls") or 0) if recorder.rows else 0
+            self.position = attrs.evolve(self.position, calls=calls)
         if loaded is None:
-            self.state = self.method.init(self.problem, self.info.seed)
-            with self.writable():
-                pack(self.state if self.folder is not None else {})
+            self.position = attrs.evolve(
+                self.stepper.begin(self.info.seed), calls=self.position.calls
+            )
+            recorder.check_storable(self.position.state)
         if self.settings.diagnose is not None:
             self.diagnosing = Diagnosing(
-                method=self.method,
-                problem=self.problem,
-                seed=self.info.seed,
-                build=self.in_double(),
+                method=plan.method, problem=problem, seed=self.info.seed, build=plan.in_double()
             )
-        for watch in self.watch:
-            if (recall := getattr(watch, "recall", None)) is not None:
-                recall(self.records)
-        with self.stopped_by("observer"):
-            self.notify("hgms_run_started")
+        self.observers.begin(self.info, recorder.rows)
 
-    def how(self, before: Mapping[str, Any], resumed: bool) -> Execution:
-        """How steps are carried out: as the run's environment records it, as whoever asked says,
-        else as is best. On ranks the settings alone decide: they are all that the others know."""
-        decided = partial(Execution.decided, self.settings, self.info.budget, self.problem)
-        if self.settings.ranks > 1:
-            return decided()
-        recorded = Execution.recorded(before)
-        handed = None if self.execution is None else self.execution.anew
-        if resumed and recorded is None:
-            LOG.warning(
-                "env.json no longer tells how this run was carried out; its last digits may "
-                "differ from here on"
-            )
-        return recorded or handed or decided()
-
-    def in_double(self) -> Callable[[], Problem] | None:
-        """What makes the problem in float64; None where no task makes it."""
-        task = self.task
-        if task is None or isinstance(task, OwnProblem):
-            return None
-        return lambda: task.problem(self.info.seed, self.device, torch.float64)
-
-    def environment(self, folder: RunFolder, before: dict[str, Any]) -> dict[str, Any]:
-        """What ``env.json`` is to hold; a run that goes on elsewhere keeps where it was
-        ``before``, and says so.
-        """
-        assert self.execution is not None
-        about = {} if self.task is None else {"task": about_task(self.task)}
-        if isinstance(self.task, OwnProblem) and self.task.varies:
-            about["task"]["instance"] = self.task.instance(self.info.seed)
-        own = {"code": digests([self.task, self.method]), KEY: self.execution.as_table()}
-        table, changes = goes_on(before, {**environment(self.device, self.host), **own, **about})
-        if changes:
-            kept = "".join(f"; as recorded, {remark}" for remark in self.execution.remarks())
-            LOG.warning(
-                "%s goes on under other conditions (%s); env.json keeps both%s",
-                folder.path,
-                ", ".join(changes),
-                kept,
-            )
-        return table
-
-    # --- its steps
+    # --- the steps
 
     @property
     def share(self) -> float:
-        return self.info.budget.spent(self.clock.seconds, self.step, self.calls)
+        """The spent part of the budget, from 0 to 1."""
+        position = self.position
+        return self.info.budget.spent(self.clock.seconds, position.step, position.calls)
 
     @property
     def over(self) -> bool:
-        """Whether the budget is spent, or the method or a watcher says that it is done before."""
-        finished = getattr(self.method, "finished", None)
-        return (
-            self.share >= 1
-            or self.stopped is not None
-            or (finished is not None and bool(finished(self.state)))
-        )
-
-    @contextlib.contextmanager
-    def stopped_by(self, who: str) -> Iterator[None]:
-        """What :class:`StopRun` or a StopIteration says inside ends the run after this step."""
-        try:
-            yield
-        except (StopRun, StopIteration) as stop:
-            self.stopped = self.stopped or f"{who}: {stop}".removesuffix(": ")
+        """Whether the budget is spent, or the method or an observer ends the run before."""
+        stopped = self.observers.stopped is not None
+        return self.share >= 1 or stopped or self.stepper.is_finished(self.position)
 
     def loop(self) -> None:
+        """Advance until the run is over; save at intervals, at a signal, and at the end."""
         with (
-            Interrupts(lambda: self.compiler is not None and self.compiler.busy) as interrupts,
+            Interrupts(lambda: self.programs is not None and self.programs.busy) as interrupts,
             counted_suspensions() as count,
         ):
             self.clock.suspensions = count
             self.prepare(partial(self.stop_compiling, interrupts))
-            if not self.records:
-                self.commit({"step": 0, **self.start(), **self.evaluation()})
+            if not self.recorder.rows:
+                self.record({"step": 0, **self.stepper.start(self.position), **self.evaluation()})
             if self.info.budget.seconds is not None and not self.over:
                 # A step changes nothing but what it returns, so a discarded one only loads modules
-                # and compiles kernels: seconds that would otherwise be charged to whichever method
-                # runs first.
-                self.method.step(self.problem, self.state, self.share)
+                # and compiles kernels: seconds that the first method would otherwise pay.
+                self.stepper.method.step(self.stepper.problem, self.position.state, self.share)
             while not self.over:
                 self.advance()
-                if interrupts.number is not None and self.share < 1 and self.stopped is None:
+                unfinished = self.share < 1
+                if interrupts.number is not None and unfinished and not self.observers.stopped:
                     self.save()
                     raise Interrupted("interrupted", interrupts.number)
-                if (
-                    self.share < 1
-                    and time.monotonic() - self.saved_at >= self.settings.checkpoint_seconds
-                ):
+                if unfinished and self.recorder.is_due(self.settings.checkpoint_seconds):
                     self.save()
             self.save()
+
+    def advance(self) -> None:
+        """Run one outer step. The position changes after its numbers are checked."""
+        before = self.share
+        previous = self.position
+        self.stepper.check_budget(previous)
+        counted = self.stepper.counters()
+        with self.clock:
+            outcome = self.stepper.step(previous, before)
+        losses = (row["upper_loss"] for row in self.recorder.rows if row.get("upper_loss"))
+        self.position, row = self.stepper.read(previous, outcome, counted, next(losses, 0.0))
+        step = self.position.step
+        if self.over or Evaluator(self.settings).is_due(step, before, self.share):
+            row.update(self.evaluation())
+        self.record({**row, "step": step}, **self.diagnosed(previous.state, before))
+        self.warn_of_still_leaves()
+
+    def evaluation(self) -> Record:
+        position = self.position
+        metrics: Record = {}
+        with self.observers.may_stop("evaluate"):
+            theta, x = self.stepper.result(position.state, position.step)
+            metrics = Evaluator(self.settings).metrics(self.stepper.problem, theta, x)
+        return metrics
+
+    def record(self, row: Record, **beside: float) -> None:
+        """Record the row of a step, and show it to the observers."""
+        timing = {"seconds": self.clock.seconds, "compile_seconds": self.compile_seconds}
+        self.recorder.record(row, timing, **beside)
+        self.observers.see(self.info, self.recorder.rows[-1], self.share)
+
+    def warn_of_still_leaves(self) -> None:
+        """Log each leaf of θ once that has had no gradient for some steps."""
+        if self.plan.role:  # a reference, which learns no θ
+            return
+        leaves = list(self.stepper.problem.theta0)
+        since = still_leaves(self.recorder.rows[-STILL:], leaves)
+        if new := {name: step for name, step in since.items() if name not in self.still}:
+            self.still |= set(new)
+            LOG.warning("%s", still_note(new))
+
+    def diagnosed(self, previous: State, share: float) -> Record:
+        """Diagnose this step if it is due; returns its seconds, which no budget counts."""
+        position, every = self.position, self.settings.diagnose
+        if self.diagnosing is None or every is None or position.step % every:
+            return {}
+        began = time.perf_counter()
+        row = finite(self.diagnosing.row(previous, position.state, position.step, share))
+        seconds = time.perf_counter() - began
+        self.recorder.record_diagnosis(row, seconds)
+        return {"diagnosis_seconds": seconds}
+
+    # --- compilation
+
+    def prepare(self, before: Callable[[str], None]) -> None:
+        """Set up the compilation of the steps; ``before`` is called before each program.
+
+        If the budget does not decide whether compiling pays, the time of a step does.
+        """
+        assert self.execution is not None
+        problem = self.stepper.problem
+        if self.execution.compile is None and not self.over:
+            settled = Compilation.settled(self.settings.compile, self.info.budget, problem)
+            decided = settled or Compilation.timed(self.discarded_step, device_of(problem))
+            self.keep(attrs.evolve(self.execution, compile=decided))
+        self.before = self.execution.compile
+        if self.before is not None and self.before.wanted:
+            self.programs = programs = self.before.programs(self.clock.now)
+            programs.before = before
+            self.clock.apart = lambda: programs.seconds
+            compiled = attrs.evolve(problem, compiler=programs)
+            self.stepper = attrs.evolve(self.stepper, problem=compiled)
 
     def stop_compiling(self, interrupts: Interrupts, name: str) -> None:
         """Before each program: end the run after a signal, and announce the first program."""
         if interrupts.number is not None:
             self.save()
             raise Interrupted("interrupted", interrupts.number)
-        assert self.compiler is not None
+        assert self.programs is not None
         # a worker of a comparison has no terminal of its own
-        if self.compiler.waited == 0 and multiprocessing.parent_process() is None:
+        if self.programs.waited == 0 and multiprocessing.parent_process() is None:
             with contextlib.suppress(OSError, ValueError):
                 click.echo(ANNOUNCEMENT, err=True)
 
-    def prepare(self, before: Callable[[str], None]) -> None:
-        """Lets functions of the steps be compiled, if they are to be, and calls ``before`` each
-        program. Where the budget does not tell whether it pays, the time of a step does."""
-        assert self.execution is not None
-        if self.execution.compile is None and not self.over:
-            settled = Compilation.settled(self.settings.compile, self.info.budget, self.problem)
-            decided = settled or Compilation.timed(self.discarded_step, device_of(self.problem))
-            self.keep(attrs.evolve(self.execution, compile=decided))
-        self.before = self.execution.compile
-        if self.before is not None and self.before.wanted:
-            self.compiler = compiler = self.before.programs(self.clock.now)
-            compiler.before = before
-            self.clock.apart = lambda: compiler.seconds
-            self.problem = attrs.evolve(self.problem, compiler=compiler)
-
     def discarded_step(self) -> tuple[float, float]:
-        """Seconds of a step, which changes nothing but what it returns, and the share of the
-        budget that it would spend.
+        """Return the seconds of a step, and the part of the budget that it would spend.
+
+        A step changes nothing but what it returns, so its result can be discarded.
         """
-        with Clock(0.0, self.device, self.settings.clock) as clock:
-            _, record = self.method.step(self.problem, self.state, self.share)
-        return clock.seconds, self.info.budget.spent(
-            0.0, 1, int(record.get("oracle_calls", self.calls)) - self.calls
-        )
-
-    def advance(self) -> None:
-        """One outer step. The state changes only once its numbers are known to be sound."""
-        if self.info.budget.oracle_calls is not None and self.idle >= IDLE_STEPS:
-            raise ConfigError(
-                "budget-cannot-end",
-                f"the method recorded 0 oracle calls in {IDLE_STEPS:,} steps, up to step "
-                f"{self.step}, so a budget in calls cannot end",
-                place=("budget",),
-                hint="use steps or seconds, or record oracle_calls in each step",
-            )
-        before = self.share
-        counted = self.counters()
-        with self.clock, named_step(self.info.method, self.step + 1):
-            outcome = self.method.step(self.problem, self.state, self.share)
-        following, raw = pair_of("step", "(state, record)", outcome)
-        self.check_calls(raw)
-        grown = {
-            f"step_{name}": value - counted.get(name, 0) for name, value in self.counters().items()
-        }
-        theta, x = self.result(following)
-        leaves = [*theta.values(), *x.values()]
-        sizes = {"total": _total(leaves), "norm of theta": norm(theta)}
-        record = named_zeros(_to_numbers({**raw, **grown, **self.weights(theta), **sizes}), theta)
-        if not math.isfinite(record.pop("total")):  # or it overflowed
-            names = [
-                name
-                for name, leaf in zip([*theta, *x], leaves, strict=True)
-                if not torch.isfinite(leaf).all()
-            ]
-            record |= {"broken": names} if names else {}
-        size = record.pop("norm of theta")
-        check_numbers(record, self.step + 1)
-        first = next((row["upper_loss"] for row in self.records if row.get("upper_loss")), 0.0)
-        check_growth(record, self.step + 1, first, size, float(norm(self.problem.theta0)))
-        previous = self.state
-        self.state = following
-        self.step = self.step + 1
-        calls = int(record.get("oracle_calls", self.calls))
-        self.idle = self.idle + 1 if calls <= self.calls else 0
-        self.calls = calls
-        if self.over or self.due(before):
-            record.update(self.evaluation())
-        self.commit({**record, "step": self.step}, **self.diagnosed(previous, before))
-        self.warn_of_still_leaves()
-
-    def warn_of_still_leaves(self) -> None:
-        """Log the leaves of θ that have had no gradient for some steps; each once."""
-        if self.role:  # a reference, which learns no θ
-            return
-        since = still_leaves(self.records[-STILL:], list(self.problem.theta0))
-        if new := {name: step for name, step in since.items() if name not in self.still}:
-            self.still |= set(new)
-            LOG.warning("%s", still_note(new))
-
-    def check_calls(self, record: Record) -> None:
-        """ConfigError where nobody can tell what a step has spent."""
-        if self.info.budget.oracle_calls is not None and "oracle_calls" not in record:
-            raise ConfigError(
-                "wrong-result",
-                f"the records of method {self.info.method!r} have no oracle_calls, which a budget "
-                "in calls requires",
-                place=("method", "step", "oracle_calls"),
-                hint="record the calls of all steps so far, or use a budget in steps or seconds",
-            )
-
-    def result(self, state: State) -> tuple[Tree, Tree]:
-        """(θ, x) of a state; ConfigError where those of the first are not like the problem's. A
-        method may leave θ empty.
-        """
-        theta, x = pair_of("result", "(theta, x)", self.method.result(state))
-        pairs = (("theta", theta, self.problem.theta0), ("x", x, self.problem.x0))
-        for name, own, start in () if self.step else pairs:
-            kinds = [
-                {key: getattr(leaf, "shape", None) for key, leaf in tree.items()}
-                for tree in (own, start)
-            ]
-            if own and kinds[0] != kinds[1]:
-                raise ConfigError(
-                    "wrong-result",
-                    f"{name} of method {self.info.method!r} has the leaves {leaves_of(own)}, but "
-                    f"the problem has {leaves_of(start)}",
-                    place=("method", "result", name),
-                )
-        return theta, x
-
-    def diagnosed(self, previous: State, share: float) -> Record:
-        """The seconds that it took to look at this step, if that was its turn; outside the clock
-        and the budget.
-        """
-        if (
-            self.diagnosing is None
-            or self.settings.diagnose is None
-            or self.step % self.settings.diagnose
-        ):
-            return {}
-        began = time.perf_counter()
-        row = finite(self.diagnosing.row(previous, self.state, self.step, share))
-        seconds = time.perf_counter() - began
-        if self.folder is not None:
-            self.folder.append_diagnosis(row)
-        self.diagnoses.append({**row, "seconds": seconds})
-        return {"diagnosis_seconds": seconds}
-
-    def due(self, before: float) -> bool:
-        """Whether this step is to be evaluated, given the share of the budget spent before it."""
-        if self.settings.evaluations is None:
-            return self.step % self.settings.evaluate_every == 0
-        return int(self.share * self.settings.evaluations) > int(before * self.settings.evaluations)
-
-    def counters(self) -> Mapping[str, int]:
-        return {} if self.problem.counters is None else dict(self.problem.counters())
-
-    def start(self) -> Record:
-        """The weights before the first step."""
-        return (
-            {}
-            if self.problem.find(Sources) is None
-            else _to_numbers(self.weights(self.result(self.state)[0]))
-        )
-
-    def weights(self, theta: Tree) -> Record:
-        """The weight of every data source, under its name."""
-        sources = self.problem.find(Sources)
-        if sources is None:
-            return {}
-        omega = sources.weights(theta).detach()
-        return {f"weight.{name}": weight for name, weight in zip(sources.names, omega, strict=True)}
-
-    def evaluation(self) -> Record:
-        metrics: Mapping[str, float] = {}
-        with self.stopped_by("evaluate"):
-            metrics = measured(self.problem, *self.result(self.state))
-        return {f"metric.{name}": value for name, value in metrics.items()}
-
-    # --- what is kept of it
+        position, stepper = self.position, self.stepper
+        with Clock(0.0, self.plan.device, self.settings.clock) as clock:
+            _, row = stepper.method.step(stepper.problem, position.state, self.share)
+        calls = int(row.get("oracle_calls", position.calls)) - position.calls
+        return clock.seconds, self.info.budget.spent(0.0, 1, calls)
 
     @property
     def compile_seconds(self) -> float:
-        """The seconds of compilation so far, which no budget contains."""
+        """The seconds of compilation so far, which no budget counts."""
         before = 0.0 if self.before is None else self.before.seconds
-        return before + (0.0 if self.compiler is None else self.compiler.waited)
-
-    def commit(self, record: Record, **beside: float) -> None:
-        """Keeps the row of a step; ``beside`` are further numbers of its time."""
-        record = finite(record)
-        clock = {"seconds": self.clock.seconds, "compile_seconds": self.compile_seconds}
-        if self.folder is not None:
-            self.folder.append(record, {"step": record["step"], **clock, **beside})
-        self.records.append({**record, **clock})
-        with self.stopped_by("observer"):
-            self.notify("hgms_step_finished", record=self.records[-1])
-        for watch in self.watch:
-            with self.stopped_by("watch"):
-                if watch(self.info, self.records[-1], self.share) is True:
-                    raise StopRun
+        return before + (0.0 if self.programs is None else self.programs.waited)
 
     def keep(self, execution: Execution) -> None:
-        """How steps are carried out, also for ``env.json``."""
-        if self.folder is not None and execution != self.execution:
-            self.folder.note(KEY, execution.as_table())
+        """Record how the steps are computed."""
+        if execution != self.execution:
+            self.recorder.note(KEY, execution.as_table())
         self.execution = execution
 
-    def save(self) -> None:
-        if self.folder is not None and self.saved_step != self.step:
-            with self.writable():
-                self.folder.save(self.state, self.step)
-        if self.execution is not None and self.before is not None and self.compiler is not None:
-            self.keep(
-                attrs.evolve(self.execution, compile=self.before.with_those_of(self.compiler))
-            )
-        self.saved_at = time.monotonic()
-        self.saved_step = self.step
+    # --- the end
 
-    @contextlib.contextmanager
-    def writable(self) -> Iterator[None]:
-        """Name the method in the error for a state that no file can contain."""
-        try:
-            yield
-        except ConfigError as error:
-            raise error.at("method") from None
+    def save(self) -> None:
+        """Save the position, and what was compiled."""
+        self.recorder.save(self.position)
+        if self.execution is not None and self.before is not None and self.programs is not None:
+            compiled = self.before.with_those_of(self.programs)
+            self.keep(attrs.evolve(self.execution, compile=compiled))
 
     def end(self, status: str, error: HgmsError | None = None) -> dict[str, Any]:
-        """The summary, with the validation loss where the numbers at the end are what ended the
-        run, or are its result.
+        """Return and write the summary.
+
+        It has the validation loss of a run that is done, and of one that its numbers ended.
         """
-        summary = summarise(self.info, status, self.step, self.records, str(error or ""))
-        if self.stopped is not None:
-            summary["stopped_by"] = self.stopped
-            if status == "done" and not any(
-                name.startswith("metric.") for name in self.records[-1]
-            ):
-                # the last evaluated row is not that of the result
+        rows = self.recorder.rows
+        summary = summarise(self.info, status, self.position.step, rows, str(error or ""))
+        if self.observers.stopped is not None:
+            summary["stopped_by"] = self.observers.stopped
+            has_metrics = any(name.startswith("metric.") for name in rows[-1])
+            if status == "done" and not has_metrics:  # the last evaluated row is an earlier one
                 numbers = finite(self.evaluation())
                 summary["metrics"] |= {
                     name.removeprefix("metric."): value for name, value in numbers.items()
                 }
-        if why := getattr(self.method, "untrained", ""):
+        if why := getattr(self.plan.method, "untrained", ""):
             summary["untrained"] = why
-        if self.role:
-            summary["role"] = self.role
+        if self.plan.role:
+            summary["role"] = self.plan.role
         if error is None or isinstance(error, NumericalError):
-            summary = judged(summary, self.problem, *self.method.result(self.state), self.records)
+            theta, x = self.plan.method.result(self.position.state)
+            summary = judged(summary, self.stepper.problem, theta, x, rows)
         else:
             summary["validation_loss"] = None
-        if self.folder is not None:
-            self.folder.write_summary(summary)
+        self.recorder.finish(summary)
         return summary
-
-
-def named_zeros(record: Record, theta: Tree) -> Record:
-    """The record with the names of the leaves of θ whose hypergradient is 0 in place of the length
-    of each, if that is so of some leaves and not of all.
-    """
-    lengths: Any = record.pop("hypergradient_norms", None) or []
-    zeros = [name for name, length in zip(theta, lengths, strict=False) if length == 0]
-    return (
-        {**record, "zero_gradient": ", ".join(zeros)} if 0 < len(zeros) < len(lengths) else record
-    )
-
-
-def _total(leaves: Iterable[torch.Tensor]) -> float | torch.Tensor:
-    """The sum of all numbers, which is not finite if one of them is not: one fast pass, and
-    nothing waits for a GPU.
-    """
-    sums = [leaf.sum() for leaf in leaves]
-    if any(part.is_cuda for part in sums):
-        return torch.stack([part.double() for part in sums]).sum()
-    return sum(part.item() for part in sums)
-
-
-def _to_numbers(record: Mapping[str, Any]) -> Record:
-    """The record with every tensor as a Python number, list or string, moved off the device at
-    once.
-    """
-    tensors = {name: value for name, value in record.items() if isinstance(value, torch.Tensor)}
-    moved = {name: value.detach().to("cpu", non_blocking=True) for name, value in tensors.items()}
-    for device in {value.device for value in tensors.values() if value.is_cuda}:
-        torch.cuda.synchronize(device)
-    return {
-        name: moved[name].tolist() if name in moved else value for name, value in record.items()
-    }

@@ -15,7 +15,8 @@ from torch.fx import GraphModule
 
 from hgms.compiled import programs, programs_of
 from hgms.runs import Execution, Interrupted, RunFolder, RunResult, RunSettings, run
-from hgms.runs.loop import ANNOUNCEMENT, Clock
+from hgms.runs.clock import Clock
+from hgms.runs.loop import ANNOUNCEMENT
 from hgms.runs.signals import COMPILING
 from hgms.tasks.quadratic import Quadratic
 from hgms_core import Problem, State

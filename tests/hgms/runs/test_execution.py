@@ -112,5 +112,5 @@ def test_what_cannot_be_read_is_decided_again_and_said(
     folder = stopped(tmp_path / "run")
     (folder.path / "env.json").write_text(damage)
     assert route(resumed(folder)) == EXACT
-    assert "env.json no longer tells" in caplog.text
+    assert "env.json no longer contains" in caplog.text
     assert folder.read_environment()["versions"]["torch"] == torch.__version__

@@ -14,7 +14,7 @@ from support.descent import Descent, descend, problem
 
 from hgms.config import Budget
 from hgms.runs import Interrupted, RunFolder, RunSettings, run
-from hgms.runs.loop import Clock
+from hgms.runs.clock import Clock
 from hgms.runs.signals import counted_suspensions
 
 # --- budget

@@ -1,0 +1,48 @@
+"""The clock of a run, which a budget in seconds reads."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+
+from hgms_core.host import LOG
+
+
+class Clock:
+    """Seconds spent inside ``with clock``. Evaluation, writing and observers are outside.
+
+    The growth of ``apart()`` inside is subtracted. The clock waits for a GPU at both edges. If
+    ``suspensions()`` grows inside, the process was stopped for an unknown time, so at most its
+    processor time counts.
+    """
+
+    def __init__(self, seconds: float, device: torch.device, kind: str = "wall") -> None:
+        self.seconds = seconds
+        self.apart: Callable[[], float] = lambda: 0.0
+        self.suspensions: Callable[[], int] = lambda: 0
+        self._time = time.perf_counter if kind == "wall" else time.process_time
+        self._wait: Callable[[], None] = lambda: (
+            torch.cuda.synchronize(device) if device.type == "cuda" else None
+        )
+        self._started = 0.0
+        self._worked = 0.0
+        self._suspended = 0
+
+    def now(self) -> float:
+        self._wait()
+        return self._time()
+
+    def __enter__(self) -> Clock:
+        self._suspended = self.suspensions()
+        self._worked = time.process_time()
+        self._started = self.now() - self.apart()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        seconds = self.now() - self.apart() - self._started
+        if self.suspensions() > self._suspended:
+            seconds = min(seconds, time.process_time() - self._worked)
+            LOG.warning("the process was suspended during a step, which counts %.3g s", seconds)
+        self.seconds += seconds

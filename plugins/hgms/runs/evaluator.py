@@ -1,0 +1,36 @@
+"""The evaluator: when a run computes the metrics of its problem, and the metrics.
+
+Evaluation is outside the clock and outside every decision of a method.
+"""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+from hgms.adapters import measured
+from hgms.runs.config import RunSettings
+from hgms_core import Problem, Record, Tree
+
+
+@frozen
+class Evaluator:
+    """Evaluates every ``evaluate_every`` steps, or ``evaluations`` times at equal shares of the
+    budget. The last step is always evaluated.
+    """
+
+    settings: RunSettings
+
+    def is_due(self, step: int, before: float, after: float) -> bool:
+        """Return whether a step is evaluated that spent the budget from ``before`` to ``after``.
+
+        >>> Evaluator(RunSettings(evaluations=2)).is_due(7, before=0.4, after=0.5)
+        True
+        """
+        times = self.settings.evaluations
+        if times is None:
+            return step % self.settings.evaluate_every == 0
+        return int(after * times) > int(before * times)
+
+    def metrics(self, problem: Problem, theta: Tree, x: Tree) -> Record:
+        """Return the metrics of the problem as ``metric.<name>``."""
+        return {f"metric.{name}": value for name, value in measured(problem, theta, x).items()}

@@ -1,0 +1,58 @@
+"""The observers of a run: hooks of plugins, and functions of the user that may end it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from attrs import define, field
+
+from hgms.runs.watchers import StopRun, Watcher, watchers
+from hgms_core import Record, RunInfo
+from hgms_core.host import Host
+
+
+def ignore(*_: Any, **__: Any) -> None:
+    """Do nothing: the watcher of a run that no one watches."""
+
+
+@define(eq=False, kw_only=True)
+class Observers:
+    """``watch`` are called after every step, and the hooks of ``host`` at a run's events.
+
+    ``stopped`` says which of them ended the run before its budget, and why.
+    """
+
+    watch: list[Watcher] = field(default=ignore, converter=watchers)
+    host: Host | None = None
+    stopped: str | None = field(default=None, init=False)
+
+    @contextlib.contextmanager
+    def may_stop(self, who: str) -> Iterator[None]:
+        """End the run after this step if StopRun or StopIteration is raised inside."""
+        try:
+            yield
+        except (StopRun, StopIteration) as stop:
+            self.stopped = self.stopped or f"{who}: {stop}".removesuffix(": ")
+
+    def notify(self, hook: str, info: RunInfo, **arguments: Any) -> None:
+        """Call the hooks of plugins, if the run has a host."""
+        if self.host is not None:
+            with self.may_stop("observer"):
+                self.host.notify(hook, run=info, **arguments)
+
+    def begin(self, info: RunInfo, rows: Sequence[Record]) -> None:
+        """Give the recorded rows to the watchers, and announce the run."""
+        for watch in self.watch:
+            if (recall := getattr(watch, "recall", None)) is not None:
+                recall(rows)
+        self.notify("hgms_run_started", info)
+
+    def see(self, info: RunInfo, row: Record, share: float) -> None:
+        """Show the row of a step to all observers."""
+        self.notify("hgms_step_finished", info, record=row)
+        for watch in self.watch:
+            with self.may_stop("watch"):
+                if watch(info, row, share) is True:
+                    raise StopRun

@@ -1,0 +1,144 @@
+"""The recorder: the rows of a run, in memory and in its folder if it has one."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from attrs import define, field
+
+from hgms.config.json_values import finite
+from hgms.runs.checkpoint import pack
+from hgms.runs.folder import RunFolder
+from hgms.runs.stepper import Position
+from hgms_core import ConfigError, Record, State
+from hgms_core.errors import CheckpointError
+
+
+@define(eq=False, kw_only=True)
+class Recorder:
+    """Keeps the rows of a run, and writes them and its positions into ``folder``.
+
+    ``resume`` is whether the run continues what the folder contains, ``patience`` how many seconds
+    it waits for another process in the folder, and ``word`` how the user asks to resume.
+
+    Errors: CheckpointError of :class:`RunFolder`; ConfigError for a state that no file can store.
+    """
+
+    folder: RunFolder | None = None
+    resume: bool = False
+    patience: float | None = None
+    word: str = "resume=True"
+    rows: list[Record] = field(factory=list, init=False)
+    diagnoses: list[Record] = field(factory=list, init=False)
+    saved_at: float = field(factory=time.monotonic, init=False)
+    saved_step: int = field(default=-1, init=False)
+
+    def claimed(self, config: str) -> contextlib.AbstractContextManager[Any]:
+        """Hold the folder for this process, and compare its configuration with ``config``."""
+        if self.folder is None:
+            return contextlib.nullcontext()
+        return self.folder.claimed(
+            config, resume=self.resume, patience=self.patience, word=self.word
+        )
+
+    def load(self, device: torch.device) -> tuple[State, int] | None:
+        """Return the saved state and its step; None for a run that begins."""
+        if self.folder is None or not self.resume:
+            return None
+        loaded = self.folder.load(device)
+        if loaded is not None:
+            self.saved_step = loaded[1]
+        return loaded
+
+    def environment(self) -> dict[str, Any]:
+        """Return the recorded environment of the run that is resumed."""
+        resumes = self.folder is not None and self.resume
+        return self.folder.read_environment() if resumes and self.folder is not None else {}
+
+    def begin(self, config: str, environment: Mapping[str, Any], step: int) -> float:
+        """Create the folder, or cut it back to a step; -1: to before the first row.
+
+        Returns the seconds that the rows up to this step have spent.
+        """
+        assert self.folder is not None
+        self.folder.reopen()
+        self.folder.create(config, environment)
+        return self.reread(step) if self.resume else 0.0
+
+    def record(self, row: Record, timing: Mapping[str, float], **beside: float) -> None:
+        """Append the row of a step with its seconds; ``beside`` are further numbers of its time."""
+        row = finite(row)
+        if self.folder is not None:
+            self.folder.append(row, {"step": row["step"], **timing, **beside})
+        self.rows.append({**row, **timing})
+
+    def record_diagnosis(self, row: Record, seconds: float) -> None:
+        """Append the row of a diagnosed step."""
+        if self.folder is not None:
+            self.folder.append_diagnosis(row)
+        self.diagnoses.append({**row, "seconds": seconds})
+
+    def is_due(self, every: float) -> bool:
+        """Return whether the last save is at least ``every`` seconds ago."""
+        return time.monotonic() - self.saved_at >= every
+
+    def save(self, position: Position) -> None:
+        """Save a position, unless its step is saved already."""
+        if self.folder is not None and self.saved_step != position.step:
+            with storable():
+                self.folder.save(position.state, position.step)
+        self.saved_at = time.monotonic()
+        self.saved_step = position.step
+
+    def check_storable(self, state: State) -> None:
+        """Require a state that a file can contain, if the run has a folder."""
+        with storable():
+            pack(state if self.folder is not None else {})
+
+    def note(self, key: str, value: Any) -> None:
+        """Record a fact about the environment of the run."""
+        if self.folder is not None:
+            self.folder.note(key, value)
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Write the summary of a run that has ended."""
+        if self.folder is not None:
+            self.folder.write_summary(summary)
+
+    def finished(self, device: torch.device) -> tuple[dict[str, Any], State, int] | None:
+        """Return the summary, the last state and its step of a finished run; None for others."""
+        if self.folder is None or not self.resume:
+            return None
+        summary = self.folder.read_summary()
+        if summary is None or summary.get("status") != "done":
+            return None
+        loaded = self.folder.load(device)
+        if loaded is None:
+            raise CheckpointError(
+                "missing-file",
+                "the folder has a summary, but no checkpoint",
+                place=(str(self.folder.checkpoint),),
+                hint="remove the folder, then run again",
+            )
+        return summary, *loaded
+
+    def reread(self, step: int) -> float:
+        """Cut the files back to a step and read the rows; returns the seconds spent until then."""
+        assert self.folder is not None
+        seconds = self.folder.rewind(step)
+        self.rows = self.folder.records()
+        self.diagnoses = self.folder.diagnoses()
+        return seconds
+
+
+@contextlib.contextmanager
+def storable() -> Iterator[None]:
+    """Name the method in the error for a state that no file can contain."""
+    try:
+        yield
+    except ConfigError as error:
+        raise error.at("method") from None

@@ -1,0 +1,238 @@
+"""The stepper: one outer step of a method, checked. It writes no file and reads no clock."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from attrs import frozen
+
+from hgms.runs.advice import check_growth, check_numbers
+from hgms_core import ConfigError, Method, Problem, Record, Sources, State, Tree, norm
+from hgms_core.errors import raise_all
+
+IDLE_STEPS = 1000
+"""Outer steps without an oracle call after which a budget in calls is assumed not to end."""
+
+
+@frozen(kw_only=True)
+class Position:
+    """The position of a run: all that its method needs to continue.
+
+    ``state`` belongs to the method. ``step`` and ``calls`` count outer steps and oracle calls, and
+    ``idle`` the outer steps since the last oracle call.
+    """
+
+    state: State
+    step: int = 0
+    calls: int = 0
+    idle: int = 0
+
+
+@frozen(kw_only=True)
+class Stepper:
+    """A method on a problem. ``name`` is the method's name in errors; ``in_calls`` is whether the
+    budget counts oracle calls.
+
+    Errors: ConfigError ``wrong-result`` for a method that returns other values than its protocol
+    says, ``budget-cannot-end`` for a budget in calls that no step spends; NumericalError for
+    numbers that are not finite or grow without bound. The position before a failed step is
+    unchanged.
+    """
+
+    method: Method
+    problem: Problem
+    name: str
+    in_calls: bool
+
+    def begin(self, seed: int) -> Position:
+        """Return the position before the first step."""
+        return Position(state=self.method.init(self.problem, seed))
+
+    def step(self, position: Position, share: float) -> Any:
+        """Run one step of the method, unchecked; ``share`` is the spent part of the budget."""
+        with named_step(self.name, position.step + 1):
+            return self.method.step(self.problem, position.state, share)
+
+    def check_budget(self, position: Position) -> None:
+        """Require that the last steps made oracle calls if the budget counts them."""
+        if self.in_calls and position.idle >= IDLE_STEPS:
+            raise ConfigError(
+                "budget-cannot-end",
+                f"the method recorded 0 oracle calls in {IDLE_STEPS:,} steps, up to step "
+                f"{position.step}, so a budget in calls cannot end",
+                place=("budget",),
+                hint="use steps or seconds, or record oracle_calls in each step",
+            )
+
+    def read(
+        self, position: Position, outcome: Any, counted: Mapping[str, int], first: float
+    ) -> tuple[Position, Record]:
+        """Return the position after a step, and its record as plain numbers.
+
+        ``counted`` are the counters of the problem before the step, and ``first`` is the first
+        upper loss of the run.
+        """
+        state, raw = pair_of("step", "(state, record)", outcome)
+        self._check_calls(raw)
+        counters = self.counters()
+        grown = {f"step_{name}": value - counted.get(name, 0) for name, value in counters.items()}
+        theta, x = self.result(state, position.step)
+        leaves = [*theta.values(), *x.values()]
+        sizes = {"total": _total(leaves), "norm of theta": norm(theta)}
+        record = named_zeros(to_numbers({**raw, **grown, **self.weights(theta), **sizes}), theta)
+        if not math.isfinite(record.pop("total")):  # or it overflowed
+            names = [
+                name
+                for name, leaf in zip([*theta, *x], leaves, strict=True)
+                if not torch.isfinite(leaf).all()
+            ]
+            record |= {"broken": names} if names else {}
+        size = record.pop("norm of theta")
+        number = position.step + 1
+        check_numbers(record, number)
+        check_growth(record, number, first, size, float(norm(self.problem.theta0)))
+        calls = int(record.get("oracle_calls", position.calls))
+        idle = position.idle + 1 if calls <= position.calls else 0
+        return Position(state=state, step=number, calls=calls, idle=idle), record
+
+    def is_finished(self, position: Position) -> bool:
+        """Return whether the method ends before its budget."""
+        finished = getattr(self.method, "finished", None)
+        return finished is not None and bool(finished(position.state))
+
+    def result(self, state: State, step: int) -> tuple[Tree, Tree]:
+        """Return (θ, x) of a state after ``step`` steps. A method may leave θ empty.
+
+        Errors: ConfigError if the leaves of the first result differ from those of the problem.
+        """
+        theta, x = pair_of("result", "(theta, x)", self.method.result(state))
+        pairs = (("theta", theta, self.problem.theta0), ("x", x, self.problem.x0))
+        for name, own, start in () if step else pairs:
+            kinds = [
+                {key: getattr(leaf, "shape", None) for key, leaf in tree.items()}
+                for tree in (own, start)
+            ]
+            if own and kinds[0] != kinds[1]:
+                raise ConfigError(
+                    "wrong-result",
+                    f"{name} of method {self.name!r} has the leaves {leaves_of(own)}, but "
+                    f"the problem has {leaves_of(start)}",
+                    place=("method", "result", name),
+                )
+        return theta, x
+
+    def start(self, position: Position) -> Record:
+        """Return the weights of data sources before the first step."""
+        if self.problem.find(Sources) is None:
+            return {}
+        return to_numbers(self.weights(self.result(position.state, position.step)[0]))
+
+    def weights(self, theta: Tree) -> Record:
+        """Return the weight of every data source, under its name."""
+        sources = self.problem.find(Sources)
+        if sources is None:
+            return {}
+        omega = sources.weights(theta).detach()
+        return {f"weight.{name}": weight for name, weight in zip(sources.names, omega, strict=True)}
+
+    def counters(self) -> Mapping[str, int]:
+        """Return the counters of the problem, such as processed tokens."""
+        return {} if self.problem.counters is None else dict(self.problem.counters())
+
+    def _check_calls(self, record: Record) -> None:
+        if self.in_calls and "oracle_calls" not in record:
+            raise ConfigError(
+                "wrong-result",
+                f"the records of method {self.name!r} have no oracle_calls, which a budget "
+                "in calls requires",
+                place=("method", "step", "oracle_calls"),
+                hint="record the calls of all steps so far, or use a budget in steps or seconds",
+            )
+
+
+def pair_of(what: str, expected: str, outcome: Any) -> tuple[Any, Any]:
+    """Return the two dictionaries that a method's function returned, else raise ConfigError."""
+    if (
+        isinstance(outcome, tuple | list)
+        and len(outcome) == 2
+        and all(isinstance(item, Mapping) for item in outcome)
+    ):
+        return outcome[0], outcome[1]
+    kinds = (
+        ", ".join(type(item).__name__ for item in outcome)
+        if isinstance(outcome, tuple)
+        else type(outcome).__name__
+    )
+    raise ConfigError(
+        "wrong-result",
+        f"`{what}` of a method returns ({kinds}), but must return two dictionaries, {expected}",
+        place=("method", what),
+    )
+
+
+def leaves_of(tree: Tree) -> str:
+    """Return the leaves with their shapes, or the type of a value: ``{w [3], b float}``."""
+    shapes = (
+        f"{name} {list(leaf.shape) if hasattr(leaf, 'shape') else type(leaf).__name__}"
+        for name, leaf in tree.items()
+    )
+    return f"{{{', '.join(shapes)}}}"
+
+
+@contextlib.contextmanager
+def named_step(method: str, step: int) -> Iterator[None]:
+    """Add the method and the step to errors about numbers that are not finite."""
+    try:
+        yield
+    except ConfigError as error:
+        if all(cause.code != "not-finite" for cause in error.errors):
+            raise
+        raise_all(
+            [
+                ConfigError(
+                    cause.code,
+                    f"step {step} of method {method!r}: {cause.message}",
+                    place=cause.place,
+                    hint=cause.hint,
+                )
+                for cause in error.errors
+            ]
+        )
+
+
+def named_zeros(record: Record, theta: Tree) -> Record:
+    """Replace the hypergradient norm of each leaf by the names of the leaves where it is 0.
+
+    The names are recorded only if some leaves, but not all, have a hypergradient of 0.
+    """
+    lengths: Any = record.pop("hypergradient_norms", None) or []
+    zeros = [name for name, length in zip(theta, lengths, strict=False) if length == 0]
+    return (
+        {**record, "zero_gradient": ", ".join(zeros)} if 0 < len(zeros) < len(lengths) else record
+    )
+
+
+def _total(leaves: Iterable[torch.Tensor]) -> float | torch.Tensor:
+    """Return the sum of all numbers, which is not finite if one of them is not.
+
+    It is a single fast pass that does not wait for a GPU.
+    """
+    sums = [leaf.sum() for leaf in leaves]
+    if any(part.is_cuda for part in sums):
+        return torch.stack([part.double() for part in sums]).sum()
+    return sum(part.item() for part in sums)
+
+
+def to_numbers(record: Mapping[str, Any]) -> Record:
+    """Return the record with numbers and lists in place of tensors; all move to the CPU at once."""
+    tensors = {name: value for name, value in record.items() if isinstance(value, torch.Tensor)}
+    moved = {name: value.detach().to("cpu", non_blocking=True) for name, value in tensors.items()}
+    for device in {value.device for value in tensors.values() if value.is_cuda}:
+        torch.cuda.synchronize(device)
+    return {
+        name: moved[name].tolist() if name in moved else value for name, value in record.items()
+    }
