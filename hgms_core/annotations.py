@@ -83,7 +83,10 @@ def wrong(code: str, place: Place, value: object, requirement: str) -> NoReturn:
         hint = f"create it: {value.__name__}()"
     elif isinstance(value, str) and re.fullmatch(r"[-+]?[\d.]+(e[-+]?\d+)?", value):
         hint = f"write it without quotes: {value}"
-    message = f"{dotted(place)}={brief(value)} must be {requirement}"
+    if place:
+        message = f"{dotted(place)}={brief(value)} must be {requirement}"
+    else:  # the caller adds it
+        message = f"expected {requirement}, got {brief(value)}"
     raise ConfigError(code, message, place=place, hint=hint)
 
 

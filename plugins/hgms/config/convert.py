@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, NoReturn
 
@@ -23,7 +23,6 @@ from attrs import define, field
 
 from hgms.config.as_table import is_at_rest
 from hgms.config.budget import Budget
-from hgms.config.field_errors import choice_of, fail, gathered
 from hgms.config.invalid import (
     PROTOCOLS,
     SCALARS,
@@ -37,6 +36,7 @@ from hgms.config.invalid import (
 )
 from hgms.config.tables import Short, readings, show
 from hgms_core import Composition, ConfigError, HgmsError, Pipeline
+from hgms_core.annotations import reader
 from hgms_core.components import as_error, complaint
 from hgms_core.errors import raise_all, unknown_name
 from hgms_core.registry import Registry, inside, layers_of
@@ -94,13 +94,10 @@ class _Reader:
 
     def __attrs_post_init__(self) -> None:
         for scalar in SCALARS:
-            self.converter.register_structure_hook(scalar, _scalar)
+            self.converter.register_structure_hook(scalar, _plain)
         for predicate, function in (
             (attrs.has, self.table),
-            (
-                lambda hint: typing.get_origin(hint) is Literal,
-                lambda value, hint: choice_of(value, hint, _unexpected),
-            ),
+            (lambda hint: typing.get_origin(hint) is Literal, _plain),
             (lambda hint: typing.get_origin(hint) in (typing.Union, types.UnionType), self.union),
             (lambda hint: origin_is(hint, tuple, list, Sequence), self.sequence),
             (lambda hint: origin_is(hint, Mapping), self.mapping),
@@ -360,13 +357,10 @@ def _is_laid(value: object) -> bool:
     return isinstance(value, Mapping) and isinstance(value.get("name"), Short)
 
 
-def _scalar(value: object, wanted: type) -> Any:
-    if type(value) is wanted:
-        return value
-    if wanted is float and type(value) is int:
-        with contextlib.suppress(OverflowError):
-            return float(value)
-    fail("wrong-type", f"expected {SCALARS[wanted]}, got {show(value)}")
+def _plain(value: object, hint: Any) -> Any:
+    """Return a number, string, boolean or literal; the core checks it as it does in Python."""
+    read = reader(hint)
+    return value if read is None else read((), value)
 
 
 def _unexpected(hint: Any, value: object) -> NoReturn:
@@ -391,3 +385,25 @@ def _required(hint: Any) -> str:
     fields = init_fields(hint) if isinstance(hint, type) and attrs.has(hint) else {}
     names = [key for key, attribute in fields.items() if attribute.default is attrs.NOTHING]
     return f" with {' and '.join(names)}" if names else ""
+
+
+def fail(code: str, message: str, **parts: Any) -> NoReturn:
+    """Raise ConfigError about the value being read; the callers add its place."""
+    raise ConfigError(code, message, **parts)
+
+
+def gathered(items: Iterable[tuple[Any, Any, Callable[[Any], Any]]]) -> dict[Any, Any]:
+    """Return each (key, value, reader) as key and read value.
+
+    Errors: all errors are raised together.
+    """
+    values = {}
+    errors: list[HgmsError] = []
+    for key, item, function in items:
+        try:
+            values[key] = function(item)
+        except HgmsError as error:
+            errors += error.at(key).errors
+    if errors:
+        raise_all(errors)
+    return values

@@ -159,7 +159,7 @@ OUTSIDE: list[tuple[Any, ...]] = [
     ({"run": {"matmul": "quick"}}, "unknown-choice", ("run", "matmul"), ""),
     ({"run": {"compile": "always"}}, "wrong-type", ("run", "compile"), ""),
     # an integer that no float holds
-    ({"run": {"checkpoint_seconds": 10**400}}, "wrong-type", ("run", "checkpoint_seconds"), ""),
+    ({"run": {"checkpoint_seconds": 10**400}}, "out-of-range", ("run", "checkpoint_seconds"), ""),
 ]
 
 
