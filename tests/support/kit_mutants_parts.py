@@ -56,6 +56,15 @@ def steps(change: Callable[[Any, float], Any]) -> Any:
     return changed(Step(), step=step)
 
 
+def differs_after_a_file(
+    own: Any, plain: Any, theta: Any, gradient: Any, state: Any, progress: float
+) -> Any:
+    """A step of an optimiser that holds a tuple in its state; a file returns it as a list."""
+    following, after = plain(theta, gradient, state, progress)
+    shift = 0.1 * isinstance(state.get("mark"), list)
+    return {name: leaf + shift for name, leaf in following.items()}, {**after, "mark": (1,)}
+
+
 PARTS: list[tuple[str, str, Any]] = [
     ("selector", "selection", selects(lambda s, c: evolve(s, index=s.index[None]))),
     ("selector", "selection", selects(lambda s, c: evolve(s, gap=2 * s.gap))),
@@ -125,6 +134,7 @@ PARTS: list[tuple[str, str, Any]] = [
             ),
         ),
     ),
+    ("outer", "state", changed(Step(), step=differs_after_a_file)),
     ("outer", "structure", steps(lambda leaf, progress: leaf[None])),
     (
         "outer",
