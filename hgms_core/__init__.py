@@ -1,8 +1,8 @@
 """HGMS core: protocols, pipeline, hypergradient calculus, plugin host and registry.
 
-Everything a plugin needs is here, listed in ``__all__``. Programs (the command line, runs,
-comparisons, reports) are packages of their own on top of it, and may also import ``hgms_core.host``
-and ``hgms_core.registry``.
+This package exports everything that a plugin needs (``__all__``). Programs (the command line,
+runs, comparisons, reports) are separate packages that depend on it. They may also import
+``hgms_core.host`` and ``hgms_core.registry``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The values of fields, checked by annotations such as ``float | None`` or ``LinearSolver``."""
+"""Checks of field values by annotations such as ``float | None`` or ``LinearSolver``."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PARTS: dict[Any, str] = {
 
 
 def reader(hint: Any) -> Read | None:
-    """Return what reads the values of an annotation, or None if it accepts all values."""
+    """Return the reader for the values of an annotation, or None if it accepts all values."""
     origin = typing.get_origin(hint)
     members = typing.get_args(hint)
     if hint is Any:
@@ -61,7 +61,7 @@ def _is_protocol(hint: Any) -> bool:
 
 
 def words(hint: Any) -> str:
-    """Return an annotation in words, for messages."""
+    """Return the description of an annotation for messages."""
     members = typing.get_args(hint)
     if hint in WORDS:
         return WORDS[hint]
@@ -77,7 +77,7 @@ def words(hint: Any) -> str:
 
 
 def wrong(code: str, place: Place, value: object, requirement: str) -> NoReturn:
-    """Raise ConfigError for a value, with its form if a string holds a number."""
+    """Raise ConfigError for a value, with a hint if it is a class or a number in quotes."""
     hint = None
     if isinstance(value, type):
         hint = f"create it: {value.__name__}()"
@@ -91,7 +91,7 @@ def wrong(code: str, place: Place, value: object, requirement: str) -> NoReturn:
 
 
 def number(place: Place, value: Any) -> float:
-    """Return a number as a float; infinity is accepted, so that a bound can be absent."""
+    """Return a number as a float. Infinity is accepted; as a bound it means no limit."""
     value = _plain(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
         wrong("wrong-type", place, value, "a number")
@@ -163,7 +163,7 @@ def _union(hint: Any, members: tuple[Any, ...], place: Place, value: Any) -> Any
             return read(place, value)
         except ConfigError as error:
             errors.append(error)
-    # an error that is more precise than "of another type" belongs to the intended member
+    # an error more precise than "wrong-type" shows which member the user intended
     precise = [error for error in errors if error.code != "wrong-type" or error.place != place]
     if precise or len(errors) == 1:
         raise [*precise, *errors][0]

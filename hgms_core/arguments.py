@@ -1,5 +1,6 @@
-"""Checks of arguments: misspelt or missing ones, functions that accept other arguments, and parts
-of the wrong kind.
+"""Checks of arguments: misspelt or missing names, wrong functions, wrong parts.
+
+A wrong function accepts other arguments. A wrong part is of another kind of component.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ Target = TypeVar("Target", bound=Callable[..., Any])
 
 
 def kind_of(value: object) -> str:
-    """Return what a value is, for a message: ``None``, ``the class Adam``, ``an int``."""
+    """Return the kind of a value for a message: ``None``, ``the class Adam``, ``an int``."""
     if value is None or isinstance(value, type):
         return "None" if value is None else f"the class {value.__name__}"
     name = type(value).__name__
@@ -37,7 +38,7 @@ def brief(value: object) -> str:
 
 
 def check_function(what: str, function: Any, *arguments: str) -> None:
-    """Require a function that can be called with these arguments by position, else ConfigError.
+    """Raise ConfigError unless ``function`` accepts these arguments by position.
 
     >>> check_function("g", lambda theta, x: x, "theta", "x", "batch")
     Traceback (most recent call last):
@@ -54,7 +55,7 @@ def check_function(what: str, function: Any, *arguments: str) -> None:
     module = hasattr(function, "state_dict") and hasattr(function, "forward")
     try:
         signature = inspect.signature(function.forward if module else function)
-    except (TypeError, ValueError):  # of a builtin, which has none
+    except (TypeError, ValueError):  # builtins may have no signature
         return
     try:
         signature.bind(*arguments)
@@ -72,7 +73,10 @@ def check_function(what: str, function: Any, *arguments: str) -> None:
 
 
 def accepts(*arguments: str, optional: bool = False) -> Callable[[object, Any, Any], None]:
-    """Return a validator that requires a function of these arguments, or, if optional, None."""
+    """Return a validator that requires a function of these arguments.
+
+    If ``optional``, the validator also accepts None.
+    """
 
     def check(instance: object, attribute: Any, value: Any) -> None:
         if value is not None or not optional:
@@ -89,7 +93,9 @@ def methods_of(protocol: type) -> tuple[str, ...]:
 
 
 def check_part(place: str, value: object, label: str, methods: Collection[str]) -> None:
-    """Require an object with the methods of a kind of component (``label``), else ConfigError.
+    """Raise ConfigError unless ``value`` is an object with these methods.
+
+    ``label`` is the kind of component for the message.
 
     >>> check_part("selector", "first", "a selector", ["select"])  # doctest: +ELLIPSIS
     Traceback (most recent call last):
@@ -119,8 +125,8 @@ def check_part(place: str, value: object, label: str, methods: Collection[str]) 
 def arguments_named(target: Target) -> Target:
     """Decorate a class or function so that wrong arguments raise ConfigError.
 
-    Misspelt arguments raise ``unknown-option``, missing ones ``missing-option``, and positional
-    arguments of a target that accepts names only ``positional-argument``.
+    The code of the error is ``unknown-option`` for misspelt arguments, ``missing-option`` for
+    missing arguments, and ``positional-argument`` if the target accepts arguments by name only.
     """
     decorated: Any = target
     if isinstance(target, type):
@@ -130,7 +136,7 @@ def arguments_named(target: Target) -> Target:
 
 
 def _named(write: Callable[..., Any], name: str, own: int) -> Callable[..., Any]:
-    """``write`` with its ``own`` first parameters left out of the messages."""
+    """Wrap ``write``; the messages omit its first ``own`` parameters."""
 
     @functools.wraps(write)
     def named(*args: Any, **arguments: Any) -> Any:
@@ -154,7 +160,7 @@ def wrong_names(
 ) -> list[ConfigError]:
     """Return the errors of misspelt, missing and positional arguments of a call.
 
-    The ``own`` first parameters, such as ``self``, are left out of the messages.
+    The messages omit the first ``own`` parameters, such as ``self``.
     """
     parameters = list(inspect.signature(write).parameters.values())[own:]
     positional = len(args) - own

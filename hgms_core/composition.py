@@ -13,17 +13,17 @@ from hgms_core.validators import choice
 
 @frozen(kw_only=True)
 class Composition:
-    """A method defined by the parts of a :class:`Pipeline`, given by name as in a TOML file.
+    """A method defined by the named parts of a :class:`Pipeline`, as in a TOML file.
 
-    It imports no plugin, and users can override each field, or replace a part by another name.
+    It imports no plugin. Users can override each field, or replace a part by another name.
 
     Attributes:
         name, summary: as they appear in lists.
         source: the origin of the method.
         parts: the tables of the parts.
-        of: the class to build, the Pipeline or a wrapper, whose fields are then among the parts.
-        role: ``"floor"`` for a trivial baseline, ``"ceiling"`` for one that knows the truth.
-        on: other defaults for tasks with a trait.
+        of: the class to build: the Pipeline, or a wrapper, with its fields also in ``parts``.
+        role: ``"floor"`` for a trivial baseline, ``"ceiling"`` for a baseline that uses the truth.
+        on: other defaults for tasks with a trait, by trait.
         testing: other settings in the conformance kit, for its problems of size 1.
         testing_failures: the reason for each check of the kit that the method does not pass.
 
@@ -66,7 +66,9 @@ class Composition:
 
 
 def overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge two tables key by key; a table that names another component replaces the whole part.
+    """Merge two tables key by key.
+
+    A table that names another component replaces the whole part.
 
     >>> overlay({"solver": {"name": "cg", "rtol": 1e-3}}, {"solver": {"max_steps": 5}})
     {'solver': {'name': 'cg', 'rtol': 0.001, 'max_steps': 5}}

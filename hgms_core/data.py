@@ -20,17 +20,17 @@ Batch = Tree
 @arguments_named
 @frozen
 class Data:
-    """The rows a loss is computed on.
+    """The rows that a loss is computed on.
 
-    ``rows(index)`` is the batch of the rows with these numbers; ``index`` is an integer tensor of
-    any shape, whose axes lead every leaf of the batch. ``whole`` is the batch of all ``size`` rows.
-    It may be empty: ``batch(None)`` then takes all rows from ``rows``. ``Data()`` is for a loss
-    without data.
+    ``rows(index)`` returns the batch of the rows with these numbers. ``index`` is an integer tensor
+    of any shape; its axes are the leading axes of every leaf of the batch. ``whole`` is the batch
+    of all ``size`` rows. If it is empty, ``batch(None)`` reads all rows through ``rows``.
+    ``Data()`` is for a loss without data.
 
-    ``strata`` are the names and sizes of consecutive groups of rows (the sources of a mixture). A
-    batch then holds equally many rows of each, up to one; which groups get the odd rows is drawn
-    anew for each batch. A group's rows are drawn by its name, not by where it stands, and within
-    one call none comes twice before all of the group have come.
+    ``strata`` contains the names and sizes of consecutive groups of rows (the sources of a
+    mixture). A batch then contains equally many rows per group, up to one. Each batch draws the
+    groups that contribute one more row. The drawn rows of a group depend on its name, not on its
+    position. Within one call, no row of a group is repeated before all its rows are drawn.
 
     >>> table = torch.arange(10.0)
     >>> data = Data(size=10, whole={"t": table}, rows=lambda index: {"t": table[index]})
@@ -46,13 +46,14 @@ class Data:
 
     @classmethod
     def of(cls, columns: Batch) -> Data:
-        """Return the rows of a table of tensors; a batch also has each row's number as ``index``.
+        """Return the rows of a table of tensors. A batch also contains the row numbers, ``index``.
 
         ``hgms.as_data`` reads arrays, data frames, datasets and loaders.
 
-        Errors: ConfigError for a value that is not a dictionary of tensors (``wrong-type``), a
-        table without rows (``no-rows``), columns of different lengths (``wrong-length``) or on
-        different devices (``several-devices``), and other values in ``index`` (``reserved-name``).
+        Errors: ConfigError for a value that is not a dictionary of tensors (``wrong-type``) and for
+        a table without rows (``no-rows``). Columns of different lengths (``wrong-length``) or on
+        different devices (``several-devices``) also raise it, as do other values in ``index``
+        (``reserved-name``).
 
         >>> data = Data.of({"x": torch.tensor([[0.0, 1.0], [2.0, 3.0]])})
         >>> data.batch(torch.tensor([1]))
@@ -107,15 +108,16 @@ class Data:
         return cls(size, whole, taken, device)
 
     def draw(self, key: Key, batch_size: int | None, steps: int) -> Tensor | None:
-        """What ``rows`` takes, ``[steps, batch_size]``, or None where each step sees the whole
-        data.
+        """Return row numbers for ``rows``, ``[steps, batch_size]``.
+
+        The result is None if each step uses all rows.
         """
         if batch_size is None or batch_size >= self.size:
             return None
         return self.numbers(key, batch_size, steps)
 
     def numbers(self, key: Key, batch_size: int, steps: int) -> Tensor:
-        """Numbers of rows, ``[steps, batch_size]``, also where a batch is larger than the data."""
+        """Return row numbers, ``[steps, batch_size]``, even if a batch is larger than the data."""
         if self.strata is None:
             return key.indices(self.size, batch_size, steps, self.device)
         return self._stratified(key, batch_size, steps, self.strata).to(
@@ -126,7 +128,7 @@ class Data:
         self, key: Key, batch_size: int, steps: int, strata: tuple[tuple[str, int], ...]
     ) -> Tensor:
         even, odd = divmod(batch_size, len(strata))
-        # By name, so that the same rows are drawn in whichever order the groups stand.
+        # Sorted by name, so that the order of the groups does not change the drawn rows.
         names = sorted(name for name, _ in strata)
         generator = key.fold("odd").generator()
         luck = [
@@ -160,8 +162,9 @@ class Data:
         )
 
     def sample(self, key: Key, size: int | None) -> tuple[Batch, int]:
-        """One batch of ``size`` rows drawn by ``key`` (all if None), and how many rows it counts
-        (:meth:`count`).
+        """Return one batch of ``size`` rows drawn by ``key`` (None: all rows), and its row count.
+
+        :meth:`count` computes the row count.
 
         >>> batch, rows = Data.of({"t": torch.arange(10.0)}).sample(Key(0), 4)
         >>> batch["t"].shape, rows
@@ -171,19 +174,20 @@ class Data:
         return self.batch(None if numbers is None else numbers[0]), self.count(size)
 
     def count(self, batch_size: int | None) -> int:
-        """Rows in a batch of the asked size; a loss without data counts one."""
+        """Return the row count of a batch of this size; a loss without data counts as one row."""
         return max(1, self.size if batch_size is None else min(batch_size, self.size))
 
 
 ROLES = ("differentiate", "select", "stop")
-"""What validation data is used for: differentiating f, selecting a candidate, deciding when a
-state is the best so far.
+"""The uses of validation rows: differentiate f, select a candidate, and decide if a state is the
+best so far.
 """
 
 
 def roles(validation: Tree, shares: tuple[float, ...]) -> dict[str, Data]:
-    """The validation rows each role sees: consecutive parts (views, not copies), or all of them for
-    shares (1, 1, 1).
+    """Split validation rows into consecutive parts, one per role (views, not copies).
+
+    With the shares (1, 1, 1), each role uses all rows.
 
     >>> {role: data.size for role, data in roles({"a": torch.zeros(10)}, (0.6, 0.2, 0.2)).items()}
     {'differentiate': 6, 'select': 2, 'stop': 2}
@@ -220,7 +224,7 @@ class Roles(dict[str, Data]):
 
 
 def by_role(rows: Data | Mapping[str, Data]) -> Roles:
-    """Return validation rows by role: those of a mapping, or the same rows for all roles."""
+    """Return validation rows by role: the rows of a mapping, or the same rows for all roles."""
     if isinstance(rows, Data):
         return Roles(dict.fromkeys(ROLES, rows))
     if not isinstance(rows, Mapping):

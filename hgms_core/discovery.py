@@ -1,6 +1,4 @@
-"""Where plugins come from: installed distributions, modules, single files; and what importing
-one does to everybody else.
-"""
+"""Find and import plugins: installed distributions, modules, and single files."""
 
 from __future__ import annotations
 
@@ -23,8 +21,9 @@ from hgms_core.errors import MissingExtra, PluginError, closest
 
 GROUP = "hgms"
 PROGRAMS = "hgms.programs"
-"""The entry-point groups of components and observers, and of programs: of the latter each entry
-is a command.
+"""The entry-point groups: ``GROUP`` for components and observers, ``PROGRAMS`` for programs.
+
+Each entry of ``PROGRAMS`` is a command.
 """
 FIRST_PARTY = "hgms"
 
@@ -42,12 +41,13 @@ class Entry:
 
 
 def installed() -> dict[str, list[Entry]]:
-    """The entry points of both groups in the order of their names; ours first among equals, so that
-    a third party cannot take a built-in plugin's name."""
+    """Return the entry points of both groups in the order of their names.
+
+    For equal names, built-in plugins come first, so that a third party cannot take their names.
+    """
     every = importlib.metadata.entry_points()
-    owners: dict[
-        int, Any
-    ] = {}  # a distribution's metadata is parsed once, however many entry points it has
+    # the metadata of a distribution is parsed once for all its entry points
+    owners: dict[int, Any] = {}
     entries: dict[str, list[Entry]] = {GROUP: [], PROGRAMS: []}
     for group in entries:
         for point in every.select(group=group):
@@ -90,8 +90,9 @@ def _loaded(entry: importlib.metadata.EntryPoint) -> object:
 
 
 def import_plugin(where: str) -> ModuleType:
-    """A module by its name, or from a file under a name that cannot clash with an installed
-    module's.
+    """Import a module by its name, or from a file.
+
+    The module of a file gets a name that cannot clash with the name of an installed module.
     """
     path = Path(os.path.expanduser(where))
     if path.suffix != ".py":
@@ -139,13 +140,13 @@ def import_plugin(where: str) -> ModuleType:
         )
     name = "hgms_file_" + re.sub(r"\W", "_", path.stem)
     if name in sys.modules and getattr(sys.modules[name], "__file__", None) != str(path.resolve()):
-        # another folder's file of that name: both stay
+        # keep both modules if files in two folders have the same name
         name += f"_{zlib.crc32(str(path.resolve()).encode()):x}"
     spec = importlib.util.spec_from_file_location(name, path.resolve())
     if spec is None or spec.loader is None:
         raise PluginError("unreadable-file", "the file cannot be imported", place=(where,))
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # attrs and typing look a class's module up there
+    sys.modules[name] = module  # attrs and typing look up a class's module there
     try:
         spec.loader.exec_module(module)
     except BaseException:
@@ -155,7 +156,7 @@ def import_plugin(where: str) -> ModuleType:
 
 
 def _is_module(where: str) -> bool:
-    # a mere folder is found without an origin
+    # find_spec also finds a plain folder, but its spec has no origin
     try:
         spec = importlib.util.find_spec(where)
     except (ImportError, ValueError):
@@ -164,8 +165,9 @@ def _is_module(where: str) -> bool:
 
 
 def install_line(plugin: Any, error: BaseException) -> str | None:
-    """The command that installs what ``error`` misses, if that is an optional extra of the
-    plugin's distribution.
+    """Return the command that installs the missing package of ``error``, else None.
+
+    The result is None if the package is in no optional extra of the plugin's distribution.
     """
     if isinstance(error, MissingExtra):
         return error.install
@@ -173,14 +175,16 @@ def install_line(plugin: Any, error: BaseException) -> str | None:
         return None
     module = error.name.partition(".")[0]
     if module in sys.modules or module == plugin.module.partition(".")[0].partition(":")[0]:
-        return None  # the package is there: a part of it is not, which no extra cures
+        return None  # the package exists, but a part is missing: an extra does not help
     extra = _extra_of(plugin.distribution, plugin.extras, module)
     return f"pip install '{plugin.distribution}[{extra}]'" if extra else None
 
 
 def _extra_of(distribution: str, likely: Sequence[str], module: str) -> str | None:
-    """The extra that brings ``module``: named by the entry point, called like it, or requiring a
-    project called like it.
+    """Return the extra that provides ``module``, else None.
+
+    In this order: an extra that the entry point names, an extra with the same name as the module,
+    an extra that requires a project with the same name as the module.
     """
     try:
         metadata = importlib.metadata.distribution(distribution)
@@ -199,7 +203,8 @@ def _extra_of(distribution: str, likely: Sequence[str], module: str) -> str | No
 
 
 def canonical(name: str) -> str:
-    """How names are told apart: case and the kind of separator do not count, ``Fast_CG`` is
-    ``fast-cg``.
+    """Normalise a name for comparisons: ``Fast_CG`` becomes ``fast-cg``.
+
+    Case and the kind of separator are ignored.
     """
     return re.sub(r"[-_.]+", "-", name).lower()

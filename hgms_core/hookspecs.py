@@ -1,16 +1,20 @@
-"""Every hook a plugin may implement.
+"""Specifications of all hooks that a plugin can implement.
 
-A plugin is a module with functions of these names, each marked ``@hgms_core.hookimpl``, and, if it
-likes, the plugin API it was written for: ``hgms_plugin_api = 2``.
+A plugin is a module with functions of these names, each marked ``@hgms_core.hookimpl``. It may
+declare the version of the plugin API that it requires: ``hgms_plugin_api = 2``.
 
-Registering hooks are called when a component is first looked up by name, and return classes; what
-they return is checked against the protocol of its kind. Observers are called one at a time, in the
-order of the plugins' names, outside the budget's clock; one that raises is reported and not called
-again.
+HGMS calls the registering hooks when a component is first looked up by name. They return classes,
+and HGMS checks each class against the protocol of its kind.
 
-How this grows: a specification gets new arguments at its end, and an implementation may take fewer.
-A hook that will go carries ``warn_on_impl=HookDeprecated(...)``, which `hgms plugins` shows on
-those who implement it, for two minor versions. Only what breaks a plugin raises ``PLUGIN_API``.
+HGMS calls observers one at a time, in the order of the plugins' names, outside the budget's clock.
+If an observer raises, HGMS reports the error and does not call the plugin's observers afterwards.
+
+Rules for changes:
+
+- New arguments are added at the end of a specification. An implementation may accept fewer.
+- A hook that will be removed has ``warn_on_impl=HookDeprecated(...)`` for two minor versions.
+  `hgms plugins` shows this warning for each plugin that implements the hook.
+- ``PLUGIN_API`` increases only if a change breaks plugins.
 """
 
 # mypy: disable-error-code=empty-body
@@ -39,21 +43,22 @@ if TYPE_CHECKING:
     )
 
 PLUGIN_API = 2
-"""The version of hooks and protocols that plugins are written against; it grows only when an old
-plugin would break.
-"""
+"""The version of the hooks and protocols; it increases only if a change breaks existing plugins."""
 
 hookspec = pluggy.HookspecMarker("hgms")
 hookimpl = pluggy.HookimplMarker("hgms")
-"""Marks a function of a plugin as the implementation of the hook it is called like."""
+"""Mark a function of a plugin as the implementation of the hook with the same name."""
 
 
 @frozen(kw_only=True)
 class RunInfo:
-    """What an observer learns of a run. ``folder`` is where it writes (None: nowhere); ``config``
-    is its resolved configuration as nested tables; ``resumed_from`` is the step a resumed run goes
-    on from (0 for a new one); in ``state`` an observer keeps what it has open for this run, under
-    its plugin's name. ``str(budget)`` is the budget as text.
+    """The information about a run that observers receive.
+
+    - ``budget``: ``str(budget)`` is the budget as text.
+    - ``folder``: the folder to which the run writes; None if it writes no files.
+    - ``resumed_from``: the step from which the run resumes; 0 for a new run.
+    - ``config``: the resolved configuration of the run as nested tables.
+    - ``state``: the open resources of each observer for this run, under the name of its plugin.
 
     >>> RunInfo(task="quadratic", method="hg-ms", seed=0, budget="5 steps").resumed_from
     0
@@ -71,19 +76,19 @@ class RunInfo:
 
 @hookspec
 def hgms_register_generators() -> Iterable[type[CandidateGenerator]]:
-    """Candidate generators, as classes: what proposes N lower states."""
+    """Register candidate generators: classes that propose N lower states."""
 
 
 @hookspec
 def hgms_register_selectors() -> Iterable[type[Selector]]:
-    """Selectors, as classes: what picks one of the candidates."""
+    """Register selectors: classes that select one of the candidates."""
 
 
 @hookspec
 def hgms_register_linear_solvers() -> Iterable[type[LinearSolver]]:
-    """Linear solvers, as classes: what solves (H + ridge·I) v = b from products with H.
+    """Register linear solvers: classes that solve (H + ridge·I) v = b from products with H.
 
-    Called: as every registering hook, when a component is first looked up by name.
+    Called: like every registering hook, when a component is first looked up by name.
 
     >>> @hookimpl
     ... def hgms_register_linear_solvers():
@@ -95,22 +100,22 @@ def hgms_register_linear_solvers() -> Iterable[type[LinearSolver]]:
 
 @hookspec
 def hgms_register_hypergradients() -> Iterable[type[HyperGradient]]:
-    """Hypergradient estimators, as classes: what differentiates at the selected candidate."""
+    """Register hypergradient estimators: classes that differentiate at the selected candidate."""
 
 
 @hookspec
 def hgms_register_outer_optimizers() -> Iterable[type[OuterOptimizer]]:
-    """Outer optimisers, as classes: what turns a hypergradient into the next θ."""
+    """Register outer optimisers: classes that compute the next θ from a hypergradient."""
 
 
 @hookspec
 def hgms_register_tasks() -> Iterable[type[Task]]:
-    """Tasks, as classes: what builds a problem."""
+    """Register tasks: classes that build a problem."""
 
 
 @hookspec
 def hgms_register_methods() -> Iterable[type[Method] | Composition]:
-    """Methods: classes, or compositions (named defaults for the parts of a Pipeline).
+    """Register methods: classes, or compositions (named defaults for parts of a Pipeline).
 
     >>> from hgms_core import Composition
     >>> @hookimpl
@@ -133,10 +138,12 @@ def hgms_register_methods() -> Iterable[type[Method] | Composition]:
 
 @hookspec
 def hgms_register_commands(cli: click.Group) -> None:
-    """Add commands to the ``hgms`` command line. A name that is taken stays as it is; an HgmsError
-    is a message, exit code 2.
+    """Add commands to the ``hgms`` command line.
 
-    Called: when the command line is asked for a command that is not ours, or for the list of all.
+    A plugin cannot replace an existing command. If a command raises HgmsError, ``hgms`` prints the
+    message and exits with code 2.
+
+    Called: when the user runs a command that is not built in, or requests the list of commands.
 
     >>> import click
     >>> @hookimpl
@@ -149,16 +156,18 @@ def hgms_register_commands(cli: click.Group) -> None:
 
 @hookspec
 def hgms_register_executors() -> Iterable[type[Any]]:
-    """Executors, as classes: what carries out the runs of a grid, here or on a cluster (see
-    ``hgms.executors``).
+    """Register executors: classes that execute the runs of a grid.
+
+    An executor runs them on this machine or on a cluster (see ``hgms.executors``).
     """
 
 
 @hookspec
 def hgms_ready(settings: Mapping[str, Any]) -> None:
-    """A comparison is about to begin; ``settings`` is the table ``[run]`` of all its runs.
-    ConfigError or MissingExtra says that what a person asked for (a tracker, say) cannot be had,
-    before any run has failed for it.
+    """Prepare a comparison; ``settings`` is the table ``[run]`` of all its runs.
+
+    Raise ConfigError or MissingExtra if a requested feature, such as a tracker, is not available.
+    The comparison then stops before its first run, instead of failing in each run.
 
     Called: once for each ``hgms compare``, before its first run.
 
@@ -177,10 +186,11 @@ def hgms_ready(settings: Mapping[str, Any]) -> None:
 
 @hookspec
 def hgms_run_started(run: RunInfo) -> None:
-    """A run begins or resumes (``run.resumed_from`` says from which step). ConfigError or
-    MissingExtra stops it.
+    """Observe a run that starts, or that resumes from step ``run.resumed_from``.
 
-    Called: once for each run, when its method and problem have been built, before the first step.
+    If the observer raises ConfigError or MissingExtra, the run stops.
+
+    Called: once for each run, after its method and problem are built, before the first step.
 
     >>> @hookimpl
     ... def hgms_run_started(run):
@@ -190,10 +200,11 @@ def hgms_run_started(run: RunInfo) -> None:
 
 @hookspec
 def hgms_step_finished(run: RunInfo, record: dict[str, Any]) -> None:
-    """An outer step is done; ``record`` is its row of ``steps.jsonl`` with ``seconds``: plain
-    numbers, short lists and strings, a copy of your own.
+    """Observe a finished outer step; ``record`` is its row of ``steps.jsonl`` plus ``seconds``.
 
-    Called: after every outer step, outside the budget's clock; the step is on disk by then.
+    The values are plain numbers, short lists and strings. Each observer gets a separate copy.
+
+    Called: after every outer step, outside the budget's clock, when the step is already on disk.
 
     >>> @hookimpl
     ... def hgms_step_finished(record):  # fewer arguments are fine
@@ -205,10 +216,11 @@ def hgms_step_finished(run: RunInfo, record: dict[str, Any]) -> None:
 def hgms_run_finished(
     run: RunInfo, summary: dict[str, Any] | None, error: BaseException | None
 ) -> None:
-    """A run ended: with its summary (a copy of your own), or with the error that stopped it (also
-    KeyboardInterrupt).
+    """Observe the end of a run: its summary, or the error that stopped it.
 
-    Called: once for each run that has begun, whatever ended it, after ``summary.json`` has been
+    Each observer gets a separate copy of the summary. The error may be a KeyboardInterrupt.
+
+    Called: once for each started run, also if it failed, after ``summary.json`` has been
         written.
 
     >>> @hookimpl

@@ -1,16 +1,20 @@
-"""The plugin host: finds plugins, loads them one by one, says what became of each, and calls their
-observers.
+"""The plugin host: find and load plugins, record their status, call observers.
 
-A plugin is a module with functions marked ``@hgms_core.hookimpl`` (see :mod:`hgms_core.hookspecs`),
-found through the entry-point group ``hgms`` of an installed distribution or named as a single file
-(``--plugin ./my_solver.py``).
+A plugin is a module with functions marked ``@hgms_core.hookimpl`` (see :mod:`hgms_core.hookspecs`).
+The host finds it through the entry-point group ``hgms`` of an installed distribution. Users can
+also name a single file (``--plugin ./my_solver.py``).
 
-A plugin that fails: of somebody else, one warning and a row in ``hgms plugins``; for want of an
-optional extra, that row alone, with the line that installs it; a part of HGMS itself, or a file
-named by the user, an error.
+The effect of a failure depends on its cause and on the owner of the plugin:
 
-``HGMS_DISABLE_PLUGINS=a,b`` blocks plugins, ``HGMS_PLUGINS=a,b`` loads only those (empty: none),
-and ``HGMS_STRICT_PLUGINS=1`` turns every failure into an error.
+- A missing optional extra adds a row to ``hgms plugins``, with the command that installs the extra.
+- A third-party plugin causes one warning and a row in ``hgms plugins``.
+- A part of HGMS itself, or a file named by the user, raises an error.
+
+Environment variables:
+
+- ``HGMS_DISABLE_PLUGINS=a,b`` blocks these plugins.
+- ``HGMS_PLUGINS=a,b`` loads only these plugins (an empty value loads no plugin).
+- ``HGMS_STRICT_PLUGINS=1`` turns every failure into an error.
 """
 
 from __future__ import annotations
@@ -53,17 +57,21 @@ from hgms_core.sandbox import undone as undone
 
 LOG = logging.getLogger("hgms.plugins")
 SLOW = 1.0
-"""Seconds that the import of somebody's plugin may take before it is said: every command waits
-for it.
+"""The maximum import time of a third-party plugin in seconds; above it, the host warns.
+
+Every command waits for the import.
 """
 Status = Literal["loaded", "incomplete", "failed", "missing-extra", "blocked"]
 
 
 @frozen(kw_only=True)
 class PluginInfo:
-    """What became of one plugin. ``incomplete``: it loaded, but some of its components were
-    refused. ``seconds`` its import took; ``notes`` are what else a person should know of it; a
-    ``program`` brings commands.
+    """The status of one plugin.
+
+    - ``status``: ``incomplete`` if the plugin loaded, but some of its components were rejected.
+    - ``seconds``: the duration of its import.
+    - ``notes``: further messages about the plugin for users.
+    - ``program``: whether the plugin provides commands.
     """
 
     name: str
@@ -82,7 +90,7 @@ class PluginInfo:
 
     @classmethod
     def of(cls, entry: Entry, **settings: Any) -> PluginInfo:
-        """Of an installed plugin, before it is loaded."""
+        """Return the status of an installed plugin before it is loaded."""
         about = {
             name: getattr(entry, name)
             for name in ("name", "module", "distribution", "version", "extras")
@@ -91,19 +99,20 @@ class PluginInfo:
 
     @property
     def owner(self) -> str:
-        """``hgms-fastcg 2.1``, or ``file my_solver.py``."""
+        """The distribution or file: ``hgms-fastcg 2.1``, or ``file my_solver.py``."""
         return f"{self.distribution} {self.version}" if self.distribution else f"file {self.module}"
 
     @property
     def vital(self) -> bool:
-        """A failure of this plugin is an error: it is ours, or the user named it."""
+        """Whether a failure is an error: the plugin is built in, or the user named it."""
         return self.distribution in (None, FIRST_PARTY)
 
 
 class Host:
-    """The plugins that a command or a program works with; entry points are read once, components
-    loaded by :meth:`load`. ``tolerant`` records every failure instead of raising it (``hgms
-    plugins``).
+    """The plugins of a command or a program.
+
+    The host reads entry points once; :meth:`load` loads the components. With ``tolerant``, the
+    host records every failure instead of raising it (``hgms plugins``).
     """
 
     def __init__(self, *, tolerant: bool = False) -> None:
@@ -119,8 +128,9 @@ class Host:
     def load(
         cls, plugins: Iterable[str | Path | ModuleType] = (), *, tolerant: bool = False
     ) -> Host:
-        """Every installed plugin that the environment lets in, in the order of their names, then
-        ``plugins``.
+        """Load installed plugins in the order of their names, then ``plugins``.
+
+        The environment variables of this module select the installed plugins.
         """
         return cls(tolerant=tolerant).complete(plugins)
 
@@ -130,8 +140,9 @@ class Host:
 
     @functools.cached_property
     def programs(self) -> dict[str, list[Entry]]:
-        """Who brings each command, by its name; ours last, so that an installed program can
-        replace it.
+        """The providers of each command, by the name of the command.
+
+        The built-in program is last, so that an installed program can replace it.
         """
         entries: dict[str, list[Entry]] = {}
         for entry in self.installed[PROGRAMS]:
@@ -139,7 +150,7 @@ class Host:
         return entries
 
     def complete(self, plugins: Iterable[str | Path | ModuleType] = ()) -> Host:
-        """This host with every installed plugin, unless it has them already, and ``plugins``."""
+        """Load the installed plugins once, and ``plugins``; return this host."""
         if not self._complete:
             self._complete = True
             self._load_installed()
@@ -148,7 +159,7 @@ class Host:
         return self
 
     def add(self, plugin: str | Path | ModuleType) -> PluginInfo:
-        """One more plugin: a file ending in ``.py``, the name of a module, or a module."""
+        """Load one more plugin: a file ending in ``.py``, a module's name, or a module."""
         where = plugin.__name__ if isinstance(plugin, ModuleType) else str(plugin)
         for info in self.infos.values():
             if _place(info.module) == _place(where) and info.distribution is None:
@@ -160,24 +171,28 @@ class Host:
         )
 
     def add_program(self, entry: Entry) -> PluginInfo:
-        """The program behind a command (:attr:`programs`). It is called like its module, since
-        it may bring several.
+        """Load the program that provides a command (:attr:`programs`).
+
+        Its name is the name of its module, since it may provide several commands.
         """
         if entry.module in self.infos:
             return self.infos[entry.module]
         return self._loaded(PluginInfo.of(entry, name=entry.module, program=True), entry.load)
 
     def implementations(self, hook: str) -> list[tuple[PluginInfo, pluggy.HookImpl]]:
-        """Who implements ``hook``, in the order of loading (pluggy's own calls go the other way
-        round).
+        """Return the implementations of ``hook`` in the order of loading.
+
+        This is the reverse of the order in which pluggy calls them.
         """
         caller = getattr(self._manager.hook, hook)
         return [(self.infos[impl.plugin_name], impl) for impl in caller.get_hookimpls()]
 
     def notify(self, hook: str, **arguments: Any) -> None:
-        """Call the observers of ``hook`` one at a time. One that raises is reported once, and its
-        plugin hears no more; ConfigError and MissingExtra at the start of a run stop it: better now
-        than a night without the curves.
+        """Call the observers of ``hook`` one at a time.
+
+        If an observer raises, the error is reported once and its plugin is not notified again.
+        At the start of a comparison or run, ConfigError and MissingExtra are raised instead: an
+        early error is better than a long run without its curves.
         """
         for info, impl in self.implementations(hook):
             if info.name in self._silenced:
@@ -204,8 +219,9 @@ class Host:
                 LOG.warning("plugin %r (%s): %s; %s", info.name, info.owner, text, rest)
 
     def blame(self, info: PluginInfo, error: BaseException, *, part: bool = False) -> None:
-        """Deal with a failure of a plugin, or of a ``part`` of it, as the module's docstring
-        says.
+        """Handle a failure of a plugin, or of a ``part`` of a plugin.
+
+        The docstring of the module defines the effects.
         """
         install = install_line(info, error)
         status: Status = "missing-extra" if install else ("incomplete" if part else "failed")
@@ -227,7 +243,7 @@ class Host:
         if self.strict or (info.vital and not self.tolerant):
             raise failure from error
         lines = [line.strip(" -") for line in failure.lines()]
-        if isinstance(error, HgmsError):  # other failures have this hint already
+        if isinstance(error, HgmsError):  # other failures already have this hint
             lines.append("run `hgms plugins -v` for more")
         LOG.warning("%s", "; ".join(lines))
 
@@ -239,7 +255,7 @@ class Host:
         ]
 
     def note(self, info: PluginInfo, text: str) -> None:
-        """Something to say, once, of a plugin that works all the same."""
+        """Log a message, once, about a plugin that still works."""
         notes = self.infos[info.name].notes
         if text not in notes:
             self._update(info, notes=(*notes, text))
@@ -247,7 +263,7 @@ class Host:
 
     @contextlib.contextmanager
     def watched(self, info: PluginInfo) -> Iterator[Watch]:
-        """:func:`hgms_core.sandbox.watched`, with what was changed noted on the plugin."""
+        """Apply :func:`hgms_core.sandbox.watched`, and note changed settings on the plugin."""
         with watched() as watch:
             yield watch
         if watch.changed:
@@ -299,7 +315,7 @@ class Host:
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            # sys.exit, pytest's skip, …: whatever it is, the others go on
+            # also sys.exit, pytest's skip and similar: the other plugins must still load
             if self._manager.has_plugin(info.name):
                 self._manager.unregister(name=info.name)
             self.blame(info, error)
@@ -362,7 +378,10 @@ class Host:
 
 
 def _is_set(variable: str) -> bool:
-    """Whether an environment variable is 1 or true. Errors: ConfigError for other texts."""
+    """Return whether an environment variable is 1 or true.
+
+    Errors: ConfigError for values other than 0, 1, false, true and an empty text.
+    """
     text = os.environ.get(variable, "")
     meaning = {"": False, "0": False, "false": False, "1": True, "true": True}
     if text.lower() not in meaning:
@@ -371,14 +390,15 @@ def _is_set(variable: str) -> bool:
 
 
 def _place(where: str) -> str:
-    """A file by its whole path, so that one file named in two ways is one plugin; a module by
-    its name.
+    """Return the absolute path of a file, or the name of a module.
+
+    Two spellings of the path of one file therefore refer to one plugin.
     """
     return str(Path(os.path.expanduser(where)).resolve()) if where.endswith(".py") else where
 
 
 def _own_copy(value: Any) -> Any:
-    # an observer may do with a record what it likes: neither the run nor another observer sees it
+    # an observer may change its record; the run and other observers must not be affected
     if isinstance(value, dict):
         return {key: _own_copy(item) for key, item in value.items()}
     return [_own_copy(item) for item in value] if isinstance(value, list) else value
@@ -425,7 +445,7 @@ def _failure(
     """Return the error with the name of its plugin in the message."""
     what = f"plugin {info.name!r} ({info.owner})"
     if isinstance(error, HgmsError):
-        if error.place[:1] == (info.module,):  # the owner is the file that the place names
+        if error.place[:1] == (info.module,):  # the place already names the owner, a file
             what = f"plugin {info.name!r}"
         message = f"{what}: {error.message}"
         if isinstance(error, ErrorGroup):
@@ -441,7 +461,7 @@ def _failure(
 
 
 def describe(error: BaseException) -> str:
-    """One of our own messages as it is; any other exception with its type."""
+    """Return the message of an HgmsError, or the type and first line of other errors."""
     text = str(error).strip()
     if isinstance(error, SystemExit):
         return f"SystemExit: it calls sys.exit({text})"

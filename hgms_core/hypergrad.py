@@ -1,12 +1,13 @@
 """Hypergradient calculus: products with the lower Hessian, the mixed derivative, and the implicit
 hypergradient.
 
-For an optimistic lower solution x*(θ) with a Hessian that may be singular along the manifold of
-minimisers (equation (3) of the HG-MS paper; the pseudoinverse becomes a ridge-regularised solve)::
+The implicit hypergradient at an optimistic lower solution x*(θ) is equation (3) of the HG-MS
+paper. The Hessian may be singular along the manifold of minimisers, so a ridge-regularised solve
+replaces the pseudoinverse::
 
     ∇F(θ) = ∇_θ f(θ, x*) − ∇²_θx g(θ, x*) v,      (∇²_xx g(θ, x*) + γI) v = ∇_x f(θ, x*)
 
-All products are matrix-free, and built here alone.
+All products are matrix-free, and only this module builds them.
 """
 
 from __future__ import annotations
@@ -29,27 +30,27 @@ from hgms_core.torch_errors import explained, no_second_derivative, out_of_memor
 from hgms_core.trees import Ravel, Tree, detach, require_grad, slopes, summary
 
 Strategy = Literal["vjp", "jvp", "difference"]
-"""How products with the lower Hessian are made; :func:`curvature` says which costs what."""
+"""How products with the lower Hessian are computed; :func:`curvature` lists the costs."""
 Bound = Callable[[Tree, Tree], Tensor]
-"""A loss with its batch bound: ``loss(theta, x) -> scalar``."""
+"""A loss with a bound batch: ``loss(theta, x) -> scalar``."""
 Lower = Callable[[Tree], Tensor]
-"""A lower loss with θ and the batch already bound: ``g(x)``, or ``[N]`` values for a stacked x."""
+"""A lower loss with bound θ and batch: ``g(x)``, or ``[N]`` values for a stacked x."""
 
 
 @contextlib.contextmanager
 def twice_differentiable_attention() -> Iterator[None]:
-    """Inside, attention and compiled functions have second derivatives.
+    """Enable second derivatives of attention and compiled functions inside the context.
 
     Scaled dot-product attention uses the math kernel, because flash and memory-efficient kernels
-    have no second derivative. Functions of ``torch.compile`` run eagerly, because the gradient of
-    compiled code has no graph, so that its second derivative would be taken for zero.
+    have no second derivative. Functions of ``torch.compile`` run eagerly: the gradient of compiled
+    code has no graph, so its second derivative would be treated as zero.
     """
     with explained(), _uncompiled(), sdpa_kernel(SDPBackend.MATH):
         yield
 
 
 def _uncompiled() -> contextlib.AbstractContextManager[Any]:
-    # without this module nothing is compiled, and its import takes seconds
+    # If this module is not imported, there are no compiled functions. Its import takes seconds.
     if "torch._dynamo" not in sys.modules or torch.compiler.is_dynamo_compiling():
         return contextlib.nullcontext()
     eager: contextlib.AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
@@ -58,10 +59,10 @@ def _uncompiled() -> contextlib.AbstractContextManager[Any]:
 
 @contextlib.contextmanager
 def _second_derivative(first: Callable[[], object]) -> Iterator[None]:
-    """Turn a RuntimeError inside into a ConfigError, provided that ``first()``, the first
-    derivative, raises none.
+    """Convert a RuntimeError inside the context to a ConfigError for a missing second derivative.
 
-    torch reports missing derivatives by several types and texts, so the place decides.
+    The error is converted only if ``first()``, the first derivative, raises no error. torch reports
+    missing derivatives with several types and messages, so the location of the error decides.
     """
     try:
         yield
@@ -79,9 +80,10 @@ def _second_derivative(first: Callable[[], object]) -> Iterator[None]:
 
 @frozen(eq=False)
 class Curvature:
-    """Hessian products of the lower loss at one point (or N stacked ones): ``matvec`` maps a flat
-    ``[d]`` (``[N, d]``) to H·v; ``gradient`` is ∇_x g, flat, evaluated when it is read (with
-    ``vjp`` it is there already).
+    """Hessian products of the lower loss at one point, or at N stacked points.
+
+    ``matvec`` maps a flat v, ``[d]`` (``[N, d]``), to H·v. ``gradient`` is ∇_x g, flat. It is
+    evaluated on access; with ``vjp`` it is already computed.
     """
 
     matvec: Callable[[Tensor], Tensor]
@@ -100,19 +102,21 @@ def curvature(
     stacked: bool = False,
     precision: torch.dtype | None = None,
 ) -> Curvature:
-    """Products with ∇²_xx g at ``x``, three ways (one product each costs about two gradients):
+    """Return products with ∇²_xx g at ``x``, by one of three strategies.
 
-    - ``vjp``: the gradient's graph is built once and each product is one backward pass through it.
-      Exact, the fastest for many products; keeps one graph of the gradient in memory.
-    - ``jvp``: forward-mode through the gradient, traced anew for each product. Exact, keeps no
-      graph, slower. Without a forward-mode derivative a product builds a graph and frees it.
-    - ``difference``: (∇g(x + εv) − ∇g(x − εv)) / 2ε with ε scaled to v. First-order memory and
-      works through kernels without second derivatives; relative error about the machine precision
-      to the power 2/3. ``precision`` is the type g is computed in where that is coarser than x's
-      (:attr:`Problem.precision`). ``matvec`` is an :class:`hgms_core.Inexact`, so that a
-      solver does not take curvature below this error for curvature.
+    With each strategy, one product costs about two gradients:
 
-    With ``stacked``, g maps a stacked tree to ``[N]`` losses that do not interact, and rows are N
+    - ``vjp``: the graph of the gradient is built once, and each product is one backward pass
+      through it. Exact, the fastest for many products; keeps one graph of the gradient in memory.
+    - ``jvp``: forward mode through the gradient, traced for each product. Exact and slower; keeps
+      no graph. Without a forward-mode derivative, a product builds a graph and frees it.
+    - ``difference``: (∇g(x + εv) − ∇g(x − εv)) / 2ε with ε scaled to v. It requires only
+      first-order memory and supports kernels without second derivatives. The relative error is
+      about the machine precision to the power 2/3. ``precision`` is the dtype in which g is
+      computed, if it is coarser than the dtype of x (:attr:`Problem.precision`). ``matvec`` is an
+      :class:`hgms_core.Inexact`, so that a solver does not treat this error as curvature.
+
+    With ``stacked``, g maps a stacked tree to ``[N]`` losses that do not interact. The rows are N
     separate systems.
 
     >>> A = torch.tensor([[2.0, 1.0], [1.0, 3.0]])
@@ -123,15 +127,14 @@ def curvature(
     one_of("strategy", strategy, get_args(Strategy))
     spec = Ravel.of(x, batch_dims=1 if stacked else 0)
 
-    # torch.func takes the second derivative of a function marked @once_differentiable for zero
+    # torch.func computes zero as the second derivative of a function with @once_differentiable
     check = _check_marked if strategy == "jvp" else None
 
     def slope() -> Tensor:
         return spec.ravel_leaves(_gradient_at(g, x, check=check)[0])
 
     def through_graph(grads: list[Tensor], leaves: list[Tensor], v: Tensor, keep: bool) -> Tensor:
-        # A leaf in which g is linear has a constant gradient: it contributes nothing and has no
-        # graph.
+        # If g is linear in a leaf, its gradient is constant and has no graph: it contributes zero.
         curved = [i for i, grad in enumerate(grads) if grad.requires_grad]
         if not curved:
             return torch.zeros_like(v)
@@ -185,14 +188,15 @@ def curvature(
 
 
 WRONG_TWICE = frozenset({"WeightNormInterfaceBackward0"})
-"""Nodes of a graph with a wrong second derivative in torch: the fused weight_norm takes the norm of
-its direction for a constant."""
+"""Graph nodes with a wrong second derivative in torch: the fused weight_norm treats the norm of its
+direction as a constant.
+"""
 _MARKED = once_differentiable(lambda *_: None).__code__
-"""The code of every backward pass with the mark of torch that it is differentiable once."""
+"""The code object of every backward function that torch marks as differentiable only once."""
 
 
 def _nodes(value: Tensor) -> Iterator[Any]:
-    """All nodes of the graph of ``value``."""
+    """Yield all nodes of the graph of ``value``."""
     nodes: list[Any] = [value.grad_fn]
     seen = {None}
     while nodes:
@@ -205,10 +209,10 @@ def _nodes(value: Tensor) -> Iterator[Any]:
 
 
 def _check_marked(value: Tensor) -> None:
-    """ConfigError where the graph has a function that is marked as differentiable only once.
+    """Raise ConfigError if the graph has a function that is marked as differentiable only once.
 
-    The mark raises no error if the incoming gradient is a constant, as that of a loss is: its
-    second derivative is then zero in silence.
+    torch raises no error for a marked function if the incoming gradient is a constant, as for a
+    loss. The second derivative is then silently zero.
     """
     for node in _nodes(value):
         backward = getattr(getattr(node, "_forward_cls", None), "backward", None)
@@ -219,7 +223,7 @@ def _check_marked(value: Tensor) -> None:
 
 
 def _check_graph(value: Tensor) -> None:
-    """ConfigError where torch would compute a wrong second derivative."""
+    """Raise ConfigError if torch would compute a wrong second derivative."""
     _check_marked(value)
     for node in _nodes(value):
         if node.name() in WRONG_TWICE:
@@ -229,7 +233,10 @@ def _check_graph(value: Tensor) -> None:
 def _gradient_at(
     g: Lower, point: Tree, create_graph: bool = False, check: Callable[[Tensor], None] | None = None
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """∇_x g, zeros in a leaf that it does not use, and the leaves; ConfigError if it uses none."""
+    """Return ∇_x g and the leaves. The gradient is zero for leaves that g does not use.
+
+    Errors: ConfigError if g uses no leaf.
+    """
     leaves = require_grad(point)
     grads: Sequence[Tensor | None] = [None]
     with torch.enable_grad(), twice_differentiable_attention():
@@ -273,10 +280,14 @@ def lacks_gradient(x: Tree) -> ConfigError:
 
 
 def difference_step(x: Tensor, v: Tensor, precision: torch.dtype | None = None) -> Tensor:
-    """The step of a central difference at x along v, both flat: ε^(1/3)·(1 + ‖x‖)/‖v‖, which
-    balances truncation and rounding; at a coarser ``precision`` (3ε)^(1/3)/‖v‖, the least of ε/τ +
-    τ²/6, and at most 3 % of (1 + ‖x‖)/‖v‖. (Adapters in bfloat16, measured: of norm 13, pretrained,
-    0.1 to 0.4 are good; of norm 1 to 2, tiny and random, 0.03 to 0.1.)
+    """Return the step of a central difference at x along v, both flat.
+
+    The step is ε^(1/3)·(1 + ‖x‖)/‖v‖, which balances truncation and rounding. At a coarser
+    ``precision`` it is (3ε)^(1/3)/‖v‖, which minimises ε/τ + τ²/6, and at most 3 % of
+    (1 + ‖x‖)/‖v‖.
+
+    Good lengths were measured for adapters in bfloat16. For pretrained adapters of norm 13 they are
+    0.1 to 0.4; for tiny, random adapters of norm 1 to 2 they are 0.03 to 0.1.
 
     >>> difference_step(torch.zeros(2), torch.tensor([0.0, 10.0]))
     tensor([0.0005])
@@ -299,16 +310,17 @@ def cross_product(
     displacement: float | None = None,
     precision: torch.dtype | None = None,
 ) -> Tree:
-    """∇²_θx g(θ, x)·v, with the shapes of θ, without a second backward pass through the lower
-    model.
+    """Return ∇²_θx g(θ, x)·v, with the shapes of θ, without a second backward pass through the
+    lower model.
 
-    It is ∂_θ of the directional derivative of g along v: forward mode in x, then reverse mode in θ
-    alone. For g = Σ w_i(θ) ℓ_i(x) that is one forward pass of the losses with tangents. Where torch
-    has no forward-mode derivative, it is two backward passes: ∂_θ ⟨∇_x g, v⟩.
-    ``difference`` takes a central difference of ∇_θ g along v instead (two forward passes; needs no
-    forward-mode derivative), ``displacement`` long in x to each side (None: the length that
-    balances truncation and rounding at x's precision, or at the coarser ``precision`` that g is
-    computed in, :attr:`Problem.precision`).
+    The result is ∂_θ of the directional derivative of g along v: forward mode in x, then reverse
+    mode only in θ. For g = Σ w_i(θ) ℓ_i(x) this is one forward pass of the losses with tangents. If
+    torch has no forward-mode derivative, it is two backward passes: ∂_θ ⟨∇_x g, v⟩.
+
+    ``difference`` instead computes a central difference of ∇_θ g along v (two forward passes; no
+    forward-mode derivative is required). ``displacement`` is the length of its step in x to each
+    side. By default (None), this length balances truncation and rounding at the precision of x, or
+    at the coarser ``precision`` in which g is computed (:attr:`Problem.precision`).
 
     >>> g = lambda theta, x: (theta["t"] * x["x"] ** 2).sum()
     >>> cross_product(g, {"t": torch.ones(1)}, {"x": torch.tensor([3.0])}, {"x": torch.ones(1)})
@@ -364,7 +376,10 @@ def cross_product(
 
 
 def upper_gradients(f: Bound, theta: Tree, x: Tree) -> tuple[Tensor, Tree, Tree]:
-    """(f, ∇_θ f, ∇_x f) in one backward pass; zeros where f does not depend on a variable."""
+    """Return (f, ∇_θ f, ∇_x f) from one backward pass.
+
+    A gradient is zero if f does not depend on the variable.
+    """
     upper = require_grad(theta)
     lower = require_grad(x)
     with torch.enable_grad():
@@ -381,9 +396,13 @@ def upper_gradients(f: Bound, theta: Tree, x: Tree) -> tuple[Tensor, Tree, Tree]
 
 @frozen(eq=False)
 class Linearization:
-    """Both levels at one (θ, x): ``direct`` is ∇_θ f; ``rhs`` and ``slope`` are ∇_x f and ∇_x g,
-    flat; ``matvec`` maps a flat v to ∇²_xx g·v and ``mixed`` to ∇²_θx g·v, with the shapes of θ. A
-    batch goes through g ``passes`` times in one product.
+    """The derivatives of both levels at one (θ, x).
+
+    - ``direct``: ∇_θ f.
+    - ``rhs`` and ``slope``: ∇_x f and ∇_x g, flat.
+    - ``matvec``: maps a flat v to ∇²_xx g·v.
+    - ``mixed``: maps a flat v to ∇²_θx g·v, with the shapes of θ.
+    - ``passes``: how often one product evaluates g on a batch.
     """
 
     upper_loss: Tensor
@@ -404,7 +423,7 @@ class Linearization:
         strategy: Strategy = "vjp",
         precision: torch.dtype | None = None,
     ) -> Linearization:
-        """Cost: 1 upper and 1 lower gradient."""
+        """Compute the derivatives at (θ, x). Cost: 1 upper and 1 lower gradient."""
         theta = detach(theta)
         x = detach(x)
         spec = Ravel.of(x)
@@ -420,8 +439,9 @@ class Linearization:
     def hypergradient(
         self, solver: Any, v0: Tensor | None = None, rows: tuple[int, int] = (1, 1)
     ) -> Estimate:
-        """Equation (3) of the paper. ``rows`` are the examples in one call of (f, g), for the
-        cost.
+        """Return the hypergradient, equation (3) of the paper.
+
+        ``rows`` contains the numbers of examples in one call of (f, g), for the cost.
         """
         solution = as_solver(solver).solve(self.matvec, self.rhs, v0)
         mixed = self.mixed(solution.value)
@@ -455,6 +475,9 @@ def implicit(
     rows: tuple[int, int] = (1, 1),
     precision: torch.dtype | None = None,
 ) -> Estimate:
-    """The implicit hypergradient at a given lower state: equation (3) of the paper. ``rows`` are
-    the examples in one call of (f, g), for the cost; ``precision`` as in :func:`curvature`."""
+    """Return the implicit hypergradient at a given lower state: equation (3) of the paper.
+
+    ``rows`` contains the numbers of examples in one call of (f, g), for the cost. ``precision`` is
+    the same as in :func:`curvature`.
+    """
     return Linearization.of(f, g, theta, x, strategy, precision).hypergradient(solver, v0, rows)

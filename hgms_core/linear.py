@@ -1,9 +1,11 @@
-"""What every linear solver needs: a counted operator with the ridge in it, a safe start, and an
-honest answer.
+"""Tools for linear solvers: a counted operator with the ridge, a safe start, a checked result.
 
-A solver that goes through :class:`LinearSystem` keeps the promises of
-:class:`hgms_core.LinearSolver` without effort: inputs are not changed, a batch is rows, nothing
-non-finite is returned, the residual is that of the value before clipping.
+A solver that uses :class:`LinearSystem` meets the contract of :class:`hgms_core.LinearSolver`:
+
+- It does not change its inputs.
+- It treats a batch as rows.
+- It returns only finite values.
+- Its residual belongs to the value before clipping.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ from hgms_core.records import Outcome, Solution
 class Inexact:
     """Products with a relative error of about ``noise``, such as differences of gradients.
 
-    :class:`LinearSystem` reads ``noise`` of any operator that has it, so a solver does not take the
-    error of a product for curvature.
+    :class:`LinearSystem` reads ``noise`` of any operator that has it. A solver then does not treat
+    the error of a product as curvature.
 
     >>> product = Inexact(lambda v: 2 * v, noise=1e-3)
     >>> product(torch.ones(1)), LinearSystem.of(product, torch.ones(1)).precision
@@ -38,8 +40,9 @@ class Inexact:
 
     @classmethod
     def difference(cls, matvec: MatVec, dtype: torch.dtype) -> Inexact:
-        """Products by differences of gradients in ``dtype``. Their error is about ε^(2/3); √ε/10
-        bounds it.
+        """Return products by differences of gradients in ``dtype``.
+
+        Their relative error is about ε^(2/3); √ε/10 is an upper bound.
         """
         return cls(matvec, torch.finfo(dtype).eps ** 0.5 / 10)
 
@@ -49,16 +52,18 @@ class Inexact:
 
 @define(eq=False)
 class LinearSystem:
-    """(H + ridge·I) v = b with b scaled to a largest entry of 1, so that nothing overflows or
-    vanishes when it is squared.
+    """(H + ridge·I) v = b with b scaled to a largest entry of 1. The scaling prevents overflow and
+    underflow of squares.
 
-    ``rhs`` is the scaled b (zero where b is not finite), ``size`` its norm, ``target`` the residual
-    norm to reach, all per system; ``products`` counts the calls of the operator. Vectors in the
-    scaled system are in units of ``unit``. ``precision`` is the relative error of a product: that
-    of the numbers, or the operator's own ``noise``. Curvature below ten times this share of the
-    largest is zero.
+    - ``rhs``: the scaled b, per system (zero if b is not finite).
+    - ``size``: the norm of ``rhs``, per system.
+    - ``target``: the residual norm to reach, per system.
+    - ``products``: the number of calls of the operator.
+    - ``unit``: the unit of vectors in the scaled system.
+    - ``precision``: the relative error of a product. It is the machine precision, or the ``noise``
+      of the operator. Curvature below ten times this share of the largest curvature counts as zero.
 
-    Errors: ConfigError for a b that is complex, of integers, or empty.
+    Errors: ConfigError if b is complex, of integers, or empty.
 
     >>> system = LinearSystem.of(lambda v: 2 * v, torch.tensor([3.0, 6.0]), ridge=1.0)
     >>> system.rhs, system.apply(system.rhs), system.products
@@ -89,14 +94,17 @@ class LinearSystem:
 
     @staticmethod
     def rows(scalars: Tensor) -> Tensor:
-        """One number per system, ready to multiply the systems' vectors."""
+        """Add an axis to one number per system, to multiply the vectors of the systems."""
         return scalars.unsqueeze(-1)
 
     @staticmethod
     def pick(which: Tensor, first: Tensor, second: Tensor) -> Tensor:
-        """``first`` in the systems that ``which`` names, ``second`` elsewhere. A single system on a
-        CPU, where nothing waits for the answer, takes either as it is: no pass over the vectors."""
-        # not one that is traced
+        """Return ``first`` for the systems in the mask ``which``, ``second`` for other systems.
+
+        For a single system on a CPU, it returns ``first`` or ``second`` without a copy. Reading
+        ``which`` is fast there, because no device must finish first.
+        """
+        # a traced mask has no value
         if which.dim() == 0 and which.device.type == "cpu" and type(which) is Tensor:
             return first if which else second
         return torch.where(which.unsqueeze(-1), first, second)
@@ -118,14 +126,16 @@ class LinearSystem:
         return cls(matvec, ridge, rhs, unit, size, target, finite, precision)
 
     def apply(self, v: Tensor) -> Tensor:
-        """(H + ridge·I) v: one product."""
+        """Return (H + ridge·I) v. Cost: one product."""
         self.products += 1
         product = self.matvec(v).detach()
         return torch.add(product, v, alpha=self.ridge) if self.ridge else product
 
     def start(self, x0: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The first iterate and its residual: ``x0`` (one product) or zero (none), from which a
-        system also starts whose ``x0`` is worse, or not finite."""
+        """Return the first iterate and its residual: ``x0`` (one product) or zero (no product).
+
+        A system also starts from zero if its ``x0`` is worse than zero or not finite.
+        """
         zero = torch.zeros_like(self.rhs)
         if x0 is None:
             return zero, self.rhs
@@ -135,7 +145,7 @@ class LinearSystem:
         return torch.where(helps, x, zero), torch.where(helps, residual, self.rhs)
 
     def codes(self, outcome: Outcome) -> Tensor:
-        """The outcome for every system; non-finite right-hand sides already say so."""
+        """Return the code of ``outcome`` per system, or NONFINITE if its b is not finite."""
         return torch.full_like(self.finite, outcome.code, dtype=torch.int64).masked_fill(
             ~self.finite, Outcome.NONFINITE.code
         )
@@ -149,8 +159,9 @@ class LinearSystem:
         curvature: Tensor,
         clip: float | None = None,
     ) -> Solution:
-        """The answer in the units of b, from the scaled iterate and its residual norm; ``clip``
-        projects it onto a ball.
+        """Return the result in the units of b, from the scaled iterate and its residual norm.
+
+        ``clip`` is the radius of a ball onto which the value is projected.
         """
         value = x * self.unit
         usable = torch.isfinite(value).all(-1) & torch.isfinite(residual)
@@ -175,7 +186,7 @@ class LinearSystem:
 
 
 def check_real(b: Tensor) -> None:
-    """ConfigError for a right-hand side that is not a vector of real floating-point numbers."""
+    """Require a right-hand side of real floating-point numbers, else raise ConfigError."""
     if not b.is_floating_point():
         kind = str(b.dtype).removeprefix("torch.")
         raise ConfigError(
@@ -189,7 +200,7 @@ def check_real(b: Tensor) -> None:
 
 
 def as_solver(solver: Any) -> Any:
-    """The solver itself, or a LinearSolver made of a plain callable ``solve(matvec, b) -> x``."""
+    """Return the solver, or a LinearSolver for a plain callable ``solve(matvec, b) -> x``."""
     if isinstance(solver, str | type) or not (hasattr(solver, "solve") or callable(solver)):
         check_part("solver", solver, "a linear solver", ["solve"])
     if hasattr(solver, "solve"):
@@ -201,9 +212,11 @@ def as_solver(solver: Any) -> Any:
 
 @frozen
 class CallableSolver:
-    """Any ``solve(matvec, b) -> x`` as a LinearSolver: the convention of TorchOpt, JAXopt and
-    wrappers of SciPy. It cannot say how it ended: one more product checks its answer, and converged
-    means a relative residual of at most ``rtol``.
+    """Any function ``solve(matvec, b) -> x`` as a LinearSolver. TorchOpt, JAXopt and wrappers of
+    SciPy use this convention.
+
+    The function does not report its outcome. One more product therefore checks its result:
+    converged means a relative residual of at most ``rtol``.
 
     >>> solver = CallableSolver(lambda matvec, b: b / 2)
     >>> solver.solve(lambda v: 2 * v, torch.ones(3)).outcome.label

@@ -27,22 +27,22 @@ Extension = TypeVar("Extension")
 
 @frozen(kw_only=True, eq=False)
 class Sources:
-    """Extension of a problem: the named data sources whose losses g mixes::
+    """Extension of a problem: named data sources. g is a mixture of their losses::
 
         g(θ, x; batch) = Σ_s ω_s(θ) ℓ_s(x; batch),      ω(θ) on the simplex
 
-    A batch has the leaf ``source``: the position of each row in ``names`` (of validation rows: in
-    ``parts``).
+    A batch has the leaf ``source``. It contains the position of each row's source in ``names``, or
+    in ``parts`` for validation rows.
 
     Attributes:
         names: in the order of ω.
-        weights: θ to ω, ``[S]``.
-        theta: weights by name to a θ with these weights.
-        losses: ``(x, batch)`` to the ℓ_s, ``[S]``, each an unbiased estimate of the mean loss of
-            its source for any batch.
-        examples: ``(x, batch)`` to the loss of each row, ``[B]``, without random numbers.
-        pooled: ``(θ, x, batch)`` to the loss of training on lower rows as they come, where each row
-            counts as in the mean of its source, without random numbers. It does not depend on θ.
+        weights: maps θ to ω, ``[S]``.
+        theta: maps weights by name to a θ with these weights.
+        losses: maps ``(x, batch)`` to the ℓ_s, ``[S]``. Each is an unbiased estimate of the mean
+            loss of its source for any batch.
+        examples: maps ``(x, batch)`` to the loss of each row, ``[B]``, without random numbers.
+        pooled: maps ``(θ, x, batch)`` to the training loss on any lower rows, without random
+            numbers. Each row counts as in the mean of its source. The loss does not depend on θ.
         parts: the names of the validation sets.
     """
 
@@ -61,16 +61,16 @@ class Sources:
 
 @frozen(kw_only=True, eq=False)
 class Rows:
-    """Extension of a problem: one weight for each lower row::
+    """Extension of a problem: one weight per lower row::
 
         g(θ, x; batch) = mean_i σ(θ_i) ℓ_i(x; batch) + r(θ, x; batch),      i in batch["index"]
 
-    Methods may weight the rows of a batch by other numbers.
+    Methods may use other numbers as the weights of the rows of a batch.
 
     Attributes:
         leaf: the name of the leaf of θ, ``[n]``, with the logits θ_i.
-        losses: ``(x, batch)`` to the ℓ_i, ``[B]``, without weight and regulariser.
-        regulariser: ``(θ, x, batch)`` to r, which does not depend on the leaf.
+        losses: maps ``(x, batch)`` to the ℓ_i, ``[B]``, without weights and regulariser.
+        regulariser: maps ``(θ, x, batch)`` to r, which does not depend on the leaf.
 
     >>> rows = Rows(losses=lambda x, batch: (x["x"] - batch["a"]).square())
     >>> rows.leaf, rows.losses({"x": torch.zeros(1)}, {"a": torch.tensor([1.0, 2.0])})
@@ -108,7 +108,7 @@ def _as_given(theta: Tree, x: Tree) -> tuple[Any, Any]:
 
 
 def _start(value: Any) -> Any:
-    # A start belongs to no graph. What is not a tree is rejected by the validator.
+    # A start must not belong to a graph. The validator rejects values that are not trees.
     trained = isinstance(value, Mapping) and any(
         getattr(leaf, "requires_grad", False) for leaf in value.values()
     )
@@ -137,17 +137,18 @@ class Problem:
         project: maps θ onto the feasible set.
         evaluate: ``(theta, x) -> metrics``, for reports only. No decision depends on it.
         fresh: draws another initial x by a key.
-        start: θ to the initial x, differentiable, where the start of the lower level is learned.
-        references: special θ by name, such as the weights that know the right labels.
-        counters: numbers that only grow, such as the tokens processed so far.
+        start: maps θ to the initial x, differentiably, if the start of the lower level is learned.
+        references: special θ by name, such as weights computed from the correct labels.
+        counters: returns numbers that only grow, such as the tokens processed so far.
         precision: the dtype in which the losses are computed, if it is coarser than that of x.
             Finite differences then use a length that fits it.
-        compiler: makes compiled functions for components. ``None``: all steps run eagerly.
+        compiler: compiles functions of components. ``None``: all steps run eagerly.
         guard: runs the first step of a Pipeline, ``(problem, state, step) -> step()``, and explains
             wrong losses. ``hgms.from_losses`` and ``hgms.from_module`` set it.
-        restore: ``(theta, x)`` to the form in which the user gave them.
-        extensions: what some methods know about a problem, such as :class:`Sources`.
-        kept: what components store as long as the problem exists. ``attrs.evolve`` drops it.
+        restore: maps ``(theta, x)`` to the form in which the user passed them.
+        extensions: additional facts that some methods use, such as :class:`Sources`.
+        kept: values that components store as long as the problem exists. ``attrs.evolve`` drops
+            them.
 
     Errors: ConfigError ``wrong-type`` for variables and rows of other types, ``wrong-signature``
     for functions with other arguments.
@@ -199,7 +200,7 @@ class Problem:
         return next((item for item in self.extensions if isinstance(item, kind)), None)
 
     def extended(self, *extensions: object) -> Problem:
-        """Return the problem with these extensions; each replaces the one of its kind."""
+        """Return the problem with these extensions; each replaces the extension of its kind."""
         kinds = tuple(type(item) for item in extensions)
         return evolve(self, extensions=(*self.without(*kinds).extensions, *extensions))
 

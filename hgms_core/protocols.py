@@ -1,22 +1,22 @@
-"""The nouns: what a plugin can be. Start here.
+"""Protocols of all components that a plugin can provide. Start here.
 
 A component is a frozen attrs class (:func:`hgms_core.component`) with a kebab-case ``name`` and
-the methods below. Its fields
-are its hyper-parameters and nothing else; data and state go through its methods, and state is a
-value: nested dictionaries of tensors, numbers and strings, so that every run can be written to disk
-and resumed. Nothing has to inherit from these protocols.
+the methods below. Its fields contain only its hyper-parameters; its methods receive data and
+state. State is a value: nested dictionaries of tensors, numbers, strings and None. Every run can
+therefore be saved to disk and resumed. Components do not need to inherit from these protocols.
 
-Any component may have ``lighter() -> list[str]``: what of its settings would take less memory, for
-the message of a run that does not fit (:func:`hgms.config.lowering` writes it).
+Any component may have ``lighter() -> list[str]``: changes of its settings that reduce memory. If a
+run does not fit into memory, its error message lists them. :func:`hgms.config.lowering` creates
+this method.
 
-One outer step, in the order of the calls (:class:`hgms_core.Pipeline` makes them; the page of the
-hooks has all of them)::
+One outer step consists of these calls, in this order. :class:`hgms_core.Pipeline` makes the calls;
+the page of the hooks lists all calls::
 
     candidates = generator.propose(problem, theta, start, key)      N lower states, stacked
-    selection  = selector.select(problem, theta, candidates, key)   one of them
+    selection  = selector.select(problem, theta, candidates, key)   the selected candidate
     estimate   = hypergradient.estimate(problem, theta, branch, …)  h ≈ ∇F(θ), by a LinearSolver
     theta      = outer.step(theta, h, …)                            then problem.project
-    start      = generator.carry(start, candidates, selection)      what the next step starts from
+    start      = generator.carry(start, candidates, selection)      the start of the next step
 """
 
 from __future__ import annotations
@@ -33,34 +33,35 @@ from hgms_core.seeding import Key
 from hgms_core.trees import Tree
 
 State = dict[str, Any]
-"""Nested dictionaries of tensors, numbers, strings and None: all that a component may remember."""
+"""The state of a component: nested dictionaries of tensors, numbers, strings and None."""
 
 MatVec = Callable[[Tensor], Tensor]
-"""A symmetric operator as its product with a vector: ``[d]`` to ``[d]``, or ``[N, d]`` to ``[N,
-d]``, row by row.
+"""A symmetric operator as a function that multiplies it by a vector: ``[d]`` to ``[d]``, or row by
+row, ``[N, d]`` to ``[N, d]``.
 """
 
 
 @runtime_checkable
 class CandidateGenerator(Protocol):
-    """Proposes N lower states. Every number it draws comes from ``key``, so a branch can be run
-    again.
+    """Proposes N lower states. It draws all random numbers from ``key``, so a branch can be
+    replayed.
 
-    What leads back through a candidate it puts on its :class:`Candidates`: the functions
-    ``replay``, ``last_step`` and ``next_step``, which a hypergradient may call in the same outer
-    step. None (the default) says that there is no such way.
+    The generator stores functions for the backward pass through a candidate in its
+    :class:`Candidates`: ``replay``, ``last_step`` and ``next_step``. A hypergradient may call them
+    in the same outer step. None (the default) means that the generator does not provide a function.
 
-    Called: ``init`` once in a run; ``propose`` first in every outer step; ``carry`` last.
+    Called: ``init`` once per run; ``propose`` first in every outer step; ``carry`` last.
 
     It may also have:
 
-    - the entry ``progress`` in its state: the share of the budget spent stands there, in [0, 1],
-      for schedules.
-    - ``can_learn_start = True``: it starts from ``problem.start(theta)`` where the problem has one.
-    - ``count`` and ``propose_some(problem, theta, start, key, members)``: these rows of what
-      ``propose`` gives, for ranks.
+    - ``progress``, an entry of its state, for schedules. The pipeline sets it to the share of the
+      budget that is spent, in [0, 1].
+    - ``can_learn_start = True``: it starts from ``problem.start(theta)`` if the problem has
+      ``start``.
+    - ``count`` and ``propose_some(problem, theta, start, key, members)``: the rows ``members`` of
+      the result of ``propose``. Ranks use it to split the candidates.
 
-    Two points beside the one it came from:
+    This generator proposes two points near its start:
 
     >>> from hgms_core import component
     >>> from hgms_core import repeat
@@ -95,29 +96,31 @@ class CandidateGenerator(Protocol):
     name: ClassVar[str]
 
     def init(self, problem: Problem, key: Key) -> State:
-        """What the first call of ``propose`` starts from."""
+        """Return the start of the first call of ``propose``."""
         ...
 
     def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
-        """N candidates as one stacked, detached tree. ``start`` is not changed."""
+        """Return N candidates as one stacked, detached tree. ``start`` is not changed."""
         ...
 
     def carry(
         self, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem
     ) -> State:
-        """What the next outer step starts from, given the selected ``index``."""
+        """Return the start of the next outer step, given the selected ``index``."""
         ...
 
 
 @runtime_checkable
 class Selector(Protocol):
-    """Picks one of N candidates, by their upper value on one shared batch or otherwise.
+    """Selects one of N candidates, by their upper value on one shared batch or by another score.
 
-    It may also have ``draws = True`` where its choice is drawn by its key (softmax, Thompson):
-    among equal candidates it is then not always the first, and the conformance kit looks at how
-    often it takes which.
+    It may also have ``draws = True`` if its key draws the choice (softmax, Thompson). It then does
+    not always select the first of equal candidates. The conformance kit counts how often it selects
+    each candidate.
 
-    Called: ``select`` in every outer step, after ``propose``. The candidate of least norm:
+    Called: ``select`` in every outer step, after ``propose``.
+
+    This selector selects the candidate with the smallest norm:
 
     >>> from hgms_core import component
     >>> @component
@@ -146,8 +149,9 @@ class Selector(Protocol):
     name: ClassVar[str]
 
     def select(self, problem: Problem, theta: Tree, candidates: Candidates, key: Key) -> Selection:
-        """The choice, the scores and the gap. A candidate with a non-finite score is never
-        chosen.
+        """Return the choice, the scores and the gap.
+
+        A candidate with a non-finite score is never selected.
         """
         ...
 
@@ -157,16 +161,17 @@ class LinearSolver(Protocol):
     """Solves (H + ridge·I) v = b from products with H.
 
     ``b`` is ``[d]``, or ``[N, d]`` for N systems with N different operators at once (``matvec``
-    maps rows to rows). A solver never raises for non-convergence and never returns NaN: how it
-    ended is in ``Solution.codes``.
+    maps rows to rows). A solver never raises an error for non-convergence and never returns NaN:
+    ``Solution.codes`` contains the outcome.
 
-    It may also have ``with_key(key) -> LinearSolver``, the same solver whose random numbers come
-    from ``key``: an estimator then solves with that, by another key in every outer step. Without a
-    key they come from a field of its own, ``seed``.
+    It may also have ``with_key(key) -> LinearSolver``, which returns the same solver with random
+    numbers from ``key``. An estimator then uses another key in every outer step. Without a key,
+    the random numbers come from the field ``seed`` of the solver.
 
-    Called: by hypergradient estimators that need one, once in an outer step; by a person's own code
-    through ``hypergradient``. For an H that is 2·I (:class:`LinearSystem` and
-    :class:`CallableSolver` do the rest):
+    Called: by hypergradient estimators that require a solver, once per outer step; by user code
+    through ``hypergradient``.
+
+    This solver is for H = 2·I (:class:`LinearSystem` and :class:`CallableSolver` do the rest):
 
     >>> from hgms_core import component
     >>> @component
@@ -188,12 +193,15 @@ class LinearSolver(Protocol):
 
 @runtime_checkable
 class HyperGradient(Protocol):
-    """Estimates ∇F(θ) at the selected candidate. It may also have ``estimate_all(problem, theta,
-    candidates, selection, key, state)``, which is then called in the place of ``estimate``: for
-    estimates that several candidates enter.
+    """Estimates ∇F(θ) at the selected candidate.
 
-    Called: ``init`` once in a run; ``estimate`` in every outer step, after ``select``. The direct
-    part alone, ∂_θ f, which is right where the lower solution does not depend on θ:
+    It may also have ``estimate_all(problem, theta, candidates, selection, key, state)``, for
+    estimates that use several candidates. The pipeline then calls it instead of ``estimate``.
+
+    Called: ``init`` once per run; ``estimate`` in every outer step, after ``select``.
+
+    This estimator returns only the direct part, ∂_θ f, which is correct if the lower solution does
+    not depend on θ:
 
     >>> from hgms_core import component
     >>> @component
@@ -224,8 +232,9 @@ class HyperGradient(Protocol):
     name: ClassVar[str]
 
     def init(self, problem: Problem) -> State:
-        """What is remembered between outer steps (for example the last linear solution); ``{}``
-        for nothing.
+        """Return the state that is kept between outer steps, such as the last linear solution.
+
+        An estimator without state returns ``{}``.
         """
         ...
 
@@ -236,11 +245,11 @@ class HyperGradient(Protocol):
 
 @runtime_checkable
 class OuterOptimizer(Protocol):
-    """Turns a hypergradient into the next θ. ``progress`` in [0, 1] is the share of the budget
-    spent, for schedules.
+    """Computes the next θ from a hypergradient. ``progress`` in [0, 1] is the share of the budget
+    that is spent, for schedules.
 
-    Called: ``init`` once in a run; ``step`` in every outer step, after ``estimate``. The problem's
-        projection comes after it.
+    Called: ``init`` once per run; ``step`` in every outer step, after ``estimate``. The projection
+        of the problem follows.
 
     >>> from hgms_core import component
     >>> @component
@@ -273,22 +282,28 @@ class Task(Protocol):
     """Builds a :class:`Problem` from its fields, a seed and a device. The same seed gives the same
     problem.
 
-    ``version`` changes whenever results are no longer comparable with earlier ones; ``metrics``
-    names what ``evaluate`` returns, with ``True`` where higher is better. It may also have
-    ``metric_rows``, the rows of a metric by its name: "train" or "validation" if methods train x,
-    select, or learn θ on them, so that comparisons rank no method by it (default: other rows, or
-    none); ``traits``, a frozenset of what its problems have (``hgms compat`` compares them with
-    what methods need), so that methods that need something else are refused before they run;
-    ``made_of() -> dict``, JSON that changes with the files that ``problem`` reads
-    (``data_fingerprint`` of ``hgms.config``): a run on other files is another run, and resuming it
-    is rejected; and ``sharded``, true where each rank of a run (``run.ranks``) holds a part of its
-    model alone: the ranks then build the problem together, and call each of its losses equally
-    often, between steps too.
+    ``version`` changes whenever results are no longer comparable with earlier results.
+    ``metrics`` contains the names that ``evaluate`` returns, with ``True`` if higher is better.
 
-    Called: ``problem`` once in a run; ``made_of`` whenever a run's folder is asked for, so it has
-        to be quick the second time.
+    It may also have:
 
-    Where should a point lie so that the least of a bowl around it is at 1?
+    - ``metric_rows``: the rows of a metric, by the name of the metric. They are "train" or
+      "validation" if methods train x, select, or learn θ on these rows. Comparisons then do not
+      rank methods by this metric. By default, a metric uses other rows, or no rows.
+    - ``traits``: a frozenset of the features of its problems. ``hgms compat`` compares them with
+      the needs of the methods. A method that needs a missing trait is rejected before it
+      runs.
+    - ``made_of() -> dict``: JSON that changes with the files that ``problem`` reads
+      (``data_fingerprint`` of ``hgms.config``). A run on other files is another run, and resuming
+      it is rejected.
+    - ``sharded``: true if each rank of a run (``run.ranks``) stores only a part of the model. The
+      ranks then build the problem together. They call each loss of the problem equally often, also
+      between steps.
+
+    Called: ``problem`` once per run; ``made_of`` on each request for a run's folder, so repeated
+        calls must be fast.
+
+    In this task, θ is the centre of a quadratic bowl. The aim is a bowl with its minimum at 1:
 
     >>> from hgms_core import component
     >>> @component
@@ -318,28 +333,30 @@ class Task(Protocol):
 
 @runtime_checkable
 class Method(Protocol):
-    """What can be compared: anything with a state that advances by outer steps.
+    """A method that comparisons can run: any object with a state that advances by outer steps.
 
     It may also have:
 
-    - ``finished(state) -> bool``: it is done before its budget is; the run is evaluated and ends
-      there.
+    - ``finished(state) -> bool``: whether the method is finished before its budget is spent. The
+      run is then evaluated and ends.
     - ``ranking(problem, state) -> Tensor``, ``[n]``: a score for each row of
-      ``problem.lower_data``, the higher the better, NaN for a row that must not be taken: for
-      whoever chooses rows by the result, instead of drawing them by the mixture.
-    - ``untrained``, a property: why the x of ``result`` is not one that was trained on the mixture
-      to the end, empty where it is. Tables then give no verdict on its losses, which say nothing of
-      the mixture.
-    - ``role``, a class variable: "floor" of a trivial reference, "ceiling" of one that knows the
-      truth. Tables set them apart.
+      ``problem.lower_data``. Higher is better; NaN excludes a row. It is for users who select rows
+      by the result instead of drawing rows from the mixture.
+    - ``untrained``, a property: the reason why the x of ``result`` was not trained on the mixture
+      to the end. It is empty if x was trained. With a reason, tables give no verdict on the losses
+      of the method, because these losses do not measure the mixture.
+    - ``role``, a class variable: "floor" for a trivial reference, "ceiling" for a reference that
+      knows the truth. Tables separate these references from other methods.
     - ``needs``, a class variable: a frozenset of the traits that a task must have (`hgms describe`
       shows it).
 
-    On a problem with named data sources (:attr:`Problem.sources`) θ says their weights: the runner
-    records ``weight.<source>`` from ``result`` before the first step and after each.
+    On a problem with named data sources (:class:`Sources`), θ determines their weights. The
+    runner records ``weight.<source>`` from ``result`` before the first step and after each step.
 
-    Called: ``init`` once in a run; ``step`` until the budget is spent; ``result`` after each step
-    and at the end. A Pipeline is one; so is whatever is not made of its parts:
+    Called: ``init`` once per run; ``step`` until the budget is spent; ``result`` after each step
+    and at the end.
+
+    A Pipeline is a method. An object without the parts of a Pipeline can also be a method:
 
     >>> from hgms_core import component
     >>> @component
@@ -381,16 +398,17 @@ class Method(Protocol):
     name: ClassVar[str]
 
     def init(self, problem: Problem, seed: int) -> State:
-        """The state before the first step."""
+        """Return the state before the first step."""
         ...
 
     def step(self, problem: Problem, state: State, progress: float) -> tuple[State, Record]:
-        """One outer step. ``state`` is not changed. The record is a flat row of tensors, numbers
-        and strings; ``oracle_calls`` in it are those of all steps so far, and a budget in calls
-        needs them.
+        """Run one outer step; return the next state and the record. ``state`` is not changed.
+
+        The record is a flat row of tensors, numbers and strings. Its ``oracle_calls`` is the total
+        of all steps so far; a budget in oracle calls requires this entry.
         """
         ...
 
     def result(self, state: State) -> tuple[Tree, Tree]:
-        """(θ, x) to evaluate and report."""
+        """Return (θ, x) to evaluate and report."""
         ...

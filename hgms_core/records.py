@@ -1,6 +1,4 @@
-"""The values that pass between components: candidates, selections, solutions, hypergradients and
-their costs.
-"""
+"""Values that components exchange: candidates, selections, solutions, hypergradients, costs."""
 
 from __future__ import annotations
 
@@ -20,8 +18,8 @@ from hgms_core.trees import Tree, take
 
 
 class Outcome(enum.Enum):
-    """How a linear solve ended. The value is the sentence to show; ``code`` is what a tensor
-    holds.
+    """The outcome of a linear solve. The value is the message for users, and ``code`` is the
+    number in ``Solution.codes``.
     """
 
     CONVERGED = "the residual reached the tolerance"
@@ -53,14 +51,14 @@ class Outcome(enum.Enum):
 
     @property
     def label(self) -> str:
-        """Short kebab-case name, as records hold it."""
+        """Return the short kebab-case name, as records store it."""
         return self.name.lower().replace("_", "-")
 
 
 @frozen(kw_only=True)
 class Cost:
-    """Oracle calls. A call on a batch counts one; ``rows`` adds up the examples that went through
-    all the calls.
+    """Numbers of oracle calls. A call on a batch counts as one; ``rows`` is the total number of
+    examples in all calls.
 
     >>> (Cost(lower_gradients=20) + Cost(upper_values=1)).calls
     21
@@ -77,12 +75,12 @@ class Cost:
         return Cost(**{name: getattr(self, name) + getattr(other, name) for name in _COUNTS})
 
     def numbers(self) -> dict[str, int]:
-        """The six counts by name."""
+        """Return the six counts by name."""
         return {name: getattr(self, name) for name in _COUNTS}
 
     @property
     def calls(self) -> int:
-        """All oracle calls together: what a budget in oracle calls counts."""
+        """Return the total number of oracle calls, which a budget in oracle calls limits."""
         return sum(self.numbers().values()) - self.rows
 
 
@@ -91,12 +89,14 @@ _COUNTS = tuple(count.name for count in fields(Cost))
 
 @frozen(kw_only=True)
 class LastStep:
-    """How a branch came to where it is: x⁺ = a − rate·∇_x g(θ, x; batch), where a (x after decay,
-    less what momentum adds) does not depend on this step's gradient. Or the plain step it would
-    take next, where a is x.
+    """The last lower step of a branch, or the next plain step:
+    x⁺ = a − rate·∇_x g(θ, x; batch).
 
-    ``x`` is the state before that step, ``batch`` the lower batch it is taken on, ``rows`` how many
-    rows that holds, ``cost`` what it took to compute all this again.
+    In the last step, a is x after weight decay, minus the momentum term. It does not depend on the
+    gradient of this step. In the next plain step, a is x.
+
+    ``x`` is the state before the step. ``batch`` is the lower batch of the step, and ``rows`` is
+    its number of rows. ``cost`` is the cost of recomputing these values.
     """
 
     x: Tree
@@ -108,17 +108,19 @@ class LastStep:
 
 @frozen(kw_only=True)
 class Branch:
-    """The selected candidate, its baggage, and the ways back through it, where its generator knows
-    some (else None).
+    """The selected candidate, its auxiliary values, and functions for the backward pass through the
+    branch. A function is None if the generator does not provide it.
 
-    ``x`` is the selected lower state (detached), ``aux`` what its generator sent along with it
-    (optimiser moments, ScaleBiO's u, an upper gradient that came out of the same pass).
-    ``replay(theta, last)`` runs the branch again at any θ. It returns where the branch then ends,
-    differentiable in that θ through its ``last`` steps (None: all of them), and the cost of this
-    run and of going back through it. Where no leaf of θ requires a gradient there is no graph, and
-    the run alone is counted. ``last_step()`` is the branch's last step, from generators whose last
-    step is linear in ∇_x g; ``next_step(key)`` is one plain step more from ``x``, on a batch drawn
-    by ``key``.
+    - ``x``: the selected lower state (detached).
+    - ``aux``: auxiliary values from the generator (optimiser moments, ScaleBiO's u, an upper
+      gradient from the same pass).
+    - ``replay(theta, last)``: runs the branch at any θ. It returns the final state of the branch
+      and the cost. The state is differentiable in θ through the ``last`` steps (None: all steps).
+      The cost includes the run and the backward pass through it. If no leaf of θ requires a
+      gradient, there is no graph, and the cost includes only the run.
+    - ``last_step()``: the last step of the branch. Generators provide it if this step is linear in
+      ∇_x g.
+    - ``next_step(key)``: one more plain step from ``x``, on a batch drawn by ``key``.
 
     >>> branch = Branch(
     ...     x={"x": torch.ones(2)}, replay=lambda theta, last: ({"x": theta["a"] + 1}, Cost())
@@ -136,22 +138,27 @@ class Branch:
 
 @frozen(kw_only=True)
 class Candidates:
-    """N lower states as one stacked tree, their baggage, and the ways back to θ.
+    """N lower states as one stacked tree, their auxiliary values, and functions for the backward
+    pass to θ.
 
-    ``x`` is scored, differentiated at, evaluated and carried; ``aux`` (optimiser moments and the
-    like) only travels along. ``losses`` holds the last lower loss each candidate saw, ``[N]``. What
-    leads back through a candidate are functions of its number; None where there is no such way:
+    ``x`` contains the states: selectors score them, estimators differentiate at them, and
+    generators carry them to the next step. Runs also evaluate them. ``aux`` contains auxiliary
+    values such as optimiser moments, which only accompany the states. ``losses`` is the last lower
+    loss that each candidate computed, ``[N]``.
+
+    The functions for the backward pass take the number of a candidate. A function is None if the
+    generator does not provide it:
 
     - ``replay(index, theta, last)``: the candidate as a differentiable function of any θ
       (:class:`Branch`), and its cost.
-    - ``last_step(index)``: its last step, where that is linear in ∇_x g (ConfigError where the
-      settings make it another).
-    - ``next_step(index, x, key)``: one plain step x − rate·∇_x g(θ, x; batch) more from its ``x``,
-      at its last rate, on a lower batch that ``key`` draws anew. No selection has looked at this
-      batch.
+    - ``last_step(index)``: the last step of the candidate, if this step is linear in ∇_x g.
+      It raises ConfigError if the settings make the step nonlinear.
+    - ``next_step(index, x, key)``: one more plain step x − rate·∇_x g(θ, x; batch) from the
+      candidate's ``x``, at its last rate. ``key`` draws a new lower batch, which no selection has
+      used.
 
-    They hold what they need to run a candidate again (problem, θ, start, key), and not the other
-    candidates: a :class:`Branch` would keep these alive.
+    These functions store the inputs of a replay (problem, θ, start, key). They do not store the
+    other candidates, because a :class:`Branch` would then keep them in memory.
     """
 
     x: Tree
@@ -170,7 +177,7 @@ class Candidates:
         return take(self.x, index)
 
     def branch(self, index: Tensor) -> Branch:
-        """Candidate ``index`` alone, with its ways back.
+        """Return candidate ``index`` as a :class:`Branch`, with its backward functions.
 
         >>> branch = Candidates(x={"x": torch.tensor([1.0, 2.0])}).branch(torch.tensor(1))
         >>> branch.x, branch.replay is None
@@ -190,9 +197,9 @@ class Candidates:
 
     @property
     def finite(self) -> Tensor:
-        """Which candidates hold only finite numbers, ``[N]``."""
-        # A number that is not finite makes its row's sum so: one fast pass; testing every number
-        # takes twenty times as long.
+        """Return a mask of the candidates with only finite numbers, ``[N]``."""
+        # A non-finite number makes the sum of its row non-finite. A test of every number takes
+        # twenty times as long as these sums.
         rows = [leaf.reshape(self.count, -1) for leaf in self.x.values()]
         sums = [row.sum(1, dtype=torch.promote_types(row.dtype, torch.float32)) for row in rows]
         return torch.isfinite(torch.stack(sums)).all(0)
@@ -200,9 +207,10 @@ class Candidates:
 
 @frozen(kw_only=True)
 class Selection:
-    """Which candidate was chosen. ``gap`` is the distance between the best two finite scores (inf
-    if there is only one); ``finite`` how many scores were finite, as a tensor, so that nothing
-    waits for the GPU.
+    """The selected candidate, ``index``, and the scores of all candidates.
+
+    ``gap`` is the distance between the best two finite scores (inf if there is only one finite
+    score). ``finite`` is the number of finite scores, as a tensor, to avoid a wait for the GPU.
     """
 
     index: Tensor
@@ -213,8 +221,9 @@ class Selection:
 
     @classmethod
     def of(cls, scores: Tensor, *, highest: bool = False, cost: Cost | None = None) -> Selection:
-        """The lowest (``highest``: the highest) finite score of ``[N]``; ties go to the lowest
-        index. No number leaves the device.
+        """Select the lowest (``highest``: the highest) finite score of ``[N]``.
+
+        For equal scores, the lowest index is selected. All numbers stay on the device.
 
         >>> chosen = Selection.of(torch.tensor([3.0, 1.0, torch.nan]))
         >>> int(chosen.index), float(chosen.gap), int(chosen.finite)
@@ -235,12 +244,15 @@ class Selection:
 
 @frozen(kw_only=True)
 class Solution:
-    """What a linear solver returns for (H + ridge·I) v = b, one system ``[d]`` or a batch ``[N,
-    d]``.
+    """The result of a linear solver for (H + ridge·I) v = b: one system ``[d]`` or a batch
+    ``[N, d]``.
 
-    ``residual`` is ‖b − (H + ridge·I) v‖ / ‖b‖ of the returned value *before clipping* (0 where b =
-    0), ``curvature`` the smallest Rayleigh quotient pᵀ(H + ridge·I)p / pᵀp met (inf if none),
-    ``iterations`` per system, ``products`` the number of calls of the operator.
+    - ``residual``: ‖b − (H + ridge·I) v‖ / ‖b‖ of the returned value *before clipping* (0 if
+      b = 0).
+    - ``curvature``: the smallest Rayleigh quotient pᵀ(H + ridge·I)p / pᵀp that the solver computed
+      (inf if it computed no quotient).
+    - ``iterations``: the iterations per system.
+    - ``products``: the number of calls of the operator.
     """
 
     value: Tensor
@@ -252,7 +264,9 @@ class Solution:
 
     @property
     def outcome(self) -> Outcome:
-        """The outcome of a single system; of a batch the worst (``outcomes`` holds all)."""
+        """Return the outcome of a single system, or the worst outcome of a batch (see
+        ``outcomes``).
+        """
         return list(Outcome)[int(self.codes.max())]
 
     @property
@@ -267,12 +281,12 @@ class Solution:
 
 @frozen(kw_only=True)
 class Estimate:
-    """An estimate of ∇F(θ), and how good it is.
+    """An estimate of ∇F(θ) and measures of its quality.
 
-    ``value`` has the shapes of θ; ``hgms.hypergradient`` returns it nested as θ is.
-    ``solution`` is the linear solve behind it (None for estimators without one),
-    ``lower_gradient_norm`` is ‖∇_x g‖ at the state differentiated at (0 at an exact lower
-    solution).
+    - ``value``: the estimate, with the shapes of θ. ``hgms.hypergradient`` nests it like θ.
+    - ``solution``: the linear solve of the estimate (None for estimators without a linear solve).
+    - ``lower_gradient_norm``: ‖∇_x g‖ at the lower state of the estimate (0 at an exact lower
+      solution).
     """
 
     value: Any
@@ -283,8 +297,9 @@ class Estimate:
 
     @property
     def outcome(self) -> Outcome:
-        """How the linear solve ended; NONFINITE also where the mixed term, the direct one or ∇_x
-        g is not finite.
+        """Return the outcome of the linear solve.
+
+        It is also NONFINITE if the mixed term, the direct term or ∇_x g is not finite.
         """
         if self.solution is None:
             return Outcome.NOT_SOLVED
@@ -294,7 +309,7 @@ class Estimate:
             *([] if self.lower_gradient_norm is None else [self.lower_gradient_norm]),
         ):
             total = total + leaf.sum(dtype=torch.promote_types(leaf.dtype, torch.float32))
-        # at once, so that a GPU is waited for once
+        # one transfer for both numbers, to wait for a GPU only once
         worst, total = torch.stack([code.to(total), total]).tolist()
         return list(Outcome)[int(worst)] if math.isfinite(total) else Outcome.NONFINITE
 
@@ -312,6 +327,4 @@ class Estimate:
 
 
 Record = dict[str, Any]
-"""One outer step as a flat row: tensors until the runner turns them into numbers, all in one
-transfer.
-"""
+"""One outer step as a flat row. The runner converts its tensors to numbers in one transfer."""

@@ -1,5 +1,6 @@
-"""The registry: turns a name that a person typed into a component. Only the configuration and
-the command line use it.
+"""The registry: find the component for a name that a user typed.
+
+Only the configuration and the command line use it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ from hgms_core.pipeline import Pipeline
 
 @frozen
 class Kind:
-    """A noun of :mod:`hgms_core.protocols`: its name, its hook and its protocol."""
+    """A kind of component: its name, its registering hook and its protocol.
+
+    :mod:`hgms_core.protocols` defines the protocols.
+    """
 
     name: str
     hook: str
@@ -63,7 +67,7 @@ KINDS: dict[str, Kind] = {
 
 @frozen(kw_only=True)
 class Component:
-    """A registered class or composition, and whose it is."""
+    """A registered class or composition, and the plugin that registers it."""
 
     kind: Kind
     name: str
@@ -112,8 +116,9 @@ class Registry:
         )
         self._add(Component(kind=KINDS["method"], name=Pipeline.name, target=Pipeline, plugin=core))
         self.wrappers: list[type] = []
-        """Classes of methods whose fields may stand among those of the pipeline inside
-        (:func:`inside`).
+        """Classes of methods that wrap another method (:func:`inside`).
+
+        A table may contain their fields at the same level as the fields of the inner pipeline.
         """
         for kind in KINDS.values():
             hooks = sorted(host.implementations(kind.hook), key=lambda pair: _rank(pair[0]))
@@ -145,8 +150,9 @@ class Registry:
 
     @classmethod
     def load(cls, plugins: str | Path | Iterable[str | Path | ModuleType] = ()) -> Registry:
-        """The components of every installed plugin, and of ``plugins``. About 20 ms once their
-        modules are imported.
+        """Return the registry of all installed plugins and of ``plugins``.
+
+        This takes about 20 ms if the modules of the plugins are already imported.
         """
         return cls(Host.load([plugins] if isinstance(plugins, str | Path) else plugins))
 
@@ -159,15 +165,16 @@ class Registry:
         return None if (kind, name) in self._clashes else self._components[kind].get(name)
 
     def get(self, kind: str, name: str) -> Component:
-        """The component, or an error with the nearest name, the list, and the plugins that are
-        missing.
+        """Return the component, or raise the error for an unknown name.
+
+        The error contains the nearest name, the list of names, and the plugins that did not load.
         """
         if (component := self.find(kind, name)) is None:
             raise self.unknown(kind, name)
         return component
 
     def unknown(self, kind: str, name: str) -> HgmsError:
-        """Return the error for an unknown name, or for one that two plugins use."""
+        """Return the error for an unknown name, or for a name that two plugins use."""
         if (kind, name) in self._clashes:
             return self._clashes[kind, name].at()
         error = unknown_name(KINDS[kind].label, name, self._components[kind])
@@ -212,9 +219,13 @@ class Registry:
             return []
 
     def _add(self, component: Component) -> None:
-        """A name has one owner. Ours keeps it against a third party's; of two third parties'
-        neither is guessed to be meant, and the clash is an error where the name is used. What a
-        person named (a file) clashes at once.
+        """Add a component; each name has one owner.
+
+        - A built-in component keeps its name if a third-party plugin registers the same name.
+        - If two third-party plugins register the same name, neither is used: the registry cannot
+          guess the intended component. A lookup of the name raises the error.
+        - If a plugin that the user named (a file) registers an existing name, the error is raised
+          immediately.
         """
         known = self._components[component.kind.name]
         other = known.setdefault(component.name, component)
@@ -229,8 +240,8 @@ class Registry:
 
 
 def _rank(info: PluginInfo) -> int:
-    # ours first, so that nobody takes a name of theirs; then third parties; then what a person
-    # named
+    # built-in plugins first, so that no other plugin can take their names; then third-party
+    # plugins; then plugins that the user named
     return 2 if info.distribution is None else int(info.distribution != FIRST_PARTY)
 
 
@@ -268,13 +279,15 @@ def _clash(first: Component, second: Component) -> PluginError:
 
 
 def summary_of(doc: str | None) -> str:
-    """The first paragraph of a docstring, on one line."""
+    """Return the first paragraph of a docstring as one line."""
     return " ".join(inspect.cleandoc(doc or "").split("\n\n")[0].split()).rstrip(":")
 
 
 def inside(cls: object) -> str | None:
-    """The field of a wrapper that holds the method inside, marked ``metadata={"flat": True}``: in a
-    table the fields of both stand side by side. None for what is no wrapper.
+    """Return the field of a wrapper that contains the inner method, else None.
+
+    The field has ``metadata={"flat": True}``: in a table, the fields of the wrapper and of the
+    inner method are at the same level. The result is None if ``cls`` is not a wrapper.
 
     >>> from hgms_core import Method
     >>> @attrs.frozen
@@ -289,15 +302,19 @@ def inside(cls: object) -> str | None:
 
 
 def layers_of(cls: type, table: Mapping[str, Any]) -> list[type[Any]]:
-    """The classes whose fields a method's table holds, from the inside: a wrapper's stand among a
-    pipeline's, unless the table has the method inside as a table of its own."""
+    """Return the classes with fields in a method's table, innermost first.
+
+    The fields of a wrapper are at the same level as the fields of a pipeline, unless the inner
+    method has a separate table.
+    """
     field = inside(cls)
     return [cls] if field is None or field in table else [Pipeline, cls]
 
 
 def faults_of(kind: Kind, target: object, wrappers: Iterable[type] = ()) -> list[str]:
-    """Why ``target`` cannot be registered as this kind; a composition of a pipeline may have the
-    fields of ``wrappers`` too.
+    """Return the reasons why ``target`` cannot be registered as this kind.
+
+    A composition of a pipeline may also contain the fields of ``wrappers``.
     """
     if kind.name == "method" and isinstance(target, Composition):
         return [*_name_faults(target.name), *_part_faults(target, wrappers)]
@@ -333,7 +350,7 @@ def _name_faults(name: object) -> list[str]:
 
 
 def _init_faults(target: type) -> list[str]:
-    # a configuration gives the fields by name
+    # a configuration passes the fields by name
     parameters = inspect.signature(target).parameters.values()
     if any(item.kind is item.VAR_KEYWORD for item in parameters):
         return []
@@ -353,7 +370,7 @@ def _init_faults(target: type) -> list[str]:
 
 
 def _declared_faults(target: type) -> list[str]:
-    faults = []  # types that differ from the protocol's
+    faults = []  # attributes with a type that differs from the protocol
     version, metrics = (getattr(target, name, None) for name in ("version", "metrics"))
     if not isinstance(version, str | None):
         faults.append(f'its version is {version!r}; write a string, such as "1"')
@@ -401,8 +418,10 @@ def _fields_beside(cls: type[Any], first: type) -> dict[str, attrs.Attribute[Any
 
 
 def method_faults(target: type, name: str, wanted: inspect.Signature) -> list[str]:
-    """The core calls with the protocol's parameters, by position or by name; more parameters
-    need defaults.
+    """Return the differences between a method and its signature in the protocol.
+
+    The core passes the protocol's parameters by position or by name. Further parameters need
+    defaults.
     """
     method = getattr(target, name, None)
     expected = list(wanted.parameters.values())[1:]

@@ -1,5 +1,6 @@
-"""The import of a plugin is watched: what it changes for the whole process is put back, what it
-prints goes to stderr.
+"""Run the code of a plugin without side effects on the process.
+
+Process-wide settings that a plugin changes are restored. Its printed output goes to stderr.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import torch
 from attrs import define, field
 
 Settings = dict[str, tuple[Any, Callable[[Any], Any]]]
-"""Settings of the whole process by name: the value and how to set it."""
+"""Process-wide settings by name: the value, and the function that sets it."""
 
 _OWN = ("HGMS_DATA", "HGMS_PLUGINS", "HGMS_DISABLE_PLUGINS", "HGMS_STRICT_PLUGINS")
 VARIABLES = (*_OWN, "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
@@ -30,7 +31,7 @@ VARIABLES = (*_OWN, "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
 
 @define
 class Watch:
-    """What was seen while a plugin's code ran: see :func:`watched`."""
+    """The effects of a plugin's code while it ran (see :func:`watched`)."""
 
     seconds: float = 0.0
     printed: str = ""
@@ -40,9 +41,11 @@ class Watch:
 
 @contextlib.contextmanager
 def watched() -> Iterator[Watch]:
-    """Inside, a plugin's own code runs: its import, or a registering hook. What it prints goes to
-    stderr, so that it cannot spoil ``--json``; :func:`settings` are put back; a deprecated hook is
-    noted, since nobody would see a warning.
+    """Run a plugin's code in this context: its import, or a registering hook.
+
+    - Printed output goes to stderr, so that the output of ``--json`` stays valid.
+    - Changed :func:`settings` are restored.
+    - Deprecated hooks are recorded, because users would not see a warning.
     """
     watch = Watch()
     started = time.perf_counter()
@@ -62,7 +65,7 @@ def watched() -> Iterator[Watch]:
         for warning in caught:
             if issubclass(warning.category, HookDeprecated):
                 watch.deprecated.append(str(warning.message))
-            else:  # not ours to judge
+            else:  # emit other warnings unchanged
                 warnings.warn_explicit(
                     warning.message, warning.category, warning.filename, warning.lineno
                 )
@@ -70,8 +73,9 @@ def watched() -> Iterator[Watch]:
 
 @contextlib.contextmanager
 def undone() -> Iterator[list[str]]:
-    """Puts back the :func:`settings` that were changed inside, and says which in the list that
-    it yields.
+    """Restore the :func:`settings` that change in this context.
+
+    On exit, the yielded list contains a description of each change.
     """
     changed: list[str] = []
     before = settings()
@@ -87,13 +91,14 @@ def undone() -> Iterator[list[str]]:
 
 
 class HookDeprecated(DeprecationWarning):
-    """The warning of a hook that will go: ``@hookspec(warn_on_impl=HookDeprecated("since 0.4;
-    implement … instead"))``.
+    """The warning for a hook that will be removed.
+
+    Usage: ``@hookspec(warn_on_impl=HookDeprecated("since 0.4; implement … instead"))``.
     """
 
 
 def settings() -> Settings:
-    """The present values, and how to set them; about 50 µs."""
+    """Return the current values and the functions that set them; takes about 50 µs."""
     values: Settings = {
         "torch's default dtype": (torch.get_default_dtype(), torch.set_default_dtype),
         "torch's default device": (torch.get_default_device(), torch.set_default_device),
@@ -131,6 +136,6 @@ def _set_variable(name: str, old: str | None) -> None:
 
 
 def _folder() -> str | None:
-    with contextlib.suppress(OSError):  # it may have been removed under us
+    with contextlib.suppress(OSError):  # the folder may have been removed
         return os.getcwd()
     return None

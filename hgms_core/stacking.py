@@ -1,14 +1,13 @@
 """Losses of N stacked candidates: one vmapped computation, or one candidate after the other.
 
-``auto`` decides from the sizes (:func:`prefers_stack`), never from a clock, so that a run is the
-same every time. It evaluates one candidate after the other if ``torch.func.vmap`` cannot evaluate
+``auto`` depends on the sizes (:func:`prefers_stack`) and never on measured time, so that runs are
+reproducible. It evaluates one candidate after the other if ``torch.func.vmap`` cannot evaluate
 the loss: ``.item()``, an ``if`` on a value, in-place fills, boolean indexes, NumPy.
 
-A loss may know how to evaluate stacked candidates itself: a method
-``stacked(theta, x, batch, own_batch) -> [N]``, which is then used instead of ``torch.func.vmap`` (a
-language model shares its frozen base among the candidates, and checkpoints activations, which vmap
-cannot). On a CPU, and with ``stacked = None``, one candidate is evaluated after the other unless
-asked otherwise.
+A loss may have a method ``stacked(theta, x, batch, own_batch) -> [N]``, which then replaces
+``torch.func.vmap``. For example, all candidates of a language model share its frozen base, and the
+method checkpoints activations, which vmap does not support. For such a loss, ``auto`` evaluates
+one candidate after the other on a CPU, and on every device if ``stacked`` is None.
 """
 
 from __future__ import annotations
@@ -32,26 +31,30 @@ from hgms_core.trees import Tree
 LOG = logging.getLogger("hgms")
 
 Mode = Literal["auto", "stacked", "loop"]
-"""How N candidates are evaluated: in one computation, one after the other, or whichever is
-likely faster and possible (``auto``).
+"""How N candidates are evaluated: in one computation, one after the other, or by the mode that is
+possible and likely faster (``auto``).
 """
 
 Trial = Callable[[], tuple[Tree, Batch]]
-"""(θ, batch) to try a loss on; the batch leads with an axis N where each candidate has its own."""
+"""Returns (θ, batch) for a trial of a loss. The batch has a leading axis N if each candidate has a
+separate batch.
+"""
 
 IMPURE = ("random-loss", "loss-with-state")
-"""Codes of losses that are wrong in each mode."""
+"""Error codes of losses that are wrong in every mode."""
 
 STACK_BELOW = 5_000_000
-"""Multiply-adds of one candidate's forward pass up to which stacking is faster on a CPU
-(`benchmarks/bench_pipeline.py`).
+"""The largest number of multiply-adds in one candidate's forward pass for which stacking is faster
+on a CPU (`benchmarks/bench_pipeline.py`).
 """
 
 
 def prefers_stack(x: Tree, rows: int, mode: Mode) -> bool:
-    """Whether to evaluate the stacked ``x`` at once on batches of ``rows`` examples. On a GPU
-    always (each kernel is otherwise too small); on a CPU up to STACK_BELOW (a parameter costs about
-    one multiply-add an example): beyond, N spill the cache.
+    """Return whether to evaluate the stacked ``x`` at once on batches of ``rows`` examples.
+
+    On a GPU, ``auto`` always stacks, because the kernels of a single candidate are too small. On a
+    CPU it stacks up to STACK_BELOW multiply-adds; above this size, N candidates do not fit into the
+    cache. A parameter costs about one multiply-add per example.
     """
     leaf = next(iter(x.values()))
     if mode != "auto" or leaf.shape[0] == 1:
@@ -62,9 +65,10 @@ def prefers_stack(x: Tree, rows: int, mode: Mode) -> bool:
 
 @frozen(eq=False)
 class Group:
-    """Some of N stacked candidates, evaluated together: views of their rows, and the loss that fits
-    them. ``part`` selects the rows from anything with a leading axis N: a slice of a stacked group,
-    a number of a single candidate without the axis.
+    """Candidates out of N that are evaluated together: views of their rows, and their loss.
+
+    ``part`` selects their rows from a tensor with a leading axis N. It is a slice for a stacked
+    group, and a number for a single candidate without the axis.
     """
 
     part: slice | int
@@ -85,18 +89,21 @@ def groups(
     chunk: int | None = None,
     trial: Trial | None = None,
 ) -> list[Group]:
-    """The N candidates, split into groups that are evaluated one after the other: each alone
-    (``mode = "loop"``) or stacked, at most ``chunk`` of them at a time, which bounds the memory of
-    activations. ``auto`` picks by their size, and by ``rows`` of one candidate's batch. With
-    ``own_batch`` each candidate has its own; else all share one. A group's ``x`` are views.
+    """Split the N candidates into groups that are evaluated one after the other.
 
-    ``trial()`` returns (θ, batch) to try the loss on before ``auto`` stacks it, once per loss: if
-    ``torch.func.vmap`` cannot evaluate it, each candidate is alone. Cost: two values, in no budget.
+    A group is a single candidate (``mode = "loop"``), or a stack of at most ``chunk`` candidates,
+    which limits the memory of activations. ``auto`` decides by the size of the candidates and by
+    ``rows``, the number of rows in one candidate's batch. With ``own_batch``, each candidate has a
+    separate batch; otherwise all candidates share one batch. The ``x`` of a group are views.
+
+    ``trial()`` returns (θ, batch) for a trial of the loss before ``auto`` stacks it, once per loss.
+    If ``torch.func.vmap`` cannot evaluate the loss, each candidate is a separate group. Cost: two
+    values, which no budget counts.
     """
     one_of("mode", mode, get_args(Mode))
     count = next(iter(x.values())).shape[0]
     if mode == "auto" and count > 1 and hasattr(loss, "stacked"):
-        # On a CPU one candidate of a model that is worth a form of its own keeps the cores busy.
+        # A loss with this method has a large model; one candidate then keeps all CPU cores busy.
         mode = "stacked" if loss.stacked is not None and next(iter(x.values())).is_cuda else "loop"
     stacked = prefers_stack(x, rows, mode)
     if stacked and mode == "auto" and trial is not None:
@@ -112,8 +119,8 @@ def groups(
 
 
 _TRIED: dict[int, dict[bool, bool]] = {}
-"""Whether vmap can evaluate a loss, by the loss's id and ``own_batch``, as long as the loss
-exists.
+"""Whether vmap can evaluate a loss, by the id of the loss and ``own_batch``. An entry exists as
+long as its loss.
 """
 
 
@@ -150,7 +157,10 @@ def _is_stackable(loss: Loss, x: Tree, own_batch: bool, trial: Trial) -> bool:
 
 
 def _vmapped(loss: Loss, own_batch: bool) -> Loss:
-    """``loss`` of stacked candidates. What vmap alone cannot evaluate raises loss-not-stackable."""
+    """Return ``loss`` for stacked candidates.
+
+    It raises ``loss-not-stackable`` if only vmap cannot evaluate the loss.
+    """
     stacked = getattr(loss, "stacked", None)
     if stacked is not None:
         return lambda theta, x, batch: stacked(theta, x, batch, own_batch)
@@ -162,7 +172,7 @@ def _vmapped(loss: Loss, own_batch: bool) -> Loss:
                 return mapped(theta, x, batch)
         except HgmsError:
             raise
-        except Exception as error:  # any operation of a loss may lack a form under vmap
+        except Exception as error:  # vmap may not support an operation of the loss
             if out_of_memory(error):
                 raise
             _first(loss, theta, x, batch, own_batch)
@@ -172,7 +182,7 @@ def _vmapped(loss: Loss, own_batch: bool) -> Loss:
 
 
 def _first(loss: Loss, theta: Tree, x: Tree, batch: Batch, own_batch: bool) -> None:
-    """Evaluate the first candidate without vmap, which raises the loss's own error, if any."""
+    """Evaluate the first candidate without vmap. This raises the error of the loss, if any."""
     with torch.no_grad():
         loss(
             theta,
@@ -191,7 +201,9 @@ def values(
     mode: Mode = "auto",
     chunk: int | None = None,
 ) -> Tensor:
-    """``loss`` of every candidate on one shared batch, ``[N]``, without a graph. Cost: N values.
+    """Return the losses of all candidates on one shared batch, ``[N]``, without a graph.
+
+    Cost: N values.
 
     >>> square = lambda theta, x, batch: theta["t"] * x["x"] ** 2
     >>> values(square, {"t": torch.tensor(2.0)}, {"x": torch.tensor([1.0, 3.0])}, {})
@@ -203,11 +215,11 @@ def values(
 
 
 def gradient(loss: Loss, theta: Tree, x: Tree, batch: Batch) -> tuple[list[Tensor], Tensor]:
-    """(∇_x loss as a list of leaves, the loss itself), for one candidate or for a stacked group.
+    """Return (∇_x loss as a list of leaves, the loss), for one candidate or a stacked group.
 
-    Stacked candidates do not interact, so the gradient of the sum of their losses holds each one's
-    own gradient: one ordinary backward pass over a vmapped forward pass. Cost: one gradient a
-    candidate.
+    Stacked candidates do not interact, so the gradient of the sum of their losses contains the
+    gradient of each candidate. One ordinary backward pass over a vmapped forward pass computes it.
+    Cost: one gradient per candidate.
 
     >>> gradient(lambda theta, x, batch: (x["x"] ** 2).sum(), {}, {"x": torch.tensor([3.0])}, {})
     ([tensor([6.])], tensor(9.))

@@ -1,7 +1,8 @@
 """Trees: lower and upper variables are flat dictionaries of named tensors.
 
-A tree has no nesting, so its names are those of ``nn.Module.named_parameters`` and of a safetensors
-file. A *stacked* tree carries N candidates: every leaf has the same leading axis N."""
+A tree has no nesting, so it uses the names of ``nn.Module.named_parameters`` and of safetensors
+files. A *stacked* tree contains N candidates: every leaf has the same leading axis N.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from torch import Tensor
 from hgms_core.errors import ConfigError
 
 Tree = dict[str, Tensor]
-"""Tensors by name: θ, x, their gradients. Flat, so a module's ``named_parameters`` are one."""
+"""Tensors by name: θ, x and their gradients. The ``named_parameters`` of a module form a tree."""
 
 
 def check_tree(what: str, tree: object) -> None:
@@ -48,7 +49,9 @@ def check_alike(what: str, tree: object, like: Tree, verb: str = "returns") -> N
 
 
 def summary(tree: Mapping[str, object], most: int = 4) -> str:
-    """Return names, shapes and types as text; of more than ``most`` leaves their number and size.
+    """Return names, shapes and types as text.
+
+    For more than ``most`` leaves, return the number of leaves, their total size and types.
 
     >>> summary({"w": torch.zeros(3, 4), "b": torch.zeros(3)})
     'w [3, 4], b [3], float32'
@@ -66,36 +69,39 @@ def summary(tree: Mapping[str, object], most: int = 4) -> str:
 
 
 def detach(tree: Mapping[str, Tensor]) -> Tree:
-    """The same values cut off from any autograd graph (no copy)."""
+    """Return the same values without an autograd graph (no copy)."""
     return {name: leaf.detach() for name, leaf in tree.items()}
 
 
 def clone(tree: Mapping[str, Tensor]) -> Tree:
-    """A detached copy."""
+    """Return a detached copy."""
     return {name: leaf.detach().clone() for name, leaf in tree.items()}
 
 
 def require_grad(tree: Mapping[str, Tensor]) -> Tree:
-    """Fresh autograd leaves that share memory with ``tree``."""
+    """Return new autograd leaves that share memory with ``tree``."""
     return {name: leaf.detach().requires_grad_() for name, leaf in tree.items()}
 
 
 def stack(trees: Sequence[Mapping[str, Tensor]]) -> Tree:
-    """N trees as one stacked tree."""
+    """Return N trees as one stacked tree."""
     return {name: torch.stack([tree[name] for tree in trees]) for name in trees[0]}
 
 
 def repeat(tree: Mapping[str, Tensor], n: int) -> Tree:
-    """n copies of ``tree`` along a new leading axis (memory is written, so each row can be
-    changed on its own).
+    """Return n copies of ``tree`` along a new leading axis.
+
+    The rows do not share memory, so each row can be changed separately.
     """
     return {name: leaf.detach().expand(n, *leaf.shape).clone() for name, leaf in tree.items()}
 
 
 def take(tree: Mapping[str, Tensor], index: int | Tensor) -> Tree:
-    """Row ``index`` of a stacked tree; a tensor index stays on its device, so nothing waits for the
-    GPU. A row of several is copied, so that the others can be freed; a tensor index into a single
-    row gives a view of it.
+    """Return row ``index`` of a stacked tree. A tensor index stays on its device, to avoid a wait
+    for the GPU.
+
+    The row is copied, so that the memory of the other rows can be freed. A tensor index into a
+    single row returns a view.
     """
     if isinstance(index, Tensor):
         if all(leaf.shape[0] == 1 for leaf in tree.values()):
@@ -103,13 +109,13 @@ def take(tree: Mapping[str, Tensor], index: int | Tensor) -> Tree:
         if index.device.type != "cpu":
             row = index.reshape(1)
             return {name: leaf.index_select(0, row)[0] for name, leaf in tree.items()}
-        # ten times as fast as index_select on a CPU, where there is nothing to wait for
+        # On a CPU this is ten times as fast as index_select, and no device must finish first.
         index = int(index)
     return {name: leaf[index].clone() for name, leaf in tree.items()}
 
 
 def norm(tree: Mapping[str, Tensor]) -> Tensor:
-    """Euclidean norm over all leaves, 0-dimensional.
+    """Return the Euclidean norm over all leaves, 0-dimensional.
 
     >>> norm({"a": torch.tensor([3.0]), "b": torch.tensor([4.0])})
     tensor(5.)
@@ -121,9 +127,11 @@ def norm(tree: Mapping[str, Tensor]) -> Tensor:
 
 
 def slopes(value: Tensor, leaves: Sequence[Tensor]) -> list[Tensor]:
-    """The gradient of a scalar in each leaf, in one backward pass; zeros for what it does not
-    depend on. It frees the graph: of several losses of one pass take ``torch.autograd.grad(loss,
-    leaves, retain_graph=True)``, all but the last.
+    """Return the gradient of a scalar in each leaf, in one backward pass. It is zero for leaves
+    that the scalar does not depend on.
+
+    The backward pass frees the graph. For several losses of one forward pass, use
+    ``torch.autograd.grad(loss, leaves, retain_graph=True)`` for all but the last loss.
 
     >>> x = torch.ones(2, requires_grad=True)
     >>> slopes((3 * x).sum(), [x]), slopes(torch.tensor(1.0), [x])
@@ -136,7 +144,7 @@ def slopes(value: Tensor, leaves: Sequence[Tensor]) -> list[Tensor]:
 
 @frozen
 class Ravel:
-    """The bijection between a tree and one flat vector, for solvers that think in vectors.
+    """The bijection between a tree and one flat vector, for solvers that use vectors.
 
     ``batch_dims=1`` keeps a leading axis: N stacked candidates become an ``[N, d]`` matrix.
 

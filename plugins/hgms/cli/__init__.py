@@ -1,6 +1,4 @@
-"""The command line: `hgms`, its own commands `list` and `plugins`, and what the commands of all
-programs share.
-"""
+"""The command line: `hgms`, the commands `list` and `plugins`, and code shared by all commands."""
 
 from __future__ import annotations
 

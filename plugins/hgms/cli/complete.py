@@ -1,8 +1,7 @@
-"""What a shell offers at the tab key: kinds, names of components, labels. Given to click as
-``shell_complete=``.
+"""Shell completion of kinds, component names and labels, for click's ``shell_complete=``.
 
-A shell asks by running `hgms` with the line so far; nothing is printed and nothing fails where
-something is wrong with it.
+A shell runs `hgms` with the incomplete line. If that line is invalid, the command prints no message
+and does not fail.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ Completer = Callable[[click.Context, click.Parameter, str], list[str]]
 
 
 def quietly(complete: Callable[[click.Context, click.Parameter, str], Iterable[str]]) -> Completer:
-    """The words of ``complete`` that begin as what is typed; none where anything goes wrong."""
+    """Return the words of ``complete`` that start with the typed text; no words after any error."""
 
     @functools.wraps(complete)
     def quiet(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
@@ -55,7 +54,7 @@ def kind_then_name(
 
 
 def with_commas(complete: Completer) -> Completer:
-    """The same for the last word of several with commas between them."""
+    """Complete the last word of a comma-separated list."""
 
     def behind_comma(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
         before, comma, word = incomplete.rpartition(",")

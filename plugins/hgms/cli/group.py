@@ -34,14 +34,12 @@ class _Warnings(logging.Handler):
 
 
 class _Commands(click.Group):
-    """The commands of programs, of which only the one that is asked for is loaded, then those of
-    plugins.
-    """
+    """Commands of programs, then of plugins; only the requested program is loaded."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         host = host_of(ctx)
         names = set(host.programs)
-        with contextlib.suppress(HgmsError):  # `hgms --help` has to work with a broken plugin too
+        with contextlib.suppress(HgmsError):  # `hgms --help` must work with a broken plugin too
             names.update(self._of_plugins(host))
         return sorted(names)
 
@@ -68,10 +66,10 @@ class _Commands(click.Group):
         gc.freeze()
         for name in ("stdout", "stderr"):
             stream = getattr(sys, name)
-            if stream is None:  # closed by whoever started us: nobody reads it
+            if stream is None:  # the parent process closed it: it has no reader
                 setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - as long as the process
             elif isinstance(stream, io.TextIOWrapper):
-                # ± on a terminal of ASCII is \\xb1, not a traceback
+                # On an ASCII terminal ± is written as \\xb1 and causes no traceback.
                 stream.reconfigure(errors="backslashreplace")
         return super().main(*args, **more)
 
@@ -90,11 +88,11 @@ class _Commands(click.Group):
                 raise
             where = f" {error.filename}" if error.filename is not None else ""
             raise _Shown(f"cannot use{where}: {error.strerror}", 1) from error
-        except SystemExit as error:  # click's own way out is another exception
+        except SystemExit as error:  # click's normal exit is another exception
             if ctx.invoked_subcommand not in host_of(ctx).programs:
-                raise  # a plugin's command leaves as it likes
+                raise  # a plugin's command chooses its exit
             if isinstance(error.__context__, BrokenPipeError):
-                raise  # `hgms describe cg | head`: how rich leaves
+                raise  # `hgms describe cg | head`: rich exits this way
             raise _Shown(
                 f"a component or plugin called sys.exit({error}), but must raise an error instead",
                 1,
@@ -106,8 +104,9 @@ class _Commands(click.Group):
             logger.removeHandler(handler)
 
     def _of_programs(self, host: Host, name: str) -> click.Command | None:
-        """The command of the first program that brings it; somebody else's comes before ours, so
-        that it can take its place.
+        """Return the command of the first program that provides it.
+
+        Commands of third parties come first, so they can replace HGMS's commands.
         """
         for entry in host.programs.get(name, ()):
             command = self._of(host, host.add_program(entry)).get(name)
@@ -131,8 +130,9 @@ class _Commands(click.Group):
         return commands
 
     def _of(self, host: Host, info: PluginInfo) -> dict[str, click.Command]:
-        """The commands of one plugin. Each adds to a group of its own, so that a broken one
-        cannot spoil the others'.
+        """Return the commands of one plugin.
+
+        Each plugin adds to a separate group, so a broken plugin does not affect the others.
         """
         group = click.Group()
         for owner, impl in host.implementations("hgms_register_commands"):
@@ -155,7 +155,7 @@ class _Commands(click.Group):
 
 
 class _Shown(click.ClickException):
-    """An error of ours the way click shows its own: a message and an exit code, no traceback."""
+    """Display an HGMS error as click displays its own: message and exit code, no traceback."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""``hgms list`` and ``hgms plugins``: what there is. Parse, call, print."""
+"""``hgms list`` and ``hgms plugins``: list components and plugins. Parse, call, print."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def kind_called(word: str, place: tuple[str, ...] = ("KIND",)) -> Kind:
 
 
 def component_row(component: Component) -> dict[str, Any]:
-    """What a table says of a component."""
+    """Return a component's row in the table."""
     state = {"summary": component.summary, "status": "available", "install": None}
     return {
         "kind": component.kind.name,
@@ -38,8 +38,9 @@ def component_row(component: Component) -> dict[str, Any]:
 
 
 def component_rows(registry: Registry, kind: str | None = None) -> list[dict[str, Any]]:
-    """What there is to choose from, then the plugins that did not load: what they would bring
-    nobody knows.
+    """Return the available components, then the plugins that failed to load.
+
+    The components of such plugins are unknown.
     """
     rows = [component_row(component) for component in registry.components(kind)]
     for info in registry.host.failed():
@@ -56,7 +57,7 @@ def _owner(plugin: PluginInfo) -> dict[str, Any]:
 
 
 def plugin_row(info: PluginInfo) -> dict[str, Any]:
-    """What a table says of a plugin."""
+    """Return a plugin's row in the table."""
     row = attrs.asdict(
         info, filter=lambda field, _: field.name not in ("traceback", "extras", "program")
     )
@@ -101,7 +102,7 @@ def list_plugins(verbose: bool, files: Sequence[str], as_json: bool) -> None:
     for entries in host.programs.values():
         for entry in entries:
             commands.setdefault(host.add_program(entry).name, []).append(f"`hgms {entry.name}`")
-    Registry(host)  # what is wrong with components shows only when they are collected
+    Registry(host)  # errors of components appear only when the registry collects them
     infos = host.infos.values()
     rows = [plugin_row(info) for info in infos]
     if as_json:

@@ -1,4 +1,4 @@
-"""What all commands share: the options every one takes, JSON, and tables."""
+"""Shared parts of all commands: common options, JSON, and tables."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _track(_ctx: click.Context, _option: click.Parameter, value: str | None) -> 
 def _trust(_ctx: click.Context, _option: click.Parameter, value: bool) -> None:
     if value:
         os.environ["HGMS_TRUST_REMOTE_CODE"] = (
-            "1"  # where tasks look, in this process and in the ones it starts
+            "1"  # tasks read it, in this process and in its child processes
         )
 
 
@@ -67,8 +67,8 @@ trust_option = click.option(
     callback=_trust,
     help="Let a model bring Python code, where the file asks for it. Read that code first.",
 )
-"""The option ``--trust-remote-code`` of a command that carries out runs: a file alone cannot
-have code run.
+"""Option ``--trust-remote-code`` of commands that execute runs; a file cannot enable code
+execution.
 """
 
 track_option = click.option(
@@ -78,8 +78,8 @@ track_option = click.option(
     callback=_track,
     help="Also follow the run in tensorboard, wandb or trackio (comma-separated).",
 )
-"""The option ``--track`` of a command that carries out runs, as its argument ``track``: what to
-lay over the file, as --set.
+"""Option ``--track`` of commands that execute runs, as the argument ``track``: settings to merge
+over the file, as with --set.
 """
 
 
@@ -97,8 +97,11 @@ def print_table(
     width: int | None = None,
     groups: Container[int] = (),
 ) -> None:
-    """A table of these columns on stdout: as wide as a terminal, or one line a row into a pipe; or
-    ``width`` columns wide. A line is drawn before each row in ``groups``."""
+    """Print a table of these columns on stdout.
+
+    The width is ``width`` columns if given, else the terminal's width. Output to a pipe has one
+    line per row. A line is drawn before each row in ``groups``.
+    """
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
@@ -114,10 +117,10 @@ def print_table(
         table.add_row(
             *[Text(printable(row[column] if row[column] is not None else "")) for column in columns]
         )
-    # into a pipe: one line a row, so that it can be searched
+    # Output to a pipe has one line per row, so that it can be searched.
     Console(file=sys.stdout, width=width if folds else 10_000).print(table)
 
 
 def terminal_width() -> int:
-    """Columns to write into: those of the terminal, 100 at most; 80 where there is none."""
+    """Return the width for output: the terminal's columns, at most 100; 80 without a terminal."""
     return max(40, min(shutil.get_terminal_size((80, 24)).columns, 100))

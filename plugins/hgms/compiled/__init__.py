@@ -1,4 +1,4 @@
-"""What makes steps faster: compiled programs, and the route of float32 matrix products."""
+"""Faster steps: compiled functions, and the route of float32 matrix products."""
 
 from __future__ import annotations
 

@@ -23,8 +23,8 @@ Runner = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 class Recording:
     """``program(inputs)`` as one CUDA graph for inputs of fixed shapes.
 
-    Inputs are copied into places whose addresses the kernels know. Results are copies, so the next
-    call does not change them. On a CPU, which has nothing to record, the program runs again.
+    Inputs are copied into places whose addresses the kernels use. Results are copies, so the next
+    call does not change them. On a CPU there is no recording, and each call runs the program.
 
     Errors: RuntimeError if the program cannot be recorded: it waits for the device, or copies from
         the CPU.
@@ -45,7 +45,7 @@ class Recording:
         self._launch: Callable[[], None]
         if self._places[0].is_cuda:
             device = self._places[0].device
-            # A capture that fails would leave its own stream the current one.
+            # A failed capture would leave its stream as the current stream.
             with torch.cuda.device(device), torch.cuda.stream(torch.cuda.current_stream(device)):
                 self._record(program)
         else:
@@ -59,8 +59,8 @@ class Recording:
         return copies
 
     def _record(self, program: Runner) -> None:
-        # Libraries set themselves up in the first call, which must not be recorded; in a stream of
-        # its own, as torch asks.
+        # Libraries initialize in the first call, which must not be recorded. It runs in a separate
+        # stream, as torch requires.
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):

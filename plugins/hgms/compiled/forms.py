@@ -1,6 +1,4 @@
-"""A step of a component, with numbers that change from step to step: as it is written, or as a
-program.
-"""
+"""Run a component's step eagerly or as a compiled function, with numbers that change per step."""
 
 from __future__ import annotations
 
@@ -14,14 +12,13 @@ from hgms.compiled.programs import Programs
 from hgms_core import Tree
 
 Numbers = Sequence[float] | Tensor
-"""What a step takes its numbers as: those of one step, or a tensor of them."""
+"""Numbers of a step: a sequence of numbers, or a tensor of them."""
 
 
 def form(
     programs: Programs | None, key: tuple[Hashable, ...], function: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """The function as it is where ``programs`` is None, else the program of it that they keep for
-    the key.
+    """Return the function unchanged if ``programs`` is None, else its compiled form for the key.
 
     >>> form(None, ("double",), lambda x: 2 * x)(torch.ones(2))
     tensor([2., 2.])
@@ -37,11 +34,13 @@ def launch(
     x: Tree,
     *arguments: Any,
 ) -> Any:
-    """``function(numbers, x, *arguments)``: where ``programs`` is None as it is written, of numbers
-    as they are; else as a program, of a tensor of them with the type and the place of ``x``, so
-    that other numbers are no other program.
+    """Call ``function(numbers, x, *arguments)``, eagerly or compiled.
 
-    The key holds all that the function reads beside its arguments.
+    If ``programs`` is None, the function runs eagerly with the given numbers. Otherwise it is
+    compiled, and the numbers become a tensor with the type and device of ``x``. Different numbers
+    then use the same compiled function.
+
+    The key contains everything that the function reads in addition to its arguments.
 
     >>> launch(
     ...     None, ("scaled",), lambda numbers, x: numbers[0] * x["x"], (2.0,), {"x": torch.ones(2)}

@@ -1,5 +1,6 @@
-"""Both levels at one (θ, x) as programs of one trace: what does not depend on v, the Hessian
-product, and the mixed one.
+"""Compiled functions of both levels at one (θ, x), from one trace.
+
+They compute the values that do not depend on v, the Hessian product, and the mixed product.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from hgms_core import (
 )
 
 ITERATIONS = 10
-"""Iterations of a program where a product is small; a large one is a program by itself, which
-ends when the solver does.
+"""Iterations per compiled function if a product is small. A large product is a separate compiled
+function, and the solver's loop ends normally.
 """
 SMALL = 100_000
-"""Numbers that a small product reads beside v, at most."""
+"""Maximum count of numbers that a small product reads in addition to v."""
 
 Iteration = Callable[[LinearSystem, Tree], Tree]
 Operator = Callable[[Tree, Tree, Batch, Tree], Tree]
@@ -40,11 +41,12 @@ Operator = Callable[[Tree, Tree, Batch, Tree], Tree]
 @final
 @frozen(eq=False)
 class CompiledProduct:
-    """v ↦ Hv as a graph of ``[*residuals, v]``: the residuals say what H is at one (θ, x), the
-    graph serves them all.
+    """v ↦ Hv as a graph of ``[*residuals, v]``.
 
-    A solver may call it, or make a program of its own iterations with the product inside
-    (:meth:`loop`). ``noise`` is its relative error, as of :class:`hgms_core.Inexact`.
+    The residuals define H at one (θ, x); all points share the graph.
+
+    A solver can call the product, or compile its iterations with the product inside (:meth:`loop`).
+    ``noise`` is the relative error of the product, as in :class:`hgms_core.Inexact`.
     """
 
     programs: Programs
@@ -63,7 +65,7 @@ class CompiledProduct:
 
     @property
     def small(self) -> bool:
-        """Whether launching a program costs about as much as a product."""
+        """Return whether the launch of a compiled function costs about as much as a product."""
         return sum(leaf.numel() for leaf in self.residuals) <= SMALL
 
     def whole(
@@ -75,12 +77,13 @@ class CompiledProduct:
         x0: Tensor | None,
         most: int,
     ) -> Solution | None:
-        """A small system from b to the answer by one program, launched as often as it takes; None
-        for a large one.
+        """Solve a small system from b to the solution with one compiled function; None for a large
+        system.
 
-        ``solve(matvec, b, x0, earlier, *settings, count)`` makes ``count`` iterations, of ``most``
-        at most: a function of tensors alone that gives the fields of a solution, the products it
-        took, whether it goes on, and the state that it then takes as ``earlier`` (None at first).
+        The function is launched as often as needed. ``solve(matvec, b, x0, earlier, *settings,
+        count)`` runs ``count`` iterations, at most ``most`` in total. It is a function of tensors
+        only. It returns the fields of a solution, the number of products, whether iterations
+        remain, and the state for the next call's ``earlier`` (None at first).
         """
         if not self.small:
             return None
@@ -112,12 +115,14 @@ class CompiledProduct:
         iteration: Iteration,
         most: int,
     ) -> Callable[[Tree], Any]:
-        """``advance(state)``: the state after some iterations of a solver, ``most`` at most, in one
-        program, and how many were needed.
+        """Return ``advance(state)``, a compiled function of some solver iterations, at most
+        ``most``.
 
-        ``iteration(system, state)`` is a function of tensors alone that multiplies once; where
-        ``state["active"]`` is false it changes nothing. ``state["r"]`` is a vector of the system's,
-        ``settings`` are all that it reads beside the state.
+        It returns the new state and the number of iterations that were needed.
+
+        ``iteration(system, state)`` is a function of tensors only that computes one product. If
+        ``state["active"]`` is false, it changes no value. ``state["r"]`` is a vector of the system.
+        ``settings`` contain all other values that it reads.
         """
         residuals = list(self.residuals)
         graph = self.graph
@@ -138,7 +143,7 @@ class CompiledProduct:
 
 @define(eq=False)
 class Linearized:
-    """The programs of two losses for arguments of certain shapes, see :func:`linearized`."""
+    """Compiled functions of two losses for arguments of given shapes, see :func:`linearized`."""
 
     programs: Programs
     key: tuple[Hashable, ...]
@@ -166,7 +171,7 @@ class Linearized:
         below: Batch,
         above: Batch,
     ) -> Linearized | None:
-        """None where it cannot be traced or compiled."""
+        """Return the compiled functions, or None if tracing or compilation fails."""
 
         def levels(theta: Tree, x: Tree, below: Batch, above: Batch, v: Tensor) -> tuple[Any, ...]:
             here = Linearization.of(
@@ -229,7 +234,7 @@ class Linearized:
         )
 
     def at(self, leaves: Sequence[Tensor]) -> Linearization:
-        """At (θ, x) and on the batches whose leaves these are."""
+        """Return the linearization at the (θ, x) and batches with these leaves."""
         first, _, by_name = self.structure
         inputs = [*leaves, *self.constants]
         outputs = self.prepare(inputs)
@@ -258,18 +263,19 @@ def linearized(
     below: Batch,
     above: Batch,
 ) -> Linearization | None:
-    """:class:`hgms_core.Linearization` at (θ, x) on a lower and an upper batch, by programs; None
-    where they cannot be made.
+    """Return a compiled :class:`hgms_core.Linearization` at (θ, x) on a lower and an upper batch.
 
-    It is traced once as a function of (θ, x, batches, v), derivatives included, and the trace is
-    split: what does not depend on v is computed once, and a product is what is left, such as two
-    matrix products a layer. ``key`` holds all that the losses depend on beside the arguments,
-    themselves included. ``operator(theta, x, batch, v)`` takes the Hessian's place in the products,
-    where there is one; it is a pure function with the shapes of x.
+    The result is None if compilation fails.
 
-    Cost: 1 upper and 1 lower gradient, and as much once for the check.
+    The losses are traced once as a function of (θ, x, batches, v), including derivatives, and the
+    trace is split. The part that does not depend on v is computed once. A product computes only the
+    remaining part, for example two matrix products per layer. ``key`` contains the losses and
+    everything that they depend on in addition to the arguments. ``operator(theta, x, batch, v)``,
+    if given, replaces the Hessian in the products; it is a pure function with the shapes of x.
 
-    Source: linearisation of a program as ``jax.linearize`` has it, here by dependence in a traced
+    Cost: 1 upper and 1 lower gradient, and the same once for the check.
+
+    Source: linearisation of a program as in ``jax.linearize``, here by dependence in a traced
         graph.
     """
     leaves: list[Tensor] = []

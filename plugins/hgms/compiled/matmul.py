@@ -1,4 +1,4 @@
-"""Which route the float32 matrix products of a problem take: measured on this machine."""
+"""Select the route of a problem's float32 matrix products by measurements on this machine."""
 
 from __future__ import annotations
 
@@ -17,41 +17,41 @@ from hgms.compiled.route import ALLOWED, ROUTES, Route, matrix_route
 from hgms_core import Key, Problem
 
 BATCH = 128
-"""Rows of a small batch: a route that is faster on the whole data alone does not serve those who
-sample.
+"""Rows of a small batch. A route that is faster only on the full data does not help runs with small
+batches.
 """
 
 LEAST = 2**19
-"""Multiply-adds of a product of BATCH rows below which there is nothing to gain: calling another
-library takes longer.
+"""Multiply-adds of a product of BATCH rows below which no gain is possible, because the call to
+another library takes longer.
 """
 
 MOST = {"cpu": 2**24, "cuda": 2**32}
-"""Multiply-adds of the largest product of more than BATCH rows that is timed: half a millisecond
-on a core, or on a GPU.
+"""Multiply-adds of the largest timed product of more than BATCH rows: half a millisecond on a core,
+or on a GPU.
 """
 
 WIDEST = 1024
-"""Rows and columns of a matrix above which a part of it is timed."""
+"""Maximum rows and columns of a timed matrix; of a larger matrix, only a part is timed."""
 
 ROWS = 4
-"""Rows on which the lower loss is evaluated to see what it multiplies by."""
+"""Rows on which the lower loss is evaluated to find the matrices in its products."""
 
 REPETITIONS = 5
 GAIN = 0.9
-"""The share of the exact route's time that ``fast`` may take at most: what is nearer than this
-is noise.
-"""
+"""Maximum time of ``fast``, as a share of the exact route's time; smaller differences are noise."""
 
 FACTOR = 4.0
-"""How many times as large as the exact route's the largest error of ``fast`` may be."""
+"""Maximum ratio between the largest errors of ``fast`` and of the exact route."""
 
 
 @frozen(kw_only=True)
 class Product:
-    """A product that was timed: ``[m, k]`` by ``[k, n]`` for ``shape = (m, k, n)``, of a batch of
-    ``rows`` rows. By route: the ``seconds`` of the fastest repetition; the largest of its
-    ``errors`` against float64, over the product's largest entry.
+    """A timed product: ``[m, k]`` by ``[k, n]`` for ``shape = (m, k, n)``, with a batch of ``rows``
+    rows.
+
+    By route: ``seconds`` of the fastest repetition, and the largest of the ``errors`` against
+    float64, relative to the product's largest entry.
     """
 
     rows: int
@@ -62,8 +62,9 @@ class Product:
 
 @frozen(kw_only=True)
 class RouteChoice:
-    """The ``route`` to take, the ``reason`` in words, and what was measured (nothing, where
-    nothing was to be gained).
+    """The selected ``route``, the ``reason`` as text, and the measured products.
+
+    The list of products is empty if no gain was possible.
     """
 
     route: Route
@@ -72,18 +73,20 @@ class RouteChoice:
 
 
 def calibrated(problem: Problem) -> RouteChoice:
-    """The route for this problem on this machine, chosen by timing a few products of its sizes on
-    both.
+    """Select the route for this problem on this machine by timing a few products on both routes.
 
     The products are those of the two largest matrices with a batch of the lower data, forward (X
-    Wᵀ) and backward (δᵀ X), for 128 rows and, where that takes milliseconds only, for more.
-    Matrices are the leaves of ``x0``, and what the lower loss multiplies by (a frozen model below
-    adapters). ``fast`` is chosen where it is faster for both and its largest error, against
-    float64, is within four times the exact route's. Where no float32 product of 128 rows has half a
-    million multiply-adds (a matrix of 64 × 64), and in float64, nothing is measured: exact.
+    Wᵀ) and backward (δᵀ X). They have 128 rows, and more rows if that takes only milliseconds.
+    Matrices are the leaves of ``x0`` and the other matrices in products of the lower loss (a frozen
+    model below adapters).
 
-    Cost: a value of the lower loss on a few rows, outside every count; 20 to 60 ms on a core, more
-    where other processes want it. The numbers are of a :class:`Key` of their own.
+    ``fast`` is selected if it is faster for both batch sizes and its largest error, against
+    float64, is within four times the exact route's. The route is exact, without a measurement, in
+    float64 and if no float32 product of 128 rows has half a million multiply-adds (a matrix of 64 ×
+    64).
+
+    Cost: a value of the lower loss on a few rows, excluded from every count; 20 to 60 ms on a core,
+    more if other processes use it. The numbers are drawn with a separate :class:`Key`.
 
     >>> small = Problem(
     ...     theta0={},
@@ -105,7 +108,7 @@ def calibrated(problem: Problem) -> RouteChoice:
 
 
 class _Multiplied(TorchDispatchMode):
-    """Collects the matrices ``[out, in]`` in float32 by which anything is multiplied inside."""
+    """Collect the float32 matrices ``[out, in]`` of all products inside the context."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -121,8 +124,9 @@ class _Multiplied(TorchDispatchMode):
 
 
 def _inside(problem: Problem) -> set[tuple[int, int]]:
-    """The matrices that the lower loss multiplies by; none where it cannot be evaluated, which
-    the first step will say.
+    """Return the matrices in products of the lower loss.
+
+    The list is empty if the loss cannot be evaluated; the first step then reports the error.
     """
     multiplied = _Multiplied()
     with contextlib.suppress(Exception), torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -133,8 +137,9 @@ def _inside(problem: Problem) -> set[tuple[int, int]]:
 
 
 def _largest(problem: Problem) -> list[tuple[int, int]]:
-    """The shapes of the two largest matrices that are worth a choice; of a leaf with more axes,
-    the first and the rest.
+    """Return the shapes of the two largest matrices that are large enough for a measurement.
+
+    A leaf with more than two axes counts as a matrix: its first axis, and all others combined.
     """
     leaves = [
         leaf
@@ -155,14 +160,15 @@ def _largest(problem: Problem) -> list[tuple[int, int]]:
 def measured(
     shapes: Iterable[tuple[int, int]], size: int, device: torch.device
 ) -> tuple[Product, ...]:
-    """The products of matrices ``[out, in]`` with batches of data of ``size`` rows, timed on
-    both routes in turn.
+    """Time the products of matrices ``[out, in]`` with batches of data of ``size`` rows.
+
+    The two routes alternate.
     """
     products = []
     for out, inner in shapes:
         small = min(size, BATCH)
         most = min(size, MOST[device.type] // (out * inner))
-        # less than twice as many tell nothing else
+        # A batch less than twice as large gives no further information.
         for rows in (small, most) if most >= 2 * small else (small,):
             generator = Key(0).fold("matrix-route", rows, out, inner).generator()
             x, w, delta = (
@@ -179,7 +185,7 @@ def _timed(rows: int, a: Tensor, b: Tensor) -> Product:
     seconds: dict[str, list[float]] = {route: [] for route in ROUTES}
     errors: dict[str, float] = {}
     for _ in range(REPETITIONS + 1):
-        for route in ROUTES:  # in turn, so that a machine that slows down slows both
+        for route in ROUTES:  # the routes alternate, so a slow phase of the machine affects both
             with matrix_route(route, a.device):
                 wait()
                 began = time.perf_counter()
@@ -191,15 +197,15 @@ def _timed(rows: int, a: Tensor, b: Tensor) -> Product:
     return Product(
         rows=rows,
         shape=(a.shape[0], a.shape[1], b.shape[1]),
-        # The first sets libraries up. Not the median: where other processes want the cores, too,
-        # that is the length of the scheduler's turns, whatever was computed.
+        # The first repetition initializes libraries. The median is not suitable: if other processes
+        # use the cores, it is the length of the scheduler's time slices.
         seconds={route: min(times[1:]) for route, times in seconds.items()},
         errors=errors,
     )
 
 
 def choose(products: Iterable[Product]) -> RouteChoice:
-    """``fast`` where it is faster for every size of batch and its largest error is within FACTOR
+    """Select ``fast`` if it is faster for every batch size and its largest error is within FACTOR
     of the exact route's.
     """
     products = tuple(products)
@@ -217,7 +223,7 @@ def choose(products: Iterable[Product]) -> RouteChoice:
     error = f"largest error {fast:.1e} against {exact:.1e}"
     if share(slowest) > GAIN:
         return RouteChoice(route="exact", reason=f"the fast route takes {speed}", products=products)
-    # not by the maximum, which passes over NaN
+    # max() is not suitable here because it ignores NaN.
     if not all(product.errors["fast"] <= FACTOR * exact for product in products):
         return RouteChoice(
             route="exact",

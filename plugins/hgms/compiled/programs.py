@@ -1,5 +1,6 @@
-"""Pure functions of trees as compiled programs: one object for a run, that makes each program
-once and says what it made.
+"""Compiled functions of trees.
+
+One object per run compiles each function once and reports how each function runs.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ from hgms_core.torch_errors import first_line
 
 LOG = logging.getLogger("hgms.programs")
 COMPILERS = ("cpu", "cuda", "mps", "xpu")
-"""Types of devices for which torch's inductor generates code."""
+"""Device types for which torch's inductor generates code."""
 SHAPES = 8
-"""For how many shapes of its arguments a function is compiled; beyond, it runs as it is written."""
+"""Maximum number of argument shapes for which a function is compiled; further shapes run eagerly.
+"""
 
 Value = TypeVar("Value")
 
@@ -34,31 +36,34 @@ Value = TypeVar("Value")
 @final
 @define(eq=False)
 class Programs:
-    """What makes programs of the pure functions that components run often: ``problem.compiler`` of
-    a run that compiles.
+    """Compiler of the pure functions that components run often: ``problem.compiler`` of a run.
 
-    ``programs(key, function)`` is the function in its fastest form, made at its first call for the
-    shapes of its arguments and kept for the key, which must hold all that the function reads beside
-    them. Arguments and results are tensors, None, dictionaries, lists and tuples of such (a tuple
-    comes back as a list). On a CPU the form is a program of torch's inductor, on a GPU that program
-    recorded as a CUDA graph (or launched kernel by kernel, with a warning, where it cannot be
-    recorded).
+    ``programs(key, function)`` returns the function in its fastest form. This form is compiled at
+    the first call per argument shape and stored under the key. The key must contain everything that
+    the function reads in addition to its arguments. Arguments and results are tensors, None, and
+    dictionaries, lists and tuples of such values (a tuple becomes a list).
 
-    A program is checked once against the function, on its first arguments. Where it differs, or
-    cannot be made (the function chooses by the value of a tensor, there is no C++ compiler), the
-    function runs as it is written, and one warning says so.
+    On a CPU, the form is a function compiled by torch's inductor. On a GPU, that function is
+    recorded as a CUDA graph. If it cannot be recorded, its kernels are launched individually, and a
+    warning is logged.
+
+    A compiled function is compared once with the original function, on its first arguments. If the
+    results differ or compilation fails, the function runs eagerly, and one warning reports the
+    reason. Compilation fails, for example, if the function branches on the value of a tensor or no
+    C++ compiler is available.
 
     Arguments:
-        clock: what ``seconds`` counts in.
-        before: called with the name of a function before each part of the work on its program. An
-            exception that it raises ends the work, and passes on.
+        clock: the clock of ``seconds``.
+        before: called with the name of a function before each part of its compilation. If it raises
+            an exception, compilation ends and the exception propagates.
 
-    ``seconds`` is what making programs took so far, ``waited`` the same on the wall (a C++ compiler
-    is a process of its own, which this one's processor time does not count); ``outcomes`` says by
-    the name of each function, the first word of its key, how it runs.
+    ``seconds`` is the compilation time so far. ``waited`` is the same in wall time: a C++ compiler
+    is a separate process, which this process's processor time excludes. ``outcomes`` reports how
+    each function runs, by its name, which is the first element of its key.
 
-    Cost: two calls of the function for the check. torch keeps compiled code on disk
-    (``TORCHINDUCTOR_CACHE_DIR``), so the next process that asks for the same takes seconds.
+    Cost: two calls of the function for the check. torch stores compiled code on disk
+    (``TORCHINDUCTOR_CACHE_DIR``), so the next process that compiles the same function needs
+    seconds.
 
     >>> programs = Programs()
     >>> double = programs(("double",), lambda tree: {"x": 2 * tree["x"]})
@@ -85,14 +90,14 @@ class Programs:
         return self.keep(("program", *key), lambda: _Shapes(self, str(key[0]), function))
 
     def keep(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """What ``make()`` returned for the key when it was first asked for."""
+        """Return the result of ``make()`` from the first call with this key."""
         if key not in self._kept:
             self._kept[key] = make()
         return self._kept[key]
 
     @contextlib.contextmanager
     def making(self) -> Iterator[None]:
-        """Inside, time is spent on making programs: it is counted apart."""
+        """Count the time inside the context separately, as compilation time."""
         if self._making:
             yield
             return
@@ -107,8 +112,9 @@ class Programs:
     def traced(
         self, name: str, function: Callable[..., Any], arguments: Sequence[Any]
     ) -> Trace | None:
-        """The function as a graph; None where it cannot be traced, or the graph is another
-        function.
+        """Return the function as a graph.
+
+        The result is None if tracing fails or the graph computes a different result.
         """
         if self.refuses(name):
             return None
@@ -121,8 +127,8 @@ class Programs:
 
         def make() -> tuple[Trace, str]:
             result = trace(function, arguments)
-            # Elsewhere than where it was traced, so that nothing of that place can have become
-            # part of the graph.
+            # Check at arguments other than those of the trace, in case the graph contains their
+            # values.
             elsewhere = moved(leaves, 0.01)
             expected: list[Tensor] = []
             flatten(function(*unflatten(arranged, elsewhere)), expected)
@@ -137,8 +143,9 @@ class Programs:
         return None if difference else result
 
     def compiled(self, name: str, graph: GraphModule, leaves: Sequence[Tensor]) -> Runner | None:
-        """A program of the graph for inputs of these shapes; None where it cannot be made, or
-        differs.
+        """Return the compiled graph for inputs of these shapes.
+
+        The result is None if compilation fails or the results differ.
         """
         if self.refuses(name):
             return None
@@ -160,32 +167,34 @@ class Programs:
         return program
 
     def attempt(self, name: str, what: str, make: Callable[[], Value]) -> Value | None:
-        """``make()``, timed; None if it raises, and the function then runs as it is written."""
+        """Return ``make()``, timed; None if it raises, and the function then runs eagerly."""
         self.before(name)
         try:
             with self.making():
                 return make()
         except torch.OutOfMemoryError:
             raise
-        except (Exception, SystemExit) as error:  # of a function under trace, or of a compiler
-            # a trace may lack a derivative that the eager loss has
+        except (Exception, SystemExit) as error:  # errors of a traced function, or of a compiler
+            # A trace may lack a derivative that the eager loss supports.
             if isinstance(error, ConfigError) and error.code != "no-second-derivative":
                 raise
-            self.before(name)  # Ctrl-C ends a C++ compiler too, which is no reason to give up
+            self.before(name)  # Ctrl-C also ends a C++ compiler, which is not a compilation failure
             self.refuse(name, f"cannot be {what}: {first_line(error)}")
         return None
 
     @property
     def busy(self) -> bool:
-        """Whether a program is being made."""
+        """Return whether a compilation is in progress."""
         return self._making
 
     def refuses(self, name: str) -> bool:
         return self.outcomes.get(name, "compiled") != "compiled"
 
     def refuse(self, name: str, why: str) -> None:
-        """From now on the function of that name runs as it is written. One reason is said once:
-        where there is no compiler, it is that of every function."""
+        """Run the function of that name eagerly from now on.
+
+        Each reason is logged once; a missing compiler affects every function.
+        """
         self.outcomes[name] = f"as written: it {why}"
         if why in self._reasons:
             return
@@ -201,16 +210,17 @@ class Programs:
 
 
 def programs_of(problem: Problem) -> Programs | None:
-    """What compiles the steps of this problem; None where they run as they are written: the run
-    compiles nothing, or the losses count what they do (:attr:`Problem.counters`), which a program
-    would not.
+    """Return the compiler of this problem's steps, or None if they run eagerly.
+
+    They run eagerly if the run does not compile, or if the losses count their calls
+    (:attr:`Problem.counters`), which a compiled function would not do.
     """
     compiler = problem.compiler if problem.counters is None else None
     return compiler if isinstance(compiler, Programs) else None
 
 
 class _Shapes:
-    """The programs of one function, by the shapes of its arguments."""
+    """Compiled forms of one function, by the shapes of its arguments."""
 
     def __init__(self, programs: Programs, name: str, function: Callable[..., Any]) -> None:
         self._programs = programs
@@ -243,20 +253,20 @@ class _Shapes:
 
 
 def _inductor(graph: GraphModule, leaves: Sequence[Tensor]) -> Runner:
-    """The graph compiled for contiguous inputs of these shapes."""
+    """Return the graph compiled for contiguous inputs of these shapes."""
     from torch._inductor import standalone_compile
 
     examples: list[Any] = [
         leaf.detach().clone(memory_format=torch.contiguous_format) for leaf in leaves
     ]
-    # On a CPU all kernels of a program are one C++ file, compiled in this process: a file for each
-    # takes twice as long, and a pool of processes longer to start.
+    # On a CPU all kernels of a function are in one C++ file, which this process compiles. One file
+    # per kernel takes twice as long, and a pool of processes takes longer to start.
     on_cpu = (
         {"compile_threads": 1, "cpp_wrapper": True}
         if all(leaf.device.type == "cpu" for leaf in leaves)
         else {}
     )
-    # A GPU's programs are recorded by _recorded, whatever the environment asks of torch.
+    # _recorded records functions on a GPU, independent of torch's settings in the environment.
     with torch._inductor.config.patch({"triton.cudagraphs": False, **on_cpu}):
         module = GraphModule(torch.nn.Module(), graph.graph)
         program = standalone_compile(
@@ -271,15 +281,17 @@ def _inductor(graph: GraphModule, leaves: Sequence[Tensor]) -> Runner:
 
 
 def _recorded(program: Runner, graph: GraphModule, leaves: Sequence[Tensor]) -> tuple[Runner, str]:
-    """The program recorded as a CUDA graph; as it is, and why, where that is not possible. On a
-    CPU as it is.
+    """Return the function recorded as a CUDA graph.
+
+    If recording is not possible, return the function unchanged and the reason. On a CPU, return it
+    unchanged.
     """
     devices = _devices(graph, leaves)
     if not any(device.type in graphs.RECORDING for device in devices):
         return program, ""
     if len(devices) > 1:
-        # A kernel takes a number of the CPU as an argument, and a recording would repeat the one
-        # that it was recorded with.
+        # A kernel receives a number on the CPU as an argument, and a recording would repeat the
+        # number of the first call.
         return program, f"its numbers are on {' and '.join(sorted(map(str, devices)))}"
     try:
         return Recording(lambda inputs: program(_plain(inputs)), _plain(leaves)), ""
@@ -290,8 +302,9 @@ def _recorded(program: Runner, graph: GraphModule, leaves: Sequence[Tensor]) -> 
 
 
 def _devices(graph: GraphModule, leaves: Sequence[Tensor]) -> set[torch.device]:
-    """Where the inputs are, and what is computed from them. A constant of the graph may be
-    anywhere.
+    """Return the devices of the inputs and of the values computed from them.
+
+    A constant of the graph may be on any device.
     """
     devices = {leaf.device for leaf in leaves}
     varies: set[Node] = set()
@@ -304,7 +317,7 @@ def _devices(graph: GraphModule, leaves: Sequence[Tensor]) -> set[torch.device]:
 
 
 def _plain(leaves: Sequence[Tensor]) -> list[Tensor]:
-    """The same numbers as contiguous tensors without a graph."""
+    """Return the same numbers as contiguous tensors without a graph."""
     return [
         leaf.detach() if leaf.is_contiguous() else leaf.detach().contiguous() for leaf in leaves
     ]

@@ -1,10 +1,9 @@
-"""How float32 matrix products are computed: exactly as float32, or on the fastest route the device
-has.
+"""Routes of float32 matrix products: exact float32, or the fastest route of the device.
 
-torch sends float32 products on a CPU to its linear algebra library, which on processors of AMD runs
-at half the speed of oneDNN. Allowed to compute in bfloat16, torch takes oneDNN, and where the
-processor has no tiles for bfloat16 (AMX) oneDNN computes in float32 all the same. On one that has
-them the products lose half of their digits. So the choice is measured, not guessed from names:
+torch sends float32 products on a CPU to its linear algebra library, which has half the speed of
+oneDNN on AMD processors. If bfloat16 is allowed, torch uses oneDNN. On processors without tiles for
+bfloat16 (AMX), oneDNN still computes in float32. On processors with AMX, the products lose half of
+their digits. The choice is therefore measured and not derived from processor names:
 :func:`hgms.compiled.calibrated`.
 """
 
@@ -22,20 +21,22 @@ Route = Literal["exact", "fast"]
 ROUTES: tuple[Route, ...] = ("exact", "fast")
 
 ALLOWED: Mapping[str, str] = {"cpu": "medium", "cuda": "high"}
-"""What ``fast`` is called in ``torch.set_float32_matmul_precision``, by type of device: bfloat16
-in oneDNN, TF32 on a GPU.
+"""Value of ``torch.set_float32_matmul_precision`` for ``fast``, by device type: bfloat16 in oneDNN,
+TF32 on a GPU.
 """
 
 
 @contextmanager
 def matrix_route(route: Route, device: torch.device | str = "cpu") -> Iterator[None]:
-    """``with matrix_route("fast"):`` the float32 products inside are computed on this route; after
-    it, as before.
+    """Compute the float32 products inside ``with matrix_route("fast"):`` on this route.
 
-    ``exact`` is float32 arithmetic. ``fast`` allows what the device has: on a CPU bfloat16, which
-    on processors without AMX means oneDNN in float32; on a GPU TF32. Other devices have one route.
-    The setting is torch's, of the whole process, and the older and the newer names for it agree
-    inside; what was set before, by either, is back at the end, also after an exception.
+    Afterwards the earlier setting is restored.
+
+    ``exact`` is float32 arithmetic. ``fast`` allows the fastest route of the device: on a CPU
+    bfloat16, which on processors without AMX means oneDNN in float32; on a GPU TF32. Other devices
+    have one route. The setting belongs to torch and applies to the whole process. Inside, torch's
+    older and newer names for it agree. The earlier value, set by either name, is restored at the
+    end, also after an exception.
 
     >>> with matrix_route("fast"):
     ...     torch.get_float32_matmul_precision()
@@ -50,7 +51,7 @@ def matrix_route(route: Route, device: torch.device | str = "cpu") -> Iterator[N
     before = [_own(backend) for backend in backends]
     for backend in backends:
         backend.fp32_precision = (
-            "ieee"  # torch refuses to tell the older setting where a newer one disagrees
+            "ieee"  # torch raises an error for the older setting if a newer one differs
         )
     older = torch.get_float32_matmul_precision()
     try:
@@ -65,8 +66,9 @@ def matrix_route(route: Route, device: torch.device | str = "cpu") -> Iterator[N
 
 
 def _own(backend: Any) -> str:
-    """The precision that was set for this backend; "none" where it follows the one for all,
-    which its value does not tell.
+    """Return the precision that was set for this backend.
+
+    The result is "none" if the backend uses the common setting, which its value does not show.
     """
     values = set()
     for general in ("ieee", "tf32"):

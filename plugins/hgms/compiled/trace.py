@@ -1,5 +1,6 @@
-"""A pure function of trees as a graph of tensor operations, and that graph split by what depends
-on some of its inputs.
+"""Trace a pure function of trees to a graph of tensor operations, and split the graph.
+
+The split separates the operations that depend on selected inputs from all others.
 """
 
 from __future__ import annotations
@@ -15,19 +16,20 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 Structure = Any
-"""Where the leaves of a value belong: None, ``...`` for a tensor, a list of structures, or a
-dictionary of them.
+"""Positions of the leaves in a value: None, ``...`` for a tensor, a list of structures, or a
+dictionary of structures.
 """
 
 SAME = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
-"""Operations that return their argument, where nothing is differentiated any more and nothing
-changed in place.
+"""Operations that return their argument, provided that no gradient is computed afterwards and no
+tensor changes in place.
 """
 
 
 def flatten(value: Any, leaves: list[Tensor]) -> Structure:
-    """Appends the tensors in ``value`` (a tensor, None, or a dictionary, list or tuple of such) to
-    ``leaves``.
+    """Append the tensors in ``value`` to ``leaves`` and return the structure.
+
+    ``value`` is a tensor, None, or a dictionary, list or tuple of such values.
 
     >>> flatten({"a": torch.zeros(2), "b": [None]}, leaves := []), leaves
     ({'a': Ellipsis, 'b': [None]}, [tensor([0., 0.])])
@@ -41,7 +43,7 @@ def flatten(value: Any, leaves: list[Tensor]) -> Structure:
 
 
 def unflatten(structure: Structure, leaves: Sequence[Tensor]) -> Any:
-    """The value with that structure and these leaves; a tuple comes back as a list."""
+    """Return the value with this structure and these leaves; a tuple becomes a list."""
     rest = iter(leaves)
 
     def build(part: Structure) -> Any:
@@ -55,8 +57,9 @@ def unflatten(structure: Structure, leaves: Sequence[Tensor]) -> Any:
 
 
 def arrangement(value: Any) -> Hashable:
-    """What tells values of different structure apart: names in their order, lengths, and where
-    there is None.
+    """Return a key that distinguishes values of different structure.
+
+    The key contains names in their order, lengths, and the positions of None.
 
     >>> arrangement(({"a": torch.zeros(2), "b": [None]}, None))
     (('a', 'b', True, (False,)), False)
@@ -73,11 +76,11 @@ def arrangement(value: Any) -> Hashable:
 
 @frozen(eq=False)
 class Trace:
-    """``graph(*leaves, *constants)`` gives the leaves of what the function returns for arguments
-    with these ``leaves``.
+    """``graph(*leaves, *constants)`` returns the leaves of the function's result.
 
-    ``constants`` are the tensors that the function reads beside its arguments; they are read anew
-    at every call. ``structure`` is that of the result.
+    ``leaves`` are the leaves of the arguments. ``constants`` are the tensors that the function
+    reads in addition to its arguments; each call reads their current values. ``structure`` is the
+    structure of the result.
     """
 
     graph: GraphModule
@@ -86,12 +89,12 @@ class Trace:
 
 
 def trace(function: Callable[..., Any], arguments: Sequence[Any]) -> Trace:
-    """The tensor operations of ``function(*arguments)``, derivatives in it included.
+    """Return the tensor operations of ``function(*arguments)``, including its derivatives.
 
-    Errors: whatever the function or torch raises where it cannot be traced: it chooses by the value
-        of a tensor, say.
+    Errors: the error of the function or of torch if tracing fails, for example because the function
+        branches on the value of a tensor.
 
-    Source: torch.fx; the derivatives are traced, not compiled code differentiated.
+    Source: torch.fx; the derivatives are traced, compiled code is not differentiated.
     """
     leaves: list[Tensor] = []
     arranged = flatten(tuple(arguments), leaves)
@@ -109,8 +112,9 @@ def trace(function: Callable[..., Any], arguments: Sequence[Any]) -> Trace:
 
 
 def without_mutations(graph: GraphModule, inputs: Sequence[Tensor]) -> GraphModule:
-    """The same operations, none in place and none twice, so that parts of the graph can share
-    what they read.
+    """Return the graph without in-place operations and without repeated operations.
+
+    Parts of the graph can then share the values that they read.
     """
     pure, constants = _lifted(_as_graph(functionalize(graph, remove="mutations"), _apart(inputs)))
     assert not constants, "a graph whose constants are inputs has no other"
@@ -120,7 +124,7 @@ def without_mutations(graph: GraphModule, inputs: Sequence[Tensor]) -> GraphModu
 
 
 def _as_graph(function: Callable[..., Any], inputs: Sequence[Tensor]) -> GraphModule:
-    known = {torch.ops.aten._foreach_norm.Scalar: _norms}  # inductor has no code for it
+    known = {torch.ops.aten._foreach_norm.Scalar: _norms}  # not supported by inductor
     return make_fx(function, known, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
 
 
@@ -131,8 +135,9 @@ def _norms(
 
 
 def _apart(leaves: Sequence[Tensor]) -> list[Tensor]:
-    """The same values, none of which shares memory with another: what is equal now need not be
-    at the next call.
+    """Return copies of the values that share no memory.
+
+    Two tensors that are equal in this call can differ in the next call.
     """
     places = set()
     apart = []
@@ -144,7 +149,7 @@ def _apart(leaves: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _lifted(traced: GraphModule) -> tuple[GraphModule, tuple[Tensor, ...]]:
-    """The graph with the tensors it holds as further inputs, and these tensors."""
+    """Return the graph with its tensors as additional inputs, and these tensors."""
     graph = traced.graph
     constants: dict[Any, tuple[Node, Tensor]] = {}
     last = [node for node in graph.nodes if node.op == "placeholder"][-1]
@@ -163,8 +168,9 @@ def _lifted(traced: GraphModule) -> tuple[GraphModule, tuple[Tensor, ...]]:
 
 
 def _without_repetitions(graph: Graph) -> Graph:
-    """The same graph in which every operation on the same inputs is there once. Operations are
-    pure, but for random draws.
+    """Return the graph with each operation on the same inputs only once.
+
+    All operations are pure, except random draws.
     """
     fresh = Graph()
     copies: dict[Node, Node] = {}
@@ -188,11 +194,12 @@ def _without_repetitions(graph: Graph) -> Graph:
 
 @frozen(eq=False)
 class Split:
-    """A graph in two: what does not depend on some inputs, the late ones, and what does.
+    """A graph in two parts: operations that depend on the late inputs, and all others.
 
-    ``before(*inputs)``, the late ones left out, gives the outputs that come first, then values that
-    are kept; ``after[i](*kept_i, *late)`` gives the i-th group of the other outputs. ``kept[i]``
-    numbers what group i needs among ``[*inputs, *values]``."""
+    ``before(*inputs)``, called without the late inputs, returns the first outputs and then the
+    stored values. ``after[i](*kept_i, *late)`` returns group i of the other outputs. ``kept[i]``
+    contains the positions of the values that group i needs in ``[*inputs, *values]``.
+    """
 
     before: GraphModule
     after: tuple[GraphModule, ...]
@@ -200,11 +207,12 @@ class Split:
 
 
 def split(graph: Graph, late: range, groups: Sequence[int]) -> Split:
-    """``graph`` split by the inputs numbered by ``late``; ``groups`` are the sizes of the groups of
-    outputs that may depend on them, the last ones of the graph's.
+    """Split ``graph`` by the inputs with the positions ``late``.
 
-    What is only another view of a value is made again on the other side, so that no value is kept
-    twice.
+    ``groups`` are the sizes of the groups of outputs that may depend on these inputs. These outputs
+    are the last outputs of the graph.
+
+    A view of another value is recomputed on the other side, so no value is stored twice.
     """
     nodes = list(graph.nodes)
     inputs = [node for node in nodes if node.op == "placeholder"]
@@ -244,7 +252,9 @@ def _is_view(node: Node) -> bool:
 
 
 def _behind(wanted: Sequence[Node], through: Callable[[Node], bool]) -> set[Node]:
-    """``wanted``, and all that they are made of, as far as ``through`` goes on."""
+    """Return ``wanted`` and all nodes that they depend on, following nodes for which ``through`` is
+    true.
+    """
     reached = set(wanted)
     waiting = list(wanted)
     while waiting:
@@ -262,7 +272,10 @@ def _behind(wanted: Sequence[Node], through: Callable[[Node], bool]) -> set[Node
 def _part(
     nodes: Sequence[Node], reached: set[Node], inputs: Sequence[Node], outputs: Sequence[Node]
 ) -> GraphModule:
-    """The operations of ``reached`` from ``inputs``, which may be any of them, to ``outputs``."""
+    """Return the operations of ``reached`` as a graph from ``inputs`` to ``outputs``.
+
+    ``inputs`` may be any nodes of ``reached``.
+    """
     graph = Graph()
     copies = {node: graph.placeholder(node.name) for node in inputs}
     for node in nodes:

@@ -1,4 +1,4 @@
-"""Whether a program gives what the graph gives that it was made of, but for rounding."""
+"""Check that a compiled function and its graph return the same results up to rounding."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.node import map_aggregate
 
 CLOSE = {torch.float32: 1e-5, torch.float64: 1e-10, torch.float16: 1e-2, torch.bfloat16: 1e-2}
-"""How far a program may be from the function, of the largest number of a leaf, beyond what
-rounding the arguments does.
+"""Maximum difference between a compiled function and the original, relative to the largest number
+of a leaf. It is added to the effect of rounding the arguments.
 """
 
 SAMPLES = 3
-"""Places at which it is measured how much the graph rounds: at one of them it may be little by
-luck.
+"""Points at which the graph's rounding error is measured: at a single point it can be small by
+chance.
 """
 
 
@@ -27,11 +27,12 @@ def compared(
     graph: GraphModule | None = None,
     leaves: Sequence[Tensor] = (),
 ) -> str:
-    """What is wrong with the actual values; empty where they are the expected ones.
+    """Return how the actual values differ from the expected ones; empty if they agree.
 
-    Two ways to compute the same round differently, and a step may blow that up (a difference of two
-    nearly equal numbers, a residual that is nearly zero). How much, the ``graph`` says that was
-    computed at ``leaves``: nearby, in its own precision against float64.
+    Two ways to compute the same function round differently, and a step may amplify the difference
+    (a difference of two nearly equal numbers, a residual that is nearly zero). The amplification is
+    measured with the ``graph`` that was computed at ``leaves``: at nearby points, in its original
+    precision against float64.
     """
     rounding = [0.0] * len(expected) if graph is None else _rounding(graph, leaves)
     for have, want, share in zip(actual, expected, rounding, strict=True):
@@ -48,11 +49,11 @@ def compared(
 
 
 def _rounding(graph: GraphModule, leaves: Sequence[Tensor]) -> list[float]:
-    """The largest error of each output; of whole numbers 1 where rounding decides them.
+    """Return the largest error of each output; for integers 1 if rounding determines them.
 
-    It depends on the dtype, on the operations and on a strategy that divides by a small step, so it
-    is measured: against float64, and for inputs in float64 by the change that the last digits of
-    the inputs make.
+    The error depends on the dtype, on the operations and on a strategy that divides by a small
+    step. It is therefore measured: against float64, and for inputs in float64 by the effect of
+    changing the last digits of the inputs.
     """
     largest: list[float] = []
     coarse = [leaf for leaf in leaves if leaf.is_floating_point() and leaf.dtype != torch.float64]
@@ -71,7 +72,7 @@ def _rounding(graph: GraphModule, leaves: Sequence[Tensor]) -> list[float]:
 
 
 class _Precise(Interpreter):
-    """A graph in float64, whatever floating-point types it names."""
+    """A graph in float64, independent of the floating-point types in its operations."""
 
     def run_node(self, n: Node) -> Any:
         if n.op == "call_function" and "prims" not in str(n.target):
@@ -88,8 +89,9 @@ def _double(value: Any) -> Any:
 
 
 def moved(leaves: Sequence[Tensor], share: float | None, sample: int = 0) -> list[Tensor]:
-    """Every floating-point number a share of itself larger or smaller (None: by its last digit),
-    as a seeded coin says.
+    """Return the leaves with every floating-point number changed by ``share`` of itself.
+
+    With None, the last digit changes. A seeded random draw selects the sign of each change.
     """
     generator = torch.Generator().manual_seed(sample)
 

@@ -1,4 +1,4 @@
-"""Experimental or rarely used components, one file each; each keeps its registered name."""
+"""Experimental or rarely used components, one file each, under their registered names."""
 
 from __future__ import annotations
 

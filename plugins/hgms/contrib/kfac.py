@@ -1,5 +1,6 @@
-"""A Kronecker-factored inverse of the lower Gauss–Newton matrix: by itself, or before conjugate
-gradients.
+"""A Kronecker-factored inverse of the lower Gauss–Newton matrix.
+
+It is used directly, or as a preconditioner of conjugate gradients.
 """
 
 from __future__ import annotations
@@ -32,39 +33,42 @@ from hgms_core.validators import at_least, not_negative, optional_positive, posi
 @final
 @component
 class KFAC:
-    """(H + γI) v = b with K-FAC's approximate inverse of the Gauss–Newton matrix G of the lower
-    loss, by ``curvlinops``::
+    """(H + γI) v = b with K-FAC's inverse of the lower Gauss–Newton matrix.
+
+    It approximates the inverse of the Gauss–Newton matrix G of the lower loss.
+
+    The factors are computed by ``curvlinops``::
 
         K = ⊕_layers B ⊗ A,   A = (1/n) Σ_i a_i a_iᵀ,   B = Σ_i Σ_c g_ic g_icᵀ,   M = K + (γ + τ)I
 
-    a_i are the inputs of a layer (with a 1 for its bias), g_ic the gradients at its outputs for the
-    columns of a root of row i's ∇²_zz c, so that θ's weights of rows are in B. τ is the mean
-    curvature of the criterion in x alone (2ω of a weight decay). M is inverted exactly, by the
+    a_i are the inputs of a layer (with a 1 for its bias). g_ic are the gradients at its outputs for
+    the columns of a root of row i's ∇²_zz c, so B contains θ's weights of rows. τ is the mean
+    curvature of the criterion in x only (2ω of a weight decay). M is inverted exactly, by the
     eigenvectors of A and B.
 
-    ``max_steps = 0`` answers v = M⁻¹b; else M preconditions conjugate gradients, and the answer is
-    as exact as ``cg``'s.
+    ``max_steps = 0`` returns v = M⁻¹b. Otherwise M preconditions conjugate gradients, and the
+    result is as exact as the result of ``cg``.
 
-    Use where layers are nearly independent and inputs and gradients nearly uncorrelated, or where
-    nothing but the plain inverse can be paid for. Avoid without a comparison with ``cg``: on the
-    cleaning network it takes 0.7 to 1.3 times the products.
+    Use if layers are nearly independent and inputs and gradients are nearly uncorrelated, or if
+    only the plain inverse is affordable. Avoid without a comparison with ``cg``: on the cleaning
+    network it takes 0.7 to 1.3 times the products.
 
     Arguments:
         max_steps: iteration limit of CG; 0 for the inverse itself.
         ridge, rtol, atol, clip: as in ``cg``.
 
-    Outcomes: as ``cg``. With ``max_steps = 0`` CONVERGED where the residual is at most ``rtol``,
-        else NOT_SOLVED.
+    Outcomes: as ``cg``. With ``max_steps = 0`` CONVERGED if the residual is at most ``rtol``,
+    otherwise NOT_SOLVED.
 
     Errors: MissingExtra without the package (``pip install 'hgms[curvlinops]'``). ConfigError for a
-    lower loss that does not say its outputs, whose outputs are not ``[n, C]`` or whose criterion is
-    no sum over rows, and for leaves of x that are no weight or bias of ``F.linear`` or
-    ``F.conv2d``.
+    lower loss that does not declare its outputs, for outputs that are not ``[n, C]``, and for a
+    criterion that is not a sum over rows. ConfigError also for leaves of x that are not a weight or
+    bias of ``F.linear`` or ``F.conv2d``.
 
-    Cost: as ``cg``. Once a solve, beside the products: C backward passes and an eigenvalue
-    decomposition of each factor, which the count of products does not show. ``max_steps = 0``: one
-    product, for the residual. Where the loss is not known (a plain ``hypergradient(f, g, …)``) it
-    is ``cg``; :meth:`at` gives the solver for a loss.
+    Cost: as ``cg``. Each solve also needs C backward passes and an eigenvalue decomposition of each
+    factor, which the count of products does not include. ``max_steps = 0``: one product, for the
+    residual. If the loss is unknown (a plain ``hypergradient(f, g, …)``), the solver is ``cg``;
+    :meth:`at` returns the solver for a loss.
 
     >>> import torch
     >>> solution = KFAC(ridge=1.0).solve(lambda v: 2 * v, torch.ones(2, dtype=torch.float64))
@@ -72,7 +76,7 @@ class KFAC:
     ([1.0, 1.0], 'converged')
 
     Source: Martens and Grosse, "Optimizing neural networks with Kronecker-factored approximate
-    curvature" (2015); for hypergradients, 2603.29108; Dangel et al., *curvlinops*.
+        curvature" (2015); for hypergradients, 2603.29108; Dangel et al., *curvlinops*.
     """
 
     name: ClassVar[str] = "kfac"
@@ -84,7 +88,7 @@ class KFAC:
     clip: float | None = field(default=None, validator=optional_positive)
 
     def at(self, loss: Loss, theta: Tree, x: Tree, batch: Batch) -> LinearSolver:
-        """The solver of systems with the curvature of this loss at (θ, x)."""
+        """Return the solver of systems with the curvature of this loss at (θ, x)."""
         inverse = kronecker_inverse(loss, theta, x, batch, self.ridge)
         if self.max_steps:
             return self._cg(inverse)
@@ -108,7 +112,7 @@ class KFAC:
 
 @attrs.frozen(kw_only=True)
 class Factored:
-    """v = M⁻¹b, and one product for its residual."""
+    """Compute v = M⁻¹b, and one product for its residual."""
 
     name: ClassVar[str] = "factored"
     inverse: Precondition
@@ -152,7 +156,7 @@ KFAC_METHOD = Composition(
         },
         "outer": {"name": "adam", "lr": 0.1},
     },
-    testing={"hypergradient": {"solver": {"name": "cg"}}},  # losses of size 1 that are no network
+    testing={"hypergradient": {"solver": {"name": "cg"}}},  # losses of size 1 without a network
 )
 
 

@@ -1,5 +1,6 @@
-"""K-FAC's inverse for a loss that says its outputs: its linear layers as modules, its criterion
-as a square, for curvlinops.
+"""K-FAC's inverse by curvlinops, for a loss that declares its outputs.
+
+The linear layers become modules, and the criterion becomes a square.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ WANTED_BY = 'solver "kfac"'
 def kronecker_inverse(
     loss: Loss, theta: Tree, x: Tree, batch: Batch, ridge: float
 ) -> Callable[[Tensor], Tensor]:
-    """r ↦ (K + (ridge + τ)I)⁻¹ r for flat r.
+    """Return the function r ↦ (K + (ridge + τ)I)⁻¹ r for flat r.
 
-    curvlinops knows three losses and no weights of rows. Any criterion that is a sum over rows has
-    the Gauss–Newton matrix of ½ Σ_i ‖S_iᵀ z_i‖² with S_i S_iᵀ its Hessian in row i's outputs, so it
-    is given that.
+    curvlinops supports three losses, and no weights of rows. The function therefore passes ½ Σ_i
+    ‖S_iᵀ z_i‖² to curvlinops, where S_i S_iᵀ is the criterion's Hessian in row i's outputs. Any
+    criterion that is a sum over rows has the Gauss–Newton matrix of this expression.
     """
     curvlinops = _curvlinops()
     outputs, criterion = composite(loss, WANTED_BY)
@@ -75,8 +76,9 @@ def kronecker_inverse(
 
 
 class _Outputs(nn.Module):
-    """S_iᵀ z_i/√2 of every row, the linear layers called as modules, so that their hooks see
-    inputs and gradients.
+    """Compute S_iᵀ z_i/√2 of every row.
+
+    The linear layers are called as modules, so that their hooks receive inputs and gradients.
     """
 
     def __init__(
@@ -103,7 +105,7 @@ class _Outputs(nn.Module):
 
 
 class _AsModules(TorchFunctionMode):
-    """Inside, a linear layer of known weights is a call of its module."""
+    """Inside the context, a linear layer of registered weights becomes a call of its module."""
 
     def __init__(self, modules: dict[int, Any]) -> None:
         super().__init__()
@@ -120,7 +122,7 @@ class _AsModules(TorchFunctionMode):
 
 
 class _Seen(TorchFunctionMode):
-    """Inside, what linear layers are called with is noted."""
+    """Inside the context, the arguments of linear layers are recorded."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -140,7 +142,7 @@ class _Seen(TorchFunctionMode):
 
 
 def _layers(outputs: Any, x: Tree, batch: Batch) -> dict[str, tuple[nn.Module, str]]:
-    """Of every leaf of x, the module that it belongs to, and ``weight`` or ``bias``."""
+    """Return the module of every leaf of x, and ``weight`` or ``bias``."""
     with torch.no_grad(), _Seen() as seen:
         outputs(x, batch)
     names = {id(leaf): name for name, leaf in x.items()}
@@ -179,8 +181,10 @@ def _layers(outputs: Any, x: Tree, batch: Batch) -> dict[str, tuple[nn.Module, s
 
 
 def _roots(level: Callable[[Tree, Any], Tensor], x: Tree, z: Any) -> tuple[list[Tensor], float]:
-    """(S_i of every row, ``[n, C, C]`` an output leaf; τ, the mean curvature of the criterion in
-    x alone).
+    """Compute the roots S_i and the curvature τ.
+
+    Return (S_i of every row, ``[n, C, C]`` per output leaf; τ, the mean curvature of the criterion
+    in x only).
     """
     leaves, shape = tree_flatten(z)
     if len({leaf.shape[1:] for leaf in leaves}) > 1 or leaves[0].dim() != 2:

@@ -1,5 +1,6 @@
-"""The dynamic Lanczos process: a Krylov space that one product an outer step extends, while the
-matrix changes.
+"""The dynamic Lanczos process: a Krylov space for a matrix that changes.
+
+Each outer step extends the space by one product.
 """
 
 from __future__ import annotations
@@ -29,37 +30,37 @@ norm = LinearSystem.norm
 @final
 @component
 class LancBiO:
-    """(H + γI) v = b where H and b change from outer step to outer step, each of which pays one
-    step of the Lanczos process.
+    """(H + γI) v = b for changing H and b, by one Lanczos step per outer step.
 
-    An epoch begins with the last v as its anchor v̄, w = (H + γI) v̄ and q_1 = (b − w)/‖b − w‖. Its
-    step j, with the H and b of then, adds a column to the tridiagonal T and a vector to Q, and
+    An epoch starts with the last v as its anchor v̄, w = (H + γI) v̄ and q_1 = (b − w)/‖b − w‖. Its
+    step j uses the current H and b. It adds a column to the tridiagonal T and a vector to Q, and
     corrects the anchor::
 
         u = (H + γI) q_j,    α_j = q_jᵀu,    β_j q_{j+1} = u − Q Qᵀu,    v = v̄ + Q T⁻¹ Qᵀ(b − w)
 
-    After ``restart`` steps v is the next anchor. Where H stays the same, v is the iterate of
-    conjugate gradients after j steps from v̄.
+    After ``restart`` steps, v is the next anchor. If H is constant, v is the iterate of conjugate
+    gradients after j steps from v̄.
 
-    Use with ``implicit`` in a method whose outer steps are small and many, so that a rough v that
-    follows its system is enough. Avoid where a tolerance has to be met in every outer step
-    (``recycled-cg``), and where the lower level is restarted.
+    Use with ``implicit`` in a method with many small outer steps, for which a rough v that follows
+    its system is enough. Avoid if every outer step must meet a tolerance (``recycled-cg``), and if
+    the lower level is restarted.
 
     Arguments:
         restart: m, the outer steps of an epoch, ≥ 1.
-        ridge, rtol, atol, clip: as in ``cg``. Without memory ``solve`` makes at most m steps on its
-            one system.
+        ridge, rtol, atol, clip: as in ``cg``. Without memory, ``solve`` takes at most m steps on
+            its single system.
 
-    Outcomes: ITERATION_LIMIT (a step was made: the usual one). CONVERGED, checked with a product.
-    NEGATIVE_CURVATURE: T is not positive definite, since H + γI is not, or has changed too much
-    within the epoch; STAGNATED: T is singular. In both the v of the space before is returned, and
-    the next system begins an epoch. NONFINITE. The residual of a step that was made is what the
-    recursion says, exact for a fixed H and an estimate where it changed.
+    Outcomes: ITERATION_LIMIT (the usual outcome: a step was completed). CONVERGED, checked with a
+    product. NEGATIVE_CURVATURE: T is not positive definite, because H + γI is not, or has changed
+    too much within the epoch; STAGNATED: T is singular. In both cases the v of the previous space
+    is returned, and the next system starts an epoch. NONFINITE. After a step, the residual is the
+    value of the recursion: exact for a constant H, and an estimate if H changed.
 
-    Cost: one product a step, one more for the w of an epoch (none where v̄ = 0), so 1 + 1/m a
-    system; one more where the residual seems to meet the tolerance. Beside the products 6·m·d
-    multiply-adds a step. Memory between systems: m + 4 vectors. ``x0`` is the first anchor. N
-    systems at once are solved without memory, by ``cg`` with m steps, whose iterates these are.
+    Cost: one product per step, one more for the w of an epoch (none if v̄ = 0), so 1 + 1/m per
+    system; one more if the residual seems to meet the tolerance. In addition to the products, 6·m·d
+    multiply-adds per step. Memory between systems: m + 4 vectors. ``x0`` is the first anchor. N
+    systems together are solved without memory, by ``cg`` with m steps, which gives the same
+    iterates.
 
     >>> H, b = (
     ...     torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64),
@@ -78,8 +79,8 @@ class LancBiO:
     converged 2 [1.0, 0.5, 0.25]
 
     Source: Gao, Yang and Yuan, "LancBiO: dynamic Lanczos-aided bilevel optimization via Krylov
-    subspace" (2025), its algorithm with restarts. Differs in: q_{j+1} is orthogonal to all vectors
-    before it, there to the last two; see the README.
+        subspace" (2025), its algorithm with restarts. Differs in: q_{j+1} is orthogonal to all
+        previous vectors, in the source only to the last two; see the README.
     """
 
     name: ClassVar[str] = "lancbio"
@@ -92,7 +93,7 @@ class LancBiO:
 
     @classmethod
     def testing_instance(cls) -> LancBiO:
-        """For ``hgms check``: steps enough for a solution."""
+        """Return an instance for ``hgms check`` with enough steps for a solution."""
         return cls(restart=60)
 
     def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
@@ -116,13 +117,14 @@ class LancBiO:
     def solve_from(
         self, matvec: MatVec, b: Tensor, x0: Tensor | None, memory: Tree
     ) -> tuple[Solution, Tree]:
-        """One step on this system, with the epoch that ``memory`` holds (``{}`` before the first
-        system).
+        """Take one step on this system, with the epoch in ``memory``.
+
+        ``memory`` is ``{}`` before the first system.
         """
         if b.dim() > 1:
             return self.solve(matvec, b, x0), memory
         system = LinearSystem.of(matvec, b, ridge=self.ridge, rtol=self.rtol, atol=self.atol)
-        if not bool(system.size > 0):  # b is zero, or not finite: that says nothing about the next
+        if not bool(system.size > 0):  # b is zero or not finite: no information on the next
             return self._answer(
                 system, system.rhs, system.size, Outcome.CONVERGED
             ), memory if not system.finite else {}
@@ -156,7 +158,7 @@ class LancBiO:
         outcome: Outcome,
         curvature: Tensor | None = None,
     ) -> Solution:
-        """After a step, which met ``curvature``, or after none."""
+        """Return the solution after a step, which found ``curvature``, or without a step."""
         codes = system.codes(outcome)
         unknown = torch.full_like(size, torch.inf)
         least = (
@@ -170,8 +172,11 @@ class LancBiO:
 
 
 def begun(system: LinearSystem, last: Tensor | None) -> Tree:
-    """An epoch without a step, from the last v; from zero where that has a smaller ½vᵀ(H + γI)v −
-    bᵀv, which an epoch does not raise where H is fixed (the residual may rise)."""
+    """Start an epoch without a step, from the last v or from zero.
+
+    It starts from zero if zero has a smaller ½vᵀ(H + γI)v − bᵀv. For a constant H an epoch does not
+    raise this value (the residual may rise).
+    """
     rhs = system.rhs
     x = torch.zeros_like(rhs)
     image = torch.zeros_like(rhs)
@@ -189,16 +194,16 @@ def begun(system: LinearSystem, last: Tensor | None) -> Tree:
 
 
 def extended(system: LinearSystem, epoch: Tree) -> tuple[Tree, Outcome]:
-    """The epoch with one more step, and whether its T can be solved with (ITERATION_LIMIT)."""
+    """Extend the epoch by one step; return ITERATION_LIMIT if its T is usable for a solve."""
     basis = epoch["basis"]
     u = system.apply(basis[-1])
     alpha = basis[-1] @ u
     size = norm(u)
-    for _ in range(2):  # once would leave what rounding adds
+    for _ in range(2):  # a second pass removes rounding errors
         u = torch.addmv(u, basis.T, basis @ u, alpha=-1)
     beta = norm(u)
     eps = torch.finfo(u.dtype).eps
-    # the space is closed under H
+    # the space is invariant under H
     beta = torch.where(beta > 10 * eps * size, beta, torch.zeros_like(beta))
     u = u / torch.where(beta > 0, beta, torch.ones_like(beta)) * (beta > 0)
     diagonal, beside = (
@@ -221,14 +226,15 @@ def extended(system: LinearSystem, epoch: Tree) -> tuple[Tree, Outcome]:
 
 
 def tridiagonal(epoch: Tree) -> Tensor:
-    """T, in float64."""
+    """Build T, in float64."""
     beside = epoch["beside"][:-1].double()
     return torch.diag(epoch["diagonal"].double()) + torch.diag(beside, 1) + torch.diag(beside, -1)
 
 
 def corrected(epoch: Tree, r: Tensor) -> tuple[Tensor, Tensor]:
-    """Q T⁻¹ Qᵀr, and the residual that it leaves of r: r − QQᵀr − β_j y_j q_{j+1} with y =
-    T⁻¹Qᵀr.
+    """Compute Q T⁻¹ Qᵀr, and the residual of r.
+
+    The residual is r − QQᵀr − β_j y_j q_{j+1} with y = T⁻¹Qᵀr.
     """
     count = len(epoch["diagonal"])
     if not count:

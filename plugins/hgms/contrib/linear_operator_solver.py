@@ -16,7 +16,7 @@ from hgms_core.errors import MissingExtra
 from hgms_core.validators import at_least, not_negative, positive
 
 TINY = 1e-30
-"""Below this linear_cg takes a curvature for zero. Its own 1e-10 would end a solve at a relative
+"""Curvature that linear_cg treats as zero. Its default 1e-10 would end a solve at a relative
 residual of about 1e-5.
 """
 
@@ -24,12 +24,11 @@ residual of about 1e-5.
 @final
 @component
 class LinearOperatorSolver:
-    """(H + γI) v = b by the batched conjugate gradients of ``linear_operator``, the package under
-    GPyTorch.
+    """(H + γI) v = b by the batched conjugate gradients of ``linear_operator``, used by GPyTorch.
 
-    Use when a program has this solver already and shall have one solver alone, or to compare. Avoid
-    for short solves: it takes 11 steps before it looks at the tolerance. The method is that of
-    ``cg``.
+    Use when a program already uses this solver and should have a single solver, or to compare.
+    Avoid for short solves: it takes 11 steps before it checks the tolerance. The method is the same
+    as ``cg``.
 
     Arguments:
         ridge: γ ≥ 0, in the units of H.
@@ -37,14 +36,13 @@ class LinearOperatorSolver:
         max_steps: iteration limit.
 
     Outcomes: CONVERGED, by the true residual; ITERATION_LIMIT; NEGATIVE_CURVATURE, with the iterate
-    before it; STAGNATED (no further at the precision of the numbers, or b is outside the range of a
-    singular H); NONFINITE. The rows of a batch that end early are held where they are until the
-    others end.
+    before it; STAGNATED (no progress at the precision of the numbers, or b is outside the range of
+    a singular H); NONFINITE. Rows of a batch that end early keep their values until the others end.
 
     Errors: MissingExtra without the package.
 
-    Cost: one product an iteration (for the whole batch), one to check, one for a warm start.
-        Memory: 6 vectors.
+    Cost: one product per iteration (for the whole batch), one to check, one for a warm start.
+    Memory: 6 vectors.
 
     >>> H = torch.tensor([2.0, 1.0, 4.0], dtype=torch.float64)
     >>> solution = LinearOperatorSolver(ridge=1.0).solve(
@@ -54,7 +52,7 @@ class LinearOperatorSolver:
     ('converged', [0.333333, 0.5, 0.2])
 
     Source: Gardner, Pleiss, Bindel, Weinberger, Wilson, "GPyTorch", NeurIPS 2018 (without its
-    preconditioner, which needs rows of the matrix).
+        preconditioner, which needs rows of the matrix).
     """
 
     name: ClassVar[str] = "linear-operator"
@@ -78,7 +76,7 @@ class LinearOperatorSolver:
             def product(column: Tensor) -> Tensor:
                 nonlocal codes, steps, curvature, largest, going, first
                 v = column.squeeze(-1)
-                if first or not going.any():  # the first is a product with its start, which is 0
+                if first or not going.any():  # the first is a product with 0
                     first = False
                     return torch.zeros_like(column)
                 image = system.apply(v)
@@ -98,13 +96,13 @@ class LinearOperatorSolver:
                 curvature = torch.where(met, torch.minimum(curvature, quotient), curvature)
                 steps = steps + going
                 going = going & ~ended
-                # A product of 0 is no curvature, and linear_cg does not move along such a
+                # A product of 0 gives no curvature, and linear_cg does not move along such a
                 # direction.
                 return torch.where(system.rows(going), image, torch.zeros_like(image)).unsqueeze(-1)
 
             wanted = float(tolerance[left > 0].min())
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # that it did not converge is in the outcome
+                warnings.simplefilter("ignore")  # the outcome reports non-convergence
                 limits = {
                     "tolerance": wanted,
                     "stop_updating_after": wanted,

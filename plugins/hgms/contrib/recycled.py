@@ -1,5 +1,6 @@
-"""Conjugate gradients that remember the last systems: a preconditioner recycled from their own
-products.
+"""Conjugate gradients with a preconditioner from earlier products.
+
+The products of previous systems are recycled.
 """
 
 from __future__ import annotations
@@ -15,45 +16,49 @@ from hgms_core import LinearSystem, MatVec, Solution, Tree, component, hookimpl
 from hgms_core.validators import at_least, not_negative, optional_positive, positive
 
 SMALL = 1e-6
-"""Below this share of the largest, an eigenvalue of a small matrix of inner products is
+"""Share of the largest eigenvalue below which an eigenvalue of a small matrix of inner products is
 rounding.
 """
 USEFUL = 2.0
-"""A model is forgotten whose own solution B⁻¹b meets this many times the curvature that it says."""
+"""Maximum ratio of the measured curvature of B⁻¹b to the model's curvature; above it, the model is
+discarded.
+"""
 
 
 @final
 @component
 class RecycledCG:
-    """(H + γI) v = b by conjugate gradients whose preconditioner is learned from the systems
-    before, for no product at all.
+    """(H + γI) v = b by conjugate gradients with a learned preconditioner.
 
-    Remembered is B = UΛUᵀ + τ(I − UUᵀ), a model of the last H + γI with ``rank`` eigenvectors U.
-    Its inverse preconditions the next solve. What that multiplies, Y = (H + γI) P, then updates the
-    model (the block form of BFGS), which is cut to the ``rank`` largest eigenvalues again::
+    The preconditioner is learned from the previous systems.
+
+    The preconditioner costs no product. The memory is B = UΛUᵀ + τ(I − UUᵀ), a model of the last H
+    + γI with ``rank`` eigenvectors U. Its inverse preconditions the next solve. The products of
+    that solve, Y = (H + γI) P, then update the model (the block form of BFGS), which is truncated
+    to the ``rank`` largest eigenvalues::
 
         B⁺ = B − BP (PᵀBP)⁻¹ PᵀB + Y (PᵀY)⁻¹ Yᵀ
 
-    P and Y are projected onto span[U, P], so B⁺P = Y holds before the cut only where that span
-    contains Y, as in a Krylov space. B⁺ is positive definite, and what an old product said is kept
-    where no new one was made. The start is s = B⁻¹b. Where sᵀ(H + γI)s > 2 sᵀBs (x was restarted),
-    the model is forgotten, and the solve is ``cg``'s.
+    P and Y are projected onto span[U, P]. So B⁺P = Y is true before the truncation only if that
+    span contains Y, as in a Krylov space. B⁺ is positive definite, and it keeps the information of
+    old products in directions without new products. The start is s = B⁻¹b. If sᵀ(H + γI)s > 2 sᵀBs
+    (x was restarted), the model is discarded, and the solve is the same as with ``cg``.
 
-    Use along an outer trajectory (``implicit`` hands the memory from step to step), where H changes
-    slowly beside its spectrum. Avoid for a single system, where it is ``cg``, and where H is
-    another one every time (a small new batch a step).
+    Use along an outer trajectory (``implicit`` passes the memory from step to step), if H changes
+    slowly relative to its spectrum. Avoid for a single system, for which it is ``cg``, and if H is
+    different every time (a small new batch per step).
 
     Arguments:
-        rank: vectors that are remembered, ≥ 1.
-        ridge, rtol, atol, max_steps, clip: as in ``cg``. Of a solve, the first 2·``rank`` products
-            are learned from.
+        rank: number of stored vectors, ≥ 1.
+        ridge, rtol, atol, max_steps, clip: as in ``cg``. The model learns from the first 2·``rank``
+            products of a solve.
 
-    Outcomes: as ``cg``. Directions without positive curvature are not learned from.
+    Outcomes: as ``cg``. The model does not learn from directions without positive curvature.
 
     Cost: products as ``cg``, fewer from the second system on. A start ``x0`` is used for the first
-    alone. Memory: ``rank`` vectors between systems, and two vectors a product within one. Beside
-    the products 4·``rank``·d multiply-adds an iteration, and (rank + k)(rank + 2k)·d once after a
-    solve of k. N systems at once are solved without memory.
+    system only. Memory: ``rank`` vectors between systems, and two vectors per product within a
+    system. In addition to the products, 4·``rank``·d multiply-adds per iteration, and (rank +
+    k)(rank + 2k)·d once after a solve of k. N systems together are solved without memory.
 
     >>> H = torch.cat([torch.logspace(0, 3, 20), torch.linspace(0.5, 1, 180)]).double()
     >>> b, solver, memory = (
@@ -67,9 +72,10 @@ class RecycledCG:
     (True, 'converged')
 
     Source: Gratton, Sartenaer and Tshimanga, "On a class of limited memory preconditioners for
-    large scale linear systems with multiple right-hand sides" (2011), whose matrix changes here;
-    Morales and Nocedal (2000) for a sequence of matrices. Differs in: the model is cut to its
-    largest eigenvalues after each system instead of forgetting the oldest pairs.
+        large scale linear systems with multiple right-hand sides" (2011), here with a changing
+        matrix; Morales and Nocedal (2000) for a sequence of matrices. Differs in: the model is
+        truncated to its largest eigenvalues after each system instead of discarding the oldest
+        pairs.
     """
 
     name: ClassVar[str] = "recycled-cg"
@@ -88,8 +94,9 @@ class RecycledCG:
     def solve_from(
         self, matvec: MatVec, b: Tensor, x0: Tensor | None, memory: Tree
     ) -> tuple[Solution, Tree]:
-        """``solve`` with what was remembered from the last system (``{}`` before the first), and
-        what to remember now.
+        """Solve with the memory of the last system, and return the new memory.
+
+        ``memory`` is ``{}`` before the first system.
         """
         if b.dim() > 1:
             return self.solve(matvec, b, x0), memory
@@ -114,8 +121,8 @@ class RecycledCG:
             nonlocal kept
             if (
                 system.products == 1
-                # of the start s = B⁻¹b: where sᵀ(H + γI)s is not near sᵀBs = sᵀb, the model is of
-                # no use
+                # the product of the start s = B⁻¹b: the model is useless if sᵀ(H + γI)s is not near
+                # sᵀBs = sᵀb
             ):
                 start, image = pairs[0]
                 curvature = system.dot(start, torch.add(image, start, alpha=self.ridge))
@@ -130,15 +137,18 @@ class RecycledCG:
 
 
 def inverse(memory: Tree) -> Precondition:
-    """r ↦ τB⁻¹r."""
+    """Return the function r ↦ τB⁻¹r."""
     basis = memory["basis"]
     weight = memory["rest"] / memory["values"] - 1
     return lambda r: torch.addmv(r, basis.T, weight * (basis @ r))
 
 
 def updated(memory: Tree, pairs: list[tuple[Tensor, Tensor]], ridge: float, rank: int) -> Tree:
-    """The model after the products ``pairs`` of H, cut to ``rank`` eigenvectors. All in a basis
-    of [U, P].
+    """Update the model by the products ``pairs`` of H.
+
+    The result is truncated to ``rank`` eigenvectors.
+
+    The computation uses a basis of [U, P].
     """
     shifted = [
         (v / v.norm(), torch.add(image, v, alpha=ridge) / v.norm()) for v, image in pairs if v.any()
@@ -151,7 +161,7 @@ def updated(memory: Tree, pairs: list[tuple[Tensor, Tensor]], ridge: float, rank
     if not shifted:
         return memory
     p, y = (torch.stack(some) for some in zip(*shifted, strict=True))
-    # τ is the smallest curvature that the first system met.
+    # τ is the smallest curvature of the first system
     rest = memory["rest"] if memory else torch.linalg.vecdot(p, y).min()
     rows = torch.cat([memory["basis"], p]) if memory else p
     count = len(rows) - len(p)

@@ -1,4 +1,4 @@
-"""The Neumann series that ends at a random term and is right on average."""
+"""An unbiased Neumann series that ends at a random term."""
 
 from __future__ import annotations
 
@@ -20,38 +20,37 @@ pick = LinearSystem.pick
 @final
 @component
 class Roulette:
-    """v = lr · Σ_{k<K} w_k (I − lr·(H + γI))^k b with a random number K of terms, weighted so that
-    it is right on average.
+    """v = lr · Σ_{k<K} w_k (I − lr·(H + γI))^k b with a random number K of terms.
 
-    The first n terms are always there; from then on each term is followed by another with
-    probability q (Russian roulette)::
+    The weights w_k make the result unbiased. The first n terms are always present. Each later term
+    is followed by another term with probability q (Russian roulette)::
 
         P(K > k) = 1 for k < n, q^(k−n+1) for k ≥ n,      w_k = 1/P(K > k),      E[v] = (H + γI)⁻¹ b
 
     All systems of one call end at the same term.
 
-    Use when hypergradients that are right on average are wanted from few products: the error of
-    ``neumann`` with as many terms points the same way in every outer step, this one's averages out.
-    Avoid when one accurate solution is wanted (``cg``), and where q < (1 − lr·λ_min)²: the mean is
-    still right, but the variance infinite.
+    Use when you need unbiased hypergradients from few products. The error of ``neumann`` with the
+    same number of terms has the same direction in every outer step; the error of this solver
+    averages out. Avoid when one accurate solution is needed (``cg``), and if q < (1 − lr·λ_min)²:
+    the mean is still correct, but the variance is infinite.
 
     Arguments:
         lr: step size, 0 < lr < 2/λ_max(H + γI), in the units of 1/H.
-        steps: n ≥ 1, the number of terms that are always there.
-        survival: q, the probability in [0, 1) of a further term each time. 0 gives ``neumann``.
+        steps: n ≥ 1, the number of terms that are always present.
+        survival: q, the probability in [0, 1) of each further term. 0 gives ``neumann``.
         ridge: γ ≥ 0, in the units of H.
-        rtol: relative residual up to which the outcome says CONVERGED, > 0; the number of terms
-            does not depend on it.
-        seed: of K, where no key is given; :meth:`with_key` takes one. ``implicit`` gives another in
-            every outer step.
+        rtol: relative residual up to which the outcome is CONVERGED, > 0; the number of terms does
+            not depend on it.
+        seed: seed of K, if there is no key; :meth:`with_key` sets a key. ``implicit`` uses a
+            different key in every outer step.
 
-    Outcomes: ITERATION_LIMIT (the usual end: one draw is no solution), CONVERGED where the residual
-    is at most ``rtol``, DIVERGED (a term is twice as long as one before it: H is indefinite, or lr
-    too large; the sum up to there), NONFINITE. ``x0`` is where the summation starts from: the
-    series is then that of b − (H + γI) x0, and the mean the same.
+    Outcomes: ITERATION_LIMIT (the usual end: one draw is not a solution), CONVERGED if the residual
+    is at most ``rtol``, DIVERGED (a term is twice as long as an earlier term: H is indefinite, or
+    lr is too large; the sum up to there), NONFINITE. ``x0`` is the start of the summation: the
+    series is then the series of b − (H + γI) x0, and the mean is the same.
 
     Cost: K products, n + q/(1 − q) on average, the last of which gives the residual; one for a warm
-        start. Memory: 4 vectors.
+    start. Memory: 4 vectors.
 
     >>> b, mean = torch.ones(2), torch.zeros(2)
     >>> for step in range(1000):  # the first term, b/4, is there in each of them
@@ -61,9 +60,8 @@ class Roulette:
     True
 
     Source: Chen, Behrmann, Duvenaud and Jacobsen, "Residual flows for invertible generative
-    modeling" (2019), their Neumann gradient series; Russian roulette: Kahn (1955). For bilevel
-    problems a random end of this series is that of Ghadimi and Wang (2018), who take one term of
-    it.
+        modeling" (2019), their Neumann gradient series; Russian roulette: Kahn (1955). For bilevel
+        problems, Ghadimi and Wang (2018) end this series at random and take one term of it.
     """
 
     name: ClassVar[str] = "roulette"
@@ -77,13 +75,14 @@ class Roulette:
 
     @classmethod
     def testing_instance(cls) -> Roulette:
-        """For ``hgms check``: terms enough for what is left of eigenvalues from 0.5 to 1.5, (1 −
-        0.8·0.5)⁶⁰ = 5e-14.
+        """Return an instance for ``hgms check`` with enough terms.
+
+        For eigenvalues from 0.5 to 1.5, the remainder is (1 − 0.8·0.5)⁶⁰ = 5e-14.
         """
         return cls(lr=0.8, steps=60)
 
     def with_key(self, key: Key) -> Roulette:
-        """The same solver with the K of this key."""
+        """Return the same solver with the K of this key."""
         return evolve(self, seed=key.derive())
 
     def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
@@ -107,8 +106,9 @@ def weights(steps: int, survival: float, key: Key) -> list[float]:
 
 
 def summed(system: LinearSystem, x0: Tensor | None, lr: float, weights: list[float]) -> Solution:
-    """x0 + lr · Σ_k w_k (I − lr·A)^k r_0, with A = H + ridge·I and r_0 = b − A x0, and its
-    residual.
+    """Compute x0 + lr · Σ_k w_k (I − lr·A)^k r_0, and its residual.
+
+    Here A = H + ridge·I and r_0 = b − A x0.
     """
     eps = torch.finfo(system.rhs.dtype).eps
     x, term = system.start(x0)
@@ -123,12 +123,12 @@ def summed(system: LinearSystem, x0: Tensor | None, lr: float, weights: list[flo
             break
         following = term - lr * system.apply(term)
         length = norm(following)
-        # The term after this one gives the Rayleigh quotient along it for free, until it drowns in
-        # rounding.
+        # The next term gives the Rayleigh quotient along this term without cost, until rounding
+        # dominates.
         seen = active & torch.isfinite(length) & (size > eps**0.5 * system.size)
         quotient = system.dot(term, term - following) / (lr * size**2)
         curvature = torch.where(seen, torch.minimum(curvature, quotient), curvature)
-        # for 0 ≤ lr·A ≤ 2 no term is longer than the one before; NaN is no number
+        # for 0 ≤ lr·A ≤ 2 no term is longer than the previous term; a NaN fails every comparison
         active = active & (length <= 2 * smallest)
         term = pick(active, following, term)
         size = torch.where(active, length, size)

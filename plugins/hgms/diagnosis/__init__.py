@@ -1,5 +1,6 @@
-"""Trust in each hypergradient: what is measured beside a run every N outer steps (`run.diagnose
-= N`).
+"""Quality of the hypergradients of a run, measured every N outer steps.
+
+The setting is ``run.diagnose = N``.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""What went through the parts of a pipeline in one outer step: the step is done again with parts
-that write it down.
+"""Record the inputs and outputs of a pipeline's parts in one outer step.
+
+The step is repeated with parts that record their calls.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ from hgms_core.registry import inside
 
 @define(eq=False)
 class Seen:
-    """One outer step of a pipeline, as its parts saw it. ``problem`` is the one that they were
-    handed: inside ``tilted`` its lower loss is g + εf, say. ``theta_after`` is θ after the outer
-    update and the projection.
+    """One outer step of a pipeline, as its parts received it.
+
+    ``problem`` is the problem that the parts received. For example, inside ``tilted`` its lower
+    loss is g + εf. ``theta_after`` is θ after the outer update and the projection.
     """
 
     pipeline: Pipeline
@@ -53,8 +55,9 @@ class Seen:
         return self.candidates.cost + self.selection.cost + self.estimate.cost
 
     def estimate_at(self, branch: Branch, problem: Problem | None = None) -> Estimate:
-        """The pipeline's own hypergradient of another branch at the same θ, by the same key and
-        memory.
+        """Compute the pipeline's hypergradient of another branch at the same θ.
+
+        The key and the memory are the same.
         """
         problem = problem or self.problem
         return self.pipeline.hypergradient.estimate(
@@ -63,7 +66,7 @@ class Seen:
 
 
 class _Part:
-    """A part that notes what it is called with and returns, and is the part otherwise."""
+    """A part that records its arguments and results, and otherwise equals the original part."""
 
     def __init__(self, part: Any, notes: dict[str, Any]) -> None:
         self._part = part
@@ -106,7 +109,7 @@ class _Outer(_Part):
 
 
 def pipeline_of(method: Any) -> Pipeline | None:
-    """The pipeline inside a method's wrappers; None where there is none."""
+    """Return the pipeline inside a method's wrappers; ``None`` if there is no pipeline."""
     while not isinstance(method, Pipeline):
         field = _field(method)
         if field is None:
@@ -116,7 +119,7 @@ def pipeline_of(method: Any) -> Pipeline | None:
 
 
 def _field(method: Any) -> str | None:
-    """The field of a wrapper that holds the method inside."""
+    """Return the field of a wrapper that contains the inner method."""
     if not attrs.has(type(method)):
         return None
     return inside(type(method)) or (
@@ -125,7 +128,7 @@ def _field(method: Any) -> str | None:
 
 
 def noting(method: Any, notes: dict[str, Any]) -> Any:
-    """The method with parts that write into ``notes``, in the same wrappers."""
+    """Return the method with parts that record into ``notes``, in the same wrappers."""
     if isinstance(method, Pipeline):
         parts: dict[str, Any] = {
             "generator": _Generator(method.generator, notes),
@@ -140,10 +143,11 @@ def noting(method: Any, notes: dict[str, Any]) -> Any:
 
 
 def capture(method: Method, problem: Problem, state: State, progress: float) -> Seen:
-    """The step that the method takes from ``state``, done again. Nothing of it is kept but what is
-    returned.
+    """Repeat the step that the method takes from ``state``, and record it.
 
-    Cost: that of the step.
+    The repetition changes no state; only the returned record remains.
+
+    Cost: the cost of the step.
     """
     pipeline = pipeline_of(method)
     if pipeline is None:
@@ -156,7 +160,7 @@ def capture(method: Method, problem: Problem, state: State, progress: float) -> 
 
 
 class _Handed(BaseException):
-    """Ends a step once its generator was handed the problem."""
+    """Interrupt a step when its generator receives the problem."""
 
 
 class _Stop(_Part):
@@ -166,8 +170,9 @@ class _Stop(_Part):
 
 
 def inner_problem(method: Any, problem: Problem, state: State, progress: float) -> Problem:
-    """What the wrappers of a pipeline make of ``problem``: what its parts are handed. Nothing is
-    evaluated.
+    """Return the problem that the parts receive after the wrappers have transformed ``problem``.
+
+    Nothing is evaluated.
     """
     notes: dict[str, Any] = {}
 

@@ -1,4 +1,7 @@
-"""Whether the choice of a candidate is more than the noise of the rows it was chosen on."""
+"""Comparison of the choice of a candidate with noise.
+
+The noise is the noise of the rows that determined the choice.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +14,17 @@ from torch import Tensor
 from hgms_core import Batch, ConfigError, Data, Loss, Tree
 
 BLOCKS = 20
-"""Batches that the rows are split into where a loss has no value of a single row."""
+"""Number of batches that the rows are split into, if a loss has no value per row."""
 CHUNK = 256
-"""Rows of a loss that are looked at together."""
+"""Number of rows whose losses are computed together."""
 
 
 def row_losses(
     loss: Loss, theta: Tree, x: Tree, batch: Batch, size: int
 ) -> tuple[Tensor, str] | None:
-    """The loss of each row alone, or of each of BLOCKS batches, and which of them; None where the
-    loss of all rows is not the mean of either.
+    """Compute the loss of each row, or of each of BLOCKS batches, and return the kind.
+
+    The result is ``None`` if the loss of all rows is the mean of neither.
 
     >>> square = lambda theta, x, batch: (x["x"] * batch["a"]).square().mean()
     >>> row_losses(square, {}, {"x": torch.tensor(2.0)}, {"a": torch.tensor([1.0, 3.0])}, 2)
@@ -37,10 +41,10 @@ def row_losses(
             if math.isclose(float(values.double().mean()), whole, rel_tol=1e-3, abs_tol=1e-6):
                 return values, "row"
         except (RuntimeError, ValueError, TypeError, IndexError):
-            pass  # a loss that vmap cannot carry out: by batches
+            pass  # vmap does not support this loss: use batches
         if size < 2 * BLOCKS:
             return None
-        length = size // BLOCKS  # equal ones, so that their mean is the loss of the rows in them
+        length = size // BLOCKS  # equal, so the mean over batches is the loss of their rows
         parts = [
             {name: leaf[i * length : (i + 1) * length] for name, leaf in batch.items()}
             for i in range(BLOCKS)
@@ -56,8 +60,11 @@ def row_losses(
 def choice(
     loss: Loss, theta: Tree, chosen: Tree, other: Tree, data: Data, batch: Batch, size: int
 ) -> dict[str, Any]:
-    """The gap between two candidates on the rows that choose, against the standard error of that
-    gap, paired row by row::
+    """Compute the gap between two candidates on the selection rows.
+
+    The result includes the standard error of the gap.
+
+    The standard error is paired row by row::
 
         choice_gap = mean_i (ℓ_i(other) − ℓ_i(chosen)),      choice_error = sd_i / √rows
 

@@ -14,14 +14,14 @@ from hgms_core import Batch, ConfigError, HgmsError, Problem, Tree
 from hgms_core.torch_errors import first_line
 
 AGREE = 1e-3
-"""By how much of their size the losses of the two problems may differ at one point."""
+"""Maximum relative difference between the losses of the two problems at one point."""
 
 FORMS = ("outputs", "criterion", "stacked")
-"""Further forms that a loss may have."""
+"""Optional additional forms of a loss."""
 
 
 def doubled(value: Any) -> Any:
-    """A tree or a state with every floating-point tensor in float64; all else as it is.
+    """Convert every floating-point tensor of a tree or state to float64, and nothing else.
 
     >>> doubled({"x": torch.ones(1), "step": 3, "index": torch.tensor([1])})
     {'x': tensor([1.], dtype=torch.float64), 'step': 3, 'index': tensor([1])}
@@ -34,8 +34,9 @@ def doubled(value: Any) -> Any:
 
 
 class Double:
-    """A loss of float64 arguments; its rows are cast as well. What the loss has besides (FORMS),
-    it has too.
+    """A loss of float64 arguments; its rows are converted as well.
+
+    If the original loss has additional forms (FORMS), this loss has them too.
     """
 
     def __init__(self, loss: Any) -> None:
@@ -59,11 +60,13 @@ class Double:
 def in_double(
     problem: Problem, theta: Tree, x: Tree, build: Callable[[], Problem] | None
 ) -> tuple[Problem, str]:
-    """The problem in float64, and how it was had: ``already`` in it, its losses ``cast``, or
-    ``built`` anew by its task where the losses hold tensors of their own.
+    """Return the problem in float64, and how it was obtained.
 
-    Errors: ConfigError where neither gives losses that agree with those of the problem at (θ, x).
-        Cost: four values.
+    ``already``: the problem is in float64. ``cast``: its losses were converted. ``built``: the task
+    rebuilt the problem, because the losses contain tensors.
+
+    Errors: ConfigError if neither conversion gives losses that agree with the losses of the problem
+    at (θ, x). Cost: four values.
     """
     if all(leaf.dtype == torch.float64 for leaf in (*theta.values(), *x.values())):
         return problem, "already"
@@ -88,7 +91,7 @@ def in_double(
 
 
 def _check(problem: Problem, other: Problem, theta: Tree, x: Tree) -> None:
-    """ConfigError where the losses of the two differ by more than rounding."""
+    """Raise ConfigError if the losses of the two problems differ by more than rounding."""
     with torch.no_grad():
         for name in ("g", "f"):
             values = []

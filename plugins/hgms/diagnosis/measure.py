@@ -1,4 +1,4 @@
-"""One diagnosed outer step: every measure of it in one row, and what that took."""
+"""One diagnosed outer step: all measures in one row, with their cost."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ from hgms_core import (
 from hgms_core.torch_errors import first_line, out_of_memory
 
 ROWS = 8192
-"""Rows at most that losses and ∇ₓg are computed on."""
+"""Maximum number of rows for losses and ∇ₓg."""
 HESSIAN_ROWS = 1024
-"""Rows at most that products with the lower Hessian are computed on."""
+"""Maximum number of rows for products with the lower Hessian."""
 LONGER = 4
-"""How many times as long the longer lower run is."""
+"""Length of the longer lower run, as a multiple of the normal length."""
 STRATEGIES = ("vjp", "jvp", "difference")
 
 
 @define(eq=False, kw_only=True)
 class Diagnosing:
-    """Measures outer steps of ``method`` on ``problem`` and changes nothing of either: the step is
-    done again from the state before it, by the same keys, and what is drawn beside it has keys of
-    its own.
+    """Measures outer steps of ``method`` on ``problem`` without changing either.
 
-    ``build`` makes the problem in float64 (None: only casting its losses can). A measure that
-    cannot be made is left out of the row, and ``left_out`` says why.
+    The step is repeated from the state before it, with the same keys. Additional random draws use
+    separate keys. ``build`` creates the problem in float64 (``None``: float64 is only available by
+    converting its losses). A measure that fails is omitted from the row, and ``left_out`` contains
+    the reason.
     """
 
     method: Method
@@ -60,8 +60,10 @@ class Diagnosing:
     _built: list[Problem] = field(factory=list, init=False)
 
     def row(self, before: State, after: State, step: int, progress: float) -> dict[str, Any]:
-        """The diagnosis of the step that led from ``before`` to ``after``, its number ``step``,
-        begun at the share ``progress`` of the budget."""
+        """Diagnose the step that led from ``before`` to ``after``.
+
+        ``step`` is its number, and ``progress`` is the used share of the budget at its start.
+        """
         key = Key(self.seed).fold("diagnose", step)
         measured = Measured({"step": step})
         is_pipeline = pipeline_of(self.method) is not None
@@ -86,7 +88,7 @@ class Diagnosing:
         return inner_problem(self.method, self._build(), before, progress)
 
     def _build(self) -> Problem:
-        """The problem as its task makes it in float64, once a run."""
+        """Return the float64 problem of the task, built once per run."""
         assert self.build is not None
         if not self._built:
             self._built.append(self.build())
@@ -95,15 +97,16 @@ class Diagnosing:
 
 @define
 class Measured:
-    """A row that grows, with what it took and what had to be left out."""
+    """A row under construction, with its cost and the omitted measures."""
 
     row: dict[str, Any]
     cost: Cost = field(factory=Cost)
     left_out: dict[str, str] = field(factory=dict)
 
     def add(self, name: str, measure: Callable[[], Mapping[str, Any]]) -> None:
-        """What ``measure`` returns; its first line where it cannot. No failure of a diagnosis
-        ends a run.
+        """Add the values that ``measure`` returns, or the first line of its error.
+
+        A failed diagnosis never ends a run.
         """
         try:
             self.row.update(measure())
@@ -133,7 +136,7 @@ class Measured:
         return {**self.row, **counts, "oracle_calls": self.cost.calls, "left_out": self.left_out}
 
 
-# --- of a pipeline's step
+# --- measures of a pipeline's step
 # --------------------------------------------------------------------------------------------------
 
 
@@ -171,9 +174,10 @@ def _of_step(measured: Measured, seen: Seen, build: Callable[[], Problem] | None
 
 
 def _longer(measured: Measured, seen: Seen, h: Tensor, key: Key) -> dict[str, Any]:
-    """The hypergradient after LONGER times as many lower steps from the same start, by the same
-    keys: the same candidate goes on. A generator without ``steps`` proposes again from where it
-    ended, at the same θ.
+    """Compute the hypergradient after LONGER times as many lower steps from the same start.
+
+    The keys are the same, so the same candidate continues. A generator without ``steps`` proposes
+    again from its end point, at the same θ.
     """
     generator = seen.pipeline.generator
     index = seen.selection.index
@@ -201,8 +205,10 @@ def _longer(measured: Measured, seen: Seen, h: Tensor, key: Key) -> dict[str, An
 def _double(
     measured: Measured, seen: Seen, h: Tensor, build: Callable[[], Problem] | None
 ) -> dict[str, Any]:
-    """The same estimate in float64: at the same x̂ where it takes no more than that, else of the
-    branch run again in float64.
+    """Compute the same estimate in float64.
+
+    It is computed at the same x̂ if the estimate depends only on x̂. Otherwise the branch is
+    recomputed in float64.
     """
     problem, how = in_double(seen.problem, seen.theta, seen.branch.x, build)
     if how == "already":
@@ -211,12 +217,12 @@ def _double(
     memory = doubled(seen.memory)
     estimator = seen.pipeline.hypergradient
     branch = Branch(x=doubled(seen.branch.x), aux=doubled(seen.branch.aux))
-    again = seen.estimate.cost.calls == 0  # it was carried along: casting it shows nothing
+    again = seen.estimate.cost.calls == 0  # carried, so converting shows no rounding
     if not again:
         try:
             estimate = estimator.estimate(problem, theta, branch, seen.estimating, memory)[0]
         except (HgmsError, TypeError, AttributeError):
-            again = True  # it goes back through the branch
+            again = True  # the estimate differentiates through the branch
     if again:
         candidates = seen.pipeline.generator.propose(
             problem, theta, doubled(seen.start), seen.proposing
@@ -237,9 +243,13 @@ def _double(
 
 
 def _gain(measured: Measured, seen: Seen, key: Key) -> dict[str, Any]:
-    """The upper value on rows that neither chose nor were differentiated on, where there are some:
-    of the first and the mean candidate, of the selected one, and of that same candidate once the
-    lower level is solved again at the next θ, from the same start and by the same keys."""
+    """Compute upper values on independent rows, if the problem has any.
+
+    Neither selection nor differentiation used independent rows. There are values of the first
+    candidate, the mean over candidates, and the selected candidate. A further value is of the
+    selected candidate after another lower solve at the next θ. This solve uses the same start and
+    the same keys.
+    """
     role = next(
         name for name in ("stop", "differentiate", "select") if name in seen.problem.upper_data
     )
@@ -269,7 +279,7 @@ def _gain(measured: Measured, seen: Seen, key: Key) -> dict[str, Any]:
 
 
 def _choice(measured: Measured, seen: Seen, batch: Batch, rows: int) -> dict[str, Any]:
-    """The chosen candidate against the best other one, on the rows that choose."""
+    """Compare the chosen candidate with the best other candidate, on the selection rows."""
     problem = seen.problem
     chosen = int(seen.selection.index)
     scores = values(problem.f, seen.theta, seen.candidates.x, batch, rows=rows).double()
@@ -298,10 +308,12 @@ def _choice(measured: Measured, seen: Seen, batch: Batch, rows: int) -> dict[str
 
 
 def _bound(measured: Measured, dimension: float, count: int) -> dict[str, Any]:
-    """What the selection term of the paper's bound, C₁N^(−1/k), says of N, if it were tight: C₁
-    from how far the chosen score lies below the mean one, (1 − N^(−1/k)) C₁; the error that is
-    left; the N (its logarithm to base 10) that would halve it, and the one at which it is the noise
-    of the choice.
+    """Derive statements about N from the selection term C₁N^(−1/k) of the paper's bound.
+
+    The statements assume that the bound is tight. The distance from the mean score to the chosen
+    score is (1 − N^(−1/k)) C₁, which determines C₁. The row contains C₁, the remaining error, and
+    two values of N (as logarithms to base 10): the N that would halve the error, and the N at which
+    the error equals the noise of the choice.
     """
     k = max(1.0, round(dimension))
     lead = measured.row["score_mean"] - measured.row["score_chosen"]
@@ -322,7 +334,7 @@ def _upper(problem: Problem, role: str, key: Key) -> tuple[Batch, int]:
     return problem.upper_data[role].sample(key.fold("upper", role), ROWS)
 
 
-# --- of a point
+# --- measures of a point
 # --------------------------------------------------------------------------------------------------
 
 
@@ -336,8 +348,9 @@ def _of_point(
     ridge: float | None = None,
     strategy: str = "vjp",
 ) -> None:
-    """∇ₓg, the flat directions and the bias at (θ, x), in float64 where the problem can be had
-    in it.
+    """Measure ∇ₓg, the flat directions and the bias at (θ, x).
+
+    The measures use float64 if the problem is available in float64.
     """
     reference = problem
     try:
@@ -345,7 +358,7 @@ def _of_point(
         theta = doubled(theta)
         x = doubled(x)
     except (HgmsError, RuntimeError, TypeError):
-        pass  # in the type that it has
+        pass  # measure in the dtype of the problem
     batch, rows = reference.lower_data.sample(key.fold("lower"), ROWS)
     below, fewer = reference.lower_data.sample(key.fold("hessian"), HESSIAN_ROWS)
     above, upper_rows = _upper(reference, "differentiate", key)

@@ -1,5 +1,6 @@
-"""Flat directions of the lower Hessian: how many there are, and how steep the others are at
-least.
+"""Flat directions of the lower Hessian, and the curvature of the others.
+
+The module estimates their number, and the smallest curvature of the other directions.
 """
 
 from __future__ import annotations
@@ -11,23 +12,28 @@ from attrs import frozen
 from hgms_core import Key, MatVec
 
 DENSE = 256
-"""Numbers in x up to which the Hessian is built and all its eigenvalues are computed."""
+"""Maximum size of x for which the Hessian is built and all its eigenvalues are computed."""
 STEPS = 40
 PROBES = 4
-"""Lanczos steps from each of so many random starts, where x has more numbers."""
+"""Number of random starts for Lanczos steps, if x is larger."""
 FLAT = 1e-3
-"""An eigenvalue counts as zero below this share of the largest, or below the ridge of the linear
-solve.
+"""An eigenvalue counts as zero below this share of the largest eigenvalue, or below the ridge of
+the linear solve.
 """
 
 
 @frozen(kw_only=True)
 class Spectrum:
-    """``size`` is d, ``flat`` the number k of eigenvalues of magnitude at most ``threshold`` with
-    its standard error ``flat_error`` (0 where all were computed), ``negative`` how many lie below
-    −``threshold``, ``normal`` the smallest above it (c in the paper's Proposition on the geometry
-    of S(θ); inf if there is none), ``inverses`` the sum of 1/λ over those above it, ``products``
-    the Hessian products that it took.
+    """Eigenvalue counts of the lower Hessian, with their cost.
+
+    - ``size`` is d.
+    - ``flat`` is the number k of eigenvalues of magnitude at most ``threshold``. Its standard error
+      is ``flat_error`` (0 if all eigenvalues were computed).
+    - ``negative`` is the number of eigenvalues below −``threshold``.
+    - ``normal`` is the smallest eigenvalue above ``threshold`` (c in the paper's Proposition on the
+      geometry of S(θ); inf if there is none).
+    - ``inverses`` is the sum of 1/λ over the eigenvalues above ``threshold``.
+    - ``products`` is the number of Hessian products used.
     """
 
     size: int
@@ -47,12 +53,12 @@ class Spectrum:
 
 
 def spectrum(matvec: MatVec, like: torch.Tensor, ridge: float, key: Key) -> Spectrum:
-    """Of the symmetric operator on vectors like ``like``, ``[d]``.
+    """Compute the spectrum of the symmetric operator on vectors like ``like``, ``[d]``.
 
-    Up to DENSE numbers all eigenvalues; else by Lanczos quadrature: a random start of length 1 has
-    in expectation the share 1/d of its weight on each eigenvector, so that the weights of the Ritz
-    values up to a threshold, times d, estimate how many eigenvalues lie there, without bias but for
-    the smearing of 40 steps.
+    Up to DENSE numbers, all eigenvalues are computed. For more numbers, Lanczos quadrature is used:
+    a random start of length 1 has in expectation the share 1/d of its weight on each eigenvector.
+    So the weights of the Ritz values up to a threshold, times d, estimate the number of eigenvalues
+    below it. The estimate is unbiased except for the smearing of 40 steps.
 
     >>> eigenvalues = torch.tensor([0.0, 0.0, 0.5, 2.0], dtype=torch.float64)
     >>> of = spectrum(lambda v: eigenvalues * v, eigenvalues, 0.0, Key(0))
@@ -109,7 +115,7 @@ def spectrum(matvec: MatVec, like: torch.Tensor, ridge: float, key: Key) -> Spec
 
 
 def _quadrature(matvec: MatVec, start: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Ritz values and their weights from one start, with full reorthogonalisation."""
+    """Compute Ritz values and their weights from one start, with full reorthogonalisation."""
     vectors = [start / torch.linalg.vector_norm(start)]
     diagonal: list[float] = []
     beside: list[float] = []
@@ -124,7 +130,7 @@ def _quadrature(matvec: MatVec, start: torch.Tensor) -> tuple[np.ndarray, np.nda
             break
         beside.append(length)
         vectors.append(product / length)
-    from scipy.linalg import eigh_tridiagonal  # not before a run asks for a diagnosis
+    from scipy.linalg import eigh_tridiagonal  # imported only if a run requests a diagnosis
 
     values, rows = eigh_tridiagonal(np.array(diagonal), np.array(beside))
     return values, rows[0] ** 2

@@ -1,4 +1,4 @@
-"""How far x is from a lower minimiser, and what that does to the hypergradient."""
+"""The distance of x from a lower minimiser, and its effect on the hypergradient."""
 
 from __future__ import annotations
 
@@ -23,14 +23,18 @@ from hgms_core import (
 )
 
 SOLVE = 100
-"""Iterations of a solve at most."""
+"""Maximum number of iterations of a solve."""
 EXACT = 1e-10
-"""The relative residual that a solve goes on to, if it gets there."""
+"""Relative residual at which a solve stops."""
 
 
 def solved(matvec: MatVec, b: Tensor, ridge: float) -> tuple[Tensor, float, int]:
-    """(H + ridge·I)⁻¹ b by MINRES, which needs no positive curvature and leaves the null space of H
-    alone; the relative residual, and the products that it took."""
+    """Compute (H + ridge·I)⁻¹ b by MINRES.
+
+    The result includes the relative residual and the number of products.
+
+    MINRES needs no positive curvature and does not change the null space of H.
+    """
     products = 0
 
     def product(v: np.ndarray) -> np.ndarray:
@@ -43,7 +47,7 @@ def solved(matvec: MatVec, b: Tensor, ridge: float) -> tuple[Tensor, float, int]
     size = float(np.linalg.norm(right))
     if size == 0:
         return torch.zeros_like(b), 0.0, 0
-    from scipy.sparse.linalg import LinearOperator, minres  # not before a run asks for a diagnosis
+    from scipy.sparse.linalg import LinearOperator, minres  # only for a diagnosis
 
     operator = LinearOperator((len(right), len(right)), matvec=product, dtype=np.float64)
     value, _ = minres(operator, right, rtol=EXACT, maxiter=SOLVE)
@@ -53,8 +57,11 @@ def solved(matvec: MatVec, b: Tensor, ridge: float) -> tuple[Tensor, float, int]
 
 @frozen(eq=False)
 class Reference:
-    """The implicit hypergradient at any x, by one rule for every method: equation (3) of the paper
-    on fixed rows, with MINRES and the ridge of the method's own solve."""
+    """The implicit hypergradient at any x, by one rule for every method.
+
+    The rule is equation (3) of the paper on fixed rows, with MINRES and the ridge of the method's
+    solve.
+    """
 
     problem: Problem
     theta: Tree
@@ -64,7 +71,7 @@ class Reference:
     strategy: Strategy
 
     def at(self, x: Tree) -> tuple[Tensor, int]:
-        """h, flat, and the Hessian products that it took."""
+        """Return h as a flat vector, and the number of Hessian products."""
         spec = Ravel.of(x)
         f = self.problem.f
         g = self.problem.g
@@ -89,7 +96,7 @@ class Reference:
 
 
 def flat(tree: Tree) -> Tensor:
-    """All leaves as one vector of float64."""
+    """Concatenate all leaves into one float64 vector."""
     return (
         torch.cat([leaf.reshape(-1).double() for leaf in tree.values()])
         if tree
@@ -98,8 +105,9 @@ def flat(tree: Tree) -> Tensor:
 
 
 def compared(a: Tensor, b: Tensor) -> tuple[float | None, float | None]:
-    """(cosine, ‖a‖/‖b‖) of two vectors; None where one is zero or not finite, and there is no
-    angle.
+    """Compute (cosine, ‖a‖/‖b‖) of two vectors.
+
+    Both are ``None`` if a vector is zero or not finite, because the angle is then undefined.
 
     >>> compared(torch.tensor([2.0, 0.0]), torch.tensor([1.0, 0.0]))
     (1.0, 2.0)
@@ -114,11 +122,11 @@ def compared(a: Tensor, b: Tensor) -> tuple[float | None, float | None]:
 
 
 def bias(reference: Reference, x: Tree, gradient: Tensor) -> tuple[dict[str, Any], int]:
-    """What ∇ₓg ≠ 0 does to the hypergradient, in first order: h after the Newton step δ = −(H +
-    γI)⁻¹∇ₓg, beside h before it.
+    """Measure the first-order effect of ∇ₓg ≠ 0 on the hypergradient.
 
-    ``newton_step`` is ‖δ‖, an estimate of the distance to S(θ); ``bias`` is ‖h(x) − h(x + δ)‖ /
-    ‖h(x + δ)‖, and ``bias_cosine`` the cosine of the two.
+    The measure compares h after the Newton step δ = −(H + γI)⁻¹∇ₓg with h before the step.
+    ``newton_step`` is ‖δ‖, an estimate of the distance to S(θ). ``bias`` is ‖h(x) − h(x + δ)‖ /
+    ‖h(x + δ)‖, and ``bias_cosine`` is the cosine of the two.
     """
     spec = Ravel.of(x)
     step, residual, products = solved(reference.matvec(x), -gradient, reference.ridge)

@@ -1,4 +1,4 @@
-"""The rows of a diagnosis, and what they say in plain words."""
+"""The rows of a diagnosis, and their meaning in plain sentences."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ if TYPE_CHECKING:
     import pandas
 
 BIASED = 0.5
-"""A shift of the hypergradient, relative to it, above which its bias is worth a warning."""
+"""Relative shift of the hypergradient above which its bias causes a warning."""
 ALIKE = 0.9
-"""The cosine with a longer lower run below which the hypergradient depends on where that
-stopped.
-"""
+"""Cosine with a longer lower run below which the hypergradient depends on the length of the run."""
 PRECISE = 0.999
-"""The cosine with double precision below which rounding matters."""
+"""Cosine with double precision below which rounding matters."""
 SIGMAS = 2.0
-"""Standard errors that a choice has to be ahead by."""
+"""Number of standard errors by which a choice must be better."""
 HUGE = 6.0
-"""The power of ten of candidates that nobody can afford."""
+"""Power of ten of the number of candidates above which the cost is not affordable."""
 
 Row = Mapping[str, Any]
 
 
 @frozen(eq=False, repr=False)
 class Diagnosis:
-    """What ``run.diagnose`` measured: ``rows``, one a diagnosed step; ``warnings``, sentences on
-    all of them together; ``unmeasured``, which measures could not be made, and why.
+    """The measurements of ``run.diagnose``.
+
+    ``rows`` contains one row per diagnosed step. ``warnings`` are sentences on all rows together.
+    ``unmeasured`` lists the measures that failed, with the reasons.
 
     >>> rows = [{"step": 5, "double_cosine": 0.9}, {"step": 10, "double_cosine": 1.0}]
     >>> print(repr(Diagnosis(rows)).partition(":")[0])
@@ -52,8 +52,9 @@ class Diagnosis:
         return unmeasured(self.rows)
 
     def to_frame(self) -> pandas.DataFrame:
-        """The rows as a pandas data frame, a row a diagnosed step. Errors: MissingExtra without
-        pandas.
+        """Return the rows as a pandas data frame, one row per diagnosed step.
+
+        Errors: MissingExtra without pandas.
         """
         try:
             import pandas
@@ -80,15 +81,16 @@ class Diagnosis:
 
 
 def number(row: Row, key: str) -> float:
-    """A number of a row; NaN where it is not known."""
+    """Return a number of a row; NaN if it is unknown."""
     value = row.get(key)
     return float(value) if isinstance(value, int | float) else math.nan
 
 
 @frozen
 class Sign:
-    """Something wrong: where ``wrong`` holds of the number ``key``. ``text`` has places for how
-    many steps and the median.
+    """A sign of a problem: ``wrong`` is true for the number ``key``.
+
+    ``text`` formats the number of steps and the median.
     """
 
     key: str
@@ -162,13 +164,11 @@ SIGNS = (
         ),
     ),
 )
-"""What is looked for, in the order in which it is said."""
+"""The signs to check, in the order of the warnings."""
 
 
 def warnings(rows: Sequence[Row]) -> list[str]:
-    """A sentence for each thing that is wrong in some of the rows, with how many and by how
-    much.
-    """
+    """Return a sentence for each problem in some of the rows, with its frequency and size."""
     sentences = []
     learned = [row for row in rows if row.get("hypergradient_norm") != 0]
     if rows and not learned:
@@ -198,11 +198,11 @@ MEASURES = {
     "choice": "the noise of the choice",
     "bound": "the paper's bound",
 }
-"""What the keys of ``left_out`` stand for."""
+"""Descriptions of the keys of ``left_out``."""
 
 
 def unmeasured(rows: Sequence[Row]) -> list[str]:
-    """A phrase for each measure that some row lacks, with the last reason.
+    """Return a phrase for each measure that some row lacks, with the last reason.
 
     >>> unmeasured(
     ...     [
@@ -223,7 +223,7 @@ def unmeasured(rows: Sequence[Row]) -> list[str]:
 
 
 def power(exponent: float) -> str:
-    """Ten to that power, in words of a table.
+    """Format ten to the power ``exponent`` for a table.
 
     >>> power(2.0), power(45.6)
     ('100', '10^46')

@@ -1,5 +1,6 @@
 """One run on many ranks: branches and rows placed on processes, each with its cores or its GPU.
-A library of programs.
+
+This package is a library for programs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sums over ranks that can be differentiated, as often and in whichever mode a component wants."""
+"""Differentiable sums over ranks, for derivatives of any order in reverse and forward mode."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from hgms_core import Tree
 
 
 class _Sum(Function):
-    """y = Σ_r v_r, the same on every rank: its transpose is :class:`_Spread`, and its own
-    derivative in forward mode.
+    """y = Σ_r v_r, equal on every rank.
+
+    Its transpose is :class:`_Spread`; in forward mode it is its own derivative.
     """
 
     @staticmethod
@@ -43,8 +44,9 @@ class _Sum(Function):
 
 
 class _Spread(Function):
-    """What is the same on every rank goes into each one's own part: the value itself; slopes of
-    the parts add up.
+    """Use a value that is equal on all ranks in the local part of each rank.
+
+    The forward result is the value itself; the gradients of the parts are summed.
     """
 
     @staticmethod
@@ -71,24 +73,24 @@ class _Spread(Function):
 
 
 def summed(value: Tensor, group: Any) -> Tensor:
-    """Σ over the ranks of ``group``, of values that each has of its own. The result is the same
-    on all of them.
-    """
+    """Return Σ over the ranks of ``group`` of the local values; all ranks get the same result."""
     total: Tensor = _Sum.apply(value, group)
     return total
 
 
 def spread(value: Tensor, group: Any) -> Tensor:
-    """The value, which all ranks have, for use in a part that is one rank's own. Its slope is
-    the sum of theirs.
+    """Return the value, which all ranks have, for use in the local part of one rank.
+
+    Its gradient is the sum of the gradients on all ranks.
     """
     same: Tensor = _Spread.apply(value, group)
     return same
 
 
 def spread_tree(tree: Tree, group: Any) -> Tree:
-    """:func:`spread` of every leaf; of leaves of one type as one vector, so that a gradient is
-    one sum over ranks.
+    """Apply :func:`spread` to every leaf.
+
+    Leaves of one type are combined to one vector, so a gradient needs one sum over ranks.
     """
     leaves = list(tree.values())
     if len({leaf.dtype for leaf in leaves}) != 1:

@@ -1,4 +1,4 @@
-"""The processes of a run's ranks: rank 0 is the run itself, the others wait for what it says."""
+"""Processes of a run's ranks: rank 0 is the run, the others wait for its messages."""
 
 from __future__ import annotations
 
@@ -26,34 +26,32 @@ from hgms_core import ConfigError, HgmsError
 from hgms_core.torch_errors import first_line, is_lost_connection
 
 PATIENCE = 10.0
-"""Seconds that a rank has to be found gone, once another has lost it, and to go when the run is
-over.
+"""Seconds to wait for the end of a rank: after another rank has lost its connection, and at the end
+of the run.
 """
 READY = b"ready\n"
-"""What another rank prints first, once it has loaded."""
+"""First line that another rank prints, after it has loaded."""
 LAUNCHED = "env://"
 SILENCE = timedelta(minutes=30)
-"""After this long without an answer a rank is given up, should nobody have seen it go."""
+"""Time without a reply after which a rank counts as lost, even if no process saw it end."""
 
 
 class RankLost(HgmsError):
-    """A rank is gone in the middle of a step. The run can be resumed."""
+    """A rank ended during a step. The run can be resumed."""
 
 
 @define(eq=False)
 class Ranks:
-    """All ranks of a run, seen from one of them. ``processes`` are those that this one has
-    started.
-    """
+    """All ranks of a run, as seen from one rank. ``processes`` are those that this rank started."""
 
     rank: int
     count: int
     processes: Sequence[subprocess.Popen[bytes]] = ()
     place: tempfile.TemporaryDirectory[str] | None = None
-    """Where they meet, and what they print."""
+    """Folder with the meeting point and the output of the ranks."""
 
     def say(self, message: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-        """What rank 0 says, to all: numbers, strings, and tensors, no code."""
+        """Send a message from rank 0 to all ranks: numbers, strings and tensors, but no code."""
         stream = io.BytesIO()
         if self.rank == 0:
             torch.save(message, stream)
@@ -71,19 +69,23 @@ class Ranks:
         return heard
 
     def any(self, flag: bool) -> bool:
-        """Whether it is so on any rank. All ask together, and go on together."""
+        """Return whether the flag is set on any rank. All ranks call this function and then
+        continue together.
+        """
         return bool(self.total(torch.tensor(int(flag))))
 
     def total(self, value: torch.Tensor) -> torch.Tensor:
-        """Σ over all ranks of a tensor on the CPU."""
+        """Return Σ over all ranks of a tensor on the CPU."""
         total = value.clone()
         dist.all_reduce(total, group=_talk())
         return total
 
     @contextlib.contextmanager
     def together(self, where: str, then: str = "--resume") -> Iterator[None]:
-        """Inside, a connection that breaks is a RankLost that names who is gone. ``where`` it
-        happened, and what goes on ``then``."""
+        """Convert a broken connection inside the context to a RankLost that names the lost rank.
+
+        ``where`` is the location of the failure; ``then`` is the option that resumes the run.
+        """
         try:
             yield
         except RuntimeError as error:
@@ -98,7 +100,7 @@ class Ranks:
             ) from error
 
     def _gone(self) -> str:
-        """Which of the started ranks has ended, and how."""
+        """Return which of the started ranks has ended, and how."""
         until = time.monotonic() + PATIENCE
         while self.processes and time.monotonic() < until:
             for number, process in enumerate(self.processes, start=1):
@@ -108,8 +110,9 @@ class Ranks:
         return ""
 
     def await_ready(self) -> None:
-        """Until all that were started say that they have loaded. Errors: ConfigError where one
-        of them could not.
+        """Wait until all started ranks report that they have loaded.
+
+        Errors: ConfigError if a rank could not load.
         """
         for number, process in enumerate(self.processes, start=1):
             assert process.stdout is not None
@@ -126,8 +129,9 @@ class Ranks:
         return f"; its last output: {lines[-1]}" if lines else ""
 
     def close(self, say: bool = True) -> None:
-        """The others end: those that this process has started, at once. ``say``: launched ones
-        wait to be told.
+        """End the other ranks; those that this process started end at once.
+
+        ``say``: send a message to launched ranks, which wait for it.
         """
         if say and self.rank == 0 and not self.processes and dist.is_initialized():
             with contextlib.suppress(RuntimeError):
@@ -149,7 +153,7 @@ _TALK: dict[str, Any] = {}
 
 
 def _talk() -> Any:
-    """The group that messages take: they are on the CPU whatever the numbers are on."""
+    """Return the group for messages, which are on the CPU for every device."""
     return _TALK.get("group", dist.group.WORLD)
 
 
@@ -161,7 +165,7 @@ def _how(code: int) -> str:
 
 
 def join(rank: int, count: int, device: torch.device, method: str) -> None:
-    """This process becomes a rank. ``method``: where they meet; LAUNCHED: where torchrun says."""
+    """Make this process a rank. ``method``: the meeting point; LAUNCHED: the one of torchrun."""
     backend = "nccl" if device.type == "cuda" else "gloo"
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -172,7 +176,7 @@ def join(rank: int, count: int, device: torch.device, method: str) -> None:
 
 
 def device_of(device: torch.device, rank: int) -> torch.device:
-    """The device of a rank: of GPUs the next one for each on a machine.
+    """Return the device of a rank; ranks on one machine use consecutive GPUs.
 
     >>> device_of(torch.device("cpu"), 1), device_of(torch.device("cuda"), 1)
     (device(type='cpu'), device(type='cuda', index=1))
@@ -185,11 +189,13 @@ def device_of(device: torch.device, rank: int) -> torch.device:
 def start(
     count: int, device: torch.device, module: str, arguments: Mapping[str, Any], threads: int
 ) -> Ranks:
-    """This process as rank 0, and the others as ``python -m module``. That reads ``arguments`` with
-    its ``rank``, ``count`` and ``method`` (where they meet) from the first line of its standard
-    input, prints READY, and ends where its input closes.
+    """Start the ranks: this process as rank 0, and the others as ``python -m module``.
 
-    Errors: ConfigError where one of them ends before it is ready.
+    Each new process reads ``arguments`` with its ``rank``, ``count`` and ``method`` (the meeting
+    point) from the first line of its standard input. It then prints READY, and ends when its input
+    closes.
+
+    Errors: ConfigError if a process ends before it is ready.
     """
     place = tempfile.TemporaryDirectory(prefix="hgms-ranks-")
     method = f"file://{place.name}/meet"
@@ -217,7 +223,7 @@ def start(
                     "places": sys.path,
                     "threads": threads,
                 }
-                # it is gone already: it will not say that it is ready
+                # The process may have ended already; it then never reports that it is ready.
                 with contextlib.suppress(BrokenPipeError):
                     stdin = cast("IO[bytes]", process.stdin)
                     stdin.write(json.dumps(line).encode() + b"\n")
@@ -231,13 +237,14 @@ def start(
 
 
 def begun() -> tuple[Mapping[str, Any], Callable[[], None]]:
-    """In a process that :func:`start` has started, first of all: what it is told, and what tells
-    rank 0 that it has loaded.
+    """Start a process of :func:`start`: return its arguments and a function.
+
+    Call this function first. The returned function reports to rank 0 that the process has loaded.
     """
     out = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever a plugin prints is no answer
+    os.dup2(2, 1)  # output of plugins must not mix with messages
     settings: Mapping[str, Any] = json.loads(sys.stdin.readline())
-    # rank 0 is gone, or done
+    # Input closes when rank 0 ends or has finished.
     threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
     sys.path += [place for place in settings["places"] if place not in sys.path]
     torch.set_num_threads(settings["threads"])

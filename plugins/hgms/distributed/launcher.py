@@ -1,5 +1,7 @@
-"""Ranks that torchrun or the like has started: what it says of them, where they meet, and which
-of rank 0's calls they hear.
+"""Ranks that a launcher such as torchrun has started.
+
+The module reads the launcher's settings, provides meeting points, and sends calls from rank 0 to
+the other ranks.
 """
 
 from __future__ import annotations
@@ -18,24 +20,25 @@ from torch.distributed.rendezvous import rendezvous
 from hgms_core import ConfigError
 
 PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-"""Where a launcher says which rank this process is; the first three are all that a library
-reads.
-"""
+"""Variables with which a launcher identifies this rank; libraries read only the first three."""
 NEVER = timedelta(days=365)
-"""Rank 0 may be at something of its own for as long as it likes; where it is gone, the launcher
-ends the others.
+"""Time limit for waiting ranks: rank 0 may do other work for any length of time. If rank 0 ends,
+the launcher ends the other ranks.
 """
 
 
 def launched() -> tuple[int, int] | None:
-    """(This process's rank, their number), where torchrun or the like has started it."""
+    """Return (rank, number of ranks) if a launcher such as torchrun started this process."""
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         return None
     return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 
 def ensure_launched(count: int) -> int:
-    """This process's rank under torchrun. Errors: ConfigError where that started another number."""
+    """Return this process's rank under torchrun.
+
+    Errors: ConfigError if torchrun started a different number of ranks.
+    """
     place = launched()
     assert place is not None
     if place[1] != count:
@@ -52,8 +55,9 @@ _MET: dict[str, Any] = {"groups": 0, "calls": 0}
 
 
 def meeting(rank: int, count: int) -> Any:
-    """A place for the next group of launched ranks to meet, with nothing of an earlier one in
-    it.
+    """Return an empty meeting point for the next group of launched ranks.
+
+    It contains no data of an earlier group.
     """
     _MET["groups"] += 1
     return dist.PrefixStore(f"hgms-group-{_MET['groups']}", _store(rank, count))
@@ -66,8 +70,9 @@ def _store(rank: int, count: int) -> Any:
 
 
 def call(what: Mapping[str, Any] | None) -> None:
-    """Rank 0 calls the other launched ranks to something; None: it is over. They may be waiting
-    for it since long ago.
+    """Send a call from rank 0 to the other launched ranks; None ends them.
+
+    The other ranks may have been waiting for a long time.
     """
     place = launched()
     assert place is not None
@@ -76,7 +81,7 @@ def call(what: Mapping[str, Any] | None) -> None:
 
 
 def heard() -> Any:
-    """What rank 0 calls for next, on another launched rank."""
+    """Return the next call of rank 0, on another launched rank."""
     place = launched()
     assert place is not None
     _MET["calls"] += 1
@@ -88,8 +93,9 @@ def heard() -> Any:
 
 @contextlib.contextmanager
 def as_launched(rank: int, count: int) -> Iterator[None]:
-    """Inside, the environment says of this rank what torchrun would have said, for libraries
-    that look there (accelerate).
+    """Set the environment variables of this rank as torchrun does, inside the context.
+
+    Libraries such as accelerate read them.
     """
     threads = str(torch.get_num_threads())
     own = {"RANK": str(rank), "WORLD_SIZE": str(count), "OMP_NUM_THREADS": threads}
@@ -101,8 +107,9 @@ def as_launched(rank: int, count: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Inside, the environment says nothing of ranks: for what one of them does by itself with
-    such a library.
+    """Remove all variables about ranks from the environment, inside the context.
+
+    A single rank can then use such a library without the other ranks.
     """
     with _environment(dict.fromkeys(PLACE)):
         yield
@@ -110,8 +117,9 @@ def alone() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _environment(changes: Mapping[str, str | None]) -> Iterator[None]:
-    """These variables, and those that accelerate sets beside them, have their old values
-    afterwards.
+    """Set these variables, and restore them afterwards.
+
+    The variables that accelerate sets in addition are restored too.
     """
     before = {
         name: os.environ.get(name) for name in (*changes, *PLACE, "MASTER_ADDR", "MASTER_PORT")

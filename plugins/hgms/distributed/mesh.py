@@ -14,8 +14,9 @@ from hgms_core import Tree
 
 
 def shape_of(ranks: int, candidates: int, even: bool = False) -> tuple[int, int]:
-    """(B, S): as many groups of ranks as candidates allow, and the ranks that share the rows of
-    one. ``even``: each group has as many candidates.
+    """Return (B, S): the number of rank groups, and the ranks per group, which share rows.
+
+    B is as large as the candidates allow. ``even``: each group has the same number of candidates.
 
     >>> shape_of(4, 8), shape_of(4, 2), shape_of(4, 1), shape_of(6, 4), shape_of(6, 4, even=True)
     ((4, 1), (2, 2), (1, 4), (3, 2), (2, 3))
@@ -28,8 +29,9 @@ def shape_of(ranks: int, candidates: int, even: bool = False) -> tuple[int, int]
 
 
 def parts_of(candidates: int, ranks: int) -> list[list[int]]:
-    """Consecutive candidates for each of the ranks, the first of them one more where they do not
-    part evenly.
+    """Assign consecutive candidates to each rank.
+
+    If the numbers do not divide evenly, the first ranks have one candidate more.
 
     >>> parts_of(5, 3)
     [[0, 1], [2, 3], [4]]
@@ -43,8 +45,11 @@ def parts_of(candidates: int, ranks: int) -> list[list[int]]:
 
 @frozen(eq=False)
 class Mesh:
-    """The groups that this rank is in: ``branches``, one rank of each part of the candidates;
-    ``rows``, the ranks that propose the same candidates; ``world``, all."""
+    """The groups of this rank.
+
+    ``branches`` contains one rank per part of the candidates. ``rows`` contains the ranks that
+    propose the same candidates. ``world`` contains all ranks.
+    """
 
     branches: Any
     rows: Any
@@ -58,15 +63,16 @@ class Mesh:
         return cls(mesh.get_group("branches"), mesh.get_group("rows"), dist.group.WORLD)
 
     def members(self, candidates: int) -> list[int]:
-        """The candidates that this rank proposes: consecutive ones, so that parts follow one
-        another.
+        """Return the candidates that this rank proposes.
+
+        They are consecutive, so the parts are in order.
         """
         return parts_of(candidates, dist.get_world_size(self.branches))[
             dist.get_rank(self.branches)
         ]
 
     def gathered(self, tree: Tree, candidates: int) -> Tree:
-        """The rows of all candidates, of each rank's own."""
+        """Return the rows of all candidates, collected from all ranks."""
         return {name: self._all(leaf, candidates) for name, leaf in tree.items()}
 
     def _all(self, own: torch.Tensor, candidates: int) -> torch.Tensor:

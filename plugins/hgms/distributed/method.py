@@ -1,4 +1,4 @@
-"""A method whose steps all ranks take together: rank 0 says which, the others follow."""
+"""A method whose steps all ranks run together: rank 0 selects the step, the others follow."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from hgms_core import ConfigError, Method, Problem, Record, State, Tree
 
 @define(eq=False)
 class OnRanks:
-    """``method`` (:func:`hgms.distributed.placed`), as rank 0 carries it out. A run knows nothing
-    of ranks: it calls ``init`` and ``step`` as those of any method, resumes, evaluates and writes
-    by itself.
+    """``method`` (:func:`hgms.distributed.placed`) on rank 0, with all ranks in each step.
 
-    Before each step the others are told the share of the budget, and the state where it is not the
-    one that they have: of a run that is resumed, on whatever number of ranks it was broken off.
-    After it all ranks compare the sums of their θ.
+    The run does not depend on ranks. It calls ``init`` and ``step`` as for any method, and resumes,
+    evaluates and writes on rank 0 only.
 
-    ``sharded``: each rank holds a part of the problem's model, so that all of them compute each
-    loss. What the run asks for between steps (f, g, ``evaluate``), the others are then told, too.
+    Before each step rank 0 sends the share of the budget. It also sends the state if the other
+    ranks have a different one, for example after a run resumes on a different number of ranks.
+    After each step all ranks compare the sums of their θ.
+
+    ``sharded``: the model of the problem is split across ranks, so all ranks compute each loss.
+    Rank 0 then also sends the calls that the run makes between steps (f, g, ``evaluate``).
     """
 
     name: ClassVar[str] = "on-ranks"
@@ -42,7 +43,7 @@ class OnRanks:
         return getattr(object.__getattribute__(self, "method"), name)  # finished, untrained, …
 
     def build(self, make: Callable[[], Problem]) -> Problem:
-        """The problem as the run is to call it; all ranks make theirs at this time."""
+        """Return the problem for the run; all other ranks build their problem at the same time."""
         with self.ranks.together("step 0"):
             self.ranks.say({"do": "build"})
             problem = self._problem = make()
@@ -78,8 +79,9 @@ class OnRanks:
 
 @frozen(eq=False)
 class _OnAllRanks:
-    """A function of the problem that rank 0 calls between steps, and the others with it: its
-    value, without a graph.
+    """A function of the problem that rank 0 calls between steps, together with the other ranks.
+
+    It returns the value without a graph.
     """
 
     run: OnRanks
@@ -96,8 +98,9 @@ class _OnAllRanks:
 
 
 def follow(method: Method, make: Callable[[], Problem], ranks: Ranks) -> None:
-    """What another rank than 0 does: as it is told, until the run is over. An error that all
-    ranks meet is rank 0's to tell.
+    """Follow the calls of rank 0 on another rank until the run ends.
+
+    If all ranks meet the same error, only rank 0 reports it.
     """
     before: State | None = None
     after: State | None = None
@@ -128,8 +131,11 @@ def follow(method: Method, make: Callable[[], Problem], ranks: Ranks) -> None:
 
 
 def ensure_agreement(theta: Tree, ranks: Ranks) -> None:
-    """ConfigError where another rank has come to another θ: it then computes otherwise, and nothing
-    that follows would hold. The sums of its leaves are compared, to the bit."""
+    """Raise ConfigError if another rank has computed a different θ.
+
+    Such a rank computes differently, and all later results would be invalid. The check compares the
+    sums of the leaves bit by bit.
+    """
     if not theta:
         return
     own = torch.stack([leaf.double().sum() for leaf in theta.values()])

@@ -1,5 +1,6 @@
-"""The parts of a pipeline, placed on the ranks of a mesh. Each is called as the part inside it
-is.
+"""Place the parts of a pipeline on the ranks of a mesh.
+
+A placed part has the same interface as the part inside it.
 """
 
 from __future__ import annotations
@@ -35,9 +36,11 @@ from hgms_core.components import evolve
 
 @frozen(kw_only=True)
 class PlacedGenerator:
-    """Candidates proposed by parts, where the generator can propose some of them (``count``, and
-    ``propose_some(problem, theta, start, key, members)``, which gives the rows ``members`` of what
-    ``propose`` gives); else by all ranks together, by rows.
+    """Generator whose candidates are proposed in parts, one part per group of ranks.
+
+    The inner generator must be able to propose some candidates (``count``, and
+    ``propose_some(problem, theta, start, key, members)``, which returns the rows ``members`` of the
+    result of ``propose``). Otherwise all ranks propose all candidates together, by rows.
     """
 
     name: ClassVar[str] = "placed"
@@ -66,7 +69,7 @@ class PlacedGenerator:
         )
 
     def _of_all(self, cost: Cost, like: Tensor) -> Cost:
-        """What all parts took together."""
+        """Return the total cost of all parts."""
         numbers = torch.tensor(list(cost.numbers().values()), device=like.device)
         dist.all_reduce(numbers, group=self.mesh.branches)
         return Cost(**dict(zip(cost.numbers(), numbers.tolist(), strict=True)))
@@ -79,7 +82,7 @@ class PlacedGenerator:
 
 @frozen(kw_only=True)
 class PlacedSelector:
-    """Scores whose upper values all ranks compute together, by rows."""
+    """Selector whose upper values all ranks compute together, by rows."""
 
     name: ClassVar[str] = "placed"
 
@@ -92,7 +95,7 @@ class PlacedSelector:
 
 @frozen(kw_only=True)
 class PlacedHyperGradient:
-    """An estimate whose gradients and products all ranks compute together, by rows."""
+    """Estimator whose gradients and products all ranks compute together, by rows."""
 
     name: ClassVar[str] = "placed"
 
@@ -110,7 +113,7 @@ class PlacedHyperGradient:
         )
 
     def __getattr__(self, name: str) -> Any:
-        """``estimate_all``, where the estimator inside has it."""
+        """Provide ``estimate_all`` if the inner estimator has it."""
         if name != "estimate_all":
             raise AttributeError(name)
         estimate_all: Any = self.hypergradient.estimate_all  # type: ignore[attr-defined]
@@ -118,11 +121,12 @@ class PlacedHyperGradient:
 
 
 def placed(method: Any, ranks: int, device: torch.device, even: bool = False) -> Any:
-    """The method with the parts of its pipeline on a mesh of all ranks; wrappers around it stay as
-    they are. ``even``: all ranks propose as many candidates, because they compute each loss
-    together.
+    """Return the method with the parts of its pipeline on a mesh of all ranks.
 
-    Errors: ConfigError for a method that is made of no parts.
+    Wrappers around the pipeline are unchanged. ``even``: all ranks propose the same number of
+    candidates, because they compute each loss together.
+
+    Errors: ConfigError for a method without parts.
     """
     if hasattr(method, "method"):
         return attrs.evolve(method, method=placed(method.method, ranks, device, even))

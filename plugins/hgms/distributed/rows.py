@@ -1,4 +1,4 @@
-"""A problem whose losses are computed by parts: each rank takes some rows of a batch."""
+"""A problem whose losses are computed in parts: each rank computes some rows of a batch."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from hgms_core import Data, Key, Loss, Problem, Sources, Tree
 from hgms_core.host import LOG
 
 ROWS = 64
-"""Rows of a part on which a loss is looked at: whether it is a mean over rows."""
+"""Rows per part in the test whether a loss is a mean over rows."""
 
 
 def by_rows(problem: Problem, group: Any) -> Problem:
-    """The problem with g and f computed by the ranks of ``group`` together::
+    """Return the problem with g and f computed jointly by the ranks of ``group``::
 
         g(θ, x; B) = 1/S Σ_r g(θ, x; B_r)        B_r: the r-th of S equal parts of the rows of B
 
-    which is so where g is a mean over the rows of a batch, plus terms without rows. Gradients,
-    Hessian products and their transposes each take one sum over ranks. A batch that does not part
-    into S equal ones, and a loss that is no such mean, is computed whole by every rank. What knows
-    g's outputs (Gauss–Newton products) sees the whole batch too.
+    This equation is true if g is a mean over the rows of a batch, plus terms without rows.
+    Gradients, Hessian products and their transposes each take one sum over ranks. Every rank
+    computes the full loss if the batch cannot be split into S equal parts or the loss is not such a
+    mean. Components that use g's outputs (Gauss–Newton products) also receive the full batch.
     """
     count = dist.get_world_size(group)
     if count == 1:
         return problem
     key = ("by rows", count)
-    # the same at every step; it holds no reference back, so nothing keeps both alive
+    # the problem is the same at every step, and the entry has no reference to it
     if key not in problem.kept:
         uppers = {id(data): data for data in problem.upper_data.values()}.values()
         g = _parted(problem.g, problem, [problem.lower_data], group, "lower")
@@ -43,8 +43,9 @@ def by_rows(problem: Problem, group: Any) -> Problem:
 
 
 def _parted(loss: Loss, problem: Problem, tables: Iterable[Data], group: Any, level: str) -> Loss:
-    """The loss by parts, where it is a mean over the rows of all these ``tables``; else itself,
-    and that is said once.
+    """Return the loss in parts, if it is a mean over the rows of all these ``tables``.
+
+    Otherwise return the loss itself, and log a message once.
     """
     tables = [data for data in tables if data.size]
     if tables and all(is_mean(loss, problem, data, dist.get_world_size(group)) for data in tables):
@@ -57,9 +58,10 @@ def _parted(loss: Loss, problem: Problem, tables: Iterable[Data], group: Any, le
 
 
 def is_mean(loss: Loss, problem: Problem, data: Data, count: int) -> bool:
-    """Whether the loss of a batch is the mean of the losses of ``count`` equal parts, to rounding:
-    tried out beside where the problem starts. A mixture of sources is none, and its losses are too
-    dear to be tried out.
+    """Return whether the loss of a batch is the mean of the losses of ``count`` equal parts.
+
+    The test is exact up to rounding, and runs near the start of the problem. A mixture of sources
+    is not such a mean, and its losses are too expensive for the test.
     """
     rows = min(data.size, ROWS * count) // count * count
     if not rows or problem.find(Sources) is not None:
@@ -87,8 +89,9 @@ def _beside(leaf: Tensor, key: Key) -> Tensor:
 
 
 def part_of(batch: Tree, rank: int, count: int) -> Tree | None:
-    """The ``rank``-th of ``count`` equal parts of each column of a batch; None where there are no
-    equal parts.
+    """Return the ``rank``-th of ``count`` equal parts of each column of a batch.
+
+    The result is None if no equal parts exist.
 
     >>> part_of({"a": torch.arange(4), "upper.b": torch.arange(2)}, 1, 2)
     {'a': tensor([2, 3]), 'upper.b': tensor([1])}
@@ -110,7 +113,7 @@ def _of_parts(loss: Loss, group: Any) -> Loss:
             return loss(theta, x, batch)
         return summed(loss(spread_tree(theta, group), spread_tree(x, group), part), group) / count
 
-    outputs: Any = loss  # a Composite, whose outputs and criterion stay
+    outputs: Any = loss  # a Composite, whose outputs and criterion remain
     return (
         attrs.evolve(outputs, value=value)
         if hasattr(loss, "outputs") and attrs.has(type(loss))

@@ -1,6 +1,4 @@
-"""Where jobs are carried out: the protocol of executors, and the one that has processes of this
-machine.
-"""
+"""Executors of jobs: their protocol, and the executor with processes of this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs under way, on a terminal: what each does, whose it is, and what was lost."""
+"""Display of running jobs on a terminal: progress, owner and lost workers."""
 
 from __future__ import annotations
 
@@ -15,19 +15,21 @@ from hgms_core import HgmsError
 
 _ALL = "all"
 _LOOK = 2.0
-"""Seconds between two looks at who carries out a job."""
+"""Seconds between two checks of the process that runs a job."""
 
 
 def to_stderr(line: str) -> None:
-    """A line for a person, beside what the command prints."""
+    """Print a line for the user on standard error, separate from the command's output."""
     click.echo(printable(line), err=True)
 
 
 class Board:
-    """Jobs under way: on a terminal one line for all of them and one for each that runs, with the
-    process that carries it out; elsewhere a line for each that ended, to ``echo``. A job is called
-    by its text; where it has a ``path``, its ``leases`` in that folder say whose it is (that of a
-    run, where it names none).
+    """Progress of jobs, on a terminal or as lines of text.
+
+    A terminal displays one line for all jobs, and one line per running job with the process that
+    runs it. Without a terminal, ``echo`` receives one line per finished job. The text of a job is
+    its name. If a job has a ``path``, its ``leases`` in that folder identify the process; a job
+    without leases uses the lease of a run.
     """
 
     def __init__(
@@ -54,20 +56,18 @@ class Board:
         self._view.bars.show(str(job), 0.0)
 
     def step(self, job: object, share: float, record: Mapping[str, Any]) -> None:
-        """The newest record of a job that has spent this share of its budget."""
+        """Display the newest record of a job that has spent this share of its budget."""
         self._view.step(str(job), record, share, self._who(job))
 
     def stage(self, job: object, text: str) -> None:
-        """What a job begins to do."""
+        """Display the stage that a job starts."""
         if self._view.bars.visible:
             self._view.bars.show(
                 str(job), 0.0, " · ".join(part for part in (self._who(job), text) if part)
             )
 
     def say(self, line: str) -> None:
-        """What a person should know, above the lines or among them: of lost workers, of others'
-        jobs.
-        """
+        """Print a message for the user, for example about lost workers."""
         if self._view.bars.visible:
             self._view.bars.print_error(line)
         else:
@@ -87,13 +87,13 @@ class Board:
             self.echo(f"[{self._ended}/{self.total}] {title}: {status} after {seconds:.1f} s{why}")
 
     def found(self, count: int) -> None:
-        """So many jobs were done before."""
+        """Record the number of jobs that were finished earlier."""
         self._ended = self._ended + count
         self._found = self._found + count
         self._show_all()
 
     def _who(self, job: object) -> str:
-        """Which process carries a job out, looked up now and then."""
+        """Return the process that runs a job; the lookup is repeated at intervals."""
         path = getattr(job, "path", None)
         if not (self._view.bars.visible and isinstance(path, Path)):
             return ""

@@ -1,5 +1,7 @@
-"""Whether two machines have the same code: digests instead of version numbers, since a checkout
-changes without one.
+"""Check that two machines have the same code.
+
+Digests are compared instead of version numbers, because a checkout can change without a new
+version.
 """
 
 from __future__ import annotations
@@ -18,12 +20,13 @@ from hgms.config.fingerprinting import first_party
 from hgms_core import ConfigError
 
 SHOWN = 4
-"""Differences that a message names."""
+"""Maximum number of differences in a message."""
 
 
 def code_of(modules: Iterable[str]) -> tuple[str, ...]:
-    """What has to be the same where a job is carried out: ``modules``, or files, and the parts
-    of HGMS that are loaded here.
+    """Return the code that must be equal on both machines.
+
+    It consists of ``modules``, or files, and the parts of HGMS that are loaded here.
     """
     ours = first_party() & set(sys.modules)
     return tuple(
@@ -34,8 +37,9 @@ def code_of(modules: Iterable[str]) -> tuple[str, ...]:
 
 
 def installation(code: tuple[str, ...]) -> dict[str, str]:
-    """The versions of Python and torch, and a digest of every module or file of ``code`` as it is
-    found here.
+    """Return the versions of Python and torch, and a digest per module or file of ``code``.
+
+    The digests are computed from the files on this machine.
 
     >>> sorted(installation(("hgms.executors",)))
     ['hgms.executors', 'python', 'torch']
@@ -46,7 +50,7 @@ def installation(code: tuple[str, ...]) -> dict[str, str]:
 
 
 def ensure_same(expected: Mapping[str, str], where: str) -> None:
-    """ConfigError where this process would not run the code that whoever asks has."""
+    """Raise ConfigError if the code of this process differs from the code of the requester."""
     own = installation(tuple(name for name in expected if name not in ("python", "torch")))
     other = [name for name in expected if own[name] != expected[name]]
     if not other:
@@ -63,8 +67,9 @@ def ensure_same(expected: Mapping[str, str], where: str) -> None:
 
 @functools.cache
 def _digest(name: str) -> str:
-    """Of a file, or of all Python files of a module, by their places in it; a sentence where
-    there is none.
+    """Return the digest of a file, or of all Python files of a module by their relative paths.
+
+    If there is no such file or module, return a sentence that reports it.
     """
     if name.endswith(".py"):
         path = Path(name)

@@ -12,7 +12,7 @@ from hgms.executors.jobs import Ending, Job, Report, as_error, called
 
 @define(eq=False)
 class Here:
-    """One job after the other, in this process: what programs take where nobody asks for another.
+    """Executor that runs one job after another in this process; the default of programs.
 
     >>> job = Job(title="a pair", function="hgms.executors.local:echo", arguments={"number": 2})
     >>> [ending.outcome for ending in Here().carry_out([job], lambda job, event: None)]

@@ -1,4 +1,4 @@
-"""Jobs, and how they end: what the programs ask of an executor."""
+"""Jobs, how they end, and the interface of an executor."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from hgms_core import ConfigError, HgmsError, errors
 from hgms_core.validators import at_least, greater_than, optional
 
 Tell = Callable[..., None]
-"""``tell(event="step", share=0.5, …)``: what a function under way has to say; plain values, as
-JSON holds them.
+"""``tell(event="step", share=0.5, …)``: report progress from a running function, as plain JSON
+values.
 """
 
 
 @frozen(kw_only=True)
 class Needs:
-    """What a job takes while it runs. ``memory`` in bytes, ``hours`` of wall time; None: nobody
-    knows, so nobody is told.
+    """Resources of a running job: ``memory`` in bytes, ``hours`` of wall time.
+
+    None means unknown, and no request is sent to the executor.
 
     >>> Needs(cpus=2, memory=2**30)
     Needs(cpus=2, gpus=0, memory=1073741824, hours=None)
@@ -34,7 +35,7 @@ class Needs:
 
     @classmethod
     def of_run(cls, settings: RunSettings) -> Needs:
-        """What a run takes: its threads, or a GPU, for each of its ranks."""
+        """Return the resources of a run: its threads, or a GPU, for each of its ranks."""
         cpus = settings.threads or 1
         gpus = int(settings.device.startswith("cuda"))
         return cls(cpus=settings.ranks * cpus, gpus=settings.ranks * gpus)
@@ -42,12 +43,13 @@ class Needs:
 
 @frozen(kw_only=True, eq=False)
 class Job:
-    """A function to be called somewhere, by its name: ``"package.module:function"``, called as
-    ``function(arguments, tell)``. ``arguments`` and what it returns are plain values, as JSON holds
-    them: no pickle travels. It must be safe to call once more after a process in which it ran is
-    gone. ``prepare`` names a function that a worker which waits may call with the arguments of any
-    job of a batch, to load what all of them need. ``code`` are modules and files that must be the
-    same there as here.
+    """A function to call in some process, identified by ``"package.module:function"``.
+
+    It is called as ``function(arguments, tell)``. ``arguments`` and the returned value are plain
+    JSON values, so no pickle is sent. A second call must be safe after the first process ended
+    early. ``prepare`` names a function that loads the common imports of a batch. A waiting worker
+    may call it with the arguments of any job of the batch. ``code`` lists the modules and files
+    that must be equal on both machines.
 
     >>> Job(title="one", function="builtins:dict", arguments={}).function
     'builtins:dict'
@@ -63,8 +65,10 @@ class Job:
 
 @frozen(kw_only=True)
 class Ending:
-    """How a job ended: with the ``outcome`` that its function returned; with the ``error`` that it
-    raised, and would raise again; or ``lost``: the reason why its worker is gone.
+    """How a job ended, in one of three ways.
+
+    ``outcome`` is the value that its function returned. ``error`` is the error that it raised, and
+    that a retry would raise too. ``lost`` is the reason for the loss of its worker.
     """
 
     job: Job
@@ -74,39 +78,41 @@ class Ending:
 
     @property
     def failure(self) -> HgmsError:
-        """The error, or the error ``worker-lost`` of a job whose worker is gone."""
+        """Return the error, or the error ``worker-lost`` of a job whose worker is lost."""
         return self.error or HgmsError("worker-lost", self.lost)
 
 
 Report = Callable[[Job, Mapping[str, Any]], None]
-"""``report(job, event)``: what a job under way told; ``{"event": "look"}`` from an executor that
-hears nothing of it.
+"""``report(job, event)``: an event of a running job.
+
+An executor that receives no events from its jobs reports ``{"event": "look"}``.
 """
 
 
 class Executor(Protocol):
-    """Carries out jobs somewhere: in processes of this machine, on a cluster. A class with a
-    ``name``, registered by the hook ``hgms_register_executors``; its fields are settings (``--set
-    executor.FIELD=VALUE``), and ``jobs`` is one of them: how many at a time, None where a person
-    did not say.
+    """Interface of executors: run jobs in processes of this machine, or on a cluster.
 
-    The folders of runs, on a disk that all machines share, are the only truth: an executor
-    remembers nothing, and who it has lost is found there.
+    An executor is a class with a ``name``, registered by the hook ``hgms_register_executors``. Its
+    fields are settings (``--set executor.FIELD=VALUE``). One of the fields is ``jobs``: the number
+    of simultaneous jobs, or None if the user did not set it.
+
+    All state is in the folders of the runs, on a disk that all machines share. An executor stores
+    no state, and lost workers are detected from the folders.
     """
 
     name: ClassVar[str]
 
     def carry_out(self, jobs: Iterable[Job], report: Report) -> Iterator[Ending]:
-        """The endings of all jobs, as they come; one that fails stops no other.
+        """Yield the endings of all jobs as they arrive; a failed job does not stop the others.
 
-        ``jobs`` gives those that may begin now, each once, and may give more whenever it is
-        iterated again: take a job when there is room for it, not before. A KeyboardInterrupt inside
-        lets every job finish its step and save it, within a minute, and goes on upwards.
+        ``jobs`` yields each job that may start now, once. It may yield more jobs when it is
+        iterated later, so take a job only when a worker is free. After a KeyboardInterrupt inside,
+        every job finishes its step and saves it, within a minute; then the exception propagates.
         """
         ...
 
     def close(self) -> None:
-        """Lets go of everything: workers that are still there end."""
+        """Release all resources: remaining workers end."""
         ...
 
 
@@ -127,7 +133,7 @@ def pack_error(error: HgmsError) -> dict[str, Any]:
     >>> unpack_error(pack_error(ConfigError("wrong-value", "lr=0", place=("outer", 0))))
     ConfigError('lr=0')
     """
-    # other machines may lack the class of a plugin
+    # Other machines may lack the class of a plugin.
     name = next(cls.__name__ for cls in type(error).__mro__ if cls.__module__ == errors.__name__)
     if isinstance(error, errors.ErrorGroup):
         return {"class": name, "errors": [pack_error(member) for member in error.errors]}
@@ -135,7 +141,7 @@ def pack_error(error: HgmsError) -> dict[str, Any]:
 
 
 def unpack_error(packed: Mapping[str, Any]) -> HgmsError:
-    """Return the error that :func:`pack_error` has packed."""
+    """Return the error from the values of :func:`pack_error`."""
     arguments = dict(packed)
     cls: type[HgmsError] = getattr(errors, arguments.pop("class"))
     if "errors" in arguments:
@@ -144,7 +150,7 @@ def unpack_error(packed: Mapping[str, Any]) -> HgmsError:
 
 
 def called(name: str) -> Callable[[Mapping[str, Any], Tell], Mapping[str, Any]]:
-    """The function of a job.
+    """Return the function of a job.
 
     >>> called("hgms.executors.jobs:called") is called
     True

@@ -1,6 +1,7 @@
-"""Jobs in processes of this machine (:mod:`hgms.executors.worker`): a killed one takes no other
-with it, and each has its share of the cores. Parent and worker exchange lines of JSON over the
-worker's standard input and output.
+"""Jobs in processes of this machine (:mod:`hgms.executors.worker`).
+
+A killed process does not affect the others, and each process has its share of the cores. Parent and
+worker exchange lines of JSON over the worker's standard input and output.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from hgms_core.components import read_by_annotation, reports_errors
 from hgms_core.validators import at_least, optional
 
 _LAST = ("ended", "interrupted", "gone")
-"""The last that is heard of a job."""
+"""Events that end a job."""
 _LOOK = 1.0
-"""Seconds between two looks for a KeyboardInterrupt that no signal brings."""
+"""Seconds between two checks for a KeyboardInterrupt that arrives without a signal."""
 
 
 def cores() -> int:
-    """The cores this process may use."""
+    """Return the number of cores that this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
 
@@ -39,10 +40,10 @@ def cores() -> int:
 @reports_errors
 @define(eq=False, field_transformer=read_by_annotation)
 class Local:
-    """Processes of this machine, which stay for the next jobs.
+    """Processes of this machine, reused for the next jobs.
 
-    ``jobs`` at a time, by default one a core; ``fresh`` gives each job a process of its own. A
-    process that is killed is seen at once.
+    ``jobs`` is the number of simultaneous jobs, by default one per core. ``fresh`` starts a new
+    process for each job. A killed process is detected at once.
 
     >>> job = Job(title="a pair", function="hgms.executors.local:echo", arguments={"number": 2})
     >>> executor = Local(jobs=1)
@@ -81,7 +82,7 @@ class Local:
         self._begin(jobs)
         while self._running:
             worker, event = self._heard()
-            if worker not in self._running:  # one that is closed has ended already
+            if worker not in self._running:  # the worker was closed and has ended already
                 if event["event"] == "gone" and "code" not in event and worker in self._idle:
                     self._idle.remove(worker)
                     worker.close()
@@ -92,16 +93,18 @@ class Local:
             self._begin(jobs)
 
     def _heard(self) -> tuple[_Worker, Mapping[str, Any]]:
-        """The next thing that a worker says. Ray's KeyboardInterrupts, which no signal brings,
-        come between two looks.
+        """Return the next event of a worker.
+
+        Ray raises KeyboardInterrupt without a signal; it takes effect between two checks.
         """
         while True:
             with contextlib.suppress(queue.Empty):
                 return self._events.get(timeout=_LOOK)
 
     def _begin(self, jobs: Iterable[Job]) -> None:
-        """Gives a worker to every job that may begin, as long as there is room; one that has
-        nothing to do loads meanwhile.
+        """Assign a worker to every job that may start, while workers are available.
+
+        Idle workers load imports in the meantime.
         """
         while len(self._running) < self.count and (job := next(iter(jobs), None)) is not None:
             worker = self._idle.pop() if self._idle else self._start(job)
@@ -112,7 +115,7 @@ class Local:
             self._idle.append(self._start(job))
 
     def _ending(self, worker: _Worker, event: Mapping[str, Any]) -> Ending:
-        """How a worker's job ended, by its own word or because it is gone."""
+        """Return how a worker's job ended: by its own event, or by the loss of the worker."""
         job = self._running.pop(worker)
         if event["event"] == "interrupted":
             self._idle.append(worker)
@@ -129,8 +132,8 @@ class Local:
         return ending
 
     def _start(self, job: Job) -> _Worker:
-        """A worker that loads what this job and others of its kind need."""
-        # an equal share of the cores, and no more than the person said
+        """Return a worker that loads the imports of this job and of similar jobs."""
+        # an equal share of the cores, limited by the user's setting
         threads = max(1, cores() // self.count)
         with contextlib.suppress(KeyError, ValueError):
             threads = min(threads, max(1, int(os.environ["OMP_NUM_THREADS"])))
@@ -142,10 +145,10 @@ class Local:
         )
         environment = os.environ | dict.fromkeys(libraries, str(threads))
         errors = tempfile.TemporaryFile()  # noqa: SIM115  (the worker's, as long as it lives)
-        # A session of its own: Ctrl-C reaches the parent alone, which passes it on when it is
-        # ready. The working directory is no place to import from (-P) before any other that this
-        # process knows. A GPU is nothing that a fork may share with the process that it comes from,
-        # so there it is one process.
+        # The worker has a separate session: Ctrl-C reaches only the parent, which forwards it when
+        # it is ready. With -P, modules of the working directory do not take precedence over other
+        # import locations. A fork cannot share a GPU with its parent process, so jobs on a GPU run
+        # without forks.
         settings = {
             "threads": threads,
             "places": sys.path,
@@ -172,13 +175,14 @@ class Local:
         assert worker.process.stdout is not None
         with worker.process.stdout as stream:
             for line in stream:
-                with contextlib.suppress(ValueError):  # a line that a kill cut off
+                with contextlib.suppress(ValueError):  # an incomplete line after a kill
                     self._events.put((worker, json.loads(line)))
         self._events.put((worker, {"event": "gone"}))
 
     def _interrupt(self, seconds: float = 60.0) -> None:
-        """Asks the running workers to save and stop; those that do not in time, or at a second
-        Ctrl-C, are killed.
+        """Request the running workers to save and stop.
+
+        Workers that do not stop in time, or before a second Ctrl-C, are killed.
         """
         for worker in self._running:
             with contextlib.suppress(OSError, ValueError):
@@ -194,7 +198,7 @@ class Local:
 
 @define(eq=False)
 class _Worker:
-    """A worker's process, as its parent sees it."""
+    """A worker's process, as seen by its parent."""
 
     process: subprocess.Popen[str]
     errors: IO[bytes]
@@ -203,14 +207,16 @@ class _Worker:
         self.write({"function": job.function, "arguments": job.arguments})
 
     def write(self, message: Mapping[str, Any]) -> None:
-        with contextlib.suppress(OSError):  # it died already: its end is on the queue
+        with contextlib.suppress(OSError):  # it ended already: the event is in the queue
             assert self.process.stdin is not None
             self.process.stdin.write(json.dumps(message) + "\n")
             self.process.stdin.flush()
 
     def obituary(self, code: int | None) -> str:
-        """Why the process is gone, or the fork that carried the job out and ended with ``code``, as
-        far as exit codes and standard error tell."""
+        """Return why the process ended, or the fork that ran the job and ended with ``code``.
+
+        The reason is derived from exit codes and standard error.
+        """
         code = self.process.wait() if code is None else code
         if code < 0:
             name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
@@ -221,13 +227,14 @@ class _Worker:
             why = f"its process ended with exit code {code}"
         self.errors.seek(0)
         last = self.errors.read().decode(errors="replace").strip().splitlines()[-3:]
-        self.errors.seek(0)  # the next fork writes where this one did
+        self.errors.seek(0)  # the next fork writes at this position
         self.errors.truncate()
         return why + ("; its last words: " + " | ".join(last) if last else "")
 
     def close(self) -> None:
-        """Kills it with its fork: it is idle, or what it does is of no more use, and every
-        folder it wrote can be resumed.
+        """Kill the worker with its fork.
+
+        It is idle, or its work is no longer needed. Every folder that it wrote can be resumed.
         """
         if sys.platform == "win32":
             self.process.kill()
@@ -242,5 +249,5 @@ class _Worker:
 
 
 def echo(arguments: Mapping[str, Any], _tell: object) -> Mapping[str, Any]:
-    """A job's function that returns what it was called with: for trying an executor out."""
+    """Return the arguments of the job: a job function for tests of an executor."""
     return arguments

@@ -1,4 +1,4 @@
-"""An executor by its name, with its settings."""
+"""Create an executor from its name and its settings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ HOOK = "hgms_register_executors"
 
 
 def registered(host: Host) -> dict[str, type[Any]]:
-    """The executors of all plugins by name; the first of a name keeps it, and ours come first."""
+    """Return the executors of all plugins by name.
+
+    If two executors have the same name, the first is used; HGMS's executors come first.
+    """
     classes: dict[str, type[Any]] = {}
     for info, implementation in host.implementations(HOOK):
         with host.watched(info):
@@ -36,10 +39,11 @@ def registered(host: Host) -> dict[str, type[Any]]:
 
 
 def executor_of(name: str, settings: Mapping[str, Any], host: Host) -> Executor:
-    """The executor of that name with these settings.
+    """Return the executor of that name with these settings.
 
-    Errors: ConfigError ``unknown-executor`` with the nearest name; ConfigError for a setting that
-    it does not have or take; MissingExtra with the command that installs its package."""
+    Errors: ConfigError ``unknown-executor`` with the nearest name; ConfigError for an unknown
+    setting or an invalid value; MissingExtra with the command that installs its package.
+    """
     classes = registered(host)
     if name not in classes:
         error = unknown_name("executor", name, classes, ("--executor",))

@@ -1,4 +1,4 @@
-"""What a command line says of executors."""
+"""Command-line options of executors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PREFIX = "executor."
 
 
 def executor_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds ``--executor`` and ``--address``."""
+    """Add ``--executor`` and ``--address`` to a command."""
     name = click.option(
         "--executor",
         metavar="NAME",
@@ -34,8 +34,9 @@ def executor_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def stated_executor(
     name: str | None, address: str | None, jobs: int | None, sets: Sequence[str], host: Host
 ) -> tuple[Executor | None, list[str]]:
-    """The executor that a command line names, None where it names none, and each ``--set`` that
-    is not of it.
+    """Return the executor of the command line, and each ``--set`` that belongs to something else.
+
+    The executor is None if the command line names no executor.
     """
     own = [text for text in sets if text.startswith(PREFIX)]
     if name is None:

@@ -1,4 +1,4 @@
-"""How a job under way tells whoever asked for it what it does."""
+"""Send the progress of a running job to the process that requested it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any
 from hgms.executors.jobs import Tell
 
 EVERY = 0.2
-"""Seconds between two reports of a job's progress."""
+"""Minimum seconds between two reports of a job's progress."""
 
 
 class RemoteProgress:
-    """Takes the place of :class:`hgms.runs.Progress` in a job: its steps are sent, not drawn.
+    """Replacement for :class:`hgms.runs.Progress` in a job: it sends the steps instead of drawing
+    them.
 
     >>> heard = []
     >>> RemoteProgress(lambda **event: heard.append(event)).watch(
@@ -28,8 +29,9 @@ class RemoteProgress:
         self._last = float("-inf")
 
     def watch(self, _info: object, record: Mapping[str, Any], share: float) -> None:
-        """As a run calls it after every step; plain values travel, and not more often than a
-        person reads.
+        """Send the record of a step; the run calls this method after every step.
+
+        Only plain values are sent, and not more often than every ``EVERY`` seconds.
         """
         now = time.monotonic()
         if now - self._last >= EVERY:
@@ -40,5 +42,5 @@ class RemoteProgress:
             self.tell(event="step", share=share, record=shown)
 
     def say(self, line: str) -> None:
-        """What the job begins to do."""
+        """Send the stage that the job starts."""
         self.tell(event="stage", text=line.strip())

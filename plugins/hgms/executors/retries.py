@@ -1,4 +1,4 @@
-"""Jobs that are tried again where their workers are lost."""
+"""Retry jobs after their workers are lost."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from attrs import Factory, define, evolve
 from hgms.executors.jobs import Ending, Executor, Job, Report
 
 TRIES = 3
-"""Workers that may be lost with one job before it has failed: what takes three with it is the
-job's own doing.
-"""
+"""Number of lost workers after which a job fails: the job itself is then the likely cause."""
 
 
 def tried_again(
@@ -21,8 +19,10 @@ def tried_again(
     report: Report = lambda job, event: None,
     say: Callable[[str], None] = lambda line: None,
 ) -> Iterator[Ending]:
-    """The endings of all ``jobs``, which give each once, as they come. A job whose worker is lost
-    is carried out again, TRIES times in all; ``say`` gets a line for each loss.
+    """Yield the endings of all ``jobs`` as they arrive; ``jobs`` yields each job once.
+
+    A job whose worker is lost is retried, up to TRIES runs in total. ``say`` receives one line per
+    loss.
     """
     losses = Counter[Job]()
     left = _Left(others=jobs)
@@ -43,7 +43,7 @@ def tried_again(
 
 @define(eq=False)
 class _Left:
-    """The jobs that wait, lost ones first; each is taken once, however often this is iterated."""
+    """Waiting jobs, lost jobs first. Each job is taken once, even with several iterations."""
 
     others: Iterable[Job]
     lost: deque[Job] = Factory(deque)
@@ -52,6 +52,6 @@ class _Left:
         while self.lost:
             yield self.lost.popleft()
         others = iter(self.others)
-        # `yield from` would close a generator with the first iterator of this
+        # `yield from` would close the generator together with the first iterator of this object.
         while (job := next(others, None)) is not None:
             yield job

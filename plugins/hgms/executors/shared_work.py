@@ -1,5 +1,6 @@
-"""Pieces of work that are done once, whoever does them: any number of processes, on any
-machines, may be at the same ones.
+"""Work items that several processes share: each item is done once.
+
+The processes may run on any machines and may work on the same list at the same time.
 """
 
 from __future__ import annotations
@@ -22,19 +23,22 @@ from hgms.runs import LEASE, FolderInUse, HeldFolders, Interrupted, stoppable
 from hgms_core import HgmsError
 
 BUSY: Mapping[str, Any] = {"busy": True}
-"""What a piece's job returns where another process is at it."""
+"""Result of an item's job if another process is working on the item."""
 POLL = 2.0
-"""Seconds between two looks at pieces that other processes do."""
+"""Seconds between two checks of items that other processes are working on."""
 
 
 @frozen(kw_only=True, eq=False)
 class Piece:
-    """``function`` with its ``arguments`` is the job, which may need ``plugins`` that no
-    distribution announces. It claims ``leases`` in the folder ``path``, which holds what came of
-    it, and returns ``BUSY`` where another process has one (:func:`unless_busy`). ``finished`` reads
-    that folder: None where something is left to do. ``notice`` is what a person should know when
-    its turn comes, empty for nothing; ``result`` is what the job's outcome stands for, and
-    ``words`` says what came of it in a few of them.
+    """A work item: a job, its folder and the function that reads its result.
+
+    The job calls ``function`` with ``arguments``. It may need ``plugins`` that no distribution
+    declares. It claims ``leases`` in the folder ``path``, which stores the result. It returns
+    ``BUSY`` if another process has one of these leases (:func:`unless_busy`).
+
+    ``finished`` reads the folder and returns None if work remains. ``notice`` is a message for the
+    user when the item starts; an empty text prints no message. ``result`` converts the job's
+    outcome to the result, and ``words`` summarizes the result in a short text.
     """
 
     title: str
@@ -65,7 +69,7 @@ class Piece:
 def unless_busy(
     function: Callable[[Mapping[str, Any], Tell], Mapping[str, Any]],
 ) -> Callable[[Mapping[str, Any], Tell], Mapping[str, Any]]:
-    """The function of a job, which is ``BUSY`` where another process has its folder."""
+    """Return a job function that returns ``BUSY`` if another process has its folder."""
 
     @functools.wraps(function)
     def called(arguments: Mapping[str, Any], tell: Tell) -> Mapping[str, Any]:
@@ -85,14 +89,16 @@ def carried_out_together(
     bars: bool = False,
     say: Callable[[str], None] = to_stderr,
 ) -> tuple[dict[Piece, Any], dict[Piece, HgmsError]]:
-    """What came of the pieces, in their order, and why some failed: one that fails stops no other.
-    What is finished needs no job, what another process does is waited for, and taken up where that
-    is gone. ``executor`` is closed at the end; ``kind`` is what messages call a piece. How far all
-    is shows a :class:`Board`, with ``bars`` on a terminal; else ``say`` is told.
+    """Run all work items and return their results in order, and the reasons for failures.
+
+    A failed item does not stop the others. Finished items need no job. Items of another process are
+    awaited; if that process ends, its items are resumed here. The function closes ``executor`` at
+    the end. ``kind`` is the name of an item in messages. A :class:`Board` displays the progress,
+    with ``bars`` on a terminal; without bars, ``say`` receives the lines.
 
     Raises:
-        Interrupted: Ctrl-C, SIGTERM or SIGHUP; every job saves what it has and ends. A second one
-            kills them.
+        Interrupted: After Ctrl-C, SIGTERM or SIGHUP. Every job saves its state and ends; a second
+            signal kills the jobs.
     """
     board = Board(len(pieces), bars=bars, echo=say)
     together = _Together(pieces, board, kind)
@@ -133,7 +139,7 @@ class _Together:
         ]
 
     def look(self) -> None:
-        """Takes what is finished, whoever did it."""
+        """Collect finished items, including those that other processes finished."""
         for piece in self.left():
             if (result := piece.finished()) is not None:
                 self.results[piece] = result
@@ -144,8 +150,9 @@ class _Together:
             )
 
     def ask(self, executor: Executor) -> None:
-        """Carries out what nobody is at; then looks at what others do, and which of it they have
-        left.
+        """Run the items that no process is working on.
+
+        Afterwards check the items of other processes, and find those that they abandoned.
         """
         for ending in tried_again(executor, self.jobs(), self.hear, self.board.say):
             piece = self.asked.pop(ending.job)
@@ -165,13 +172,13 @@ class _Together:
         self.awaited = count
         time.sleep(POLL)
         for piece in list(self.elsewhere):
-            # asked first: who is done lets go of it afterwards
+            # Check the leases first: a process releases them only after it has finished.
             free = self.held.free(piece.path, *piece.leases)
             if (result := piece.finished()) is not None:
                 self.elsewhere.remove(piece)
                 self.end(piece, result)
             elif free:
-                self.elsewhere.remove(piece)  # nobody makes it any more
+                self.elsewhere.remove(piece)  # no process is working on it now
 
     def jobs(self) -> Iterator[Job]:
         for piece in self.left():

@@ -1,5 +1,6 @@
-"""A job on its way to another machine and back: what travels is plain values, and the code there
-has to be the same.
+"""Messages that send a job to another machine and return its result.
+
+Messages contain plain values only. Both machines must have the same code.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from hgms_core import ConfigError
 
 
 def packed(job: Job) -> dict[str, Any]:
-    """What :func:`carried_out` needs of a job, as JSON holds it."""
+    """Return the parts of a job that :func:`carried_out` needs, as JSON values."""
     return {
         "title": job.title,
         "function": job.function,
@@ -47,9 +48,11 @@ def packed(job: Job) -> dict[str, Any]:
 
 
 def carried_out(message: Mapping[str, Any]) -> dict[str, Any]:
-    """The job of a message, carried out in this process: ``outcome`` or ``error``, with the
-    ``events`` that it told but for its steps and stages, which are nothing to a person afterwards;
-    ``refused``, an error, with nothing done, where this machine has other code or no such folder.
+    """Run the job of a message in this process.
+
+    The result contains ``outcome`` or ``error``, and the ``events`` of the job except steps and
+    stages, which are not useful afterwards. If this machine has different code or lacks the folder,
+    the job does not run, and ``refused`` contains the error.
     """
     events: list[dict[str, Any]] = []
 
@@ -70,7 +73,7 @@ def carried_out(message: Mapping[str, Any]) -> dict[str, Any]:
             hint="use a folder on a disk that all machines share",
         )
         return {"refused": pack_error(missing)}
-    os.environ.update(message["environment"])  # where data and caches are, what may be trusted
+    os.environ.update(message["environment"])  # locations of data and caches, and trust settings
     torch.set_num_threads(message["cpus"])
     try:
         with stoppable():
@@ -83,8 +86,10 @@ def carried_out(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def carried_out_beside(message: Mapping[str, Any]) -> dict[str, Any]:
-    """As :func:`carried_out`, in a process beside this one: ``lost`` says why where that was
-    killed, and this process, which took long to start, is there for the next message.
+    """Run the job of a message as :func:`carried_out` does, in a separate process.
+
+    If that process is killed, ``lost`` contains the reason. The current process, which is slow to
+    start, remains available for the next message.
     """
     needs = Needs(cpus=message["cpus"], gpus=message["gpus"])
     job = Job(
@@ -119,9 +124,9 @@ def _prepared(message: Mapping[str, Any], tell: Tell) -> None:
 
 
 def ending_of(job: Job, result: Mapping[str, Any], report: Report) -> Ending:
-    """How a job ended, by what :func:`carried_out` or :func:`carried_out_beside` returned.
+    """Return how a job ended, from the result of :func:`carried_out` or :func:`carried_out_beside`.
 
-    Errors: ConfigError where it was refused, since no other job would fare better.
+    Errors: ConfigError if the machine rejected the job, because every other job would fail too.
     """
     if "refused" in result:
         raise unpack_error(result["refused"])

@@ -1,9 +1,9 @@
-"""``python -m hgms.executors.worker``: a process that carries out one job after another.
+"""``python -m hgms.executors.worker``: a process that runs one job after another.
 
-It reads jobs and writes what happens as lines of JSON. On Linux it loads what jobs need once and
-forks: the fork carries jobs out, and when it is killed the next one is there within milliseconds,
-where a new process would load for seconds. When the parent is gone all of it ends at once: what it
-was doing goes on from its checkpoint.
+It reads jobs and writes events as lines of JSON. On Linux it loads the imports of jobs once and
+then forks, and the fork runs the jobs. If the fork is killed, the next one starts within
+milliseconds, whereas a new process would load for seconds. If the parent ends, the worker and its
+fork end at once; their job resumes from its checkpoint.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ from hgms.runs import stoppable
 
 
 def main() -> None:
-    """A worker: one job per line of standard input, until that closes. The first line are its
-    settings: ``threads``, ``places`` to import from, ``forks``, and of a job whose like will come
-    ``function``, ``prepare`` and ``arguments``.
+    """Run a worker: one job per line of standard input, until the input closes.
+
+    The first line contains the settings: ``threads``, ``places`` to import from, ``forks``, and
+    ``function``, ``prepare`` and ``arguments`` of a job similar to the later ones.
     """
-    # a buffer would hold the next line, for every fork again
+    # A buffer would store the next line, and every fork would read it.
     with open(0, "rb", buffering=0, closefd=False) as first:
         settings = json.loads(first.readline())
     out = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # whatever a plugin prints must not come between
+    os.dup2(2, 1)  # output of plugins must not mix with messages
     sys.path += [place for place in settings["places"] if place not in sys.path]
 
     def tell(**event: Any) -> None:
@@ -53,24 +54,23 @@ def main() -> None:
 
 
 def _load(settings: Mapping[str, Any], tell: Tell) -> None:
-    """What jobs need is imported before the first fork, by one thread: a fork has the memory of
-    others, but not them.
+    """Import the modules that jobs need before the first fork, with one thread.
+
+    A fork copies the memory of other threads, but not the threads.
     """
     torch.set_num_threads(1)
-    with contextlib.suppress(Exception):  # the job says it better
+    with contextlib.suppress(Exception):  # the job reports the error with more detail
         called(settings["function"])
         if settings["prepare"]:
             called(settings["prepare"])(settings["arguments"], tell)
     gc.collect()
-    gc.freeze()  # what is imported stays: collecting between two jobs need not look at it
+    gc.freeze()  # imports stay in memory: the collections between two jobs can skip them
 
 
 def _fork_again(serve: Callable[[], NoReturn], gone: Callable[[int], object]) -> None:
-    """Calls ``serve`` in a fork, and in another one whenever that is killed, until it ends of
-    itself.
-    """
+    """Call ``serve`` in a fork, and restart a killed fork until ``serve`` ends normally."""
     stops = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    alive, held = os.pipe()  # nothing is ever written: it closes with this process
+    alive, held = os.pipe()  # receives no data: it closes when this process ends
     child = 0
 
     def hand_on(number: int, _frame: FrameType | None) -> None:
@@ -78,7 +78,8 @@ def _fork_again(serve: Callable[[], NoReturn], gone: Callable[[int], object]) ->
             os.kill(child, number)
 
     while True:
-        # until the child is known here, and has its own handlers there
+        # Block signals until this process stores the child's id and the child sets its own
+        # handlers.
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, stops)
         child = os.fork()
         for number in stops:
@@ -95,15 +96,13 @@ def _fork_again(serve: Callable[[], NoReturn], gone: Callable[[int], object]) ->
 
 
 def _serve(source: TextIO, tell: Tell, threads: int) -> NoReturn:
-    """Carries out the jobs that ``source`` gives; ends the process where there is no more to
-    read.
-    """
+    """Run the jobs from ``source``; end the process at the end of the input."""
     lines: queue.Queue[str] = queue.Queue()
 
     def listen() -> None:
         for line in source:
             lines.put(line)
-        os._exit(0)  # the parent is gone, or done with us
+        os._exit(0)  # the parent ended or needs no more jobs
 
     threading.Thread(target=listen, daemon=True).start()
     with stoppable():

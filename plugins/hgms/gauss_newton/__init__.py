@@ -1,5 +1,6 @@
-"""Losses that say their outputs, and products with their generalised Gauss–Newton matrix: a
-library.
+"""Losses that declare their outputs, and products with their generalised Gauss–Newton matrix.
+
+This package is a library.
 """
 
 from __future__ import annotations

@@ -22,10 +22,11 @@ class Composite:
     """The loss g(θ, x; batch) = criterion(θ, x, outputs(x; batch), batch), called as any loss.
 
     Arguments:
-        outputs: what the model gives, of x and the batch alone (a network's logits, ``[B, C]``).
-        criterion: what is made of it, a scalar; convex in (x, z) for a Gauss–Newton matrix without
-            negative curvature.
-        value: the same loss, where its value is to be computed in another order (None: as above).
+        outputs: the model's outputs, a function of x and the batch only (a network's logits,
+            ``[B, C]``).
+        criterion: a scalar function of the outputs; convex in (x, z) for a Gauss–Newton matrix
+            without negative curvature.
+        value: the same loss, if its value must be computed in another order (None: as above).
 
     >>> import torch
     >>> loss = Composite(
@@ -47,7 +48,7 @@ class Composite:
 
 
 def says_outputs(loss: Loss) -> bool:
-    """Whether the loss has ``outputs`` and ``criterion``."""
+    """Return whether the loss has ``outputs`` and ``criterion``."""
     return hasattr(loss, "outputs") and hasattr(loss, "criterion")
 
 

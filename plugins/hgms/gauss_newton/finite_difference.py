@@ -1,4 +1,4 @@
-"""Products with the generalised Gauss–Newton matrix from first derivatives alone."""
+"""Products with the generalised Gauss–Newton matrix from first derivatives of the outputs."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ from hgms_core.hypergrad import difference_step
 def by_difference(
     loss: Loss, wanted_by: str = 'operator = "ggn"', precision: torch.dtype | None = None
 ) -> Product:
-    """:func:`gauss_newton` with a central difference in the place of J v, and a backward pass for
-    Jᵀ::
+    """:func:`gauss_newton` with a central difference for J v, and a backward pass for Jᵀ::
 
         J v ≈ (z(x + τv) − z(x − τv)) / 2τ
 
-    For networks without forward mode (fused attention, quantised weights, a base in parts): of the
-    network only values and slopes are asked for. The criterion is differentiated twice, exactly.
-    ``precision`` is the type that the outputs are computed in, where that is coarser than x's
-    (:func:`hgms_core.hypergrad.difference_step`).
+    This variant supports networks without forward mode (fused attention, quantised weights, a base
+    in parts). It evaluates only values and gradients of the network. The criterion is
+    differentiated twice, exactly. ``precision`` is the type in which the outputs are computed, if
+    it is coarser than x's type (:func:`hgms_core.hypergrad.difference_step`).
 
     Errors: as :func:`gauss_newton`. Cost: the outputs three times, and one backward pass through
         them.

@@ -17,18 +17,19 @@ Product = Callable[[Tree, Tree, Batch, Tree], Tree]
 
 
 def gauss_newton(loss: Loss, wanted_by: str = 'operator = "ggn"') -> Product:
-    """``product(theta, x, batch, v)`` = G v, with the shapes of x, for a loss with outputs z(x) and
-    a criterion c::
+    """Return ``product(theta, x, batch, v)`` = G v, with the shapes of x.
+
+    The loss has outputs z(x) and a criterion c::
 
         G = [I; J]ᵀ ∇²_(x,z) c(θ, x, z) [I; J],        J = ∂z/∂x
 
-    A pure function of tensors, made of ``torch.func`` alone. Positive semidefinite where c is
-    convex in (x, z); the Hessian itself where z is linear in x.
+    The product is a pure function of tensors that uses only ``torch.func``. G is positive
+    semidefinite if c is convex in (x, z). It equals the Hessian if z is linear in x.
 
-    Errors: ConfigError where the loss does not say its outputs; the message begins with
+    Errors: ConfigError if the loss does not declare its outputs; the message begins with
         ``wanted_by``.
 
-    Cost: the outputs twice, one of them with a tangent, and one backward pass through them: about a
+    Cost: the outputs twice, once with a tangent, and one backward pass through them: about one
         Hessian product.
 
     >>> from hgms.gauss_newton import Composite
@@ -62,7 +63,10 @@ def gauss_newton(loss: Loss, wanted_by: str = 'operator = "ggn"') -> Product:
 
 
 def tangent(network: Callable[[Tree], Any], x: Tree, v: Tree) -> tuple[Any, Any]:
-    """z(x) and J v, in forward mode; without it, as the derivative of u ↦ Jᵀu along v."""
+    """Return z(x) and J v, in forward mode.
+
+    Without forward mode, J v is the derivative of u ↦ Jᵀu along v.
+    """
 
     def backward() -> tuple[Any, Any]:
         z, pull = torch.func.vjp(network, x)[:2]
@@ -79,7 +83,7 @@ def tangent(network: Callable[[Tree], Any], x: Tree, v: Tree) -> tuple[Any, Any]
 def second_derivative(
     level: Callable[[Tree, Any], Tensor], at: tuple[Tree, Any], along: tuple[Tree, Any]
 ) -> tuple[Tree, Any]:
-    """∇²c · (v, w) at (x, z), in forward mode over reverse; without it, by two reverse passes."""
+    """Return ∇²c · (v, w) at (x, z), in forward over reverse mode, or by two reverse passes."""
     slopes = torch.func.grad(level, argnums=(0, 1))
 
     def forward() -> tuple[Tree, Any]:

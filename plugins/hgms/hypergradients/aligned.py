@@ -1,5 +1,7 @@
-"""How well a small step on each source would serve validation, whatever the length of its
-gradient: cosines.
+"""Cosines between source gradients and the validation gradient.
+
+They measure how much a small step on each source helps validation, independent of its gradient's
+length.
 """
 
 from __future__ import annotations
@@ -41,23 +43,23 @@ class Aligned:
         a_s = ⟨∇f(x̂; V), u_s⟩ / (‖∇f(x̂; V)‖ ‖u_s‖)
         h = −∇_θ Σ_s ω_s(θ) a_s      (the derivative of f(x⁺) at η → 0, in units of η‖∇f‖)
 
-    v are Adam's second moments of the branch, where the generator brings them along (``branches``
-    with ``optimizer = "adamw"``); without them D = 1. B and V are drawn anew by the step's key: no
-    selection has looked at them.
+    v are Adam's second moments of the branch, if the generator provides them (``branches`` with
+    ``optimizer = "adamw"``); without them D = 1. B and V are drawn freshly with the step's key,
+    independently of the selection.
 
     The plain derivative −η⟨∇f, ∇ℓ_s⟩ grows with ‖∇ℓ_s‖. Answers of one or two tokens have the
     longest gradients, so it prefers sources of junk (docs/explanation/language-models.md has the
-    figures). A cosine lies between −1 and 1 and tells a source by its direction alone. Noise
-    shortens it: a batch of few rows understates a_s, of the same sign. Where B misses sources, h is
-    scaled so that it is right in the mean over batches.
+    figures). A cosine lies between −1 and 1 and depends only on the source's direction. Noise
+    shortens it: with a batch of few rows, |a_s| is too small, but the sign is the same. If B misses
+    sources, h is scaled so that its mean over batches is correct.
 
-    Use for the weights of data sources of a language model, with ``dual-averaging``. Avoid where
-    lengths mean something: a source that is nearly learned has a short gradient, and this does not
-    see it.
+    Use for the weights of data sources of a language model, with ``dual-averaging``. Avoid when
+    gradient lengths are informative: a source that is nearly learned has a short gradient, and this
+    estimator ignores the length.
 
     Arguments:
-        batch_size: fresh lower rows, equally many of each source, at least 2: a source is compared
-            with the others of its batch. ``upper_batch_size``: validation rows (None: all).
+        batch_size: fresh lower rows, equally many per source, at least 2: a source is compared with
+            the other sources of its batch. ``upper_batch_size``: validation rows (None: all).
         beta, eps: β and ε of Adam's second moments.
 
     Errors: ConfigError from a problem without sources.
@@ -92,7 +94,8 @@ class Aligned:
     tensor([-0.2500,  0.2500])
 
     Source: this project; the cosines of LESS (Xia et al. 2024, arXiv 2402.04333), whose gradients
-    are in Adam's metric, as the hypergradient of one step of the HG-MS paper's source reweighting.
+        are in Adam's metric, as the hypergradient of one step of the HG-MS paper's source
+        reweighting.
     """
 
     name: ClassVar[str] = "aligned"
@@ -139,8 +142,10 @@ class Aligned:
     def alignments(
         self, problem: Problem, branch: Branch, below: Tree, slope: Tree
     ) -> tuple[Tensor, Tensor]:
-        """(a, whether B has rows of the source), both ``[S]``, where ``slope`` is ∇f: one backward
-        pass a source, through the rows of that source alone."""
+        """Return (a, whether B has rows of the source), both ``[S]``, for ``slope`` = ∇f.
+
+        Each source takes one backward pass, through its rows only.
+        """
         sources = problem.find(Sources)
         assert sources is not None
         number = len(sources.names)
@@ -160,8 +165,10 @@ class Aligned:
         return torch.stack(cosines), present
 
     def _preconditioned(self, grads: Tree, moments: Tree) -> Tree:
-        """D_s ∇ℓ_s. The gradient's own square keeps numbers that never had one from being
-        divided by ε.
+        """Return D_s ∇ℓ_s.
+
+        The second moment includes the square of this gradient. Coordinates that never had a
+        gradient are therefore not divided by ε.
         """
         second = {
             name: torch.addcmul(self.beta * moments[name], grad, grad, value=1 - self.beta)
@@ -171,7 +178,7 @@ class Aligned:
 
 
 def _rows_of(batch: Tree, source: int) -> Tree:
-    """The batch's rows of one source; what is not a column of rows (a seed) stays."""
+    """Return the batch's rows of one source; entries without a row axis (a seed) stay unchanged."""
     count = batch["source"].shape[0]
     where = (batch["source"] == source).nonzero()[:, 0]
     return {
@@ -181,8 +188,9 @@ def _rows_of(batch: Tree, source: int) -> Tree:
 
 
 def _cosine(a: Tree, b: Tree) -> Tensor:
-    """⟨a, b⟩/(‖a‖‖b‖); 0 where one of them is 0. A gradient that is not finite gives NaN, which
-    ends the run.
+    """Return ⟨a, b⟩/(‖a‖‖b‖), or 0 if a or b is 0.
+
+    A gradient that is not finite gives NaN, which ends the run.
     """
     product = torch.stack([(leaf * b[name]).sum() for name, leaf in a.items()]).sum()
     lengths = norm(a) * norm(b)

@@ -1,5 +1,6 @@
-"""The hypergradients of several candidates, averaged: of the best share of them, or of all, with
-weights from their scores.
+"""The weighted mean of the hypergradients of several candidates.
+
+The candidates are all, or the best share of them; the weights depend on their scores.
 """
 
 from __future__ import annotations
@@ -32,32 +33,35 @@ from hgms_core.validators import optional_positive, positive, share
 @final
 @component
 class Averaged:
-    """Σ_i w_i h_i over the candidates x_i, where h_i is what ``estimator`` gives at x_i and s_i its
-    score f(θ, x_i)::
+    """Weighted mean Σ_i w_i h_i of the hypergradients h_i at the candidates x_i.
+
+    ``estimator`` computes h_i. The weights depend on the scores s_i = f(θ, x_i)::
 
         w_i ∝ q_i exp(−s_i/τ)
-        q = 1/(δN) for the best ⌊δN⌋ candidates, what is left of 1 for the next, 0 for the others
+        q = 1/(δN) for the best ⌊δN⌋ candidates, the remainder to 1 for the next, 0 for the others
 
-    With δ = 1 and no τ it is the mean: the gradient of the mean of the upper values, with a
-    variance that falls with N. With δ < 1 it is the gradient of their superquantile, the mean of
-    the best share δ: between the mean and the best alone, which δ ≤ 1/N is. With τ it is that of
-    the soft minimum −τ log Σ_i q_i exp(−s_i/τ). Estimates are made one after the other, so memory
-    is that of one. A candidate that is not finite has no weight. The best draws its batches as it
-    would alone, each other by a key of its own, and what is remembered from step to step is what
-    the best one's estimate leaves.
+    With δ = 1 and no τ, this is the mean: the gradient of the mean of the upper values, with a
+    variance that falls with N. With δ < 1, it is the gradient of their superquantile, the mean of
+    the best share δ. This lies between the mean and the best candidate (δ ≤ 1/N). With τ, it is the
+    gradient of the soft minimum −τ log Σ_i q_i exp(−s_i/τ).
 
-    Use when candidates differ by noise more than by where they are. Avoid when estimates are dear
-    and one candidate is clearly better: the others then only cost.
+    Estimates are computed sequentially, so memory does not grow with N. A candidate that is not
+    finite has weight 0. The best candidate draws the same batches as without averaging; each other
+    candidate uses a separate key. The state for the next step is the state after the best
+    candidate's estimate.
+
+    Use when candidates differ by noise more than by position. Avoid when estimates are expensive
+    and one candidate is clearly better: the others then only add cost.
 
     Arguments:
-        estimator: what estimates at each candidate.
+        estimator: the hypergradient used at each candidate.
         level: δ, the share of the candidates that enter, the best by their scores.
-        temperature: τ, in units of f (None: all that enter weigh the same).
+        temperature: τ, in units of f (None: equal weights for all that enter).
 
-    Errors: ConfigError where ``level`` or ``temperature`` asks for scores and the selector
-        (``first``) gives none.
+    Errors: ConfigError if ``level`` or ``temperature`` requires scores and the selector (``first``)
+        computes no scores.
 
-    Cost: ⌈δN⌉ times that of ``estimator``.
+    Cost: ⌈δN⌉ times the cost of ``estimator``.
 
     >>> from hgms.hypergradients import OneStep
     >>> problem = Problem(
@@ -74,8 +78,8 @@ class Averaged:
     tensor([3.7500])
 
     Source: the relaxation of the best candidate to a superquantile of f under a Gibbs measure of g:
-    Masiha, Shen, Kiyavash, He, *Superquantile–Gibbs relaxation for minima-selection in bilevel
-    optimization* (arXiv 2505.05991).
+        Masiha, Shen, Kiyavash, He, *Superquantile–Gibbs relaxation for minima-selection in bilevel
+        optimization* (arXiv 2505.05991).
     """
 
     name: ClassVar[str] = "averaged"
@@ -113,8 +117,10 @@ class Averaged:
         return _mean(estimates, weights), memory
 
     def _weights(self, candidates: Candidates, selection: Selection) -> tuple[list[Tensor], Tensor]:
-        """The candidates that may enter, the best first, and their weights, ``[⌈δN⌉]``. Only a
-        selector without scores waits for the device."""
+        """Return the entering candidates, the best first, and their weights, ``[⌈δN⌉]``.
+
+        Only the check for a selector without scores may wait for the device.
+        """
         scores = selection.scores
         count = candidates.count
         scored = self.level < 1 or self.temperature is not None
@@ -139,13 +145,13 @@ class Averaged:
 
 
 def _mean(estimates: list[Estimate], weights: Tensor) -> Estimate:
-    """The weighted mean of estimates; of linear solves it shows the worst."""
+    """Return the weighted mean of estimates; for linear solves it reports the worst values."""
     first = estimates[0]
     if len(estimates) == 1:
         return first
 
     def mean(parts: list[Tensor]) -> Tensor:
-        # 0 · NaN is no number, so what has no weight is left out
+        # 0 · NaN is NaN, so estimates with weight 0 are excluded
         terms = zip(weights, parts, strict=True)
         total: Tensor = torch.stack(
             [torch.where(w > 0, w * part, torch.zeros_like(part)) for w, part in terms]

@@ -1,6 +1,4 @@
-"""The upper gradient that a generator computed in the pass that moved its lower variables:
-nothing is evaluated again.
-"""
+"""The upper gradient that a generator computed in its pass, without further evaluations."""
 
 from __future__ import annotations
 
@@ -12,19 +10,19 @@ from hgms_core import Branch, ConfigError, Estimate, Key, Problem, State, Tree, 
 @final
 @component
 class Carried:
-    """h = what the selected candidate brought along.
+    """h = the upper gradient that the selected candidate carries.
 
-    Single-loop methods move θ and the lower variables at once, along gradients of one function;
-    their generators leave the upper half in ``Candidates.aux``: ``theta.<leaf>`` for every leaf of
-    θ, ``upper_loss``, and where they know it ``lower_gradient_norm`` (both at the state before the
+    Single-loop methods move θ and the lower variables at once, along gradients of one function.
+    Their generators store the upper part in ``Candidates.aux``: ``theta.<leaf>`` for every leaf of
+    θ, ``upper_loss``, and, if available, ``lower_gradient_norm`` (both at the state before the
     step).
 
     Use when the generator is ``value-gap``, ``gradient-norm``, ``minimax``, ``dynamic-barrier``,
-    ``soba`` or another of that kind. With any other there is nothing to carry.
+    ``soba`` or similar. Other generators store no upper gradient.
 
-    Errors: ConfigError where the generator sent no upper gradient along.
+    Errors: ConfigError if the generator stored no upper gradient.
 
-    Cost: none; the generator has counted its pass.
+    Cost: 0; the generator has counted its pass.
 
     >>> import torch
     >>> problem = Problem(

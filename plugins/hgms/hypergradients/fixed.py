@@ -1,4 +1,4 @@
-"""No hypergradient: θ stays where it is."""
+"""A hypergradient of zero: θ does not change."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from hgms_core.validators import optional_whole
 class Fixed:
     """h = 0: the lower level is trained at the given θ, and f is only reported.
 
-    The floor of every comparison (``uniform`` weights) and, from a reference θ, its ceiling
-    (``oracle-clean``).
+    The lower baseline of every comparison (``uniform`` weights) and, with a reference θ, its upper
+    baseline (``oracle-clean``).
 
     Cost: 1 upper value.
 
@@ -31,8 +31,8 @@ class Fixed:
     >>> Fixed().estimate(problem, problem.theta0, Branch(x=problem.x0), Key(0), {})[0].value["t"]
     tensor([0.])
 
-    Source: the trivial estimator; named so that fixed weights run under the same budget, records
-        and stopping as the rest.
+    Source: the trivial estimator; registered so that fixed weights run under the same budget,
+        records and stopping as the other methods.
     """
 
     name: ClassVar[str] = "fixed"

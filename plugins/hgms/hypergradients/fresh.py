@@ -1,6 +1,4 @@
-"""Equation (3) with another lower batch for every product: what stochastic approximation asks
-for.
-"""
+"""Equation (3) with a different lower batch for every product, for stochastic approximation."""
 
 from __future__ import annotations
 
@@ -44,11 +42,11 @@ def on_fresh_batches(
     precision: torch.dtype | None,
     programs: Programs | None,
 ) -> Estimate:
-    """The implicit hypergradient whose products and mixed term each take the next lower batch of
-    ``more``.
+    """Return the implicit hypergradient with a new lower batch for each product and the mixed term.
 
-    ‖∇_x g‖ is that of the first of them (of ``below`` where nothing was multiplied). A product with
-    ``vjp`` takes a gradient too, whose graph it goes back through, and the cost counts it.
+    The batches come from ``more``. ‖∇_x g‖ refers to the first of these batches (to ``below`` if
+    there was no product). A product with ``vjp`` also computes a gradient, because it
+    differentiates the gradient's graph; the cost counts it.
     """
     theta = detach(theta)
     x = detach(x)
@@ -105,7 +103,7 @@ def _product(
     below: Batch,
     v: Tensor,
 ) -> tuple[Tensor, Tensor | None]:
-    """Hv on a batch, and ∇_x g where it is wanted."""
+    """Return Hv on a batch, and ∇_x g if ``wanted``."""
     here = curvature(lambda point: g(theta, point, below), x, strategy, precision=precision)
     slope = here.gradient if wanted else None
     return here.matvec(v), slope

@@ -45,35 +45,36 @@ class Implicit:
     from stationary: the formula assumes ∇_x g(θ, x̂) = 0 (recorded as ``lower_gradient_norm``).
 
     Arguments:
-        solver: any LinearSolver; it holds the ridge γ, tolerances and iteration limit. One with
-            ``solve_from(matvec, b, x0, memory) -> (solution, memory)`` (``recycled-cg``) remembers
-            from outer step to outer step, in the state; one with ``at(loss, theta, x, batch) ->
-            LinearSolver`` (``kfac``) is told of g at x̂; one with ``with_key(key) -> LinearSolver``
-            (``roulette``) draws from the step's key.
-        strategy: how products with the Hessian are made: ``vjp`` (retained graph), ``jvp`` (forward
-            over reverse) or ``difference`` (central difference of gradients).
-        operator: of the linear system, ∇²_xx g (``hessian``) or the generalised Gauss–Newton matrix
-            (``ggn``). That is positive semidefinite where g's criterion is convex in (x, outputs),
-            so that negative curvature ends no solve, and the Hessian itself where the outputs are
-            linear in x. Elsewhere h is biased by what it leaves out, which vanishes with the
-            residuals of the fit. ∇²_θx g stays that of g. For losses that say their outputs
-            (:class:`hgms.gauss_newton.Composite`). Its products are exact, or with ``difference``
-            take central differences of the outputs, which asks for no second derivative of a
-            network.
-        batch_size: lower rows the Hessian and the mixed term are computed on, drawn anew each outer
-            step (None: all).
+        solver: any LinearSolver; it defines the ridge γ, tolerances and iteration limit. Three
+            optional methods are supported.
+            ``solve_from(matvec, b, x0, memory) -> (solution, memory)`` (``recycled-cg``) keeps a
+            memory across outer steps, in the state. ``at(loss, theta, x, batch) -> LinearSolver``
+            (``kfac``) receives g at x̂. ``with_key(key) -> LinearSolver`` (``roulette``) draws from
+            the step's key.
+        strategy: how to compute products with the Hessian: ``vjp`` (retained graph), ``jvp``
+            (forward over reverse) or ``difference`` (central difference of gradients).
+        operator: matrix of the linear system: ∇²_xx g (``hessian``) or the generalised Gauss–Newton
+            matrix (``ggn``). ``ggn`` is positive semidefinite if g's criterion is convex in (x,
+            outputs), so no solve ends at negative curvature. It equals the Hessian if the outputs
+            are linear in x. Otherwise h is biased by the neglected term, which vanishes with the
+            residuals of the fit. ∇²_θx g is still the mixed derivative of g. ``ggn`` requires
+            losses that define their outputs (:class:`hgms.gauss_newton.Composite`). Its products
+            are exact; with ``difference`` they are central differences of the outputs, which need
+            no second derivative of a network.
+        batch_size: lower rows for the Hessian and the mixed term, drawn freshly in each outer step
+            (None: all).
         upper_batch_size: validation rows of the role ``differentiate`` for ∇f (None: all).
-        batches: ``one`` lower batch for the whole system, or a ``fresh`` one for every Hessian
-            product and for the mixed term, as stochastic approximation wants it (stocBiO, AmIGO).
-            The solver then sees a noisy operator: take ``neumann`` or ``fixed-point``; a residual
-            is one batch's, and conjugate gradients do not work.
+        batches: ``one`` lower batch for the whole system, or a ``fresh`` batch for every Hessian
+            product and for the mixed term, for stochastic approximation (stocBiO, AmIGO). With
+            ``fresh``, the solver sees a noisy operator: use ``neumann`` or ``fixed-point``. A
+            residual then refers to one batch, and conjugate gradients do not work.
         warm_start: start the solver from the last outer step's v.
 
-    Errors: ConfigError with ``ggn`` where the lower loss does not say its outputs.
+    Errors: ConfigError with ``ggn`` if the lower loss does not define its outputs.
 
-    Cost: 1 upper gradient, 1 lower gradient, one Hessian product an iteration, 1 cross product.
-    With fresh batches a ``vjp`` product builds its batch's gradient anew, so there are as many
-    lower gradients as products.
+    Cost: 1 upper gradient, 1 lower gradient, one Hessian product per iteration, 1 cross product.
+        With fresh batches, a ``vjp`` product recomputes its batch's gradient, so there are as many
+        lower gradients as products.
 
     >>> import torch
     >>> problem = Problem(

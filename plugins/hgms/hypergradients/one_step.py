@@ -1,4 +1,4 @@
-"""The derivative of one more SGD step from the selected state: first order, exact, and cheap."""
+"""The derivative of one additional SGD step from the selected state: first order, exact, cheap."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class OneStep:
 
         h = ∇_θ f(θ, x⁺) − η ∇²_θx g(θ, x̂) ∇_x f(θ, x⁺)
 
-    No Hessian appears: along one step the hypergradient needs only the mixed derivative, taken as
-    one directional derivative. It equals double backward through the step. The Hessian's inverse is
-    replaced by η·I, so its length means little: combine it with an optimiser that normalises
-    (``adam``).
+    No Hessian is needed: along one step, the hypergradient needs only the mixed derivative,
+    computed as one directional derivative. It equals double backward through the step. It replaces
+    the Hessian's inverse by η·I, so the length of h has little meaning: combine it with an
+    optimiser that normalises (``adam``).
 
-    Use when Hessian products are dear or impossible (flash attention, sharded models). Avoid when
-    the accuracy of ∇F matters.
+    Use when Hessian products are expensive or impossible (flash attention, sharded models). Avoid
+    when the accuracy of ∇F matters.
 
     Arguments:
         lr: η, the step size of the virtual step.
@@ -67,7 +67,7 @@ class OneStep:
 
     @classmethod
     def testing_instance(cls) -> OneStep:
-        """For ``hgms check``: η = 1 is exact at the bottom of its round bowl, H = I."""
+        """For ``hgms check``: η = 1 is exact at the minimum of its test problem, H = I."""
         return cls(lr=1.0)
 
     def init(self, problem: Problem) -> State:

@@ -1,4 +1,4 @@
-"""Equation (3) with another operator in the place of the lower Hessian."""
+"""Equation (3) with another operator instead of the lower Hessian."""
 
 from __future__ import annotations
 
@@ -39,8 +39,10 @@ def with_operator(
     strategy: Strategy = "jvp",
     precision: torch.dtype | None = None,
 ) -> Estimate:
-    """The implicit hypergradient whose linear system is that of ``product(theta, x, batch, v)``;
-    the mixed term is g's own, by ``strategy``."""
+    """Return the implicit hypergradient with the operator ``product(theta, x, batch, v)``.
+
+    The mixed term is computed from g, by ``strategy``.
+    """
     theta = detach(theta)
     x = detach(x)
     spec = Ravel.of(x)

@@ -1,6 +1,4 @@
-"""The derivative of one step of the lower level's own optimiser, by first-order gradients alone:
-SAMA.
-"""
+"""SAMA: the derivative of one step of the lower optimiser, by first-order gradients only."""
 
 from __future__ import annotations
 
@@ -36,7 +34,7 @@ from hgms_core.validators import decay_rates, optional_positive, optional_whole,
 
 @attrs.frozen
 class Step:
-    """The settings of the step, and of the derivative along it."""
+    """The settings of the optimiser's step, and of the derivative along v."""
 
     lr: float
     betas: tuple[float, float]
@@ -49,28 +47,30 @@ class Step:
 @final
 @component
 class Sama:
-    """Implicit differentiation of the optimiser's own fixed point u(∇_x g) = 0, whose Jacobian in x
-    is taken for the identity::
+    """Implicit differentiation of the optimiser's fixed point u(∇_x g) = 0.
+
+    The identity replaces its Jacobian in x::
 
         h = ∇_θ f(θ, x̂) − ∇²_θx g(θ, x̂; B) v,      v = D ∇_x f(θ, x̂),      D = ∂u/∂(∇_x g)
 
-    u is the step x̂ − x⁺ that the optimiser takes next. Where the generator brings Adam's moments m
-    and v along (``branches`` with ``optimizer = "adamw"``), D is diagonal::
+    u is the optimiser's next step x̂ − x⁺. If the generator provides Adam's moments m and v
+    (``branches`` with ``optimizer = "adamw"``), D is diagonal::
 
         u = η m⁺/(√v⁺ + ε),   m⁺ = β₁m + (1 − β₁)g,   v⁺ = β₂v + (1 − β₂)g²,   g = ∇_x g(θ, x̂; B)
         D = η [(1 − β₁)β₂ v − β₁(1 − β₂) m g] / (v⁺)^{3/2}                                (at ε = 0)
 
-    With any other it is η·I. Three first-order gradients of g and one of f, and no second
-    derivative.
+    With any other generator, D is η·I. The method needs three first-order gradients of g and one of
+    f, and no second derivative.
 
-    Use for large models that Adam trains, as the cheap estimator whose units are those of the
-    optimiser's steps. Avoid when the accuracy of ∇F matters: all curvature is left out.
+    Use for large models that Adam trains, as a cheap estimator in the units of the optimiser's
+    steps. Avoid when the accuracy of ∇F matters: it neglects all curvature.
 
     Arguments:
-        lr, betas, eps: those of the generator's optimiser. Its bias corrections are left out.
-        derivative: of ∇_θ g along v: a central ``difference``, or ``exact`` by forward mode.
-        displacement: how far the difference goes to each side, in units of ‖x‖ (None: by the
-            precision of the numbers).
+        lr, betas, eps: the same as in the generator's optimiser. Bias corrections are neglected.
+        derivative: derivative of ∇_θ g along v: a central ``difference``, or ``exact`` by forward
+            mode.
+        displacement: length of the difference on each side, in units of ‖x‖ (None: from the
+            floating-point precision).
         batch_size, upper_batch_size: lower and validation rows (None: all).
 
     Cost: 1 lower gradient, 1 upper gradient, 1 cross product.
@@ -88,7 +88,7 @@ class Sama:
     6.0
 
     Source: Choe, Mehta, Ahn, Neiswanger, Xie, Strubell, Xing, *Making scalable meta learning
-    practical*, NeurIPS 2023 (arXiv 2310.05674), and its implementation in Betty.
+        practical*, NeurIPS 2023 (arXiv 2310.05674), and its implementation in Betty.
     """
 
     name: ClassVar[str] = "sama"
@@ -111,7 +111,7 @@ class Sama:
 
     @classmethod
     def testing_instance(cls) -> Sama:
-        """For ``hgms check``: η = 1 is exact at the bottom of its round bowl, H = I."""
+        """For ``hgms check``: η = 1 is exact at the minimum of its test problem, H = I."""
         return cls(lr=1.0)
 
     def init(self, problem: Problem) -> State:
@@ -161,7 +161,7 @@ def _sama(
     below: Tree,
     above: Tree,
 ) -> tuple[Tensor, Tree, Tensor]:
-    """f, h and ‖∇_x g‖."""
+    """Return f, h and ‖∇_x g‖."""
     loss, direct, slope = upper_gradients(lambda theta, x: f(theta, x, above), theta, x)
     grads, _ = gradient(g, theta, x, below)
     v = adapted(slope, dict(zip(x, grads, strict=True)), x, moments, step)
@@ -177,7 +177,9 @@ def _on(loss: Loss, batch: Tree, theta: Tree, x: Tree) -> Tensor:
 
 
 def adapted(slope: Tree, grads: Tree, x: Tree, moments: list[Tree], step: Step) -> Tree:
-    """D · ``slope``: through the optimiser's step, by its derivative in the gradient."""
+    """Return D · ``slope``: the derivative of the optimiser's step in the gradient, along
+    ``slope``.
+    """
     if any(len(tree) < len(x) for tree in moments):
         return {name: step.lr * leaf for name, leaf in slope.items()}
     leaves = {name: leaf.detach().requires_grad_() for name, leaf in grads.items()}

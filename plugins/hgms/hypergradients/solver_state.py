@@ -1,6 +1,4 @@
-"""A solver as it is for one solve: with a key where it draws, told of the loss where it wants to
-know, with its memory.
-"""
+"""Preparation of a solver for one solve: its random key, the loss, and its memory."""
 
 from __future__ import annotations
 
@@ -15,10 +13,10 @@ from hgms_core import Batch, Key, LinearSolver, Loss, MatVec, Solution, State, T
 
 @define
 class Remembering:
-    """A solver with ``solve_from(matvec, b, x0, memory) -> (solution, memory)`` as a LinearSolver;
-    it keeps the new one.
+    """Wrap a solver with ``solve_from`` as a LinearSolver, and store its new memory.
 
-    A solver's memory is a state: ``{}`` before the first system, and never changed in place.
+    The signature is ``solve_from(matvec, b, x0, memory) -> (solution, memory)``. A solver's memory
+    is a state: ``{}`` before the first system, and never changed in place.
     """
 
     name: ClassVar[str] = "remembering"
@@ -40,8 +38,12 @@ def prepared(
     state: State,
     key: Key,
 ) -> LinearSolver:
-    """The solver itself; of one that has it ``with_key(key)``, then ``at(loss, theta, x, batch)``,
-    on the lower ``batch()``; of one with ``solve_from`` with what it remembers in ``state``."""
+    """Prepare the solver for one solve.
+
+    Call ``with_key(key)``, then ``at(loss, theta, x, batch)`` on the lower ``batch()``, if the
+    solver defines them. Wrap a solver that has ``solve_from`` with the memory in ``state``. Return
+    other solvers unchanged.
+    """
     if hasattr(solver, "with_key"):
         solver = solver.with_key(key)
     if hasattr(solver, "at"):
@@ -50,5 +52,5 @@ def prepared(
 
 
 def remembered(solver: LinearSolver) -> State:
-    """What to add to the state after the solve."""
+    """Return the entries to add to the state after the solve."""
     return {"memory": solver.memory} if isinstance(solver, Remembering) else {}

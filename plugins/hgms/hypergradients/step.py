@@ -1,4 +1,4 @@
-"""The derivative of f after one SGD step: what `one-step` and `through-step` share."""
+"""The derivative of f after one SGD step, which `one-step` and `through-step` share."""
 
 from __future__ import annotations
 
@@ -35,12 +35,13 @@ def through(
     displacement: float | None = None,
     end: Tree | None = None,
 ) -> Estimate:
-    """∇_θ of f(θ, x⁺(θ)) with x⁺ = a − η ∇_x g(θ, x; B) for the step (x, B, η), f on the rows
-    ``above``::
+    """Return ∇_θ of f(θ, x⁺(θ)) after the step x⁺ = a − η ∇_x g(θ, x; B).
+
+    The step is (x, B, η), and f uses the rows ``above``::
 
         h = ∇_θ f(θ, x⁺) − η ∇²_θx g(θ, x; B) v,      v = ∇_x f(θ, x⁺)
 
-    ``end`` is x⁺ where it is known; else the step is taken from a = x, for one lower gradient.
+    ``end`` is x⁺ if it is known; otherwise the step starts at a = x and costs one lower gradient.
     """
     sources = _sources(problem) if derivative == "per-source" else None
     how = (derivative, displacement, problem.precision)
@@ -74,7 +75,7 @@ def _through(
     above: Tree,
     end: Tree | None,
 ) -> tuple[Tensor, Tree, Tensor | None]:
-    """f after the step, h, and ‖∇_x g‖ where it was taken."""
+    """Return f after the step, h, and ‖∇_x g‖ if the step was computed."""
     (rate,) = rates
     slope = None
     if end is None:
@@ -107,7 +108,9 @@ def _sources(problem: Problem) -> Sources:
 
 
 def _per_source(sources: Sources, theta: Tree, x: Tree, below: Tree, v: Tree) -> Tree:
-    """∂_θ Σ_s ω_s(θ) a_s with a_s = ⟨v, ∇ℓ_s(x; B)⟩: one graph, a backward pass a source."""
+    """Return ∂_θ Σ_s ω_s(θ) a_s with a_s = ⟨v, ∇ℓ_s(x; B)⟩: one graph, one backward pass per
+    source.
+    """
     leaves = {name: leaf.detach().requires_grad_() for name, leaf in x.items()}
     with torch.enable_grad():
         slopes = []

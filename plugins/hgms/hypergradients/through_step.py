@@ -1,5 +1,6 @@
-"""The derivative of one SGD step more from the selected state, or of the one it ended with:
-exact and of first order.
+"""The derivative of one SGD step: an additional step, or the last step of the branch.
+
+It is exact and of first order.
 """
 
 from __future__ import annotations
@@ -17,42 +18,42 @@ from hgms_core.validators import optional_positive, optional_whole
 @final
 @component
 class ThroughStep:
-    """∇_θ of f(θ, x⁺(θ)), where x⁺ is one SGD step more from the selected state x̂, on a batch B
-    that no selection has seen::
+    """∇_θ of f(θ, x⁺(θ)), with x⁺ one additional SGD step from the selected state x̂.
+
+    Its batch B is fresh: the selection has not used it. The step and the hypergradient are::
 
         x⁺ = x̂ − η ∇_x g(θ, x̂; B)
         h = ∇_θ f(θ, x⁺) − η ∇²_θx g(θ, x̂; B) v,      v = ∇_x f(θ, x⁺)
 
-    η is the rate of the branch's last step and B as large as its batch. This is the exact
+    η is the rate of the branch's last step, and B is as large as its batch. This is the exact
     derivative of that step: it equals double backward. For g = Σ_s ω_s(θ) ℓ_s it reads ∂F/∂ω_s =
     −η⟨v, ∇ℓ_s(x̂; B)⟩, and no second derivative of the model appears.
 
-    ``batch = "own"`` is the derivative through the step that the branch ended with, B its own batch
-    and x̂ the state before it: with one lower step a branch, the hypergradient of what was done
-    (the HG-MS paper's, "through the selected branch"); with K > 1 steps, truncation to one. Under a
-    selection among branches it is biased: the winner is the branch whose batch helped validation,
-    so the source that is heaviest in every batch seems to help most, and of two equal sources one
-    ends with all the weight. Use it with one branch.
+    ``batch = "own"`` is the derivative through the branch's last step: B is the batch of that step
+    and x̂ the state before it. With one lower step per branch, it is the hypergradient of the
+    actual computation (the HG-MS paper's, "through the selected branch"). With K > 1 steps, it is
+    truncation to one step. With a selection among branches it is biased. The winner is the branch
+    whose batch helped validation, so the source that is heaviest in every batch seems to help most.
+    Of two equal sources, one ends with all the weight. Use it with one branch.
 
     Use for language models: it works with flash attention, activation checkpointing and quantised
     bases. Avoid when many lower steps lie between θ and the state that is scored.
 
     Arguments:
-        batch: ``fresh``, drawn by the step's key, or the branch's ``own``.
-        derivative: how ∇²_θx g·v is taken. ``difference``: two forward passes of the batch, at x ±
-            τv, for all sources at once; ``exact``: one forward pass with tangents (not through
-            flash attention or a quantised base); ``per-source``: one backward pass a source, ⟨v,
-            ∇ℓ_s⟩ (only where g mixes named sources).
-        displacement: τ‖v‖ of ``difference`` (None: from the precision that the losses are computed
-            in).
+        batch: ``fresh``, drawn with the step's key, or the branch's ``own``.
+        derivative: how to compute ∇²_θx g·v. ``difference`` takes two forward passes of the batch,
+            at x ± τv, for all sources at once. ``exact`` takes one forward pass with tangents (not
+            through flash attention or a quantised base). ``per-source`` takes one backward pass per
+            source, ⟨v, ∇ℓ_s⟩ (only if g mixes named sources).
+        displacement: τ‖v‖ of ``difference`` (None: from the precision of the losses).
         upper_batch_size: validation rows of the role ``differentiate`` for f (None: all).
 
-    Errors: ConfigError from a generator whose step is not linear in ∇g, and from ``per-source``
-        without sources.
+    Errors: ConfigError if the generator's step is not linear in ∇g, and for ``per-source`` without
+        sources.
 
     Cost: 1 lower gradient, 1 upper gradient, 1 cross product (``per-source``: S lower gradients
-    instead of it). With ``batch = "own"`` the first lower gradient is the branch's and not taken
-    again, but K − 1 others are.
+        instead of the cross product). With ``batch = "own"``, the first lower gradient is the
+        branch's and is not recomputed, but K − 1 others are.
 
     >>> import torch
     >>> problem = Problem(
@@ -73,8 +74,8 @@ class ThroughStep:
     tensor([2.])
 
     Source: HG-MS paper, experiments on language models (the hypergradient "through the selected
-    branch"; its form and the fresh batch are this project's, since the paper gives neither); one
-    step more: Liu, Simonyan, Yang, *DARTS* (2019).
+        branch"; its form and the fresh batch are this project's, since the paper specifies
+        neither); additional step: Liu, Simonyan, Yang, *DARTS* (2019).
     """
 
     name: ClassVar[str] = "through-step"

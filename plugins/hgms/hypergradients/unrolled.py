@@ -1,4 +1,4 @@
-"""The derivative of the path: backpropagation through the selected branch's own optimiser steps."""
+"""The derivative of the path: backpropagation through the selected branch's optimiser steps."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from hgms_core.validators import optional_whole
 @final
 @component
 class Unrolled:
-    """∇_θ f(θ, y_K(θ)), where y_K(θ) is the selected branch run again under autograd.
+    """∇_θ f(θ, y_K(θ)), with y_K(θ) the selected branch replayed under autograd.
 
-    The start of the branch is a constant; the derivative goes through its last ``last`` steps of
-    SGD or AdamW (all if None). Only the one selected branch is replayed, so memory is that of one
-    branch whatever N is.
+    The start of the branch is a constant. The derivative goes through its last ``last`` steps of
+    SGD or AdamW (all if None). Only the selected branch is replayed, so memory does not depend on
+    N.
 
     Use when the lower level takes few steps. Avoid for long runs: memory and time grow with the
     steps.
@@ -41,8 +41,8 @@ class Unrolled:
 
     Errors: ConfigError from a generator without a path (``Candidates.replay`` is None).
 
-    Cost: K lower gradients (the replay), one Hessian and one cross product a step differentiated
-        through, 1 upper gradient.
+    Cost: K lower gradients (the replay), one Hessian and one cross product per differentiated step,
+        1 upper gradient.
 
     >>> def replay(theta, last):  # one SGD step of size 1/4 on g = (x − θ)² from x = 3
     ...     return {"x": 3.0 - 0.25 * 2 * (3.0 - theta["t"])}, Cost(lower_gradients=1)
@@ -57,7 +57,7 @@ class Unrolled:
     tensor([2.])
 
     Source: HG-MS paper, appendix (HG-baseline: differentiable AdamW unroll); Franceschi et al.
-    2017; truncation: Shaban et al. 2019.
+        2017; truncation: Shaban et al. 2019.
     """
 
     name: ClassVar[str] = "unrolled"

@@ -1,8 +1,7 @@
-"""Outer steps inside a training loop of your own: as an autograd function, in Lightning, in a
-Trainer.
+"""Outer steps inside a user's training loop: as an autograd function, in Lightning, in a Trainer.
 
-``hgms.integrations.lightning`` and ``hgms.integrations.trainer`` hold the callbacks; they need the
-libraries that they are for.
+``hgms.integrations.lightning`` and ``hgms.integrations.trainer`` contain the callbacks; each
+requires its library.
 """
 
 from __future__ import annotations

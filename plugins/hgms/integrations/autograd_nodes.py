@@ -1,13 +1,14 @@
-"""The nodes of an autograd graph behind :func:`hgms.integrations.lower_solution`: a minimiser, and
-the linear solve of its derivative.
+"""Autograd nodes of :func:`hgms.integrations.lower_solution`: a minimiser, and a linear solve.
 
-With H = ∇²_xx g(θ, x) + γI, all at the minimiser x*(θ)::
+The linear solve computes the minimiser's derivative. With H = ∇²_xx g(θ, x) + γI, all at the
+minimiser x*(θ)::
 
     x*:           backward  s ↦ −∇²_θx g·v,  v = H⁻¹s              forward  dθ ↦ −H⁻¹ ∇²_xθ g·dθ
     v = H⁻¹s:     backward  w ↦ u = H⁻¹w for s,  −∂(uᵀHv) for θ and x    forward  H⁻¹(ds − dH·v)
 
-Each formula uses the other node alone, and derivatives of g at (θ, x) that torch.func takes: so
-both can be differentiated as often as g, backward and forward, and x in them is x*(θ) again.
+Each formula uses only the other node, and derivatives of g at (θ, x) from torch.func. Both nodes
+can therefore be differentiated as often as g, backward and forward, and x in these derivatives is
+x*(θ).
 """
 
 from __future__ import annotations
@@ -27,23 +28,24 @@ from hgms_core.torch_errors import with_forward_mode
 
 
 class Minimiser(Function):
-    """(level, θ, x or nothing) to x*(θ): x as it is, or what ``level.find`` finds."""
+    """(level, θ, x or None) to x*(θ): the given x, or the result of ``level.find``."""
 
     @staticmethod
     def forward(level: Level, *tensors: Tensor) -> tuple[Tensor, ...]:
         leaves = tensors[len(level.names) :]
         if level.find is not None:
-            with derived(), torch.enable_grad():  # which an optimiser of torch needs
+            with derived(), torch.enable_grad():  # optimisers of torch need gradients enabled
                 x = level.find(detach(dict(zip(level.names, tensors, strict=True))))
             level.lower, leaves = tuple(x), tuple(x.values())
-        # each a tensor of its own: autograd writes on what is returned
+        # Return separate tensors, because autograd modifies the returned tensors.
         return tuple(leaf.detach() for leaf in leaves)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         ctx.level, *tensors = inputs
         ctx.unused = len(tensors) - len(ctx.level.names)
-        # The outputs: in a second derivative x is x*(θ), and autograd notices a change in place.
+        # Save the outputs: in a second derivative x is x*(θ), and autograd detects in-place
+        # changes.
         keep(ctx, *tensors[: len(ctx.level.names)], *output)
 
     @staticmethod
@@ -93,8 +95,11 @@ class Minimiser(Function):
 
 
 def turned(level: Level, theta: Tree, some: Tree, x: Tree, v: Tree) -> Tree:
-    """−∇²_θx g·v for ``some`` leaves of θ. Where torch has no forward-mode derivative, by two
-    backward passes, which no further derivative goes through."""
+    """Return −∇²_θx g·v for ``some`` leaves of θ.
+
+    If torch has no forward-mode derivative, use two backward passes; the result then has no further
+    derivatives.
+    """
 
     def forward() -> Tree:
         parts: Tree = grad(lambda some: -level.along({**theta, **some}, x, v))(some)
@@ -167,8 +172,9 @@ class Solve(Function):
 
 
 class Differences(Function):
-    """(level, s, θ, x) to −∇²_θx g·H⁻¹s, for the leaves of θ that are floating-point, from first
-    derivatives of g alone.
+    """(level, s, θ, x) to −∇²_θx g·H⁻¹s, from first derivatives of g only.
+
+    The result has one entry per floating-point leaf of θ.
     """
 
     @staticmethod
@@ -210,19 +216,20 @@ def keep(ctx: Any, *tensors: Tensor) -> None:
 
 
 def kept(ctx: Any, forward: bool = False) -> list[Tensor]:
-    """The saved tensors, as views: those of a transform of torch.func that is over are plain ones
-    again.
+    """Return the saved tensors as views.
 
-    ``forward``: without the tangents of the level that a node's ``jvp`` is for. Torch calls it with
-    forward mode off; there it is switched on, since transforms around that level have tangents of
-    their own.
+    Saved tensors of a finished torch.func transform are converted to plain tensors.
+
+    ``forward``: without the tangents of the level that a node's ``jvp`` is for. Torch calls ``jvp``
+    with forward mode off. This function switches it on, because transforms around that level have
+    separate tangents.
     """
     views = [leaf.view_as(leaf) for leaf in ctx.saved_tensors]
     return [unpack_dual(leaf, level=0).primal for leaf in views] if forward else views
 
 
 def unpacked(ctx: Any, forward: bool = False) -> tuple[Level, Tree, Tree, Tree]:
-    """What :class:`Solve` has kept: the level, θ, x and v."""
+    """Return the values saved by :class:`Solve`: the level, θ, x and v."""
     level = ctx.level
     tensors = kept(ctx, forward)
     theta, x = level.split(tensors[: -len(level.lower)])
@@ -234,7 +241,7 @@ def floating(theta: Tree) -> Tree:
 
 
 def wanted(theta: Tree, needed: Sequence[bool]) -> Tree:
-    """The leaves of θ whose gradient somebody needs."""
+    """Return the leaves of θ whose gradient is needed."""
     return {
         name: leaf
         for (name, leaf), need in zip(theta.items(), needed, strict=False)
@@ -245,8 +252,9 @@ def wanted(theta: Tree, needed: Sequence[bool]) -> Tree:
 def member_by_member(
     function: Any, count: int, in_dims: tuple[Any, ...], inputs: tuple[Any, ...]
 ) -> tuple[Any, Any]:
-    """A node of N stacked members: one after the other, since a solver stops for each at its own
-    time.
+    """Apply a node to N stacked members, one after the other.
+
+    The solver stops at a different time for each member.
     """
     with derived():
         members = [

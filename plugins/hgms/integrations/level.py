@@ -1,6 +1,4 @@
-"""A lower level as the nodes of a graph see it: its loss, its solver, and what is wrong with
-either.
-"""
+"""A lower level for the autograd nodes: its loss, its solver, and checks of both."""
 
 from __future__ import annotations
 
@@ -42,9 +40,7 @@ BATCHED = ConfigError(
 
 @define(eq=False)
 class Level:
-    """What the derivatives need and autograd does not have to know about. Tensors stand in the
-    order θ, x.
-    """
+    """Data for the derivatives that autograd does not track. Tensors are in the order θ, x."""
 
     loss: Callable[[Tree, Tree], Tensor]
     names: tuple[str, ...]
@@ -63,19 +59,22 @@ class Level:
         )
 
     def solve(self, rhs: Sequence[Tensor], theta: Tree, x: Tree, v0: Tensor | None) -> list[Tensor]:
-        """H⁻¹ ``rhs``, by the solver, without a graph."""
+        """Return H⁻¹ ``rhs``, computed by the solver without a graph."""
         spec = Ravel.of(x)
         here = curvature(lambda at: self.check(theta, at), x, self.strategy)
         solution = self.solver.solve(here.matvec, spec.ravel_leaves(rhs), v0)
-        # with jvp the products do not show that g has no gradient in x
+        # With jvp the products do not show whether g has a gradient in x.
         slope = here.gradient if self.report is not None or self.strategy == "jvp" else None
         if self.report is not None and slope is not None:
             self.report(solution, torch.linalg.vector_norm(slope))
         return spec.unravel_leaves(solution.value)
 
     def check(self, theta: Tree, x: Tree) -> Tensor:
-        """The loss; ConfigError where, at its first call here, its graph begins at others than
-        ``x``. Parameters of modules may be constants."""
+        """Return the loss.
+
+        At the first call, raise ConfigError if its graph starts at tensors other than ``x``.
+        Parameters of modules may be constants.
+        """
         value = self.loss(theta, x)
         nodes: list[Any] = [] if self.closed else [value.grad_fn]
         seen = {None}
@@ -95,7 +94,7 @@ class Level:
         return value
 
     def along(self, theta: Tree, x: Tree, *directions: Tree) -> Tensor:
-        """The derivative of g in x along each of the ``directions``, one after the other."""
+        """Return the derivative of g in x along each of the ``directions``, in their order."""
         if not directions:
             return self.loss(theta, x)
         first, *rest = directions
@@ -105,7 +104,7 @@ class Level:
 
 @contextlib.contextmanager
 def derived() -> Iterator[None]:
-    """Inside, derivatives that torch lacks are named with the way out."""
+    """Name missing derivatives of torch and the alternatives in errors inside the context."""
     try:
         with differences_named(), twice_differentiable_attention():
             yield

@@ -1,5 +1,6 @@
-"""Outer steps as a callback of Lightning: ``HypergradientCallback`` is made of these hooks when
-it is first asked for.
+"""Outer steps as a callback of Lightning.
+
+``HypergradientCallback`` is built from these hooks at its first use.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ class Hooks:
     """Outer steps during ``Trainer.fit``: :class:`hgms.integrations.OuterSteps` after every
     ``every``-th optimiser step.
 
-    Arguments: those of ``OuterSteps``. Without ``lower``, g gets the batch that the training step
-    had. ``progress`` is the share of the steps that the trainer expects.
+    Arguments: the arguments of ``OuterSteps``. Without ``lower``, g receives the batch of the
+    training step. ``progress`` is the share of the steps that the trainer expects.
 
-    The trainer's loggers get the numbers of each row of ``records``, as ``hgms/upper_loss``;
-    ``hgms/converged`` is 1 or 0. Lightning's checkpoints hold θ, the outer optimiser and the place
-    among the batches.
+    The trainer's loggers receive the numbers of each row of ``records``, for example
+    ``hgms/upper_loss``; ``hgms/converged`` is 1 or 0. Lightning's checkpoints contain θ, the outer
+    optimiser and the position in the batches.
 
     Errors: ConfigError in a training with several processes.
     """
@@ -43,14 +44,14 @@ class Hooks:
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         step = trainer.global_step
-        # the same step again: gradients are being accumulated
+        # The step number is unchanged while gradients are accumulated.
         if step == self._last or not self.steps.due(step):
             return
         self._last = step
         total = float(trainer.estimated_stepping_batches)
         progress = min(1.0, step / total) if math.isfinite(total) and total > 0 else 0.0
         row = logged(self.steps.step(pl_module, step, batch, progress))
-        # not pl_module.log, which would repeat a row until the next one
+        # pl_module.log is not suitable: it would repeat a row until the next row.
         for logger in trainer.loggers:
             logger.log_metrics(row, step=step)
 
@@ -62,7 +63,7 @@ class Hooks:
 
 
 def _lightning() -> Any:
-    """Whichever of the two packages the program uses: their classes are not the same ones."""
+    """Return the package that the program uses; the two packages have different classes."""
     names = ("lightning.pytorch", "pytorch_lightning")
     for name in sorted(names, key=lambda name: name not in sys.modules):
         try:

@@ -1,5 +1,6 @@
-"""The lower solution as a node of an autograd graph: ``x = lower_solution(g, theta, x,
-solver=…)`` and then plain torch.
+"""The lower solution as a node of an autograd graph.
+
+Call ``x = lower_solution(g, theta, x, solver=…)`` and continue with plain torch.
 """
 
 from __future__ import annotations
@@ -33,52 +34,52 @@ def lower_solution(
     v0: Tensor | None = None,
     report: Callable[[Solution, Tensor], None] | None = None,
 ) -> Lower:
-    """x*(θ), the state ``x`` that minimises g(θ, ·), as a differentiable function of ``theta``.
+    """Return x*(θ), the minimiser of g(θ, ·), as a differentiable function of ``theta``.
 
-    The way forward returns ``x`` as it is, or what ``x(theta)`` finds: solve the lower level
-    however you like. The way back takes the implicit function theorem. For ∂L/∂x, whatever the
-    graph above made of x::
+    The forward pass returns ``x`` unchanged, or the result of ``x(theta)``: any method can solve
+    the lower level. The backward pass uses the implicit function theorem. For any ∂L/∂x from the
+    graph above x::
 
         ∂L/∂θ = −∇²_θx g(θ, x)·v,      (∇²_xx g(θ, x) + γI) v = ∂L/∂x
 
-    Use when x* is one part of a larger graph; where f and g are all there is, :func:`hypergradient`
-    gives the same numbers with a report of their quality. It can be differentiated again, as often
-    as g, backward and forward: so levels nest, and the loss of a level may hold solutions of
-    others. There give x as a function, and every tensor of the levels above in θ. Avoid where x is
-    far from a minimiser: the formula assumes ∇_x g = 0, and differentiating through the steps does
-    not.
+    Use when x* is one part of a larger graph. If the problem has only f and g,
+    :func:`hypergradient` gives the same numbers with a report of their quality. The result can be
+    differentiated repeatedly, as often as g, backward and forward. Levels can therefore be nested,
+    and the loss of a level may contain solutions of others. In that case pass x as a function, and
+    include every tensor of the levels above in θ. Avoid if x is far from a minimiser: the formula
+    assumes ∇_x g = 0, whereas differentiation through the steps does not.
 
     Arguments:
         g: the lower loss, ``g(theta, x) -> scalar``, a pure function of tensors.
-        theta: a tensor, or dictionaries, lists and tuples of tensors in any depth; those that do
-            not require a gradient are constants. Where none does, the result is x without a graph.
-        x: in any shape, too. A graph that it carries is cut off. Or a function of θ that finds it,
-            called with plain tensors whatever transforms are around: an optimiser's steps, a Newton
-            iteration, a formula.
+        theta: a tensor, or dictionaries, lists and tuples of tensors in any depth. Tensors that do
+            not require a gradient are constants. If all are, the result is x without a graph.
+        x: a state in any nesting, too; it is detached from its graph. Or a function of θ for
+            the state, called with plain tensors inside all transforms: an optimiser's steps, a
+            Newton iteration, a formula.
         solver: a LinearSolver (``hgms.solvers.CG(ridge=1e-3)``) or any callable ``solve(matvec, b)
             -> v``.
-        strategy: how products with ∇²_xx g are made, see :func:`curvature`. With ``difference`` the
-            result can be differentiated once only.
+        strategy: how products with ∇²_xx g are computed, see :func:`curvature`. With ``difference``
+            the result can be differentiated only once.
         v0: a starting vector for the solver, for example the ``value`` of the last
             :class:`Solution`.
-        report: called after every solve with the :class:`Solution` and ‖∇_x g(θ, x)‖: the only
-            signs of a solver that did not converge, and of an x that is no minimiser.
+        report: called after every solve with the :class:`Solution` and ‖∇_x g(θ, x)‖. These are the
+            only signs of a solver that did not converge, and of an x that is not a minimiser.
 
     Returns:
-        x in its own shape, whose memory it shares: changing ``x`` or ``theta`` in place before the
-        way back is an error.
+        x in its original form, sharing its memory: an in-place change of ``x`` or ``theta`` before
+        the backward pass is an error.
 
-    Errors: ConfigError for a loss that is no pure function, without the derivatives that
-    ``strategy`` takes, or with a tensor that requires a gradient and is not in θ (its derivative
-    would be missing; parameters of modules count as constants); and where the gradient of
-    ``difference`` is differentiated.
+    Errors: ConfigError for a loss that is not a pure function, lacks the derivatives that
+    ``strategy`` needs, or uses a tensor that requires a gradient and is not in θ. The derivative of
+    such a tensor would be missing; parameters of modules count as constants. ConfigError also if
+    the gradient of ``difference`` is differentiated.
 
-    A run that compiles its steps leaves those with such a level as they are.
+    A run that compiles its steps runs steps with such a level eagerly.
 
-    Cost: forward that of ``x(theta)``, and one value of g where no leaf of θ requires a gradient. A
-    backward pass takes one lower gradient, one Hessian product an iteration and one cross product.
-    Inside another level's loss: one such solve for that level's gradient, two for each of its
-    Hessian products, one to three for its cross product.
+    Cost: the forward pass costs ``x(theta)``, and one value of g if no leaf of θ requires a
+    gradient. A backward pass takes one lower gradient, one Hessian product per iteration and one
+    cross product. Inside another level's loss: one such solve for that level's gradient, two for
+    each of its Hessian products, one to three for its cross product.
 
     >>> g = lambda theta, x: 0.5 * ((x - theta**2) ** 2).sum()  # x*(θ) = θ²
     >>> theta = torch.tensor([1.0, 3.0], requires_grad=True)
@@ -103,7 +104,8 @@ def lower_solution(
 
     Source: the implicit function theorem; HG-MS paper, equation (3), for its ridge.
     """
-    # of hgms.compiled, or of make_fx: how a solve went once would become part of a program
+    # During a trace of hgms.compiled or make_fx, the outcome of one solve would become part of the
+    # compiled function.
     if get_proxy_mode() is not None:
         raise RuntimeError("a lower_solution is solved anew at every call, which no program holds")
     one_of("strategy", strategy, get_args(Strategy))

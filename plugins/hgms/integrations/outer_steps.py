@@ -1,5 +1,5 @@
-"""Outer steps within somebody else's training loop: what the callbacks for Lightning and for the
-Trainer share.
+"""Outer steps within a user's training loop: shared code of the callbacks for Lightning and the
+Trainer.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from hgms_core.components import read_by_annotation, reports_errors
 from hgms_core.validators import at_least, optional, reject
 
 Loss = Callable[[Any, Tree, Any], Tensor]
-"""``loss(theta, parameters, batch) -> scalar``; parameters by their names, as
-``torch.func.functional_call`` takes them.
+"""``loss(theta, parameters, batch) -> scalar``; ``parameters`` is a dictionary by name, as for
+``torch.func.functional_call``.
 """
 
 
@@ -54,38 +54,37 @@ def _tensors(_self: object, _attribute: object, value: Any) -> None:
 @reports_errors
 @define(kw_only=True, eq=False, field_transformer=read_by_annotation)
 class OuterSteps:
-    """θ ← outer step on h = ∇_θ f − ∇²_θx g·v at the present weights, every so many steps of a
-    training that is not ours.
+    """θ ← outer step on h = ∇_θ f − ∇²_θx g·v at the current weights, during a user's training.
 
-    The lower level is the user's own training: its loss contains θ (example weights, a mixture, a
-    penalty), its steps are taken as ever. An outer step takes an upper and a lower batch,
-    differentiates there as :func:`hgms_core.hypergradient` does, and changes θ in place, so the
-    training's next loss already sees it.
+    The lower level is the user's training. Its loss contains θ (example weights, a mixture, a
+    penalty), and its steps are unchanged. An outer step takes an upper and a lower batch,
+    differentiates there as :func:`hgms_core.hypergradient` does, and changes θ in place. The
+    training's next loss therefore uses the new θ.
 
-    Use when a training loop exists and shall stay. Avoid for experiments about methods: nothing
-    here proposes or selects candidates, and the weights are no minimiser yet, which
-    ``lower_gradient_norm`` tells. A larger ``every`` makes the formula truer.
+    Use when a training loop exists and must remain unchanged. Avoid for experiments about methods:
+    this class does not propose or select candidates, and the weights are not yet a minimiser, as
+    ``lower_gradient_norm`` shows. The formula is more accurate with a larger ``every``.
 
     Arguments:
-        f, g: the upper and the lower loss, ``loss(theta, parameters, batch) -> scalar``; g is what
-            the training minimises.
-        upper: batches for f, gone through again and again (a ``DataLoader``).
+        f, g: the upper and the lower loss, ``loss(theta, parameters, batch) -> scalar``; the
+            training minimises g.
+        upper: batches for f, iterated repeatedly (a ``DataLoader``).
         theta: a tensor or a dictionary of tensors that f, g and the training use; changed in place.
         solver: a LinearSolver, or any callable ``solve(matvec, b) -> v``.
-        optimizer: an outer optimiser (``hgms.outer.Adam()``), or a ``torch.optim`` one that holds θ
-            and nothing else.
-        every: lower steps between two outer ones, ≥ 1.
-        lower: batches for g; None: the batch that :meth:`step` is given.
-        strategy: how products with ∇²_xx g are made, see :func:`hgms_core.curvature`.
+        optimizer: an outer optimiser (``hgms.outer.Adam()``), or a ``torch.optim`` optimiser of θ
+            only.
+        every: lower steps between two outer steps, ≥ 1.
+        lower: batches for g; None: the batch passed to :meth:`step`.
+        strategy: how products with ∇²_xx g are computed, see :func:`hgms_core.curvature`.
 
-    During an outer step the model is in evaluation mode (no dropout, running statistics stay), and
-    torch's global generators are restored afterwards: the training draws what it would have drawn.
-    Parameters that do not require a gradient, and θ's own, are no lower variables.
+    During an outer step the model is in evaluation mode (no dropout, running statistics unchanged).
+    Afterwards torch's global generators are restored, so the random numbers of the training do not
+    change. Lower variables exclude θ and the parameters that do not require a gradient.
 
-    Errors: ConfigError where ``theta`` cannot be changed in place, ``optimizer`` does not fit it,
+    Errors: ConfigError if ``theta`` cannot be changed in place, ``optimizer`` does not fit it,
         or batches run out.
 
-    Cost: an outer step is 1 upper gradient, 1 lower gradient, one Hessian product an iteration, 1
+    Cost: an outer step is 1 upper gradient, 1 lower gradient, one Hessian product per iteration, 1
     cross product. Memory: the graph of one gradient of g, and the solver's vectors.
 
     >>> model = nn.Linear(1, 1, bias=False).double()
@@ -142,16 +141,16 @@ class OuterSteps:
                 )
 
     def due(self, step: int) -> bool:
-        """Whether an outer step follows the lower step with this number (from 1)."""
+        """Return whether an outer step follows the lower step with this number (from 1)."""
         return step > 0 and step % self.every == 0
 
     def step(
         self, model: nn.Module, step: int, lower: Any = None, progress: float = 0.0
     ) -> dict[str, Any]:
-        """One outer step at the model's present weights; the row that is added to ``records``.
+        """Take one outer step at the model's current weights; return the new row of ``records``.
 
-        θ stays as it is where the hypergradient is not finite (``moved`` is then 0). ``progress``
-        is the share of the training that is over, for schedules.
+        If the hypergradient is not finite, θ is unchanged and ``moved`` is 0. ``progress`` is the
+        completed share of the training, for schedules.
         """
         shape, leaves = Shape.of(self.theta, "theta", "theta")
         own = {id(leaf) for leaf in leaves.values()}
@@ -203,7 +202,7 @@ class OuterSteps:
     def _apply(self, leaves: Tree, value: Tree, progress: float) -> None:
         if isinstance(self.optimizer, torch.optim.Optimizer):
             for name, leaf in leaves.items():
-                # in place of what the training's own backward passes left there
+                # replaces the gradient from the training's backward passes
                 leaf.grad = value[name].to(leaf, copy=True)
             self.optimizer.step()
             for leaf in leaves.values():
@@ -217,8 +216,9 @@ class OuterSteps:
                 leaf.copy_(after[name])
 
     def state_dict(self) -> dict[str, Any]:
-        """θ, the optimiser's memory, the place among the batches and the records: what a
-        checkpoint has to hold.
+        """Return the state for a checkpoint.
+
+        It contains θ, the optimiser's memory, the position in the batches, and the records.
         """
         torch_optimizer = isinstance(self.optimizer, torch.optim.Optimizer)
         return {
@@ -233,8 +233,9 @@ class OuterSteps:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from there. Batches come in the order they had, if the iterables always give
-        the same.
+        """Resume from this state.
+
+        The order of batches is the same if the iterables always yield the same batches.
         """
         leaves = _leaves(self.theta)
         theta = state["theta"]
@@ -259,7 +260,7 @@ class OuterSteps:
         with torch.no_grad():
             for name, leaf in leaves.items():
                 leaf.copy_(theta[name])
-        # a file may have made strings of the parameters' numbers
+        # A file may have converted the parameters' numbers to strings.
         if isinstance(self.optimizer, torch.optim.Optimizer):
             self.optimizer.load_state_dict(
                 {**memory, "state": {int(key): value for key, value in memory["state"].items()}}
@@ -274,7 +275,9 @@ class OuterSteps:
 
 
 def ensure_one_process(count: int) -> None:
-    """ConfigError in a training with several processes, of which each would change θ by itself."""
+    """Raise ConfigError if the training has several processes, because each would change θ
+    separately.
+    """
     if count > 1:
         raise ConfigError(
             "not-supported",
@@ -283,7 +286,7 @@ def ensure_one_process(count: int) -> None:
 
 
 def logged(row: Mapping[str, Any]) -> dict[str, float]:
-    """A row's numbers under names for a logger; the outcome as ``hgms/converged``, 1 or 0.
+    """Return a row's numbers under names for a logger; the outcome is ``hgms/converged``, 1 or 0.
 
     >>> logged({"step": 10, "outcome": "converged", "residual": 1e-7})
     {'hgms/converged': 1.0, 'hgms/residual': 1e-07}

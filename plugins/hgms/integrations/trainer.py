@@ -1,5 +1,7 @@
-"""Outer steps as a callback of the Trainer of transformers: ``HypergradientCallback`` is made of
-these hooks when it is first asked for."""
+"""Outer steps as a callback of the Trainer of transformers.
+
+``HypergradientCallback`` is built from these hooks at its first use.
+"""
 
 from __future__ import annotations
 
@@ -20,16 +22,17 @@ class Hooks:
     """Outer steps during ``Trainer.train``: :class:`hgms.integrations.OuterSteps` after every
     ``every``-th step.
 
-    Arguments: those of ``OuterSteps``; ``lower`` is required, since the Trainer shows its callbacks
-    no batch. ``log`` gets each row's numbers: ``trainer.add_callback(HypergradientCallback(…,
-    log=trainer.log))``. Without it they go to ``state.log_history``.
+    Arguments: the arguments of ``OuterSteps``; ``lower`` is required, because the Trainer passes no
+    batch to its callbacks. ``log`` receives each row's numbers:
+    ``trainer.add_callback(HypergradientCallback(…, log=trainer.log))``. Without ``log`` they are
+    added to ``state.log_history``.
 
-    The names are those of ``records``, as ``hgms/upper_loss``; ``hgms/converged`` is 1 or 0. Every
-    checkpoint gets a file ``hypergradient.safetensors`` with θ, the outer optimiser and the place
-    among the batches, from which a resumed training goes on.
+    The names are the names in ``records``, for example ``hgms/upper_loss``; ``hgms/converged`` is 1
+    or 0. Every checkpoint contains a file ``hypergradient.safetensors`` with θ, the outer optimiser
+    and the position in the batches. A training resumes from this file.
 
     Errors: ConfigError without ``lower``, and in a training with several processes; CheckpointError
-    where a training is resumed from a checkpoint without that file.
+    if a training resumes from a checkpoint without that file.
     """
 
     def __init__(
@@ -61,19 +64,17 @@ class Hooks:
             return
         wanted = control.should_log
         self.log(row)
-        control.should_log = wanted  # logging anything takes the Trainer's own row for logged
+        control.should_log = wanted  # otherwise the Trainer treats its own row as logged
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.save(Path(args.output_dir) / f"checkpoint-{state.global_step}")
 
     def save(self, folder: str | Path) -> None:
-        """Writes the state into a checkpoint's folder, whole or not at all."""
+        """Write the state to a checkpoint's folder, completely or not at all."""
         save_state(Path(folder) / FILE, self.steps.state_dict())
 
     def load(self, folder: str | Path) -> None:
-        """Takes the state from a checkpoint's folder; a training that is resumed next starts
-        with it.
-        """
+        """Load the state from a checkpoint's folder; the next resumed training starts with it."""
         path = Path(folder) / FILE
         if not path.is_file():
             raise CheckpointError(

@@ -1,6 +1,4 @@
-"""What outer steps take from a training and leave as it was: batches again and again, the
-model's mode, the generators.
-"""
+"""State that outer steps use and restore: repeated batches, the model's mode, and generators."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from hgms_core import ConfigError
 
 
 class Batches:
-    """An iterable gone through again and again, and how many it has given since it last began."""
+    """An iterable that restarts at its end, with a count of the batches since its last start."""
 
     def __init__(self, source: Iterable[Any], called: str) -> None:
         self.source = source
@@ -51,7 +49,9 @@ class Batches:
 
 @contextlib.contextmanager
 def undisturbed(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """The model in evaluation mode and the global generators as they were, once this is over."""
+    """Set evaluation mode inside the context; restore the mode and the global generators
+    afterwards.
+    """
     training = [module for module in model.modules() if module.training]
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         for module in training:
@@ -64,8 +64,10 @@ def undisturbed(model: nn.Module, device: torch.device) -> Iterator[None]:
 
 
 def moved(batch: Any, device: torch.device) -> Any:
-    """A batch on the model's device: tensors, what has a method ``to``, and dictionaries, lists
-    and tuples of them.
+    """Return a batch on the model's device.
+
+    Tensors and objects with a method ``to`` are converted, also inside dictionaries, lists and
+    tuples.
     """
     if isinstance(batch, Tensor) or callable(getattr(batch, "to", None)):
         return batch.to(device)

@@ -1,5 +1,6 @@
-"""Optimisers and schedules of torch as functions of values: what components need to step one,
-save it and go on from there.
+"""Optimisers and schedules of torch as functions of values.
+
+Components use them to step an optimiser, save it and resume.
 """
 
 from __future__ import annotations

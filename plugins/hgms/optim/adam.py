@@ -1,12 +1,13 @@
-"""Adam's bias-corrected update, once in place and once as a differentiable function; operation for
-operation the same::
+"""Adam's bias-corrected update: in place, and as a differentiable function.
+
+Both use the same operations::
 
     m ← β₁m + (1 − β₁)g,  v ← β₂v + (1 − β₂)g²,  x ← x − η m̂ / (√(v̂ + ε₀) + ε),  m̂ = m/(1 − β₁ᵗ),
         v̂ = v/(1 − β₂ᵗ)
 
-Both corrections are moved into two scalars. Weight decay is the caller's: it is decoupled, so it
-only scales x. With ε₀ = 0 (the default) a step near a stationary point has a derivative of order
-η/ε, which no hypergradient through such steps survives; with ε₀ > 0 it is at most η/√ε₀.
+Two scalars contain both corrections. The caller applies weight decay: it is decoupled, so it only
+scales x. With ε₀ = 0 (the default), a step near a stationary point has a derivative of order η/ε,
+and hypergradients through such steps are unusable. With ε₀ > 0 the derivative is at most η/√ε₀.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from hgms_core import Tree
 
 
 def corrections(rate: Any, count: Any, betas: tuple[float, float]) -> tuple[Any, Any]:
-    """(η/(1 − β₁ᵗ), √(1 − β₂ᵗ)) at t = ``count``, this step included: what Adam multiplies and
-    divides by. Both may be tensors.
+    """Return (η/(1 − β₁ᵗ), √(1 − β₂ᵗ)) at t = ``count``, including this step.
+
+    Adam multiplies and divides by these numbers. Both may be tensors.
 
     >>> corrections(0.5, 1, (0.5, 0.75))
     (1.0, 0.5)
@@ -40,10 +42,11 @@ def adam_(
     betas: tuple[float, float],
     eps: float | tuple[float, float],
 ) -> None:
-    """One step in place: ``leaves``, m (``first``) and v (``second``) change, ``grads`` do not.
+    """Apply one step in place: ``leaves``, m (``first``) and v (``second``) change, ``grads`` do
+    not.
 
-    ``scale`` and ``correction`` are those of :func:`corrections`: numbers, 0-dimensional tensors,
-    or a ``scale`` ``[N]`` for leaves that stack N members. ``eps`` is ε, or (ε, ε₀).
+    ``scale`` and ``correction`` are the results of :func:`corrections`: numbers, 0-dimensional
+    tensors, or a ``scale`` ``[N]`` for leaves that stack N members. ``eps`` is ε, or (ε, ε₀).
 
     >>> x, m, v = ([torch.zeros(2)] for _ in range(3))
     >>> scale, correction = corrections(0.5, 1, (0.9, 0.999))
@@ -92,10 +95,11 @@ def adam(
     betas: tuple[float, float],
     eps: float | tuple[float, float],
 ) -> tuple[Tree, Tree, Tree]:
-    """(x, m, v) after one step, as differentiable functions of all four trees; with ε₀ = 0 the
-    derivative of √v at v = 0 is taken as 0.
+    """Return (x, m, v) after one step, as differentiable functions of all four trees.
 
-    ``scale`` and ``correction`` are those of :func:`corrections`: numbers, or 0-dimensional
+    With ε₀ = 0 the derivative of √v at v = 0 is defined as 0.
+
+    ``scale`` and ``correction`` are the results of :func:`corrections`: numbers, or 0-dimensional
     tensors. ``eps`` is ε, or (ε, ε₀).
     """
     eps, eps_root = _both(eps)
@@ -120,13 +124,14 @@ def adam(
 
 
 def _both(eps: float | tuple[float, float]) -> tuple[float, float]:
-    """(ε, ε₀)."""
+    """Return (ε, ε₀)."""
     return eps if isinstance(eps, tuple) else (eps, 0.0)
 
 
 class _Root(torch.autograd.Function):
-    """√v whose derivative at v = 0 is 0 instead of infinity (a coordinate that never had a
-    gradient stays where it is).
+    """√v with the derivative 0 instead of infinity at v = 0.
+
+    A coordinate that never had a gradient therefore keeps its value.
     """
 
     @staticmethod

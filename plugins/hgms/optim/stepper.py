@@ -1,5 +1,6 @@
-"""An optimiser of torch whose memory is a value: tensors by name, which can be stacked, saved
-and copied.
+"""A torch optimiser whose memory is a value.
+
+The memory contains tensors by name, which can be stacked, saved and copied.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from hgms_core import ConfigError, Tree
 from hgms_core.torch_errors import first_line
 
 Build = Callable[[list[Tensor]], torch.optim.Optimizer]
-"""Makes an optimiser of some parameters: ``lambda params: torch.optim.RMSprop(params,
+"""Function that builds an optimiser of parameters: ``lambda params: torch.optim.RMSprop(params,
 lr=0.01)``, or the class itself.
 """
 
@@ -27,16 +28,16 @@ NUMBERS: dict[str, Callable[[Any], Any]] = {
     "none": lambda _: None,
     "list": lambda _: [],
 }
-"""Kinds of entries that are no tensors, and what makes them again; the others are ``tensor`` and
-``cpu``, which stays there, with the type of a number that stands in the wider type of the leaves
-(``cpu float32``).
+"""Kinds of entries that are not tensors, and the functions that restore them.
+
+The other kinds are ``tensor`` and ``cpu``. An entry of kind ``cpu`` remains on the CPU. Its name
+includes the type of a number that is stored in the wider type of the leaves (``cpu float32``).
 """
 
 
 @frozen(eq=False)
 class Stepper:
-    """An optimiser of ``leaves``; ``fresh`` are the options of its groups as they were when it was
-    built.
+    """An optimiser of ``leaves``; ``fresh`` are the options of its groups when it was built.
 
     >>> leaf = torch.ones(2, requires_grad=True)
     >>> stepper = Stepper.of(
@@ -54,10 +55,10 @@ class Stepper:
 
     @classmethod
     def of(cls, build: Build, leaves: Tree, memory: Mapping[str, Tensor] | None = None) -> Stepper:
-        """The optimiser with a ``memory`` it had (None: new).
+        """Build the optimiser with an earlier ``memory`` (None: new).
 
-        Errors: ConfigError where ``build`` makes no optimiser, or one that holds other tensors than
-            ``leaves``.
+        Errors: ConfigError if ``build`` does not return an optimiser, or its optimiser has other
+            tensors than ``leaves``.
         """
         optimizer = _built(build, [*leaves.values()])
         options = [
@@ -69,7 +70,7 @@ class Stepper:
         return stepper
 
     def recall(self, memory: Mapping[str, Tensor]) -> None:
-        """Takes a memory for its own, in copies: it changes them in place."""
+        """Load copies of a memory; the optimiser changes the copies in place."""
         for name, tensor in memory.items():
             owner, path, kind = name.rsplit("|", 2)
             value = NUMBERS[kind](tensor) if kind in NUMBERS else _again(tensor, *kind.split())
@@ -81,8 +82,9 @@ class Stepper:
     def set(
         self, options: Sequence[Mapping[str, Any]], rate: float = 1.0, decay: float = 1.0
     ) -> None:
-        """What a schedule says about its groups (:meth:`Timetable.options`), with factors on
-        learning rate and decay.
+        """Set the options of a schedule (:meth:`Timetable.options`) for the groups.
+
+        ``rate`` and ``decay`` are factors on learning rate and weight decay.
         """
         for group, fresh, scheduled in zip(
             self.optimizer.param_groups, self.fresh, options, strict=True
@@ -100,8 +102,10 @@ class Stepper:
             )
 
     def memory(self, scheduled: Sequence[Mapping[str, Any]] = ()) -> Tree:
-        """The states of the leaves, and the options of the groups that the optimiser has changed
-        itself: not those that a schedule sets."""
+        """Return the states of the leaves, and the group options that the optimiser changed.
+
+        Options set by a schedule are excluded.
+        """
         like = next(iter(self.leaves.values()))
         memory = {}
         state = self.optimizer.state
@@ -165,7 +169,7 @@ class Stepper:
 
 
 def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether its step evaluates the loss again by itself.
+    """Return whether the optimiser's step evaluates the loss repeatedly.
 
     >>> (
     ...     needs_closure(torch.optim.LBFGS([torch.zeros(1)])),
@@ -213,7 +217,7 @@ def _built(build: Build, leaves: list[Tensor]) -> torch.optim.Optimizer:
 
 
 def _again(tensor: Tensor, place: str, dtype: str | None = None) -> Tensor:
-    """A copy where it was, in the type that it had."""
+    """Return a copy at the original place, with the original type."""
     return tensor.to(
         "cpu" if place == "cpu" else tensor.device,
         getattr(torch, dtype) if dtype else tensor.dtype,
@@ -222,8 +226,9 @@ def _again(tensor: Tensor, place: str, dtype: str | None = None) -> Tensor:
 
 
 def _walk(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """The entries of nested dictionaries and lists by their paths; numbers in brackets are those
-    of a list.
+    """Yield the entries of nested dictionaries and lists by their paths.
+
+    Numbers in brackets are positions in a list.
     """
     items: Any = None
     if isinstance(value, Mapping):

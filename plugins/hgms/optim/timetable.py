@@ -1,5 +1,6 @@
-"""A scheduler of torch as a function of the step's number, so that a run can go on anywhere and
-a branch be run again.
+"""A torch scheduler as a function of the step number.
+
+A run can therefore resume at any step, and a branch can be repeated.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from hgms_core import ConfigError
 from hgms_core.torch_errors import first_line
 
 Schedule = Callable[[torch.optim.Optimizer], LRScheduler]
-"""Makes a scheduler of an optimiser: ``lambda optimizer:
+"""Function that builds a scheduler of an optimiser: ``lambda optimizer:
 torch.optim.lr_scheduler.StepLR(optimizer, 30)``.
 """
 
@@ -30,11 +31,11 @@ HINT = (
 
 @define(eq=False)
 class Timetable:
-    """What a scheduler makes of the options of an optimiser's groups, step by step; worked out
-    once, as far as it was asked.
+    """Options that a scheduler sets in an optimiser's groups, step by step.
 
-    The scheduler sits on an optimiser of its own, which takes no steps. Memory: a few numbers a
-    step.
+    They are computed once per step, up to the largest requested step.
+
+    The scheduler uses a separate optimiser, which takes no steps. Memory: a few numbers per step.
 
     >>> times = Timetable.of(
     ...     lambda params: torch.optim.SGD(params, lr=1.0),
@@ -51,12 +52,14 @@ class Timetable:
 
     @classmethod
     def of(cls, build: Build, leaves: Mapping[str, Tensor], schedule: Schedule | None) -> Timetable:
-        """Of an optimiser for leaves of these shapes; without a ``schedule`` no option ever
-        changes.
+        """Build the timetable of an optimiser for leaves of these shapes.
 
-        Errors: ConfigError where ``schedule`` makes no scheduler, or one that looks at a loss.
+        Without a ``schedule``, all options are constant.
+
+        Errors: ConfigError if ``schedule`` does not return a scheduler, or returns one that reads a
+        loss.
         """
-        # no memory
+        # tensors without memory
         shapes = {
             name: leaf.new_zeros(()).expand(leaf.shape).requires_grad_()
             for name, leaf in leaves.items()
@@ -98,20 +101,18 @@ class Timetable:
         return times
 
     def options(self, step: int) -> list[dict[str, Any]]:
-        """The options that the schedule sets in each group, before the step with this number
-        (from 0).
-        """
+        """Return the options that the schedule sets in each group before this step (from 0)."""
         if self.scheduler is None:
             return self.rows[0]
         while len(self.rows) <= step:
-            with warnings.catch_warnings():  # that the optimiser has taken no step
+            with warnings.catch_warnings():  # a warning that the optimiser has taken no step
                 warnings.simplefilter("ignore")
                 self.scheduler.step()
             self._note()
         return self.rows[step]
 
     def _note(self) -> None:
-        known = ("lr", "momentum", "betas", "weight_decay")  # what schedulers of torch.optim set
+        known = ("lr", "momentum", "betas", "weight_decay")  # options that torch's schedulers set
         self.rows.append(
             [
                 {key: group[key] for key in known if key in group}

@@ -1,4 +1,4 @@
-"""Outer optimisers, one file for each family."""
+"""Outer optimisers, one file per family."""
 
 from __future__ import annotations
 

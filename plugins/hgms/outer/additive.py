@@ -128,8 +128,8 @@ def _no_moments(_outer: Adam | AdamW, theta: Tree) -> State:
 class Adam:
     """θ ← θ − α m̂/(√v̂ + ε), with bias-corrected moments of h.
 
-    The step hardly depends on the length of h, which suits hypergradients whose scale is unknown
-    (ridge, one-step).
+    The step hardly depends on the length of h. This suits hypergradients of unknown scale (ridge,
+    one-step).
 
     Arguments: ``lr`` α; ``betas``, ``eps`` as in torch.optim.Adam; ``clip`` bounds ‖h‖;
     ``projection`` and ``schedule`` as in ``projected-gradient``.

@@ -1,5 +1,6 @@
-"""Dual averaging on the simplex: the mean of all hypergradients so far decides, not how many
-there were.
+"""Dual averaging on the simplex: the step depends on the mean of all hypergradients.
+
+It does not depend on their number.
 """
 
 from __future__ import annotations
@@ -18,30 +19,30 @@ from hgms_core.validators import not_negative, positive, share
 @final
 @component
 class DualAveraging:
-    """Logits θ of weights ω = softmax(θ), at a fixed distance from where they began for a given
-    mean of hypergradients::
+    """Logits θ of weights ω = softmax(θ), determined by the mean of all hypergradients::
 
         c_t = h_t/ω_t    (the derivative in ω, Σ_s ω_s c_s = 0, from the one in θ)
         θ_{t+1} = θ_0 − τ · Σ_{k ≤ t} γ^{t−k} c_k / (Σ_{k ≤ t} γ^{t−k} + t₀)
             (γ = 1: 1/(t + t₀) Σ c_k)
 
-    With the mean c̄, ω is the minimiser of Σ_s ω_s c̄_s + 1/τ · KL(ω‖ω_0): the start is a prior,
-    and 1/τ its strength. So a longer budget makes the mean more certain, and the mixture no more
-    extreme. Where c is noise alone, θ − θ_0 shrinks as 1/√t, while a gradient method on logits
-    walks into a corner. Of t₀ steps before the first, c counts as 0.
+    For a given mean, the distance of θ from its start is fixed. With the mean c̄, ω minimises Σ_s
+    ω_s c̄_s + 1/τ · KL(ω‖ω_0): the start is a prior, and 1/τ is its strength. So a longer budget
+    makes the mean more certain, but not the mixture more extreme. If c is only noise, θ − θ_0
+    shrinks as 1/√t, while a gradient method on logits moves into a corner. For t₀ steps before the
+    first, c counts as 0.
 
-    Use for mixtures of data sources with ``aligned``, whose c lies between −2 and 2. Avoid where θ
-    are not logits of one softmax a leaf, and where the scale of the hypergradient is unknown: τ is
-    in its units.
+    Use for mixtures of data sources with ``aligned``, for which c is between −2 and 2. Avoid if θ
+    does not consist of one softmax's logits per leaf. Avoid also if the scale of the hypergradient
+    is unknown: τ is in its units.
 
     Arguments:
-        strength: τ. Two sources whose c differ by d end with weights in the ratio e^(τd) to their
-            prior.
+        strength: τ. Two sources whose c differ by d end with weights in the ratio e^(τd) relative
+            to their prior.
         prior_steps: t₀.
-        decay: γ in [0, 1]. Below 1 where hypergradients are means themselves, or change as x is
-            trained: the last 1/(1 − γ) steps count.
+        decay: γ in [0, 1]. Use a value below 1 if hypergradients are already means, or change as x
+            is trained: the last 1/(1 − γ) steps count.
 
-    Cost: none in oracle calls; one number for each of θ's is kept.
+    Cost: no oracle calls; the state stores one number per number of θ.
 
     >>> outer = DualAveraging(strength=2.0, prior_steps=0.0)
     >>> theta = start = {"t": torch.zeros(2)}
@@ -54,7 +55,7 @@ class DualAveraging:
     tensor(4.)
 
     Source: Nesterov 2009 and Xiao 2010 (regularised dual averaging), with the entropy of Beck &
-    Teboulle 2003; natural gradients of a softmax: Amari 1998.
+        Teboulle 2003; natural gradients of a softmax: Amari 1998.
     """
 
     name: ClassVar[str] = "dual-averaging"
@@ -90,7 +91,10 @@ class DualAveraging:
 
 
 def _of_weights(logits: Tensor, h: Tensor) -> Tensor:
-    """h/ω, centred so that Σ_s ω_s c_s = 0; 0 where a weight is too small to tell."""
+    """Compute h/ω, centred so that Σ_s ω_s c_s = 0.
+
+    An entry is 0 if its weight is too small for the division.
+    """
     omega = logits.reshape(-1).softmax(0)
     least = torch.finfo(omega.dtype).tiny / torch.finfo(omega.dtype).eps
     c = torch.where(omega > least, h.reshape(-1) / omega.clamp_min(least), torch.zeros_like(omega))

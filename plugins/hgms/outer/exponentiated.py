@@ -17,9 +17,9 @@ from hgms_core.validators import optional_positive, positive
 class ExponentiatedGradient:
     """p ← p·exp(−α h) / Σ p·exp(−α h), each leaf a probability vector.
 
-    Use when θ itself is a mixture on the simplex; it stays there by construction and moves
-    multiplicatively. Avoid for logits. A start off the simplex is normalised by the first step; an
-    entry that is exactly 0 stays 0.
+    Use when θ itself is a mixture on the simplex; it stays there by construction and changes
+    multiplicatively. Avoid for logits. The first step normalises a start off the simplex; an entry
+    that is exactly 0 stays 0.
 
     Arguments: ``lr`` α; ``clip`` bounds ‖h‖; ``schedule`` shapes α over the budget.
 
@@ -28,8 +28,8 @@ class ExponentiatedGradient:
     >>> outer.step(p, {"p": torch.log(torch.tensor([1.0, 3.0]))}, outer.init(p), 0.0)[0]["p"]
     tensor([0.7500, 0.2500])
 
-    Errors: ConfigError where a leaf of the start has no positive finite entry (logits that start at
-        0, for example).
+    Errors: ConfigError if a leaf of the start has no positive finite entry (for example, logits
+    that start at 0).
 
     Source: Kivinen & Warmuth 1997.
     """
@@ -58,7 +58,7 @@ class ExponentiatedGradient:
         rate = self.lr * self.schedule.factor(state["step"], progress)
         moved = {}
         for name, leaf in theta.items():
-            # In logarithms, so that a large step cannot overflow.
+            # computed in logarithms, so that a large step cannot overflow
             logits = leaf.clamp_min(0).log() - rate * direction[name]
             moved[name] = torch.softmax(logits.reshape(-1), 0).reshape(leaf.shape)
         return moved, {"step": state["step"] + 1}

@@ -1,5 +1,6 @@
-"""What all outer optimisers share: a learning-rate schedule, a projection onto a set, and
-clipping by norm.
+"""Learning-rate schedule, projection onto a set, and clipping by norm.
+
+All outer optimisers share them.
 """
 
 from __future__ import annotations
@@ -79,15 +80,16 @@ class Projection:
 
 
 def onto_simplex(point: Tensor) -> Tensor:
-    """The nearest probability vector: subtract the one threshold that makes the positive part
-    sum to 1 (sorting finds it).
+    """Compute the nearest probability vector.
+
+    A single threshold is subtracted so that the positive part sums to 1; sorting finds it.
     """
     flat = point.reshape(-1)
     ordered = flat.sort(descending=True).values
     counts = torch.arange(1, flat.numel() + 1, device=flat.device, dtype=flat.dtype)
     thresholds = (ordered.cumsum(0) - 1) / counts
     active = (ordered > thresholds).sum().clamp_min(1)
-    # not thresholds[active - 1], for which the GPU would be waited for
+    # not thresholds[active - 1], because indexing by a tensor would wait for the GPU
     return (
         (flat - thresholds.index_select(0, (active - 1).reshape(1)))
         .clamp_min(0)
@@ -96,7 +98,7 @@ def onto_simplex(point: Tensor) -> Tensor:
 
 
 def clipped(gradient: Tree, bound: float | None) -> Tree:
-    """The gradient scaled down to norm ``bound`` where it is longer (all leaves together)."""
+    """Scale the gradient down to norm ``bound`` if its norm is larger (all leaves together)."""
     if bound is None:
         return gradient
     scale = bound / norm(gradient).clamp_min(bound)

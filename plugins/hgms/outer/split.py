@@ -1,4 +1,4 @@
-"""Two outer optimisers at once: one for the upper variables, one for a learned lower start."""
+"""An outer optimiser with a separate optimiser for a learned lower start."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from hgms.outer.additive import Adam, Sgd
 from hgms_core import OuterOptimizer, State, Tree, component, hookimpl
 
 START = "start."
-"""What the names of a learned start's leaves in θ begin with."""
+"""Prefix of the names of a learned start's leaves in θ."""
 
 
 @final
 @component
 class Split:
-    """θ by one optimiser, the learned start z by another: θ ← upper(θ, ∂_θ φ), z ← start(z, ∂_z φ).
+    """Update θ and the learned start z separately: θ ← upper(θ, ∂_θ φ), z ← start(z, ∂_z φ).
 
     For a method with ``learn_start``, whose two kinds of variables have different units (IAPTT-GM:
-    Adam for θ, gradient descent for z). Without a learned start it is ``upper`` alone.
+    Adam for θ, gradient descent for z). Without a learned start only ``upper`` is used.
 
-    Arguments: ``upper`` and ``start``, any outer optimisers; each keeps its own state, schedule,
-        clipping and projection.
+    Arguments: ``upper`` and ``start``, any outer optimisers; each has a separate state, schedule,
+    clipping and projection.
 
     >>> import torch
     >>> outer = Split(upper=Sgd(lr=1.0), start=Sgd(lr=0.5))

@@ -1,4 +1,4 @@
-"""The optimisers of torch.optim as outer optimisers."""
+"""Outer optimisers that use the optimisers of torch.optim."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _names() -> dict[str, type[torch.optim.Optimizer]]:
 
 
 def _usable(_self: object, _attribute: Attribute[Any], value: str | Callable[..., Any]) -> None:
-    """A class whose step needs a gradient and nothing else."""
+    """Require a class with a step that needs only a gradient."""
     if isinstance(value, str) and value not in _names():
         raise unknown_name(
             "optimizer", value, _names(), ("optimizer",), label="optimiser of torch.optim"
@@ -66,32 +66,34 @@ def _usable(_self: object, _attribute: Attribute[Any], value: str | Callable[...
 @final
 @component
 class TorchOptimizer:
-    """θ by any optimiser of ``torch.optim``, by the name of its class and a table of its settings.
+    """Update θ by any optimiser of ``torch.optim``.
 
-    Each step builds the optimiser around a copy of θ, gives it the state it had and h as the
-    gradient, and takes the state back as a value. So it is as exact as the optimiser kept alive,
-    and can be saved.
+    The arguments are the name of its class and a table of its settings.
 
-    Use for the rules that this package has not: RAdam, NAdam, Adagrad, Rprop, …. Avoid where
-    ``adam``, ``adamw`` or ``sgd`` do, which have clipping and projections (there are none here; a
-    task's own projection holds).
+    Each step builds the optimiser around a copy of θ and loads the previous state. It passes h as
+    the gradient, and returns the new state as a value. So the result is the same as with an
+    optimiser kept in memory, and the state can be saved.
+
+    Use for the rules that this package does not implement: RAdam, NAdam, Adagrad, Rprop, …. Avoid
+    if ``adam``, ``adamw`` or ``sgd`` suffice: they support clipping and projections. This class
+    supports neither, but a task's projection still applies.
 
     Arguments:
-        optimizer: the class's name, or from Python the class itself; one of your own too, if all
-            that it remembers is in the states of its parameters and in their group.
+        optimizer: the class's name, or from Python the class itself. A custom class works if the
+            states of its parameters and their group contain all of its memory.
         settings: its keyword arguments, with torch's defaults for the others.
         schedule: shapes its learning rate over the budget, as in ``adam``. From Python also a
-            function that makes a scheduler of torch, such as
-            ``lambda optimizer: lr_scheduler.StepLR(optimizer, 30)``, which goes one step further
-            with each outer step and must not look at a loss.
+            function that creates a scheduler of torch, such as
+            ``lambda optimizer: lr_scheduler.StepLR(optimizer, 30)``. The scheduler advances by one
+            step per outer step and must not depend on a loss.
 
-    Errors: ConfigError with the nearest name for a class or a setting that does not exist, with
-    torch's words for a value that it refuses, and for an optimiser that asks for the loss itself
+    Errors: ConfigError, with the nearest name, for a class or a setting that does not exist; with
+    torch's message for an invalid value; and for an optimiser that needs the loss itself
     (``LBFGS``).
 
     Cost: no oracle call. Memory: one more copy of θ and of the optimiser's state during a step. An
-    optimiser that draws random numbers draws them from torch's global generator; those in
-    ``torch.optim`` do not.
+    optimiser that draws random numbers draws them from torch's global generator; the optimisers in
+    ``torch.optim`` draw no random numbers.
 
     >>> outer = TorchOptimizer(optimizer="SGD", settings={"lr": 0.5, "momentum": 0.9})
     >>> theta, state = {"t": torch.ones(1)}, outer.init({"t": torch.ones(1)})
@@ -127,7 +129,10 @@ class TorchOptimizer:
 
     @classmethod
     def testing_instance(cls) -> TorchOptimizer:
-        """At torch's own rates 400 steps are too few for the checks."""
+        """Return an instance with a higher learning rate.
+
+        With torch's default rates, 400 steps are too few for the checks.
+        """
         return cls(settings={"lr": 0.1})
 
     def init(self, theta: Tree) -> State:
@@ -188,7 +193,7 @@ class TorchOptimizer:
         )
 
     def _timetable(self, theta: Tree) -> Timetable:
-        """What the schedule of torch says, worked out from the first step on and kept."""
+        """Return the factors of torch's schedule, computed from the first step and cached."""
         shapes = tuple((name, leaf.shape) for name, leaf in theta.items())
         if shapes not in self._times:
             assert callable(self.schedule)
@@ -208,10 +213,13 @@ class TorchOptimizer:
 
 
 def _as_value(value: Any, leaf: Tensor | None) -> Any:
-    """An optimiser's memory as a value: what a run folder can hold, so that it comes back the same.
+    """Convert an optimiser's memory to a value that can be stored exactly.
 
-    A single number with a type or a place other than θ's (Adam counts its steps in float32, on the
-    CPU) is a number with its type: as a tensor it would come back where θ is.
+    A run folder can store this value and restore it without change.
+
+    A single number whose dtype or device differs from θ's is stored as a number with its dtype. For
+    example, Adam counts its steps in float32 on the CPU. As a tensor, the number would be restored
+    on the device of θ.
     """
     if isinstance(value, Tensor):
         if value.numel() == 1 and (
@@ -242,7 +250,7 @@ def _as_value(value: Any, leaf: Tensor | None) -> Any:
 
 
 def _restored(value: Any, leaf: Tensor | None) -> Any:
-    """The memory again, in copies: optimisers change theirs in place."""
+    """Restore the memory in copies, because optimisers change their memory in place."""
     if isinstance(value, Tensor):
         return value.clone()
     if isinstance(value, Mapping):

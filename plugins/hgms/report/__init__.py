@@ -1,5 +1,8 @@
-"""Reports over run folders: a study of what was run, as a web page, Markdown, LaTeX or Parquet,
-or drawn for a paper.
+"""Reports over run folders, in several formats.
+
+A report is a study of the runs, as a web page, Markdown, LaTeX or Parquet.
+
+A report can also draw figures for a paper.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ _FOLDER = click.Path(path_type=Path)
 
 
 def _what(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options with which both commands choose what is shown."""
+    """Add the options with which both commands select the content."""
     for option in (
         click.option(
             "--separate",
@@ -83,10 +83,10 @@ def report(
     port: int,
     as_json: bool,
 ) -> None:
-    """Tables, curves and diagnostics of the runs below RUNS, as one page that needs no network,
-    Markdown, LaTeX or Parquet.
+    """Write tables, curves and diagnostics of the runs below RUNS.
 
-    Runs that cannot be read are named, left out and counted.
+    The formats are a page that needs no network, Markdown, LaTeX and Parquet. Runs that are not
+    readable are listed, skipped and counted.
     """
     from hgms.report.compute import build
     from hgms.report.formats import SUFFIXES, suffix, write
@@ -102,7 +102,7 @@ def report(
             ),
         )
         return
-    suffix(out, SUFFIXES, "a report")  # before the work, not after it
+    suffix(out, SUFFIXES, "a report")  # checked before the work starts
     study = build(runs, metrics=metrics, reference=reference, separate=separate, title=title)
     written = write(study, out, steps=steps)
     if as_json:
@@ -172,8 +172,9 @@ def plot(
     out: Path,
     as_json: bool,
 ) -> None:
-    """The main metric against seconds and oracle calls for a paper: mean over seeds with its 95
-    % band.
+    """Draw the main metric against seconds and oracle calls, for a paper.
+
+    The plot shows the mean over seeds with its 95 % band.
     """
     from hgms.report import paper
     from hgms.report.compute import build

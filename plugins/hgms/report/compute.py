@@ -1,5 +1,7 @@
-"""Reads runs and computes what a report says of them: which belong together, their means, paired
-differences, curves and diagnostics."""
+"""Read runs and compute the content of a report.
+
+It groups the runs, and computes their means, paired differences, curves and diagnostics.
+"""
 
 from __future__ import annotations
 
@@ -34,11 +36,11 @@ from hgms_core import ConfigError
 from hgms_core.errors import CheckpointError, unknown_name
 
 _MIXTURE = 150  # points of a small picture
-_CURVES = 250_000  # points of all curves of a page together; with very many curves each gets fewer
+_CURVES = 250_000  # points of all curves of a page; many curves get fewer points each
 _LOSS = "upper_loss"
 
 _Rows = Mapping[str, Any]
-"""Columns of a run's rows, or what was counted in them."""
+"""Columns of a run's rows, or counts of their values."""
 
 
 def build(
@@ -50,16 +52,17 @@ def build(
     title: str | None = None,
     sweeps: str | Path | None = None,
 ) -> Study:
-    """Reads all runs below ``folders`` and computes everything a report says.
+    """Read all runs below ``folders`` and compute the content of a report.
 
-    ``metrics``: the first that a task has is its main one (default: the task's own first), all have
-    curves. ``reference`` is the method that differences are taken to (default: ``uniform`` where it
-    ran). ``separate`` gives runs of different task versions or budgets sections of their own. Pilot
-    sweeps are read below ``folders``, or below the folder ``sweeps``.
+    ``metrics``: the first metric that a task has is its main metric (default: the task's first
+    metric); all listed metrics have curves. ``reference`` is the method that differences are taken
+    to (default: ``uniform`` if it ran). ``separate`` gives separate sections to runs of different
+    task versions or budgets. Pilot sweeps are read below ``folders``, or below the folder
+    ``sweeps``.
 
     Raises:
-        ConfigError: no run at all; an unknown metric or reference; runs of one task that may not be
-            compared.
+        ConfigError: there is no run; a metric or reference is unknown; or runs of one task are not
+            comparable.
     """
     folders = [Path(folder) for folder in folders]
     runs, skipped = scan(folders)
@@ -100,13 +103,16 @@ def build(
     )
 
 
-# --- what belongs together
+# --- groups of runs
 # --------------------------------------------------------------------------------------------------
 
 
 def _groups(runs: Sequence[StoredRun], separate: bool) -> dict[str, tuple[str, list[StoredRun]]]:
-    """The task's name and its runs, by title. One task under several budgets or versions is
-    refused, or, if ``separate``, several sections."""
+    """Return the task's name and its runs, by title.
+
+    A task with several budgets or versions raises an error, or has several sections if
+    ``separate``.
+    """
     groups: dict[str, tuple[str, list[StoredRun]]] = {}
     mixed: list[str] = []
     for name, group in sorted(
@@ -139,8 +145,9 @@ def _groups(runs: Sequence[StoredRun], separate: bool) -> dict[str, tuple[str, l
 
 
 def _once(runs: Sequence[StoredRun]) -> tuple[list[StoredRun], list[Skipped]]:
-    """Runs without those of the same configuration and seed under another label, which no mean
-    may count twice.
+    """Remove runs with the same configuration and seed under another label.
+
+    A mean must not count such a run twice.
     """
     seen: dict[str, StoredRun] = {}
     skipped = []
@@ -156,8 +163,11 @@ def _once(runs: Sequence[StoredRun]) -> tuple[list[StoredRun], list[Skipped]]:
 
 
 def _methods(runs: Sequence[StoredRun]) -> dict[str, list[StoredRun]]:
-    """Runs by method and dtype. If a method has several of one seed, which no mean may count twice,
-    they were carried out differently: then every way is a method of its own."""
+    """Group runs by method and dtype.
+
+    A mean must not count two runs of one seed. If a method has several runs of one seed, they used
+    different execution settings. Then each combination of settings becomes a separate method.
+    """
     methods: dict[str, list[StoredRun]] = {}
     for name, alike in _named(runs, _method_and_dtype, lambda run: run.label).items():
         if len({run.seed for run in alike}) == len(alike):
@@ -169,12 +179,12 @@ def _methods(runs: Sequence[StoredRun]) -> dict[str, list[StoredRun]]:
 
 
 def _method_and_dtype(run: StoredRun) -> dict[str, Any]:
-    """The settings of the method, and the dtype that it was computed in."""
+    """Return the settings of the method, and the dtype of its computation."""
     return {**run.method, "run": {"dtype": run.settings.get("dtype", "float32")}}
 
 
 def carried_out(run: StoredRun) -> dict[str, Any]:
-    """The settings of a run that are neither its method's nor names."""
+    """Return the settings of a run that are neither method settings nor names."""
     return {key: value for key, value in run.settings.items() if key not in UNCOMPARED}
 
 
@@ -183,8 +193,9 @@ def _named(
     table_of: Callable[[StoredRun], Mapping[str, Any]],
     label_of: Callable[[StoredRun], str],
 ) -> dict[str, list[StoredRun]]:
-    """Runs by the name of a table of theirs (the task's, the method's): its label, and what
-    tells tables of one label apart.
+    """Group runs by the name of one of their tables (the task's or the method's).
+
+    The name is the label, with the differing settings if several tables share a label.
     """
     keys = {run: _key(table_of(run)) for run in runs}
     labels: dict[str, str] = {}
@@ -202,11 +213,11 @@ def _key(table: Mapping[str, Any]) -> str:
 
 
 def _environments(runs: Sequence[StoredRun]) -> list[tuple[dict[str, Any], list[StoredRun]]]:
-    """Equal environments once, with their runs; the one with the most runs first."""
+    """Return each distinct environment with its runs, largest group first."""
 
     def where(environment: Mapping[str, Any]) -> dict[str, Any]:
-        # the task and the digests of components' code are of what was run, not of where; no two
-        # measurements are the same
+        # the task and the digests of components' code describe the run, not the machine;
+        # measurements always differ
         table = {
             key: value
             for key, value in environment.items()
@@ -218,7 +229,7 @@ def _environments(runs: Sequence[StoredRun]) -> list[tuple[dict[str, Any], list[
     groups: dict[str, tuple[dict[str, Any], list[StoredRun]]] = {}
     for run in runs:
         environment = where(run.environment)
-        # where a run was begun that was resumed elsewhere, or with other code
+        # environments before the run was resumed on another machine, or with other code
         before = environment.pop("before", [])
         earlier = (
             [where(place) for place in before if isinstance(place, Mapping)]
@@ -238,7 +249,10 @@ def _environments(runs: Sequence[StoredRun]) -> list[tuple[dict[str, Any], list[
 def _metric(
     runs: Sequence[StoredRun], metrics: Sequence[str]
 ) -> tuple[str, dict[str, bool], list[str]]:
-    """The main metric, which way each is better, and all of them in the task's order."""
+    """Return the main metric, the directions, and all metrics.
+
+    All metrics are in the task's order.
+    """
     directions = next((dict(run.higher_is_better) for run in runs if run.higher_is_better), {})
     names = list(dict.fromkeys([*directions, *(name for run in runs for name in run.metrics)]))
     names = [name for name in names if any(name in run.metrics for run in runs)]
@@ -251,7 +265,7 @@ def _metric(
 def _read(
     runs: Sequence[StoredRun], metrics: Sequence[str]
 ) -> tuple[dict[StoredRun, _Rows], list[Skipped]]:
-    """The rows of all runs, reduced to what a report needs."""
+    """Read the rows of all runs, reduced to the data that a report needs."""
     main, _, names = _metric(runs, metrics)
     drawn = dict.fromkeys([main, *(name for name in metrics if name in names)])
     numbers = [
@@ -279,7 +293,7 @@ def _read(
         except (CheckpointError, OSError) as error:
             skipped.append(Skipped.of(run.path, error))
             continue
-        # the row before the first step has spent none
+        # the row before the first step used no calls
         rows["oracle_calls"][:1] = np.nan_to_num(rows["oracle_calls"][:1])
         outcomes = rows["outcome"].tolist() if rows["outcome"].dtype == object else []
         counted = Counter(outcome for outcome in outcomes if outcome is not None)
@@ -288,7 +302,7 @@ def _read(
 
 
 def _chosen(indices: np.ndarray) -> Counter[int]:
-    """How often each candidate was chosen; what is no index of one is not counted."""
+    """Count how often each candidate was chosen; invalid indices are not counted."""
     known = (
         indices[(indices >= 0) & (indices % 1 == 0) & (indices < 2**53)]
         if indices.dtype == float
@@ -309,8 +323,9 @@ def _section(
     reference: str | None,
     points: int,
 ) -> Section:
-    """The methods with their statistics, best mean first, then the references, and the
-    differences between them.
+    """Compute the methods with their statistics, and the differences between them.
+
+    Methods are sorted by mean, best first; references follow.
     """
     runs = list(rows)
     main, directions, names = _metric(runs, metrics)
@@ -352,7 +367,7 @@ def _section(
                 metrics={name: row.metrics.get(name, none) for name in names},
                 nonfinite={name: count for name, count in undefined.items() if count},
                 difference=row.difference,
-                # without a direction there is no better and no worse
+                # without a direction, better and worse are undefined
                 mark="; ".join(row.notes) if higher is not None else "",
                 role=row.role,
                 recovered=row.recovered,
@@ -410,7 +425,7 @@ def _point(run: StoredRun, names: Sequence[str]) -> Point:
 def _curves(
     rows: Mapping[StoredRun, _Rows], metrics: Sequence[str], points: int
 ) -> dict[tuple[str, str], Curve]:
-    """Of one method's runs, by axis and metric."""
+    """Compute the curves of one method's runs, by axis and metric."""
     curves = {
         (axis, name): band([_line(columns, axis, name) for columns in rows.values()], points)
         for axis in ("seconds", "oracle_calls")
@@ -421,15 +436,15 @@ def _curves(
 
 def _line(rows: _Rows, axis: str, name: str) -> Line:
     y = rows[_LOSS if name == _LOSS else f"metric.{name}"]
-    reported = ~np.isnan(y)  # a row that has not been evaluated is no report
+    reported = ~np.isnan(y)  # a row without an evaluation has no value
     if name != _LOSS and reported.any() and not reported[-1]:
-        reported[-1] = True  # the last row is always evaluated: here to NaN
+        reported[-1] = True  # the last row is always evaluated; here the result is NaN
     reported &= ~np.isnan(rows[axis])
     return rows[axis][reported], y[reported]
 
 
 def _diagnosis(rows: Mapping[StoredRun, _Rows]) -> dict[str, Any]:
-    """How selection and differentiation went for one method, over all its seeds."""
+    """Summarise selection and differentiation of one method, over all its seeds."""
 
     def steps(name: str) -> Curve | None:
         return binned(

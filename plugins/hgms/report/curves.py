@@ -1,9 +1,10 @@
-"""Curves over seeds: mean and 95 % band on a common grid, thinned so that a page with many of them
-stays small.
+"""Curves over seeds: mean and 95 % band on a common, thinned grid.
 
-A run is a step function: it holds what it last reported until it reports again, and after its end.
-At every kept point the mean and the band are exact; thinning only chooses the points, and it keeps
-both ends and, bucket by bucket, the lowest and the highest point, so that no peak is lost.
+Few points keep pages with many curves small.
+
+A run is a step function: it keeps its last reported value until the next report, and after its end.
+At every kept point the mean and the band are exact. Thinning only selects the points. It keeps both
+ends, and the lowest and the highest point of each bucket, so that no peak is lost.
 """
 
 from __future__ import annotations
@@ -14,16 +15,19 @@ import numpy as np
 from attrs import frozen
 
 POINTS = 400
-# points at which a band is evaluated before it is thinned; more could not be told apart on a page
+# points at which a band is evaluated before thinning; a page cannot show more distinct points
 _GRID = 4000
 
 Line = tuple[np.ndarray, np.ndarray]
-"""One run's curve: x, not decreasing, and y."""
+"""One run's curve: x, which is not decreasing, and y."""
 
 
 @frozen(eq=False)
 class Curve:
-    """``low`` and ``high`` are None for a single run, which has no interval."""
+    """A mean with its band.
+
+    ``low`` and ``high`` are ``None`` for a single run, which has no interval.
+    """
 
     x: np.ndarray
     y: np.ndarray
@@ -33,7 +37,7 @@ class Curve:
 
     @property
     def percent(self) -> Curve:
-        """Of a share: its band ends where shares do."""
+        """Convert a share to percent; the band ends at the limits of a share."""
         low, high = (
             None if side is None else 100 * np.clip(side, 0, 1) for side in (self.low, self.high)
         )
@@ -41,8 +45,9 @@ class Curve:
 
 
 def band(lines: Sequence[Line], points: int = POINTS, level: float = 0.95) -> Curve | None:
-    """Mean over runs with its t-interval, from where all have begun to where the last one ends;
-    None if nothing was reported.
+    """Compute the mean over runs with its t-interval; ``None`` if there are no reports.
+
+    The curve starts when all runs have started, and ends with the last run.
 
     >>> import numpy as np
     >>> first = (np.array([0.0, 1.0]), np.array([0.0, 2.0]))
@@ -61,7 +66,7 @@ def band(lines: Sequence[Line], points: int = POINTS, level: float = 0.95) -> Cu
         return Curve(grid[keep], mean[keep])
     from scipy.special import stdtrit
 
-    with np.errstate(over="ignore", invalid="ignore"):  # a band that no double holds has no ends
+    with np.errstate(over="ignore", invalid="ignore"):  # a band that overflows a double has no ends
         half = float(stdtrit(n - 1, 0.5 + level / 2)) * held.std(0, ddof=1) / n**0.5
         low = mean - half
         high = mean + half
@@ -72,8 +77,11 @@ def band(lines: Sequence[Line], points: int = POINTS, level: float = 0.95) -> Cu
 
 
 def together(lines: Sequence[Line], points: int = POINTS) -> Line:
-    """The mean over runs of several values reported at once, ``y`` being ``[value, x]``: all at the
-    same points, so that they still add up to what they add up to in each run.
+    """Compute the mean over runs of several values reported together.
+
+    ``y`` has the axes ``[value, x]``.
+
+    All values use the same points, so their sum is the same as in each run.
 
     >>> import numpy as np
     >>> first = (np.array([0.0, 1.0]), np.array([[0.5, 0.2], [0.5, 0.8]]))
@@ -88,8 +96,12 @@ def together(lines: Sequence[Line], points: int = POINTS) -> Line:
 
 
 def binned(lines: Sequence[Line], bins: int = 60) -> Curve | None:
-    """Median and middle half of all runs' values together, over equal stretches of x: for what is
-    noise around a trend, like a residual. None where nothing was reported.
+    """Compute the median and middle half of the values of all runs together.
+
+    They are computed over intervals of x of equal length.
+
+    Use it for noise around a trend, such as a residual. The result is ``None`` if there are no
+    reports.
 
     >>> import numpy as np
     >>> curve = binned([(np.arange(4.0), np.array([1.0, 3.0, 10.0, 30.0]))], bins=2)
@@ -116,8 +128,10 @@ def binned(lines: Sequence[Line], bins: int = 60) -> Curve | None:
 
 
 def thin(y: np.ndarray, points: int = POINTS) -> np.ndarray:
-    """At most ``points`` indices: both ends, and the lowest and the highest of each of equal
-    buckets between them.
+    """Select at most ``points`` indices.
+
+    The indices are both ends, and the lowest and the highest value of each of equal buckets between
+    them.
 
     >>> thin(np.array([0.0, 1.0, 9.0, 1.0, -5.0, 1.0, 0.0, 0.0]), points=4)
     array([0, 2, 4, 7])
@@ -140,8 +154,9 @@ def thin(y: np.ndarray, points: int = POINTS) -> np.ndarray:
 
 
 def _held(lines: Sequence[Line]) -> tuple[np.ndarray, np.ndarray]:
-    """A grid of the points at which any run reports, and what each run holds there, ``[run,
-    grid]``.
+    """Return a grid of the points at which any run reports, and each run's value there.
+
+    The values have shape ``[run, grid]``.
     """
     grid = np.unique(np.concatenate([x for x, _ in lines]))
     grid = grid[grid >= max(x[0] for x, _ in lines)]

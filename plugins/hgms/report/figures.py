@@ -1,7 +1,9 @@
-"""The page's figures as Plotly specifications: plain values, drawn by plotly.js in the browser.
+"""The page's figures as Plotly specifications.
 
-A method has one colour and one dash, by its name. Colours come in a light and a dark set, so a
-trace holds the *number* of its colour and the page puts it in.
+A specification consists of plain values; plotly.js draws it in the browser.
+
+The name of a method determines its colour and its dash. Colours have a light and a dark set. So a
+trace contains the *number* of its colour, and the page inserts the colour.
 """
 
 from __future__ import annotations
@@ -19,33 +21,39 @@ from hgms.report.tables import heading, outcome
 from hgms.results import Look, looks
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""Colours that people with any colour vision tell apart (Okabe and Ito 2008), in the order in
-which they are given out.
+"""Colours that people with any colour vision can distinguish (Okabe and Ito 2008), in the order of
+their assignment.
 """
 
 LEVEL = 0.15
-"""How much of its line's colour a band has."""
+"""Opacity of a band, relative to its line."""
 _STEPS = "outer steps"
 AXES = {"seconds": "seconds (without evaluation)", "step": _STEPS, "oracle_calls": "oracle calls"}
-# a legend above would lie under the buttons of a plot
+# below the plot, because a legend above would lie under the buttons of the plot
 _BELOW = {"orientation": "h", "y": -0.2, "yanchor": "top", "x": 0}
-_STEPPED = 150  # points up to which a step in a band is wider than a pixel or two
+_STEPPED = 150  # up to this number of points, a step in a band is wider than one or two pixels
 
 Style = Mapping[str, Look]
 """The look of every method."""
 
 
 def styles(study: Study) -> dict[str, Look]:
-    """The looks of a study's methods. The colour is that of the name in every report."""
+    """Return the looks of a study's methods.
+
+    The name of a method determines the colour in every report.
+    """
     return looks(study.labels)
 
 
 def figures(
     section: Section, style: Style, colours: Mapping[tuple[str, ...], Mapping[str, int]]
 ) -> list[dict[str, Any]]:
-    """The section's figures that have something to show, each ``{"title", "text", "spec",
-    "ends"}``; ``style`` is that of the methods, ``colours`` of the sources, and with ``ends`` a
-    reader may zoom to where the curves end.
+    """Return the section's figures that have content.
+
+    Each figure is ``{"title", "text", "spec", "ends"}``.
+
+    ``style`` contains the looks of the methods, and ``colours`` the colours of the sources. With
+    ``ends``, a reader can zoom to the ends of the curves.
     """
     shown = []
     for metric in section.drawn:
@@ -127,10 +135,10 @@ def _figure(
 def traces(
     curves: Mapping[str, Curve], style: Style, *, positive: bool = False, held: bool = False
 ) -> list[dict[str, Any]]:
-    """A band and a line for each method.
+    """Return a band and a line for each method.
 
-    ``positive`` leaves out what a logarithmic axis cannot show; ``held`` draws values that hold
-    until the next report as steps.
+    ``positive`` skips values that a logarithmic axis cannot show. ``held`` draws values as steps,
+    constant until the next report.
     """
 
     def shown(values: np.ndarray) -> np.ndarray:
@@ -143,7 +151,7 @@ def traces(
         if curve.low is not None and curve.high is not None:
             low = shown(curve.low)
             high = shown(curve.high)
-            known = ~(np.isnan(low) | np.isnan(high))  # an area with a gap in it is drawn wrongly
+            known = ~(np.isnan(low) | np.isnan(high))  # Plotly draws an area with a gap incorrectly
             at = curve.x[known]
             low = low[known]
             high = high[known]
@@ -177,8 +185,10 @@ _REST_COLOUR = 5  # grey
 
 
 def source_colours(study: Study) -> dict[tuple[str, ...], dict[str, int]]:
-    """By portfolio, the colour numbers of the sources that matter most in any section that has
-    it; the others get none.
+    """Return the colour numbers of the most important sources, by portfolio.
+
+    A source is ranked by its weight in any section with that portfolio. The remaining sources get
+    no colour.
     """
     moving: dict[tuple[str, ...], list[Mixture]] = {}
     for section in study.sections:
@@ -192,8 +202,9 @@ def source_colours(study: Study) -> dict[tuple[str, ...], dict[str, int]]:
 
 
 def areas(mixed: Mixture, colours: Mapping[str, int]) -> list[tuple[str, int, np.ndarray]]:
-    """Name, number of the colour and weights over time of what is stacked: sources with a
-    colour, then all others as one.
+    """Return name, colour number and weights over time of the stacked areas.
+
+    The areas are the sources with a colour, then the sum of the other sources.
     """
     weights = dict(zip(mixed.sources, mixed.over_time, strict=True))
     stack = [(source, colour, weights[source]) for source, colour in colours.items()]
@@ -210,8 +221,8 @@ def areas(mixed: Mixture, colours: Mapping[str, int]) -> list[tuple[str, int, np
 
 
 def _mixture(label: str, mixed: Mixture, axis: str, colours: Mapping[str, int]) -> dict[str, Any]:
-    """The learned weights of a method over time."""
-    # areas are told apart by pattern as well as by colour
+    """Draw the learned weights of a method over time."""
+    # areas differ by pattern as well as by colour
     patterns = ("", "/", ".", "x", "\\", "", "-", "|")
     traces = [
         {
@@ -305,7 +316,7 @@ def _outcomes(outcomes: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
         counts = [outcomes[label].get(name, 0) for label in labels]
         if not any(counts):
             continue
-        # outcomes are told apart by pattern as well as by colour
+        # outcomes differ by pattern as well as by colour
         shape = ("", "/", "x", ".", "\\", "+", "-")[number % 7]
         traces.append(
             {
@@ -341,17 +352,17 @@ def _outcomes(outcomes: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
     return figure
 
 
-# --- numbers
+# --- axis limits and numbers
 # --------------------------------------------------------------------------------------------------
 
 
 def span(curves: Mapping[str, Curve], *, share: bool = False) -> list[float] | None:
-    """The ends of the y axis.
+    """Compute the ends of the y axis.
 
-    They follow the means once these have settled (after a twentieth of the x axis) and where they
-    began, unless that is far off: what a curve does in the first second does not set the axis.
-    Bands count up to half of that beyond the means: with two seeds a band can be huge. The axis
-    begins at zero where that is near, and a share in percent ends at 100.
+    They cover the means after these have settled (after a twentieth of the x axis), and the start
+    of the means unless it is far away. So the values of the first second do not determine the axis.
+    Bands count up to half of the range of the means beyond them, because with two seeds a band can
+    be huge. The axis starts at zero if zero is near, and a share in percent ends at 100.
     """
     lines = [curve for curve in curves.values() if np.isfinite(curve.y).any()]
     if not lines:
@@ -390,13 +401,16 @@ def span(curves: Mapping[str, Curve], *, share: bool = False) -> list[float] | N
 
 
 def _finite(parts: Iterable[np.ndarray]) -> np.ndarray:
-    """All finite numbers of several arrays."""
+    """Concatenate all finite numbers of several arrays."""
     whole = np.concatenate([np.empty(0), *parts])
     return whole[np.isfinite(whole)]
 
 
 def numbers(values: np.ndarray) -> list[float | None]:
-    """Five significant digits, which is finer than a pixel; what is not finite is a gap."""
+    """Round to five significant digits, which is finer than a pixel.
+
+    A value that is not finite is a gap.
+    """
     return [_rounded(value) for value in values.tolist()]
 
 

@@ -1,4 +1,4 @@
-"""The formats of a report, by suffix; a file is written whole or not at all."""
+"""The formats of a report, by suffix; a file is written completely or not at all."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ SUFFIXES = (*WRITERS, ".parquet")
 
 
 def suffix(path: Path, known: Sequence[str], what: str) -> str:
-    """The path's suffix, which decides the format; ConfigError where it is none of ``known``."""
+    """Return the path's suffix, which determines the format.
+
+    Raises ConfigError if it is not in ``known``.
+    """
     ending = path.suffix.casefold()
     if ending not in known:
         shown = f"the suffix {ending!r}" if ending else "a path without a suffix"
@@ -36,8 +39,9 @@ def suffix(path: Path, known: Sequence[str], what: str) -> str:
 
 
 def write(study: Study, path: Path, *, steps: bool = False) -> list[Path]:
-    """Writes the report; its suffix decides the format. ``steps`` adds a table of all rows to
-    Parquet. Returns the files.
+    """Write the report; the suffix determines the format. Return the files.
+
+    ``steps`` adds a table of all rows to Parquet.
 
     Raises:
         ConfigError: an unknown suffix, or ``steps`` for another format than Parquet.
@@ -54,7 +58,7 @@ def write(study: Study, path: Path, *, steps: bool = False) -> list[Path]:
     if ending in WRITERS:
         text = WRITERS[ending](study)
         with whole(path) as aside:
-            # paths may hold bytes that are no text
+            # paths can contain bytes that are not valid text
             aside.write_bytes(text.encode(errors="backslashreplace"))
         return [path]
     with whole(path) as aside:
@@ -68,19 +72,21 @@ def write(study: Study, path: Path, *, steps: bool = False) -> list[Path]:
 
 
 def report(folders: Iterable[str | Path], path: str | Path) -> Path:
-    """Writes a report of all runs below ``folders``, and returns its file. Raises what
-    :func:`build` and :func:`write` raise.
+    """Write a report of all runs below ``folders``, and return its file.
+
+    Raises the errors of :func:`build` and :func:`write`.
     """
     return write(build(folders), Path(path))[0]
 
 
 @contextlib.contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """A file to write to in the place of ``path``, which it takes at the end; after an error
-    ``path`` is as it was.
+    """Yield a temporary file that replaces ``path`` at the end.
+
+    After an error, ``path`` is unchanged.
 
     Raises:
-        DiskError: the file cannot be written.
+        DiskError: the file is not writable.
     """
     aside = path.with_name(f".{os.getpid()}.{path.name}")
     try:

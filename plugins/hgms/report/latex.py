@@ -51,12 +51,12 @@ _TEX = {
     "×": r"$\times$",
     "\n": " ",
     "[": "{[}",
-    "*": "{*}",  # after the end of a row those two would be its arguments
+    "*": "{*}",  # after the end of a row, LaTeX would read these two as its arguments
 }
 
 
 def tex(value: str) -> str:
-    """Text with every character that LaTeX takes for its own escaped.
+    """Escape every character with a special meaning in LaTeX.
 
     >>> print(tex("50 % of a_b & c ± 1"))
     50 \\% of a\\_b \\& c $\\pm$ 1
@@ -65,8 +65,9 @@ def tex(value: str) -> str:
 
 
 def latex(study: Study) -> str:
-    r"""The results, work and differences of every task as ``table`` environments (needs
-    ``\usepackage{booktabs}``).
+    r"""Format the results, work and differences of every task as ``table`` environments.
+
+    They need ``\usepackage{booktabs}``.
     """
     parts = [f"% {_comment(study.title)}: {summary(study)}", r"% needs \usepackage{booktabs}"]
     if len(study.sections) > 1:

@@ -24,7 +24,7 @@ from hgms.report.trust import table as trust_table
 
 
 def markdown(study: Study) -> str:
-    """The whole report as GitHub-flavoured Markdown."""
+    """Format the complete report as GitHub-flavoured Markdown."""
     parts = [f"# {_md(study.title)}", summary(study)]
     if len(study.sections) > 1:
         parts.append(_md_table(overview(study), 2))
@@ -53,8 +53,9 @@ def markdown(study: Study) -> str:
 
 
 def _md(value: str) -> str:
-    """Text that is text in Markdown, on one line; whoever chose a label chooses nothing else of
-    the page.
+    """Escape text for Markdown, on one line.
+
+    A label can therefore not change the rest of the page.
     """
     text = re.sub(
         r"([\\`*_\[\]<>|#&~$])", r"\\\1", printable(value.replace("\r", "")).strip()

@@ -1,6 +1,7 @@
-"""What methods learned of the weights of named data sources, and what a step cost in tokens: for
-runs whose rows hold ``weight.<source>`` and ``step_forward_tokens``, ``step_backward_tokens``.
-Other runs are not read any further.
+"""Learned weights of named data sources, and the tokens per step.
+
+The module uses runs with rows that contain ``weight.<source>``, and ``step_forward_tokens`` and
+``step_backward_tokens``. For other runs it reads no columns.
 """
 
 from __future__ import annotations
@@ -20,14 +21,17 @@ from hgms.uncertainty import Certainty, over_seeds
 
 PREFIX = "weight."
 TOKENS = ("step_forward_tokens", "step_backward_tokens")
-_EQUAL = 1e-6  # weights of equal logits differ by the rounding of a softmax in float32 at most
+_EQUAL = 1e-6  # maximum error of weights of equal logits by a float32 softmax
 
 
 @frozen(kw_only=True, eq=False)
 class Mixture:
-    """One method's mixture. ``finals`` are what its runs returned, in the order of ``sources``;
-    ``over_time`` is the mean over them, ``[source, point]``, at the points ``x``; ``prior`` are the
-    weights that they began with, empty where that is not known."""
+    """One method's mixture.
+
+    ``finals`` contains the results of its runs, in the order of ``sources``. ``over_time`` is the
+    mean over the runs, ``[source, point]``, at the points ``x``. ``prior`` contains the start
+    weights, and is empty if they are unknown.
+    """
 
     sources: tuple[str, ...]
     finals: Mapping[StoredRun, tuple[float, ...]]
@@ -37,14 +41,14 @@ class Mixture:
 
     @functools.cached_property
     def weights(self) -> dict[str, Interval]:
-        """Mean final weight by source, the largest first."""
+        """The mean final weight by source, largest first."""
         columns = zip(self.sources, zip(*self.finals.values(), strict=True), strict=True)
         means = {source: Interval.of(values) for source, values in columns}
         return dict(sorted(means.items(), key=lambda item: -item[1].mean))
 
     @functools.cached_property
     def certainty(self) -> Certainty:
-        """Intervals of the weights over the seeds, and tests against the prior."""
+        """The intervals of the weights over the seeds, and tests against the prior."""
         runs = [dict(zip(self.sources, weights, strict=True)) for weights in self.finals.values()]
         equal = (1 / len(self.sources),) * len(self.sources)
         return over_seeds(runs, dict(zip(self.sources, self.prior or equal, strict=True)))
@@ -59,22 +63,25 @@ class Mixture:
 
     @property
     def moves(self) -> bool:
-        """Whether there is anything to draw: a uniform or fixed mixture stays as it is."""
+        """Whether the mixture changes; a uniform or fixed mixture is not drawn."""
         return bool((np.ptp(self.over_time, axis=1) > _EQUAL).any())
 
     @property
     def leaders(self) -> Counter[str]:
-        """How many runs ended with which source as their largest."""
+        """Count the runs by the source with the largest final weight."""
         return Counter(self.sources[int(np.argmax(weights))] for weights in self.finals.values())
 
 
 def wanted(run: StoredRun) -> list[str]:
-    """The columns of a run that this module needs; none for a run without named sources."""
+    """Return the columns of a run that this module needs.
+
+    The list is empty for a run without named sources.
+    """
     return [name for name in run.fields() if name.startswith(PREFIX) or name in TOKENS]
 
 
 def mixture(rows: Mapping[StoredRun, Mapping[str, Any]], axis: str, points: int) -> Mixture | None:
-    """Of one method's runs; None where none of them has named sources."""
+    """Compute the mixture of one method's runs; ``None`` if no run has named sources."""
     sources = tuple(
         dict.fromkeys(
             name for columns in rows.values() for name in columns if name.startswith(PREFIX)
@@ -102,8 +109,9 @@ def mixture(rows: Mapping[StoredRun, Mapping[str, Any]], axis: str, points: int)
 
 
 def tokens(rows: Mapping[StoredRun, Mapping[str, Any]]) -> dict[StoredRun, tuple[float, float]]:
-    """Mean forward and backward tokens of a step, by run; runs without such columns are left
-    out.
+    """Compute the mean forward and backward tokens per step, by run.
+
+    Runs without these columns are skipped.
     """
     means = {}
     for run, table in rows.items():
@@ -115,7 +123,9 @@ def tokens(rows: Mapping[StoredRun, Mapping[str, Any]]) -> dict[StoredRun, tuple
 
 
 def spell_mixture(mixture: Mixture, top: int = 3) -> str:
-    """The largest sources with their mean weights, as the paper's tables write them.
+    """Format the largest sources with their mean weights.
+
+    The format is the same as in the paper's tables.
 
     >>> over_time = np.array([[0.25], [0.75]])
     >>> spell_mixture(
@@ -134,14 +144,17 @@ def spell_mixture(mixture: Mixture, top: int = 3) -> str:
 
 
 def spell_weight(interval: Interval) -> str:
-    """Three decimals, as in the paper."""
+    """Format a weight with three decimals, as in the paper."""
     spread = "" if math.isnan(interval.half_width) else f" ± {interval.half_width:.3f}"
     return f"{interval.mean:.3f}{spread}"
 
 
 def prominent(mixtures: Sequence[Mixture], most: int) -> list[str]:
-    """The ``most`` sources that matter in any mixture at any time, in their own order: a picture
-    has so many colours.
+    """Return the ``most`` sources with the largest weights, in their order.
+
+    A source is ranked by its largest weight in any mixture at any time.
+
+    A picture has a limited number of colours.
     """
     peaks: dict[str, float] = {}
     for mixture in mixtures:

@@ -1,4 +1,7 @@
-"""The report as one HTML file that opens without a network: plotly.js is inside it, once."""
+"""The report as one HTML file that opens without a network.
+
+The file contains plotly.js once.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,9 @@ _DASH_ARRAYS = dict(zip(DASHES, ("none", "7 4", "2 3", "7 3 2 3", "11 4"), stric
 
 
 def html(study: Study, *, watch: bool = False) -> str:
-    """The page; with ``watch`` it asks every few seconds whether there is a newer one where it
-    came from.
+    """Build the page.
+
+    With ``watch``, the page requests a newer version from its server every few seconds.
     """
     try:
         from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -74,7 +78,7 @@ def html(study: Study, *, watch: bool = False) -> str:
 def _section(
     section: Section, number: int, shown: list[dict[str, Any]], style: Style
 ) -> dict[str, Any]:
-    """What the template shows of a section."""
+    """Return the template's values for a section."""
     results, *rest = tables.tables(section)
     return {
         "id": f"task-{number}",
@@ -98,7 +102,7 @@ def _section(
 
 
 def _trust(section: Section, number: int, style: Style) -> dict[str, Any] | None:
-    """What the template shows of diagnosed steps; None where there are none."""
+    """Return the template's values for diagnosed steps; ``None`` without diagnosed steps."""
     measured = trust.Trust.of(section)
     if measured is None:
         return None
@@ -113,7 +117,7 @@ def _trust(section: Section, number: int, style: Style) -> dict[str, Any] | None
 
 
 def _script_json(value: object) -> str:
-    """JSON that may stand inside a script element."""
+    """Format JSON that is safe inside a script element."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
@@ -129,7 +133,7 @@ def _configuration(label: str, runs: Sequence[StoredRun]) -> dict[str, str]:
 
 
 def _environments(study: Study) -> list[dict[str, Any]]:
-    """Every environment once, what differs between them first."""
+    """Return every distinct environment, with the differences between them first."""
     groups: dict[str, tuple[dict[str, Any], list[StoredRun]]] = {}
     for section in study.sections:
         for table, runs in section.environments:
@@ -155,7 +159,7 @@ def _environments(study: Study) -> list[dict[str, Any]]:
 
 
 def _value(value: Any) -> str:
-    """A list of plugins, ``name (owner)`` each, names every owner once."""
+    """Format a value; a list of plugins, ``name (owner)`` each, contains every owner once."""
     if not isinstance(value, list):
         return str(value)
     owned: dict[str, list[str]] = {}

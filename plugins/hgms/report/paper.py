@@ -1,5 +1,9 @@
-"""Pictures for papers: the metric against seconds and against oracle calls, or the mixture over
-time, as PNG, SVG or PDF. Needs ``hgms[plot]``."""
+"""Pictures for papers, by matplotlib.
+
+They show the metric against seconds and oracle calls, or the mixture over time.
+
+The formats are PNG, SVG and PDF. Needs ``hgms[plot]``.
+"""
 
 from __future__ import annotations
 
@@ -22,18 +26,19 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".svg", ".pdf", ".png")
 COLUMNS = 7.0
-"""Inches across two columns of a paper."""
+"""Width of a figure across two columns of a paper, in inches."""
 _LINES = dict(zip(DASHES, ("-", "--", ":", "-.", (0, (9, 3))), strict=True))
 
 
 def draw_curves(study: Study, path: Path) -> Path:
-    """:func:`curve_panels` as a file."""
+    """Write :func:`curve_panels` to a file."""
     return save(curve_panels(study), path)
 
 
 def curve_panels(study: Study) -> Figure:
-    """One row of two panels for each task: mean over seeds, with a band where there are several.
-    Colours as in the report.
+    """Draw one row of two panels per task: mean over seeds, with a band for several seeds.
+
+    The colours are the same as in the report.
     """
     count = len(study.sections)
     figure = new_figure(COLUMNS, 2.6 * count + 0.5)
@@ -74,14 +79,14 @@ def curve_panels(study: Study) -> Figure:
 
 
 def bare(axis: Axes) -> None:
-    """Small numbers, a faint grid and no frame."""
+    """Set small numbers, a faint grid and no frame."""
     axis.tick_params(labelsize=7)
     axis.spines[["top", "right"]].set_visible(False)
     axis.grid(alpha=0.25, linewidth=0.5)
 
 
 def draw_band(axis: Axes, curve: Curve, colour: str, **line: Any) -> None:
-    """The curve as a line of steps, with its band where it has one; ``line`` goes to matplotlib."""
+    """Draw the curve as a line of steps, with its band if any; ``line`` is for matplotlib."""
     axis.step(curve.x, curve.y, where="post", color=colour, linewidth=1.3, **line)
     if curve.low is not None and curve.high is not None:
         axis.fill_between(
@@ -90,8 +95,9 @@ def draw_band(axis: Axes, curve: Curve, colour: str, **line: Any) -> None:
 
 
 def draw_mixtures(study: Study, path: Path) -> Path:
-    """One row for each task, one panel for each method whose mixture moves: the weights of its
-    sources, stacked.
+    """Draw one row per task, with one panel per method with a changing mixture.
+
+    A panel shows the stacked weights of the sources.
     """
     rows = [
         (section, {label: mix for label, mix in section.mixtures.items() if mix.moves})
@@ -143,12 +149,12 @@ def _legend(figure: Figure, handles: list[Any], **how: Any) -> None:
 
 
 def plain(name: str) -> str:
-    """A name as it is: matplotlib would set what stands between dollars as a formula."""
+    """Escape a name, because matplotlib would set text between dollar signs as a formula."""
     return printable(name).replace("$", r"\$")
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """A figure of this size in inches. Raises MissingExtra without matplotlib."""
+    """Create a figure of this size in inches. Raises MissingExtra without matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError:
@@ -159,8 +165,9 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Writes the figure; the suffix decides the format. The same figure gives the same bytes,
-    and text stays text.
+    """Write the figure; the suffix determines the format.
+
+    The same figure gives the same bytes, and text remains text.
     """
     import matplotlib
 

@@ -1,11 +1,13 @@
-"""Parquet: one row for each run, and on request one for each step of each run.
+"""Parquet tables: one row per run, and on request one row per step of each run.
 
-Of runs: texts, whole numbers, ``seconds``, ``compile_seconds`` and ``metric.<name>``, then
-``weight.<source>`` of what was returned and means over the steps where a run has them, and
-``setting.<dotted key>`` for every value of config.toml but the seed and the folder, as TOML writes
-it. Of steps: every number of the
-records (lists by their largest) and every text. ``task`` and ``method`` are the names of the
-report; null stands for what a run lacks, NaN for a metric that was not finite.
+The table of runs contains texts, whole numbers, ``seconds``, ``compile_seconds`` and
+``metric.<name>``. If a run has them, it also contains ``weight.<source>`` of the result and means
+over the steps. ``setting.<dotted key>`` contains every value of config.toml except the seed and the
+folder, in TOML format.
+
+The table of steps contains every number of the records (the largest number of a list) and every
+text. ``task`` and ``method`` are the names in the report. Null marks a value that a run lacks, and
+NaN a metric that was not finite.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ _COUNTS = ("seed", "outer_steps", "oracle_calls", "peak_memory_bytes")
 
 
 def _all(study: Study) -> list[tuple[str, Entry, StoredRun]]:
-    """Every run, with the title of its section."""
+    """Return every run, with the title of its section."""
     return [
         (section.title, entry, run)
         for section in study.sections
@@ -68,7 +70,7 @@ def write_runs(study: Study, path: Path) -> None:
 
 
 def runs(study: Study) -> pyarrow.Table:
-    """One row for each run. Raises MissingExtra without PyArrow."""
+    """Build the table with one row per run. Raises MissingExtra without PyArrow."""
     try:
         import pyarrow as pa
     except ModuleNotFoundError:
@@ -141,7 +143,7 @@ def _toml(value: Any) -> str:
 
 
 def _utf8(value: str) -> str:
-    """Paths, and rows of strangers, may hold what no encoding has."""
+    """Replace characters without an encoding, which paths and untrusted rows can contain."""
     return value.encode(errors="backslashreplace").decode()
 
 
@@ -154,11 +156,11 @@ def _whole(value: float | None) -> int | None:
 
 
 def write_steps(study: Study, path: Path) -> None:
-    """A row group for each run, so that the whole is never in memory."""
+    """Write one row group per run, so that the complete table is never in memory."""
     import pyarrow as pa
     import pyarrow.parquet
 
-    names: dict[str, bool] = {}  # by name: whether it is a text
+    names: dict[str, bool] = {}  # by name: whether the column is text
     for _, _, run in _all(study):
         for row in _ends(run.path / "steps.jsonl"):
             for name, value in row.items():
@@ -182,7 +184,7 @@ def write_steps(study: Study, path: Path) -> None:
                 [_utf8(item) if isinstance(item, str) else None for item in values.tolist()],
                 pa.string(),
             )
-        # NaN: the row lacks it, or holds a word where the other runs have numbers
+        # NaN: the row lacks the field, or contains text although other runs contain numbers
         return pa.array(
             values if values.dtype == float else np.full(len(values), np.nan), from_pandas=True
         )
@@ -192,7 +194,7 @@ def write_steps(study: Study, path: Path) -> None:
             try:
                 columns = run.columns(["seconds", *names])
             except CheckpointError:
-                continue  # a failed run whose rows are damaged as well
+                continue  # a failed run with damaged rows
             count = len(columns["step"])
             keys = {
                 "task": pa.array([task] * count).dictionary_encode(),
@@ -206,7 +208,10 @@ def write_steps(study: Study, path: Path) -> None:
 
 
 def _ends(path: Path) -> list[dict[str, Any]]:
-    """The first rows and the last one: together they have every field a method writes."""
+    """Read the first rows and the last row.
+
+    Together they have every field that a method writes.
+    """
     if not os.path.lexists(path):
         return []
     rows = []

@@ -1,5 +1,6 @@
-"""Pictures of results in a notebook, by matplotlib or plotly: forest plots, curves of a
-comparison, curves of one run.
+"""Pictures of results in a notebook, by matplotlib or plotly.
+
+They show forest plots, curves of a comparison, and curves of one run.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ Backend = Literal["matplotlib", "plotly"]
 
 
 def plot_forests(forests: Iterable[Forest | None], backend: Backend = "matplotlib") -> Any:
-    """A panel for each task: the paired differences with their intervals, beside a line at zero."""
+    """Draw the paired differences with their intervals, one panel per task.
+
+    A line marks zero.
+    """
     shown = [forest for forest in forests if forest is not None]
     if not shown:
         raise ConfigError(
@@ -41,7 +45,7 @@ def plot_forests(forests: Iterable[Forest | None], backend: Backend = "matplotli
 
 
 def plot_curves(study: Study, backend: Backend = "matplotlib") -> Any:
-    """The main metric against seconds and oracle calls, a row a task."""
+    """Draw the main metric against seconds and oracle calls, one row per task."""
     if _matplotlib(backend):
         return shown_in_notebook(curve_panels(study))
     style = looks(study.labels)
@@ -60,7 +64,7 @@ def plot_curves(study: Study, backend: Backend = "matplotlib") -> Any:
 
 
 def plot_run(result: RunResult, backend: Backend = "matplotlib") -> Any:
-    """The upper loss and every metric of one run against seconds."""
+    """Draw the upper loss and every metric of one run against seconds."""
     panels = []
     for name in dict.fromkeys(
         key
@@ -112,8 +116,9 @@ def plot_run(result: RunResult, backend: Backend = "matplotlib") -> Any:
 
 
 def shown_in_notebook(figure: Figure) -> Figure:
-    """The figure, which a notebook shows as the last value of a cell: pyplot's do, others need a
-    method of that name.
+    """Make a notebook show the figure if it is the last value of a cell.
+
+    Notebooks show figures of pyplot automatically. Other figures need a method of that name.
     """
 
     def png() -> tuple[bytes, dict[str, float]]:
@@ -196,7 +201,7 @@ def _forests(forests: Sequence[Forest], style: Mapping[str, Look]) -> Figure:
 
 
 def _numbers(pair: Interval | None, scale: float) -> tuple[float, float]:
-    """Mean and half-width in the units that are shown; one seed has no width."""
+    """Return mean and half-width in display units; one seed has no half-width."""
     if pair is None:
         return 0.0, 0.0
     return pair.mean * scale, 0.0 if math.isnan(pair.half_width) else pair.half_width * scale
@@ -240,7 +245,7 @@ def _plotly_forests(forests: Sequence[Forest], style: Mapping[str, Look]) -> Any
 # --------------------------------------------------------------------------------------------------
 
 Panel = tuple[str, str, str, Mapping[str, Curve], bool]
-"""Title, names of the axes, curves by method, whether they are shares."""
+"""Title, axis names, curves by method, and whether they are shares."""
 
 
 def _plotly_curves(panels: Sequence[Panel], style: Mapping[str, Look], columns: int) -> Any:

@@ -1,5 +1,6 @@
-"""The critical-difference diagram: mean ranks on one axis, methods that are not told apart
-joined by a bar.
+"""The critical-difference diagram: mean ranks on one axis.
+
+Bars join the methods that the ranks do not distinguish.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from hgms_core import ConfigError
 
 
 def draw_ranks(study: Study, path: Path) -> Path:
-    """The diagram as a file. Errors: ConfigError where there is nothing to say, and why;
-    MissingExtra without matplotlib.
+    """Write the diagram to a file.
+
+    Errors: ConfigError with the reason if there is no result to show; MissingExtra without
+    matplotlib.
 
     Source: Demšar (2006), figure 1.
     """
@@ -48,7 +51,7 @@ def draw_ranks(study: Study, path: Path) -> Path:
     for tick in ticks:
         axis.text(tick, -0.25, str(tick), fontsize=7, ha="center", va="bottom")
     for number, (label, rank) in enumerate(ranks.means.items()):
-        left = number < half  # the better ones, from the axis down; then the others, from below up
+        left = number < half  # better half: from the axis down; other half: from below up
         below = bars + 0.6 + 0.55 * (number if left else count - 1 - number)
         end = 1 - edge if left else count + edge
         axis.plot(

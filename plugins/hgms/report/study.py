@@ -1,5 +1,6 @@
-"""What a report says, as values. :mod:`hgms.report.compute` computes them; every format and
-every picture is made from them.
+"""The content of a report, as values.
+
+:mod:`hgms.report.compute` computes them; every format and every picture uses them.
 """
 
 from __future__ import annotations
@@ -30,16 +31,22 @@ from hgms.results import (
 class Entry:
     """One method's runs on one task.
 
-    ``metrics`` are means over the seeds where each is finite; ``nonfinite`` counts the others.
-    ``difference`` is to the section's reference, ``role`` is "floor" or "ceiling" for a reference,
-    ``recovered`` the recovered share, ``ahead`` whether its differences to all other methods and
-    floors exclude zero, in its favour, ``ahead_of_floor`` that of the difference to the best floor
-    (None: there is none, or it is a reference itself), ``unjudged`` whether the main metric gets no
-    verdict, as losses of an x that was not trained to the end, or of a θ that weighs data sources.
-    ``curves`` are by axis (``seconds`` or ``oracle_calls``) and metric. ``gap``, ``residual``,
-    ``branches`` (how often each candidate was chosen), ``outcomes`` (how the linear solves ended)
-    and ``iterations`` (their median) are over all steps of all seeds; ``tokens`` are each run's
-    means of a step forward and backward.
+    - ``metrics`` are means over the seeds with a finite value; ``nonfinite`` counts the other
+      seeds.
+    - ``difference`` is the difference to the section's reference.
+    - ``role`` is "floor" or "ceiling" for a reference.
+    - ``recovered`` is the recovered share.
+    - ``ahead`` states whether the differences to all other methods and floors exclude zero, in
+      favour of this method.
+    - ``ahead_of_floor`` states the same for the difference to the best floor (``None``: there is no
+      floor, or this entry is a reference).
+    - ``unjudged`` states whether the main metric gets no verdict. Examples are losses of an x that
+      was not trained to the end, or of a θ that weights data sources.
+    - ``curves`` are by axis (``seconds`` or ``oracle_calls``) and metric.
+    - ``gap``, ``residual``, ``branches``, ``outcomes`` and ``iterations`` are over all steps of all
+      seeds. ``branches`` counts how often each candidate was chosen, and ``outcomes`` how the
+      linear solves ended. ``iterations`` is the median number of their iterations.
+    - ``tokens`` are each run's mean forward and backward tokens per step.
     """
 
     label: str
@@ -69,12 +76,13 @@ class Entry:
 
     @property
     def solves(self) -> bool:
-        """Whether it solved linear systems."""
+        """Whether the method solved linear systems."""
         return bool(set(self.outcomes) - {"not-solved"})
 
     def values(self, key: str) -> list[float]:
-        """A number of every summary: ``outer_steps``, ``oracle_calls``, or one of ``cost``; only
-        where it is known.
+        """Return a number of every summary, if it is known.
+
+        ``key`` is ``outer_steps``, ``oracle_calls``, or a field of ``cost``.
         """
         numbers = [
             run.summary.get(key, (run.summary.get("cost") or {}).get(key)) for run in self.runs
@@ -97,14 +105,21 @@ class Entry:
 
 @frozen(kw_only=True)
 class Section:
-    """One task under one budget and version: methods (best mean first), then references, and the
-    differences between them.
+    """One task under one budget and version, with its methods.
 
-    ``name`` is the task's, without the budget and version that are in the title of one section of
-    several; ``drawn`` are the metrics with curves, ``directions`` says of every metric whether
-    higher is better, ``axis`` is what the budget counts, ``environments`` where the runs were made,
-    ``floor`` the trivial reference with the best mean, ``few_seeds`` says so where there are too
-    few for a claim, ``unjudged`` why the main metric gets no verdict.
+    It also contains the differences between the methods.
+
+    Methods are sorted by mean, best first; references follow.
+
+    - ``name`` is the task's name. It does not contain the budget and version, which the titles of
+      several sections contain.
+    - ``drawn`` are the metrics with curves.
+    - ``directions`` states for every metric whether higher values are better.
+    - ``axis`` is the unit of the budget.
+    - ``environments`` are the environments of the runs.
+    - ``floor`` is the trivial reference with the best mean.
+    - ``few_seeds`` is the remark that there are too few seeds for a claim.
+    - ``unjudged`` states why the main metric gets no verdict.
     """
 
     title: str
@@ -127,7 +142,7 @@ class Section:
 
     @property
     def higher(self) -> bool | None:
-        """Whether a higher value of the main metric is better; None where nobody knows."""
+        """Whether a higher value of the main metric is better; ``None`` if unknown."""
         return self.directions.get(self.metric)
 
     @functools.cached_property
@@ -140,7 +155,7 @@ class Section:
         return values
 
     def is_share(self, metric: str) -> bool:
-        """Whether the metric is shown in percent."""
+        """Return whether the metric is shown in percent."""
         return is_share(metric, self._values.get(metric, ()))
 
     @property
@@ -153,8 +168,9 @@ class Section:
 
     @property
     def values(self) -> dict[str, dict[int, float]]:
-        """The main metric by seed of every method and floor that takes part in verdicts; NaN for
-        failed runs.
+        """The main metric by seed of every method and floor that is part of verdicts.
+
+        The value is NaN for failed runs.
         """
         return {
             entry.label: {
@@ -169,7 +185,7 @@ class Section:
 
     @property
     def forest(self) -> Forest | None:
-        """The paired differences as a picture; None where there is nothing to compare."""
+        """The paired differences as a picture; ``None`` if there is nothing to compare."""
         return Forest.of(
             self.pairs,
             [entry.label for entry in self.entries],
@@ -187,11 +203,11 @@ class Section:
 
     @property
     def mixtures(self) -> dict[str, Mixture]:
-        """Of the methods that learn weights of sources, by label."""
+        """The mixtures of the methods that learn weights of sources, by label."""
         return {entry.label: entry.mixture for entry in self.entries if entry.mixture is not None}
 
     def curves(self, axis: str, metric: str) -> dict[str, Curve]:
-        """By method; a share in percent."""
+        """Return the curves by method; a share is in percent."""
         curves = {
             entry.label: entry.curves[axis, metric]
             for entry in self.entries
@@ -205,8 +221,11 @@ class Section:
 
     @property
     def verdict(self) -> str:
-        """One sentence on who is ahead, and whether that is more than chance; or why that is not
-        to be told.
+        """State in one sentence which method is best.
+
+        The sentence also states whether chance explains the difference.
+
+        If there is no verdict, the sentence states the reason.
         """
         if self.unjudged:
             return f"No verdict: {self.unjudged}."
@@ -270,8 +289,9 @@ class Section:
 
 @frozen(kw_only=True)
 class Study:
-    """All of a report: a section for each task, the folders that were left out, the pilot
-    sweeps.
+    """All values of a report.
+
+    They contain one section per task, the skipped folders, and the pilot sweeps.
     """
 
     title: str
@@ -292,13 +312,17 @@ class Study:
 
     @property
     def labels(self) -> list[str]:
-        """Every method once, in an order that does not depend on who won: it gives the colours."""
+        """Every method once, in an order that is independent of the results.
+
+        The order determines the colours.
+        """
         return sorted({entry.label for section in self.sections for entry in section.entries})
 
     @functools.cached_property
     def ranks(self) -> Ranks | None:
-        """The mean ranks, over tasks × seeds, of the methods and floors that every task has;
-        None for fewer than three.
+        """The mean ranks over tasks × seeds of the methods and floors that every task has.
+
+        ``None`` for fewer than three methods.
         """
         sections = [
             section

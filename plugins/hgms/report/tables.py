@@ -1,6 +1,4 @@
-"""The report's tables as values: which there are, what stands in every cell, and by what its
-column is sorted.
-"""
+"""The report's tables as values: content and sort keys of every cell."""
 
 from __future__ import annotations
 
@@ -18,12 +16,15 @@ from hgms.report.study import Entry, Section, Study
 from hgms.results import FAILED, RECOVERED, Interval, Ratio, StoredRun, execution_notes, spell
 
 MINUS = "\N{MINUS SIGN}"
-_METRICS = 4  # columns of metrics in the first table; all of them are in one of its own
+_METRICS = 4  # columns of metrics in the first table; a separate table contains all metrics
 
 
 @frozen
 class Cell:
-    """``sort`` is what a column is sorted by (None: last), ``note`` a remark beside the text."""
+    """A cell of a table.
+
+    ``sort`` is its sort key (``None``: last), and ``note`` is a remark next to the text.
+    """
 
     text: str
     sort: float | str | None = None
@@ -34,7 +35,7 @@ class Cell:
 
 @frozen(kw_only=True)
 class Table:
-    """``groups`` are the rows before which a line is drawn."""
+    """A table. ``groups`` are the rows before which a line is drawn."""
 
     title: str
     columns: list[str]
@@ -80,7 +81,7 @@ def interval(
 
 
 def share(value: Ratio | None) -> Cell:
-    """A recovered share; those that measure the others have none."""
+    """Format a recovered share; the floor and the ceiling of the share have none."""
     return Cell("") if value is None else Cell(str(value).replace("-", MINUS), value.value)
 
 
@@ -89,7 +90,7 @@ def heading(name: str, percent: bool) -> str:
 
 
 def outcome(name: str) -> str:
-    """How a linear solve ended, in words."""
+    """Describe the outcome of a linear solve."""
     return name.replace("-", " ")
 
 
@@ -136,7 +137,7 @@ _ROLES = (
 
 
 def tables(section: Section) -> list[Table]:
-    """A section's tables, in their order; those without a row are left out."""
+    """Return a section's tables in order, without empty tables."""
     shown = [
         scores(section),
         mixture(section),
@@ -152,7 +153,7 @@ def tables(section: Section) -> list[Table]:
 
 
 def scores(section: Section, *, every: bool = False) -> Table:
-    """Metrics by method, with the paired difference to the reference."""
+    """Build the table of metrics by method, with the paired difference to the reference."""
     names = section.metrics if every else section.metrics[:_METRICS]
     base = section.reference if not every and not section.unjudged else None
     roles = any(entry.role for entry in section.entries)
@@ -208,7 +209,7 @@ _COSTS = ("lower_gradients", "upper_values", "upper_gradients", "products", "cro
 
 
 def work(section: Section) -> Table:
-    """Completed outer steps and what they cost."""
+    """Build the table of completed outer steps and their cost."""
     memory = any(entry.peak_memory for entry in section.entries)
     compiled = any(any(entry.compile_seconds) for entry in section.entries)
     columns = [
@@ -249,7 +250,7 @@ def work(section: Section) -> Table:
 
 
 def mixture(section: Section) -> Table:
-    """Every method's largest sources at the end."""
+    """Build the table of every method's largest sources at the end."""
     rows = []
     for label, mixed in section.mixtures.items():
         rest = (
@@ -272,7 +273,10 @@ def mixture(section: Section) -> Table:
 
 
 def _largest(mixed: Mixture) -> Cell:
-    """Means say little of runs that do not agree, so that is noted."""
+    """Format the largest sources, with a note if the runs disagree.
+
+    Means are misleading for runs that disagree.
+    """
     leaders = mixed.leaders.most_common()
     agree = len(leaders) < 2 or mixed.uniform
     note = (
@@ -284,7 +288,7 @@ def _largest(mixed: Mixture) -> Cell:
 
 
 def weights(section: Section) -> Table:
-    """Every source's final weight, where the three largest are not all of them."""
+    """Build the table of every source's final weight, for more than three sources."""
     mixtures = section.mixtures
     sources = list(dict.fromkeys(source for mixed in mixtures.values() for source in mixed.sources))
     rows = []
@@ -310,7 +314,10 @@ def weights(section: Section) -> Table:
 
 
 def certainty(section: Section) -> Table:
-    """What seeds say of every source's weight, of methods that learn weights and have two seeds."""
+    """Build the table of weight intervals over seeds.
+
+    It contains the methods that learn weights and have at least two seeds.
+    """
     rows = []
     words = {1: "more of it", -1: "less of it", 0: "cannot be told"}
     for label, mixed in section.mixtures.items():
@@ -348,7 +355,7 @@ def certainty(section: Section) -> Table:
 
 
 def passes(section: Section) -> Table:
-    """Tokens and seconds of one outer step."""
+    """Build the table of tokens and seconds per outer step."""
     rows = []
     for entry in section.entries:
         if not entry.tokens:
@@ -399,7 +406,7 @@ def seconds_per_step(run: StoredRun) -> float | None:
 
 
 def pairs(section: Section) -> Table:
-    """Row − column in the main metric, paired by seed."""
+    """Build the table of row − column in the main metric, paired by seed."""
     percent = section.is_share(section.metric)
     labels = [entry.label for entry in section.entries if entry.runs and not section.unjudged]
     rows = []
@@ -427,7 +434,7 @@ def pairs(section: Section) -> Table:
 
 
 def solves(section: Section) -> Table:
-    """How the linear solves ended, for the methods that had any."""
+    """Build the table of outcomes of the linear solves, for the methods with solves."""
     shown = [entry for entry in section.entries if entry.solves]
     names = sorted({name for entry in shown for name in entry.outcomes})
     rows = [
@@ -444,7 +451,7 @@ def solves(section: Section) -> Table:
 
 
 def settings(section: Section) -> Table:
-    """The settings in which the methods differ."""
+    """Build the table of the settings in which the methods differ."""
 
     def of(run: StoredRun) -> dict[str, Any]:
         return {
@@ -470,7 +477,7 @@ def settings(section: Section) -> Table:
 
 
 def overview(study: Study) -> Table:
-    """Main metric by method and task; the methods in the order of their mean place."""
+    """Build the table of the main metric by method and task, sorted by the mean position."""
     places: dict[str, list[int]] = {}
     for section in study.sections:
         for place, entry in enumerate(() if section.unjudged else ranked(section)):
@@ -506,7 +513,7 @@ def overview(study: Study) -> Table:
 
 
 def ranks(study: Study) -> Table:
-    """Mean ranks over tasks and seeds, where there are methods enough."""
+    """Build the table of mean ranks over tasks and seeds, if there are enough methods."""
     mean_ranks = study.ranks
     rows = (
         []
@@ -520,7 +527,7 @@ def ranks(study: Study) -> Table:
 
 
 def ranked(section: Section) -> list[Entry]:
-    """Methods and references together, best mean first."""
+    """Return methods and references together, best mean first."""
 
     def rank(entry: Entry) -> tuple[bool, float]:
         mean = entry.metrics[section.metric].mean
@@ -532,8 +539,11 @@ def ranked(section: Section) -> list[Entry]:
 
 
 def ledgers(study: Study) -> list[Table]:
-    """For each task with named sources: what every method made of every budget, a group of rows
-    each.
+    """Build a table per task with named sources: results under every budget.
+
+    A table contains the result of every method.
+
+    Each budget has a group of rows.
     """
     tasks: dict[tuple[str, str | None], list[Section]] = {}
     for section in study.sections:
@@ -603,8 +613,9 @@ def _best(section: Section, entry: Entry, metric: str) -> bool:
 
 
 def _length(section: Section) -> tuple[int, float]:
-    """What a budget counts, and how much of it: budgets in seconds come before those in steps
-    and calls.
+    """Return the unit and the amount of a budget as a sort key.
+
+    Budgets in seconds come before budgets in steps and calls.
     """
     budget = Budget.parse(section.budget)
     amounts = [budget.seconds, budget.outer_steps, budget.oracle_calls]
@@ -612,7 +623,7 @@ def _length(section: Section) -> tuple[int, float]:
 
 
 def _duration(budget: str) -> str:
-    """Long budgets in hours.
+    """Format long budgets in hours.
 
     >>> _duration("32400 s"), _duration("90 s"), _duration("25 outer steps")
     ('9 h', '90 s', '25 outer steps')
@@ -652,7 +663,7 @@ def left_out(study: Study) -> Table:
 
 
 def sweeps(study: Study) -> list[Table]:
-    """The trials of every pilot sweep."""
+    """Build the tables of the trials of every pilot sweep."""
     return [
         _sweep(sweep.table, sweep.path.parent.name, number)
         for number, sweep in enumerate(study.sweeps)
@@ -662,7 +673,7 @@ def sweeps(study: Study) -> list[Table]:
 def _sweep(sweep: Mapping[str, Any], method: str, number: int) -> Table:
     trials = [trial for trial in sweep.get("trials") or [] if isinstance(trial, dict)]
     keys = list(dict.fromkeys(key for trial in trials for key in trial.get("values") or {}))
-    # the first trial has the method's own settings, of which this is the whole table
+    # the first trial has the method's given settings, and this is its complete table
     settings = sweep.get("given")
     own = flatten(settings) if isinstance(settings, dict) else {}
     rows = []
@@ -670,7 +681,7 @@ def _sweep(sweep: Mapping[str, Any], method: str, number: int) -> Table:
         index = trial.get("number")
         loss = trial.get("loss")
         chosen = trial.get("number") == sweep.get("chosen")
-        count = index + 1 if isinstance(index, int) else None  # people count from one
+        count = index + 1 if isinstance(index, int) else None  # displayed counts start at one
         row = [Cell(str(count or ""), count, "chosen" if chosen else "", chosen)]
         values = {**own, **(trial.get("values") or {})}
         shown = [values.get(key, "·") for key in keys]
@@ -692,12 +703,12 @@ def _sweep(sweep: Mapping[str, Any], method: str, number: int) -> Table:
     )
 
 
-# --- lines
+# --- summary lines
 # --------------------------------------------------------------------------------------------------
 
 
 def summary(study: Study) -> str:
-    """One line: how much was compared, and what was left out."""
+    """Summarise the number of compared and skipped runs in one line."""
     counts = [
         (len(study.runs), "run"),
         (len(study.sections), "task"),

@@ -1,5 +1,6 @@
-"""Trust in the hypergradients: what runs with ``run.diagnose`` measured, as warnings, a table
-and figures of a section.
+"""Trust in the hypergradients: the measurements of runs with ``run.diagnose``.
+
+A section shows them as warnings, a table and figures.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ Rows = list[dict[str, Any]]
 
 @frozen(kw_only=True)
 class Trust:
-    """``rows`` are those of each method's runs, by its label and run; ``damaged`` says of which
-    runs they cannot be read.
+    """The diagnosis rows of a section's runs.
+
+    ``rows`` contains the rows of each method's runs, by label and run. ``damaged`` lists the runs
+    with rows that are not readable.
     """
 
     rows: Mapping[str, list[Rows]]
@@ -35,7 +38,7 @@ class Trust:
 
     @classmethod
     def of(cls, section: Section) -> Trust | None:
-        """Of a section's finished runs; None where none of them was diagnosed."""
+        """Read the rows of a section's finished runs; ``None`` if no run was diagnosed."""
         rows: dict[str, list[Rows]] = {}
         damaged: list[str] = []
         for entry in section.entries:
@@ -46,7 +49,7 @@ class Trust:
 
     @property
     def sentences(self) -> list[tuple[str, str]]:
-        """(method, warning), then what was not measured."""
+        """(method, warning) pairs, followed by the missing measures."""
         known = [
             (label, sentence) for label in self.rows for sentence in warnings(self.together(label))
         ]
@@ -58,11 +61,11 @@ class Trust:
         return [*known, *lacking, *(("", line) for line in self.damaged)]
 
     def together(self, label: str) -> Rows:
-        """All rows of a method."""
+        """Return all rows of a method."""
         return [row for rows in self.rows[label] for row in rows]
 
     def learned(self, label: str) -> Rows:
-        """Those whose hypergradient is not zero."""
+        """Return a method's rows with a hypergradient that is not zero."""
         return [row for row in self.together(label) if row.get("hypergradient_norm") != 0]
 
 
@@ -80,7 +83,7 @@ def _read(entry: Entry, run: Any, damaged: list[str]) -> Rows:
 
 
 def table(trust: Trust) -> Table:
-    """A row a method: medians over its diagnosed steps."""
+    """Build the table with one row per method: medians over its diagnosed steps."""
     columns = [
         "method",
         "steps",
@@ -155,7 +158,10 @@ def _median(rows: Sequence[Mapping[str, Any]], key: str, unit: float = 1.0) -> f
 def _share(
     rows: Sequence[Mapping[str, Any]], key: str, wrong: Callable[[float], bool]
 ) -> float | None:
-    """The share of the rows that have the number in which it is wrong, in percent."""
+    """Compute the percentage of rows in which the number is wrong.
+
+    Rows without the number are not counted.
+    """
     values = _known(rows, key)
     return 100 * sum(map(wrong, values)) / len(values) if values else None
 
@@ -166,8 +172,9 @@ def _share(
 
 @frozen
 class Picture:
-    """A number of the rows over outer steps. ``line`` is where its warning begins; ``log`` draws
-    powers of ten.
+    """A number of the rows over outer steps.
+
+    ``line`` is the threshold of its warning; ``log`` draws powers of ten.
     """
 
     key: str
@@ -235,7 +242,7 @@ PICTURES = (
 
 
 def figures(trust: Trust, style: Style) -> list[dict[str, Any]]:
-    """Those that have something to show; a dashed line is where a warning begins."""
+    """Return the figures with content; a dashed line is the threshold of a warning."""
     shown = []
     for picture in PICTURES:
         curves = {
@@ -268,7 +275,7 @@ def _figure(picture: Picture, curves: Mapping[str, Curve], style: Style) -> dict
     lines = traces(curves, style, positive=picture.log)
     for trace in lines:
         if not trace["meta"].get("band"):
-            # one diagnosed step is no line
+            # one diagnosed step cannot form a line
             trace |= {"mode": "lines+markers", "marker": {"size": 6}}
     scale: dict[str, Any] = {}
     if picture.log:
@@ -305,8 +312,11 @@ def _figure(picture: Picture, curves: Mapping[str, Curve], style: Style) -> dict
 
 
 def _gain(trust: Trust, labels: Sequence[str]) -> dict[str, Any]:
-    """Two bars a method: what choosing and what the outer step took off the upper value, in the
-    mean of its diagnosed steps.
+    """Draw two bars per method: reductions of the upper value.
+
+    The bars are the reductions by selection and by the outer step.
+
+    Both are means over the method's diagnosed steps.
     """
     order = list(labels)[::-1]
     data = []

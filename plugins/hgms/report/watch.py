@@ -1,10 +1,10 @@
-"""``hgms report --watch``: the page of runs that go on, served to browsers on this machine and made
-anew when there is news.
+"""``hgms report --watch``: a page of current runs, served to browsers on this machine.
 
-One page is served, at ``/``, on the loopback address. Everything else is refused: other paths,
-methods that change something, and requests that name another host (a page from elsewhere whose name
-was made to lead here could otherwise read the report). The page asks every few seconds for the tag
-of the newest page, and loads itself again where that is another.
+The page is rebuilt when the runs change. The server provides one page, at ``/``, on the loopback
+address. It rejects everything else: other paths, methods that change data, and requests with
+another host name. Without the last check, a foreign page with a name that resolves to this machine
+could read the report. The page requests the tag of the newest page every few seconds, and reloads
+if the tag has changed.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ from hgms_core import ConfigError, HgmsError
 
 LOOPBACK = "127.0.0.1"
 NAMES = (LOOPBACK, "localhost")
-"""What a browser on this machine may call it."""
+"""Host names of this server for a browser on this machine."""
 
 
 @define
 class Pages:
-    """The newest page of the runs below ``folders``, made when they have changed; ``build`` makes
-    the study. There are ``interval`` seconds between two pages, or ``rest`` times as long as the
-    last one took, where that is more.
+    """The newest page of the runs below ``folders``, rebuilt after a change.
+
+    ``build`` creates the study. The time between two pages is at least ``interval`` seconds, and at
+    least ``rest`` times the duration of the last build.
     """
 
     folders: Sequence[Path]
@@ -50,7 +51,10 @@ class Pages:
     _lock: threading.Lock = field(factory=threading.Lock, init=False)
 
     def newest(self) -> bytes:
-        """The page. While there is no finished run, or the folders cannot be read, it says so."""
+        """Return the page, or a page with a reason if no report is possible.
+
+        The reason is that there is no finished run, or that the folders are not readable.
+        """
         with self._lock:
             began = time.monotonic()
             seen = self.state() if began >= self._next else self._seen
@@ -68,7 +72,10 @@ class Pages:
             return self._page
 
     def state(self) -> object:
-        """What changes when a run begins or ends: small files, their sizes and times."""
+        """Return values that change when a run starts or ends.
+
+        The values are small files with their sizes and times.
+        """
         known = []
         for folder in self.folders:
             for directory, below, files in os.walk(folder):
@@ -86,7 +93,7 @@ class Pages:
 
 
 def waiting(reason: str) -> str:
-    """The page while there is nothing to report."""
+    """Return the page that is shown while there is no report."""
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta http-equiv="refresh" '
         'content="2"><meta name="viewport" content="width=device-width, initial-scale=1"><meta '
@@ -100,10 +107,12 @@ def waiting(reason: str) -> str:
 
 
 def server(pages: Pages, port: int = 0) -> ThreadingHTTPServer:
-    """A server of the newest page on the loopback address; port 0 is one that is free.
+    """Create a server of the newest page on the loopback address.
+
+    Port 0 selects a free port.
 
     Raises:
-        ConfigError: the port is taken, or not one that may be used.
+        ConfigError: the port is in use or not permitted.
     """
     try:
         return _Server((LOOPBACK, port), pages)
@@ -119,7 +128,7 @@ def server(pages: Pages, port: int = 0) -> ThreadingHTTPServer:
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = (
-        True  # a connection that a browser holds open does not keep the command from ending
+        True  # an open connection of a browser does not prevent the command from ending
     )
 
     def __init__(self, address: tuple[str, int], pages: Pages) -> None:
@@ -127,14 +136,14 @@ class _Server(ThreadingHTTPServer):
         self.pages = pages
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that leaves in the middle of an answer is no error."""
+        """Ignore errors of a browser that disconnects during a response."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):
-    # seconds for a request to arrive; a browser that opens connections ahead shall not hold a
-    # thread
+    # timeout of a request in seconds; otherwise a browser that opens connections early would block
+    # a thread
     timeout = 10
     server_version = "hgms"
     sys_version = ""
@@ -150,7 +159,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def refused(self) -> bool:
-        """Whether the request is for another host or another page, which is then answered."""
+        """Send an error to a request for another host or page, and return whether it did."""
         port = self.connection.getsockname()[1]
         if self.headers.get_all("Host") not in [
             [name if port == 80 else f"{name}:{port}"] for name in NAMES
@@ -179,11 +188,11 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Requests are not printed."""
+        """Print no requests."""
 
 
 def serve(pages: Pages, port: int, say: Callable[[str], None]) -> None:
-    """Serves until Ctrl-C."""
+    """Serve until Ctrl-C."""
     with server(pages, port) as made:
         try:
             say(f"http://{LOOPBACK}:{made.server_address[1]}/  (Ctrl-C ends)")

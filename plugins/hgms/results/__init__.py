@@ -1,4 +1,4 @@
-"""What finished runs say: runs from disk, statistics over seeds, tables."""
+"""Results of finished runs: runs from disk, statistics over seeds, and tables."""
 
 from __future__ import annotations
 

@@ -1,8 +1,11 @@
-"""What a method looks like in every picture: a colour that depends on its name alone, and a dash.
+"""Look of a method in every picture: a colour and a dash.
 
-Colours come in a set for light pages, one for dark ones, and one that can be seen on both, for a
-notebook, whose theme a picture does not know. Most are after Okabe and Ito's, which colour-blind
-readers can tell apart; dashes differ, too.
+The colour depends only on the method's name.
+
+There is one set of colours for light pages, one for dark pages, and one that is visible on both.
+The last set is for notebooks, because a picture does not know the notebook's theme. Most colours
+follow the palette by Okabe and Ito, which colour-blind readers can distinguish. Methods also differ
+by dashes.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ DARK = (
     "#FF5C77",
     "#C9A27E",
 )
-"""The same on a dark one."""
+"""Colors of methods on a dark background."""
 EITHER = (
     "#2A86C8",
     "#D9661F",
@@ -51,8 +54,9 @@ EITHER = (
     "#A0714C",
 )
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
-"""Kinds of lines, for more methods than there are colours."""
-# with it, the methods that are most often compared have different colours
+"""Line styles, for more methods than there are colours.
+# this offset gives different colours to the methods that are most often compared
+"""
 _SALT = (13648625).to_bytes(8, "big")
 
 
@@ -65,8 +69,10 @@ class Look:
 
 
 def looks(labels: Iterable[str]) -> dict[str, Look]:
-    """The look of each method. Its colour is that of its name, in every report and picture; its
-    dash as well, unless another of these methods has both.
+    """Return the look of each method.
+
+    The name determines the colour, which is the same in every report and picture. The name also
+    determines the dash, unless another of these methods has the same colour and dash.
 
     >>> looks(["uniform", "hg-ms"])["hg-ms"] == looks(["hg-ms", "search"])["hg-ms"]
     True

@@ -1,7 +1,9 @@
-"""The rows of a run as columns: the named fields of every line of a ``.jsonl`` file, as arrays.
+"""Rows of a run as columns.
 
-msgspec reads them where it is installed: ten times as fast as the standard library, which counts in
-a table of a million rows.
+A column is an array of a named field over every line of a ``.jsonl`` file.
+
+The reader uses msgspec if it is installed. It is ten times as fast as the standard library, which
+matters for a table of a million rows.
 """
 
 from __future__ import annotations
@@ -21,11 +23,13 @@ from hgms_core.errors import CheckpointError
 
 
 def read_columns(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """The named fields of all complete lines: float64 (NaN where a line lacks it or it is not
-    finite), or objects where any is a string. A list of numbers counts by its largest.
+    """Read the named fields of all complete lines as arrays.
+
+    An array is float64, or an object array if any value is a string. A value is NaN if a line lacks
+    the field or the number is not finite. A list of numbers is replaced by its largest number.
 
     Raises:
-        CheckpointError: a line other than the last is not valid JSON, or the file is no regular
+        CheckpointError: a line other than the last is not valid JSON, or the path is not a regular
             file.
     """
     return {
@@ -34,8 +38,9 @@ def read_columns(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
 
 
 def last_seconds(path: Path) -> float:
-    """The clock in the last complete line of a file of timings; NaN if there is none, or it does
-    not match its crc32.
+    """Return the clock in the last complete line of a file of timings.
+
+    The result is NaN if there is no such line, or if the line does not match its crc32.
     """
     try:
         with opened(path, ROWS) as stream:
@@ -50,11 +55,11 @@ def last_seconds(path: Path) -> float:
 
 
 def _lists(path: Path, wanted: tuple[str, ...]) -> list[list[Any]]:
-    """The wanted fields of all complete lines, a list each."""
+    """Return one list of values per wanted field, over all complete lines."""
     if not os.path.lexists(path):
         return [[] for _ in wanted]
     data = read_file(path, ROWS)
-    data = data[: data.rfind(b"\n") + 1]  # a kill while appending leaves half a line
+    data = data[: data.rfind(b"\n") + 1]  # a kill during an append leaves an incomplete line
     decoder = _decoder(wanted)
     if decoder is not None:
         import msgspec
@@ -62,7 +67,7 @@ def _lists(path: Path, wanted: tuple[str, ...]) -> list[list[Any]]:
         try:
             rows = decoder.decode_lines(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            pass  # the plain reader says which line, or copes with a type that is not expected
+            pass  # the plain reader reports the line, or handles a type that is not expected
         else:
             return [
                 list(column) for column in zip(*map(msgspec.structs.astuple, rows), strict=True)
@@ -83,8 +88,11 @@ def _lists(path: Path, wanted: tuple[str, ...]) -> list[list[Any]]:
 
 @functools.lru_cache(maxsize=64)
 def _decoder(wanted: tuple[str, ...]) -> Any:
-    """A decoder that keeps the wanted fields and steps over the others; None without msgspec, or
-    for names it does not take (with quotes or backslashes)."""
+    """Return a decoder that keeps the wanted fields and skips the others.
+
+    The result is ``None`` without msgspec, or for names that msgspec does not support (with quotes
+    or backslashes).
+    """
     try:
         import msgspec
     except ModuleNotFoundError:
@@ -112,14 +120,14 @@ def _array(column: list[Any]) -> np.ndarray:
             else [_worst(value) for value in column],
             dtype=float,
         )
-    except OverflowError:  # a whole number of hundreds of digits
+    except OverflowError:  # an integer with hundreds of digits
         numbers = np.array([_worst(value) for value in column], dtype=float)
     numbers[np.isinf(numbers)] = np.nan
     return numbers
 
 
 def _worst(value: Any) -> float:
-    """The number, or the largest of a list of them; NaN where there is none that is finite."""
+    """Return the number, or the largest number of a list; NaN without a finite number."""
     known = []
     waiting = [value]
     while waiting:

@@ -1,4 +1,4 @@
-"""How the steps of runs were carried out, as a sentence beside their table."""
+"""Execution settings of the steps of runs, as sentences next to their table."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from hgms.results.stored import StoredRun
 
 Key = TypeVar("Key")
 WORDS = {"matmul": ("float32 matrix products", "exact"), "compile": ("steps", "as written")}
-"""What a choice is about, and what it is where torch is left alone."""
+"""For each setting: its subject in a sentence, and its value under torch's defaults."""
 
 
 def execution_notes(runs: Iterable[StoredRun]) -> list[str]:
-    """A sentence for each choice that any of the runs was carried out with; where they differ in
-    it, it says so. Of steps that are compiled, which of their functions are programs, by the labels
-    of the methods.
+    """Return one sentence for each setting that any of the runs used.
+
+    If the runs differ in a setting, the sentence states it. For compiled steps, a sentence lists
+    the compiled functions by the labels of the methods.
 
     >>> execution_notes([])
     []
@@ -46,7 +47,7 @@ def execution_notes(runs: Iterable[StoredRun]) -> list[str]:
 
 
 def _programs(runs: list[StoredRun]) -> list[str]:
-    """What was compiled, for whom; and what was not although it was to be."""
+    """Describe the compiled functions per method, and the functions that ran as written."""
     by_names = _grouped(
         runs,
         lambda run: tuple(sorted(name for name, how in run.programs.items() if how == "compiled")),

@@ -1,10 +1,11 @@
-"""Runs below a directory: every folder there is either a finished run or named with the reason why
-it is not one.
+"""Runs below a directory.
 
-What is small is read (configuration, summary, environment). Folders below a ``sweeps`` directory
-are trials of a pilot sweep, not results: :func:`scan_sweeps` reads those; nor are those of a
-``null-test``. A folder may be a stranger's: nothing outside it is read, and whatever its files
-hold, it is a run or gets a reason.
+Each folder is a finished run, or is skipped with a reason.
+
+Only small files are read: configuration, summary and environment. Folders below a ``sweeps``
+directory are trials of a pilot sweep, not results; :func:`scan_sweeps` reads them. Folders of a
+``null-test`` are not results either. Folders can come from an untrusted source. The functions read
+no file outside the folder. For any file content, they return a run or a reason.
 """
 
 from __future__ import annotations
@@ -30,23 +31,23 @@ from hgms_core.torch_errors import first_line
 
 SWEEPS = "sweeps"
 NULL_TEST = "null-test"
-"""Where `hgms mix null` puts its runs: on halves of sources, so they are no results of the
-sources.
+"""Folder for the runs of `hgms mix null`. They use halves of sources, so they are not results of
+the sources.
 """
 _FILES = frozenset(
     {"config.toml", "env.json", "steps.jsonl", "timings.jsonl", "summary.json", "checkpoint.json"}
 )
 _SEED = re.compile(r"^seed = ([0-9]{1,18})\n", re.MULTILINE)
-_NAME = 300  # characters of a label or metric; a folder's name has 255
-_CONFIG = 512 * 2**10  # bytes; tomllib needs seconds for more
-# bytes; what many runs have word for word is short, and longer texts would fill memory
+_NAME = 300  # maximum characters of a label or metric; a folder's name has 255
+_CONFIG = 512 * 2**10  # bytes; tomllib needs seconds for a larger file
+# bytes; texts that many runs share are short, and caching longer texts would fill the memory
 _ALIKE = 2**15
 _toml_alike = functools.lru_cache(maxsize=1024)(parse_toml)
 _json_alike = functools.lru_cache(maxsize=1024)(parse_json)
 
 
 def shorten(text: str, most: int = 400) -> str:
-    """The text, or its beginning and how long it is.
+    """Return the text, or its beginning and its length.
 
     >>> shorten("a" * 5000, most=10)
     'aaaaaaaaaa… (5,000 characters)'
@@ -56,7 +57,10 @@ def shorten(text: str, most: int = 400) -> str:
 
 @frozen
 class Skipped:
-    """A folder that looks like a run but cannot be read as one; ``place`` is inside it."""
+    """A folder that looks like a run but is not readable as a run.
+
+    ``place`` is inside the folder.
+    """
 
     path: Path
     code: str
@@ -72,15 +76,15 @@ class Skipped:
 
 
 def scan(folders: str | Path | Iterable[str | Path]) -> tuple[list[StoredRun], list[Skipped]]:
-    """All runs below ``folders`` (each a run folder, or a directory of them), sorted by path, and
-    what had to be left out.
+    """Return all runs below ``folders``, sorted by path, and the skipped folders.
 
-    A run that is unfinished, empty or damaged is named with its reason, never guessed around; a
-    failed run is a result. Two copies of one run (the same configuration and seed) count once; of
-    two states of the task's data or of a component's code the newer run does.
+    Each of ``folders`` is a run folder, or a directory of run folders. An unfinished, empty or
+    damaged run is skipped with its reason; nothing is guessed. A failed run is a result. Two copies
+    of one run (the same configuration and seed) count once. If two such runs differ in the state of
+    the task's data or of a component's code, the newer run counts.
 
     Raises:
-        ConfigError: one of ``folders`` is not there.
+        ConfigError: one of ``folders`` does not exist.
     """
     runs: list[StoredRun] = []
     skipped: list[Skipped] = []
@@ -114,8 +118,10 @@ def scan(folders: str | Path | Iterable[str | Path]) -> tuple[list[StoredRun], l
 
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
-    """Inside, Python does not look for garbage: what is read from files has no cycles, and to look
-    through all of it again and again takes a third of the time that reading it does.
+    """Disable garbage collection inside the context.
+
+    Data read from files has no cycles. Repeated collections would take a third of the time that
+    reading takes.
     """
     was = gc.isenabled()
     gc.disable()
@@ -127,7 +133,10 @@ def uncollected() -> Iterator[None]:
 
 
 def _changed(run: StoredRun, other: StoredRun) -> str:
-    """What two runs of one configuration and seed differ in; nothing for copies."""
+    """Describe the differences between two runs of one configuration and seed.
+
+    The text is empty for copies.
+    """
     here = run.environment
     there = other.environment
     if (here.get("task") or {}).get("made_of") != (there.get("task") or {}).get("made_of"):
@@ -149,10 +158,10 @@ def _without_run(names: set[str]) -> CheckpointError:
 
 
 def read_run(path: Path) -> StoredRun:
-    """The run in ``path``.
+    """Read the run in ``path``.
 
     Raises:
-        CheckpointError: it is empty, unfinished or damaged.
+        CheckpointError: the folder is empty, unfinished or damaged.
     """
     try:
         names = set(os.listdir(path))
@@ -170,7 +179,7 @@ def _unreadable(error: OSError) -> CheckpointError:
 
 @contextlib.contextmanager
 def _relative(path: Path) -> Iterator[None]:
-    """Raise errors about a file of a run with the name of the file as their place."""
+    """Set the place of an error about a file of a run to the name of the file."""
     try:
         yield
     except CheckpointError as error:
@@ -251,8 +260,9 @@ def _missing(name: str) -> CheckpointError:
 def scan_sweeps(
     folders: str | Path | Iterable[str | Path],
 ) -> tuple[list[StoredSweep], list[Skipped]]:
-    """Every ``sweep.json`` below a ``sweeps`` directory in ``folders``, and the ones that cannot
-    be read.
+    """Read every ``sweep.json`` below a ``sweeps`` directory in ``folders``.
+
+    The second list contains the files that are not readable.
     """
     sweeps: list[StoredSweep] = []
     skipped: list[Skipped] = []
@@ -288,7 +298,7 @@ def _roots(folders: str | Path | Iterable[str | Path]) -> list[Path]:
 
 
 def _run_folders(folders: str | Path | Iterable[str | Path]) -> Iterator[tuple[Path, set[str]]]:
-    """Each folder that looks like a run, and the names of what is in it."""
+    """Yield each folder that looks like a run, with the names of its entries."""
     for root in _roots(folders):
         for directory, below, files in os.walk(root):
             names = {*below, *files}
@@ -300,7 +310,7 @@ def _run_folders(folders: str | Path | Iterable[str | Path]) -> Iterator[tuple[P
             here = Path(directory)
             if _FILES.intersection(files) or re.fullmatch(r"seed-\d+", here.name):
                 yield here, names
-                below.clear()  # what hgms mix made of the run
+                below.clear()  # skip folders that hgms mix wrote inside the run
 
 
 def _identity(run: StoredRun) -> tuple[str, int]:
@@ -316,8 +326,9 @@ def _identity(run: StoredRun) -> tuple[str, int]:
 
 
 def _config(text: str) -> dict[str, Any]:
-    """The configuration; the runs of one cell differ in the line of the seed only, so the rest
-    is parsed once for all.
+    """Parse the configuration.
+
+    Runs of one cell differ only in the line of the seed. The rest is parsed once for all of them.
     """
     seed = _SEED.search(text.partition("\n[")[0] + "\n")
     if seed is None:
@@ -328,8 +339,10 @@ def _config(text: str) -> dict[str, Any]:
 
 
 def _object(path: Path, *, alike: bool = False) -> dict[str, Any]:
-    """The table in a file of JSON; ``alike``: many runs have the same, which is then parsed
-    once, and nobody writes to it.
+    """Read a JSON file as a table.
+
+    ``alike`` states that many runs have the same text. That text is parsed once, and no caller may
+    modify the result.
     """
     data = _read(path)
     value = (_json_alike if alike and len(data) <= _ALIKE else parse_json)(data, path.name)
@@ -340,12 +353,12 @@ def _object(path: Path, *, alike: bool = False) -> dict[str, Any]:
     return value
 
 
-# --- what the files of a run must hold before anything is added up
+# --- checks of a run's files before any value is used
 # --------------------------------------------------------------------------------------------------
 
 
 def _check_run(run: StoredRun) -> None:
-    """CheckpointError where a file of the run does not hold what it should."""
+    """Raise CheckpointError if a file of the run has wrong content."""
     _check_config(run)
     _check_summary(run.summary)
     _check_scores(run.scores)
@@ -368,7 +381,7 @@ def _check_run(run: StoredRun) -> None:
 
 
 def _check_sweep(table: Mapping[str, Any]) -> None:
-    """CheckpointError where ``sweep.json`` does not hold trials."""
+    """Raise CheckpointError if ``sweep.json`` does not contain trials."""
     trials = table.get("trials") or []
     for trial in trials if isinstance(trials, list) else [trials]:
         if not isinstance(trial, dict) or not isinstance(trial.get("values") or {}, dict):

@@ -1,9 +1,8 @@
-"""A forest plot: each method's paired difference to a reference with its interval, beside a line at
-zero.
+"""A forest plot: paired differences to a reference, with intervals.
 
-It is HTML with nothing to load: a table, so that it can be read aloud, copied and printed, whose
-middle column holds the picture. It is the first picture of a report and of a comparison in a
-notebook.
+A line marks zero. The plot is HTML without external resources. It is a table, so that screen
+readers can read it and users can copy and print it. The middle column of the table contains the
+picture. A report, and a comparison in a notebook, start with this plot.
 """
 
 from __future__ import annotations
@@ -56,7 +55,9 @@ table.hgms-forest.hgms-forest {
 .hgms-forest .key { display: inline-block; width: .7em; height: .7em; margin-right: .4em; }
 .hgms-forest .key { border-radius: 50%; background: var(--c); }
 """
-"""What a page with forest plots needs once, and the colours ``--c0`` … as it has them."""
+"""Styles that a page with forest plots needs once, except the colours ``--c0`` …, which the page
+sets.
+"""
 
 
 _WIDE = """
@@ -67,8 +68,9 @@ _WIDE = """
 
 
 def notebook_html(body: str) -> str:
-    """HTML as the last line of a cell shows it, in colours that can be seen in a light and a
-    dark notebook.
+    """Return HTML for the last line of a notebook cell.
+
+    Its colours are visible in a light and in a dark notebook.
     """
     colours = " ".join(f"--c{number}: {colour};" for number, colour in enumerate(EITHER))
     return f'<div class="hgms"><style>.hgms {{ {colours} }} {_WIDE}{STYLE}</style>{body}</div>'
@@ -76,11 +78,13 @@ def notebook_html(body: str) -> str:
 
 @frozen(kw_only=True)
 class Forest:
-    """The differences in one metric on one task, each method − ``reference``, in the order in which
-    they are shown.
+    """The differences of methods to a reference in one metric on one task.
 
-    ``excluded`` are methods that take no part, and why; ``higher`` says which way is better (None:
-    nobody knows); ``references`` are those that a line sets apart from the methods before them.
+    Each difference is method − ``reference``. The differences are in display order.
+
+    ``excluded`` contains the excluded methods with their reasons. ``higher`` states whether larger
+    values are better (``None``: unknown). ``references`` are the methods that a line separates from
+    the methods before them.
     """
 
     title: str
@@ -108,8 +112,11 @@ class Forest:
         excluded: Mapping[str, str] | None = None,
         references: Sequence[str] = (),
     ) -> Forest | None:
-        """The differences to the ``reference`` among ``pairs``, or to the first of ``labels`` that
-        has some where there is none; None where there is nothing to compare."""
+        """Select the differences to the ``reference`` in ``pairs``.
+
+        If ``reference`` has no differences, the first of ``labels`` with differences is the
+        reference. The result is ``None`` if there is nothing to compare.
+        """
         known = {a for (a, _), pair in pairs.items() if pair.count}
         base = (
             reference
@@ -140,8 +147,10 @@ class Forest:
 
     @property
     def limits(self) -> tuple[float, float]:
-        """The ends of the axis. Zero is on it; one method that is five times as far off as the
-        rest does not set it.
+        """Return the ends of the axis.
+
+        The axis contains zero. A single method that is five times as far from zero as the other
+        methods does not determine the ends.
         """
         shown = [
             pair
@@ -163,7 +172,7 @@ class Forest:
 
     @property
     def ticks(self) -> list[float]:
-        """Three to seven round numbers between the limits."""
+        """Return three to seven round numbers between the limits."""
         low, high = self.limits
         raw = (high - low) / 6
         power = 10.0 ** math.floor(math.log10(raw))
@@ -174,7 +183,7 @@ class Forest:
 
     @property
     def caption(self) -> str:
-        """What is shown, in one line."""
+        """Describe the plot in one line."""
         unit = " (percentage points)" if self.share else ""
         better = {True: ", better to the right", False: ", better to the left", None: ""}[
             self.higher
@@ -182,7 +191,7 @@ class Forest:
         return f"{self.metric}{unit}, difference to {self.reference}{better}"
 
     def spell(self, label: str) -> str:
-        """What stands beside a method's interval."""
+        """Return the text next to a method's interval."""
         pair = self.differences[label]
         if pair is None:
             return "reference"
@@ -192,7 +201,7 @@ class Forest:
         return MINUS + text[1:] if text.startswith("-") else text
 
     def html(self, styles: Mapping[str, Look] | None = None) -> str:
-        """A table; ``styles`` are the looks of all methods of the page."""
+        """Return the plot as a table; ``styles`` are the looks of all methods of the page."""
         styles = styles or looks(self.differences)
         low, high = self.limits
 
@@ -233,7 +242,7 @@ class Forest:
 
 
 def _mark(pair: Interval | None, low: float, high: float, at: Callable[[float], str]) -> str:
-    """The dot and the bar of a row; an arrow where one of them goes on beyond the axis."""
+    """Return the dot and the bar of a row, with an arrow for a part beyond the axis."""
     mean = 0.0 if pair is None else pair.mean
     if not math.isfinite(mean):
         return ""
@@ -255,7 +264,7 @@ def _mark(pair: Interval | None, low: float, high: float, at: Callable[[float], 
 
 
 def _half(pair: Interval) -> float:
-    """The half-width; 0 where one seed gives none."""
+    """Return the half-width, or 0 if a single seed gives no half-width."""
     return 0.0 if math.isnan(pair.half_width) else pair.half_width
 
 

@@ -1,5 +1,6 @@
-"""Mean ranks over tasks and seeds, and the difference between two of them that chance does not
-explain.
+"""Mean ranks over tasks and seeds, and their critical difference.
+
+Chance does not explain a larger difference between two mean ranks.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ LEVEL = 0.05
 
 @frozen(kw_only=True)
 class Ranks:
-    """The mean rank of each of k methods over N blocks (a task with a seed), 1 the best, equal
-    values sharing theirs.
+    """The mean rank of each of k methods over N blocks; a block is a task with a seed.
 
-    ``critical`` is Nemenyi's critical difference: with all k methods equal, the chance that any two
-    mean ranks differ by that much is about 5 %::
+    Rank 1 is the best, and equal values share their rank. ``critical`` is Nemenyi's critical
+    difference: with all k methods equal, the chance that any two mean ranks differ by that much is
+    about 5 %::
 
         critical = q √(k (k + 1) / 6N),
             q = the 95 % point of the studentised range of k values, over √2
 
-    ``chance`` is the p-value of Friedman's test that all are equal (NaN for fewer than three
-    methods).
+    ``chance`` is the p-value of Friedman's test that all methods are equal (NaN for fewer than
+    three methods).
 
     Source: Demšar (2006), *Statistical comparisons of classifiers over multiple data sets*, JMLR 7.
 
@@ -45,9 +46,12 @@ class Ranks:
 
     @classmethod
     def of(cls, blocks: Iterable[tuple[Mapping[str, float], bool]]) -> Ranks | None:
-        """Of values by method in each block, and whether higher ones are better there. Methods that
-        a block lacks are excluded. A value that is not finite has the last rank of its block; a
-        block without any finite value is excluded. None if nothing is left to compare.
+        """Compute the ranks from the values by method in each block.
+
+        The second entry of a block states whether higher values are better in it. A method without
+        a value in every block is excluded. A value that is not finite gets the last rank of its
+        block. A block without any finite value is excluded. The result is ``None`` if too few
+        values remain to compare.
         """
         import numpy as np
         from scipy import stats
@@ -83,14 +87,15 @@ class Ranks:
 
     @property
     def says_something(self) -> bool:
-        """Whether any two mean ranks could differ by as much as the critical difference, which
-        they cannot in few blocks.
+        """Return whether any two mean ranks could differ by the critical difference.
+
+        With few blocks, they cannot.
         """
         return self.critical < len(self.means) - 1
 
     @property
     def groups(self) -> list[list[str]]:
-        """Methods that are not told apart, as many together as there can be."""
+        """Return the largest groups of methods that the ranks do not distinguish."""
         labels = list(self.means)
         groups = list[list[str]]()
         for number, label in enumerate(labels):
@@ -105,13 +110,16 @@ class Ranks:
 
     @property
     def fewest_blocks(self) -> int:
-        """The number of blocks from which on two mean ranks can differ by more than chance."""
+        """Return the smallest number of blocks that can show a difference.
+
+        With fewer blocks, chance can explain any difference between two mean ranks.
+        """
         count = len(self.means)
         return math.floor((_quantile(count) * _error(count, 1) / (count - 1)) ** 2) + 1
 
     @property
     def words(self) -> str:
-        """What the ranks say, in sentences."""
+        """Describe the ranks in sentences."""
         count = len(self.means)
         blocks = f"{self.blocks} block{'s' * (self.blocks != 1)} (a task with a seed)"
         over = f"Mean ranks of {count} methods over {blocks}, 1 the best."
@@ -139,9 +147,10 @@ class Ranks:
         )
 
     def html(self, styles: Mapping[str, Look] | None = None) -> str:
-        """A table whose middle column is the picture: a bar of the length of the critical
-        difference around each mean rank, so that two methods whose bars do not overlap are told
-        apart.
+        """Return a table whose middle column contains the picture.
+
+        The picture shows a bar around each mean rank, with the length of the critical difference.
+        Two methods are distinguished if their bars do not overlap.
         """
         styles = styles or looks(self.means)
         most = len(self.means)
@@ -180,7 +189,10 @@ class Ranks:
 
 
 def _cost(value: float, higher: bool) -> float:
-    """A number that is lower for better values, infinite for one that is not finite."""
+    """Return a number that is lower for better values.
+
+    It is infinite for a value that is not finite.
+    """
     return (-value if higher else value) if math.isfinite(value) else math.inf
 
 

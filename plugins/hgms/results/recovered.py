@@ -1,4 +1,7 @@
-"""The recovered share: how much of what a ceiling is ahead of a floor by a method makes up for."""
+"""The recovered share: the share of a gap that a method closes.
+
+The gap is between a floor and a ceiling.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from hgms.results.statistics import mean_and_error, t_quantile, with_failures
 
 @frozen
 class Ratio:
-    """A ratio of two means with its 95 % interval, whose ends are NaN where it has none.
+    """A ratio of two means with its 95 % interval; the ends are NaN without an interval.
 
     >>> str(Ratio(0.48, 0.31, 0.66, 10))
     '0.48 [0.31, 0.66]'
@@ -39,14 +42,17 @@ def recovered(
     *,
     higher: bool = True,
 ) -> Ratio:
-    """The share of what the ceiling is ahead of the floor by that a method recovers: mean(mine −
-    floor) / mean(ceiling − floor) over the seeds that all three have. A value that is not finite
-    counts as the worst of all values (:func:`hgms.results.statistics.with_failures`).
+    """Compute the share of the gap between floor and ceiling that a method recovers.
 
-    Its interval is Fieller's: the ratios ρ for which a t-test does not reject that mean(a − ρb) =
-    0, with a = mine − floor and b = ceiling − floor of each seed. If the mean of the ceiling is not
-    better than that of the floor (``higher``: whether larger values are better), there is no share.
-    If it is better, but not by more than chance, the interval has no ends, and none is given.
+    The share is mean(mine − floor) / mean(ceiling − floor) over the seeds that all three have. A
+    value that is not finite counts as the worst of all values
+    (:func:`hgms.results.statistics.with_failures`).
+
+    The interval follows Fieller: it contains the ratios ρ for which a t-test does not reject that
+    mean(a − ρb) = 0. Here a = mine − floor and b = ceiling − floor of each seed. If the mean of the
+    ceiling is not better than the mean of the floor, there is no share (``higher``: whether larger
+    values are better). If it is better, but not by more than chance, the interval is unbounded, and
+    none is returned.
 
     Source: Fieller (1954), *Some problems in interval estimation*, Journal of the Royal Statistical
         Society B 16.

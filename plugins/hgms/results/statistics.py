@@ -12,8 +12,9 @@ from attrs import frozen
 
 @frozen
 class Interval:
-    """A mean and the half-width of its two-sided t-interval; the half-width is NaN for fewer than
-    two values.
+    """A mean and the half-width of its two-sided t-interval.
+
+    The half-width is NaN for fewer than two values.
 
     >>> str(Interval.of([1.0, 2.0, 3.0]))
     '2.000 ± 2.484 (n = 3)'
@@ -25,7 +26,7 @@ class Interval:
 
     @classmethod
     def of(cls, values: Sequence[float], level: float = 0.95) -> Interval:
-        """mean ± t_{n−1}·s/√n, with s the sample standard deviation."""
+        """Compute mean ± t_{n−1}·s/√n, with s the sample standard deviation."""
         mean, error = mean_and_error(values)
         return cls(
             mean,
@@ -35,13 +36,16 @@ class Interval:
 
     @property
     def excludes_zero(self) -> bool:
-        """Whether zero lies outside. Never so for fewer than two values, which have no interval,
-        nor if all values are equal (:attr:`exact`): there is no spread to compare the mean with."""
+        """Whether the interval excludes zero.
+
+        It is False for fewer than two values, which have no interval. It is also False if all
+        values are equal (:attr:`exact`), because there is no spread to compare the mean with.
+        """
         return abs(self.mean) > self.half_width > 0
 
     @property
     def exact(self) -> bool:
-        """Whether all of at least two values are equal."""
+        """Whether there are at least two values and all of them are equal."""
         return self.count > 1 and self.half_width == 0
 
     def scaled(self, factor: float) -> Interval:
@@ -53,11 +57,14 @@ class Interval:
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
-    """The mean and its standard error s/√n, NaN for fewer than two values."""
+    """Compute the mean and its standard error s/√n.
+
+    The standard error is NaN for fewer than two values.
+    """
     n = len(values)
     if n == 0:
         return math.nan, math.nan
-    # in units of a power of two, which rounds nothing, squares of large numbers do not overflow
+    # scaling by a power of two is exact, and prevents overflow of the squares of large numbers
     exponent = math.frexp(max(map(abs, values)))[1]
     scaled = [math.ldexp(value, -exponent) for value in values]
     mean = math.fsum(scaled) / n
@@ -68,16 +75,16 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
 
 @functools.lru_cache(maxsize=4096)
 def t_quantile(freedom: int, alpha: float) -> float:
-    """What a t-distributed number exceeds in absolute value with probability ``alpha``."""
-    from scipy import special  # a tenth of the time that importing scipy.stats takes
+    """Return the value that a t-distributed |t| exceeds with probability ``alpha``."""
+    from scipy import special  # importing it takes a tenth of the time of scipy.stats
 
     return -float(special.stdtrit(freedom, alpha / 2))
 
 
 def paired(mine: Mapping[int, float], theirs: Mapping[int, float], level: float = 0.95) -> Interval:
-    """The interval of mine − theirs over the seeds that both have a defined value for.
+    """Compute the interval of mine − theirs over the seeds with a defined value in both.
 
-    Differences that are equal but for the rounding of values in float32 have a half-width of 0.
+    If the differences are equal except for float32 rounding of the values, the half-width is 0.
 
     >>> str(paired({0: 2.0, 1: 3.0, 2: 9.0}, {0: 1.0, 1: 2.0, 3: 5.0}))
     '1.000 ± 0.000 (n = 2)'
@@ -96,9 +103,10 @@ def paired(mine: Mapping[int, float], theirs: Mapping[int, float], level: float 
 def with_failures(
     values: Mapping[str, Mapping[int, float]], higher: bool
 ) -> dict[str, dict[int, float]]:
-    """Values by method and seed, with the worst finite value of all for each that is not finite.
+    """Return values by method and seed, with each value that is not finite replaced.
 
-    A method without any finite value has no values.
+    The replacement is the worst finite value of all methods. A method without any finite value has
+    no values.
 
     >>> with_failures({"a": {0: 1.0, 1: math.nan}, "b": {0: 0.5, 1: 0.25}}, higher=True)
     {'a': {0: 1.0, 1: 0.25}, 'b': {0: 0.5, 1: 0.25}}
@@ -113,7 +121,7 @@ def with_failures(
 
 
 def worst_of(values: Iterable[Mapping[int, float]], higher: bool) -> float:
-    """The worst finite value; NaN if there is none."""
+    """Return the worst finite value; NaN if there is none."""
     finite = [value for own in values for value in own.values() if math.isfinite(value)]
     return (min if higher else max)(finite, default=math.nan)
 
@@ -121,12 +129,14 @@ def worst_of(values: Iterable[Mapping[int, float]], higher: bool) -> float:
 def against_failures(
     mine: Mapping[int, float], theirs: Mapping[int, float], higher: bool, worst: float
 ) -> tuple[dict[int, float], dict[int, float]]:
-    """The values of two methods in the seeds of both, so that a failed seed counts against its
-    method.
+    """Return the values of two methods in the seeds of both.
 
-    A value that is not finite becomes ``worst``. There is one exception: if one method alone has
-    failed, and the other is better on average in the seeds without failures, these seeds decide.
-    The others can only add to its lead, but as outliers they would widen the interval.
+    Failed seeds count against their method.
+
+    A value that is not finite becomes ``worst``. There is one exception: only one method has failed
+    seeds, and the other is better on average in the seeds without failures. Then only the seeds
+    without failures count. The failed seeds could only increase the lead of the better method, but
+    as outliers they would widen the interval.
     """
     seeds = [seed for seed in mine if seed in theirs]
     sound = [seed for seed in seeds if math.isfinite(mine[seed]) and math.isfinite(theirs[seed])]
@@ -147,20 +157,20 @@ def compared(
     roles: Mapping[str, str] | None = None,
     higher: bool | None = None,
 ) -> dict[tuple[str, str], Interval]:
-    """All paired differences between methods, whose values by seed ``values`` holds: ``pairs["a",
-    "b"]`` is a − b.
+    """Compute all paired differences between methods: ``pairs["a", "b"]`` is a − b.
 
-    Each interval excludes zero exactly where Holm's step-down rule over all pairs rejects that a
-    and b are equal, so where methods are equal, the chance that any excludes zero is at most 1 −
-    ``level``: the r-th smallest of m p-values is held against (1 − ``level``) / (m − r + 1) until
-    the first that is larger, whose level all later ones share.
+    ``values`` contains the values of each method by seed. An interval excludes zero exactly if
+    Holm's step-down rule over all pairs rejects that a and b are equal. So if all methods are
+    equal, the chance that any interval excludes zero is at most 1 − ``level``. Holm's rule compares
+    the r-th smallest of m p-values with (1 − ``level``) / (m − r + 1), up to the first p-value that
+    is larger. All later p-values use the level of that p-value.
 
-    ``roles`` says which methods are references ("floor", "ceiling"). Nothing is claimed of two
-    references, nor of a method and a ceiling: such pairs are no part of the rule, and each has an
-    interval at ``level`` of its own.
+    ``roles`` marks the methods that are references ("floor", "ceiling"). There are no claims about
+    two references, or about a method and a ceiling. Such pairs are excluded from the rule, and each
+    has a separate interval at ``level``.
 
-    Values that are not finite are failed seeds. If ``higher`` says which values are better, they
-    count against their method (:func:`against_failures`); else they are excluded.
+    Values that are not finite are failed seeds. If ``higher`` states which values are better, they
+    count against their method (:func:`against_failures`); otherwise they are excluded.
 
     Source: Holm (1979), *A simple sequentially rejective multiple test procedure*, Scandinavian
         Journal of Statistics 6.
@@ -192,13 +202,13 @@ def compared(
 
 
 def claims(a: str, b: str, roles: Mapping[str, str]) -> bool:
-    """Whether a comparison says anything of which of the two is ahead."""
+    """Return whether a comparison of the two can show which method is better."""
     both = {roles.get(a, ""), roles.get(b, "")}
     return "ceiling" not in both and "" in both
 
 
 def _chance(interval: Interval, level: float) -> float:
-    """The two-sided p-value of a mean of zero; 1 where no spread was seen."""
+    """Return the two-sided p-value of a mean of zero; 1 if there is no spread."""
     from scipy import special
 
     if not interval.half_width > 0:
@@ -213,11 +223,11 @@ def _chance(interval: Interval, level: float) -> float:
 
 TENDENCY = 5
 CLAIM = 10
-"""Seeds: with fewer than the first nothing is claimed, a claim needs the second."""
+"""Numbers of seeds. Below the first number there is no claim; a claim needs the second number."""
 
 
 def few_seeds(seeds: int) -> str:
-    """What is to be said of a comparison over so few seeds; nothing where there are enough.
+    """Return the remark about a comparison over few seeds; empty if there are enough.
 
     >>> few_seeds(3)
     '3 seeds: no claim can be made from so few; a claim needs 10'
@@ -235,8 +245,9 @@ def few_seeds(seeds: int) -> str:
 
 
 def spell(interval: Interval, *, share: bool = False, signed: bool = False) -> str:
-    """mean ± half-width, with as many digits as the half-width is worth; a share in percent, with
-    two decimals.
+    """Format mean ± half-width, with as many digits as the half-width justifies.
+
+    A share is shown in percent, with two decimals.
 
     >>> spell(Interval(0.912345, 0.00412, 5)), spell(Interval(12.0, float("nan"), 1), signed=True)
     ('0.9123 ± 0.0041', '+12')
@@ -251,7 +262,7 @@ def spell(interval: Interval, *, share: bool = False, signed: bool = False) -> s
     if math.isnan(mean):
         return "nan"
     if half < 1e-12 * abs(mean):
-        half = 0.0  # rounding, of equal values
+        half = 0.0  # rounding errors of equal values
     if signed and half == 0 and interval.count > 1:
         return f"{mean:{sign}.5g} (exact)"
     large = max(abs(mean), 0.0 if math.isnan(half) else half) >= 1e7
@@ -259,7 +270,7 @@ def spell(interval: Interval, *, share: bool = False, signed: bool = False) -> s
         return f"{mean:{sign}.2f}" + ("" if math.isnan(half) else f" ± {half:.2f}")
     if not 0 < half < math.inf:
         return f"{mean:{sign}.5g}" + ("" if math.isnan(half) else f" ± {half:g}")
-    # of the mean at least a digit, where two decimals show one
+    # show at least one significant digit of the mean, if two decimals suffice for it
     digits = max(
         1 - math.floor(math.log10(half)), min(2, -math.floor(math.log10(abs(mean)))) if mean else 0
     )

@@ -1,5 +1,6 @@
-"""One finished run on disk: what its small files say, and its rows (whole, or only named fields)
-when they are asked for.
+"""One finished run on disk: its small files, and its rows on demand.
+
+Rows are read completely, or only in the named fields.
 """
 
 from __future__ import annotations
@@ -31,10 +32,11 @@ from hgms_core.errors import CheckpointError
 class StoredRun:
     """One finished (or failed) run on disk.
 
-    ``config`` is its whole configuration, ``environment`` its ``env.json``, ``resources`` what was
-    measured beside it (``{"peak_memory_bytes": …}``; empty where nothing was), ``scores`` what was
-    measured of its result later, such as by ``hgms mix`` (``{"metrics": {…}, "higher_is_better":
-    {…}}``). ``digest`` is the sha256 of ``steps.jsonl`` in the summary.
+    ``config`` is the complete configuration, and ``environment`` the content of ``env.json``.
+    ``resources`` contains measurements of the run's resources (``{"peak_memory_bytes": …}``; empty
+    without measurements). ``scores`` contains later measurements of the result, for example by
+    ``hgms mix`` (``{"metrics": {…}, "higher_is_better": {…}}``). ``digest`` is the sha256 of
+    ``steps.jsonl`` in the summary.
     """
 
     path: Path
@@ -47,7 +49,7 @@ class StoredRun:
 
     @property
     def task(self) -> Mapping[str, Any]:
-        """The task's table of the configuration."""
+        """The task's table in the configuration."""
         return _table(self.config["task"])
 
     @property
@@ -56,30 +58,34 @@ class StoredRun:
 
     @property
     def task_label(self) -> str:
-        """What the run's author called the task, else its name."""
+        """The task's label set by the author of the run, otherwise its name."""
         return self._label("task_label") or self.task_name
 
     @property
     def task_version(self) -> str | None:
-        """None where ``env.json`` does not say."""
+        """The task's version; ``None`` if ``env.json`` does not contain it."""
         version = (self.environment.get("task") or {}).get("version")
         return None if version is None else str(version)
 
     @property
     def higher_is_better(self) -> Mapping[str, bool]:
-        """The task's metrics in its own order, then later scores, True where higher is better;
-        empty where ``env.json`` does not say."""
+        """The metrics, True if higher values are better.
+
+        They are in the task's order, followed by later scores.
+
+        Empty if ``env.json`` does not contain the metrics.
+        """
         own = (self.environment.get("task") or {}).get("metrics") or {}
         return {**own, **self.scores.get("higher_is_better", {})} if own else own
 
     @property
     def metric_rows(self) -> Mapping[str, str]:
-        """The rows that the task says its metrics are of, by metric (``metric_rows``)."""
+        """The rows on which each metric is computed, by metric (``metric_rows`` of the task)."""
         return (self.environment.get("task") or {}).get("metric_rows") or {}
 
     @property
     def method(self) -> Mapping[str, Any]:
-        """The method's table of the configuration."""
+        """The method's table in the configuration."""
         return _table(self.config["method"])
 
     @property
@@ -88,37 +94,42 @@ class StoredRun:
 
     @property
     def role(self) -> str:
-        """What its method is in comparisons: "floor", "ceiling", or nothing."""
+        """The method's role in comparisons: "floor", "ceiling", or an empty string."""
         return str(self.summary.get("role") or "")
 
     @property
     def label(self) -> str:
-        """What the run's author called the method, else its name."""
+        """The method's label set by the author of the run, otherwise its name."""
         return self._label("label") or self.method_name
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """The ``[run]`` table: how it was carried out."""
+        """The ``[run]`` table: the settings of the execution."""
         return self.config.get("run") or {}
 
     @property
     def execution(self) -> dict[str, str]:
-        """How its steps were carried out, where that is not as torch does by itself:
-        ``{"matmul": "fast"}``.
+        """The execution settings that differ from torch's defaults.
+
+        Example: ``{"matmul": "fast"}``.
         """
         recorded = Execution.recorded(self.environment)
         return {} if recorded is None else recorded.choices()
 
     @property
     def compile_seconds(self) -> float:
-        """The seconds of compilation, which are part of no budget; 0 if nothing was compiled."""
+        """The seconds of compilation, which count toward no budget; 0 without compilation."""
         recorded = Execution.recorded(self.environment)
         return 0.0 if recorded is None or recorded.compile is None else recorded.compile.seconds
 
     @property
     def programs(self) -> Mapping[str, str]:
-        """How the functions of its steps ran that can be compiled, by name, where it was to compile
-        them: "compiled", or "as written" and why."""
+        """Execution of each function of the steps that supports compilation, by name.
+
+        Only runs with compilation have entries.
+
+        A value is "compiled", or "as written" with the reason.
+        """
         recorded = Execution.recorded(self.environment)
         return {} if recorded is None or recorded.compile is None else recorded.compile.outcomes
 
@@ -128,9 +139,7 @@ class StoredRun:
 
     @property
     def hash(self) -> str:
-        """The configuration's hash, as the folder's name holds it; empty where the folder was
-        renamed.
-        """
+        """The configuration's hash in the folder's name; empty if the folder was renamed."""
         match = re.search(r"-([0-9a-f]{8})$", self.path.parent.name)
         return match[1] if match else ""
 
@@ -164,26 +173,26 @@ class StoredRun:
 
     @functools.cached_property
     def metrics(self) -> dict[str, float]:
-        """The last evaluation, and later scores; a metric that was not finite is NaN."""
+        """The last evaluation and later scores; a metric that was not finite is NaN."""
         metrics = {**(self.summary.get("metrics") or {}), **self.scores.get("metrics", {})}
         return {name: _number(value) for name, value in metrics.items()}
 
     @functools.cached_property
     def seconds(self) -> float:
-        """The clock after the last step, without evaluation; NaN if it was not written."""
+        """The clock after the last step, without evaluation; NaN if it was not recorded."""
         return last_seconds(self.path / "timings.jsonl")
 
     def records(self) -> list[dict[str, Any]]:
-        """Every row of ``steps.jsonl`` with its ``seconds``."""
+        """Return every row of ``steps.jsonl`` with its ``seconds``."""
         _ = self._checked
         return RunFolder(self.path).records()
 
     @functools.cached_property
     def _checked(self) -> bool:
-        """True if the rows are those that the summary was written for, with intact times.
+        """True if the rows match the summary and the times are intact.
 
         Raises:
-            CheckpointError: they were changed since.
+            CheckpointError: the files were changed after the summary was written.
         """
         path = self.path / "steps.jsonl"
         rows = read_file(path, ROWS) if os.path.lexists(path) else b""
@@ -202,8 +211,9 @@ class StoredRun:
         return True
 
     def fields(self) -> list[str]:
-        """The fields of the first rows (the start and two steps), in their order: what the run
-        has columns of.
+        """Return the fields of the first rows in order: the run's columns.
+
+        The first rows are the start and two steps.
         """
         return list(self._fields)
 
@@ -217,19 +227,20 @@ class StoredRun:
                     try:
                         row = json.loads(line)
                     except (ValueError, RecursionError):
-                        break  # `columns` says which line
+                        break  # `columns` reports the line
                     names |= dict.fromkeys(row if isinstance(row, dict) else ())
         return tuple(map(sys.intern, names))
 
     def columns(self, names: Sequence[str]) -> dict[str, np.ndarray]:
-        """The named fields of every row as arrays: float64 (NaN where a row lacks it), or objects
-        where any is a string.
+        """Read the named fields of every row as arrays.
 
-        A list of numbers (a batch of linear solves) counts by its largest.
+        An array is float64 (NaN if a row lacks the field), or an object array if any value is a
+        string. A list of numbers (a batch of linear solves) is replaced by its largest number.
 
         Raises:
-            CheckpointError: a line other than the last is not valid JSON; the steps do not follow
-                each other (two runs in one folder, say), or their clock or calls run backwards.
+            CheckpointError: a line other than the last is not valid JSON; the steps are not
+                consecutive (for example, with two runs in one folder), or their clock or calls
+                decrease.
         """
         _ = self._checked
         wanted = tuple(dict.fromkeys(name for name in ("step", *names) if name != "seconds"))
@@ -248,7 +259,7 @@ class StoredRun:
 
 @frozen(kw_only=True)
 class StoredSweep:
-    """A pilot sweep's record: ``sweep.json`` as it was written."""
+    """A pilot sweep's record: the content of ``sweep.json``."""
 
     path: Path
     table: Mapping[str, Any]
@@ -257,7 +268,9 @@ class StoredSweep:
 def short_names(
     tables: Mapping[str, Mapping[str, Any]], label: Mapping[str, str]
 ) -> dict[str, str]:
-    """A name for every table: its label, and where several share one, what they differ in.
+    """Return a name for every table: its label.
+
+    If several tables share a label, the name also contains the differing fields.
 
     >>> short_names(
     ...     {"a": {"name": "t", "rho": 0.4}, "b": {"name": "t", "rho": 0.6}}, {"a": "t", "b": "t"}

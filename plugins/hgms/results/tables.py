@@ -1,10 +1,11 @@
-"""Tables: what finished runs of several methods say, as means over seeds and as differences within
-each seed.
+"""Tables of finished runs of several methods.
 
-All methods of one seed see the same data, split and start, so differences are taken seed by seed
-and their intervals are those of paired samples, at the levels of Holm's rule over all pairs of
-methods (:func:`hgms.results.statistics.compared`). :func:`table` takes runs from memory or from
-disk.
+They contain means over seeds, and differences within each seed.
+
+All methods of one seed use the same data, split and start, so the differences are computed per
+seed. Their intervals are intervals of paired samples, at the levels of Holm's rule over all pairs
+of methods (:func:`hgms.results.statistics.compared`). :func:`table` accepts runs from memory or
+from disk.
 """
 
 from __future__ import annotations
@@ -26,51 +27,54 @@ from hgms.results.stored import StoredRun
 from hgms.runs import RunResult
 
 DEFAULT_REFERENCES = ("uniform", "theta0")
-"""What a method is called that leaves θ where it is: differences are taken to it where it is among
-the methods and nothing else is asked for."""
+"""Names of methods that leave θ at its start. The first of them among the methods is the default
+reference of differences.
+"""
 
 SCALE = ("validation-only", "oracle-joint")
-"""The methods between which the recovered share of the others is measured."""
+"""The floor and the ceiling of the recovered share of the other methods."""
 
 RECOVERED = (
     "recovered share: of what oracle-joint is ahead of validation-only by; 95 % interval "
     "by Fieller's theorem, paired by seed"
 )
-"""What the column of the recovered share holds."""
+"""Description of the column of the recovered share."""
 
 UNJUDGED = (
     "all but the mixture is of the x that each method trained its weights with, so it says "
     "nothing of who is ahead; compare by "
     "--metric recovery_error where a reference mixture is known, else by hgms mix compare"
 )
-"""Why what is measured of x gets no verdict on data sources, and what to do: it ranks how x was
-trained, not the mixtures.
+"""Reason why metrics of x get no verdict on data sources, and the alternative. Such metrics rank
+how x was trained, not the mixtures.
 """
 
 OF_MIXTURE = ("recovery_error",)
-"""Metrics of θ alone, which speak of the mixture however x was trained."""
+"""Metrics of θ only, which measure the mixture independently of how x was trained."""
 
 SEEN = ("train", "validation")
-"""The rows of a metric (``metric_rows`` of a task) that methods may use: they train x on them,
-select by them, or learn θ on them. Such a metric ranks no method.
+"""Rows of a metric (``metric_rows`` of a task) that methods may use: to train x, to select, or to
+learn θ. A metric of such rows ranks no method.
 """
 
 OVERSPENT = 1.1
-"""The share of its budget beyond which a method gets a note and no star: the last step may end a
-little after the budget.
+"""Share of the budget above which a method gets a note and no star. The last step may end shortly
+after the budget.
 """
 
 ORDER = ("", "floor", "ceiling")
-"""Methods before references, floors before ceilings."""
+"""Order of the roles: methods before references, floors before ceilings."""
 
 
 @frozen(kw_only=True)
 class Point:
-    """What the statistics look at of one finished run. A metric that was not finite is NaN.
-    ``role`` is "floor" for a trivial reference, "ceiling" for one that knows the truth. ``spent``
-    is the share of its budget, above 1 if the last step ended after it. ``compile_seconds`` are
-    the seconds of compilation, which are part of no budget. ``reason`` is why its metrics get no
-    verdict (empty: they get one), ``reasons`` the same for single metrics.
+    """The data of one finished run that the statistics use.
+
+    A metric that was not finite is NaN. ``role`` is "floor" for a trivial reference, and "ceiling"
+    for a reference that uses the truth. ``spent`` is the used share of the budget, above 1 if the
+    last step ended after the budget. ``compile_seconds`` are the seconds of compilation, which
+    count toward no budget. ``reason`` states why the metrics get no verdict (empty: they get a
+    verdict). ``reasons`` states the same for single metrics.
     """
 
     seed: int
@@ -100,7 +104,8 @@ class Point:
         sources = any(name.startswith("weight.") for name in fields)
         rows = run.metric_rows if isinstance(run, StoredRun) else {}
         later = run.scores.get("metrics", ()) if isinstance(run, StoredRun) else ()
-        # with data sources metrics of other rows get no verdict either: UNJUDGED says what to do
+        # with data sources, metrics of other rows get no verdict either: UNJUDGED gives the
+        # alternative
         used = {
             name: _of_rows(name, kind)
             for name, kind in rows.items()
@@ -127,7 +132,7 @@ class Point:
         )
 
     def unjudged(self, metric: str) -> str:
-        """Why the metric says nothing of who is ahead; empty where it does."""
+        """Return why the metric cannot rank methods; empty if it can."""
         return self.reasons.get(metric, self.reason)
 
 
@@ -139,7 +144,10 @@ def _of_rows(metric: str, rows: str) -> str:
 
 
 def _spent(budget: Budget, seconds: float, steps: int, calls: int) -> float:
-    """The share of the budget, above 1 if more was spent; 1 if the clock was not written."""
+    """Return the used share of the budget, above 1 for an overrun.
+
+    The share is 1 without a recorded clock.
+    """
     pairs = ((budget.seconds, seconds), (budget.outer_steps, steps), (budget.oracle_calls, calls))
     [share] = [amount / limit for limit, amount in pairs if limit is not None]
     return 1.0 if math.isnan(share) else share
@@ -147,15 +155,19 @@ def _spent(budget: Budget, seconds: float, steps: int, calls: int) -> float:
 
 @frozen(kw_only=True)
 class Row:
-    """One method's line of a table.
+    """One method's row of a table.
 
-    Intervals of metrics are over the seeds whose value is defined; ``undefined`` counts those whose
-    primary metric is NaN, ``failed`` the runs that did not end well. ``difference`` is to the
-    reference method, seed by seed (None for the reference itself), ``winner`` whether the intervals
-    of its differences to all other methods and floors exclude zero, in its favour, over as many
-    seeds as a claim needs. ``role`` is "floor" or "ceiling" for a reference, ``ahead_of_floor``
-    whether its difference to the best floor excludes zero or is exact, in its favour (None: there
-    is no floor, or it is a reference itself), ``recovered`` the recovered share where there is one.
+    Intervals of metrics are over the seeds with a defined value. ``undefined`` counts the seeds
+    whose primary metric is NaN, and ``failed`` the failed runs. ``difference`` is the paired
+    difference to the reference method (``None`` for the reference itself).
+
+    ``winner`` is true under two conditions: the intervals of the differences to all other methods
+    and floors exclude zero, in favour of this method; and there are as many seeds as a claim needs.
+
+    ``role`` is "floor" or "ceiling" for a reference. ``ahead_of_floor`` states whether the
+    difference to the best floor excludes zero or is exact, in favour of this method (``None``:
+    there is no floor, or this row is a reference). ``recovered`` is the recovered share, if it is
+    defined.
     """
 
     method: str
@@ -180,7 +192,7 @@ class Row:
 
 
 def _plain(value: Any) -> Any:
-    """A field of a row as JSON has it; an interval over no values is null."""
+    """Return a field of a row as a JSON value; an interval over no values becomes null."""
     if isinstance(value, Interval):
         half = None if math.isnan(value.half_width) else value.half_width
         return {"mean": value.mean, "half_width": half, "n": value.count} if value.count else None
@@ -194,9 +206,11 @@ def _plain(value: Any) -> Any:
 
 @frozen(kw_only=True)
 class Table:
-    """All methods on one task, then the references. ``pairs["a", "b"]`` is the paired difference a
-    − b in the metric, of every two methods; ``floor`` is the trivial reference with the best mean;
-    ``unjudged`` says why the metric gets no verdict; ``percent`` whether it is shown in percent.
+    """All methods on one task, then the references.
+
+    ``pairs["a", "b"]`` is the paired difference a − b in the metric, for every two methods.
+    ``floor`` is the trivial reference with the best mean. ``unjudged`` states why the metric gets
+    no verdict. ``percent`` states whether the metric is shown in percent.
     """
 
     task: str
@@ -233,14 +247,16 @@ class Table:
 
     @property
     def groups(self) -> list[int]:
-        """The rows before which a line is drawn: where the references begin."""
+        """The rows before which a line is drawn, to separate the references."""
         roles = [bool(row.role) for row in self.rows]
         return [roles.index(True)] if True in roles[1:] and not roles[0] else []
 
     @property
     def remarks(self) -> list[str]:
-        """Remarks on the whole table: that its metric gets no verdict, how failed seeds count, that
-        no method is ahead of the best floor, that there are few seeds.
+        """Remarks on the whole table.
+
+        They state that its metric gets no verdict, how failed seeds count, that no method
+        outperforms the best floor, and that there are few seeds.
         """
         lines = [self.unjudged] * bool(self.unjudged)
         lost = any(row.failed or row.undefined for row in self.rows)
@@ -257,16 +273,18 @@ class Table:
 
     @property
     def few_seeds(self) -> str:
-        """That there are too few seeds to claim anything; nothing where there are enough, or
-        nothing is compared.
+        """The remark that there are too few seeds for a claim.
+
+        Empty if there are enough seeds, or if no methods are compared.
         """
         counts = [row.metrics[self.metric].count for row in self.rows if self.metric in row.metrics]
         return few_seeds(max(counts)) if len(self.rows) > 1 and any(counts) else ""
 
     @property
     def forest(self) -> Forest | None:
-        """The differences as a picture, methods before references, best mean first; None where
-        there is nothing to compare.
+        """The differences as a picture, methods before references, best mean first.
+
+        ``None`` if there is nothing to compare.
         """
 
         def rank(row: Row) -> tuple[int, bool, float]:
@@ -289,7 +307,7 @@ class Table:
 
     @property
     def html(self) -> str:
-        """The differences as a picture, and the rows below it."""
+        """Return the differences as a picture, with the rows below the picture."""
         rows = self.columns
         groups = self.groups
         names = "".join(f"<th>{html.escape(name)}</th>" for name in rows[0]) if rows else ""
@@ -316,8 +334,10 @@ class Table:
 
     @property
     def columns(self) -> list[dict[str, str]]:
-        """The rows as text, for a terminal. A metric called a share or an accuracy is shown in
-        percent if all its values are in [0, 1].
+        """The rows as text, for a terminal.
+
+        A metric whose name contains share or accuracy is shown in percent if all its values are in
+        [0, 1].
         """
         share = self.percent
         name = (
@@ -366,12 +386,13 @@ class Table:
 
 
 FAILED = "a failed or NaN seed counts against its method, as the worst value of the table"
-"""How seeds without a value count."""
+"""Note on how seeds without a value count."""
 
 
 def is_share(metric: str, values: Iterable[float]) -> bool:
-    """Whether to show a metric in percent: its name is that of a share, and its values are in
-    [0, 1].
+    """Return whether to show a metric in percent.
+
+    It is shown in percent if it has a share's name and its values are in [0, 1].
 
     >>> is_share("test_accuracy", [0.25, 1.0]), is_share("test_accuracy", [25.0, 100.0])
     (True, False)
@@ -389,7 +410,7 @@ def _texts(interval: Interval, share: bool, *, signed: bool = False) -> str:
 
 
 def _text(interval: Interval) -> str:
-    """The mean alone."""
+    """Format only the mean."""
     mean = interval.mean
     return "–" if math.isnan(mean) else f"{mean:.0f}" if 1000 <= abs(mean) < 1e15 else f"{mean:.4g}"
 
@@ -404,30 +425,38 @@ def table(
     failed: Mapping[str, Collection[int]] | None = None,
     notes: Mapping[str, Sequence[str]] | None = None,
 ) -> Table:
-    """Means with 95 % t-intervals over seeds, and differences in ``metric`` within each seed,
-    between all pairs of methods and to ``reference``: where methods are equal, the chance that the
-    interval of any difference excludes zero is at most 5 %.
+    """Compute means over seeds, and paired differences in ``metric``.
 
-    ``runs`` are finished ones by the method's label; ``failed`` has the seeds of the others.
-    ``higher_is_better=None`` is for a metric whose better direction is unknown: nothing is known of
-    its worst value, so undefined values are excluded and failed seeds do not count. Means
-    are over the defined values. In differences, the best floor and the recovered share, a failed
-    seed and one whose value is NaN count against the method
-    (:func:`hgms.results.statistics.against_failures`). A method with undefined values or failed
-    runs is never marked as the winner, and a method without any value is not one that others have
-    to beat. A difference that is the same in every seed is exact: it has no interval and counts by
-    its sign. A method that spent more than the budget (by 10 %: the last step may end after it)
-    gets a note and is not marked. Losses of a method whose x was not trained to the end
-    (``untrained`` in its summary), metrics of rows that methods use (``metric_rows`` of the task),
-    and all metrics of x where θ weighs data sources, are shown and take no part in differences and
-    verdicts. No winner is marked by fewer seeds than a claim needs.
+    Means have 95 % t-intervals.
 
-    References come after the methods. A floor is one that others have to beat and no winner, a
-    ceiling is neither. A method whose difference to the floor with the best mean does not exclude
-    zero in its favour is noted as not ahead of it. Where ``validation-only`` and ``oracle-joint``
-    are among the methods the others have a recovered share
-    (:func:`hgms.results.recovered.recovered`); of several variants of one of these the one with the
-    best mean counts.
+    Differences are computed within each seed, between all pairs of methods and to ``reference``. If
+    all methods are equal, the chance that any interval of a difference excludes zero is at most 5
+    %.
+
+    ``runs`` contains the finished runs by method label; ``failed`` contains the seeds of the failed
+    runs. ``higher_is_better=None`` is for a metric whose better direction is unknown. Its worst
+    value is then unknown, so undefined values are excluded and failed seeds do not count. Means are
+    over the defined values. In differences, the best floor and the recovered share, a failed seed
+    or a NaN value counts against the method (:func:`hgms.results.statistics.against_failures`).
+
+    A method with undefined values or failed runs is never marked as the winner. A winner need not
+    outperform a method without any value. A difference that is the same in every seed is exact: it
+    has no interval and counts by its sign. A method that exceeded the budget by more than 10 % gets
+    a note and is not marked (the last step may end after the budget). No winner is marked with
+    fewer seeds than a claim needs.
+
+    Three kinds of metrics are shown, but are excluded from differences and verdicts:
+
+    - losses of a method whose x was not trained to the end (``untrained`` in its summary),
+    - metrics of rows that methods use (``metric_rows`` of the task),
+    - all metrics of x if θ weights data sources.
+
+    References follow the methods. A winner must outperform every floor, and a floor is never a
+    winner. A ceiling is neither a rival nor a winner. A method gets a note if its difference to the
+    floor with the best mean does not exclude zero in its favour. If ``validation-only`` and
+    ``oracle-joint`` are in the table, the other methods have a recovered share
+    (:func:`hgms.results.recovered.recovered`). If one of these two has several variants, the
+    variant with the best mean counts.
     """
     points = {
         label: [run if isinstance(run, Point) else Point.of(run) for run in group]
@@ -488,7 +517,7 @@ def table(
         remarks = list(notes.get(label, ()))
         ahead = None
         if whys[label]:
-            # which is said of the whole table
+            # a remark on the whole table states this reason
             remarks += [f"no verdict: {whys[label]}"] * (whys[label] != of_all)
         elif floor is not None and label in methods:
             ahead = _ahead(pairs[label, floor], higher)
@@ -544,8 +573,10 @@ def _finite(values: Mapping[int, float]) -> dict[int, float]:
 
 
 def _of_all(whys: Iterable[str]) -> str:
-    """The reason that holds for every method of the table, rather than for one whose x is
-    untrained.
+    """Return the reason that applies to every method of the table.
+
+    Empty if there is none. UNJUDGED takes precedence over reasons of single methods, such as an
+    untrained x.
     """
     reasons = set(whys)
     if UNJUDGED in reasons:
@@ -554,7 +585,7 @@ def _of_all(whys: Iterable[str]) -> str:
 
 
 def _overspent(points: Sequence[Point]) -> float:
-    """The mean share of the budget that the runs of a method spent."""
+    """Compute the mean share of the budget that a method's runs used."""
     return Interval.of([point.spent for point in points]).mean if points else 0.0
 
 
@@ -565,7 +596,7 @@ def _defined(values: Iterable[float]) -> Interval:
 def _best(
     values: Mapping[str, Mapping[int, float]], labels: Sequence[str], higher: bool
 ) -> str | None:
-    """The label with the best mean; None where none has a value."""
+    """Return the label with the best mean; ``None`` if no label has a value."""
     means = {
         label: Interval.of(list(values[label].values())).mean for label in labels if values[label]
     }
@@ -584,8 +615,9 @@ def _winner(
     whole: set[str],
     higher: bool,
 ) -> str | None:
-    """The method whose paired differences to all rivals exclude zero or are exact, in its favour,
-    over as many seeds as a claim needs.
+    """Return the method whose paired differences to all rivals are in its favour.
+
+    Each difference must exclude zero or be exact, over as many seeds as a claim needs.
     """
     for label in methods:
         differences = [pairs[label, other] for other in rivals if other != label]
@@ -600,8 +632,9 @@ def _winner(
 
 
 def _on_floor(floor: str, difference: Interval, *, ahead: bool) -> list[str]:
-    """What to note of a method's difference to the best floor; nothing if its interval excludes
-    zero in its favour.
+    """Return the notes on a method's difference to the best floor.
+
+    The list is empty if the interval excludes zero in favour of the method.
     """
     if difference.count < 2:
         return [f"not ahead of {floor}: {'one seed' if difference.count else 'no seed in common'}"]

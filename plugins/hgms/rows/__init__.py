@@ -1,5 +1,6 @@
-"""What components share about rows: validation rows as one table, and a number for each source
-as a slope in θ.
+"""Shared functions for rows: validation rows as one table, and gradients in θ from sources.
+
+The gradient in θ is computed from one number per source.
 """
 
 from __future__ import annotations

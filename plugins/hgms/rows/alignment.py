@@ -1,4 +1,4 @@
-"""From a number for each source to the hypergradient of the mixture's weights."""
+"""Convert one number per source to the hypergradient of the mixture's weights."""
 
 from __future__ import annotations
 
@@ -11,20 +11,25 @@ from hgms_core import Sources, Tree
 def mixture_slope(
     sources: Sources, theta: Tree, alignments: Tensor, present: Tensor, *, redrawn: bool
 ) -> Tree:
-    """−∇_θ Σ_s ω_s(θ) a_s, from ``alignments`` a ``[S]`` of the sources that are ``present``
-    ``[S]``::
+    """Return −∇_θ Σ_s ω_s(θ) a_s from ``alignments`` a ``[S]``.
+
+    Only the sources that are ``present`` ``[S]`` contribute::
 
         d_s = c (a_s − Σ_{r present} ω_r a_r / W),  W = Σ_{r present} ω_r,
             0 for a source that is missing
         h = −∇_θ Σ_s ω_s(θ) d_s    (in logits of a softmax −(c/W) ω_s Σ_{r present} ω_r (a_s − a_r))
 
-    A source that is missing does not move, and with all of them present c = W = 1. What c is where
-    some are missing depends on why. If the k sources of a batch are ``redrawn`` in every step, all
-    choices of k equally often, c = W S(S − 1)/(k(k − 1)): a pair (s, r) is in that share of the
-    batches, so h is right in the mean over batches. If a source is missing until its first row
-    comes (running means: what was seen stays), c = 1: it counts as one that is as good as the mean
-    of the others. The factor would be wrong there, since it stays for good beside a source whose
-    weight is too small for a row to be drawn.
+    A missing source does not move. If all sources are present, c = W = 1. If some are missing, c
+    depends on the reason.
+
+    If the k sources of a batch are ``redrawn`` in every step, with equal probability for all
+    choices of k, then c = W S(S − 1)/(k(k − 1)). A pair (s, r) is in a share
+    k(k − 1)/(S(S − 1)) of the batches, so h is correct in the mean over batches.
+
+    If a source is missing until its first row is drawn (running means keep earlier values), then c
+    = 1. The source counts as equal to the mean of the others. The factor above would be wrong in
+    this case: it would remain permanently if the weight of a source is too small for a row to be
+    drawn.
 
     >>> from hgms.testing.problems import mixture
     >>> problem = mixture()  # of two sources, θ their logits

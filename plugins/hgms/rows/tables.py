@@ -1,4 +1,4 @@
-"""Validation rows as one table: those of the roles that x may be trained on."""
+"""Validation rows as one table: the rows of the roles that may be used to train x."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from hgms_core import Batch, Data, Problem
 
 
 def trained_on(problem: Problem) -> Data:
-    """The validation rows of the roles ``differentiate`` and ``select``, as one table: those of
-    ``stop`` stay apart.
+    """Return the validation rows of the roles ``differentiate`` and ``select`` as one table.
+
+    The rows of ``stop`` are excluded.
 
     >>> first, second = Data.of({"a": torch.arange(4.0)}), Data.of({"a": torch.ones(2)})
     >>> problem = Problem(
@@ -29,7 +30,7 @@ def trained_on(problem: Problem) -> Data:
 
 
 def joined(first: Data, second: Data) -> Data:
-    """The rows of two data sets with the same columns, as one."""
+    """Return the rows of two data sets with the same columns, as one data set."""
     if not first.size or not second.size:
         return first if first.size else second
 
@@ -44,8 +45,9 @@ def joined(first: Data, second: Data) -> Data:
 
 
 def _chosen(own: Tensor, above: Tensor, below: Tensor) -> Tensor:
-    """Where ``own`` rows of ``above``, elsewhere of ``below``; texts of two lengths are filled
-    up with zeros at their ends.
+    """Select rows of ``above`` at the positions ``own``, and rows of ``below`` elsewhere.
+
+    The shorter of two texts is padded with zeros at its end.
     """
     sizes = [max(pair) for pair in zip(above.shape, below.shape, strict=True)]
     above, below = (_padded(leaf, sizes) for leaf in (above, below))

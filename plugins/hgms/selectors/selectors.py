@@ -1,4 +1,4 @@
-"""Which of N candidates to differentiate through."""
+"""Selection of the candidate to differentiate through, out of N candidates."""
 
 from __future__ import annotations
 
@@ -37,10 +37,13 @@ def _selection(
     chunk: int | None,
     highest: bool = False,
 ) -> Selection:
-    """By f of all candidates on one shared batch of the validation rows set apart for selecting."""
+    """Select by f of all candidates, on one shared batch.
+
+    The batch contains validation rows for selection.
+    """
     f = problem.f
     batch, rows = problem.upper_data["select"].sample(key, batch_size)
-    # decided outside of the compiled function, since it may try the loss
+    # decided outside the compiled function, because the decision may evaluate the loss
     first = groups(
         f, candidates.x, rows=rows, mode=mode, chunk=chunk, trial=lambda: (detach(theta), batch)
     )[0]
@@ -48,11 +51,12 @@ def _selection(
 
     def scored(theta: Tree, x: Tree, batch: Tree) -> Tensor:
         scores = values(f, theta, x, batch, rows=rows, mode=mode, chunk=chunk)
-        # A state with a non-finite number can still have a finite loss (a dead unit hides it); it
-        # is no candidate all the same.
+        # A state with a non-finite number can still have a finite loss (a dead unit hides the
+        # number). Such a state is not a valid candidate.
         return torch.where(Candidates(x=x).finite, scores, torch.full_like(scores, torch.nan))
 
-    # Not the gap: two programs agree on the difference of nearly equal scores in a few digits only.
+    # Not the gap: two compiled functions agree only in a few digits on a small difference of
+    # scores.
     score = form(programs_of(problem), ("scores", f, mode, chunk), scored)
     cost = Cost(upper_values=candidates.count, rows=candidates.count * rows)
     return Selection.of(
@@ -65,13 +69,13 @@ def _selection(
 class BestOfN:
     """The optimistic choice: i* = argmin_i f(θ, x_i) on one shared validation batch.
 
-    Every candidate is scored on the same rows, otherwise sampling noise decides. Ties go to the
-    lowest index, and a candidate that is not finite is never chosen.
+    Every candidate is scored on the same rows; otherwise sampling noise would decide. Ties go to
+    the lowest index, and a candidate that is not finite is never selected.
 
     Arguments:
-        batch_size: validation rows a score is computed on (all of the role ``select`` if None).
-        mode, chunk: stacked or looped evaluation (auto picks by size, and loops over a loss that
-            torch.func.vmap cannot evaluate), and how many stacked candidates at a time.
+        batch_size: validation rows per score (all rows of the role ``select`` if ``None``).
+        mode, chunk: stacked or looped evaluation, and the number of stacked candidates at a time.
+            ``auto`` selects by size, and loops over a loss that torch.func.vmap does not support.
 
     Cost: N upper values.
 
@@ -106,8 +110,8 @@ class BestOfN:
 class Worst:
     """The pessimistic choice: i* = argmax_i f(θ, x_i) on one shared validation batch.
 
-    Over the iterates of one trajectory this is the truncation of IAPTT-GM. Arguments, ties and cost
-    as in ``best-of-n``.
+    Over the iterates of one trajectory, this is the truncation of IAPTT-GM. Arguments, ties and
+    cost are the same as for ``best-of-n``.
 
     >>> problem = Problem(
     ...     theta0={},
@@ -144,9 +148,9 @@ class Worst:
 @final
 @component
 class First:
-    """No choice: the first candidate that is finite. Scores nothing, so it costs nothing.
+    """No choice: the first candidate that is finite. There are no scores and no cost.
 
-    For generators that propose one candidate, and as the ablation that switches selection off.
+    Use for generators that propose one candidate, and as the ablation without selection.
 
     >>> problem = Problem(
     ...     theta0={},

@@ -16,36 +16,38 @@ from hgms_core.validators import at_least, not_negative, optional, optional_posi
 @final
 @component
 class CG:
-    """(H + γI) v = b by conjugate gradients, for H symmetric and H + γI positive definite.
+    """Solve (H + γI) v = b by conjugate gradients, for H symmetric and H + γI positive definite.
 
     Stops at ‖r‖ ≤ max(rtol·‖b‖, atol). In exact arithmetic v_k minimises ½vᵀ(H + γI)v − bᵀv over
     the Krylov space v_0 + span{r_0, …, (H + γI)^(k−1) r_0}.
 
-    Use when the lower Hessian plus ridge is positive definite, or nearly so: at a direction of
-    negative curvature the iterate reached so far is returned, for which bᵀv > 0; v = 0 where it is
-    the very first direction, so that a hypergradient keeps its direct part ∇_θ f alone
+    Use when the lower Hessian plus ridge is positive definite, or nearly so. At a direction of
+    negative curvature, the solver returns the current iterate, for which bᵀv > 0. If this is the
+    first direction, it returns v = 0: the hypergradient then consists of its direct part ∇_θ f
     (``residual`` is then 1). Avoid when H is far from positive definite and no ridge that makes it
-    so is acceptable (use ``minres``).
+    positive definite is acceptable (use ``minres``).
 
     Arguments:
-        ridge: γ ≥ 0, in the units of H. ``rtol``, ``atol``: relative residual to reach, > 0, or an
-            absolute one, ≥ 0, in the units of b. ``max_steps``: iteration limit.
-        clip: R_v, the radius of the ball that the answer is projected onto (None: no clipping); the
-            reported residual is that before clipping.
+        ridge: γ ≥ 0, in the units of H. ``rtol``, ``atol``: relative residual to reach, > 0, or
+            absolute residual, ≥ 0, in the units of b. ``max_steps``: iteration limit.
+        clip: R_v, the radius of the ball that the result is projected onto (None: no clipping); the
+            reported residual is the residual before clipping.
         preconditioner: from Python only, r ↦ M⁻¹r with M positive definite and near H + γI, rows to
-            rows; a configuration uses ``nystrom``. Tolerances stay those of the residual itself.
+            rows; a configuration uses ``nystrom``. Tolerances still refer to the unpreconditioned
+            residual.
 
-    Outcomes: CONVERGED; ITERATION_LIMIT (the current iterate; the best one where its residual
-    exceeds ‖b‖); NEGATIVE_CURVATURE (pᵀ(H + γI)p < 0: the iterate before that direction, or with a
-    preconditioner the best one where its residual exceeds ‖b‖); STAGNATED with the iterate of the
-    smallest residual, where the numbers can do no better: pᵀ(H + γI)p is zero beside the largest
-    curvature met or the residual grew beyond what a positive definite system allows (both mean
-    singular, with b not in the range), or the tolerance is too tight; NONFINITE. Zero is judged by
-    the error of a product (``LinearSystem.precision``).
+    Outcomes: CONVERGED; ITERATION_LIMIT (the current iterate, or the best iterate if the current
+    residual exceeds ‖b‖); NEGATIVE_CURVATURE (pᵀ(H + γI)p < 0: the iterate before that direction,
+    or with a preconditioner the best iterate if the current residual exceeds ‖b‖); STAGNATED with
+    the iterate of the smallest residual; NONFINITE. STAGNATED means that floating-point precision
+    is exhausted, for one of three reasons. pᵀ(H + γI)p is zero relative to the largest curvature
+    seen. Or the residual grew beyond the bound of a positive definite system. (Both mean that the
+    system is singular, with b not in the range.) Or the tolerance is too tight. The threshold for
+    zero is the error of a product (``LinearSystem.precision``).
 
-    Cost: one product an iteration, one to check a residual that is claimed (not for a solve cut
-    short within 50 steps), one more for a warm start. A warm start that is worse than zero is
-    dropped. Memory: 5 vectors, one more for the best iterate.
+    Cost: one product per iteration, one to check a small residual (not for a solve truncated within
+        50 steps), one more for a warm start. A warm start that is worse than zero is dropped.
+        Memory: 5 vectors, one more for the best iterate.
 
     >>> import torch
     >>> A = torch.tensor([[2.0, 1.0], [1.0, 3.0]])

@@ -17,11 +17,11 @@ from hgms_core.validators import at_least, not_negative, positive
 class FixedPoint:
     """v ← v − lr·((H + γI) v − b) until ‖r‖ ≤ rtol·‖b‖: gradient descent on the linear system.
 
-    Converges for 0 < lr < 2/λ_max(H + γI) and H + γI positive semidefinite with b in its range; the
-    error shrinks by max|1 − lr·λ| a step, so it takes about cond(H + γI) times as many steps as
-    digits wanted.
+    Converges for 0 < lr < 2/λ_max(H + γI) and H + γI positive semidefinite with b in its range. The
+    error shrinks by max|1 − lr·λ| per step, so the number of steps is about cond(H + γI) times the
+    number of digits wanted.
 
-    Use when H is a noisy or non-symmetric estimate that CG's short recurrences cannot bear, or to
+    Use when H is a noisy or non-symmetric estimate, for which CG's short recurrences fail, or to
     mirror a lower level that is itself gradient descent. Avoid when H is ill-conditioned (use
     ``cg``: the square root of the steps).
 
@@ -31,10 +31,10 @@ class FixedPoint:
             iteration limit.
 
     Outcomes: CONVERGED; ITERATION_LIMIT; DIVERGED (the residual grows: lr is too large or H + γI is
-    indefinite) and STAGNATED (the residual stays: precision reached, or b is not in the range),
-    both with the best iterate; NONFINITE.
+    indefinite) and STAGNATED (the residual stays constant: precision reached, or b is not in the
+    range), both with the best iterate; NONFINITE.
 
-    Cost: one product an iteration, which also gives the true residual, and one for a warm start.
+    Cost: one product per iteration, which also gives the true residual, and one for a warm start.
         Memory: 5 vectors.
 
     >>> import torch

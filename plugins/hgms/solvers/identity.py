@@ -1,4 +1,4 @@
-"""The inverse Hessian replaced by a multiple of the identity."""
+"""The inverse Hessian approximated by a multiple of the identity."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from hgms_core.validators import not_negative, positive
 @final
 @component
 class Identity:
-    """v = scale·b: the first-order estimate that stands (H + γI)⁻¹ for scale·I.
+    """v = scale·b: the first-order estimate that replaces (H + γI)⁻¹ by scale·I.
 
-    Use when products with the Hessian cost too much to solve with, or as the ablation that shows
-    what solving buys. Avoid when curvature differs much between directions: only the sign pattern
-    of the hypergradient may then be trusted.
+    Use when a solve with Hessian products is too expensive, or as an ablation that shows the gain
+    from solving. Avoid when curvature differs much between directions: only the sign pattern of the
+    hypergradient may then be trusted.
 
     Arguments:
-        scale: > 0, in the units of 1/H; the inner step size makes this one step of the lower level,
-            unrolled.
-        ridge: γ ≥ 0, in the units of H; enters the residual only.
-        rtol: relative residual up to which the outcome says CONVERGED, > 0.
+        scale: > 0, in the units of 1/H. With the inner step size, the estimate is one unrolled step
+            of the lower level.
+        ridge: γ ≥ 0, in the units of H; affects only the residual.
+        rtol: maximum relative residual for the outcome CONVERGED, > 0.
 
-    Outcomes: CONVERGED if the residual happens to be at most ``rtol``, else NOT_SOLVED (nothing was
-    iterated); NONFINITE. ``x0`` is not used.
+    Outcomes: CONVERGED if the residual happens to be at most ``rtol``, else NOT_SOLVED (there was
+    no iteration); NONFINITE. ``x0`` is not used.
 
     Cost: one product, to report the true residual ‖b − (H + γI) v‖/‖b‖.
 
@@ -38,7 +38,7 @@ class Identity:
     (tensor([0.5000, 0.5000, 0.5000]), 'converged')
 
     Source: the T1–T2 approximation of Luketina et al. (2016); the first-order variant of DARTS (Liu
-        et al., 2019) is near it.
+        et al., 2019) is similar.
     """
 
     name: ClassVar[str] = "identity"
@@ -56,7 +56,7 @@ class Identity:
 
 
 def answered(system: LinearSystem, x: Tensor, clip: float | None = None) -> Solution:
-    """The answer x that nothing was iterated for, with its residual: one product."""
+    """Return x as a solution without iterations, with its residual: one product."""
     product = system.apply(x)
     residual = system.norm(system.rhs - product)
     curvature = system.dot(x, product) / system.dot(x, x)

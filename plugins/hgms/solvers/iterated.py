@@ -1,6 +1,4 @@
-"""A solver's iterations until no system is active: one by one, or in the programs of an operator
-that is compiled.
-"""
+"""Solver iterations until no system is active: eager, or in compiled functions."""
 
 from __future__ import annotations
 
@@ -18,12 +16,11 @@ def iterated(
     state: Tree,
     most: int,
 ) -> Tree:
-    """The state after ``iteration(system, state, *settings)`` as often as it takes, ``most`` times
-    at most.
+    """Apply ``iteration(system, state, *settings)`` until no system is active; return the state.
 
-    The iteration is a function of tensors alone that multiplies once; where ``state["active"]`` is
-    false it changes nothing that is read. ``state["steps"]`` counts for each system, ``state["r"]``
-    is a vector. Products are counted the same way.
+    The iteration runs at most ``most`` times. It is a function of tensors only, with one product.
+    For systems with ``state["active"]`` false, it must not change results. ``state["steps"]``
+    counts iterations per system; ``state["r"]`` is a vector. Products are counted the same way.
     """
     if not isinstance(system.matvec, CompiledProduct):
         while state["active"].any():

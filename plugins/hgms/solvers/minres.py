@@ -23,26 +23,26 @@ CONVERGED, LIMIT, STAGNATED, NONFINITE = (
 @final
 @component
 class MINRES:
-    """argmin ‖b − (H + γI) v‖ over the Krylov space, for H symmetric: positive definite, indefinite
-    or singular.
+    """argmin ‖b − (H + γI) v‖ over the Krylov space, for symmetric H, also indefinite or singular.
 
     The Lanczos process gives H + γI as a tridiagonal matrix in an orthonormal basis; Givens
     rotations solve the small least-squares problem as it grows. The residual norm never increases.
 
     Use when H + γI is indefinite (a lower state that is not a minimiser yet) or singular. Avoid
-    when it is positive definite: ``cg`` gives smaller errors for the same products. At a saddle bᵀv
-    may be negative; ``cg``, which stops before that, may give the safer hypergradient.
+    when it is positive definite: ``cg`` gives smaller errors for the same products. At a saddle,
+    bᵀv may be negative; ``cg``, which stops before that, may give the safer hypergradient.
 
     Arguments:
-        ridge: γ ≥ 0, in the units of H. ``rtol``, ``atol``: relative residual to reach, > 0, or an
-            absolute one, ≥ 0, in the units of b. ``max_steps``: iteration limit.
+        ridge: γ ≥ 0, in the units of H.
+        rtol, atol: relative residual to reach, > 0, or absolute residual, ≥ 0, in the units of b.
+        max_steps: iteration limit.
 
-    Outcomes: CONVERGED; ITERATION_LIMIT; STAGNATED (‖(H + γI) r‖ vanishes beside ‖H + γI‖·‖r‖: the
-    system is singular and inconsistent, and v is a least-squares solution; or the tolerance is
-    below what the numbers can do); NONFINITE.
+    Outcomes: CONVERGED; ITERATION_LIMIT; STAGNATED; NONFINITE. STAGNATED means one of two cases.
+    ‖(H + γI) r‖ vanishes relative to ‖H + γI‖·‖r‖: the system is singular and inconsistent, and v
+    is a least-squares solution. Or the tolerance is too tight for floating-point precision.
 
-    Cost: one product an iteration, one to check the residual at the end, one more for a warm start.
-    A warm start that is worse than zero is dropped. Memory: 9 vectors.
+    Cost: one product per iteration, one to check the residual at the end, one more for a warm
+        start. A warm start that is worse than zero is dropped. Memory: 9 vectors.
 
     >>> H = torch.tensor([1.0, 2.0, 0.0, -0.5], dtype=torch.float64)
     >>> solution = MINRES().solve(
@@ -114,9 +114,9 @@ class MINRES:
             curvature = state["curvature"]
             scale = state["scale"]
 
-            # Check with one product; go on from the true residual where the recursion was too
-            # optimistic, and back to the last checked iterate where rounding has made it worse than
-            # that.
+            # Check with one product. Continue from the true residual if the recursion was too
+            # optimistic. Return to the last checked iterate if rounding has made the residual
+            # worse.
             fresh = system.rhs - system.apply(x)
             true = norm(fresh)
             known = torch.isfinite(true)
@@ -143,7 +143,7 @@ class MINRES:
 
 
 def iteration(system: LinearSystem, state: Tree, max_steps: int) -> Tree:
-    """One step, as a function of tensors alone."""
+    """Take one step, as a function of tensors only."""
     eps = system.precision
     x, v, v_1, w, w_1, beta = (state[name] for name in ("x", "v", "v_1", "w", "w_1", "beta"))
     c, s, c_1, s_1, phi, flat, flattest = (
@@ -172,10 +172,10 @@ def iteration(system: LinearSystem, state: Tree, max_steps: int) -> Tree:
     rotated = c_1 * beta
     delta = c * rotated + s * alpha
     gamma_bar = c * alpha - s * rotated
-    # ‖(H + γI) r‖ = ‖r‖·‖(gamma_bar, c·beta_next)‖, still of the residual before this step.
-    # Where it is smallest the iterate is nearest to a least-squares solution. Small in a step that
-    # would not change the residual, or risen again, means that going on only lets the null space of
-    # a singular system grow.
+    # ‖(H + γI) r‖ = ‖r‖·‖(gamma_bar, c·beta_next)‖, for the residual before this step. At its
+    # minimum, the iterate is nearest to a least-squares solution. If the
+    # minimum is small, and the step would not change the residual or the value has risen, more
+    # steps only increase the null-space part of the iterate of a singular system.
     slope = torch.hypot(gamma_bar, c * beta_next)
     gamma = torch.hypot(gamma_bar, beta_next)
     flatter = active & (slope < flattest)

@@ -17,24 +17,23 @@ from hgms_core.validators import at_least, not_negative, positive
 class Neumann:
     """v = lr · Σ_{k=0}^{K−1} (I − lr·(H + γI))^k b, always K terms (evaluated by Horner's rule).
 
-    That is what K steps of gradient descent on the lower level carry into an unrolled hypergradient
-    at the solution. Fewer terms damp the directions of small curvature as a ridge of about 1/(lr·K)
-    would.
+    At the solution, K unrolled steps of gradient descent on the lower level give the same v. Fewer
+    terms damp the directions of small curvature, like a ridge of about 1/(lr·K).
 
-    Use when a fixed, predictable cost is wanted, or this implicit damping. Avoid when an accurate
-    solution is (use ``cg``).
+    Use when a fixed, predictable cost or this implicit damping is wanted. Avoid when an accurate
+    solution is wanted (use ``cg``).
 
     Arguments:
         lr: step size, 0 < lr < 2/λ_max(H + γI), in the units of 1/H.
         steps: K, the number of terms and of products.
         ridge: γ ≥ 0, in the units of H.
-        rtol: relative residual up to which the outcome says CONVERGED, > 0; the number of terms
-            does not depend on it.
+        rtol: maximum relative residual for the outcome CONVERGED, > 0; the number of terms does not
+            depend on it.
 
-    Outcomes: ITERATION_LIMIT (the usual end of a truncated series), CONVERGED where the residual is
-    at most ``rtol``, DIVERGED (the terms grow: the sum with the smallest residual) and STAGNATED
-    (no term changes the residual), NONFINITE. ``x0`` is where the summation starts from; a start of
-    zero gives the series above.
+    Outcomes: ITERATION_LIMIT (the usual end of a truncated series), CONVERGED if the residual is at
+    most ``rtol``, DIVERGED (the terms grow: the sum with the smallest residual is returned),
+    STAGNATED (no term changes the residual), NONFINITE. ``x0`` is the start of the summation; a
+    start of zero gives the series above.
 
     Cost: K products, the last of which gives the true residual, and one for a warm start. Memory: 5
         vectors.
@@ -57,8 +56,9 @@ class Neumann:
 
     @classmethod
     def testing_instance(cls) -> Neumann:
-        """For ``hgms check``: terms enough for what is left of eigenvalues from 0.5 to 1.5, (1 −
-        0.8·0.5)⁶⁰ = 5e-14.
+        """For ``hgms check``: enough terms for eigenvalues from 0.5 to 1.5.
+
+        The remaining error is (1 − 0.8·0.5)⁶⁰ = 5e-14.
         """
         return cls(lr=0.8, steps=60)
 

@@ -1,4 +1,4 @@
-"""Conjugate gradients behind a randomised Nyström preconditioner."""
+"""Conjugate gradients with a randomised Nyström preconditioner."""
 
 from __future__ import annotations
 
@@ -16,33 +16,32 @@ from hgms_core.validators import at_least, not_negative, optional_positive, posi
 @final
 @component
 class NystromCG:
-    """(H + γI) v = b by conjugate gradients, preconditioned with a rank-l Nyström approximation of
-    H.
+    """Solve (H + γI) v = b by conjugate gradients with a rank-l Nyström preconditioner.
 
-    With Ω an orthonormal test matrix of l columns and Y = HΩ, the approximation is Ĥ = Y (ΩᵀY)⁻¹ Yᵀ
-    = UΛUᵀ, and::
+    With Ω an orthonormal test matrix of l columns and Y = HΩ, the approximation of H is Ĥ = Y
+    (ΩᵀY)⁻¹ Yᵀ = UΛUᵀ. The preconditioner is::
 
         M⁻¹ = (λ_l + γ) U (Λ + γI)⁻¹ Uᵀ + (I − UUᵀ)
 
-    The preconditioned system has about the condition number (λ_l + γ)/γ of what is left behind the
-    l largest eigenvalues.
+    The l largest eigenvalues are removed. The preconditioned system has a condition number of about
+    (λ_l + γ)/γ.
 
-    Use when H has some tens of large eigenvalues above a bulk of small ones (networks have) and the
-    tolerance is tight or the ridge small, so that plain CG takes several times ``rank`` iterations.
-    Avoid for loose tolerances: the sketch alone costs ``rank`` products, which plain CG turns into
-    iterations.
+    Use when H has some tens of large eigenvalues above a bulk of small eigenvalues (as in
+    networks), and the tolerance is tight or the ridge small. Plain CG then takes several times
+    ``rank`` iterations. Avoid for loose tolerances: the sketch already costs ``rank`` products,
+    which plain CG would use for iterations.
 
     Arguments:
-        rank: l, the number of products spent on the sketch; at most the dimension is used.
+        rank: l, the number of products for the sketch; at most the dimension is used.
         ridge, rtol, atol, max_steps, clip: as in ``cg``.
-        seed: of the Gaussian test matrix (the same in every call).
+        seed: seed of the Gaussian test matrix (the same in every call).
 
-    Outcomes: as ``cg``. H may be indefinite: directions of the sketch without positive curvature
-    are left out of the preconditioner, which stays positive definite, and the iteration then stops
-    as ``cg`` does.
+    Outcomes: as ``cg``. H may be indefinite: the preconditioner excludes directions of the sketch
+    without positive curvature, so it stays positive definite. The iteration then stops as ``cg``
+    does.
 
-    Cost: ``rank`` products, then as ``cg`` (``Solution.products`` counts them all, ``iterations``
-    only those of CG). Memory: 2·rank vectors more than ``cg``.
+    Cost: ``rank`` products, then as ``cg`` (``Solution.products`` counts all products,
+        ``iterations`` only the CG iterations). Memory: 2·rank vectors more than ``cg``.
 
     >>> from hgms.solvers import CG, NystromCG
     >>> H = torch.cat([torch.logspace(0, 6, 10), torch.ones(190)]).double()
@@ -57,9 +56,9 @@ class NystromCG:
     (True, True)
 
     Source: Frangella, Tropp and Udell, "Randomized Nyström preconditioning" (2021), Algorithm 2.1
-    and equation (1.3). Differs from it in: an eigenvalue decomposition of ΩᵀY with the non-positive
-    part left out, instead of a Cholesky factor of a shifted one, because a lower Hessian may be
-    indefinite.
+        and equation (1.3). Difference from the source: an eigenvalue decomposition of ΩᵀY without
+        its non-positive part replaces the Cholesky factor of a shifted ΩᵀY, because a lower Hessian
+        may be indefinite.
     """
 
     name: ClassVar[str] = "nystrom"
@@ -74,17 +73,17 @@ class NystromCG:
 
     def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
         system = LinearSystem.of(matvec, b, ridge=self.ridge, rtol=self.rtol, atol=self.atol)
-        if not (system.size > system.target).any():  # nothing to solve, so nothing to sketch
+        if not (system.size > system.target).any():  # no system to solve, so no sketch
             return pcg(system, x0, self.max_steps, self.clip)
         precondition, largest = self._sketch(system)
         return pcg(system, x0, self.max_steps, self.clip, precondition, largest)
 
     def _sketch(self, system: LinearSystem) -> tuple[Precondition, Tensor]:
-        """The preconditioner, and the largest eigenvalue of Ĥ + γI."""
+        """Return the preconditioner, and the largest eigenvalue of Ĥ + γI."""
         rhs = system.rhs
         dimension = rhs.shape[-1]
         eps = torch.finfo(rhs.dtype).eps
-        # Half precision has no factorisations.
+        # Half precision does not support factorisations.
         dtype = torch.promote_types(rhs.dtype, torch.float32)
         # Drawn on the CPU, so that a GPU run uses the same test matrix.
         gaussian = torch.randn(

@@ -17,8 +17,8 @@ rows = LinearSystem.rows
 pick = LinearSystem.pick
 Precondition = Callable[[Tensor], Tensor]
 TRUSTED = 50
-"""Steps over which the recursion's residual of a solve that was cut short is taken for the true
-one.
+"""Maximum number of steps for which the recursion's residual of a truncated solve is trusted
+without a check.
 """
 
 CONVERGED, LIMIT, NEGATIVE, STAGNATED, NONFINITE = (
@@ -35,14 +35,17 @@ def pcg(
     precondition: Precondition | None = None,
     largest: Tensor | None = None,
 ) -> Solution:
-    """Solve ``system``; every scalar below holds one number per system, and ``active`` says which
-    are not finished. ``largest`` is the largest curvature known so far, against which zero is
-    judged.
+    """Solve ``system`` by preconditioned conjugate gradients.
 
-    The recursion's residual is checked with one product at the end, except where a short solve was
-    cut off. Where it was too optimistic the iteration goes on from the true residual, as long as
-    that still falls; else the numbers can do no better, and the outcome is STAGNATED. Of a
-    :class:`hgms.compiled.CompiledProduct` one or several iterations are a program.
+    Every scalar below has one number per system, and ``active`` marks the unfinished systems.
+    ``largest`` is the largest curvature known so far; the test for zero curvature is relative to
+    it.
+
+    One product at the end checks the recursion's residual, except after a short truncated solve. If
+    the recursion was too optimistic, the iteration continues from the true residual while that
+    residual falls. Otherwise floating-point precision is exhausted, and the outcome is STAGNATED.
+    With a :class:`hgms.compiled.CompiledProduct`, a compiled function runs one or several
+    iterations.
     """
     product = system.matvec
     state = begun(system, x0, max_steps, precondition, largest)
@@ -71,11 +74,11 @@ def begun(
     precondition: Precondition | None,
     largest: Tensor | None,
 ) -> Tree:
-    """Before the first iteration."""
+    """Return the state before the first iteration."""
     eps = torch.finfo(system.rhs.dtype).eps
     x, r = system.start(x0)
     size = norm(r)
-    # Below the floor the recursion no longer says anything; above the ceiling A is numerically
+    # Below the floor, the recursion is no longer accurate. Above the ceiling, A is numerically
     # singular, because ‖r_k‖ ≤ √cond(A)·‖r_0‖ for a positive definite A.
     floor = torch.maximum(system.target, eps * system.size)
     ceiling = system.size / system.precision**0.5
@@ -104,9 +107,11 @@ def begun(
 
 
 def settled(system: LinearSystem, state: Tree, precondition: Precondition | None = None) -> Tree:
-    """Where the iteration broke down, or is worse than v = 0 when it runs out of steps, the best
-    iterate is the answer; behind a preconditioner, whose steps may be long where the curvature is
-    small, also where it met negative curvature.
+    """Replace the iterate by the best iterate if the iteration failed.
+
+    It failed if it broke down, or if it is worse than v = 0 at the step limit. With a
+    preconditioner, steps may be long in directions of small curvature. Then an iterate at negative
+    curvature that is worse than v = 0 is also replaced.
     """
     codes = state["codes"]
     ended = codes == LIMIT if precondition is None else (codes == LIMIT) | (codes == NEGATIVE)
@@ -117,8 +122,9 @@ def settled(system: LinearSystem, state: Tree, precondition: Precondition | None
 
 
 def claims(state: Tree) -> Tensor:
-    """Which systems claim something that needs proof: over few steps the recursion's residual is
-    the residual.
+    """Return which systems need a check of the residual.
+
+    Over few steps, the recursion's residual equals the true residual.
     """
     return (
         (state["codes"] == CONVERGED) | (state["codes"] == STAGNATED) | (state["steps"] > TRUSTED)
@@ -133,9 +139,12 @@ def checked(
     max_steps: int,
     precondition: Precondition | None = None,
 ) -> Tree:
-    """With the residual computed afresh: what claimed too much is STAGNATED, or goes on where that
-    residual is smaller than the one verified before. An iterate that is worse than v = 0 after all
-    is dropped, but not one before negative curvature."""
+    """Return the state with the recomputed residual ``fresh``.
+
+    If the recursion's residual was too small, the outcome is STAGNATED. The iteration continues if
+    the new residual is smaller than the last verified residual. An iterate that is worse than v = 0
+    is dropped, except before negative curvature.
+    """
     true = norm(fresh)
     known = torch.isfinite(true)
     codes = state["codes"]
@@ -168,7 +177,7 @@ def checked(
 def iteration(
     system: LinearSystem, state: Tree, max_steps: int, precondition: Precondition | None = None
 ) -> Tree:
-    """One step of conjugate gradients, as a function of tensors alone."""
+    """Take one step of conjugate gradients, as a function of tensors only."""
     p, active, largest, curvature, codes = (
         state[name] for name in ("p", "active", "largest", "curvature", "codes")
     )
@@ -180,7 +189,7 @@ def iteration(
     largest = torch.where(active & finite, torch.maximum(largest, quotient), largest)
     curvature = torch.where(active & finite, torch.minimum(curvature, quotient), curvature)
     zero = 10 * system.precision * largest
-    # zero to rounding: A is singular, and b not in its range
+    # zero up to rounding: A is singular, and b is not in its range
     negative = quotient < -zero
     flat = quotient.abs() <= zero
     for outcome, where in ((NEGATIVE, negative), (STAGNATED, flat), (NONFINITE, ~finite)):
@@ -233,9 +242,10 @@ def whole(
     clip: float | None,
     count: int,
 ) -> tuple[Tree, Tensor, Tensor, Tree]:
-    """:func:`pcg` with ``count`` iterations and one check, from the start or from the state of an
-    ``earlier`` call, as a function of tensors alone: the fields of its solution, the products it
-    needed, whether it goes on, and from which state.
+    """Run :func:`pcg` with ``count`` iterations and one check, as a function of tensors only.
+
+    It starts from ``x0`` or from the state of an ``earlier`` call. Return the fields of the
+    solution, the number of products, whether to continue, and the state to continue from.
     """
     system = LinearSystem.of(matvec, b, ridge=ridge, rtol=rtol, atol=atol)
     if earlier is None:

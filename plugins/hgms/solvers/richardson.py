@@ -16,13 +16,12 @@ PATIENCE = 10
 def richardson(
     system: LinearSystem, x0: Tensor | None, lr: float, steps: int, until_target: bool
 ) -> Solution:
-    """v ← v + lr·(b − (H + ridge·I) v), at most ``steps`` times, with the true residual after every
-    step.
+    """Iterate v ← v + lr·(b − (H + ridge·I) v), at most ``steps`` times.
 
-    For symmetric H the residual norm is a sum of geometric sequences, so it is log-convex in the
-    iteration: once it grows it never falls again. Growing twofold therefore means divergence, and
-    ``PATIENCE`` steps without a smaller residual mean that it diverges slowly or, where the growth
-    is within rounding, that the numbers can do no better.
+    Each step computes the true residual. For symmetric H, the residual norm is a sum of geometric
+    sequences, so it is log-convex in the iteration: after it grows, it never falls. Twofold growth
+    therefore means divergence. ``PATIENCE`` steps without a smaller residual mean slow divergence.
+    If the growth is within rounding, they mean that floating-point precision is exhausted.
     """
     eps = torch.finfo(system.rhs.dtype).eps
     x, r = system.start(x0)
@@ -57,22 +56,22 @@ def richardson(
         state[name] for name in ("x", "size", "best", "smallest", "codes")
     )
 
-    # Running out of steps (or terms) while growing is divergence too; what was best is the answer.
+    # Growth until the last step (or term) is also divergence; return the best iterate.
     left = codes == Outcome.ITERATION_LIMIT.code
     rising = left & (size > smallest + 10 * eps * (system.size + 2 * norm(x) / lr))
     codes = codes.masked_fill(rising, Outcome.DIVERGED.code)
     failed = (codes == Outcome.DIVERGED.code) | (codes == Outcome.STAGNATED.code)
     x = pick(failed, best, x)
     size = torch.where(failed, smallest, size)
-    # What is small enough is a solution, also where it then grew again: an operator by differences
-    # has a noise of its own.
+    # A small enough residual is a solution, even if it grew later: an operator by differences is
+    # noisy.
     reached = (left | failed) & (size <= system.target)
     codes = codes.masked_fill(reached, Outcome.CONVERGED.code)
     return system.solution(x, size, codes, state["steps"], state["curvature"])
 
 
 def iteration(system: LinearSystem, state: Tree, lr: float, steps: int, until_target: bool) -> Tree:
-    """One step, as a function of tensors alone."""
+    """Take one step, as a function of tensors only."""
     eps = torch.finfo(state["r"].dtype).eps
     x, r, size, codes, active, whole = (
         state[name] for name in ("x", "r", "size", "codes", "active", "whole")
@@ -82,8 +81,8 @@ def iteration(system: LinearSystem, state: Tree, lr: float, steps: int, until_ta
     fresh = state["rhs"] - system.apply(trial)
     length = norm(fresh)
     finite = torch.isfinite(length)
-    # r − fresh = lr·(H + ridge·I) r, so the Rayleigh quotient along r is free, until r drowns in
-    # rounding.
+    # r − fresh = lr·(H + ridge·I) r, so the Rayleigh quotient along r costs no product. It is valid
+    # until rounding dominates r.
     quotient = system.dot(step, r - fresh) / (lr * size**2)
     seen = active & finite & (size > eps**0.5 * whole)
     curvature = torch.where(seen, torch.minimum(state["curvature"], quotient), state["curvature"])

@@ -1,5 +1,7 @@
-"""A foreign solver made honest: it corrects, we look at the true residual, and it corrects again
-while that helps.
+"""Iterative refinement around an external solver, based on the true residual.
+
+The solver proposes a correction, and this module computes the true residual. It requests further
+corrections while they help.
 """
 
 from __future__ import annotations
@@ -18,11 +20,11 @@ LIMIT = Outcome.ITERATION_LIMIT.code
 
 @frozen(kw_only=True)
 class Correction:
-    """What a solver found for A d = r, per system.
+    """A solver's correction for A d = r, per system.
 
-    ``steps`` are the products it asked for, ``codes`` why it gave up (CONVERGED where it did not),
-    ``curvature`` and ``largest`` the smallest and the largest Rayleigh quotient it met. ``value``
-    may be anything: :func:`in_rounds` decides whether to add it.
+    ``steps`` is the number of products used. ``codes`` is the reason for a failure (CONVERGED if
+    there is none). ``curvature`` and ``largest`` are the smallest and the largest Rayleigh quotient
+    seen. ``value`` may be any vector: :func:`in_rounds` decides whether to add it.
     """
 
     value: Tensor
@@ -33,25 +35,26 @@ class Correction:
 
 
 Corrector = Callable[[Tensor, Tensor, Tensor], Correction]
-"""``(r, tolerance, left)``: d with ‖r − A d‖ ≤ tolerance·‖r‖ where it can, in at most ``left``
-products a system. A system with r = 0 needs nothing."""
+"""``(r, tolerance, left)``: return d with ‖r − A d‖ ≤ tolerance·‖r‖ if possible, in at most
+``left`` products per system. A system with r = 0 needs no work.
+"""
 
 
 def in_rounds(
     system: LinearSystem, x0: Tensor | None, max_steps: int, correct: Corrector
 ) -> Solution:
-    """x ← x + d with A d = r = b − A x from ``correct``, until the true residual is at most the
-    target: iterative refinement.
+    """Refine x ← x + d with A d = r = b − A x until the true residual is at most the target.
 
-    Solvers stop by residuals that they update instead of computing (and MINRES by another
-    criterion), so what they claim may not hold; a second round starts from what is left, with a
-    smaller tolerance. Ends as ITERATION_LIMIT where the products are used up, as STAGNATED where a
-    round at the smallest tolerance has not halved the residual, with the solver's own reason where
-    it gave one.
+    ``correct`` computes d. Solvers stop by residuals that they update instead of computing (MINRES
+    uses another criterion), so the true residual may be larger. The next round then starts from the
+    remaining residual, with a smaller tolerance.
 
-    A correction is dropped that does not shrink the residual (but not an iterate before negative
-    curvature), or is so long that the error of a product with it exceeds its gain: it lies along a
-    direction without curvature.
+    Outcomes: ITERATION_LIMIT if the products are used up; STAGNATED if a round at the smallest
+    tolerance has not halved the residual; otherwise the solver's reason, if it returned a reason.
+
+    A correction is dropped in two cases. It does not shrink the residual (an iterate before
+    negative curvature is kept). Or it is so long that the error of a product with it exceeds its
+    gain: it lies along a direction without curvature.
     """
     x, r = system.start(x0)
     size = system.norm(r)
@@ -77,8 +80,8 @@ def in_rounds(
         true = system.norm(fresh)
         stuck = ~(true <= 0.5 * size)
         largest = torch.maximum(largest, correction.largest)
-        # Conjugate gradients that met negative curvature have gone down, whatever the residual says
-        # of it.
+        # Conjugate gradients that met negative curvature have decreased the quadratic, even if the
+        # residual grew.
         descent = correction.codes == Outcome.NEGATIVE_CURVATURE.code
         gain = torch.where(descent, system.norm(fresh - r), size - true)
         error = 10 * system.precision * largest * system.norm(correction.value)

@@ -23,29 +23,29 @@ Array = np.ndarray[Any, np.dtype[Any]]
 @final
 @component
 class ScipySolver:
-    """(H + γI) v = b by any iterative solver of ``scipy.sparse.linalg``, by its name.
+    """Solve (H + γI) v = b by any iterative solver of ``scipy.sparse.linalg``, selected by name.
 
-    Each of them sees the operator as a ``LinearOperator``, so products alone are needed; H is
-    symmetric, and products with Hᵀ (``bicg``, ``qmr``) are products with H.
+    Each solver receives the operator as a ``LinearOperator`` and needs only products. H is
+    symmetric, so products with Hᵀ (``bicg``, ``qmr``) are products with H.
 
-    Use when a system resists ``cg`` and ``minres``, or to compare with what others use. Avoid on a
-    GPU and for large batches: the vectors travel to NumPy and back, and the rows of a batch are
-    solved one by one, each product costing one of the whole batch.
+    Use when ``cg`` and ``minres`` fail on a system, or for comparison with common solvers. Avoid on
+    a GPU and for large batches. The vectors are copied to NumPy and back. The rows of a batch are
+    solved separately, and each product costs as much as a product of the whole batch.
 
     Arguments:
-        method: ``cg`` for positive definite systems; ``minres`` for indefinite ones; ``gmres``,
-            ``lgmres``, ``gcrotmk`` (20, 30 and 20 vectors a cycle) for any; ``bicg``, ``bicgstab``,
-            ``cgs``, ``qmr``, ``tfqmr`` use short recurrences and can break down.
+        method: ``cg`` for positive definite systems; ``minres`` for indefinite systems; ``gmres``,
+            ``lgmres``, ``gcrotmk`` (20, 30 and 20 vectors per cycle) for any system; ``bicg``,
+            ``bicgstab``, ``cgs``, ``qmr``, ``tfqmr`` use short recurrences and can break down.
         ridge: γ ≥ 0, in the units of H. ``rtol``: relative residual to reach, > 0.
-        max_steps: the most products that the method may ask for (one a step; two a step for
-            ``bicg``, ``bicgstab``, ``cgs``, ``qmr``).
+        max_steps: maximum number of products (one per step; two per step for ``bicg``,
+            ``bicgstab``, ``cgs``, ``qmr``).
 
-    Outcomes: CONVERGED, by the true residual, never by what the method says; ITERATION_LIMIT;
-    NEGATIVE_CURVATURE (``cg`` only, with the iterate before it); STAGNATED (it broke down, or gets
-    no further); NONFINITE.
+    Outcomes: CONVERGED, by the true residual, never by the method's own estimate; ITERATION_LIMIT;
+    NEGATIVE_CURVATURE (``cg`` only, with the iterate before it); STAGNATED (breakdown, or no
+    further progress); NONFINITE.
 
-    Cost: the method's products, one to check, one for a warm start. Float32 and float64 stay what
-    they are; shorter numbers are float32 inside. Memory: the method's.
+    Cost: the method's products, one product to check, one for a warm start. Float32 and float64
+        keep their type; shorter types are converted to float32 internally. Memory: the method's.
 
     >>> H = torch.tensor([2.0, -1.0, 4.0], dtype=torch.float64)
     >>> solution = ScipySolver(method="gmres", rtol=1e-10).solve(
@@ -92,12 +92,13 @@ class ScipySolver:
 
 
 class _Stop(Exception):
-    """Raised in a product: the method shall end with the iterate that it last called back with."""
+    """Raised in a product to end the method with the iterate of its last callback."""
 
 
 class _Watched:
-    """One system as SciPy sees it. It counts products, sees what is met, and ends the method in
-    the midst where it must.
+    """One system for SciPy.
+
+    It counts products, records curvature, and stops the method if necessary.
     """
 
     def __init__(
@@ -141,7 +142,7 @@ class _Watched:
         try:
             with np.errstate(all="ignore"):
                 value, _ = solver(operator, rhs, **arguments)
-        except (_Stop, ArithmeticError, np.linalg.LinAlgError):  # it was ended, or broke down
+        except (_Stop, ArithmeticError, np.linalg.LinAlgError):  # stopped, or a breakdown
             value = self.latest
         return torch.from_numpy(np.array(value)).to(r)
 
@@ -176,8 +177,10 @@ class _Watched:
 
 
 def _lengths(method: Method, limit: int, size: int) -> dict[str, Any]:
-    """How long a method may run. Those with cycles deliver nothing of one that is cut off, so
-    they get cycles that fit.
+    """Return the iteration limits of a method.
+
+    Methods with cycles return no iterate of an interrupted cycle, so their cycles are short enough
+    to fit.
     """
     if method == "gmres":  # a cycle and its residual
         cycle = max(1, min(20, size, limit - 1))

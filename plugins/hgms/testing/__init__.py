@@ -1,7 +1,6 @@
-"""The conformance kit: is this component what its protocol says? One list of small named checks for
-built-ins and plugins.
+"""The conformance kit: small named checks that a component follows its protocol.
 
-In a plugin's own tests::
+Built-in components and plugins use the same checks. In the tests of a plugin::
 
     from hgms.testing import parametrize_with_checks
 
@@ -12,16 +11,17 @@ In a plugin's own tests::
     def test_conformance(component, check):
         check(component)
 
-Each check is a test of its own, ``my-solver-zero-rhs``. An expected failure is strict: a check that
-passes after all has to be taken off the list. ``hgms check MODULE:CLASS`` asks the same checks.
-Everything is small, in float64 and with fixed seeds. The checks make their inputs on the CPU, and
-within ``with inputs_on("cuda"):`` on a GPU. :func:`simulated_device` is a device for such tests on
-a machine without one.
+Each check is a separate test, such as ``my-solver-zero-rhs``. An expected failure is strict: if the
+check passes, remove it from the list. ``hgms check MODULE:CLASS`` runs the same checks. All
+problems are small, in float64 and with fixed seeds. The checks create their inputs on the CPU, or
+on a GPU within ``with inputs_on("cuda"):``. :func:`simulated_device` provides a device for such
+tests on a machine without a GPU.
 
-A class may say two things about its checks itself: a class method ``testing_instance()`` makes an
-instance that can do what is asked of problems of size 1, and ``testing_failures:
-ClassVar[Mapping[str, str]]`` holds the reason for each check that no instance is made to pass,
-because its definition says otherwise.
+A class may define two attributes for its checks:
+
+- The class method ``testing_instance()`` returns an instance that can solve problems of size 1.
+- ``testing_failures: ClassVar[Mapping[str, str]]`` maps a check to the reason why it fails. Use it
+  for checks that contradict the definition of the component.
 """
 
 from __future__ import annotations
@@ -60,9 +60,7 @@ OF_KIND: Mapping[str, Any] = {
     "task": tasks,
     "method": methods,
 }
-"""The module with the checks of a kind and the use of a component that the checks of every kind
-look at.
-"""
+"""The module per kind: its checks, and the usage example for the checks of every kind."""
 
 Failures = Mapping[str, str] | Callable[[Any], Mapping[str, str]]
 
@@ -70,8 +68,10 @@ Failures = Mapping[str, str] | Callable[[Any], Mapping[str, str]]
 def checks_of(
     component: Any, kind: Kind | None = None, registry: Registry | None = None
 ) -> Iterator[Check]:
-    """The checks that a component of this kind (by its methods) has to pass, in order; its parts
-    are looked up in ``registry`` (None: what is installed).
+    """Yield the checks that a component must pass, in order.
+
+    The kind defaults to the kind with the methods of the component. The parts of the component are
+    looked up in ``registry`` (None: all installed components).
 
     >>> from hgms.solvers import CG
     >>> [check.name for check in checks_of(CG())][:3]
@@ -83,7 +83,7 @@ def checks_of(
 
 
 def checks_of_kind(name: str) -> list[Check]:
-    """The checks that are those of one kind: the functions ``check_…`` of its modules, in order."""
+    """Return the checks of one kind: the functions ``check_…`` of its modules, in order."""
     modules = [methods, equal] if name == "method" else [OF_KIND[name]]
     named = [vars(module).items() for module in modules]
     return [
@@ -95,18 +95,17 @@ def checks_of_kind(name: str) -> list[Check]:
 
 
 def all_checks() -> dict[str, list[Check]]:
-    """The checks of each kind beside those of every kind: what the reference page lists."""
+    """Return the checks per kind, without the common checks, for the reference page."""
     return {name: checks_of_kind(name) for name in OF_KIND}
 
 
 def checks_of_every_kind() -> list[Check]:
-    """The checks that are the same for every kind."""
+    """Return the checks that are common to all kinds."""
     return list(every.checks(KINDS["solver"], solvers.exercise))
 
 
 def check_component(component: Any) -> dict[str, str]:
-    """What is wrong with a component: the failed checks, each with what came instead; empty where
-    all is well.
+    """Return the failed checks of a component, each with the actual result; empty if all pass.
 
     >>> from hgms.solvers import CG
     >>> check_component(CG())
@@ -119,9 +118,11 @@ def check_component(component: Any) -> dict[str, str]:
 
 
 def verdict(check: Check, component: Any, expected: Mapping[str, str]) -> tuple[str, str, str]:
-    """(fault, excuse, skipped) of one check: what came instead where it should have passed, the
-    reason why it does not, or why it does not apply. A check that passes against expectation is a
-    fault.
+    """Run one check and return (fault, excuse, skipped); at most one is not empty.
+
+    ``fault`` is the actual result of a check that failed. ``excuse`` is the reason for an expected
+    failure. ``skipped`` is the reason why the check does not apply. A check that passes although a
+    failure is expected is a fault.
     """
     fault, skipped = check.answer(component)
     reason = expected.get(check.name, "")
@@ -139,11 +140,11 @@ def parametrize_with_checks(
     component.
 
     Arguments:
-        components: instances, not classes. Choose settings that can do what a check asks of
-            problems with sizes and curvatures of order 1 (an iterative solver: enough steps).
-        expected_failures: the reason for every check that is not to be passed, by its name; or a
-            function from a component to such a table, where components differ. Those of a class's
-            own ``testing_failures`` need not be repeated.
+        components: instances, not classes. Choose settings that can solve problems with sizes and
+            curvatures of order 1 (an iterative solver: enough steps).
+        expected_failures: the reason for each expected failure, by the name of the check; or a
+            function that returns such a table for a component. Checks in the class's
+            ``testing_failures`` need not be repeated.
 
     Errors: MissingExtra without pytest; ConfigError for an expected failure of a check that does
         not exist.
@@ -184,7 +185,7 @@ def parametrize_with_checks(
 
 
 def _labels(components: Sequence[Any]) -> list[str]:
-    """Names; where two have one, what tells them apart is added."""
+    """Return the names, extended by a distinguishing suffix for names that occur twice."""
     names = [str(getattr(item, "name", type(item).__name__)) for item in components]
     labels = []
     for position, (name, component) in enumerate(zip(names, components, strict=True)):

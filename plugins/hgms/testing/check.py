@@ -1,6 +1,4 @@
-"""Is this class fit to be a component? What ``hgms check MODULE:CLASS`` asks: the checks of
-:mod:`hgms.testing`.
-"""
+"""Run the checks of :mod:`hgms.testing` on a class, for ``hgms check MODULE:CLASS``."""
 
 from __future__ import annotations
 
@@ -29,8 +27,10 @@ FORM = "use MODULE:CLASS, such as my_solver:MySolver or ./my_solver.py:MySolver"
 
 @frozen
 class Result:
-    """The answer to one question: ``fault`` is empty where all is well, where ``excuse`` says why
-    it is not to be, or where ``skipped`` says why it was not asked.
+    """The result of one check.
+
+    ``fault`` is not empty if the check fails unexpectedly. ``excuse`` is the reason for an expected
+    failure. ``skipped`` is the reason why the check did not run.
     """
 
     check: str
@@ -42,9 +42,12 @@ class Result:
 def check(
     cls: type | Composition, kind: Kind | None = None, registry: Registry | None = None
 ) -> Iterator[Result]:
-    """Every check of a class, in order, on an instance made of its ``testing_instance()`` or its
-    defaults, with parts from the ``registry``. The rest is left out where there is no instance to
-    ask about. A composition has no class of its own: it is asked the checks of methods."""
+    """Run every check of a class, in order.
+
+    The checks use an instance from ``testing_instance()`` or from the default values. Its parts
+    come from the ``registry``. If no instance can be built, the remaining checks are skipped. A
+    composition is not a class: only the checks of methods run on it.
+    """
     registry = registry or Registry.load()
     if isinstance(cls, Composition):
         yield Result("registration", "; ".join(faults_of(METHOD, cls)))
@@ -80,7 +83,7 @@ def _of_an_instance(
     registry: Registry,
     answered: Sequence[str] = (),
 ) -> Iterator[Result]:
-    """The checks of an instance, but those that are ``answered`` already."""
+    """Run the checks of an instance, except those in ``answered``."""
     try:
         instance = instance_of(target, registry=registry)
         questions = questions_for(instance)
@@ -102,9 +105,12 @@ def _of_an_instance(
 
 
 def target_of(spec: str, registry: Registry) -> tuple[Kind, type | Composition, Registry]:
-    """What to check: ``MODULE:CLASS`` or ``FILE.py:CLASS`` (a composition stands there too), or
-    what is registered by a name: ``cg``, and ``method:soba`` where two kinds have one of that name.
-    Its parts are looked up in the registry beside it, which has those of its own module."""
+    """Resolve the component to check: its kind, the component, and the registry for its parts.
+
+    ``spec`` is ``MODULE:CLASS`` or ``FILE.py:CLASS`` (also for a composition), or a registered name
+    such as ``cg``. If two kinds register the same name, use ``method:soba``. The returned registry
+    includes the parts that the module registers.
+    """
     word, _, name = spec.rpartition(":")
     if word and not (word in KINDS and NAME.fullmatch(name)):
         module, target = import_class(spec)
@@ -137,8 +143,10 @@ def target_of(spec: str, registry: Registry) -> tuple[Kind, type | Composition, 
 
 
 def with_own_parts(module: ModuleType, registry: Registry) -> Registry:
-    """The registry with what the module's hooks register, unless it is one of its plugins. What is
-    wrong with it is a warning: parts that are not there are said where they are missing."""
+    """Extend the registry by the hooks of the module, unless the module is one of its plugins.
+
+    Errors in these hooks are warnings: a missing part is reported by the check that needs it.
+    """
     file = Path(module.__file__).resolve() if module.__file__ else None
     plugins = {info.module for info in registry.host.infos.values()}
     files = {
@@ -154,14 +162,15 @@ def with_own_parts(module: ModuleType, registry: Registry) -> Registry:
 
 
 def import_class(spec: str) -> tuple[ModuleType, type | Composition]:
-    """``package.module:Class`` or ``file.py:Class``, and its module; a composition by the name
-    of its variable, or its own.
+    """Import ``package.module:Class`` or ``file.py:Class``; return the module and the class.
+
+    A composition is found by the name of its variable or by its registered name.
     """
     where, colon, name = spec.rpartition(":")
     if not where or not colon or not (re.fullmatch(r"\w+", name) or NAME.fullmatch(name)):
         raise wrong_form(spec)
     if os.getcwd() not in sys.path:
-        # last: a random.py there is not to be taken for the standard library's
+        # Last, so that a local random.py does not replace the standard library's.
         sys.path.append(os.getcwd())
     try:
         with watched():
@@ -199,6 +208,6 @@ def wrong_form(spec: str) -> ConfigError:
 
 
 def nearest(name: str, names: Sequence[str]) -> tuple[str, ...]:
-    """The nearest name, if there is one."""
+    """Return the nearest name as a tuple, empty if no name is near."""
     near = closest(name, names)
     return () if near is None else (near,)

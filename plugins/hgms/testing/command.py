@@ -1,6 +1,4 @@
-"""``hgms check`` and ``hgms check-gradient``: is a component fit, and is a hypergradient right?
-Parse, call, print.
-"""
+"""The commands ``hgms check`` and ``hgms check-gradient``: parse, run, print."""
 
 from __future__ import annotations
 
@@ -27,15 +25,15 @@ _COUNT = click.IntRange(min=1)
 @json_option
 @click.pass_context
 def check(ctx: click.Context, spec: str, registry: Registry, as_json: bool) -> None:
-    """Is a class of yours fit to be a component? MODULE may be a file: ./my_solver.py:MySolver.
+    """Check whether a class is a valid component. MODULE may be a file: ./my_solver.py:MySolver.
 
-    A composition is named in the same way, or by its own name, and asked the checks of methods;
-    parts that its module registers are known. In place of MODULE:CLASS a registered name is fine:
-    cg, hg-ms; or generator:soba where two kinds have one of the name.
+    A composition is named in the same way, or by its registered name, and the checks of methods run
+    on it. Parts that its module registers are available. MODULE:CLASS may also be a registered
+    name: cg, hg-ms; or generator:soba if two kinds register the same name.
     """
 
     kind, target, registry = checks.target_of(spec, registry)
-    with contextlib.redirect_stdout(sys.stderr):  # what a component prints must not spoil --json
+    with contextlib.redirect_stdout(sys.stderr):  # output of a component must not corrupt --json
         results = list(checks.check(target, kind, registry))
     failures = sum(bool(result.fault) for result in results)
     if as_json:
@@ -124,13 +122,13 @@ def check_gradient(
     registry: Registry,
     as_json: bool,
 ) -> None:
-    """Is the hypergradient of TASK the slope of its re-solved lower level?
+    """Compare the hypergradient of TASK with differences of its re-solved lower level.
 
-    At a few θ the lower level is solved to high accuracy in float64 (by the task's closed form,
-    else from x0), the implicit hypergradient is computed there without approximation, and
-    compared with central differences of f at the re-solved lower level. Small problems only:
-    shrink the task with --set task.FIELD=VALUE. Leaves with 1 if they differ, or if no point
-    could be checked.
+    At a few θ the lower level is solved to high accuracy in float64, by the closed form of the
+    task, else from x0. There the implicit hypergradient is computed without approximation and
+    compared with central differences of f at the re-solved lower level. Small problems only: reduce
+    the task with --set task.FIELD=VALUE. The exit code is 1 if they differ, or if no point could be
+    checked.
 
     \b
     hgms check-gradient quadratic

@@ -1,22 +1,28 @@
-"""Checks of methods that weigh: sources that hold the same rows, and copies of rows, keep equal
-weights but for chance (A/A).
+"""Checks of methods that learn weights: equal rows must keep equal weights, up to chance (A/A).
 
-What is chance? The rows are the same, so in expectation nothing pulls one weight from the other, at
-equal weights and at any others. A run goes over a few outer steps from weights e : 1 and from 1 :
-e; what it departs by from where it began, in the log of the ratio of the weights, is averaged over
-seeds (other data, other batches). Each of these averages has mean zero for a method that is fair,
-and is told from zero by a t-test over 16 seeds (t > 4) and by its size (over a fifth of what the
-method departs by anyhow: a random walk is fair, however far it goes):
+The rows are sources with the same rows, or copies of rows. Since the rows are equal, the expected
+change of a weight ratio is zero, at equal weights and at any other weights.
 
-- away from equality: the heavier side gains, wherever it began (one-sided: a pull towards equality
-  is fair);
-- by name: one side gains, whichever is the heavier;
-- by order: the sources given in the other order end with other weights by name;
-- halves of one file: when they are exchanged, their weights are not.
+The test: a run of a few outer steps starts from weights e : 1 and from 1 : e. Its departure is the
+change of the log of the weight ratio. The departures are averaged over seeds (other data, other
+batches). Each average below has mean zero for a fair method. It differs from zero if both
+conditions are true:
 
-The last allows what the halves really differ by: that changes its sign with them. Seeds are added
-only while an average looks unlike zero; where all are zero to rounding at the first seed, nothing
-is left to chance and that one is enough.
+- the t-test over 16 seeds rejects zero (t > 4);
+- the average is larger than a fifth of the usual departures of the method: a random walk is fair,
+  regardless of its length.
+
+The averages:
+
+- away from equality: the heavier side gains, regardless of its start (one-sided: a pull towards
+  equality is fair);
+- by name: one side gains, regardless of which is heavier;
+- by order: sources given in the other order have other final weights by name;
+- halves of one file: when the halves are exchanged, their weights are not.
+
+The last average allows real differences between the halves, because these change sign with the
+exchange. Seeds are added only while an average appears to differ from zero. If all averages are
+zero to rounding at the first seed, there is no chance involved and one seed is enough.
 """
 
 from __future__ import annotations
@@ -34,19 +40,22 @@ from hgms.testing.kit import F64, ask_if, fail, refused, stepped
 from hgms_core import Problem, Sources, Tree
 
 LOOKS = {4: 1.5, 8: 2.0, 16: 4.0}
-"""After so many seeds a departure is chance up to this t; at the last look that is the verdict."""
+"""The limit of t per number of seeds; the last limit decides."""
 SHARE = 0.2
 LEAST = 0.02
-"""It is chance too up to this share of the departures' root mean square, or up to this in all."""
+"""The limits of chance: a share of the root mean square of the departures, and an absolute
+value.
+"""
 STEPS = 8
 CALLS = 200
-"""Outer steps of a run: so many, or after the third as soon as it has made so many oracle calls."""
+"""Outer steps of a run; from the third step, a run stops earlier after ``CALLS`` oracle calls."""
 
 
 @frozen
 class Departure:
-    """An average to be zero: one value a seed, beside the departures (of single runs) that it is
-    small or large against.
+    """An average that should be zero: one value per seed.
+
+    ``beside`` are the departures of single runs, the scale of the value.
     """
 
     value: float
@@ -60,9 +69,9 @@ class Departure:
 
 
 def check_equal_sources(method: Any) -> None:
-    """On two sources with the very same rows, and on halves of one file, the weights leave equality
-    by no more than chance: the heavier source does not grow, and names, order and exchanged halves
-    do not matter (averages over up to 16 seeds).
+    """On two sources with the same rows, and on halves of one file, the weights leave equality
+    by no more than chance. The heavier source does not grow. Names, order and exchanged halves
+    have no effect (averages over up to 16 seeds).
     """
     error = refused(lambda: method.init(problems.halves(0, same=True), 0))
     ask_if(error is None, f"it rejects sources: {error.message if error else ''}")
@@ -104,9 +113,9 @@ def check_equal_sources(method: Any) -> None:
 
 
 def check_equal_rows(method: Any) -> None:
-    """On rows that are there twice, with a weight each, the copies' mean weights leave equality by
-    no more than chance: the heavier copies do not grow, and the first are not preferred (averages
-    over up to 16 seeds).
+    """On rows that occur twice, with one weight each, the mean weights of the copies leave
+    equality by no more than chance. The heavier copies do not grow, and the first copies are not
+    preferred (averages over up to 16 seeds).
     """
     if {"sources", "few-upper"} & set(needs(method)) or refused(
         lambda: method.init(problems.copies(0), 0)
@@ -121,7 +130,9 @@ def check_equal_rows(method: Any) -> None:
 
 
 def _sides(up: float, down: float, what: str) -> dict[str, Departure]:
-    """From departures that began with the one side and with the other as the heavier."""
+    """Return the departures of runs that started with one side heavier (``up``) and the other
+    (``down``).
+    """
     says = f"{what} that is heavier gets heavier, though both hold the same rows"
     return {
         "away": Departure((up - down) / 2, (up, down), says, one_sided=True),
@@ -134,7 +145,7 @@ def _sides(up: float, down: float, what: str) -> dict[str, Departure]:
 
 
 def _trained(method: Any, problem: Problem, seed: int) -> Tree:
-    # A method with phases has its weights after the last.
+    # The weights of a method with phases exist after its last phase.
     phases = "sources" in needs(method) and hasattr(method, "finished")
     state = start = method.init(problem, seed)
     for step, (after, record) in enumerate(
@@ -165,7 +176,7 @@ def _by_chance(trial: Callable[[int], Mapping[str, Departure]]) -> None:
 
 
 def _beyond(departures: list[Departure], limit: float) -> str:
-    """What is to be said where the mean is beyond chance; empty where it is not."""
+    """Return the message for a mean beyond chance; empty if the mean is within chance."""
     values = torch.tensor([departure.value for departure in departures], dtype=F64)
     beside = torch.tensor([run for departure in departures for run in departure.beside], dtype=F64)
     mean = float(values.mean())

@@ -1,6 +1,4 @@
-"""Checks of components of every kind: how the class is made, and what any use of it must leave
-alone.
-"""
+"""Checks of components of every kind: the definition of the class, and side effects of its use."""
 
 from __future__ import annotations
 
@@ -28,8 +26,9 @@ from hgms_core.registry import Kind, Registry, faults_of, summary_of
 
 
 def checks(kind: Kind, exercise: Exercise, registry: Registry | None = None) -> Iterator[Check]:
-    """The checks of every kind, for a component of this one; ``exercise`` is an ordinary use of
-    such a component.
+    """Yield the checks of every kind for a component of this kind.
+
+    ``exercise`` is an ordinary use of such a component.
     """
     yield from class_checks(kind)
     for question in (check_frozen, check_hashable, check_pickle):
@@ -41,7 +40,7 @@ def checks(kind: Kind, exercise: Exercise, registry: Registry | None = None) -> 
 
 
 def class_checks(kind: Kind) -> Iterator[Check]:
-    """Those that can be asked of a class too, before there is an instance."""
+    """Yield the checks that apply to a class without an instance."""
     yield Check(kind.name, check_registration, (kind,))
     for question in (check_docstring, check_source, check_types):
         yield Check(kind.name, question)
@@ -52,8 +51,9 @@ def _class(component: Any) -> type:
 
 
 def check_registration(component: Any, kind: Kind) -> None:
-    """A kebab-case name, an attrs class, every method of the protocol with the protocol's
-    parameters; no name in `needs` is a known trait misspelt."""
+    """The class has a kebab-case name, is an attrs class, and has every method of the protocol
+    with the parameters of the protocol. No name in `needs` is a misspelt trait.
+    """
     faults = faults_of(kind, _class(component))
     demand(not faults, "; ".join(faults))
     needs = getattr(_class(component), "needs", ())
@@ -65,20 +65,20 @@ def check_registration(component: Any, kind: Kind) -> None:
 
 
 def check_docstring(component: Any) -> None:
-    """A docstring with a first line to show in `hgms list`, and an example."""
+    """The docstring has a first line to show in `hgms list`, and an example."""
     doc = _class(component).__doc__ or ""
     demand(summary_of(doc), "it has no docstring; its first line is what `hgms list` shows")
     demand(">>>" in doc, "its docstring has no example (a line with >>>)")
 
 
 def check_source(component: Any) -> None:
-    """A docstring that says where the method comes from, in a line `Source: …`."""
+    """The docstring has a line `Source: …` with the origin of the method."""
     source = re.search(r"^\s*Source:[ ]*\S", _class(component).__doc__ or "", re.MULTILINE)
     demand(source, "its docstring has no line that starts with Source:")
 
 
 def check_types(component: Any) -> None:
-    """Every field's type can be evaluated, so that a configuration can be read into it; a number
+    """The type of every field can be evaluated, so that a configuration can be loaded. A number
     with a default is a field.
     """
     cls = _class(component)
@@ -96,7 +96,7 @@ def check_types(component: Any) -> None:
 
 
 def check_frozen(component: Any) -> None:
-    """An instance cannot be changed: its fields are its hyper-parameters, and state is a value."""
+    """An instance is immutable: its fields are its hyper-parameters, and state is a value."""
     for name in ("name", *(field.name for field in attrs.fields(type(component)))):
         try:
             setattr(component, name, getattr(component, name))
@@ -109,7 +109,7 @@ def check_frozen(component: Any) -> None:
 
 
 def check_hashable(component: Any) -> None:
-    """Two instances with equal fields are equal and have one hash."""
+    """Two instances with equal fields are equal and have the same hash."""
     other = attrs.evolve(component)
     demand(component == other, "two instances with equal fields are not equal")
     try:
@@ -120,17 +120,17 @@ def check_hashable(component: Any) -> None:
 
 
 def check_pickle(component: Any) -> None:
-    """It survives pickling, which takes it to another process."""
+    """The component can be pickled for another process."""
     if type(component).__qualname__ not in vars(
         __import__(type(component).__module__, fromlist=["_"])
     ):
-        return  # made on the spot, where pickle cannot find its class by name
+        return  # a local class: pickle cannot find it by name
     again = pickle.loads(pickle.dumps(component))
     demand(again == component, f"it comes back as {again!r}")
 
 
 def check_toml(component: Any, registry: Registry | None = None) -> None:
-    """Written as TOML and read again it is the same."""
+    """After writing and reading as TOML, the component is the same."""
     table = tomllib.loads(tomlkit.dumps(plain(component)))
     converter = converter_for(registry or Registry.load())
     fields = {key: value for key, value in table.items() if key != "name"}
@@ -142,9 +142,9 @@ def check_toml(component: Any, registry: Registry | None = None) -> None:
 
 
 def check_import(component: Any) -> None:
-    """Importing its module touches neither CUDA nor the network nor a global random generator,
-    changes no setting of the process (torch's default dtype, threads, …), prints nothing, never
-    exits.
+    """Importing the module does not access CUDA, the network or a global random generator. It
+    changes no setting of the process (torch's default dtype, threads, …), prints no text and
+    does not exit.
     """
     seen = imports.observed(type(component).__module__)
     module = type(component).__module__
@@ -159,8 +159,9 @@ def check_import(component: Any) -> None:
 
 
 def check_inputs(component: Any, exercise: Exercise) -> None:
-    """What it is given stays as it was: tensors are not changed in place, dictionaries keep their
-    entries, settings of the process (torch's gradient mode, the working directory, …) their values.
+    """The inputs do not change: tensors are not modified in place, dictionaries keep their
+    entries, and settings of the process (torch's gradient mode, the working directory, …) keep
+    their values.
     """
     inputs, call = exercise(component, torch.float64, 0)
     before = snapshot(inputs)
@@ -171,13 +172,13 @@ def check_inputs(component: Any, exercise: Exercise) -> None:
 
 
 def check_global_rng(component: Any, exercise: Exercise) -> None:
-    """The global random generators of torch, numpy and Python are left alone; every number comes
-    from a Key.
+    """The global random generators of torch, numpy and Python do not change; every random number
+    comes from a Key.
     """
     _, call = exercise(component, torch.float64, 0)
-    call()  # whoever seeds a generator leaves it as this first call did
+    call()  # a component that seeds a generator does so in this first call
     with torch.random.fork_rng(devices=[place()] if place().type == "cuda" else []):
-        # NumPy's global generator is read to see that nobody draws from it
+        # Read NumPy's global generator to detect draws from it.
         kept = random.getstate(), np.random.get_state()  # noqa: NPY002
         torch.rand((), device=place())
         torch.rand(())
@@ -189,7 +190,7 @@ def check_global_rng(component: Any, exercise: Exercise) -> None:
         random.setstate(kept[0])
         np.random.set_state(kept[1])  # noqa: NPY002
     instead = "use key.generator()"
-    # what it draws without a key comes from a seed of its own, the same in every call
+    # Numbers drawn without a key must come from a seed in a field, the same in every call.
     if hasattr(component, "solve"):
         instead = (
             "give it a field `seed`, use Key(self.seed).generator(), and let with_key(key) "
@@ -214,7 +215,7 @@ def _global_state() -> dict[str, str]:
 
 
 def check_repeatable(component: Any, exercise: Exercise) -> None:
-    """The same seed and inputs give the same result bit for bit, whatever it was used for in
+    """The same seed and inputs give the same result bit for bit, independent of other calls in
     between.
     """
     call = exercise(component, torch.float64, 0)[1]

@@ -1,6 +1,7 @@
-"""The fused cells of recurrent layers, which torch has on accelerators only, for the simulated one.
+"""The fused cells of recurrent layers for the simulated device; torch has them on accelerators
+only.
 
-They compute the numbers of the kernels; as there, they have no forward mode.
+They compute the same numbers as the kernels and, like the kernels, have no forward mode.
 """
 
 from __future__ import annotations
@@ -83,4 +84,4 @@ FUSED: Mapping[str, Callable[..., Any]] = {
     "aten::_thnn_fused_gru_cell": _gru,
     "aten::_thnn_fused_gru_cell_backward": _gru_backward,
 }
-"""By the name of the operation: what computes it on the CPU."""
+"""The function that computes an operation on the CPU, by the name of the operation."""

@@ -1,6 +1,4 @@
-"""Checks of candidate generators: N lower states along a leading axis, each of which can be had
-again.
-"""
+"""Checks of candidate generators: N reproducible lower states along a leading axis."""
 
 from __future__ import annotations
 
@@ -48,16 +46,14 @@ def exercise(generator: Any, dtype: torch.dtype, variant: int) -> tuple[Any, Cal
 
 
 def _usual(generator: Any, dtype: torch.dtype = F64, variant: int = 0) -> Problem:
-    """Where it is looked at: a ridge regression, or, for what needs named sources, a mixture of
-    them.
-    """
+    """Return the problem of the checks: a ridge regression, or a mixture if sources are needed."""
     make = problems.blend if "sources" in needs(generator) else problems.ridge
     return make(dtype, variant).problem
 
 
 @frozen
 class Proposal:
-    """Candidates at θ0, and what they were proposed with."""
+    """Candidates at θ0, and the inputs they were proposed with."""
 
     generator: Any
     problem: Problem
@@ -65,7 +61,7 @@ class Proposal:
     candidates: Candidates
 
     def carry(self, selected: int, step: int = 0) -> State:
-        """What the next outer step starts from."""
+        """Return the start of the next outer step."""
         key = KEY.fold("carry", step)
         return dict(
             self.generator.carry(
@@ -74,7 +70,10 @@ class Proposal:
         )
 
     def replay(self, i: int, theta: Tree, last: int | None = None) -> tuple[Tree, Cost]:
-        """Candidate ``i`` again, at any θ, and what that costs; for generators with a way back."""
+        """Recompute candidate ``i`` at any θ; return it and the cost.
+
+        The generator must support a backward pass.
+        """
         assert self.candidates.replay is not None
         return self.candidates.replay(numbers(i, torch.int64), theta, last)
 
@@ -92,12 +91,12 @@ def proposed(
 
 
 def _few(generator: Any, **values: Any) -> Any:
-    """The generator with at most 3 candidates."""
+    """Return the generator with at most 3 candidates."""
     return with_fields(generator, count=min(3, int(getattr(generator, "count", 3))), **values)
 
 
 def _on_batches(generator: Any) -> list[Any]:
-    """The generator with few candidates, on all rows, and on small batches where it takes a
+    """Return the generator with few candidates: on all rows, and on small batches if it has a
     batch size.
     """
     few = _few(generator)
@@ -105,15 +104,15 @@ def _on_batches(generator: Any) -> list[Any]:
 
 
 def _with_graph(generator: Any) -> list[Any]:
-    """The generator with the graph that a field `keep_graph` keeps of one candidate."""
+    """Return variants with one candidate and `keep_graph`, if the generator has this field."""
     return (
         [with_fields(generator, count=1, keep_graph=True)] if has(generator, "keep_graph") else []
     )
 
 
 def check_candidates(generator: Any) -> None:
-    """Every leaf of x, of `aux` and `losses` has the leading axis N (`count`, where there is
-    such a field), and no graph.
+    """Every leaf of x, of `aux` and of `losses` has the leading axis N (the field `count`, if
+    there is one), and no graph.
     """
     problem = _usual(generator)
     candidates = proposed(generator, problem).candidates
@@ -134,7 +133,7 @@ def check_candidates(generator: Any) -> None:
 
 
 def check_losses(generator: Any) -> None:
-    """Where there are `losses`, they lie among the values that g had on the way to the
+    """If there are `losses`, they are within the range of the values of g that led to the
     candidates.
     """
     problem, tally = oracle.watched(_usual(generator))
@@ -156,9 +155,9 @@ def check_losses(generator: Any) -> None:
 
 
 def check_oracle_counts(generator: Any) -> None:
-    """Its cost, and that of a replay, is what it did: the calls of f and of g and the rows are
-    declared, within a factor of two (a product may be one backward pass or two calls), and nothing
-    is that was not called.
+    """The declared cost of a proposal and of a replay is correct: the calls of f and g and the
+    rows are declared, within a factor of two (a product may be one backward pass or two calls).
+    No other call is declared.
     """
     problem, tally = oracle.watched(_usual(generator))
     for variant in (*_on_batches(generator), *_with_graph(generator)):
@@ -185,8 +184,8 @@ def check_oracle_counts(generator: Any) -> None:
 
 
 def check_key(generator: Any) -> None:
-    """Every number that it draws comes from its key: with two keys it draws other numbers. One
-    that draws none is fine.
+    """Every random number comes from the key: with two keys, the numbers differ. A generator
+    that draws no numbers passes.
     """
     problem = _usual(generator)
     few = _few(generator, noise=0.5, batch_size=4)
@@ -221,9 +220,9 @@ def check_descends(generator: Any) -> None:
 
 
 def check_parts(generator: Any) -> None:
-    """`propose_some`, where there is one, gives the candidates that it is asked for as `propose`
-    gives them: with what goes with them, a way back by their number among all, and a cost that adds
-    up.
+    """`propose_some`, if it exists, returns the same candidates as `propose`, with the same
+    `aux`. Its replay uses the number of a candidate among all, and the costs of the parts sum to
+    the total cost.
     """
     problem = _usual(generator)
     at = partial(numbers, dtype=torch.int64)
@@ -259,8 +258,9 @@ def check_parts(generator: Any) -> None:
 
 
 def check_replay(generator: Any) -> None:
-    """`Candidates.replay`, where it is not None, gives every candidate again, through however many
-    steps it is differentiated; at another θ it gives what `propose` gives there."""
+    """`Candidates.replay`, if it is not None, reproduces every candidate, for any number of
+    differentiated steps. At another θ, it returns the same as `propose` at that θ.
+    """
     problem = _usual(generator)
     for variant in (*_on_batches(generator), *_with_graph(generator)):
         proposal = proposed(variant, problem)
@@ -286,8 +286,9 @@ def _elsewhere(problem: Problem) -> Tree:
 
 
 def check_replay_gradient(generator: Any) -> None:
-    """The derivative of a replayed candidate in θ is what finite differences of the candidate give,
-    at the θ it was proposed at and at another."""
+    """The derivative of a replayed candidate by θ equals finite differences of the candidate, at
+    the θ of the proposal and at another θ.
+    """
     problem = _usual(generator)
     for variant in (generator, *_with_graph(generator)):
         proposal = proposed(variant, problem)
@@ -306,8 +307,9 @@ def check_replay_gradient(generator: Any) -> None:
 
 
 def _slopes(proposal: Proposal, theta: Tree) -> tuple[float, float]:
-    """The derivative of a weighted sum of the last candidate along a direction: by autograd, and
-    by differences.
+    """Return the derivative of a weighted sum of the last candidate along a direction.
+
+    Two values: by autograd and by differences.
     """
     spec = Ravel.of(theta)
     state = Ravel.of(proposal.problem.x0)
@@ -330,8 +332,8 @@ def _slopes(proposal: Proposal, theta: Tree) -> tuple[float, float]:
 
 
 def check_carry(generator: Any) -> None:
-    """Where the next start holds one candidate, it is the selected one, unless a field
-    `carry_rule` says which it is.
+    """If the next start contains one candidate, it is the selected candidate, unless a field
+    `carry_rule` defines another rule.
     """
     proposal = proposed(with_fields(generator, noise=0.5, batch_size=4), _usual(generator))
     name, leaf = next(iter(proposal.candidates.x.items()))
@@ -353,7 +355,7 @@ def check_carry(generator: Any) -> None:
 
 
 def check_carry_rule(generator: Any) -> None:
-    """A field `carry_rule` does what it is called: `selected`, `per-branch`, `restart`."""
+    """The field `carry_rule` has the effect of its value: `selected`, `per-branch` or `restart`."""
     kit.ask_of_field(generator, "carry_rule")
     proposal = proposed(generator, _usual(generator))
     rule = str(generator.carry_rule)
@@ -390,7 +392,7 @@ def check_carry_rule(generator: Any) -> None:
 
 
 def _tables(state: Any, width: int) -> list[Tensor]:
-    """The tensors of a state that can be read as rows of this width."""
+    """Return the tensors of a state that can be read as rows of this width."""
     leaves = kit.tensors(kit.snapshot(state)).values()
     return [
         leaf.reshape(-1, width) for leaf in leaves if leaf.numel() and leaf.numel() % width == 0
@@ -398,7 +400,7 @@ def _tables(state: Any, width: int) -> list[Tensor]:
 
 
 def check_state(generator: Any) -> None:
-    """What it carries can be saved, and the next candidates are bit for bit the same as without."""
+    """The carried state can be saved, and the next candidates are bit for bit the same."""
     problem = _usual(generator)
     for variant in _on_batches(generator):
 
@@ -410,7 +412,7 @@ def check_state(generator: Any) -> None:
 
 
 def check_chunks(generator: Any) -> None:
-    """The fields `mode` and `chunk` change how candidates are computed, not what comes out."""
+    """The fields `mode` and `chunk` change how candidates are computed, but not the result."""
     problem = _usual(generator)
 
     def computed(variant: Any) -> Any:
@@ -422,8 +424,9 @@ def check_chunks(generator: Any) -> None:
 
 
 def check_wells(generator: Any) -> None:
-    """Of 8 candidates (`count`, `noise` 1) from the top between two wells, some go to each: they
-    are independent views. These wells have no sources."""
+    """Of 8 candidates (`count`, `noise` 1) from the maximum between two wells, some move to each
+    well: candidates are independent. This problem has no sources.
+    """
     kit.ask_of_field(generator, "count")
     kit.ask_if("sources" not in needs(generator), "it needs sources")
     problem = problems.wells()
@@ -448,8 +451,8 @@ def check_wells(generator: Any) -> None:
 
 
 def check_moments(generator: Any) -> None:
-    """A field `temperature` λ samples exp(−g/λ): on g = ½‖x‖² the mean is 0 and the variance λ,
-    up to the step's bias.
+    """A field `temperature` λ samples exp(−g/λ): for g = ½‖x‖² the mean is 0 and the variance λ,
+    up to the bias of the step.
     """
     kit.ask_of_field(generator, "temperature")
     sampler = with_fields(generator, temperature=0.25, count=2000, steps=80, lr=0.1, mode="stacked")

@@ -1,14 +1,16 @@
-"""Is a hypergradient right? The implicit formula against finite differences of the re-solved lower
-level, in float64.
+"""Compare the implicit hypergradient with finite differences, in float64.
 
-At a point θ the lower level is solved to high accuracy (by the task's closed form, else by L-BFGS
-and Newton's method from x0); there, with H = ∇²_xx g and nothing truncated or regularised::
+The differences re-solve the lower level.
+
+At a point θ the lower level is solved to high accuracy: by the closed form of the task, else by
+L-BFGS and Newton's method from x0. At the solution, with H = ∇²_xx g and without truncation or
+regularisation::
 
     h = ∇_θ f − ∇²_θx g v,  v = H⁺ ∇_x f  against  (F(θ + εu) − F(θ − εu)) / 2ε,  F(θ) = f(θ, x*(θ))
 
-F is followed from x*(θ): each difference re-solves the lower level starting there. Whatever keeps
-the comparison from meaning anything (a lower level that was not solved, is not unique, or has a
-kink at its solution) is said instead of a verdict.
+F is followed from x*(θ): each difference re-solves the lower level from this start. A comparison is
+meaningless if the lower level was not solved, has no unique solution or has a kink at its solution.
+The report then contains the reason instead of a verdict.
 """
 
 from __future__ import annotations
@@ -34,9 +36,9 @@ from hgms_core import (
 )
 
 LARGEST = 3_000
-"""Lower variables up to which H is made dense and factored; more are refused."""
+"""The maximum number of lower variables: H is dense and factored. Larger problems are rejected."""
 STATIONARY = 1e-8
-"""‖∇_x g‖ / (1 + |g|) at which the lower level counts as solved. Newton's method usually gets to
+"""‖∇_x g‖ / (1 + |g|) at which the lower level counts as solved; Newton's method usually reaches
 1e-13.
 """
 FLAT = 1e-7
@@ -44,17 +46,18 @@ FLAT = 1e-7
 minimisers.
 """
 ACROSS = 1e-6
-"""The share of ‖∇_x f‖ along flat directions that counts as none."""
+"""The share of ‖∇_x f‖ along flat directions up to which the slope counts as zero."""
 
 
 class Unsolved(Exception):
-    """Why the lower level gives nothing to compare with."""
+    """The reason why the lower level cannot be used for a comparison."""
 
 
 @frozen
 class Row:
-    """One direction at one point. ``error`` is the difference over the larger of |finite
-    difference| and ‖h‖/√dim θ.
+    """One direction at one point.
+
+    ``error`` is the difference over the larger of |finite difference| and ‖h‖/√dim θ.
     """
 
     point: int
@@ -67,7 +70,7 @@ class Row:
 
 @frozen
 class Report:
-    """All comparisons, what is to be known about them, and the sentence they come to."""
+    """All comparisons, notes about them, and the verdict as a sentence."""
 
     rows: tuple[Row, ...]
     notes: tuple[str, ...]
@@ -94,7 +97,7 @@ class _Level:
         return float(value.detach()), gradient
 
     def products(self, x: Tensor) -> Callable[[Tensor], Tensor]:
-        """v ↦ H v."""
+        """Return the function v ↦ H v."""
         return curvature(
             lambda tree: self.value(self.spec.ravel(tree)), self.spec.unravel(x)
         ).matvec
@@ -109,8 +112,9 @@ class _Level:
         )
 
     def solve(self, start: Tensor, far: bool) -> Tensor:
-        """A minimiser next to ``start``: L-BFGS where it may be far, then Newton steps within
-        the curved directions.
+        """Return a minimiser near ``start``.
+
+        If it may be far, L-BFGS runs first. Newton steps within the curved directions follow.
         """
         x = self._descend(start) if far else start
         value, gradient = self.slope(x)
@@ -153,21 +157,21 @@ class _Level:
 
 @frozen
 class _Eigen:
-    """H by its eigenvalues and eigenvectors, and which of them are flat directions."""
+    """The eigenvalues and eigenvectors of H, and the flat directions."""
 
     values: Tensor
     vectors: Tensor
     flat: Tensor
 
     def solve(self, b: Tensor, of: Callable[[Tensor], Tensor] = lambda values: values) -> Tensor:
-        """H⁺b; with ``of`` = abs it is |H|⁺b, along which a step descends."""
+        """Return H⁺b; with ``of`` = abs, |H|⁺b, a descent direction."""
         parts = self.vectors.T @ b / torch.where(self.flat, 1.0, of(self.values))
         return self.vectors @ torch.where(self.flat, 0.0, parts)
 
 
 @frozen
 class _Point:
-    """The lower level at a θ, its solution x, and the closed form that it is from, if any."""
+    """The lower level at a θ, its solution x, and the closed form of the solution, if any."""
 
     level: _Level
     x: Tensor
@@ -189,7 +193,7 @@ class _Point:
         return cls(level, x, exact)
 
     def value(self, theta: Tree) -> float:
-        """F(θ') at a θ' near θ, whose lower level is solved from x."""
+        """Return F(θ') at a θ' near θ; the lower level is solved from x."""
         problem = self.level.problem
         spec = self.level.spec
         if self.exact is not None:
@@ -199,12 +203,13 @@ class _Point:
         return float(problem.f(theta, x, problem.upper_data["differentiate"].batch(None)))
 
     def hypergradient(self) -> tuple[Tree, int]:
-        """h and the number of flat directions; Unsolved where x is no isolated minimiser and not
-        known to be the best of them.
+        """Return h and the number of flat directions.
 
-        Where f has no slope along the flat directions it does not matter which minimiser it is, to
-        first order: moving along them leaves f as it is, as with the bias of a softmax that no
-        penalty holds.
+        Errors: Unsolved if x is not an isolated minimiser and not known to be the best minimiser.
+
+        If f has no slope along the flat directions, the choice of the minimiser has no effect to
+        first order: steps along them do not change f. An example is the bias of a softmax without a
+        penalty.
         """
         problem = self.level.problem
         theta = self.level.theta
@@ -236,8 +241,9 @@ class _Point:
         return {name: direct[name] - mixed[name] for name in direct}, flat
 
     def kink(self) -> float:
-        """By how much the gradient of g changes otherwise than its Hessian says, on steps like
-        those of the differences.
+        """Return the relative deviation of gradient changes of g from its Hessian.
+
+        The steps have the same size as the steps of the differences.
         """
         v = torch.randn(len(self.x), generator=Key(0).fold("kink").generator(), dtype=self.x.dtype)
         step = 1e-5 * (1 + self.x.norm()) / v.norm()
@@ -249,8 +255,10 @@ class _Point:
 
 
 def check_task(task: Any, *, seed: int = 0, **options: Any) -> Report:
-    """The report for a task's problem on the CPU in float64, with its closed form where it has one;
-    the options are those of :func:`check_problem`."""
+    """Return the report for a problem of a task, on the CPU in float64.
+
+    A closed form is used if the task has one. The options are those of :func:`check_problem`.
+    """
     setting = seed, torch.device("cpu"), torch.float64
     exact = task.closed_form(*setting) if hasattr(task, "closed_form") else None
     return check_problem(task.problem(*setting), exact, seed=seed, **options)
@@ -266,9 +274,10 @@ def check_problem(
     tolerance: float = 1e-4,
     method: Any = None,
 ) -> Report:
-    """Compares at θ0 and at points around it. ``exact`` has ``solution(theta)`` and, if it can,
-    ``hypergradient(theta)``; ``method`` is a pipeline whose estimator is compared too, as a whole
-    vector.
+    """Compare at θ0 and at points around it.
+
+    ``exact`` has ``solution(theta)`` and optionally ``hypergradient(theta)``. ``method`` is a
+    pipeline; its estimator is also compared, as a whole vector.
 
     Errors: ConfigError for a problem of more than 3,000 lower variables, or a method without an
         estimator.
@@ -337,7 +346,7 @@ def _counted(flat: int) -> str:
 
 
 def _points(problem: Problem, key: Key, count: int) -> Iterator[Tree]:
-    """θ0, and others at a distance of about a third of its scale."""
+    """Yield θ0, and other points at a distance of about a third of its scale."""
     yield dict(problem.theta0)
     for number in range(1, count):
         draw = key.fold(number).generator()
@@ -375,8 +384,9 @@ def _compare(
 
 
 def _slope(value: Callable[[float], float], step: float) -> tuple[float, float]:
-    """(the derivative at 0, how far rounding can have moved it): two central differences,
-    extrapolated to a step of 0.
+    """Return the derivative at 0 and a bound of its rounding error.
+
+    The derivative combines two central differences, extrapolated to a step of 0.
     """
     ends = {shift: value(shift) for shift in (step, -step, step / 2, -step / 2)}
     wide = (ends[step] - ends[-step]) / (2 * step)
@@ -388,8 +398,9 @@ def _slope(value: Callable[[float], float], step: float) -> tuple[float, float]:
 def _compare_others(
     point: _Point, formula: Tree, number: int, tolerance: float, method: Any, seed: int
 ) -> list[str]:
-    """Notes on the closed form's hypergradient and on a method's estimator, each as a whole
-    vector.
+    """Return notes on the hypergradient of the closed form and on the estimator of a method.
+
+    Each is compared as a whole vector.
     """
     spec = Ravel.of(formula)
     slope = spec.ravel(formula)

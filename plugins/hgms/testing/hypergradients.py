@@ -1,6 +1,4 @@
-"""Checks of hypergradient estimators: ∇F(θ) where it is known, finite differences where it is
-not, and honest counts.
-"""
+"""Checks of hypergradient estimators: exact values, finite differences and oracle counts."""
 
 from __future__ import annotations
 
@@ -51,9 +49,7 @@ def exercise(estimator: Any, dtype: torch.dtype, variant: int) -> tuple[Any, Cal
 
 
 def _usual(estimator: Any, dtype: torch.dtype = F64, variant: int = 0) -> problems.Known:
-    """Where it is looked at: a ridge regression, or, for what needs named sources, a mixture of
-    them.
-    """
+    """Return the problem of the checks: a ridge regression, or a mixture if sources are needed."""
     make = problems.blend if _of_sources(estimator) else problems.ridge
     return make(dtype, variant)
 
@@ -88,8 +84,9 @@ def _close(estimator: Any, known: problems.Known) -> None:
 
 
 def _likely(known: problems.Known, exact: Tensor, came: Tensor) -> str:
-    """What is usually wrong with a hypergradient that is not one. ∇F is ∂f/∂θ and the part that
-    comes through x*(θ).
+    """Return the likely cause of a wrong hypergradient.
+
+    ∇F is the sum of ∂f/∂θ and the part that comes through x*(θ).
     """
     upper = known.problem.upper_data["differentiate"].whole
     x = detach(known.solution(known.theta))
@@ -109,8 +106,8 @@ def _likely(known: problems.Known, exact: Tensor, came: Tensor) -> str:
 
 
 def check_structure(estimator: Any) -> None:
-    """h has the names, shapes and dtype of θ, is finite and without a graph; `upper_loss` is f
-    at the state it was taken at.
+    """h has the names, shapes and dtype of θ, is finite and has no graph. `upper_loss` is f at
+    the state at which h was computed.
     """
     known = _usual(estimator)
     estimate = estimated(estimator, known)
@@ -128,14 +125,16 @@ def check_structure(estimator: Any) -> None:
 
 def check_closed_form_bowl(estimator: Any) -> None:
     """At the bottom of a round bowl (H = I), where one lower step of rate 1 is exact, h is ∇F.
-    What needs named sources is asked `closed-form-sources` instead."""
+    An estimator that needs named sources runs `closed-form-sources` instead.
+    """
     ask_if(not _of_sources(estimator), "it needs sources")
     _close(estimator, problems.bowl())
 
 
 def check_closed_form_ridge(estimator: Any) -> None:
-    """At the solution of a ridge regression, h is ∇F as its normal equations give it: sign, ridge
-    and mixed term. What needs named sources is asked `closed-form-sources` instead."""
+    """At the solution of a ridge regression, h is ∇F from the normal equations: sign, ridge and
+    mixed term. An estimator that needs named sources runs `closed-form-sources` instead.
+    """
     ask_if(not _of_sources(estimator), "it needs sources")
     _close(estimator, problems.ridge())
 
@@ -147,14 +146,16 @@ def check_closed_form_sources(estimator: Any) -> None:
 
 def check_closed_form_sphere(estimator: Any) -> None:
     """At the best point of a sphere of lower minimisers, where H is singular, h is ∇F of the
-    optimistic problem. What needs named sources is asked `closed-form-sources` instead."""
+    optimistic problem. An estimator that needs named sources runs `closed-form-sources` instead.
+    """
     ask_if(not _of_sources(estimator), "it needs sources")
     _close(estimator, problems.sphere())
 
 
 def check_central_difference(estimator: Any) -> None:
-    """On a lower level that is not quadratic, h is what central differences of F(θ) = f(θ, x*(θ))
-    give in every direction. What needs named sources is asked `closed-form-sources` instead."""
+    """If the lower level is not quadratic, h equals central differences of F(θ) = f(θ, x*(θ)) in
+    every direction. An estimator that needs named sources runs `closed-form-sources` instead.
+    """
     ask_if(not _of_sources(estimator), "it needs sources")
     known = problems.curved()
     spec = Ravel.of(known.theta)
@@ -175,14 +176,12 @@ def check_central_difference(estimator: Any) -> None:
 
 
 def check_oracle_counts(estimator: Any) -> None:
-    """Its cost is what it did: a call of f or g is declared, and nothing is declared that was
-    not called.
-    """
+    """The declared cost is correct: every call of f or g is declared, and no other call."""
     known = _usual(estimator)
     problem, tally = oracle.watched(known.problem)
     branch = evolve(known, problem=problem).branch(steps=7)
     state = estimator.init(problem)
-    estimator.estimate(problem, known.theta, branch, KEY, state)  # a loss is tried once, uncounted
+    estimator.estimate(problem, known.theta, branch, KEY, state)  # the first call is not counted
     tally.clear()
     estimate, _ = estimator.estimate(problem, known.theta, branch, KEY, state)
     calls = tally.calls
@@ -207,7 +206,7 @@ def check_oracle_counts(estimator: Any) -> None:
 
 
 def check_state(estimator: Any) -> None:
-    """What it remembers can be saved, and the next estimate is bit for bit the same as without."""
+    """The state can be saved, and the next estimate is bit for bit the same as without saving."""
     known = _usual(estimator)
     branch = known.branch(steps=7)
     _, state = estimator.estimate(

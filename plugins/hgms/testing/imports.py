@@ -1,6 +1,4 @@
-"""What importing a module does to the process it is imported into, seen from an interpreter of
-its own.
-"""
+"""Side effects of importing a module, observed in a separate interpreter."""
 
 from __future__ import annotations
 
@@ -15,10 +13,10 @@ from pathlib import Path
 from typing import IO
 
 PATIENCE = 300
-"""Seconds that the imports asked about at once may take."""
+"""Seconds allowed for all imports of one request."""
 
-# It takes seconds to import torch, so the interpreter is started once. On Linux every request has a
-# fork of it, which sees nothing of what another's modules did; elsewhere it serves one request.
+# Importing torch takes seconds, so the interpreter starts once. On Linux each request runs in a
+# fork, which does not see the effects of other modules. On other systems it serves one request.
 WATCH = """
 import importlib, importlib.util, contextlib, io, json, os, random, signal, socket, sys, threading
 import time
@@ -89,11 +87,11 @@ for line in sys.stdin:
 _seen: dict[tuple[str, str], dict[str, object]] = {}
 _waiting: set[tuple[str, str]] = set()
 _started: dict[int, Interpreter] = {}
-"""By the process that started it: a fork of that starts its own."""
+"""The interpreter per process id: a forked process starts a separate interpreter."""
 
 
 def announce(module: str) -> tuple[str, str]:
-    """The module will be asked about: all that are announced are imported together."""
+    """Register a module for observation: all registered modules are imported in one request."""
     where = module, str(getattr(sys.modules.get(module), "__file__", "") or "")
     if where not in _seen:
         _waiting.add(where)
@@ -101,8 +99,10 @@ def announce(module: str) -> tuple[str, str]:
 
 
 def observed(module: str) -> dict[str, object]:
-    """What importing ``module`` touched (network, CUDA), drew, printed and raised, and how long
-    it took.
+    """Report the effects of importing ``module``.
+
+    The report contains what the import accessed (network, CUDA), drew, printed and raised, and its
+    duration.
     """
     where = announce(module)
     if where not in _seen:
@@ -111,7 +111,7 @@ def observed(module: str) -> dict[str, object]:
             _started[os.getpid()] = Interpreter()
             atexit.register(_end)
         reply = _started[os.getpid()].asked(modules)
-        if not isinstance(reply, list) or sys.platform != "linux":  # it ended, or does not fork
+        if not isinstance(reply, list) or sys.platform != "linux":  # it ended, or cannot fork
             _end()
         if not isinstance(reply, list):
             raise RuntimeError(f"the interpreter that imports {module} ended with {reply}")
@@ -121,12 +121,12 @@ def observed(module: str) -> dict[str, object]:
 
 
 class Interpreter:
-    """It has imported torch and waits for modules to import, a list at a time."""
+    """A process that has imported torch and imports modules on request, one list at a time."""
 
     def __init__(self) -> None:
         folder = str(Path.cwd())
         command = [sys.executable, "-P", "-c", WATCH, json.dumps([_paths(folder), folder])]
-        # it is written to as long as the process lives
+        # Open as long as the process lives.
         self._wrote: IO[str] = tempfile.TemporaryFile("w+")  # noqa: SIM115
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(
@@ -134,8 +134,9 @@ class Interpreter:
         )
 
     def asked(self, modules: list[tuple[str, str]]) -> list[dict[str, object]] | str:
-        """A report on each; or the exit code and what was written, where the process that
-        imports them ended.
+        """Return a report per module.
+
+        If the importing process ended, return its exit code and output instead.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None

@@ -1,6 +1,4 @@
-"""What a class says of itself for its checks: an instance to look at, and the checks it is not
-made to pass.
-"""
+"""The declarations of a class for its checks: a test instance and the expected failures."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ from hgms_core.torch_errors import first_line
 
 
 def kind_of(cls: type) -> Kind:
-    """The kind whose methods the class has, or the one it comes nearest to."""
+    """Return the kind with the methods of the class, or the nearest kind."""
     kinds = kinds_of(cls)
     if kinds and not faults_of(kinds[0], cls):
         return kinds[0]
@@ -42,9 +40,12 @@ def kind_of(cls: type) -> Kind:
 
 
 def instance_of(cls: Any, check: Check | None = None, registry: Registry | None = None) -> Any:
-    """An instance to look at: its own ``testing_instance()``, or its defaults, with any registered
-    parts it needs. Of a composition: its parts on the tasks that the ``check`` has, with its
-    ``testing`` laid over them. Of a wrapper: a composition that is made of it."""
+    """Build the instance that the checks use.
+
+    The default is ``testing_instance()``, else the class with its default values and any registered
+    parts that it requires. For a composition: its parts on the tasks of the ``check``, overridden
+    by its ``testing`` values. For a wrapper: a registered composition that uses it.
+    """
     if isinstance(cls, Composition):
         traits = {"sources"} if check is not None and check.name == "equal-sources" else ()
         try:
@@ -81,10 +82,9 @@ def instance_of(cls: Any, check: Check | None = None, registry: Registry | None 
 
 
 def failures_of(cls: type | Composition, checks: list[Check]) -> Mapping[str, str]:
-    """Its ``testing_failures``: the reason for each check that no instance of the class is made to
-    pass.
+    """Return ``testing_failures``: the reason for each check that instances need not pass.
 
-    Errors: ConfigError for a check that does not exist, or for no reason.
+    Errors: ConfigError for a check that does not exist, or for an empty reason.
     """
     declared: Mapping[str, str] = getattr(cls, "testing_failures", {})
     owner = (
@@ -112,11 +112,11 @@ def failures_of(cls: type | Composition, checks: list[Check]) -> Mapping[str, st
 
 
 FIRST = {"generator": "branches", "hypergradient": "implicit", "method": "pipeline"}
-"""The parts that go with most others; where they are not installed any other is taken."""
+"""The preferred parts, which fit most others; if one is not installed, any other is used."""
 
 
 def _part(kind: Kind, registry: Registry) -> Any:
-    """A registered component of a kind."""
+    """Build a registered component of the kind."""
     for component in sorted(
         registry.components(kind.name), key=lambda candidate: candidate.name != FIRST.get(kind.name)
     ):

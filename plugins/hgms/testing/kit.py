@@ -1,5 +1,6 @@
-"""What a check is, and how a failed one speaks: which check, what was expected, what came, where
-to read more.
+"""The conformance check, and the message of a failed check.
+
+The message contains the name of the check, the requirement, the actual result and the page to read.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from hgms_core import ConfigError, Data, HgmsError, Key, Problem, Record, State,
 from hgms_core.registry import KINDS
 
 PAGE = "docs/reference/kit.md"
-"""Where every check is described, under a heading for each kind."""
+"""The page that describes all checks, with one heading per kind."""
 
 F64 = torch.float64
 
@@ -31,13 +32,13 @@ _PLACE: ContextVar[torch.device | None] = ContextVar("place", default=None)
 
 
 def place() -> torch.device:
-    """Where the checks make their inputs: on the CPU, or where :func:`inputs_on` says."""
+    """Return the device of the inputs: the CPU, or the device of :func:`inputs_on`."""
     return _PLACE.get() or torch.device("cpu")
 
 
 @contextlib.contextmanager
 def inputs_on(device: torch.device | str) -> Iterator[None]:
-    """Inside, all checks make their inputs on this device: the same numbers as on the CPU.
+    """Create the inputs of all checks inside on this device, with the same numbers as on the CPU.
 
     >>> with inputs_on("cpu"):
     ...     normal(2, seed=0).device
@@ -51,7 +52,7 @@ def inputs_on(device: torch.device | str) -> Iterator[None]:
 
 
 class Fault(AssertionError):
-    """What came instead of what a check demands."""
+    """The actual result, when it differs from the requirement of a check."""
 
 
 class NotAsked(Exception):
@@ -59,7 +60,7 @@ class NotAsked(Exception):
 
 
 class CheckFailed(AssertionError):
-    """A component failed a check; the message says all there is to know."""
+    """A component failed a check; the message contains all details."""
 
 
 def fail(came: str) -> NoReturn:
@@ -67,31 +68,34 @@ def fail(came: str) -> NoReturn:
 
 
 def demand(condition: object, came: str) -> None:
-    """Fails with what came instead, unless the condition holds."""
+    """Raise Fault with the actual result unless the condition is true."""
     if not condition:
         raise Fault(came)
 
 
 def ask_if(condition: object, reason: str) -> None:
-    """Leave a check that does not apply to a component, unless the condition holds."""
+    """Skip a check that does not apply to a component, unless the condition is true."""
     if not condition:
         raise NotAsked(reason)
 
 
 def ask_of_field(component: Any, name: str) -> None:
-    """Leave a check of a field that a component does not have."""
+    """Skip a check of a field that a component does not have."""
     ask_if(has(component, name), f"it has no field {name}")
 
 
 Exercise = Callable[[Any, torch.dtype, int], tuple[Any, Callable[[], Any]]]
-"""(component, dtype, variant) → (its inputs, a call on them): one ordinary use of a component,
-which the checks of every kind look at from outside. The variants 0 and 1 have different numbers."""
+"""(component, dtype, variant) → (inputs, a call with them): an ordinary use of a component.
+
+The checks of every kind observe this call. The variants 0 and 1 have different numbers.
+"""
 
 
 @frozen
 class Check:
-    """A named demand on a component: ``question(component, *more)`` fails or returns. Its
-    docstring says what is demanded.
+    """A named requirement on a component: ``question(component, *more)`` raises or returns.
+
+    The docstring of ``question`` states the requirement.
     """
 
     kind: str
@@ -108,13 +112,15 @@ class Check:
 
     @property
     def heading(self) -> str:
-        """Of the part of the page that the check stands in."""
+        """The heading of the check on the page."""
         everyone = self.question.__module__.endswith(".every_kind")
         return "every-kind" if everyone else KINDS[self.kind].label.replace(" ", "-") + "s"
 
     def answer(self, component: Any) -> tuple[str, str]:
-        """(fault, reason): the fault, empty if the component passes, and the reason if the check
-        does not apply to the component.
+        """Return (fault, reason).
+
+        The fault is empty if the component passes. The reason is not empty if the check does not
+        apply to the component.
         """
         try:
             self.question(component, *self.more)
@@ -133,11 +139,11 @@ class Check:
         return "", ""
 
     def fault(self, component: Any) -> str:
-        """What came instead of what is demanded; empty where the component passes."""
+        """Return the actual result if the check fails; empty if the component passes."""
         return self.answer(component)[0]
 
     def __call__(self, component: Any) -> None:
-        """Raises :class:`CheckFailed` where the component does not do what is demanded."""
+        """Raise :class:`CheckFailed` if the component fails the check."""
         __tracebackhide__ = True  # pytest shows the line of the test, and the message
         came = self.fault(component)
         if came:
@@ -150,7 +156,7 @@ class Check:
 
 
 def _where(error: BaseException) -> str:
-    """The last place outside torch and the kit's own folder, where there is one."""
+    """Return the last place outside torch and the kit, if there is one."""
     here = Path(__file__).parent
     frames = [
         frame
@@ -162,21 +168,26 @@ def _where(error: BaseException) -> str:
 
 
 def has(component: Any, name: str) -> bool:
-    """Whether a component has a hyper-parameter of that name. ``ridge``, ``rtol``, ``max_steps``,
-    ``clip``, ``count``, ``chunk``, ``mode``, ``noise``, ``temperature``, ``batch_size``,
-    ``keep_graph`` and ``carry_rule`` mean the same everywhere; no check asks for others."""
+    """Whether a component has a hyper-parameter of this name.
+
+    ``ridge``, ``rtol``, ``max_steps``, ``clip``, ``count``, ``chunk``, ``mode``, ``noise``,
+    ``temperature``, ``batch_size``, ``keep_graph`` and ``carry_rule`` have the same meaning in all
+    components. Checks use no other names.
+    """
     return attrs.has(type(component)) and name in attrs.fields_dict(type(component))
 
 
 def with_fields(component: Any, **values: Any) -> Any:
-    """The component with other values in those fields that it has."""
+    """Return the component with other values of those fields that it has."""
     return attrs.evolve(
         component, **{name: value for name, value in values.items() if has(component, name)}
     )
 
 
 def refused(call: Callable[[], Any]) -> ConfigError | None:
-    """The ConfigError of a component that says it is not for this, which is no fault."""
+    """Return the ConfigError of a component that rejects the input, which is not a fault; else
+    None.
+    """
     try:
         call()
     except ConfigError as error:
@@ -185,9 +196,7 @@ def refused(call: Callable[[], Any]) -> ConfigError | None:
 
 
 def snapshot(value: Any) -> Any:
-    """A copy of a nested value down to its tensors, to compare with later; functions are left
-    out.
-    """
+    """Copy a nested value with its tensors for a later comparison; functions are excluded."""
     if isinstance(value, Tensor):
         return value.detach().clone()
     if isinstance(value, Data | Problem | Key) or callable(value):
@@ -205,7 +214,7 @@ def snapshot(value: Any) -> Any:
 
 
 def tensors(value: Any, place: str = "") -> dict[str, Tensor]:
-    """Every tensor of a snapshot by its place in it."""
+    """Return every tensor of a snapshot by its place."""
     if isinstance(value, Tensor):
         return {place or "the value": value}
     if isinstance(value, Mapping):
@@ -222,8 +231,9 @@ def tensors(value: Any, place: str = "") -> dict[str, Tensor]:
 
 
 def difference(wanted: Any, came: Any, place: str = "", rtol: float = 0.0) -> str:
-    """Where two snapshots differ, and how; empty where they are equal (bit for bit without
-    ``rtol``).
+    """Describe where two snapshots differ, and how.
+
+    The result is empty if they are equal (bit for bit without ``rtol``).
     """
     at = place or "the value"
     if isinstance(wanted, Tensor) and isinstance(came, Tensor):
@@ -263,15 +273,18 @@ def difference(wanted: Any, came: Any, place: str = "", rtol: float = 0.0) -> st
 
 
 def demand_equal(wanted: Any, came: Any, before: str, after: str = "", rtol: float = 0.0) -> None:
-    """Fails with where the two differ, between the words ``before`` and ``after``, unless they are
-    equal down to their tensors (bit for bit without ``rtol``)."""
+    """Fail if the two values differ; all tensors must be equal (bit for bit without ``rtol``).
+
+    The message contains the difference between the texts ``before`` and ``after``.
+    """
     differs = difference(snapshot(wanted), snapshot(came), rtol=rtol)
     demand(not differs, f"{before} {differs}{after}")
 
 
 def demand_saved(state: State, use: Callable[[State], Any]) -> None:
-    """What ``use`` makes of a state is the same after the state was written to a run folder and
-    read again, onto the device of the inputs.
+    """Require that ``use`` returns the same for a state after saving and loading.
+
+    The state is written to a run folder and loaded onto the device of the inputs.
     """
     structure, leaves = pack(state)
     read = dict(unpack(json.loads(json.dumps(structure)), leaves, place()))
@@ -281,8 +294,9 @@ def demand_saved(state: State, use: Callable[[State], Any]) -> None:
 def demand_modes(
     component: Any, use: Callable[[Any], Any], chunk: int, rtol: float, instead: str = ""
 ) -> None:
-    """What ``use`` makes of a component is the same in a loop, stacked, and stacked one or
-    ``chunk`` at a time.
+    """Require that ``use`` returns the same for every mode of the component.
+
+    The modes are a loop, stacked, and stacked with chunks of 1 and of ``chunk``.
     """
     ask_of_field(component, "mode")
     loop = snapshot(use(with_fields(component, mode="loop")))
@@ -301,7 +315,7 @@ def shapes(tree: Tree) -> dict[str, list[int]]:
 
 
 def unsound(tree: Tree) -> list[str]:
-    """What is wrong with leaves: that they have a graph, or hold a number that is not finite."""
+    """Describe faults of leaves: a graph, or a number that is not finite."""
     graphs = [
         f"{name!r} has a graph; write `.detach()`"
         for name, leaf in tree.items()
@@ -318,7 +332,7 @@ def unsound(tree: Tree) -> list[str]:
 
 
 def shown(tensor: Tensor) -> str:
-    """A tensor for a message: a few numbers, and its shape where there are more."""
+    """Format a tensor for a message: a few numbers, and the shape if there are more."""
     few = tensor.detach().reshape(-1)[:6].tolist()
     some = [f"{number:.6g}" if isinstance(number, float) else str(number) for number in few]
     more = f", … (shape {list(tensor.shape)})" if tensor.numel() > 6 else ""
@@ -326,32 +340,33 @@ def shown(tensor: Tensor) -> str:
 
 
 def numbers(values: Any, dtype: torch.dtype = F64) -> Tensor:
-    """A tensor where the checks make their inputs."""
+    """Return a tensor on the device of the inputs."""
     return torch.tensor(values, dtype=dtype, device=place())
 
 
 def normal(*shape: int, seed: int, dtype: torch.dtype = F64) -> Tensor:
-    """Gaussian numbers, the same in every precision and on every device."""
+    """Return Gaussian numbers, the same in every precision and on every device."""
     return torch.randn(shape, generator=Key(seed).fold("kit").generator(), dtype=F64).to(
         place(), dtype
     )
 
 
 def near(tree: Tree, size: float, seed: int) -> Tree:
-    """The tree with Gaussian numbers of this size added."""
+    """Return the tree plus Gaussian numbers of this size."""
     return {name: leaf + size * normal(*leaf.shape, seed=seed) for name, leaf in tree.items()}
 
 
 def differences(value: Callable[[float], Any], step: float = 1e-5) -> Any:
-    """The derivative of ``value`` at 0 by a central difference."""
+    """Return the derivative of ``value`` at 0 by a central difference."""
     return (value(step) - value(-step)) / (2 * step)
 
 
 def stepped(
     method: Any, problem: Problem, state: State, of: int, steps: range | None = None
 ) -> Iterator[tuple[State, Record]]:
-    """The state and the record after each of these steps of a run of ``of`` (None: all), up to
-    the method's own end.
+    """Yield the state and the record after each of ``steps`` (None: all) of a run of ``of`` steps.
+
+    The iteration ends earlier if the method is finished.
     """
     for step in steps or range(of):
         if getattr(method, "finished", lambda _: False)(state):

@@ -1,6 +1,4 @@
-"""Checks of methods: they find a known optimum, keep to their budget, go on after an
-interruption and fail readably.
-"""
+"""Checks of methods: known optima, budgets, resumption and readable errors."""
 
 from __future__ import annotations
 
@@ -24,9 +22,7 @@ STEPS = 60
 
 
 def problem_for(method: Any, dtype: torch.dtype = F64, variant: int = 0) -> Problem:
-    """A mixture of sources, or weights of rows, for methods that need those, else the tracking
-    of a point.
-    """
+    """Return the problem for a method: sources or row weights if needed, else point tracking."""
     wanted = needs(method)
     make = (
         problems.mixture
@@ -56,14 +52,14 @@ def exercise(method: Any, dtype: torch.dtype, variant: int) -> tuple[Any, Callab
 
 
 def _results(method: Any, problem: Problem) -> Iterator[tuple[Tree, Tree]]:
-    """(θ, x) after each of three steps."""
+    """Yield (θ, x) after each of three steps."""
     for state, _ in stepped(method, problem, method.init(problem, 0), 3):
         yield method.result(state)
 
 
 def check_result(method: Any) -> None:
-    """`result` gives (θ, x) with the names and shapes of the problem, before the first step and
-    after, without a graph.
+    """`result` returns (θ, x) with the names and shapes of the problem and without a graph,
+    before the first step and after it.
     """
     problem = problem_for(method)
     state = method.init(problem, 0)
@@ -78,9 +74,9 @@ def check_result(method: Any) -> None:
 
 
 def check_records(method: Any) -> None:
-    """A record is one flat row of numbers, short tensors, strings and None, and counts its
-    `oracle_calls`, which only grow, by the calls of f and g and the backward passes through them:
-    within a factor of two of whichever are more.
+    """A record is one flat row of numbers, short tensors, strings and None. Its `oracle_calls`
+    never decrease. They count the calls of f and g and the backward passes through them, within
+    a factor of two of the larger count.
     """
     problem, tally = oracle.watched(problem_for(method))
     before = 0
@@ -110,8 +106,9 @@ def check_records(method: Any) -> None:
 
 
 def check_roles(method: Any) -> None:
-    """Rows of the role `stop` are not trained on: no backward pass goes through a loss on them, and
-    θ and x do not depend on them unless the method `needs` the trait `stop-rows`."""
+    """Rows of the role `stop` are not used for training: no backward pass goes through a loss on
+    them. θ and x do not depend on them, unless the method `needs` the trait `stop-rows`.
+    """
     plain = problem_for(method)
     problem, tally = oracle.watched(plain)
     other = {**plain.upper_data, "stop": problem_for(method, variant=1).upper_data["stop"]}
@@ -129,7 +126,7 @@ def check_roles(method: Any) -> None:
 
 
 def check_projection(method: Any) -> None:
-    """Every θ is in Θ: after each step `project` leaves the result where it is."""
+    """Every θ is in Θ: after each step `project` does not change the result."""
     own = "its θ comes from the problem's map of weights"
     ask_if("sources" not in needs(method), own)
     plain = problem_for(method)
@@ -149,8 +146,8 @@ def check_projection(method: Any) -> None:
 
 
 def check_optimum(method: Any) -> None:
-    """60 outer steps on a problem of size 1 with a known optimum halve the distance of θ to it
-    (or take the right source).
+    """60 outer steps on a problem of size 1 with a known optimum halve the distance of θ to the
+    optimum (or select the right source).
     """
     problem = problem_for(method)
     state = start = method.init(problem, 0)
@@ -177,8 +174,8 @@ def _run(
 
 
 def check_resume(method: Any) -> None:
-    """Stopped after 2 of 4 steps, written to disk and resumed, it ends bit for bit where an
-    uninterrupted run ends.
+    """A run that stops after 2 of 4 steps, is saved to disk and resumes has bit for bit the same
+    end as an uninterrupted run.
     """
     problem = problem_for(method)
     whole = _run(method, problem, Budget(outer_steps=4))
@@ -194,15 +191,15 @@ def check_resume(method: Any) -> None:
         loaded = folder.load(place())
     assert loaded is not None
     state = loaded[0]
-    # What goes on elsewhere meanwhile must not matter: all there is to know is in the state.
+    # Steps of another run must have no effect: the state contains all information.
     method.step(problem, method.init(problem, 99), 0.0)
     states = [state, *(later for later, _ in stepped(method, problem, state, 4, range(2, 4)))]
     demand_equal([whole.theta, whole.x], list(method.result(states[-1])), "resumed,")
 
 
 def check_budget(method: Any) -> None:
-    """A budget of steps and one of oracle calls end the run: the last step may begin within it,
-    none after.
+    """A budget of steps and a budget of oracle calls end the run: no step starts after the
+    budget is spent.
     """
     problem = problem_for(method)
     done = _run(method, problem, Budget(outer_steps=3))
@@ -216,7 +213,10 @@ def check_budget(method: Any) -> None:
 
 
 class _Within:
-    """A method with an end: where a budget in calls is never spent, a run would have none."""
+    """A method with a limit of steps.
+
+    Without it, a run that never spends its budget of calls does not end.
+    """
 
     def __init__(self, method: Any, steps: int) -> None:
         self.method = method
@@ -238,8 +238,8 @@ class _Within:
 
 
 def check_failure(method: Any) -> None:
-    """Losses that stop being finite end in an error for people or in a result; the folder says
-    how far it came and why.
+    """If losses are no longer finite, the run ends with a readable error or with a result. The
+    folder records the last step and the error.
     """
     problem = problem_for(method)
     calls = 0

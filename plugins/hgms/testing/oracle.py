@@ -1,6 +1,4 @@
-"""What a component asks of the two losses, seen from inside them: calls, backward passes, rows,
-values and draws.
-"""
+"""Count the oracle use of a component inside the losses: calls, backward passes, rows, draws."""
 
 from __future__ import annotations
 
@@ -16,12 +14,15 @@ from hgms.testing.kit import demand
 from hgms_core import Batch, Cost, Data, Loss, Problem, Rows, Sources, Tree
 
 Note = Callable[[int, Tensor], None]
-"""Is called with how many candidates were evaluated at once, and the tensor that was passed on."""
+"""A function (number of candidates evaluated at once, tensor that was passed on)."""
 
 
 class _Watched(torch.autograd.Function):
-    """The identity on several leaves. ``forth`` is called with the first when they come through,
-    ``back`` when a backward pass does, once for all rows of a ``vmap``."""
+    """The identity on several leaves, with callbacks.
+
+    ``forth`` is called with the first leaf in the forward pass, ``back`` in the backward pass, once
+    for all rows of a ``vmap``.
+    """
 
     @staticmethod
     def forward(
@@ -60,10 +61,11 @@ _watched: Callable[..., tuple[Tensor, ...]] = _Watched.apply
 
 @define
 class Tally:
-    """What was asked of the losses since it was last cleared. ``passes`` are backward passes
-    through a call: one for a gradient, one for each product. ``rows`` went through calls,
-    ``returned`` through backward passes; ``values`` are those of g; ``on_stop`` are the backward
-    passes on rows of the role ``stop``.
+    """Counts of the use of the losses since the last ``clear()``.
+
+    ``passes`` are backward passes through a call: 1 per gradient, 1 per product. ``rows`` counts
+    the rows of calls, ``returned`` the rows of backward passes. ``values`` are the values of g.
+    ``on_stop`` counts the backward passes on rows of the role ``stop``.
     """
 
     calls: dict[str, int] = Factory(lambda: {"f": 0, "g": 0})
@@ -77,7 +79,7 @@ class Tally:
         self.__init__()  # type: ignore[misc]
 
     def loss(self, name: str, loss: Loss) -> Loss:
-        """``loss(theta, x, batch)``, watched."""
+        """Return ``loss(theta, x, batch)`` with counting."""
 
         def watched(theta: Tree, x: Tree, batch: Batch) -> Tensor:
             rows = max(1, batch["index"].numel()) if "index" in batch else 1
@@ -102,11 +104,11 @@ class Tally:
 
 
 MARK = "of-stop"
-"""The leaf that only batches of the role ``stop`` have in a watched problem."""
+"""The leaf that marks batches of the role ``stop`` in a counted problem."""
 
 
 def watched(problem: Problem) -> tuple[Problem, Tally]:
-    """The problem with the same numbers, and the tally of what is asked of it."""
+    """Return the same problem with counted losses, and the tally."""
     tally = Tally()
     sources = problem.find(Sources)
     rows = problem.find(Rows)
@@ -143,7 +145,7 @@ def _marked(data: Data) -> Data:
 
 
 def demand_honest(cost: Cost, tally: Tally) -> None:
-    """The declared cost is that of what was done, for each loss and for the rows: see
+    """Require that the declared cost fits the tally, per loss and for rows: see
     :func:`demand_close`.
     """
     lower = cost.lower_gradients + cost.products + cost.cross_products
@@ -162,9 +164,11 @@ def demand_honest(cost: Cost, tally: Tally) -> None:
 
 
 def demand_close(name: str, calls: int, passes: int, declared: int) -> None:
-    """Within a factor of two of the calls and of the backward passes, whichever are more: a
-    gradient is one of each, a product one backward pass through a graph that is there (which may
-    give the cross product too), or two calls (differences).
+    """Require that declared calls are within a factor of two of the larger actual count.
+
+    The counts are calls and backward passes. A gradient is one of each. A product is one backward
+    pass through an existing graph (which may also give the cross product), or two calls
+    (differences).
     """
     counts = (
         f"{name} was called {calls} times, with {passes} backward passes; {declared} calls "
@@ -178,7 +182,7 @@ def _close(declared: int, done: int) -> bool:
 
 
 class _Draws(TorchFunctionMode):
-    """Keeps the random numbers that torch's functions draw from generators inside, in order."""
+    """Record the random numbers that torch functions draw from generators inside, in order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -195,14 +199,14 @@ class _Draws(TorchFunctionMode):
 
 
 def drawn(call: Callable[..., Any], *arguments: Any) -> tuple[list[Tensor], Any]:
-    """The random numbers that are drawn in a call, in order, and what it returns."""
+    """Call the function; return the random numbers it draws, in order, and its result."""
     with _Draws() as mode:
         result = call(*arguments)
     return mode.drawn, result
 
 
 def same_draws(first: list[Tensor], second: list[Tensor]) -> bool:
-    """Whether numbers were drawn, and the very same ones both times."""
+    """Whether numbers were drawn and both sequences are equal."""
     return (
         bool(first)
         and len(first) == len(second)

@@ -1,6 +1,4 @@
-"""Checks of outer optimisers: they go down, stay where they must, and go on after a restart as
-if nothing had been.
-"""
+"""Checks of outer optimisers: descent, feasibility and exact resumption."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ STEPS = 400
 
 
 def start(dtype: torch.dtype = F64) -> Tree:
-    """Two probability vectors: what every optimiser accepts."""
+    """Return two probability vectors: a start that every optimiser accepts."""
     return {
         "a": torch.full((3,), 1 / 3, dtype=dtype, device=place()),
         "b": numbers([0.5, 0.5], dtype),
@@ -50,7 +48,7 @@ def exercise(outer: Any, dtype: torch.dtype, variant: int) -> tuple[Any, Callabl
 
 
 def _towards(target: Tree) -> Callable[[Tree], Tree]:
-    """The gradient of ½‖θ − c‖²."""
+    """Return the gradient of ½‖θ − c‖² for the target c."""
     return lambda theta: {name: leaf - target[name] for name, leaf in theta.items()}
 
 
@@ -66,8 +64,9 @@ def _distance(theta: Tree, target: Tree) -> float:
 
 
 def check_structure(outer: Any) -> None:
-    """The next θ has the names, shapes and dtype of θ, without a graph, and is finite; progress 0
-    and 1 are fine, and so is a gradient with its names in another order."""
+    """The next θ has the names, shapes and dtype of θ, has no graph and is finite. Progress 0
+    and 1 are accepted, and so is a gradient with its names in another order.
+    """
     theta = start()
     gradient = {name: torch.ones_like(theta[name]) for name in reversed(theta)}
     for progress in (0.0, 1.0):
@@ -80,8 +79,8 @@ def check_structure(outer: Any) -> None:
 
 
 def check_quadratic(outer: Any) -> None:
-    """400 steps on ½‖θ − c‖² end near c, from anywhere; a ConfigError that says why it cannot
-    start there is fine.
+    """400 steps on ½‖θ − c‖² end near c from any start. A ConfigError with the reason why the
+    optimiser rejects the start is accepted.
     """
     theta = {"a": numbers([2.0, -1.0, 0.0]), "b": numbers([0.0, 0.0])}
     target = {"a": numbers([0.5, 0.3, -0.6]), "b": numbers([0.2, -0.4])}
@@ -95,8 +94,8 @@ def check_quadratic(outer: Any) -> None:
 
 
 def check_simplex(outer: Any) -> None:
-    """400 steps over probability vectors towards one inside the simplex end near it, and end on
-    the simplex.
+    """400 steps over probability vectors towards a target inside the simplex end near the target
+    and on the simplex.
     """
     target = {"a": numbers([0.6, 0.3, 0.1]), "b": numbers([0.8, 0.2])}
     end, _ = _run(outer, start(), target)
@@ -111,7 +110,9 @@ def check_simplex(outer: Any) -> None:
 
 
 def check_feasible(outer: Any) -> None:
-    """A `projection` of its own holds after every step, however large the step."""
+    """If the optimiser has a field `projection`, its constraint is met after every step of any
+    size.
+    """
     project = getattr(getattr(outer, "projection", None), "apply", dict)
     theta = start()
     state = outer.init(theta)
@@ -129,7 +130,7 @@ def check_feasible(outer: Any) -> None:
 
 
 def check_state(outer: Any) -> None:
-    """Its state can be saved, and goes on from there bit for bit as if it had not been."""
+    """The state can be saved, and a run that resumes from it is bit for bit the same."""
     target = {
         name: torch.linspace(0, 0.5, len(leaf), dtype=F64, device=place())
         for name, leaf in start().items()

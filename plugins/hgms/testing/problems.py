@@ -1,5 +1,6 @@
-"""The kit's problems: a few numbers each, with sizes and curvatures of order 1, and every
-quantity known another way.
+"""The problems of the conformance kit: small, with sizes and curvatures of order 1.
+
+Every quantity is also known by other means.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ from hgms_core import (
 
 @frozen
 class Known:
-    """A problem, a θ, the solution x*(θ), and F near θ: x* by other means than the problem's own
-    losses.
+    """A problem, a θ, the solution x*(θ), and F near θ.
+
+    x* is computed by other means than the losses of the problem.
     """
 
     problem: Problem
@@ -39,20 +41,22 @@ class Known:
     solution: Callable[[Tree], Tree]
 
     def value(self, theta: Tree) -> Tensor:
-        """F(θ) = f(θ, x*(θ))."""
+        """Return F(θ) = f(θ, x*(θ))."""
         problem = self.problem
         return problem.f(theta, self.solution(theta), problem.upper_data["differentiate"].whole)
 
     def gradient(self) -> Tree:
-        """∇F(θ), through the closed form of x*."""
+        """Return ∇F(θ), through the closed form of x*."""
         leaves = {name: leaf.detach().requires_grad_() for name, leaf in self.theta.items()}
         with torch.enable_grad():
             grads = torch.autograd.grad(self.value(leaves), list(leaves.values()))
         return dict(zip(leaves, grads, strict=True))
 
     def branch(self, steps: int = 300, rate: float = 0.4) -> Branch:
-        """A branch that ended at x*: gradient descent from there and back to there, its last step
-        one of rate 1, as the next would be; it brings ∇F along."""
+        """Return a branch that ended at x*, by gradient descent from x*.
+
+        The last step has rate 1, as the next step would have. The branch contains ∇F.
+        """
         problem = self.problem
         x = {name: leaf.detach() for name, leaf in self.solution(self.theta).items()}
         batch = problem.lower_data.whole
@@ -62,8 +66,8 @@ class Known:
             within = steps if last is None else min(last, steps)
             at = dict(x)
             fixed = detach(theta)
-            # At its own θ gradient descent stays at x*; elsewhere it goes from there to where that
-            # θ leads.
+            # At the θ of the branch, gradient descent stays at x*. At another θ, it moves from x*
+            # towards the solution at that θ.
             moved = any(not torch.equal(leaf, self.theta[name]) for name, leaf in fixed.items())
             for _ in range(steps - within if moved else 0):
                 slopes, _ = gradient(problem.g, fixed, at, batch)
@@ -107,9 +111,7 @@ class Known:
 
 
 def _data(table: Callable[[int], Tree], dtype: torch.dtype) -> tuple[Data, dict[str, Data]]:
-    """Training rows, the table of number 0, and validation rows for every role, the tables after
-    it.
-    """
+    """Return the training rows (table 0) and the validation rows per role (the tables after it)."""
     train, *parts = (
         Data.of({name: leaf.to(dtype) for name, leaf in table(i).items()})
         for i in range(1 + len(ROLES))
@@ -118,8 +120,8 @@ def _data(table: Callable[[int], Tree], dtype: torch.dtype) -> tuple[Data, dict[
 
 
 def ridge(dtype: torch.dtype = F64, seed: int = 0) -> Known:
-    """Ridge regression with an intercept: penalties e^θ and the intercept's centre are the upper
-    variables.
+    """Ridge regression with an intercept; the upper variables are penalties e^θ and the
+    intercept's centre.
     """
 
     def table(number: int) -> Tree:
@@ -177,7 +179,7 @@ OfBoth = Callable[[Tensor, Tensor], Tensor]
 
 
 def _known(t: Tensor, x: Tensor, g: OfBoth, f: OfBoth, solution: Of) -> Known:
-    """A problem without data whose θ is one tensor t and whose lower state is one tensor x."""
+    """Return a problem without data; θ is one tensor t, the lower state one tensor x."""
     problem = Problem(
         theta0={"t": t},
         x0={"x": x},
@@ -188,8 +190,8 @@ def _known(t: Tensor, x: Tensor, g: OfBoth, f: OfBoth, solution: Of) -> Known:
 
 
 def bowl(dtype: torch.dtype = F64) -> Known:
-    """x*(θ) = θ + sin(θ)/3 at the bottom of a round bowl, H = I: what one lower step of rate 1
-    solves.
+    """x*(θ) = θ + sin(θ)/3 at the bottom of a round bowl, H = I: one lower step of rate 1 solves
+    it.
     """
     target = numbers([1.0, -0.5], dtype)
 
@@ -206,8 +208,9 @@ def bowl(dtype: torch.dtype = F64) -> Known:
 
 
 def blend(dtype: torch.dtype = F64, seed: int = 0) -> Known:
-    """Rows of three named sources around three points, with round losses (H = I): x*(θ) = Σ_s
-    ω_s(θ) · mean of source s.
+    """Rows of three named sources around three points, with round losses (H = I).
+
+    x*(θ) = Σ_s ω_s(θ) · mean of source s.
     """
     centres = numbers([[1.0, 0.0], [-0.5, 0.8], [0.2, -1.0]])
 
@@ -232,8 +235,9 @@ def blend(dtype: torch.dtype = F64, seed: int = 0) -> Known:
 
 
 def sphere(dtype: torch.dtype = F64) -> Known:
-    """Lower minimisers on the unit sphere around θ: H is singular along it, and x* is the point
-    nearest to a target.
+    """Lower minimisers on the unit sphere around θ: H is singular along the sphere.
+
+    x* is the point nearest to a target.
     """
     target = numbers([2.0, 0.5, -1.0], dtype)
     return _known(
@@ -246,8 +250,9 @@ def sphere(dtype: torch.dtype = F64) -> Known:
 
 
 def curved() -> Known:
-    """A lower level that is neither quadratic in x nor linear in θ; x* by Newton's method with
-    its Hessian written out.
+    """A lower level that is neither quadratic in x nor linear in θ.
+
+    x* is computed by Newton's method with an explicit Hessian.
     """
     mix = numbers([[0.9, 0.2], [-0.3, 0.7], [0.1, 0.4]])
 
@@ -258,8 +263,9 @@ def curved() -> Known:
         )
 
     def newton(x: Tensor, t: Tensor) -> Tensor:
-        """One step with the exact (diagonal) Hessian, taken as a constant: its derivative in θ
-        is that of x*(θ).
+        """Compute one step with the exact (diagonal) Hessian as a constant.
+
+        The derivative of the step by θ is the derivative of x*(θ).
         """
         inside = torch.sigmoid(2 * (x - mix @ t))
         flat = inside.detach()
@@ -281,7 +287,7 @@ def curved() -> Known:
 
 
 def wells() -> Problem:
-    """g = Σ (x² − 1)²/4 in one dimension, from the top between its two minimisers −1 and 1."""
+    """g = Σ (x² − 1)²/4 in one dimension, from the maximum between its two minimisers −1 and 1."""
     return _of_x(1, lambda x: (x.square() - 1).square().sum() / 4)
 
 
@@ -291,7 +297,7 @@ def gaussian() -> Problem:
 
 
 def _of_x(size: int, loss: Of) -> Problem:
-    """A lower loss of x alone, from x = 0, with f = Σ x."""
+    """A lower loss of x only, from x = 0, with f = Σ x."""
     x = numbers([0.0] * size)
     return _known(
         numbers([0.0]),
@@ -303,8 +309,11 @@ def _of_x(size: int, loss: Of) -> Problem:
 
 
 def tracking(dtype: torch.dtype = F64, seed: int = 0) -> Problem:
-    """x*(θ) = θ on noisy rows, f = ½‖x − c‖² on others: F is least at θ = c − what the rows' mean
-    is off by. Known in closed form, with data, and easy: what a whole method has to solve."""
+    """A problem for whole methods: simple, with data and a known optimum.
+
+    x*(θ) = θ on noisy rows and f = ½‖x − c‖² on other rows. F is minimal at θ = c minus the error
+    of the row mean.
+    """
     centre = numbers([1.0, -0.5])
 
     def table(number: int) -> Tree:
@@ -326,8 +335,9 @@ def tracking(dtype: torch.dtype = F64, seed: int = 0) -> Problem:
 
 
 def mixture(dtype: torch.dtype = F64, seed: int = 0) -> Problem:
-    """Rows of two named sources around two points; validation rows around one of them: the best
-    weight of that source is 1.
+    """Rows of two named sources around two points, validation rows around one of them.
+
+    The best weight of the source around that point is 1.
     """
     corners = torch.eye(2, dtype=F64, device=place())
 
@@ -349,8 +359,11 @@ def mixture(dtype: torch.dtype = F64, seed: int = 0) -> Problem:
 
 
 def weighted(dtype: torch.dtype = F64, seed: int = 0) -> Problem:
-    """Rows around two points, each with a weight σ(θ_i) of its own; validation rows around the
-    first: the best weight of a row around the second is 0."""
+    """Rows around two points, each with a separate weight σ(θ_i), and validation rows around the
+    first.
+
+    The best weight of a row around the second point is 0.
+    """
     corners = torch.eye(2, dtype=F64, device=place())
 
     def around(centre: Tensor, rows: int, number: int) -> Tensor:
@@ -386,8 +399,9 @@ def _of_sources(
     x0: Tree,
     start: Mapping[str, float],
 ) -> Problem:
-    """g = Σ_s ω_s · mean loss of source s, ω = softmax(θ), from the weights ``start``; f = mean
-    loss of the validation rows.
+    """g = Σ_s ω_s · mean loss of source s, ω = softmax(θ), from the weights ``start``.
+
+    f = mean loss of the validation rows.
     """
     names = tuple(tables)
     sizes = [len(next(iter(table.values()))) for table in tables.values()]
@@ -447,7 +461,7 @@ def _truth() -> Tensor:
 
 
 def _line(rows: int, number: int) -> Tree:
-    """Rows of a noisy linear relation: (a, a·w + noise)."""
+    """Return rows of a noisy linear relation: (a, a·w + noise)."""
     a = normal(rows, 3, seed=number)
     return {"a": a, "y": a @ _truth() + normal(rows, seed=number + 1)}
 
@@ -457,12 +471,12 @@ def _squared(x: Tree, batch: Tree) -> Tensor:
 
 
 def halves(seed: int, *, same: bool, turned: bool = False, level: float = 0.0) -> Problem:
-    """A linear model on the sources ``left`` and ``right``, 24 rows of one kind each; validation
-    rows of that kind too.
+    """A linear model on the sources ``left`` and ``right`` with 24 rows each, and validation rows.
 
-    ``same``: both hold the very same rows, so that no weight is better than another; ``turned``
-    gives the sources in the other order. Else they are halves of one file, and ``turned`` exchanges
-    what they hold. ``level`` is the log of the ratio of their weights at the start.
+    All rows have the same distribution. With ``same``, both sources contain the same rows, so that
+    no weight is better than another; ``turned`` lists the sources in the other order. Without
+    ``same``, the sources are halves of one file; ``turned`` exchanges their contents. ``level`` is
+    the log of the ratio of their weights at the start.
     """
     first = 1000 * seed + 400
     left = _line(24, first)
@@ -481,8 +495,11 @@ def halves(seed: int, *, same: bool, turned: bool = False, level: float = 0.0) -
 
 
 def copies(seed: int, level: float = 0.0) -> Problem:
-    """A linear model on two copies of 160 rows, each row with a weight σ(θ) of its own; validation
-    rows of the same kind. The first copy's θ are ``level`` above the second's at the start."""
+    """A linear model on two copies of 160 rows, and validation rows of the same distribution.
+
+    Each row has a separate weight σ(θ). At the start, θ of the first copy is ``level`` above θ of
+    the second copy.
+    """
     rows = 160
     first = 1000 * seed + 500
     table = {

@@ -1,6 +1,4 @@
-"""Checks of selectors: one of N candidates, whatever their order, and never one that is not
-finite.
-"""
+"""Checks of selectors: select one finite candidate of N, independent of their order."""
 
 from __future__ import annotations
 
@@ -50,7 +48,7 @@ def candidates(dtype: torch.dtype = F64, variant: int = 0) -> Candidates:
 
 
 def selected(selector: Any, stack: Candidates, key: Key = KEY) -> Selection:
-    """The selection, after its shapes were found right."""
+    """Return the selection after a check of its shapes."""
     known = problems.ridge()
     selection: Selection = selector.select(known.problem, known.theta, stack, key)
     demand(
@@ -67,7 +65,7 @@ def selected(selector: Any, stack: Candidates, key: Key = KEY) -> Selection:
 
 
 def rows(order: Sequence[int]) -> Candidates:
-    """These of the candidates, in this order."""
+    """Return these candidates in this order."""
     stack = candidates()
     index = numbers(order, torch.int64)
     assert stack.losses is not None
@@ -77,19 +75,21 @@ def rows(order: Sequence[int]) -> Candidates:
 
 
 EQUAL = (0,) * COUNT
-"""The order of candidates that are all the first."""
+"""Indices for copies of the first candidate."""
 
 
 def spoilt(which: Sequence[int], value: float = math.nan) -> Candidates:
-    """The candidates with this number in some of them."""
+    """Return the candidates with this number in the candidates of ``which``."""
     stack = candidates()
     stack.x["w"][list(which), 0] = value
     return stack
 
 
 def check_selection(selector: Any) -> None:
-    """One whole number from 0 to N − 1, N scores, and a gap that is the distance of the best two
-    scores, lowest or highest, or of the chosen one to the next (or infinite)."""
+    """The index is an integer from 0 to N − 1, and there are N scores. The gap is the distance
+    of the two best scores (lowest or highest), or from the selected score to the next, or
+    infinite.
+    """
     selection = selected(selector, candidates())
     demand(
         int(selection.finite) == COUNT,
@@ -113,14 +113,14 @@ def check_selection(selector: Any) -> None:
 
 
 DRAWS = 200
-"""Keys with which a selector that draws is asked, to see how often it chooses which."""
+"""Keys per selector with a random choice, to estimate the frequency of each candidate."""
 
 
 MEANT = "; say draws = True where its choice is meant to be drawn"
 
 
 def _choices(selector: Any, stack: Candidates, keys: int = DRAWS) -> Tensor:
-    """How often each candidate is chosen, over so many keys."""
+    """Count how often each candidate is selected with ``keys`` keys."""
     known = problems.ridge()
     chosen = [
         selector.select(known.problem, known.theta, stack, KEY.fold("choice", i)).index
@@ -130,8 +130,11 @@ def _choices(selector: Any, stack: Candidates, keys: int = DRAWS) -> Tensor:
 
 
 def _randomised(selector: Any) -> bool:
-    """Whether its choice is meant to be drawn (softmax, Thompson): it says `draws = True`, or its
-    choice among equal candidates differs from key to key."""
+    """Whether the choice is random by design (softmax, Thompson).
+
+    This is true if the selector has `draws = True`, or if its choice between equal candidates
+    depends on the key.
+    """
     return _says_so(selector) or bool((_choices(selector, rows(EQUAL), 16) > 0).sum() > 1)
 
 
@@ -140,8 +143,10 @@ def _says_so(selector: Any) -> bool:
 
 
 def check_permutation(selector: Any) -> None:
-    """Candidates in another order: the same one is chosen, and the scores change places with them.
-    One that is drawn (whose choice among equals differs from key to key) is chosen as often."""
+    """With candidates in another order, the same candidate is selected, and the scores are
+    reordered in the same way. A random choice (it depends on the key for equal candidates) has
+    the same frequencies.
+    """
     order = [4, 2, 0, 5, 1, 3]
     if _randomised(selector):
         here = _choices(selector, candidates())
@@ -166,7 +171,7 @@ def check_permutation(selector: Any) -> None:
 
 
 def check_nan(selector: Any) -> None:
-    """A candidate with a number that is not finite is never chosen, and not counted as finite."""
+    """A candidate with a non-finite number is never selected, and does not count as finite."""
     best = int(selected(selector, candidates()).index)
     for value in (math.nan, math.inf):
         bad = [best, (best + 2) % COUNT]
@@ -182,14 +187,15 @@ def check_nan(selector: Any) -> None:
 
 
 def check_all_nan(selector: Any) -> None:
-    """Where no candidate is finite it raises nothing and says that 0 are."""
+    """If no candidate is finite, the selector raises no error and reports 0 finite candidates."""
     selection = selected(selector, spoilt(range(COUNT)))
     demand(int(selection.finite) == 0, f"it says that {int(selection.finite)} are finite")
 
 
 def check_ties(selector: Any) -> None:
-    """Among equal candidates the first is chosen, every time; a choice that is drawn (its class
-    says `draws = True`) differs from key to key."""
+    """Of equal candidates, the first is always selected. A random choice (the class has `draws =
+    True`) depends on the key.
+    """
     if _says_so(selector):
         other = (_choices(selector, rows(EQUAL)) > 0).sum() > 1
         demand(
@@ -206,18 +212,18 @@ def check_ties(selector: Any) -> None:
 
 
 def check_single(selector: Any) -> None:
-    """With one candidate that one is chosen, and the gap is infinite."""
+    """With one candidate, this candidate is selected and the gap is infinite."""
     gap = float(selected(selector, rows([2])).gap)
     demand(math.isinf(gap), f"the gap is {gap}")
 
 
 def check_same_rows(selector: Any) -> None:
-    """All candidates are scored on the same rows: equal ones have equal scores, on small batches
-    too. Of the validation rows they are those of the role `select`: the others' are for ∇f and for
-    stopping.
+    """All candidates are scored on the same rows: equal candidates have equal scores, also on
+    small batches. Validation rows have the role `select`: the rows of other roles are for ∇f and
+    for stopping.
     """
     scores = selected(with_fields(selector, batch_size=2), rows(EQUAL)).scores
-    drawn = _randomised(selector)  # and its scores perhaps with it
+    drawn = _randomised(selector)  # the scores may be random too
     spread = (
         float((scores - scores[0]).abs().max())
         if torch.isfinite(scores).all() and not drawn
@@ -239,17 +245,17 @@ def check_same_rows(selector: Any) -> None:
 
 
 def check_oracle_counts(selector: Any) -> None:
-    """Its cost is what it did: a call of f or g is declared with its rows, and nothing is that
-    was not called.
+    """The declared cost is correct: every call of f or g is declared with its rows, and no other
+    call.
     """
     known = problems.ridge()
     problem, tally = oracle.watched(known.problem)
     for variant in (selector, with_fields(selector, batch_size=4)):
-        variant.select(problem, known.theta, candidates(), KEY)  # a loss is tried once, uncounted
+        variant.select(problem, known.theta, candidates(), KEY)  # the first call is not counted
         tally.clear()
         oracle.demand_honest(variant.select(problem, known.theta, candidates(), KEY).cost, tally)
 
 
 def check_chunks(selector: Any) -> None:
-    """The fields `mode` and `chunk` change how candidates are evaluated, not what comes out."""
+    """The fields `mode` and `chunk` change how candidates are evaluated, but not the result."""
     demand_modes(selector, lambda variant: selected(variant, candidates()), chunk=4, rtol=1e-10)

@@ -1,9 +1,9 @@
-"""A simulated accelerator: its tensors are on a device of their own and keep their numbers on the
-CPU.
+"""A simulated accelerator: a separate torch device whose tensors keep their numbers on the CPU.
 
-Code that works there brings its tensors to the device, mixes none of two devices, and draws with
-generators of the device. Transfers between the device and the host and kernel calls are counted,
-with the line of code that causes them. Speed, memory, rounding and CUDA graphs are not simulated.
+Code that runs there moves its tensors to the device, does not mix tensors of two devices, and draws
+with generators of the device. The simulation counts kernel calls, and transfers between the device
+and the host with the line of code that causes them. Speed, memory, rounding and CUDA graphs are not
+simulated.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _READS = (
     "aten::unique_dim",
     "aten::repeat_interleave",
 )
-"""Operations whose result, or its shape, the host has to read from the device."""
+"""Operations whose result, or the shape of the result, the host must read from the device."""
 _INDEXES = ("aten::index", "aten::_index", "aten::_unsafe_index")
 _NO_KERNELS = ("aten::empty", "aten::_unsafe_view")
 _FILLS = ("arange", "eye", "linspace", "logspace", "tril_indices", "triu_indices")
@@ -51,11 +51,11 @@ _CODE = (str(Path(torch.__file__).parent), __file__)
 
 @define
 class Counts:
-    """What the host and the simulated device exchanged.
+    """Counts of the exchange between the host and the simulated device.
 
-    ``transfers`` are the copies from the device to the host, ``uploads`` those to the device that
-    the host waits for, ``kernels`` the other operations on the device. ``places`` counts transfers
-    and uploads by ``file:line`` of the code that causes them.
+    ``transfers`` are copies from the device to the host. ``uploads`` are copies to the device for
+    which the host waits. ``kernels`` are the other operations on the device. ``places`` counts
+    transfers and uploads by ``file:line`` of the code that causes them.
     """
 
     transfers: int = 0
@@ -65,7 +65,7 @@ class Counts:
 
     @property
     def waits(self) -> int:
-        """How often the host waits for the device."""
+        """The number of times the host waits for the device."""
         return self.transfers + self.uploads
 
 
@@ -94,7 +94,7 @@ def counted() -> Iterator[Counts]:
 
 @contextmanager
 def no_waiting() -> Iterator[None]:
-    """Inside, an operation for which the host has to wait raises RuntimeError."""
+    """Raise RuntimeError inside for an operation for which the host must wait."""
     _FORBIDDING.append(True)
     try:
         yield
@@ -104,16 +104,16 @@ def no_waiting() -> Iterator[None]:
 
 @contextmanager
 def simulated_device() -> Iterator[torch.device]:
-    """The simulated device, usable inside; some functions of torch are replaced meanwhile.
+    """Provide the simulated device inside; some functions of torch are replaced meanwhile.
 
-    A tensor of the device and one of the CPU do not go together, as on a GPU; a number (a tensor
-    without axes) of the CPU is an argument of a kernel. Draws from a generator of the device give
-    the numbers of the CPU.
+    As on a GPU, an operation cannot mix a tensor of the device and a tensor of the CPU. A number (a
+    tensor without axes) of the CPU may be an argument of a kernel. Draws from a generator of the
+    device give the numbers of the CPU.
 
     Errors: ConfigError if this version of torch has no devices written in Python.
 
-    The registration of the device stays until the process ends, and torch then takes it for the
-    accelerator of the machine. Use it in processes that do nothing else::
+    The registration of the device remains until the process ends, and torch then treats it as the
+    accelerator of the machine. Use it in processes without other work::
 
         with simulated_device() as device:
             torch.ones(2, device=device) + torch.ones(2)  # RuntimeError: ... two devices ...
@@ -121,7 +121,7 @@ def simulated_device() -> Iterator[torch.device]:
     _register()
     threads = torch._C._is_multithreading_enabled()
     with ExitStack() as replaced:
-        # memory of the host is reachable from this device anyway
+        # This device can access host memory anyway.
         replaced.enter_context(_replaced(Tensor, "pin_memory", lambda _: lambda leaf, *_: leaf))
         replaced.enter_context(_replaced(torch, "Generator", lambda _: _Generator))
         for name in ("tensor", "as_tensor"):
@@ -137,7 +137,7 @@ def simulated_device() -> Iterator[torch.device]:
 
 @contextmanager
 def _replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
-    """Inside, the attribute of the owner is what ``make`` returns for it."""
+    """Replace the attribute of the owner inside by the result of ``make`` for it."""
     before = getattr(owner, name)
     setattr(owner, name, make(before))
     try:
@@ -147,7 +147,7 @@ def _replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[Non
 
 
 class _Simulated(Tensor):
-    """A tensor of the device around one of the CPU."""
+    """A tensor of the device around a tensor of the CPU."""
 
     raw: Tensor
 
@@ -211,21 +211,21 @@ class _Simulated(Tensor):
 
 
 def _index(index: Any) -> Any:
-    """An index with tensors of the CPU for lists, which torch would make on the device."""
+    """Replace lists in an index by tensors of the CPU; torch would create them on the device."""
     if isinstance(index, tuple):
         return tuple(_index(each) for each in index)
     return torch.tensor(index) if isinstance(index, list) else index
 
 
 class _Generator(torch.Generator):
-    """A generator, also of the simulated device."""
+    """A generator, also for the simulated device."""
 
     def __new__(cls, device: Any = "cpu") -> _Generator:
         simulated = _is_simulated(device)
         make: Any = super().__new__
         made: Any = make(cls, _HOST if simulated else device)
         if simulated:
-            # torch hands over other objects for the same generator
+            # torch passes other objects for the same generator.
             _GENERATORS.add(made._cdata)
             weakref.finalize(made, _GENERATORS.discard, made._cdata)
         return made
@@ -261,7 +261,7 @@ def _wait(kind: str, name: str) -> None:
 
 
 def _place() -> str:
-    """The innermost line of code outside torch and this file."""
+    """Return the innermost line of code outside torch and this file."""
     frame = sys._getframe()
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_CODE):
         frame = frame.f_back
@@ -269,10 +269,10 @@ def _place() -> str:
 
 
 def _run(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """An operation with at least one tensor, or with its result, on the device."""
+    """Run an operation with at least one tensor, or with its result, on the device."""
     name = op.name().partition(".")[0]
     if any(isinstance(leaf, Tensor) and leaf.is_meta for leaf in tree_leaves((args, kwargs))):
-        # forward mode computes the shape of a sum with a zero on the meta device
+        # Forward mode computes the shape of a sum with a zero on the meta device.
         return op(*tree_map(_shape, args), **tree_map(_shape, kwargs))
     inner, options = tree_map(lambda value: _on_host(name, value), (args, kwargs))
     options.pop("pin_memory", None)
@@ -281,7 +281,7 @@ def _run(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if name == "aten::_efficientzerotensor":
         op = torch.ops.aten.zeros.default
     if name in FUSED:
-        # an argument that is left out has its default, None
+        # A missing argument has the default None.
         absent = [None] * (len(op._schema.arguments) - len(inner))
         found = FUSED[name](*inner, *absent)
     else:
@@ -301,7 +301,7 @@ def _shape(value: Any) -> Any:
 
 
 def _on_host(name: str, value: Any) -> Any:
-    """An argument of the operation for the CPU."""
+    """Return an argument of the operation for the CPU."""
     if isinstance(value, _Simulated):
         return value.raw
     if isinstance(value, torch.device):
@@ -314,7 +314,7 @@ def _on_host(name: str, value: Any) -> Any:
         )
     if not isinstance(value, Tensor):
         return value
-    if value.device.type == TYPE:  # a tangent of zeros that forward mode made
+    if value.device.type == TYPE:  # a zero tangent of forward mode
         if not value._is_zerotensor():
             raise RuntimeError(f"{name}: a tensor of the device without numbers")
         return torch.zeros(value.shape, dtype=value.dtype)

@@ -1,5 +1,6 @@
-"""Checks of linear solvers: (H + ridge·I) v = b from products, and an honest answer whatever H
-is.
+"""Checks of linear solvers: (H + ridge·I) v = b from products, for every kind of H.
+
+The reported residual and outcome must be correct.
 """
 
 from __future__ import annotations
@@ -50,8 +51,9 @@ def eye() -> Tensor:
 
 
 class Operator:
-    """H as a product with vectors that counts its calls. The rows of a stack of H's are systems
-    of their own.
+    """H as a product with vectors that counts its calls.
+
+    Each row of a stack is a separate system.
     """
 
     def __init__(self, h: Tensor) -> None:
@@ -64,8 +66,9 @@ class Operator:
 
 
 def matrix(low: float, high: float, seed: int = 0, zeros: int = 0) -> Tensor:
-    """A symmetric matrix with log-spaced eigenvalues from ``low`` to ``high`` and some that are
-    0, in a random basis.
+    """Return a symmetric matrix in a random basis.
+
+    The eigenvalues are log-spaced from ``low`` to ``high``, and ``zeros`` eigenvalues are 0.
     """
     basis = torch.linalg.qr(normal(SIZE, SIZE, seed=seed)).Q
     values = torch.logspace(math.log10(low), math.log10(high), SIZE, dtype=F64, device=place())
@@ -75,9 +78,7 @@ def matrix(low: float, high: float, seed: int = 0, zeros: int = 0) -> Tensor:
 
 
 def solved(solver: Any, h: Tensor, b: Tensor, x0: Tensor | None = None) -> Solution:
-    """The solver's answer, after it was found finite, of the right shapes, and true: its
-    residual and what it says of it.
-    """
+    """Return the solution after checks of its shapes, finiteness, residual and outcome."""
     answer: Solution = with_fields(solver, clip=None).solve(Operator(h), b, x0)
     demand(
         isinstance(answer, Solution),
@@ -97,7 +98,7 @@ def solved(solver: Any, h: Tensor, b: Tensor, x0: Tensor | None = None) -> Solut
     ridge = ridge_of(solver)
     true = _residual(h, b, answer.value, ridge)
     if _far(answer.residual, true).any():
-        # What is usually wrong with an answer that is not one: it solves a neighbouring system.
+        # The usual cause of a wrong residual: v solves a similar system.
         near = {
             "; −v has it: the sign is wrong": _residual(h, b, -answer.value, ridge),
             "; ‖b − H·v‖/‖b‖ is: the ridge is left out": _residual(h, b, answer.value, 0.0),
@@ -118,7 +119,7 @@ def solved(solver: Any, h: Tensor, b: Tensor, x0: Tensor | None = None) -> Solut
 
 
 def _residual(h: Tensor, b: Tensor, v: Tensor, ridge: float) -> Tensor:
-    """‖b − (H + ridge·I)v‖/‖b‖ of every system; ‖v‖ where b = 0."""
+    """Return ‖b − (H + ridge·I)v‖/‖b‖ of every system; ‖v‖ if b = 0."""
     left: Tensor = torch.linalg.vector_norm(b - Operator(h)(v) - ridge * v, dim=-1)
     size: Tensor = torch.linalg.vector_norm(b, dim=-1)
     return left / torch.where(size > 0, size, torch.ones_like(size))
@@ -133,7 +134,7 @@ def ridge_of(solver: Any) -> float:
 
 
 def _off(v: Tensor, exact: Tensor) -> float:
-    """‖v − exact‖/‖exact‖."""
+    """Return ‖v − exact‖/‖exact‖."""
     return float((v - exact).norm() / exact.norm())
 
 
@@ -142,8 +143,9 @@ def _tolerance(solver: Any) -> float:
 
 
 def check_residual(solver: Any) -> None:
-    """On positive definite systems of condition 1 to 1e4 the residual is as claimed, and
-    `converged` means at most `rtol`, for each system of its own."""
+    """On positive definite systems of condition 1 to 1e4 the reported residual is correct.
+    `converged` means at most `rtol`, for each system separately.
+    """
     for condition in (1.0, 1e2, 1e4):
         solved(solver, matrix(condition**-0.5, condition**0.5, seed=1), normal(SIZE, seed=2))
     solved(
@@ -154,9 +156,7 @@ def check_residual(solver: Any) -> None:
 
 
 def check_dense_solve(solver: Any) -> None:
-    """A system with eigenvalues from 0.5 to 1.5 is solved: converged, and v agrees with a dense
-    solve.
-    """
+    """A system with eigenvalues from 0.5 to 1.5 converges, and v agrees with a dense solve."""
     h = matrix(0.5, 1.5, seed=3)
     b = normal(SIZE, seed=4)
     answer = solved(solver, h, b)
@@ -173,13 +173,13 @@ def check_dense_solve(solver: Any) -> None:
 
 
 def check_ridge(solver: Any) -> None:
-    """A field `ridge` is added to H: the answer is (H + ridge·I)⁻¹ b."""
+    """The field `ridge` is added to H: the solution is (H + ridge·I)⁻¹ b."""
     ask_of_field(solver, "ridge")
     solved(with_fields(solver, ridge=0.4), matrix(0.5, 1.1, seed=5), normal(SIZE, seed=6))
 
 
 def check_identity(solver: Any) -> None:
-    """With H = I the answer is a multiple of b: b/(1 + ridge) where it converged."""
+    """With H = I the solution is a multiple of b: b/(1 + ridge) if it converged."""
     b = normal(SIZE, seed=7)
     answer = solved(solver, eye(), b)
     across = answer.value - (answer.value @ b) / (b @ b) * b
@@ -190,7 +190,7 @@ def check_identity(solver: Any) -> None:
 
 
 def check_zero_rhs(solver: Any) -> None:
-    """b = 0 gives v = 0 with residual 0, alone and beside another system."""
+    """b = 0 gives v = 0 with residual 0, in a single system and in a stack with another system."""
     h = matrix(0.5, 1.5, seed=8)
     zero = torch.zeros(SIZE, dtype=F64, device=place())
     alone = solved(solver, h, zero)
@@ -203,8 +203,8 @@ def check_zero_rhs(solver: Any) -> None:
 
 
 def check_singular(solver: Any) -> None:
-    """A singular H with b in its range: finite, true about the residual, and where it converged
-    the answer of least norm.
+    """For a singular H with b in its range, the solution is finite and its residual correct. If
+    it converged, it is the solution of least norm.
     """
     h = matrix(0.5, 1.5, seed=10, zeros=6)
     b = h @ normal(SIZE, seed=11)
@@ -219,8 +219,8 @@ def check_singular(solver: Any) -> None:
 
 
 def check_indefinite(solver: Any) -> None:
-    """An indefinite H raises nothing: the value is finite, the residual true, and `converged`
-    only where it is.
+    """An indefinite H raises no error: the value is finite and the residual correct. `converged`
+    is reported only if it is true.
     """
     solved(
         with_fields(solver, ridge=0.0),
@@ -230,8 +230,9 @@ def check_indefinite(solver: Any) -> None:
 
 
 def check_nonfinite(solver: Any) -> None:
-    """A product or a right-hand side that is not finite gives a finite value and the outcome
-    `nonfinite`, never an error, alone and beside a sound system, which is solved all the same.
+    """A product or right-hand side that is not finite gives a finite value and the outcome
+    `nonfinite`, never an error. This applies to a single system and to a stack with a valid
+    system, which is still solved.
     """
     h = matrix(0.5, 1.5, seed=14)
     b = normal(SIZE, seed=15)
@@ -266,8 +267,8 @@ def check_nonfinite(solver: Any) -> None:
 
 
 def check_iteration_limit(solver: Any) -> None:
-    """One iteration that is not enough is an outcome other than `converged`, not an error; v is
-    no worse than 0.
+    """If one iteration is not enough, the outcome is not `converged`, and no error is raised. v
+    is no worse than 0.
     """
     short = with_fields(solver, max_steps=1)
     answer = solved(short, matrix(0.1, 1.5, seed=16), normal(SIZE, seed=17))
@@ -283,8 +284,8 @@ def check_iteration_limit(solver: Any) -> None:
 
 
 def check_warm_start(solver: Any) -> None:
-    """A start at the solution is used: no more iterations and no larger a residual than from
-    zero.
+    """A start at the solution is used: the iterations and the residual do not exceed the values
+    of a start at zero.
     """
     h = matrix(0.5, 1.5, seed=18)
     b = normal(SIZE, seed=19)
@@ -302,7 +303,9 @@ def check_warm_start(solver: Any) -> None:
 
 
 def check_batch(solver: Any) -> None:
-    """Rows are systems of their own: three operators solved together give what each gives alone."""
+    """Rows are separate systems: three operators solved together have the same solutions as
+    separately.
+    """
     h = torch.stack(
         [matrix(0.5, 1.5, seed=20), matrix(0.8, 1.0, seed=21), matrix(0.5, 0.9, seed=22)]
     )
@@ -321,8 +324,8 @@ def check_batch(solver: Any) -> None:
 
 
 def check_scaling(solver: Any) -> None:
-    """The answer is linear in b: a right-hand side 1e-30 or 1e30 times as large gives v so many
-    times as large.
+    """The solution is linear in b: if b is scaled by 1e-30 or 1e30, v is scaled by the same
+    factor.
     """
     h = matrix(0.5, 1.5, seed=24)
     b = normal(SIZE, seed=25)
@@ -347,8 +350,9 @@ def check_products(solver: Any) -> None:
 
 
 def check_iterations(solver: Any) -> None:
-    """`Solution.iterations` counts steps that were made: no more than products, and where
-    `max_steps` limits them at least one on the way to an answer, and no fewer the more are allowed.
+    """`Solution.iterations` counts the steps: at most the number of products. If `max_steps`
+    limits the steps, there is at least one step towards a solution, and a larger limit does not
+    reduce the count.
     """
     h = matrix(0.5, 1.5, seed=30)
     b = normal(SIZE, seed=31)
@@ -378,7 +382,8 @@ def check_iterations(solver: Any) -> None:
 
 def check_curvature(solver: Any) -> None:
     """`Solution.curvature` is a Rayleigh quotient of H + ridge·I, between its lowest and highest
-    eigenvalue; infinite where the solver looked at none."""
+    eigenvalue. It is infinite if the solver computed no quotient.
+    """
     ridge = ridge_of(solver)
     for low, high, shift in ((0.7, 0.7, 0.0), (0.5, 1.5, 0.0), (0.5, 1.5, 0.9)):
         h = matrix(low, high, seed=32) - shift * eye()
@@ -395,7 +400,7 @@ def check_curvature(solver: Any) -> None:
 
 
 def check_clip(solver: Any) -> None:
-    """A field `clip` bounds the length of v."""
+    """The field `clip` bounds the length of v."""
     ask_of_field(solver, "clip")
     h = Operator(matrix(0.5, 1.5, seed=28))
     size = float(with_fields(solver, clip=0.1).solve(h, normal(SIZE, seed=29), None).value.norm())
@@ -403,8 +408,9 @@ def check_clip(solver: Any) -> None:
 
 
 def check_key(solver: Any) -> None:
-    """A method `with_key(key)`, where there is one, gives a solver whose random numbers come from
-    the key: the same answer for the same key, other numbers for another."""
+    """A method `with_key(key)`, if it exists, returns a solver with random numbers from the key:
+    the same solution for the same key, other numbers for another key.
+    """
     ask_if(hasattr(solver, "with_key"), "it has no method with_key")
     h = Operator(matrix(0.5, 1.5, seed=34))
     b = normal(SIZE, seed=35)

@@ -1,6 +1,4 @@
-"""Checks of tasks: one seed is one problem, whose losses can be differentiated twice and whose
-metrics are those declared.
-"""
+"""Checks of tasks: reproducible problems, twice differentiable losses and declared metrics."""
 
 from __future__ import annotations
 
@@ -53,9 +51,9 @@ from hgms_core import (
 MODES: tuple[Mode, Mode] = ("loop", "stacked")
 SECONDS = 10.0
 ROWS = 64
-"""Rows that are looked at, of more."""
+"""The maximum number of rows for the evaluation of the losses."""
 MOST = 20_000
-"""Rows that are compared with those of other splits, of more."""
+"""The maximum number of rows for the comparison of splits."""
 
 
 def exercise(task: Any, dtype: torch.dtype, variant: int) -> tuple[Any, Callable[[], Any]]:
@@ -75,7 +73,7 @@ def exercise(task: Any, dtype: torch.dtype, variant: int) -> tuple[Any, Callable
 
 
 def _losses(problem: Problem) -> list[Tensor]:
-    """g and f at the start, on the first rows."""
+    """Return g and f at the start, on the first rows."""
     return [
         problem.g(problem.theta0, problem.x0, batch(problem.lower_data)),
         problem.f(problem.theta0, problem.x0, batch(problem.upper_data["differentiate"])),
@@ -83,7 +81,7 @@ def _losses(problem: Problem) -> list[Tensor]:
 
 
 def batch(data: Data) -> Batch:
-    """Its first rows."""
+    """Return the first rows of the data."""
     return data.batch(
         torch.arange(min(data.size, ROWS), device=data.device) if data.size > ROWS else None
     )
@@ -99,8 +97,8 @@ def built(task: Any, seed: int = 0) -> Problem:
 
 
 def check_smoke(task: Any) -> None:
-    """The problem is built, both losses and all metrics are computed once in 10 s, without the
-    network.
+    """The problem is built, and both losses and all metrics are computed once, in 10 s and
+    without network access.
     """
     began = time.process_time()
     with mock.patch.object(
@@ -117,15 +115,15 @@ def check_smoke(task: Any) -> None:
 
 
 def check_seed(task: Any) -> None:
-    """One seed gives one problem: start, data and losses are equal bit for bit when it is built
-    again.
+    """One seed gives one problem: a second build has the same start, data and losses bit for
+    bit.
     """
     demand_equal(_content(built(task, 3)), _content(built(task, 3)), "built again,")
 
 
 def check_other_seed(task: Any) -> None:
-    """With two seeds the problems differ, or nothing was drawn: a task that draws numbers draws
-    them from its seed.
+    """With two seeds the problems differ, or no number is drawn: a task draws all numbers from
+    its seed.
     """
     first, second = (oracle.drawn(lambda at: _content(built(task, at)), seed) for seed in (5, 6))
     same = (
@@ -136,7 +134,9 @@ def check_other_seed(task: Any) -> None:
 
 
 def check_files(task: Any) -> None:
-    """A task that reads files has a data fingerprint (`made_of`), the same twice."""
+    """A task that reads files has a data fingerprint (`made_of`), which is the same in two
+    calls.
+    """
     with opened_files() as files:
         built(task)
     own = sorted(path for path in files if not _belongs_to_python(path))
@@ -148,14 +148,14 @@ def check_files(task: Any) -> None:
 
 
 _opened: list[set[str]] = []
-"""The sets that the names of opened files are added to, of the checks that run now."""
+"""One set of names of opened files per running check."""
 _hooks: list[Callable[[str, Any], None]] = []
-"""The audit hook, once it is installed: Python cannot remove one."""
+"""The audit hook after its installation: Python cannot remove an audit hook."""
 
 
 @contextlib.contextmanager
 def opened_files() -> Iterator[set[str]]:
-    """The names of the regular files that Python opens for reading inside."""
+    """Collect the names of the regular files that Python opens for reading inside."""
 
     def hook(event: str, arguments: Any) -> None:
         if event != "open" or not _opened:
@@ -178,7 +178,7 @@ def opened_files() -> Iterator[set[str]]:
 
 
 def _belongs_to_python(path: str) -> bool:
-    """Whether a file is one of the system, of Python, of an installed package, or of a cache."""
+    """Whether a file belongs to the system, Python, an installed package or a cache."""
     system = ("/proc/", "/sys/", "/dev/", "/etc/", "/usr/", str(cache_folder("")))
     code = path.endswith((".py", ".pyc")) or is_library_file(path)
     return code or path.startswith(system) or not isfile(path)
@@ -194,8 +194,8 @@ def _content(problem: Problem) -> Any:
 
 
 def check_losses(task: Any) -> None:
-    """f and g are finite scalars, f on the rows of every role: `differentiate`, `select` and
-    `stop`.
+    """f and g are finite scalars. f is evaluated on the rows of every role: `differentiate`,
+    `select` and `stop`.
     """
     problem = built(task)
     absent = [role for role in ROLES if role not in problem.upper_data]
@@ -214,7 +214,7 @@ def check_losses(task: Any) -> None:
 
 
 def check_coupling(task: Any) -> None:
-    """∇_x g depends on θ: otherwise the lower solution is the same whatever θ is, and h has no
+    """∇_x g depends on θ. Otherwise the lower solution is the same for every θ, and h has no
     implicit part.
     """
     problem = built(task)
@@ -233,8 +233,8 @@ def check_coupling(task: Any) -> None:
 
 
 def check_metrics(task: Any) -> None:
-    """`evaluate` gives the metrics declared in `metrics`, as finite numbers; no name in `traits`
-    is a known one misspelt.
+    """`evaluate` returns the metrics declared in `metrics`, as finite numbers. No name in
+    `traits` is a misspelt trait.
     """
     for trait in getattr(task, "traits", ()):
         demand(
@@ -256,7 +256,7 @@ def check_metrics(task: Any) -> None:
 
 
 def check_splits(task: Any) -> None:
-    """No training row is a validation row, and two roles share either all their rows or none."""
+    """No training row is a validation row, and two roles share either all their rows or no row."""
     problem = built(task)
     seen = {
         name: _rows(data)
@@ -272,7 +272,7 @@ def check_splits(task: Any) -> None:
 
 
 def _rows(data: Data) -> set[bytes]:
-    """The rows as bytes, without their numbers."""
+    """Return the rows as bytes, without their row numbers."""
     if not data.size:
         return set()
     rows = data.batch(torch.arange(min(data.size, MOST), device=data.device))
@@ -289,8 +289,8 @@ def _rows(data: Data) -> set[bytes]:
 
 
 def check_twice_differentiable(task: Any) -> None:
-    """∇²_xx g·v is finite, symmetric and what differences of ∇_x g give, and ∇²_θx g·v exists;
-    unless `traits` promise less.
+    """∇²_xx g·v is finite, symmetric and equal to differences of ∇_x g, and ∇²_θx g·v exists,
+    unless `traits` declare less.
     """
     smooth = "smooth-lower" in getattr(task, "traits", {"smooth-lower"})
     ask_if(smooth, "its traits do not have smooth-lower")
@@ -331,8 +331,8 @@ def check_twice_differentiable(task: Any) -> None:
 
 
 def check_stacked(task: Any) -> None:
-    """Three lower states stacked have the losses that each has alone: losses are pure functions
-    that can be vmapped.
+    """Three stacked lower states have the same losses as each state separately: losses are pure
+    functions that support vmap.
     """
     problem = built(task)
     x = stack([{name: leaf + 0.01 * i for name, leaf in problem.x0.items()} for i in range(3)])
@@ -350,7 +350,7 @@ def check_stacked(task: Any) -> None:
 
 
 def check_projection(task: Any) -> None:
-    """θ0 is in Θ: `project` leaves it where it is, and projecting twice is projecting once."""
+    """θ0 is in Θ: `project` does not change it, and a second projection has no effect."""
     problem = built(task)
     demand_equal(problem.theta0, problem.project(problem.theta0), "project moves θ0:", rtol=1e-9)
     once = problem.project(near(problem.theta0, 10.0, seed=95))

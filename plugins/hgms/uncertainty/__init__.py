@@ -1,5 +1,6 @@
-"""How certain a learned mixture is: intervals and tests over seeds, over rows, and against
-halves of one source; in words.
+"""Uncertainty of a learned mixture: intervals, tests and sentences.
+
+The tests cover seeds, rows, and the comparison with halves of one source.
 """
 
 from __future__ import annotations

@@ -12,15 +12,17 @@ from hgms_core import Batch, ConfigError, Data, Key, Loss, Problem, Sources, Tre
 from hgms_core.errors import Place
 
 FEWEST = 4
-"""Blocks below which their spread is a guess."""
+"""Minimum number of blocks. With fewer blocks their spread is not reliable."""
 
 
 @frozen(kw_only=True, eq=False)
 class Alignments:
-    """``gains`` are the inner products ⟨∇f_v, ∇ℓ_{s,m}⟩ over ‖∇f‖², ``[V, S, M]``, mean over the
-    states: 1 is what a step on the validation rows themselves does. ``cosines`` are the same over
-    ‖∇f‖ ‖∇ℓ_s‖ instead. ``losses`` are the validation blocks' mean losses at each state, ``[states,
-    V]``.
+    """First-order effects of blocks of source rows on blocks of validation rows.
+
+    ``gains`` are the inner products ⟨∇f_v, ∇ℓ_{s,m}⟩ over ‖∇f‖², ``[V, S, M]``, averaged over the
+    states. The value 1 is the effect of a step on the validation rows themselves. ``cosines`` are
+    the same inner products over ‖∇f‖ ‖∇ℓ_s‖. ``losses`` are the mean losses of the validation
+    blocks at each state, ``[states, V]``.
     """
 
     gains: Tensor
@@ -29,7 +31,7 @@ class Alignments:
 
 
 def cost(sources: int, states: int, validation_blocks: int, source_blocks: int, rows: int) -> str:
-    """What :func:`alignments` will take at most, in words.
+    """Describe the maximum cost of :func:`alignments`.
 
     >>> cost(5, 2, 24, 8, 4)
     '128 gradients of up to 4 rows'
@@ -49,17 +51,19 @@ def alignments(
     rows: int = 4,
     memory: int = 2**30,
 ) -> Alignments:
-    """How each block of validation rows (role ``differentiate``) aligns with each block of each
-    source, at each of the ``states`` of x. Blocks are disjoint; rows are drawn by ``key``.
+    """Measure how each block of validation rows aligns with each block of each source.
 
-    Gradients of the source blocks are held, in float32, or in float64 where x is. Where they are
-    more than ``memory`` bytes of float32, each is folded: coordinates that are k apart are added
-    under random signs, which leaves inner products unbiased, with an error of ‖a‖ ‖b‖ / √k at most,
-    for k numbers a gradient.
+    Validation rows have the role ``differentiate``. The alignment is measured at each of the
+    ``states`` of x. Blocks are disjoint; ``key`` determines the drawn rows.
+
+    Gradients of the source blocks are stored in float32, or in float64 if x is float64. If they
+    need more than ``memory`` bytes of float32, each gradient is folded: coordinates at distance k
+    are added under random signs. Folding keeps inner products unbiased, with an error of at most
+    ‖a‖ ‖b‖ / √k, for k numbers per gradient.
 
     Errors: ConfigError for a problem without sources or with fewer than 4 rows of a kind.
 
-    Cost: (V + S·M) gradients of ``rows`` rows a state.
+    Cost: (V + S·M) gradients of ``rows`` rows per state.
     """
     sources = problem.find(Sources)
     if sources is None:
@@ -129,8 +133,10 @@ def alignments(
 
 
 def _blocks(size: int, blocks: int, rows: int, key: Key, what: str, place: Place) -> Tensor:
-    """Numbers of rows, ``[blocks, rows]``, none twice: fewer rows a block, then fewer blocks,
-    where there are not enough.
+    """Select disjoint blocks of row numbers, ``[blocks, rows]``.
+
+    If there are too few rows, the number of rows per block is reduced first, then the number of
+    blocks.
     """
     if size < FEWEST:
         message = f"uncertainty estimates require at least {FEWEST} {what}, but there are {size}"
@@ -141,7 +147,7 @@ def _blocks(size: int, blocks: int, rows: int, key: Key, what: str, place: Place
 
 
 def _slope(loss: Loss, problem: Problem, x: Tree, data: Data, index: Tensor) -> tuple[Tree, Tensor]:
-    """∇_x of the loss on these rows, and its value."""
+    """Compute ∇_x of the loss on these rows, and its value."""
     leaves = {name: leaf.detach().requires_grad_() for name, leaf in x.items()}
     batch: Batch = data.rows(index.to(data.device))
     with torch.enable_grad():
@@ -154,8 +160,9 @@ def _slope(loss: Loss, problem: Problem, x: Tree, data: Data, index: Tensor) -> 
 
 @frozen(kw_only=True, eq=False)
 class _Fold:
-    """A gradient as a vector of at most ``size`` numbers: as it is, or folded under random
-    signs.
+    """A gradient as a vector of at most ``size`` numbers.
+
+    A longer gradient is folded under random signs.
     """
 
     size: int
@@ -176,7 +183,7 @@ class _Fold:
         if self.size <= self.most:
             return flat
         folded = torch.zeros(self.most, dtype=flat.dtype, device=flat.device)
-        generator = self.key.generator()  # the same signs for every gradient
+        generator = self.key.generator()  # all gradients need the same signs
         for piece in flat.split(self.most):
             signs = (
                 torch.randint(2, (len(piece),), generator=generator, dtype=torch.int8).to(flat) * 2

@@ -1,4 +1,4 @@
-"""The null test: do different sources part further than two random halves of one source do?"""
+"""The null test: do sources differ more than random halves of a source?"""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from hgms.uncertainty.verdict import LEVEL, chance, listed, over_sources
 
 @frozen(kw_only=True)
 class Parted:
-    """How far the halves of ``source`` part, and how far it parts from the others, in log-odds.
+    """Differences of ``source`` in log-odds: between its halves, and to the other sources.
 
-    ``halves`` is the mean of |log ω₁/ω₂| over runs with its interval ``low`` to ``high``; ``apart``
-    the mean of its log weight minus that of the other sources, with the luck that halves show,
-    ``apart_low`` to ``apart_high``; ``ratio`` compares the two (:func:`halves_test`); ``p`` is that
-    of ``apart`` being such luck, after Holm's rule over the sources.
+    ``halves`` is the mean of |log ω₁/ω₂| over runs, with its interval ``low`` to ``high``.
+    ``apart`` is the mean log weight of the source minus the mean log weight of the other sources.
+    Its interval ``apart_low`` to ``apart_high`` includes the chance variation that the halves show.
+    ``ratio`` compares ``apart`` with ``halves`` (:func:`halves_test`). ``p`` is the p-value that
+    ``apart`` is such chance variation, after Holm's rule over the sources.
     """
 
     source: str
@@ -38,7 +39,10 @@ class Parted:
 
     @property
     def sign(self) -> int:
-        """1: more of it than halves part by chance; −1: less; 0: that cannot be told."""
+        """1: more of the source than chance explains; −1: less; 0: no evidence.
+
+        The halves measure chance.
+        """
         return 0 if not self.p <= 1 - LEVEL else 1 if self.apart > 0 else -1
 
     @property
@@ -52,8 +56,9 @@ class Parted:
 
 @frozen(kw_only=True)
 class HalvesTest:
-    """The sources, the ratio of signal to null over all of them (NaN where no weight moved), and
-    p of the test over all.
+    """The sources, the overall ratio of signal to null, and the overall p-value.
+
+    The ratio is NaN if no weight changed.
     """
 
     sources: tuple[Parted, ...]
@@ -71,7 +76,7 @@ class HalvesTest:
 
     @property
     def verdict(self) -> str:
-        """One sentence."""
+        """The result of the test in one sentence."""
         if not self.moved:
             return (
                 "no weight moved, neither between halves nor between sources: no evidence "
@@ -125,28 +130,30 @@ class HalvesTest:
 
 
 def halves_test(weights: Array, names: Sequence[str]) -> HalvesTest:
-    """Compares how far different sources part with how far halves of one source do, ``weights``
-    ``[runs, S, 2]``, in each run of halves drawn anew::
+    """Compare differences between sources with differences between halves.
+
+    ``weights`` has shape ``[runs, S, 2]``; every run draws new halves::
 
         null_s = log ω_{s,1} − log ω_{s,2},  signal_s = log ω_{s,i} − log ω_{r,j}
             for all r ≠ s and i, j
         ratio = root mean square of signals / root mean square of nulls
 
-    Where names say nothing, the 2S halves of a run differ by the luck of their rows and of the run
-    alone, and the ratio is about 1. The luck of the runs is other luck in every run. That of the
-    rows is not: a source, as both its halves together, has the same rows each time, and more runs
-    only show it more clearly. Its size is known from the halves: rows that put σ² into the
-    difference of two halves put σ²/4 into the mean log weight ℓ_s of both. So with σ² the mean of
-    null², n runs::
+    If the names of the sources carry no information, the 2S halves of a run differ only by chance:
+    by their rows and by the run. Then the ratio is about 1. The chance effect of the run is
+    independent between runs. The chance effect of the rows is not: both halves of a source together
+    contain the same rows in every run. More runs only show this effect more clearly. The halves
+    show its size: rows that contribute σ² to the difference of two halves contribute σ²/4 to the
+    mean log weight ℓ_s of both. So with σ² the mean of null², and n runs::
 
         F = 4 Σ_s (ℓ̄_s − ℓ̄)² / ((S − 1) σ²) ~ F(S − 1, n S),
             t_s = 2 (ℓ̄_s − mean of the others) / (σ √(S/(S − 1))) ~ t(n S)
 
-    with ℓ̄_s the mean over runs. Luck of the runs makes both smaller. Weights below 10⁻⁴ count as
-    that.
+    with ℓ̄_s the mean over runs. Chance effects of the runs reduce both F and t_s. Weights below
+    10⁻⁴ count as 10⁻⁴.
 
-    Use when asking whether a method can be believed on these data at all. More runs make σ² surer;
-    they make no small difference between sources significant.
+    Use when you want to test whether a method gives credible results on these data. More runs make
+    the estimate of σ² more precise; they do not make a small difference between sources
+    significant.
 
     >>> alike = np.array(
     ...     [[[0.7, 0.1], [0.1, 0.1]], [[0.1, 0.1], [0.1, 0.7]], [[0.1, 0.1], [0.7, 0.1]]]
@@ -160,7 +167,7 @@ def halves_test(weights: Array, names: Sequence[str]) -> HalvesTest:
     'different sources part 4.5 times as far as the halves of one (p < 0.001, 3 runs)'
 
     Source: Fisher (1925), *Statistical methods for research workers*, for the analysis of variance;
-    the halves are those of A/A tests.
+        the halves follow A/A tests.
     """
     from scipy import special
 
@@ -213,7 +220,7 @@ def halves_test(weights: Array, names: Sequence[str]) -> HalvesTest:
 
 
 def _crossed(logs: Array) -> Array:
-    """Differences between the halves of different sources, ``[runs, S, (S − 1) · 4]``."""
+    """Compute differences between halves of different sources, ``[runs, S, (S − 1) · 4]``."""
     count = logs.shape[1]
     pairs = [
         [
@@ -233,7 +240,7 @@ def _root_mean_square(values: Array) -> float:
 
 
 def _interval(values: Array) -> tuple[float, float, float]:
-    """The mean and its t-interval; NaN ends for a single value."""
+    """Compute the mean and its t-interval; the ends are NaN for a single value."""
     mean = float(values.mean())
     if len(values) < 2:
         return mean, math.nan, math.nan

@@ -1,5 +1,6 @@
-"""How certain the direction of a mixture is over rows: a bootstrap of validation and source rows
-together.
+"""Uncertainty of a mixture's direction over rows.
+
+It is a joint bootstrap of validation and source rows.
 """
 
 from __future__ import annotations
@@ -13,30 +14,32 @@ from hgms.uncertainty.verdict import LEVEL, Certainty, Effect, over_sources
 from hgms_core import Key
 
 AT_ONCE = 2**23
-"""Numbers that are held at a time."""
+"""Maximum number of values in memory at the same time."""
 
 
 def over_rows(
     gains: Tensor, names: Sequence[str], prior: Tensor, key: Key, resamples: int = 4000
 ) -> Certainty:
-    """What moves the log-odds of sources away from the ``prior`` π, with intervals over rows::
+    """Estimate the effects that move the sources' log-odds from the ``prior`` π, with intervals::
 
         u_s = h_s − Σ_r π_r h_r,
             h_s = mean over blocks v of validation rows and m of source rows of gains[v, s, m]
 
-    ``gains`` are first-order effects η⟨∇f_v, ∇ℓ_{s,m}⟩, ``[V, S, M]``: how much a step on block m
-    of source s lowers the loss of validation block v. u_s > 0: at the prior, a little more of s
-    lowers validation loss; with all u_s = 0 the prior is stationary.
+    ``gains`` are first-order effects η⟨∇f_v, ∇ℓ_{s,m}⟩, ``[V, S, M]``: the amount by which a step
+    on block m of source s lowers the loss of validation block v. If u_s > 0, slightly more of s
+    than in the prior lowers the validation loss. If all u_s = 0, the prior is stationary.
 
     Validation blocks and the blocks of each source are resampled independently (the pigeonhole
     bootstrap), and each resample is studentised: t* = (u* − u)/se(u*), with se² the variance of the
-    means over v plus that over m. The interval is u ± q se(u), q the 95 % quantile of ``|t*|``, p
-    the share of resamples with ``|t*|`` ≥ ``|u/se(u)|``; then Holm's rule.
+    means over v plus the variance of the means over m. The interval is u ± q se(u), with q the 95 %
+    quantile of ``|t*|``. The p-value is the share of resamples with ``|t*|`` ≥ ``|u/se(u)|``,
+    followed by Holm's rule.
 
-    Use when rows are few, as validation rows mostly are. Source rows are resampled too: two halves
-    of one source differ by the luck of their rows, which more validation rows only make more
-    certain. Covers rows, at these states of x and to first order; not seeds, not the model, not
-    what many steps do. At least 4 blocks of a kind: of fewer the spread is a guess.
+    Use when there are few rows, which is common for validation rows. Source rows are resampled too:
+    two halves of one source differ by chance through their rows, and more validation rows only
+    increase the apparent certainty of this difference. The intervals cover rows, at these states of
+    x and to first order. They do not cover seeds, the model, or the effect of many steps. At least
+    4 blocks of a kind are required, because the spread of fewer blocks is not reliable.
 
     Cost: ``resamples`` · V · S · M multiplications; no gradient.
 
@@ -67,7 +70,7 @@ def over_rows(
         ofm = _counts((size, sources), blocks, generator)
         again, spread = _estimated(gains, centring, ofv, ofm)
         off = (again - value).abs()
-        # a resample of one block only has no spread: it is as far off as can be
+        # a resample with only one distinct block has no spread, so its distance counts as infinite
         drawn.append(torch.where(spread > 0, off / spread, torch.where(off > 0, torch.inf, 0.0)))
     ratios = torch.cat(drawn)
     half = error * ratios.quantile(LEVEL, dim=0, interpolation="higher")
@@ -88,8 +91,9 @@ def over_rows(
 
 
 def _counts(lead: tuple[int, ...], size: int, generator: torch.Generator) -> Tensor:
-    """How often each of ``size`` blocks is drawn in ``size`` draws with replacement, ``[*lead,
-    size]``.
+    """Draw how often each of ``size`` blocks occurs in ``size`` draws with replacement.
+
+    The result has shape ``[*lead, size]``.
     """
     drawn = torch.randint(size, (*lead, size), generator=generator)
     return torch.zeros(*lead, size, dtype=torch.float64).scatter_add_(
@@ -98,8 +102,9 @@ def _counts(lead: tuple[int, ...], size: int, generator: torch.Generator) -> Ten
 
 
 def _estimated(gains: Tensor, centring: Tensor, ofv: Tensor, ofm: Tensor) -> tuple[Tensor, Tensor]:
-    """u and its standard error, ``[B, S]``, for the counts ``[B, V]`` and ``[B, S, M]`` of
-    blocks.
+    """Compute u and its standard error, ``[B, S]``.
+
+    The arguments are the counts of blocks, ``[B, V]`` and ``[B, S, M]``.
     """
     validation, _, blocks = gains.shape
     rows = torch.einsum("bsm,vsm->bvs", ofm, gains) / blocks

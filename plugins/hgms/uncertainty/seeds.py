@@ -1,5 +1,8 @@
-"""How certain a mixture is over seeds: t-intervals of centred log-ratios, and Hotelling's test
-against the prior.
+"""Uncertainty of a mixture over seeds.
+
+The tests are t-intervals of centred log-ratios, and Hotelling's test.
+
+Hotelling's test compares the mixture with the prior.
 """
 
 from __future__ import annotations
@@ -12,26 +15,27 @@ import numpy as np
 from hgms.uncertainty.simplex import Array, centre, clr, with_pivot
 from hgms.uncertainty.verdict import LEVEL, Certainty, Effect, over_sources
 
-ROUNDING = 1e-6  # log-ratios of equal weights differ by that of a softmax in float32 at most
+ROUNDING = 1e-6  # maximum error of log-ratios of equal weights by a float32 softmax
 
 
 def over_seeds(weights: Sequence[Mapping[str, float]], prior: Mapping[str, float]) -> Certainty:
-    """Intervals of the sources' weights over mixtures learned with several seeds, and tests against
-    the ``prior``::
+    """Compute intervals of weights over mixtures of several seeds, and tests against the
+    ``prior``::
 
         z_k = clr(ω_k) − clr(π),   z̄_s ± t_{n−1} · s_s/√n
         T² = n z̄ᵀ C⁻¹ z̄,   (n − d) T² / (d (n − 1)) ~ F(d, n − d),   d = S − 1
 
-    Each interval is that of the source's centred log-ratio, mapped back to a weight with the others
-    in the proportions of their mean. p-values of the sources are those of t-tests that z̄_s = 0,
-    after Holm's rule. With n ≤ d, where C has no inverse, the whole is tested by the smallest of
-    them.
+    Each interval is computed for the source's centred log-ratio. It is mapped back to a weight,
+    with the other sources in the proportions of their mean. The p-values of the sources are from
+    t-tests of z̄_s = 0, after Holm's rule. If n ≤ d, C has no inverse; then the smallest of these
+    p-values tests the whole mixture.
 
-    Use when each mixture was learned anew with a seed of its own. Covers what seeds vary: batches,
-    starts, the split of validation rows into roles. **Not the data**: seeds agree also where all of
-    them amplify one tiny difference of the rows.
+    Use when each mixture was learned separately, with a different seed. The intervals cover the
+    variation by seeds: batches, starts, the split of validation rows into roles. **They do not
+    cover the data**: seeds also agree if all of them amplify one tiny difference of the rows.
 
-    Seeds that end at equal mixtures have no spread to measure chance by: no interval, p = 1.
+    Seeds that end at equal mixtures have no spread, so chance is not measurable: no interval, p =
+    1.
 
     >>> some = [{"a": 0.7, "b": 0.3}, {"a": 0.75, "b": 0.25}, {"a": 0.65, "b": 0.35}]
     >>> first = over_seeds(some, {"a": 0.5, "b": 0.5}).effects[0]
@@ -69,8 +73,9 @@ def over_seeds(weights: Sequence[Mapping[str, float]], prior: Mapping[str, float
 
 
 def hotelling(rows: Array) -> float:
-    """The p-value of Hotelling's one-sample test that rows of centred log-ratios, ``[n, S]``, have
-    mean zero; n ≥ S.
+    """Compute the p-value of Hotelling's one-sample test on rows of centred log-ratios.
+
+    The hypothesis is that the rows, ``[n, S]``, have mean zero; n ≥ S.
 
     >>> round(
     ...     hotelling(np.array([[0.3, -0.3], [0.5, -0.5], [0.1, -0.1]])), 4
@@ -81,26 +86,26 @@ def hotelling(rows: Array) -> float:
 
     count = len(rows)
     dims = rows.shape[1] - 1
-    # an orthonormal one of the log-ratios' space
+    # an orthonormal basis of the space of log-ratios
     basis = np.linalg.svd(np.eye(dims + 1) - 1 / (dims + 1))[0][:, :dims]
     points = rows @ basis
     mean = points.mean(0)
     covariance = np.atleast_2d(np.cov(points, rowvar=False))
     if np.linalg.matrix_rank(covariance) < dims:
-        return 1.0  # a direction without spread says nothing about chance
+        return 1.0  # a direction without spread gives no measure of chance
     squared = count * float(mean @ np.linalg.solve(covariance, mean))
     return float(special.fdtrc(dims, count - dims, squared * (count - dims) / (dims * (count - 1))))
 
 
 def quantile(freedom: int) -> float:
-    """What a t-distributed number exceeds in absolute value with probability 0.05."""
+    """Return the value that a t-distributed |t| exceeds with probability 0.05."""
     from scipy import special
 
     return float(special.stdtrit(freedom, (1 + LEVEL) / 2))
 
 
 def two_sided(ratio: float, freedom: int) -> float:
-    """The two-sided p-value of a t-test."""
+    """Compute the two-sided p-value of a t-test."""
     from scipy import special
 
     return 2 * float(special.stdtr(freedom, -abs(ratio)))

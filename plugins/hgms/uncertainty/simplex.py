@@ -1,9 +1,10 @@
-"""Mixtures as points of the simplex: centred log-ratios, and intervals of single weights through
-them.
+"""Mixtures as points of the simplex.
 
-Weights sum to one, so that an interval of each on its own would let one grow while no other
-shrinks. In centred log-ratios (Aitchison's geometry) means, spreads and differences are those of
-ordinary vectors, and every weight stays between 0 and 1.
+The module computes centred log-ratios, and intervals of single weights.
+
+Weights sum to one. Separate intervals for the weights would allow a weight to grow although no
+other weight shrinks. In centred log-ratios (Aitchison's geometry), means, spreads and differences
+follow the rules of ordinary vectors, and every weight stays between 0 and 1.
 
 Source: Aitchison (1986), *The statistical analysis of compositional data*.
 """
@@ -16,14 +17,15 @@ from numpy.typing import ArrayLike, NDArray
 Array = NDArray[np.float64]
 
 LEAST = 1e-4
-"""The smallest weight that is told from zero: a row in ten thousand. A logarithm of less would
-be the largest number of all.
+"""Smallest weight that is distinguished from zero: one row in ten thousand. The logarithm of a
+smaller weight would dominate all other numbers.
 """
 
 
 def clr(weights: ArrayLike) -> Array:
-    """Centred log-ratios log ω_s − mean_r log ω_r along the last axis; weights below :data:`LEAST`
-    count as that.
+    """Compute centred log-ratios log ω_s − mean_r log ω_r along the last axis.
+
+    Weights below :data:`LEAST` count as :data:`LEAST`.
 
     >>> clr([0.5, 0.25, 0.25]).round(4).tolist()
     [0.4621, -0.231, -0.231]
@@ -33,7 +35,7 @@ def clr(weights: ArrayLike) -> Array:
 
 
 def centre(ratios: ArrayLike) -> Array:
-    """The weights with these centred log-ratios: the inverse of :func:`clr`.
+    """Compute the weights with these centred log-ratios: the inverse of :func:`clr`.
 
     >>> centre(clr([0.5, 0.3, 0.2])).round(6).tolist()
     [0.5, 0.3, 0.2]
@@ -44,14 +46,15 @@ def centre(ratios: ArrayLike) -> Array:
 
 
 def with_pivot(ratios: ArrayLike, source: int, value: float) -> float:
-    """The weight of ``source`` where its centred log-ratio is ``value`` and the others keep their
-    proportions.
+    """Compute the weight of ``source`` if its centred log-ratio is ``value``.
+
+    The other sources keep their proportions.
 
     >>> round(with_pivot(clr([0.5, 0.3, 0.2]), 0, clr([0.5, 0.3, 0.2])[0]), 6)
     0.5
     """
     ratios = np.asarray(ratios, dtype=float)
     others = np.delete(ratios, source)
-    # against the geometric mean of the others: log(ω_s / g) = S / (S − 1) · clr_s
+    # relative to the geometric mean of the others: log(ω_s / g) = S / (S − 1) · clr_s
     pivot = value * len(ratios) / (len(ratios) - 1)
     return float(1 / (1 + np.exp(others - others.mean() - pivot).sum()))

@@ -1,4 +1,4 @@
-"""What is certain of a mixture, as numbers and in words."""
+"""Uncertainty of a mixture, as numbers and as sentences."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ LEVEL = 0.95
 
 @frozen(kw_only=True)
 class Effect:
-    """What was seen of one source: ``value`` with its interval ``low`` to ``high`` at 95 %, on a
-    scale where ``null`` is no effect, and the p-value of no effect after Holm's rule over the
-    sources. NaN ends: there is no interval.
+    """The measured effect of one source, with its interval and p-value.
+
+    ``value`` has the 95 % interval ``low`` to ``high``, on a scale on which ``null`` is no effect.
+    ``p`` is the p-value of no effect, after Holm's rule over the sources. NaN ends mean that there
+    is no interval.
     """
 
     source: str
@@ -30,16 +32,15 @@ class Effect:
 
     @property
     def sign(self) -> int:
-        """1: evidence for more of it than the prior has; −1: for less; 0: it cannot be told from
-        the prior.
-        """
+        """1: evidence for more of the source than in the prior; −1: for less; 0: no evidence."""
         return 0 if not self.p <= 1 - LEVEL else 1 if self.value > self.null else -1
 
 
 @frozen(kw_only=True)
 class Certainty:
-    """The effects of all sources and the p-value of "no source has one"; ``over`` says what the
-    interval covers.
+    """The effects of all sources, and the p-value of "no source has an effect".
+
+    ``over`` states the variation that the interval covers.
     """
 
     over: str
@@ -48,18 +49,18 @@ class Certainty:
 
     @property
     def evidence(self) -> bool:
-        """Whether anything speaks against the prior."""
+        """Whether there is any evidence against the prior."""
         return self.p <= 1 - LEVEL
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON; NaN becomes None."""
+        """Convert the values for JSON; NaN becomes ``None``."""
         effects = [{**attrs.asdict(effect), "evidence": effect.sign} for effect in self.effects]
         table = {"over": self.over, "p": self.p, "evidence": self.evidence, "sources": effects}
         return dict(finite(table))
 
     @classmethod
     def from_dict(cls, table: Mapping[str, Any]) -> Certainty:
-        """What :meth:`as_dict` gave."""
+        """Restore an object from the result of :meth:`as_dict`."""
         effects = []
         for row in table["sources"]:
             low, high = (
@@ -79,10 +80,11 @@ class Certainty:
 
 
 def holm(chances: Sequence[float]) -> list[float]:
-    """Holm's step-down p-values: the r-th smallest of m times m − r + 1, never less than one before
-    it.
+    """Compute Holm's step-down p-values.
 
-    Where no source has an effect, the chance that any of them falls below 0.05 is at most 5 %.
+    The r-th smallest of m p-values is multiplied by m − r + 1, and never falls below the value
+    before it. If no source has an effect, the chance that any p-value falls below 0.05 is at most 5
+    %.
 
     Source: Holm (1979), *A simple sequentially rejective multiple test procedure*, Scandinavian
         Journal of Statistics 6.
@@ -99,8 +101,10 @@ def holm(chances: Sequence[float]) -> list[float]:
 
 
 def over_sources(chances: Sequence[float]) -> list[float]:
-    """p-values of the sources of a mixture after Holm's rule. Of two sources more of the first is
-    less of the second: that is one question, and nothing is corrected.
+    """Compute the p-values of a mixture's sources after Holm's rule.
+
+    With two sources, more of the first is less of the second. This is a single test, so there is no
+    correction.
 
     >>> over_sources([0.03, 0.03]), over_sources([0.01, 0.01, 0.5])
     ([0.03, 0.03], [0.03, 0.03, 0.5])
@@ -109,7 +113,9 @@ def over_sources(chances: Sequence[float]) -> list[float]:
 
 
 def in_words(certainty: Certainty, prior: str = "") -> str:
-    """One sentence; ``prior`` is what that is called, where it is not uniform.
+    """Describe the uncertainty in one sentence.
+
+    ``prior`` is the name of a non-uniform prior.
 
     >>> effects = (
     ...     Effect(source="a", value=0.7, low=0.6, high=0.8, null=0.5, p=0.003),
@@ -145,7 +151,7 @@ def in_words(certainty: Certainty, prior: str = "") -> str:
 
 
 def listed(names: Iterable[str]) -> str:
-    """Names as a sentence has them.
+    """Join names for a sentence.
 
     >>> listed(["a", "b", "c"])
     'a, b and c'
@@ -155,7 +161,7 @@ def listed(names: Iterable[str]) -> str:
 
 
 def chance(p: float) -> str:
-    """A p-value with two digits.
+    """Format a p-value with two digits.
 
     >>> chance(0.0002), chance(0.0312), chance(0.5)
     ('p < 0.001', 'p = 0.031', 'p = 0.50')

@@ -1,5 +1,5 @@
-"""Aioli: which source lowers which validation loss, estimated in every round from short
-stretches of the training itself.
+"""Aioli: estimate in every round which source lowers which validation loss, from short training
+stretches.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from hgms_mix.methods.online import training
 @final
 @component
 class Aioli:
-    """Online mixing by a linear law that is estimated anew in every round::
+    """Online mixing by a linear law that is estimated again in every round::
 
         L_j after p  =  L_j − Σ_s A_js p_s
         sweeps:   x ← AdamW, ``sweep_steps`` updates at W_i, for i in a random order,
@@ -54,12 +54,12 @@ class Aioli:
 
     L_j is the mean loss of validation set j on its rows of the role ``differentiate``. With
     ``average`` a the weights are p ∝ e^(η Σ_j Ā_js) instead, Ā ← (1 − a) A + a Ā over the rounds.
-    The mixture is the mean of the p_t that x was trained on; the sweeps, which are even on average,
-    do not count. One step is one stretch of a sweep, or up to ``updates`` updates.
+    The mixture is the mean of the p_t that x was trained on, without the sweeps, which are even on
+    average. One step is one stretch of a sweep, or up to ``updates`` updates.
 
-    Use where which source helps changes while x trains, and a loss of validation rows is cheap.
-    Avoid with few validation rows: the fall over ``sweep_steps`` updates must stand out of its
-    noise. Weights move by at most η a round.
+    Use when the useful sources change while x trains, and a loss of validation rows is cheap. Avoid
+    with few validation rows: the decrease over ``sweep_steps`` updates must exceed its noise.
+    Weights change by at most η per round.
 
     Arguments:
         rounds: how many (None: until the budget is spent). ``round_steps``: updates at the mixture
@@ -67,12 +67,12 @@ class Aioli:
         sweeps, sweep_steps: over the sources in each round, and updates at each W_i. ``focus``: of
             W_i, between 1/S and 1.
         eta, average: η and a (None: no average).
-        updates: at most how many updates at the mixture in one outer step.
+        updates: the maximum of updates at the mixture in one outer step.
         lr, weight_decay, betas, eps, batch_size: AdamW.
         chunk: validation rows whose losses are computed at a time.
 
     Errors: ConfigError for a problem without sources or validation rows, and a ``focus`` of at most
-    1/S; NumericalError for infinite losses.
+        1/S; NumericalError for infinite losses.
 
     Cost of a round: S·``sweeps``·``sweep_steps`` + ``round_steps`` lower gradients, 1 +
     S·``sweeps`` upper values. Memory: 3 lower states between steps, 10 within one.
@@ -106,7 +106,10 @@ class Aioli:
 
     @classmethod
     def testing_instance(cls) -> Aioli:
-        """For ``hgms check``: done within 60 outer steps, at a rate for a problem of size 1."""
+        """Return an instance for ``hgms check``.
+
+        It ends within 60 outer steps, at a rate for a problem of size 1.
+        """
         return cls(rounds=6, round_steps=10, sweeps=1, eta=2.0, lr=0.1)
 
     def init(self, problem: Problem, seed: int) -> State:
@@ -145,18 +148,20 @@ class Aioli:
         )
 
     def finished(self, state: State) -> bool:
-        """Whether all rounds are over."""
+        """Whether all rounds are complete."""
         return self.rounds is not None and state["round"] >= self.rounds
 
     def result(self, state: State) -> tuple[Tree, Tree]:
-        """(θ, x): the even mixture until the first sweeps are over, the mean mixture so far from
-        then on; x as it is.
+        """Return (θ, x) with the current x.
+
+        θ is the even mixture until the first sweeps are complete, then the mean mixture so far.
         """
         return state["theta"], hgms_mix.lm.adamw_part(state["train"], "x")
 
     def _sweep(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
-        """A stretch of updates at W_i and by how much the losses fell; after the last of the
-        round the law and its mixture.
+        """Run updates at W_i and measure the decrease of the losses.
+
+        After the last stretch of the round, the law and its mixture are computed.
         """
         sources = _sources(problem)
         at = state["at"]
@@ -201,7 +206,7 @@ class Aioli:
         )
 
     def _train(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
-        """Some updates at the mixture of the round."""
+        """Run some updates at the mixture of the round."""
         sources = _sources(problem)
         at = state["at"]
         weights = state["weights"]
@@ -241,7 +246,7 @@ class Aioli:
 
 
 def focused_mixtures(size: int, focus: float) -> Tensor:
-    """W, ``[S, S]``: ``focus`` on the diagonal, the rest of each row even.
+    """Return W, ``[S, S]``: ``focus`` on the diagonal, the rest of each row even.
 
     >>> focused_mixtures(3, 0.5)[0]
     tensor([0.5000, 0.2500, 0.2500], dtype=torch.float64)
@@ -251,8 +256,9 @@ def focused_mixtures(size: int, focus: float) -> Tensor:
 
 
 def mixing_law(falls: Tensor, focus: float) -> Tensor:
-    """A from the falls Δ, ``[M, S]``: no entry below 0, and all of them 1 together (even where all
-    of them are 0).
+    """Return A from the falls Δ, ``[M, S]``: all entries are at least 0 and their sum is 1.
+
+    If all entries are 0, A is even.
 
     >>> mixing_law(torch.tensor([[3.0, 1.0]], dtype=torch.float64), focus=1.0)
     tensor([[0.7500, 0.2500]], dtype=torch.float64)

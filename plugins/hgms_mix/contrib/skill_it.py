@@ -1,5 +1,6 @@
-"""Skill-It: sources that help the validation sets whose losses are high, by a graph of which
-source helps which set.
+"""Skill-It: favour sources that help validation sets with high losses.
+
+A graph describes which source helps which set.
 """
 
 from __future__ import annotations
@@ -40,18 +41,18 @@ class SkillIt:
         p_{t+1} ∝ e^(η Σ_j A_sj Σ_τ L_j(x after round τ)),   τ the last ``window`` rounds up to t
 
     L_j is the mean loss of validation set j on its rows of the role ``differentiate``. The mixture
-    is the mean of the p_t, as long as each was trained on; x is the one that was trained on them.
-    One step is up to ``updates`` updates.
+    is the mean of the p_t, weighted by the updates at each. x is the model trained on them. One
+    step is up to ``updates`` updates.
 
-    Use with several validation sets, which the sources help in different ways: weights then follow
-    the sets that lag. Avoid with one: the p_t then rank the sources by A alone, more evenly as the
-    loss falls. Short runs must see what long ones do.
+    Use with several validation sets that benefit from different sources: weights then follow the
+    sets with high losses. Avoid with one set: the p_t then rank the sources by A only, and become
+    more even as the loss falls. Short runs must have the same effects as long runs.
 
     Arguments:
         graph_steps: updates of the run on each source. ``round_steps``: between two weights.
-            ``rounds``: how many (None: until the budget is spent). ``updates``: at most how many in
-            one outer step.
-        eta, window: η, and of how many rounds losses are summed.
+            ``rounds``: how many (None: until the budget is spent). ``updates``: the maximum in one
+            outer step.
+        eta, window: η, and the number of rounds in the sum of losses.
         lr, weight_decay, betas, eps, batch_size: AdamW of all runs.
         chunk: validation rows whose losses are computed at a time.
 
@@ -89,7 +90,10 @@ class SkillIt:
 
     @classmethod
     def testing_instance(cls) -> SkillIt:
-        """For ``hgms check``: done within 60 outer steps, at a rate for a problem of size 1."""
+        """Return an instance for ``hgms check``.
+
+        It ends within 60 outer steps, at a rate for a problem of size 1.
+        """
         return cls(graph_steps=20, round_steps=10, rounds=5, eta=2.0, lr=0.1)
 
     def init(self, problem: Problem, seed: int) -> State:
@@ -110,7 +114,7 @@ class SkillIt:
         return hgms_mix.lm.in_phases(phases, problem, state, finished=self.finished(state))
 
     def finished(self, state: State) -> bool:
-        """Whether all rounds are over."""
+        """Whether all rounds are complete."""
         return (
             state["phase"] == "rounds"
             and self.rounds is not None
@@ -118,14 +122,18 @@ class SkillIt:
         )
 
     def result(self, state: State) -> tuple[Tree, Tree]:
-        """(θ, x): the even mixture and a run's x while the graph is learned; then the mean
-        mixture so far, and its x.
+        """Return (θ, x).
+
+        While the graph is learned: the even mixture and x of a run. Then: the mean mixture so far
+        and its x.
         """
         return state["theta"], hgms_mix.lm.adamw_part(state["train"], "x")
 
     def _graph(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
-        """Some updates on one source; after the last its row of the graph, and after the last
-        source's the first weights.
+        """Run some updates on one source.
+
+        After the last update, its row of the graph is computed; after the last source, the first
+        weights.
         """
         sources = _sources(problem)
         at = state["at"]
@@ -165,7 +173,9 @@ class SkillIt:
         return changes, {"source": sources.names[number], **record}, spent
 
     def _round(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
-        """Some updates of a round; after the last its losses and the next weights."""
+        """Run some updates of a round; after the last update, compute the losses and the next
+        weights.
+        """
         sources = _sources(problem)
         at = state["at"]
         weights = state["weights"]
@@ -186,7 +196,7 @@ class SkillIt:
         return changes, {"round": at // self.round_steps + 1, **record}, spent
 
     def _weights(self, graph: Tensor, losses: Tensor) -> Tensor:
-        """p ∝ e^(η A Σ_τ L(τ))."""
+        """Return p ∝ e^(η A Σ_τ L(τ))."""
         return torch.softmax(self.eta * graph @ losses.sum(0), 0)
 
     def _losses(self, problem: Problem, x: Tree, state: State) -> tuple[Tensor, Cost]:

@@ -1,7 +1,7 @@
 """The stage `evaluate` of language models: GSM8K, MATH and MT-Bench, with intervals.
 
-Nothing heavy is loaded by importing this package: transformers, math-verify, openai and scipy come
-in with the first question.
+Importing this package loads no large library: transformers, math-verify, openai and scipy are
+imported with the first question.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def boxed(text: str) -> str | None:
 
 
 def _last_boxes(text: str) -> list[str]:
-    """The content of the last box, after those of the boxes that are connected to it."""
+    """Return the content of the last box, preceded by the contents of the boxes connected to it."""
     ends = _ends(text)
     found: list[str] = []
     following = len(text)
@@ -79,8 +79,9 @@ def _last_boxes(text: str) -> list[str]:
 
 
 def _ends(text: str) -> dict[int, int]:
-    """Where each opening brace is closed, in one pass: a response can hold thousands of boxes
-    that never are.
+    """Return the position of the closing brace for each opening brace, in one pass.
+
+    A response can contain thousands of boxes that are never closed.
     """
     ends: dict[int, int] = {}
     opened: list[int] = []
@@ -209,7 +210,7 @@ def _value(text: str) -> str:
 
 
 def gsm8k_gold(answer: str, place: Place) -> str:
-    """What follows ``####`` in GSM8K's own answer."""
+    """Return the text after ``####`` in the answer of a GSM8K row."""
     head, mark, tail = answer.rpartition("####")
     if not mark or not numbers(tail):
         raise DataError(
@@ -219,7 +220,7 @@ def gsm8k_gold(answer: str, place: Place) -> str:
 
 
 def math_gold(solution: str, place: Place) -> str:
-    """The last balanced box of MATH's own solution."""
+    """Return the content of the last balanced box in the solution of a MATH row."""
     gold = boxed(solution)
     if gold is None:
         raise DataError(

@@ -51,43 +51,43 @@ def _once(_self: object, _attribute: object, value: Sequence[str]) -> None:
 @final
 @frozen(kw_only=True)
 class Evaluate:
-    """The table ``[evaluate]`` of a mix file: which benchmarks, and how they are answered and
-    scored.
+    """The table ``[evaluate]`` of a mix file: the benchmarks, and the settings for answers and
+    scores.
 
-    Answers are greedy. GSM8K (1,319 questions) and MATH (5,000) are right or wrong, with Wilson's
-    interval; MT-Bench (80 questions of two turns) is the mean of a judge's ratings, with a
-    percentile bootstrap over questions.
+    Answers are greedy. The score of GSM8K (1,319 questions) and MATH (5,000) is the share of right
+    answers, with Wilson's interval. The score of MT-Bench (80 questions of two turns) is the mean
+    of a judge's ratings, with a percentile bootstrap over questions.
 
-    Use when: a fine-tuned model is to be compared with the paper's tables or with another mixture.
-    Avoid reading differences smaller than the intervals: on GSM8K they are 2 to 2.6 points wide on
-    each side.
+    Use when: comparing a fine-tuned model with the tables of the paper or with another mixture.
+    Avoid interpreting differences smaller than the intervals: on GSM8K they are 2 to 2.6 points
+    wide on each side.
 
     Args:
-        benchmarks: of "gsm8k", "math", "mt-bench"; () evaluates nothing.
-        paths: file (MT-Bench: folder) by benchmark, where it is not below $HGMS_DATA.
-        limit: only the first so many questions of each (None: all).
-        max_new_tokens: of an answer (None: 1,024 for GSM8K and MATH, 512 for MT-Bench, as in the
-            paper).
-        max_prompt_tokens: a longer prompt loses its beginning; how many did is in the results.
-        batch_size: prompts answered at once; halved by itself where memory runs out.
-        engine: "transformers", or "vllm" (an extra package; for models that it knows).
-        instruction: what follows each question of GSM8K and MATH, on a line of its own; "" for
-            nothing.
-        template: "model" (the tokenizer's chat template), or a named one: the one the model was
-            fine-tuned with.
-        judge: of MT-Bench; with ``name = "inspect"`` through Inspect (an extra package); "none"
-            leaves the answers to be rated later, by :meth:`rate`.
-        resamples, seed: of MT-Bench's bootstrap.
-        lm_eval: tasks of the lm-eval harness beside these benchmarks (an extra package).
+        benchmarks: any of "gsm8k", "math", "mt-bench"; () evaluates no benchmark.
+        paths: file (MT-Bench: folder) by benchmark, if it is not below $HGMS_DATA.
+        limit: number of questions of each benchmark, from the first (None: all).
+        max_new_tokens: largest number of tokens per answer (None: 1,024 for GSM8K and MATH, 512 for
+            MT-Bench, as in the paper).
+        max_prompt_tokens: longer prompts lose their beginning; the results contain the number of
+            such prompts.
+        batch_size: prompts per batch; halved automatically if memory runs out.
+        engine: "transformers", or "vllm" (an extra package; for models that it supports).
+        instruction: text on a separate line after each question of GSM8K and MATH; "" for no text.
+        template: "model" (the tokenizer's chat template), or the name of a template: use the
+            template of fine-tuning.
+        judge: the judge of MT-Bench; with ``name = "inspect"`` through Inspect (an extra package).
+            With "none", rate the answers later by :meth:`rate`.
+        resamples, seed: number of resamples and seed of the bootstrap of MT-Bench.
+        lm_eval: additional tasks of the lm-eval harness (an extra package).
 
-    Cost: one generation per turn. Scoring takes about 7 ms a right and 20 ms a wrong answer on one
-        core.
+    Cost: one generation per turn. Scoring takes about 7 ms per right and 20 ms per wrong answer on
+    one core.
 
     >>> Evaluate(benchmarks=("gsm8k", "math")).new_tokens("math")
     1024
 
-    Source: the HG-MS paper, "Final inference and judging" and the table of evaluation uncertainty;
-    what it leaves open is in the package's README.
+    Source: the HG-MS paper, "Final inference and judging" and the table of evaluation uncertainty.
+    The package's README lists the details that the paper does not specify.
     """
 
     benchmarks: tuple[Literal["gsm8k", "math", "mt-bench"], ...] = field(
@@ -118,21 +118,21 @@ class Evaluate:
         folder: Path,
         report: Report = lambda _: None,
     ) -> dict[str, Any]:
-        """Answers every question that ``folder`` has no answer to, scores all, writes results.json
-        and returns it.
+        """Answer all questions without an answer in ``folder``, and score all answers.
 
-        Which files that are stands in the package's README; results.json is brought up to date
-        after each benchmark.
+        Write and return results.json.
+
+        The package's README lists the files. results.json is updated after each benchmark.
 
         Raises:
-            CheckpointError: the folder's answers were made by another model or with other settings.
+            CheckpointError: the folder contains answers of another model or of other settings.
             DataError: a benchmark's file is missing or malformed.
-            ConfigError: MT-Bench without a key for its judge, or more new tokens than the model has
-                positions.
-            MissingExtra: math-verify, openai, tenacity, vLLM, inspect-ai or lm-eval is needed and
+            ConfigError: MT-Bench has no key for its judge, or the new tokens exceed the positions
+                of the model.
+            MissingExtra: math-verify, openai, tenacity, vLLM, inspect-ai or lm-eval is required and
                 not installed.
-            HgmsError: the judge does not answer, or memory is too small for a single prompt. What
-                was done is kept.
+            HgmsError: the judge does not respond, or memory is too small for a single prompt.
+                Finished work is kept.
         """
         self.check()
         folder.mkdir(parents=True, exist_ok=True)
@@ -158,13 +158,14 @@ class Evaluate:
         )
 
     def rate(self, folder: Path, report: Report = lambda _: None) -> dict[str, Any]:
-        """The judge's pass alone, over the MT-Bench answers in ``folder``; brings results.json up
-        to date and returns it.
+        """Rate the MT-Bench answers in ``folder`` without generating answers.
+
+        Update and return results.json.
 
         Raises:
-            ConfigError: no judge, or no key for it.
+            ConfigError: no judge, or no key for the judge.
             DataError, CheckpointError: the folder has no answers to MT-Bench.
-            HgmsError: the judge does not answer. What was rated is kept.
+            HgmsError: the judge does not respond. Finished ratings are kept.
         """
         if self.judge is None:
             raise ConfigError(
@@ -178,7 +179,7 @@ class Evaluate:
         return _results(folder)
 
     def check(self) -> None:
-        """What would only be missing after hours of generation."""
+        """Check for missing packages, keys and files before hours of generation."""
         if "mt-bench" in self.benchmarks and self.judge is not None:
             self.judge.require()
         if {"gsm8k", "math"} & set(self.benchmarks):
@@ -192,7 +193,7 @@ class Evaluate:
 
     @property
     def titles(self) -> list[str]:
-        """What is evaluated, in words."""
+        """The names of the evaluated benchmarks and tasks."""
         return [
             *self.benchmarks,
             *(f"lm-eval {name}" for name in (self.lm_eval.tasks if self.lm_eval else ())),
@@ -264,7 +265,7 @@ class Evaluate:
     def _conversation(
         self, name: Benchmark, question: Question, turn: int, done: Answers
     ) -> list[Turn]:
-        """The conversation up to this answer: the model's own earlier answers are part of it."""
+        """Return the conversation up to this answer, with the model's own earlier answers."""
         if name != "mt-bench":
             return [
                 ("user", question.turns[0] + ("\n" + self.instruction if self.instruction else ""))
@@ -278,8 +279,10 @@ class Evaluate:
         return [*turns, ("user", question.turns[turn - 1])]
 
     def _claim(self, folder: Path, name: Benchmark, source: str, model: Mapping[str, Any]) -> None:
-        """Writes down what the answers depend on, or makes sure that nothing of it has changed. The
-        batch size and the engine do not count: both give greedy answers."""
+        """Store the settings that determine the answers, or check that they are unchanged.
+
+        Batch size and engine are excluded: answers are greedy for all values.
+        """
         now = {
             "questions": source,
             "instruction": self.instruction if name != "mt-bench" else "",

@@ -1,8 +1,9 @@
-"""Greedy answers: conversations become tokens by the templates of training, a model continues them,
-and its tokens become text.
+"""Greedy answers: format conversations, generate tokens, decode to text.
 
-Batches have their prompts' ends aligned (left padding), so that a batch gives what single prompts
-give.
+Conversations use the templates of training.
+
+Prompts of a batch are aligned at their ends (left padding), so that a batch gives the same answers
+as single prompts.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Turn = tuple[Literal["user", "assistant"], str]
-"""Who speaks, and what."""
+"""The role of a turn, and its text."""
 
 
 @frozen
 class Reply:
-    """``finished``: the model ended its answer itself; ``truncated``: the prompt was cut on its
-    left.
+    """An answer. ``finished``: the model ended its answer; ``truncated``: the prompt was cut
+    on its left.
     """
 
     text: str
@@ -40,8 +41,10 @@ class Reply:
 
 @frozen
 class Prompts:
-    """Conversations as tokens, of which a model sees the last ``cap``. An answer has at most
-    ``new_tokens``, and ends with one of ``stops``."""
+    """Conversations as tokens; the model receives the last ``cap`` tokens of each.
+
+    An answer has at most ``new_tokens``, and ends with one of ``stops``.
+    """
 
     tokens: Sequence[list[int]]
     stops: Sequence[int]
@@ -54,7 +57,7 @@ class Prompts:
     def reply(
         self, tokenizer: PreTrainedTokenizerBase, position: int, tokens: list[int]
     ) -> tuple[int, Reply]:
-        """The position of a prompt, and what a model wrote after it."""
+        """Return the position of a prompt, and the model's reply to it."""
         end = next((place for place, token in enumerate(tokens) if token in self.stops), None)
         kept = tokens if end is None else tokens[:end]
         prompt = len(self.tokens[position])
@@ -74,11 +77,13 @@ def prompts_for(
     max_prompt_tokens: int,
     new_tokens: int,
 ) -> Prompts:
-    """Each conversation up to where the next answer begins. An answer ends with the template's end
-    mark, the tokenizer's end token or what the model's own generation settings call an end.
+    """Convert each conversation to tokens up to the start of the next answer.
+
+    An answer ends with the template's end mark, the tokenizer's end token, or an end token in the
+    model's generation settings.
 
     Raises:
-        ConfigError: no template has that name, the tokenizer has no chat template of its own
+        ConfigError: there is no template with this name, the tokenizer has no chat template
             ("model") or no end token, or the model has too few positions.
     """
     from hgms_mix.lm import Message, prompt_tokens, stop_tokens, template_for
@@ -93,7 +98,7 @@ def prompts_for(
 
 
 def own_stops(model: PreTrainedModel) -> list[int]:
-    """What the model's own generation settings call an end."""
+    """Return the end tokens in the model's generation settings."""
     own = model.generation_config.eos_token_id if model.generation_config is not None else None
     return [
         int(token)
@@ -108,8 +113,9 @@ def prompt_cap(
     new_tokens: int,
     setting: Place = ("evaluate", "max_new_tokens"),
 ) -> int:
-    """How many tokens of a prompt fit into the positions that the model has; ``setting`` is the
-    place of ``new_tokens``.
+    """Return the number of prompt tokens that fit into the positions of the model.
+
+    ``setting`` is the place of ``new_tokens``.
     """
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     room = (
@@ -125,8 +131,9 @@ def prompt_cap(
 
 
 def fingerprint(model: PreTrainedModel) -> str:
-    """A hash of up to 64 spread entries of every parameter: answers of one model are not taken
-    for another's.
+    """Return a hash of up to 64 spread entries of every parameter.
+
+    It distinguishes the answers of different models.
     """
     digest = hashlib.sha256()
     for name, parameter in sorted(model.named_parameters()):
@@ -148,15 +155,15 @@ def replies(
     batch_size: int,
     report: Callable[[str], None],
 ) -> Iterator[list[tuple[int, Reply]]]:
-    """Greedy answers, batch by batch, as (position in ``prompts``, reply).
+    """Yield greedy answers batch by batch, as (position in ``prompts``, reply).
 
-    Prompts are taken longest first: those of a batch are about equally long, and a batch too large
-    for the device shows itself at once. It is then halved, for all batches that follow. The model's
-    own generation settings (temperature, repetition penalty) do not take part; they are as they
-    were afterwards.
+    The longest prompts come first. The prompts of a batch therefore have similar lengths, and a
+    batch that is too large for the device fails immediately. The batch size is then halved for this
+    and all later batches. The model's generation settings (temperature, repetition penalty) are
+    ignored, and restored afterwards.
 
     Raises:
-        HgmsError: one prompt alone is too much for the device's memory.
+        HgmsError: the memory of the device is too small for one prompt.
     """
     from transformers import GenerationConfig
 
@@ -223,11 +230,12 @@ def _halved(rows: int, new: int, longest: int, report: Callable[[str], None]) ->
 
 @contextlib.contextmanager
 def answering(model: PreTrainedModel, settings: Any) -> Iterator[None]:
-    """The model without dropout and without generation settings of its own, which would fill
-    what ours leave open.
+    """Disable dropout and the model's generation settings inside the block.
+
+    Otherwise these settings would replace unset fields of the given settings.
     """
     adapted: Any = model
-    # peft hands its own settings down
+    # peft passes on its settings
     inner = adapted.get_base_model() if hasattr(adapted, "get_base_model") else model
     own = inner.generation_config
     training = model.training

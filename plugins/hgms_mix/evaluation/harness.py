@@ -1,5 +1,6 @@
-"""Tasks of the Language Model Evaluation Harness (lm-eval) on a model that is in memory already,
-with data from local files.
+"""Run tasks of the Language Model Evaluation Harness (lm-eval) on a model in memory.
+
+Data are read from local files.
 """
 
 from __future__ import annotations
@@ -39,18 +40,18 @@ LOCAL: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
     "gsm8k_cot_zeroshot": ("gsm8k/gsm8k-cot-zeroshot.yaml", GSM8K),
     "hendrycks_math": ("hendrycks_math/hendrycks_math_algebra.yaml", MATH),
 }
-"""The harness's own definition of a task, and the files below $HGMS_DATA that take the place of
-its data set on the Hub.
+"""The definition of each task in the harness, and the files below $HGMS_DATA that replace its
+data set on the Hub.
 """
 
 PLACE: Final = ("evaluate", "lm_eval")
 """The table of a mix file, for the places of errors."""
 
 FEWSHOT_SEED: Final = 1234
-"""The harness's own, of the order of examples in a prompt."""
+"""The default of the harness for the order of examples in a prompt."""
 
 GENERATES: Final = "generate_until"
-"""The harness's word for a task whose answers are generated; others compare choices."""
+"""The harness's name for tasks with generated answers; other tasks compare choices."""
 
 
 def _known(_self: object, _attribute: object, value: Sequence[str]) -> None:
@@ -76,29 +77,29 @@ def _known(_self: object, _attribute: object, value: Sequence[str]) -> None:
 @final
 @component
 class LmEval:
-    """Tasks of the lm-eval harness, as it defines, prompts and scores them.
+    """Tasks of the lm-eval harness, with its definitions, prompts and scores.
 
-    Use when: figures are to stand beside others that came from the harness, or a task is wanted
-    that it has. Avoid comparing its figures with those of ``benchmarks``: prompts, the examples in
-    them and what counts as the answer differ.
+    Use when: comparing results with other results from the harness, or running a task of the
+    harness. Avoid comparing its results with the results of ``benchmarks``: prompts, examples in
+    the prompts, and the extraction of answers differ.
 
     Arguments:
-        tasks: of "gsm8k" (five examples in the prompt), "gsm8k_cot" (eight worked ones),
-            "gsm8k_cot_zeroshot" and "hendrycks_math" (all seven subjects in one), whose data are
-            read below $HGMS_DATA, with nothing asked of the Hub; or paths of YAML files in the
+        tasks: any of "gsm8k" (five examples in the prompt), "gsm8k_cot" (eight worked examples),
+            "gsm8k_cot_zeroshot" and "hendrycks_math" (all seven subjects in one task). Their data
+            are read below $HGMS_DATA, without a request to the Hub. Or paths of YAML files in the
             harness's format, each with one task. Such a file can run code (templates, Python
-            functions) and load data and metrics from the Hub, so the command has to allow it:
+            functions) and load data and metrics from the Hub. The command must therefore allow it:
             ``--trust-remote-code``; from Python HGMS_TRUST_REMOTE_CODE=1.
-        num_fewshot: examples in a prompt; None: as the task says.
-        limit: only the first so many questions; None: all.
-        max_new_tokens: of an answer. Answers are greedy, whatever the task says.
-        batch_size: prompts answered at once.
-        chat_template: prompts in the tokenizer's chat template.
+        num_fewshot: examples in a prompt; None: the default of the task.
+        limit: number of questions, from the first; None: all.
+        max_new_tokens: largest number of tokens per answer. Answers are greedy for every task.
+        batch_size: prompts per batch.
+        chat_template: whether prompts use the tokenizer's chat template.
 
-    Cost: one generation a question (a task that compares choices: one pass over each). A task that
-    was finished with the same settings is not run again; one that was broken off begins anew. A
-    prompt that is longer than the model's positions loses its beginning; how many did is in the
-    results.
+    Cost: one generation per question (for a task that compares choices: one pass per choice). A
+    task that finished with the same settings is skipped; an interrupted task restarts. A prompt
+    longer than the positions of the model loses its beginning; the results contain the number of
+    such prompts.
 
     >>> LmEval(tasks=("gsm8k",)).limit is None
     True
@@ -114,8 +115,9 @@ class LmEval:
     chat_template: bool = False
 
     def check(self) -> None:
-        """Raises MissingExtra, DataError or ConfigError for what would only show after the model
-        is trained.
+        """Raise MissingExtra, DataError or ConfigError before training.
+
+        Without this check, these failures would occur only after training.
         """
         if importlib.util.find_spec("lm_eval") is None:
             raise MissingExtra(
@@ -138,14 +140,15 @@ class LmEval:
         folder: Path,
         report: Callable[[str], None],
     ) -> dict[str, Any]:
-        """A result for each task, filter and metric, named ``lm-eval TASK FILTER METRIC``. Every
-        question, answer and score goes to ``lm-eval.TASK.samples.jsonl``.
+        """Return a result for each task, filter and metric, named ``lm-eval TASK FILTER METRIC``.
+
+        Write every question, answer and score to ``lm-eval.TASK.samples.jsonl``.
 
         Raises:
             MissingExtra, DataError, ConfigError: as :meth:`check`; a task generates and the model
-                has too few positions for the new tokens; or a chat template is wanted and the
+                has too few positions for the new tokens; or a chat template is required and the
                 tokenizer has none.
-            CheckpointError: the folder's answers were made by another model.
+            CheckpointError: the folder contains answers of another model.
         """
         self.check()
         if any(name in LOCAL or load(name).OUTPUT_TYPE == GENERATES for name in self.tasks):
@@ -183,7 +186,7 @@ class LmEval:
         return results
 
     def _prepared(self, name: str) -> Any:
-        """The harness's task with our settings."""
+        """Load the harness's task and apply these settings."""
         task = load(name)
         shown = (
             task.get_config("num_fewshot") or 0 if self.num_fewshot is None else self.num_fewshot
@@ -214,8 +217,8 @@ class LmEval:
 
         task = self._prepared(name)
         report(f"lm-eval: {task.config.task}")
-        # the harness leaves the end of an answer to the model's own settings: where those have
-        # none, rows ran on past it
+        # The harness leaves the end of an answer to the settings of the model. Without such
+        # settings, rows continue past their end.
         stops = sorted(
             {
                 *own_stops(model),
@@ -223,15 +226,14 @@ class LmEval:
             }
         )
         with _quiet(), answering(model, GenerationConfig(eos_token_id=stops or None)):
-            any_model: Any = model  # peft's wrapper is taken as well
+            any_model: Any = model  # also accepts peft's wrapper
             lm = HFLM(
                 pretrained=any_model,
                 tokenizer=copy.deepcopy(tokenizer),
                 batch_size=self.batch_size,
                 backend="causal",
             )
-            # not simple_evaluate, which also seeds the global generators and reads some thousand
-            # task files
+            # simple_evaluate also seeds the global generators and reads some thousand task files
             done: Any = evaluate(
                 lm,
                 {"tasks": {name: task}},
@@ -257,7 +259,7 @@ class LmEval:
 
 
 def load(name: str) -> Any:
-    """The harness's task: its own definition with our files for its data set, or one's own."""
+    """Load a task: the harness's definition with local data files, or a user-written task file."""
     import lm_eval.tasks
     from lm_eval.api.task import ConfigurableTask
     from lm_eval.tasks import TaskManager
@@ -280,7 +282,7 @@ def load(name: str) -> Any:
 
 @contextlib.contextmanager
 def _reading(name: str) -> Iterator[None]:
-    """Whatever the harness raises over a task file of one's own, as one message."""
+    """Convert any exception of the harness about a user-written task file into one ConfigError."""
     try:
         yield
     except HgmsError:
@@ -298,8 +300,10 @@ def _reading(name: str) -> Iterator[None]:
 def summary(
     name: str, samples: Sequence[Mapping[str, Any]], figures: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The harness's figure for each metric under each filter: in percent, with Wilson's interval,
-    where it is the share of ones among scores of 0 and 1."""
+    """Return the harness's figure for each metric under each filter.
+
+    If a figure is the mean of scores of 0 and 1, return it in percent, with Wilson's interval.
+    """
     results: dict[str, Any] = {}
     for which in dict.fromkeys(sample["filter"] for sample in samples):
         rows = [sample for sample in samples if sample["filter"] == which]
@@ -325,8 +329,9 @@ def summary(
 
 
 def _sample(sample: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of the file of samples. A task that compares choices has a list of responses, one
-    for each.
+    """Convert a sample to a row of the file of samples.
+
+    A task that compares choices has a list of responses, one per choice.
     """
     responses = [response for (response, *_) in sample["resps"]]
     answers = sample["filtered_resps"]
@@ -351,8 +356,11 @@ def _dataset(files: Mapping[str, str]) -> Any:
 
 
 def _digests(name: str) -> dict[str, str]:
-    """The digests of what a task is made of: its files, or one's own definition (with what it
-    includes and the files of its functions) and the rows that it has loaded."""
+    """Return the digests of a task's inputs.
+
+    For a built-in task, these are its files. For a user-written task, these are its definition
+    (with its includes and the files of its functions) and the loaded rows.
+    """
     if name in LOCAL:
         return {
             file: hashlib.sha256(_below_data(file).read_bytes()).hexdigest()
@@ -374,14 +382,15 @@ def _definition(path: Path) -> dict[str, Any]:
 
 
 def _spelled(value: object) -> str:
-    """What stands in a definition beside text and numbers: a function is its name and its file,
-    which may change under it.
+    """Convert an entry of a definition that is neither text nor a number.
+
+    A function becomes its name and the digest of its file, which may change.
     """
     if not callable(value):
         return str(value)
     qualified = getattr(value, "__qualname__", type(value).__qualname__)
     name = f"{getattr(value, '__module__', '')}.{qualified}"
-    with contextlib.suppress(TypeError, OSError):  # it is written in C
+    with contextlib.suppress(TypeError, OSError):  # a function in C has no file
         return f"{name} {hashlib.sha256(Path(inspect.getfile(value)).read_bytes()).hexdigest()}"
     return name
 
@@ -405,8 +414,9 @@ def _below_data(file: str) -> Path:
 
 
 def _own(name: str) -> Path:
-    """A task file of one's own, which may be used: the harness renders its templates outside any
-    sandbox.
+    """Return the path of a user-written task file, if the user allows it.
+
+    The harness renders its templates outside any sandbox.
     """
     path = expand(name, (*PLACE, "tasks"))
     if not path.is_file():
@@ -429,9 +439,7 @@ def _short(name: str) -> str:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the harness's remarks on being handed a model, which is what it is for here, and
-    without bars across ours.
-    """
+    """Suppress progress bars and the harness's warnings about a model object as argument."""
     from datasets.utils import (
         are_progress_bars_disabled,
         disable_progress_bars,

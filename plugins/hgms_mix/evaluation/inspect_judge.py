@@ -1,5 +1,6 @@
-"""The judge of MT-Bench as a task of Inspect: its models, its logs, our prompts and our rule for
-what a rating is.
+"""The judge of MT-Bench as a task of Inspect.
+
+Models and logs are from Inspect; prompts and the parsing of ratings are from this package.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from hgms_core.validators import at_least
 from hgms_mix.evaluation.judge import Request, rating
 
 KEYLESS: Final = ("openai", "mockllm")
-"""Providers that need no word on the command line: the key in OPENAI_API_KEY goes to OpenAI, and
-mockllm asks nobody.
+"""Providers that need no permission on the command line.
+
+The key in OPENAI_API_KEY goes to OpenAI, and mockllm sends no requests.
 """
 
 
@@ -37,25 +39,25 @@ def _provider(_self: object, _attribute: object, value: str) -> None:
 @final
 @component
 class InspectJudge:
-    """MT-Bench rated by any model that Inspect has a provider for (OpenAI, Anthropic, Google, …),
-    with a log that ``inspect view`` shows. Prompts, the rule for a rating, attempts and the score
-    are those of ``Judge``.
+    """Rate MT-Bench with any model that Inspect supports (OpenAI, Anthropic, Google, …), with a log
+    for ``inspect view``. Prompts, the parsing of ratings, attempts and the score are the same as
+    for ``Judge``.
 
-    Use when: the judge has no OpenAI-compatible endpoint, or Inspect's logs are wanted. Avoid where
-    such an endpoint will do: ``Judge`` needs less, paces its requests, and keeps each rating as it
-    comes, where here a kill costs the pass.
+    Use when: the judge has no OpenAI-compatible endpoint, or you need Inspect's logs. Avoid if such
+    an endpoint exists: ``Judge`` has fewer dependencies, limits its request rate, and stores each
+    rating immediately. Here, a killed process loses the whole pass.
 
     Arguments:
-        model: provider and model, as Inspect calls them. The provider's key is read from the
-            environment by Inspect; any other provider than OpenAI is asked only where the command
-            says so (``--send-key PROVIDER``; from Python HGMS_SEND_KEY=PROVIDER).
-        temperature, max_tokens: of the judge's own replies.
+        model: provider and model, with Inspect's names. Inspect reads the provider's key from the
+            environment. Any provider other than OpenAI requires permission from the command
+            (``--send-key PROVIDER``; from Python HGMS_SEND_KEY=PROVIDER).
+        temperature, max_tokens: of the judge's replies.
         timeout: seconds for a reply.
-        retries: how often a request that failed is sent again (Inspect alone would go on for ever),
-            after 3, 6, 12, … seconds; then the rating counts as failed.
-        attempts: how often a reply without a rating is asked for in all; then the rating counts as
-            failed.
-        concurrency: requests under way at the same time.
+        retries: number of retries of a failed request (the default of Inspect is to retry without
+            limit), after 3, 6, 12, … seconds; after these, the rating counts as failed.
+        attempts: total number of requests if replies contain no rating; after these, the rating
+            counts as failed.
+        concurrency: number of concurrent requests.
 
     Cost: one request per turn: 160 for MT-Bench.
 
@@ -63,7 +65,7 @@ class InspectJudge:
     'anthropic/claude-sonnet through Inspect'
 
     Source: Inspect, UK AI Security Institute (https://inspect.aisi.org.uk), 0.3.285; Zheng et al.
-        (2023) for the judging.
+    (2023) for the judging.
     """
 
     name: ClassVar[str] = "inspect"
@@ -78,19 +80,19 @@ class InspectJudge:
 
     @property
     def where(self) -> str:
-        """The judge's name and place, as it stands in every record."""
+        """The judge's name and endpoint, as in every record."""
         return f"{self.model} through Inspect"
 
     @property
     def sends(self) -> str:
-        """What goes to the judge beside the questions and answers, in words."""
+        """A message about the key that is sent to the judge with questions and answers."""
         provider = self.model.partition("/")[0]
         return (
             "nobody is asked" if provider == "mockllm" else f"Inspect sends its key for {provider}"
         )
 
     def require(self) -> None:
-        """Raises MissingExtra or ConfigError where no request could be made."""
+        """Raise MissingExtra or ConfigError if requests are not possible."""
         if importlib.util.find_spec("inspect_ai") is None:
             raise MissingExtra(
                 "missing-package",
@@ -112,7 +114,7 @@ class InspectJudge:
         try:
             grader(self)
         except Exception as error:
-            # the provider's package or key is missing, or Inspect has no such provider
+            # the provider's package or key is missing, or Inspect does not know the provider
             why = " ".join(re.sub(r"\[/?[a-z]+\]", "", str(error)).removeprefix("ERROR: ").split())
             raise ConfigError(
                 "not-supported",
@@ -121,11 +123,13 @@ class InspectJudge:
             ) from error
 
     def rated(self, todo: Sequence[Request], folder: Path) -> Iterator[dict[str, Any]]:
-        """The records of these requests, as :func:`hgms_mix.evaluation.judge_calls.rate` keeps
-        them; Inspect's log goes into ``folder``.
+        """Yield the records of these requests.
+
+        They have the form of :func:`hgms_mix.evaluation.judge_calls.rate`. Inspect writes its log
+        into ``folder``.
 
         Raises:
-            HgmsError: Inspect could not finish the task; what was rated comes before.
+            HgmsError: Inspect could not finish the task; finished ratings are yielded first.
         """
         from inspect_ai import eval as evaluated
 
@@ -173,7 +177,7 @@ class InspectJudge:
 
 
 def grader(judge: InspectJudge) -> Any:
-    """Inspect's model."""
+    """Return Inspect's model."""
     from inspect_ai.model import GenerateConfig, get_model
 
     settings = GenerateConfig(
@@ -186,9 +190,10 @@ def grader(judge: InspectJudge) -> Any:
 
 
 def judging(judge: InspectJudge, todo: Sequence[Request]) -> Any:
-    """The Inspect task: a sample for each turn, whose input is what the judge is asked. Its solver
-    asks until a reply holds a rating; its scorer gives the rating, and leaves a sample unscored
-    that has none.
+    """Return the Inspect task, with one sample per turn; its input is the request to the judge.
+
+    The solver repeats the request until a reply contains a rating. The scorer returns the rating; a
+    sample without a rating is unscored.
     """
     from inspect_ai import Task
     from inspect_ai.dataset import MemoryDataset, Sample

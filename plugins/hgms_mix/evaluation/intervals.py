@@ -1,6 +1,4 @@
-"""How far a score is from what a larger set of questions would give: Wilson's interval and the
-bootstrap over questions.
-"""
+"""Uncertainty of a score over questions: Wilson's interval and the bootstrap over questions."""
 
 from __future__ import annotations
 
@@ -13,8 +11,8 @@ from hgms_core import ConfigError
 
 @frozen
 class Range:
-    """An interval for a score. ``half_width`` = (high − low)/2, the figure the paper's table of
-    uncertainties lists.
+    """An interval for a score. ``half_width`` = (high − low)/2, as in the paper's table of
+    uncertainties.
     """
 
     low: float
@@ -26,8 +24,9 @@ class Range:
 
 
 def wilson(correct: int, count: int, level: float = 0.95) -> Range:
-    """Wilson's score interval of a share: the p with |p̂ − p| ≤ z·√(p(1 − p)/n), with p̂ =
-    correct/n.
+    """Return Wilson's score interval of a share.
+
+    It contains every p with |p̂ − p| ≤ z·√(p(1 − p)/n), with p̂ = correct/n.
 
     >>> wilson(50, 100)
     Range(low=0.4038315303659956, high=0.5961684696340044)
@@ -52,12 +51,11 @@ def wilson(correct: int, count: int, level: float = 0.95) -> Range:
 def bootstrap(
     scores: Sequence[float], *, resamples: int = 10_000, seed: int = 0, level: float = 0.95
 ) -> Range:
-    """Percentile bootstrap of the mean of per-question scores: questions are drawn with
-    replacement, ``resamples`` times.
+    """Return a percentile bootstrap interval of the mean of per-question scores.
 
-    The paper names neither the number of resamples nor the seed; both are recorded beside every
-    interval made here. Fewer than two questions, or equal scores, leave nothing to resample: the
-    interval is the mean itself.
+    Questions are drawn with replacement, ``resamples`` times. The paper specifies neither the
+    number of resamples nor the seed; both are recorded with every interval. With fewer than two
+    questions, or equal scores, the interval is the mean itself.
 
     >>> bootstrap([5.0, 5.0, 5.0])
     Range(low=5.0, high=5.0)
@@ -87,10 +85,11 @@ def bootstrap(
 def half_widths(
     accuracies: Iterable[float], count: int, level: float = 0.95
 ) -> tuple[float, float]:
-    """The smallest and the largest half-width, in accuracy points, of Wilson intervals around
-    ``accuracies`` (in percent) on ``count`` questions: a row of the paper's table of evaluation
-    uncertainty. A percentage stands for the nearest whole number of right answers, as that is what
-    an interval is computed from.
+    """Return the smallest and the largest half-width of Wilson intervals, in accuracy points.
+
+    The intervals are around ``accuracies`` (in percent) on ``count`` questions: a row of the
+    paper's table of evaluation uncertainty. Each percentage is rounded to the nearest whole number
+    of right answers, because an interval is computed from such a number.
 
     >>> low, high = half_widths([60.03, 82.03], 1319)
     >>> f"{low:.2f} to {high:.2f}"

@@ -52,28 +52,29 @@ def _endpoint(_judge: object, _attribute: object, value: str) -> None:
 @final
 @frozen(kw_only=True)
 class Judge:
-    """The judge of MT-Bench: where it is, and how patiently it is asked.
+    """The judge of MT-Bench: its endpoint, and the settings of requests and retries.
 
-    Use when: MT-Bench is among the benchmarks. Avoid comparing scores of different judges, or of
-    one judge at different times: a GPT-4 judge at temperature 0 still varies by about 0.2 points
+    Use when: the benchmarks include MT-Bench. Avoid comparing scores of different judges, or of one
+    judge at different times. A GPT-4 judge at temperature 0 still varies by about 0.2 points
     between passes over the same answers.
 
     Args:
-        base_url, model: the endpoint (None: OpenAI's own), and the judge's name there.
-        api_key_env: the environment variable that holds the key; it may be unset where ``base_url``
-            is given. OPENAI_API_KEY is sent to OpenAI; any other variable, or to any other host,
-            only where the command says so too (``--send-key HOST``; from Python
-            HGMS_SEND_KEY=HOST). The key is written nowhere.
-        temperature, max_tokens: of the judge's own replies.
+        base_url, model: the endpoint (None: the endpoint of OpenAI), and the name of the judge
+            there.
+        api_key_env: the environment variable that contains the key; it may be unset if ``base_url``
+            is given. OPENAI_API_KEY is sent to OpenAI. Any other variable, or any other host,
+            requires permission from the command (``--send-key HOST``; from Python
+            HGMS_SEND_KEY=HOST). The key is never written to a file.
+        temperature, max_tokens: of the judge's replies.
         timeout: seconds for a reply, from its first byte to its last.
-        retries, backoff: how often a request that timed out, was turned away (429) or failed on the
-            server's side (5xx, no connection) is sent again, and the seconds before the first time;
-            doubled each time up to 60. A server's ``Retry-After`` has precedence, and holds for all
-            requests.
-        attempts: how often a reply without a rating is asked for in all; then the rating counts as
-            failed.
-        requests_per_minute, concurrency: at most so many requests are started in a minute, and
-            under way at the same time.
+        retries, backoff: number of retries, and seconds before the first retry. Retried requests
+            timed out, were rejected (429), or failed on the server (5xx, no connection). The wait
+            doubles each time, up to 60 s. A server's ``Retry-After`` has precedence, and applies to
+            all requests.
+        attempts: total number of requests if replies contain no rating; after these, the rating
+            counts as failed.
+        requests_per_minute, concurrency: largest number of requests started per minute, and of
+            concurrent requests.
 
     Cost: one request per turn: 160 for MT-Bench.
 
@@ -81,7 +82,7 @@ class Judge:
     3
 
     Source: Zheng et al. (2023), "Judging LLM-as-a-judge with MT-Bench and Chatbot Arena",
-        single-answer grading.
+    single-answer grading.
     """
 
     base_url: str | None = field(default=None, validator=optional(_endpoint))
@@ -98,7 +99,7 @@ class Judge:
 
     @property
     def where(self) -> str:
-        """The judge's name and place, as it stands in every record."""
+        """The judge's name and endpoint, as in every record."""
         return f"{self.model} at {self.base_url or 'https://api.openai.com/v1'}"
 
     @property
@@ -107,7 +108,7 @@ class Judge:
 
     @property
     def sends(self) -> str:
-        """What goes to the judge beside the questions and answers, in words."""
+        """A message about the key that is sent to the judge with questions and answers."""
         return (
             "no key is sent"
             if self.key() == NO_KEY
@@ -115,18 +116,18 @@ class Judge:
         )
 
     def key(self) -> str:
-        """The key, or a word in its place where a server of one's own needs none.
+        """Return the key, or a placeholder if a local server requires no key.
 
         Raises:
-            ConfigError: OpenAI's endpoint and no key; or a key that the file alone wants to be sent
-                somewhere.
+            ConfigError: OpenAI's endpoint has no key; or the file requests to send a key to a host
+                that the command does not allow.
         """
         key = os.environ.get(self.api_key_env, "")
         secure = self.base_url is None or self.base_url.startswith("https:")
         own = self.api_key_env == OWN_KEY and self.host == OWN_HOST and secure
         if key and not own and self.host not in os.environ.get("HGMS_SEND_KEY", "").split(","):
             if self.api_key_env == OWN_KEY and self.host != OWN_HOST:
-                return NO_KEY  # nobody asked for it: it is the default, and it is OpenAI's
+                return NO_KEY  # the default variable: its key is only for OpenAI
             raise ConfigError(
                 "not-allowed",
                 f"api_key_env={self.api_key_env!r} sends this environment variable to {self.host}, "
@@ -146,7 +147,7 @@ class Judge:
         )
 
     def require(self) -> None:
-        """Raises MissingExtra or ConfigError where no request could be made."""
+        """Raise MissingExtra or ConfigError if requests are not possible."""
         for package in ("openai", "tenacity"):
             if importlib.util.find_spec(package) is None:
                 raise MissingExtra(
@@ -159,8 +160,9 @@ class Judge:
 
 
 def rating(text: str) -> float | None:
-    """The first ``[[x]]`` of a judge's reply, else the first ``[x]``; None without one, or off the
-    scale of 0 to 10.
+    """Parse the first ``[[x]]`` of a judge's reply, else the first ``[x]``.
+
+    Return None if there is no rating, or if it is outside the scale of 0 to 10.
 
     >>> (
     ...     rating("Good. Rating: [[8]]"),
@@ -177,8 +179,11 @@ def rating(text: str) -> float | None:
 def messages(
     prompts: Mapping[str, JudgePrompt], question: Question, answers: Sequence[str], turn: int
 ) -> list[dict[str, str]]:
-    """What the judge is asked about turn 1 or 2: the whole conversation for the second, and the
-    reference answers for mathematics, reasoning and coding."""
+    """Return the request to the judge about turn 1 or 2.
+
+    For turn 2 it contains the whole conversation. For mathematics, reasoning and coding it contains
+    the reference answers.
+    """
     name = ("single-math-v1" if question.category in REFERENCES else "single-v1") + (
         "-multi-turn" if turn == 2 else ""
     )
@@ -193,9 +198,7 @@ def messages(
 
 
 def _filled(name: str, template: str, values: Mapping[str, str]) -> str:
-    """The template, which comes from a file, with its fields; their attributes, items and widths
-    are refused.
-    """
+    """Fill the fields of a template from a file; reject attributes, items and widths of fields."""
     parts = []
     try:
         for text, key, layout, conversion in string.Formatter().parse(template):
@@ -223,7 +226,7 @@ def _filled(name: str, template: str, values: Mapping[str, str]) -> str:
 
 @frozen
 class Request:
-    """What the judge is asked about one turn of a question."""
+    """The request to the judge about one turn of a question."""
 
     id: int
     turn: int

@@ -1,4 +1,4 @@
-"""Asking the judge: which turns, how fast, how often again, and what is kept of its replies."""
+"""Requests to the judge: selection of turns, request rate, retries, and storage of the replies."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Ratings = dict[tuple[int, int], dict[str, Any]]
 
 
 def ratings_path(judge: Judge | InspectJudge, folder: Path) -> Path:
-    """Each judge has its own file."""
+    """Return the file of a judge's ratings; each judge has a separate file."""
     name = re.sub(r"[^A-Za-z0-9.-]+", "-", judge.model).strip("-.") or "judge"
     return (
         folder
@@ -40,7 +40,7 @@ def ratings_path(judge: Judge | InspectJudge, folder: Path) -> Path:
 
 
 def stored(judge: Judge | InspectJudge, folder: Path, requests: Sequence[Request]) -> Ratings:
-    """The records this judge has of exactly these answers; the last one counts."""
+    """Return the stored records of this judge for exactly these answers; the last record counts."""
     wanted = {request.key: request.digest for request in requests}
     ratings = records.by_turn(ratings_path(judge, folder), NEEDS)
     return {key: record for key, record in ratings.items() if wanted.get(key) == record["asked"]}
@@ -52,11 +52,11 @@ def rate(
     requests: Sequence[Request],
     report: Callable[[str], None],
 ) -> Ratings:
-    """Has every turn rated that is not yet, and returns all records. Ratings that failed before are
-    asked for again.
+    """Rate every turn without a rating, and return all records. Retry ratings that failed before.
 
     Raises:
-        HgmsError: the judge cannot be reached, does not answer or refuses; what was rated is kept.
+        HgmsError: the judge cannot be reached, does not respond or rejects a request; finished
+            ratings are kept.
     """
     judge.require()
     done = stored(judge, folder, requests)
@@ -98,7 +98,7 @@ def rate(
 def _asked(
     judge: Judge | InspectJudge, folder: Path, todo: Sequence[Request]
 ) -> Iterator[Iterator[dict[str, Any]]]:
-    """The records of what is asked, as they come."""
+    """Yield the records of the requested ratings in the order of completion."""
     if isinstance(judge, InspectJudge):
         yield judge.rated(todo, folder / "inspect")
         return
@@ -107,8 +107,9 @@ def _asked(
 
 
 class _Session:
-    """Requests to one judge from several threads. They start a fixed time apart, and none before
-    a time that a server named.
+    """Requests to one judge from several threads.
+
+    Requests start at a fixed interval, and not before a time that a server requires.
     """
 
     def __init__(self, judge: Judge, client: OpenAI) -> None:
@@ -120,8 +121,9 @@ class _Session:
         self._stop = threading.Event()
 
     def rated(self, todo: Sequence[Request]) -> Iterator[dict[str, Any]]:
-        """Records as they come. After the first failure nothing new is begun; what was under way
-        is handed on.
+        """Yield records in the order of completion.
+
+        After the first failure, start no new request, but yield the records of running requests.
         """
         failure = None
         waiting = iter(todo)
@@ -144,7 +146,7 @@ class _Session:
                         if following is not None:
                             under_way.add(pool.submit(self._rate, following))
             finally:
-                self._stop.set()  # also where the caller is interrupted: nobody sleeps on
+                self._stop.set()  # also after an interrupt of the caller: wake sleeping threads
         if failure is not None:
             raise failure
 
@@ -166,7 +168,7 @@ class _Session:
         return record
 
     def _reply(self, request: Request) -> tuple[str | None, str]:
-        """The judge's reply, or None and why it is of no use."""
+        """Return the judge's reply, or None with the reason why it cannot be used."""
         import openai
 
         try:
@@ -193,7 +195,7 @@ class _Session:
         return text.encode(errors="replace").decode(), ""  # half a surrogate pair cannot be written
 
     def _sent(self, request: Request) -> Any:
-        """What the endpoint sends back, with as many retries as it takes."""
+        """Send a request with retries, and return the response of the endpoint."""
         from tenacity import (
             RetryError,
             Retrying,
@@ -210,7 +212,7 @@ class _Session:
             named = _retry_after(state.outcome.exception())
             if named is None:
                 return float(doubling(state))
-            with self._lock:  # for every thread; this one waits there too
+            with self._lock:  # for every thread; this thread waits in `send` too
                 self._next = max(self._next, time.monotonic() + named)
             return 0.0
 
@@ -251,7 +253,8 @@ class _Session:
 def _client(judge: Judge) -> OpenAI:
     from openai import DefaultHttpxClient, OpenAI
 
-    # retries are ours: they keep to the pace, and a Retry-After holds for all threads
+    # Retry here, not in the client: retries respect the request rate, and a Retry-After applies to
+    # all threads.
     client = DefaultHttpxClient(
         event_hooks={"response": [lambda response: _limit(response, judge.timeout)]}
     )
@@ -265,9 +268,12 @@ def _client(judge: Judge) -> OpenAI:
 
 
 def _limit(response: Any, seconds: float) -> None:
-    """At most so many seconds and 16 MiB for a reply's body. The client limits each read, and a
-    server that sends a byte now and then never meets that."""
-    # httpx, or what openai has in its place
+    """Limit the body of a reply to ``seconds`` seconds and 16 MiB.
+
+    The client limits only each read. A server that sends single bytes slowly never exceeds that
+    limit.
+    """
+    # httpx, or the replacement that openai uses
     http: Any = importlib.import_module(type(response).__module__.partition(".")[0])
     inner = response.stream
     end = time.monotonic() + seconds
@@ -292,7 +298,7 @@ def _limit(response: Any, seconds: float) -> None:
 
 
 def _passing(error: BaseException) -> bool:
-    """Whether the same request may succeed later."""
+    """Return whether the same request may succeed later."""
     import openai
 
     if isinstance(error, openai.RateLimitError):
@@ -303,7 +309,7 @@ def _passing(error: BaseException) -> bool:
 
 
 def _retry_after(error: BaseException | None) -> float | None:
-    """The seconds a server asks to wait, at most ten minutes."""
+    """Return the seconds to wait that a server requests, at most ten minutes."""
     response = getattr(error, "response", None)
     try:
         return (

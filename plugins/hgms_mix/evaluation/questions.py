@@ -1,4 +1,4 @@
-"""The benchmarks' questions, read from their published files."""
+"""The questions of the benchmarks, read from their published files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PLACES: Mapping[Benchmark, str] = {
     "math": "math/test.jsonl.gz",
     "mt-bench": "mt_bench",
 }
-"""Where each benchmark is below $HGMS_DATA."""
+"""The path of each benchmark below $HGMS_DATA."""
 
 PROMPTS = "judge_prompts.jsonl"
 """The file with the prompts of MT-Bench's judge."""
@@ -35,8 +35,9 @@ REFERENCES = ("math", "reasoning", "coding")
 
 @frozen
 class Question:
-    """``turns``: what the user says, one entry per turn; ``gold``: the known answer (None where a
-    judge rates); ``references``: a reference answer for each turn, or ()."""
+    """A question. ``turns``: the user's messages, one per turn; ``gold``: the known answer
+    (None if a judge rates); ``references``: a reference answer per turn, or ().
+    """
 
     id: int
     turns: tuple[str, ...]
@@ -52,7 +53,10 @@ class JudgePrompt:
 
 
 def place(benchmark: Benchmark, named: str | None) -> Path:
-    """The benchmark's file (MT-Bench: folder): the one named, or the one below $HGMS_DATA."""
+    """Return the benchmark's file (MT-Bench: folder).
+
+    It is the path ``named``, or the path below $HGMS_DATA.
+    """
     if named is not None:
         path = expand(named, ("evaluate", "paths", benchmark))
     elif "HGMS_DATA" in os.environ:
@@ -66,7 +70,7 @@ def place(benchmark: Benchmark, named: str | None) -> Path:
             f'in the table [evaluate.paths]: {benchmark} = "…/{PLACES[benchmark]}"',
         )
     if not path.exists():
-        # as written: variables stay unsaid
+        # report the unexpanded path, so that the message does not contain values of variables
         raise DataError(
             "missing-file",
             f"the path of {benchmark} does not exist",
@@ -76,14 +80,14 @@ def place(benchmark: Benchmark, named: str | None) -> Path:
 
 
 def load(benchmark: Benchmark, path: Path, limit: int | None = None) -> tuple[list[Question], str]:
-    """The first ``limit`` questions (None: all) and the SHA-256 of the files they come from.
+    """Return the first ``limit`` questions (None: all) and the SHA-256 of their files.
 
-    GSM8K: JSON lines with ``question`` and ``answer`` (``#### N``); MATH: ``problem`` and
-    ``solution`` (or ``answer``, where the file has the bare answer); ids are the rows' numbers from
-    0. MT-Bench: a folder with question.jsonl and reference_answer_gpt-4.jsonl; ids are its own.
+    GSM8K: JSON lines with ``question`` and ``answer`` (``#### N``). MATH: ``problem`` and
+    ``solution`` (or ``answer``, if the file contains the bare answer). Ids are row numbers from 0.
+    MT-Bench: a folder with question.jsonl and reference_answer_gpt-4.jsonl; ids are from the file.
 
     Raises:
-        DataError: a file is missing or empty, or a row lacks a field: the line is named.
+        DataError: a file is missing or empty, or a row lacks a field; the error names the line.
     """
     if benchmark == "mt-bench":
         questions, digest = _mt_bench(path)
@@ -97,7 +101,7 @@ def load(benchmark: Benchmark, path: Path, limit: int | None = None) -> tuple[li
 
 
 def judge_prompts(folder: Path) -> dict[str, JudgePrompt]:
-    """The single-answer judge prompts of judge_prompts.jsonl by name."""
+    """Return the single-answer judge prompts of judge_prompts.jsonl by name."""
     path = folder / PROMPTS
     prompts = {
         _text(row, "name", line): JudgePrompt(
@@ -164,7 +168,7 @@ def _mt_bench(folder: Path) -> tuple[list[Question], str]:
 
 
 def rows_of(path: Path) -> tuple[list[tuple[Place, dict[str, Any]]], str]:
-    """The JSON objects of a file, each with its place, and the SHA-256 of the text."""
+    """Return the JSON objects of a file, each with its place, and the SHA-256 of the text."""
     try:
         data = path.read_bytes()
         text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()

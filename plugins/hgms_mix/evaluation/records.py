@@ -1,5 +1,6 @@
-"""One JSON object per line, appended as the work goes: what is written stays, and an interrupted
-write is dropped.
+"""Files with one JSON object per line, appended during the work.
+
+Written records are kept; an incomplete last record is removed.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from hgms_core.torch_errors import first_line
 
 
 def by_turn(path: Path, needs: Sequence[str]) -> dict[tuple[int, int], dict[str, Any]]:
-    """The records of ``path`` (none if there is no such file) by question and turn, with the fields
-    that are needed; of two for a turn the later. A last line without its newline was cut off while
-    it was being written: it is removed from the file, so that what is appended next starts on a
-    line of its own.
+    """Return the records of ``path`` by question and turn (none if the file does not exist).
+
+    ``needs`` lists required fields. If a turn has two records, the later record counts. A last line
+    without newline is an interrupted write. The function removes it from the file, so that the next
+    record starts on a new line.
     """
     if not path.exists():
         return {}
@@ -46,7 +48,7 @@ def by_turn(path: Path, needs: Sequence[str]) -> dict[tuple[int, int], dict[str,
 
 
 class Journal:
-    """A file of records open for appending; each is on disk when ``write`` returns."""
+    """A file of records, open for appending; each record is on disk when ``write`` returns."""
 
     def __init__(self, path: Path) -> None:
         self._file = _appending(path)
@@ -64,8 +66,9 @@ class Journal:
 
 
 def require_same_model(folder: Path, model: str, *, but: Path | None = None) -> None:
-    """Raises CheckpointError where settings in ``folder`` (other than those in ``but``) name
-    another model's fingerprint.
+    """Raise CheckpointError if settings in ``folder`` contain the fingerprint of another model.
+
+    Settings in the file ``but`` are ignored.
     """
     for path in sorted(folder.glob("*.settings.json")):
         if path != but and table(path).get("model") != model:
@@ -79,7 +82,7 @@ def require_same_model(folder: Path, model: str, *, but: Path | None = None) -> 
 
 
 def table(path: Path) -> dict[str, Any]:
-    """The JSON object in a file."""
+    """Return the JSON object in a file."""
     try:
         return _object(path.read_bytes())
     except (ValueError, RecursionError) as error:
@@ -99,8 +102,10 @@ def _object(text: bytes) -> dict[str, Any]:
 
 
 def _appending(path: Path) -> IO[bytes]:
-    """Opened for writing; through a symbolic link somebody else's folder could have any file of
-    ours written to.
+    """Open a file for appending.
+
+    Symbolic links are rejected: a link in another user's folder could redirect the write to any of
+    your files.
     """
     try:
         return appending(path)
@@ -119,10 +124,10 @@ def _line(record: Mapping[str, Any]) -> bytes:
 
 
 def write(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
-    """All records at once, in place of the old file."""
+    """Replace the file by these records, in one atomic step."""
     replace_file(path, b"".join(map(_line, records)))
 
 
 def replace(path: Path, value: object) -> None:
-    """The whole file as JSON, or the old one as it was."""
+    """Replace the file by a value as JSON, or leave the old file unchanged."""
     replace_file(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())

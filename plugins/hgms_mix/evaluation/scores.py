@@ -1,4 +1,4 @@
-"""From answers and ratings to the numbers in results.json."""
+"""Compute the numbers in results.json from answers and ratings."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ PAPER_COUNTS: Final[Mapping[str, int]] = {"gsm8k": 1319, "math": 4989, "mt-bench
 
 
 def score(verifier: Verifier, name: Benchmark, question: Question, response: str) -> dict[str, Any]:
-    """The record of one answer to GSM8K or MATH: what was taken for the answer, by which rule,
-    and the verdict.
+    """Return the record of one answer to GSM8K or MATH.
+
+    It contains the extracted answer, the rule of extraction and the verdict.
     """
     assert question.gold is not None
     answer = extract(response, number=name == "gsm8k")
@@ -39,8 +40,9 @@ def score(verifier: Verifier, name: Benchmark, question: Question, response: str
 def accuracy(
     name: Benchmark, rows: Sequence[Mapping[str, Any]], answers: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """The share of right answers in percent, with Wilson's interval; what was not decided or not
-    found is counted.
+    """Return the share of right answers in percent, with Wilson's interval.
+
+    The result also counts undecided and missing answers.
     """
     correct = sum(row["verdict"] == "right" for row in rows)
     return {
@@ -62,8 +64,11 @@ def summary(
     resamples: int,
     seed: int,
 ) -> dict[str, Any]:
-    """MT-Bench's score: the mean over rated turns. A turn without a rating is counted;
-    ``if_failed`` is what the score would be had each of them got the least or the most."""
+    """Return MT-Bench's score: the mean over rated turns.
+
+    Turns without a rating are counted; ``if_failed`` is the score if each of these turns had the
+    lowest or the highest rating.
+    """
     known = {
         key: record["rating"] for key, record in ratings.items() if record["rating"] is not None
     }
@@ -102,7 +107,7 @@ def _mean(values: Sequence[float]) -> Any:
 
 
 def wilson(correct: int, count: int) -> dict[str, Any]:
-    """Wilson's interval of a share in percent, as it stands in results."""
+    """Return Wilson's interval of a share in percent, in the form of the results."""
     return _interval(intervals.wilson(correct, count), 100, {"method": "wilson", "level": 0.95})
 
 

@@ -1,4 +1,4 @@
-"""Whether two answers are equal, as math-verify says, in a process of its own."""
+"""Compare two answers with math-verify, in a separate process."""
 
 from __future__ import annotations
 
@@ -17,15 +17,20 @@ from hgms_core.errors import MissingExtra
 Verdict = Literal["right", "wrong", "undecided"]
 
 PATIENCE = 24
-"""Parsing and each comparison have some seconds of processor time; what outlasts so many times that
-by the clock, no signal can stop."""
+"""Timeout by the clock, as a multiple of the limit on processor time.
+
+Parsing and each comparison have such a limit. No signal can stop a comparison that exceeds the
+timeout.
+"""
 
 
 class Verifier:
-    """Compares answers with math-verify in a process of its own, which is ended and started again
-    when a comparison takes too long or all memory. May be called from any thread.
+    """Compare answers with math-verify in a separate process.
 
-    ``verdict`` is "undecided" where math-verify ran out of time. The arguments are not
+    The process is restarted if a comparison takes too long or all memory. The verifier may be
+    called from any thread.
+
+    ``verdict`` is "undecided" if math-verify ran out of time. The arguments are not
     interchangeable: the known answer comes first.
 
     >>> with Verifier() as verifier:
@@ -43,8 +48,9 @@ class Verifier:
         self._lines: queue.Queue[str] = queue.Queue()
 
     def verdict(self, gold: str, answer: str, *, whole: bool = False) -> Verdict:
-        """Whether ``answer`` equals ``gold``; with ``whole`` it is a text in which math-verify
-        looks for the answer itself.
+        """Return whether ``answer`` equals ``gold``.
+
+        With ``whole``, ``answer`` is a text in which math-verify finds the answer.
         """
         pair = [_box(gold), answer if whole else _box(answer), self._seconds]
         with self._lock:
@@ -64,8 +70,8 @@ class Verifier:
     def _start(self) -> subprocess.Popen[str]:
         require_math_verify()
         script = Path(__file__).with_name("worker.py")
-        # -P: the script's folder is not put on the path, where its neighbours could hide modules of
-        # other names
+        # -P: do not add the script's folder to the path, where its modules could hide modules of
+        # the same names.
         process = subprocess.Popen(
             [sys.executable, "-P", str(script)],
             stdin=subprocess.PIPE,
@@ -126,7 +132,7 @@ def _box(text: str) -> str:
 
 
 def _pass_on(stream: IO[str], lines: queue.Queue[str]) -> None:
-    with contextlib.suppress(ValueError):  # closed while it was being read
+    with contextlib.suppress(ValueError):  # closed during a read
         for line in stream:
             lines.put(line.strip())
     lines.put("")

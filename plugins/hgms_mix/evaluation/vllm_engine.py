@@ -1,5 +1,6 @@
-"""The same greedy answers through vLLM: one base in its memory, and any number of LoRA adapters
-on it.
+"""The same greedy answers through vLLM.
+
+One base model in memory serves any number of LoRA adapters.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 CHUNK = 256
-"""Prompts that vLLM is handed at once."""
+"""Prompts per call of vLLM."""
 RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The values of vLLM's ``max_lora_rank``."""
 MERGED_ONLY: Final = (
@@ -34,17 +35,19 @@ MERGED_ONLY: Final = (
     "alora_invocation_tokens",
     "use_qalora",
 )
-"""Fields of an adapter's configuration that vLLM refuses where they say something."""
+"""Fields of an adapter's configuration that vLLM rejects if they are set."""
 
 
 class Engine:
-    """vLLM with one base model (a folder in the format of transformers) and adapters by name
-    (folders in peft's). The base is loaded once; which adapter answers is said with each request,
-    so that N mixtures are evaluated for the memory of one. vLLM holds that memory until the
-    ``with`` block ends.
+    """vLLM with one base model (a folder in the format of transformers) and named adapters (folders
+    in the format of peft).
+
+    The base is loaded once, and each request selects an adapter. Evaluating N mixtures therefore
+    needs the memory of one. vLLM keeps this memory until the ``with`` block ends.
 
     Args:
-        base, adapters: the folders. ``length``: tokens of a prompt and its answer at most.
+        base, adapters: the folders. ``length``: largest number of tokens of a prompt and its
+            answer.
 
     Raises:
         MissingExtra: vLLM is not installed.
@@ -65,7 +68,7 @@ class Engine:
                 "max_loras": 1,
                 "max_cpu_loras": len(adapters),
             }
-        # vLLM keeps adapters apart by their numbers, which begin at 1
+        # vLLM distinguishes adapters by their numbers, which start at 1
         self._requests = {
             name: LoRARequest(name, number, str(path))
             for number, (name, path) in enumerate(adapters.items(), 1)
@@ -76,17 +79,18 @@ class Engine:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Ends vLLM, which gives its memory back."""
+        """Stop vLLM, which releases its memory."""
         self._llm.llm_engine.engine_core.shutdown()
 
     def replies(
         self, tokenizer: PreTrainedTokenizerBase, prompts: Prompts, adapter: str | None = None
     ) -> Iterator[list[tuple[int, Reply]]]:
-        """The answers of the base with ``adapter`` (None: of the base alone), as
-        :func:`hgms_mix.evaluation.generate.replies`.
+        """Yield the answers of the base with ``adapter`` (None: without adapter).
+
+        The form is the same as for :func:`hgms_mix.evaluation.generate.replies`.
 
         Raises:
-            ConfigError: there is no adapter of that name.
+            ConfigError: there is no adapter with this name.
         """
         from vllm import SamplingParams
 
@@ -110,10 +114,11 @@ class Engine:
 def replies(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Prompts, folder: Path
 ) -> Iterator[list[tuple[int, Reply]]]:
-    """As :func:`hgms_mix.evaluation.generate.replies`. vLLM needs the model as files: base and
-    adapter are saved to a temporary folder in ``folder``, and the model is moved off the
-    accelerator meanwhile. An adapter that vLLM cannot put on a base (DoRA, a GPT-2, …) is merged
-    into it.
+    """Yield answers as :func:`hgms_mix.evaluation.generate.replies` does.
+
+    vLLM requires the model as files. The function saves base and adapter to a temporary folder in
+    ``folder``, and moves the model off the accelerator during generation. If vLLM cannot apply an
+    adapter to a base (DoRA, a GPT-2, …), the adapter is merged into the base.
     """
     require()
     device = model.device
@@ -134,7 +139,7 @@ def replies(
 
 
 def _tokens(output: Any, stops: Sequence[int]) -> list[int]:
-    """What was generated, with the token that ended it, which vLLM may leave out."""
+    """Return the generated tokens, including the end token, which vLLM may omit."""
     best = output.outputs[0]
     tokens = list(best.token_ids)
     ended = best.finish_reason == "stop" and not (tokens and tokens[-1] in stops)
@@ -152,7 +157,7 @@ def require() -> None:
 
 
 def _apart(model: Any) -> bool:
-    """Whether vLLM can serve the model's adapter beside its base."""
+    """Return whether vLLM can serve the model's adapter separately from its base."""
     if not hasattr(model, "peft_config"):
         return False
     from vllm import ModelRegistry
@@ -174,7 +179,7 @@ def _rank(folder: Path) -> int:
 
 
 def _slot(rank: int) -> int:
-    """The least rank that vLLM has room for and the adapters need."""
+    """Return the smallest rank that vLLM supports and that fits the adapters."""
     fitting = [size for size in RANKS if size >= rank]
     if not fitting:
         raise ConfigError(
@@ -187,20 +192,17 @@ def _slot(rank: int) -> int:
 
 
 def _save(model: Any, folder: Path, adapters: Mapping[str, Path]) -> None:
-    """The base into ``folder``, its adapter beside it where it is served apart, else merged into
-    the base.
-    """
+    """Save the base into ``folder``, and its adapter separately or merged into the base."""
     if not hasattr(model, "peft_config"):
         model.save_pretrained(folder)
     elif not adapters:
-        # a copy, since an adapter that is taken out of a merged model again leaves rounding errors
-        # in it
+        # Merge into a copy: removing an adapter from a merged model leaves rounding errors in it.
         copy.deepcopy(model).merge_and_unload().save_pretrained(folder)
     else:
         for path in adapters.values():
             model.save_pretrained(path, save_embedding_layers=False)
         base = model.get_base_model()
-        # the adapted layers hold their weights one level deeper than the plain model has them
+        # the weights of adapted layers are one level deeper than in the plain model
         state = {
             name.replace(".base_layer.", "."): tensor
             for name, tensor in base.state_dict().items()

@@ -1,11 +1,12 @@
-"""Compares answers with math-verify in a process of its own: one JSON pair per line in, one verdict
-per line out.
+"""Compare answers with math-verify in a separate process.
 
-Run as a script by :class:`hgms_mix.evaluation.verifier.Verifier`; it imports nothing of this
-project. math-verify limits its time by a signal, which works in a process's main thread only, and
-an expression such as 9^(9^(9^9)) may take all memory: neither should be able to end an evaluation.
-The limit here is on processor time (where there is such a signal), so that a busy machine gives the
-verdicts of an idle one.
+Each input line contains one JSON pair, and each output line one verdict.
+
+:class:`hgms_mix.evaluation.verifier.Verifier` runs this file as a script; it imports no module of
+this project. math-verify limits its time by a signal, which works only in a process's main thread.
+An expression such as 9^(9^(9^9)) may use all memory. Neither must end an evaluation. The limit here
+is on processor time (if the system has such a signal). Verdicts on a busy machine are therefore the
+same as on an idle machine.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ MEMORY = 4 << 30
 
 
 class _Heard(logging.Handler):
-    """math-verify reports a comparison that it gave up as a warning, and otherwise as unequal."""
+    """Count the comparisons that math-verify gave up: it logs a warning, but reports them as
+    unequal.
+    """
 
     count = 0
 
@@ -50,7 +53,7 @@ def main() -> None:
         signal.signal(signal.SIGPROF, stop)
 
     def limit(seconds: float) -> None:
-        """A signal after every so many seconds of processor time; 0: none."""
+        """Send a signal after each interval of ``seconds`` processor seconds; 0: no signal."""
         if own:
             signal.setitimer(signal.ITIMER_PROF, seconds, seconds)
 

@@ -1,4 +1,4 @@
-"""``hgms mix export`` and ``hgms mix import``: parses, calls, prints."""
+"""``hgms mix export`` and ``hgms mix import``: parse the options, call the functions, print."""
 
 from __future__ import annotations
 

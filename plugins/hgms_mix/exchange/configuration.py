@@ -1,5 +1,6 @@
-"""What readers of other trainers' configurations share: files, places of data, and numbers, each
-with its message.
+"""Shared parts of the readers of other trainers' configurations.
+
+They read files, locations of data, and numbers, and raise errors with their place.
 """
 
 from __future__ import annotations
@@ -17,15 +18,18 @@ from hgms_core.torch_errors import first_line
 from hgms_mix.exchange.trainer import yaml
 
 BUILDERS = ("arrow", "csv", "json", "pandas", "parquet", "text")
-"""Names of ``load_dataset`` for files of a kind, in place of a data set."""
+"""Names of file types that ``load_dataset`` accepts in place of a data set."""
 MOST_VALUES = 1_000_000
-"""Values of a configuration. A few lines of aliases can stand for more than memory can hold."""
+"""The largest number of values of a configuration.
+
+A few lines of aliases can expand beyond any memory.
+"""
 COMMIT = "COMMIT"
-"""Where a data set of the Hub is named without its commit, which a source has to have."""
+"""A placeholder for the missing commit of a Hub data set; a source requires a commit."""
 
 
 def read_mapping(path: Path, what: str) -> dict[str, Any]:
-    """A YAML or JSON file (which is YAML) with a mapping in it."""
+    """Read a YAML or JSON file (JSON is YAML) that contains a mapping."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -63,7 +67,7 @@ def read_mapping(path: Path, what: str) -> dict[str, Any]:
 
 
 def _size(node: Any, sizes: dict[int, float]) -> float:
-    """The number of values below a node, infinite if an alias is within its own anchor."""
+    """Return the number of values below a node; infinite if an alias is inside its own anchor."""
     if not isinstance(node, list | dict):
         return 1
     if id(node) not in sizes:
@@ -74,8 +78,9 @@ def _size(node: Any, sizes: dict[int, float]) -> float:
 
 
 def numbers(value: Any, count: int, place: Place) -> list[float]:
-    """Probabilities or fractions: a list, or a text with commas; ConfigError unless there is one
-    for each source.
+    """Return probabilities or fractions from a list or a text with commas.
+
+    Raise ConfigError unless there is one number per source.
     """
     name = place[-1]
     listed = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
@@ -103,7 +108,7 @@ def numbers(value: Any, count: int, place: Place) -> list[float]:
 
 
 def is_tables(listed: Any, key: str) -> TypeGuard[list[dict[str, Any]]]:
-    """Whether this is a list of tables, not empty, with a text at ``key`` in each."""
+    """Return whether this is a list of tables, not empty, each with a text at ``key``."""
     return (
         isinstance(listed, list)
         and bool(listed)
@@ -112,7 +117,7 @@ def is_tables(listed: Any, key: str) -> TypeGuard[list[dict[str, Any]]]:
 
 
 def several(listed: Sequence[Any], place: Place) -> None:
-    """Raises ConfigError for one data set, before its rows are counted."""
+    """Raise ConfigError for a single data set, before its rows are counted."""
     if len(listed) < 2:
         raise ConfigError(
             "wrong-length",
@@ -130,10 +135,10 @@ def unread_keys(
     harmless: Collection[str] = (),
     rejected: Collection[str] = (),
 ) -> list[str]:
-    """Names the keys of a table that are not imported, in a line for the user.
+    """Return a line for the user with the keys of a table that are not imported.
 
-    ``read`` are carried over and ``harmless`` change neither rows nor shares. A key that is set and
-    that ``rejected`` names is a ConfigError, since it changes the rows that are learned.
+    Keys in ``read`` are imported. Keys in ``harmless`` change neither rows nor shares. A key in
+    ``rejected`` that is set raises ConfigError, since it changes the rows for training.
     """
     given = [key for key, value in table.items() if value not in (None, "", False, [], {})]
     for key in given:
@@ -144,7 +149,7 @@ def unread_keys(
                 place=(*place, key),
                 hint="write the rows that it selects to a file, and remove it",
             )
-    # notes are comments of the mix file, so a name is one line
+    # Notes are comments of the mix file, so a name must be one line.
     unread = [printable(key) for key in given if key not in read and key not in harmless]
     where = ".".join(map(printable, place[1:] or place))
     return [f"not imported from {where}: {', '.join(unread)}"] if unread else []
@@ -156,7 +161,7 @@ def printable(name: Any) -> str:
 
 
 def table_at(table: Mapping[str, Any], key: str, place: Place) -> dict[str, Any]:
-    """The table at a key, empty if there is none; ConfigError for another value."""
+    """Return the table at a key, empty if missing; raise ConfigError for another value."""
     value = table.get(key)
     if value is not None and not isinstance(value, dict):
         raise ConfigError("wrong-type", f"{key}={value!r} must be a table", place=(*place, key))
@@ -164,13 +169,13 @@ def table_at(table: Mapping[str, Any], key: str, place: Place) -> dict[str, Any]
 
 
 def in_columns(form: str, fields: Mapping[str, str]) -> dict[str, Any]:
-    """The format of a source, and the columns whose names differ from those of its fields."""
+    """Return the format of a source, and the columns whose names differ from their fields."""
     own = {field: column for field, column in fields.items() if field != column}
     return {"format": form, **({"fields": own} if own else {})}
 
 
 def expect(table: Mapping[str, Any], key: str, values: Collection[Any], place: Place) -> None:
-    """Raises ConfigError unless a key of the table is missing or has one of the values."""
+    """Raise ConfigError unless a key of the table is missing or has one of the values."""
     if (value := table.get(key)) is not None and value not in values:
         raise ConfigError(
             "not-supported",
@@ -181,9 +186,10 @@ def expect(table: Mapping[str, Any], key: str, values: Collection[Any], place: P
 
 
 def part_of(split: Any, name: str, source: Mapping[str, Any], file: Path, place: Place) -> Any:
-    """``skip`` and ``rows`` of a local source, from a slice of ``load_dataset``: "train[:10%]".
+    """Return ``skip`` and ``rows`` of a local source from a slice: "train[:10%]".
 
-    A percentage is rounded to the nearest row, as ``load_dataset`` does.
+    The slice has the syntax of ``load_dataset``. A percentage is rounded to the nearest row, as in
+    ``load_dataset``.
     """
     if split in (None, "", "train"):
         return {}
@@ -215,8 +221,10 @@ def part_of(split: Any, name: str, source: Mapping[str, Any], file: Path, place:
 
 
 def place_of(name: str, file: Path) -> Path | None:
-    """Where a trainer finds a file, a folder or a pattern of files: from where it is started,
-    else beside its configuration.
+    """Return the path at which a trainer finds a file, a folder or a pattern of files.
+
+    The name is relative to the working directory of the trainer, else to the folder of its
+    configuration.
     """
     for base in (Path.cwd(), file.resolve().parent):
         if (base / name).exists() or (
@@ -227,9 +235,10 @@ def place_of(name: str, file: Path) -> Path | None:
 
 
 def located(name: str, file: Path, *option: str | int) -> str:
-    """A data file as the mix file shall have it: relative to here if it is below, else absolute.
+    """Return the path of a data file for the mix file.
 
-    ``option`` is the place of the name in the configuration ``file``.
+    The path is relative if it is below the working directory, else absolute. ``option`` is the
+    place of the name in the configuration ``file``.
     """
     if (place := place_of(name, file)) is None:
         raise ConfigError(
@@ -244,7 +253,7 @@ def located(name: str, file: Path, *option: str | int) -> str:
 
 
 def name_of(place: str) -> str:
-    """A source's name from its file or folder; that of the folder where the file is a pattern.
+    """Return a source name from its file or folder; for a pattern, from the folder.
 
     >>> name_of("data/code.jsonl.gz"), name_of("data/*.jsonl")
     ('code', 'data')
@@ -254,7 +263,7 @@ def name_of(place: str) -> str:
 
 
 def of_hub(name: str, commit: Any = None, subset: Any = None, split: Any = None) -> dict[str, Any]:
-    """A data set of the Hub as a source. A branch or a tag is no commit."""
+    """Return a data set of the Hub as a source. A branch or a tag does not count as a commit."""
     pinned = (
         commit if isinstance(commit, str) and re.fullmatch(r"[0-9a-f]{7,40}", commit) else COMMIT
     )
@@ -265,7 +274,7 @@ def of_hub(name: str, commit: Any = None, subset: Any = None, split: Any = None)
 def of_load_dataset(
     part: Mapping[str, Any], file: Path, *option: str | int, columns: Mapping[str, Any]
 ) -> tuple[str, dict[str, Any]]:
-    """A data set in the arguments of ``datasets.load_dataset``: a name for it, and the source.
+    """Return a name and the source for a data set in the arguments of ``datasets.load_dataset``.
 
     ``option`` is the place of the data set in the configuration ``file``. ``columns`` are its
     format and fields.
@@ -301,9 +310,10 @@ def of_load_dataset(
 
 
 def count_rows(name: str, table: Mapping[str, Any], file: Path) -> int:
-    """Rows of a source; ConfigError for one of the Hub, whose rows are not here.
+    """Count the rows of a source.
 
-    ``file`` is the configuration that names the source.
+    Raise ConfigError for a source of the Hub, whose rows are not local. ``file`` is the
+    configuration that names the source.
     """
     from hgms_mix.lm import Source, read_examples
 

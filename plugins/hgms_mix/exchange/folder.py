@@ -1,5 +1,6 @@
-"""An export: the trainer's files, and a README.md that says what they are and how to train with
-them.
+"""An export: the trainer's files, and a README.md.
+
+README.md describes the files and the command for training.
 """
 
 from __future__ import annotations
@@ -29,21 +30,24 @@ TRAINERS: Mapping[str, Trainer] = {
 
 
 LIST = ".export.json"
-"""In every export: its trainer and the files that were written, which are all that the next
-export there takes away.
+"""The file list of every export: its trainer and the files it wrote.
+
+The next export to the folder removes only these files.
 """
 
 ASIDE = ".export.part"
-"""Where an export is written until it is whole; what a killed one has left of it is in nobody's
-way.
+"""The temporary folder of an unfinished export.
+
+A remainder of an interrupted export does not disturb later exports.
 """
 
 
 def export(sample: Sampled, trainer: Trainer, folder: Path) -> list[str]:
-    """Writes all of it, aside until it is whole; the files that a person starts from, relative to
-    ``folder``.
+    """Write an export, in a temporary folder until it is complete.
 
-    Errors: ConfigError where the folder holds something else; DiskError where it cannot be written.
+    Return the files that a user starts from, relative to ``folder``.
+
+    Errors: ConfigError if the folder contains other files; DiskError if it cannot be written.
     """
     before = _written(folder, trainer)
     aside = folder / ASIDE
@@ -64,9 +68,9 @@ def export(sample: Sampled, trainer: Trainer, folder: Path) -> list[str]:
                         place=(str(folder / name),),
                         hint="use another --out, or move the file",
                     )
-            _list(folder, trainer, before | files)  # if this is killed, the next one knows of both
+            _list(folder, trainer, before | files)  # after a kill, the next export knows both
             for name in before - files:
-                # with other sources: OLMo-core takes all that is there
+                # From other sources: OLMo-core reads all files in the folder.
                 (folder / name).unlink(missing_ok=True)
             for name in files:
                 (folder / name).parent.mkdir(exist_ok=True)
@@ -92,8 +96,9 @@ def _list(folder: Path, trainer: Trainer, files: Set[str]) -> None:
 
 
 def _written(folder: Path, trainer: Trainer) -> Set[str]:
-    """The files of an earlier export that the folder holds; ConfigError where it holds anything
-    else.
+    """Return the files of an earlier export in the folder.
+
+    Raise ConfigError if the folder contains any other file.
     """
     if not folder.exists() or (
         folder.is_dir() and {path.name for path in folder.iterdir()} <= {ASIDE}
@@ -120,8 +125,9 @@ def _written(folder: Path, trainer: Trainer) -> Set[str]:
 
 
 def _is_below(folder: Path, name: str) -> bool:
-    """Whether a file of a list, which anybody may have written, is in the folder, and through no
-    link.
+    """Return whether a listed file is in the folder, and not reached through a link.
+
+    The list may come from any author.
     """
     return (folder / name).parent.resolve().is_relative_to(folder.resolve()) and Path(
         name
@@ -129,7 +135,7 @@ def _is_below(folder: Path, name: str) -> bool:
 
 
 def readme(sample: Sampled, trainer: Trainer, notes: list[str]) -> str:
-    """What a person who opens the folder has to know."""
+    """Return the README text: the facts that a user of the folder needs."""
     whole = {} if sample.ranked else trainer.whole(sample)
     head = ["source", "learned weight", "rows here", "share here", "rows in all"] + (
         [] if sample.ranked else ["to draw from all rows"]

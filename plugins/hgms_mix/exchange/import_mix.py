@@ -1,5 +1,6 @@
-"""A mix file from another trainer's configuration: its sources, and its mixture as the method
-``fixed``.
+"""Create a mix file from another trainer's configuration.
+
+The configuration gives the sources, and its mixture becomes the method ``fixed``.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ SIZE = 1000
 def mix_file(
     brought: Brought, trainer: Trainer, origin: Path, validation: str | None = None
 ) -> str:
-    """The text of a mix file. What the configuration cannot know is left to fill in, and said."""
+    """Return the text of a mix file.
+
+    Comments mark the settings that the configuration does not contain; users fill them in.
+    """
     document = tomlkit.document()
     document.add(tomlkit.comment(f"From {origin.name}, a configuration of {trainer.name}."))
     for note in brought.notes:
@@ -59,9 +63,9 @@ def _table(**items: Any) -> Any:
 
 
 def bring(trainer: Trainer, origin: Path, out: Path, validation: str | None = None) -> Brought:
-    """Reads ``origin`` and writes the mix file ``out``, which must not be there.
+    """Read ``origin`` and write the mix file ``out``, which must not exist.
 
-    Errors: ConfigError for a configuration that cannot be read, or whose shares cannot be known.
+    Errors: ConfigError for a configuration that cannot be read, or whose shares are unknown.
     """
     from hgms_mix.lm import Source
 

@@ -1,4 +1,4 @@
-"""Rows of an export: conversations, prompts with answers as texts, and TRL's kinds of both."""
+"""Rows of an export: conversations, prompts with answers as texts, and TRL's types of both."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from hgms_mix.exchange.sample import Part, Sampled, is_learned
 
 
 def conversations(part: Part) -> Iterator[dict[str, Any]]:
-    """Rows whose answers are all learned.
+    """Yield rows in which all answers are learned.
 
-    Errors: ConfigError for a row with an answer that is not: the trainer would learn it.
+    Errors: ConfigError for a row with an excluded answer: the trainer would learn it.
     """
     for row in part.rows:
         if not all(map(is_learned, row["messages"])):
@@ -35,16 +35,22 @@ def texts(
     *,
     eos: bool = True,
 ) -> Iterator[dict[str, Any]]:
-    """Prompt and last answer, under these keys, as the named template writes them, in the words
-    that reweighting saw; ``eos``: with the end mark, where the trainer adds none."""
+    """Yield prompt and last answer under these keys, as the named template writes them.
+
+    The texts equal the texts used for reweighting. ``eos``: append the end mark, if the trainer
+    adds none.
+    """
     for pieces in sample.written(part):
         question, answer = sample.pair(pieces, eos=eos)
         yield {prompt: question, completion: answer}
 
 
 def dialogues(sample: Sampled, part: Part) -> Iterator[dict[str, Any]]:
-    """TRL's kinds, with a chat template: ``prompt`` and ``completion`` as turns, or ``messages``
-    where some row has several answers. With a named template: both as texts."""
+    """Yield TRL's row types.
+
+    With a chat template, these are ``prompt`` and ``completion`` as turns, or ``messages`` if some
+    row has several answers. With a named template, both are texts.
+    """
     if not sample.chat:
         yield from texts(sample, part)
     elif sample.turns > 1:
@@ -54,7 +60,7 @@ def dialogues(sample: Sampled, part: Part) -> Iterator[dict[str, Any]]:
 
 
 def each_answer(part: Part) -> Iterator[dict[str, Any]]:
-    """A row with ``prompt`` and ``completion`` as turns, for each answer that is learned."""
+    """Yield a row with ``prompt`` and ``completion`` as turns for each learned answer."""
     for row in part.rows:
         turns = [{"role": turn["role"], "content": turn["content"]} for turn in row["messages"]]
         for number, turn in enumerate(row["messages"]):
@@ -63,7 +69,7 @@ def each_answer(part: Part) -> Iterator[dict[str, Any]]:
 
 
 def only_last(sample: Sampled) -> list[str]:
-    """What is lost where a trainer takes prompt and answer as two texts."""
+    """Return notes on losses of data if a trainer reads prompt and answer as two texts."""
     if sample.chat or sample.turns == 1:
         return []
     return [

@@ -1,6 +1,7 @@
-"""Weights of sources that a training learns while it runs: a callback for the Trainer of
-transformers and TRL's SFTTrainer. The rules are in ``rules.py``, which row comes where in
-``plan.py``.
+"""A callback that learns the weights of sources during a training run.
+
+It works with the Trainer of transformers and TRL's SFTTrainer. The rules are in ``rules.py``, and
+the order of rows is in ``plan.py``.
 """
 
 from __future__ import annotations
@@ -39,8 +40,9 @@ FILE = "mixture.safetensors"
 
 
 class MixedRows(Dataset[Any]):
-    """Rows in the order of a plan. ``rows`` holds the sources one after the other; ``length``
-    rows are an epoch.
+    """Rows in the order of a plan.
+
+    ``rows`` contains the sources one after the other; an epoch has ``length`` rows.
     """
 
     def __init__(self, rows: Any, plan: Plan, length: int) -> None:
@@ -67,51 +69,51 @@ class MixedRows(Dataset[Any]):
 
 @final
 class MixtureCallback(TrainerCallback):
-    """The weights of data sources, learned while a training runs::
+    """The weights of data sources, learned during a training run::
 
         θ ← outer step on h = −∇_θ Σ_s ω_s(θ) a_s,  ω = softmax(θ),
             after every ``every``-th optimiser step
 
     a_s are the scores of ``rule``, on fresh rows of every source and fresh validation rows, with
-    the trainer's own loss. From the batch after the next on (one is already loaded) rows are drawn
-    by the new ω; within a source they come in shuffled epochs.
+    the trainer's own loss. The new ω applies from the second batch after the change, since the
+    first is already loaded. Within a source, rows come in shuffled epochs.
 
-    ``attach(trainer)`` puts the callback to work. The trainer's ``train_dataset`` must hold the
-    sources' rows one after the other, as many of each as ``sources`` says, in the trainer's own
-    format: TRL's SFTTrainer has prepared them by then.
+    ``attach(trainer)`` installs the callback. The trainer's ``train_dataset`` must contain the
+    sources' rows one after the other, with the counts in ``sources``. Rows have the trainer's own
+    format, which TRL's SFTTrainer has prepared by then.
 
-    Use when the mixture shall follow the training, or when learning one beforehand costs too much.
-    Avoid for comparing mixtures: what comes out is a path, and its end suits the model as it is
-    then.
+    Use when the mixture should adapt during training, or when learning it before training costs too
+    much. Avoid for comparing mixtures: the result is a path, and its end depends on the state of
+    the model.
 
     Arguments:
-        sources: rows of each source, by name, in the order in which they stand in
-            ``train_dataset``.
+        sources: rows of each source, by name, in the order of ``train_dataset``.
         outer: an outer optimiser (``hgms.outer.DualAveraging()``, ``Sgd(lr=…)``, …); θ are logits.
-        rule: ``Alignment()`` or ``Losses()``, or a class of your own with their methods.
+        rule: ``Alignment()`` or ``Losses()``, or a user-defined class with their methods.
         every: optimiser steps between two changes, ≥ 1.
         start: the first mixture, by name; None: in proportion to the rows.
-        validation: rows in the trainer's format; None: the trainer's ``eval_dataset``, whose loss
-            then is no longer that of rows which the training knows nothing of. ``Losses`` needs
-            none.
-        seed: of all draws.
+        validation: rows in the trainer's format; None: the trainer's ``eval_dataset``. The loss on
+            these rows is then no longer independent of the training. ``Losses`` needs none.
+        seed: seed of all draws.
         loss: ``loss(model, inputs) -> scalar``; None: the trainer's ``compute_loss``.
 
-    The row of each change is in ``records`` and goes to the trainer's log: ``mixture/NAME`` and
+    The row of each change is in ``records`` and in the trainer's log: ``mixture/NAME`` and
     ``mixture/score/NAME``. During a change the model is in evaluation mode, and torch's global
-    generators are restored afterwards. Where a score is not finite the mixture stays as it is, and
-    the row shows why. Every checkpoint gets a file ``mixture.safetensors``: θ, the outer optimiser,
-    and which mixture began where. A resumed training goes on from there, and on the CPU ends with
-    the very bits of an uninterrupted one, gradient accumulation included.
+    generators are restored afterwards. If a score is not finite, the mixture does not change, and
+    the row contains the reason.
+
+    Every checkpoint gets a file ``mixture.safetensors``: θ, the outer optimiser, and the start of
+    each mixture. Training resumes from this file. On the CPU, the result equals that of an
+    uninterrupted run bit for bit, also with gradient accumulation.
 
     Errors: ConfigError for several processes, an IterableDataset, loader workers, a sampling
-    strategy, batch size search or ``ignore_data_skip``, since each would take rows that the plan
-    does not know of; for packed rows or a wrong number of rows; for a trainer that mixes already;
-    CheckpointError where a training is resumed without that file, or with that of other sources,
-    another seed or another kind of outer optimiser.
+    strategy, batch size search or ``ignore_data_skip``, since each takes rows outside the plan.
+    ConfigError for packed rows, a wrong number of rows, and a trainer that already mixes.
+    CheckpointError if training resumes without that file, or with a file of other sources, another
+    seed or another type of outer optimiser.
 
-    Cost: every ``every`` steps that of the rule: for ``Alignment`` a gradient of ``rows`` rows for
-    each source, and one of ``upper`` validation rows.
+    Cost: every ``every`` steps the cost of the rule. For ``Alignment`` this is a gradient of
+    ``rows`` rows per source, and one of ``upper`` validation rows.
 
     Source: this project; the update is the outer loop of HG-MS's source reweighting with one step
     of the training as its lower level.
@@ -168,8 +170,7 @@ class MixtureCallback(TrainerCallback):
         weights = torch.tensor([first[name] for name in sources], dtype=torch.float64)
         self._start = (weights / weights.max()).clamp_min(math.exp(-30)).log()
         self.plan, self.key = Plan(sources, Key(seed).fold("mixture")), Key(seed)
-        # streams of their own for the rows that are scored: the training's draws do not depend on
-        # them
+        # Separate streams for the scored rows: the training's draws do not depend on them.
         self._lower = {
             name: Epochs(count, self.key.fold("scores", name)) for name, count in sources.items()
         }
@@ -186,7 +187,7 @@ class MixtureCallback(TrainerCallback):
         return dict(zip(self.plan.names, self.theta.softmax(0).tolist(), strict=True))
 
     def attach(self, trainer: Any) -> None:
-        """Has ``trainer`` take its rows by this mixture, and change it as it trains."""
+        """Install this mixture and its updates in ``trainer``."""
         rows = trainer.train_dataset
         validation = self.validation if self.validation is not None else trainer.eval_dataset
         total = sum(self.plan.sizes)
@@ -227,7 +228,7 @@ class MixtureCallback(TrainerCallback):
         )
         self.rows = MixedRows(rows, self.plan, total)
         trainer.train_dataset = self.rows
-        trainer.args.train_sampling_strategy = "sequential"  # the order is the plan's
+        trainer.args.train_sampling_strategy = "sequential"  # the plan determines the order
         trainer.add_callback(self)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -265,15 +266,15 @@ class MixtureCallback(TrainerCallback):
             for name, score in zip(self.plan.names, scores.tolist(), strict=True)
         }
         due = control.should_log
-        # that of TRL would put its own statistics into this row, and begin them anew
+        # TRL's method would add and reset its own statistics.
         Trainer.log(self._trainer, row)
-        control.should_log = due  # logging anything takes the Trainer's own row for logged
+        control.should_log = due  # any log call counts as the Trainer's own
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.save(Path(args.output_dir) / f"checkpoint-{state.global_step}")
 
     def save(self, folder: str | Path) -> None:
-        """Writes the state into a checkpoint's folder, whole or not at all."""
+        """Write the state into a checkpoint's folder, atomically."""
         history = self.plan.history()
         save_state(
             Path(folder) / FILE,
@@ -289,8 +290,9 @@ class MixtureCallback(TrainerCallback):
         )
 
     def load(self, folder: str | Path) -> None:
-        """Takes the state from a checkpoint's folder; a training that is resumed next starts
-        with it.
+        """Load the state from a checkpoint's folder.
+
+        The next resumed training starts with it.
         """
         path = Path(folder) / FILE
         if not path.is_file():
@@ -330,7 +332,7 @@ class MixtureCallback(TrainerCallback):
         self.plan.replay([(0, self.theta.softmax(0))])
 
     def _change(self, scores: Tensor, step: int, progress: float) -> None:
-        """θ stays as it is where a score is not finite."""
+        """Update θ; do not change it if a score is not finite."""
         weights = self.theta.softmax(0)
         if bool(scores.isfinite().all()):
             h = -weights * (scores - weights @ scores)
@@ -353,7 +355,7 @@ class MixtureCallback(TrainerCallback):
         return dict(zip(self.plan.names, self.plan.sizes, strict=True))
 
     def _scores(self, model: Any, optimizer: Any) -> Tensor:
-        """What the rule says of the sources."""
+        """Return the rule's scores of the sources."""
         device = next(model.parameters()).device
         loss = self.loss or self._own_loss
         change = len(self.records)
@@ -380,15 +382,16 @@ class MixtureCallback(TrainerCallback):
         return loss
 
     def _epoch(self, args: Any) -> tuple[int, int]:
-        """Rows that an epoch takes, and its optimiser steps."""
+        """Return the rows and the optimiser steps of an epoch."""
         batch = args.train_batch_size
         length = len(self.rows)
         taken = length // batch * batch if args.dataloader_drop_last else length
         return taken, max(1, math.ceil(math.ceil(taken / batch) / args.gradient_accumulation_steps))
 
     def _next_place(self, args: Any, step: int) -> int:
-        """Where the mixture after optimiser step ``step`` begins: behind the batch that the
-        loader has already.
+        """Return the first place of the mixture after optimiser step ``step``.
+
+        It is after the batch that the loader has already loaded.
         """
         epoch, steps = self._epoch(args)
         passed, within = divmod(step, steps)
@@ -457,8 +460,10 @@ class MixtureCallback(TrainerCallback):
 
 @contextlib.contextmanager
 def _statistics_kept(trainer: Any) -> Iterator[None]:
-    """TRL's trainers count, in a private attribute, what every loss says; these losses are not
-    of the training.
+    """Restore the statistics of TRL's trainers.
+
+    TRL counts statistics of every loss in a private attribute. The losses here are not training
+    losses.
     """
     before = copy.deepcopy(getattr(trainer, "_metrics", None))
     try:
@@ -469,7 +474,7 @@ def _statistics_kept(trainer: Any) -> Iterator[None]:
 
 
 def _by_number(rows: Any) -> bool:
-    """Whether rows are taken by their number: not a stream, nor data sets by name."""
+    """Return whether rows are indexed by number: not a stream, nor data sets by name."""
     return (
         hasattr(rows, "__getitem__")
         and hasattr(rows, "__len__")

@@ -1,6 +1,7 @@
-"""Which row of which source a training takes at which place, while the weights change: a function
-of the places and of when each mixture began, so that nothing else has to be kept to go on from
-anywhere.
+"""The row and source for each place of a training with changing weights.
+
+They depend only on the place and the starts of the mixtures. Training can therefore resume at any
+place without further state.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ BLOCK = 1024
 
 @define(eq=False)
 class Stretch:
-    """Places from ``start`` on that are drawn with one mixture. ``before`` counts what each source
-    gave until then; ``source`` and ``rank`` say for each place, as far as they were asked for,
-    whose row it is and which of that source's draws.
+    """Places from ``start`` on with one mixture.
+
+    ``before`` counts the earlier rows of each source. ``source`` and ``rank`` are computed up to
+    the largest requested place. For each place they are its source and the index among the draws of
+    that source.
     """
 
     start: int
@@ -33,8 +36,11 @@ class Stretch:
 
 
 class Epochs:
-    """Row 0, 1, 2, … of a source: all rows in a shuffled order, then all in another, so that none
-    comes twice before all came once."""
+    """Row 0, 1, 2, … of a source, in shuffled epochs.
+
+    All rows come in one shuffled order, then all in another. No row repeats before all rows came
+    once.
+    """
 
     def __init__(self, size: int, key: Key) -> None:
         self.size = size
@@ -53,10 +59,9 @@ class Epochs:
 
 
 class Plan:
-    """Place 0, 1, 2, … of a training: a source drawn by the mixture that is in force there, and its
-    next row.
+    """Place 0, 1, 2, … of a training: a source drawn by the current mixture, and its next row.
 
-    The numbers that decide are a function of the key and the place. A source's rows come in
+    The random numbers depend only on the key and the place. A source's rows come in
     :class:`Epochs`.
 
     >>> plan = Plan({"a": 3, "b": 5}, Key(0))
@@ -74,7 +79,7 @@ class Plan:
         self._epochs = [Epochs(size, key.fold("rows", name)) for name, size in sizes.items()]
 
     def begin(self, start: int, weights: Tensor) -> None:
-        """From place ``start`` on this mixture is in force."""
+        """Use this mixture from place ``start`` on."""
         weights = (weights / weights.sum()).to(torch.float64)
         before = torch.zeros(len(self.names), dtype=torch.int64)
         while self.stretches and self.stretches[-1].start >= start:
@@ -88,12 +93,12 @@ class Plan:
             )
             before = last.before + torch.bincount(last.source, minlength=len(self.names))
             for earlier in self.stretches[-2:-1]:
-                # drawn again where they are asked for
+                # Recomputed on request.
                 earlier.source = earlier.rank = torch.zeros(0, dtype=torch.int64)
         self.stretches.append(Stretch(start, weights, before))
 
     def row(self, place: int) -> tuple[str, int]:
-        """The source at a place, and the number of the row."""
+        """Return the source at a place, and the number of the row."""
         stretch = self.stretches[
             bisect_right(self.stretches, place, key=lambda stretch: stretch.start) - 1
         ]

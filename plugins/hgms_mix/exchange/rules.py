@@ -1,4 +1,4 @@
-"""What a training says about its sources: a score for each, by which the mixture is changed."""
+"""Scores of sources, computed during training, that update the mixture."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ Loss = Callable[[nn.Module, Any], Tensor]
 
 
 class Rule(Protocol):
-    """Scores of the sources, in their order, the larger the more of it shall be taken. ``rows`` of
-    each source are asked for, and ``upper`` validation rows; both come as batches that the trainer
-    collated, those of the sources by name.
+    """Scores of the sources, in their order.
+
+    A source with a larger score gets more weight. Each call receives ``rows`` rows of each source
+    (batches by name) and ``upper`` validation rows. The trainer has collated the batches.
     """
 
     name: ClassVar[str]
@@ -36,25 +37,24 @@ class Rule(Protocol):
 @final
 @component
 class Alignment:
-    """How well a step on each source would serve validation: cosines between gradients of the
-    trainer's own loss::
+    """Benefit for validation of a step on each source: cosines of gradients of the trainer's loss::
 
         a_s = ⟨∇f, u_s⟩ / (‖∇f‖ ‖u_s‖),    u_s = D_s ∇ℓ_s,    D_s = 1/(√(βv + (1 − β)(∇ℓ_s)²) + ε)
 
-    v, β and ε are those of an optimiser that keeps Adam's second moments in the shape of the
-    parameters (Adam, AdamW, NAdam, RAdam). With another optimiser (SGD, Adafactor), D = 1. As the
-    hypergradient ``aligned``, of one step of the training itself.
+    v, β and ε come from an optimiser that stores Adam's second moments in the shape of the
+    parameters (Adam, AdamW, NAdam, RAdam). With another optimiser (SGD, Adafactor), D = 1. The
+    scores correspond to the hypergradient ``aligned`` for one step of the training itself.
 
-    Use when validation rows show what the model shall do. Avoid when they are few and noisy: the
-    cosine is then near zero for all sources, and the mixture hardly moves.
+    Use when validation rows represent the goal of the model. Avoid when they are few and noisy: the
+    cosine is then near zero for all sources, and the mixture hardly changes.
 
     Arguments:
         rows: fresh rows of each source. ``upper``: validation rows.
 
-    Cost: a gradient for each source and one for validation.
+    Cost: one gradient per source and one for validation.
 
     Source: this project (the component ``aligned``); the cosines are those of LESS (Xia et al.
-        2024).
+    2024).
     """
 
     name: ClassVar[str] = "alignment"
@@ -81,19 +81,19 @@ class Alignment:
 @final
 @component
 class Losses:
-    """What each source has left to learn: its loss above a reference::
+    """The excess loss of each source over a reference::
 
         a_s = ℓ_s − ℓ⁰_s
 
-    Use for sources that are all wanted, to give the hard ones more. Avoid with noise among the
-    sources: what cannot be learned has the largest loss, unless the reference has it too.
+    Use when all sources are wanted, to give hard sources more weight. Avoid with noise among the
+    sources: noise that cannot be learned has the largest loss, unless the reference has it too.
 
     Arguments:
         rows: fresh rows of each source.
-        reference: ℓ⁰ by source, for example the losses of a model that was trained on a uniform
-            mixture (as DoReMi takes them); left out: 0.
+        reference: ℓ⁰ by source, for example the losses of a model trained on a uniform mixture (as
+            in DoReMi); omitted: 0.
 
-    Errors: ConfigError for a reference without all of the sources. Cost: one loss for each source.
+    Errors: ConfigError for a reference without all of the sources. Cost: one loss per source.
 
     Source: the excess loss of DoReMi (Xie et al. 2023, arXiv 2305.10429).
     """
@@ -152,8 +152,10 @@ class _Moment:
 
 
 def _moments(leaves: Sequence[Tensor], optimizer: Any) -> list[_Moment | None]:
-    """Adam's second moments, by what the state of the optimiser has; None for a parameter without
-    a state. If a parameter has another state, all are None: D = 1.
+    """Return Adam's second moments from the state of the optimiser.
+
+    The entry is None for a parameter without a state. If a parameter has another kind of state, all
+    entries are None: D = 1.
     """
     none: list[_Moment | None] = [None] * len(leaves)
     inner = getattr(optimizer, "optimizer", optimizer)  # accelerate's wrapper
@@ -169,7 +171,7 @@ def _moments(leaves: Sequence[Tensor], optimizer: Any) -> list[_Moment | None]:
         value = state.get("exp_avg_sq")
         betas = group.get("betas")
         eps = group.get("eps")
-        # Adafactor has no betas, GaLore's moments have another shape
+        # Adafactor has no betas, and GaLore's moments have another shape.
         if (
             not isinstance(value, Tensor)
             or value.shape != leaf.shape

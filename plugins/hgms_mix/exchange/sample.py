@@ -1,5 +1,6 @@
-"""A finished sample of ``hgms mix``, as exporters need it: its rows by source, its weights, and
-how it was to be trained on.
+"""A finished sample of ``hgms mix`` for exporters.
+
+It contains the rows by source, the weights, and the settings of the training.
 """
 
 from __future__ import annotations
@@ -26,8 +27,11 @@ Row = Mapping[str, Any]
 @final
 @frozen(kw_only=True)
 class Part:
-    """A source that gave rows: its learned ``weight``, the rows (as ``rows.jsonl.gz`` has them) and
-    how many there were to choose from. ``stem`` is its name in file names."""
+    """A source with rows in the sample.
+
+    It has the learned ``weight``, the rows (as in ``rows.jsonl.gz``) and the number of rows
+    available for drawing. ``stem`` is its name in file names.
+    """
 
     name: str
     stem: str
@@ -39,9 +43,11 @@ class Part:
 @final
 @frozen(kw_only=True, eq=False)
 class Sampled:
-    """A sample with the settings of the mix that drew it. ``digests`` identify what its sources
-    held then, by name. ``ranked``: its rows are a ranking's best, so weights did not choose them.
-    ``without_rows``: the learned weights of the sources that gave no row.
+    """A sample with the settings of the mix that drew it.
+
+    ``digests`` identify the contents of the sources at that time, by name. ``ranked``: the rows are
+    the best of a ranking, not drawn by weights. ``without_rows``: the learned weights of sources
+    without a row.
     """
 
     title: str
@@ -62,13 +68,13 @@ class Sampled:
 
     @property
     def weights(self) -> dict[str, float]:
-        """Learned weights of the sources that gave rows, with the sum one."""
+        """Learned weights of the sources with rows, normalised to the sum one."""
         total = sum(part.weight for part in self.parts)
         return {part.name: part.weight / total for part in self.parts}
 
     @property
     def model(self) -> Any:
-        """The base model that is fine-tuned."""
+        """The base model for fine-tuning."""
         return self.config.finetune.model or self.config.task.model
 
     @property
@@ -86,14 +92,12 @@ class Sampled:
 
     @property
     def chat(self) -> bool:
-        """Whether turns are written by the model's own chat template, which a trainer then has
-        to do, too.
-        """
+        """Whether the model's own chat template writes the turns; a trainer must also use it."""
         return bool(self.config.task.template == "model")
 
     @functools.cached_property
     def turns(self) -> int:
-        """The most answers that are learned in a row."""
+        """The largest number of learned answers in a row."""
         return max(
             sum(turn["role"] == "assistant" and is_learned(turn) for turn in row["messages"])
             for part in self.parts
@@ -102,8 +106,9 @@ class Sampled:
 
     @functools.cached_property
     def tables(self) -> Mapping[str, Any]:
-        """The rows of each source in the tokens of the model that is fine-tuned, without those
-        that are too long in them.
+        """The rows of each source in tokens of the model for fine-tuning.
+
+        Rows that are too long in these tokens are excluded.
         """
         numbers = {
             part.name: torch.tensor(sorted(row["row"] for row in part.rows)) for part in self.parts
@@ -116,13 +121,14 @@ class Sampled:
         return tables
 
     def written(self, part: Part) -> list[list[tuple[str, bool]]]:
-        """Each row of ``part`` as the template writes it: pieces of text, and whether they are
-        learned.
+        """Return each row of ``part`` as the template writes it.
+
+        A row is a list of pieces of text, each with a flag for learned text.
         """
         from hgms_mix.lm import Message, examples_at, template_for
 
         template = template_for(self.config.task.template, self.tokenizer)
-        # an input stands apart from its instruction, which a conversation does not show
+        # The input is separate from the instruction; a conversation does not contain this border.
         if template.name == "alpaca":
             numbers = np.array(sorted(row["row"] for row in part.rows))
             known = {
@@ -148,8 +154,9 @@ class Sampled:
         ]
 
     def pair(self, pieces: Sequence[tuple[str, bool]], *, eos: bool) -> tuple[str, str]:
-        """Prompt and last answer of a written row, without the mark of the beginning; ``eos``:
-        with that of the end.
+        """Return prompt and last answer of a row, without the start mark.
+
+        ``eos``: include the end mark.
         """
         last = 1 + max(
             (number for number, (_, learned) in enumerate(pieces) if not learned), default=-1
@@ -164,8 +171,9 @@ class Sampled:
         return prompt, answer
 
     def _source(self, part: Part) -> Any:
-        """Where the rows of ``part`` are from. The sample knows them by their numbers, which an
-        edit of a file moves.
+        """Return the source of ``part``.
+
+        The sample refers to rows by number, and editing a file changes the numbers.
         """
         from hgms_mix.lm import content
 
@@ -181,7 +189,7 @@ class Sampled:
 
 
 def is_learned(turn: Mapping[str, Any]) -> bool:
-    """Whether a turn of a drawn row is to be learned, if it is an answer."""
+    """Return whether a turn of a drawn row is learned, if it is an answer."""
     return bool(turn.get("weight", 1))
 
 
@@ -195,10 +203,10 @@ def sampled(
     scale: str | None = None,
     registry: Any = None,
 ) -> Sampled:
-    """The sample of a mix file, or of the folder that ``hgms mix`` wrote for one.
+    """Return the sample of a mix file, or of the output folder of ``hgms mix``.
 
-    Errors: ConfigError where the sample is not there, or was drawn with other settings;
-        CheckpointError where it is damaged.
+    Errors: ConfigError if the sample does not exist, or was drawn with other settings;
+    CheckpointError if it is damaged.
     """
     folder = place if place.is_dir() else None
     if folder is not None and not (folder / "mix.toml").is_file():
@@ -285,8 +293,9 @@ def _manifest(path: Path, how: str) -> dict[str, Any]:
 
 
 def stems_of(names: Iterable[str]) -> dict[str, str]:
-    """Names of sources as parts of file names that every trainer can read: commas, colons and #
-    mean something to some.
+    """Return parts of file names for sources that every trainer can read.
+
+    Some trainers interpret commas, colons and #.
 
     >>> stems_of(["code", "a,b", "a b"])
     {'code': 'code', 'a,b': 'a-b', 'a b': 'a-b-2'}
@@ -300,7 +309,7 @@ def stems_of(names: Iterable[str]) -> dict[str, str]:
 
 
 def unused(names: Iterable[str], wanted: str) -> str:
-    """``wanted``, with a number where a name is that already, by case or not.
+    """Return ``wanted``, with a number if the name is in use, ignoring case.
 
     >>> unused(["Code", "code-2"], "code")
     'code-3'

@@ -1,5 +1,6 @@
-"""What a trainer is to the hand-over, and what exporters share: files of rows, YAML, and
-settings of the training.
+"""The interface of trainers in the hand-over, and shared parts of exporters.
+
+The shared parts are files of rows, YAML, and settings of the training.
 """
 
 from __future__ import annotations
@@ -18,16 +19,20 @@ from hgms_core.errors import MissingExtra, Place
 from hgms_mix.exchange.sample import Part, Sampled
 
 UNNAMED = "MODEL"
-"""Where a mix has no base model with a name: a network with random weights is built anew in
-every program.
+"""The placeholder for a base model without a name.
+
+A network with random weights is created separately in every program.
 """
 
 
 @final
 @frozen(kw_only=True)
 class Brought:
-    """What a configuration says of data: rows for each source (tables as ``[task.sources.NAME]``
-    has them), the share of each in what is trained on, and the base model's name."""
+    """The data part of a configuration.
+
+    It contains the rows of each source (tables as in ``[task.sources.NAME]``), the share of each
+    source in the training rows, and the base model's name.
+    """
 
     sources: Mapping[str, Mapping[str, Any]]
     mixture: Mapping[str, float]
@@ -38,11 +43,9 @@ class Brought:
 @final
 @frozen(kw_only=True)
 class Trainer:
-    """A trainer: what its weights mean, how a sample is written for it, and how its configuration
-    is read.
+    """A trainer: the meaning of its weights, its writer for samples, and its reader.
 
-    ``whole`` gives what to write for each source in order to draw from all of its rows instead of
-    the sample.
+    ``whole`` returns the entry per source for drawing from all of its rows instead of the sample.
     """
 
     name: str
@@ -55,7 +58,7 @@ class Trainer:
 
 
 def write_rows(folder: Path, part: Part, rows: Iterable[Mapping[str, Any]]) -> str:
-    """A file of the rows, relative to ``folder``."""
+    """Write the rows to a file, and return its path relative to ``folder``."""
     lines = "".join(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
     path = folder / "rows" / f"{part.stem}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -80,8 +83,9 @@ def yaml() -> Any:
 
 
 def model_name(sample: Sampled) -> str:
-    """The base model as other programs find it from the export's folder: where it lies, or its
-    name on the Hub.
+    """Return the base model as other programs find it from the export's folder.
+
+    This is its path, or its name on the Hub.
     """
     from hgms_mix.lm import model_folder
 
@@ -92,7 +96,9 @@ def model_name(sample: Sampled) -> str:
 
 
 def normalised(weights: Mapping[str, float], place: Place = ()) -> dict[str, float]:
-    """Weights with the sum one; ``place`` is that of the weights, for the error if all are zero.
+    """Normalise weights to the sum one.
+
+    ``place`` is the place of the weights, for the error if all are zero.
 
     >>> normalised({"a": 3, "b": 1})
     {'a': 0.75, 'b': 0.25}
@@ -108,15 +114,17 @@ def normalised(weights: Mapping[str, float], place: Place = ()) -> dict[str, flo
 
 
 def epochs(sample: Sampled) -> int:
-    """Passes over the sample. A trainer makes one at least; :func:`differences` says where the
-    mix makes none.
+    """Return the number of passes over the sample.
+
+    A trainer makes at least one; :func:`differences` reports if the mix makes fewer.
     """
     return max(1, int(sample.config.finetune.epochs))
 
 
 def differences(sample: Sampled) -> list[str]:
-    """What the training of an export does otherwise than ``hgms mix``, whatever the trainer, and
-    the sources that gave no row.
+    """Return the differences between the exported training and ``hgms mix``, for any trainer.
+
+    Sources without a row are also listed.
     """
     own = sample.config.finetune
     notes = [
@@ -141,7 +149,7 @@ def differences(sample: Sampled) -> list[str]:
 
 
 def schedule(sample: Sampled) -> str:
-    """The learning rate's schedule by transformers' name for it."""
+    """Return transformers' name of the learning rate's schedule."""
     own = sample.config.finetune
     return (
         "constant_with_warmup" if own.schedule == "constant" and own.warmup else str(own.schedule)
@@ -149,7 +157,10 @@ def schedule(sample: Sampled) -> str:
 
 
 def settings(sample: Sampled) -> dict[str, Any]:
-    """``[finetune]`` in the words of transformers' TrainingArguments, which most trainers take."""
+    """Return ``[finetune]`` as transformers' TrainingArguments.
+
+    Most trainers accept these names.
+    """
     own = sample.config.finetune
     return {
         "learning_rate": own.lr,
@@ -165,15 +176,19 @@ def settings(sample: Sampled) -> dict[str, Any]:
 
 
 def warmup(sample: Sampled) -> dict[str, Any]:
-    """The warm-up for trainers on transformers before version 5, where a share and a number of
-    steps are two settings.
+    """Return the warm-up for trainers on transformers before version 5.
+
+    There, a share and a number of steps are two settings.
     """
     steps = sample.config.finetune.warmup
     return {"warmup_ratio": steps} if 0 < steps < 1 else {"warmup_steps": int(steps)}
 
 
 def lora_alpha(lora: Any) -> int:
-    """LoRA's alpha, of which trainers read whole numbers only; ConfigError where it is none."""
+    """Return LoRA's alpha.
+
+    Trainers accept only whole numbers; raise ConfigError for another value.
+    """
     if lora.alpha != int(lora.alpha):
         raise ConfigError(
             "not-supported",

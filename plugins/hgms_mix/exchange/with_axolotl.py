@@ -1,4 +1,4 @@
-"""Axolotl: ``axolotl train`` on conversations, or on segments where a named template wrote them."""
+"""Axolotl: ``axolotl train`` on conversations, or on segments for a named template."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ KEYS = {
         *("template_thinking_key", "message_field_training_detail", "data_dir"),
     ),
 }
-"""What becomes of the keys of a data set. The others are templates, and keys of later versions."""
+"""The handling of keys of a data set. All other keys are templates, and keys of later versions."""
 PROMPTER = {
     "instruction": "field_instruction",
     "input": "field_input",
     "output": "field_output",
     "system": "field_system",
 }
-"""Fields of rows, and the keys that name their columns in a table in the place of a type."""
+"""Fields of rows, and the keys that name their columns if a table replaces the type."""
 
 
 def rows(sample: Sampled, part: Part) -> Iterator[dict[str, Any]]:
@@ -164,14 +164,17 @@ def read(path: Path) -> Brought:
 
 
 def _columns(part: Mapping[str, Any], place: Place) -> tuple[dict[str, Any], list[str]]:
-    """The format and the columns of a data set by its type, and what is not imported of it."""
+    """Return the format and the columns of a data set by its type.
+
+    Also return the keys that are not imported.
+    """
     kind = part.get("type")
     if isinstance(kind, dict):
         notes = unread_keys(kind, (*place, "type"), read=PROMPTER.values())
         names = {field: kind[key] for field, key in PROMPTER.items() if kind.get(key)}
         if "{input}" in str(kind.get("format") or "{input}"):
             return in_columns("alpaca", names), notes
-        # a template without the input
+        # A template without the input.
         pair = {
             "prompt": names.get("instruction", "instruction"),
             "completion": names.get("output", "output"),
@@ -194,7 +197,7 @@ def _columns(part: Mapping[str, Any], place: Place) -> tuple[dict[str, Any], lis
 
 
 def _turns(part: Mapping[str, Any], place: Place) -> None:
-    """Raises ConfigError for names in turns that a source does not read."""
+    """Raise ConfigError for names in turns that a source does not read."""
     from hgms_mix.lm import ROLES
 
     expect(part, "message_field_role", ("role", "from"), place)

@@ -1,4 +1,4 @@
-"""LLaMA-Factory: ``dataset_info.json`` beside a training configuration."""
+"""LLaMA-Factory: ``dataset_info.json`` in the folder of a training configuration."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ KEYS = {
     "harmless": ("ms_hub_url", "om_hub_url"),
     "rejected": ("ranking", "folder", "script_url", "cloud_file_name"),
 }
-"""What becomes of the keys of a data set."""
+"""The handling of keys of a data set."""
 FIELDS = {"prompt": "instruction", "query": "input", "response": "output", "history": "history"}
 """Fields of the format alpaca by LLaMA-Factory's names for its columns."""
 TEXTS = {"formatting": "alpaca", "columns": {"prompt": "prompt", "response": "completion"}}
@@ -195,7 +195,7 @@ def _source(name: str, info: Mapping[str, Any], folder: Path, place: Place) -> d
 
 
 def _columns(entry: Mapping[str, Any], place: Place) -> dict[str, Any]:
-    """The format and the columns of a data set; by default those of alpaca."""
+    """Return the format and the columns of a data set; by default those of alpaca."""
     from hgms_mix.lm import ROLES
 
     names = table_at(entry, "columns", place)
@@ -220,7 +220,7 @@ def _columns(entry: Mapping[str, Any], place: Place) -> dict[str, Any]:
     unread_keys(names, inner, read=read, rejected=set(names) - set(read))
     fields = {field: names[key] for key, field in FIELDS.items() if names.get(key)}
     if names and "input" not in fields and "history" not in fields:
-        # columns that are not named are not read
+        # Columns without a name are not read.
         pair = {
             "prompt": fields.get("instruction", "instruction"),
             "completion": fields.get("output", "output"),

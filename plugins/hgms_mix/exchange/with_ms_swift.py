@@ -1,4 +1,4 @@
-"""ms-swift: ``swift sft`` with a number of rows behind each file."""
+"""ms-swift: ``swift sft`` with a number of rows after each file name."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from hgms_mix.exchange.trainer import (
 )
 
 REJECTED = ("rlhf_type", "custom_dataset_info", "custom_register_path")
-"""Options that change what a data set is."""
+"""Options that change the contents of a data set."""
 
 
 def write(sample: Sampled, folder: Path) -> Sequence[str]:
     data = []
     for part in sample.parts:
-        # it adds the mark
+        # ms-swift adds the mark.
         rows = (
             conversations(part)
             if sample.chat
@@ -123,7 +123,10 @@ def read(path: Path) -> Brought:
 
 
 def _columns(given: Any, file: Path) -> dict[str, Any]:
-    """The format of the data sets by ``columns``, {column: field}, which may be a text of JSON."""
+    """Return the format of the data sets by ``columns``, {column: field}.
+
+    ``columns`` may be a text of JSON.
+    """
     if not given:
         return {}
     place = (str(file), "columns")
@@ -137,7 +140,7 @@ def _columns(given: Any, file: Path) -> dict[str, Any]:
     if "messages" in fields and set(fields) <= {"messages", "system"}:
         return in_columns("chat", fields)
     if set(fields) <= {"query", "response", "system"}:
-        # the pair that is looked for first
+        # The first pair in the order of detection.
         first = {"query": "prompt", "response": "completion"}
         pair = {name: fields.get(key, key) for key, name in first.items()}
         system = {"system": fields["system"]} if "system" in fields else {}
@@ -151,7 +154,10 @@ def _columns(given: Any, file: Path) -> dict[str, Any]:
 
 
 def _entry(entry: str, file: Path) -> tuple[str, dict[str, Any], int | None]:
-    """``[hf::|ms::]ID_OR_PATH[:SUBSET][#ROWS]``; what stands on the disk is taken as it stands."""
+    """Parse ``[hf::|ms::]ID_OR_PATH[:SUBSET][#ROWS]``.
+
+    An existing path is used unchanged.
+    """
     head, mark, tail = entry.rpartition("#")
     place, count = (head, int(tail)) if mark and tail.isdigit() else (entry, None)
     if place_of(place, file) is not None:

@@ -1,6 +1,4 @@
-"""OLMo-core: token files with label masks, and a list of sources with their shares of the
-tokens.
-"""
+"""OLMo-core: token files with label masks, and a list of sources with shares of tokens."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ DTYPES = (np.uint8, np.uint16, np.uint32)
 
 
 def dtype_of(vocabulary: int) -> Any:
-    """The smallest unsigned type that holds every token, which is what OLMo-core takes a file for.
+    """Return the smallest unsigned type for all tokens, as OLMo-core reads its files.
 
     >>> dtype_of(257).__name__, dtype_of(100_278).__name__
     ('uint16', 'uint32')
@@ -36,8 +34,9 @@ def dtype_of(vocabulary: int) -> Any:
 
 
 def documents(table: Any, part: Part, end: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Tokens and label mask of each row, ended by the end token; without the rows that are too
-    long.
+    """Return tokens and label mask of each row, followed by the end token.
+
+    Rows that are too long are excluded.
     """
     places = table.places
     written = []
@@ -78,7 +77,7 @@ def write(sample: Sampled, folder: Path) -> Sequence[str]:
         split += sum(int((ids == end).sum()) > 1 for ids, _ in written)
         files[part.name] = f"tokens/token_ids_part_{number:04d}.npy"
         flat = np.concatenate([ids for ids, _ in written]).astype(kind)
-        # no header: OLMo-core maps the plain array, whatever the ending says
+        # No header: OLMo-core maps the plain array, for any file ending.
         flat.tofile(folder / files[part.name])
         np.concatenate([mask for _, mask in written]).tofile(
             folder / "tokens" / f"labels_mask_part_{number:04d}.npy"
@@ -125,7 +124,7 @@ def write(sample: Sampled, folder: Path) -> Sequence[str]:
 
 
 def whole(sample: Sampled) -> Mapping[str, str]:
-    """ω as shares of tokens: a source of long rows has a larger one."""
+    """Return ω as shares of tokens: a source of long rows has a larger share."""
     lengths = {name: float(table.lengths.double().mean()) for name, table in sample.tables.items()}
     shares = normalised({name: weight * lengths[name] for name, weight in sample.weights.items()})
     return {name: f"`target_ratio: {share:.6g}`" for name, share in shares.items()}
@@ -163,7 +162,7 @@ def read(path: Path) -> Brought:
 
 
 def _rows(name: str, stems: Mapping[str, str], file: Path) -> str:
-    """The rows of a source where an export has them."""
+    """Return the path of a source's rows in an export."""
     rows = file.resolve().parent / "rows" / f"{stems[name]}.jsonl"
     if not rows.is_file():
         raise ConfigError(

@@ -36,9 +36,9 @@ KEYS = {
     "read": ("path", "name", "data_files", "split", "columns", "fraction", "revision"),
     "rejected": ("data_dir",),
 }
-"""What becomes of the keys of a data set."""
+"""The handling of keys of a data set."""
 COLUMNS = {("messages",): "chat", ("completion", "prompt"): "prompt-completion", ("text",): "text"}
-"""Formats by the columns that are selected."""
+"""Formats by the selected columns."""
 OLDER = (
     "With transformers before 5.20 write `gradient_checkpointing` in the place of "
     "`activation_checkpointing`: it had that name then."
@@ -54,10 +54,10 @@ def adapter(sample: Sampled) -> dict[str, Any]:
     if lora is None:
         return {}
     base = sample.config.finetune.model or sample.config.task.model
-    # of the frozen base, which trl loads in float32
+    # The type of the frozen base, which trl otherwise loads in float32.
     dtype = {} if base.dtype == "auto" else {"dtype": base.dtype}
     targets = {} if lora.targets is None else {"lora_target_modules": list(lora.targets)}
-    # trl makes one name a pattern, which must match all of a module's
+    # trl uses a single name as a pattern that must match the full name of a module.
     if lora.targets is not None and len(lora.targets) == 1 and not lora.everywhere:
         targets = {"lora_target_modules": [rf"(.*\.)?{re.escape(lora.targets[0])}"]}
     return {
@@ -87,14 +87,14 @@ def write(sample: Sampled, folder: Path) -> Sequence[str]:
     ]
     answers = "assistant_only_loss" if masks else "completion_only_loss"
     own = sample.config.finetune.trainer
-    here = own.name == "trl"  # then [finetune.trainer] has settings of its own for it
+    here = own.name == "trl"  # then [finetune.trainer] has settings for TRL itself
     options = {"packing": own.packing, "padding_free": own.padding_free, **own.sft} if here else {}
     table = {
         "model_name_or_path": model_name(sample),
         "datasets": data,
         answers: own.completion_only_loss if here else True,
         "max_length": sample.config.task.max_length,
-        # transformers' name since 5.20; the older one goes
+        # The name in transformers since 5.20; the older name will be removed.
         "activation_checkpointing": sample.config.finetune.checkpointing,
         **settings(sample),
         "warmup_steps": sample.config.finetune.warmup,
@@ -112,9 +112,9 @@ def write(sample: Sampled, folder: Path) -> Sequence[str]:
 
 
 def _masks_answers(sample: Sampled) -> bool:
-    """Whether TRL can learn all answers of a conversation, and all are to be learned.
+    """Return whether TRL learns all answers of a conversation, and all should be learned.
 
-    TRL finds answers by marks of the chat template, and adds the marks to a few templates only.
+    TRL detects answers by marks of the chat template, and adds the marks only to a few templates.
     """
     template = sample.tokenizer.chat_template
     text = template["default"] if isinstance(template, dict) else template
@@ -179,7 +179,7 @@ def read(path: Path) -> Brought:
 
 
 def _columns(columns: Any, place: Place) -> dict[str, Any]:
-    """The format of a data set by its selected columns; without a selection it is detected."""
+    """Return the format of a data set by its selected columns; None selected: it is detected."""
     if columns is None:
         return {}
     names = tuple(sorted(map(str, columns))) if isinstance(columns, list) else ()

@@ -1,8 +1,10 @@
-"""Language models on data mixtures: sources, templates, token tables, base models, stacked
-adapters, the task `source-mixture`.
+"""Language models on data mixtures.
 
-Shared by the plugins for language models, which import these names and no others. Nothing here
-loads transformers before a model or a tokenizer is needed.
+The package contains sources, templates, token tables, base models, stacked adapters, and the task
+`source-mixture`.
+
+The plugins for language models share it, and import only these names. Transformers is imported only
+when a model or a tokenizer is needed.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""The rows in files: JSON, JSON lines, Parquet, CSV and texts, plain or packed, and data sets of
-the Hub.
+"""The rows in files: JSON, JSON lines, Parquet, CSV and texts.
+
+Files may be plain or compressed. Data sets of the Hub are supported too.
 """
 
 from __future__ import annotations
@@ -31,12 +32,13 @@ WRAPPERS = ("data", "items", "instances", "rows")
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 Rows = Iterator[tuple[str, Row | BadRow]]
-"""Each row with where it stands; a row that is not an object as the reason why."""
+"""Each row with its location; for a row that is not an object, the reason."""
 
 
 class Origin(Protocol):
-    """Where a source's rows are: in the files of ``path``, or in a data set of the Hub. ``fields``
-    says which column is which field.
+    """The origin of a source's rows: the files of ``path``, or a data set of the Hub.
+
+    ``fields`` maps fields to columns.
     """
 
     @property
@@ -55,7 +57,7 @@ class Origin(Protocol):
 
 @frozen
 class Named:
-    """A row whose columns have names of their own: ``fields`` says which of them is which field."""
+    """A row with other column names; ``fields`` maps fields to columns."""
 
     row: Unread
     fields: Mapping[str, str]
@@ -83,26 +85,31 @@ class Named:
 
 
 Unread = Row | BadRow | bytes | Named
-"""A row before its line of JSON is parsed, and before its columns have the names of fields."""
+"""A row before its line of JSON is parsed, and before its columns are renamed to fields."""
 Raw = Iterator[tuple[str, Unread]]
-"""The same as ``Rows``, of those."""
+"""As ``Rows``, for unread rows."""
 WATCHED = 1024
-"""Rows between two calls of who watches the reading."""
+"""Rows between two calls of ``watch``."""
 Reader = Callable[[str, Place, BinaryIO], Raw]
-"""Reads the rows of an open file: of its name (for messages), the place of its path, and itself."""
+"""A function that reads the rows of an open file: its name (for messages), the place of its path,
+and the file.
+"""
 
 
 def as_written(text: str, path: str) -> str:
-    """A message of a library with the path as the configuration has it: a variable's value may
-    be nobody else's business.
+    """Return a message of a library with the path as in the configuration.
+
+    The value of a variable may be confidential.
     """
     return text.replace(str(expand(path, ())), path)
 
 
 def files_at(path: str, place: Place) -> list[Path]:
-    """The existing files that ``path`` names: one, those of a folder, or those that a pattern fits,
-    in the order of their paths. Messages show the path as it is written; ``place`` is its place in
-    errors."""
+    """Return the existing files for ``path``, in the order of their paths.
+
+    ``path`` is a file, a folder, or a pattern. Messages show the path as in the configuration;
+    ``place`` is its place in errors.
+    """
     file = expand(path, place)
     known = f"available: {', '.join(READERS)}, plain, {' or '.join(PACKED)}"
     if file.is_file():
@@ -154,7 +161,7 @@ def _ending(file: Path) -> str:
 
 @contextlib.contextmanager
 def reading(file: str, place: Place) -> Iterator[None]:
-    """Errors below the rows become DataErrors with the file's name and place."""
+    """Convert errors below the rows into DataErrors with the file's name and place."""
     try:
         yield
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -183,9 +190,10 @@ def reading(file: str, place: Place) -> Iterator[None]:
 def raw_rows(
     where: Place, source: Origin, watch: Callable[[int, int], None] = lambda done, total: None
 ) -> Raw:
-    """All rows of a source, before it chooses among them, with lines of JSON unparsed; ``where`` is
-    the source's place in errors. ``watch`` hears how many bytes of the files were read, of how
-    many.
+    """Return all rows of a source, before it selects some, with lines of JSON unparsed.
+
+    ``where`` is the source's place in errors. ``watch`` receives the number of bytes read, and the
+    total.
     """
     rows = _raw_rows(where, source, watch)
     fields = source.fields
@@ -217,7 +225,7 @@ def _opened(name: str, at: Place, file: Path, raw: BinaryIO) -> BinaryIO:
 
 
 class _Unpacked(io.RawIOBase):
-    """A Zstandard stream that is unpacked as it is read, and can go back to its beginning."""
+    """A Zstandard stream, decompressed while it is read. It supports a return to its start."""
 
     def __init__(self, name: str, at: Place, file: Path) -> None:
         self._pa, _ = _arrow(name, at)
@@ -250,8 +258,11 @@ class _Unpacked(io.RawIOBase):
 
 
 def _head(name: str, at: Place, stream: BinaryIO) -> bytes:
-    """The first bytes of a text. Refuses the encoding that spreadsheets and Windows write, which
-    would else be a list of bad rows."""
+    """Return the first bytes of a text.
+
+    Raise DataError for the encoding that spreadsheets and Windows write. Its rows would otherwise
+    all be bad.
+    """
     head = stream.read(4096)
     stream.seek(0)
     zeros = head.count(0)
@@ -266,11 +277,13 @@ def _head(name: str, at: Place, stream: BinaryIO) -> bytes:
 
 
 LONGEST_LINE = 1 << 28
-"""Bytes that one line may have. A small compressed file can hold a line that fills any memory."""
+"""The largest number of bytes of a line. A small compressed file can contain a line larger than
+memory.
+"""
 
 
 def _line(name: str, at: Place, stream: BinaryIO, number: int) -> bytes:
-    """The next line, empty at the end of the file."""
+    """Return the next line, empty at the end of the file."""
     line = stream.readline(LONGEST_LINE + 1)
     if len(line) > LONGEST_LINE:
         raise DataError(
@@ -283,7 +296,7 @@ def _line(name: str, at: Place, stream: BinaryIO, number: int) -> bytes:
 
 
 def _numbered(name: str, at: Place, stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """The lines that are not blank, counted from 1 with those that are."""
+    """Yield the lines that are not blank, with line numbers from 1 that include blank lines."""
     for number in itertools.count(1):
         line = _line(name, at, stream, number)
         if not line:
@@ -294,7 +307,7 @@ def _numbered(name: str, at: Place, stream: BinaryIO) -> Iterator[tuple[int, byt
 
 
 def _lines(name: str, at: Place, stream: BinaryIO) -> Rows:
-    """A text a line."""
+    """Yield one text per line."""
     _head(name, at, stream)
     for number, line in _numbered(name, at, stream):
         try:
@@ -304,7 +317,7 @@ def _lines(name: str, at: Place, stream: BinaryIO) -> Rows:
 
 
 def _delimited(name: str, at: Place, stream: BinaryIO, *, delimiter: str) -> Rows:
-    """The rows of a table whose first line names the fields; every value is text."""
+    """Yield the rows of a table whose first line names the fields; every value is text."""
     _head(name, at, stream)
     text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
     before = csv.field_size_limit(2**31 - 1)
@@ -338,12 +351,13 @@ def _delimited(name: str, at: Place, stream: BinaryIO, *, delimiter: str) -> Row
         ) from None
     finally:
         csv.field_size_limit(before)
-        text.detach()  # the file is its opener's to close
+        text.detach()  # the opener closes the file
 
 
 def _json(name: str, at: Place, stream: BinaryIO, *, lines: bool) -> Raw:
-    """What is inside decides, whatever the file is called: an array, an object around one, or an
-    object a line.
+    """Yield the rows of JSON; the contents determine the format, not the file name.
+
+    The format is an array, an object that contains an array, or one object per line.
     """
     start = _head(name, at, stream)[:1]
     numbers = itertools.count(1)
@@ -362,8 +376,9 @@ def _json(name: str, at: Place, stream: BinaryIO, *, lines: bool) -> Raw:
 
 
 def parsed(row: Unread) -> Row | BadRow:
-    """The row; of a line of JSON its object, or why it is none; with the names of fields that
-    the source gives.
+    """Return the row with its columns renamed to fields.
+
+    A line of JSON is parsed; return BadRow with the reason if it is not an object.
     """
     if isinstance(row, Named):
         return row.renamed()
@@ -415,8 +430,9 @@ def _array(name: str, at: Place, data: bytes) -> Rows:
 
 
 def _unwrapped(name: str, at: Place, value: dict[str, Any]) -> list[Any]:
-    """The rows in an object around them; or the object as the only row, if it is one (ShareGPT's
-    turns are ``items`` too).
+    """Return the rows in an object that contains them.
+
+    Return the object as the only row if it is a row (ShareGPT's turns are ``items`` too).
     """
     for key in WRAPPERS:
         rows = value.get(key)
@@ -493,7 +509,8 @@ def _hub(where: Place, source: Origin) -> Rows:
             source.hub, source.subset, split=source.split or "train", revision=source.revision
         )
     except Exception as error:
-        # the library raises its own, requests', httpx' and pyarrow's errors: all mean the same here
+        # The library raises its own errors and those of requests, httpx and pyarrow, all with the
+        # same meaning here.
         raise DataError(
             "cannot-load",
             f"the data set {source.hub!r} cannot be loaded from the Hub: "

@@ -1,4 +1,4 @@
-"""The shapes that rows of text come in, each read into a conversation."""
+"""The formats of rows of text, and the conversion of each into a conversation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Role = Literal["system", "user", "assistant"]
 
 
 class BadRow(ValueError):
-    """A row that cannot be read; the message says why, without saying where."""
+    """A row that cannot be read; the message contains the reason, without the location."""
 
 
 @final
@@ -22,9 +22,9 @@ class BadRow(ValueError):
 class Message:
     """One turn of a conversation.
 
-    ``context`` is the end of ``text`` that a template may set apart from what is asked (the
-    ``input`` of an Alpaca row, which follows the instruction after a line break). Nothing is
-    learned from an answer that is not ``learned`` (``"weight": 0``): it is part of the prompt.
+    ``context`` is the end of ``text`` that a template may separate from the instruction (the
+    ``input`` of an Alpaca row, which follows the instruction after a line break). An answer that is
+    not ``learned`` (``"weight": 0``) is part of the prompt and excluded from the loss.
     """
 
     role: Role
@@ -41,7 +41,7 @@ class Message:
 @final
 @frozen
 class Format:
-    """A name, what a row of it looks like, whether one does, and how it is read."""
+    """A name, a description of its rows, a test for a row, and a reader."""
 
     name: str
     looks: str
@@ -54,7 +54,7 @@ ROLES: Mapping[str, Role] = {
     **dict.fromkeys(("user", "human", "prompter"), "user"),
     **dict.fromkeys(("assistant", "gpt", "chatgpt", "model", "bing", "bard"), "assistant"),
 }
-"""What a turn calls its speaker, and who that is."""
+"""Names of speakers in turns, and their roles."""
 
 CONVERSATIONS = ("conversations", "items", "conversation")
 PAIRS = (
@@ -66,7 +66,7 @@ PAIRS = (
     ("problem", "solution"),
     ("input", "output"),
 )
-"""Fields of a prompt and its completion, in the order they are looked for."""
+"""Fields of a prompt and its completion, in the order of the search."""
 
 
 def _words(text: str) -> frozenset[str]:
@@ -81,30 +81,31 @@ HARMLESS = _words("""
     category categories topic tags tag task task_type domain subject level difficulty type kind name
     tokens token_count num_tokens n_tokens length num_turns turns_count
 """)
-"""Columns and keys of turns that no answer depends on: they are not read, and not mentioned."""
+"""Columns and keys of turns that do not affect an answer: they are ignored without a warning."""
 IGNORED = "ignored"
-"""What ``fields`` calls a column that is not to be read; several may begin with it."""
+"""The name in ``fields`` for an ignored column; several names may begin with it."""
 DECIDING = _words("""
     context history documents tools functions image images video videos audio audios
 """)
-"""Columns that an answer may depend on: a row that has one which its format does not read is a bad
-row.
+"""Columns that an answer may depend on.
+
+A row with such a column is a bad row if its format does not read the column.
 """
 DECIDING_OF_TEXTS = frozenset({"input", "instruction"})
-"""The same of rows that are not conversations: in those such columns repeat a turn."""
+"""The same for rows that are not conversations: in conversations such columns repeat a turn."""
 DECIDING_OF_TURNS = _words("""
     tool_calls function_call reasoning_content reasoning thinking image images video videos audio
     audios
 """)
-"""The same of the keys of a turn: a row that has one is a bad row."""
+"""The same for the keys of a turn: a row with such a key is a bad row."""
 VERDICTS = frozenset({"label", "kto_tag", "is_correct", "correct", "accepted", "is_accepted"})
 """Columns that mark an answer as bad if they are false: such a row is a bad row."""
 WEIGHTS = ("weight", "train", "loss")
-"""Keys of a turn that tell whether it is learned: 1 or true, 0 or false."""
+"""Keys of a turn that determine whether it is learned: 1 or true, 0 or false."""
 OF_A_TURN = ("role", "from", "content", "value", *WEIGHTS)
 
 RAW = "\0text"
-"""The field of what was read as raw text: files of rows name theirs, and never so."""
+"""The field of rows read as raw text; columns of files cannot have this name."""
 
 
 def _text(row: Row, name: str) -> str:
@@ -115,7 +116,7 @@ def _text(row: Row, name: str) -> str:
 
 
 def _learnable(row: Row, name: str) -> str:
-    """The text of an answer: null is an empty one."""
+    """Return the text of an answer; null is an empty text."""
     return "" if row[name] is None else _text(row, name)
 
 
@@ -135,7 +136,7 @@ def _kind(value: object) -> str:
 
 
 def _lacks(row: Row, wanted: Sequence[str]) -> BadRow:
-    """No field of these names: with what the row calls it instead, if that is near."""
+    """Return the error for missing fields, with a similar field of the row if there is one."""
     keys = [str(key) for key in row]
     near = [key for name in wanted if (key := closest(name, keys)) and key not in wanted]
     hint = f" (did you misspell it as {near[0]!r}?)" if near else ""
@@ -152,8 +153,9 @@ def _system(row: Row) -> tuple[Message, ...]:
 
 
 def _answer(row: Row, *names: str) -> str:
-    """The completion: it may be blank or null (real sets hold such rows; the token table leaves
-    them out and counts them).
+    """Return the completion, which may be blank or null.
+
+    Real data sets contain such rows; the token table excludes and counts them.
     """
     for name in names:
         if name in row:
@@ -165,7 +167,7 @@ def _alpaca(row: Row) -> tuple[Message, ...]:
     if "instruction" not in row:
         raise _lacks(row, ["instruction"])
     text = _prompt(row, "instruction")
-    # Dolly calls the input "context"
+    # Dolly names the input "context".
     given = next((name for name in ("input", "context") if not is_empty(row.get(name))), None)
     context = "" if given is None else _text(row, given)
     prompt = (
@@ -176,8 +178,9 @@ def _alpaca(row: Row) -> tuple[Message, ...]:
 
 
 def _history(row: Row) -> Iterator[Message]:
-    """The earlier turns of an Alpaca row (LLaMA-Factory): pairs of a prompt and an answer, which is
-    learned too.
+    """Yield the earlier turns of an Alpaca row (LLaMA-Factory).
+
+    They are pairs of a prompt and an answer; these answers are learned too.
     """
     history = row.get("history") or []
     for number, pair in enumerate(history if isinstance(history, list) else [history], start=1):
@@ -226,7 +229,7 @@ def _conversation(value: object, where: str) -> tuple[Message, ...]:
         raise BadRow(f"{where} is {_kind(value)}, not a list of turns")
     messages = [_turn(turn, number) for number, turn in enumerate(turns, start=1)]
     while messages and messages[-1].role != "assistant":
-        messages.pop()  # nothing is learned from what nobody answered
+        messages.pop()  # a prompt without an answer is excluded
     if not messages:
         raise BadRow(f"{where} has no answer")
     opening = [message.role for message in messages if message.role != "system"]
@@ -236,13 +239,13 @@ def _conversation(value: object, where: str) -> tuple[Message, ...]:
 
 
 def turns_of(value: object) -> list[Any] | None:
-    """The turns of a conversation; None if it is not a list of them."""
+    """Return the turns of a conversation; None if the value is not a list of turns."""
     if (
         isinstance(value, Mapping)
         and value
         and all(isinstance(column, list) for column in value.values())
     ):
-        # how tables store lists of structs: one list for each field
+        # Tables store lists of structs as one list per field.
         return [dict(zip(value, turn, strict=True)) for turn in zip(*value.values(), strict=True)]
     return value if isinstance(value, list) else None
 
@@ -275,8 +278,10 @@ def _is_learned(turn: Mapping[Any, Any], number: int) -> bool:
 
 
 def is_empty(value: object) -> bool:
-    """Whether a value of a row says nothing: null, blank text, or an empty list or object (also as
-    text, as some tables store them).
+    """Return whether a value of a row is empty.
+
+    Empty values are null, blank text, and an empty list or object (also as text, as some tables
+    store them).
     """
     if isinstance(value, str):
         return value.strip() in ("", "[]", "{}")
@@ -288,19 +293,19 @@ def _decides(name: object, value: object, among: Collection[str]) -> bool:
 
 
 def _verdict(value: object) -> bool | None:
-    """Whether a row is marked as good; None where the value does not say."""
+    """Return whether a row is marked as good; None if the value does not decide."""
     if isinstance(value, str):
         return {"true": True, "false": False}.get(value.strip().casefold())
     return value if isinstance(value, bool) else None
 
 
 def _is_harmless(name: str) -> bool:
-    # ``fields`` may call several columns so
+    # ``fields`` may ignore several columns.
     return name.casefold() in HARMLESS or name.startswith(IGNORED)
 
 
 class _Watched(dict[str, Any]):
-    """A row that keeps the names of the columns that were read."""
+    """A row that records the names of the columns that were read."""
 
     def __init__(self, row: Row) -> None:
         super().__init__(row)
@@ -316,15 +321,16 @@ class _Watched(dict[str, Any]):
 
 
 def read_row(form: Format, row: Row) -> tuple[tuple[Message, ...], frozenset[str]]:
-    """The conversation in a row, and the names of what was not read and may matter: columns, keys
-    of turns (``messages[].key``), and turns after the last answer.
+    """Read the conversation of a row, and return the unread names that may matter.
+
+    These are columns, keys of turns (``messages[].key``), and turns after the last answer.
 
     >>> row = {"id": 3, "prompt": "1 + 1?", "completion": "2", "grade": "A"}
     >>> sorted(read_row(FORMATS["prompt-completion"], row)[1])
     ['grade']
 
-    Errors: BadRow for a row that cannot be read, that is marked as bad (:data:`VERDICTS`), or that
-        has a column which is not read, though the answer may depend on it (:data:`DECIDING`).
+    Errors: BadRow for a row that cannot be read or is marked as bad (:data:`VERDICTS`), and for an
+    unread column that the answer may depend on (:data:`DECIDING`).
     """
     watched = _Watched(row)
     messages = form.read(watched)
@@ -423,12 +429,13 @@ FORMATS: Mapping[str, Format] = {
         ),
     )
 }
-"""Every format by its name, in the order in which rows are tried."""
+"""All formats by name, in the order of detection."""
 
 
 def detect(rows: Sequence[Row]) -> Format | None:
-    """The format that most of ``rows`` look like (the first of :data:`FORMATS` among equals), None
-    if none does.
+    """Return the format that most of ``rows`` have; None if no row has a known format.
+
+    If several formats have equal counts, return the first one in :data:`FORMATS`.
 
     >>> detect([{"instruction": "Say hi.", "input": "", "output": "Hi."}]).name
     'alpaca'

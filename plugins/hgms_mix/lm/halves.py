@@ -1,5 +1,6 @@
-"""Sources in two: random halves of token tables, which a method that can be believed cannot tell
-apart.
+"""Random halves of token tables.
+
+A reliable method cannot distinguish the two halves of a source.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from hgms_mix.lm.table import TokenTable
 
 
 def halves_of(name: str) -> tuple[str, str]:
-    """What the halves of a source are called; no source has such a name.
+    """Return the names of the halves of a source; no source can have such a name.
 
     >>> halves_of("sums")
     ('sums/1', 'sums/2')
@@ -23,8 +24,9 @@ def halves_of(name: str) -> tuple[str, str]:
 
 
 def in_halves(tables: Mapping[str, TokenTable], key: Key) -> dict[str, TokenTable]:
-    """Every table as two of equally many rows (the first has an odd one), drawn by ``key`` and the
-    source's name.
+    """Split every table into two with equal numbers of rows.
+
+    The first half has an odd row. The halves are drawn by ``key`` and the source's name.
 
     Errors: DataError for a table of one row.
     """

@@ -1,6 +1,4 @@
-"""What a name in a configuration stands for: a folder that is here, or a model on the Hub that
-can be had.
-"""
+"""Resolution of a name in a configuration: an existing folder, or an available model on the Hub."""
 
 from __future__ import annotations
 
@@ -23,16 +21,17 @@ def located(
     revision: str | None = None,
     trust_remote_code: bool = False,
 ) -> str:
-    """The folder that ``spec`` names (or that an installed package has for the name), or ``spec``
-    itself where it is a name on the Hub that is in its cache or can be reached.
+    """Return the folder that ``spec`` names, or ``spec`` itself for a name on the Hub.
+
+    The folder may come from an installed package. A name on the Hub must be in the local cache or
+    reachable.
 
     ``what`` (model, tokenizer) and ``place`` (its option in the configuration) are for errors.
-    Transformers alone would try for most of a minute, and say of a misspelt folder that the Hub has
-    no repository of that name.
+    Without this check, transformers would retry for most of a minute, and report a misspelt folder
+    as a missing repository on the Hub.
 
-    Errors: ConfigError for a folder that is not there (with the nearest spelling), one that brings
-    Python code of its own without leave, and a name that the Hub does not know or cannot be asked
-    about.
+    Errors: ConfigError for a missing folder (with the nearest spelling), a folder with Python code
+    without permission, and a name that is unknown to the Hub or cannot be checked.
     """
     folder = model_folder(spec, place)
     if folder.is_dir():
@@ -76,7 +75,9 @@ def located(
 
 
 def own_code(what: str, spec: str | None, place: Place) -> ConfigError:
-    """The error for a model or tokenizer that contains Python code without the user's consent."""
+    """Return the error for a model or tokenizer that contains Python code without the user's
+    consent.
+    """
     return ConfigError(
         "untrusted-code",
         f"the {what} {spec!r} contains Python code, which runs only with your consent",
@@ -87,11 +88,13 @@ def own_code(what: str, spec: str | None, place: Place) -> ConfigError:
 
 
 def consented(in_file: bool, spec: str | None) -> bool:
-    """Whether a model may bring Python code of its own: the configuration says that it does, and
-    the person who runs it (the option ``--trust-remote-code``, or HGMS_TRUST_REMOTE_CODE=1) that it
-    may. A file of somebody else's cannot say both.
+    """Return whether a model may run its Python code.
 
-    Errors: ConfigError where only the configuration does.
+    Two consents are required. The configuration must state that the model contains code. The user
+    must permit it (the option ``--trust-remote-code``, or HGMS_TRUST_REMOTE_CODE=1). A third
+    party's file cannot give both.
+
+    Errors: ConfigError if only the configuration consents.
     """
     if in_file and os.environ.get("HGMS_TRUST_REMOTE_CODE") != "1":
         raise ConfigError(
@@ -107,7 +110,10 @@ def consented(in_file: bool, spec: str | None) -> bool:
 def _ask(
     spec: str, what: str, place: Place, revision: str | None, near: list[str], installed: list[str]
 ) -> None:
-    """Refuses what the Hub has not; it is asked once, since downloads retry for long."""
+    """Raise ConfigError for a name that is not on the Hub.
+
+    The Hub gets one request, since downloads retry for a long time.
+    """
     import huggingface_hub
     from huggingface_hub import errors
 
@@ -143,7 +149,7 @@ def _ask(
             hint=f"check the spelling; a private or gated one requires `hf auth login`{others}",
             did_you_mean=near,
         ) from None
-    except Exception as error:  # httpx' and the Hub's own errors: it cannot be asked
+    except Exception as error:  # errors of httpx and the Hub: the Hub cannot be queried
         raise ConfigError(
             "no-network",
             f"the {what} {spec!r} is neither a folder nor in the Hub's cache, and the Hub cannot "
@@ -155,7 +161,7 @@ def _ask(
 
 
 def transformers_quietly() -> Any:
-    """transformers, without its progress bars; imported when a model is first needed."""
+    """Import transformers without its progress bars, when a model is first needed."""
     try:
         import transformers
     except ImportError:

@@ -18,28 +18,31 @@ from hgms_mix.lm.passes import equal_parts, needed, passes, start_tokens
 from hgms_mix.lm.sharding import FIRST_ORDER, Sharded, once
 
 LOGITS = 2**26
-"""How many logits are held at a time (a quarter of a gigabyte in float32)."""
+"""The number of logits in memory at a time (a quarter of a gigabyte in float32)."""
 
 
 @define(eq=False)
 class LanguageModel:
-    """A frozen base with adapters, or a model all of whose parameters are lower variables.
+    """A frozen base with adapters, or a model with all parameters as lower variables.
 
     ``nll(x, tokens, mask)`` is the negative log-likelihood of the masked tokens of each row, with
-    their number. ``x`` may hold N stacked adapters; the rows are then ``[N, B, T]``. Rows are
-    padded on the right, so the causal mask alone keeps padding out of what is scored, and attention
-    needs no mask (the fast kernels take none); rows padded on the left bring ``attention``. Rows of
-    similar length go through together (:mod:`~hgms_mix.lm.passes`), each pass as wide as its
-    longest row: the losses are those of the batch's full width, to rounding. At most ``rows`` rows
-    of one candidate go through at a time (None: all); with gradients, each such pass is computed
-    again in the backward pass, so activations of one pass are held at a time. Where dropout masks
-    are drawn, rows are padded on the left, or torch.func transforms the model (a Hessian product),
-    passes are of the full width. ``tokens`` counts what went through.
+    their number. ``x`` may contain N stacked adapters; the rows are then ``[N, B, T]``.
 
-    ``parts`` is there where the base is parted among ranks, which then call this model equally
-    often: a batch goes through in as many passes as ``rows`` asks for, whatever the lengths of its
-    rows. ``probed`` is what short rows took (:func:`~hgms_mix.lm.memory.probe`), where that cannot
-    be tried out by one rank alone.
+    Rows are padded on the right. The causal mask then suffices to exclude padding from scores, and
+    attention needs no mask (the fast kernels take none). Rows padded on the left need
+    ``attention``.
+
+    Rows of similar length share a pass (:mod:`~hgms_mix.lm.passes`), each pass as wide as its
+    longest row. The losses equal those of the batch's full width, up to rounding. A pass has at
+    most ``rows`` rows of one candidate (None: all). With gradients, each such pass is computed
+    again in the backward pass, so activations of one pass are in memory at a time. Passes have the
+    full width if dropout masks are drawn, if rows are padded on the left, or if torch.func
+    transforms the model (a Hessian product). ``tokens`` counts the processed tokens.
+
+    ``parts`` is set if the base is split across ranks. All ranks must then call this model equally
+    often: a batch has a number of passes that depends on ``rows`` and not on the lengths of its
+    rows. ``probed`` is the memory of short rows (:func:`~hgms_mix.lm.memory.probe`), for models
+    that a single rank cannot probe.
     """
 
     model: Any
@@ -79,7 +82,7 @@ class LanguageModel:
         return language
 
     def start(self, key: Key, dtype: torch.dtype) -> Tree:
-        """Where lower variables start: fresh adapters, or the model's own parameters."""
+        """Return the start of the lower variables: fresh adapters, or the model's parameters."""
         device = next(self.model.parameters()).device
         if self.adapters is not None:
             return self.adapters.start(key, device, dtype)
@@ -95,8 +98,9 @@ class LanguageModel:
         seeds: tuple[int, ...] | None = None,
         attention: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """(Σ −log p of the masked tokens, how many) for each row: ``[B]``, or ``[N, B]`` for
-        stacked adapters.
+        """Return (Σ −log p of the masked tokens, their number) for each row.
+
+        The shape is ``[B]``, or ``[N, B]`` for stacked adapters.
         """
         count = mask[..., 1:].sum(-1)
         batch = tokens.shape[-2]
@@ -153,7 +157,7 @@ class LanguageModel:
         *,
         again: bool,
     ) -> Tensor:
-        """One pass; ``again``: computed a second time in the backward pass, for memory."""
+        """Compute one pass; ``again``: recompute it in the backward pass, to save memory."""
         if again and torch.is_grad_enabled() and any(leaf.requires_grad for leaf in x.values()):
             losses: Tensor = recomputed(self._rows, x, tokens, mask, seeds, attention)
             return losses
@@ -162,8 +166,9 @@ class LanguageModel:
     def logits(
         self, x: Tree, tokens: Tensor, mask: Tensor, seeds: tuple[int, ...] | None = None
     ) -> Tensor:
-        """The logits that the masked tokens of rows ``[B, T]`` are scored by, row after row:
-        ``[n, V]``, in one pass.
+        """Return the logits for the masked tokens of rows ``[B, T]``, row after row.
+
+        The result is ``[n, V]``, computed in one pass.
         """
         return self._called(self._wanted, x, seeds, tokens, mask[:, 1:])
 
@@ -185,12 +190,12 @@ class LanguageModel:
         tokens: Tensor,
         *rest: Any,
     ) -> Tensor:
-        """``function(tokens, *rest)`` of the model with adapters, or parameters, x."""
+        """Compute ``function(tokens, *rest)`` of the model with adapters, or parameters, x."""
         if self.parts is not None and _transformed():
             raise FIRST_ORDER.at()
         if self.quantised and _transformed():
-            # The kernels of quantised weights drop tangents without a word: the derivative would be
-            # 0.
+            # The kernels of quantised weights drop tangents without an error: the derivative would
+            # be 0.
             raise ConfigError(
                 "no-second-derivative",
                 "a quantised base has no second derivative in forward mode or under torch.func",
@@ -201,7 +206,7 @@ class LanguageModel:
                 "or remove quantize",
             )
         self._count(x, tokens)
-        # Under vmap and jvp the fused attention kernels are taken apart row by row, or fail.
+        # Under vmap and jvp the fused attention kernels run row by row, or fail.
         with twice_differentiable_attention() if _transformed() else contextlib.nullcontext():
             if self.adapters is not None:
                 with self.adapters.use(Active(x, seeds)):
@@ -212,18 +217,21 @@ class LanguageModel:
             return result
 
     def _gathered(self, function: Callable[..., Any], *args: Any) -> Any:
-        """``function(*args)``, in which the model's modules may be called."""
+        """Compute ``function(*args)`` while the model's modules may be called."""
         if self.parts is None:
             return function(*args)
         result: Any = self.parts(function, *args)
         if isinstance(result, Tensor) and result.requires_grad:
-            return once(result)  # the backward pass gives back what is gathered
+            return once(result)  # the backward pass frees the gathered parts
         self.parts.reshard()
         return result
 
     def _count(self, x: Tree, tokens: Tensor) -> None:
-        """Tokens, padding too, of one forward pass, and of the backward pass that a graph is kept
-        for; under vmap, of all rows of all candidates."""
+        """Count the tokens, with padding, of one forward pass.
+
+        The backward pass is included if a graph is kept. Under vmap, all rows of all candidates are
+        counted.
+        """
         leaves = [_unwrapped(leaf) for leaf in x.values()]
         count = _unwrapped(tokens).numel()
         if torch._C._functorch.is_batchedtensor(
@@ -244,9 +252,9 @@ class LanguageModel:
         if not self.plain_head:
             return _masked(self.model(**inputs, use_cache=False).logits, target, wanted)
         hidden = self._body(**inputs)
-        if _transformed():  # shapes may not depend on data here
+        if _transformed():  # shapes must not depend on data here
             return _masked(self._logits(hidden), target, wanted)
-        # The head is dear and only completion tokens are scored.
+        # The head is expensive, and only completion tokens are scored.
         row, place = wanted.nonzero(as_tuple=True)
         picked = hidden[row, place]
         goal = target[row, place]
@@ -261,8 +269,11 @@ class LanguageModel:
         return self._logits(self._body(input_ids=tokens[:, :-1])[wanted])
 
     def head_losses(self, hidden: Tensor, target: Tensor) -> Tensor:
-        """−log p of each target from what the body made of its place, ``[n]`` of ``[n, width]``: at
-        most ``LOGITS`` logits at a time."""
+        """Return −log p of each target from the body's hidden state at its position.
+
+        The result is ``[n]`` for hidden states ``[n, width]``. At most ``LOGITS`` logits are in
+        memory at a time.
+        """
         head = self.model.get_output_embeddings()
         step = max(1, LOGITS // int(head.weight.shape[0]))
         step -= step % 128 if step > 128 else 0  # whole tiles of a product
@@ -274,7 +285,7 @@ class LanguageModel:
             if not any(leaf.requires_grad for leaf in weights.values()):
                 losses: Tensor = _InPieces.apply(hidden, target, self._scored, pieces)
                 return losses
-            # By the time of the second run the model has its own weights back.
+            # At the time of the second run the model has its original weights.
             return torch.cat(
                 [
                     recomputed(self._scored, hidden[piece], target[piece], weights)
@@ -299,8 +310,9 @@ class LanguageModel:
 
     @property
     def precision(self) -> torch.dtype | None:
-        """The coarsest type of the frozen base's weights; None where the weights are lower
-        variables, which have their own.
+        """Return the coarsest type of the frozen base's weights.
+
+        Return None if the weights are lower variables, which have their own type.
         """
         types = {leaf.dtype for leaf in self.model.parameters() if leaf.is_floating_point()}
         return (
@@ -309,8 +321,9 @@ class LanguageModel:
 
     @torch.no_grad()
     def hidden(self, x: Tree, tokens: Tensor) -> Tensor:
-        """The last hidden states, ``[B, T, width]``: what the head would see of each place of
-        rows padded on the right.
+        """Return the last hidden states, ``[B, T, width]``.
+
+        These are the inputs of the head at each position of rows padded on the right.
         """
         self._count(x, tokens)
         if self.adapters is not None:
@@ -334,8 +347,9 @@ class LanguageModel:
         return hidden
 
     def _head_is_plain(self) -> bool:
-        """Whether body, head and soft cap are all there is between tokens and logits (some
-        architectures scale in between).
+        """Return whether only body, head and soft cap lie between tokens and logits.
+
+        Some architectures scale in between.
         """
         if self.model.get_output_embeddings() is None or not hasattr(
             self.model, self.model.base_model_prefix
@@ -349,9 +363,11 @@ class LanguageModel:
 
 
 class _InPieces(torch.autograd.Function):
-    """The losses of a frozen head, a piece of the places at a time. Each place's loss depends on
-    that place alone, so its slope is taken while its logits are there: none are kept, and none
-    computed twice. Differentiated again, it is the plain graph.
+    """The losses of a frozen head, computed for a group of positions at a time.
+
+    The loss of a position depends only on that position. Its gradient is computed while its logits
+    exist, so that no logits are stored or recomputed. For a second derivative, the plain graph is
+    used.
     """
 
     @staticmethod
@@ -364,8 +380,7 @@ class _InPieces(torch.autograd.Function):
     ) -> Tensor:
         losses = []
         slopes = []
-        # Whoever saves tensors in another way (a checkpoint around this) has no business with those
-        # of the inner graph.
+        # Hooks for saved tensors (a surrounding checkpoint) must not apply to the inner graph.
         with (
             torch.enable_grad(),
             torch.autograd.graph.saved_tensors_hooks(lambda kept: kept, lambda kept: kept),
@@ -392,7 +407,7 @@ class _InPieces(torch.autograd.Function):
 
 
 class _Call(nn.Module):
-    """The model as a submodule, so that ``functional_call`` can put other parameters into it."""
+    """The model as a submodule, so that ``functional_call`` can replace its parameters."""
 
     def __init__(self, owner: LanguageModel) -> None:
         super().__init__()
@@ -407,7 +422,7 @@ def _float(logits: Tensor) -> Tensor:
 
 
 def _masked(logits: Tensor, target: Tensor, wanted: Tensor) -> Tensor:
-    """Σ −log p of the wanted targets of each row."""
+    """Return Σ −log p of the wanted targets of each row."""
     losses = functional.cross_entropy(
         _float(logits).flatten(0, 1), target.flatten(), reduction="none"
     )
@@ -415,12 +430,12 @@ def _masked(logits: Tensor, target: Tensor, wanted: Tensor) -> Tensor:
 
 
 def _unwrapped(tensor: Tensor) -> Tensor:
-    """The tensor under the wrappers of torch.func transforms."""
+    """Return the tensor under the wrappers of torch.func transforms."""
     while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
     return tensor
 
 
 def _transformed() -> bool:
-    """Whether this runs inside a torch.func transform (vmap or jvp)."""
+    """Return whether this runs inside a torch.func transform (vmap or jvp)."""
     return torch._C._functorch.peek_interpreter_stack() is not None

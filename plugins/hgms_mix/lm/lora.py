@@ -1,10 +1,10 @@
-"""Low-rank adapters (``[task.adapter]``), stacked: N candidates' updates in one pass over the
-shared, frozen base.
+"""Low-rank adapters (``[task.adapter]``), stacked: the updates of N candidates share one pass over
+the frozen base.
 
-A forward hook on every target module adds s·B A h to its output. Where A and B have a leading axis
-N, the rows of h are N blocks, block i belongs to candidate i, and the two small products become
-batched ones: the base is read once for all candidates, ordinary autograd runs through the whole,
-and activation checkpointing works, which ``torch.func.vmap`` does not allow.
+A forward hook on every target module adds s·B A h to its output. If A and B have a leading axis N,
+the rows of h are N blocks, and block i belongs to candidate i. The two small products are then
+batched products. The base is read once for all candidates, and ordinary autograd differentiates the
+whole computation. Activation checkpointing works, which ``torch.func.vmap`` does not allow.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from hgms_mix.lm.hub import transformers_quietly
 TARGETS = ("task", "adapter", "targets")
 """The place of the targets in the configuration."""
 ALL_LINEAR = "all-linear"
-"""The target that stands for all linear modules but the output embedding, as in peft."""
+"""The target for all linear modules except the output embedding, as in peft."""
 KERNELS = {
     SDPBackend.FLASH_ATTENTION: torch.backends.cuda.flash_sdp_enabled,
     SDPBackend.EFFICIENT_ATTENTION: torch.backends.cuda.mem_efficient_sdp_enabled,
     SDPBackend.MATH: torch.backends.cuda.math_sdp_enabled,
     SDPBackend.CUDNN_ATTENTION: torch.backends.cuda.cudnn_sdp_enabled,
 }
-"""Each attention kernel, and whether it is allowed now."""
+"""Each attention kernel, and the function that returns whether it is enabled."""
 
 
 @final
@@ -46,8 +46,8 @@ class Lora:
     """Low-rank adapters: a frozen W becomes W + (alpha/rank)·BA, with A ``[rank, in]`` and B
     ``[out, rank]`` trained.
 
-    A starts uniform (Kaiming, as in peft), B at zero. ``dropout`` acts on what goes into A, while
-    training only; its masks are a function of the batch, so that a branch can be run again.
+    A starts uniform (Kaiming, as in peft), B at zero. ``dropout`` acts on the input of A, only in
+    training. Its masks are a function of the batch, so that a branch can be computed again.
     ``targets`` are module names or their last parts, each of at least one linear module (None:
     peft's choice for the architecture; ``["all-linear"]``: all but the output embedding).
 
@@ -69,10 +69,10 @@ class Lora:
         return self.targets == (ALL_LINEAR,)
 
     def modules(self, model: nn.Module) -> list[str]:
-        """The names of the modules that get an adapter.
+        """Return the names of the modules that get an adapter.
 
-        Errors: ConfigError for a target that no linear module has, for the output embedding, and
-            for a model that has no default targets.
+        Errors: ConfigError for a target without a linear module, for the output embedding, and for
+        a model that has no default targets.
         """
         linear = [name for name, module in model.named_modules() if width_of(module) is not None]
         head = getattr(model, "get_output_embeddings", lambda: None)()
@@ -85,7 +85,7 @@ class Lora:
             target: [name for name in linear if name == target or name.endswith("." + target)]
             for target in targets
         }
-        # peft's defaults name the modules of all variants of an architecture
+        # peft's defaults name the modules of all variants of an architecture.
         needed = targets if self.targets is not None or not any(found.values()) else ()
         if missing := [target for target in needed if not found[target]]:
             raise ConfigError(
@@ -105,7 +105,7 @@ class Lora:
         return [name for name in linear if name in chosen]
 
     def peft_config(self, model: nn.Module) -> Any:
-        """The same adapters as a ``peft.LoraConfig``, for fine-tuning and for saving."""
+        """Return the same adapters as a ``peft.LoraConfig``, for fine-tuning and for saving."""
         transformers_quietly()
         import peft
 
@@ -136,8 +136,10 @@ def _usual_targets(model: nn.Module, known: str) -> tuple[str, ...]:
 
 
 def interpolated(states: Sequence[Tree], weights: Sequence[float]) -> Tree:
-    """Σ_s λ_s x_s of lower states. Of adapters this is the one that adds Σ_s λ_s B_s A_s to its
-    weight: its rank is the sum of theirs.
+    """Compute Σ_s λ_s x_s of lower states.
+
+    For adapters, the result is the adapter that adds Σ_s λ_s B_s A_s to its weight. Its rank is the
+    sum of their ranks.
 
     >>> two = [
     ...     {"q.lora_A.weight": torch.ones(1, 2), "q.lora_B.weight": sign * torch.ones(3, 1)}
@@ -162,7 +164,7 @@ def interpolated(states: Sequence[Tree], weights: Sequence[float]) -> Tree:
 
 
 def width_of(module: nn.Module) -> tuple[int, int] | None:
-    """(in, out) of a linear module: also GPT-2's Conv1D, and quantised ones."""
+    """Return (in, out) of a linear module, including GPT-2's Conv1D and quantised modules."""
     if type(module).__name__ == "Conv1D":
         return int(module.nx), int(module.nf)  # type: ignore[arg-type]
     if hasattr(module, "in_features") and hasattr(module, "out_features"):
@@ -172,8 +174,9 @@ def width_of(module: nn.Module) -> tuple[int, int] | None:
 
 @attrs.frozen(eq=False)
 class Active:
-    """The adapters of one forward pass: their values, and the seeds of the dropout masks, one
-    for each block of rows.
+    """The adapters of one forward pass.
+
+    They are the values, and the seeds of the dropout masks, one per block of rows.
     """
 
     x: Tree
@@ -186,7 +189,7 @@ class Active:
 
 @define(eq=False)
 class Adapters:
-    """Hooks on the target modules of a base model, and what they add at the moment."""
+    """Hooks on the target modules of a base model, and the adapters that they currently add."""
 
     model: nn.Module
     spec: Lora
@@ -197,8 +200,9 @@ class Adapters:
 
     @classmethod
     def on(cls, model: nn.Module, spec: Lora, length: int) -> Adapters:
-        """Hooks for ``spec`` on ``model``; ``length`` is the longest sequence, which dropout
-        masks are drawn for.
+        """Install hooks for ``spec`` on ``model``.
+
+        ``length`` is the longest sequence, which determines the size of dropout masks.
         """
         adapters = cls(model, spec, spec.modules(model), length)
         for number, name in enumerate(adapters.names):
@@ -207,7 +211,7 @@ class Adapters:
         return adapters
 
     def start(self, key: Key, device: torch.device, dtype: torch.dtype) -> Tree:
-        """A fresh adapter: A uniform in ±1/√in (Kaiming with a = √5), B zero."""
+        """Return a fresh adapter: A uniform in ±1/√in (Kaiming with a = √5), B zero."""
         x = {}
         for name in self.names:
             width = width_of(self.model.get_submodule(name))
@@ -258,10 +262,13 @@ class Adapters:
         return output + update.reshape(*shape, up.shape[-2]).to(output.dtype)
 
     def _mask(self, seeds: tuple[int, ...], number: int, hidden: Tensor) -> Tensor:
-        """Dropout masks, a function of the seed and the module alone: drawn for the longest
-        sequence and cut to this one, so that a branch gets the same mask alone and among others."""
+        """Return dropout masks, which depend only on the seed and the module.
+
+        They are drawn for the longest sequence and cut to the current one. A branch therefore gets
+        the same mask in a separate pass and in a stacked one.
+        """
         rows, length, width = hidden.shape
-        kept = 1 - self.spec.dropout  # what is kept is divided by it where the scaling is applied
+        kept = 1 - self.spec.dropout  # the division by this share is part of the scaling
         blocks = []
         for seed in seeds:
             generator = torch.Generator(hidden.device).manual_seed(
@@ -274,13 +281,14 @@ class Adapters:
 
 
 def _times(hidden: Tensor, weight: Tensor) -> Tensor:
-    """hidden·Wᵀ, or that of each block of rows with its own W."""
+    """Compute hidden·Wᵀ, or the product of each block of rows with its own W."""
     return functional.linear(hidden, weight) if weight.dim() == 2 else torch.bmm(hidden, weight.mT)
 
 
 def _down(hidden: Tensor, weight: Tensor, scaling: float) -> Tensor:
-    """scaling·A h with h in bfloat16 and A in float32, for both halves of A at once: no float32
-    copy of h is made or kept.
+    """Compute scaling·A h with h in bfloat16 and A in float32.
+
+    Both halves of A are multiplied at once: no float32 copy of h is created or stored.
     """
     coarse: Tensor
     coarse, fine = _times(hidden, torch.cat(_halves(weight), dim=-2)).chunk(2, dim=-1)
@@ -288,15 +296,19 @@ def _down(hidden: Tensor, weight: Tensor, scaling: float) -> Tensor:
 
 
 def _halves(weight: Tensor) -> list[Tensor]:
-    """A float32 tensor as two of bfloat16 whose sum has 16 of its 24 bits: a step of 1e-5 is not
-    lost. The derivative goes through the first, for the second is a rounding error."""
+    """Split a float32 tensor into two of bfloat16 whose sum has 16 of its 24 bits.
+
+    A step of 1e-5 is therefore not lost. The derivative passes only through the first tensor, since
+    the second is a rounding error.
+    """
     coarse = weight.to(torch.bfloat16)
     return [coarse, (weight - coarse.float()).detach().to(torch.bfloat16)]
 
 
 class _SameKernels(contextlib.ExitStack):
-    """The attention kernels that are allowed now, for a time when others are; entered as often
-    as the rest is run again.
+    """A context that restores the current set of allowed attention kernels.
+
+    It can be entered several times, once per recomputation.
     """
 
     def __init__(self) -> None:
@@ -309,9 +321,11 @@ class _SameKernels(contextlib.ExitStack):
 
 
 def recomputed(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """``function`` of the rest, computed again in the backward pass: with the attention kernels of
-    the first time, which need not be those allowed at the second (a second derivative asks for the
-    math kernel while its graph is built).
+    """Compute ``function`` of the arguments, and compute it again in the backward pass.
+
+    The recomputation uses the attention kernels of the first computation. The kernels allowed
+    during the recomputation may differ: a second derivative requires the math kernel while its
+    graph is built.
     """
     options: Any = {"use_reentrant": False, "preserve_rng_state": False}
     return checkpoint(
@@ -324,11 +338,11 @@ def recomputed(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def checkpoint_layers(model: nn.Module, adapters: Adapters | None) -> list[nn.Module]:
-    """Lets every decoder layer keep only its input for the backward pass and compute the rest again
-    there; the layers.
+    """Set every decoder layer to store only its input, and to recompute the rest in the backward
+    pass.
 
-    The layer runs again with the adapters (or parameters) it ran with the first time, which by then
-    are no longer in place: they are handed to the second run.
+    Return the layers. The recomputation uses the adapters (or parameters) of the first computation.
+    They are passed to it, since they are no longer installed by then.
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 

@@ -1,4 +1,4 @@
-"""The two losses of source reweighting, and the batches they are computed on."""
+"""The two losses of source reweighting, and their batches."""
 
 from __future__ import annotations
 
@@ -19,10 +19,14 @@ Average = Literal["example", "token", "all-tokens"]
 
 @frozen(eq=False)
 class Rows:
-    """The loss of each row of a batch: the mean over its completion tokens, or, on average over
-    tokens, their sum over a mean number of such tokens (``lengths``, by source): that of its source
-    makes the mean over a source's rows the mean over its tokens; that of all sources makes the mean
-    over a batch the mean over all its tokens, but for a factor that is the same for every batch."""
+    """The loss of each row of a batch.
+
+    It is the mean over the row's completion tokens. For an average over tokens, it is their sum
+    divided by a mean number of completion tokens (``lengths``, by source). With the mean number of
+    each source, the mean over a source's rows is the mean over its tokens. With the mean number of
+    all sources, the mean over a batch is the mean over its tokens, up to a factor that is the same
+    for every batch.
+    """
 
     model: LanguageModel
     average: Average
@@ -44,17 +48,17 @@ class Rows:
             tokens, mask = (leaf.expand(count, *leaf.shape) for leaf in (tokens, mask))
         seeds = self._seeds(batch, dropout)
         if seeds is not None and stacked and not own:
-            seeds = seeds * count  # one batch, one mask: that of a candidate on its own
+            seeds = seeds * count  # all candidates use the mask of a single candidate
         return self._averaged(
             *self.model.nll(x, tokens, mask, seeds, batch.get("attention")), batch
         )
 
     def logits(self, x: Tree, batch: Batch) -> Tensor:
-        """What the scored tokens of a batch are scored by, ``[n, V]``, with the batch's dropout."""
+        """Return the logits of the scored tokens, ``[n, V]``, with the batch's dropout."""
         return self.model.logits(x, batch["tokens"], batch["mask"], self._seeds(batch, True))
 
     def of_logits(self, z: Tensor, batch: Batch) -> Tensor:
-        """The loss of each row, of its logits."""
+        """Return the loss of each row from its logits."""
         wanted = batch["mask"][:, 1:]
         target = batch["tokens"][:, 1:]
         losses = functional.cross_entropy(z, target[wanted], reduction="none")
@@ -90,16 +94,16 @@ class Rows:
 
 @frozen(eq=False)
 class Examples:
-    """``Sources.examples`` of language models: the loss of each row, its mean over
-    completion tokens.
+    """``Sources.examples`` of language models: the loss of each row, its mean over completion
+    tokens.
 
-    ``sizes`` are the numbers of rows in the sources' files, of which the pool may hold fewer.
+    ``sizes`` are the numbers of rows in the sources' files; the pool may contain fewer.
     ``representations(x, batch)`` is a vector for each row, ``[B, width]``: the mean of its last
-    hidden states with weights 1, 2, … by position (SGPT's), from its first token to the last that
-    is learned.
+    hidden states with weights 1, 2, … by position (SGPT's), from its first token to the last
+    learned token.
 
     Source: Muennighoff, *SGPT: GPT sentence embeddings for semantic search*, 2022 (arXiv
-        2202.08904).
+    2202.08904).
     """
 
     rows: Rows
@@ -111,7 +115,7 @@ class Examples:
     def representations(self, x: Tree, batch: Batch) -> Tensor:
         states = self.rows.model.hidden(x, batch["tokens"])
         mask = batch["mask"]
-        # bfloat16 cannot count to 512
+        # bfloat16 cannot represent all integers up to 512.
         states = states.to(torch.promote_types(states.dtype, torch.float32))
         place = torch.arange(1, mask.shape[-1] + 1, device=mask.device)
         weights = (place * (place <= (place * mask).amax(-1, keepdim=True))).to(states)
@@ -122,9 +126,9 @@ class Examples:
 class MixtureLoss:
     """g(θ, x; B) = Σ_s ω_s ℓ_s(x; B), ω = softmax(θ), ℓ_s the mean over the rows of source s in B.
 
-    Whatever a batch holds of each source, its weight is ω_s: the mean is within the source. Where a
-    batch holds rows of k < S sources only, drawn evenly, the sum over them is multiplied by S/k,
-    which keeps it unbiased.
+    The weight of a source is ω_s for any number of its rows in a batch, since the mean is within
+    the source. If a batch contains rows of only k < S sources, drawn evenly, the sum over them is
+    multiplied by S/k. This keeps it unbiased.
     """
 
     rows: Rows
@@ -142,8 +146,9 @@ class MixtureLoss:
         return self._mixed(theta, losses, batch["source"].expand(losses.shape))
 
     def outputs(self, x: Tree, batch: Batch) -> Tensor:
-        """The logits of scored tokens: what a Gauss–Newton matrix is of, as the next says what
-        is made of them.
+        """Return the logits of scored tokens.
+
+        A Gauss–Newton matrix is defined by these outputs and ``criterion``.
         """
         return self.rows.logits(x, batch)
 
@@ -151,7 +156,7 @@ class MixtureLoss:
         return self._mixed(theta, self.rows.of_logits(z, batch), batch["source"])
 
     def sources(self, x: Tree, batch: Batch) -> Tensor:
-        """ℓ_s(x; B), ``[S]``, each with the factor that makes Σ ω_s ℓ_s unbiased."""
+        """Return ℓ_s(x; B), ``[S]``, each with the factor that makes Σ ω_s ℓ_s unbiased."""
         return self._means(self.rows(x, batch, dropout=True), batch["source"])
 
     def _mixed(self, theta: Tree, losses: Tensor, source: Tensor) -> Tensor:
@@ -167,8 +172,9 @@ class MixtureLoss:
 
 @frozen(eq=False)
 class UpperLoss:
-    """The mean loss of B's rows, without dropout, whatever θ is: f on validation rows, plain
-    training on lower ones.
+    """The mean loss of B's rows, without dropout, independent of θ.
+
+    It is f on validation rows, and plain training on lower rows.
     """
 
     rows: Rows
@@ -185,14 +191,17 @@ class UpperLoss:
 
 
 def weights(theta: Tree) -> Tensor:
-    """ω = softmax(θ)."""
+    """Return ω = softmax(θ)."""
     return theta["logits"].softmax(-1)
 
 
 @frozen(eq=False)
 class Batches:
-    """Batches of token tables, as :class:`hgms_core.Data`: rows are gathered where the tables lie
-    (in memory or mapped from disk) and only a batch goes to the device."""
+    """Batches of token tables, as :class:`hgms_core.Data`.
+
+    Rows are gathered on the device of the tables (in memory or mapped from disk), and only a batch
+    is copied to the device.
+    """
 
     tables: tuple[TokenTable, ...]
     device: torch.device
@@ -208,7 +217,7 @@ class Batches:
         return int(self._first[-1])
 
     def rows(self, index: Tensor) -> Batch:
-        """The rows with these numbers; the numbers' axes lead every leaf."""
+        """Return the rows with these numbers; the axes of the numbers lead every leaf."""
         index = index.cpu()
         source = torch.bucketize(index.contiguous(), self._first[1:], right=True)
         tokens, mask = self._gathered(index, source)
@@ -219,14 +228,14 @@ class Batches:
                 for name, leaf in batch.items()
             }
         if self.dropout:
-            # Stays on the CPU: it seeds generators. One number for each batch, from the rows it
-            # holds.
+            # Keep this on the CPU: it seeds generators. It is one number per batch, computed from
+            # its rows.
             order = torch.arange(1, index.shape[-1] + 1)
             batch["seed"] = ((index + 1) * order * 2_654_435_761 % 2**31).sum(-1) % 2**31
         return batch
 
     def data(self, names: tuple[str, ...] | None = None) -> Data:
-        """All rows; with ``names`` of the tables, drawn evenly from each."""
+        """Return all rows; with ``names`` of the tables, drawn evenly from each."""
         strata = (
             None
             if names is None
@@ -235,7 +244,7 @@ class Batches:
         return Data(self.size, {}, self.rows, torch.device("cpu"), strata=strata)
 
     def share(self, numbers: Tensor) -> Data:
-        """Some of the rows, as data of their own."""
+        """Return some of the rows as separate data."""
         return Data(
             len(numbers), {}, lambda index: self.rows(numbers[index.cpu()]), torch.device("cpu")
         )
@@ -268,8 +277,11 @@ def shuffled(count: int, key: Key) -> Tensor:
 def mean_lengths(
     batches: Batches, device: torch.device, dtype: torch.dtype, average: Average = "token"
 ) -> Tensor:
-    """The mean number of scored tokens in a row, for each table: all marked ones but a first token,
-    which nothing predicts. On average over ``all-tokens`` the mean of these for every table."""
+    """Return the mean number of scored tokens per row, for each table.
+
+    Scored tokens are all marked tokens except a first token, which has no prediction. For the
+    average over ``all-tokens``, return the mean of these numbers for every table.
+    """
     counts = [
         (table.mask.sum() - table.mask[table.offsets[:-1]].sum()).double() / table.size
         for table in batches.tables
@@ -282,8 +294,9 @@ def mean_lengths(
 def token_loss(
     model: LanguageModel, x: Tree, batches: Batches, numbers: Tensor, rows: int = 64
 ) -> float:
-    """The mean −log p over all completion tokens of some rows, ``rows`` of similar length at a
-    time.
+    """Return the mean −log p over all completion tokens of some rows.
+
+    ``rows`` rows of similar length are evaluated at a time.
     """
     lengths = torch.cat([table.lengths for table in batches.tables])[numbers]
     order = numbers[lengths.argsort(stable=True)]

@@ -1,9 +1,11 @@
-"""How much memory an outer step takes, predicted and measured.
+"""Predicted and measured memory of an outer step.
 
-What a pass takes is measured on three short rows, and extrapolated: it is a quadratic of the row's
-length (attention without a fused kernel is quadratic, all else linear), times the rows of a pass.
-The rest is counted: the base once (of one that is parted among ranks this rank's share, and what is
-gathered of it at a time), N adapters with their gradients, and the logits held at a time.
+The memory of a pass is measured on three short rows and extrapolated. It is a quadratic function of
+the row length (attention without a fused kernel is quadratic, all else linear), times the rows of a
+pass.
+
+The rest is computed from sizes: the base once, N adapters with their gradients, and the logits
+stored at a time. For a sharded base this rank's share and the gathered layers are counted.
 """
 
 from __future__ import annotations
@@ -26,9 +28,12 @@ from hgms_mix.lm.sharded_memory import gathered_bytes, messages, places, share_b
 
 @frozen
 class StepMemory:
-    """Bytes of an outer step, on one rank: ``base`` the model, or its share of it; ``adapters`` all
-    candidates with gradients and copies; ``activations`` what one pass holds; ``logits`` what the
-    head adds to it; ``gathered`` what is whole of a base in parts."""
+    """Bytes of an outer step on one rank.
+
+    ``base`` is the model, or this rank's share. ``adapters`` are all candidates with gradients and
+    copies. ``activations`` are those of one pass. ``logits`` is the addition of the head.
+    ``gathered`` are the gathered parameters of a sharded base.
+    """
 
     base: int
     adapters: int
@@ -51,16 +56,16 @@ class StepMemory:
 def step_memory(
     model: LanguageModel, x: Tree, *, candidates: int, batch: int, chunk: int | None, length: int
 ) -> StepMemory:
-    """What a step with N ``candidates`` takes, each on ``batch`` rows of ``length`` tokens,
-    ``chunk`` candidates to a pass.
+    """Return the memory of a step with N ``candidates``.
+
+    Each candidate has ``batch`` rows of ``length`` tokens. ``chunk`` candidates share a pass.
     """
     together = min(chunk or candidates, candidates)
     rows = together * min(model.rows or batch, batch)
     base = 0 if model.adapters is None else share_bytes(model.model)
     gathered = 0 if model.parts is None else gathered_bytes(model.model)
     adapter = sum(leaf.numel() * leaf.element_size() for leaf in x.values())
-    # All candidates, the state they start from, and of those in a pass the gradient and the step it
-    # makes.
+    # All candidates, their start state, and per candidate of a pass its gradient and step.
     adapters = adapter * (candidates + 1 + 2 * together)
 
     taken = model.probed or probe(model, x)
@@ -69,16 +74,16 @@ def step_memory(
     _, slope, bend = torch.linalg.solve(
         powers, torch.tensor(list(taken.values()), dtype=torch.float64)
     ).tolist()
-    # of a tiny model the slope is noise
+    # The slope of a tiny model is noise.
     pass_bytes = max(0, int(rows * (slope * length + max(bend, 0.0) * length**2)))
 
     vocabulary, width = model.model.get_output_embeddings().weight.shape
-    # logits, their softmax and the gradient
+    # Logits, their softmax and the gradient.
     head = 3 * 4 * min(rows * length * int(vocabulary), LOGITS)
     if model.checkpointed is None:
         return StepMemory(base, adapters, pass_bytes, head, gathered)
-    # A layer is computed again after the head has gone: only what enters the layers is there at
-    # both times.
+    # A layer is recomputed after the head is freed: only the inputs of the layers exist at both
+    # times.
     inputs = (
         rows
         * length
@@ -92,8 +97,9 @@ def step_memory(
 def predicted_memory(
     problem: Problem, *, candidates: int, batch: int, chunk: int | None, length: int
 ) -> StepMemory | None:
-    """:func:`step_memory` of a problem of the task ``source-mixture``; None for any other, and
-    for a model without a head.
+    """Return :func:`step_memory` for a problem of the task ``source-mixture``.
+
+    Return None for any other problem, and for a model without a head.
     """
     if not isinstance(problem.f, UpperLoss):
         return None
@@ -106,20 +112,22 @@ def predicted_memory(
 
 
 def probe(model: LanguageModel, x: Tree) -> dict[int, int]:
-    """Bytes that the gradient on one row takes, by its tokens: 16, 40 and 64, or fewer where the
-    model has fewer positions.
+    """Return the bytes of the gradient on one row, by number of tokens.
+
+    The numbers are 16, 40 and 64, or fewer if the model has fewer positions.
     """
     most = min(
         64, getattr(getattr(model.model, "config", None), "max_position_embeddings", None) or 64
     )
     if model.parts is not None:
-        _taken(model, x, 2)  # parts are gathered in the same storages from the first pass on
+        _taken(model, x, 2)  # from the first pass on, parts are gathered in the same storages
     return {length: _taken(model, x, length) for length in (most // 4, most * 5 // 8, most)}
 
 
 def _taken(model: LanguageModel, x: Tree, length: int) -> int:
-    """Bytes at the peak of a gradient on one row of ``length`` tokens, of which one goes through
-    the head.
+    """Return the peak bytes of a gradient on one row of ``length`` tokens.
+
+    One token of the row is scored by the head.
     """
     device = next(iter(x.values())).device
     tokens = torch.ones(1, length + 1, dtype=torch.int64, device=device)
@@ -144,9 +152,10 @@ def _taken(model: LanguageModel, x: Tree, length: int) -> int:
 def peak_bytes(
     call: Callable[[], Any], device: torch.device, present: Iterable[Tensor] = ()
 ) -> int:
-    """Bytes of tensors at the peak of ``call``: as CUDA counts them, or by following the life of
-    every storage (which takes a while: not for timed calls). ``present`` are tensors that were
-    there before.
+    """Return the peak bytes of tensors during ``call``.
+
+    On CUDA devices, torch counts them. On other devices, every storage is followed. This is slow:
+    do not use it for timed calls. ``present`` are tensors that existed before.
     """
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -159,7 +168,7 @@ def peak_bytes(
 
 
 class _Follower(TorchDispatchMode):
-    """Adds up the storages that are alive, but for those of some sizes (``aside``)."""
+    """Sum the sizes of live storages, except storages of the sizes in ``aside``."""
 
     def __init__(self, present: Iterable[Tensor], aside: Collection[int] = ()) -> None:
         super().__init__()

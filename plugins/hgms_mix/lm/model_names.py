@@ -1,5 +1,6 @@
-"""Language models that installed packages bring, called by name: the entry-point group
-``hgms.models``.
+"""Language models from installed packages, selected by name.
+
+The entry-point group is ``hgms.models``.
 """
 
 from __future__ import annotations
@@ -16,27 +17,32 @@ from hgms_core.torch_errors import first_line
 from hgms_mix.lm.store import warn
 
 GROUP = "hgms.models"
-"""An entry, ``mine = "package:folder"``, is a function without arguments that returns the folder of
-a model in transformers' format. It is called when the model is first needed, and may make the
-folder then. Its attribute ``identity``, if it has one, is a function without arguments that tells
-what the folder's contents depend on, and makes nothing.
+"""The entry-point group of models.
+
+An entry, ``mine = "package:folder"``, is a function without arguments. It returns a folder with a
+model in transformers' format. It is called when the model is first needed, and may create the
+folder then.
+
+The function may have an attribute ``identity``: a function without arguments that returns an
+identifier of the folder's contents. It must not create the folder.
 """
 
 
 def named_models() -> list[str]:
-    """The names of the models that installed packages bring."""
+    """Return the names of the models of installed packages."""
     return sorted(entry_points(group=GROUP).names)
 
 
 def model_folder(spec: str, place: Place) -> Path:
-    """The folder that ``spec`` stands for: a folder that is here, or that of the installed model of
-    this name. For anything else (a name on the Hub) the path as it is written, which is no folder
-    then.
+    """Return the folder for ``spec``: an existing folder, or the folder of the installed model.
 
-    A folder in the working directory goes before an installed model of its name, with a warning.
+    For any other ``spec`` (a name on the Hub), return the path unchanged; it is then not a folder.
 
-    Errors: ConfigError where the package that brings the model fails, and where two packages bring
-    different models of the name.
+    A folder in the working directory takes precedence over an installed model of the same name,
+    with a warning.
+
+    Errors: ConfigError if the package of the model fails, or if two packages define different
+    models with the name.
     """
     entry = _entry(spec, place)
     if entry is None:
@@ -49,9 +55,10 @@ def model_folder(spec: str, place: Place) -> Path:
 
 
 def named_identity(spec: str, place: Place) -> str | None:
-    """What identifies the contents of the installed model of this name, without making its folder:
-    what its package says, else that package's version. None for anything else. Errors: as
-    :func:`model_folder`.
+    """Return an identifier of the installed model's contents, without creating its folder.
+
+    This is the identity from its package, else the version of the package. Return None for any
+    other ``spec``. Errors: as for :func:`model_folder`.
     """
     entry = _entry(spec, place)
     if entry is None:
@@ -64,8 +71,9 @@ def named_identity(spec: str, place: Place) -> str | None:
 
 
 def _entry(spec: str, place: Place) -> EntryPoint | None:
-    """The installed model that ``spec`` stands for, None where it stands for a folder that is
-    here, or for something else.
+    """Return the installed model that ``spec`` names.
+
+    Return None if ``spec`` is an existing folder or anything else.
     """
     entries = list({entry.value: entry for entry in entry_points(group=GROUP, name=spec)}.values())
     if not entries:
@@ -90,7 +98,7 @@ def _entry(spec: str, place: Place) -> EntryPoint | None:
 
 @contextlib.contextmanager
 def _brought(spec: str, entry: EntryPoint, place: Place) -> Iterator[None]:
-    """What fails in the package that brings the model is a ConfigError with its name."""
+    """Convert a failure in the model's package into a ConfigError that names the package."""
     try:
         yield
     except HgmsError:

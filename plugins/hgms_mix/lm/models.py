@@ -1,4 +1,4 @@
-"""The base model: what ``[task.model]`` says."""
+"""The base model of ``[task.model]``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ from hgms_mix.lm.store import warn
 MODEL = ("task", "model")
 """The place of a model in the configuration."""
 DRAWN_ON_CPU = 2**28
-"""Parameters up to which random weights are drawn on the CPU: the same on every device."""
+"""Random weights up to this number of parameters are drawn on the CPU.
+
+They are then the same on every device.
+"""
 Dtype = Literal["auto", "float32", "bfloat16", "float16", "float64"]
 Attention = Literal["auto", "sdpa", "eager", "flash_attention_2"]
 
@@ -37,38 +40,38 @@ Attention = Literal["auto", "sdpa", "eager", "flash_attention_2"]
 @final
 @component
 class BaseModel:
-    """A causal language model of transformers: its weights are loaded once, frozen, and shared by
-    all candidates.
+    """A causal language model of transformers.
+    Its weights are loaded once, frozen, and shared by all candidates.
 
     Arguments:
-        path: a folder, the name of a model that an installed package brings (``smollm2-135m``; a
-            folder of that name goes first), or a name on the Hub with its ``revision``.
-            ``$VARIABLES`` and ``~`` are expanded. A string in place of the table is its path:
+        path: a folder, the name of a model of an installed package (``smollm2-135m``; a folder of
+            that name takes precedence), or a name on the Hub with its ``revision``. ``$VARIABLES``
+            and ``~`` are expanded. A string in place of the table is its path:
             ``model = "smollm2-135m"``.
         config: instead of ``path``, an architecture to build with random weights (from ``seed``):
             ``model_type`` and any fields of its transformers configuration, such as ``{ model_type
             = "gpt2", n_layer = 4, n_embd = 128, n_head = 4 }``. The vocabulary is the tokenizer's.
-            Weights are drawn on the CPU, the same for every device; those of more than 2²⁸
-            parameters on the device itself (with ``shard`` on the CPU).
-        tokenizer: ``bytes`` (256 bytes, nothing to download), a folder (also with GPT-2's
-            encoder.json and vocab.bpe), or a name on the Hub; None: the one at ``path``.
-        dtype: of the frozen weights; ``auto``: bfloat16 where the device computes in it, else what
-            the adapters have.
-        attention: ``sdpa``, ``eager`` or ``flash_attention_2``; ``auto``: sdpa where the
-            architecture has it, else eager.
-        quantize: ``4bit`` keeps the frozen weights in NF4 (bitsandbytes, needs a GPU).
-        shard: part the frozen weights among the ranks of a run (``run.ranks``), an equal part for
-            each, and gather a layer when a pass comes to it: memory for communication. Needs an
-            adapter, and a hypergradient of first order.
-        trust_remote_code: the model brings Python code of its own. It is run only where the command
-            says so too (``--trust-remote-code``; from Python HGMS_TRUST_REMOTE_CODE=1). Never do so
-            for a model you have not read.
+            Weights are drawn on the CPU and are the same for every device. For more than 2²⁸
+            parameters they are drawn on the device itself (with ``shard`` on the CPU).
+        tokenizer: ``bytes`` (256 bytes, no download), a folder (also with GPT-2's encoder.json and
+            vocab.bpe), or a name on the Hub; None: the tokenizer at ``path``.
+        dtype: type of the frozen weights; ``auto``: bfloat16 if the device supports it, else the
+            type of the adapters.
+        attention: ``sdpa``, ``eager`` or ``flash_attention_2``; ``auto``: sdpa if the architecture
+            supports it, else eager.
+        quantize: ``4bit`` stores the frozen weights in NF4 (bitsandbytes, needs a GPU).
+        shard: split the frozen weights evenly across the ranks of a run (``run.ranks``), and gather
+            a layer when a pass reaches it. This needs less memory and more communication. Requires
+            an adapter, and a hypergradient of first order.
+        trust_remote_code: the model contains Python code. The code runs only if the command also
+            permits it (``--trust-remote-code``; from Python HGMS_TRUST_REMOTE_CODE=1). Never permit
+            it for a model whose code you have not read.
 
-    Errors: ConfigError for a model that is not there, or that needs code of its own without leave.
+    Errors: ConfigError for a missing model, and for a model with Python code without permission.
     """
 
     shorthand: ClassVar[str] = "path"
-    """What a string in place of the table is."""
+    """The field that a string in place of the table sets."""
 
     path: str | None = None
     revision: str | None = None
@@ -124,11 +127,11 @@ class BaseModel:
             )
 
     def lighter(self) -> list[str]:
-        """What would take less memory."""
+        """Return options that reduce memory."""
         return ['set quantize = "4bit"'] if self.quantize is None and self.path is not None else []
 
     def load_tokenizer(self) -> Any:
-        """The tokenizer, with a padding token."""
+        """Load the tokenizer, with a padding token."""
         transformers_quietly()
         from hgms_mix.lm.tokenizers import load_tokenizer
 
@@ -141,11 +144,12 @@ class BaseModel:
         )
 
     def digest(self) -> str | None:
-        """What identifies the contents of the model's folder and the tokenizer's, None where the
-        configuration says it all (an architecture, a name on the Hub). A model that an installed
-        package brings is not made for it.
+        """Return an identifier of the contents of the model's folder and the tokenizer's.
 
-        Files are read whole: a hundred gigabytes of weights take some minutes, once.
+        Return None if the configuration identifies them (an architecture, a name on the Hub). The
+        model of an installed package is not created for this.
+
+        Files are read completely: a hundred gigabytes of weights take some minutes, once.
         """
         options = {"path": self.path, "tokenizer": self.tokenizer}
         contents = {
@@ -168,8 +172,9 @@ class BaseModel:
         dtype: torch.dtype = torch.float32,
         vocabulary: int | None = None,
     ) -> nn.Module:
-        """The model on the device, whole, frozen and in evaluation mode. ``dtype`` is what
-        ``auto`` falls back to.
+        """Load the whole model on the device, frozen and in evaluation mode.
+
+        ``dtype`` is the fallback of ``auto``.
         """
         if self.quantize is not None and (device.type != "cuda" or self.path is None):
             raise ConfigError(
@@ -193,9 +198,11 @@ class BaseModel:
         dtype: torch.dtype = torch.float32,
         vocabulary: int | None = None,
     ) -> nn.Module:
-        """The model, parted among the ranks of torch's process group
-        (:class:`~hgms_mix.lm.sharding.Sharded`), which all call this. Rank 0 alone reads the
-        weights, whole and into the CPU's memory. Errors: ConfigError where there is one rank.
+        """Load the model, split across the ranks of torch's process group.
+
+        The result is a :class:`~hgms_mix.lm.sharding.Sharded`. All ranks must call this. Only rank
+        0 reads the weights, completely and into CPU memory. Errors: ConfigError if there is one
+        rank.
         """
         ensure_ranks()
         weights = self._weights(device, dtype)
@@ -217,7 +224,7 @@ class BaseModel:
     def _loaded(
         self, device: torch.device, weights: torch.dtype, vocabulary: int | None
     ) -> nn.Module:
-        """The model; on the meta device its outline, without the weights."""
+        """Load the model; on the meta device its outline, without the weights."""
         transformers = transformers_quietly()
         options: dict[str, Any] = {"dtype": weights}
         if self.attention != "auto":
@@ -232,7 +239,7 @@ class BaseModel:
         except HgmsError:
             raise
         except Exception as error:
-            # transformers raises its own, the Hub's, safetensors' and torch's errors
+            # transformers raises its own errors and those of the Hub, safetensors and torch.
             if out_of_memory(error):
                 raise OutOfMemory(
                     "out-of-memory",
@@ -246,7 +253,7 @@ class BaseModel:
         return module
 
     def _read(self, transformers: Any, options: dict[str, Any], device: torch.device) -> Any:
-        """The model of a folder or of the Hub."""
+        """Read the model from a folder or the Hub."""
         assert self.path is not None
         trust = consented(self.trust_remote_code, self.path)
         where = located(
@@ -312,18 +319,19 @@ class BaseModel:
 
 
 def computes_bfloat16() -> bool:
-    """Whether the CPU multiplies bfloat16 by instructions of its own; True if that is unknown."""
+    """Return whether the CPU has bfloat16 instructions; True if that is unknown."""
     if platform.machine().lower() not in ("x86_64", "amd64"):
         return True
-    # names of torch that later versions may lack
+    # Names of torch that later versions may lack.
     tests = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
     known = [getattr(torch.cpu, name)() for name in tests if hasattr(torch.cpu, name)]
     return any(known) or not known
 
 
 def _not_finite(value: Any, place: Place) -> Place:
-    """Where in a table a number is not finite, empty where all are: no model can be built of it,
-    nor JSON written.
+    """Return the place of a number that is not finite in a table; empty if all are finite.
+
+    Such a number prevents building a model and writing JSON.
     """
     if isinstance(value, float):
         return () if math.isfinite(value) else place
@@ -338,8 +346,11 @@ def _not_finite(value: Any, place: Place) -> Place:
 
 
 def _contents(spec: str, place: Place) -> str | dict[str, str]:
-    """What identifies the model or tokenizer ``spec``: what its package says of it, or the digest
-    of each file of its folder; nothing for a name on the Hub."""
+    """Return an identifier of the model or tokenizer ``spec``.
+
+    This is the identity from its package, or the digest of each file of its folder. It is empty for
+    a name on the Hub.
+    """
     if identity := named_identity(spec, place):
         return identity
     folder = expand(spec, place)
@@ -358,8 +369,11 @@ def _contents(spec: str, place: Place) -> str | dict[str, str]:
 
 @contextlib.contextmanager
 def _lent(device: torch.device, seed: int) -> Iterator[None]:
-    """The global generator of a device, which transformers draws initial weights from: seeded, and
-    given back as it was. (``torch.manual_seed`` would seed those of all devices.)"""
+    """Seed the global generator of a device, and restore it afterwards.
+
+    Transformers draws initial weights from this generator. (``torch.manual_seed`` would seed the
+    generators of all devices.)
+    """
     index = (
         []
         if device.type != "cuda"
@@ -372,8 +386,9 @@ def _lent(device: torch.device, seed: int) -> Iterator[None]:
 
 
 def _known(transformers: Any, kind: str, fields: Mapping[str, Any]) -> None:
-    """Refuses an architecture that is none, and fields it has not: transformers keeps those
-    without a word.
+    """Reject an unknown architecture and unknown fields.
+
+    Transformers stores unknown fields without a warning.
     """
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as names
 

@@ -1,4 +1,4 @@
-"""Rows that are nearly copies of each other, in two sets or more: MinHash over words, by rensa."""
+"""Near copies of rows in two or more sets: MinHash over words, by rensa."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from hgms_mix.lm.sources import Example
 
 PERMUTATIONS = 128
 BANDS = 32
-"""Of four numbers each: of two rows whose words agree by 0.8 all but one in 10⁷ pairs are looked
-at, by 0.5 seven in eight.
+"""The number of bands of four hash values.
+
+At a similarity of 0.8, all pairs except one in 10⁷ are compared; at 0.5, seven in eight.
 """
 WORDS = 3
 SHOWN = 5
@@ -23,8 +24,10 @@ SHOWN = 5
 @final
 @frozen
 class Near:
-    """``count`` of the ``size`` rows of set ``name`` nearly stand in set ``other``, too; ``pairs``
-    are the first of them: row, row of the other, and how much they agree."""
+    """``count`` of the ``size`` rows of set ``name`` have a near copy in set ``other``.
+
+    ``pairs`` are the first of them: row, row of the other set, and their similarity.
+    """
 
     name: str
     other: str
@@ -34,7 +37,7 @@ class Near:
 
 
 def shingles(example: Example) -> list[str]:
-    """All runs of three words of a row, prompt and answer; case and white space do not count.
+    """Return all runs of three words of a row, prompt and answer; ignore case and white space.
 
     >>> from hgms_mix.lm.formats import Message
     >>> shingles(Example((Message("user", "Why is  the"), Message("assistant", "sky blue?")), 0))
@@ -45,16 +48,17 @@ def shingles(example: Example) -> list[str]:
 
 
 def near_copies(sets: Mapping[str, Iterable[Example]], threshold: float = 0.8) -> tuple[Near, ...]:
-    """Which rows of each set are near to some row of a set before it: the share of runs of three
-    words that two rows have in common (Jaccard's index) is estimated as ``threshold`` or more, with
-    a standard error of 0.04 at 0.8.
+    """Find the rows of each set that are near copies of a row in an earlier set.
 
-    Use when sources come from the same places, or a test set may stand in one of them with a word
-    changed. Avoid for rows of a few words, where one other word leaves little in common;
-    translations and free rewordings are not seen.
+    The similarity is the share of common runs of three words (Jaccard's index). Pairs with an
+    estimate of ``threshold`` or more are returned. The standard error is 0.04 at 0.8.
+
+    Use when sources have common origins, or a source may contain test rows with a word changed.
+    Avoid for rows of a few words, where one different word leaves little in common. Translations
+    and free rewordings are not detected.
 
     Errors: MissingExtra without rensa; ConfigError for a threshold outside of (0, 1]. Cost: about
-        0.03 ms and 4 kB a row.
+    0.03 ms and 4 kB per row.
 
     Source: Broder 1997; https://github.com/beowolx/rensa.
     """

@@ -1,5 +1,8 @@
-"""What stands in two sets: a model must not have been trained or tuned on what it is judged on, and
-a row that stands in two sources, or often in one, is weighed more than once."""
+"""Rows that two sets share.
+
+A model must not be trained or tuned on its evaluation data. A row in two sources, or several times
+in one, has a multiple weight.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +21,18 @@ from hgms_mix.lm.table import TokenTable
 Rows = TokenTable | Index | Sequence[Example]
 SHOWN = 5
 COPIES = 0.05
-"""The share of copies in a source from which they are told: real sets hold some."""
+"""The smallest share of copies in a source that is reported: real sets contain some."""
 
 
 @final
 @frozen
 class Overlap:
-    """``count`` of the ``size`` rows of ``part`` set ``name`` have a prompt that ``other_part`` set
-    ``other`` has as well; ``rows`` are the numbers of the first few. Of two training sources it is
-    the whole row, prompt and answer, that both have; where ``name`` is ``other``, the rows are
-    copies of an earlier one.
+    """``count`` of the ``size`` rows of ``part`` set ``name`` match rows of ``other_part`` set
+    ``other``.
+
+    Two rows match if their prompts are equal. ``rows`` are the numbers of the first few. For two
+    training sources, the whole rows (prompt and answer) must be equal. If ``name`` is ``other``,
+    the rows are copies of an earlier row.
     """
 
     part: str
@@ -54,12 +59,14 @@ def overlaps(
     validation: Mapping[str, Rows] | None = None,
     test: Mapping[str, Rows] | None = None,
 ) -> tuple[Overlap, ...]:
-    """Exact matches of prompts (case folded, white space collapsed) of every validation and test
-    set with every training source, and of every test set with every validation set; and of whole
-    rows, of every training source with the ones before it and (from a share of 5 % on) with itself.
-    Only pairs that share some.
+    """Find exact matches between sets.
 
-    Sets are token tables or indices, which carry digests of their prompts, or examples. Cost: a
+    Prompts (case folded, white space collapsed) of every validation and test set are compared with
+    every training source, and those of every test set with every validation set. Whole rows of
+    every training source are compared with the sources before it and (from a share of 5 % on) with
+    itself. Only pairs with matches are returned.
+
+    Sets are token tables or indices, which contain digests of their prompts, or examples. Cost: a
     sort of every set, and one look-up per row and pair of sets; 64-bit numbers a few times over in
     memory.
 
@@ -112,7 +119,7 @@ def overlaps(
 
 
 def _among(values: np.ndarray, known: np.ndarray) -> np.ndarray:
-    """Which values are known; ``known`` ascends."""
+    """Return which values are in ``known``, which is ascending."""
     if not len(known):
         return np.zeros(len(values), np.bool_)
     is_there: np.ndarray = (
@@ -122,8 +129,9 @@ def _among(values: np.ndarray, known: np.ndarray) -> np.ndarray:
 
 
 def _whole(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
-    """Of each row a number that two rows share only where prompt and answer are the same, and
-    the row's own.
+    """Return a number per row for prompt and answer, and the row's own number.
+
+    The first numbers of two rows are equal only if prompt and answer are equal.
     """
     if isinstance(rows, Index):
         return rows.whole, rows.rows
@@ -159,8 +167,9 @@ def _numbers(values: Sequence[int]) -> np.ndarray:
 
 
 def overlap_warning(overlapping: Sequence[Overlap]) -> str:
-    """What to tell a person: one line per pair of sets, and what to do; empty where nothing
-    overlaps.
+    """Return the message for the user.
+
+    It has one line per pair of sets, and advice. It is empty if no rows overlap.
     """
     lines = []
     if judged := [str(overlap) for overlap in overlapping if overlap.part != "train"]:

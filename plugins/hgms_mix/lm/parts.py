@@ -1,8 +1,9 @@
-"""Long work on many rows, in parts of a few thousand: on several processes, and each part kept as
-soon as it is done.
+"""Long work on many rows, in parts of a few thousand rows.
 
-A part that was finished before a kill is not made again. Memory holds the parts under way, however
-many rows there are.
+Several processes share the work, and each part is stored when it is finished.
+
+After a kill, finished parts are not recomputed. Memory contains only the parts in progress, for any
+number of rows.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from hgms_mix.lm.store import Leaf, load, write, writing
 ROWS = 8192
 """Rows in a part."""
 ALONE = 8
-"""Parts that this process makes by itself before it starts others: those take some seconds to
+"""Parts that this process computes before it starts other processes, which take some seconds to
 start.
 """
 
@@ -40,8 +41,11 @@ Arrays = Mapping[str, np.ndarray]
 
 
 class Work(Protocol):
-    """What is done with the rows of a part: arrays, all with names and types of ``types``, and
-    facts about them (JSON). It can be pickled."""
+    """The computation on the rows of a part.
+
+    It returns arrays, with the names and types in ``types``, and facts about them (JSON). It can be
+    pickled.
+    """
 
     @property
     def types(self) -> Mapping[str, str]: ...
@@ -51,9 +55,7 @@ class Work(Protocol):
 @final
 @frozen
 class Part:
-    """A finished part: its arrays (in memory, or in a file), their lengths, and the facts about
-    them.
-    """
+    """A finished part: its arrays (in memory or in a file), their lengths, and facts about them."""
 
     arrays: Arrays | Path
     about: Mapping[str, Any]
@@ -71,7 +73,7 @@ class Part:
 
 
 def together(parts: Sequence[Part], name: str) -> Leaf:
-    """The arrays of this name of all parts, one after another."""
+    """Concatenate the arrays with this name from all parts."""
     count = sum(part.counts[name] for part in parts)
     return Leaf(parts[0].types[name], count, lambda: (part.array(name) for part in parts))
 
@@ -83,17 +85,18 @@ def in_parts(
     folder: Path | None,
     watch: Callable[[int], None] = lambda rows: None,
 ) -> list[Part]:
-    """The parts of ``work`` on ``rows``, in their order. With a ``folder``, parts are kept there,
-    and those that are there are not made again: it must belong to these rows and this work alone.
-    ``watch`` hears how many rows were done.
+    """Apply ``work`` to ``rows``, and return the parts in their order.
 
-    As many processes as torch has threads (OMP_NUM_THREADS, ``run.threads``) share the work, once
-    there is enough of it.
+    With a ``folder``, parts are stored there, and existing parts are not recomputed. The folder
+    must be used only for these rows and this work. ``watch`` receives the number of finished rows.
+
+    If there is enough work, as many processes as torch has threads (OMP_NUM_THREADS,
+    ``run.threads``) share it.
     """
     stream = iter(rows)
     chunks = enumerate(iter(lambda: list(itertools.islice(stream, ROWS)), []))
     head = list(itertools.islice(chunks, 2))
-    if len(head) < 2:  # not worth a file
+    if len(head) < 2:  # too small for a file
         folder = None
     parts: list[Part] = []
     waiting: deque[tuple[int, Part | Future[Part]]] = deque()
@@ -145,13 +148,14 @@ def _kept(path: Path, types: Mapping[str, str]) -> Part | None:
 
 @define
 class _Helpers:
-    """Processes that make parts, each fed by a thread. They are started as programs of their own:
-    neither a fork of this process with its threads, nor a second import of the main module of
-    whoever uses the library.
+    """Processes that compute parts, each fed by a thread.
 
-    Rows, work and answers are pickled (a row of Parquet may hold any Python value, and nothing else
-    holds all of a tokenizer), through pipes that only this process and its own children have:
-    nothing from a file or from elsewhere is unpickled.
+    They are started as separate programs. This avoids a fork of this process with its threads, and
+    a second import of the user's main module.
+
+    Rows, work and results are pickled: a row of Parquet may contain any Python value, and only
+    pickle covers all of a tokenizer. The pipes belong to this process and its children only. Data
+    from files or other programs is never unpickled.
     """
 
     work: Work
@@ -168,14 +172,14 @@ class _Helpers:
     def __exit__(self, *error: object) -> None:
         if any(error):
             self.ended = True
-            # first of all: a thread that waits for an answer holds the pipe
+            # Terminate first: a thread that waits for a result holds the pipe.
             for process in self.running:
                 process.kill()
         self.threads.shutdown(cancel_futures=True)
         for process in self.running:
             for stream in (process.stdin, process.stdout):
                 if stream is not None:
-                    # what was not sent to a process that is gone
+                    # Ignore unsent data for a process that has exited.
                     with contextlib.suppress(OSError):
                         stream.close()
             process.wait()
@@ -198,7 +202,7 @@ class _Helpers:
             answer = pickle.load(process.stdout)
         except (EOFError, OSError, pickle.UnpicklingError) as error:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(10)  # its pipe closes a moment before it is gone
+                process.wait(10)  # its pipe closes a moment before it exits
             raise DataError(
                 "process-lost",
                 "a process that reads rows ended too early with the exit code "
@@ -215,8 +219,7 @@ class _Helpers:
         paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
         own = {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
         process = subprocess.Popen(
-            # -P: a file of the working directory that is called like a library is not imported for
-            # it
+            # -P: do not import a file of the working directory that has the name of a library.
             [sys.executable, "-P", "-c", "from hgms_mix.lm.parts import serve; serve()"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -230,9 +233,9 @@ class _Helpers:
 
 
 def serve() -> None:
-    """What such a process does: parts for whoever started it, until its input ends."""
+    """Compute parts for the parent process until the input ends."""
     answers: BinaryIO = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # output of libraries must not mix with results
     for number, request in enumerate(_requests(sys.stdin.buffer)):
         if number == 0:
             work = request
@@ -241,12 +244,12 @@ def serve() -> None:
             answer: Any = _part(work, *request)
         except HgmsError as error:
             answer = error
-        except Exception:  # a fault of a program: a traceback does not travel, nor does every class
+        except Exception:  # a program error: a traceback cannot be pickled, nor can every class
             answer = RuntimeError(f"in a process that reads rows:\n{traceback.format_exc()}")
         try:
             pickle.dump(answer, answers)
             answers.flush()
-        except BrokenPipeError:  # the process that asked is gone
+        except BrokenPipeError:  # the parent process has exited
             os._exit(1)
 
 

@@ -1,9 +1,8 @@
-"""Which rows of a batch go through a model together, so that little of what goes through is
-padding.
+"""Selection of the rows of a batch that share a pass through a model, with little padding.
 
-Rows are sorted by length and cut into passes, each as wide as its longest row. A pass costs its
-tokens, padding too, and as many more as the model could have read in the time that starting a pass
-takes. Of all ways to cut, the cheapest is taken.
+Rows are sorted by length and cut into passes, each as wide as its longest row. The cost of a pass
+is its number of tokens, with padding, plus the number of tokens that the model could process in the
+time of starting a pass. Of all ways to cut, the cheapest is selected.
 """
 
 from __future__ import annotations
@@ -15,21 +14,25 @@ import torch
 from torch import Tensor
 
 SECONDS_A_LAYER = 5e-4
-"""What a pass costs beside its tokens: Python, and starting kernels. A rule of thumb, from a
-transformer with adapters.
+"""Fixed time of a pass per layer: Python, and starting kernels.
+
+This is a rule of thumb, from a transformer with adapters.
 """
 RATE = {"cpu": 1e11, "cuda": 2e14}
-"""Floating-point operations a second that a pass gets out of one core, or of a GPU; rules of
-thumb, too.
+"""Floating-point operations per second of a pass on one core, or on a GPU.
+
+These are rules of thumb, too.
 """
 
 
 def start_tokens(model: Any) -> int:
-    """How many tokens take as long as starting a pass. It depends on the model and the kind of
-    device alone, so that the same batch is cut alike in every run.
+    """Return the number of tokens that take as long as starting a pass.
+
+    It depends only on the model and the type of device, so that the same batch is cut identically
+    in every run.
 
     A model of 135 million parameters and 30 layers: 5 on a CPU, 11,000 on a GPU, which needs much
-    work at a time. One of 7 billion on a GPU: 200.
+    work at a time. A model of 7 billion parameters on a GPU: 200.
     """
     layers = int(getattr(model.config, "num_hidden_layers", 1))
     parameters = sum(leaf.numel() for leaf in model.parameters())
@@ -38,8 +41,9 @@ def start_tokens(model: Any) -> int:
 
 
 def needed(mask: Tensor) -> Tensor:
-    """How many columns of each row matter: those up to its last scored token. What stands right
-    of it changes no loss.
+    """Return the number of relevant columns of each row.
+
+    These are the columns up to its last scored token. The columns after it change no loss.
     """
     columns = torch.arange(1, mask.shape[-1] + 1, device=mask.device)
     return (mask * columns).amax(-1).clamp_min(min(2, mask.shape[-1]))
@@ -48,9 +52,10 @@ def needed(mask: Tensor) -> Tensor:
 def passes(
     lengths: Tensor, start: int, most: int | None = None
 ) -> tuple[Tensor, list[tuple[int, int, int]]]:
-    """The order of a batch's rows (by length, for each candidate of ``[N, B]`` lengths), and its
-    passes: (first, last, width) of places in that order. At most ``most`` rows of a candidate are
-    in a pass.
+    """Return the order of a batch's rows and its passes.
+
+    The order is by length, for each candidate of ``[N, B]`` lengths. The passes are (first, last,
+    width) of positions in that order. A pass has at most ``most`` rows of a candidate.
 
     >>> order, cut = passes(torch.tensor([9, 2, 10, 2, 3]), start=4)
     >>> order.tolist(), cut
@@ -79,8 +84,9 @@ def passes(
 def equal_parts(
     lengths: Tensor, most: int | None = None
 ) -> tuple[Tensor, list[tuple[int, int, int]]]:
-    """As :func:`passes`, but their number is that of the rows alone, ⌈B / most⌉: for ranks whose
-    batches differ in lengths and that must go through the model equally often.
+    """Return passes as :func:`passes`, with a number that depends only on the rows, ⌈B / most⌉.
+
+    This is for ranks whose batches differ in lengths, but must go through the model equally often.
 
     >>> order, cut = equal_parts(torch.tensor([9, 2, 10, 2, 3]), most=2)
     >>> order.tolist(), cut

@@ -1,5 +1,7 @@
-"""What methods on the rows of sources share: steps in phases, AdamW, epochs of rows, and which
-rows have the highest scores.
+"""Shared parts of methods on rows of sources.
+
+They are steps in phases, AdamW, epochs of rows, and the selection of the rows with the highest
+scores.
 """
 
 from __future__ import annotations
@@ -35,12 +37,13 @@ optional_count: Any = optional([whole_number, at_least(0)])
 """A whole number >= 0, or None."""
 
 Phase = Callable[[Problem, State], tuple[State, Record, Cost]]
-"""One step's work: what changes in the state, what the record shows of it, and its cost."""
+"""The work of one step: it returns the changes of the state, the record's entries and the cost."""
 
 
 def first_state(seed: int, phase: str, sources: Sources) -> State:
-    """What every state of a method in phases has: ``at`` is how far its present ``phase`` is, θ
-    begins with even weights.
+    """Return the common start state of methods in phases.
+
+    ``at`` is the progress in the current ``phase``, and θ starts with equal weights.
     """
     theta = sources.theta(dict.fromkeys(sources.names, 1.0))
     return {
@@ -56,11 +59,12 @@ def first_state(seed: int, phase: str, sources: Sources) -> State:
 def in_phases(
     phases: Mapping[str, Phase], problem: Problem, state: State, *, finished: bool, **shown: Any
 ) -> tuple[State, Record]:
-    """One step of a method that works in phases: that of ``state["phase"]``, or nothing if the
-    method has finished.
+    """Run one step of a method that works in phases.
 
-    Phases see a state whose own tensors, all counted by rows, are on the CPU; lower variables stay
-    on their device. The state's ``cost`` adds up what the phases spend.
+    The step is that of the phase ``state["phase"]``. A finished method does no work.
+
+    Phases receive a state whose own tensors, all indexed by rows, are on the CPU. Lower variables
+    stay on their device. The state's ``cost`` is the sum of the costs of the phases.
     """
     step = state["step"] + 1
     on_host = {
@@ -83,8 +87,10 @@ def in_phases(
 
 
 def sources_of(problem: Problem, use: str) -> Sources:
-    """The problem's sources; ConfigError where it has none, with what they are wanted for
-    ("method 'x' mixes").
+    """Return the problem's sources.
+
+    Raise ConfigError if there are no sources. ``use`` states their purpose in the
+    message ("method 'x' mixes").
     """
     sources = problem.find(Sources)
     if sources is None or problem.lower_data.strata is None:
@@ -97,8 +103,9 @@ def sources_of(problem: Problem, use: str) -> Sources:
 
 
 def check_role(problem: Problem, use: str, role: str) -> None:
-    """ConfigError where no validation rows have the role, with what they are wanted for ("method
-    'x' compares with").
+    """Raise ConfigError if no validation rows have the role.
+
+    ``use`` states their purpose in the message ("method 'x' compares with").
     """
     if role not in problem.upper_data or problem.upper_data[role].size == 0:
         raise ConfigError(
@@ -110,7 +117,7 @@ def check_role(problem: Problem, use: str, role: str) -> None:
 
 
 def check_size(size: int | None, pool: Data) -> None:
-    """Raises ConfigError where more rows are to be kept than there are."""
+    """Raise ConfigError if ``size`` is larger than the number of rows."""
     if size is not None and size > pool.size:
         raise ConfigError(
             "out-of-range",
@@ -120,8 +127,9 @@ def check_size(size: int | None, pool: Data) -> None:
 
 
 def epoch_rows(key: Key, count: int, update: int, batch_size: int) -> Tensor:
-    """Which of ``count`` rows an update sees: every epoch has an order of its own and sees each row
-    once.
+    """Return the positions, among ``count`` rows, of the rows of an update.
+
+    Every epoch has its own order and contains each row once.
 
     >>> sorted(epoch_rows(Key(0), 5, 0, 3).tolist() + epoch_rows(Key(0), 5, 1, 3).tolist())
     [0, 1, 2, 3, 4]
@@ -132,7 +140,7 @@ def epoch_rows(key: Key, count: int, update: int, batch_size: int) -> Tensor:
 
 
 def highest(scores: Tensor, count: int) -> Tensor:
-    """The positions of the ``count`` highest scores, of equal ones those that stand first.
+    """Return the positions of the ``count`` highest scores; among equal scores the first.
 
     >>> highest(torch.tensor([0.1, 0.5, 0.5, 0.2]), 2)
     tensor([1, 2])
@@ -141,7 +149,7 @@ def highest(scores: Tensor, count: int) -> Tensor:
 
 
 def source_counts(data: Data, rows: Tensor) -> dict[str, int]:
-    """How many of the rows each source holds.
+    """Count the given rows of each source.
 
     >>> source_counts(Data(size=5, strata=(("a", 2), ("b", 3))), torch.tensor([1, 2, 3, 4]))
     {'a': 1, 'b': 3}
@@ -153,8 +161,9 @@ def source_counts(data: Data, rows: Tensor) -> dict[str, int]:
 
 
 def source_sizes(problem: Problem) -> dict[str, int]:
-    """How many rows each source has: in its file where the task keeps fewer of them, else in the
-    pool.
+    """Return the number of rows per source.
+
+    This is the number in the source's file if the task uses fewer, else the number in the pool.
 
     >>> from hgms.testing.problems import mixture
     >>> source_sizes(mixture())
@@ -166,8 +175,9 @@ def source_sizes(problem: Problem) -> dict[str, int]:
 
 
 def set_losses(problem: Problem, x: Tree, role: str, chunk: int, step: int) -> tuple[Tensor, Cost]:
-    """The mean loss of every validation set that has rows of the role, ``[M]``, ``chunk`` rows at a
-    time.
+    """Return the mean loss of every validation set that has rows of the role, ``[M]``.
+
+    The losses are computed ``chunk`` rows at a time.
 
     Cost: 1 upper value.
 
@@ -205,7 +215,9 @@ def set_losses(problem: Problem, x: Tree, role: str, chunk: int, step: int) -> t
 
 
 class Moments(Protocol):
-    """What AdamW is besides its learning rate; a method that has these fields is one."""
+    """The settings of AdamW except the learning rate; a method with these fields satisfies the
+    protocol.
+    """
 
     @property
     def betas(self) -> tuple[float, float]: ...
@@ -226,10 +238,11 @@ def adamw(
     count: int,
     step: int,
 ) -> tuple[Tree, Tensor]:
-    """One update on a loss of a batch, and that loss's value; the decay is decoupled.
+    """Compute one AdamW update on a batch, and return the new state and the loss.
 
-    ``state`` holds leaves ``x.``, ``m.`` and ``v.``, and stays as it is; ``count`` is how many
-    updates the moments will then have seen, ``step`` the run's step, for the message.
+    The weight decay is decoupled. ``state`` has leaves ``x.``, ``m.`` and ``v.``, and is not
+    modified. ``count`` is the number of updates including this update. ``step`` is the run's step,
+    for the message.
 
     Cost: 1 lower gradient. Memory: the state twice, and a gradient.
 
@@ -251,7 +264,9 @@ def adamw(
 def adamw_moved(
     grads: list[Tensor], state: Tree, moments: Moments, *, lr: float, count: int
 ) -> Tree:
-    """The update of :func:`adamw` by a gradient that is known, as the leaves of x in their order.
+    """Apply the update of :func:`adamw` with a given gradient.
+
+    ``grads`` contains one tensor per leaf of x, in the order of the leaves.
 
     >>> from types import SimpleNamespace
     >>> moments = SimpleNamespace(betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0)
@@ -290,10 +305,9 @@ def adamw_on_mixture(
     count: int,
     step: int,
 ) -> tuple[Tree, Tensor, Cost]:
-    """``count`` updates of :func:`adamw` on g(θ, ·), after ``at`` of them, on batches that ``key``
-    and ``at`` draw.
+    """Apply ``count`` updates of :func:`adamw` to g(θ, ·), after the first ``at`` updates.
 
-    The state, the last loss and the cost.
+    ``key`` and ``at`` determine the batches. Return the state, the last loss and the cost.
     """
     data = problem.lower_data
     loss = torch.empty(())
@@ -307,7 +321,7 @@ def adamw_on_mixture(
 
 
 def adamw_start(x: Tree) -> Tree:
-    """The state of training that begins at ``x``.
+    """Return the state at the start of training from ``x``.
 
     >>> sorted(adamw_start({"w": torch.ones(2)}))
     ['m.w', 'v.w', 'x.w']
@@ -317,7 +331,7 @@ def adamw_start(x: Tree) -> Tree:
 
 
 def adamw_part(state: Tree, part: str) -> Tree:
-    """x, m or v of a state."""
+    """Return x, m or v of a state."""
     return {
         name.removeprefix(f"{part}."): leaf
         for name, leaf in state.items()

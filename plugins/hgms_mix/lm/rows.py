@@ -1,5 +1,6 @@
-"""The rows of a source before any becomes tokens: which there are, which are good, and what they
-have in common with others.
+"""The rows of a source before tokenisation.
+
+This module determines the row numbers, the valid rows, and the rows shared with other sources.
 """
 
 from __future__ import annotations
@@ -36,24 +37,27 @@ from hgms_mix.lm.table import Report
 from hgms_mix.lm.templates import one_answer_each
 
 VERSION = 2
-"""Of what an index holds of a row."""
+"""Version of the index format."""
 
 ANSWERS = 1000
-"""Numbers for the answers of a conversation, if each is a row: answer n of row r (both counted
-from 0) has the number 1000 r + n.
+"""Numbers per conversation, if each answer is a row.
+
+Answer n of row r (both counted from 0) has the number 1000 r + n.
 """
 
 Record = tuple[int, str, Unread]
-"""A row's number, where it stands, and what was read."""
+"""A row's number, its location, and its raw contents."""
 
 
 @final
 @frozen(eq=False)
 class Index:
-    """The rows that a source takes and that have an answer, in its order: their ``rows`` (numbers
-    in the source, counted with the bad ones), ``keys`` (64-bit digests of normalised prompts) and
-    ``whole`` (of prompt and answer); and what was left out. If conversations are ``split``, each
-    answer is a row, with the number 1000 · (number of the conversation) + (number of the answer).
+    """The rows that a source selects and that have an answer, in its order.
+
+    ``rows`` are row numbers in the source (bad rows count), ``keys`` 64-bit digests of normalised
+    prompts, and ``whole`` digests of prompt and answer. ``report`` counts the skipped rows. If
+    conversations are ``split``, each answer is a row, with the number 1000 · (number of the
+    conversation) + (number of the answer).
 
     >>> index_of(
     ...     "s", Source(path="$HGMS_DATA/gsm8k/train.jsonl.gz", rows=10)
@@ -72,15 +76,16 @@ class Index:
 
 
 def key_of(prompt: str) -> int:
-    """A 64-bit digest of a normalised prompt: among n prompts two different ones share it with
-    probability n²/2⁶⁵.
+    """Return a 64-bit digest of a normalised prompt.
+
+    Among n prompts, two different prompts have equal digests with probability n²/2⁶⁵.
     """
     digest = hashlib.blake2b(prompt.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
 
 
 def whole_of(example: Example) -> int:
-    """The same of a whole conversation."""
+    """Return a 64-bit digest of a whole conversation."""
     return key_of(
         repr(
             [
@@ -92,7 +97,9 @@ def whole_of(example: Example) -> int:
 
 
 def answers_of(example: Example) -> list[Example]:
-    """A row for each learned answer of a conversation: it and all that precedes it.
+    """Return one row per learned answer of a conversation.
+
+    Each row contains the answer and all earlier turns.
 
     Errors: BadRow for more than 1000 answers.
     """
@@ -108,7 +115,7 @@ def answers_of(example: Example) -> list[Example]:
 def numbered_example(
     row: Unread, number: int, form: Format | None, completion: str | None, split: bool
 ) -> Example:
-    """The row with this number; of a conversation that is ``split``, the answer."""
+    """Return the row with this number, or, if conversations are ``split``, its answer."""
     if not split:
         return example_of(row, number, form, completion)
     conversation, answer = divmod(number, ANSWERS)
@@ -117,7 +124,7 @@ def numbered_example(
 
 @frozen
 class _Scan:
-    """Reads rows, and keeps of each no more than its numbers."""
+    """Read rows, and keep only the numbers of each."""
 
     types: ClassVar[Mapping[str, str]] = {
         "rows": "int64",
@@ -155,11 +162,12 @@ class _Scan:
 def index_of(
     name: str, source: Source, cache_dir: str | Path | None = None, *, split: bool = False
 ) -> Index:
-    """The index of ``source``, from ``cache_dir`` where it was made before. ``split``: each answer
-    of a conversation is a row. Cost: one pass over the file, about 15 µs of a core a row; memory:
-    25 bytes a row (on disk with ``cache_dir``), and what is under way.
+    """Build the index of ``source``, or load it from ``cache_dir``.
 
-    Errors: those of :func:`~hgms_mix.lm.sources.read`.
+    ``split``: each answer of a conversation is a row. Cost: one pass over the file, about 15 µs of
+    a core per row; memory: 25 bytes per row (on disk with ``cache_dir``), and the rows in progress.
+
+    Errors: as for :func:`~hgms_mix.lm.sources.read`.
     """
     where = (name,)
     about = {
@@ -195,14 +203,15 @@ def index_of(
         unread=facts["unread"],
     )
     if len(kept) == len(arrays["rows"]) and source.shuffle_seed is None:
-        # all of them: they stay where they are
+        # All rows are selected: the arrays stay mapped.
         return Index(arrays["rows"], arrays["keys"], arrays["whole"], report)
     return Index(arrays["rows"][kept], arrays["keys"][kept], arrays["whole"][kept], report)
 
 
 def _taken(where: Place, rows: np.ndarray, source: Source, split: bool) -> np.ndarray:
-    """The positions of the good rows that the source takes, in its order. Conversations are taken
-    whole: two parts of a file share none.
+    """Return the positions of the valid rows that the source selects, in its order.
+
+    Conversations are not divided: two parts of a file do not share any.
     """
     if not split:
         return chosen(where, len(rows), source).numpy()
@@ -244,7 +253,7 @@ def _scanned(
         "bad": bad,
         "unread": unread,
     }
-    # the index of a small file is made faster than found
+    # Building the index of a small file is faster than loading it.
     if path is None or folder is None or not folder.is_dir():
         return {name: leaf.tensor() for name, leaf in leaves.items()}, facts
     stored = save(path, leaves, _Scan.types, "index", facts)
@@ -255,8 +264,10 @@ def _scanned(
 def records_at(
     where: Place, source: Source, numbers: np.ndarray, *, split: bool = False
 ) -> tuple[str | None, Iterator[Record]]:
-    """The name of the source's format, and the rows with these numbers (ascending); others are
-    passed over unparsed. A conversation that is ``split`` comes once for each of its answers.
+    """Return the name of the source's format, and the rows with these numbers (ascending).
+
+    Other rows are skipped without parsing. A conversation that is ``split`` is returned once per
+    answer.
     """
     form, records = begun(where, source)
 
@@ -276,7 +287,7 @@ def records_at(
 def examples_at(
     name: str, source: Source, numbers: np.ndarray, *, split: bool = False
 ) -> Iterator[Example]:
-    """The good rows of ``source`` with these numbers (ascending)."""
+    """Yield the valid rows of ``source`` with these numbers (ascending)."""
     name_of_form, records = records_at((name,), source, numbers, split=split)
     form = FORMATS[name_of_form] if name_of_form else None
     for number, _, row in records:
@@ -284,7 +295,10 @@ def examples_at(
 
 
 def meter(title: str, unit: str, total: int | None = None) -> Any:
-    """A line on a terminal with the time left, once something takes more than two seconds."""
+    """Return a progress bar with the remaining time.
+
+    It appears on a terminal if the work takes more than two seconds.
+    """
     from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
     return tqdm(

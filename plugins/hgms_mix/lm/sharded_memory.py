@@ -1,4 +1,4 @@
-"""What a base in parts takes of a rank's memory: its share, and what is gathered of the others'."""
+"""Memory of a sharded base on one rank: its share, and the parameters gathered from other ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hgms_mix.lm.sharding import in_parts, layers_of
 
 
 def share_bytes(model: nn.Module) -> int:
-    """Bytes of the base that this rank keeps."""
+    """Return the bytes of the base that this rank stores."""
     leaves: Any = (*model.parameters(), *model.buffers())
     parts = [leaf.to_local() if in_parts(leaf) else leaf for leaf in leaves]
     return sum(
@@ -22,9 +22,10 @@ def share_bytes(model: nn.Module) -> int:
 
 
 def gathered_bytes(model: nn.Module) -> int:
-    """Bytes of what is whole at the peak of a pass: what is outside the layers, and of layers the
-    one that is computed and the one that is fetched meanwhile, which comes in one piece and is then
-    parted into parameters.
+    """Return the bytes of gathered parameters at the peak of a pass.
+
+    This counts the parameters outside the layers, the layer being computed and the layer being
+    fetched. A fetched layer arrives as one buffer, which is then split into parameters.
     """
     layers = [_bytes(layer) for layer in layers_of(model)]
     return _bytes(model) - sum(layers) + 3 * max(layers, default=0)
@@ -35,8 +36,9 @@ def _bytes(module: nn.Module) -> int:
 
 
 def places(model: nn.Module) -> list[Tensor]:
-    """The tensors that parts are gathered in, which keep their storages from pass to pass. All
-    ranks ask for them together.
+    """Return the tensors that receive gathered parameters.
+
+    Their storages are the same in every pass. All ranks must call this together.
     """
     found: list[Tensor] = []
     for unit in _units(model):
@@ -47,13 +49,14 @@ def places(model: nn.Module) -> list[Tensor]:
 
 
 def messages(model: nn.Module) -> set[int]:
-    """Bytes of what comes in one piece when a layer, or what is outside the layers, is gathered:
-    its parameters, padded.
+    """Return the sizes in bytes of the gather buffers.
+
+    Each buffer contains the padded parameters of one layer, or of the modules outside the layers.
     """
     ranks = dist.get_world_size()
     sizes = set()
     known = set[int]()
-    for unit in reversed(_units(model)):  # layers before what is around them
+    for unit in reversed(_units(model)):  # layers before the modules that contain them
         leaves = [leaf for leaf in unit.parameters() if id(leaf) not in known]
         known |= {id(leaf) for leaf in leaves}
         sizes.add(

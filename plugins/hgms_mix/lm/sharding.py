@@ -1,12 +1,13 @@
-"""A frozen base whose parameters are parted among the ranks of a run (FSDP2), loaded by one of
-them.
+"""A frozen base whose parameters are split across the ranks of a run (FSDP2).
 
-Each decoder layer is gathered when a pass comes to it and given back after it, forward and again
-backward; what is outside the layers (embeddings, last norm, head) is gathered for all of a pass.
-The base has no gradients: adapters are leaves of their own, on every rank, and only slopes of
-activations go through it.
+Rank 0 loads the base. Each decoder layer is gathered when a pass reaches it and freed after it, in
+the forward and in the backward pass. Parameters outside the layers (embeddings, last norm, head)
+are gathered for the whole pass.
 
-What this takes of torch is loaded when it is needed: it takes half as long as all of torch.
+The base has no gradients. Adapters are separate leaves on every rank, and only gradients of
+activations pass through the base.
+
+The required parts of torch are imported on first use: they take half as long as all of torch.
 """
 
 from __future__ import annotations
@@ -40,7 +41,10 @@ FIRST_ORDER = ConfigError(
 
 
 def ensure_ranks() -> None:
-    """Errors: ConfigError where this process is the only rank."""
+    """Require at least 2 ranks.
+
+    Errors: ConfigError if this process is the only rank.
+    """
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
         raise ConfigError(
             "not-supported",
@@ -51,9 +55,10 @@ def ensure_ranks() -> None:
 
 
 class Sharded(nn.Module):
-    """A base in parts: ``model`` keeps its modules, and ``sharded(function, *args)`` is
-    ``function(*args)`` while they may be called. All ranks call it equally often, each on its own
-    arguments.
+    """A sharded base: ``model`` contains its modules.
+
+    ``sharded(function, *args)`` computes ``function(*args)`` while the modules may be called. All
+    ranks must call it equally often, each with its arguments.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -67,12 +72,13 @@ class Sharded(nn.Module):
 def sharded(
     make: Callable[[], nn.Module], outline: Callable[[], nn.Module], device: torch.device
 ) -> Sharded:
-    """The model that ``make`` gives, in parts on ``device``, an equal one for each rank.
+    """Split the model from ``make`` across the ranks: one equal part per rank, on ``device``.
 
-    Rank 0 alone makes it, on its CPU; the others have its ``outline``, the same model on the meta
-    device. Parts of the model are handed over one after the other, a layer at a time, so that
-    beside its own share a rank holds one whole layer (at the end embeddings and head), and rank 0
-    what is not handed over yet, on the CPU.
+    Only rank 0 creates the model, on its CPU. The other ranks use its ``outline``, the same model
+    on the meta device.
+
+    The model is distributed one layer at a time. A rank therefore holds its share and one whole
+    layer (at the end embeddings and head). Rank 0 also holds the remaining layers, on the CPU.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -87,7 +93,7 @@ def sharded(
             if id(leaf) not in known:
                 known[id(leaf)] = _handed(leaf, device)
             table[name] = known[id(leaf)]
-        known.clear()  # what is tied is tied within a unit
+        known.clear()  # parameters are tied only within a unit
         if unit is not model:
             fully_shard(unit, mesh=mesh)
             unit.register_forward_hook(_given_back)
@@ -97,9 +103,10 @@ def sharded(
 
 
 def called_through(root: nn.Module) -> nn.Module:
-    """The model in ``root``, which may then be called itself: its ``forward`` is that of ``root``,
-    so that parts are gathered for it. What is added to its layers afterwards (peft's adapters) is
-    on every rank, whole.
+    """Return the model in ``root``, so that users can call it directly.
+
+    Its ``forward`` calls ``root``, which gathers the parts. Modules added to its layers afterwards
+    (peft's adapters) are whole on every rank.
     """
     model: Any = root.model
     forward = model.forward
@@ -113,14 +120,15 @@ def called_through(root: nn.Module) -> nn.Module:
 
 
 def is_in_parts(model: nn.Module) -> bool:
-    """Whether some of its parameters are parted among ranks."""
+    """Return whether some parameters of the model are split across ranks."""
     return any(in_parts(leaf) for leaf in model.parameters())
 
 
 def _given_back(layer: Any, _args: Any, _output: Any) -> None:
-    """A layer of a pass that is computed again for the backward pass is given back as in the first
-    one (torch keeps it, so that all layers would be whole at once), unless its own backward pass
-    has begun.
+    """Free a layer whose forward pass is computed again for the backward pass.
+
+    Torch would keep such layers, so that all layers would be whole at once. A layer whose backward
+    pass has begun is not freed.
     """
     from torch.distributed.fsdp import fully_shard
 
@@ -135,16 +143,20 @@ def in_parts(leaf: Tensor) -> bool:
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:
-    """The decoder layers, which are gathered one by one. None are known of a model that is not
-    written as transformers' are: all of it is then gathered at once."""
+    """Return the decoder layers, which are gathered one by one.
+
+    The list is empty for a model without transformers' structure. Such a model is gathered as a
+    whole.
+    """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
 
 
 def _leaves(unit: nn.Module) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
-    """Parameters and buffers that are not in parts yet, with the tables of modules that they
-    stand in.
+    """Yield parameters and buffers that are not split yet.
+
+    Each comes with the table of its module and its name in that table.
     """
     for module in unit.modules():
         for table in (module._parameters, module._buffers):
@@ -154,7 +166,7 @@ def _leaves(unit: nn.Module) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
 
 
 def _handed(leaf: Tensor, device: torch.device) -> Tensor:
-    """Rank 0's values, on every rank's device."""
+    """Copy rank 0's values to every rank's device."""
     own = (
         leaf.detach().to(device) if dist.get_rank() == 0 else torch.empty_like(leaf, device=device)
     )
@@ -164,8 +176,9 @@ def _handed(leaf: Tensor, device: torch.device) -> Tensor:
 
 
 def _alike(model: nn.Module, device: torch.device) -> None:
-    """The outlines get the types that rank 0's parameters have. Errors: ConfigError where they
-    have other parameters.
+    """Give the outlines the types of rank 0's parameters.
+
+    Errors: ConfigError if an outline has other parameters.
     """
     own = {f"{kind}.{name}": leaf for kind, leaves in _named(model) for name, leaf in leaves}
     table = {
@@ -195,7 +208,7 @@ def _named(model: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _said(text: str, device: torch.device) -> str:
-    """What rank 0 says, to all."""
+    """Broadcast a text of rank 0 to all ranks."""
     own = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).to(device)
     size = torch.tensor([len(own)], device=device)
     dist.broadcast(size, src=0)
@@ -206,8 +219,9 @@ def _said(text: str, device: torch.device) -> str:
 
 
 class _Once(Function):
-    """A value with a first derivative alone: the parts that its graph was built with are given
-    back after each pass.
+    """A value with a first derivative only.
+
+    The parameters used to build its graph are freed after each pass.
     """
 
     @staticmethod
@@ -222,6 +236,9 @@ class _Once(Function):
 
 
 def once(value: Tensor) -> Tensor:
-    """The value. Errors: ConfigError where it is differentiated for a second derivative."""
+    """Return the value, for first derivatives only.
+
+    Errors: ConfigError if a second derivative is computed.
+    """
     result: Tensor = _Once.apply(value)
     return result

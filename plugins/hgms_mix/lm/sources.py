@@ -1,4 +1,4 @@
-"""Named data sources: from a file of rows, or a data set of the Hub, to conversations."""
+"""Named data sources: conversion of a file of rows, or a data set of the Hub, to conversations."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PROBED = 200
 MOST_PROBED = 20_000
 LONGEST_NAME = 120
 OWN_NAMES = 'fields = { prompt = "COLUMN", completion = "COLUMN" }'
-"""What messages show where columns have names that no format knows."""
+"""The example in messages for columns whose names no format knows."""
 
 
 def _format(_source: object, _attribute: object, value: object) -> None:
@@ -71,56 +71,56 @@ count: Any = at_least(0)
 @final
 @component
 class Source:
-    """Where rows of text come from: a local file, or a data set of the Hub at a pinned commit.
+    """A source of rows of text: a local file, or a data set of the Hub at a pinned commit.
 
     A column that no format reads is named in a warning, unless it is known to be harmless (``id``,
-    ``source``, ``language``, …). A row is bad if a column or key that it has changes its meaning
+    ``source``, ``language``, …). A row is bad if it has a column or key that changes its meaning
     and cannot be used: ``label = false`` (the answer is marked as bad), ``tools``, ``images``, a
     ``context`` or ``history`` outside an Alpaca row, ``tool_calls`` or ``reasoning_content`` of a
-    turn. Nothing is learned from a turn with ``"weight": 0`` (or ``"train": false``, ``"loss":
-    false``). ``fields = { ignored = "COLUMN" }`` skips a column on purpose.
+    turn. A turn with ``"weight": 0`` (or ``"train": false``, ``"loss": false``) is excluded from
+    the loss. ``fields = { ignored = "COLUMN" }`` skips a column on purpose.
 
     A file is ``.json`` (an array of objects, or an object whose ``data``, ``items``, ``instances``
-    or ``rows`` is one), ``.jsonl`` (one object a line), ``.parquet``, ``.csv`` or ``.tsv`` (the
-    first line names the fields) or ``.txt`` (a text a line), plain, ``.gz`` or ``.zst``. What is
-    inside is looked at, so JSON lines may be called ``.json``. A path may also be a folder of such
-    files, or a pattern with ``*`` (``**``: in folders below, too): their rows follow each other in
-    the order of the files' paths. ``$VARIABLES`` and ``~`` in a path are expanded.
+    or ``rows`` is an array), ``.jsonl`` (one object per line), ``.parquet``, ``.csv`` or ``.tsv``
+    (the first line names the fields) or ``.txt`` (one text per line), plain, ``.gz`` or ``.zst``.
+    The contents determine the format of JSON, so JSON lines may be named ``.json``. A path may also
+    be a folder of such files, or a pattern with ``*`` (``**``: in subfolders, too): their rows
+    follow each other in the order of the files' paths. ``$VARIABLES`` and ``~`` in a path are
+    expanded.
 
-    Use when data has a name and a weight of its own, or is a validation or test set. The loss is
-    taken on answers only; of text without prompt and answer (``.txt``, or ``format = "text"``) it
-    is taken on all of it.
+    Use when data has a separate name and weight, or is a validation or test set. The loss is
+    computed on answers only. For text without prompt and answer (``.txt``, or ``format = "text"``)
+    it is computed on all of it.
 
     Arguments:
         path, or hub with revision (a commit) and optionally subset and split (default ``train``). A
             string in place of the table is its path: ``faq = "faq.jsonl"``.
-        format: one of :data:`~hgms_mix.lm.formats.FORMATS`, or ``auto`` (the one that most of the
-            first rows look like).
-        fields: which of the file's own columns is which field of the format, where they have other
-            names (None: none has):
-            ``fields = { prompt = "frage", completion = "antwort" }``.
-        skip, rows: take ``rows`` rows (None: all there are) after leaving out the first ``skip``,
-            in the file's order or, with ``shuffle_seed``, in the order of a permutation drawn from
-            it. Bad rows do not count.
-        completion: what every answer is replaced by (None: nothing); ``"."`` is ScaleBiO's
+        format: one of :data:`~hgms_mix.lm.formats.FORMATS`, or ``auto`` (the format of most of the
+            first rows).
+        fields: the file's own columns for the fields of the format, if their names differ (None: no
+            difference): ``fields = { prompt = "frage", completion = "antwort" }``.
+        skip, rows: select ``rows`` rows (None: all) after the first ``skip``, in the file's order
+            or, with ``shuffle_seed``, in the order of a permutation drawn from it. Bad rows do not
+            count.
+        completion: the replacement of every answer (None: no replacement); ``"."`` is ScaleBiO's
             corruption.
-        max_bad_rows: how many rows may be malformed or lack fields, and are left out, before that
-            is an error.
+        max_bad_rows: the number of skipped rows (malformed or without fields) before an error is
+            raised.
 
     Errors: ConfigError for fields that do not fit together or a variable that is not set; DataError
-    for what is missing, empty, damaged, malformed or too short; MissingExtra without pyarrow or
-    datasets. Cost: one pass over the file. A JSON array is read whole; every other kind of file row
-    by row, however long it is.
+    for data that is missing, empty, damaged, malformed or too short; MissingExtra without pyarrow
+    or datasets. Cost: one pass over the file. A JSON array is read as a whole; every other type of
+    file row by row, for any length.
 
     >>> Source(path="$HGMS_DATA/gsm8k/train.jsonl.gz", rows=1000, shuffle_seed=0).format
     'auto'
 
     Source: HG-MS paper, appendix "Controlled GPT-2" and "Real-world language models" (named sources
-        of instruction rows).
+    of instruction rows).
     """
 
     shorthand: ClassVar[str] = "path"
-    """What a string in place of the table is."""
+    """The field that a string in place of the table sets."""
 
     path: str | None = field(default=None, validator=text)
     hub: str | None = field(default=None, validator=text)
@@ -192,9 +192,10 @@ class Source:
 @final
 @attrs.frozen
 class Example:
-    """A conversation that ends with an answer; ``row`` is its number in the source, counted from
-    0 with the bad rows. ``unread`` names what the row has beside it
-    (:func:`~hgms_mix.lm.formats.read_row`).
+    """A conversation that ends with an answer.
+
+    ``row`` is its number in the source, counted from 0 with the bad rows. ``unread`` names the
+    unread parts of the row (:func:`~hgms_mix.lm.formats.read_row`).
     """
 
     messages: tuple[Message, ...]
@@ -203,14 +204,17 @@ class Example:
 
     @property
     def key(self) -> str:
-        """The prompt for exact matching: what the user said, case folded, white space collapsed;
-        answers and system prompts do not count. Of a text without a prompt it is the text."""
+        """The prompt for exact matching.
+
+        It is the user's text, case folded, with white space collapsed; answers and system prompts
+        do not count. For a text without a prompt it is the text.
+        """
         prompts = [message.text for message in self.messages if message.role == "user"]
         return " ".join(" ".join(prompts or [self.messages[-1].text]).casefold().split())
 
     @property
     def blank(self) -> bool:
-        """Whether every answer is empty or not learned, so that there is nothing to learn."""
+        """Whether every answer is empty or not learned, so that the row has no loss."""
         return not any(
             message.text.strip()
             for message in self.messages
@@ -219,9 +223,11 @@ class Example:
 
 
 def check_names(names: Iterable[str], what: str = "source", place: Place = ()) -> None:
-    """Raises ConfigError for names that are empty, equal, or differ by case only (a file system or
-    a reader mixes them up), and for those that cannot be part of a file's name: files of results
-    are called after them. ``place`` is the table that they are in.
+    """Raise ConfigError for invalid names of sources.
+
+    Names must not be empty, equal, or differ by case only (a file system or a reader confuses
+    them). They must be valid parts of file names, since files of results contain them. ``place`` is
+    the place of their table.
     """
     seen: dict[str, str] = {}
     for number, name in enumerate(names):
@@ -262,14 +268,15 @@ def check_names(names: Iterable[str], what: str = "source", place: Place = ()) -
 
 
 def read_examples(name: str, source: Source) -> list[Example]:
-    """The examples of ``source``, as :func:`read` gives them. Places of errors begin with
-    ``name``.
+    """Return the examples of ``source``, as in :func:`read`.
+
+    Places of errors begin with ``name``.
     """
     return read(name, source)[0]
 
 
 def read(name: str, source: Source) -> tuple[list[Example], Report]:
-    """The rows of ``source`` as conversations, and the counts of what was read; all in memory."""
+    """Return the rows of ``source`` as conversations, and the counts of rows; all in memory."""
     where = (name,)
     form, records = begun(where, source)
     examples: list[Example] = []
@@ -297,14 +304,16 @@ def read(name: str, source: Source) -> tuple[list[Example], Report]:
 def begun(
     where: Place, source: Source, watch: Callable[[int, int], None] = lambda done, total: None
 ) -> tuple[Format | None, Raw]:
-    """The format of a source's rows, and all of them. A file without a single object has no format
-    (None): all its rows are bad. ``where`` is the place of the source in errors.
+    """Return the format of a source's rows, and all rows.
 
-    Errors: DataError where there is no row, or they look like no known format.
+    A file without a single object has no format (None): all its rows are bad. ``where`` is the
+    place of the source in errors.
+
+    Errors: DataError if there is no row, or if the rows have no known format.
     """
     records = raw_rows(where, source, watch)
     first: list[tuple[str, Unread]] = []
-    whole: list[Row] = []  # enough rows to tell the format by
+    whole: list[Row] = []  # enough rows to detect the format
     while len(whole) < PROBED and len(first) < MOST_PROBED and (record := next(records, None)):
         first.append(record)
         if not isinstance(row := parsed(record[1]), BadRow):
@@ -327,13 +336,15 @@ def begun(
 
 
 def look(name: str, source: Source) -> None:
-    """Raises DataError where the first rows of ``source`` cannot be read, or look like no known
-    format: what can be said before a model is loaded."""
+    """Raise DataError if the first rows of ``source`` cannot be read, or have no known format.
+
+    This check is possible before a model is loaded.
+    """
     begun((name,), source)
 
 
 def example_of(row: Unread, number: int, form: Format | None, completion: str | None) -> Example:
-    """A row as a conversation. Raises BadRow where it is none."""
+    """Return a row as a conversation. Raise BadRow if it is not a conversation."""
     row = parsed(row)
     if form is None or isinstance(row, BadRow):
         raise row if isinstance(row, BadRow) else BadRow("it has no known format")
@@ -344,8 +355,9 @@ def example_of(row: Unread, number: int, form: Format | None, completion: str | 
 def check_bad(
     where: Place, source: Source, form: Format | None, bad: int, some: Sequence[str], total: int
 ) -> None:
-    """Raises DataError for more ``bad`` rows than the source allows, naming ``some``, and where
-    none is left.
+    """Raise DataError for more ``bad`` rows than the source allows, or if no row is left.
+
+    The message names the rows in ``some``.
     """
     if bad <= source.max_bad_rows and bad < total:
         return
@@ -448,7 +460,7 @@ def _bad(
 
 
 def chosen(where: Place, have: int, source: Source) -> Tensor:
-    """Which of the ``have`` good rows the source takes, in its order."""
+    """Return the positions, among ``have`` valid rows, that the source selects, in its order."""
     skip = source.skip
     if skip + (source.rows or 1) > have:
         rows = "" if source.rows is None else f"rows={source.rows}"
@@ -470,8 +482,10 @@ def chosen(where: Place, have: int, source: Source) -> Tensor:
 
 
 def content(name: str, source: Source) -> str:
-    """What identifies the rows before ``source`` chooses among them: the sha256 of the file (of
-    several: of their digests), or the pinned data set."""
+    """Return an identifier of the rows before ``source`` selects some of them.
+
+    It is the sha256 of the file (for several files: of their digests), or the pinned data set.
+    """
     if source.path is None:
         return source.where
     place = (name, "path")
@@ -485,8 +499,9 @@ def content(name: str, source: Source) -> str:
 def mixture_shares(
     mixture: Mapping[str, float], sources: Collection[str], what: str
 ) -> list[float]:
-    """The weights of all sources in their order, summing to one. ``what`` is the option that
-    gives them.
+    """Return the weights of all sources in their order, summing to one.
+
+    ``what`` is the option that sets them.
     """
     for name, share in mixture.items():
         if name not in sources:

@@ -1,8 +1,9 @@
-"""Arrays on disk: safetensors files, written piece by piece (they may be larger than memory) and
-mapped when they are read.
+"""Arrays on disk in safetensors files.
 
-A file holds the sha256 of its arrays in its header. It is written aside, flushed and renamed: a
-file of its name is whole.
+Arrays are written in pieces, so they may be larger than memory. They are memory-mapped for reading.
+
+The file header contains the sha256 of the arrays. A file is written under a temporary name, flushed
+and renamed. A file with the final name is therefore complete.
 """
 
 from __future__ import annotations
@@ -27,14 +28,15 @@ from hgms_core.torch_errors import first_line
 
 NAMES = {"int64": "I64", "int32": "I32", "bool": "BOOL"}
 READ = 2**24
-"""Bytes of a file that are looked at together."""
+"""Bytes of a file that are read at a time."""
 
 
 @final
 @frozen
 class Leaf:
-    """An array of ``count`` numbers that comes in ``pieces``; they are made anew each time they
-    are asked for.
+    """An array of ``count`` numbers in ``pieces``.
+
+    The pieces are recomputed on each request.
     """
 
     dtype: str
@@ -46,20 +48,20 @@ class Leaf:
         return cls(str(array.dtype), len(array), lambda: iter([array]))
 
     def tensor(self) -> Tensor:
-        """All of it, in memory."""
+        """Return the whole array in memory."""
         pieces = [np.asarray(piece, self.dtype) for piece in self.pieces()]
         return torch.from_numpy(np.concatenate(pieces) if len(pieces) != 1 else pieces[0].copy())
 
 
 @functools.cache
 def warn(message: str) -> None:
-    """A message of the library, once in a process."""
+    """Print a message of the library once per process."""
     logging.getLogger("hgms").warning(message)
 
 
 @contextlib.contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """What cannot be written becomes a DataError that says where."""
+    """Convert an error of writing into a DataError that names the folder."""
     from safetensors import SafetensorError
 
     try:
@@ -75,15 +77,16 @@ def writing(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """While this process alone may make the file ``path``; its folder is made where there is
-    none.
+    """Give this process exclusive access for writing the file ``path``.
+
+    Create its folder if the folder does not exist.
     """
     from filelock import SoftFileLease
 
     with writing(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
-        # a lease, since the cache may lie on a disk of several machines, where locks of the
-        # operating system may not hold
+        # Use a lease: the cache may be on a disk shared by several machines, where locks of the
+        # operating system may not work.
         lock = SoftFileLease(path.with_suffix(".lease"), lease_duration=60.0).acquire()
     with lock:
         yield
@@ -96,9 +99,9 @@ def save(
     what: str,
     about: Mapping[str, Any],
 ) -> dict[str, Tensor]:
-    """Writes the arrays and maps what was written.
+    """Write the arrays, then map the file into memory.
 
-    Errors: DataError where the folder cannot be written, or what is read differs.
+    Errors: DataError if the folder cannot be written, or if the arrays read back differ.
     """
     write(path, leaves, about)
     if (stored := load(path, types, what, about)) is None:
@@ -112,10 +115,11 @@ def save(
 
 
 def write(path: Path, leaves: Mapping[str, Leaf], about: Mapping[str, Any]) -> None:
-    """The arrays, widest numbers first so that each is aligned, with ``about`` (JSON) in the
-    header.
+    """Write the arrays, with ``about`` (JSON) in the header.
 
-    Errors: DataError where the folder cannot be written.
+    The arrays with the widest numbers come first, so that each array is aligned.
+
+    Errors: DataError if the folder cannot be written.
     """
     with writing(path.parent):
         _write(path, leaves, about)
@@ -163,9 +167,10 @@ def _header(head: Mapping[str, Any]) -> bytes:
 def load(
     path: Path, types: Mapping[str, str], what: str, about: Mapping[str, Any]
 ) -> tuple[dict[str, Tensor], Any] | None:
-    """The arrays, mapped into memory, with what the header says; None where there is no such file,
-    or (with a warning) where it is damaged, or made of something else than ``about``. Cost: one
-    pass over the file.
+    """Map the arrays of a file into memory, and return them with the contents of the header.
+
+    Return None if the file does not exist. Warn and return None if the file is damaged or its data
+    differs from ``about``. Cost: one pass over the file.
     """
     if not path.exists():
         return None
@@ -191,7 +196,10 @@ def load(
 
 
 def _checksum(path: Path) -> str:
-    """Of the arrays; read, not mapped, so that no page of them stays in memory."""
+    """Compute the checksum of the arrays.
+
+    The file is read, not mapped, so that none of its pages stay in memory.
+    """
     sha = hashlib.sha256()
     with path.open("rb") as stream:
         stream.seek(8 + int.from_bytes(stream.read(8), "little"))

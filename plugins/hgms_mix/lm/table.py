@@ -1,5 +1,7 @@
-"""A token table: all rows of a source as tokens, laid end to end; on disk in a file that is named
-by what it was made from, mapped into memory when it is read."""
+"""A token table: all rows of a source as tokens in one flat array.
+
+On disk, the file name identifies the inputs of the table. The file is memory-mapped for reading.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +22,19 @@ from hgms_mix.lm.store import Leaf, load, locked, save
 
 
 def _names(value: Iterable[str]) -> tuple[str, ...]:
-    return tuple(value)  # JSON has lists only
+    return tuple(value)  # JSON has only lists
 
 
 @final
 @frozen(kw_only=True)
 class Report:
-    """What became of a source's rows: ``examples`` were read as asked (and ``bad`` rows left out of
-    the file's ``total``); ``blank`` have no answer to learn. ``looked`` of the others became
-    tokens: of these, ``too_long`` have more than the allowed tokens, and were dropped;
-    ``truncated`` were cut; ``longest`` and ``shortest`` are in tokens, before any was cut.
-    ``unread`` are columns and keys that were not read and are not known to be harmless.
+    """Counts of a source's rows.
+
+    ``examples`` were read as requested, and ``bad`` rows of the file's ``total`` were skipped.
+    ``blank`` rows have no answer to learn. ``looked`` of the other rows were tokenised. Of these,
+    ``too_long`` have more than the allowed tokens and were dropped, and ``truncated`` were cut.
+    ``longest`` and ``shortest`` are in tokens, before rows were cut. ``unread`` are unread columns
+    and keys that may matter.
     """
 
     format: str = ""
@@ -49,11 +53,11 @@ class Report:
 @final
 @frozen(eq=False)
 class TokenTable:
-    """Rows of tokens laid end to end: row ``i`` is ``tokens[offsets[i] : offsets[i + 1]]``, and
-    ``mask`` marks its answers.
+    """Rows of tokens in one flat array, with a mask of the answers.
 
-    ``rows`` are the rows' numbers in the source, ``keys`` 64-bit digests of their normalised
-    prompts (for exact matching), ``digest`` identifies everything that made the table.
+    Row ``i`` is ``tokens[offsets[i] : offsets[i + 1]]``, and ``mask`` marks its answers. ``rows``
+    are the rows' numbers in the source, ``keys`` 64-bit digests of their normalised prompts (for
+    exact matching), and ``digest`` identifies all inputs of the table.
 
     >>> table = TokenTable(
     ...     "s",
@@ -84,29 +88,33 @@ class TokenTable:
 
     @property
     def lengths(self) -> Tensor:
-        """Tokens of each row."""
+        """Tokens per row."""
         return self.offsets.diff()
 
     @property
     def places(self) -> dict[int, int]:
-        """Where in the table each row of the source is."""
+        """Return the position in the table of each row of the source."""
         return {row: position for position, row in enumerate(self.rows.tolist())}
 
     def row(self, position: int) -> tuple[Tensor, Tensor]:
-        """Tokens and mask of one row."""
+        """Return tokens and mask of one row."""
         cut = slice(int(self.offsets[position]), int(self.offsets[position + 1]))
         return self.tokens[cut], self.mask[cut]
 
     def gather(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens (int64) and mask of the rows numbered by ``index`` (any shape), right-padded to
-        the longest of them: ``[*index.shape, T]``. Padding is ``pad_id`` and never in the mask."""
+        """Return tokens (int64) and mask of the rows in ``index`` (any shape).
+
+        Rows are padded on the right to the longest of them: ``[*index.shape, T]``. The padding is
+        ``pad_id`` and is never in the mask.
+        """
         where, inside = self._positions(index)
         tokens = torch.where(inside, self.tokens[where].long(), self.pad_id)
         return tokens, self.mask[where] & inside
 
     def _positions(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """For each asked row and column: a place in the flat tensors, and whether the row
-        reaches that far.
+        """Return positions in the flat tensors for each requested row and column.
+
+        Also return whether the row is long enough for the column.
         """
         index = index.to(self.offsets.device)
         if index.numel() and (int(index.min()) < 0 or int(index.max()) >= self.size):
@@ -120,8 +128,9 @@ class TokenTable:
         return torch.where(inside, start.unsqueeze(-1) + columns, 0), inside
 
     def take(self, index: Tensor) -> TokenTable:
-        """The table of these rows (a 1-D ``index``), in that order; its digest is that of this
-        table and of the choice.
+        """Return the table of these rows (a 1-D ``index``), in that order.
+
+        Its digest depends on the digest of this table and on ``index``.
         """
         index = index.to(self.offsets.device, torch.int64)
         where, inside = self._positions(index)
@@ -143,7 +152,7 @@ def offsets_of(lengths: Tensor) -> Tensor:
 
 
 def left_out(parts: Mapping[str, Mapping[str, TokenTable]]) -> str:
-    """What to tell a person about rows that are not used, by part and name; empty where all are."""
+    """Return the message about unused rows, by part and name; empty if all rows are used."""
     lines = []
     for part, tables in parts.items():
         for name, table in tables.items():
@@ -166,7 +175,7 @@ def left_out(parts: Mapping[str, Mapping[str, TokenTable]]) -> str:
 
 
 def unread_columns(parts: Mapping[str, Mapping[str, TokenTable]]) -> str:
-    """The message on columns that were not read, by part and name; empty if there are none."""
+    """Return the message about unread columns, by part and name; empty if all were read."""
     lines = [
         f"  {part} {name!r}: {', '.join(map(repr, table.report.unread))}"
         for part, tables in parts.items()
@@ -181,8 +190,10 @@ TYPES = {"tokens": "int32", "mask": "bool", "offsets": "int64", "rows": "int64",
 
 
 def check_fits(model: Any, everything: Mapping[str, Mapping[str, TokenTable]]) -> None:
-    """Raises ConfigError where the model has no vector for some token or position; its own error
-    would be an index out of range."""
+    """Raise ConfigError if the model has no vector for some token or position.
+
+    The model itself would raise an index error.
+    """
     tables = [table for tables in everything.values() for table in tables.values()]
     longest = max(int(table.lengths.max()) for table in tables)
     most = getattr(model.config, "max_position_embeddings", None)
@@ -212,23 +223,24 @@ def cached(
     *,
     keep: Callable[[Report], bool],
 ) -> TokenTable:
-    """The table called ``digest``, from the folder or from ``make`` (which may use the folder it is
-    given as long as it works); two processes that want one table make it once. One whose report is
-    not to ``keep`` is made anew.
+    """Load the table with this ``digest`` from the folder, or create it with ``make``.
 
-    Errors: DataError where the folder cannot be written.
+    ``make`` may use its folder while it runs. If two processes need one table, it is created once.
+    A table is recreated if ``keep`` rejects its report.
+
+    Errors: DataError if the folder cannot be written.
     """
     path = folder / f"{digest}.safetensors"
     parts = folder / f"{digest}.parts"
     if (table := _load(path, digest)) and keep(table.report):
         return table
     with locked(path):
-        # another process may have made it while this one waited
+        # Another process may have created it during the wait.
         if (table := _load(path, digest)) and keep(table.report):
             return table
         pieces = make(parts)
         report = attrs.asdict(pieces.report)
-        # a tuple is a list in JSON
+        # A tuple is a list in JSON.
         about = {"digest": digest, "report": report | {"unread": list(report["unread"])}}
         table = table_of(save(path, pieces.leaves, TYPES, "table", about), digest, pieces.report)
         shutil.rmtree(parts, ignore_errors=True)
@@ -243,20 +255,20 @@ class TableInPieces:
     report: Report
 
     def table(self, digest: str) -> TokenTable:
-        """The table in memory."""
+        """Return the table in memory."""
         return table_of(
             {name: leaf.tensor() for name, leaf in self.leaves.items()}, digest, self.report
         )
 
 
 def table_of(leaves: Mapping[str, Tensor], digest: str, report: Report) -> TokenTable:
-    """The table of these arrays, for which no name and no padding is known yet."""
+    """Build a table from these arrays, without a name and a padding token."""
     tokens, mask, offsets, rows, keys = (leaves[leaf] for leaf in TYPES)
     return TokenTable("", tokens, mask, offsets, rows, digest, keys, report=report)
 
 
 def reordered(table: TokenTable, order: Tensor, rows: int = 4096) -> TableInPieces:
-    """These rows of a table, a few at a time, in this order."""
+    """Reorder rows of a table, ``rows`` rows at a time."""
     lengths = table.lengths[order]
     count = int(lengths.sum())
 
@@ -279,8 +291,9 @@ def reordered(table: TokenTable, order: Tensor, rows: int = 4096) -> TableInPiec
 
 
 def _load(path: Path, digest: str) -> TokenTable | None:
-    """The entry, mapped into memory; None where there is none, or (with a warning) where it is
-    damaged.
+    """Map the stored table into memory.
+
+    Return None if it does not exist, or (with a warning) if it is damaged.
     """
     if (stored := load(path, TYPES, "table", {"digest": digest})) is None:
         return None

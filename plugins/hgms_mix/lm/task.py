@@ -1,6 +1,4 @@
-"""The task: which mixture of named data sources lets a language model learn a validation set
-best?
-"""
+"""The task: find the mixture of named data sources that best fits a validation set."""
 
 from __future__ import annotations
 
@@ -69,8 +67,9 @@ def _test_names(_task: object, attribute: Any, value: Mapping[str, Source]) -> N
 
 
 class _Metrics:
-    """All metrics of the class, and those of a task that it can give: without a test set there
-    is no loss on it.
+    """The metrics: all for the class, and the available metrics for a task.
+
+    A task without a test set has no test loss.
     """
 
     def __get__(self, task: SourceMixture | None, _class: type) -> Mapping[str, bool]:
@@ -92,39 +91,40 @@ class SourceMixture:
         f(x) = mean loss of the validation rows,  g(θ, x) = Σ_s ω_s · mean loss of source s,
             ω = softmax(θ)
 
-    x are LoRA adapters on one frozen base model, or all its parameters; the loss of a row is the
-    mean −log p of its completion tokens. A batch holds equally many rows of every source, so that
-    ω_s alone weighs a source, however long it is.
+    x are LoRA adapters on one frozen base model, or all its parameters. The loss of a row is the
+    mean −log p of its completion tokens. A batch contains equally many rows of every source.
+    Therefore only ω_s determines the weight of a source, for any number of rows.
 
     Arguments:
-        sources, validation, test: tables by name. Names, never positions, tie weights to sources;
-            the validation sets are the parts that ``less`` takes its maximum over; test rows are
-            only ever evaluated.
+        sources, validation, test: tables by name. Weights refer to sources by name, never by
+            position. The method ``less`` takes its maximum over the validation sets. Test rows are
+            only evaluated.
         model, adapter: the base, and the adapters on it (None: all parameters are lower variables).
         template: how a row becomes text: the ``model``'s chat template, or ``plain``, ``alpaca``,
             ``chatml``.
-        max_length, too_long: the most tokens a row may have; longer ones are dropped, or cut.
+        max_length, too_long: the most tokens a row may have; longer rows are dropped, or cut.
         cache: rows of each source that are used for learning the mixture, chosen by the seed (None:
             all).
-        halves: split every source into two random halves, drawn by this number, and weigh each for
-            itself (None: no): what `hgms mix null` compares sources with. Shares of a mixture are
-            those of whole sources.
-        average: what a source's (and the validation's) mean is over: ``example`` or completion
-            ``token``. ``all-tokens``: over completion tokens, which count alike in all sources, as
-            in trainers: ω_s is then a share of rows, and a source of long rows has more of the
-            gradient (ℓ_s is its mean over tokens times its mean length over that of all sources).
+        halves: split every source into two random halves, drawn by this number, and give each half
+            its own weight (None: no split). `hgms mix null` uses this as the comparison for
+            sources. Shares of a mixture refer to whole sources.
+        average: the unit of the mean over a source (and over the validation rows): ``example`` or
+            completion ``token``. ``all-tokens``: over completion tokens, which count equally in all
+            sources, as in trainers: ω_s is then a share of rows, and a source of long rows has a
+            larger part of the gradient (ℓ_s is its mean over tokens times its mean length divided
+            by the mean length of all sources).
         validation_split: shares of the roles differentiate, select and stop, or (1, 1, 1) to share
             all rows.
-        prior: the weights that θ starts at, and that methods with a prior stay near: ``uniform``;
+        prior: the weights at the start of θ, and the centre for methods with a prior: ``uniform``;
             ``size``, in proportion to the rows of each source; or shares by name.
         reference: a mixture known to be right; the metric ``recovery_error`` is then ‖ω − ω*‖₁.
         micro_batch: rows of one candidate in one pass through the model (None: the whole batch).
             Bounds memory.
-        checkpointing: keep only each layer's input for the backward pass. Saves most activations
+        checkpointing: store only each layer's input for the backward pass. Saves most activations
             for a third more time.
 
-    Metrics: ``test_loss`` (where there is a test set) and ``validation_loss`` (role stop) are means
-    over tokens, as log-likelihoods usually are given.
+    Metrics: ``test_loss`` (with a test set) and ``validation_loss`` (role stop) are means over
+    tokens, as is usual for log-likelihoods.
 
     >>> task = SourceMixture(
     ...     sources={"sums": Source(path="sums.jsonl"), "poems": Source(path="poems.jsonl.gz")},
@@ -136,7 +136,7 @@ class SourceMixture:
     8.0
 
     Source: HG-MS paper, section on language models and appendix; the problem is ScaleBiO's (Pan et
-        al. 2025).
+    al. 2025).
     """
 
     name: ClassVar[str] = "source-mixture"
@@ -196,18 +196,21 @@ class SourceMixture:
 
     @property
     def sharded(self) -> bool:
-        """Whether each rank of a run holds a part of the base alone."""
+        """Whether each rank of a run stores only a part of the base."""
         return self.model.shard
 
     def lighter(self) -> list[str]:
-        """What would take less memory; none of it changes a result."""
+        """Return options that reduce memory without changing a result."""
         again = [] if self.checkpointing else ["set checkpointing = true (the same result)"]
         return [*lowering(same=["micro_batch"])(self), *again]
 
     @classmethod
     def testing_instance(cls) -> SourceMixture:
-        """For ``hgms check``: all parameters of a tiny model of bytes, on a few written rows.
-        Declared are the metrics of a task with a test set and a reference, so it has both."""
+        """Return a task for ``hgms check``: all parameters of a tiny model of bytes, on a few rows.
+
+        The class declares the metrics of a task with a test set and a reference, so this task has
+        both.
+        """
         files = {name: Source(path=str(path)) for name, path in _testing_files().items()}
         size = {"n_layer": 1, "n_head": 2, "n_embd": 8, "n_positions": 48}
         return cls(
@@ -221,8 +224,9 @@ class SourceMixture:
         )
 
     def tables(self, tokenizer: Any, which: Which = "sources") -> dict[str, TokenTable]:
-        """All rows of the sources (or of the validation or test sets) that are short enough, as
-        tokens, by name.
+        """Return the rows of the sources (or of the validation or test sets) as tokens, by name.
+
+        Rows that are too long are excluded.
         """
         tables = self._by_name(
             which, functools.partial(token_table, tokenizer=tokenizer, **self._written(tokenizer))
@@ -234,8 +238,9 @@ class SourceMixture:
         )
 
     def _shares(self, mixture: Mapping[str, float], what: str) -> list[float]:
-        """The weights of all sources, or of their halves, in the order of their tables. A half
-        may be named, too.
+        """Return the weights of all sources, or of their halves, in the order of their tables.
+
+        The mixture may also name a half.
         """
         if self.halves is None:
             return mixture_shares(mixture, self.sources, what)
@@ -249,16 +254,18 @@ class SourceMixture:
         )
 
     def contents(self) -> dict[str, dict[str, str]]:
-        """What stands in the files, by set and name: the sha256 of a file, or a Hub data set
-        with its commit.
+        """Return an identifier of the files' contents, by set and name.
+
+        It is the sha256 of a file, or a Hub data set with its commit.
         """
         return {which: self._by_name(which, content) for which in SETS}
 
     def _by_name(
         self, which: str, read: Callable[[str, Source], T], names: Collection[str] | None = None
     ) -> dict[str, T]:
-        """What ``read`` makes of every source of a set, or of those with these names. Errors of a
-        source, whose places begin with its name, get its place in the configuration.
+        """Apply ``read`` to every source of a set, or to the sources with these names.
+
+        Places in errors of a source begin with its name; the place of the set is prepended.
         """
         results = {}
         for name, source in getattr(self, which).items():
@@ -273,14 +280,16 @@ class SourceMixture:
         return results
 
     def made_of(self) -> dict[str, Any]:
-        """What the problem depends on beside this configuration: the contents of its files, and
-        of the model's folder.
+        """Return the inputs of the problem that are not in this configuration.
+
+        These are the contents of its files, and of the model's folder.
         """
         return {"files": self.contents(), "model": self.model.digest()}
 
     def pool(self, tokenizer: Any, seed: int) -> dict[str, TokenTable]:
-        """The rows that the mixture is learned on: ``cache`` of each source, which are drawn
-        before any becomes tokens.
+        """Return the rows for learning the mixture.
+
+        They are ``cache`` rows of each source, drawn before tokenisation.
         """
         if self.cache is None:
             return self.tables(tokenizer)
@@ -301,8 +310,11 @@ class SourceMixture:
     def draw(
         self, tokenizer: Any, counts: Mapping[str, int], key: Callable[[str], Key]
     ) -> dict[str, TokenTable]:
-        """So many rows of each source, drawn without replacement by a key of its own before any
-        becomes tokens; all rows of a source that has fewer."""
+        """Draw the given number of rows of each source without replacement.
+
+        Each source has its own key, and rows are drawn before tokenisation. All rows are used if a
+        source has fewer.
+        """
 
         written = self._written(tokenizer)
 
@@ -316,8 +328,9 @@ class SourceMixture:
     def picked(
         self, tokenizer: Any, which: Which, numbers: Mapping[str, Tensor]
     ) -> dict[str, TokenTable]:
-        """The rows with these numbers of each set, without those that are too long in the
-        tokenizer's tokens.
+        """Return the rows with these numbers of each set.
+
+        Rows that are too long in the tokenizer's tokens are excluded.
         """
 
         written = self._written(tokenizer)
@@ -332,27 +345,35 @@ class SourceMixture:
         return {name: table for name, table in tables.items() if table is not None}
 
     def rows(self) -> dict[str, Index]:
-        """Which rows of each source have an answer; none becomes tokens."""
+        """Return the index of the rows with an answer, per source, without tokenisation."""
         read = functools.partial(index_of, cache_dir=cache_folder(), split=self.split_answers())
         return self._by_name("sources", read)
 
     def split_answers(self) -> bool:
-        """Whether each answer of a conversation is a row: the chat template of the model writes
-        the last answer in another way than earlier ones.
+        """Return whether each answer of a conversation is a separate row.
+
+        This is required if the model's chat template writes the last answer in another way than
+        earlier answers.
         """
         if self.template != "model":
             return False
         return self._template(self.model.load_tokenizer()).last_only
 
     def _template(self, tokenizer: Any) -> Template:
-        """Errors: ConfigError for a template that the tokenizer lacks."""
+        """Return the template for this tokenizer.
+
+        Errors: ConfigError for a template that the tokenizer lacks.
+        """
         try:
             return template_for(self.template, tokenizer)
         except ConfigError as error:
             raise error.at("task") from error
 
     def _written(self, tokenizer: Any) -> dict[str, Any]:
-        """How rows become tokens; which rows there are is decided by the task's own model."""
+        """Return the settings of tokenisation.
+
+        The task's own model determines which rows exist.
+        """
         written = attrs.evolve(self._template(tokenizer), last_only=self.split_answers())
         lengths = {"max_length": self.max_length, "too_long": self.too_long}
         return {"template": written, "cache_dir": cache_folder(), **lengths}
@@ -372,7 +393,7 @@ class SourceMixture:
         if self.sharded:
             ensure_ranks()
         for which in SETS:
-            # what is wrong with a file is said before a model is fetched or converted
+            # Report errors of files before a model is downloaded or converted.
             self._by_name(which, look)
         tokenizer = self.model.load_tokenizer()
         pool = self.pool(tokenizer, seed)
@@ -401,7 +422,7 @@ class SourceMixture:
         )
         upper = Batches(tuple(everything["validation"].values()), device)
         test = Batches(tuple(everything["test"].values()), device) if everything["test"] else None
-        # Shuffled, so that each role sees rows of each validation set.
+        # Shuffled, so that each role has rows of each validation set.
         order = {"row": shuffled(upper.size, Key(seed).fold("validation"))}
         shares = {
             role: data.batch(None)["row"]
@@ -469,7 +490,7 @@ class SourceMixture:
 
 @functools.cache
 def _testing_files() -> dict[str, Path]:
-    """Rows of a few bytes, in a folder that goes with the process."""
+    """Write test rows of a few bytes into a folder that is removed when the process ends."""
     folder = Path(tempfile.mkdtemp(prefix="hgms-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     numbers = {

@@ -1,9 +1,9 @@
-"""From a conversation to pieces of text, which are part of the prompt or to be learned.
+"""Conversion of a conversation into pieces of text, for the prompt or for learning.
 
-A prompt template decides what stands around the turns. Every template here cuts its text where an
-answer begins and where it ends, and ``encode`` turns each piece into tokens on its own. So no token
-lies across a border: the tokens before an answer in training are exactly those that a model is
-given which is to write the answer.
+A prompt template defines the text around the turns. Every template here cuts its text at the start
+and the end of each answer, and ``encode`` tokenises each piece separately. No token therefore
+crosses a border: in training, the tokens before an answer equal the prompt of a model that writes
+the answer.
 """
 
 from __future__ import annotations
@@ -42,29 +42,30 @@ PREAMBLE_WITH_INPUT = (
 @final
 @frozen(eq=False)
 class Template:
-    """How conversations are written for one tokenizer.
+    """The format of conversations for one tokenizer.
 
-    ``model`` is the tokenizer's own chat template. The named ones, with S, U, A the texts of
-    system, user and assistant turns, and ⏎ for a line break; what is learned stands in ⟦ ⟧:
+    ``model`` is the tokenizer's own chat template. In the named templates below, S, U, A are the
+    texts of system, user and assistant turns, and ⏎ is a line break. The learned text is in ⟦ ⟧:
 
     - ``plain``: ``S⏎⏎`` ``U⏎`` ``⟦A eos⟧``;
     - ``alpaca`` (Stanford's): ``Below is an instruction that describes a task. Write a response
       that appropriately completes the request.⏎⏎### Instruction:⏎U⏎⏎### Response:⏎`` ``⟦A eos⟧``; a
       row with an input has the longer preamble ("…a task, paired with an input that provides
-      further context. Write…") and ``### Input:⏎…⏎⏎`` before the response; ``S⏎⏎`` stands in the
-      preamble's place; later turns begin with ``⏎⏎### Instruction:``;
+      further context. Write…") and ``### Input:⏎…⏎⏎`` before the response; ``S⏎⏎`` replaces the
+      preamble; later turns begin with ``⏎⏎### Instruction:``;
     - ``chatml``: ``<|im_start|>system⏎S<|im_end|>⏎`` ``<|im_start|>user⏎U<|im_end|>⏎``
-      ``<|im_start|>assistant⏎`` ``⟦A<|im_end|>⟧`` ``⏎``; where the tokenizer has no such tokens,
-      the marks are spelt out and ``eos`` ends an answer.
+      ``<|im_start|>assistant⏎`` ``⟦A<|im_end|>⟧`` ``⏎``; if the tokenizer has no such tokens,
+      the marks are written as text and ``eos`` ends an answer.
 
-    A tokenizer that begins every text with its bos token begins every named template with it. In
-    named templates the text of a row is only text: ``<|endoftext|>`` typed by a user is spelt out
-    (save for the tokenizers that need the whole text at once). In ``model`` the chat template's
-    special tokens are written as text, so one that a row happens to spell is one, too.
+    If a tokenizer starts every text with its bos token, every named template starts with it too. In
+    named templates the text of a row is only text: ``<|endoftext|>`` typed by a user is encoded as
+    ordinary characters (except for tokenizers that need the whole text at once). In ``model`` the
+    chat template's special tokens are written as text, so the same characters in a row become
+    special tokens too.
 
-    ``pieces`` are those of a conversation up to its last learned answer, ``opening`` those before
-    an answer that is to be written. ``last_only``: the chat template writes earlier answers in
-    another way than the last one (Qwen3), so a row for each answer is required.
+    ``pieces`` returns the pieces of a conversation up to its last learned answer. ``opening``
+    returns the pieces before an answer to generate. ``last_only``: the chat template writes earlier
+    answers in another way than the last one (Qwen3), so a row per answer is required.
     """
 
     name: str
@@ -80,7 +81,7 @@ known_template: Any = choice(*TEMPLATES)
 
 
 def template_for(name: str, tokenizer: PreTrainedTokenizerBase) -> Template:
-    """The template called ``name`` (one of :data:`TEMPLATES`) for this tokenizer.
+    """Return the template called ``name`` (one of :data:`TEMPLATES`) for this tokenizer.
 
     >>> from hgms_mix.lm.tokenizers import byte_tokenizer
     >>> chat = [Message("user", "1+1?"), Message("assistant", "2")]
@@ -88,7 +89,7 @@ def template_for(name: str, tokenizer: PreTrainedTokenizerBase) -> Template:
     [('1+1?\\n', False), ('2', True), (257, True)]
 
     Errors: ConfigError for an unknown name, a tokenizer without chat template (``model``) or
-        without an end token.
+    without an end token.
     """
     one_of("template", name, TEMPLATES)
     if name != "model":
@@ -114,8 +115,12 @@ def template_for(name: str, tokenizer: PreTrainedTokenizerBase) -> Template:
 
 @frozen
 class _Style:
-    """A named template: what is written for a ``turn`` that is no answer (is it the first of its
-    role? did a system turn come before?), before an answer, as its end, and after it."""
+    """A named template.
+
+    It defines the text of a ``turn`` that is not an answer, the text before an answer, its end, and
+    the text after it. The arguments of ``turn`` also state whether the turn is the first of its
+    role, and whether a system turn came before.
+    """
 
     turn: Callable[[Message, bool, bool], list[str | int]]
     head: list[str | int]
@@ -201,7 +206,7 @@ def _named_template(name: str, tokenizer: PreTrainedTokenizerBase) -> Template:
     def pieces(messages: Sequence[Message]) -> list[Piece]:
         written = _joined(write(answered(messages)))
         while written and not written[-1][1]:
-            written.pop()  # what follows the last answer teaches nothing
+            written.pop()  # the text after the last answer is not learned
         return written
 
     def opening(messages: Sequence[Message]) -> list[Piece]:
@@ -215,7 +220,7 @@ def _prompt(parts: Iterable[str | int]) -> list[Piece]:
 
 
 def _joined(pieces: Iterable[Piece]) -> list[Piece]:
-    """Neighbouring texts of the prompt as one; and no empty ones."""
+    """Merge neighbouring texts of the prompt, and remove empty texts."""
     merged: list[Piece] = []
     for text, learned in pieces:
         if text == "":
@@ -234,12 +239,12 @@ def _joined(pieces: Iterable[Piece]) -> list[Piece]:
 
 
 def answered(messages: Sequence[Message]) -> Sequence[Message]:
-    """The conversation up to its last learned answer."""
+    """Return the conversation up to its last learned answer."""
     return messages[: max(answers_of(messages), default=-1) + 1]
 
 
 def answers_of(messages: Sequence[Message]) -> list[int]:
-    """The positions of the answers that are learned."""
+    """Return the positions of the learned answers."""
     return [
         number
         for number, message in enumerate(messages)
@@ -248,7 +253,7 @@ def answers_of(messages: Sequence[Message]) -> list[int]:
 
 
 def one_answer_each(messages: Sequence[Message]) -> list[tuple[Message, ...]]:
-    """A conversation as one row for each learned answer, the only one that is learned in it.
+    """Return one row per learned answer of a conversation; only that answer is learned in the row.
 
     >>> chat = [Message(role, text) for role, text in zip(["user", "assistant"] * 2, "qasb")]
     >>> [[message.learned for message in row] for row in one_answer_each(chat)]
@@ -265,14 +270,14 @@ def one_answer_each(messages: Sequence[Message]) -> list[tuple[Message, ...]]:
 
 PROBE = "an answer"
 RENDER_SECONDS = 2.0
-"""Processor time that a chat template may take for one conversation. Nested loops never end."""
+"""Processor time of a chat template for one conversation. Nested loops may never end."""
 
 
 @contextlib.contextmanager
 def _time_limit(seconds: float) -> Iterator[None]:
-    """Raise TimeoutError inside after so many seconds of processor time.
+    """Raise TimeoutError in the block after this number of seconds of processor time.
 
-    Signals reach the main thread only; elsewhere there is no limit.
+    Signals reach only the main thread; in other threads there is no limit.
     """
     main = threading.current_thread() is threading.main_thread()
     if not main or not hasattr(signal, "setitimer"):
@@ -293,8 +298,9 @@ def _time_limit(seconds: float) -> Iterator[None]:
 
 @frozen(eq=False)
 class _Chat:
-    """A tokenizer's chat template. Where answers begin and end is found by rendering the
-    conversation up to there.
+    """A tokenizer's chat template.
+
+    The start and end of an answer are found by rendering the conversation up to these points.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -312,7 +318,7 @@ class _Chat:
 
     @frame.default
     def _around(self) -> tuple[str, str] | None:
-        """What is written before the last answer and after it; None where a probe does not tell."""
+        """Return the text before and after the last answer; None if a probe cannot determine it."""
         question = [Message("user", "a question")]
         try:
             bare = self.render(question)
@@ -341,7 +347,7 @@ class _Chat:
                 place=("template",),
                 hint='correct the template, or use a named one (template = "chatml")',
             ) from None
-        except Exception as error:  # templates raise what they like through Jinja
+        except Exception as error:  # templates may raise any exception through Jinja
             roles = ", ".join(message.role for message in messages)
             raise DataError(
                 "wrong-row",
@@ -351,8 +357,9 @@ class _Chat:
             ) from error
 
     def last_only(self) -> bool:
-        """Whether an earlier answer is written in another way than the last one, with thoughts
-        or without.
+        """Whether an earlier answer is written in another way than the last answer.
+
+        The test covers answers with and without thoughts.
         """
         for answer in (PROBE, f"<think>\nthoughts\n</think>\n\n{PROBE}"):
             chat = [Message("user", "a question"), Message("assistant", answer)]
@@ -374,9 +381,11 @@ class _Chat:
         return [(before, False)]
 
     def _begin(self, text: str, answer: str, prompt: int) -> int:
-        """Where an answer begins in a rendered conversation, whose generation prompt ends at
-        ``prompt``. All that the template writes after a generation prompt is learned (an empty
-        block of thoughts); if it has none, the header before an answer is part of the prompt.
+        """Return the start of an answer in a rendered conversation.
+
+        The generation prompt ends at ``prompt``. All text that the template writes after a
+        generation prompt is learned (an empty block of thoughts). If there is no generation prompt,
+        the header before an answer is part of the prompt.
         """
         begin = text.find(answer.strip(), prompt)
         header = not self.prompts and begin > prompt and text[prompt:begin].strip()
@@ -406,15 +415,16 @@ class _Chat:
                     hint='use a named template (template = "chatml"), or rows of one turn',
                 )
             begin = self._begin(through, messages[number].text, len(before))
-            # nor the white space that the template puts after the end mark
+            # Exclude white space that the template writes after the end mark.
             stop = max(len(through.rstrip()), begin)
             pieces += [(whole[at:begin], False), (whole[begin:stop], True)]
             at = stop
         return [piece for piece in pieces if piece[0]]
 
     def _last(self, whole: str, answer: str) -> list[Piece] | None:
-        """The usual row: one answer, found from the end, which spares rendering the prompt for
-        itself.
+        """Return the pieces of a usual row, with one answer.
+
+        The answer is found from the end, so that the prompt is not rendered separately.
         """
         if self.frame is None:
             return None

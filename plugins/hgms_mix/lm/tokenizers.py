@@ -1,5 +1,6 @@
-"""Tokenizers: the byte-level one that needs no file, GPT-2's from its two files, and any other
-of transformers.
+"""Tokenizers: a byte-level tokenizer, GPT-2's from its two files, and transformers' tokenizers.
+
+The byte-level tokenizer needs no file.
 """
 
 from __future__ import annotations
@@ -28,16 +29,17 @@ FILES = (
     "vocab.txt",
     "spiece.model",
 )
-"""A folder without any of these holds no tokenizer."""
+"""A folder without any of these files contains no tokenizer."""
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """One token per byte of UTF-8 (ids 0 … 255: the byte itself), then ``<bos>`` 256, ``<eos>``
-    257, ``<pad>`` 258.
+    """Return a tokenizer with one token per byte of UTF-8.
 
-    Use when a small model is trained from scratch and nothing may be downloaded: every text in
-    every language has a token sequence, and back. Avoid for pretrained models, which speak their
-    own tokens only. No ``<bos>`` is put before a text.
+    The ids are 0 … 255 (the byte itself), then ``<bos>`` 256, ``<eos>`` 257, ``<pad>`` 258.
+
+    Use when a small model is trained from scratch without downloads: every text in every language
+    has a token sequence, and can be decoded. Avoid for pretrained models, which require their own
+    tokens. No ``<bos>`` is put before a text.
 
     >>> tokenizer = byte_tokenizer()
     >>> tokenizer("Grüße")["input_ids"] == list("Grüße".encode())
@@ -57,14 +59,15 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def gpt2_tokenizer(folder: str | Path, place: Place = ("folder",)) -> PreTrainedTokenizerFast:
-    """GPT-2's byte-pair encoding from ``encoder.json`` and ``vocab.bpe``, the files as OpenAI
-    published them (50,257 tokens).
+    """Return GPT-2's byte-pair encoding from ``encoder.json`` and ``vocab.bpe``.
 
-    ``<|endoftext|>`` begins, ends and pads: the loss never sees padding (the table's own mask says
-    what is learned), so that an end token as padding does no harm.
+    These are the files as OpenAI published them (50,257 tokens).
 
-    Errors: DataError for files that are missing or not those two; MissingExtra without
-        transformers.
+    ``<|endoftext|>`` is the start, end and padding token. The table's own mask excludes padding
+    from the loss, so that an end token as padding does no harm.
+
+    Errors: DataError for files that are missing or have other contents; MissingExtra without
+    transformers.
     """
     transformers_quietly()
     spec = folder
@@ -104,8 +107,9 @@ def gpt2_tokenizer(folder: str | Path, place: Place = ("folder",)) -> PreTrained
 def _byte_level(
     vocabulary: dict[str, int], merges: list[tuple[str, str]], marks: list[str], *, split: bool
 ) -> PreTrainedTokenizerFast:
-    """Byte-pair encoding of bytes, with the marks that begin, end and pad; ``split``: into words
-    beforehand.
+    """Return a byte-pair encoding of bytes, with the start, end and padding marks.
+
+    ``split``: split texts into words first.
     """
     transformers = transformers_quietly()
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -128,15 +132,15 @@ def load_tokenizer(
     trust_remote_code: bool = False,
     place: Place = ("task", "model", "tokenizer"),
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer that ``spec`` names, always with a padding token.
+    """Load the tokenizer that ``spec`` names, always with a padding token.
 
     ``spec`` is ``"bytes"`` (:func:`byte_tokenizer`), a folder with ``encoder.json`` and
-    ``vocab.bpe`` (:func:`gpt2_tokenizer`), any other folder, the name of an installed model or one
-    on the Hub (transformers' AutoTokenizer). A tokenizer without a padding token gets its end token
-    as one: padding is kept out of every loss by the table's own mask, so the two are never mixed
-    up.
+    ``vocab.bpe`` (:func:`gpt2_tokenizer`), any other folder, the name of an installed model, or a
+    name on the Hub (transformers' AutoTokenizer). A tokenizer without a padding token uses its end
+    token for padding: the table's own mask excludes padding from every loss, so the two are never
+    confused.
 
-    Errors: ConfigError for a path that is not there, code of its own that is not allowed, or
+    Errors: ConfigError for a path that does not exist, Python code that is not permitted, or
     neither padding nor end token; MissingExtra without transformers.
     """
     if spec == BYTES:
@@ -162,7 +166,7 @@ def load_tokenizer(
             where, revision=revision, trust_remote_code=trust_remote_code
         )
     except Exception as error:
-        # transformers raises its own, the Hub's and the Rust library's errors
+        # transformers raises its own errors and those of the Hub and the Rust library.
         if "trust_remote_code" in str(error):
             raise own_code("tokenizer", spec, place) from None
         why = as_written(first_line(error), spec)
@@ -179,7 +183,7 @@ def load_tokenizer(
 def padded(
     tokenizer: PreTrainedTokenizerBase, place: Place = ("tokenizer",)
 ) -> PreTrainedTokenizerBase:
-    """The same tokenizer, with its end token for padding where it has no padding token."""
+    """Return the tokenizer; if it has no padding token, with its end token for padding."""
     if tokenizer.pad_token_id is None:
         if tokenizer.eos_token_id is None:
             raise ConfigError(

@@ -1,10 +1,11 @@
-"""From the rows of a source to their token table: pieces of text become tokens, each to be learned
-or not.
+"""Conversion of the rows of a source into their token table.
 
-Tokens of the prompt and of prompt with answer, taken separately and cut by length, differ at the
-border for most byte-pair encodings; pieces are tokenised on their own. Tokenizers that put a space
-before every text (SentencePiece of Llama 2) would do so before every piece: the whole text is
-tokenised once for them, and a token belongs to the piece that its last character lies in.
+Pieces of text become tokens, each with a flag for learning.
+
+For most byte-pair encodings, separate tokens of the prompt and of prompt with answer differ at the
+border. Pieces are therefore tokenised separately. Some tokenizers put a space before every text
+(SentencePiece of Llama 2), and would do so before every piece. For them the whole text is tokenised
+once, and a token belongs to the piece of its last character.
 """
 
 from __future__ import annotations
@@ -39,18 +40,19 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 VERSION = 2
-"""Of everything between a row and its tokens; raised when any of that changes, so that old cache
-entries are not found.
+"""Version of the conversion from rows to tokens.
+
+It is raised when the conversion changes, so that old cache entries are not used.
 """
 
 PROBED = 16
 PROBED_LENGTHS = 256
-"""Rows whose lengths are looked at before all become tokens."""
+"""Rows whose lengths are checked before all rows are tokenised."""
 TooLong = Literal["drop", "truncate"]
 
 
 class NothingLeft(DataError):
-    """No row of a source passes."""
+    """Raised if no row of a source passes."""
 
 
 def token_table(
@@ -64,25 +66,27 @@ def token_table(
     cache_dir: str | Path | None = None,
     pick: Tensor | None = None,
 ) -> TokenTable:
-    """All rows of ``source`` that pass, as tokens; with ``pick``, of the rows with these numbers
-    alone, in that order. ``template`` is a name, or a template of this tokenizer; if it is
-    ``last_only``, each answer of a conversation is a row, with all that precedes it.
+    """Tokenise all rows of ``source`` that pass.
 
-    Rows whose every answer is empty are left out. A row of more than ``max_length`` tokens is left
-    out too (``drop``) or loses its end (``truncate``), unless no token of an answer would be left.
-    ``report`` has the counts.
+    With ``pick``, only the rows with these numbers are tokenised, in that order. ``template`` is a
+    name, or a template of this tokenizer. If it is ``last_only``, each answer of a conversation is
+    a row, with all earlier turns.
 
-    With ``cache_dir`` the table is kept there under the digest of all that made it: the file's
-    content (not its name), the source's fields, template, tokenizer, lengths and this code's
-    version. It is made in parts by as many processes as torch has threads, and put together on
-    disk: memory holds the parts under way, whatever the number of rows, and what was done before a
-    kill is not done again. Two processes that want one table make it once. It is mapped into memory
-    when read. A damaged entry is named in a warning and made anew.
+    Rows with only empty answers are excluded. A row of more than ``max_length`` tokens is excluded
+    too (``drop``) or cut at its end (``truncate``); it is also excluded if the cut would remove all
+    tokens of answers. ``report`` contains the counts.
+
+    With ``cache_dir`` the table is stored there under a digest of its inputs: the file's content
+    (not its name), the source's fields, template, tokenizer, lengths and this code's version. It is
+    created in parts by as many processes as torch has threads, and merged on disk. Memory contains
+    only the parts in progress, for any number of rows. After a kill, finished parts are not
+    recomputed. If two processes need one table, it is created once. It is memory-mapped for
+    reading. A damaged entry is named in a warning and recreated.
 
     Errors: those of :func:`~hgms_mix.lm.sources.read` and
-    :func:`~hgms_mix.lm.templates.template_for`; DataError where no row is left, or the cache cannot
-    be written. Cost: the sha256 of the file; where the table is not in the cache, two passes over
-    the file that parse it and about 0.1 ms of a core a row; where it is, a checksum of the entry.
+    :func:`~hgms_mix.lm.templates.template_for`; DataError if no row is left, or the cache cannot be
+    written. Cost: the sha256 of the file. If the table is not in the cache, two passes over the
+    file that parse it and about 0.1 ms of a core per row. If it is, a checksum of the entry.
     """
     one_of("too_long", too_long, ["drop", "truncate"])
     if max_length < 2:
@@ -123,8 +127,8 @@ def token_table(
     if folder is None:
         table = make(None).table(digest)
     else:
-        # one made when more bad rows were allowed is made anew: reading the source says which rows
-        # they are
+        # Recreate a table that was created with a larger limit of bad rows: reading the source
+        # reports these rows.
         table = cached(folder, digest, make, keep=lambda report: report.bad <= source.max_bad_rows)
     return attrs.evolve(table, name=name, pad_id=int(tokenizer.pad_token_id))
 
@@ -138,13 +142,15 @@ def drawn_table(
     key: Key,
     **options: Any,
 ) -> TokenTable:
-    """``count`` rows of ``source`` that pass, drawn by ``key`` without replacement, in the source's
-    order; all where there are fewer. Other arguments are those of :func:`token_table`.
+    """Draw ``count`` rows of ``source`` that pass, by ``key`` without replacement.
 
-    Rows are drawn before they become tokens: of a source of millions, some more than ``count`` rows
-    are tokenised. A larger draw contains the smaller ones. Cost: the index
+    They are in the source's order. All rows are used if there are fewer. Other arguments are those
+    of :func:`token_table`.
+
+    Rows are drawn before tokenisation: for a source of millions of rows, only a few more than
+    ``count`` rows are tokenised. A larger draw contains all smaller draws. Cost: the index
     (:func:`~hgms_mix.lm.rows.index_of`), one or two more passes over the file that leave most of it
-    unparsed, and tokens of what is drawn.
+    unparsed, and tokens of the drawn rows.
     """
     template = options["template"]
     written = template_for(template, tokenizer) if isinstance(template, str) else template
@@ -174,7 +180,7 @@ def drawn_table(
                 if len(passed) == table.size <= count
                 else table.take(passed[:count].sort().values)
             )
-        # as many more as the share that passed asks for, and a tenth
+        # Estimate the required number from the share of rows that passed, plus a tenth.
         tried = min(
             index.size,
             max(
@@ -185,8 +191,9 @@ def drawn_table(
 
 
 def _identity(source: Source) -> dict[str, Any]:
-    """What of a source changes its tokens. Without ``fields`` it is what it was before there
-    were any.
+    """Return the fields of a source that change its tokens.
+
+    Without ``fields``, the value is the same as before this option existed.
     """
     left_out = ("path", "max_bad_rows", *(() if source.fields else ("fields",)))
     return {
@@ -196,7 +203,7 @@ def _identity(source: Source) -> dict[str, Any]:
 
 @frozen
 class Tokenising:
-    """Rows become tokens; those that are too long are left out or cut."""
+    """Tokenise rows; exclude or cut rows that are too long."""
 
     types: ClassVar[Mapping[str, str]] = TYPES
     tokenizer: PreTrainedTokenizerBase
@@ -242,7 +249,7 @@ class Tokenising:
             shortest = min(shortest or length, length)
             if length > self.max_length:
                 learned = learned[: self.max_length] if self.cut else []
-            # the loss of a token needs one before it
+            # The loss of a token needs a token before it.
             if not any(learned[1:]):
                 dropped += 1
                 continue
@@ -253,7 +260,7 @@ class Tokenising:
         arrays = {
             "tokens": np.concatenate([np.zeros(0, np.int32), *tokens]),
             "mask": np.concatenate([np.zeros(0, np.bool_), *masks]),
-            # where each row ends
+            # The end of each row.
             "offsets": np.cumsum([len(row) for row in tokens], dtype=np.int64),
             "rows": np.array([example.row for example in kept], np.int64),
             "keys": np.array([key_of(example.key) for example in kept], np.int64),
@@ -317,7 +324,7 @@ def _tokenised(
 
 
 def _warn_of_lengths(name: str, lengths: Mapping[str, Any], rows: int, most: int) -> None:
-    """A warning if none of the first rows passes: before minutes are spent on the others."""
+    """Warn if none of the first rows passes, before minutes are spent on the other rows."""
     if lengths["too_long"] == rows:
         warn(
             f"all of the first {rows} rows of {name!r} have more than max_length={most} tokens "
@@ -360,12 +367,12 @@ def _nothing_left(
 
 
 def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """The sha256 of all that decides which tokens a text becomes."""
+    """Return the sha256 of all settings that determine the tokens of a text."""
     named = [tokenizer.bos_token_id, tokenizer.eos_token_id, sorted(tokenizer.all_special_tokens)]
     if tokenizer.is_fast:
         core = tokenizer.backend_tokenizer
-        # what the last call asked for is no part of the tokenizer; every call of transformers sets
-        # it anew
+        # Settings of the last call are not part of the tokenizer; every call of transformers sets
+        # them.
         core.no_padding()
         core.no_truncation()
         inside = core.to_str()
@@ -383,8 +390,9 @@ def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
 def encode(
     rows: Sequence[Sequence[Piece]], tokenizer: PreTrainedTokenizerBase, template: Template
 ) -> list[tuple[list[int], list[bool]]]:
-    """Tokens of every row, and for each token whether it is to be learned. One batched call of
-    the tokenizer for all rows.
+    """Return the tokens of every row, and a flag per token for learning.
+
+    All rows are tokenised in one batched call.
     """
     if not _separable(tokenizer):
         return _encode_whole(rows, tokenizer, template)
@@ -418,8 +426,8 @@ def _ids(
         ids: list[list[int]] = encoded["input_ids"]
         return ids
 
-    # the same without the offsets, which take a third of the time; for classes that add something
-    # of their own, the usual way
+    # Tokenise without offsets, which take a third of the time. Classes that add tokens need the
+    # usual call.
     expected = usual(texts[:PROBED])
     if not tokenizer.is_fast:
         return expected + usual(texts[PROBED:])
@@ -433,8 +441,9 @@ def _ids(
 
 
 def _separable(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether pieces put together read as their texts put together. Slow tokenizers have no
-    offsets: pieces it is.
+    """Return whether the text of joined pieces equals the join of their texts.
+
+    Slow tokenizers have no offsets, so pieces are used for them.
     """
     if not tokenizer.is_fast:
         return True
@@ -482,14 +491,17 @@ def _encode_whole(
 def prompt_tokens(
     messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase, template: Template
 ) -> list[int]:
-    """The tokens after which a model writes the next answer: exactly those before that answer in
-    training.
+    """Return the tokens of the prompt for the next answer.
+
+    They equal the tokens before that answer in training.
     """
     return encode([template.opening(messages)], tokenizer, template)[0][0]
 
 
 def stop_tokens(tokenizer: PreTrainedTokenizerBase, template: Template) -> list[int]:
-    """The tokens that end an answer: the template's own end mark and the tokenizer's end token.
+    """Return the tokens that end an answer.
+
+    They are the template's own end mark and the tokenizer's end token.
 
     >>> from hgms_mix.lm.templates import template_for
     >>> from hgms_mix.lm.tokenizers import byte_tokenizer

@@ -1,4 +1,4 @@
-"""Methods that learn a data mixture, or choose rows."""
+"""Methods that learn a data mixture or select rows."""
 
 from __future__ import annotations
 

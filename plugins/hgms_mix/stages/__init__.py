@@ -1,5 +1,6 @@
-"""`hgms mix`: from named data sources and a base model to a learned mixture, a fine-tuned
-adapter and its scores.
+"""`hgms mix`: learn a mixture of data sources, fine-tune a base model on it, and evaluate.
+
+The results are a learned mixture, a fine-tuned adapter and its scores.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ _SHARED = {
     "read_rows": "sample",
     "resolved": "summary",
 }
-"""What other programs use, and where it is: loaded when it is asked for, since every command
-line loads this package.
+"""Names for other programs, and their modules. They are imported on first access, because
+every command line imports this package.
 """
 
 

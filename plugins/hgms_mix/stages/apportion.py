@@ -1,5 +1,6 @@
-"""From weights to counts: whole numbers of rows with an exact total, within what each source
-has.
+"""Convert weights to row counts.
+
+Counts are whole numbers with an exact total, within the capacity of each source.
 """
 
 from __future__ import annotations
@@ -18,19 +19,22 @@ def apportion(
     *,
     allow_fewer: bool = False,
 ) -> dict[str, int]:
-    """How many rows each source gives: Hamilton's method of largest remainders, within capacity.
+    """Return row counts per source by Hamilton's method of largest remainders.
 
-    With quotas q_s = size · ω_s / Σω, a source gets ⌊q_s⌋ rows, and those with the largest
-    remainders q_s − ⌊q_s⌋ one more, until the total is ``size``. What a source whose quota is at
-    least its capacity cannot give is apportioned again among the others. The arithmetic is exact
-    (fractions); equal remainders go to the larger weight, then to the name that sorts first.
+    No count exceeds the capacity of its source.
 
-    A source of weight zero gives nothing. With ``allow_fewer`` nothing is moved: a source that is
-    short gives what it has.
+    With quotas q_s = size · ω_s / Σω, each source first gets ⌊q_s⌋ rows. The sources with the
+    largest remainders q_s − ⌊q_s⌋ then get one more row each, until the total is ``size``. If a
+    quota is at least the capacity of its source, the missing rows are apportioned to the other
+    sources. The arithmetic is exact (fractions). Equal remainders go to the larger weight, then to
+    the name that sorts first.
+
+    A source of weight zero provides no rows. With ``allow_fewer``, missing rows are not moved: a
+    source with too few rows provides all its rows.
 
     Raises:
-        ConfigError: weights that are negative, not finite or all zero, or sources that together
-            have fewer rows than ``size``.
+        ConfigError: weights are negative, not finite or all zero, or the sources have fewer rows in
+            total than ``size``.
 
     >>> apportion({"a": 0.5, "b": 0.3, "c": 0.2}, {"a": 100, "b": 100, "c": 100}, 11)
     {'a': 6, 'b': 3, 'c': 2}

@@ -1,5 +1,7 @@
-"""Losses of the model before it is tuned, which tuning is read against. All mixes of an experiment
-have the same, so they are computed once."""
+"""Losses of the model before fine-tuning, as the baseline for fine-tuning.
+
+They are the same for all mixes of an experiment, so they are computed once.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,13 @@ if TYPE_CHECKING:
 
 
 def untuned_losses(mix: Mix, ranks: Ranks | None = None) -> dict[str, RowLosses]:
-    """Of every row of the test sets, by their names, from files in the experiment's folder where an
-    earlier mix has computed them. The model is loaded for it, and let go. All ``ranks`` call this
-    together. Cost: one forward pass over the test sets, once for an experiment."""
+    """Return the losses of every row of the test sets, by name of the set.
+
+    The function reads them from files in the experiment's folder if an earlier mix computed them.
+    Otherwise it loads the model and releases it at the end. All ``ranks`` must call it together.
+
+    Cost: one forward pass over the test sets, once per experiment.
+    """
     losses = dict[str, RowLosses]()
     base = None
     first = ranks is None or ranks.rank == 0
@@ -46,8 +52,9 @@ def untuned_losses(mix: Mix, ranks: Ranks | None = None) -> dict[str, RowLosses]
 
 
 def _place(mix: Mix, table: Any) -> Path | None:
-    """None for a model that is made from a configuration: it is small, and its weights are
-    drawn.
+    """Return the file of a table's losses.
+
+    None for a model created from a configuration: it is small, and its weights are random.
     """
     model = mix.config.finetune.model or mix.task.model
     if model.path is None:
@@ -57,7 +64,7 @@ def _place(mix: Mix, table: Any) -> Path | None:
 
 
 def _stored(path: Path) -> RowLosses | None:
-    """A damaged file is made again."""
+    """Return the stored losses, or None. A damaged file is rewritten."""
     with contextlib.suppress(CheckpointError, OSError, KeyError, TypeError, ValueError):
         return RowLosses.of(parse_json(read_file(path), path.name))
     return None

@@ -10,12 +10,14 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 IGNORED = -100
-"""The label of a token that is not learned from (what transformers uses)."""
+"""The label of a token that is not learned (as in transformers)."""
 
 
 def completion_loss(logits: Tensor, labels: Tensor, count: Tensor | int | None = None) -> Tensor:
-    """Cross-entropy over the completion tokens (labels that are not −100, shifted by one): its sum
-    divided by ``count``, or its mean. Computed in float32 whatever the logits are.
+    """Return the cross-entropy over the completion tokens (labels other than −100, shifted by one).
+
+    It is the sum divided by ``count``, or the mean. It is computed in float32 for any type of the
+    logits.
 
     >>> labels = torch.tensor([[-100, 1, 0]])
     >>> round(
@@ -30,8 +32,10 @@ def completion_loss(logits: Tensor, labels: Tensor, count: Tensor | int | None =
 
 
 def collate(rows: Sequence[tuple[Tensor, Tensor]], pad: int) -> dict[str, Tensor]:
-    """Rows padded on the right to the longest. Labels are the tokens themselves where they are
-    completion, else −100; the first token of a row is never predicted, so it is never a label.
+    """Pad rows on the right to the longest row.
+
+    Labels are the tokens of the completion, else −100. The first token of a row is never predicted,
+    so it is never a label.
 
     >>> batch = collate(
     ...     [

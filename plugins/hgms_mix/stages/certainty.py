@@ -1,5 +1,6 @@
-"""The stage `certainty`: how certain the mixture is, over rows, over the seeds that are there,
-and by its null test.
+"""The stage `certainty`: estimate the uncertainty of the mixture.
+
+The estimates are over rows, over finished seeds, and by the null test.
 """
 
 from __future__ import annotations
@@ -30,26 +31,27 @@ if TYPE_CHECKING:
     from hgms_mix.stages.mix import Mix
 
 CORNER = 0.9
-"""The weight from which on a mixture counts as a corner."""
+"""The smallest weight for which a mixture counts as a corner."""
 
 
 @final
 @frozen(kw_only=True)
 class Resampling:
-    """Table ``[certainty]``: what the mixture's direction is measured on, to resample it.
+    """Table ``[certainty]``: how to measure and resample the direction of the mixture.
 
-    Gradients of blocks of validation rows and of rows of each source are multiplied, at the states
-    of x named by ``at`` (:func:`hgms.uncertainty.alignments`), and the blocks resampled
-    (:func:`hgms.uncertainty.over_rows`).
+    The stage multiplies gradients of blocks of validation rows by gradients of rows of each source,
+    at the states of x named by ``at`` (:func:`hgms.uncertainty.alignments`). It then resamples the
+    blocks (:func:`hgms.uncertainty.over_rows`).
 
     Arguments:
-        validation_blocks, source_blocks: at most so many blocks of validation rows, and of rows of
-            each source.
-        rows: in a block, where there are enough.
-        at: ``start`` and ``end`` of the run; the mean over both.
-        resamples: of the bootstrap.
+        validation_blocks, source_blocks: largest number of blocks of validation rows, and of blocks
+            of rows of each source.
+        rows: rows per block, if there are enough.
+        at: states of the run: ``start`` and ``end``; results are means over both.
+        resamples: number of bootstrap resamples.
 
-    Cost: (validation_blocks + S · source_blocks) gradients of ``rows`` rows for each of ``at``.
+    Cost: (validation_blocks + S · source_blocks) gradients of ``rows`` rows for each entry of
+    ``at``.
 
     >>> Resampling(rows=8).at
     ('start', 'end')
@@ -62,7 +64,7 @@ class Resampling:
     resamples: int = field(default=4000, validator=at_least(100))
 
     def rows_taken(self, sources: int) -> int:
-        """Rows whose gradient is taken, at most.
+        """Return the largest number of rows whose gradient is computed.
 
         >>> Resampling(at=("end",)).rows_taken(sources=5)
         256
@@ -73,13 +75,17 @@ class Resampling:
 
 
 def learns(mix: Mix) -> bool:
-    """Whether the method of a mix learns weights: references do not, so nothing is uncertain."""
+    """Return whether the method of a mix learns weights.
+
+    References do not, so their weights have no uncertainty.
+    """
     return mix.config.role not in ("floor", "ceiling")
 
 
 class Certain(Stage):
-    """Writes nothing but its manifest. Later stages do not depend on it. No gradient is computed
-    for a method that learns nothing.
+    """The stage `certainty`. It writes only its manifest, and later stages do not depend on it.
+
+    It computes no gradient for a method that does not learn weights.
     """
 
     name: ClassVar[str] = "certainty"
@@ -120,9 +126,7 @@ class Certain(Stage):
 
 
 def measured(mix: Mix) -> dict[str, Any]:
-    """What can be said of the mixture's direction, of how far x moved, and of the validation
-    loss at both ends.
-    """
+    """Measure the mixture's direction, the change of x, and the validation loss at both ends."""
     config = mix.config
     settings = mix.config.certainty
     problem = config.task.problem(config.seed, mix.device, getattr(torch, config.run.dtype))
@@ -158,7 +162,7 @@ def measured(mix: Mix) -> dict[str, Any]:
 
 
 def _squared(leaves: Mapping[str, Tensor], other: Mapping[str, Tensor] | None = None) -> float:
-    """‖x‖², or ‖x − other‖²."""
+    """Return ‖x‖², or ‖x − other‖²."""
     return sum(
         float((leaf - (0.0 if other is None else other[name])).double().square().sum())
         for name, leaf in leaves.items()
@@ -166,8 +170,9 @@ def _squared(leaves: Mapping[str, Tensor], other: Mapping[str, Tensor] | None = 
 
 
 def _change(losses: Mapping[str, Tensor]) -> dict[str, float]:
-    """The validation loss at both ends, and the difference with its t-interval over blocks of
-    rows, each with itself.
+    """Return the validation loss at both ends and the difference.
+
+    The t-interval of the difference is over blocks of rows, each paired with itself.
     """
     gap = Interval.of((losses["end"] - losses["start"]).tolist())
     return {
@@ -179,7 +184,7 @@ def _change(losses: Mapping[str, Tensor]) -> dict[str, float]:
 
 
 def together(mix: Mix) -> dict[str, Any]:
-    """What rows, seeds and the null test say, in sentences, and what there is to be warned of."""
+    """Collect the results of rows, seeds and the null test, as sentences and warnings."""
     facts = mix.done["certainty"].facts
     weights = mix.done["reweight"].facts["weights"]
     prior = facts.get("prior") or dict.fromkeys(weights, 1 / len(weights))
@@ -197,7 +202,7 @@ def together(mix: Mix) -> dict[str, Any]:
     if null is not None:
         sentences.append(f"null test: {null['verdict']}")
     if getattr(mix.config.method, "untrained", ""):
-        facts = {**facts, "upper_loss": None}  # of an x that the weights do not rest on
+        facts = {**facts, "upper_loss": None}  # the weights do not depend on this x
     return {
         "weights": weights,
         "seeds": None if seeds is None else seeds.as_dict(),
@@ -214,7 +219,7 @@ def warnings(
     null: Mapping[str, Any] | None,
     seeds: Certainty | None = None,
 ) -> Iterator[str]:
-    """Why the weights of a mixture are not to be trusted as they are.
+    """Yield the reasons not to trust the weights of a mixture.
 
     >>> list(warnings({"a": 0.97, "b": 0.03}, {}, {0: {"a": 0.97, "b": 0.03}}, None))
     ['a has 0.97 of the weight, and there is no test of it: run more seeds, and hgms mix null']
@@ -268,12 +273,13 @@ def _sign(table: Mapping[str, Any], source: str) -> int:
 
 
 def siblings(mix: Mix) -> dict[int, Mapping[str, float]]:
-    """The weights of finished runs by seed: of this configuration, method and data, whose hash
-    is in the folder's name.
+    """Return the weights of finished runs by seed.
+
+    The runs share this configuration, method and data, whose hash is in the folder name.
     """
     done = {mix.config.seed: mix.done["reweight"].facts["weights"]}
     for folder in mix.folder.parent.glob("seed-*"):
-        with contextlib.suppress(CheckpointError, ValueError):  # damaged, or no run's folder
+        with contextlib.suppress(CheckpointError, ValueError):  # damaged, or not a run folder
             if is_finished(run := RunFolder(folder)):
                 done.setdefault(
                     int(folder.name.removeprefix("seed-")), weights_of(run.records()[-1])
@@ -282,8 +288,10 @@ def siblings(mix: Mix) -> dict[int, Mapping[str, float]]:
 
 
 def null_result(mix: Mix) -> dict[str, Any] | None:
-    """What `hgms mix null` found of this configuration, method and data, if it was run. A damaged
-    file is none: the command writes it anew."""
+    """Return the result of `hgms mix null` for this configuration, method and data, or None.
+
+    A damaged file counts as missing: the command rewrites it.
+    """
     with contextlib.suppress(CheckpointError):
         result = parse_json(read_file(mix.folder.parent / NULL_TEST / "null.json"), "null.json")
         return result if _is_null_result(result) else None
@@ -291,7 +299,7 @@ def null_result(mix: Mix) -> dict[str, Any] | None:
 
 
 def _is_null_result(table: Any) -> bool:
-    """Whether it holds what is read of it."""
+    """Return whether the table contains all fields that the stage reads."""
     kinds = {"verdict": str, "evidence": bool, "sources": list}
     of_source = {"source": str, "evidence": int}
     return _holds(table, kinds) and all(_holds(row, of_source) for row in table["sources"])
@@ -304,8 +312,9 @@ def _holds(table: Any, kinds: Mapping[str, type]) -> bool:
 
 
 def rows_of(certainty: Mapping[str, Any]) -> list[dict[str, str]]:
-    """The table for a person: weights with their intervals over seeds, and what rows and the
-    null test say.
+    """Return the table to print.
+
+    It contains the weights with intervals over seeds, and the verdicts of rows and null test.
     """
     words = {1: "more", -1: "less", 0: "cannot be told"}
     table = []
@@ -331,7 +340,7 @@ def rows_of(certainty: Mapping[str, Any]) -> list[dict[str, str]]:
 def spelled(
     value: float, low: float | None, high: float | None, digits: int = 3, *, signed: bool = False
 ) -> str:
-    """A value with its interval, if it has one.
+    """Format a value with its interval, if it has one.
 
     >>> spelled(0.5, 0.25, 0.75, signed=True), spelled(1.0, None, None, digits=2)
     ('+0.500 [+0.250, +0.750]', '1.00')

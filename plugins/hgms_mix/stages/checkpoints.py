@@ -1,4 +1,4 @@
-"""What a fine-tuning has saved: sealed checkpoints, and the losses so far."""
+"""The saved state of fine-tuning: sealed checkpoints, and the losses so far."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from hgms_core.errors import CheckpointError
 from hgms_mix.stages.stage import file_digest
 
 SEAL = "sha256.json"
-"""In a checkpoint's folder, written last: the digests of the other files, and of the losses so
-far.
+"""The file in a checkpoint's folder that is written last. It contains the digests of the
+other files, and of the losses so far.
 """
 
 Watch = Callable[[int, int, float], None]
-"""``watch(optimiser step, steps in all, loss of the step)``."""
+"""``watch(optimiser step, total steps, loss of the step)``."""
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
-    """The newest complete checkpoint: one without a seal is half a checkpoint.
+    """Return the newest complete checkpoint; a checkpoint without a seal is incomplete.
 
-    Errors: CheckpointError for a file that is not what was sealed.
+    Errors: CheckpointError if a file does not match the seal.
     """
     for checkpoint in (
         sorted(folder.glob("checkpoint-*"), key=step_of, reverse=True) if folder.is_dir() else []
@@ -53,7 +53,7 @@ def newest_checkpoint(folder: Path) -> Path | None:
 
 
 def seal(checkpoint: Path, log: LossLog) -> None:
-    """Marks a checkpoint as complete, and removes those before it."""
+    """Mark a checkpoint as complete, and remove all earlier checkpoints."""
     content = {"files": digests(checkpoint), "losses": log.digest()}
     replace_file(checkpoint / SEAL, json.dumps(content, indent=1).encode())
     remove(
@@ -64,14 +64,17 @@ def seal(checkpoint: Path, log: LossLog) -> None:
 
 
 def remove(checkpoints: Iterable[Path]) -> None:
-    """The seal goes first, so that a checkpoint which a kill leaves half removed is none."""
+    """Remove checkpoints, each seal first.
+
+    After an interrupted removal, a checkpoint without seal is incomplete and ignored.
+    """
     for checkpoint in sorted(checkpoints, key=step_of):
         (checkpoint / SEAL).unlink(missing_ok=True)
         shutil.rmtree(checkpoint, ignore_errors=True)
 
 
 def digests(checkpoint: Path) -> dict[str, str]:
-    """Of every file but the seal, whole or as a kill left it half-written."""
+    """Return the digests of all files except the seal, complete or partly written."""
     files = (
         path
         for path in sorted(checkpoint.iterdir())
@@ -85,7 +88,7 @@ def step_of(checkpoint: Path | None) -> int:
 
 
 class LossLog:
-    """``losses.jsonl``: one line per optimiser step. Another rank than 0 has a log that is not
+    """``losses.jsonl``: one line per optimiser step. On ranks other than 0, the log is not
     ``written``.
     """
 
@@ -115,7 +118,7 @@ class LossLog:
         return {"bytes": len(self.data), "sha256": hashlib.sha256(self.data).hexdigest()}
 
     def rewind(self, checkpoint: Path | None) -> None:
-        """Drops what came after the checkpoint; what came before has to be what its seal says."""
+        """Remove the losses after the checkpoint; check the earlier losses against its seal."""
         step = step_of(checkpoint)
         if checkpoint is not None:
             sealed = json.loads((checkpoint / SEAL).read_bytes())["losses"]

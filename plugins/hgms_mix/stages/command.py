@@ -1,4 +1,4 @@
-"""``hgms mix``: parses, calls, prints."""
+"""``hgms mix``: parse arguments, call functions, print results."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from hgms_core.registry import Registry
 FILE = click.Path(path_type=Path)
 STAGES = ("reweight", "certainty", "sample", "finetune", "evaluate")
 GROUP = "hgms.mix"
-"""The entry-point group of further commands below `hgms mix`: NAME = "package.module:command", a
-click command.
+"""The entry-point group of further commands below `hgms mix`: NAME =
+"package.module:command", a click command.
 """
 
 
 def _send_key(_ctx: click.Context, _option: click.Parameter, hosts: Sequence[str]) -> None:
     if hosts:
-        os.environ["HGMS_SEND_KEY"] = ",".join(hosts)  # where the judge looks
+        os.environ["HGMS_SEND_KEY"] = ",".join(hosts)  # the judge reads it here
 
 
 class _Mix(click.Group):
-    """A group whose first word may also be a configuration: ``hgms mix FILE`` is ``hgms mix all
+    """A group whose first word may be a configuration: ``hgms mix FILE`` means ``hgms mix all
     FILE``.
     """
 
@@ -60,7 +60,7 @@ class _Mix(click.Group):
 
     @functools.cached_property
     def others(self) -> dict[str, importlib.metadata.EntryPoint]:
-        """What other plugins add, by its name; none of ours is replaced."""
+        """Commands of other plugins, by name; they cannot replace a built-in command."""
         points = sorted(importlib.metadata.entry_points(group=GROUP), key=lambda point: point.name)
         return {point.name: point for point in points if point.name not in self.commands}
 
@@ -85,8 +85,9 @@ class _Mix(click.Group):
 
 
 def _broken(name: str, why: str) -> click.Command:
-    """In place of a command that cannot be loaded, so that the others and `hgms mix --help`
-    work.
+    """Return a substitute for a command that fails to load.
+
+    The other commands and `hgms mix --help` continue to work.
     """
 
     def callback() -> None:
@@ -105,19 +106,19 @@ def _broken(name: str, why: str) -> click.Command:
 
 @click.group(cls=_Mix, short_help="Learn a mixture of data sources and fine-tune on it.")
 def mix() -> None:
-    """Learn a data mixture, draw a fine-tuning set by it, fine-tune a language model on that, and
-    evaluate it.
+    """Learn a data mixture, draw a fine-tuning set from it, fine-tune a language model on this set,
+    and evaluate it.
 
     \b
     hgms mix mix.toml                  all stages
     hgms mix sample mix.toml           up to one of them
-    hgms mix --dry-run mix.toml        what it will take: seconds, memory, disk
-    hgms mix --null mix.toml           can the weights be told from chance?
+    hgms mix --dry-run mix.toml        estimate the cost: seconds, memory, disk
+    hgms mix --null mix.toml           can the weights be distinguished from chance?
     hgms mix --demo                    on embedded texts, with a small model, in three minutes
-    hgms mix --demo --model NAME       the same with a pretrained one, such as smollm2-135m
+    hgms mix --demo --model NAME       the same with a pretrained model, such as smollm2-135m
 
-    A stage makes those before it first, where they are not made. What is finished is not made
-    again, what was broken off goes on. Options are those of `hgms mix all --help`.
+    A stage first runs the earlier stages that are not finished. Finished stages are skipped;
+    interrupted stages resume. For the options, see `hgms mix all --help`.
     """
 
 
@@ -235,12 +236,12 @@ def null(
     registry: Registry,
     **choices: Any,
 ) -> None:
-    """Split every source in two, learn the mixture of all halves several times, and compare: as
-    `hgms mix --null CONFIG`.
+    """Split every source in two, learn the mixture of all halves several times, and compare. The
+    same as `hgms mix --null CONFIG`.
 
-    Where halves of one source part as far as different sources do, the weights say nothing. Each
-    run takes the file's budget. Several processes may be at the same test: each run is made by one
-    of them.
+    If halves of one source differ as much as different sources do, the weights contain no
+    information. Each run uses the budget of the file. Several processes can share a test: each run
+    is executed once.
     """
     from hgms_mix.stages.config import load
     from hgms_mix.stages.null_halves import null_test, show
@@ -273,8 +274,8 @@ def near(
     threshold: float,
     **choices: Any,
 ) -> None:
-    """Rows of a source, validation or test set that are nearly copies of a row of another one
-    (needs hgms[near]).
+    """Find rows of a source, validation or test set that are near-duplicates of a row of
+    another set (needs hgms[near]).
     """
     from hgms_mix.stages import near_command as copies
     from hgms_mix.stages.config import load
@@ -301,7 +302,7 @@ def near(
 )
 @json_option
 def demo(out: Path | None, seeds: int | None, model: str | None, as_json: bool) -> None:
-    """HG-MS against uniform weights on three small embedded sources: the same as `hgms mix
+    """HG-MS against uniform weights on three small embedded sources. The same as `hgms mix
     --demo`.
     """
     from hgms.runs import Progress

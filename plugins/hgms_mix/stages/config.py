@@ -24,8 +24,9 @@ from hgms_mix.stages.stage import digest
 
 @frozen(kw_only=True)
 class MixConfig(RunConfig):
-    """What a mix file says: the run that learns the mixture (schema, seed, budget, task, method,
-    run), and what comes after.
+    """The content of a mix file: the run that learns the mixture, and the later stages.
+
+    The run has schema, seed, budget, task, method and run.
     """
 
     sample: Sample
@@ -35,7 +36,7 @@ class MixConfig(RunConfig):
 
     @property
     def reweight(self) -> RunConfig:
-        """The run alone, as ``hgms run`` takes it."""
+        """The run without the later stages, in the form that ``hgms run`` accepts."""
         return RunConfig(
             **{part.name: getattr(self, part.name) for part in attrs.fields(cast(Any, RunConfig))}
         )
@@ -52,8 +53,9 @@ def load(
     scale: str | None = None,
     registry: Registry | None = None,
 ) -> MixConfig:
-    """The configuration in a mix file (or one ``method`` of a grid), with what the command line
-    lays over it.
+    """Load the configuration in a mix file (or one ``method`` of a grid).
+
+    Options of the command line override values of the file.
     """
     table = mix_of(tables_of(path, "configuration"), method, scale, path.name)
     places = lay_options(table, sets, seed, out=out, device=device)
@@ -66,16 +68,16 @@ def read(
     places: Iterable[tuple[str, ...]] = (),
     registry: Registry | None = None,
 ) -> MixConfig:
-    """The configuration that a mix file's table describes; ``source`` is its name in messages."""
+    """Return the configuration in a mix file's table; messages use ``source`` as its name."""
     task = table.get("task")
     evaluate = table.get("evaluate", {})
     if isinstance(task, Mapping) and isinstance(evaluate, Mapping) and "template" in task:
-        # Questions are asked the way the model was trained, unless the file says otherwise.
+        # Questions use the template of training, unless the file sets another template.
         table = {**table, "evaluate": {"template": task["template"], **evaluate}}
     config = cast(
         "MixConfig", MixConfig.from_dict(table, source=source, sets=places, registry=registry)
     )
-    # A mix is of sources: any other task has nothing to sample.
+    # A mix requires sources: other tasks have no rows to sample.
     if not (hasattr(config.task, "sources") and hasattr(config.task, "tables")):
         raise ConfigError(
             "not-supported",
@@ -102,9 +104,10 @@ def read(
 
 
 def comparable(config: MixConfig) -> str:
-    """The same for mixes that differ in their method and seed only. The budget of learning counts
-    only if fine-tuning starts from the model that learning ended with: a method that learns
-    nothing needs one step.
+    """Return a digest that is equal for mixes that differ only in method and seed.
+
+    The budget of learning counts only if fine-tuning starts from the final model of learning.
+    Otherwise budgets may differ: a method that does not learn needs one step.
     """
     table = config.resolved()
     del table["method"], table["seed"]
@@ -116,14 +119,15 @@ def comparable(config: MixConfig) -> str:
 
 
 OF_GRIDS = ("seeds", "metric", "reference", "references", "baselines", "sweep", "scale")
-"""What a file says for `hgms compare` alone."""
+"""Keys of a file that only `hgms compare` uses."""
 
 
 def mix_of(
     table: Mapping[str, Any], method: str | None, scale: str | None, source: str
 ) -> dict[str, Any]:
-    """The table of one mix: the grid's single task, and the method labelled ``method``. A table
-    that is a mix's already stays as it is.
+    """Return the table of one mix: the grid's single task, and the method labelled ``method``.
+
+    The table of a mix is returned unchanged.
 
     >>> grid = {
     ...     "seeds": [7],
@@ -163,13 +167,15 @@ def mix_of(
 
 
 OWN = ("budget", "sample", "finetune", "evaluate")
-"""What [for.LABEL] may lay other values over: how long a method learns (one that learns nothing
-needs one step), and the tables of what comes after it."""
+"""Tables that [for.LABEL] may override: the budget of a method (a method that does not learn
+needs one step), and the later stages.
+"""
 
 
 def _for(label: str, table: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """The table with what [for.LABEL] lays over the budget and the stages after learning, and
-    without these tables.
+    """Apply the overrides in [for.LABEL], and remove these tables.
+
+    They override the budget and the later stages.
     """
     rest = {key: value for key, value in table.items() if key != "for"}
     tables = table.get("for", {})
@@ -188,7 +194,7 @@ def _for(label: str, table: Mapping[str, Any], source: str) -> dict[str, Any]:
 
 
 def _named(table: Mapping[str, Any], task: Any, method: Any) -> dict[str, Any]:
-    """The table with this task and method, whose labels are settings of the run."""
+    """Return the table with this task and method; their labels become settings of the run."""
     run = table.get("run", {})
     labels = {}
     for key, part in (("task_label", task), ("label", method)):
@@ -203,7 +209,7 @@ def _named(table: Mapping[str, Any], task: Any, method: Any) -> dict[str, Any]:
 
 
 def _chosen(part: Any, label: str | None, kind: str, source: str) -> tuple[str, dict[str, Any]]:
-    """The label and the table of the entry called ``label``, or of the only one there is."""
+    """Return label and table of the entry called ``label``, or of the only entry."""
     listed = [
         {"name": entry} if isinstance(entry, str) else entry
         for entry in (part if isinstance(part, list) else [part])

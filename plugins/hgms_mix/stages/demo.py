@@ -1,5 +1,8 @@
-"""``hgms mix --demo``: the whole way on embedded texts, HG-MS against uniform weights under one
-budget, in three minutes; with ``--model`` on a pretrained model, in some more."""
+"""``hgms mix --demo``: all stages on embedded texts, with HG-MS and with uniform weights.
+
+Both methods have the same budget. The demo takes three minutes. With ``--model`` it uses a
+pretrained model, and takes longer.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ class Demo:
     folder: Path
 
     def losses(self, method: str) -> dict[int, float]:
-        """Test losses by seed, a mean over tokens."""
+        """Return the test losses by seed, as means over tokens."""
         return {
             seed: report["test"][TEST]["token_loss"]["value"]
             for seed, report in self.reports[method].items()
@@ -50,7 +53,7 @@ class Demo:
 
     @property
     def certainty(self) -> Certainty | None:
-        """What the seeds say of the learned weights; None of one seed."""
+        """Uncertainty of the learned weights over seeds; None for one seed."""
         runs = [
             {row["source"]: row["weight"] for row in report["sources"]}
             for report in self.reports[self.method].values()
@@ -58,7 +61,7 @@ class Demo:
         return over_seeds(runs, dict.fromkeys(runs[0], 1 / len(runs[0]))) if len(runs) > 1 else None
 
     def rows(self) -> list[dict[str, str]]:
-        """The table: per method the mean weights and counts of the sources, and the test loss."""
+        """Return the table: mean weights, row counts of the sources, test loss, per method."""
         rows = []
         for method, reports in self.reports.items():
             row = {"method": method}
@@ -136,8 +139,9 @@ class Demo:
 
 
 def configs(out: Path, seeds: int, model: str | None = None) -> list[MixConfig]:
-    """Every mix of the demo: both methods with each seed, uniform weights first. What they share
-    is one file, ``demo.toml``.
+    """Return every mix of the demo: both methods for each seed, uniform weights first.
+
+    The shared settings are in one file, ``demo.toml``.
     """
     name = "demo.toml" if model is None else "demo-model.toml"
     text = files("hgms_mix.stages").joinpath(name).read_text(encoding="utf-8")
@@ -178,9 +182,12 @@ def run_demo(
     say: Callable[[str], None] = lambda line: None,
     view: Progress | None = None,
 ) -> Demo:
-    """Mixes the embedded texts with both methods and every seed, in folders under ``out``; what is
-    there already is kept. ``model``: a pretrained model, as ``task.model.path`` names it; None: a
-    small one that learns from scratch.
+    """Run both methods with every seed on the embedded texts.
+
+    Results are in folders under ``out``; existing results are reused.
+
+    ``model``: a pretrained model, in the form of ``task.model.path``; None: a small model that
+    learns from scratch.
     """
     out = Path(out)
     texts.write(out / "texts")
@@ -194,7 +201,7 @@ def run_demo(
         )
     demo = Demo(method=method, reports=reports, picture=None, folder=out)
     if not reports[method][0]["pictures"]:
-        return demo  # matplotlib is not installed; the report says how to get it
+        return demo  # matplotlib is not installed; the report explains how to install it
     runs = [RunFolder(Path(report["folder"])).records() for report in reports[method].values()]
     losses = {method: list(demo.losses(method).values()) for method in reports}
     return attrs.evolve(demo, picture=pictures.against_uniform(runs, losses, out / "demo.png"))

@@ -1,5 +1,6 @@
-"""The stage `evaluate`: losses of the fine-tuned model on the test sets, and the benchmarks of
-hgms_mix.evaluation.
+"""The stage `evaluate`: losses of the fine-tuned model on the test sets, and benchmarks.
+
+The benchmarks are in hgms_mix.evaluation.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ RESAMPLES = 10_000
 
 
 class Evaluation(Stage):
-    """Writes the losses of every test row, so that two models can be compared row by row."""
+    """The stage `evaluate`. It writes the losses of every test row, so that two models can be
+    compared by row.
+    """
 
     name: ClassVar[str] = "evaluate"
     version: ClassVar[str] = "1"
@@ -71,8 +74,8 @@ class Evaluation(Stage):
         benchmarks = {}
         if evaluate.titles:
             if ranks is not None and is_in_parts(model):
-                model = tuned(mix)  # rank 0 answers by itself
-            # answers are one process's, and its libraries look for ranks in the environment
+                model = tuned(mix)  # rank 0 generates without the other ranks
+            # One process generates answers, but its libraries look for ranks in the environment.
             with alone():
                 benchmarks = evaluate.run(
                     model, mix.tuned_tokenizer, folder / "benchmarks", mix.say
@@ -102,8 +105,9 @@ def losses_file(folder: Path, test: str) -> Path:
 
 
 def tuned(mix: Mix, ranks: Ranks | None = None) -> Any:
-    """The fine-tuned model, from its files; as all ``ranks`` hold it, where its base is in
-    parts.
+    """Load the fine-tuned model from its files.
+
+    If its base is in parts, each of the ``ranks`` loads one part.
     """
     finetuned = mix.done["finetune"]
     path = finetuned.path / finetuned.facts["kind"]
@@ -118,9 +122,11 @@ def tuned(mix: Mix, ranks: Ranks | None = None) -> Any:
 
 
 def against_uniform(mix: Mix, same: str, test: str) -> dict[str, Any] | None:
-    """Our loss − the loss with the method `uniform` on the same rows, if the same mix was made
-    with it: same file, seed and folder. Other methods and mixtures never count as uniform,
-    whatever their labels are; of several labels of `uniform`, the label `uniform` is preferred.
+    """Return the loss of this mix − the loss with the method `uniform`, on the same rows.
+
+    This requires the same mix with `uniform`: same file, seed and folder. Other methods and
+    mixtures never count as uniform, for any label. If several labels use `uniform`, the label
+    `uniform` is preferred.
     """
     if mix.config.method_name == UNIFORM:
         return None
@@ -143,8 +149,9 @@ def against_uniform(mix: Mix, same: str, test: str) -> dict[str, Any] | None:
 
 
 def means(losses: RowLosses, *, seed: int = 0) -> dict[str, Any]:
-    """The mean over tokens (Σ loss / Σ tokens) and over examples (the mean of the rows' own means),
-    each with its 95 % percentile bootstrap interval over rows.
+    """Return the mean over tokens (Σ loss / Σ tokens) and over examples (mean of the row means).
+
+    Each mean has its 95 % percentile bootstrap interval over rows.
 
     >>> flat = RowLosses(total=torch.tensor([2.0, 3.0]).double(), tokens=torch.tensor([2, 3]))
     >>> means(flat)["token_loss"]
@@ -163,8 +170,9 @@ def means(losses: RowLosses, *, seed: int = 0) -> dict[str, Any]:
 
 
 def difference(ours: RowLosses, theirs: RowLosses, *, seed: int = 0) -> dict[str, Any]:
-    """Ours − theirs on the same rows, mean over tokens, with its bootstrap interval over rows (a
-    row is drawn for both).
+    """Return ours − theirs on the same rows: the mean over tokens with a bootstrap interval.
+
+    The bootstrap is over rows. A resample contains the same rows for both.
     """
     gap = ours.total - theirs.total
     tokens = ours.tokens.double()
@@ -173,8 +181,9 @@ def difference(ours: RowLosses, theirs: RowLosses, *, seed: int = 0) -> dict[str
 
 
 def _resampled(columns: Tensor, seed: int) -> Tensor:
-    """Sums of the columns over rows drawn with replacement, ``[RESAMPLES, columns]``, some
-    resamples at a time.
+    """Return sums of the columns over rows drawn with replacement, ``[RESAMPLES, columns]``.
+
+    The function computes some resamples at a time.
     """
     rows = len(columns)
     generator = Key(seed).fold("bootstrap").generator()

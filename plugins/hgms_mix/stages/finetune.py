@@ -1,4 +1,4 @@
-"""The stage `finetune`: the final model, trained on the sampled rows."""
+"""The stage `finetune`: train the final model on the sampled rows."""
 
 from __future__ import annotations
 
@@ -38,31 +38,30 @@ class Finetune:
 
     The loss of an optimiser step is the mean cross-entropy over all completion tokens of its
     ``micro_batch · accumulation`` rows. (The lower level of reweighting averages within a row
-    first.) Rows come in a new seeded order every epoch.
+    first.) Each epoch uses a new seeded order of the rows.
 
     Arguments:
         lr: learning rate of AdamW (betas 0.9 and 0.999, eps 1e-8).
-        epochs: passes over the sample. 0, with ``start = "reweighted"``: none; the model is the one
-            that learning ended with (``hg-ms-online`` and other methods that train it on the
+        epochs: passes over the sample. 0, with ``start = "reweighted"``: no training; the result is
+            the final model of reweighting (``hg-ms-online`` and other methods that train it on the
             mixture).
-        micro_batch: rows at a time on the device. ``accumulation``: micro-batches in an optimiser
-            step, which ranks (``run.ranks``) share out among them.
-        weight_decay: decoupled; biases and normalisation layers are left out, as transformers does
-            it.
-        schedule: of the learning rate, after ``warmup`` (a share of all steps below 1, a number of
-            steps from 1 on).
+        micro_batch: rows per pass on the device. ``accumulation``: micro-batches per optimiser
+            step, split across the ranks (``run.ranks``).
+        weight_decay: decoupled; biases and normalisation layers are excluded, as in transformers.
+        schedule: of the learning rate, after ``warmup`` (below 1: a share of all steps; from 1: a
+            number of steps).
         clip: largest gradient norm; None: not clipped.
-        seed: of the order of the rows, the fresh adapter and dropout; None: the mix's own.
-        start: ``fresh``: new parameters of the adapter (or the base model's own, without one);
-            ``reweighted``: the lower variables that reweighting ended with.
+        seed: of the order of the rows, the fresh adapter and dropout; None: the seed of the mix.
+        start: ``fresh``: new parameters of the adapter (without adapter: the parameters of the base
+            model); ``reweighted``: the final lower variables of reweighting.
         trainer: the library that trains: ``transformers``, or ``trl`` (an extra; its options:
             ``[finetune.trainer]``).
         save_every: optimiser steps between checkpoints. ``checkpointing``: gradient checkpointing,
             less memory for more time.
-        model, adapter: what is tuned, where it is another model than the one that the mixture was
-            learned with (a small proxy); None: the task's. Rows are written in its own tokens.
+        model, adapter: the tuned model and adapter, if the mixture was learned with another model
+            (a small proxy); None: the task's. Rows are tokenised for the tuned model.
 
-    Defaults are the paper's (which accumulates 64 for instructions).
+    Defaults are from the paper (which accumulates 64 for instructions).
 
     >>> Finetune().lr
     8e-06
@@ -107,8 +106,9 @@ class Finetune:
 
 
 class Finetuning(Stage):
-    """Trains the adapter or model, and writes it with its tokenizer, so that the folder is all
-    that another program needs.
+    """The stage `finetune`. It trains the adapter or model, and writes it with its tokenizer.
+
+    Other programs need only this folder.
     """
 
     name: ClassVar[str] = "finetune"
@@ -197,8 +197,9 @@ class Finetuning(Stage):
 
 
 def ensure_parts(settings: Finetune, ranks: int) -> None:
-    """Errors: ConfigError where the rows of an optimiser step do not part evenly among the
-    ranks.
+    """Check that the rows of an optimiser step split evenly across the ranks.
+
+    Errors: ConfigError if they do not.
     """
     rows = settings.micro_batch * settings.accumulation
     if rows % ranks == 0:
@@ -219,8 +220,9 @@ def ensure_parts(settings: Finetune, ranks: int) -> None:
 
 
 def ensure_shared(mix: Mix, parted: bool) -> None:
-    """Errors: ConfigError where ``finetune.model.shard`` has no ranks to part the base among, or
-    no adapter beside it.
+    """Check that ``finetune.model.shard`` has several ranks that train together, and an adapter.
+
+    Errors: ConfigError if one is missing.
     """
     if not parted:
         raise ConfigError(
@@ -240,8 +242,10 @@ def ensure_shared(mix: Mix, parted: bool) -> None:
 
 
 class ChosenRows(Sequence[tuple[Tensor, Tensor]]):
-    """The sampled rows as (tokens, completion mask), read from the token tables when they are
-    needed; without those that these do not hold."""
+    """The sampled rows as (tokens, completion mask), read from the token tables on access.
+
+    Rows that the tables do not contain are excluded.
+    """
 
     def __init__(self, tables: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
         places = {name: table.places for name, table in tables.items()}
@@ -260,10 +264,9 @@ class ChosenRows(Sequence[tuple[Tensor, Tensor]]):
 
 
 def chosen_rows(mix: Mix) -> ChosenRows:
-    """The sampled rows for the model that is fine-tuned, in its own tokens.
+    """Return the sampled rows, in tokens of the fine-tuned model.
 
-    Errors: DataError where a source changed since its rows were drawn, or all rows are too long in
-        these tokens.
+    Errors: DataError if a source changed after sampling, or all rows are too long in these tokens.
     """
     from hgms_mix.lm import content
 
@@ -295,8 +298,9 @@ def chosen_rows(mix: Mix) -> ChosenRows:
 
 
 def start(mix: Mix) -> dict[str, Tensor] | None:
-    """The lower variables that reweighting ended with, by the names that fine-tuning has for
-    them; None: a fresh start.
+    """Return the final lower variables of reweighting, by their names in fine-tuning.
+
+    None: a fresh start.
     """
     if mix.config.finetune.start == "fresh":
         return None

@@ -1,4 +1,4 @@
-"""``python -m hgms_mix.stages.follower``: another rank than 0 of a mix, in one of its stages."""
+"""``python -m hgms_mix.stages.follower``: a rank other than 0 of a mix, in one of its stages."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Rows of an optimiser step in the order of their lengths, so that the rows of a micro-batch
-need little padding.
+"""Sort the rows of an optimiser step by length.
+
+The rows of a micro-batch then need little padding.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from torch.utils.data import Sampler
 
 @define(eq=False)
 class ByLength(Sampler[int]):
-    """``order`` says which rows an optimiser step has (``together`` of them); these come sorted by
-    length. The sum over a step's rows is the same in any order of them, to rounding.
+    """The rows of each optimiser step, sorted by length.
+
+    ``order`` determines the rows of a step (``together`` rows). The sum over a step's rows is the
+    same in any order, except for rounding.
 
     >>> list(ByLength([4, 0, 1, 2, 3], torch.tensor([5, 1, 4, 2, 3]), together=3))
     [1, 4, 0, 3, 2]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @frozen(eq=False)
 class RowLosses:
-    """Σ −log p over the completion tokens of each row, and how many those are."""
+    """Σ −log p over the completion tokens of each row, and the number of these tokens."""
 
     total: Tensor
     tokens: Tensor
@@ -40,14 +40,16 @@ class RowLosses:
 
 
 def row_losses(model: Any, table: Any, *, rows: int = 8, ranks: Ranks | None = None) -> RowLosses:
-    """The losses of a token table's rows, ``rows`` of similar length at a time (halved where memory
-    runs out), without dropout. All ``ranks`` call this, each computes some of these batches, and
-    all have the losses of one process.
+    """Compute the losses of a token table's rows, without dropout.
+
+    Each batch has ``rows`` rows of similar length (halved if memory runs out). All ``ranks`` call
+    this function. Each rank computes some of the batches, and all ranks return the same losses as
+    one process.
 
     Cost: one forward pass over the table.
 
     Raises:
-        OutOfMemory: not even one row fits.
+        OutOfMemory: a single row does not fit.
     """
     error: Exception | None = None
     losses = RowLosses(
@@ -64,7 +66,7 @@ def row_losses(model: Any, table: Any, *, rows: int = 8, ranks: Ranks | None = N
     except (RuntimeError, MemoryError) as failure:
         if not out_of_memory(failure):
             raise
-        if is_in_parts(model):  # the other ranks are in the middle of a batch with this one
+        if is_in_parts(model):  # the other ranks are in the middle of a batch with this rank
             raise OutOfMemory(
                 "out-of-memory",
                 "evaluation ran out of memory with a sharded base model",
@@ -75,7 +77,7 @@ def row_losses(model: Any, table: Any, *, rows: int = 8, ranks: Ranks | None = N
     if error is None if ranks is None else not ranks.any(error is not None):
         if ranks is None:
             return losses
-        # 0 + a number is that number
+        # each row is computed on one rank; the other ranks add 0
         return RowLosses(total=ranks.total(losses.total), tokens=ranks.total(losses.tokens))
     if rows == 1:
         raise OutOfMemory(
@@ -90,12 +92,12 @@ def row_losses(model: Any, table: Any, *, rows: int = 8, ranks: Ranks | None = N
 def _row_losses(
     model: Any, table: Any, rows: int, losses: RowLosses, share: tuple[int, int]
 ) -> None:
-    """Fills in the losses of a rank's share (rank, number of ranks) of the batches."""
+    """Fill in the losses of a rank's share (rank, number of ranks) of the batches."""
     device = next(model.parameters()).device
     rank, count = share
     pieces = table.lengths.argsort(stable=True).split(rows)
     own = pieces[rank::count]
-    # with a base in parts all ranks call it equally often
+    # with a base in parts, all ranks must call it equally often
     for number in range(len(pieces[::count]) if is_in_parts(model) else len(own)):
         piece = own[number] if number < len(own) else pieces[0]
         batch = collate([table.row(position) for position in piece.tolist()], table.pad_id)

@@ -1,5 +1,6 @@
-"""A mix: the run that learns the mixture, the stages after it in their order, each made once,
-and what they share.
+"""A mix: the run that learns the mixture, the later stages in order, and their shared objects.
+
+Each stage runs once.
 """
 
 from __future__ import annotations
@@ -26,18 +27,19 @@ from hgms_mix.stages.sample import Sampling, read_rows
 from hgms_mix.stages.stage import Done, Stage, StageFolder
 
 STAGES: Sequence[Stage] = (Certain(), Sampling(), Finetuning(), Evaluation())
-"""What follows reweighting, which is no stage with a folder of its own: it is the run that the
-mix's folder holds.
+"""The stages after reweighting. Reweighting is not a stage with a separate folder: it is the
+run in the folder of the mix.
 """
 
 
 @define(eq=False)
 class Mix:
-    """One mix in one folder, that of its run. What is finished is not made again, what was
-    interrupted continues.
+    """One mix in one folder, the folder of its run. Finished stages are skipped; an interrupted
+    stage resumes.
 
-    ``say`` gets a line for each stage, ``view`` shows progress, ``done`` holds the stages so far,
-    ``reweight`` first. Of a mix on ranks this is rank 0, or in one of its stages another ``rank``.
+    ``say`` receives a line per stage, ``view`` shows progress, and ``done`` contains the finished
+    stages, ``reweight`` first. In a mix on several ranks, this object belongs to rank 0. In a stage
+    that all ranks run, every other ``rank`` has a separate object.
     """
 
     config: MixConfig
@@ -46,12 +48,13 @@ class Mix:
     view: View = field(factory=lambda: Progress(enabled=False))
     rank: int = field(default=0, kw_only=True)
     others_seconds: float = field(default=0.0, init=False)
-    """Of processor time, what other ranks took in stages that all made together."""
+    """Processor time of other ranks in stages that all ranks ran together."""
     done: dict[str, Done] = field(init=False, factory=dict)
 
     def check(self, last: str) -> None:
-        """Whether what the stages up to ``last`` need is installed and can be had: before the hours
-        that reweighting takes.
+        """Check that the requirements of the stages up to ``last`` are available.
+
+        The check runs before the hours of reweighting.
 
         Raises:
             MissingExtra: a package is not installed.
@@ -74,7 +77,7 @@ class Mix:
             stage.check(self)
 
     def run(self, last: str = "evaluate") -> Done:
-        """The stage ``last`` and all before it."""
+        """Run the stage ``last`` and all earlier stages."""
         if "reweight" not in self.done:
             self.done["reweight"] = reweight(self)
         for stage in up_to(last):
@@ -83,7 +86,7 @@ class Mix:
         return self.done[last]
 
     def finished(self) -> bool:
-        """Whether all stages are done, which ``done`` then holds; nothing is made."""
+        """Return whether all stages are finished, and store them in ``done``; run no stage."""
         if not is_finished(RunFolder(self.folder)):
             return False
         self.done["reweight"] = reweight(self)
@@ -94,8 +97,9 @@ class Mix:
         return True
 
     def stage_folder(self, stage: Stage) -> StageFolder:
-        """The folder of a stage, made from its own inputs and from the stage before, which is
-        done.
+        """Return the folder of a stage.
+
+        Its key depends on the stage's inputs and on the finished earlier stage.
         """
         inputs = {"version": stage.version, **stage.inputs(self)}
         before = [
@@ -110,8 +114,8 @@ class Mix:
         if (done := folder.done()) is not None:
             self.say(f"{stage.name}: done before ({folder.path})")
             return done
-        # Hooks and trainers make cycles, which only a collection breaks: the last stage's model
-        # goes before this one's comes.
+        # Hooks and trainers create reference cycles, which only a garbage collection frees. Free
+        # the model of the last stage before this stage loads its model.
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -124,7 +128,7 @@ class Mix:
             outputs, {"processor_seconds": counted([spent(), self.others_seconds]), **facts}
         )
 
-    # -- what stages share
+    # -- shared by the stages
     # ----------------------------------------------------------------------------------------------
 
     @property
@@ -138,57 +142,60 @@ class Mix:
 
     @functools.cached_property
     def data(self) -> Mapping[str, Any]:
-        """What the task's problem is made of: digests of its files and of the model's."""
+        """Data fingerprint of the task's problem: digests of its files and of the model's files."""
         contents: Mapping[str, Any] = self.task.made_of()
         return contents
 
     @property
     def state(self) -> Any:
-        """The state that reweighting ended with."""
+        """Final state of reweighting."""
         stored = RunFolder(self.done["reweight"].path).load(self.device)
         assert stored is not None  # a finished run has a checkpoint
         return stored[0]
 
     @functools.cached_property
     def tokenizer(self) -> Any:
-        """That of the model with which the mixture is learned."""
+        """Tokenizer of the model that learns the mixture."""
         return self.task.model.load_tokenizer()
 
     @functools.cache  # noqa: B019 - a mix lives as long as its command
     def tables(self, which: str) -> dict[str, Any]:
-        """The token tables of the task's ``sources``, ``validation`` or ``test`` sets."""
+        """Return the token tables of the task's ``sources``, ``validation`` or ``test`` sets."""
         tables: dict[str, Any] = self.task.tables(self.tokenizer, which)
         return tables
 
     @functools.cached_property
     def pool(self) -> dict[str, Any]:
-        """The rows that the mixture is learned on."""
+        """Rows on which the mixture is learned."""
         pool: dict[str, Any] = self.task.pool(self.tokenizer, self.config.seed)
         return pool
 
     @property
     def adapter(self) -> Any:
-        """The adapter that is fine-tuned, None for all parameters."""
+        """Adapter that is fine-tuned, or None for all parameters."""
         own = self.config.finetune.adapter
         return self.task.adapter if own is None else own
 
     @functools.cached_property
     def tuned_tokenizer(self) -> Any:
-        """That of the model that is fine-tuned."""
+        """Tokenizer of the fine-tuned model."""
         model = self.config.finetune.model
         return self.tokenizer if model is None else model.load_tokenizer()
 
     @functools.cache  # noqa: B019
     def tuned_tables(self, which: str) -> dict[str, Any]:
-        """The sets in the tokens of the model that is fine-tuned."""
+        """Return the sets in tokens of the fine-tuned model."""
         if self.config.finetune.model is None:
             return self.tables(which)
         tables: dict[str, Any] = self.task.tables(self.tuned_tokenizer, which)
         return tables
 
     def base(self, ranks: Ranks | None = None) -> Any:
-        """The model that is fine-tuned, as it was before. With ``model.shard`` each of the
-        ``ranks``, which all ask for it, holds a part of it."""
+        """Load the model to fine-tune, in its state before fine-tuning.
+
+        With ``model.shard``, each rank in ``ranks`` loads one part; all ranks must call this
+        method.
+        """
         from hgms_mix.lm import called_through, check_fits
 
         base = self.config.finetune.model or self.task.model
@@ -202,8 +209,9 @@ class Mix:
         return model
 
     def drawn_tables(self) -> dict[str, Any]:
-        """The sampled rows of each source (or validation set) in the tokens of the model that is
-        fine-tuned.
+        """Return the sampled rows of each source in tokens of the fine-tuned model.
+
+        If the sample is from validation sets, the rows are by validation set.
         """
         sample = self.done["sample"]
         numbers = dict[str, list[int]]()
@@ -215,5 +223,5 @@ class Mix:
 
 
 def up_to(last: str) -> Sequence[Stage]:
-    """The stages after reweighting up to the one called ``last``."""
+    """Return the stages after reweighting up to and including ``last``."""
     return STAGES[: ["reweight", *(stage.name for stage in STAGES)].index(last)]

@@ -1,6 +1,4 @@
-"""The command ``hgms mix near``: rows of sources, validation and test sets that are nearly
-copies of each other.
-"""
+"""The command ``hgms mix near``: find near-duplicate rows in sources, validation and test sets."""
 
 from __future__ import annotations
 
@@ -17,9 +15,7 @@ from hgms_mix.stages.config import MixConfig
 
 
 def near(config: MixConfig, threshold: float) -> list[dict[str, Any]]:
-    """Near copies between every two sets, as a table: with the texts of the pair that is shown
-    first.
-    """
+    """Return near-duplicates between every two sets, as a table with the texts of one pair each."""
     sets = {
         f"{which} {name}": source
         for which in ("sources", "validation", "test")
@@ -45,7 +41,7 @@ def near(config: MixConfig, threshold: float) -> list[dict[str, Any]]:
 
 
 def show(table: Sequence[dict[str, Any]]) -> None:
-    """The table for a person, and a pair of each two sets."""
+    """Print the table, and one pair per two sets."""
     if not table:
         click.echo("no row of a set is nearly a row of another")
         return

@@ -1,5 +1,6 @@
-"""``hgms mix null``: every source in two halves, the mixture of the halves learned several
-times, and how far they part.
+"""``hgms mix null``: split every source in two halves, learn their mixture, and compare.
+
+The mixture is learned several times.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from hgms_mix.stages.summary import mix_path, name_of
 
 MOST_SPLITS = 1000
 PATIENCE = 0.5
-"""Seconds to wait for a run that another process makes."""
+"""Seconds to wait for a run of another process."""
 
 
 def null_test(
@@ -51,19 +52,20 @@ def null_test(
     executor: Executor | None = None,
     bars: bool = False,
 ) -> dict[str, Any]:
-    """Learns the mixture of all halves with ``seeds`` seeds, from the file's on, and ``splits``
-    splits of them for each; no two runs split alike. What is finished is not made again, what was
-    interrupted goes on. ``executor`` carries the runs out (None: this process, one by one), and
-    several processes may be at the same test.
+    """Run the null test: learn the mixture of all halves and compare the halves.
 
-    The result of :func:`hgms.uncertainty.halves_test`, with every run's weights; also in
-    ``null-test/null.json`` beside the mixes.
+    The test uses ``seeds`` seeds, starting at the seed of the file, and ``splits`` splits per seed;
+    no two runs use the same split. Finished runs are skipped; interrupted runs resume. ``executor``
+    runs the jobs (None: this process, one after another). Several processes may run the same test.
+
+    Return the result of :func:`hgms.uncertainty.halves_test` with the weights of every run. The
+    function also writes it to ``null-test/null.json`` in the parent folder of the mixes.
 
     Cost: ``seeds`` · ``splits`` runs of the file's budget.
 
     Raises:
-        Interrupted: Ctrl-C; the message says how to go on.
-        HgmsError: runs failed, and why; the others are kept.
+        Interrupted: Ctrl-C; the message explains how to resume.
+        HgmsError: runs failed, with the reasons; finished runs are kept.
     """
     folder = mix_path(config).parent / NULL_TEST
     names = tuple(config.task.sources)  # type: ignore[attr-defined]
@@ -102,7 +104,7 @@ def null_test(
         **halves_test(table, names).as_dict(),
         "weights": learned,
     }
-    with leased(folder, patience=60.0):  # who else was at it writes the same
+    with leased(folder, patience=60.0):  # other processes write the same result
         replace_file(
             folder / "null.json", json.dumps(result, indent=2, ensure_ascii=False).encode()
         )
@@ -110,7 +112,7 @@ def null_test(
 
 
 def piece(run: RunConfig, path: Path) -> Piece:
-    """One run of the test, in its folder, as a job."""
+    """Return one run of the test, in its folder, as a job."""
     plugins = [] if run.host is None else unannounced(run.host)
     arguments = {"config": run.resolved(), "path": str(path.absolute()), "plugins": plugins}
 
@@ -120,7 +122,7 @@ def piece(run: RunConfig, path: Path) -> Piece:
         whole = [
             row for row in last if row["step"] == (folder.read_summary() or {}).get("outer_steps")
         ]
-        # rows are missing: the run itself says so when it is read back
+        # if rows are missing, the run raises the error when it is loaded
         return weights_of(whole[0]) if whole else None
 
     return Piece(
@@ -138,11 +140,12 @@ def piece(run: RunConfig, path: Path) -> Piece:
 
 @unless_busy
 def learn(arguments: Mapping[str, Any], tell: Tell) -> Mapping[str, Any]:
-    """The run of ``arguments`` (see :func:`piece`) as the job of an executor: the ``weights``
-    that it ends with.
+    """Run ``arguments`` (see :func:`piece`) as the job of an executor.
+
+    Return the final ``weights``.
     """
     config = RunConfig.from_dict(arguments["config"], registry=Registry.load(arguments["plugins"]))
-    gc.collect()  # the last run's model goes before this one's comes
+    gc.collect()  # free the model of the last run before this run loads its model
     path = Path(arguments["path"])
     result = run_config(
         config, resume=True, view=RemoteProgress(tell), path=path, patience=PATIENCE
@@ -157,16 +160,14 @@ def halves(source: str) -> tuple[str, str]:
 
 
 def halved(config: MixConfig, seed: int, split: int) -> RunConfig:
-    """The run of the file on halves; which rows a half has is drawn anew for every seed and
-    split.
-    """
+    """Return the run of the file on halves; every seed and split draws new halves."""
     own: Any = config.task
     task = attrs.evolve(own, halves=MOST_SPLITS * seed + split)
     return evolve(config.reweight, seed=seed, task=task)
 
 
 def show(result: Mapping[str, Any]) -> None:
-    """The table of a null test for a person."""
+    """Print the table of a null test."""
     click.echo(
         f"{result['name']}: {result['method']}, {result['runs']} runs of {result['budget']} on "
         "halves of every source"

@@ -1,5 +1,6 @@
-"""Stages that all ranks of a mix (``run.ranks``) make together: rank 0 is the mix, the others
-are called for a stage.
+"""Stages that all ranks of a mix (``run.ranks``) run together.
+
+Rank 0 runs the mix and calls the other ranks for a stage.
 """
 
 from __future__ import annotations
@@ -39,15 +40,17 @@ if TYPE_CHECKING:
     from hgms_mix.stages.mix import Mix
 
 AGAIN = "the same command"
-"""What goes on after a rank was lost."""
+"""The command to repeat after a rank was lost."""
 
 
 @contextlib.contextmanager
 def together(mix: Mix, stage: Stage, folder: Path) -> Iterator[Ranks | None]:
-    """All ranks of the mix, as rank 0 has them while it makes this stage: each of the others is
-    then in :meth:`Stage.follow`. None where the mix has one rank, or the stage is made by one.
+    """Yield all ranks of the mix to rank 0 during this stage.
 
-    Errors: RankLost where one of them is gone; ConfigError where one cannot begin.
+    The other ranks run :meth:`Stage.follow`. Yield None if the mix has one rank, or if one rank
+    runs the stage.
+
+    Errors: RankLost if one of the ranks is gone; ConfigError if a rank cannot start.
     """
     if not stage.parted(mix):
         with alone() if mix.config.run.ranks > 1 else contextlib.nullcontext():
@@ -80,7 +83,7 @@ def _joined(mix: Mix, what: Mapping[str, Any], threads: int) -> Iterator[Ranks]:
     try:
         yield ranks
     finally:
-        ranks.close(say=False)  # the others know where the stage ends
+        ranks.close(say=False)  # the other ranks detect the end of the stage
 
 
 def _assignment(mix: Mix, stage: Stage, folder: Path) -> dict[str, Any]:
@@ -92,7 +95,7 @@ def _assignment(mix: Mix, stage: Stage, folder: Path) -> dict[str, Any]:
 
 
 def follow_started() -> None:
-    """What a process does that rank 0 has started for a stage."""
+    """Run the part of a process that rank 0 started for a stage."""
     from hgms_mix.stages.config import read
 
     assignment, ready = begun()
@@ -102,13 +105,16 @@ def follow_started() -> None:
         )
         ready()
         _follow(config, assignment, assignment["rank"], assignment["method"])
-    except HgmsError as error:  # rank 0 quotes the last line, where it has not met the error itself
+    except HgmsError as error:  # rank 0 quotes the last line, unless it detected the error
         sys.exit("; ".join(line.strip() for line in error.lines()))
 
 
 def follow_launched(config: MixConfig) -> None:
-    """Where torchrun has started this process as another rank than 0 of a mix: it does what rank 0
-    calls for, and exits when the mix is over."""
+    """Run the stages that rank 0 calls, and exit at the end of the mix.
+
+    This applies if torchrun started this process as a rank other than 0; otherwise return
+    immediately.
+    """
     if (
         config.run.ranks == 1
         or launched() is None
@@ -127,13 +133,13 @@ def follow_launched(config: MixConfig) -> None:
 
 
 def call_to_reweight(config: MixConfig) -> None:
-    """Where torchrun has started the ranks: the others are told that the run begins."""
+    """Notify the other ranks of the start of the run, if torchrun started the ranks."""
     if config.run.ranks > 1 and launched() is not None:
         call({"stage": "reweight"})
 
 
 def call_off(config: MixConfig) -> None:
-    """Where torchrun has started the ranks: the others are told that the mix is over."""
+    """Notify the other ranks of the end of the mix, if torchrun started the ranks."""
     if config.run.ranks > 1 and launched() is not None:
         call(None)
 
@@ -141,8 +147,9 @@ def call_off(config: MixConfig) -> None:
 def _follow(
     config: MixConfig, assignment: Mapping[str, Any], rank: int, method: str, began: float = 0.0
 ) -> None:
-    """This rank's part of a stage. ``began``: the processor seconds of this process that were
-    none of it.
+    """Run this rank's part of a stage.
+
+    ``began``: processor seconds of this process before the stage.
     """
     from hgms_mix.stages.mix import STAGES, Mix
 
@@ -172,7 +179,10 @@ def _follow(
 
 @contextlib.contextmanager
 def _threads(config: MixConfig) -> Iterator[int]:
-    """The threads of a rank: ``run.threads``, else an equal share of what this process has."""
+    """Set and yield the threads of a rank.
+
+    The number is ``run.threads``, or an equal share of the threads of this process.
+    """
     before = torch.get_num_threads()
     own = config.run.threads or (
         max(1, before // config.run.ranks) if launched() is None else before

@@ -1,5 +1,6 @@
-"""Pictures of mixes: the mixture over time, and the test loss against uniform. Needs
-``hgms[plot]``.
+"""Pictures of mixes: the mixture over time, and the test loss against uniform.
+
+They need ``hgms[plot]``.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ def _panels(columns: int) -> tuple[Figure, list[Axes]]:
 
 
 def _weights(axis: Axes, runs: Sequence[Records]) -> None:
-    """The weight of each source over outer steps: a line a run, the first one labelled."""
+    """Draw the weight of each source over outer steps, one line per run.
+
+    Only the first run has labels.
+    """
     for number, run in enumerate(runs):
         names = [key for key in run[-1] if key.startswith(PREFIX)]
         for i, key in enumerate(names):
@@ -51,7 +55,7 @@ def _weights(axis: Axes, runs: Sequence[Records]) -> None:
 
 
 def mixture(records: Records, path: Path) -> Path:
-    """The mixture over time of one run."""
+    """Draw the mixture over time of one run."""
     figure, (axis,) = _panels(1)
     _weights(axis, [records])
     figure.savefig(path, dpi=160)
@@ -61,8 +65,9 @@ def mixture(records: Records, path: Path) -> Path:
 def against_uniform(
     runs: Sequence[Records], losses: Mapping[str, Sequence[float]], path: Path
 ) -> Path:
-    """Left: the mixture over time, a line a seed. Right: each method's test losses, a point a
-    seed, with their mean.
+    """Draw the mixture over time (left) and each method's test losses (right).
+
+    Left: one line per seed. Right: one point per seed, with the mean.
     """
     figure, (left, right) = _panels(2)
     _weights(left, runs)

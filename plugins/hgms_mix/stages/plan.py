@@ -1,5 +1,6 @@
-"""``hgms mix --dry-run``: what a mix will take in seconds, memory and disk, by two outer steps
-and a few rows.
+"""``hgms mix --dry-run``: predict seconds, memory and disk of a mix.
+
+The prediction uses two outer steps and a few rows.
 """
 
 from __future__ import annotations
@@ -22,17 +23,18 @@ from hgms_mix.stages.config import MixConfig
 from hgms_mix.stages.mix import Mix
 
 ROWS = 8
-"""Rows that a pass is timed on."""
+"""Rows of a timed pass."""
 
 
 def plan(config: MixConfig, say: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
-    """Seconds and bytes on disk of each stage, rows, and bytes of memory at the peak of what was
-    tried.
+    """Return seconds and bytes on disk of each stage, row counts, and peak memory.
 
-    Reading and tokenising is done (and kept in the token cache, for the mix itself); of reweighting
-    one outer step is made and timed, after one that warms up; of certainty and fine-tuning a
-    gradient on eight rows, of evaluation their loss. Benchmarks and a ``finetune.model`` or
-    ``finetune.adapter`` of its own are not tried: their seconds are None.
+    The peak memory is in bytes, and covers only the parts that the dry run tried.
+
+    The dry run reads and tokenises the data (the mix reuses the token cache). For reweighting, it
+    times one outer step after a warm-up step. For certainty and fine-tuning, it times a gradient on
+    eight rows; for evaluation, their loss. It does not try benchmarks or a separate
+    ``finetune.model`` or ``finetune.adapter``: their seconds are None.
     """
     if config.task.model.shard:  # type: ignore[attr-defined]
         raise ConfigError(
@@ -105,7 +107,7 @@ def plan(config: MixConfig, say: Callable[[str], None] = lambda line: None) -> d
 
 
 def show(planned: Mapping[str, Any]) -> None:
-    """The table for a person."""
+    """Print the table of a dry run."""
     rows = [
         {
             "stage": name,
@@ -142,7 +144,7 @@ def _timed(device: torch.device, call: Callable[[], Any]) -> tuple[Any, float]:
 
 
 def _held(state: Any) -> int:
-    """Bytes of a checkpoint of this state."""
+    """Return the bytes of a checkpoint of this state."""
     return sum(
         leaf.numel() * leaf.element_size()
         for leaf in tree_leaves(state)
@@ -151,7 +153,7 @@ def _held(state: Any) -> int:
 
 
 def _bytes_of_rows(mix: Mix, count: int) -> int:
-    """Of the file of drawn rows, packed: about a byte a token."""
+    """Return the bytes of the compressed file of drawn rows: about one byte per token."""
     lengths = torch.cat([table.lengths for table in mix.pool.values()]).double()
     return int(count * float(lengths.mean()))
 
@@ -161,7 +163,7 @@ def _peak(device: torch.device) -> int | None:
         return int(torch.cuda.max_memory_allocated(device))
     try:
         import resource
-    except ImportError:  # Windows has no such module
+    except ImportError:  # not available on Windows
         return None
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else most * 1024

@@ -1,5 +1,6 @@
-"""The rows of an optimiser step shared out among ranks, so that it is the very step of one
-process.
+"""Split the rows of an optimiser step across ranks.
+
+The step equals the step of one process.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from torch.utils.data import Dataset, Sampler
 
 @define(eq=False)
 class Dealt(Sampler[list[int]]):
-    """The micro-batches of rank ``rank`` of ``count``: ``accumulation`` of each optimiser step,
-    which has ``together`` rows of ``order``, the last one what is left. A step's rows are parted
-    into as many consecutive micro-batches as all ranks have, as equal as can be, and these are
-    dealt out in turn: so all ranks have rows of like lengths. Where there are fewer rows than
-    micro-batches, the rest hold the first row's complement ``~row``, which :class:`Unlearned` gives
-    without anything to learn.
+    """The micro-batches of rank ``rank`` of ``count``.
+
+    Each optimiser step has ``together`` rows of ``order``; the last step has the remaining rows.
+    Each rank has ``accumulation`` micro-batches per step. The rows of a step are split into
+    consecutive micro-batches for all ranks, with sizes as equal as possible. These are assigned to
+    the ranks in turn, so all ranks have rows of similar lengths. If there are fewer rows than
+    micro-batches, the other micro-batches contain the complement ``~row`` of the first row.
+    :class:`Unlearned` returns such a row without tokens to learn.
 
     >>> [
     ...     list(Dealt([4, 0, 1, 2, 3], together=4, accumulation=1, rank=rank, count=2))
@@ -51,7 +54,7 @@ class Dealt(Sampler[list[int]]):
 
 @define(eq=False)
 class Unlearned(Dataset[tuple[Tensor, Tensor]]):
-    """``rows`` of (tokens, completion mask); ``~row`` gives a row of which nothing is learned."""
+    """``rows`` of (tokens, completion mask); ``~row`` returns the row with no tokens to learn."""
 
     rows: Sequence[tuple[Tensor, Tensor]]
 

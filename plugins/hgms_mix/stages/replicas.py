@@ -1,6 +1,7 @@
-"""A trainer whose model is a base in parts with an adapter that every rank has (``model.shard``):
-the adapter's gradients are averaged over ranks once per optimiser step. (What all ranks have whole,
-accelerate wraps in DistributedDataParallel.)
+"""A trainer for a base in parts with an adapter that every rank holds (``model.shard``).
+
+The gradients of the adapter are averaged over ranks once per optimiser step. (For models that every
+rank holds completely, accelerate uses DistributedDataParallel.)
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from torch import Tensor, nn
 
 
 def of_replicas(trainer: Any) -> Any:
-    """The class of such a trainer."""
+    """Return the class of such a trainer."""
 
     class Replicated(trainer):
         def _wrap_model(
             self, model: nn.Module, training: bool = True, dataloader: Any = None
         ) -> nn.Module:
-            # accelerate would wrap the model itself; torch's wrapper takes no parameters in parts
+            # accelerate would wrap the model, but torch's wrapper rejects sharded parameters
             return model if isinstance(model, _Replica) else _Replica(model, self.accelerator)
 
         def training_step(self, *args: Any, **named: Any) -> Tensor:
@@ -32,7 +33,7 @@ def of_replicas(trainer: Any) -> Any:
 
 
 class _Replica(nn.Module):
-    """The model, called in the precision that accelerate has for it."""
+    """The model, called in the precision that accelerate selects for it."""
 
     def __init__(self, model: nn.Module, accelerator: Any) -> None:
         super().__init__()
@@ -45,8 +46,9 @@ class _Replica(nn.Module):
 
 
 def average(leaves: list[Tensor]) -> None:
-    """Gradients become their means over ranks, as one message. What has none on a rank counts as
-    0 there.
+    """Replace gradients by their means over ranks, in one message.
+
+    A missing gradient on a rank counts as 0.
     """
     flat = torch.cat(
         [

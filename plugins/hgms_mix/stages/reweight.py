@@ -1,5 +1,8 @@
-"""Reweighting: a run of the mix's method, which learns the weights of the sources. The mix's folder
-is that of the run, so what ``hgms run`` or ``hgms compare`` learned is not learned again."""
+"""Reweighting: a run of the mix's method, which learns the weights of the sources.
+
+The folder of the mix is the folder of this run. A mix therefore reuses weights that ``hgms run`` or
+``hgms compare`` already learned.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +23,12 @@ if TYPE_CHECKING:
 
 
 def reweight(mix: Mix) -> Done:
-    """Learns the weights, or the rest of it; a finished run is read back, and its files are
-    checked. Later stages depend on its configuration and data (the hash), and on its last state and
-    rows (the checkpoint, which has their sha256).
+    """Learn the weights, resume an interrupted run, or read a finished run and check its files.
 
-    Errors: CheckpointError where another process makes this very run, or a file is damaged.
+    Later stages depend on the configuration and data of the run (the hash). They also depend on its
+    last state and rows (the checkpoint, which contains their sha256).
+
+    Errors: CheckpointError if another process works on the same run, or a file is damaged.
     """
     config = mix.config.reweight
     run = RunFolder(mix.folder)
@@ -58,7 +62,7 @@ def reweight(mix: Mix) -> Done:
         "method": config.method_name,
         "outer_steps": result.summary["outer_steps"],
         "seconds": result.seconds,
-        # the run's own clock has what it took wherever that was
+        # this clock already contains the processor time of the whole run
         "processor_seconds": result.seconds
         if config.run.clock == "cpu"
         else processor_seconds(run),
@@ -75,7 +79,7 @@ def is_finished(run: RunFolder) -> bool:
 
 
 def processor_seconds(run: RunFolder) -> float | None:
-    """What was counted beside the run; None where it was broken off."""
+    """Return the processor seconds counted during the run, or None if it was interrupted."""
     with contextlib.suppress(CheckpointError):
         resources = parse_json(read_file(run.path / "resources.json"), "resources.json")
         seconds = resources.get("processor_seconds") if isinstance(resources, dict) else None
@@ -84,7 +88,7 @@ def processor_seconds(run: RunFolder) -> float | None:
 
 
 def summary(mix: Mix) -> dict[str, Any]:
-    """The part of report.json that says what was learned."""
+    """Return the part of report.json with the results of learning."""
     learned = mix.done["reweight"].facts
     return {
         **{key: learned[key] for key in ("outer_steps", "seconds", "metrics")},
@@ -103,7 +107,7 @@ def summary(mix: Mix) -> dict[str, Any]:
 
 
 def weights_of(record: Mapping[str, Any]) -> dict[str, float]:
-    """The weights of sources in a record.
+    """Return the weights of the sources in a record.
 
     >>> weights_of({"step": 3, "weight.sums": 0.75, "weight.chat": 0.25})
     {'sums': 0.75, 'chat': 0.25}
@@ -116,20 +120,18 @@ def weights_of(record: Mapping[str, Any]) -> dict[str, float]:
 
 
 MOST_SAID = 12
-"""Weights on the line that comes before the stages after reweighting; all of them stand in the
-table at the end.
-"""
+"""Number of weights printed before the later stages; the final table contains all weights."""
 
 
 def say_weights(mix: Mix, weights: Mapping[str, float]) -> None:
-    """The largest weights, as soon as they are known: what follows may take hours."""
+    """Print the largest weights immediately, because later stages may take hours."""
     largest = sorted(weights.items(), key=lambda item: -item[1])[:MOST_SAID]
     more = f", and {len(weights) - MOST_SAID} smaller ones" if len(weights) > MOST_SAID else ""
     mix.say(f"  weights: {', '.join(f'{name} {weight:.3f}' for name, weight in largest)}{more}")
 
 
 def say_steps(mix: Mix, records: list[dict[str, Any]]) -> None:
-    """What a step took, where the problem counts tokens."""
+    """Print the cost of a step, if the problem counts tokens."""
     if steps := [row for row in records if "step_forward_tokens" in row]:
         forward, backward = (
             sum(row.get(f"step_{way}_tokens", 0) for row in steps) / len(steps)
@@ -143,7 +145,7 @@ def say_steps(mix: Mix, records: list[dict[str, Any]]) -> None:
 
 
 def say_memory(mix: Mix, problem: Problem) -> None:
-    """What a step will take, where the method has candidates of so many rows each."""
+    """Print the predicted memory of a step, if the method has candidates with a row count."""
     from hgms_mix.lm import predicted_memory
 
     task = mix.task

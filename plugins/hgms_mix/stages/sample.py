@@ -1,5 +1,6 @@
-"""The stage `sample`: which rows of which source are fine-tuned on, by the learned weights or
-from the top of a ranking.
+"""The stage `sample`: select rows for fine-tuning.
+
+The selection follows the learned weights, or the top of a ranking.
 """
 
 from __future__ import annotations
@@ -30,22 +31,24 @@ if TYPE_CHECKING:
 @final
 @frozen(kw_only=True)
 class Sample:
-    """Table ``[sample]``: how many rows the fine-tuning set has, and how they are drawn.
+    """Table ``[sample]``: the number of rows of the fine-tuning set, and how they are drawn.
 
-    Every source gives a whole number of rows by its learned weight
-    (:func:`hgms_mix.stages.apportion.apportion`: largest remainders, within what it has), drawn
-    without replacement by a stream of its own that comes from ``seed`` and the source's *name*: the
-    order of sources never matters, and a larger sample of a source contains the smaller ones. A
-    method that ranks rows (``less``, ``rho-loss``, ``rds``) is not drawn from: its ``size`` best
-    rows are taken. The set is then shuffled.
+    Each source provides a whole number of rows by its learned weight
+    (:func:`hgms_mix.stages.apportion.apportion`: largest remainders, within capacity). Rows are
+    drawn without replacement by a separate stream per source, from ``seed`` and the source's
+    *name*. The order of sources therefore has no effect, and a larger sample of a source contains
+    the smaller samples. For a method that ranks rows (``less``, ``rho-loss``, ``rds``), no rows are
+    drawn: its ``size`` best rows are selected. The set is then shuffled.
 
     Arguments:
-        size: rows in all.
-        seed: None: the mix's own.
+        size: total number of rows.
+        seed: None: the seed of the mix.
         of: ``sources``; or ``validation``: rows of the validation sets, evenly over all their rows,
-            whatever was learned: the reference which says what these rows give by themselves.
-        allow_fewer: False: what a source is short of is given by the others, in proportion to their
-            weights, and the total is exact. True: nothing is moved, and the set is smaller.
+            independent of the learned weights. This is the reference for training on these rows
+            only.
+        allow_fewer: False: if a source has too few rows, the others provide the missing rows in
+            proportion to their weights, and the total is exact. True: missing rows are not moved,
+            and the set is smaller.
 
     >>> Sample(size=20_000).allow_fewer
     False
@@ -61,7 +64,7 @@ class Sample:
     def draw(
         self, weights: Mapping[str, float], capacity: Mapping[str, int], *, seed: int
     ) -> dict[str, Tensor]:
-        """Row positions of each source, ascending."""
+        """Return the drawn row positions of each source, ascending."""
         counts = apportion(weights, capacity, self.size, allow_fewer=self.allow_fewer)
         key = self._key(seed)
         drawn = {}
@@ -71,8 +74,10 @@ class Sample:
         return drawn
 
     def top(self, scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Row positions of the ``size`` rows with the highest scores, ascending; NaN is never
-        taken, and ties go to the source that sorts first and then to the earlier row."""
+        """Return the positions of the ``size`` rows with the highest scores, ascending, by source.
+
+        NaN is never selected. Ties go to the source that sorts first, then to the earlier row.
+        """
         names = sorted(scores)
         flat = torch.cat([scores[name].double().cpu() for name in names])
         rankable = int((~flat.isnan()).sum())
@@ -97,7 +102,7 @@ class Sample:
         return {name: rows[name] for name in scores}
 
     def order(self, count: int, *, seed: int) -> Tensor:
-        """The order of the drawn rows."""
+        """Return the order of the drawn rows."""
         return torch.randperm(count, generator=self._key(seed).fold("order").generator())
 
     def _key(self, seed: int) -> Key:
@@ -105,10 +110,11 @@ class Sample:
 
 
 class Sampling(Stage):
-    """Writes the drawn rows with their texts, so that any other program can train on them too.
+    """The stage `sample`. It writes the drawn rows with their texts, so that any other program can
+    train on them too.
 
-    ``row`` is the number of the row in its source. If the model's chat template writes the last
-    answer of a conversation in another way than earlier ones, each answer is a row: answer n of
+    ``row`` is the number of the row in its source. Some chat templates format the last answer of a
+    conversation differently from earlier answers. In this case each answer is a row: answer n of
     row r has the number 1000 r + n, and earlier answers have ``"weight": 0``.
     """
 
@@ -187,8 +193,11 @@ class Sampling(Stage):
 
 
 def drawn(mix: Mix, weights: Mapping[str, float]) -> tuple[dict[str, Any], dict[str, int]]:
-    """The drawn rows of each source as tokens, and how many rows each source has: all with an
-    answer, or, of a source that turned out to be short, those that are not too long."""
+    """Return the drawn rows of each source as tokens, and the number of rows of each source.
+
+    The number counts all rows with an answer. If a source proves to have too few rows, it counts
+    only the rows that are not too long.
+    """
     sample = mix.config.sample
     key = mix.config.sample._key(mix.config.seed)
     capacity = {name: index.size for name, index in mix.task.rows().items()}
@@ -206,8 +215,10 @@ def drawn(mix: Mix, weights: Mapping[str, float]) -> tuple[dict[str, Any], dict[
 
 
 def row_scores(mix: Mix) -> dict[str, Tensor] | None:
-    """The method's ranking as a score for every row that the mixture was learned on, NaN where it
-    ranked none; None if it ranks nothing."""
+    """Return the method's ranking as a score per row of the pool, or None without a ranking.
+
+    The score is NaN for rows without a rank.
+    """
     config = mix.config
     method = mix.config.method
     rank = getattr(method, "ranking", None)
@@ -232,8 +243,10 @@ def row_scores(mix: Mix) -> dict[str, Tensor] | None:
 
 
 class Unbuilt:
-    """The problem of a run, built when something of it is needed. Rankings are mostly stored with
-    the state, and a problem holds a base model."""
+    """The problem of a run, built on first access.
+
+    Rankings are mostly stored with the state, and a problem contains a base model.
+    """
 
     def __init__(self, build: Callable[[], Problem]) -> None:
         self._build = functools.cache(build)
@@ -250,8 +263,10 @@ def listed(
     *,
     split: bool = False,
 ) -> list[dict[str, Any]]:
-    """The chosen rows, by source and then by position, with their texts. An answer that is not
-    learned has the weight 0. ``split``: each answer of a conversation is a row.
+    """Return the chosen rows, by source and then by position, with their texts.
+
+    An answer that is not learned has the weight 0. ``split``: each answer of a conversation is a
+    row.
     """
     from hgms_mix.lm import examples_at
 
@@ -276,7 +291,7 @@ def listed(
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """JSON lines, compressed; the same bytes for the same rows (no time stamp)."""
+    """Write compressed JSON lines; the same rows give the same bytes (no time stamp)."""
     buffer = io.BytesIO()
     with gzip.GzipFile(fileobj=buffer, mode="wb", mtime=0, filename="") as stream:
         for row in rows:
@@ -291,7 +306,7 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def moved(weights: Mapping[str, float], counts: Mapping[str, int], size: int) -> list[str]:
-    """A line for each source that is short of what its weight asks for."""
+    """Return a line for each source with fewer rows than its weight requires."""
     total = sum(weights.values())
     lines = []
     for name, count in counts.items():

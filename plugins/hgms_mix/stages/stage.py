@@ -1,13 +1,13 @@
-"""What a stage is, and its folder, whose manifest says what the stage was made from, so that it is
-made once.
+"""The protocol of a stage, and its folder with a manifest, so that each stage runs only once.
 
-``manifest.json`` holds the stage's *key*, the sha256 of everything its result depends on (its
-settings, the contents of the files it reads, the outputs of the stage before, the version of its
-code), and at the end the size and sha256 of each file it wrote. A finished stage with the same key
-is not made again if its files are still what it wrote; an interrupted one continues.
+``manifest.json`` contains the *key* of the stage. The key is the sha256 of everything that
+determines the result: the settings, the contents of input files, the outputs of the earlier stage,
+and the code version. When the stage finishes, the manifest also contains the size and sha256 of
+each output file. A finished stage with the same key is skipped if its files are unchanged; an
+interrupted stage resumes.
 
-A folder with another key is not overwritten: it is renamed to ``<stage>-<first 8 digits of its
-key>``, and renamed back when its settings return.
+A folder with another key is not overwritten. It is renamed to ``<stage>-<first 8 digits of its
+key>``, and renamed back when the same settings are used again.
 """
 
 from __future__ import annotations
@@ -31,52 +31,64 @@ MANIFEST = "manifest.json"
 
 
 class Stage(Protocol):
-    """One step from data sources to an evaluated model. It reads the mix's configuration and the
-    stages before it (``mix.done``), and writes files into a folder of its own."""
+    """One step from data sources to an evaluated model.
+
+    A stage reads the configuration of the mix and the earlier stages (``mix.done``), and writes
+    files into a separate folder.
+    """
 
     name: ClassVar[str]
     version: ClassVar[str]
     beside: ClassVar[bool] = False
-    """Whether later stages do without it."""
+    """Whether later stages do not depend on this stage."""
 
     def packages(self, mix: Mix) -> list[str]:
-        """The optional packages that it imports."""
+        """Return the optional packages that the stage imports."""
         return []
 
     def check(self, mix: Mix) -> None:
-        """Raises ConfigError or MissingExtra for what can be known to fail before the first
-        stage begins.
-        """
+        """Raise ConfigError or MissingExtra for failures detectable before the first stage."""
         return
 
     def inputs(self, mix: Mix) -> dict[str, Any]:
-        """Everything that its result depends on beside its version and the stage before: a finished
-        stage with the same inputs is not made again."""
+        """Return everything that determines the result, except the version and the earlier stage.
+
+        A finished stage with the same inputs is skipped.
+        """
 
     def title(self, mix: Mix) -> str:
-        """What it is about to do, for the terminal."""
+        """Return a description of the work for the terminal."""
 
     def run(self, mix: Mix, folder: Path) -> tuple[Iterable[Path], dict[str, Any]]:
-        """Does the work, or the rest of it: the files it wrote into ``folder``, and facts for
-        later stages and the report.
+        """Run or resume the stage; return the files written into ``folder``, and facts.
+
+        Later stages and the report read the facts.
         """
 
     def parted(self, mix: Mix) -> bool:
-        """Whether all ranks of a mix make it together: :meth:`run`, on rank 0, then calls the
-        others (:func:`hgms_mix.stages.on_ranks.together`)."""
+        """Return whether all ranks of a mix run this stage together.
+
+        In this case :meth:`run` on rank 0 calls the other ranks
+        (:func:`hgms_mix.stages.on_ranks.together`).
+        """
         return False
 
     def follow(self, mix: Mix, folder: Path, ranks: Ranks) -> None:
-        """What another rank than 0 does while rank 0 is in :meth:`run` with all ranks together. It
-        writes nothing that rank 0 writes."""
+        """Run the part of another rank while rank 0 is in :meth:`run` with all ranks.
+
+        It must not write files that rank 0 writes.
+        """
         return
 
     def summary(self, mix: Mix, report: Mapping[str, Any]) -> dict[str, Any]:
-        """Its part of report.json, which is ``report`` after the stages before."""
+        """Return this stage's part of report.json.
+
+        ``report`` contains the parts of the earlier stages.
+        """
 
 
 def digest(value: Any) -> str:
-    """The sha256 of a value as canonical JSON.
+    """Return the sha256 of a value as canonical JSON.
 
     >>> digest({"b": 1, "a": 2}) == digest({"a": 2, "b": 1})
     True
@@ -87,16 +99,17 @@ def digest(value: Any) -> str:
 
 
 def file_digest(path: Path) -> str:
-    """The sha256 of a file's content."""
+    """Return the sha256 of a file's content."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 @frozen(kw_only=True)
 class Done:
-    """A finished stage: its ``facts`` (small numbers that later stages and the summary need), and
-    its ``key`` and ``digest``, which change with anything it was made from and with any file it
-    wrote.
+    """A finished stage.
+
+    ``facts`` are small numbers for later stages and the summary. ``key`` and ``digest`` change with
+    any input of the stage and with any file that it wrote.
     """
 
     path: Path
@@ -107,11 +120,10 @@ class Done:
 
 @frozen(kw_only=True)
 class StageFolder:
-    """The folder of the stage ``name`` made from ``inputs``; nothing is written before
+    """The folder of the stage ``name`` with these ``inputs``; no file is written before
     :meth:`begin`.
 
-    Errors: CheckpointError for a file or manifest that is damaged, and for a folder that no stage
-        made.
+    Errors: CheckpointError for a damaged file or manifest, and for a folder that no stage created.
     """
 
     name: str
@@ -124,7 +136,8 @@ class StageFolder:
         return digest([self.name, self.inputs])
 
     def done(self) -> Done | None:
-        """The finished stage, if it was made from these inputs and its files are all there.
+        """Return the finished stage, if its inputs are the same and all its files exist.
+
         Cost: one pass over the files.
         """
         for folder in (self.path, self._renamed(self.key)):
@@ -155,7 +168,7 @@ class StageFolder:
         return None
 
     def begin(self) -> bool:
-        """Makes the folder ready for these inputs; whether it holds something to continue from."""
+        """Prepare the folder for these inputs; return whether the stage can resume."""
         self._exchange()
         begun = manifest_of(self.path) is not None
         self.path.mkdir(parents=True, exist_ok=True)
@@ -163,7 +176,7 @@ class StageFolder:
         return begun
 
     def finish(self, outputs: Iterable[Path], facts: Mapping[str, Any]) -> Done:
-        """Records that the stage is finished, with the files it wrote."""
+        """Record that the stage is finished, with the files it wrote."""
         written = {
             path.relative_to(self.path).as_posix(): {
                 "bytes": path.stat().st_size,
@@ -182,7 +195,7 @@ class StageFolder:
             "inputs": self.inputs,
             **result,
         }
-        manifest["sha256"] = digest(json.loads(json.dumps(manifest)))  # a changed digit is noticed
+        manifest["sha256"] = digest(json.loads(json.dumps(manifest)))  # detects a changed digit
         replace_file(
             self.path / MANIFEST, json.dumps(manifest, indent=2, ensure_ascii=False).encode()
         )
@@ -191,12 +204,10 @@ class StageFolder:
         return self.path.with_name(f"{self.path.name}-{key[:8]}")
 
     def _exchange(self) -> None:
-        """Renames a folder made from other inputs out of the way, and the one made from these
-        back.
-        """
+        """Rename a folder of other inputs, and rename the folder of these inputs back."""
         manifest = manifest_of(self.path)
         if manifest is None:
-            # killed while it wrote the folder's first file
+            # the process was killed while it wrote the first file of the folder
             self.path.joinpath(f"{MANIFEST}.part").unlink(missing_ok=True)
             if self.path.is_dir() and any(self.path.iterdir()):
                 raise CheckpointError(
@@ -215,9 +226,9 @@ class StageFolder:
 
 
 def manifest_of(folder: Path) -> dict[str, Any] | None:
-    """What a stage's folder says of itself; None where there is no manifest.
+    """Return the manifest of a stage's folder, or None if there is no manifest.
 
-    Errors: CheckpointError where it is damaged.
+    Errors: CheckpointError if the manifest is damaged.
     """
     path = folder / MANIFEST
     try:
@@ -241,7 +252,7 @@ def manifest_of(folder: Path) -> dict[str, Any] | None:
 
 
 def _is_manifest(value: Any) -> bool:
-    """Valid JSON is not yet a manifest."""
+    """Return whether a JSON value has the fields of a manifest."""
     if not isinstance(value, dict) or not isinstance(value.get("key"), str):
         return False
     if value.get("status") != "done":

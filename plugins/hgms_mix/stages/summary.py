@@ -1,4 +1,4 @@
-"""Carries a mix out and says what came of it: a table, report.json and a picture."""
+"""Run a mix and report its results: a table, report.json and a picture."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from hgms_mix.stages.on_ranks import call_off, follow_launched
 
 
 def show(report: Mapping[str, Any]) -> None:
-    """The tables of a report for a person."""
+    """Print the tables of a report."""
     head = (
         f"{report['name']}: {report['method']}, seed {report['seed']}, "
         f"{report['outer_steps']} outer steps"
@@ -54,8 +54,8 @@ def show(report: Mapping[str, Any]) -> None:
 
 
 LEASES = (".mix.lease", LEASE)
-"""What whoever makes a mix holds in its folder: of the mix, and of the run that learns its
-mixture.
+"""The leases that a process acquires in the folder of a mix: for the mix, and for the run
+that learns its mixture.
 """
 
 
@@ -67,15 +67,16 @@ def carry_out(
     view: View | None = None,
     patience: float | None = None,
 ) -> dict[str, Any]:
-    """The stages up to ``upto``, then the report of all that is there. Another process that makes
-    the same mix is waited for ``patience`` seconds (None: until it is seen to be alive).
+    """Run the stages up to ``upto`` and report all finished stages.
+
+    If another process runs the same mix, wait ``patience`` seconds for it (None: until that process
+    is seen to be alive).
 
     Raises:
-        Interrupted: Ctrl-C; the message says how to go on.
-        CheckpointError: another process works on the same mix, or something in its folder is
-            damaged.
-        DiskError: something cannot be written; what is done is kept.
-        RankLost: a rank is gone; what it did since the last checkpoint is lost.
+        Interrupted: Ctrl-C; the message explains how to resume.
+        CheckpointError: another process works on the same mix, or a part of its folder is damaged.
+        DiskError: a file cannot be written; finished work is kept.
+        RankLost: a rank is gone; its work since the last checkpoint is lost.
     """
     follow_launched(config)
     folder = mix_path(config)
@@ -101,7 +102,7 @@ def carry_out(
                 hint=f"run the same command again to resume in stage {at}",
             ) from None
         except (DiskError, RankLost) as error:
-            # the hint of the run names an option of `hgms run`
+            # The hint of the run names an option of `hgms run`.
             hint = (
                 "run the same command again to resume from the last saved state"
                 if isinstance(error, RankLost)
@@ -113,15 +114,18 @@ def carry_out(
 
 
 def claimed(folder: Path, *, patience: float | None = None) -> AbstractContextManager[object]:
-    """A mix's folder for this process alone; the run in it has a lease of its own. Errors: those
-    of ``leased``.
+    """Reserve the folder of a mix for this process. The run in it has a separate lease.
+
+    Errors: the errors of ``leased``.
     """
     return leased(folder, LEASES[0], patience=patience)
 
 
 def finished(config: MixConfig) -> dict[str, Any] | None:
-    """The report of a finished mix, as :func:`carry_out` gives it, without loading a model. None:
-    something is left to do, or something is wrong, which :func:`carry_out` says."""
+    """Return the report of a finished mix as :func:`carry_out` does, without loading a model.
+
+    None: some work remains, or there is an error, which :func:`carry_out` raises.
+    """
     folder = mix_path(config)
     if not (folder / "report.json").is_file():
         return None
@@ -133,7 +137,7 @@ def finished(config: MixConfig) -> dict[str, Any] | None:
 
 
 def resolved(config: MixConfig) -> dict[str, Any]:
-    """The configuration with every value of every field; it can be given to ``hgms mix`` again."""
+    """Return the configuration with all values of all fields, as input for ``hgms mix``."""
     table = config.resolved()
     judge = table["evaluate"].get("judge")
     if isinstance(judge, dict):
@@ -142,8 +146,10 @@ def resolved(config: MixConfig) -> dict[str, Any]:
 
 
 def mix_path(config: MixConfig) -> Path:
-    """Where a mix lives: in the folder of its run. Mixes that only sample, fine-tune or evaluate in
-    another way share it, so the mixture is learned once for all of them.
+    """Return the folder of a mix, which is the folder of its run.
+
+    Mixes with other settings for sampling, fine-tuning or evaluation share the folder, so all of
+    them use one learned mixture.
 
     Errors: DataError for data that cannot be read.
     """
@@ -152,13 +158,14 @@ def mix_path(config: MixConfig) -> Path:
 
 
 def name_of(config: MixConfig) -> str:
-    """What reports call the mix."""
+    """Return the name of the mix in reports."""
     return config.run.task_label or config.task.name
 
 
 def report(mix: Mix) -> dict[str, Any]:
-    """``report.json``: everything about the stages that are done, written beside a picture of
-    the mixture.
+    """Write and return the contents of ``report.json``, and draw the mixture.
+
+    The report contains the results of all finished stages.
     """
     config = mix.config
     done = mix.done
@@ -192,8 +199,9 @@ def report(mix: Mix) -> dict[str, Any]:
 
 
 def _scores(content: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """What `hgms report` shows of the tuned model beside the run's own metrics: benchmarks, then
-    test losses.
+    """Return the scores of the tuned model that `hgms report` shows next to the metrics of the run.
+
+    Benchmarks come first, then test losses.
     """
     metrics: dict[str, float] = {}
     higher: dict[str, bool] = {}
@@ -209,7 +217,7 @@ def _scores(content: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def spell(interval: Mapping[str, float] | None) -> str:
-    """A value with its interval; nothing for None.
+    """Format a value with its interval; the empty string for None.
 
     >>> spell({"value": 1.25, "low": 1.2, "high": 1.31})
     '1.2500 [1.2000, 1.3100]'
@@ -234,7 +242,7 @@ def _losses(tests: Mapping[str, Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def _benchmark(result: Mapping[str, Any]) -> str:
-    """A score with its interval, as hgms_mix.evaluation gives them.
+    """Format a score with its interval, in the form that hgms_mix.evaluation returns.
 
     >>> _benchmark(
     ...     {

@@ -1,5 +1,7 @@
-"""The demo's texts, written by a seeded generator: word problems of arithmetic with worked answers,
-and talk of kitchens and meetings."""
+"""The demo's texts, from a seeded generator.
+
+They are arithmetic word problems with worked answers, and small talk about kitchens and meetings.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,7 @@ PROBLEMS = (
 
 
 def word_problem(random: random.Random) -> Row:
-    """A word problem with one operation, and its worked answer."""
+    """Return a word problem with one operation, and its worked answer."""
     name = random.choice(NAMES)
     thing = random.choice(THINGS)
     place = random.choice(tuple(PLACES))
@@ -96,7 +98,7 @@ def word_problem(random: random.Random) -> Row:
 
 
 def small_talk(random: random.Random) -> Row:
-    """A question about cooking or a meeting, and a friendly reply."""
+    """Return a question about cooking or a meeting, and a friendly reply."""
     if random.randrange(2):
         dish = random.choice(DISHES)
         food = random.choice(FOODS)
@@ -121,7 +123,7 @@ def small_talk(random: random.Random) -> Row:
 def distinct(
     make: Callable[[random.Random], Row], count: int, generator: random.Random, seen: set[str]
 ) -> list[Row]:
-    """``count`` rows whose prompts nobody has seen yet."""
+    """Return ``count`` rows whose prompts are not in ``seen``."""
     rows: list[Row] = []
     while len(rows) < count:
         prompt, answer = make(generator)
@@ -132,8 +134,9 @@ def distinct(
 
 
 def write(folder: Path, seed: int = 0) -> None:
-    """The demo's files: three sources of 400 rows, 120 validation and 200 test rows. No prompt
-    is in two of them.
+    """Write the demo's files: three sources of 400 rows, 120 validation and 200 test rows.
+
+    No prompt is in two files.
     """
     generator = random.Random(seed)
     seen = set[str]()

@@ -1,5 +1,6 @@
-"""Which library trains: a part of fine-tuning. The default is transformers' Trainer;
-:mod:`hgms_mix.stages.trl_trainer` is TRL's.
+"""The training library, a component of fine-tuning.
+
+The default is transformers' Trainer; :mod:`hgms_mix.stages.trl_trainer` uses the trainer of TRL.
 """
 
 from __future__ import annotations
@@ -27,9 +28,12 @@ if TYPE_CHECKING:
 
 @plain_frozen(kw_only=True, eq=False)
 class Job:
-    """What a trainer is built from: the ``model`` (or peft's adapter on it), ``rows`` of (tokens,
-    completion mask), the ``folder`` of its checkpoints, the ``callback`` that seals them and keeps
-    the losses, and the ``ranks`` that train together."""
+    """The inputs of a trainer.
+
+    These are the ``model`` (or peft's adapter on it), ``rows`` of (tokens, completion mask), and
+    the ``folder`` of its checkpoints. The ``callback`` seals the checkpoints and stores the losses;
+    ``ranks`` train together.
+    """
 
     settings: Finetune
     model: Any
@@ -42,7 +46,7 @@ class Job:
     ranks: Ranks | None = None
 
     def arguments(self) -> dict[str, Any]:
-        """The fields of transformers' TrainingArguments, which those of TRL extend."""
+        """Return the fields of transformers' TrainingArguments, which TRL extends."""
         settings = self.settings
         device = next(self.model.parameters()).device
         accumulation = -(-settings.accumulation // (1 if self.ranks is None else self.ranks.count))
@@ -68,47 +72,48 @@ class Job:
             "report_to": "none",
             "disable_tqdm": True,
             "dataloader_pin_memory": device.type == "cuda",
-            # of ranks: a loss is a sum over the tokens of all of them, and every parameter has a
-            # gradient
+            # On several ranks, a loss is a sum over the tokens of all ranks, and every parameter
+            # has a gradient.
             "average_tokens_across_devices": True,
             "ddp_find_unused_parameters": False,
         }
 
 
 class TrainerPart(Protocol):
-    """A library that trains. What it builds is a ``transformers.Trainer``, so checkpoints and
-    losses are the same.
+    """A training library. It builds a ``transformers.Trainer``, so checkpoints and losses
+    have the same form.
     """
 
     name: ClassVar[str]
     on_ranks: ClassVar[bool]
-    """Whether it trains on all ranks of a mix; else one process does."""
+    """Whether it trains on all ranks of a mix; otherwise one process trains."""
 
     def check(self, targets: Sequence[str] | None) -> None:
-        """Whether it is installed and takes these settings and an adapter on ``targets`` (None: all
-        parameters are trained).
+        """Check that the library is installed and supports the settings.
+
+        ``targets`` are the targets of an adapter (None: all parameters are trained).
 
         Raises:
-            MissingExtra, ConfigError: before the first stage begins.
+            MissingExtra, ConfigError: before the first stage.
         """
 
     def build(self, job: Job) -> Trainer:
-        """The trainer, ready for ``train``."""
+        """Return the trainer, ready for ``train``."""
 
     def facts(self, trainer: Trainer) -> dict[str, Any]:
-        """What the report says of it, beside the losses."""
+        """Return the library's part of the report, in addition to the losses."""
 
 
 @final
 @component
 class Transformers:
-    """The Trainer of transformers. The rows of an optimiser step are sorted by length, and padded
-    to the longest of their micro-batch.
+    """The Trainer of transformers. It sorts the rows of an optimiser step by length, and pads each
+    row to the longest row of its micro-batch.
 
-    Use when: there is no reason for another. Avoid when an optimiser step has few rows of very
-    different lengths, in micro-batches of several: ``trl`` packs them.
+    Use when: there is no reason for another trainer. Avoid when an optimiser step has few rows of
+    very different lengths, in micro-batches of several rows: ``trl`` packs them.
 
-    Cost: a forward and a backward pass over every row, an epoch.
+    Cost: one forward and one backward pass over every row per epoch.
 
     >>> Transformers().name
     'transformers'
@@ -141,8 +146,9 @@ class Transformers:
 
 
 def by_length(trainer: Any, job: Job) -> Any:
-    """The class of a trainer that sorts the rows of an optimiser step by their lengths, and
-    shares them out among ranks.
+    """Return a subclass of a trainer that sorts the rows of an optimiser step by length.
+
+    It also splits these rows across ranks.
     """
     from accelerate.data_loader import DataLoaderShard  # type: ignore[import-untyped]
 
@@ -159,7 +165,7 @@ def by_length(trainer: Any, job: Job) -> Any:
                     loader.batch_sampler.sampler, lengths, together
                 )
                 return loader
-            # accelerate's own parts repeat rows where they do not come out even
+            # accelerate repeats rows if they do not split evenly
             order = ByLength(loader.batch_sampler.batch_sampler.sampler, lengths, together)
             dealt = Dealt(
                 order,
@@ -179,7 +185,10 @@ def by_length(trainer: Any, job: Job) -> Any:
 
 
 def on_one_device(arguments: Any) -> Any:
-    """Several visible GPUs would be used at once, each with a micro-batch of its own."""
+    """Restrict training to one GPU.
+
+    Otherwise the Trainer uses all visible GPUs, each with a separate micro-batch.
+    """
     if arguments.n_gpu > 1:
         arguments._n_gpu = 1
     return arguments

@@ -1,5 +1,6 @@
-"""Training: AdamW, a LoRA adapter in peft's format, exact resumption; which library does it is
-``Finetune.trainer``.
+"""Training: AdamW, a LoRA adapter in peft's format, exact resumption.
+
+``Finetune.trainer`` selects the training library.
 """
 
 from __future__ import annotations
@@ -47,18 +48,20 @@ def train(
     ranks: Ranks | None = None,
     watch: Watch = lambda step, steps, loss: None,
 ) -> dict[str, Any]:
-    """Trains ``model`` (or the peft ``adapter`` on it) on ``rows`` of (tokens, completion mask),
-    from a checkpoint if ``folder`` holds one, and writes ``adapter/`` (or ``model/``) there.
-    ``start`` gives parameters by their names; ``tokenizer`` is for trainers that ask for one. With
-    ``epochs = 0`` the start is written as it is. All ``ranks`` call this with the same arguments,
-    and share out the rows of every optimiser step; rank 0 writes.
+    """Train ``model`` (or the peft ``adapter`` on it) on ``rows`` of (tokens, completion mask).
+
+    If ``folder`` contains a checkpoint, training resumes from it. The result is written to
+    ``adapter/`` (or ``model/``) in ``folder``. ``start`` contains initial parameters by name;
+    ``tokenizer`` is for trainers that require a tokenizer. With ``epochs = 0``, the start is
+    written without training. All ``ranks`` call this function with the same arguments, and split
+    the rows of every optimiser step; rank 0 writes.
 
     Raises:
-        NumericalError: the loss of a step is not finite; checkpoints from before are kept.
-        OutOfMemory: with what to lower.
-        DiskError: a checkpoint cannot be written; those from before are kept.
-        CheckpointError: a checkpoint or losses.jsonl is damaged; nothing is changed.
-        Interrupted: Ctrl-C; what is done is saved.
+        NumericalError: the loss of a step is not finite; earlier checkpoints are kept.
+        OutOfMemory: the message names the settings to decrease.
+        DiskError: a checkpoint cannot be written; earlier checkpoints are kept.
+        CheckpointError: a checkpoint or losses.jsonl is damaged; no file is changed.
+        Interrupted: Ctrl-C; finished work is saved.
     """
     key = Key(seed if settings.seed is None else settings.seed).fold("finetune")
     number = key.derive() % 2**32
@@ -117,8 +120,9 @@ def train(
 
 
 def _begin(checkpoints: Path, log: LossLog, ranks: Ranks | None) -> Path | None:
-    """The checkpoint that training goes on from, on all ranks the one that rank 0 finds; the
-    losses go back to it.
+    """Return the checkpoint from which training resumes, and rewind the losses to it.
+
+    All ranks use the checkpoint that rank 0 finds.
     """
     if ranks is None or ranks.rank == 0:
         last = newest_checkpoint(checkpoints)
@@ -136,7 +140,10 @@ def _count(model: Any) -> int:
 
 
 def _trainable(model: PreTrainedModel, adapter: Any, start: Mapping[str, Tensor] | None) -> Any:
-    """What is trained: peft's adapter around the frozen model, or all of the model, in float32."""
+    """Return the module to train.
+
+    It is peft's adapter around the frozen model, or the whole model in float32.
+    """
     if adapter is None:
         trained: Any = model.float().requires_grad_(True)
     else:
@@ -152,18 +159,19 @@ def _trainable(model: PreTrainedModel, adapter: Any, start: Mapping[str, Tensor]
 
 
 def _checkpoint(model: PreTrainedModel) -> None:
-    # the name since transformers 5.20; the older one warns
+    # the name since transformers 5.20; the older name causes a warning
     newer = getattr(model, "activation_checkpointing_enable", None)
     (newer or model.gradient_checkpointing_enable)({"use_reentrant": False})
-    # a frozen embedding's output has no gradient for the checkpoints to pass on
+    # checkpoints require a gradient, but the output of a frozen embedding has none
     model.enable_input_require_grads()
 
 
 def _save(model: Any, target: Path) -> None:
-    """Written aside, then renamed: a folder of this name is whole."""
+    """Save a model to a temporary folder, then rename it: a folder named ``target`` is complete."""
     aside = target.with_name(target.name + ".part")
     shutil.rmtree(aside, ignore_errors=True)
-    # Whether embeddings were resized would be asked of the Hub; they are not trained here.
+    # Without this option, peft requests the Hub to detect resized embeddings; these are not
+    # trained.
     model.save_pretrained(
         aside, **({"save_embedding_layers": False} if hasattr(model, "peft_config") else {})
     )
@@ -172,12 +180,16 @@ def _save(model: Any, target: Path) -> None:
 
 
 def _follow(folder: Path, log: LossLog, ranks: Ranks | None, seed: int) -> TrainerCallback:
-    """Seals checkpoints, keeps the losses, and stops after the running step on Ctrl-C."""
+    """Return a callback that seals checkpoints, stores losses, and stops on Ctrl-C.
+
+    It stops after the current step.
+    """
     from transformers import TrainerCallback
 
     class Follow(TrainerCallback):
         def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            # dropout of its own on each rank, unless a checkpoint of as many ranks says which
+            # separate dropout on each rank, unless a checkpoint of the same number of ranks
+            # restores it
             if ranks is not None:
                 torch.manual_seed(
                     Key(seed).fold("rank", ranks.rank, ranks.count, state.global_step).derive()
@@ -190,7 +202,7 @@ def _follow(folder: Path, log: LossLog, ranks: Ranks | None, seed: int) -> Train
 
         def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             if ranks is not None:
-                ranks.any(False)  # each has written its state of random numbers
+                ranks.any(False)  # each rank has written its random state
             if log.written:
                 seal(folder / f"checkpoint-{state.global_step}", log)
 
@@ -207,7 +219,7 @@ def _follow(folder: Path, log: LossLog, ranks: Ranks | None, seed: int) -> Train
 
 @contextlib.contextmanager
 def without_peft_warnings() -> Iterator[None]:
-    """Without the warnings that peft earns by calling transformers by names it has renamed."""
+    """Suppress the warnings about old names of transformers functions that peft calls."""
     with warnings.catch_warnings():
         warnings.filterwarnings(
             "ignore", r".*checkpointing.* is deprecated and will be removed in v6", FutureWarning
@@ -217,9 +229,7 @@ def without_peft_warnings() -> Iterator[None]:
 
 @contextlib.contextmanager
 def tied_are_there(model: Any) -> Iterator[None]:
-    """Without Trainer's warning that a checkpoint lacks keys, where those are other names of
-    tensors that it has.
-    """
+    """Suppress Trainer's warning about missing keys, if they are other names of saved tensors."""
     places: dict[int, list[str]] = {}
     for name, leaf in model.state_dict().items():
         places.setdefault(leaf.data_ptr(), []).append(name)
@@ -242,9 +252,7 @@ def tied_are_there(model: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _failures(settings: Finetune, folder: Path) -> Iterator[None]:
-    """Memory that runs out, and what each library says when it cannot write, as errors with what
-    to do.
-    """
+    """Convert exhausted memory and each library's write errors to errors with instructions."""
     from safetensors import SafetensorError
 
     try:
@@ -276,8 +284,7 @@ def _failures(settings: Finetune, folder: Path) -> Iterator[None]:
                 hint="set ranks = 1 for a model that uses a part of its parameters per row, such "
                 "as a mixture of experts",
             ) from error
-        # OSErrors without a number are no failed system calls: libraries take them for other things
-        # too
+        # Libraries also raise OSErrors without a number; these are not failed system calls.
         writing = (
             error.errno is not None
             if isinstance(error, OSError)
@@ -296,8 +303,9 @@ def _failures(settings: Finetune, folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def borrowed(seed: int) -> Iterator[None]:
-    """The global generators of Python, numpy and torch (GPUs too), seeded inside and restored
-    after.
+    """Seed the global generators of Python, numpy and torch, and restore them afterwards.
+
+    This includes the generators of GPUs.
 
     >>> before = torch.get_rng_state()
     >>> with borrowed(1):

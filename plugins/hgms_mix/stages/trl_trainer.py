@@ -1,4 +1,4 @@
-"""Fine-tuning by TRL's SFTTrainer, on the rows and loss masks that the task made."""
+"""Fine-tuning by TRL's SFTTrainer, on the rows and loss masks of the task."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ OURS: Mapping[str, str] = {
     "output_dir": "run.out",
     "use_cpu": "run.device",
 }
-"""Fields of SFTConfig that a mix file has a name of its own for."""
+"""Fields of SFTConfig that have another name in a mix file."""
 RESERVED = (
     "logging_steps",
     "logging_strategy",
@@ -68,32 +68,30 @@ RESERVED = (
     "trust_remote_code",
     "full_determinism",
 )
-"""Fields that rest on something the mix does itself: checkpoints, losses, and rows that are
-tokens already.
-"""
+"""Fields that depend on the work of the mix: checkpoints, losses, and tokenised rows."""
 
 
 @final
 @component
 class Trl:
-    """The SFTTrainer of TRL. Rows, their order, loss masks, checkpoints and resumption are those of
-    ``transformers``; without packing so are the losses.
+    """The SFTTrainer of TRL. Rows, their order, loss masks, checkpoints and resumption are the same
+    as for ``transformers``; without packing, losses are the same too.
 
-    Use when: rows differ much in length and the model runs flash attention (``packing``,
-    ``padding_free``), or an option of SFTConfig is wanted. Avoid on a CPU, where nothing of it is
-    faster; and with an adapter on ``lm_head``, which TRL refuses.
+    Use when: row lengths differ much and the model uses flash attention (``packing``,
+    ``padding_free``), or you need an option of SFTConfig. Avoid on a CPU, where it is not faster,
+    and with an adapter on ``lm_head``, which TRL rejects.
 
     Arguments:
-        packing: rows are laid one after the other into blocks (best fit, decreasing) of
-            ``sft.max_length`` tokens, by default those of the longest row. A micro-batch then
-            counts blocks, so an optimiser step sees more rows.
-        padding_free: the rows of a micro-batch as one sequence without padding (packing implies
+        packing: rows are concatenated into blocks (best fit, decreasing) of ``sft.max_length``
+            tokens; default: the length of the longest row. A micro-batch then counts blocks, so an
+            optimiser step contains more rows.
+        padding_free: the rows of a micro-batch form one sequence without padding (packing implies
             it).
         completion_only_loss: False: prompts are learned, too.
-        sft: further fields of TRL's SFTConfig (and transformers' TrainingArguments), passed on as
-            they are.
+        sft: further fields of TRL's SFTConfig (and transformers' TrainingArguments), passed on
+            unchanged.
 
-    Cost: as ``transformers``, less what was padding.
+    Cost: as ``transformers``, without the padding.
 
     >>> Trl(packing=True, sft={"packing_strategy": "bfd"}).packing
     True
@@ -180,19 +178,18 @@ class Trl:
                 place=(*PLACE, "max_length"),
                 hint=f"increase it, or set task.max_length = {block}",
             )
-        # SFTConfig's default is True; where it is asked for, it is on already
+        # SFTConfig's default is True; `train` enables checkpointing if it is requested
         switched = {"gradient_checkpointing": False}
         arguments = self._configuration(job.arguments() | switched, block if self.packing else None)
         with _quiet():
-            # without padding there is nothing to sort; packed sequences are other ones than the
-            # rows
+            # Without padding, sorting has no benefit; packed sequences are not the rows.
             trainer = (
                 SFTTrainer if self.packing or self.padding_free else by_length(SFTTrainer, job)
             )(
                 model=job.model,
                 args=on_one_device(arguments),
                 train_dataset=_dataset(job.rows, self.completion_only_loss),
-                # SFTTrainer may give it another padding token
+                # SFTTrainer may change its padding token
                 processing_class=copy.deepcopy(job.tokenizer),
                 callbacks=[job.callback],
             )
@@ -203,10 +200,10 @@ class Trl:
         return {"trainer": self.name, "sequences": len(trainer.train_dataset)}
 
     def _configuration(self, arguments: Mapping[str, Any], block: int | None) -> Any:
-        """The SFTConfig.
+        """Return the SFTConfig.
 
         Raises:
-            ConfigError: a value that it does not take.
+            ConfigError: SFTConfig rejects a value.
         """
         from trl import SFTConfig
 
@@ -225,9 +222,10 @@ class Trl:
 
 
 def _dataset(rows: Sequence[tuple[Tensor, Tensor]], completion_only: bool) -> Dataset:
-    """Tokens and labels in memory. The labels are made here, and not by TRL from a completion mask:
-    the first token of a row is never predicted, but would be counted in the mean where it is
-    learned.
+    """Return tokens and labels in memory.
+
+    TRL's labels from a completion mask would differ. The first token of a row is never predicted,
+    but TRL would count it in the mean if it is learned.
     """
     from datasets import Dataset
 
@@ -243,7 +241,7 @@ def _dataset(rows: Sequence[tuple[Tensor, Tensor]], completion_only: bool) -> Da
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the progress bars of datasets, which would be written across ours."""
+    """Disable the progress bars of datasets, which would overwrite the bars of HGMS."""
     from datasets.utils import (
         are_progress_bars_disabled,
         disable_progress_bars,

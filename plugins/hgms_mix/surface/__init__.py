@@ -1,5 +1,6 @@
-"""`hgms mix surface`: runs of many mixtures, a response surface over the simplex, a mixture with
-its interval.
+"""`hgms mix surface`: run many mixtures, fit a response surface, recommend a mixture.
+
+The surface is over the simplex; the recommended mixture has an interval.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``hgms mix surface``: parses, calls, prints."""
+"""``hgms mix surface``: parse arguments, call functions, print results."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ def surface(
     **choices: Any,
 ) -> None:
     """Fine-tune on a design of mixtures, fit a response surface to the validation losses, and
-    recommend a mixture: with an interval for what it gains over the prior, the region that the
-    best mixture lies in, and a picture.
+    recommend a mixture. The report contains an interval for the gain over the prior, the region of
+    the best mixture, and a picture.
 
     \b
     hgms mix surface mix.toml
@@ -141,7 +141,7 @@ def _of_runs(
     executor: Executor | None,
     **choices: Any,
 ) -> dict[str, Any]:
-    """The report of a design that is run, or what it will cost."""
+    """Run a design and return its report, or return its predicted cost."""
     from hgms_mix.surface.train import carry_out, load, predict
 
     plan = load(config, sets, **choices)
@@ -161,7 +161,7 @@ def _of_files(
     *,
     say: Any,
 ) -> dict[str, Any]:
-    """The report of finished runs in tables."""
+    """Return the report of finished runs in tables."""
     from hgms_mix.surface.learn import learn
     from hgms_mix.surface.report import settings_laid, write
     from hgms_mix.surface.tables import read_runs
@@ -180,7 +180,7 @@ def _shown(findings: Any, report: dict[str, Any]) -> None:
 
 
 def _laid(targets: Sequence[str], prior: str | None, **numbers: int | None) -> list[str]:
-    """Options as what --set would say."""
+    """Convert options to equivalent values of --set."""
     laid = [f"surface.{key}={value}" for key, value in numbers.items() if value is not None]
     if targets:
         laid.append(f"surface.targets={_table(targets, '--target')}")
@@ -191,12 +191,12 @@ def _laid(targets: Sequence[str], prior: str | None, **numbers: int | None) -> l
 
 
 def _text(text: str) -> str:
-    """A string as TOML writes it."""
+    """Format a string as in TOML."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def _table(pairs: Sequence[str], option: str) -> str:
-    """NAME=WEIGHT pairs as an inline table of TOML."""
+    """Convert NAME=WEIGHT pairs to an inline table of TOML."""
     entries = []
     for pair in pairs:
         name, _, weight = pair.rpartition("=") if "=" in pair else (pair, "", "1")

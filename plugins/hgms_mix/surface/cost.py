@@ -1,4 +1,4 @@
-"""What a surface will cost, before it is paid: runs, seconds, tokens."""
+"""Predict the cost of a surface before its runs: number of runs, seconds, tokens."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ from hgms_mix.surface.runs import DesignRuns, Outcome
 
 @frozen(kw_only=True)
 class Cost:
-    """``runs`` in all, of which ``finished`` are there; what the others will take. ``basis``
-    says where seconds come from.
+    """The cost of a surface: ``runs`` in total, ``finished`` runs among these, and the cost of the
+    remaining runs.
+
+    ``basis`` names the source of the seconds.
     """
 
     runs: int
@@ -50,10 +52,11 @@ class Cost:
 
 
 def cost(runs: DesignRuns, points: Sequence[Point], outcomes: Sequence[Outcome | None]) -> Cost:
-    """Of what is not finished. Seconds are the median of finished runs; where there is none, they
-    are measured on a short one.
+    """Return the cost of the unfinished runs.
 
-    Cost: of the measurement, five optimiser steps and three evaluations.
+    Seconds are the median over finished runs. If no run is finished, a short run measures them.
+
+    Cost: for the measurement, five optimiser steps and three evaluations.
     """
     missing = [point for point, outcome in zip(points, outcomes, strict=True) if outcome is None]
     finished = [outcome for outcome in outcomes if outcome is not None]
@@ -82,9 +85,11 @@ def cost(runs: DesignRuns, points: Sequence[Point], outcomes: Sequence[Outcome |
 
 
 def measured(runs: DesignRuns, point: Point) -> float:
-    """Seconds that a run takes: one of a single optimiser step, plus the further steps, each a half
-    of what one of three takes more. A run goes ahead of them, since the first imports what all
-    need.
+    """Measure the seconds of a run.
+
+    The time is a run of one optimiser step plus the further steps. A run of three steps gives the
+    time per step: half of its additional time. A warm-up run precedes both, because the first run
+    imports the packages.
     """
     finetune = runs.config.finetune
     size = runs.config.sample.size

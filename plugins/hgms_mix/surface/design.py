@@ -1,4 +1,7 @@
-"""Which mixtures are tried: anchors, repeated for the noise, and points that fill the simplex."""
+"""The mixtures of a design: repeated anchors, and points that fill the simplex.
+
+The repeats measure the noise.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,9 @@ from hgms_core import ConfigError, Key
 
 @frozen(kw_only=True)
 class Point:
-    """One run of the design: the weights of the sources in their order, the seed of sample and
-    fine-tuning, and what it is there for."""
+    """One run of the design: the weights of the sources in their order, the seed of sample
+    and fine-tuning, and the role of the run.
+    """
 
     weights: tuple[float, ...]
     seed: int
@@ -23,19 +27,19 @@ class Point:
 def design(
     prior: np.ndarray, *, points: int | None, repeats: int, shrink: float, seed: int
 ) -> list[Point]:
-    """The runs of a surface over ``len(prior)`` sources::
+    """Return the runs of a surface over ``len(prior)`` sources::
 
         anchors    prior, and (1 − shrink) e_s + shrink · prior for each source s;
                    each ``repeats`` times, with other seeds
-        the rest   a scrambled Sobol sequence, carried to Dirichlet(S · prior) by its
+        the rest   a scrambled Sobol sequence, mapped to Dirichlet(S · prior) by its
                    conditional quantiles
 
-    For a uniform prior the rest is spread evenly over the simplex. A longer design begins with the
-    shorter ones, so that its runs are those of before and more. Every run has a seed of its own:
-    what differs between two of them is mixture and chance.
+    For a uniform prior, the rest is spread evenly over the simplex. A longer design contains the
+    runs of a shorter design as its beginning. Every run has a separate seed, so two runs differ by
+    mixture and chance.
 
     Raises:
-        ConfigError: fewer points than the anchors take, or a source of weight zero in the prior.
+        ConfigError: fewer points than the anchors require, or a source of weight zero in the prior.
 
     >>> [
     ...     point.role
@@ -80,7 +84,7 @@ def design(
 
 
 def spread(prior: np.ndarray, count: int, key: Key) -> np.ndarray:
-    """The first ``count`` points of the sequence, ``[count, S]``, Dirichlet(S · prior)::
+    """Return the first ``count`` points of the sequence, ``[count, S]``, Dirichlet(S · prior)::
 
         ω_s = b_s · Π_{r<s} (1 − b_r),  b_s = the u_s-quantile of Beta(α_s, Σ_{r>s} α_r),
             α = S · prior
@@ -96,7 +100,7 @@ def spread(prior: np.ndarray, count: int, key: Key) -> np.ndarray:
     rest = np.cumsum(alpha[::-1])[::-1]
     sobol = qmc.Sobol(sources - 1, scramble=True, rng=np.random.default_rng(key.derive()))
     exponent = max(int(np.ceil(np.log2(max(count, 1)))), 0)
-    # whole powers of two are balanced, and what scipy does not warn of
+    # powers of two are balanced, and cause no warning of scipy
     uniform = sobol.random_base2(exponent)[:count]
     parts = beta.ppf(np.clip(uniform, 1e-9, 1 - 1e-9), alpha[:-1], rest[1:])
     left = np.cumprod(1 - parts, axis=1)
@@ -104,7 +108,7 @@ def spread(prior: np.ndarray, count: int, key: Key) -> np.ndarray:
 
 
 def _weights(weights: np.ndarray) -> tuple[float, ...]:
-    """Rounded, so that a repeated mixture is one in any file."""
+    """Return rounded weights, so that a repeated mixture is identical in every file."""
     rounded = weights.round(6)
     rounded[rounded.argmax()] += 1 - rounded.sum()
     return tuple(float(weight) for weight in rounded.round(6))

@@ -1,4 +1,4 @@
-"""The runs of a design as jobs, which may be carried out anywhere."""
+"""The runs of a design as jobs, which any executor can run."""
 
 from __future__ import annotations
 
@@ -17,16 +17,14 @@ from hgms_mix.surface.design import Point
 from hgms_mix.surface.runs import DesignRuns, Outcome
 
 PATIENCE = 0.5
-"""Seconds to wait for a run that another process makes."""
+"""Seconds to wait for a run of another process."""
 _KNOWN: WeakValueDictionary[str, DesignRuns] = WeakValueDictionary()
-"""The designs of this process by what they are made of: what one of them has read need not be
-read again.
-"""
+"""The designs of this process by data fingerprint: jobs of the same design share loaded data."""
 _LAST: list[DesignRuns] = []
 
 
 def piece(runs: DesignRuns, point: Point) -> Piece:
-    """The run of a point; its result is its :class:`Outcome`."""
+    """Return the run of a point as a job; its result is its :class:`Outcome`."""
     plugins = [] if runs.given.host is None else unannounced(runs.given.host)
     arguments = {
         "config": resolved(runs.given),
@@ -60,8 +58,9 @@ def piece(runs: DesignRuns, point: Point) -> Piece:
 
 @unless_busy
 def work(arguments: Mapping[str, Any], tell: Tell) -> Mapping[str, Any]:
-    """The point of ``arguments`` (see :func:`piece`) as the job of an executor; what came of it
-    is in its folder.
+    """Run the point of ``arguments`` (see :func:`piece`) as the job of an executor.
+
+    The results are in the folder of the point.
     """
     design = _design(arguments)
     progress = RemoteProgress(tell)
@@ -75,11 +74,11 @@ def work(arguments: Mapping[str, Any], tell: Tell) -> Mapping[str, Any]:
     runs.show(progress, progress.say)
     point = Point(**{**arguments["point"], "weights": tuple(arguments["point"]["weights"])})
     with claimed(runs.place(point), patience=PATIENCE):
-        if runs.finished(point) is None:  # else another process has finished it meanwhile
+        if runs.finished(point) is None:  # else another process has finished it
             runs.run(point)
     return {}
 
 
 def _design(arguments: Mapping[str, Any]) -> str:
-    """The same for all points of one design."""
+    """Return a digest that is the same for all points of one design."""
     return digest([arguments["config"], arguments["folder"]])

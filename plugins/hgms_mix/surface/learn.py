@@ -1,4 +1,4 @@
-"""From finished runs to surfaces, a recommended mixture, and what can be said of it."""
+"""Fit surfaces to finished runs, recommend a mixture, and estimate its uncertainty."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from hgms_mix.surface.settings import SurfaceSettings
 from hgms_mix.surface.tables import Runs
 
 TARGET = "target"
-"""What the weighted mean of the metrics that decide is called."""
+"""Name of the weighted mean of the metrics that decide."""
 
 
 @frozen(kw_only=True, eq=False)
 class Findings:
-    """What the ``runs`` say: ``every`` run but those ``aside``, which went wrong. ``surface`` is
-    that of the target, by which ``recommendation`` was made; ``differences`` are the expected loss
-    of the recommended mixture minus the prior's, by metric; ``calibration`` is the root mean square
-    of the target's standardised leave-one-out errors, ``covered`` the share of them in a 95 %
-    interval.
+    """The results of the ``runs``: ``every`` run except the failed runs ``aside``.
+
+    ``surface`` is the surface of the target, from which ``recommendation`` is computed.
+    ``differences`` contains, by metric, the expected loss of the recommended mixture minus the
+    expected loss of the prior. ``calibration`` is the root mean square of the target's standardised
+    leave-one-out errors. ``covered`` is the share of these errors in a 95 % interval.
     """
 
     every: Runs
@@ -42,12 +43,12 @@ class Findings:
 
     @property
     def apart(self) -> bool:
-        """Whether the recommended mixture can be told apart from the prior, and is better."""
+        """Whether the recommended mixture is distinguishable from the prior, and better."""
         return self.recommendation.against_prior.high < 0
 
     @property
     def lost(self) -> list[float]:
-        """The target of the runs set aside."""
+        """The targets of the runs set aside."""
         return [float(loss) for loss in weighted(self.aside, self.targets)]
 
     @property
@@ -55,7 +56,7 @@ class Findings:
         return "uniform" if np.ptp(self.prior) < 1e-9 else "the prior"
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the findings as a dictionary for JSON."""
         recommendation = self.recommendation
         surface = self.surface
         sources = self.runs.sources
@@ -103,17 +104,18 @@ class Findings:
 def learn(
     runs: Runs, settings: SurfaceSettings, *, seed: int = 0, rows: Mapping[str, int] | None = None
 ) -> Findings:
-    """Surfaces of all metrics, and the mixture that is best for the weighted mean of those that
-    decide.
+    """Fit surfaces of all metrics, and recommend a mixture.
 
-    Runs with a loss that is not finite, or far above what all others allow
-    (:func:`hgms_mix.surface.outliers.gone_wrong`), are set aside. The mean is fitted itself, so
-    that repeats show its noise, whatever correlation metrics have.
+    The mixture has the best weighted mean of the metrics that decide.
 
-    Cost: a second or two for each metric with some tens of mixtures.
+    The function sets aside runs with a non-finite loss, or a loss far above all others
+    (:func:`hgms_mix.surface.outliers.gone_wrong`). It fits the weighted mean directly. Repeats
+    therefore show the noise of the mean for any correlation of the metrics.
+
+    Cost: a second or two per metric for some tens of mixtures.
 
     Raises:
-        ConfigError: too few mixtures, or names that are not there.
+        ConfigError: too few mixtures, or unknown names.
     """
     sources = len(runs.sources)
     deciding = runs.deciding
@@ -175,5 +177,5 @@ def learn(
 
 
 def weighted(runs: Runs, targets: Mapping[str, float]) -> np.ndarray:
-    """The target of each run."""
+    """Return the target of each run."""
     return np.asarray(sum(weight * runs.metrics[name] for name, weight in targets.items()))

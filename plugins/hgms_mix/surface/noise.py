@@ -1,6 +1,4 @@
-"""How much runs of one mixture scatter: a variance at every mixture, from what the repeats of a
-few say.
-"""
+"""The noise of runs: a variance at every mixture, estimated from the repeats of a few mixtures."""
 
 from __future__ import annotations
 
@@ -8,14 +6,15 @@ import numpy as np
 from attrs import frozen
 
 SPREADS = np.array([0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0])
-"""Standard deviations τ of a source's effect on the logarithm of the variance that are tried."""
+"""Candidate standard deviations τ of a source's effect on the logarithm of the variance."""
 
 
 @frozen(kw_only=True, eq=False)
 class Noise:
-    """The variance of one run: log σ²(ω) = level + (ω − centre) · slope. ``freedom`` is how many
-    degrees of freedom it stands on; ``spread`` the τ that the repeats ask for, 0 where they may all
-    have the same variance.
+    """The variance of one run: log σ²(ω) = level + (ω − centre) · slope.
+
+    ``freedom`` is the number of degrees of freedom of the estimate. ``spread`` is the τ estimated
+    from the repeats; it is 0 if all variances may be equal.
     """
 
     level: float
@@ -29,15 +28,16 @@ class Noise:
 
 
 def noise_of(mixtures: np.ndarray, variances: np.ndarray, freedoms: np.ndarray) -> Noise:
-    """From repeated ``mixtures``, ``[A, S]``, with their sample variances s² of d degrees of
-    freedom each::
+    """Estimate the noise from repeated ``mixtures``, ``[A, S]``.
+
+    ``variances`` are their sample variances s², with d degrees of freedom each::
 
         log s²_a − ψ(d_a/2) + log(d_a/2) = level + (ω_a − centre) · slope + e_a,
             e_a ~ N(0, ψ'(d_a/2)),  slope ~ N(0, τ²)
 
-    (the mean and variance of the logarithm of a χ² number). τ has the largest restricted likelihood
-    with a half-normal prior of scale 1; at τ = 0 this is one pooled variance. Few repeats leave τ
-    near 0.
+    The terms in ψ and ψ' are the mean and variance of the logarithm of a χ² number. τ maximises the
+    restricted likelihood with a half-normal prior of scale 1. At τ = 0 the estimate is one pooled
+    variance. With few repeats, τ stays near 0.
 
     >>> noise_of(np.eye(2), np.array([0.04, 0.04]), np.array([4, 4])).spread
     0.0
@@ -46,7 +46,7 @@ def noise_of(mixtures: np.ndarray, variances: np.ndarray, freedoms: np.ndarray) 
 
     pooled = float((variances * freedoms).sum() / freedoms.sum())
     centre = mixtures.mean(0)
-    if pooled <= 0:  # every repeat gave the very same number
+    if pooled <= 0:  # every repeat gave exactly the same number
         return Noise(
             level=-np.inf,
             slope=np.zeros(len(centre)),
@@ -75,7 +75,7 @@ def noise_of(mixtures: np.ndarray, variances: np.ndarray, freedoms: np.ndarray) 
     assert best is not None
     _, level, slope, spread = best
     if spread == 0:
-        # the better estimate of one variance: logarithms are less efficient
+        # more efficient than logarithms for a single variance
         level = float(np.log(pooled))
     return Noise(
         level=level, slope=slope, centre=centre, freedom=int(freedoms.sum()), spread=spread

@@ -1,6 +1,4 @@
-"""Runs that went wrong: a loss far above all that the others allow, as of a fine-tuning that
-diverged.
-"""
+"""Failed runs: losses far above all others, for example after a divergence of fine-tuning."""
 
 from __future__ import annotations
 
@@ -9,24 +7,28 @@ import numpy as np
 from hgms_mix.surface.process import sklearn
 
 FAR = 10.0
-"""How many robust standard deviations a loss may lie above what is expected of it."""
+"""Largest difference of a loss above its expected value, in robust standard deviations."""
 APART = 0.5
-"""How far above all other losses, as a share of their range."""
+"""Largest difference of a loss above all other losses, as a share of their range."""
 MOST = 0.2
-"""The share of runs that may be set aside; where there are more, none is: then it is the surface
-that is rough.
+"""Largest share of runs that may be set aside. If more runs qualify, none is set aside: the
+surface itself is then rough.
 """
 
 
 def gone_wrong(mixtures: np.ndarray, losses: np.ndarray) -> np.ndarray:
-    """Which runs to set aside, as a mask.
+    """Return a mask of the runs to set aside.
 
-    Two things have to be so. It lies ``FAR`` robust standard deviations above what is expected of
-    it: of a mixture that was run three times or more, their median (repeats that agree are no
-    accident); of any other, a quadratic (with few runs: linear) surface with the least sum of
-    absolute errors, which single bad runs do not move. The standard deviation is 1.4826 times the
-    median error of those that such a surface does not pass through. And it lies above all that are
-    kept, by ``APART`` of the range of those: a steep surface is steep in more than a single run.
+    A run is set aside if it meets two conditions:
+
+    - Its loss is ``FAR`` robust standard deviations above its expected value. For a mixture with
+      three or more runs, this is the median of these runs, because repeats that agree are not
+      accidental. For other mixtures, it is the value of a quadratic (with few runs: linear) surface
+      with the least sum of absolute errors. Single bad runs do not change this surface. The
+      standard deviation is 1.4826 times the median error of the runs through which the surface does
+      not pass.
+    - Its loss is above all kept losses, by ``APART`` of their range. A steep surface is steep in
+      more than one run.
 
     >>> places = np.linspace(0, 1, 12)
     >>> losses = places**2 + 0.01 * np.sin(9.0 * np.arange(12))
@@ -54,14 +56,15 @@ def gone_wrong(mixtures: np.ndarray, losses: np.ndarray) -> np.ndarray:
 
 
 def _robust(mixtures: np.ndarray, losses: np.ndarray) -> tuple[np.ndarray, int]:
-    """What the surface of least absolute errors says of each run, and how many coefficients it
-    has.
+    """Return predictions at each run, and the number of coefficients.
+
+    The predictions are from the surface of least absolute errors.
     """
     sklearn()
     from sklearn.linear_model import QuantileRegressor
     from sklearn.preprocessing import PolynomialFeatures
 
-    # the last weight follows from the others
+    # the other weights determine the last weight
     terms = PolynomialFeatures(2, include_bias=False).fit_transform(mixtures[:, :-1])
     if len(losses) < 2 * (terms.shape[1] + 1):
         terms = mixtures[:, :-1]

@@ -1,5 +1,6 @@
-"""The picture of a surface: a triangle for three sources, and what more or less of each source
-does. Needs `hgms[plot]`.
+"""The picture of a surface: a triangle for three sources, and a profile per source.
+
+A profile shows the effect of a source's weight. Needs `hgms[plot]`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 CORNERS = np.array([[0.0, 0.0], [1.0, 0.0], [0.5, np.sqrt(3) / 2]])
-"""Where the sources stand in the triangle."""
+"""Positions of the sources in the triangle."""
 FINE = 40
 """Mixtures along a side of the triangle, and points of a profile."""
 WIDE = 4
@@ -24,9 +25,7 @@ WIDE = 4
 
 
 def draw(findings: Findings, path: Path) -> Path:
-    """The surface of the target with its region and the recommended mixture, and the profiles
-    beside it.
-    """
+    """Draw the surface of the target, its region, the recommended mixture, and the profiles."""
     sources = findings.runs.sources
     label = next(iter(findings.targets)) if len(findings.targets) == 1 else TARGET
     if len(sources) == 3:
@@ -50,8 +49,11 @@ def draw(findings: Findings, path: Path) -> Path:
 
 
 def profile(findings: Findings, source: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Weights of ``source`` from 0 to 1, the others sharing the rest as in the recommended mixture
-    (evenly where they have nothing there); the surface's mean, and its standard deviation."""
+    """Return weights of ``source``, and the surface's mean and standard deviation there.
+
+    The weights are from 0 to 1. The other sources share the rest as in the recommended mixture
+    (evenly if they have no weight there).
+    """
     share = np.linspace(0, 1, FINE + 1)
     others = findings.recommendation.weights.copy()
     others[source] = 0
@@ -118,7 +120,10 @@ def _plain(axis: Axes) -> None:
 
 
 def _triangle(axis: Axes, findings: Findings, label: str) -> None:
-    """Colours: the surface's mean. Small dots: minimisers of functions drawn from it."""
+    """Draw the triangle.
+
+    Colours: the surface's mean. Small dots: minimisers of functions drawn from the surface.
+    """
     surface = findings.surface
     recommendation = findings.recommendation
     grid = (
@@ -132,7 +137,7 @@ def _triangle(axis: Axes, findings: Findings, label: str) -> None:
     axis.figure.colorbar(shades, ax=axis, shrink=0.75, label=label)
     axis.plot(*CORNERS[[0, 1, 2, 0]].T, color="#3D3D3D", linewidth=1)
     region = recommendation.minimisers @ CORNERS
-    # draws that fall on one mixture are seen
+    # makes draws at the same mixture visible
     jitter = np.random.default_rng(0).normal(scale=0.006, size=region.shape)
     cloud = region + jitter
     axis.scatter(

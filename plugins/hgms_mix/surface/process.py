@@ -1,5 +1,7 @@
-"""The response surface: a Gaussian process over the simplex, with the noise of each point and
-without certainty about its own parameters."""
+"""The response surface: a Gaussian process over the simplex, with noise per point.
+
+The parameters of the process are uncertain too, and are integrated out.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +18,19 @@ from hgms_core.errors import MissingExtra
 from hgms_mix.surface.noise import Noise, noise_of
 
 COMPONENTS = 24
-"""Parameter vectors that the surface is a mixture of."""
+"""Number of parameter vectors in the mixture of processes."""
 FREEDOM = 3
-"""Degrees of freedom from which on repeats say what the noise is; with fewer it is a parameter
-of the surface.
+"""Minimum degrees of freedom for estimating the noise from repeats. With fewer, the noise is
+a parameter of the surface.
 """
 CENTRES = {"trend": (1.0, 1.0), "bend": (-1.0, 1.2), "length": (0.0, 0.7), "white": (-2.0, 1.0)}
-"""Priors of the logarithms of (standardised) standard deviations and of lengths on the simplex:
-(mean, standard deviation).
+"""Priors of the logarithms of (standardised) standard deviations and of lengths on the
+simplex: (mean, standard deviation).
 """
 
 
 def sklearn() -> Any:
-    """scikit-learn's Gaussian processes, imported when they are used."""
+    """Import scikit-learn's Gaussian processes on first use."""
     try:
         from sklearn import gaussian_process
     except ImportError as error:
@@ -43,9 +45,12 @@ def sklearn() -> Any:
 
 @frozen(kw_only=True, eq=False)
 class Surface:
-    """A posterior over functions of a mixture. ``losses`` are those of ``mixtures``, ``[G, S]``,
-    means over ``counts`` runs; ``members`` fitted processes with ``weights``; ``noise`` None where
-    no mixture was repeated. All deviations from the mean are multiplied by ``widening``."""
+    """A posterior over functions of a mixture.
+
+    ``losses`` are the losses at ``mixtures``, ``[G, S]``, as means over ``counts`` runs.
+    ``members`` are fitted processes with ``weights``. ``noise`` is None if no mixture was repeated.
+    All deviations from the mean are multiplied by ``widening``.
+    """
 
     mixtures: np.ndarray
     losses: np.ndarray
@@ -58,7 +63,10 @@ class Surface:
     widening: float = 1.0
 
     def posterior(self, mixtures: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Mean, ``[Q]``, and covariance, ``[Q, Q]``, of the expected loss at ``mixtures``."""
+        """Return mean, ``[Q]``, and covariance, ``[Q, Q]``, of the expected loss.
+
+        Both are at ``mixtures``.
+        """
         means, covariances = zip(
             *(member.predict(mixtures, return_cov=True) for member in self.members), strict=True
         )
@@ -73,7 +81,7 @@ class Surface:
         return np.asarray(self.shift + self.scale * np.einsum("k,kq->q", self.weights, parts))
 
     def deviation(self, mixtures: np.ndarray) -> np.ndarray:
-        """The posterior standard deviation at each of ``mixtures``."""
+        """Return the posterior standard deviation at each of ``mixtures``."""
         means, sds = zip(
             *(member.predict(mixtures, return_std=True) for member in self.members), strict=True
         )
@@ -84,7 +92,7 @@ class Surface:
         return np.asarray(self.scale * self.widening * np.sqrt(np.maximum(variance, 0)))
 
     def draws(self, mixtures: np.ndarray, count: int, key: Key) -> np.ndarray:
-        """``[count, Q]`` functions from the posterior, at ``mixtures``."""
+        """Return ``[count, Q]`` functions drawn from the posterior, at ``mixtures``."""
         generator = np.random.default_rng(key.derive())
         chosen = np.bincount(
             generator.choice(len(self.weights), size=count, p=self.weights),
@@ -94,8 +102,8 @@ class Surface:
         for number, member in zip(chosen, self.members, strict=True):
             if number:
                 mean, covariance = member.predict(mixtures, return_cov=True)
-                # a posterior is the prior minus what is known: its rounding errors are as large as
-                # the prior's
+                # The posterior covariance is the prior minus the data term, so its rounding errors
+                # scale with the prior.
                 jitter = 1e-10 * member.kernel_.diag(mixtures).max()
                 root = np.linalg.cholesky(covariance + jitter * np.eye(len(mean)))
                 drawn.append(mean + generator.standard_normal((number, len(mean))) @ root.T)
@@ -103,14 +111,15 @@ class Surface:
         return mean + self.widening * (self.shift + self.scale * np.concatenate(drawn) - mean)
 
     def left_out(self) -> np.ndarray:
-        """The standardised error at each mixture, predicted from the others with the same
-        parameters and without widening; N(0, 1) for a surface that knows how much it does not
-        know::
+        """Return the standardised leave-one-out errors.
+
+        Each mixture is predicted from the others with the same parameters and without widening. For
+        a surface with correct uncertainty, the errors are N(0, 1)::
 
             z_i = [K⁻¹y]_i / √[K⁻¹]_ii
 
         Source: Rasmussen and Williams, *Gaussian Processes for Machine Learning*, 2006, section
-            5.4.2.
+        5.4.2.
         """
         errors = []
         variances = []
@@ -125,16 +134,17 @@ class Surface:
 
 
 def fit(mixtures: np.ndarray, losses: np.ndarray, key: Key) -> Surface:
-    """The surface of ``losses``, ``[N]``, of runs with ``mixtures``, ``[N, S]``::
+    """Fit the surface of ``losses``, ``[N]``, of runs with ``mixtures``, ``[N, S]``::
 
         y = f(ω) + e,  f ~ GP(0, a² (1 + ω·ω') + b² Matérn₅⸝₂(ω, ω'; ℓ_1 … ℓ_S)),
             e ~ N(0, σ²(ω) / repeats)
 
-    a linear trend, as mixing has it, and a bend with a length for each source. Where mixtures were
-    repeated, σ² comes from the repeats (:func:`hgms_mix.surface.noise.noise_of`), else it is
-    another parameter. The parameters are integrated out: drawn from Student's t around their mode,
-    weighted by likelihood and prior, ``COMPONENTS`` of them kept. Where leave-one-out errors are
-    larger than the surface expects, it is widened by their root mean square.
+    The terms are a linear trend, typical of mixing, and a bend with a length per source. If
+    mixtures were repeated, σ² comes from the repeats (:func:`hgms_mix.surface.noise.noise_of`);
+    otherwise it is another parameter. The parameters are integrated out: vectors are drawn from
+    Student's t around the mode and weighted by likelihood and prior. ``COMPONENTS`` vectors are
+    kept. If leave-one-out errors are larger than expected, the surface is widened by their root
+    mean square.
 
     Cost: O(G³) a few thousand times, for G distinct mixtures.
     """
@@ -164,8 +174,11 @@ def fit(mixtures: np.ndarray, losses: np.ndarray, key: Key) -> Surface:
 def grouped(
     mixtures: np.ndarray, losses: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, Noise | None]:
-    """Distinct mixtures, how often each was run, its mean loss, and the noise; where repeats leave
-    fewer than ``FREEDOM`` degrees of freedom, every run for itself, and no noise."""
+    """Return distinct mixtures, their run counts, their mean losses, and the noise.
+
+    If repeats provide fewer than ``FREEDOM`` degrees of freedom, return every run separately, and
+    None as noise.
+    """
     places, inverse = np.unique(mixtures.round(6), axis=0, return_inverse=True)
     inverse = inverse.reshape(-1)
     counts = np.bincount(inverse)
@@ -186,7 +199,7 @@ def grouped(
 def _members(
     x: np.ndarray, y: np.ndarray, alpha: np.ndarray, white: bool, key: Key
 ) -> tuple[tuple[Any, ...], np.ndarray]:
-    """Processes with parameters from their posterior, and the weight of each."""
+    """Return processes with parameters from their posterior, and the weight of each process."""
     library = sklearn()
     kernel, centre, width = _kernel(x.shape[1], white)
 
@@ -219,7 +232,7 @@ def _members(
     logs = np.array([likelihood(theta, clone_kernel=False) for theta in thetas])
     logs -= 0.5 * (((thetas - centre) / width) ** 2).sum(1) + proposed
     shares = np.exp(logs - logs.max())
-    # systematic resampling: every kept vector stands for its share
+    # systematic resampling: the count of a vector represents its share
     ticks = (np.arange(COMPONENTS) + generator.random()) / COMPONENTS
     kept, counts = np.unique(
         np.searchsorted(np.cumsum(shares) / shares.sum(), ticks).clip(max=size), return_counts=True
@@ -228,7 +241,10 @@ def _members(
 
 
 def _kernel(sources: int, white: bool) -> tuple[Any, np.ndarray, np.ndarray]:
-    """The kernel, and the means and standard deviations of the normal prior of its parameters."""
+    """Return the kernel, and mean and standard deviation of the prior of each parameter.
+
+    The priors are normal.
+    """
     kernels = sklearn().kernels
     wide = (1e-12, 1e12)
     kernel = kernels.ConstantKernel(1.0, wide) * kernels.DotProduct(1.0, "fixed")
@@ -249,15 +265,16 @@ def _around_the_mode(
     width: np.ndarray,
     generator: np.random.Generator,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The minimum of ``loss`` (value, gradient), and a root of its inverse curvature there:
-    where parameters are drawn.
+    """Return the minimum of ``loss`` (value, gradient), and a root of its inverse curvature there.
+
+    Both define the proposal distribution of the parameters.
     """
     from scipy.optimize import minimize
 
     box = list(zip(centre - 4 * width, centre + 4 * width, strict=True))
     starts = [centre, *(centre + 0.7 * width * generator.standard_normal((2, len(centre))))]
     with warnings.catch_warnings():
-        # of the optimiser; what it finds is only a proposal's centre
+        # ignore warnings of the optimiser: its result is only the centre of the proposal
         warnings.simplefilter("ignore")
         mode = min(
             (minimize(loss, start, jac=True, bounds=box) for start in starts),
@@ -275,8 +292,9 @@ def _around_the_mode(
 
 
 def _without_white(fitted: Any) -> Any:
-    """The same process, whose predictions are of the expected loss: the noise of a run stays in
-    what it was fitted to.
+    """Return the same process without the white kernel, so that it predicts the expected loss.
+
+    The noise of a run remains part of the fit.
     """
     fitted.kernel_ = fitted.kernel_.k1
     return fitted

@@ -1,4 +1,4 @@
-"""Whether a surface of a small model holds for a larger one: the ranks of some mixtures in both."""
+"""Check a small model's surface for a larger model, by the ranks of some mixtures in both."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ RESAMPLES = 2000
 
 @frozen(kw_only=True)
 class RankCorrelation:
-    """Spearman's rank correlation over ``count`` mixtures with its 95 % percentile bootstrap
-    interval (mixtures are drawn).
+    """Spearman's rank correlation over ``count`` mixtures, with its 95 % percentile bootstrap
+    interval over mixtures.
     """
 
     value: float
@@ -32,8 +32,11 @@ class RankCorrelation:
 
 
 def chosen(findings: Findings, points: Sequence[Point], count: int) -> list[Point]:
-    """``count`` mixtures of the design from the best to the worst by the surface, at even steps of
-    its ranks: the first run of each. The prior is one of them."""
+    """Return ``count`` mixtures of the design from the best to the worst by the surface.
+
+    They are at even steps of the surface's ranks, and include the prior. Each is the first run of
+    its mixture.
+    """
     first: dict[tuple[float, ...], Point] = {}
     for point in points:
         first.setdefault(point.weights, point)
@@ -56,7 +59,7 @@ def chosen(findings: Findings, points: Sequence[Point], count: int) -> list[Poin
 
 
 def rank_correlation(mine: np.ndarray, theirs: np.ndarray, key: Key) -> RankCorrelation:
-    """Of two columns; resamples in which one is constant say nothing and are left out.
+    """Return the rank correlation of two columns; resamples with a constant column are excluded.
 
     >>> rank_correlation(
     ...     np.array([1.0, 2.0, 3.0, 4.0]), np.array([1.0, 4.0, 9.0, 16.0]), Key(0)
@@ -81,7 +84,7 @@ def rank_correlation(mine: np.ndarray, theirs: np.ndarray, key: Key) -> RankCorr
 
 
 def words(correlation: RankCorrelation, gap: float, prior: str) -> dict[str, Any]:
-    """For the report, with a sentence."""
+    """Return the result for the report, with a sentence."""
     conclusion = (
         "both models rank mixtures alike"
         if correlation.low > 0.5

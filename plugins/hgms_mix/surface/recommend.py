@@ -1,5 +1,6 @@
-"""The mixture that the surface recommends, the region the best one lies in, and differences with
-intervals.
+"""Recommend a mixture by the surface.
+
+The results include the region of the best mixture, and differences with intervals.
 """
 
 from __future__ import annotations
@@ -17,13 +18,15 @@ LEVEL = 0.95
 CANDIDATES = 1024
 DRAWN = 256
 DRAWS = 512
-"""Mixtures that are compared, those at which functions are drawn, and how many functions."""
+"""Number of compared mixtures, number of mixtures at which functions are drawn, and number of
+functions.
+"""
 
 
 @frozen(kw_only=True)
 class Gap:
-    """A difference of expected losses with its interval, and the posterior probability that it
-    is below zero.
+    """A difference of expected losses with its interval, and the posterior probability that
+    it is below zero.
     """
 
     value: float
@@ -34,10 +37,12 @@ class Gap:
 
 @frozen(kw_only=True, eq=False)
 class Recommendation:
-    """``weights`` minimise the surface. ``region`` holds, for each source, the ``LEVEL`` interval
-    of its weight in the best mixture, over ``minimisers`` of functions drawn from the posterior;
-    ``against_prior`` and ``against_best`` are its expected loss minus the prior's, and minus that
-    of ``best``, the best of those tried.
+    """The recommended mixture, with its uncertainty.
+
+    ``weights`` minimise the surface. ``region`` contains, for each source, the ``LEVEL`` interval
+    of its weight in the best mixture, over ``minimisers`` of functions drawn from the posterior.
+    ``against_prior`` is the expected loss of ``weights`` minus the expected loss of the prior.
+    ``against_best`` is the same for ``best``, the best of the mixtures that were run.
     """
 
     weights: np.ndarray
@@ -51,10 +56,10 @@ class Recommendation:
 def recommend(
     surface: Surface, prior: np.ndarray, tried: np.ndarray, key: Key, *, caution: float = 0.0
 ) -> Recommendation:
-    """The minimiser of mean + caution · standard deviation over the simplex, found among
-    ``CANDIDATES`` mixtures and refined.
+    """Return the minimiser of mean + caution · standard deviation over the simplex.
 
-    ``tried`` are the distinct mixtures that were run.
+    The search starts from ``CANDIDATES`` mixtures and refines the best. ``tried`` are the distinct
+    mixtures that were run.
     """
 
     def risk(mixtures: np.ndarray) -> np.ndarray:
@@ -82,9 +87,12 @@ def recommend(
 
 
 def gap(surface: Surface, mine: np.ndarray, theirs: np.ndarray) -> Gap:
-    """Expected loss at one mixture minus that at another: posterior mean ± quantile · standard
-    deviation. The quantile is Student's: with the noise's degrees of freedom, or, without repeats,
-    as many as there are more runs than a linear trend has coefficients."""
+    """Return the expected loss at one mixture minus the expected loss at another, with an interval.
+
+    The interval is posterior mean ± quantile · standard deviation. The quantile is Student's, with
+    the noise's degrees of freedom. Without repeats, the degrees of freedom are the number of runs
+    minus the number of coefficients of a linear trend.
+    """
     from scipy import special
 
     mean, covariance = surface.posterior(np.array([mine, theirs]))
@@ -106,8 +114,11 @@ def gap(surface: Surface, mine: np.ndarray, theirs: np.ndarray) -> Gap:
 
 
 def simplex(sources: int, count: int, key: Key) -> np.ndarray:
-    """``count`` mixtures: three quarters spread evenly, a quarter on the borders, where a source or
-    more has no weight; and the corners."""
+    """Return ``count`` mixtures and the corners.
+
+    Three quarters are spread evenly. One quarter is on the borders, where one or more sources have
+    no weight.
+    """
     even = spread(np.full(sources, 1 / sources), count - count // 4, key)
     border = spread(np.full(sources, 1 / sources), count // 4, key.fold("border"))
     generator = np.random.default_rng(key.fold("faces").derive())
@@ -119,7 +130,7 @@ def simplex(sources: int, count: int, key: Key) -> np.ndarray:
 
 
 def _refined(start: np.ndarray, risk: Callable[[np.ndarray], np.ndarray], key: Key) -> np.ndarray:
-    """The best of ever closer neighbours."""
+    """Refine a mixture by searching ever closer neighbours."""
     generator = np.random.default_rng(key.derive())
     best = start
     for radius in (0.1, 0.05, 0.02, 0.01, 0.005):
@@ -131,7 +142,7 @@ def _refined(start: np.ndarray, risk: Callable[[np.ndarray], np.ndarray], key: K
 def _near(
     centre: np.ndarray, radius: float, count: int, generator: np.random.Generator
 ) -> np.ndarray:
-    """Mixtures about ``radius`` away in each weight; what would be negative is none."""
+    """Return mixtures about ``radius`` away in each weight; negative weights become 0."""
     near = np.maximum(centre + radius * generator.standard_normal((count, len(centre))), 0)
     near = near[near.sum(1) > 0]
     return np.asarray(near / near.sum(1, keepdims=True))

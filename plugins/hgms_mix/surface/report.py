@@ -1,4 +1,4 @@
-"""What is written of a surface: surface.json, the tables, the picture."""
+"""Write the results of a surface: surface.json, the tables, the picture."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hgms_mix.surface.tables import write_runs
 
 
 def settings_laid(sets: Sequence[str], registry: Registry) -> SurfaceSettings:
-    """The settings that ``sets`` alone say."""
+    """Return the settings from ``sets``, without a configuration file."""
     table: dict[str, Any] = {}
     for assignment in sets:
         lay(table, assignment)
@@ -40,10 +40,10 @@ def settings_laid(sets: Sequence[str], registry: Registry) -> SurfaceSettings:
 
 
 def settings_of(table: object, registry: Registry, *source: str) -> SurfaceSettings:
-    """The settings in a table ``surface`` of a file ``source``.
+    """Return the settings in a table ``surface`` of a file ``source``.
 
     Raises:
-        ConfigError: all that is wrong with them, with places.
+        ConfigError: all errors in the settings, with places.
     """
     try:
         settings: SurfaceSettings = structured(table, SurfaceSettings, registry)
@@ -59,8 +59,11 @@ def write(
     say: Callable[[Findings, dict[str, Any]], None] | None,
     more: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Writes ``surface.json``, ``ratios.csv``, ``metrics.csv`` and ``surface.png`` into ``folder``;
-    the report. ``say`` gets the findings and the report."""
+    """Write the results into ``folder``, and return the report.
+
+    The files are ``surface.json``, ``ratios.csv``, ``metrics.csv`` and ``surface.png``. ``say``
+    receives the findings and the report.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     tables = (folder / "ratios.csv", folder / "metrics.csv")
     write_runs(findings.every, *tables)

@@ -1,6 +1,4 @@
-"""The runs of a design: each is sampled, fine-tuned and evaluated by the stages of `hgms mix`,
-once.
-"""
+"""The runs of a design: the stages of `hgms mix` sample, fine-tune and evaluate each run once."""
 
 from __future__ import annotations
 
@@ -28,15 +26,18 @@ from hgms_mix.surface.tables import REPORTED, Runs
 
 DECIDES = "validation_"
 LOOKED = 256
-"""Rows of each source whose length says how many tokens a run will have."""
+"""Rows of each source that are tokenised to estimate the tokens of a run."""
 VERSION = "1"
-"""Of what a run's record holds."""
+"""Version of the record of a run."""
 
 
 @frozen(kw_only=True)
 class Outcome:
-    """A finished run: the shares that its sources had among the drawn rows, its losses, a mean over
-    tokens, by metric, and what it took (``seconds`` None where it was broken off and gone on with).
+    """A finished run: its mixture, losses and cost.
+
+    ``mixture`` contains the shares of the sources in the drawn rows. ``metrics`` contains the
+    losses by metric, as means over tokens. ``seconds`` is None if the run was interrupted and
+    resumed.
     """
 
     key: str
@@ -53,33 +54,31 @@ class Outcome:
 
 @define(kw_only=True, eq=False)
 class DesignRuns:
-    """Carries out points of a design in ``folder``. What is finished under the same settings and
-    data is taken over.
+    """Run the points of a design in ``folder``; reuse finished runs with the same settings and
+    data.
 
-    Weights are those of the point, as method ``fixed`` has them: nothing is learned, so stages
-    before ``sample`` are left out. Validation and test sets are both evaluated at the end; the
-    tuned model is not kept.
+    The weights are the weights of the point, as for the method ``fixed``. No weights are learned,
+    so the stages before ``sample`` are skipped. The last stage evaluates both validation and test
+    sets. The tuned model is deleted.
     """
 
     config: MixConfig
     folder: Path
     given: MixConfig = field(init=False)
-    """As it was before its test sets became those of the surface."""
+    """The configuration before :func:`evaluated` replaced its test sets."""
     _mix: Mix = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.given, self.config = self.config, evaluated(self.config)
-        self._mix = Mix(self.config, self.folder)  # one for all: test sets become tokens once
+        self._mix = Mix(self.config, self.folder)  # tokenises the test sets once
 
     def check(self) -> None:
-        """Raises ConfigError or MissingExtra for what can be known to fail before the first run
-        begins.
-        """
+        """Raise ConfigError or MissingExtra for failures detectable before the first run."""
         sklearn()
         self._mix.check("evaluate")
 
     def limits(self) -> list[str]:
-        """A line for each source that has fewer rows than a mixture may ask for."""
+        """Return a line for each source with fewer rows than a mixture may require."""
         size = self.config.sample.size
         return [
             (
@@ -101,12 +100,13 @@ class DesignRuns:
         return [name for name in names if name.startswith(DECIDES)]
 
     def rows(self) -> dict[str, int]:
-        """How many rows with an answer each source has."""
+        """Return the number of rows with an answer, by source."""
         return {name: index.size for name, index in self._mix.task.rows().items()}
 
     def tokens(self) -> dict[str, float]:
-        """The mean length of each source's rows, in tokens of the model that is tuned, by
-        ``LOOKED`` rows of each.
+        """Return the mean row length of each source, in tokens of the tuned model.
+
+        The mean is over ``LOOKED`` rows of each source.
         """
         counts = dict.fromkeys(self.sources, LOOKED)
         tables = self._mix.task.draw(
@@ -115,8 +115,9 @@ class DesignRuns:
         return {name: float(table.lengths.double().mean()) for name, table in tables.items()}
 
     def shortened(self, config: MixConfig, folder: Path) -> DesignRuns:
-        """The same with other settings of sample and fine-tuning, elsewhere; what was read is
-        shared.
+        """Return a copy with other settings for sample and fine-tuning, in another folder.
+
+        The copy shares loaded data.
         """
         short = copy.copy(self)
         short.config = config
@@ -124,7 +125,7 @@ class DesignRuns:
         return short
 
     def finished(self, point: Point) -> Outcome | None:
-        """What came of a point, if it was run before."""
+        """Return the outcome of a point, or None if it has not been run."""
         key = self._ready(point)
         try:
             record = json.loads((self._folder(key) / "run.json").read_bytes())
@@ -142,15 +143,16 @@ class DesignRuns:
                 tokens=record["tokens"],
             )
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return None  # not there, or damaged: it is run again
+            return None  # missing or damaged: run it again
 
     def run(self, point: Point) -> Outcome:
-        """Samples, fine-tunes and evaluates, or goes on with it. Where the loss of a fine-tuning
-        stops being finite, so are all losses of the run: it would diverge again, and the others do
-        without it.
+        """Sample, fine-tune and evaluate a point, or resume this work.
+
+        If the loss of fine-tuning becomes non-finite, all losses of the run are NaN. A repeated run
+        would diverge too, and the other runs do not depend on it.
 
         Raises:
-            Interrupted: Ctrl-C; what is done is saved.
+            Interrupted: Ctrl-C; finished work is saved.
         """
         key = self._ready(point)
         mix = self._mix
@@ -190,11 +192,11 @@ class DesignRuns:
         return outcome
 
     def place(self, point: Point) -> Path:
-        """The folder of a point."""
+        """Return the folder of a point."""
         return self._folder(self._ready(point))
 
     def show(self, view: View, say: Callable[[str], None]) -> None:
-        """From here on stages and steps are shown there."""
+        """Show stages and steps in ``view``, and their lines through ``say``."""
         self._mix.view = view
         self._mix.say = say
 
@@ -202,8 +204,9 @@ class DesignRuns:
         return self.folder / "runs" / key[:12]
 
     def _ready(self, point: Point) -> str:
-        """Makes the mix that of ``point``; the key, the sha256 of everything its result depends
-        on.
+        """Set the mix to ``point``, and return its key.
+
+        The key is the sha256 of everything that determines the result.
         """
         mix = self._mix
         mix.config = evolve(self.config, seed=point.seed)
@@ -228,10 +231,12 @@ class DesignRuns:
 
 
 def evaluated(config: MixConfig) -> MixConfig:
-    """The configuration whose test sets are its validation sets, too. Benchmarks are not asked.
+    """Return the configuration with validation sets as additional test sets.
+
+    It has no benchmarks.
 
     Raises:
-        ConfigError: seeds that every run would share, or a start that only a learned mixture has.
+        ConfigError: a seed is the same for every run, or the start requires a learned mixture.
     """
     for table in ("sample", "finetune"):
         if (seed := getattr(config, table).seed) is not None:
@@ -266,7 +271,7 @@ def evaluated(config: MixConfig) -> MixConfig:
 
 
 def table_of(outcomes: list[Outcome], sources: tuple[str, ...]) -> Runs:
-    """The outcomes as tables have them."""
+    """Return the outcomes in the form of tables."""
     return Runs(
         names=tuple(outcome.key[:12] for outcome in outcomes),
         sources=sources,

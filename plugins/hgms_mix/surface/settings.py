@@ -39,20 +39,23 @@ def _weighing(name: str, weights: Mapping[str, float]) -> None:
 @final
 @component
 class SurfaceSettings:
-    """Table ``[surface]``: which mixtures are tried, and what decides among them.
+    """Table ``[surface]``: the mixtures to run, and the criterion of the recommendation.
 
     Arguments:
-        points: runs in all, repeats counted; None: the anchors' and 4 for each source.
-        repeats: runs, each with another seed, of each anchor: the prior, and one mixture near each
-            source alone. Their spread is the noise.
-        shrink: how far the anchor of a source is drawn from "that source alone" to the prior (share
-            of the way).
-        prior: the mixture that others are compared with: ``uniform``, ``rows`` (in proportion to
-            the sources' rows), or weights by source.
-        targets: weights of the validation sets (or of the columns of metrics.csv), whose mean
-            decides; empty: all alike.
+        points: total number of runs, including repeats; None: the runs of the anchors plus 4 per
+            source.
+        repeats: runs per anchor, each with another seed. The anchors are the prior and, for each
+            source, one mixture that consists mostly of this source. The spread of repeats is the
+            noise.
+        shrink: distance of the anchor of a source from the corner of this source toward the prior,
+            as a share of the way.
+        prior: the mixture to compare with: ``uniform``, ``rows`` (in proportion to the rows of the
+            sources), or weights by source.
+        targets: weights of the validation sets (or of the columns of metrics.csv). Their weighted
+            mean decides. Empty: equal weights.
         caution: the recommended mixture minimises mean + caution · standard deviation of the
-            surface. 0: the mean; 1: of two mixtures with equal means the one that is better known.
+            surface. 0: the mean; 1: of two mixtures with equal means, the mixture with the smaller
+            uncertainty.
 
     >>> SurfaceSettings(points=30).repeats
     3
@@ -68,8 +71,9 @@ class SurfaceSettings:
     caution: float = field(default=0.0, validator=not_negative)
 
     def prior_over(self, sources: Mapping[str, int | None]) -> np.ndarray:
-        """The prior's weights in the order of ``sources``, whose values are their numbers of rows
-        (None: not known).
+        """Return the prior's weights in the order of ``sources``.
+
+        The values of ``sources`` are the numbers of rows (None: unknown).
 
         >>> SurfaceSettings(prior={"a": 3.0, "b": 1.0}).prior_over({"a": None, "b": None})
         array([0.75, 0.25])
@@ -93,8 +97,10 @@ class SurfaceSettings:
         return weights / weights.sum()
 
     def target_weights(self, names: list[str]) -> dict[str, float]:
-        """The share of each target, of which there are ``names``; those of no weight are left out.
-        A validation set may be named without ``validation_``, which its metric begins with."""
+        """Return the share of each target among the metrics ``names``, without targets of weight 0.
+
+        The name of a validation set may omit ``validation_``, the prefix of its metric.
+        """
         full = {name.removeprefix("validation_"): name for name in names}
         targets = {full.get(name, name): weight for name, weight in self.targets.items()}
         weights = (

@@ -1,4 +1,7 @@
-"""`ratios.csv` and `metrics.csv`, as olmix reads them: a row a run, joined by the column `run`."""
+"""`ratios.csv` and `metrics.csv`, in the format of olmix.
+
+Both have one row per run, and are joined by the column `run`.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +22,13 @@ from hgms_core.errors import DataError
 IDS = ("run", "run_id")
 OTHER = (*IDS, "name", "index")
 REPORTED = "test_"
-"""Metrics whose names begin with this never decide."""
+"""Metrics with this prefix never decide."""
 
 
 @frozen(kw_only=True, eq=False)
 class Runs:
-    """Finished runs: their names, the shares that their sources had, ``[N, S]``, and their
-    metrics, lower is better.
+    """Finished runs: their names, the shares of their sources, ``[N, S]``, and their metrics;
+    lower is better.
     """
 
     names: tuple[str, ...]
@@ -35,11 +38,11 @@ class Runs:
 
     @property
     def deciding(self) -> list[str]:
-        """The metrics that may decide: not those of test sets."""
+        """The metrics that may decide: all except the metrics of test sets."""
         return [name for name in self.metrics if not name.startswith(REPORTED)]
 
     def only(self, which: np.ndarray) -> Runs:
-        """Those that a mask chooses."""
+        """Return the runs that a mask selects."""
         return Runs(
             names=tuple(name for name, chosen in zip(self.names, which, strict=True) if chosen),
             sources=self.sources,
@@ -49,7 +52,7 @@ class Runs:
 
 
 def write_runs(runs: Runs, ratios: Path, metrics: Path) -> None:
-    """Both files. Numbers are written so that reading gives the same ones."""
+    """Write both files. Reading them returns exactly the same numbers."""
     ids = [(run, run, number) for number, run in enumerate(runs.names)]
     rows = [[*head, *mixture] for head, mixture in zip(ids, runs.mixtures.tolist(), strict=True)]
     _write(ratios, ["run", "name", "index", *runs.sources], rows)
@@ -59,13 +62,15 @@ def write_runs(runs: Runs, ratios: Path, metrics: Path) -> None:
 
 
 def read_runs(ratios: Path, metrics: Path, say: Callable[[str], None] = lambda line: None) -> Runs:
-    """The runs that both files have, in the order of the ratios. As in olmix, the identifying
-    column is ``run`` or ``run_id``; ``name``, ``index`` and unnamed columns say nothing; every
-    other column of ratios is a source, of metrics a metric; shares sum to 1 within 0.01. A run that
-    one file lacks, or that lacks a metric, is left out; ``say`` gets how many those are.
+    """Return the runs that are in both files, in the order of the ratios.
+
+    As in olmix, the identifying column is ``run`` or ``run_id``; ``name``, ``index`` and unnamed
+    columns are ignored. Every other column of ratios is a source, and every other column of metrics
+    is a metric. Shares sum to 1 within 0.01. A run that is missing in one file, or lacks a metric,
+    is excluded; ``say`` receives the number of excluded runs.
 
     Raises:
-        DataError: a file that is not such a table, with its line.
+        DataError: a file is not such a table; the error names the line.
     """
     id_of_ratios, sources, shares = _read(ratios, "a source")
     id_of_metrics, names, values = _read(metrics, "a metric")
@@ -114,8 +119,9 @@ def read_runs(ratios: Path, metrics: Path, say: Callable[[str], None] = lambda l
 
 
 def _read(path: Path, what: str) -> tuple[str, list[str], dict[str, list[float]]]:
-    """The identifying column, the names of the others, and their values by run; an empty cell is
-    NaN.
+    """Return the identifying column, the names of the other columns, and their values by run.
+
+    An empty cell is NaN.
     """
     rows = _rows(path)
     header = [name.strip() for name in rows[0]] if rows else []

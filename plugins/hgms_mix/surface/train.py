@@ -1,5 +1,6 @@
-"""`hgms mix surface CONFIG`: the design is run, then fitted; optionally, some of it again with
-the larger model.
+"""`hgms mix surface CONFIG`: run a design and fit surfaces.
+
+Optionally, repeat some of its mixtures with the larger model.
 """
 
 from __future__ import annotations
@@ -32,14 +33,15 @@ from hgms_mix.surface.runs import DesignRuns, Outcome, table_of
 from hgms_mix.surface.settings import SurfaceSettings
 
 BARE = re.compile(r"[A-Za-z0-9_-]+")
-"""Keys that TOML takes without quotes."""
+"""Keys that TOML accepts without quotes."""
 
 
 @frozen(kw_only=True)
 class Plan:
-    """What a mix file and the command line ask for. ``target`` is the configuration with the larger
-    model, None where ``[finetune.model]`` names none; ``options`` are those with which ``hgms mix``
-    reads the file as it is read here.
+    """The settings from a mix file and the command line.
+
+    ``target`` is the configuration with the larger model, or None if ``[finetune.model]`` is not
+    set. With ``options``, ``hgms mix`` reads the file in the same way as here.
     """
 
     path: Path
@@ -61,8 +63,9 @@ def load(
     check: int = 0,
     registry: Registry | None = None,
 ) -> Plan:
-    """The plan of a mix file. Its method and budget are of no use here: mixtures are those of
-    the design.
+    """Return the plan of a mix file.
+
+    Its method and budget are ignored: the design determines the mixtures.
     """
     table = {
         key: value for key, value in tables_of(path, "configuration").items() if key not in OF_GRIDS
@@ -92,7 +95,7 @@ def load(
         attrs.evolve(config.finetune, model=None, adapter=None) if larger else config.finetune
     )
     again: dict[str, Any] = {"--seed": seed, "--out": out, "--device": device}
-    # hgms mix takes one method of a grid, which the mixture then replaces
+    # hgms mix requires one method of a grid; the mixture then replaces this method
     if isinstance(methods, list):
         entry = next(iter(methods), None)
         again["--method"] = (
@@ -110,7 +113,7 @@ def load(
         if place[0] != "surface"
         for word in ("--set", text)
     ]
-    # plugins that no distribution announces: the others are found
+    # pass only plugins without an announcing distribution; the others are found automatically
     files = [
         info.module
         for info in registry.host.infos.values()
@@ -130,9 +133,7 @@ def load(
 
 
 def predict(plan: Plan, *, say: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
-    """What carrying the plan out will cost: of the surface, and of the check with the larger
-    model.
-    """
+    """Predict the cost of a plan: the surface, and the check with the larger model."""
     runs = DesignRuns(config=plan.config, folder=plan.folder)
     runs.check()
     points = points_of(plan, runs)
@@ -141,7 +142,7 @@ def predict(plan: Plan, *, say: Callable[[str], None] = lambda line: None) -> di
     costs = {"surface": cost(runs, points, [runs.finished(point) for point in points])}
     say(f"surface: {costs['surface']}")
     if plan.check and plan.target is not None:
-        # which mixtures it will be is not known yet; all take the same time
+        # The mixtures of the check are not known yet, but all mixtures take the same time.
         larger = DesignRuns(config=plan.target, folder=plan.folder)
         larger.check()
         some = list({point.weights: point for point in reversed(points)}.values())[: plan.check]
@@ -159,12 +160,14 @@ def carry_out(
     executor: Executor | None = None,
     bars: bool = False,
 ) -> dict[str, Any]:
-    """Runs what is missing of the design, fits, writes; the report. ``executor`` carries the runs
-    out (None: this process, one by one), and several processes may be at the same design.
+    """Run the unfinished runs of the design, fit surfaces, write files, and return the report.
+
+    ``executor`` runs the jobs (None: this process, one after another). Several processes may run
+    the same design.
 
     Raises:
-        Interrupted: Ctrl-C; the same command goes on.
-        HgmsError: runs failed, and why; the others are kept.
+        Interrupted: Ctrl-C; the same command resumes.
+        HgmsError: runs failed, with the reasons; finished runs are kept.
     """
     executor = executor or Here()
     runs = DesignRuns(config=plan.config, folder=plan.folder)
@@ -191,12 +194,15 @@ def carry_out(
         say(f"check: {len(some)} mixtures with finetune.model")
         theirs = carried(larger, some, say, diverging=len(some), executor=executor, bars=bars)
         more["check"] = checked(findings, larger, some, theirs, plan.config.seed)
-    with claimed(plan.folder, patience=60.0):  # who else was at it writes the same
+    with claimed(plan.folder, patience=60.0):  # other processes write the same files
         return write(findings, plan.folder, say=show, more=more)
 
 
 def following(plan: Plan, findings: Findings) -> str:
-    """The command that tunes on the recommended mixture, or on the prior where that is as good."""
+    """Return the command that fine-tunes on the recommended mixture, or on the prior.
+
+    It uses the prior unless the recommended mixture is distinguishable from the prior, and better.
+    """
     weights = findings.recommendation.weights if findings.apart else findings.prior
     names = [
         name if BARE.fullmatch(name) else json.dumps(name, ensure_ascii=False)
@@ -211,7 +217,7 @@ def following(plan: Plan, findings: Findings) -> str:
 
 def points_of(plan: Plan, runs: DesignRuns) -> list[Point]:
     settings = plan.settings
-    settings.target_weights(runs.deciding)  # a name that is not there is said before anything runs
+    settings.target_weights(runs.deciding)  # rejects an unknown name before the first run
     prior = settings.prior_over(runs.rows())
     return design(
         prior,
@@ -231,11 +237,11 @@ def carried(
     executor: Executor | None = None,
     bars: bool = False,
 ) -> list[Outcome]:
-    """The outcomes of all points, those that are finished taken over.
+    """Return the outcomes of all points; reuse finished runs.
 
     Raises:
         NumericalError: the losses of more than ``diverging`` runs are not finite.
-        HgmsError: runs failed, and why.
+        HgmsError: runs failed, with the reasons.
     """
     done = [outcome for outcome in map(runs.finished, points) if outcome is not None]
     _check_diverged(done, diverging)
@@ -279,9 +285,9 @@ def checked(
     outcomes: list[Outcome],
     seed: int,
 ) -> dict[str, Any]:
-    """How the larger model ranks some mixtures, beside the surface."""
+    """Compare the ranking of some mixtures by the larger model with the surface."""
     theirs = weighted(table_of(outcomes, runs.sources), findings.targets)
-    theirs[np.isnan(theirs)] = np.inf  # diverged: behind all others
+    theirs[np.isnan(theirs)] = np.inf  # diverged: ranks after all others
     mine = findings.surface.mean(np.array([outcome.mixture for outcome in outcomes]))
     correlation = proxy.rank_correlation(mine, theirs, Key(seed).fold("surface", "check"))
     at_prior = next(i for i, point in enumerate(points) if point.role == "prior")

@@ -1,4 +1,4 @@
-"""What was found, in words and tables for a person."""
+"""Print the findings as sentences and tables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hgms_mix.surface.recommend import Gap
 
 
 def show(findings: Findings, report: Mapping[str, Any]) -> None:
-    """The recommended mixture, then what it is worth, then the files."""
+    """Print the recommended mixture, then its gain, then the files."""
     runs = findings.runs
     recommendation = findings.recommendation
     weights = findings.targets
@@ -60,7 +60,7 @@ def show(findings: Findings, report: Mapping[str, Any]) -> None:
 
 
 def sentences(findings: Findings) -> Iterator[str]:
-    """The verdict, and how far it can be believed."""
+    """Yield the verdict and its reliability, as sentences."""
     prior = findings.prior_name
     if findings.aside.names:
         losses = ", ".join(
@@ -103,7 +103,7 @@ def sentences(findings: Findings) -> Iterator[str]:
 
 
 def verdict(gap: Gap, prior: str) -> str:
-    """The sentence on the recommended mixture against the prior.
+    """Return the sentence that compares the recommended mixture with the prior.
 
     >>> verdict(Gap(value=-0.1, low=-0.3, high=0.1, below=0.9), "uniform").partition(";")[0]
     'recommended − uniform: -0.100 [-0.300, +0.100]: cannot be told apart from uniform'
@@ -120,7 +120,7 @@ def verdict(gap: Gap, prior: str) -> str:
 
 
 def spell(gap: Gap) -> str:
-    """A difference with as many digits as its interval is worth.
+    """Format a difference with the digits that its interval supports.
 
     >>> spell(Gap(value=-0.12345, low=-0.2345, high=-0.0123, below=1.0))
     '-0.123 [-0.234, -0.012]'

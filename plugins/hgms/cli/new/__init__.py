@@ -1,4 +1,4 @@
-"""`hgms new`: a distribution of one's own, from a template."""
+"""`hgms new`: create a distribution from a template."""
 
 from __future__ import annotations
 

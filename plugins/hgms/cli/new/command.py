@@ -1,6 +1,4 @@
-"""``hgms new plugin``: a distribution of one's own that passes every check from the first
-minute. Parse, fill in, write.
-"""
+"""``hgms new plugin``: write a new distribution that passes every check from the start."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ from hgms_core.registry import KINDS, NAME, Kind, Registry
 TEMPLATE = files("hgms.cli.new") / "template"
 
 API = "hgms_plugin_api = 2\n\n\n"
-"""What a module says that is a plugin of its own; of several the package says it."""
+"""Declaration of a plugin module; for several components the package contains it."""
 
 TESTED_WITH = {
     "generator": "count=2, steps=5, noise=0.5, batch_size=4",
@@ -36,8 +34,7 @@ TESTED_WITH = {
     "task": "places=12, rows=30",
     "method": "sigma=1.0, steps=30",
 }
-"""The fields of the second instance in each template's conformance test; the first has the
-defaults.
+"""Fields of the second instance in each template's conformance test; the first uses the defaults.
 """
 
 
@@ -113,7 +110,7 @@ def plugin(name: str, words: str, into: Path, as_json: bool) -> None:
 
 
 def kinds_called(words: str) -> list[Kind]:
-    """The kinds of a list with commas, each once."""
+    """Return the kinds of a comma-separated list, without duplicates."""
     kinds = [kind_called(word.strip(), ("--kind",)) for word in words.split(",") if word.strip()]
     twice = next((kind for kind in kinds if kinds.count(kind) > 1), None)
     if twice is not None or not kinds:
@@ -132,8 +129,10 @@ def run_of(kind: Kind, kinds: Sequence[Kind]) -> str:
 
 
 def layout(several: bool) -> dict[str, tuple[str, str]]:
-    """Each file of the distribution: the template it is made from, and what it is for. Those of a
-    component are there for each of ``several``, which are the files of a package."""
+    """Return each file of the distribution: its template and its purpose.
+
+    The files of a component are repeated for each of ``several``, in a package.
+    """
     module, test = ("@module@/@kind@", "@kind@") if several else ("@module@", "@module@")
     package = ("package.py", "the package: the hooks of the files beside it")
     component, algorithm = (
@@ -161,7 +160,7 @@ def layout(several: bool) -> dict[str, tuple[str, str]]:
 
 
 def filled(name: str, kinds: Sequence[Kind]) -> dict[str, tuple[str, str]]:
-    """Every file of the distribution by its place in it: what it holds, and what it is for."""
+    """Return the content and the purpose of every file of the distribution, by its path."""
     parts = [values_of(name, kind, kinds) for kind in kinds]
     files = {}
     whole = values_of_all(parts)
@@ -174,11 +173,11 @@ def filled(name: str, kinds: Sequence[Kind]) -> dict[str, tuple[str, str]]:
 
 
 def values_of(name: str, kind: Kind, kinds: Sequence[Kind]) -> dict[str, str]:
-    """What stands in the templates of one component."""
+    """Return the values for the templates of one component."""
     source = _template(f"kinds/{kind.name}.py")
     summary, _, method = _template(f"kinds/{kind.name}.md").partition("\n\n")
     cls = "".join(word.capitalize() for word in name.split("-"))
-    # the module uses it for something else
+    # The module already uses this name.
     if len(kinds) > 1 or keyword.iskeyword(cls) or re.search(rf"\b{cls}\b", source):
         cls += kind.name.capitalize()
     return {
@@ -199,15 +198,13 @@ def values_of(name: str, kind: Kind, kinds: Sequence[Kind]) -> dict[str, str]:
 
 
 def _requirement() -> str:
-    """This version of hgms, or a later one below the next minor version."""
+    """Return the requirement: this version of hgms, or a later one below the next minor version."""
     major, minor = __version__.split(".")[:2]
     return f"hgms>={__version__},<{major}.{int(minor) + 1}"
 
 
 def values_of_all(parts: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """What stands in the templates of the distribution: of its one component, or of all of them
-    together.
-    """
+    """Return the values for the templates of the distribution, from all of its components."""
     first = parts[0]
     several = len(parts) > 1
 
@@ -267,8 +264,9 @@ def _filled(text: str, values: Mapping[str, str]) -> str:
 
 
 def check_name(name: str, kinds: Sequence[Kind]) -> None:
-    """Refuses a name that is not in kebab-case, and one that would meet another component,
-    plugin, module or distribution.
+    """Reject a name that is not in kebab-case or is already in use.
+
+    Other components, plugins, modules and distributions are checked.
     """
     if not NAME.fullmatch(name) or name.startswith("hgms-"):
         near = kebab(name)
@@ -305,7 +303,7 @@ def check_name(name: str, kinds: Sequence[Kind]) -> None:
             hint=f"{advice}; `hgms plugins` lists all plugins",
         )
     module = f"hgms_{name.replace('-', '_')}"
-    with contextlib.suppress(ImportError):  # of a name that the core says has moved
+    with contextlib.suppress(ImportError):  # the core has moved this name
         if importlib.util.find_spec(module) is not None:
             raise ConfigError(
                 "name-taken",
@@ -327,7 +325,7 @@ def check_name(name: str, kinds: Sequence[Kind]) -> None:
 
 
 def kebab(text: str) -> str:
-    """The nearest right spelling of a name; empty where nothing is left of it.
+    """Return the nearest valid spelling of a name, or an empty text if no valid part remains.
 
     >>> kebab("My_SteepestSolver 2"), kebab("hgms-Lévy"), kebab("42")
     ('my-steepest-solver-2', 'levy', '')
@@ -339,7 +337,7 @@ def kebab(text: str) -> str:
 
 
 def check_folder(folder: Path) -> None:
-    """Refuses a place where something is already, or where no folder can be."""
+    """Reject a folder that already contains files or cannot be created."""
     if folder.parent.exists() and not folder.parent.is_dir():
         raise ConfigError(
             "not-a-folder",

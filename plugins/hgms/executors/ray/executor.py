@@ -1,5 +1,8 @@
-"""Jobs as tasks of Ray Core. A worker gets the name of a function and plain values, and calls it in
-the installation that it has; it refuses where that is not the driver's."""
+"""Jobs as tasks of Ray Core.
+
+A worker receives the name of a function and plain values, and calls the function in its local
+installation. It rejects the job if that installation differs from the driver's.
+"""
 
 from __future__ import annotations
 
@@ -21,27 +24,27 @@ from hgms_core.torch_errors import first_line
 from hgms_core.validators import at_least, optional
 
 LOOK = 1.0
-"""Seconds between two looks at jobs under way."""
+"""Seconds between two checks of running jobs."""
 ANSWER = 10.0
-"""Seconds that the machine of an address has to answer."""
+"""Time limit in seconds for a reply from the machine of an address."""
 PATIENCE = 60.0
-"""Seconds that jobs have to save what they did when a person stops them."""
+"""Seconds in which jobs must save their state after a user stops them."""
 
 
 @reports_errors
 @define(eq=False, field_transformer=read_by_annotation)
 class Ray:
-    """Tasks of Ray, one for each job, with the CPUs, GPUs and memory that it needs.
+    """Tasks of Ray, one per job, with the CPUs, GPUs and memory that the job needs.
 
-    ``address`` is ``HOST:PORT`` of a cluster, ``auto`` for the one that runs on this machine; None
-    starts one here for as long as it is needed: on the loopback address, without a dashboard, with
-    Ray's token authentication. ``jobs`` at a time; None: as many as the cluster has room for. Ray
-    itself takes nothing up again: whoever asked for a lost run asks once more, and it goes on from
-    its folder, which must be on a disk that all machines share.
+    ``address`` is ``HOST:PORT`` of a cluster, or ``auto`` for the cluster on this machine. None
+    starts a temporary cluster here: on the loopback address, without a dashboard, with Ray's token
+    authentication. ``jobs`` is the number of simultaneous jobs; None: as many as fit in the
+    cluster. Ray itself does not resume jobs. The caller submits a lost run a second time, and it
+    resumes from its folder, which must be on a disk that all machines share.
 
-    Errors: MissingExtra without ray; ConfigError where there is no such cluster, where its Ray or
-    Python is of another version, and where a worker has another installation than this machine
-    (digests of the code are compared).
+    Errors: MissingExtra without ray; ConfigError if there is no such cluster, if its Ray or Python
+    has another version, or if the installation of a worker differs from this machine (digests of
+    the code are compared).
     """
 
     name: ClassVar[str] = "ray"
@@ -96,7 +99,7 @@ class Ray:
         )
         where = "local" if self.address is None else self.address
         _ensure_answer(where)
-        before = os.umask(0o077)  # the token that Ray writes is for nobody else to read
+        before = os.umask(0o077)  # only the user may read the token that Ray writes
         try:
             if self.address is None:
                 self._restore.enter_context(_on_loopback())
@@ -124,7 +127,7 @@ class Ray:
         self._task = ray.remote(carried_out_beside)
 
     def _room(self) -> int:
-        """How many jobs may be on the cluster at once; it may grow."""
+        """Return how many jobs the cluster can run at once; the number may grow."""
         return self.jobs or max(1, int(self._ray.cluster_resources().get("CPU", 1)))
 
     def _submit(self, job: Job) -> Any:
@@ -145,8 +148,9 @@ class Ray:
         return ending_of(job, result, report)
 
     def _interrupt(self, running: list[Any]) -> None:
-        """A KeyboardInterrupt in every task, which then saves what it did; those that do not in
-        time are killed.
+        """Raise a KeyboardInterrupt in every task, which then saves its state.
+
+        Tasks that do not end in time are killed.
         """
         with contextlib.suppress(KeyboardInterrupt):
             for task in running:
@@ -159,7 +163,7 @@ class Ray:
 
 
 def _ensure_answer(where: str) -> None:
-    """Ray itself tries for minutes to reach a machine that does not answer."""
+    """Check that the machine replies; Ray itself would retry for minutes."""
     if where in ("local", "auto"):
         return
     host, _, port = where.rpartition(":")
@@ -180,14 +184,16 @@ def _nobody(where: str, error: Exception) -> ConfigError:
 
 
 SWITCH = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-"""Ray's switch for the addresses that it listens on, named after the systems where the loopback
-address is its default. Ray reads the variable when it is imported, and its processes inherit it.
+"""Ray's switch for the addresses that it listens on.
+
+It is named after the systems on which the loopback address is the default. Ray reads the variable
+at import, and its processes inherit it.
 """
 
 
 @contextlib.contextmanager
 def _on_loopback() -> Iterator[None]:
-    """A Ray that starts inside listens on the loopback address only."""
+    """Make a Ray cluster that starts inside the context listen on the loopback address only."""
     from ray._private import ray_constants
 
     variable = os.environ.get(SWITCH)
@@ -205,8 +211,9 @@ def _on_loopback() -> Iterator[None]:
 
 
 def _keep_quiet() -> None:
-    """Ray prints what becomes of its workers on standard output, where a table or JSON is to be;
-    we say it ourselves.
+    """Suppress Ray's messages about its workers on standard output.
+
+    Standard output is reserved for a table or JSON, and HGMS reports these events itself.
     """
     with contextlib.suppress(ImportError):
         from ray._private import worker

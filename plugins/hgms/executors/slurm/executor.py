@@ -1,5 +1,6 @@
-"""Jobs through SLURM, by submitit: a batch job for each, put back into the queue where its time
-is up.
+"""Jobs through SLURM, by submitit: one batch job per job.
+
+SLURM requeues a batch job when its time limit is reached.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from hgms_core.torch_errors import first_line
 from hgms_core.validators import at_least, greater_than
 
 LOOK = 2.0
-"""Seconds between two looks at the queue; submitit asks SLURM less often than that."""
+"""Seconds between two checks of the queue; submitit queries SLURM less often."""
 PATIENCE = 60.0
-"""Seconds that jobs have to save what they did when a person stops them."""
+"""Seconds in which jobs must save their state after a user stops them."""
 
 
 @reports_errors
@@ -33,13 +34,13 @@ PATIENCE = 60.0
 class Slurm:
     """Batch jobs of SLURM, at most ``jobs`` of them in the queue at a time.
 
-    ``partition``, ``account`` and ``qos`` are SLURM's; ``hours`` is a job's time where the job does
-    not say: when it is up, the job is put back into the queue and goes on from its checkpoint.
-    ``folder`` keeps submitit's scripts, logs and pickles; nobody else can read it. ``cluster =
-    "local"`` tries all of it out in processes of this machine.
+    ``partition``, ``account`` and ``qos`` are SLURM's. ``hours`` is the time limit of jobs that do
+    not state one. At the time limit the job is requeued and resumes from its checkpoint. ``folder``
+    stores submitit's scripts, logs and pickles; no other user can read it. ``cluster = "local"``
+    runs the batch jobs as processes of this machine, for a test.
 
-    Errors: MissingExtra without submitit; ConfigError where there is no SLURM here, or it refuses a
-    job, and where a node has another installation than this machine.
+    Errors: MissingExtra without submitit; ConfigError if SLURM is missing here or rejects a job,
+    and if the installation of a node differs from this machine.
     """
 
     name: ClassVar[str] = "slurm"
@@ -74,7 +75,7 @@ class Slurm:
             raise
 
     def close(self) -> None:
-        """Cancels what is in the queue still."""
+        """Cancel the jobs that are still in the queue."""
         for task in self._running:
             with contextlib.suppress(Exception):
                 task.cancel(check=False)
@@ -96,7 +97,7 @@ class Slurm:
             "slurm_qos": self.qos,
             "mem_gb": None if needs.memory is None else max(1, -(-needs.memory // 2**30)),
         }
-        before = os.umask(0o077)  # what submitit pickles is for nobody else to write to
+        before = os.umask(0o077)  # no other user may write to submitit's pickles
         try:
             local = self.cluster == "local"
             executor = (
@@ -137,7 +138,7 @@ class Slurm:
         return ending_of(job, result, report)
 
     def _interrupt(self) -> None:
-        """Lets every job save what it did, then leave the queue."""
+        """Let every job save its state and then leave the queue."""
         for task in self._running:
             task.cancel(check=False)
         until = time.monotonic() + PATIENCE
@@ -147,14 +148,15 @@ class Slurm:
 
 
 class Work:
-    """What submitit calls on a node: the job of a message."""
+    """Callable that submitit runs on a node: it runs the job of a message."""
 
     def __call__(self, message: Mapping[str, Any]) -> dict[str, Any]:
         return carried_out(message)
 
     def checkpoint(self, message: Mapping[str, Any]) -> Any:
-        """Its time is up, or somebody else has the node: the same once more, which goes on from
-        the run's checkpoint.
+        """Requeue the same job after its time limit or a preemption of the node.
+
+        The job then resumes from the run's checkpoint.
         """
         leave()
         return _submitit().helpers.DelayedSubmission(Work(), message)

@@ -1,5 +1,6 @@
-"""Processes of this machine in place of batch jobs: submitit's stand-in for SLURM, out of the
-reach of a terminal's Ctrl-C.
+"""Local processes in place of batch jobs: submitit's substitute for SLURM.
+
+Ctrl-C on the terminal does not reach these processes.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from typing import Any
 
 
 def stand_in(submitit: Any, folder: Path) -> Any:
-    """An executor of submitit whose controllers have a session of their own, as batch jobs have,
-    and a log for what they say.
+    """Return an executor of submitit whose controllers run in a separate session, as batch jobs do.
 
-    Those of ``submitit.LocalExecutor`` share the terminal: Ctrl-C there reaches them too, they
-    write a traceback beside our message, and kill a run after a second, whatever it has saved by
-    then.
+    Their output is written to a log.
+
+    Controllers of ``submitit.LocalExecutor`` share the terminal, so Ctrl-C reaches them too. They
+    print a traceback next to HGMS's message, and kill a run after one second, even if it has not
+    saved its state.
     """
     local = submitit.local.local
 
@@ -52,7 +54,9 @@ def stand_in(submitit: Any, folder: Path) -> Any:
 
     class Process(local.LocalJob):  # type: ignore[name-defined]
         def cancel(self, check: bool = True) -> None:
-            """As scancel does: SIGTERM, which a controller hands on, so that the run is saved."""
+            """Send SIGTERM as scancel does; the controller forwards it, and the run saves its
+            state.
+            """
             if self._process is not None:
                 self._process.send_signal(signal.SIGTERM)
 

@@ -1,5 +1,5 @@
-"""Candidate generators `branches`, N runs of SGD or AdamW, and `trajectory`, the iterates of one
-run.
+"""Candidate generators `branches` (N runs of SGD or AdamW) and `trajectory` (the iterates of one
+run).
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""The way back through a run of small steps by programs: one of a step, and one of the
-derivative of a step.
+"""Compiled backward pass through a run of small steps.
+
+One compiled function takes a step; another computes the derivative of a step.
 """
 
 from __future__ import annotations
@@ -21,16 +22,15 @@ from hgms_core import Loss, Problem, Tree, detach
 
 PATH = "path"
 BACK = "way back"
-"""The names of the programs."""
+"""The names of the compiled functions."""
 
 
 @frozen(eq=False)
 class Run:
-    """A run that was made: [x, m, v] before each step and at the end, each step's batch and
-    numbers, and the loss before it.
+    """A finished run: states, each step's batch and numbers, and the loss before it.
 
-    Nothing of a graph is kept: on the way back each step is computed again from the state before
-    it.
+    The states are [x, m, v] before each step and at the end. The run keeps no graph. The backward
+    pass recomputes each step from the state before it.
     """
 
     theta: Tree
@@ -41,8 +41,9 @@ class Run:
     back: Callable[..., Any]
 
     def end(self, steps: int) -> Tree:
-        """The iterate after so many steps, as a differentiable function of θ and of where the
-        run began.
+        """Return the iterate after ``steps`` steps.
+
+        It is a differentiable function of θ and of the start.
         """
         point = self.states[steps][0]
         inputs = [*self.theta.values(), *self.start.values()]
@@ -54,7 +55,10 @@ class Run:
         return dict(zip(point, cast("tuple[Tensor, ...]", outputs), strict=True))
 
     def _backward(self, steps: int, grads: Sequence[Tensor]) -> list[Tensor]:
-        """What ``grads`` of the iterate after so many steps are in θ, and in the start."""
+        """Return the gradients in θ and in the start.
+
+        ``grads`` are the gradients in the iterate after ``steps`` steps.
+        """
         theta = detach(self.theta)
         sums = {name: torch.zeros_like(leaf) for name, leaf in theta.items()}
         along = [dict(zip(self.start, grads, strict=True))]
@@ -80,8 +84,11 @@ def compiled_run(
     decay: float,
     rows: int,
 ) -> Run | None:
-    """A run by programs; None where nothing is compiled, or steps are so large that computing them
-    again on the way back takes longer than launching them."""
+    """Run compiled steps. Return None if compilation is off or steps exceed SMALL.
+
+    For larger steps, the recomputation in the backward pass takes longer than the launches that it
+    saves.
+    """
     programs = programs_of(problem)
     work = sum(leaf.numel() for leaf in x.values()) * rows
     if programs is None or work > SMALL:
@@ -121,8 +128,10 @@ def _back(
     sums: Tree,
     along: list[Tree],
 ) -> tuple[Tree, list[Tree]]:
-    """``sums`` and what the step's derivative in θ adds to them, and the derivative in the state
-    before it, of ``along``.
+    """Propagate ``along`` backward through one step.
+
+    Return ``sums`` plus the step's derivative in θ, and the derivative in the state before the
+    step.
     """
     upper, *before = (
         {name: leaf.detach().requires_grad_() for name, leaf in tree.items()}
@@ -144,7 +153,7 @@ def _coefficients(row: Tensor, decayed: bool) -> Coefficients:
 
 
 class _Differentiable(torch.autograd.Function):
-    """``outputs`` as a function of inputs whose derivative is ``back(grads)``."""
+    """The ``outputs`` as a function of the inputs, with the derivative ``back(grads)``."""
 
     @staticmethod
     def forward(

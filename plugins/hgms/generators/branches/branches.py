@@ -52,10 +52,10 @@ from hgms_core.validators import (
 @final
 @component
 class Branches:
-    """N runs of an optimiser on the lower loss, K steps each, from a common or an own start.
+    """N runs of an optimiser on the lower loss, K steps each, from a common or a separate start.
 
-    Branch i, with its own batches B and step size η_i (SGD; AdamW has its usual form with decoupled
-    decay)::
+    Branch i has separate batches B and a step size η_i. For SGD (AdamW has its usual form with
+    decoupled decay)::
 
         y ← y_start + noise_i,    y ← y − η_i (∇_y g(θ, y; B) clipped + wd_i·y)      K times
 
@@ -66,54 +66,56 @@ class Branches:
     Arguments:
         count: N. ``steps``: K, lower updates of each branch in one outer step.
         optimizer, lr, momentum, betas, eps, weight_decay: as in torch.optim (decay is decoupled for
-            both optimisers). From Python ``optimizer`` may be a function that makes an optimiser of
-            torch, which then has all these settings:
-            ``lambda params: torch.optim.RMSprop(params, lr=0.01)``. Each branch has one of its own.
-            Its memory is carried as moments are, and a replay goes back through it where torch has
-            a differentiable step.
-        eps_root: ε₀ in AdamW's √(v̂ + ε₀); 0 as in torch.optim. Set it, to 1e-6 say, for
-            ``unrolled`` through AdamW: near a stationary point the derivative of a step is of order
-            lr/eps without it, and at most lr/√ε₀ with it. The registered ``hg-baseline`` does.
-        batch_size: examples a step; None uses all. ``batches``: shared by all branches or drawn
+            both optimisers). From Python, ``optimizer`` may be a function that returns a torch
+            optimiser and sets all these options:
+            ``lambda params: torch.optim.RMSprop(params, lr=0.01)``. Each branch has a separate
+            optimiser. Its state is carried like moments. A replay differentiates through it if
+            torch has a differentiable step.
+        eps_root: ε₀ in AdamW's √(v̂ + ε₀); 0 as in torch.optim. Set it, for example to 1e-6, for
+            ``unrolled`` through AdamW. Near a stationary point, the derivative of a step is of
+            order lr/eps without it, and at most lr/√ε₀ with it. The registered ``hg-baseline`` sets
+            it.
+        batch_size: examples per step; None uses all. ``batches``: shared by all branches or drawn
             independently.
-        accumulate: batches that a step's examples come in, one after the other: the gradient of all
-            of them to rounding where g is a mean over rows, with the activations of a part.
-        noise: standard deviation of the Gaussian added to the start; with ``noise_scale =
-            "relative"`` in units of each leaf's root mean square.
-        whole_batch_noise: relative noise in the place of ``noise = 0`` where nothing else tells the
-            branches apart: no spread, batches of all rows. In a leaf that is zero it is absolute.
-            0: the branches stay equal there.
+        accumulate: number of sequential batches per step. If g is a mean over rows, the gradient
+            equals the gradient on all examples up to rounding. Only one batch's activations are in
+            memory at a time.
+        noise: standard deviation of the Gaussian added to the start; with
+            ``noise_scale = "relative"`` in units of each leaf's root mean square.
+        whole_batch_noise: relative noise that replaces ``noise = 0`` if the branches would be
+            equal: no spread, and batches of all rows. In a leaf that is zero, the noise is
+            absolute. 0: the branches stay equal in that case.
         lr_spread, decay_spread: (low, high) factors, log-spaced over the branches.
         clip: bound on the norm of a branch's gradient. ``schedule``: ``constant``; ``cosine`` from
-            lr to ``floor``·lr over the K steps; ``cosine-restarts`` over ``period`` lower steps,
-            again and again, counted over the whole run. From Python also a function that makes a
-            scheduler of torch: ``lambda optimizer: lr_scheduler.StepLR(optimizer, 30)``. It goes
-            one step further with each lower step, from its beginning where moments are fresh, and
-            must not look at a loss.
-        carry_rule: the next outer step starts all branches from the ``selected`` one, from the
-            noise-free ``base`` (branch 0), each from its own end (``per-branch``), or from a newly
-            drawn lower state (``restart``).
-        restart_every: draw a new lower state after so many outer steps too (None: never), which
-            forgets what was memorised.
-        moments: ``carry`` lets the optimiser's moments travel with their weights, ``fresh`` starts
-            them at zero each time.
-        mode, chunk: stacked or looped evaluation (auto picks by size, and loops over a loss that
-            torch.func.vmap cannot evaluate), and how many stacked branches at a time.
-        keep_graph: with one branch, build its graph while proposing, so that ``unrolled`` need not
-            run it again: saves K lower gradients an outer step. Of several branches the selected
-            one is run again all the same, so memory is that of one.
-        way_back: of a replay: through the ``graph`` of all its steps; or ``mixed``, step by step
-            from the end, each from the state before it, its products by reverse over forward mode
-            (MixFlow-MG). The same derivative, with K states in memory instead of K graphs. For
-            losses with forward-mode derivatives, and ``sgd`` and ``adamw``.
+            lr to ``floor``·lr over the K steps; ``cosine-restarts`` periodically over ``period``
+            lower steps, counted over the whole run. From Python, also a function that returns a
+            torch scheduler: ``lambda optimizer: lr_scheduler.StepLR(optimizer, 30)``. It advances
+            once per lower step, restarts with fresh moments, and must not depend on a loss.
+        carry_rule: start of the next outer step: the ``selected`` branch for all, the noise-free
+            ``base`` (branch 0) for all, each branch's end (``per-branch``), or a newly drawn lower
+            state (``restart``).
+        restart_every: also draw a new lower state after this number of outer steps (None: never),
+            which discards memorised examples.
+        moments: ``carry`` keeps the optimiser's moments with their weights, ``fresh`` resets them
+            to zero in each outer step.
+        mode, chunk: stacked or looped evaluation, and the number of branches stacked at a time.
+            ``auto`` selects by size, and loops if torch.func.vmap cannot evaluate the loss.
+        keep_graph: with one branch, build its graph while proposing, so that ``unrolled`` does not
+            replay it: saves K lower gradients per outer step. With several branches, the selected
+            branch is still replayed, so the memory is the memory of one branch.
+        way_back: backward pass of a replay: through the ``graph`` of all its steps, or ``mixed``.
+            ``mixed`` goes step by step from the end, each step from the state before it, with
+            reverse-over-forward products (MixFlow-MG). It gives the same derivative, with K states
+            in memory instead of K graphs. It requires losses with forward-mode derivatives, and
+            ``sgd`` or ``adamw``.
 
-    Errors: ConfigError for settings of ``sgd`` beside a function, for a function that makes no
-    optimiser of these parameters, for a schedule that looks at a loss, and for a replay through an
-    optimiser without a differentiable step (LBFGS, Muon).
+    Errors: ConfigError for settings of ``sgd`` together with a function, for a function that does
+        not return an optimiser of these parameters, for a schedule that depends on a loss, and for
+        a replay through an optimiser without a differentiable step (LBFGS, Muon).
 
-    Cost: N·K lower gradients, ``accumulate`` times as many of parts; with LBFGS as many as it
-    takes. Memory: with AdamW 4N lower states, with SGD 2N, activations of ``chunk`` branches, kept
-    graphs.
+    Cost: N·K lower gradients; with ``accumulate``, that many times more gradients, each of a part;
+        with LBFGS as many as it takes. Memory: 4N lower states with AdamW, 2N with SGD, activations
+        of ``chunk`` branches, kept graphs.
 
     >>> problem = Problem(
     ...     theta0={"t": torch.zeros(1)},
@@ -185,13 +187,15 @@ class Branches:
     def propose_some(
         self, problem: Problem, theta: Tree, start: State, key: Key, members: list[int]
     ) -> Candidates:
-        """Some of the candidates, by their numbers: the same that all would be among, since keys
-        are addresses. Ways back take the numbers of all.
+        """Return the candidates with the numbers ``members``.
+
+        They equal the same candidates in a full proposal, because keys are addresses. Replays use
+        the numbers of the full proposal.
         """
 
         def path(index: int | Tensor) -> Path:
-            # A branch's number on the CPU, where its keys are made. Only one of several is worth
-            # waiting for.
+            # Keys are created on the CPU, so the branch number must be on the CPU too. Read it from
+            # the device only if there are several branches: reading waits for the GPU.
             return self._path(problem, start, key, 0 if self.count == 1 else int(index))
 
         def run_again(index: Tensor, theta: Tree, last: int | None) -> tuple[Tree, Cost]:
@@ -258,8 +262,10 @@ class Branches:
     def _forward(
         self, problem: Problem, theta: Tree, start: State, key: Key, members: list[int]
     ) -> tuple[Tree, Tree, Tensor, int]:
-        """The ends of some branches, their moments and the last losses, without a graph; and how
-        many gradients their steps took."""
+        """Run the branches ``members`` without a graph.
+
+        Return (ends, moments, last losses, number of gradients).
+        """
         x, moments, index = self._begin(problem, start, key, members)
         rule = self._rule(problem, start["optimizer_steps"])
         rates = [[step[member] for member in members] for step in self._rates(problem, start)]
@@ -298,8 +304,9 @@ class Branches:
     def _begin(
         self, problem: Problem, start: State, key: Key, members: list[int]
     ) -> tuple[Tree, Tree, Tensor | None]:
-        """Starts, moments and row numbers of some branches: a function of the arguments alone,
-        so one can be run again.
+        """Return starts, moments and row numbers of the branches ``members``.
+
+        The result depends only on the arguments, so a branch can be replayed.
         """
         data, (x, moments) = problem.lower_data, starts(start, self.count, members)
         if self._alike(data):
@@ -319,7 +326,7 @@ class Branches:
         )
 
     def _alike(self, data: Data) -> bool:
-        """Whether nothing tells the branches apart."""
+        """Return whether all branches would be equal."""
         spread = self.lr_spread is not None or (self.decay_spread is not None and self._decay > 0)
         return (
             not self.noise
@@ -328,7 +335,10 @@ class Branches:
         )
 
     def _rates(self, problem: Problem, start: State) -> list[list[float]]:
-        """The rate of each branch in each step; with an optimiser of torch factors on its own."""
+        """Return the rate of each branch in each step.
+
+        With a torch optimiser, the results are factors on its rate.
+        """
         rate = self.lr if isinstance(self.optimizer, str) else 1.0
         if not callable(self.schedule):
             shape = scheduled(
@@ -340,7 +350,7 @@ class Branches:
             shape = [
                 self._times(problem).options(done + step)[0]["lr"] for step in range(self.steps)
             ]
-        else:  # the rule asks the schedule itself
+        else:  # the rule applies the schedule
             shape = [1.0] * self.steps
         return [
             [rate * factor * step for factor in factors(self.lr_spread, self.count)]
@@ -360,5 +370,5 @@ class Branches:
         return timetable_of(problem, self.optimizer, self.schedule, self.lr)
 
     def _parts(self, data: Data) -> int:
-        """Batches that a step's rows come in."""
+        """Return the number of batches per step."""
         return min(self.accumulate, data.count(self.batch_size))

@@ -15,7 +15,7 @@ from hgms_core import Loss, Tree
 from hgms_core.hypergrad import twice_differentiable_attention
 
 Batches = Sequence[tuple[float, Tree]]
-"""The batches of a step, each with its share in the gradient."""
+"""The batches of a step, each with its share of the gradient."""
 
 
 def differentiable_step(
@@ -27,11 +27,12 @@ def differentiable_step(
     numbers: Any,
     graph: bool,
 ) -> tuple[list[Tree], Tensor]:
-    """[x, and what the rule remembers] after one step, and the loss before it; with a ``graph`` as
-    differentiable functions of ``theta`` and of the state.
+    """Return ([x, optimiser state] after one step, loss before it).
 
-    Operation for operation as in :func:`hgms.generators.branches.steps.advance`, so that a branch
-    that is run again rounds as it did the first time."""
+    With ``graph``, the results are differentiable functions of ``theta`` and ``state``. The
+    operations are the same as in :func:`hgms.generators.branches.steps.advance`, so a replayed
+    branch rounds identically.
+    """
     x, slopes, value = gradient_of_step(g, theta, state[0], batches, graph)
     with torch.set_grad_enabled(graph):
         return rule.stepped(x, clipped(rule.clip, slopes, list(x)), state[1:], numbers), value
@@ -40,8 +41,11 @@ def differentiable_step(
 def gradient_of_step(
     g: Loss, theta: Tree, x: Tree, batches: Batches, graph: bool
 ) -> tuple[Tree, list[Tensor], Tensor]:
-    """x (as leaves where it has no graph), ∇_x g on all batches together, with a ``graph`` as a
-    function of θ and x, and the loss."""
+    """Return (x, ∇_x g on all batches together, loss).
+
+    Tensors of x without a graph become autograd leaves. With ``graph``, the gradient is a function
+    of θ and x.
+    """
     leaves = [leaf if leaf.requires_grad else leaf.detach().requires_grad_() for leaf in x.values()]
     x = dict(zip(x, leaves, strict=True))
     with (
@@ -73,5 +77,5 @@ def clipped(bound: float | None, slopes: list[Tensor], names: list[str]) -> Tree
     if bound is None:
         return grads
     norm = torch.cat([slope.reshape(-1) for slope in slopes]).norm()
-    # The bound enters through clamp_min, whose derivative at a zero gradient is 0 and not 0·inf.
+    # clamp_min applies the bound: its derivative at a zero gradient is 0, and not 0·inf.
     return {name: grad * (bound / norm.clamp_min(bound)) for name, grad in grads.items()}

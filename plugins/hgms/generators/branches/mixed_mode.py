@@ -1,5 +1,6 @@
-"""The way back through a run by mixed-mode differentiation: step by step, reverse over forward,
-no graph of the path.
+"""Backward pass by mixed-mode differentiation: step by step, without a graph of the path.
+
+Each step uses reverse over forward mode.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ def mixed_run(
     accumulate: int,
     first: int,
 ) -> Run:
-    """A run of one step for each of ``numbers``, to be gone back through from its end to step
-    ``first``.
+    """Run one step per entry of ``numbers``, for a backward pass from the end to step ``first``.
 
-    Kept are the state before each of these steps, the gradient it took (MixFlow-MG saves both), and
-    no graph. On the way back a step costs one Hessian product, which gives the mixed product too.
+    The run stores the state before each of these steps and the gradient used (MixFlow-MG saves
+    both), but no graph. In the backward pass, a step costs one Hessian product, which also yields
+    the mixed product.
     """
     g = problem.g
     data = problem.lower_data
@@ -75,8 +76,10 @@ def _back(
     sums: Tree,
     along: list[Tree],
 ) -> tuple[Tree, list[Tree]]:
-    """``sums`` and what the step's derivative in θ adds to them, and the derivative in the state
-    before it, of ``along``.
+    """Propagate ``along`` backward through one step.
+
+    Return ``sums`` plus the step's derivative in θ, and the derivative in the state before the
+    step.
     """
     numbers, taken = step
     x, *moments = (
@@ -98,11 +101,11 @@ def _back(
 
 
 def second_products(g: Loss, theta: Tree, x: Tree, batch: Any, v: Tree) -> tuple[Tree, Tree]:
-    """(∇²_θx g · v, ∇²_xx g · v): the gradient, by reverse mode, of g's derivative along v, by
-    forward mode.
+    """Return (∇²_θx g · v, ∇²_xx g · v), by reverse over forward mode.
 
-    The other order, forward over reverse, gives the same. In torch its reverse pass keeps a graph
-    of itself while it has tangents, which takes up to twice the memory (README).
+    The result is the reverse-mode gradient of g's forward-mode derivative along v. Forward over
+    reverse gives the same result. In torch, the reverse pass then keeps a graph while it has
+    tangents, which takes up to twice the memory (README).
 
     >>> one = torch.ones(1)
     >>> second_products(

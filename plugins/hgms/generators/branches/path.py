@@ -1,4 +1,4 @@
-"""One run again, as a differentiable function of θ: the way back through a branch."""
+"""Replay of one run as a differentiable function of θ: the backward pass through a branch."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from hgms.generators.branches.torch_rule import TorchRule, advance_torch
 from hgms_core import Cost, Group, LastStep, Problem, Tree, clone, detach
 
 Replay = Callable[[Tensor, Tree, int | None], tuple[Tree, Cost]]
-"""What :class:`hgms_core.Candidates` holds as ``replay``: (index, θ, last) to the candidate, and
-its cost.
-"""
+"""The type of ``replay`` in :class:`hgms_core.Candidates`: (index, θ, last) → (candidate, cost)."""
 
 
 @frozen(eq=False)
 class Path:
-    """A run of one step for each rate: where it starts, its moments, and the numbers of the rows of
-    each step (None: all); ``accumulate``: batches of a step; ``mixed``: gone back through by
-    mixed-mode differentiation. With an optimiser of torch, rates and decay are factors on its own.
+    """A run with one step per rate: its start, its moments and its row numbers (None: all rows).
+
+    ``accumulate`` is the number of batches per step. ``mixed`` selects mixed-mode differentiation
+    for the backward pass. With a torch optimiser, rates and decay are factors on the optimiser's
+    settings.
     """
 
     rule: Rule | TorchRule
@@ -43,9 +43,9 @@ class Path:
     mixed: bool = False
 
     def states(self, theta: Tree, last: int) -> Iterator[tuple[list[Tree], Tensor]]:
-        """After each step [x, and what the rule remembers], and the loss before it.
+        """Yield ([x, optimiser state] after each step, loss before the step).
 
-        The ``last`` steps are differentiable in ``theta``, those before keep no graph. Memory:
+        The ``last`` steps are differentiable in ``theta``; earlier steps keep no graph. Memory:
         ``last`` graphs of a gradient.
         """
         still = detach(theta)
@@ -61,7 +61,7 @@ class Path:
             yield state, loss
 
     def compiled(self, theta: Tree) -> Run | None:
-        """The run by programs; None where it is not compiled."""
+        """Return the run by compiled functions, or None if it is not compiled."""
         if isinstance(self.rule, TorchRule) or self.accumulate > 1:
             return None
         moments = self.rule.parts(self.moments, list(self.x))
@@ -78,8 +78,10 @@ class Path:
         )
 
     def kept(self, theta: Tree, graphs: int) -> Run | None:
-        """The run with what it takes to go back through its last ``graphs`` steps one after the
-        other; None where these have a graph instead."""
+        """Return the run with the data for a backward pass through its last ``graphs`` steps.
+
+        This backward pass goes step by step. Return None if these steps have a graph instead.
+        """
         steps = len(self.rates)
         if not self.mixed or not graphs or isinstance(self.rule, TorchRule):
             return self.compiled(theta) if graphs in (0, steps) else None
@@ -101,7 +103,7 @@ class Path:
         )
 
     def replay(self, theta: Tree, last: int | None) -> tuple[Tree, Cost]:
-        """The end of the run, and the cost of going there and back."""
+        """Return the end of the run, and the cost of the forward and backward pass."""
         steps = len(self.rates)
         graphs = differentiated(theta, last, len(self.rates))
         end = self.x
@@ -124,8 +126,9 @@ class Path:
         )
 
     def with_graph(self, theta: Tree, run_again: Replay) -> tuple[Tree, Tree, Tensor, Replay]:
-        """The end as the only candidate: x, moments and loss, and its replay through the graph
-        of this run, which is kept.
+        """Run once with a graph and keep the graph for the replay.
+
+        Return the end as the only candidate (x, moments, loss), and its replay.
         """
         leaves = {name: leaf.detach().requires_grad_() for name, leaf in theta.items()}
         steps = len(self.rates)
@@ -147,7 +150,7 @@ class Path:
         )
 
     def last_step(self, theta: Tree) -> LastStep:
-        """How the last step is taken: those before it are run in place, without a graph."""
+        """Return the inputs of the last step. The steps before it run in place, without a graph."""
         before = len(self.rates) - 1
         self._run(detach(theta), before)
         batch = self.problem.lower_data.batch(self._rows(before))
@@ -155,7 +158,7 @@ class Path:
         return LastStep(x=self.x, batch=batch, rows=self.rows, rate=self.rates[before], cost=cost)
 
     def _run(self, theta: Tree, steps: int) -> int:
-        """Takes the first steps in place, without a graph; how many gradients they took."""
+        """Take the first ``steps`` steps in place, without a graph; return the gradient count."""
         group = Group(0, self.x, self.problem.g)
         slope = slope_of(self.problem, theta, group, self.index, accumulate=self.accumulate)
         if isinstance(self.rule, TorchRule):
@@ -171,7 +174,7 @@ class Path:
 
 
 def differentiated(theta: Tree, last: int | None, steps: int) -> int:
-    """How many of the last steps a replay goes back through: none where no leaf of θ requires a
+    """Return how many of the last steps a replay differentiates: 0 if no leaf of θ requires a
     gradient.
     """
     if not any(leaf.requires_grad for leaf in theta.values()):
@@ -187,17 +190,17 @@ def on_kept_graph(
     run_again: Replay,
     accumulate: int = 1,
 ) -> Replay:
-    """The replay of candidates ``ends`` whose graphs through ``steps`` steps from ``leaves`` are
-    still there.
+    """Return the replay of candidates ``ends`` through existing graphs from ``leaves``.
 
-    A kept graph goes all the way, and is that of one θ: elsewhere the candidate is ``run_again``.
+    ``steps`` contains the number of steps of each graph. An existing graph covers the whole run,
+    for one θ. For another θ, or a truncated pass, ``run_again`` computes the candidate.
     """
     versions = [leaf._version for leaf in leaves.values()]
 
     def same(theta: Tree) -> bool:
         if versions != [leaf._version for leaf in leaves.values()]:
-            return False  # changed in place since, so nobody knows what they held
-        # Of the same memory nothing is read.
+            return False  # changed in place since, so the original values are lost
+        # Tensors that share memory are equal; skip the comparison of values.
         return all(
             theta[name].is_set_to(leaf) or torch.equal(theta[name], leaf)
             for name, leaf in leaves.items()
@@ -219,9 +222,7 @@ def on_kept_graph(
 
 
 class _Standing(torch.autograd.Function):
-    """The outputs of a graph that exists already, as a function of other leaves that stand for
-    its inputs.
-    """
+    """The outputs of an existing graph as a function of other leaves, which replace its inputs."""
 
     @staticmethod
     def forward(
@@ -234,7 +235,7 @@ class _Standing(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         outputs, inputs = ctx.graph
-        # Kept, so that whoever goes back twice (two losses of one state) finds it still there.
+        # Retain the graph for a second backward pass (two losses of one state).
         return (
             None,
             None,

@@ -1,6 +1,4 @@
-"""All branches forward, without a graph, in the groups in which they are best evaluated: each
-way of taking steps.
-"""
+"""Forward runs of all branches, without a graph, in efficient groups, for each kind of step."""
 
 from __future__ import annotations
 
@@ -17,10 +15,12 @@ from hgms_core import Group, Mode, Problem, Tree, groups
 
 @frozen(kw_only=True, eq=False)
 class Plan:
-    """The steps of N branches: ``index`` numbers the rows of each (after an axis of branches where
-    they are their ``own``; None: all rows), ``rates`` has a rate for each step and branch,
-    ``decays`` one for each branch (with an optimiser of torch factors on its own), ``rows`` is how
-    many a step takes, in ``accumulate`` batches.
+    """The steps of N branches.
+
+    ``index`` contains the row numbers of each step (None: all rows). With ``own``, a branch axis
+    comes first. ``rates`` has one rate per step and branch, ``decays`` one per branch. With a torch
+    optimiser, both are factors on the optimiser's settings. A step uses ``rows`` rows, in
+    ``accumulate`` batches.
     """
 
     rule: Rule | TorchRule
@@ -37,14 +37,15 @@ class Plan:
 def run_all(
     plan: Plan, problem: Problem, theta: Tree, x: Tree, moments: Tree, name: str, remember: bool
 ) -> tuple[Tensor, Tree, int]:
-    """Moves the stacked ``x`` in place to the ends of the branches: (the lower losses before their
-    last steps, their moments, how many gradients their steps took). ``remember``: whether anybody
-    asks for what an optimiser of torch remembers.
+    """Move the stacked ``x`` in place to the ends of the branches.
+
+    Return (lower losses before the last steps, moments, number of gradients). ``remember``: return
+    the state of torch optimisers.
     """
     rule = plan.rule
     losses = next(iter(x.values())).new_empty(len(plan.decays))
     calls = 0
-    # A solve by LBFGS evaluates each branch as often as it needs.
+    # LBFGS evaluates each branch a variable number of times, so branches run one at a time.
     mode: Mode = "loop" if isinstance(rule, TorchRule) and rule.needs_closure else plan.mode
     memories: list[Tree] = []
 
@@ -71,7 +72,7 @@ def _run(
     name: str,
     remember: bool,
 ) -> tuple[Tensor, list[Tree], int]:
-    """(Losses, the memory of each member's optimiser of torch, gradients of steps) of a group."""
+    """Run one group; return (losses, memory of each member's torch optimiser, gradient count)."""
     rule = plan.rule
     part = group.part
     programs = programs_of(problem)

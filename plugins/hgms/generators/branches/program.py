@@ -1,6 +1,4 @@
-"""Lower steps as compiled programs: one step a program, or several of them where a step is
-small.
-"""
+"""Compiled functions for lower steps: one step per function, or several if a step is small."""
 
 from __future__ import annotations
 
@@ -17,13 +15,13 @@ from hgms.optim.adam import corrections
 from hgms_core import Group, Loss, Problem, Tree, clone, gradient
 
 SMALL = 4_000_000
-"""Multiply-adds of a step of a group up to which several steps are one program: what a launch
-costs is then worth saving.
+"""Maximum multiply-adds per step of a group for compiling several steps into one function. Below
+this size the launch overhead matters.
 """
 STEPS = 5
-"""Steps of a program at most: what it takes to compile grows with them."""
+"""Maximum steps per compiled function. The compile time grows with their number."""
 TINY = 100_000
-"""Multiply-adds of a step up to which a program holds twice as many."""
+"""Maximum multiply-adds per step for twice as many steps per compiled function."""
 
 
 def advance_compiled(
@@ -39,16 +37,17 @@ def advance_compiled(
     decays: Sequence[float],
     rows: int,
 ) -> Tensor:
-    """What :func:`advance` does, by programs that the generator ``name`` asks for. ``index``
-    numbers the ``rows`` of every step, ``[steps, rows]`` (after an axis of members where each has
-    its own; None: all).
+    """Run :func:`advance` with compiled functions, requested under the generator's ``name``.
+
+    ``index`` contains the row numbers of every step, ``[steps, rows]`` (None: all rows). A member
+    axis comes first if members have different rows.
     """
     stacked = isinstance(group.part, slice)
     like = next(iter(group.x.values()))
     numbers = table(rule, rates, decays, like)
     decayed = any(decays)
     axis = None if index is None else index.dim() - 2
-    # Of the problem's loss, since the group's may be a new form of it at every call.
+    # The key uses the problem's loss, because the group's loss may be a new object in each call.
     key = (name, problem.g, evolve(rule, done=0), stacked, decayed, axis)
     block = programs(key, partial(_block, group.loss, rule, stacked, decayed, axis))
     length = _length(len(rates), sum(leaf.numel() for leaf in group.x.values()) * rows)
@@ -76,8 +75,11 @@ def _block(
     batches: Tree,
     numbers: Tensor,
 ) -> tuple[Tree, Tree, Tensor]:
-    """(x, moments, the lower losses before the last step) after a step for each row of ``numbers``;
-    ``batches`` has the steps' own along ``axis`` (None: all take the same)."""
+    """Take one step per row of ``numbers`` and return (x, moments, lower losses before the last
+    step).
+
+    ``batches`` contains one batch per step along ``axis`` (None: all steps use the same batch).
+    """
     x = clone(x)
     moments = clone(moments)
     value = numbers.new_empty(())
@@ -98,8 +100,10 @@ def _block(
 def table(
     rule: Rule, rates: Sequence[Sequence[float]], decays: Sequence[float], like: Tensor
 ) -> Tensor:
-    """The :class:`Coefficients` of every step, ``[steps, 4]``; ``[steps, 4, members]`` where
-    members differ. In float64, as a step that is not compiled has them."""
+    """Return the :class:`Coefficients` of every step, in float64 as without compilation.
+
+    The shape is ``[steps, 4]``, or ``[steps, 4, members]`` if members differ.
+    """
     alike = all(len(set(numbers)) == 1 for numbers in (*rates, decays))
     members = slice(0, 1) if alike else slice(None)
     rate = torch.tensor([step[members] for step in rates], dtype=torch.float64)
@@ -112,6 +116,9 @@ def table(
 
 
 def _length(steps: int, work: int) -> int:
-    """Steps of a program: the most that divide all ``steps``, so that one program serves."""
+    """Return the steps per compiled function: the largest allowed divisor of ``steps``.
+
+    A divisor makes one compiled function sufficient.
+    """
     most = 2 * STEPS if work <= TINY else STEPS if work <= SMALL else 1
     return max(length for length in range(1, most + 1) if steps % length == 0)

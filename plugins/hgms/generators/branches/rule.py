@@ -1,6 +1,4 @@
-"""The steps of SGD and AdamW: in place, of one branch or a stack, and as functions of what they
-are computed from.
-"""
+"""Steps of SGD and AdamW: in place for one branch or a stack, and as functions of their inputs."""
 
 from __future__ import annotations
 
@@ -17,7 +15,9 @@ from hgms_core import ConfigError, Tree
 
 @frozen
 class Rule:
-    """SGD or AdamW with its settings. ``done`` is how many steps its moments have already seen."""
+    """SGD or AdamW with its settings. ``done`` is the number of steps already taken with the
+    moments.
+    """
 
     optimizer: Literal["sgd", "adamw"]
     momentum: float
@@ -29,7 +29,7 @@ class Rule:
 
     @classmethod
     def of(cls, generator: Any, done: int = 0) -> Rule:
-        """The fields of these names of a generator."""
+        """Build a rule from the generator's fields of the same names."""
         return cls(
             generator.optimizer,
             generator.momentum,
@@ -57,7 +57,7 @@ class Rule:
         }
 
     def parts(self, moments: Tree, names: Sequence[str]) -> list[Tree]:
-        """[m, v], as far as there are moments."""
+        """Return [m, v], without the moments that the optimiser does not have."""
         return [
             {name: moments[f"{kind}.{name}"] for name in names}
             for kind in "mv"
@@ -72,13 +72,13 @@ class Rule:
         }
 
     def numbers(self, step: int, rate: float, decay: float) -> Coefficients:
-        """Those of the step with this number in a run that begins now."""
+        """Return the coefficients of step number ``step`` in a run that starts now."""
         return Coefficients.of(self, self.done + step + 1, rate, decay)
 
     def stepped(
         self, x: Tree, grads: Tree, moments: Sequence[Tree], numbers: Coefficients
     ) -> list[Tree]:
-        """[x, m, v] after a step, as functions of all that they are computed from."""
+        """Return [x, m, v] after a step, as functions of all inputs."""
         if numbers.kept is not None:
             x = {name: leaf * numbers.kept for name, leaf in x.items()}
         if self.optimizer == "adamw":
@@ -103,7 +103,9 @@ class Rule:
 
 @frozen(eq=False)
 class Coefficients:
-    """The numbers of one step: its rate η, 1 − η·wd (None: no decay), and Adam's two
+    """Coefficients of one step.
+
+    They are the rate η, 1 − η·wd (None: no decay), and Adam's scale and correction
     (:func:`hgms.optim.adam.corrections`).
     """
 
@@ -130,7 +132,7 @@ def move_(
     numbers: Coefficients,
     stacked: bool,
 ) -> None:
-    """One step in place."""
+    """Take one step in place."""
     first = moments[: len(leaves)]
     second = moments[len(leaves) :]
     if rule.clip is not None:
@@ -163,7 +165,7 @@ def move_(
 
 
 def clip_(grads: list[Tensor], bound: float, stacked: bool) -> None:
-    """Scales each member's gradient down to norm ``bound``."""
+    """Scale each member's gradient down to the norm ``bound``."""
     dims = [tuple(range(1 if stacked else 0, grad.dim())) for grad in grads]
     squares = [
         grad.square().sum(dim) if dim else grad.square()
@@ -182,5 +184,7 @@ def _scale_(leaves: list[Tensor], factor: float | Tensor) -> None:
 
 
 def _per_member(numbers: Tensor, leaf: Tensor) -> Tensor:
-    """One number for each member, ready to multiply a stacked leaf; or one for all, as it is."""
+    """Reshape one number per member for a stacked leaf; return a scalar for all members
+    unchanged.
+    """
     return numbers.reshape(-1, *[1] * (leaf.dim() - 1)) if numbers.dim() else numbers

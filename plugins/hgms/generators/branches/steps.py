@@ -1,6 +1,4 @@
-"""What runs are made of: where branches start, their rates, the gradients of each step, and
-steps in place.
-"""
+"""Building blocks of runs: starts of branches, rates, gradients per step, in-place steps."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from hgms_core.validators import choice
 
 
 def starts(start: State, count: int, members: list[int]) -> tuple[Tree, Tree]:
-    """Own copies of x and of the moments for some of ``count`` branches."""
+    """Return separate copies of x and of the moments for the ``members`` of ``count`` branches."""
     carried = next(iter(start["x"].values())).shape[0]
     if carried not in (1, count):
         raise ConfigError(
@@ -28,7 +26,8 @@ def starts(start: State, count: int, members: list[int]) -> tuple[Tree, Tree]:
         )
 
     def own(tree: Tree) -> Tree:
-        # By views of rows: a list of row numbers would go to the device, and the GPU be waited for.
+        # Index with views of rows: a list of row numbers would be copied to the GPU and force a
+        # wait.
         if carried == 1:
             return repeat({name: leaf[0] for name, leaf in tree.items()}, len(members))
         return {
@@ -41,9 +40,10 @@ def starts(start: State, count: int, members: list[int]) -> tuple[Tree, Tree]:
 def add_noise_(
     x: Tree, members: list[int], noise: float, unit: str, key: Key, of_zero: float = 0.0
 ) -> None:
-    """Gaussian noise on every row but that of branch 0, the noise-free parent; drawn by a branch's
-    own key. ``absolute``, or ``relative`` to each leaf's root mean square, in whose place
-    ``of_zero`` stands for a leaf that is zero.
+    """Add Gaussian noise to every row except branch 0, the noise-free parent.
+
+    Each branch uses a separate key. ``unit`` is ``absolute``, or ``relative`` to each leaf's root
+    mean square. For a leaf that is zero, ``of_zero`` replaces the root mean square.
     """
     device = next(iter(x.values())).device
     for row, member in enumerate(members):
@@ -62,8 +62,8 @@ def add_noise_(
 
 
 def or_function(*words: str) -> Callable[[object, Any, object], None]:
-    """The attrs validator of a field that is one of some words, or a function (from Python
-    only).
+    """Return an attrs validator: the field is one of ``words``, or (from Python only) a
+    function.
     """
     check = choice(*words)
 
@@ -87,7 +87,7 @@ def check_spread(
 
 
 def factors(spread: tuple[float, float] | None, count: int) -> list[float]:
-    """One for each branch, evenly spaced in the logarithm.
+    """Return one factor per branch, evenly spaced in the logarithm.
 
     >>> factors((0.25, 4.0), 3)
     [0.25, 1.0, 4.0]
@@ -99,10 +99,10 @@ def factors(spread: tuple[float, float] | None, count: int) -> list[float]:
 
 
 def scheduled(schedule: str, floor: float, period: int, steps: int, done: int) -> list[float]:
-    """The factor of each of ``steps`` steps on the rate, after ``done`` lower steps of the run.
+    """Return the rate factor of each of ``steps`` steps, after ``done`` lower steps of the run.
 
-    ``cosine`` falls from 1 to ``floor`` over these steps, ``cosine-restarts`` over ``period`` lower
-    steps, again and again.
+    ``cosine`` falls from 1 to ``floor`` over these steps. ``cosine-restarts`` falls over ``period``
+    lower steps, periodically.
     """
     if schedule == "constant":
         return [1.0] * steps
@@ -115,15 +115,16 @@ def scheduled(schedule: str, floor: float, period: int, steps: int, done: int) -
 
 @frozen(eq=False)
 class Slope:
-    """(∇_x g, g) on the batch of each step, taken at the leaves ``x`` of the group."""
+    """(∇_x g, g) on the batch of each step, evaluated at the leaves ``x`` of the group."""
 
     x: Tree
     at: Callable[[int], tuple[list[Tensor], Tensor]]
 
 
 def pieces(data: Data, numbers: Tensor | None, count: int) -> list[tuple[float, Tree]]:
-    """The rows with these ``numbers`` (along the last axis; None: all) in ``count`` batches,
-    each with its share of them.
+    """Split rows into ``count`` batches, each with its share of the rows.
+
+    ``numbers`` contains the row numbers, along the last axis (None: all rows).
     """
     if count == 1 or not data.size:
         return [(1.0, data.batch(numbers))]
@@ -136,8 +137,10 @@ def pieces(data: Data, numbers: Tensor | None, count: int) -> list[tuple[float, 
 def slope_of(
     problem: Problem, theta: Tree, group: Group, index: Tensor | None, accumulate: int = 1
 ) -> Slope:
-    """The gradients of a group on rows ``index``, ``[steps, batch]`` (after an axis of members
-    where each has its own; None: all rows); ``accumulate``: batches of a step.
+    """Return the gradients of a group on the rows ``index``, ``[steps, batch]`` (None: all rows).
+
+    A member axis comes first if each member has separate rows. ``accumulate`` is the number of
+    batches per step.
     """
     data = problem.lower_data
     loss = group.loss
@@ -160,8 +163,9 @@ def slope_of(
 
 
 def of_part(part: slice | int, numbers: list[float], like: Tensor) -> float | Tensor:
-    """Those of some branches: one number where all agree (the usual case, and the faster one),
-    else one per member.
+    """Return the numbers of the branches in ``part``.
+
+    The result is one number if all are equal (the usual and faster case), else one per member.
     """
     own = numbers[part] if isinstance(part, slice) else [numbers[part]]
     if all(number == own[0] for number in own):
@@ -177,8 +181,8 @@ def advance(
     rates: Sequence[float | Tensor],
     decay: float | Tensor,
 ) -> Tensor:
-    """Moves ``group.x`` and ``moments`` in place through one step for each rate; returns the
-    last lower losses.
+    """Move ``group.x`` and ``moments`` in place, one step per rate; return the last lower
+    losses.
     """
     leaves = list(slope.x.values())
     loss = torch.empty(())

@@ -1,6 +1,4 @@
-"""Steps of an optimiser of torch: each branch has one of its own, on views of what the branches
-share.
-"""
+"""Steps of torch optimisers: one optimiser per branch, on views of the stacked tensors."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ DIFFERENTIABLE = "Adadelta, Adagrad, Adam, Adamax, AdamW, ASGD, NAdam, RAdam, RM
 
 @frozen(eq=False)
 class TorchRule(Settings):
-    """An optimiser of torch with its schedule. ``done`` is how many steps it has already taken."""
+    """A torch optimiser with its schedule. ``done`` is the number of steps already taken."""
 
     done: int = 0
 
@@ -37,7 +35,7 @@ class TorchRule(Settings):
         )
 
     def check_differentiable(self) -> None:
-        """ConfigError where torch cannot differentiate a step of this optimiser."""
+        """Raise ConfigError if torch cannot differentiate a step of this optimiser."""
         optimizer = self.times.optimizer
         if not all("differentiable" in group for group in optimizer.param_groups):
             raise ConfigError(
@@ -63,15 +61,16 @@ class TorchRule(Settings):
         return {name: leaf for memory in parts for name, leaf in memory.items()}
 
     def numbers(self, step: int, rate: float, decay: float) -> tuple[int, float, float]:
-        """Of the step with this number in a run that begins now: its own number, and factors on
-        learning rate and decay.
+        """Return (step number in the whole run, rate factor, decay factor).
+
+        ``step`` is the step number in a run that starts now.
         """
         return self.done + step, rate, decay
 
     def stepped(
         self, x: Tree, grads: Tree, moments: Sequence[Tree], numbers: tuple[int, float, float]
     ) -> list[Tree]:
-        """[x, memory] after a step, differentiable where gradients are recorded."""
+        """Return [x, memory] after a step; differentiable if gradients are recorded."""
         memory = moments[0] if moments else {}
         if not torch.is_grad_enabled():
             return plain_step(self, x, grads, memory, numbers)
@@ -85,8 +84,8 @@ class TorchRule(Settings):
 
 
 def check_settings(generator: Any, optimizer: object) -> None:
-    """ConfigError where a generator has settings of its own rules beside a function that makes
-    an ``optimizer``.
+    """Raise ConfigError if ``optimizer`` is a function and options of the built-in rules are also
+    set.
     """
     if not callable(optimizer):
         return
@@ -111,13 +110,16 @@ def check_settings(generator: Any, optimizer: object) -> None:
 def timetable_of(
     problem: Problem, optimizer: str | Build, schedule: object, rate: float
 ) -> Timetable:
-    """What a schedule of torch says (of one of our own rules with this ``rate``), kept with the
-    problem: it is worked out from the first step on."""
+    """Return the rates and decays per step of a torch schedule, cached in ``problem.kept``.
+
+    ``rate`` is the rate of a built-in rule. The cache avoids computing the schedule again from the
+    first step.
+    """
     key = ("timetable", id(optimizer), id(schedule), rate)
     if key not in problem.kept:
         build = partial(torch.optim.SGD, lr=rate) if isinstance(optimizer, str) else optimizer
         times = Timetable.of(build, problem.x0, schedule if callable(schedule) else None)
-        # kept as well, so that their ids stay theirs
+        # Keep references to both objects, so that their ids are not reused.
         problem.kept[key] = (times, optimizer, schedule)
     kept: Timetable = problem.kept[key][0]
     return kept
@@ -132,9 +134,10 @@ def advance_torch(
     decays: Sequence[float],
     remember: bool,
 ) -> tuple[Tensor, list[Tree], int]:
-    """Moves ``group.x`` in place, each member by an optimiser of its own, through a step for each
-    of ``rates``, which holds a factor for each member; (the lower losses before the last step, each
-    member's memory, gradients of each).
+    """Move ``group.x`` in place by one step per entry of ``rates``, one optimiser per member.
+
+    An entry of ``rates`` contains one factor per member. Return (lower losses before the last step,
+    memory of each member, gradients per member).
     """
     stacked = isinstance(group.part, slice)
     loss = torch.empty(())
@@ -175,7 +178,7 @@ def advance_torch(
 
 
 def joined(memories: Sequence[Tree]) -> Tree:
-    """The memories of all branches, stacked."""
+    """Return the memories of all branches, stacked."""
     shapes = [{name: leaf.shape for name, leaf in memory.items()} for memory in memories]
     if any(shape != shapes[0] for shape in shapes):
         raise ConfigError(
@@ -189,7 +192,7 @@ def joined(memories: Sequence[Tree]) -> Tree:
 
 
 def _member(x: Tree, row: int | None) -> Tree:
-    """One branch's leaves, which share memory with ``x``."""
+    """Return one branch's leaves, which share memory with ``x``."""
     return {
         name: (leaf if row is None else leaf[row]).detach().requires_grad_()
         for name, leaf in x.items()

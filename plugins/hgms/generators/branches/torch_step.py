@@ -1,5 +1,8 @@
-"""One step of an optimiser of torch as a function: its values are those of the ordinary step, its
-derivative that of torch's differentiable form."""
+"""Differentiable steps of torch optimisers.
+
+The values equal the values of the ordinary step. The derivative is the derivative of torch's
+differentiable step.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,8 @@ from hgms_core import Tree
 
 @frozen(eq=False)
 class Settings:
-    """An optimiser of torch: how it is built, and its learning rate and decay by step. ``clip``
-    bounds the norm of ∇g (None: nothing does).
+    """A torch optimiser: its constructor ``build``, and its learning rate and decay per step.
+    ``clip`` bounds the norm of ∇g (None: no bound).
     """
 
     build: Build
@@ -39,14 +42,14 @@ def plain_step(
 def _recorded(
     settings: Settings, x: Tree, grads: Tree, memory: Tree, numbers: tuple[int, float, float]
 ) -> list[Tree]:
-    """The same with a graph, by the form of its step that torch can differentiate."""
+    """The same step with a graph, computed by the differentiable form of the torch optimiser."""
     places = {name: leaf.detach().clone().requires_grad_() for name, leaf in x.items()}
     leaves = {name: leaf.clone() for name, leaf in x.items()}
     stepper = evolve(Stepper.of(settings.build, places), leaves=leaves)
     optimizer = stepper.optimizer
     instead = {id(place): leaves[name] for name, place in places.items()}
     optimizer.defaults["differentiable"] = True
-    # what a new one holds already
+    # State that a new optimiser already has.
     states = {instead[id(place)]: state for place, state in optimizer.state.items()}
     optimizer.state.clear()
     optimizer.state.update(states)
@@ -55,7 +58,7 @@ def _recorded(
         for key, value in (("differentiable", True), ("foreach", False), ("fused", False)):
             if key in group:
                 group[key] = fresh[key] = value
-    # The counts in float64: here torch computes with them, and elsewhere Python does.
+    # Counts are float64: torch computes with them here, and the ordinary step uses Python numbers.
     counts = {
         name: f"{name.partition('|step|')[0]}|step|tensor" for name in memory if "|step|" in name
     }
@@ -89,8 +92,8 @@ def _taken(
 
 
 class DifferentiableStep(torch.autograd.Function):
-    """A step as it is taken in place; its derivative is that of the form of it that torch can
-    differentiate.
+    """An in-place step as an autograd function. Its derivative is the derivative of the
+    differentiable form of the torch optimiser.
     """
 
     @staticmethod
@@ -130,7 +133,7 @@ class DifferentiableStep(torch.autograd.Function):
         ]
         with torch.enable_grad(), _counting():
             after, kept = _recorded(ctx.settings, *_trees(inputs, ctx.x, ctx.memory), ctx.numbers)
-        # whatever the type of the counts
+        # Match the names without the type of the counts.
         same = {name.rpartition("|")[0]: leaf for name, leaf in kept.items()}
         outputs = [*after.values(), *(same[name.rpartition("|")[0]] for name in ctx.names)]
         pairs = [
@@ -155,7 +158,7 @@ def _trees(tensors: Sequence[Tensor], x: list[str], memory: list[str]) -> tuple[
 
 @contextlib.contextmanager
 def _counting() -> Iterator[None]:
-    """Inside, the counts that an optimiser begins are in float64."""
+    """Use float64 for the counts that an optimiser creates inside this context."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
@@ -165,9 +168,10 @@ def _counting() -> Iterator[None]:
 
 
 class _Smooth(TorchFunctionMode):
-    """Inside, √v has the derivative 0 at v = 0, so that a coordinate that never had a gradient
-    stays where it is, and nothing is cut off, as SGD cuts off the gradient that its momentum begins
-    with.
+    """Set the derivative of √v at v = 0 to 0, and disable ``detach``.
+
+    A coordinate that never had a gradient therefore does not move. Disabling ``detach`` keeps the
+    graph complete: SGD detaches the gradient that initialises its momentum.
     """
 
     def __torch_function__(

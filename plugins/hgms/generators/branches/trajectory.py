@@ -1,5 +1,6 @@
-"""The iterates of one run as candidates: what IAPTT-GM truncates, and what HG-MS can select from
-without a second run.
+"""The iterates of one run as candidates.
+
+IAPTT-GM truncates the run; HG-MS selects from it without a second run.
 """
 
 from __future__ import annotations
@@ -52,31 +53,31 @@ class Trajectory:
     """The iterates of one run of K steps of an optimiser on the lower loss, N = ⌈K / ``every``⌉
     candidates::
 
-        y_0 = z where the start is learned (``learn_start``), else the carried state
+        y_0 = z if the start is learned (``learn_start``), else the carried state
         y_{k+1} = y_k − lr · direction(∇_y g(θ, y_k; B_k)),    candidates y_every, y_2·every, …, y_K
 
-    A candidate is replayed, and differentiated, through its own k steps only. The optimiser's
-    moments start at zero in every outer step.
+    Iterate y_k is replayed, and differentiated, through its k steps only. The optimiser's moments
+    start at zero in every outer step.
 
     Use for IAPTT-GM (selector ``worst``, hypergradient ``unrolled``, a learned start), or to draw
-    HG-MS's candidates from one run (``best-of-n``). Avoid when N independent views of the set of
-    minimisers are wanted: iterates of one run are alike.
+    HG-MS's candidates from one run (``best-of-n``). Avoid when N independent samples of the set of
+    minimisers are wanted: iterates of one run are similar.
 
     Arguments:
         steps: K. ``every``: keep each ``every``-th iterate, and the last.
-        optimizer, lr, momentum, betas, eps, weight_decay: as in ``branches``, from Python also a
-            function that makes an optimiser of torch. ``clip``: bound on ‖∇_y g‖. ``eps_root``: as
-            in ``branches``.
-        batch_size: examples a step; None uses all.
-        carry_rule: the next outer step starts from the ``selected`` iterate, from the ``last`` one,
-            or from a newly drawn lower state (``restart``). Without effect on a learned start.
-        keep_graph: build the run's graph while proposing, so that ``unrolled`` need not run it
-            again: saves up to K lower gradients an outer step. Only for ``unrolled``, and for runs
-            whose K graphs fit into memory.
+        optimizer, lr, momentum, betas, eps, weight_decay: as in ``branches``; from Python also a
+            function that returns a torch optimiser. ``clip``: bound on ‖∇_y g‖. ``eps_root``: as in
+            ``branches``.
+        batch_size: examples per step; None uses all.
+        carry_rule: start of the next outer step: the ``selected`` iterate, the ``last`` iterate, or
+            a newly drawn lower state (``restart``). No effect with a learned start.
+        keep_graph: build the run's graph while proposing, so that ``unrolled`` does not replay it:
+            saves up to K lower gradients per outer step. Only for ``unrolled``, and for runs whose
+            K graphs fit into memory.
         way_back: as in ``branches``.
 
-    Cost: K lower gradients. Memory: N + 1 lower states and moments for one; with ``keep_graph`` K
-        graphs of a gradient.
+    Cost: K lower gradients. Memory: N + 1 lower states, and the moments of one state; with
+        ``keep_graph`` K graphs of a gradient.
 
     >>> problem = Problem(
     ...     theta0={"t": torch.zeros(1)},
@@ -91,7 +92,7 @@ class Trajectory:
     tensor([2.0000, 1.0000, 0.5000])
 
     Source: Liu, Liu, Zeng, Zhang, *Towards gradient-based bilevel optimization with non-convex
-    followers and beyond*, NeurIPS 2021 (arXiv 2110.00455).
+        followers and beyond*, NeurIPS 2021 (arXiv 2110.00455).
     """
 
     name: ClassVar[str] = "trajectory"
@@ -157,8 +158,8 @@ class Trajectory:
         }
 
     def _forward(self, path: Path, theta: Tree) -> tuple[Tree, Tensor, int]:
-        """The candidates, the loss before the last step of each, and how many gradients they
-        took, without a graph.
+        """Run without a graph; return (candidates, loss before the last step of each,
+        gradients).
         """
         if (run := path.compiled(theta)) is not None:
             return *self._candidates(run), self.steps
@@ -205,7 +206,7 @@ class Trajectory:
     def _with_graph(
         self, path: Path, leaves: Tree, run_again: Replay
     ) -> tuple[Tree, Tensor, Replay]:
-        """The same, with the graph that a replay then goes back through."""
+        """Run with a graph; return (candidates, losses, replay through the graph)."""
         if isinstance(path.rule, TorchRule):
             path.rule.check_differentiable()
         if (compiled := path.kept(leaves, self.steps)) is not None:
@@ -227,7 +228,7 @@ class Trajectory:
 
     @property
     def _kept(self) -> list[int]:
-        """After which steps a candidate is taken."""
+        """Return the steps after which a candidate is taken."""
         return [*range(self.every, self.steps, self.every), self.steps]
 
     def _path(

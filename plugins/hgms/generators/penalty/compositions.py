@@ -1,4 +1,4 @@
-"""What the methods made of penalty generators share: rates, batches, and the parts around them."""
+"""Shared parts of the methods with penalty generators: rates, batches, and the other components."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import Any
 
 from hgms_core import Composition
 
-# The batches are ours (the penalty methods' own code takes all rows at each step).
+# Batch sizes are this project's choice (the penalty methods' original code uses all rows in each
+# step).
 BATCHES = {"batch_size": 256, "upper_batch_size": 100}
-# The papers' plain gradient steps on θ need another rate for each problem: ∂g/∂θ_i is of order 1/n
-# for weights of n rows, and of order 1 for a weight decay. So θ is stepped by Adam, whose steps do
-# not depend on the length of h. A short memory of the gradient, and rates that fall to 0, keep θ
-# from swinging around the solution while y lags behind.
+# The papers' plain gradient steps on θ need a different rate for each problem: ∂g/∂θ_i is of order
+# 1/n for weights of n rows, and of order 1 for a weight decay. The outer optimiser is therefore
+# Adam, whose steps do not depend on the length of h. A short gradient memory, and rates that fall
+# to 0, prevent oscillation of θ around the solution while y lags.
 OUTER: dict[str, Any] = {
     "name": "adam",
     "lr": 0.1,
@@ -24,15 +25,16 @@ OUTER: dict[str, Any] = {
 def single_loop(
     name: str, summary: str, source: str, generator: Mapping[str, Any], **more: Any
 ) -> Composition:
-    """The generator whose pass also moves θ."""
+    """Return a composition with a generator whose pass also moves θ."""
     moves = {"selector": {"name": "first"}, "hypergradient": {"name": "carried"}, "outer": OUTER}
     parts = {"generator": {**generator, **BATCHES}, **moves}
     return Composition(name=name, summary=summary, source=source, parts=parts, **more)
 
 
 def best_of_n(base: Composition, count: int, noise: float) -> Composition:
-    """The method with N runs of its lower variables under one θ, which follows the run that is
-    best on validation rows.
+    """Return the method with N runs of its lower variables per θ, of which the best moves θ.
+
+    The best run is selected on validation rows.
     """
     generator = {
         **base.parts["generator"],

@@ -1,4 +1,4 @@
-"""BOME: θ and y move together along ∇f, bent just enough that the value gap keeps falling."""
+"""BOME: θ and y move together along ∇f, corrected so that the value gap keeps falling."""
 
 from __future__ import annotations
 
@@ -31,30 +31,32 @@ from hgms_core.validators import not_negative, optional_whole, positive, whole
 @final
 @component
 class DynamicBarrier:
-    """The lower state y of BOME, and the upper half of its joint direction.
+    """The lower state y of BOME, and the upper part of its joint direction.
 
     With ∇ = (∇_θ, ∇_y) and one lower batch for the whole step::
 
-        y^{t+1} = y^t − η_T ∇_y g(θ, y^t),   y^0 = y    T steps; y^T is then held fixed
+        y^{t+1} = y^t − η_T ∇_y g(θ, y^t),   y^0 = y    T steps; y^T is then fixed
         q(θ, y) = g(θ, y) − g(θ, y^T)
         λ = max(η − ⟨∇f, ∇q⟩ / ‖∇q‖², 0)    so that ⟨∇f + λ∇q, ∇q⟩ ≥ η ‖∇q‖²
         y ← y − η_y (∇_y f + λ ∇_y q),   h = ∇_θ f + λ ∇_θ q             both at the old (θ, y)
 
-    λ is the least weight with which q falls at the asked rate: there is no penalty to choose. y^T
-    is used up; y is what is carried. Goes with hypergradient ``carried`` and an outer ``sgd``.
+    λ is the smallest weight with which q falls at the required rate: there is no penalty to choose.
+    y is carried to the next step; y^T is not. Combine with hypergradient ``carried`` and an outer
+    ``sgd``.
 
-    Use when no penalty weight is to be tuned. Avoid very noisy batches: λ is a ratio of two inner
-    products.
+    Use when tuning a penalty weight is not wanted. Avoid very noisy batches: λ is a ratio of two
+    inner products.
 
     Arguments:
         steps: T. ``inner_lr``: η_T. ``lr``: η_y. ``eta``: η, how fast the gap must fall.
         batch_size, upper_batch_size: rows of a lower and an upper batch (None: all).
-        count, noise, carry_rule: N states on batches of their own, as in ``value-gap``.
+        count, noise, carry_rule: N states on separate batches, as in ``value-gap``.
 
-    Errors: ConfigError where all N candidates would be the same.
+    Errors: ConfigError if all N candidates would be equal.
 
-    Cost: N (T + 1) lower gradients (that at y serves q and the first of the T steps, that at y^T is
-    in θ alone), N upper gradients. Memory: N lower states and a few gradients.
+    Cost: N (T + 1) lower gradients (the gradient at y serves q and the first of the T steps, the
+        gradient at y^T is in θ only), N upper gradients. Memory: N lower states and a few
+        gradients.
 
     >>> problem = Problem(
     ...     theta0={"t": torch.ones(1)},
@@ -120,7 +122,7 @@ class DynamicBarrier:
     def _slopes(
         self, g: Loss, f: Loss, y: Tree, theta: Tree, below: Tree, above: Tree
     ) -> tuple[dict[str, Tree], Tree, dict[str, Tensor]]:
-        """Both gradients at (θ, y), y after the first step, and the losses."""
+        """Return both gradients at (θ, y), y after the first step, and the losses."""
         upper = shared.tracked(theta)
         lower = shared.tracked(y)
         with torch.enable_grad():
@@ -138,7 +140,7 @@ class DynamicBarrier:
     def _bent(
         self, g: Loss, y: Tree, end: Tree, slopes: dict[str, Tree], theta: Tree, below: Tree
     ) -> tuple[Tree, Tree]:
-        """The next y and what is kept, from the slopes at y and y^T."""
+        """Return the next y and its ``aux``, from the gradients at y and y^T."""
         g_theta, g_y, f_theta, f_y = (slopes[name] for name in ("g_theta", "g_y", "f_theta", "f_y"))
         upper = shared.tracked(theta)
         with torch.enable_grad():
@@ -146,7 +148,7 @@ class DynamicBarrier:
         q_theta = {name: g_theta[name] - end_theta[name] for name in g_theta}
         size = _dot(q_theta, q_theta) + _dot(g_y, g_y)
         inner = _dot(f_theta, q_theta) + _dot(f_y, g_y)
-        # Where ∇q = 0 its weight does not matter; the bound only keeps 0/0 out.
+        # If ∇q = 0, its weight has no effect; the bound avoids 0/0.
         weight = (self.eta - inner / size.clamp_min(torch.finfo(size.dtype).tiny)).clamp_min(0)
         to_theta = {name: f_theta[name] + weight * q_theta[name] for name in f_theta}
         to_y = {name: f_y[name] + weight * g_y[name] for name in f_y}

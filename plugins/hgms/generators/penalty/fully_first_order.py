@@ -1,5 +1,6 @@
-"""F2SA: the value gap with a multiplier that grows, whose upper gradient is taken after both
-lower states have moved.
+"""F2SA: the value gap with a growing multiplier.
+
+Its upper gradient is computed after both lower states have moved.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ from hgms_core.validators import not_negative, optional_whole, positive, share, 
 @final
 @component
 class FullyFirstOrder:
-    """The pair (y, z) of F2SA, and the upper gradient at the pair that it has become.
+    """The pair (y, z) of F2SA, and the upper gradient at the pair after its steps.
 
-    At outer step k, T times, with a lower batch B_t for both and an upper batch of its own::
+    At outer step k, T times, with a lower batch B_t for both and a separate upper batch::
 
         z ← z − η_z ∇_z g(θ, z; B_t)
         y ← y − (η_y/λ_k) ∇_y [f(θ, y) + λ_k g(θ, y; B_t)]
@@ -46,23 +47,23 @@ class FullyFirstOrder:
         h = ∇_θ f(θ, y) + λ_k (∇_θ g(θ, y; B) − ∇_θ g(θ, z; B))
         λ_k = λ_0 (k + 1)^p,     η_y and η_z fall as (k + 1)^−c
 
-    y tends to the minimiser of f + λg and z to that of g; h then differs from the hypergradient by
-    O(1/λ) where g is strongly convex. In contrast to ``value-gap`` h is not divided by λ, and sees
-    the lower states after their step. Goes with hypergradient ``carried``.
+    y tends to the minimiser of f + λg and z to the minimiser of g. h then differs from the
+    hypergradient by O(1/λ) if g is strongly convex. In contrast to ``value-gap``, h is not divided
+    by λ, and uses the lower states after their step. Combine with hypergradient ``carried``.
 
-    Use when second derivatives are dear and an upper gradient of the true size is wanted. Avoid a
-    large λ with small batches: h is λ times a difference of two gradients.
+    Use when second derivatives are expensive and an upper gradient of the true size is wanted.
+    Avoid a large λ with small batches: h is λ times a difference of two gradients.
 
     Arguments:
         steps: T. ``lr``: η_y. ``inner_lr``: η_z. ``decay``: c.
         penalty, growth: λ_0 and p. With noise in both levels the paper has c = 4/7 and p = 1/7,
             without noise c = 0, p = 1/3.
         batch_size, upper_batch_size: rows of a lower and an upper batch (None: all).
-        count, noise, carry_rule: N pairs (y, z) on batches of their own, as in ``value-gap``.
+        count, noise, carry_rule: N pairs (y, z) on separate batches, as in ``value-gap``.
 
-    Errors: ConfigError where all N candidates would be the same.
+    Errors: ConfigError if all N candidates would be equal.
 
-    Cost: N (2T + 2) lower gradients (two of them in θ alone) and N (T + 1) upper gradients. Memory:
+    Cost: N (2T + 2) lower gradients (two of them in θ only) and N (T + 1) upper gradients. Memory:
         2N lower states.
 
     >>> problem = Problem(
@@ -82,7 +83,7 @@ class FullyFirstOrder:
     (tensor([[0.3750]]), tensor([[3.5000]]))
 
     Source: Kwon, Kwon, Wright and Nowak, *A fully first-order method for stochastic bilevel
-    optimization* (2023, arXiv 2301.10945), algorithm 1.
+        optimization* (2023, arXiv 2301.10945), algorithm 1.
     """
 
     name: ClassVar[str] = "fully-first-order"
@@ -150,7 +151,7 @@ class FullyFirstOrder:
         below: list[Tree],
         above: list[Tree],
     ) -> tuple[Tree, Tree, Tensor]:
-        """The step of one pair as a function of tensors; ``numbers`` are η_y, η_z and λ_k."""
+        """Take the step of one pair, as a function of tensors; ``numbers`` are η_y, η_z and λ_k."""
         rate, inner_rate, penalty = numbers
         for batch, upper_batch in zip(below[:-1], above[:-1], strict=True):
             y, _ = shared.penalised_step(g, f, rate, penalty, theta, y, batch, upper_batch)

@@ -41,17 +41,17 @@ class GradientNorm:
         γ_k = min(γ, γ_0 + (γ − γ_0) k / K),   c_k = min(1/γ_k, 1)
 
     ∇L needs one Hessian product and one product with the mixed derivative, both along ∇_y g: one
-    backward pass through the gradient's graph makes them together. Goes with hypergradient
-    ``carried`` and an outer ``sgd``.
+    backward pass through the gradient's graph computes both. Combine with hypergradient ``carried``
+    and an outer ``sgd``.
 
-    With mini-batches ‖∇_y g‖² becomes ⟨∇_y g_A, ∇_y g_B⟩ for two batches A and B drawn
-    independently of each other, whose gradient in θ and y is unbiased. The square of one batch's
-    gradient is larger by the variance of that gradient, on average, and its gradient in θ pushes
-    down the weights of all examples, at the solution too.
+    With mini-batches, ‖∇_y g‖² becomes ⟨∇_y g_A, ∇_y g_B⟩ for two independently drawn batches A and
+    B. Its gradient in θ and y is unbiased. The square of one batch's gradient is larger on average,
+    by the variance of that gradient. Its gradient in θ pushes down the weights of all examples,
+    even at the solution.
 
     Use when g is twice differentiable and its stationary points are its minima (the
-    Polyak–Łojasiewicz inequality). Avoid where g has saddle points or maxima near y: ‖∇_y g‖
-    vanishes there too; and where Hessian products are dear.
+    Polyak–Łojasiewicz inequality). Avoid when g has saddle points or maxima near y, because ‖∇_y g‖
+    vanishes there too. Avoid when Hessian products are expensive.
 
     Arguments:
         lr: η. ``momentum``: of y.
@@ -59,13 +59,13 @@ class GradientNorm:
         normalise: multiply by c_k, which keeps the step bounded as γ grows; else c_k = 1.
         batch_size, upper_batch_size: rows of each of the two lower batches and of the upper batch
             (None: all).
-        count, noise, carry_rule: N states on batches of their own, as in ``value-gap``.
+        count, noise, carry_rule: N states on separate batches, as in ``value-gap``.
 
-    Errors: ConfigError where all N candidates would be the same.
+    Errors: ConfigError if all N candidates would be equal.
 
     Cost: for each of N: 1 lower gradient, 1 product, 1 cross product, 1 upper gradient; with
-    mini-batches 2 of each but the last. Memory: N lower states (2N with momentum) and the graph of
-    one gradient (of two with mini-batches).
+        mini-batches 2 of each, except for the upper gradient. Memory: N lower states (2N with
+        momentum) and the graph of one gradient (of two with mini-batches).
 
     >>> problem = Problem(
     ...     theta0={"t": torch.ones(1)},
@@ -117,8 +117,8 @@ class GradientNorm:
         function = partial(self._moved, problem.g, problem.f)
 
         def step(y: Tree, aux: Tree, key: Key) -> tuple[Tree, Tree, Tensor]:
-            # A key for each of the two: pieces of one shuffled epoch would not be independent of
-            # each other.
+            # Each batch has a separate key: batches from one shuffled epoch would not be
+            # independent.
             below = [
                 data.sample(key.fold("lower", batch), self.batch_size)[0] for batch in range(passes)
             ]
@@ -160,7 +160,9 @@ class GradientNorm:
         below: list[Tree],
         above: Tree,
     ) -> tuple[Tree, Tree, Tensor]:
-        """The step of one branch as a function of tensors; ``weights`` are c_k and ½ c_k γ_k."""
+        """Take the step of one branch, as a function of tensors; ``weights`` are c_k and ½ c_k
+        γ_k.
+        """
         scale, penalty = weights
         upper = shared.tracked(theta)
         lower = shared.tracked(y)

@@ -1,4 +1,4 @@
-"""Which layers of the lower model move (LISA): the blocks of `minimax`."""
+"""Selection of the layers of the lower model that move (LISA): the blocks of `minimax`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from hgms_core import Key, Tree
 
 
 def layers(x: Tree) -> dict[str, str]:
-    """Each leaf's layer, its name up to the first number: ``h.0`` of h.0.attn.weight; empty for a
-    leaf without a number. Where no leaf has one, its module: ``hidden`` of hidden.weight; the name
-    itself where there is none.
+    """Return each leaf's layer, its name up to the first number: ``h.0`` of h.0.attn.weight.
+
+    It is empty for a leaf without a number. If no leaf has a number, the layer is the module:
+    ``hidden`` of hidden.weight, or the name itself if there is no module.
 
     >>> layers({"wte.weight": torch.ones(1), "h.0.attn.weight": torch.ones(1)})
     {'wte.weight': '', 'h.0.attn.weight': 'h.0'}
@@ -24,8 +25,9 @@ def layers(x: Tree) -> dict[str, str]:
 
 
 def moving(x: Tree, blocks: int | None, key: Key) -> list[str]:
-    """The leaves that move: all of them, or those of ``blocks`` layers, drawn by ``key``, and of
-    none.
+    """Return the leaves that move: all, or the leaves of ``blocks`` layers, drawn by ``key``.
+
+    Leaves without a layer always move.
     """
     if blocks is None:
         return list(x)

@@ -55,12 +55,12 @@ class Minimax:
         h = ∇_θ f(θ, w) + α_k (∇_θ g(θ, w) − ∇_θ g(θ, u))
         α_k = α τ^s,   η_k = η τ^−s c_k,   s = number of finished stages
 
-    D is the gradient itself (``sgd``) or AdamW's direction; c_k is 1, or falls from 1 to 0 over the
-    budget as a cosine. w, which is scored and returned, plays V-PBGD's y; u tracks the lower
-    solution. Goes with hypergradient ``carried`` and an outer ``sgd`` or ``adamw``.
+    D is the gradient itself (``sgd``) or AdamW's direction. c_k is 1, or falls from 1 to 0 over the
+    budget as a cosine. w, which is scored and returned, corresponds to V-PBGD's y; u tracks the
+    lower solution. Combine with hypergradient ``carried`` and an outer ``sgd`` or ``adamw``.
 
     Use when the lower model is large: first order, no inner loop. Avoid large α with ``sgd`` at a
-    fixed rate: α multiplies the step of u and w (AdamW does not see it).
+    fixed rate: α multiplies the step of u and w (AdamW does not depend on it).
 
     Arguments:
         optimizer: of u and w. ``lr``: η_w. ``lr_u``: η_u (None: η_w). ``betas``, ``eps``,
@@ -69,19 +69,19 @@ class Minimax:
         alpha: α. ``stage_factor``, ``stage_steps``: τ and the outer steps of a stage (None: one
             stage).
         clip: bounds the norms of w's and of u's gradient by clip·α_k (None: no bound).
-        warmup: first outer steps in which u stays where it is.
-        blocks: how many layers move (LISA), drawn for u and for w separately every ``block_every``
-            outer steps (None: all move). A layer is all leaves up to their name's first number:
-            ``model.layers.3`` for its attention, its norms and the adapters on it. Leaves without a
-            number (embeddings, the last norm, the head) always move. Where no name has a number, a
-            block is a module: ``hidden`` for hidden.weight and hidden.bias. The other leaves cost
-            no gradient; AdamW's moments of a layer exist while it moves and start anew at each
-            draw.
+        warmup: number of first outer steps in which u does not move.
+        blocks: number of layers that move (LISA), drawn for u and for w separately every
+            ``block_every`` outer steps (None: all move). A layer is all leaves with the same name
+            up to the first number: ``model.layers.3`` includes its attention, its norms and the
+            adapters on it. Leaves without a number (embeddings, the last norm, the head) always
+            move. If no name has a number, a block is a module: ``hidden`` for hidden.weight and
+            hidden.bias. The other leaves cost no gradient. AdamW's moments of a layer exist while
+            it moves and are reset at each draw.
         batch_size, upper_batch_size: rows of a lower and an upper batch (None: all).
-        count, noise, carry_rule: N pairs (w, u) on batches of their own, as in ``value-gap``.
+        count, noise, carry_rule: N pairs (w, u) on separate batches, as in ``value-gap``.
 
-    Errors: ConfigError for more blocks than the lower variable has, where all N candidates would be
-        the same.
+    Errors: ConfigError for more blocks than the lower variable has, and if all N candidates would
+        be equal.
 
     Cost: 2N lower gradients and N upper gradients. Memory: 2N lower states, with AdamW 6N (less
         with ``blocks``).
@@ -104,7 +104,7 @@ class Minimax:
     (tensor([[0.5000]]), tensor([[0.2000]]), tensor([[0.]]))
 
     Source: Pan et al., *ScaleBiO: scalable bilevel optimization for LLM data reweighting* (2025);
-    the multi-stage game: Wang et al. (2023).
+        the multi-stage game: Wang et al. (2023).
     """
 
     name: ClassVar[str] = "minimax"
@@ -158,8 +158,8 @@ class Minimax:
         since = done if self.blocks is None else done % self.block_every
         drawn = Key(start["blocks"]).fold(done - since)
         active_names = {which: moving(problem.x0, self.blocks, drawn.fold(which)) for which in "wu"}
-        # The number of steps since the moments began, this one included: of leaves that always
-        # move, and of a layer. Those of u begin after the warm-up.
+        # Number of steps since the moments were reset, including this step: for leaves that always
+        # move, and for a layer. The moments of u start after the warm-up.
         layer_of = layers(problem.x0) if self.blocks is not None else {}
         begun = {"w": 0, "u": self.warmup}
         counts = {
@@ -179,7 +179,7 @@ class Minimax:
             numbers += [rate, 1 - abs(rate) * self.weight_decay]
             for kind in (True, False):
                 numbers += corrections(rate, max(counts[which][kind], 1), self.betas)
-        # Layers that are drawn anew would be another program each time.
+        # A new draw of layers would require a new compilation each time.
         programs = programs_of(problem) if self.blocks is None else None
         function = partial(self._moved, problem.g, problem.f, active_names, always)
 
@@ -224,8 +224,11 @@ class Minimax:
         below: Tree,
         above: Tree,
     ) -> tuple[Tree, Tree, Tensor]:
-        """The step of one pair as a function of tensors; ``numbers`` are α_k and, of w and of u,
-        the rate, what decay leaves, and Adam's two of leaves that always move and of layers."""
+        """Take the step of one pair, as a function of tensors.
+
+        ``numbers`` are α_k and, for w and for u: the rate, the decay factor, and Adam's two
+        coefficients for leaves that always move and for layers.
+        """
         alpha, *rest = numbers
         models = {"w": w, "u": u}
         upper = shared.tracked(theta)
@@ -279,8 +282,9 @@ class Minimax:
         scale: float | Tensor,
         correction: float | Tensor,
     ) -> tuple[Tree, dict[str, Tree]]:
-        """One step of sgd or AdamW against ``slope`` (along it for a negative rate: both
-        directions are odd in it).
+        """Take one step of sgd or AdamW against ``slope``.
+
+        A negative rate moves along ``slope``, because both directions are odd in the rate.
         """
         if self.weight_decay:
             x = {name: leaf * left for name, leaf in x.items()}
@@ -307,9 +311,9 @@ SCALEBIO = single_loop(
     ),
     "Pan et al. 2025, ScaleBiO.",
     {"name": "minimax", "lr": 0.03, "alpha": 10.0},
-    # As its authors run it: AdamW for u, w and the logits, all rates falling to 0 as a cosine.
-    # Theirs are 1e-5 and 1e-2 with whole models, where `blocks = 2` is their LISA; 1e-4 is for
-    # adapters, with which they do not combine it.
+    # The authors use AdamW for u, w and the logits, with all rates falling to 0 as a cosine. Their
+    # rates are 1e-5 and 1e-2 with whole models, where `blocks = 2` is their LISA. The rate 1e-4 is
+    # for adapters, which they do not combine with LISA.
     on={
         "sources": {
             "generator": {

@@ -1,5 +1,6 @@
-"""MEHA: the lower level as a penalty on g minus its Moreau envelope, whose proximal point a
-second model tracks.
+"""MEHA: the lower level as a penalty on g minus its Moreau envelope.
+
+A second model tracks the proximal point.
 """
 
 from __future__ import annotations
@@ -38,28 +39,29 @@ class MoreauEnvelope:
 
     With the Moreau envelope v(θ, y) = min_z g(θ, z) + ‖z − y‖²/(2γ), at outer step k::
 
-        z ← z − η_z (∇_z g(θ, z) + (z − y)/γ)    on a batch of its own
-        L = f(θ, y)/c_k + g(θ, y; B) − g(θ, z; B) − ‖z − y‖²/(2γ)                      z held fixed
+        z ← z − η_z (∇_z g(θ, z) + (z − y)/γ)    on a separate batch
+        L = f(θ, y)/c_k + g(θ, y; B) − g(θ, z; B) − ‖z − y‖²/(2γ)                      z fixed
         y ← y − η_y ∇_y L = y − η_y (∇_y f/c_k + ∇_y g − (y − z)/γ),      h = ∇_θ L at the old y
         c_k = c_0 (k + 1)^p
 
     g = v exactly at the stationary points of a weakly convex g, so the penalty g − v needs no
-    convexity, and for a γ below 1/(the weak convexity of g) the problem in z is strongly convex. As
-    γ grows it becomes the value gap of ``value-gap``. h has the size of a hypergradient divided by
-    c_k. Goes with hypergradient ``carried``.
+    convexity. For a γ below 1/(the weak convexity of g), the problem in z is strongly convex. As γ
+    grows, the penalty becomes the value gap of ``value-gap``. h has the size of a hypergradient
+    divided by c_k. Combine with hypergradient ``carried``.
 
-    Use when g is not convex, or has many minimisers, and second derivatives are dear. Avoid a γ far
-    below the step that a gradient of g makes: v is then nearly g, and the penalty says little.
+    Use when g is not convex, or has many minimisers, and second derivatives are expensive. Avoid a
+    γ far below the step that a gradient of g makes: v is then nearly g, and the penalty has little
+    effect.
 
     Arguments:
         lr: η_y. ``inner_lr``: η_z; at most about γ. ``gamma``: γ.
         penalty, growth: c_0 and p; the paper's theory has p in (0, 1/2), or p = 0.
         batch_size, upper_batch_size: rows of a lower and an upper batch (None: all).
-        count, noise, carry_rule: N pairs (y, z) on batches of their own, as in ``value-gap``.
+        count, noise, carry_rule: N pairs (y, z) on separate batches, as in ``value-gap``.
 
-    Errors: ConfigError where all N candidates would be the same.
+    Errors: ConfigError if all N candidates would be equal.
 
-    Cost: N · 3 lower gradients (one of them in θ alone) and N upper gradients. Memory: 2N lower
+    Cost: N · 3 lower gradients (one of them in θ only) and N upper gradients. Memory: 2N lower
         states.
 
     >>> problem = Problem(
@@ -76,8 +78,8 @@ class MoreauEnvelope:
     (tensor([[0.2500]]), tensor([[1.5000]]))
 
     Source: Liu, Liu, Yao, Zeng and Zhang, *Moreau envelope for nonconvex bi-level optimization: a
-    single-loop and Hessian-free solution strategy* (2024, arXiv 2405.09927), MEHA for smooth lower
-    levels.
+        single-loop and Hessian-free solution strategy* (2024, arXiv 2405.09927), MEHA for smooth
+        lower levels.
     """
 
     name: ClassVar[str] = "moreau-envelope"
@@ -141,7 +143,7 @@ class MoreauEnvelope:
         below: list[Tree],
         above: Tree,
     ) -> tuple[Tree, Tree, Tensor]:
-        """The step of one pair as a function of tensors; the one number is 1/c_k."""
+        """Take the step of one pair, as a function of tensors; the only number is 1/c_k."""
         (scale,) = numbers
         grads, _ = gradient(g, theta, z, below[0])
         pulled = {

@@ -1,9 +1,8 @@
-"""What the penalty generators share: N branches around one step, their start, their stacking and
-what they carry on.
+"""Shared parts of the penalty generators: N branches around one step, and their carried state.
 
-A branch's lower state is ``x``; whatever else it keeps (ω, u or z, moments) travels in ``aux``
-under ``<variable>.<leaf>``. There too is what hypergradient ``carried`` reads: the upper gradient
-of the same pass (``theta.<leaf>``) and, under names without a dot, what was measured on the way
+A branch's lower state is ``x``. Its other variables (ω, u or z, moments) are stored in ``aux``
+under ``<variable>.<leaf>``. ``aux`` also contains the data for the hypergradient ``carried``: the
+upper gradient of the same pass (``theta.<leaf>``) and, under names without a dot, measurements
 (``upper_loss``, ``lower_gradient_norm``).
 """
 
@@ -35,12 +34,12 @@ from hgms_core import (
 from hgms_core.validators import choice
 
 STEPS = 5
-"""Lower steps in one program, at most: what it takes to compile grows with them."""
+"""Maximum lower steps per compiled function. The compile time grows with their number."""
 
 carry_rules: Any = choice("selected", "per-branch")
 
 Step = Callable[[Tree, Tree, Key], tuple[Tree, Tree, Tensor]]
-"""One branch: (x, what it kept, key) → (the next x, aux, the lower loss it saw)."""
+"""The step of one branch: (x, aux, key) → (next x, next aux, lower loss before the step)."""
 
 
 def tagged(variable: str, tree: Tree) -> Tree:
@@ -62,11 +61,10 @@ def begin(
     twins: tuple[str, ...] = (),
     zeros: tuple[str, ...] = (),
 ) -> State:
-    """The state before the first step: x, its ``twins``, which start where x does, and moments that
-    start at zero.
+    """Return the state before the first step: x, its ``twins``, and moments of zero.
 
-    Once for all branches, or where each goes on by itself once a branch, and then with the noise
-    that sets them apart.
+    The ``twins`` start equal to x. The state has one copy for all branches. With ``per-branch``, it
+    has one copy per branch, with the noise that makes branches differ.
     """
     full = is_full(problem.lower_data, method.batch_size)
     if (
@@ -95,16 +93,16 @@ def begin(
 
 
 def is_full(data: Data, batch_size: int | None) -> bool:
-    """Whether a batch of that size is all of the rows."""
+    """Return whether a batch of this size contains all rows."""
     return batch_size is None or batch_size >= data.size
 
 
 def branches(start: State, key: Key, method: Any, step: Step, cost: Cost) -> Candidates:
-    """Runs ``step`` for every branch, from its own start or with noise from the common one;
-    ``cost`` is that of one branch.
+    """Run ``step`` for every branch, from its stored start or with noise from the common start.
 
-    Branch 0 is free of noise. The noise goes to x alone: what else the common start holds
-    approximates the lower solution, and noise would only spoil that.
+    ``cost`` is the cost of one branch. Branch 0 is free of noise. Noise is added to x only: the
+    other variables of the common start approximate the lower solution, and noise would make them
+    worse.
     """
     stored = next(iter(start["x"].values())).shape[0]
     if stored not in (1, method.count):
@@ -121,7 +119,7 @@ def branches(start: State, key: Key, method: Any, step: Step, cost: Cost) -> Can
         if stored == 1 and member:
             x = _noisy(x, method.noise, own.fold("noise"))
         ends.append(step(x, {name: leaf[row] for name, leaf in start["aux"].items()}, own))
-    if method.count == 1:  # the usual case is not copied
+    if method.count == 1:  # no copy in the usual case
         x, aux = ({name: leaf.unsqueeze(0) for name, leaf in tree.items()} for tree in ends[0][:2])
     else:
         x = stack([x for x, _, _ in ends])
@@ -145,8 +143,9 @@ def _noisy(x: Tree, scale: float, key: Key) -> Tree:
 def carry(
     method: Any, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem
 ) -> State:
-    """The selected branch, or every branch, without what belongs to this step only: upper
-    gradient and measurements.
+    """Return the selected branch, or every branch, as the next start.
+
+    Upper gradients and measurements are removed, because they belong to this step only.
     """
     x = candidates.x
     aux = {
@@ -163,7 +162,7 @@ def carry(
 
 
 def draw(problem: Problem, key: Key, method: Any) -> tuple[Tree, Tree]:
-    """A lower batch, and an upper one of the role ``differentiate``."""
+    """Draw a lower batch, and an upper batch of the role ``differentiate``."""
     below, _ = problem.lower_data.sample(key.fold("lower"), method.batch_size)
     return below, upper_batch(problem, key, method)
 
@@ -173,8 +172,10 @@ def upper_batch(problem: Problem, key: Key, method: Any) -> Tree:
 
 
 def draw_each(problem: Problem, key: Key, method: Any, steps: int) -> tuple[list[Tree], list[Tree]]:
-    """A lower and an upper batch for each of ``steps`` evaluations, drawn independently of each
-    other, so that what is evaluated after a step owes nothing to the rows of that step."""
+    """Draw a lower and an upper batch for each of ``steps`` evaluations, independently.
+
+    An evaluation after a step therefore does not depend on the rows of that step.
+    """
     above = problem.upper_data["differentiate"]
     keys = [key.fold("evaluation", step) for step in range(steps)]
     return (
@@ -184,28 +185,30 @@ def draw_each(problem: Problem, key: Key, method: Any, steps: int) -> tuple[list
 
 
 def rows(problem: Problem, method: Any) -> tuple[int, int]:
-    """How many rows a lower and an upper batch count."""
+    """Return the numbers of rows of a lower and an upper batch."""
     return problem.lower_data.count(method.batch_size), problem.upper_data["differentiate"].count(
         method.upper_batch_size
     )
 
 
 def tracked(tree: Tree) -> Tree:
-    """Autograd leaves that share memory with ``tree``."""
+    """Return autograd leaves that share memory with ``tree``."""
     return {name: leaf.detach().requires_grad_() for name, leaf in tree.items()}
 
 
 def gradients(value: Tensor, *trees: Tree) -> list[Tree]:
-    """The gradient of ``value`` in each tree, in one backward pass; zeros for what it does not
-    depend on.
+    """Return the gradient of ``value`` in each tree, in one backward pass.
+
+    Gradients are zero for leaves that ``value`` does not depend on.
     """
     leaves = iter(slopes(value, [leaf for tree in trees for leaf in tree.values()]))
     return [{name: next(leaves) for name in tree} for tree in trees]
 
 
 def with_momentum(direction: Tree, m: Tree, momentum: float) -> tuple[Tree, Tree]:
-    """The running sum of directions after ``m``, and as what it is kept (nothing without
-    momentum).
+    """Return the running sum of directions after ``m``, and its entries for ``aux``.
+
+    Without momentum, there are no entries.
     """
     if not momentum:
         return direction, {}
@@ -214,10 +217,10 @@ def with_momentum(direction: Tree, m: Tree, momentum: float) -> tuple[Tree, Tree
 
 
 def descended(x: Tree, direction: Tree, rate: float | Tensor) -> Tree:
-    """x − rate·direction, as new tensors; a step longer than max(1, ‖x‖) is cut to that length.
+    """Return x − rate·direction as new tensors, with the step length limited to max(1, ‖x‖).
 
-    A fixed rate is too large once θ has made g steep (a weight decay that grows, say). The bound
-    keeps x from growing beyond all limits until θ follows.
+    A fixed rate is too large if θ has made g steep (for example, a growing weight decay). The bound
+    limits the growth of x until θ adapts.
     """
     length = (norm(direction) * rate).abs()
     factor = norm(x).clamp_min(1) / torch.maximum(length, norm(x).clamp_min(1))
@@ -238,8 +241,9 @@ def descent(
     x: Tree,
     batch: Tree,
 ) -> Tree:
-    """x after ``steps`` steps of rate ``rate`` along −∇_x g on one batch, several of them a
-    program.
+    """Return x after ``steps`` steps of rate ``rate`` along −∇_x g on one batch.
+
+    A compiled function takes several steps.
     """
     length = max(length for length in range(1, STEPS + 1) if steps % length == 0) if steps else 1
     block = form(
@@ -267,7 +271,7 @@ def penalised_step(
     below: Tree,
     above: Tree,
 ) -> tuple[Tree, Tensor]:
-    """y − (rate/penalty) ∇_y [f + penalty·g], and the lower loss at the old y."""
+    """Return y − (rate/penalty) ∇_y [f + penalty·g], and the lower loss at the old y."""
     lower = tracked(y)
     with torch.enable_grad():
         at_y = g(theta, lower, below)
@@ -276,8 +280,9 @@ def penalised_step(
 
 
 def penalty_weights(method: Any, step: int) -> tuple[float, float]:
-    """(γ_k, c_k) at outer step k: γ_k from γ_0 linearly to γ at ``gamma_steps``, and constant
-    from there.
+    """Return (γ_k, c_k) at outer step k.
+
+    γ_k grows linearly from γ_0 to γ at ``gamma_steps``, and is constant afterwards.
     """
     first = method.gamma_start
     gamma = method.gamma

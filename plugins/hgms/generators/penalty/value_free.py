@@ -1,6 +1,4 @@
-"""PBGD-Free: y descends f + γg, and θ follows ∂f/∂θ alone: the value of the lower level is not
-tracked.
-"""
+"""PBGD-Free: y descends f + γg, and θ follows ∂f/∂θ only, without tracking the lower value."""
 
 from __future__ import annotations
 
@@ -33,28 +31,27 @@ from hgms_core.validators import not_negative, optional_whole, positive, whole
 @final
 @component
 class ValueFree:
-    """The lower state y of PBGD-Free, and the direct part of the upper gradient at the y that it
-    has become.
+    """The lower state y of PBGD-Free, and the direct part of the upper gradient at the new y.
 
-    At outer step k, T times with batches of their own, and then with one more upper batch::
+    At outer step k, T times on separate batches, and then with one more upper batch::
 
         y ← y − (η/γ) ∇_y [f(θ, y) + γ g(θ, y)]
         h = ∇_θ f(θ, y)
 
-    The penalty's own part of h, γ (∇_θ g(θ, y) − ∇_θ min g), is left out. Where f hardly changes
-    between the minimisers of g and of f + γg (the paper's flatness condition) it is small;
-    elsewhere the error does not vanish as γ grows. Goes with hypergradient ``carried``.
+    The penalty part of h, γ (∇_θ g(θ, y) − ∇_θ min g), is neglected. It is small if f hardly
+    changes between the minimisers of g and of f + γg (the paper's flatness condition). Otherwise
+    the error does not vanish as γ grows. Combine with hypergradient ``carried``.
 
-    Use where θ acts on f directly and f is flat around the lower solution, as with a representation
-    θ that both levels share. Avoid where θ acts through g alone, such as weights of training rows:
-    h would be 0 (the trait ``direct-upper`` is needed).
+    Use when θ acts on f directly and f is flat around the lower solution, for example a
+    representation θ that both levels share. Avoid when θ acts through g only, such as weights of
+    training rows: h would be 0 (the trait ``direct-upper`` is needed).
 
     Arguments:
         steps: T. ``lr``: η. ``gamma``: γ.
         batch_size, upper_batch_size: rows of a lower and an upper batch (None: all).
-        count, noise, carry_rule: N states on batches of their own, as in ``value-gap``.
+        count, noise, carry_rule: N states on separate batches, as in ``value-gap``.
 
-    Errors: ConfigError where all N candidates would be the same.
+    Errors: ConfigError if all N candidates would be equal.
 
     Cost: N T lower gradients and N (T + 1) upper gradients. Memory: N lower states.
 
@@ -72,7 +69,7 @@ class ValueFree:
     (tensor([[0.3750]]), tensor([[0.3750]]))
 
     Source: Jiang, Xiao, Chen and Chen, *Beyond value functions: single-loop bilevel optimization
-    under flatness conditions* (2025, arXiv 2507.20400), PBGD-Free.
+        under flatness conditions* (2025, arXiv 2507.20400), PBGD-Free.
     """
 
     name: ClassVar[str] = "value-free"
@@ -120,7 +117,7 @@ class ValueFree:
         below: list[Tree],
         above: list[Tree],
     ) -> tuple[Tree, Tree, Tensor]:
-        """The step of one branch as a function of tensors; ``numbers`` are η and γ."""
+        """Take the step of one branch, as a function of tensors; ``numbers`` are η and γ."""
         rate, gamma = numbers
         loss = y[next(iter(y))].new_zeros(())
         for batch, upper_batch in zip(below, above[:-1], strict=True):

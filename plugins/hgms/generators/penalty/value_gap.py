@@ -1,5 +1,6 @@
-"""V-PBGD: the lower level as a penalty on the gap g(θ, y) − min g(θ, ·), whose minimum a second
-model ω tracks.
+"""V-PBGD: the lower level as a penalty on the gap g(θ, y) − min g(θ, ·).
+
+A second model ω tracks the minimum.
 """
 
 from __future__ import annotations
@@ -38,32 +39,32 @@ class ValueGap:
 
     At outer step k, with one lower batch B for both g(y) and g(ω)::
 
-        ω ← ω − η_ω ∇_ω g(θ, ω)    T times, on batches of their own
-        L = c_k [f(θ, y) + γ_k (g(θ, y; B) − g(θ, ω; B))]                ω held fixed
+        ω ← ω − η_ω ∇_ω g(θ, ω)    T times, on separate batches
+        L = c_k [f(θ, y) + γ_k (g(θ, y; B) − g(θ, ω; B))]                ω fixed
         y ← y − η_y ∇_y L            (with momentum: its running sum),   h = ∇_θ L at the old y
         γ_k = min(γ, γ_0 + (γ − γ_0) k / K),   c_k = min(1/γ_k, 1)
 
     ω is never reset to y. The minimisers of L over (θ, y) approach the optimistic bilevel solutions
-    as γ grows, with an error of order 1/γ. Goes with hypergradient ``carried`` and an outer
+    as γ grows, with an error of order 1/γ. Combine with hypergradient ``carried`` and an outer
     ``sgd``, which moves θ along h at the same time as y moves.
 
-    Use when second derivatives are dear or do not exist. Avoid small γ: then f moves y freely and
-    g(y) need not be near its minimum.
+    Use when second derivatives are expensive or do not exist. Avoid small γ: then f moves y freely
+    and g(y) need not be near its minimum.
 
     Arguments:
         steps: T. ``lr``: η_y. ``inner_lr``: η_ω. ``momentum``: of y.
         gamma, gamma_start, gamma_steps: γ, γ_0 and K (in outer steps; 0: γ from the start).
         normalise: multiply by c_k, which keeps the step bounded as γ grows; else c_k = 1.
         batch_size, upper_batch_size: rows of a lower and an upper batch (None: all).
-        count: N pairs, each on batches of its own. ``carry_rule``: all start the next step from the
-            ``selected`` pair, or each goes on by itself (``per-branch``).
-        noise: standard deviation of what sets pairs apart that start from one state, but for branch
-            0: with ``per-branch`` once, at the start of the run (y and ω alike); with ``selected``
-            at every step (y alone).
+        count: N pairs, each on separate batches. ``carry_rule``: all pairs start the next step from
+            the ``selected`` pair, or each pair continues separately (``per-branch``).
+        noise: standard deviation of the noise that makes pairs from one state differ; branch 0 has
+            no noise. With ``per-branch`` it is added once, at the start of the run (y and ω alike);
+            with ``selected`` at every step (y only).
 
-    Errors: ConfigError where all N candidates would be the same.
+    Errors: ConfigError if all N candidates would be equal.
 
-    Cost: N (T + 2) lower gradients (one of them in θ alone) and N upper gradients. Memory: 2N lower
+    Cost: N (T + 2) lower gradients (one of them in θ only) and N upper gradients. Memory: 2N lower
         states, 3N with momentum.
 
     >>> problem = Problem(
@@ -149,7 +150,9 @@ class ValueGap:
         below: list[Tree],
         above: Tree,
     ) -> tuple[Tree, Tree, Tensor]:
-        """The step of one branch as a function of tensors; ``weights`` are c_k and c_k γ_k."""
+        """Take the step of one branch, as a function of tensors; ``weights`` are c_k and c_k
+        γ_k.
+        """
         scale, penalty = weights
         for batch in below[:-1]:
             grads, _ = gradient(g, theta, omega, batch)

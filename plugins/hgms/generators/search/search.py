@@ -1,5 +1,7 @@
-"""Search without derivatives: propose θ in a box, train the lower level from its start, keep the
-best.
+"""Search without derivatives.
+
+Each step proposes θ in a box and trains the lower level from its start. The search keeps the best
+θ.
 """
 
 from __future__ import annotations
@@ -28,42 +30,43 @@ from hgms_core.errors import MissingExtra
 from hgms_core.validators import at_least
 
 MOST_VARIABLES = 1000
-"""Upper variables beyond which ``tpe`` is refused: it builds one density a variable from the
-whole history at every step.
+"""Maximum number of upper variables for ``tpe``: in every step it builds one density per variable
+from the whole history.
 """
 
 
 @final
 @component
 class Search:
-    """The zeroth-order floor: each outer step tries one θ in the box θ0 + [low, high]^p and keeps
-    the best so far::
+    """The zeroth-order baseline: each outer step tries one θ in a box, and keeps the best so far.
+
+    The box is θ0 + [low, high]^p. Step k is::
 
         θ_0 = θ0,  θ_k = Proj(θ0 + u_k),
             u_k uniform (random) or from the densities of good and bad trials (tpe)
         x_k = selected(generator from x0 at θ_k),
-            answer: the (θ_k, x_k) of the lowest f on held-out validation rows
+            result: the (θ_k, x_k) of the lowest f on held-out validation rows
 
-    Rows of the role ``select`` choose the candidate, those of ``stop`` (where the task sets some
-    apart) compare the θ_k.
+    Rows of the role ``select`` choose the candidate. Rows of the role ``stop`` (if the task has
+    separate rows for it) compare the θ_k.
 
-    Use as a floor, or with a handful of hyper-parameters. Avoid with many: the volume of the box
-    wins.
+    Use as a baseline, or with a handful of hyper-parameters. Avoid with many: the volume of the box
+    grows too fast.
 
     Arguments:
-        generator, selector: train the lower level anew for every θ, so that ``steps`` have to
-            suffice from x0.
+        generator, selector: train the lower level from x0 for every θ, so ``steps`` must suffice
+            from x0.
         sampler: ``random``, or ``tpe``, Optuna's tree-structured Parzen estimator on independent
             densities (needs the extra ``optuna``).
         low, high: the box, as offsets from θ0 in its units. ``startup``: random proposals before
             ``tpe`` has a model.
 
     Errors: ConfigError for ``tpe`` with more than 1000 upper variables; MissingExtra without
-    Optuna. A training run that breaks down counts as the worst possible trial and the search goes
-    on.
+        Optuna. A training run that fails counts as the worst possible trial, and the search
+        continues.
 
-    Cost: the generator's and selector's, and 1 upper value. ``tpe`` keeps all proposals; its own
-        time grows with their number.
+    Cost: the generator's and selector's, and 1 upper value. ``tpe`` keeps all proposals; its
+        computation time grows with their number.
 
     >>> class Exact:  # a lower level that is solved at once: x = θ
     ...     name = "exact"
@@ -121,7 +124,7 @@ class Search:
 
     @property
     def needs(self) -> frozenset[str]:
-        """Few upper variables, where a model of them is built."""
+        """Few upper variables, if the sampler models them."""
         return frozenset({"few-upper"} if self.sampler == "tpe" else ())
 
     def init(self, problem: Problem, seed: int) -> State:
@@ -192,7 +195,7 @@ class Search:
             "step": state["step"] + 1,
             "upper_loss": value
             if math.isfinite(value)
-            else None,  # such a trial is worse than any, and the search goes on
+            else None,  # such a trial is the worst, and the search continues
             "stop_loss": following["best"],
             "lower_loss": candidates.losses[selection.index]
             if candidates.losses is not None
@@ -210,7 +213,7 @@ class Search:
         return state["theta"], state["x"]
 
     def _propose(self, state: State, key: Key) -> Tensor:
-        """The offset from θ0; none at all in the first step."""
+        """Return the offset from θ0; zero in the first step."""
         size = state["offsets"].shape[1]
         if not state["step"]:
             return torch.zeros(size, dtype=torch.float64)
@@ -245,14 +248,15 @@ def _optuna() -> Any:
 def _parzen(
     offsets: Tensor, values: Tensor, seed: int, low: float, high: float, startup: int
 ) -> Tensor:
-    """The next proposal of a study of the whole history: a function of its arguments, so a run
-    can be resumed.
+    """Return the next proposal of a study of the whole history.
+
+    The result depends only on the arguments, so a run can be resumed.
     """
     optuna = _optuna()
     distribution = optuna.distributions.FloatDistribution(low, high)
     distributions = {str(i): distribution for i in range(offsets.shape[1])}
     verbosity = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.WARNING)  # else every study announces itself
+    optuna.logging.set_verbosity(optuna.logging.WARNING)  # otherwise every study logs a message
     try:
         study = optuna.create_study(
             sampler=optuna.samplers.TPESampler(seed=seed, n_startup_trials=startup)

@@ -1,5 +1,6 @@
-"""One simultaneous step of the lower state x and of the linear system's v, and the upper
-direction at the same point.
+"""SOBA: one simultaneous step of the lower state x, of the linear system's v, and of θ.
+
+All directions are computed at the same point.
 """
 
 from __future__ import annotations
@@ -21,32 +22,32 @@ from hgms_core.validators import optional_positive, optional_whole, positive, sh
 @final
 @component
 class Soba:
-    """(x, v) and θ move one step at once; all three directions are taken at the same point and on
-    the same batches::
+    """(x, v) and θ move one step at once; all three directions use the same point and the same
+    batches::
 
         D_x = ∇_x g,  D_v = ∇²_xx g v + ∇_x f,  D_θ = ∇²_θx g v + ∇_θ f
             (v tracks −(∇²_xx g)⁻¹ ∇_x f)
         x ← x − η_k D_x,  v ← v − ρ_k D_v,  θ ← outer(θ, D_θ)  η_k = lr/(k+1)^p,  ρ_k = v_lr/(k+1)^p
 
-    The one candidate is the moved x. D_θ travels with it (``aux``: ``theta.<name>``; ``upper_loss``
-    and ``lower_gradient_norm`` at the old point) to the hypergradient ``carried``.
+    The only candidate is the moved x. It carries D_θ (``aux``: ``theta.<name>``; ``upper_loss`` and
+    ``lower_gradient_norm`` at the old point) to the hypergradient ``carried``.
 
-    Use when an outer step must cost no more than a few gradients. Avoid where ∇²_xx g has
-    eigenvalues below 0 along ∇_x f: v then grows without bound (a run that does so is stopped;
-    ``max_norm`` keeps it going).
+    Use when an outer step must cost no more than a few gradients. Avoid when ∇²_xx g has
+    eigenvalues below 0 along ∇_x f: v then grows without bound (such a run is stopped; with
+    ``max_norm`` it continues).
 
     Arguments:
         lr, v_lr: η and ρ. ``decay``: p; the paper's decreasing steps are p = ½, with the same
-            schedule for θ (``sgd`` with ``schedule = {kind = "inverse", decay_steps = 1, power =
-            0.5}``).
+            schedule for θ (``sgd`` with
+            ``schedule = {kind = "inverse", decay_steps = 1, power = 0.5}``).
         batch_size, upper_batch_size: lower rows, and validation rows of the role ``differentiate``
             (None: all).
-        max_norm: v is projected onto the ball of this radius after each step (None: not, as in the
-            paper).
+        max_norm: radius of the ball onto which v is projected after each step (None: no projection,
+            as in the paper).
 
     Cost: 1 lower gradient, 1 upper gradient, 1 Hessian product and 1 cross product in four passes:
-    forward and backward through f; forward, backward, and one backward through that for both
-    products. Memory: one graph of a gradient.
+        forward and backward through f; forward and backward through g; and one backward pass
+        through that for both products. Memory: one graph of a gradient.
 
     >>> problem = Problem(
     ...     theta0={"t": torch.tensor([3.0])},
@@ -64,8 +65,8 @@ class Soba:
     (tensor([[2.5000]]), tensor([[-1.]]), tensor([[0.]]))
 
     Source: Dagréou, Ablin, Vaiter, Moreau, *A framework for bilevel optimization that enables
-    stochastic and global variance reduction algorithms*, NeurIPS 2022 (arXiv 2201.13409), algorithm
-    SOBA.
+        stochastic and global variance reduction algorithms*, NeurIPS 2022 (arXiv 2201.13409),
+        algorithm SOBA.
     """
 
     name: ClassVar[str] = "soba"
@@ -119,8 +120,9 @@ class Soba:
         below: Tree,
         above: Tree,
     ) -> tuple[Tree, Tree, Tensor]:
-        """The step as a function of tensors: x, aux and the lower loss before it; ``rates`` are
-        η_k and ρ_k.
+        """Take the step as a function of tensors; return (x, aux, lower loss before it).
+
+        ``rates`` are η_k and ρ_k.
         """
         upper, lower = (
             [leaf.detach().requires_grad_() for leaf in tree.values()] for tree in (theta, x)
@@ -131,8 +133,8 @@ class Soba:
             loss = g(at, point, below)
             slopes = torch.autograd.grad(loss, lower, create_graph=True, materialize_grads=True)
             value = f(at, point, above)
-        # ⟨∇_x g, v⟩ differentiated by (θ, x): both products in one backward pass. Where g is linear
-        # in a leaf of x its gradient is constant and has no graph.
+        # ⟨∇_x g, v⟩ is differentiated by (θ, x): one backward pass gives both products. If g is
+        # linear in a leaf of x, its gradient is constant and has no graph.
         curved = [
             (slope, part)
             for slope, part in zip(slopes, v.values(), strict=True)
@@ -166,7 +168,7 @@ class Soba:
     def _replay(
         self, problem: Problem, theta: Tree, start: State, key: Key, last: int | None
     ) -> tuple[Tree, Cost]:
-        """The step of x again, as a differentiable function of ``theta``."""
+        """Replay the step of x, as a differentiable function of ``theta``."""
         (below, rows), _ = self._batches(problem, key)
         point = {name: leaf.detach().requires_grad_() for name, leaf in start["x"].items()}
         rate = self.lr / (start["step"] + 1) ** self.decay
@@ -192,7 +194,7 @@ class Soba:
         }
 
     def _batches(self, problem: Problem, key: Key) -> tuple[tuple[Tree, int], tuple[Tree, int]]:
-        """A lower and an upper batch, and how many rows each holds."""
+        """Return a lower and an upper batch, each with its number of rows."""
         below = problem.lower_data.sample(key.fold("lower"), self.batch_size)
         return below, problem.upper_data["differentiate"].sample(
             key.fold("upper"), self.upper_batch_size
@@ -210,7 +212,7 @@ def _descended(
 def _gradients(
     outputs: list[Tensor], inputs: list[Tensor], along: list[Tensor] | None = None
 ) -> list[Tensor]:
-    """Zeros where nothing depends on an input."""
+    """Return the gradients; zeros for inputs that no output depends on."""
     if not outputs:
         return [torch.zeros_like(leaf) for leaf in inputs]
     return list(torch.autograd.grad(outputs, inputs, along, materialize_grads=True))

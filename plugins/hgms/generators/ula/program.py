@@ -1,5 +1,6 @@
-"""Langevin steps as compiled programs, several a program where a step is small; their noise is
-drawn outside.
+"""Compiled functions for Langevin steps: several steps per function if a step is small.
+
+The noise is drawn outside of the compiled functions.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from hgms.compiled import Programs
 from hgms_core import Group, Loss, Problem, Tree, clone, gradient
 
 SMALL = 4_000_000
-"""Multiply-adds of a step of a group up to which several steps are one program."""
+"""Maximum multiply-adds per step of a group for compiling several steps into one function."""
 STEPS = 5
-"""Steps of a program at most: what it takes to compile grows with them."""
+"""Maximum steps per compiled function. The compile time grows with their number."""
 
 Draw = Callable[[int], Tensor]
-"""The noise of a step, ``[chains, numbers]``; steps come in order."""
+"""The noise of a step, ``[chains, numbers]``; steps are drawn in order."""
 
 
 def moved_compiled(
@@ -34,12 +35,13 @@ def moved_compiled(
     steps: int,
     rows: int,
 ) -> Tensor:
-    """Moves ``group.x`` in place through all steps; the losses before the last. ``index`` numbers
-    the ``rows`` of every step, ``[steps, rows]`` (after an axis of chains where they are stacked;
-    None: all).
+    """Move ``group.x`` in place through all steps; return the losses before the last step.
+
+    ``index`` contains the row numbers of every step, ``[steps, rows]`` (None: all rows). A chain
+    axis comes first if chains are stacked.
     """
     axis = None if index is None else index.dim() - 2
-    # the group's loss may be new at every call
+    # the group's loss may be a new object in each call
     key = ("ula", problem.g, isinstance(group.part, slice), axis, lr, scale)
     block = programs(key, partial(_block, group.loss, axis, lr, scale))
     most = STEPS if sum(leaf.numel() for leaf in group.x.values()) * rows <= SMALL else 1
@@ -67,7 +69,7 @@ def _block(
     batches: Tree,
     noise: Tensor,
 ) -> tuple[Tree, Tensor]:
-    """x after a step for each row of ``noise``, and the losses before the last."""
+    """Return x after one step per row of ``noise``, and the losses before the last step."""
     x = clone(x)
     value = noise.new_empty(())
     for step, drawn in enumerate(noise.unbind()):
@@ -83,8 +85,9 @@ def _block(
 
 
 def add_noise_(leaves: list[Tensor], drawn: Tensor, scale: float) -> None:
-    """leaves += scale·ξ, ξ the rows of ``drawn`` cut into leaves of one chain, or of stacked
-    ones.
+    """Add scale·ξ to ``leaves``.
+
+    ξ are the rows of ``drawn``, split into leaves of one chain, or of stacked chains.
     """
     parts = drawn.split([leaf.numel() // drawn.shape[0] for leaf in leaves], dim=1)
     for leaf, part in zip(leaves, parts, strict=True):

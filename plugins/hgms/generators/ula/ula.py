@@ -33,7 +33,7 @@ from hgms_core.hypergrad import twice_differentiable_attention
 from hgms_core.validators import not_negative, optional_whole, positive, whole
 
 NOISE_BLOCK = 4096
-"""Numbers of noise drawn at a time for one chain."""
+"""Noise values drawn at a time for one chain."""
 
 
 @final
@@ -46,7 +46,7 @@ class Ula:
 
         x ← x − h ∇_x g(θ, x) + √(2λh) ξ,        ξ ~ N(0, I)
 
-    Use when the lower minimisers form a manifold that has to be explored. Avoid for networks
+    Use when the lower minimisers form a manifold that the chains should explore. Avoid for networks
     trained in a few steps (``branches``): mixing takes many steps. Stability needs h < 2/L, with L
     the largest curvature of g.
 
@@ -59,8 +59,8 @@ class Ula:
             x0 (``restart``).
         batch_size: None for the full gradient; a number gives stochastic-gradient Langevin
             dynamics.
-        mode, chunk: stacked (vmap) or looped evaluation (auto picks by size, and loops over a
-            loss that vmap cannot evaluate), and how many stacked chains at a time.
+        mode, chunk: stacked (vmap) or looped evaluation, and the number of chains stacked at a
+            time. ``auto`` selects by size, and loops if vmap cannot evaluate the loss.
 
     Cost: N·K lower gradients. Memory: N lower states (``per-branch``: 2N), gradients and
         activations of ``chunk`` chains.
@@ -105,8 +105,10 @@ class Ula:
     def propose_some(
         self, problem: Problem, theta: Tree, start: State, key: Key, members: list[int]
     ) -> Candidates:
-        """Some of the chains, by their numbers: the same that all would be among, since keys are
-        addresses. Ways back take the numbers of all.
+        """Return the candidates of the chains ``members``.
+
+        They equal the same candidates in a full proposal, because keys are addresses. Replays use
+        the numbers of the full proposal.
         """
         generators = self._generators(start, key, members)
         x, index = self._begin(problem, start, key, members, generators)
@@ -156,7 +158,7 @@ class Ula:
                 batch = problem.lower_data.batch(None if drawn is None else drawn[..., step, :])
                 grads, loss = gradient(group.loss, theta, group.x, batch)
                 torch._foreach_add_(leaves, grads, alpha=-self.lr)
-                del grads  # so that the next gradient can take its memory
+                del grads  # free its memory for the next gradient
                 noise.add_to(chains, step, self._scale)
             losses[group.part] = loss
 
@@ -173,14 +175,14 @@ class Ula:
     def _replay(
         self, problem: Problem, theta: Tree, start: State, key: Key, member: int, last: int | None
     ) -> tuple[Tree, Cost]:
-        """One chain again, as a differentiable function of ``theta`` through its ``last`` steps."""
+        """Replay one chain; its ``last`` steps are differentiable in ``theta``."""
         chosen = [member]
         generators = self._generators(start, key, chosen)
         x, drawn = self._begin(problem, start, key, chosen, generators)
         noise = _Noise(generators, self.steps)
         point = {name: leaf[0] for name, leaf in x.items()}
         through = self.steps if last is None else min(last, self.steps)
-        # a run forward, and nothing to go back through
+        # a forward run, without a backward pass
         if not any(leaf.requires_grad for leaf in theta.values()):
             through = 0
         for step in range(self.steps):
@@ -249,7 +251,8 @@ class Ula:
                 f"the carried state has {carried} chains, but count={self.count}",
                 place=("generator", "count"),
             )
-        # By views of rows: a list of row numbers would go to the device, and the GPU be waited for.
+        # Index with views of rows: a list of row numbers would be copied to the GPU and force a
+        # wait.
         rows = [0 if carried == 1 else member for member in members]
         x = {name: torch.stack([leaf[row] for row in rows]) for name, leaf in start["x"].items()}
         if self.spread:
@@ -271,9 +274,11 @@ class Ula:
 
 
 class _Noise:
-    """The Gaussian increments of some chains, each from its own generator, so that a chain can be
-    replayed alone. Small states draw many steps at once, to save calls; large ones a leaf of a
-    chain at a time, to save memory.
+    """The Gaussian increments of some chains.
+
+    Each chain has a separate random generator, so it can be replayed separately. Small states draw
+    many steps at once, to save calls. Large states draw one leaf of one chain at a time, to save
+    memory.
     """
 
     def __init__(self, generators: list[torch.Generator], steps: int) -> None:
@@ -282,7 +287,10 @@ class _Noise:
         self._block = torch.empty(0)
 
     def add_to(self, chains: list[Tensor], step: int, scale: float) -> None:
-        """chains += scale·ξ for this step, leaves of stacked chains; steps must come in order."""
+        """Add scale·ξ of this step to ``chains``.
+
+        ``chains`` are the leaves of stacked chains. Steps must come in order.
+        """
         if not self.in_blocks(chains):
             for row, generator in enumerate(self.generators):
                 for leaf in chains:
@@ -294,11 +302,11 @@ class _Noise:
         add_noise_(chains, self.drawn(chains, step), scale)
 
     def in_blocks(self, chains: list[Tensor]) -> bool:
-        """Whether many steps are drawn at once."""
+        """Return whether many steps are drawn at once."""
         return sum(leaf[0].numel() for leaf in chains) <= NOISE_BLOCK
 
     def drawn(self, chains: list[Tensor], step: int) -> Tensor:
-        """ξ of this step, ``[chains, numbers]``."""
+        """Return ξ of this step, ``[chains, numbers]``."""
         size = sum(leaf[0].numel() for leaf in chains)
         length = max(1, min(self.steps, NOISE_BLOCK // size))
         if step % length == 0:

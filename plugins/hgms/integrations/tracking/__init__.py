@@ -1,5 +1,6 @@
-"""Observers: what a run records also goes to TensorBoard, Weights & Biases or Trackio, where its
-``[run] track`` names them.
+"""Observers that also send a run's records to TensorBoard, Weights & Biases or Trackio.
+
+The setting ``[run] track`` names the trackers.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ __all__: list[str] = []
 
 
 def names(settings: Mapping[str, Any]) -> list[str]:
-    """The trackers that the table ``[run]`` of a configuration names.
+    """Return the trackers that the table ``[run]`` of a configuration names.
 
     >>> names({"out": "runs", "track": ["tensorboard", "trackio"]})
     ['tensorboard', 'trackio']

@@ -1,4 +1,4 @@
-"""Three places to follow a run from, each behind the same three calls: open, log, close."""
+"""Three trackers of runs with the same three methods: open, log, close."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ class Tracker(Protocol):
 
 
 def numbers(record: Mapping[str, Any]) -> dict[str, float]:
-    """The row's numbers by name; lists (the scores of all candidates) by name and position, text
-    left out.
+    """Return the row's numbers by name; text is excluded.
+
+    Lists (the scores of all candidates) are named by name and position.
 
     >>> numbers(
     ...     {
@@ -60,7 +61,7 @@ def title(run: RunInfo) -> str:
 
 
 def identity(run: RunInfo) -> str:
-    """The same for a run and its resumption, so that a tracker goes on with the curve it has."""
+    """Return an identifier shared by a run and its resumption, so the curve continues."""
     where = str(run.folder.resolve()) if run.folder is not None else title(run)
     return hashlib.sha256(where.encode()).hexdigest()[:16]
 
@@ -78,14 +79,13 @@ def _module(name: str, extra: str) -> Any:
 
 
 class TensorBoard:
-    """Event files in the run's own folder (``tensorboard --logdir runs``)."""
+    """Event files in the run's folder (``tensorboard --logdir runs``)."""
 
     def __init__(self, run: RunInfo) -> None:
         _module("tensorboard", "tensorboard")
         writer = importlib.import_module("torch.utils.tensorboard").SummaryWriter
         folder = run.folder if run.folder is not None else Path("runs", title(run))
-        # Steps after the checkpoint that a resumed run goes on from were lost with the kill; they
-        # are drawn again.
+        # A resumed run repeats the steps after its checkpoint, so their earlier points are removed.
         purge = run.resumed_from + 1 if run.resumed_from else None
         self._writer = writer(log_dir=str(folder / "tensorboard"), purge_step=purge)
         self._writer.add_text("run", f"{title(run)}, budget {run.budget}")
@@ -99,8 +99,9 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """A run of the project ``hgms`` (WANDB_PROJECT, WANDB_MODE=offline and the rest as wandb
-    reads them).
+    """A run of the project ``hgms`` in Weights & Biases.
+
+    wandb reads its own variables, such as WANDB_PROJECT and WANDB_MODE=offline.
     """
 
     def __init__(self, run: RunInfo) -> None:
@@ -126,7 +127,7 @@ class WeightsAndBiases:
 
 
 class Trackio:
-    """A run of the local project ``hgms`` (``trackio show``); nothing leaves the machine."""
+    """A run of the local project ``hgms`` (``trackio show``); no data leaves the machine."""
 
     def __init__(self, run: RunInfo) -> None:
         trackio = _module("trackio", "trackio")
@@ -153,7 +154,7 @@ TRACKERS: dict[str, Callable[[RunInfo], Tracker]] = {
 
 
 def ensure_installed(name: str) -> None:
-    """Raises MissingExtra where the tracker's package is not there; each is called like its
+    """Raise MissingExtra if the tracker's package is missing; each tracker has the name of its
     extra.
     """
     _module(name, name)

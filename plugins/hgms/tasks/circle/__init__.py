@@ -1,5 +1,5 @@
-"""Tasks `circle-kink` and `circle-degenerate`: the paper's two examples of how a hyper-objective
-loses smoothness.
+"""Tasks `circle-kink` and `circle-degenerate`: the paper's examples of non-smooth
+hyper-objectives.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Example 2 of the paper: the optimistic minimiser is unique, and still ∇F is not Hölder
-continuous.
-"""
+"""Example 2 of the paper: a unique optimistic minimiser, although ∇F is not Hölder continuous."""
 
 from __future__ import annotations
 
@@ -70,20 +68,20 @@ class CircleDegenerate:
 
         g(θ, x) = (‖x‖² − r(θ)²)²,        f(θ, x) = φ(x₂) + a(θ) x₂ + ρ(−x₁) + b (‖x‖² − r(θ)²)
 
-    The minimiser over the circle is x* = (√(r² − t*²), t*) with t* = −sign(a)(log 1/|a|)^{−1/2},
-    and F' = a' t*: near a zero θ_k of a it changes like (log 1/|θ − θ_k|)^{−1/2}. The term in b
-    vanishes on the circle; it makes the ambient Hessian of f positive along the tangent there, so
-    that only the *intrinsic* second derivative shows the degeneracy.
+    The minimiser over the circle is x* = (√(r² − t*²), t*) with t* = −sign(a)(log 1/|a|)^{−1/2}. F'
+    = a' t* behaves like (log 1/|θ − θ_k|)^{−1/2} near a zero θ_k of a. The term in b is zero on the
+    circle. It makes the ambient Hessian of f positive along the tangent there, so that only the
+    *intrinsic* second derivative shows the degeneracy.
 
-    Use when a step-size rule or a solver has to meet a hyper-objective without Lipschitz gradient.
-    Avoid for judging accuracy in x₂ near ties: f is flat to all orders there.
+    Use when a step-size rule or a solver must be tested on a hyper-objective without Lipschitz
+    gradient. Avoid for judging accuracy in x₂ near ties: f is flat to all orders there.
 
     Arguments:
         low, high: Θ = [low, high], enforced by projection. ``start``: θ0. ``b``: weight of the
             vanishing term, > 0.
 
-    Errors: none beyond the fields' ranges. The seed changes nothing: the problem holds no random
-        number.
+    Errors: only values outside the ranges of the fields. The seed has no effect: the problem
+        contains no random number.
 
     >>> task, cpu, double = CircleDegenerate(), torch.device("cpu"), torch.float64
     >>> problem, exact = task.problem(0, cpu, double), task.closed_form(0, cpu, double)
@@ -111,8 +109,9 @@ class CircleDegenerate:
     def closed_form(
         self, seed: int, device: torch.device, dtype: torch.dtype
     ) -> DegenerateClosedForm:
-        """The exact solution, value and derivative; they need no data, so the arguments are only
-        those of ``problem``.
+        """Return the exact solution, value and derivative.
+
+        They need no data: the arguments have no effect and match ``problem``.
         """
         return DegenerateClosedForm()
 

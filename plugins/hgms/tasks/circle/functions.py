@@ -1,9 +1,9 @@
-"""What both examples of the paper are made of: the circle, and flat functions, differentiable any
-number of times.
+"""The functions of both examples of the paper: the circle, and flat smooth functions.
 
-Each flat function is exactly 0 in float64 where its cut-off replaces it (exp(−1/0.03²) < 10⁻³²⁰),
-so nothing is approximated. The argument is replaced *before* the division as well as the value
-after it: otherwise the unused branch of ``torch.where`` would put 0·inf = NaN into the gradient.
+Each flat function is exactly 0 in float64 in the range where its cut-off applies (exp(−1/0.03²) <
+10⁻³²⁰), so the cut-off is not an approximation. The argument is replaced *before* the division, and
+the value after it. Otherwise the unused branch of ``torch.where`` would add 0·inf = NaN to the
+gradient.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def in_interval(task: Any, attribute: Attribute[float], value: float) -> None:
 def problem_of(
     task: Any, exact: Any, upper: Loss, device: torch.device, dtype: torch.dtype
 ) -> Problem:
-    """The circle below f = ``upper``; x0 is the worst point of it at θ0, opposite to x*(θ0)."""
+    """The circle problem with f = ``upper``; x0 is its worst point at θ0, opposite to x*(θ0)."""
 
     def evaluate(theta: Tree, x: Tree) -> dict[str, float]:
         gap = torch.linalg.vector_norm(x["x"] - exact.solution(theta)["x"])

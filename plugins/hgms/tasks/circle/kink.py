@@ -1,5 +1,5 @@
-"""Example 1 of the paper: the optimistic minimiser jumps across a circle, and F has infinitely
-many kinks.
+"""Example 1 of the paper: the optimistic minimiser jumps across a circle; F has infinitely many
+kinks.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ def _upper(theta: Tree, x: Tree, batch: Tree) -> Tensor:
 @final
 @attrs.frozen
 class KinkClosedForm:
-    """x*(θ), F(θ) and F'(θ) of :class:`CircleKink`. At a tie, a(θ) = 0, both ends of the diameter
-    minimise f and F has no derivative; there, the solution and slope of the branch x⁺ = (r, 0) are
-    returned.
+    """x*(θ), F(θ) and F'(θ) of :class:`CircleKink`.
+
+    At a tie, a(θ) = 0, both ends of the diameter minimise f, and F has no derivative. The solution
+    and derivative of the branch x⁺ = (r, 0) are returned there.
     """
 
     def solution(self, theta: Tree) -> Tree:
@@ -64,21 +65,21 @@ class CircleKink:
 
         g(θ, x) = (‖x‖² − r(θ)²)²,        f(θ, x) = a(θ) x₁ + x₂²,        F(θ) = −r(θ) |a(θ)|
 
-    S(θ) is a circle; the optimistic minimiser x*(θ) = (−sign(a) r, 0) changes side at θ_k =
-    10/(kπ), where F has a kink (a local maximum). The start x0 is the worst point of the circle at
-    θ0: without selection x stays on that side, follows the branch +r|a| downhill through the kink
-    at 1.59 and ends at F(1.31) = −0.898; with it, at F(2.25) = −1.949, the minimum.
+    S(θ) is a circle. The optimistic minimiser x*(θ) = (−sign(a) r, 0) changes side at θ_k =
+    10/(kπ), a kink of F (a local maximum). The start x0 is the worst point of the circle at θ0.
+    Without selection, x stays on that side, follows the branch +r|a| downhill through the kink at
+    1.59 and ends at F(1.31) = −0.898. With selection, it ends at F(2.25) = −1.949, the minimum.
 
-    Use when selection has to be seen on two numbers. Avoid for convergence rates: F has several
-    local minima in Θ.
+    Use when the effect of selection must be visible on two numbers. Avoid for convergence rates: F
+    has several local minima in Θ.
 
     Arguments:
         low, high: Θ = [low, high], enforced by projection (the kinks below 3.2 are at 3.18, 1.59,
             1.06, 0.80, 0.64, …).
         start: θ0.
 
-    Errors: none beyond the fields' ranges. The seed changes nothing: the problem holds no random
-        number.
+    Errors: only values outside the ranges of the fields. The seed has no effect: the problem
+        contains no random number.
 
     >>> task, cpu, double = CircleKink(), torch.device("cpu"), torch.float64
     >>> problem, exact = task.problem(0, cpu, double), task.closed_form(0, cpu, double)
@@ -104,8 +105,9 @@ class CircleKink:
     start: float = field(default=1.8, validator=in_interval)
 
     def closed_form(self, seed: int, device: torch.device, dtype: torch.dtype) -> KinkClosedForm:
-        """The exact solution, value and derivative; they need no data, so the arguments are only
-        those of ``problem``.
+        """Return the exact solution, value and derivative.
+
+        They need no data: the arguments have no effect and match ``problem``.
         """
         return KinkClosedForm()
 

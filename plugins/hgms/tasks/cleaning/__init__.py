@@ -1,4 +1,4 @@
-"""Task `hyper-cleaning`: one weight per training example, learned from a few clean validation
+"""Task `hyper-cleaning`: learn one weight per training example from a few clean validation
 images.
 """
 

@@ -1,4 +1,4 @@
-"""From images to rows: a seeded split, and wrong labels."""
+"""Convert images to rows: a seeded split, and label noise."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from hgms_core.errors import DataError
 def draw(
     images: Images, sizes: list[int], key: Key, device: torch.device, dtype: torch.dtype
 ) -> list[Tree]:
-    """Disjoint parts (train, validation, test) of the images, in a seeded order. Only the rows
-    drawn become tensors.
+    """Return disjoint parts (train, validation, test) of the images, in a seeded order.
+
+    Only the selected rows become tensors.
     """
     if sum(sizes) > len(images.labels):
         raise DataError(
@@ -31,16 +32,16 @@ def draw(
 
 
 def redrawn(count: int, rate: float, generator: torch.Generator) -> Tensor:
-    """The rows whose labels :func:`corrupt` redraws, by a fresh generator of its key."""
+    """Return the rows whose labels :func:`corrupt` redraws, from a fresh generator of its key."""
     return torch.randperm(count, generator=generator)[: round(rate * count)]
 
 
 def corrupt(label: Tensor, rate: float, classes: int, noise: str, key: Key) -> Tensor:
-    """A copy of ``label`` with exactly round(rate·n) entries redrawn.
+    """Return a copy of ``label`` with exactly round(rate·n) entries redrawn.
 
-    ``uniform``: among the other classes. ``uniform-including-true``: among all. ``pair``: the next
-    class. ``class-conditional``: among the other classes with probabilities of the true class's own
-    (:func:`confusion`).
+    ``uniform``: from the other classes. ``uniform-including-true``: from all classes. ``pair``: the
+    next class. ``class-conditional``: from the other classes, with probabilities that depend on the
+    true class (:func:`confusion`).
 
     >>> true = torch.arange(10)
     >>> int((corrupt(true, 0.4, 10, "uniform", Key(0)) != true).sum())
@@ -56,7 +57,7 @@ def corrupt(label: Tensor, rate: float, classes: int, noise: str, key: Key) -> T
             1 + torch.multinomial(others, 1, generator=generator).flatten() if len(rows) else rows
         )
     else:
-        least = 1 if noise == "uniform" else 0  # a turn of 0 leaves the label as it is
+        least = 1 if noise == "uniform" else 0  # a shift of 0 keeps the label
         turn = torch.randint(least, classes, (len(rows),), generator=generator)
     rows = rows.to(label.device)
     turn = turn.to(label.device)
@@ -66,8 +67,10 @@ def corrupt(label: Tensor, rate: float, classes: int, noise: str, key: Key) -> T
 
 
 def confusion(classes: int, key: Key) -> Tensor:
-    """What each class is mistaken for: row c holds the probabilities of c + 1, c + 2, … (mod
-    ``classes``), drawn uniformly from the simplex (normalised exponentials).
+    """Return the probabilities of wrong classes for each class.
+
+    Row c contains the probabilities of c + 1, c + 2, … (mod ``classes``), drawn uniformly from the
+    simplex (normalised exponentials).
 
     >>> confusion(3, Key(0)).sum(1)
     tensor([1., 1., 1.], dtype=torch.float64)
@@ -79,8 +82,10 @@ def confusion(classes: int, key: Key) -> Tensor:
 
 
 def standardise(parts: list[Tree]) -> list[Tree]:
-    """Every pixel with the mean and standard deviation of the first part's rows; a pixel that is
-    constant there only loses its mean."""
+    """Standardise every pixel with the mean and standard deviation of the first part.
+
+    A pixel that is constant in the first part is only centred.
+    """
     first = parts[0]["pixels"]
     mean = first.mean(0)
     spread = first.std(0, correction=0)

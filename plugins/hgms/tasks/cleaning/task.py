@@ -1,5 +1,5 @@
-"""Data hyper-cleaning: learn one weight per training example, so that wrong labels lose their
-say.
+"""Data hyper-cleaning: learn one weight per training example, to reduce the effect of wrong
+labels.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ QUANTILES = {"q10": 0.1, "q50": 0.5, "q90": 0.9}
 
 
 def logits(x: Tree, pixels: Tensor) -> Tensor:
-    """The classifier as a pure function of its parameters ``x``: a sigmoid MLP with one hidden
-    layer, or linear without.
+    """Return the outputs of the classifier, a pure function of its parameters ``x``.
+
+    The classifier is a sigmoid MLP with one hidden layer, or linear without a hidden layer.
     """
     if "hidden.weight" in x:
         pixels = torch.sigmoid(F.linear(pixels, x["hidden.weight"], x["hidden.bias"]))
@@ -46,8 +47,8 @@ UPPER = Composite(outputs=_outputs, criterion=_mean)
 @final
 @component
 class HyperCleaning:
-    """A classifier of images some of whose training labels are wrong; a few clean validation images
-    say which weights help.
+    """A classifier of images with some wrong training labels; a few clean validation images
+    determine the weights of the examples.
 
     With w = σ(θ), h_y the MLP d → hidden → classes with sigmoid activation, CE the cross-entropy
     and c̃ the noisy labels::
@@ -57,10 +58,10 @@ class HyperCleaning:
         f(y)    = (1/m) Σ_j CE(h_y(x_j), c_j)                       on clean validation images
 
     Train, validation and test images are all drawn from the *training* split, as in the paper.
-    Exactly round(ρn) labels are redrawn; which ones is known to ``evaluate`` and to
-    ``references["clean"]`` only.
+    Exactly round(ρn) labels are redrawn. Only ``evaluate`` and ``references["clean"]`` use the
+    positions of the redrawn labels.
 
-    Use when methods have to be compared on a real, non-convex lower level. Avoid for checking a
+    Use when methods must be compared on a real, non-convex lower level. Avoid for checking a
     hypergradient: there is no closed form (``quadratic``, ``sphere``).
 
     Arguments:
@@ -68,24 +69,22 @@ class HyperCleaning:
             without HGMS_DATA from the Hub), ``idx:FOLDER``, ``npz:FILE`` (images and labels) or
             ``hub:NAME@REVISION``.
         corruption: ρ. ``noise``: redrawn labels are ``uniform`` over the other classes;
-            ``class-conditional``: over them with probabilities of the true class's own, drawn from
-            the seed; ``pair``: the next class; or ``uniform-including-true`` over all (then 1 in
-            ``classes`` stays right). ``wrong_labels`` reports the true rate.
+            ``class-conditional``: over the other classes with probabilities per true class, drawn
+            from the seed; ``pair``: the next class; or ``uniform-including-true`` over all (then 1
+            in ``classes`` stays right). ``wrong_labels`` reports the true rate.
         train_size, validation_size, test_size, hidden: None for 600, 100, 1097, 32 on digits and
-            5000, 500, 10000, 300 (the paper's) elsewhere. ``test_size`` = 0: the set's own test
-            split. ``hidden`` = 0: softmax regression, whose lower level is convex (strongly, if ω >
-            0). ``classes``: labels are 0 … classes − 1. ``omega``: ω.
+        5000, 500, 10000, 300 (the paper's) for other sets. ``test_size`` = 0: the test split of the
+        set. ``hidden`` = 0: softmax regression, whose lower level is convex (strongly, if ω > 0).
+        ``classes``: labels are 0 … classes − 1. ``omega``: ω.
         theta0: every entry of θ0. ``start``: y0 is a ``fresh`` draw, or ``zeros`` (for ``hidden`` =
             0: a hidden layer of zeros stays symmetric).
-        standardise: pixels with the training images' mean and standard deviation, each pixel its
-            own.
-        validation_split: shares of the validation images that the roles differentiate, select and
-            stop see, in disjoint parts; (1, 1, 1) lets every role see all of them (the paper's
-            way).
+        standardise: pixels with the mean and standard deviation of the training images, per pixel.
+        validation_split: shares of the validation images for the roles differentiate, select and
+            stop, in disjoint parts; (1, 1, 1): every role uses all images (as in the paper).
 
     Errors: DataError (missing, damaged or too few images), MissingExtra (scikit-learn or datasets),
-    ConfigError (a role without images). Cost of ``evaluate``: one forward pass over each of test,
-    train and validation.
+        ConfigError (a role without images). Cost of ``evaluate``: one forward pass over each of
+        test, train and validation.
 
     >>> problem = HyperCleaning(corruption=0.5).problem(0, torch.device("cpu"), torch.float32)
     >>> numbers = problem.evaluate(problem.references["clean"], problem.x0)
@@ -146,7 +145,7 @@ class HyperCleaning:
     )
 
     def made_of(self) -> dict[str, list[str]]:
-        """The digests of its files."""
+        """The checksums of the files of the image set."""
         return contents(self.dataset)
 
     def problem(self, seed: int, device: torch.device, dtype: torch.dtype) -> Problem:
@@ -179,18 +178,19 @@ class HyperCleaning:
         ] = False
 
         def decay(theta: Tree, x: Tree, batch: Tree) -> Tensor:
-            # leaf·leaf rather than leaf², whose second derivative is a power again
+            # Use leaf·leaf, not leaf²: the second derivative of leaf² is again a power.
             return self.omega * torch.stack([(leaf * leaf).sum() for leaf in x.values()]).sum()
 
         def weighted(theta: Tree, x: Tree, scores: Tensor, batch: Tree) -> Tensor:
             weights = theta["logits"][batch["index"]].sigmoid()
-            # fit first: gradients are added up in the reverse order of the terms
+            # The fit comes first: gradients are added in the reverse order of the terms.
             fit = (weights * cross_entropy(scores, batch["label"])).mean()
             return fit + decay(theta, x, batch)
 
         def fresh(key: Key) -> Tree:
-            """nn.Linear's own initialisation, U(±1/√fan_in) for weights and biases; the same
-            numbers in every precision.
+            """Draw the default initialisation of nn.Linear, U(±1/√fan_in) for weights and biases.
+
+            The numbers are the same in every precision.
             """
             generator = key.generator()
 
@@ -268,7 +268,7 @@ def _f1(kept: Tensor, clean: Tensor) -> Tensor:
 
 
 def _spread(weights: Tensor) -> list[Tensor]:
-    """Mean and quantiles; NaN for no weights (no example of that kind)."""
+    """Return mean and quantiles; NaN for no weights (no example of that kind)."""
     if not len(weights):
         return [weights.new_tensor(math.nan)] * 4
     return [weights.mean(), *torch.quantile(weights, weights.new_tensor(list(QUANTILES.values())))]

@@ -1,8 +1,7 @@
 """Labelled images by name: embedded digits, MNIST, a folder of IDX files, an .npz file, or an image
 set from the Hub.
 
-Shared by the tasks on images. Nothing beyond numpy is imported before a set that needs it is
-loaded.
+Shared by the tasks on images. Only numpy is imported until an image set requires another package.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from hgms_core.errors import DataError, MissingExtra
 FORMS = "digits, mnist, idx:FOLDER, npz:FILE or hub:NAME[@REVISION]"
 
 MNIST_HUB = "ylecun/mnist@77f3279092a1c1579b2250db8eafed0ad422088c"
-"""Where MNIST comes from when HGMS_DATA is not set: this revision, so that it cannot change
-under a benchmark.
+"""The source of MNIST without HGMS_DATA; the revision is fixed, so that benchmarks do not
+change.
 """
 
 IDX_FILES = {
@@ -67,8 +66,10 @@ class Images:
             )
 
     def tensors(self, rows: Tensor, device: torch.device, dtype: torch.dtype) -> Tree:
-        """The asked rows as ``pixels`` in [0, 1], of the images' own shape, and ``label``."""
-        # Bytes go to the device, and become floats there.
+        """Return the given rows as ``pixels`` in [0, 1], with the shape of the images, and
+        ``label``.
+        """
+        # Transfer bytes to the device, and convert them to floats there.
         pixels = torch.from_numpy(self.pixels[rows.numpy()]).to(device).to(dtype)
         return {
             "pixels": pixels.div_(self.scale),
@@ -76,7 +77,7 @@ class Images:
         }
 
     def check_labels(self, classes: int) -> Images:
-        """Itself; DataError unless every label is one of 0 … classes − 1."""
+        """Return the images; raise DataError unless every label is one of 0 … classes − 1."""
         wrong = np.flatnonzero((self.labels < 0) | (self.labels >= classes))
         if len(wrong):
             first = wrong[0]
@@ -91,8 +92,9 @@ class Images:
 
 
 def cross_entropy(logits: Tensor, label: Tensor) -> Tensor:
-    """Of every row. A gather, because the rule of F.cross_entropy under vmap takes twice as many
-    operations.
+    """Return the cross-entropy of every row.
+
+    It uses a gather, because the rule of F.cross_entropy under vmap takes twice as many operations.
     """
     return -logits.log_softmax(-1).gather(-1, label.unsqueeze(-1)).squeeze(-1)
 
@@ -106,11 +108,10 @@ def image_set(instance: object, attribute: Attribute[str], value: str) -> None:
 
 
 def load_images(dataset: str, split: Split = "train") -> Images:
-    """The images that ``dataset`` (one of :data:`FORMS`) names: its training split, or its test
-    split where it has one.
+    """Load the images named by ``dataset`` (see :data:`FORMS`): the training or the test split.
 
     Raises DataError for files that are missing or damaged, and for the test split of the digits,
-    which have none; MissingExtra where scikit-learn or datasets is needed and not installed.
+    which does not exist; MissingExtra if scikit-learn or datasets is needed and not installed.
 
     >>> images = load_images("digits")
     >>> images.pixels.shape, images.scale, len(images.labels)
@@ -130,8 +131,9 @@ def load_images(dataset: str, split: Split = "train") -> Images:
 
 
 def contents(dataset: str) -> dict[str, list[str]]:
-    """The fingerprint of the files of an image set; empty for the digits and for sets of the Hub,
-    which belong to the revision in their name.
+    """Return the checksums of the files of an image set.
+
+    The result is empty for the digits and for sets of the Hub, whose name contains the revision.
     """
     kind, _, rest = dataset.partition(":")
     if kind == "npz":
@@ -146,13 +148,13 @@ def contents(dataset: str) -> dict[str, list[str]]:
 
 
 def _mnist_folder() -> Path | None:
-    """The folder with the IDX files of MNIST; None if it comes from the Hub."""
+    """Return the folder with the IDX files of MNIST; None if MNIST comes from the Hub."""
     root = os.environ.get("HGMS_DATA")
     return expand(root, ("HGMS_DATA",)) / "mnist" if root else None
 
 
 def _present(folder: Path, name: str) -> list[Path]:
-    """The files that contain an array of an IDX folder; the first one is read."""
+    """Return the files that contain an array of an IDX folder; the first file is read."""
     return [path for path in (folder / name, folder / f"{name}.gz") if path.is_file()]
 
 
@@ -208,7 +210,7 @@ def _npz(path: Path, split: Split) -> Images:
             raise OSError("it is not a file")
         with path.open("rb") as stream:
             archive = np.load(stream, allow_pickle=False)
-            held = getattr(archive, "files", [])  # an .npy file holds one array without a name
+            held = getattr(archive, "files", [])  # an .npy file contains one array without a name
             names = next((pair for pair in NPZ_NAMES[split] if set(pair) <= set(held)), None)
             if names is None:
                 pairs = " or ".join(" and ".join(pair) for pair in NPZ_NAMES[split])
@@ -225,7 +227,7 @@ def _npz(path: Path, split: Split) -> Images:
     except DataError:
         raise
     except Exception as error:
-        # numpy passes on zipfile's, the decompressors', a parser's and its own: all mean the same
+        # numpy raises errors of zipfile, decompressors, parsers and its own: all mean the same here
         what = str(error) or type(error).__name__
         raise DataError(
             "unreadable-file",
@@ -259,7 +261,8 @@ def _hub(reference: str, split: Split) -> Images:
     try:
         rows = datasets.load_dataset(name, split=split, revision=revision or None)
     except Exception as error:
-        # the library raises its own, requests', httpx' and pyarrow's errors: all mean the same here
+        # The library raises its own errors and errors of requests, httpx and pyarrow: all mean the
+        # same here.
         raise DataError(
             "cannot-download",
             f"the Hub does not provide the image set: {type(error).__name__}: {error}",

@@ -1,5 +1,6 @@
-"""Reads IDX files, the format of MNIST: a big-endian header (magic number, sizes) and the bytes.
-Plain or gzip-compressed.
+"""Read IDX files, the format of MNIST: a big-endian header (magic number, sizes) and bytes.
+
+The files are plain or gzip-compressed.
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ LABELS = 0x00000801
 KIND = {IMAGES: "an IDX file of images", LABELS: "an IDX file of labels"}
 
 PIECE = 1 << 20
-"""Bytes that are read at once: what a header promises is not reserved before it is there."""
+"""Bytes per read: memory is allocated only for data that exist, not for sizes in the header."""
 
 
 def read_idx(path: Path, magic: int) -> np.ndarray:
-    """The array in ``path``, whose magic number must be ``magic``.
+    """Return the array in ``path``, whose magic number must be ``magic``.
 
-    Errors: DataError for anything else; the place is the file.
+    Errors: DataError for any other content; the place is the file.
 
-    No more is decompressed than the header promises.
+    At most the number of bytes in the header is decompressed.
     """
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
             sizes = _sizes(path, stream.read(4 + 4 * (magic & 0xFF)), magic)
-            expected = math.prod(sizes)  # Python's integers do not overflow
+            expected = math.prod(sizes)  # Python integers do not overflow
             content = bytearray()
             while len(content) <= expected and (
                 piece := stream.read(min(PIECE, expected + 1 - len(content)))

@@ -1,6 +1,4 @@
-"""Task `imbalanced-loss`: shift and scale the logits of a classifier's loss, so that rare
-classes are learned too.
-"""
+"""Task `imbalanced-loss`: learn shifts and scales of logits in the loss, for rare classes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The classifier: two convolutions with pooling and two linear layers, as pure functions of its
+"""The classifier: two convolutions with pooling and two linear layers, pure functions of
 parameters.
 """
 
@@ -46,8 +46,9 @@ class Network:
         return self.logits(x, batch["pixels"])
 
     def fresh(self, key: Key, device: torch.device, dtype: torch.dtype) -> Tree:
-        """The layers' own initialisation, U(±1/√fan_in) for weights and biases; the same numbers
-        in every precision.
+        """Draw the default initialisation of the layers, U(±1/√fan_in) for weights and biases.
+
+        The numbers are the same in every precision.
         """
         generator = key.generator()
         colours, height, width = self.shape
@@ -72,5 +73,5 @@ class Network:
         return F.silu(values) if self.smooth else values.relu()
 
     def _block(self, maps: Tensor) -> Tensor:
-        # ReLU after the maximum is the same as before it, on a quarter of the numbers.
+        # ReLU after the maximum equals ReLU before it, on a quarter of the numbers.
         return self._act(F.avg_pool2d(maps, 2)) if self.smooth else F.max_pool2d(maps, 2).relu()

@@ -1,6 +1,4 @@
-"""From images to rows: a class-balanced validation set, a long tail of training images, and
-their shifted views.
-"""
+"""Convert images to rows: a balanced validation set, long-tailed training images, shifted views."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from hgms_core.errors import DataError
 
 @frozen
 class Split:
-    """Row numbers of the training split, disjoint, in the order they are used."""
+    """Row numbers of the training split, disjoint, in the order of use."""
 
     train: Tensor
     validation: Tensor
@@ -27,7 +25,7 @@ class Split:
 
 
 def even(size: int, classes: int) -> list[int]:
-    """``size`` in ``classes`` parts that differ by at most one, the larger ones first.
+    """Split ``size`` into ``classes`` parts that differ by at most one, the larger parts first.
 
     >>> even(32, 10)
     [4, 4, 3, 3, 3, 3, 3, 3, 3, 3]
@@ -45,12 +43,12 @@ def split(
     key: Key,
     where: str,
 ) -> Split:
-    """A class-balanced validation set, a class-balanced test set, and a long tail of what is left,
-    drawn class by class.
+    """Draw balanced validation and test sets, and a long tail of the remaining images, class by
+    class.
 
-    Of the m images of class c that are left, max(round(ratioᶜ m), min(least, m)) are kept.
-    Validation and test rows are ordered so that any stretch of them is as balanced as it can be;
-    the training rows are shuffled.
+    Of the m remaining images of class c, max(round(ratioᶜ m), min(least, m)) are kept. Validation
+    and test rows are ordered so that every contiguous part is as balanced as possible. The training
+    rows are shuffled.
     """
     held = [even(validation_size, classes), even(test_size, classes)]
     kept: list[list[Tensor]] = [[], [], []]
@@ -78,14 +76,15 @@ def split(
 
 
 def _interleaved(parts: Sequence[Tensor]) -> Tensor:
-    """One of each class, then another of each class, and so on."""
+    """Return one row of each class, then another row of each class, and so on."""
     place = torch.cat([torch.arange(len(part)) for part in parts])
     return torch.cat(list(parts))[torch.argsort(place, stable=True)]
 
 
 def class_weights(label: Tensor, classes: int) -> Tensor:
-    """u_c = n / (C n_c), the inverse frequency of every class that occurs, for every row: their
-    mean is 1.
+    """Return u_c = n / (C n_c) for every row: the inverse frequency of its class, with mean 1.
+
+    C counts the classes that occur.
 
     >>> class_weights(torch.tensor([0, 0, 0, 1]), 2)
     tensor([0.6667, 0.6667, 0.6667, 2.0000], dtype=torch.float64)
@@ -97,11 +96,12 @@ def class_weights(label: Tensor, classes: int) -> Tensor:
 def views(
     pixels: Tensor, label: Tensor, count: int, shift: int, degrees: float, key: Key
 ) -> tuple[Tensor, Tensor]:
-    """``count`` views of every image, each shifted by whole pixels (uniform on {−shift, …, shift}²)
-    after a turn by an angle that is uniform on ±degrees; what comes in from outside is 0. With
-    ``count`` 0, the images as they are.
+    """Return ``count`` views of every image; with ``count`` 0, the unchanged images.
 
-    Drawn on the CPU, so that every device and precision sees the same views.
+    Each view is rotated by an angle that is uniform on ±degrees, then shifted by whole pixels
+    (uniform on {−shift, …, shift}²). Pixels from outside are 0.
+
+    The numbers are drawn on the CPU, so that every device and precision has the same views.
     """
     if not count:
         return pixels, label
@@ -125,12 +125,12 @@ def views(
 
 
 def _turned(pixels: Tensor, angle: Tensor) -> Tensor:
-    """Every image about its centre, bilinear."""
+    """Rotate every image about its centre, with bilinear interpolation."""
     height, width = pixels.shape[-2:]
     cos = angle.cos()
     sin = angle.sin()
     zero = torch.zeros_like(angle)
-    # affine_grid works in coordinates from −1 to 1 along each axis, so an oblong image needs its
+    # affine_grid uses coordinates from −1 to 1 along each axis, so an oblong image needs its aspect
     # ratio.
     matrix = torch.stack(
         [cos, -sin * height / width, zero, sin * width / height, cos, zero], dim=1
@@ -141,7 +141,7 @@ def _turned(pixels: Tensor, angle: Tensor) -> Tensor:
 
 
 def maps(images: Images, rows: Tensor, device: torch.device, dtype: torch.dtype) -> Tree:
-    """The rows with ``pixels`` as ``[rows, colours, height, width]``."""
+    """Return the rows with ``pixels`` as ``[rows, colours, height, width]``."""
     part = images.tensors(rows, device, dtype)
     pixels = part["pixels"]
     shape = tuple(pixels.shape[1:])

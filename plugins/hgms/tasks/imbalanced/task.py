@@ -1,5 +1,5 @@
-"""Loss tuning for a long-tailed training set: a shift and a scale of each class's logit, tuned
-on balanced images.
+"""Loss tuning for a long-tailed training set: a shift and a scale per logit, tuned on balanced
+images.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hgms_core.validators import at_least, at_most, greater_than, less_than, opt
 
 CLASSES = 10
 CHUNK = 1000
-"""Images that ``evaluate`` puts through the network at once."""
+"""The number of images per forward pass of ``evaluate``."""
 
 count = optional(at_least(1))
 
@@ -48,39 +48,38 @@ class ImbalancedLoss:
         f(θ, y) = (1/m) Σ_j u_{c_j} ℓ(y; x_j, c_j) + (ω_δ/2) ‖δ‖² + (ω_γ/2) ‖γ − 1‖²
             u_c = m / (10 m_c)
 
-    The balanced accuracy is the mean of the ten recalls, of the logits h_y, or with the suffix
+    The balanced accuracy is the mean of the ten recalls of the logits h_y, or with the suffix
     ``_adjusted`` of h_y ⊙ γ + δ.
 
     Use when f has a direct θ term and the lower level is a real network. Avoid on a CPU with the
     paper's sizes: a step on 64 MNIST images is 2 · 10⁹ multiply-adds (set ``channels`` and
-    ``hidden``, or take the digits).
+    ``hidden``, or use the digits).
 
     Arguments:
         dataset: ``digits`` (scikit-learn's, 8 × 8), ``mnist`` (IDX files in $HGMS_DATA/mnist;
             without HGMS_DATA from the Hub), ``idx:FOLDER``, ``npz:FILE`` or ``hub:NAME@REVISION``;
             grey or colour, labels 0 … 9.
-        ratio: b. Of the m training images of class c that are left by validation and test, round(bᶜ
-            m) are kept, but at least ``least`` (or all m); None for 10 on digits, 50 elsewhere.
-            ``least`` = 0 is the paper's formula to the letter: at b = 0.3, MNIST then keeps one
-            image of class 7 and none of 8 and 9, and 80 % is the best that can be reached.
-        validation_size, test_size: None for 200, 500 on digits and 1000, all of the set's own test
-            split elsewhere. Validation images are drawn from the training split, as many of each
-            class; so are test images where ``test_size`` is given.
+        ratio: b. Of the m training images of class c that remain after validation and test,
+            round(bᶜ m) are kept, but at least ``least`` (or all m); None for 10 on digits, 50 for
+            other sets. ``least`` = 0 is the exact formula of the paper: at b = 0.3, MNIST then
+            keeps one image of class 7 and no image of 8 and 9, and the maximum is 80 %.
+        validation_size, test_size: None for 200, 500 on digits; for other sets 1000 and the whole
+            test split. Validation images are drawn from the training split, equally many per class;
+            so are test images if ``test_size`` is given.
         validation_split: disjoint shares for the roles differentiate, select and stop; (1, 1, 1):
             every role sees all images.
-        views, shift, rotation: each training image is replaced by ``views`` views (0: as it is),
-            drawn once from the seed:
-            shifted by up to ``shift`` pixels (None for 1 on digits, 2 elsewhere) and turned by up
-            to ``rotation`` degrees.
+        views, shift, rotation: each training image is replaced by ``views`` views (0: the unchanged
+            image), drawn once from the seed: shifted by up to ``shift`` pixels (None for 1 on
+            digits, 2 for other sets) and turned by up to ``rotation`` degrees.
         channels, hidden: sizes of the network; None for (8, 16), 32 on digits and (32, 64), 256
-            (the paper's) elsewhere.
+            (the paper's) for other sets.
         smooth: SiLU and mean pooling instead of ReLU and maximum pooling; g is then smooth
             everywhere, not almost everywhere.
         omega, omega_delta, omega_gamma, bound_delta, bound_gamma: ω, ω_δ, ω_γ, B_δ, B_γ.
 
     Errors: DataError (missing, damaged or too few images), MissingExtra (scikit-learn or datasets).
-    Cost of ``evaluate``: one forward pass over each of test, validation and (unaugmented) training
-    images.
+        Cost of ``evaluate``: one forward pass over each of test, validation and (unaugmented)
+        training images.
 
     >>> problem = ImbalancedLoss().problem(0, torch.device("cpu"), torch.float32)
     >>> torch.bincount(problem.lower_data.whole["label"][: problem.lower_data.size // 4]).tolist()
@@ -136,7 +135,7 @@ class ImbalancedLoss:
     bound_gamma: float = field(default=0.15, validator=[at_least(0), less_than(1)])
 
     def made_of(self) -> dict[str, list[str]]:
-        """The digests of its files."""
+        """The checksums of the files of the image set."""
         return contents(self.dataset)
 
     def problem(self, seed: int, device: torch.device, dtype: torch.dtype) -> Problem:
@@ -208,13 +207,13 @@ class ImbalancedLoss:
             return losses(*adjust(theta), own, batch).mean() + 0.5 * self.omega * _square(x)
 
         def in_order(theta: Tree, x: Tree, batch: Tree) -> Tensor:
-            # first: gradients are added up in the reverse order of the terms
+            # The first term: gradients are added in the reverse order of the terms.
             decay = 0.5 * self.omega * _square(x)
             return losses(*adjust(theta), network.outputs(x, batch), batch).mean() + decay
 
         def upper(theta: Tree, x: Tree, own: Tensor, batch: Tree) -> Tensor:
             delta, scale = adjust(theta)
-            # first: gradients are added up in the reverse order of the terms
+            # The first term: gradients are added in the reverse order of the terms.
             penalised = penalty(delta, scale)
             return (batch["weight"] * losses(delta, scale, own, batch)).mean() + penalised
 
@@ -271,7 +270,7 @@ def _square(x: Tree) -> Tensor:
 
 
 def recall(logits: Tensor, label: Tensor) -> Tensor:
-    """For every class, the share of its images that are recognised; NaN for a class without
+    """Return, per class, the share of its images that are recognised; NaN for a class without
     images.
     """
     right = (logits.argmax(-1) == label).double()

@@ -1,5 +1,5 @@
-"""A network whose training labels have several explanations: which one it learns depends on its
-start.
+"""A network whose training labels have several explanations: the start determines the learned
+one.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from hgms_core.validators import at_least, at_most, not_negative, positive, shar
 
 LOW = math.log(1e-5)
 HIGH = math.log(1.0)
-"""Θ = [LOW, HIGH]^M: penalties from a hundredth of the default one to one that no weight
-survives.
+"""Θ = [LOW, HIGH]^M: from a hundredth of the default penalty to a penalty that makes all weights
+vanish.
 """
 
 
@@ -45,13 +45,13 @@ def _upper(theta: Tree, x: Tree, scores: Tensor, batch: Tree) -> Tensor:
 @final
 @component
 class ManyMinima:
-    """Labels that several views of a row explain, of which one is true: minima that fit alike and
-    differ on validation rows.
+    """Several views of a row explain its label, but only one view is correct: minima with equal fit
+    and different validation loss.
 
-    A row has a label c = ±1 and M views u_j ∈ R². A view *explains* the row where the signs of its
-    two numbers multiply to c (an exclusive or, so that no linear map finds it), and is noise where
-    they do not care for c. The first view explains every row; the others explain the ``ambiguous``
-    share a of the training rows, and no validation or test row::
+    A row has a label c = ±1 and M views u_j ∈ R². A view *explains* the row if the signs of its two
+    numbers multiply to c (an exclusive or, so that no linear map finds it). Otherwise the view is
+    noise, independent of c. The first view explains every row. The other views explain the
+    ``ambiguous`` share a of the training rows, and no validation or test row::
 
         u_ij = s_ij + σ ξ_ij,  s_ij ∈ {±1}²,  s_ij1 s_ij2 = c_i
             where view j explains row i, else independent of c_i
@@ -60,14 +60,15 @@ class ManyMinima:
             θ ∈ [log 1e-5, 0]^M
         f(x)    = (1/m) Σ_i log(1 + e^{−c_i h_x(u_i)})    on validation rows
 
-    At a = 1 and equal penalties, exchanging two views exchanges the law of the training rows with
-    itself: every mixture of explanations fits, and the start alone decides which is learned. θ can
-    still choose: a penalty on the other views leaves the true one. With ``tied`` penalties, Θ is
-    the diagonal θ_1 = … = θ_M and θ cannot: only selection is left. At a = 0 the other views are
-    noise everywhere, the minima hardly differ in f, and there is nothing to select.
+    At a = 1 and equal penalties, the distribution of the training rows is invariant under exchange
+    of two views. Every mixture of explanations fits, and only the start determines which is
+    learned. θ can still select: a penalty on the other views leaves the correct view. With ``tied``
+    penalties, Θ is the diagonal θ_1 = … = θ_M and θ cannot select: only selection of candidates
+    can. At a = 0 the other views are noise in all rows, the minima hardly differ in f, and
+    selection has no effect.
 
-    Use when the worth of more candidates is the question. Avoid as a test of gradients: there is no
-    closed form.
+    Use when the gain from more candidates is the question. Avoid as a test of gradients: there is
+    no closed form.
 
     Arguments:
         ambiguous: a, the share of training rows that every view explains. ``views``: M. ``noise``:
@@ -75,11 +76,11 @@ class ManyMinima:
         penalty: e^{θ0}, of every view. ``omega``: ω. ``tied``: one penalty for all views (θ is
             projected onto its mean).
         train_size, validation_size, test_size: rows. ``validation_split``: shares of the validation
-            rows that the roles differentiate, select and stop see, in disjoint parts; (1, 1, 1)
-            lets every role see all of them.
+            rows for the roles differentiate, select and stop, in disjoint parts; (1, 1, 1): every
+            role uses all rows.
 
     Errors: ConfigError for a role without rows, and for sizes beyond the machine's memory. Cost of
-    ``evaluate``: one forward pass over each of test, train and validation rows.
+        ``evaluate``: one forward pass over each of test, train and validation rows.
 
     >>> problem = ManyMinima(ambiguous=0.5).problem(0, torch.device("cpu"), torch.float64)
     >>> signs = (
@@ -89,7 +90,7 @@ class ManyMinima:
     >>> [f"{float(share):.2f}" for share in signs.double().mean(0)]
     ['1.00', '0.73', '0.77', '0.74']
 
-    Source: this project's own construction; one explanation of several, after work on spurious
+    Source: a construction of this project: one explanation of several, after work on spurious
         features in networks.
     """
 
@@ -134,7 +135,7 @@ class ManyMinima:
         check_memory("hidden × views × 2", self.hidden, self.views, 2)
 
         def rows(count: int, ambiguous: float, key: Key) -> Tree:
-            """Drawn in float64 on the CPU, so that every device and precision sees the same
+            """Draw rows in float64 on the CPU, so that every device and precision has the same
             problem.
             """
             generator = key.generator()
@@ -154,7 +155,7 @@ class ManyMinima:
         test = rows(self.test_size, 0.0, key.fold("test"))
 
         def fresh(key: Key) -> Tree:
-            """Weights of variance 1/(numbers coming in), biases 0."""
+            """Draw weights of variance 1/fan_in; biases are 0."""
             generator = key.generator()
 
             def normal(fan_in: int, *shape: int) -> Tensor:

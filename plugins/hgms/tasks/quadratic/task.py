@@ -1,6 +1,4 @@
-"""Tuning the penalties of a ridge regression: the bilevel problem whose every quantity is known
-in closed form.
-"""
+"""Penalties of a ridge regression: a bilevel problem with all quantities in closed form."""
 
 from __future__ import annotations
 
@@ -31,8 +29,9 @@ def _upper(theta: Tree, x: Tree, batch: Tree) -> Tensor:
 @final
 @attrs.frozen(eq=False)
 class RidgeClosedForm:
-    """x*(θ), F(θ) and ∇F(θ) of a :class:`Quadratic` problem, from its rows, by dense linear
-    algebra: O(d³) each.
+    """x*(θ), F(θ) and ∇F(θ) of a :class:`Quadratic` problem, from its rows.
+
+    Dense linear algebra: O(d³) each.
     """
 
     a: Tensor
@@ -80,21 +79,21 @@ class Quadratic:
         g(θ, x) = (1/2n) Σ_i (a_iᵀx − b_i)² + ½ Σ_j e^{θ_j} x_j²,
             f(x) = (1/2m) Σ_i (a'_iᵀx − b'_i)²
 
-    with AᵀA/n of the asked condition number (eigenvalues log-spaced from 1 down to 1/condition), b
-    = A x° + noise, and the validation rows drawn from the same distribution. x*(θ), F(θ) and ∇F(θ)
+    AᵀA/n has the given condition number (eigenvalues log-spaced from 1 down to 1/condition), and b
+    = A x° + noise. The validation rows are drawn from the same distribution. x*(θ), F(θ) and ∇F(θ)
     come from :meth:`closed_form`.
 
-    Use when a hypergradient, a linear solver or a step size has to be checked against the truth.
-    Avoid for comparing what selection does: the lower minimiser is unique (``sphere`` has a
-    manifold of them).
+    Use when a hypergradient, a linear solver or a step size must be checked against exact values.
+    Avoid for comparing the effect of selection: the lower minimiser is unique (``sphere`` has a
+    manifold of minimisers).
 
     Arguments:
         rows, validation_rows: n and m. ``features``: d ≤ n. ``noise``: standard deviation of the
             targets' noise.
-        condition: of AᵀA/n (the lower Hessian's is smaller by the penalty).
+        condition: of AᵀA/n (the lower Hessian's is smaller because of the penalty).
         penalty: one θ per ``feature``, or one ``shared`` by all.
 
-    Errors: none beyond the fields' ranges. Cost of ``evaluate``: three d × d solves.
+    Errors: only values outside the ranges of the fields. Cost of ``evaluate``: three d × d solves.
 
     >>> task, cpu, double = Quadratic(features=5), torch.device("cpu"), torch.float64
     >>> problem, exact = task.problem(0, cpu, double), task.closed_form(0, cpu, double)
@@ -149,7 +148,7 @@ class Quadratic:
         def normal(*shape: int) -> Tensor:
             return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
-        # Always drawn and factored in float64 on the CPU: every device and precision sees the same
+        # Drawn and factored in float64 on the CPU, so that every device and precision has the same
         # problem.
         basis = torch.linalg.qr(normal(self.features, self.features)).Q
         spread = torch.logspace(0, -0.5, self.features, base=self.condition, dtype=torch.float64)
@@ -181,7 +180,7 @@ class Quadratic:
             g=_lower,
             f=_upper,
             lower_data=Data.of({"a": exact.a, "b": exact.b}),
-            # F is one function of all validation rows, so every role sees them all.
+            # F is a function of all validation rows, so every role uses all rows.
             upper_data=dict.fromkeys(("differentiate", "select", "stop"), validation),
             evaluate=evaluate,
         )

@@ -1,6 +1,4 @@
-"""Tasks `ridge-cv` and `logistic-cv`: one penalty per feature of a regression, chosen on
-validation rows of real tables.
-"""
+"""Tasks `ridge-cv` and `logistic-cv`: tune one penalty per feature on rows of real tables."""
 
 from __future__ import annotations
 

@@ -38,34 +38,35 @@ class LogisticCv:
         g(θ, x) = (1/n) Σ_i CE(x a_i, c_i) + ½ Σ_j e^{θ_j} Σ_c x_{cj}²,
             f(x) = (1/m) Σ_i CE(x a'_i, c'_i)
 
-    ``penalties = "classes"`` gives every vector of coefficients one penalty instead: ½ Σ_c e^{θ_c}
-    ‖x_c‖². Features are standardised with the training rows' means and standard deviations; the
-    intercept is the coefficient of a last feature that is 1, and has a penalty like the others, so
-    that g is strongly convex. Θ = [−bound, bound]^p, by projection.
+    With ``penalties = "classes"``, every vector of coefficients has one penalty instead: ½ Σ_c
+    e^{θ_c} ‖x_c‖². Features are standardised with the means and standard deviations of the training
+    rows. The intercept is the coefficient of a last feature that is 1. It has a penalty like the
+    others, so that g is strongly convex. Θ = [−bound, bound]^p, by projection.
 
-    Use when methods are to be compared on real data with the exact F at hand, and a lower level
-    that is not quadratic. Avoid for tables of more than a few thousand coefficients: ``evaluate``
-    factors their Hessian about ten times.
+    Use when methods must be compared on real data with the exact F, and a lower level that is not
+    quadratic. Avoid for tables of more than a few thousand coefficients: ``evaluate`` factors their
+    Hessian about ten times.
 
     Arguments:
         dataset: ``sklearn:breast-cancer`` (or any of scikit-learn's embedded tables),
             ``libsvm:FILE``, ``openml:NAME@VERSION`` or ``hub:NAME@REVISION``; the distinct targets
             are the classes.
-        validation: another table, whose rows validate; all rows of ``dataset`` train then
-            (``shares`` does not matter), none are left to test, and the test metrics are NaN.
-        shares: of the rows that train, validate and test, drawn from the seed. ``bound``: see Θ.
-        standardise, intercept: whether features are scaled and a constant one is added.
+        validation: another table for the validation rows; all rows of ``dataset`` are then training
+            rows (``shares`` has no effect), there are no test rows, and the test metrics are NaN.
+        shares: of the rows for training, validation and test, drawn from the seed. ``bound``: see
+            Θ.
+        standardise, intercept: whether features are scaled and a constant feature is added.
         penalties: one for each of the ``features``, or of the ``classes``. ``theta0``: every entry
             of θ0.
         start: ``zeros`` (x0 = 0, θ0 = ``theta0``) or ``random``: x0 ~ N(0, I), θ0 = ``theta0`` +
             log U(0, 1).
-        exact: False leaves value_function, stationarity and lower_distance NaN, where solving for
-            them takes too long.
+        exact: False sets value_function, stationarity and lower_distance to NaN; use it if solving
+            for them takes too long.
 
     Errors: DataError (a file that is missing or damaged, missing values, a target with one value
-    only or with more than a tenth as many as there are rows, validation rows that do not fit),
-    MissingExtra (scikit-learn or datasets). Where the lower level cannot be solved to tolerance,
-    the three metrics that need it are NaN.
+        only or with more than a tenth as many as there are rows, validation rows that do not fit),
+        MissingExtra (scikit-learn or datasets). If the lower level cannot be solved to tolerance,
+        the three metrics that need it are NaN.
 
     >>> task, cpu, double = LogisticCv(dataset="sklearn:iris"), torch.device("cpu"), torch.float64
     >>> problem, exact = task.problem(0, cpu, double), task.closed_form(0, cpu, double)
@@ -74,7 +75,7 @@ class LogisticCv:
     (0.0, True)
 
     Source: standard; the regularisation-selection problem of Pedregosa (2016) and of the field's
-    benchmark (Dagréou et al. 2022), whose settings are in the README.
+        benchmark (Dagréou et al. 2022), whose settings are in the README.
     """
 
     name: ClassVar[str] = "logistic-cv"
@@ -95,11 +96,11 @@ class LogisticCv:
     exact: bool = True
 
     def made_of(self) -> dict[str, list[str]]:
-        """The digests of its files."""
+        """The checksums of the files of the tables."""
         return contents(self.dataset, self.validation)
 
     def _rows(self, seed: int, device: torch.device, dtype: torch.dtype) -> tuple[list[Tree], int]:
-        """(train, validation and test, how many vectors of coefficients)."""
+        """Return (train, validation and test, the number of vectors of coefficients)."""
         table = load_table(self.dataset)
         names, label = np.unique(table.target, return_inverse=True)
         if not 2 <= len(names) <= max(2, len(label) // 10):
@@ -142,8 +143,9 @@ class LogisticCv:
     def closed_form(
         self, seed: int, device: torch.device, dtype: torch.dtype
     ) -> LogisticClosedForm:
-        """The solved lower level of ``problem`` with the same arguments (``dtype`` float64
-        unless rough values will do).
+        """Return the solved lower level of ``problem`` with the same arguments.
+
+        Use float64 for ``dtype`` unless rough values are sufficient.
         """
         (train, validation, *_), vectors = self._rows(seed, device, dtype)
         return LogisticClosedForm(train, validation, vectors)

@@ -1,5 +1,6 @@
-"""The solved lower level of a penalised logistic regression: its minimiser, value function and
-hypergradient.
+"""The solved lower level of a penalised logistic regression.
+
+Minimiser, value function and hypergradient.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from hgms_core import NumericalError, Tree
 
 
 def scores(x: Tree, a: Tensor) -> Tensor:
-    """``[rows, classes]``. Two classes share one vector of coefficients: the first one's score
-    is 0.
+    """Return the scores ``[rows, classes]``.
+
+    Two classes share one vector of coefficients: the score of the first class is 0.
     """
     linear = a @ x["x"].T
     return (
@@ -35,12 +37,12 @@ def fit(x: Tree, batch: Tree) -> Tensor:
 @final
 @attrs.frozen(eq=False)
 class LogisticClosedForm:
-    """x*(θ) by Newton's method, and from it F(θ) and ∇F(θ) by one dense solve. In float64.
+    """x*(θ) by Newton's method, and F(θ) and ∇F(θ) by one dense solve, in float64.
 
-    g is strongly convex with constant μ = min_j e^{θ_j}, so Newton's method stops where ‖∇_x g‖ ≤ μ
-    · ``tolerance``: then ‖x − x*(θ)‖ ≤ ``tolerance``. A problem of k = features × scores
-    coefficients takes about ten k × k solves. Raises NumericalError if that is not reached
-    (penalties that vanish beside the rounding of the losses).
+    g is strongly convex with constant μ = min_j e^{θ_j}, so Newton's method stops at ‖∇_x g‖ ≤ μ ·
+    ``tolerance``. Then ‖x − x*(θ)‖ ≤ ``tolerance``. A problem of k = features × scores coefficients
+    takes about ten k × k solves. Raises NumericalError if the tolerance is not reached (for
+    penalties that are small compared with the rounding of the losses).
     """
 
     train: Tree
@@ -50,12 +52,12 @@ class LogisticClosedForm:
     max_steps: int = 100
 
     def _derivatives(self, theta: Tree, x: Tree) -> tuple[Tensor, Tensor]:
-        """(∇_x g, ∇²_xx g) as a vector and a matrix over the flattened coefficients."""
+        """Return (∇_x g, ∇²_xx g) as a vector and a matrix over the flattened coefficients."""
         a = self.train["a"]
         size = self.vectors
         chance = scores(x, a).softmax(-1)
         hit = torch.nn.functional.one_hot(self.train["label"], chance.shape[-1]).to(a.dtype)
-        drop = chance.shape[-1] - size  # the first class has no coefficients where there are two
+        drop = chance.shape[-1] - size  # of two classes, the first has no coefficients
         chance = chance[:, drop:]
         hit = hit[:, drop:]
         weights = theta["log_penalty"].exp()
@@ -72,7 +74,7 @@ class LogisticClosedForm:
 
     @torch.no_grad()
     def solution(self, theta: Tree) -> Tree:
-        """x*(θ), from 0."""
+        """Return x*(θ), computed from the start 0."""
         x = {"x": self.train["a"].new_zeros(self.vectors, self.train["a"].shape[1])}
         value = fit(x, self.train) + penalty(theta, x)
         target = self.tolerance * theta["log_penalty"].min().exp()
@@ -83,7 +85,8 @@ class LogisticClosedForm:
             step = torch.linalg.solve(hessian, gradient)
             decrement = gradient @ step
             length = 1.0
-            # half the step until g falls by a part of what its slope promises, or rounding decides
+            # Halve the step until g decreases by a fraction of the predicted decrease, or rounding
+            # dominates.
             while True:
                 moved = {"x": x["x"] - length * step.reshape(x["x"].shape)}
                 after = fit(moved, self.train) + penalty(theta, moved)
@@ -110,13 +113,14 @@ class LogisticClosedForm:
         return fit(self.solution(theta), self.validation)
 
     def hypergradient(self, theta: Tree) -> Tree:
-        """∂F/∂θ_k = −e^{θ_k} Σ x*_{cj} v_{cj} over the coefficients that θ_k penalises, with
-        ∇²_xx g v = ∇f(x*).
+        """Return ∂F/∂θ_k = −e^{θ_k} Σ x*_{cj} v_{cj} with ∇²_xx g v = ∇f(x*).
+
+        The sum is over the coefficients that θ_k penalises.
         """
         return self.exactly(theta)[2]
 
     def exactly(self, theta: Tree) -> tuple[Tree, Tensor, Tree]:
-        """(x*(θ), F(θ), ∇F(θ)) with the lower level solved once."""
+        """Return (x*(θ), F(θ), ∇F(θ)) with a single solve of the lower level."""
         x = self.solution(theta)
         leaf = x["x"].clone().requires_grad_()
         with torch.enable_grad():

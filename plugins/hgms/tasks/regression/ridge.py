@@ -1,5 +1,6 @@
-"""Ridge regression with one penalty per feature on a real table: value and hypergradient by one
-dense solve.
+"""Ridge regression on a real table, one penalty per feature, with an exact hypergradient.
+
+Value and hypergradient take one dense solve.
 """
 
 from __future__ import annotations
@@ -44,8 +45,9 @@ def _fit(x: Tree, batch: Tree) -> Tensor:
 @final
 @attrs.frozen(eq=False)
 class RidgeClosedForm:
-    """x*(θ), F(θ) and ∇F(θ) of a :class:`RidgeCv` problem, from its rows, by dense linear
-    algebra: O(d³) each.
+    """x*(θ), F(θ) and ∇F(θ) of a :class:`RidgeCv` problem, from its rows.
+
+    Dense linear algebra: O(d³) each.
     """
 
     a: Tensor
@@ -89,21 +91,22 @@ class RidgeCv:
         g(θ, x) = (1/2n) Σ_i (a_iᵀx − b_i)² + ½ Σ_j e^{θ_j} x_j²,
             f(x) = (1/2m) Σ_i (a'_iᵀx − b'_i)²,  θ0 = 0
 
-    Features and target are standardised with the training rows' means and standard deviations (so
-    no intercept is needed and losses are in units of the target's variance). Θ = [−bound, bound]^d,
-    by projection. x*(θ), F(θ) and ∇F(θ) come from :meth:`closed_form`.
+    Features and target are standardised with the means and standard deviations of the training
+    rows. No intercept is needed, and losses are in units of the target's variance. Θ = [−bound,
+    bound]^d, by projection. x*(θ), F(θ) and ∇F(θ) come from :meth:`closed_form`.
 
-    Use when methods are to be compared on real data against exact values. Avoid for seeing what
-    selection does: the lower minimiser is unique.
+    Use when methods must be compared on real data against exact values. Avoid for studying the
+    effect of selection: the lower minimiser is unique.
 
     Arguments:
         dataset: ``sklearn:diabetes`` (or any of scikit-learn's embedded tables), ``libsvm:FILE``,
             ``openml:NAME@VERSION`` or ``hub:NAME@REVISION``; the target is read as a number.
-        shares: of the rows that train, validate and test, drawn from the seed. ``bound``: see Θ.
+        shares: of the rows for training, validation and test, drawn from the seed. ``bound``: see
+            Θ.
 
     Errors: DataError (a file that is missing or damaged, a table with missing values or a target
-    that is no number), MissingExtra (scikit-learn or datasets). Cost of ``evaluate``: three d × d
-    solves.
+        that is not a number), MissingExtra (scikit-learn or datasets). Cost of ``evaluate``: three
+        d × d solves.
 
     >>> task, cpu, double = RidgeCv(), torch.device("cpu"), torch.float64
     >>> problem, exact = task.problem(0, cpu, double), task.closed_form(0, cpu, double)
@@ -126,12 +129,13 @@ class RidgeCv:
     bound: float = field(default=10.0, validator=positive)
 
     def made_of(self) -> dict[str, list[str]]:
-        """The digests of its files."""
+        """The checksums of the files of the table."""
         return contents(self.dataset)
 
     def _rows(self, seed: int, device: torch.device, dtype: torch.dtype) -> list[Tree]:
-        """Train, validation and test; standardised in float64, so that every device and
-        precision sees the same rows.
+        """Return train, validation and test rows, standardised in float64.
+
+        Every device and precision has the same rows.
         """
         table = load_table(self.dataset)
         try:
@@ -166,7 +170,7 @@ class RidgeCv:
 
     def problem(self, seed: int, device: torch.device, dtype: torch.dtype) -> Problem:
         parts = train, validation, test = self._rows(seed, device, dtype)
-        # Metrics are exact: in float64 whatever the run computes in.
+        # Metrics are exact: computed in float64 in every precision of the run.
         exact = RidgeClosedForm(
             *(leaf.double() for leaf in (train["a"], train["b"], validation["a"], validation["b"]))
         )

@@ -1,5 +1,6 @@
-"""Tables of numbers with a target, by name: scikit-learn's own, a LIBSVM file, OpenML, or the
-Hub; their split and problem.
+"""Tables of numbers with a target, by name: scikit-learn, LIBSVM files, OpenML, or the Hub.
+
+Also their split and their problem.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ FORMS = (
 
 @frozen(eq=False)
 class Table:
-    """n rows of features ``[n, d]`` in float64, one target each, and where they come from."""
+    """n rows of features ``[n, d]`` in float64, one target per row, and their source."""
 
     features: np.ndarray
     target: np.ndarray
@@ -88,11 +89,11 @@ def split_shares(instance: object, attribute: Attribute[Any], value: tuple[float
 
 
 def load_table(dataset: str, width: int | None = None) -> Table:
-    """The table that ``dataset`` (one of :data:`FORMS`) names. Targets are as stored.
+    """Load the table named by ``dataset`` (see :data:`FORMS`), with the targets as stored.
 
-    A relative LIBSVM file that is not in the working directory is looked for below ``$HGMS_DATA``.
-    ``width``: how many features it has to have; a LIBSVM file, which does not store zeros, is
-    filled up to it.
+    A relative LIBSVM file that is not in the working directory is searched for below
+    ``$HGMS_DATA``. ``width`` is the required number of features. A LIBSVM file, which does not
+    store zeros, is filled up to this width.
 
     >>> load_table("sklearn:iris").features.shape
     (150, 4)
@@ -108,8 +109,10 @@ def load_table(dataset: str, width: int | None = None) -> Table:
 
 
 def contents(*datasets: str | None) -> dict[str, list[str]]:
-    """The fingerprint of the LIBSVM files among these tables. Other tables belong to their name:
-    scikit-learn's to its version, those of OpenML and the Hub to the version in the name.
+    """Return the checksums of the LIBSVM files of these tables.
+
+    Other tables are identified by name: scikit-learn's by the version of scikit-learn, tables of
+    OpenML and the Hub by the version in the name.
     """
     names = [dataset.partition(":") for dataset in datasets if dataset is not None]
     return data_fingerprint(_libsvm_file(rest) for kind, _, rest in names if kind == "libsvm")
@@ -120,7 +123,7 @@ def _libsvm_file(name: str) -> Path:
     if path.exists():
         return path
     root = expand(os.environ.get("HGMS_DATA", ""), ("HGMS_DATA",))
-    return root / path  # an absolute one stays what it is
+    return root / path  # an absolute path is unchanged
 
 
 def _load(dataset: str, width: int | None) -> Table:
@@ -154,8 +157,8 @@ def _load(dataset: str, width: int | None) -> Table:
                 place=(dataset,),
                 hint="check the path; a line has the form `target index:value …`",
             ) from error
-        # One large index makes every row as long; and what is solved with the table is as wide as
-        # it is long.
+        # One large index makes every row as long, and the cost of a solve grows with the width of
+        # the table.
         try:
             check_memory("rows × largest index", *features.shape)
             check_memory("largest index squared", features.shape[1], features.shape[1])
@@ -168,7 +171,7 @@ def _load(dataset: str, width: int | None) -> Table:
             name, version=int(version) if version else "active", as_frame=False, parser="liac-arff"
         )
     except Exception as error:
-        # scikit-learn passes on urllib's, its parser's and its own errors: all mean the same here
+        # scikit-learn raises errors of urllib, its parser and its own: all mean the same here
         raise _unreachable(dataset, "OpenML", error) from error
     return _numeric(bunch.data, bunch.target, dataset)
 
@@ -188,7 +191,8 @@ def _hub(reference: str) -> Table:
     try:
         rows = datasets.load_dataset(name, split="train", revision=revision or None)
     except Exception as error:
-        # the library raises its own, requests', httpx' and pyarrow's errors: all mean the same here
+        # The library raises its own errors and errors of requests, httpx and pyarrow: all mean the
+        # same here.
         raise _unreachable(where, "the Hub", error) from error
     columns = {column: np.asarray(rows[column]) for column in rows.column_names}
     target = next(
@@ -231,10 +235,10 @@ def _unreachable(where: str, place: str, error: Exception) -> DataError:
 
 
 def split(table: Table, shares: tuple[float, ...], key: Key) -> list[Tensor]:
-    """Row numbers of the disjoint parts train, validation, test."""
+    """Return the row numbers of the disjoint parts train, validation, test."""
     order = torch.randperm(len(table.target), generator=key.generator())
     sizes = [round(share * len(order)) for share in shares]
-    sizes[2] = min(sizes[2], len(order) - sizes[0] - sizes[1])  # what rounding took
+    sizes[2] = min(sizes[2], len(order) - sizes[0] - sizes[1])  # correct the rounding
     if min(sizes) < 1:
         raise DataError(
             "too-few-rows",
@@ -245,19 +249,19 @@ def split(table: Table, shares: tuple[float, ...], key: Key) -> list[Tensor]:
 
 
 def standardised(parts: list[Tensor]) -> list[Tensor]:
-    """Features with mean 0 and standard deviation 1 over the first (the *training*) part; one that
-    is constant there becomes 0 on it."""
+    """Scale features to mean 0 and standard deviation 1 over the first (the *training*) part.
+
+    A feature that is constant there becomes 0 there.
+    """
     mean = parts[0].mean(0)
     spread = parts[0].std(0, correction=0)
-    # a constant column's computed deviation is its rounding error
+    # The computed deviation of a constant column is its rounding error.
     spread = torch.where(spread > 1e-12 * (1 + mean.abs()), spread, torch.ones_like(spread))
     return [(part - mean) / spread for part in parts]
 
 
 def penalty(theta: Tree, x: Tree) -> Tensor:
-    """½ Σ e^θ x² with one θ a feature, ``[d]``, or one a vector of coefficients, ``[vectors,
-    1]``.
-    """
+    """Return ½ Σ e^θ x², with one θ per feature, ``[d]``, or per vector, ``[vectors, 1]``."""
     return 0.5 * (theta["log_penalty"].exp() * x["x"] * x["x"]).sum()
 
 
@@ -270,8 +274,11 @@ def problem_of(
     bound: float,
     evaluate: Callable[[Tree, Tree], Mapping[str, float]],
 ) -> Problem:
-    """g = criterion(outputs) + penalty on the training rows, f = the same without it on the
-    validation rows, Θ = [−bound, bound]^p."""
+    """Return the problem of a criterion with penalties.
+
+    g = criterion(outputs) + penalty on the training rows, f = criterion(outputs) on the validation
+    rows, Θ = [−bound, bound]^p.
+    """
     train, validation, *_ = parts
     return Problem(
         theta0={"log_penalty": theta0.clamp(-bound, bound)},
@@ -282,7 +289,7 @@ def problem_of(
         ),
         f=Composite(outputs=outputs, criterion=lambda theta, x, z, batch: criterion(z, batch)),
         lower_data=Data.of(train),
-        # F is one function of all validation rows: every role sees them
+        # F is a function of all validation rows, so every role uses all rows.
         upper_data=dict.fromkeys(ROLES, Data.of(validation)),
         project=lambda theta: {"log_penalty": theta["log_penalty"].clamp(-bound, bound)},
         evaluate=evaluate,

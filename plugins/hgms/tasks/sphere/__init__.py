@@ -1,6 +1,4 @@
-"""Task `sphere`: a manifold of lower minimisers of any dimension, with everything in closed
-form.
-"""
+"""Task `sphere`: a manifold of lower minimisers of any dimension, in closed form."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""A k-dimensional sphere of lower minimisers in R^d that moves, turns and grows with θ: where
-selection decides the result.
+"""A k-dimensional sphere of lower minimisers in R^d that moves, turns and grows with θ.
+
+Selection determines the result.
 """
 
 from __future__ import annotations
@@ -118,7 +119,8 @@ class SphereClosedForm:
 @final
 @component
 class Sphere:
-    """Lower minimisers that form a k-sphere in R^d, one of whose points is best for the upper loss.
+    """Lower minimisers that form a k-sphere in R^d; one point of the sphere is best for the upper
+    loss.
 
     With a seeded orthonormal frame (E, N) of R^d, E of k+1 columns, and θ ∈ R^{k+1}::
 
@@ -129,11 +131,11 @@ class Sphere:
         F(θ)    = −ω eᵀθ − r(θ)‖θ‖ + (α/2 + γ)‖θ‖²,     θ* = e (ω + r₀)/(α + 2γ − 2β)
 
     c₀ = −ωe − Bᵀw with e a seeded unit vector. For θ ≠ 0 the optimistic minimiser is unique and
-    non-degenerate; θ = 0 is a tie and a kink of F. x0 is the *worst* point of S(θ0): a method that
-    does not select follows it and stops short of F*.
+    non-degenerate; θ = 0 is a tie and a kink of F. x0 is the *worst* point of S(θ0): a method
+    without selection follows it and ends above F*.
 
-    Use when selection, chains or hypergradients on a manifold of any dimension have to be measured
-    against the truth. Avoid d in the tens of thousands: the frame takes d² numbers.
+    Use when selection, chains or hypergradients on a manifold of any dimension must be compared
+    with exact values. Avoid d in the tens of thousands: the frame takes d² numbers.
 
     Arguments:
         k, d: dimensions of the sphere and of x, 1 ≤ k < d. ``radius``: r₀. ``offset``: ω.
@@ -141,7 +143,8 @@ class Sphere:
         alpha: α, the weight of the upper penalty; α + 2γ > 2β, and 2βt* < r₀ so that r(θ) > 0 on Θ
             = {‖θ‖ ≤ 2t*} (enforced by projection).
 
-    Errors: ConfigError if these do not hold. Cost of ``evaluate``: a few products with the frame.
+    Errors: ConfigError if these conditions are violated. Cost of ``evaluate``: a few products with
+        the frame.
 
     >>> task, cpu, double = Sphere(k=2, d=5), torch.device("cpu"), torch.float64
     >>> problem, exact = task.problem(0, cpu, double), task.closed_form(0, cpu, double)
@@ -150,7 +153,7 @@ class Sphere:
     ... ) < 1e-12
     True
 
-    Source: this project's own construction, after the geometry of the HG-MS paper's assumptions.
+    Source: a construction of this project, after the geometry of the HG-MS paper's assumptions.
     """
 
     name: ClassVar[str] = "sphere"
@@ -196,7 +199,7 @@ class Sphere:
         def normal(*shape: int) -> Tensor:
             return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
-        # Always drawn in float64 on the CPU: every device and precision sees the same problem.
+        # Drawn in float64 on the CPU, so that every device and precision has the same problem.
         size = self.k + 1
         rest = self.d - self.k - 1
         frame = torch.linalg.qr(normal(self.d, self.d)).Q
@@ -221,8 +224,8 @@ class Sphere:
         exact = self.closed_form(seed, device, dtype)
         best = exact.best
         reach = float(torch.linalg.vector_norm(exact.theta_star["theta"]))
-        # θ0 has the length of θ* and lies 53° away from it; the worst point of S(θ0) is then also a
-        # bad one at θ*.
+        # θ0 has the length of θ* and an angle of 53° to it; the worst point of S(θ0) is then also a
+        # bad point at θ*.
         across = torch.eye(self.k + 1, dtype=dtype, device=device)[best.abs().argmin()]
         across = across - (across @ best) * best
         theta0 = {"theta": reach * (0.8 * across / torch.linalg.vector_norm(across) + 0.6 * best)}

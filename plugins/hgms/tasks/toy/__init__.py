@@ -1,6 +1,4 @@
-"""Task `toy-penalty`: the numerical example of the paper on penalty methods, from many starts at
-once.
-"""
+"""Task `toy-penalty`: the numerical example of the paper on penalty methods, with many starts."""
 
 from __future__ import annotations
 

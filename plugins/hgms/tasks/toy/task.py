@@ -1,5 +1,6 @@
-"""The numerical example of the paper on penalty methods: one upper and one lower number, from
-many starts at once.
+"""The numerical example of the paper on penalty methods.
+
+One upper and one lower number, from many starts at once.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from hgms_core.validators import at_least, at_most
 
 LOW = 0.0
 HIGH = 3.0
-"""Θ, of every start."""
+"""The bounds of Θ, the same for every start."""
 
 
 def lower(theta: Tree, x: Tree, batch: Tree) -> Tensor:
@@ -32,7 +33,7 @@ def upper(theta: Tree, x: Tree, batch: Tree) -> Tensor:
 
 
 def each_upper(theta: Tensor, x: Tensor) -> Tensor:
-    """f of each start, ``[starts]``."""
+    """Return f of each start, ``[starts]``."""
     slow = 4 * theta - 2
     return (4 * x + 2).cos() * slow.sigmoid() + 0.5 * (slow.square() + 1).log()
 
@@ -43,7 +44,7 @@ class ToyClosedForm:
     """x*(θ) = −θ, F(θ) = Σ f(θ, −θ) and ∇F(θ)."""
 
     def solution(self, theta: Tree) -> Tree:
-        """g ≥ 0 for θ ≥ 0, and g = 0 at θ + x = 0 alone."""
+        """Return −θ: g ≥ 0 for θ ≥ 0, and g = 0 only at θ + x = 0."""
         return {"x": -theta["theta"]}
 
     def value(self, theta: Tree) -> Tensor:
@@ -62,8 +63,7 @@ class ToyClosedForm:
 @final
 @component
 class ToyPenalty:
-    """The example on which V-PBGD was first shown, from ``starts`` starting points that do not see
-    each other::
+    """The first published example of V-PBGD, from ``starts`` independent starting points::
 
         f(θ, x) = cos(4x + 2)/(1 + e^{2 − 4θ}) + ½ ln((4θ − 2)² + 1),
             g(θ, x) = (θ + x)² + θ sin²(θ + x)
@@ -71,20 +71,20 @@ class ToyPenalty:
             (both are sums over the starts)
 
     g is not convex in x but satisfies the Polyak–Łojasiewicz inequality; its only minimiser is x =
-    −θ. F(θ) = f(θ, −θ) has several local minima in Θ, so what a method reaches depends on where it
-    starts.
+    −θ. F(θ) = f(θ, −θ) has several local minima in Θ, so the result of a method depends on its
+    start.
 
     Metrics, as means over the starts: ``value`` F(θ); ``upper_loss`` f(θ, x); ``residual`` |θ + x|,
     the distance to the lower minimiser; ``slope``, the length of the projected hypergradient |θ −
     P(θ − F'(θ))|.
 
-    Use when the steps to convergence of a penalty method are to be counted. Avoid for comparing
-    what methods reach: it is two numbers.
+    Use when the steps to convergence of a penalty method must be counted. Avoid for comparing final
+    values of methods: the problem has two numbers per start.
 
     Arguments:
-        starts: how many; the seed draws them. θ and x hold one number for each.
+        starts: the number of starts, drawn from the seed. θ and x contain one number per start.
 
-    Errors: none beyond the field's range.
+    Errors: only values outside the range of the field.
 
     >>> task, cpu, double = ToyPenalty(starts=3), torch.device("cpu"), torch.float64
     >>> problem, exact = task.problem(0, cpu, double), task.closed_form(0, cpu, double)
@@ -106,7 +106,7 @@ class ToyPenalty:
     starts: int = field(default=1000, validator=[at_least(1), at_most(1000)])
 
     def closed_form(self, seed: int, device: torch.device, dtype: torch.dtype) -> ToyClosedForm:
-        """The exact solution, value and derivative, which need no data."""
+        """Return the exact solution, value and derivative, which need no data."""
         return ToyClosedForm()
 
     def problem(self, seed: int, device: torch.device, dtype: torch.dtype) -> Problem:

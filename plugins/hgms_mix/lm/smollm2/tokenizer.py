@@ -1,4 +1,4 @@
-"""The tokenizer of a GGUF file, mended to be the published one."""
+"""The tokenizer of a GGUF file, corrected to equal the published tokenizer."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 POSITIONS = 8192
-"""The model's, which are also the most tokens of a text."""
+"""The number of the model's positions, which is also the largest number of tokens of a text."""
 
 
 def published(tokenizer: Any) -> PreTrainedTokenizerFast:
-    """The published tokenizer: texts are split at each digit first, and then as GPT-2's tokenizer
-    splits them.
+    """Return the published tokenizer.
 
-    A GGUF file holds vocabulary, merges, special tokens and chat template, but of the splitting
-    only a name (``smollm``), which transformers does not look at: it splits as GPT-2 does. Numbers
-    come out the same then, since no merge joins digits; the white space before them does not: of
-    two line breaks before a digit GPT-2's pattern leaves the second to what follows, so that they
-    are two tokens instead of the one that the model was trained on.
+    It splits texts at each digit first, and then as GPT-2's tokenizer splits them.
+
+    A GGUF file contains vocabulary, merges, special tokens and chat template. It contains only a
+    name for the splitting (``smollm``), which transformers ignores: it splits as GPT-2 does.
+    Numbers have the same tokens then, since no merge joins digits. The white space before them does
+    not. For two line breaks before a digit, GPT-2's pattern assigns the second to the following
+    text. The result is two tokens instead of the single token used in training.
 
     Source: ``tokenizer.json`` of HuggingFaceTB/SmolLM2-135M-Instruct (``"pre_tokenizer"``).
     """

@@ -1,5 +1,6 @@
-"""FastMix: weights of sources by how their gradients agree with that of the validation loss, in
-one run: method `fastmix`.
+"""FastMix, method `fastmix`: source weights from the agreement of gradients, in one run.
+
+A source gains weight if its gradient agrees with the gradient of the validation loss.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""FastMix: weights of sources that follow how each source's gradient agrees with that of the
-validation loss.
-"""
+"""FastMix: source weights from the agreement of source gradients with the validation gradient."""
 
 from __future__ import annotations
 
@@ -40,14 +38,15 @@ class FastMix:
         a_s = ⟨∇f(x), ∇ℓ_s(x)⟩                                 on a fresh batch
         h = ∂/∂θ (−lr Σ_s ω_s(θ) a_s),      θ ← Adam(θ, h)      ω = softmax(θ)
 
-    h is the derivative in θ of f(x − lr Σ_s ω_s ∇ℓ_s(x)) to first order: a source whose gradient
-    points where that of the validation loss does gains weight. The products may be over some leaves
-    of x alone; the authors take the output layer.
+    h is the derivative in θ of f(x − lr Σ_s ω_s ∇ℓ_s(x)) to first order. A source gains weight if
+    its gradient has the direction of the gradient of the validation loss. The products may use only
+    some leaves of x; the authors use the output layer.
 
-    Use when one run has to do, and sources differ much. Avoid reading the weights of one run where
-    they may not: Adam gives noise full length, so that halves of one source part. Avoid too where a
-    source's answers are very short (their gradients are long, and products grow with length), and
-    where the best mixture is no corner: the step looks one update ahead.
+    Use when only one run is possible, and sources differ much. Avoid conclusions from the weights
+    of a single run: Adam scales noise to full length, so that the weights of two halves of one
+    source diverge. Avoid also if the answers of a source are very short: their gradients are long,
+    and products grow with length. Avoid also if the best mixture is not a corner: the step looks
+    one update ahead.
 
     Arguments:
         updates: of x, in one outer step.
@@ -55,14 +54,14 @@ class FastMix:
         outer_lr, outer_betas: Adam's, of θ (β₂ = 0.999 and ε = 1e-8 are the authors').
         search_batch_size: lower rows of the products; None: ``batch_size``.
         upper_batch_size: validation rows of ∇f, of the role ``differentiate``; None: all.
-        leaves: a regular expression; products are over the leaves of x whose names hold a match
-            (empty: over all).
+        leaves: a regular expression; products use the leaves of x with a match in their names
+            (empty: all leaves).
 
     Errors: ConfigError for a problem without sources or validation rows, and ``leaves`` that match
-    no name; NumericalError for infinite losses.
+        no name; NumericalError for infinite losses.
 
-    Cost: ``updates`` + S lower gradients (the latter of 1/S of the rows) and 1 upper gradient a
-    step. Memory: 3 lower states between steps, 10 within one.
+    Cost: ``updates`` + S lower gradients (the latter of 1/S of the rows) and 1 upper gradient per
+        step. Memory: 3 lower states between steps, 10 within one.
 
     >>> FastMix(leaves="lm_head").outer_lr
     0.01
@@ -100,7 +99,7 @@ class FastMix:
 
     @classmethod
     def testing_instance(cls) -> FastMix:
-        """For ``hgms check``: rates for a problem of size 1."""
+        """Return an instance for ``hgms check``, with rates for a problem of size 1."""
         return cls(updates=1, lr=0.02, weight_decay=0.0, outer_lr=0.1)
 
     def init(self, problem: Problem, seed: int) -> State:
@@ -166,7 +165,7 @@ class FastMix:
     def _products(
         self, problem: Problem, x: Tree, key: Key, step: int
     ) -> tuple[Tensor, Tensor, Cost]:
-        """a_s of each source, 0 of one that the batch holds no row of; f; and the cost."""
+        """Return a_s of each source (0 for a source without rows in the batch), f and the cost."""
         sources = _sources(problem)
         upper, count = problem.upper_data["differentiate"].sample(
             key.fold("upper"), self.upper_batch_size
@@ -219,7 +218,7 @@ class FastMix:
         return dict(zip(leaves, grads, strict=True))
 
     def _compared(self, x: Tree) -> list[int]:
-        """Where the leaves stand that the products are over."""
+        """Return the positions of the leaves that the products use."""
         places = [place for place, name in enumerate(x) if re.search(self.leaves, name)]
         if not places:
             known = ", ".join(list(x)[:8]) + (", …" if len(x) > 8 else "")

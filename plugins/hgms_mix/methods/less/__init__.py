@@ -1,5 +1,5 @@
-"""LESS: choose training rows by the influence of their gradients on validation rows: method
-`less`.
+"""LESS, method `less`: select training rows by the influence of their gradients on validation
+rows.
 """
 
 from __future__ import annotations

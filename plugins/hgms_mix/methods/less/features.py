@@ -1,5 +1,5 @@
-"""What LESS compares: the directions of single rows' gradients; of training rows, those of the
-steps Adam would take.
+"""Features of LESS: directions of gradients of single rows; for training rows, of their Adam
+steps.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Preconditioner:
 
         Γ(g) = m′ / √(v′ + ε),     m′ = β1 m + (1 − β1) g,     v′ = β2 v + (1 − β2) g²
 
-    with ε inside the root, or outside: m′ / (√v′ + ε). The moments m and v are those of a
-    checkpoint and stay as they are.
+    with ε inside the root, or outside: m′ / (√v′ + ε). The moments m and v are from a checkpoint
+    and do not change.
 
     >>> step = Preconditioner(betas=(0.9, 0.99), eps=1e-8, eps_placement="inside")
     >>> step(
@@ -69,8 +69,10 @@ class Preconditioner:
 
 @frozen(kw_only=True)
 class Features:
-    """The directions of single rows' gradients at a state of the warm-up, projected and scaled to
-    length 1; those of zero vectors stay zero."""
+    """The directions of gradients of single rows at a state of the warm-up.
+
+    They are projected and scaled to length 1; zero vectors stay zero.
+    """
 
     gamma: Preconditioner
     projector: Projector
@@ -79,8 +81,9 @@ class Features:
     def of_validation(
         self, problem: Problem, state: State, index: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Of some validation rows' gradients, ``[B, D]``; which validation set each row is from;
-        and their mean loss.
+        """Return the features of some validation rows, ``[B, D]``.
+
+        Also the validation set of each row, and the mean loss of the rows.
         """
         grads, losses, batch = row_gradients(
             problem.f, problem, state, problem.upper_data["differentiate"], index, "validation"
@@ -90,8 +93,10 @@ class Features:
     def of_pool(
         self, problem: Problem, state: State, first: int, last: int
     ) -> tuple[Tensor, Tensor | None]:
-        """Of the Adam steps of consecutive rows of the pool; and their mean loss, None where the
-        store has them.
+        """Return the features of the Adam steps of consecutive rows of the pool, and their mean
+        loss.
+
+        The loss is None if the store contains the features.
         """
         loss = None
 
@@ -118,8 +123,9 @@ class Features:
         return store.rows_of(first, last, state["val"]["sums"], compute), loss
 
     def digest(self, state: State, device: str) -> str:
-        """What the features of an epoch depend on: its checkpoint (and with it the model), the
-        rows, Γ and the projection.
+        """Return a digest of the inputs of an epoch's features.
+
+        The inputs are the checkpoint (which includes the model), the rows, Γ and the projection.
         """
         if self.store is None:
             return ""
@@ -138,12 +144,12 @@ def sources_of(problem: Problem) -> Sources:
 def row_gradients(
     loss: Loss, problem: Problem, state: State, data: Data, index: Tensor, role: str
 ) -> tuple[list[Tensor], Tensor, Tree]:
-    """∇_x of the loss of each row alone as leaves ``[B, ...]``, these losses, ``[B]``, and the
-    batch: one pass with a copy of the state's x for each row.
+    """Return ∇_x of the loss of each row as leaves ``[B, ...]``, the losses ``[B]``, and the batch.
 
-    The copies are views, so only their gradients take memory: B lower states.
+    One pass uses a copy of the state's x for each row. The copies are views, so only their
+    gradients take memory: B lower states.
 
-    Errors: NumericalError where a loss is not finite; ``role`` says which rows they are.
+    Errors: NumericalError if a loss is not finite; the message contains the ``role`` of the rows.
     """
     count = len(index)
     x = adamw_part(state["train"], "x")

@@ -1,6 +1,4 @@
-"""LESS: warm up, compare gradients with those of validation rows, keep the most influential
-rows.
-"""
+"""LESS: warm up, compare gradients with validation rows, keep the most influential rows."""
 
 from __future__ import annotations
 
@@ -39,16 +37,15 @@ class Less:
             v′ = β2 v_t + (1 − β2) ∇ℓ(x_t; z)²
 
     with both vectors projected at random and scaled to length 1. (x_t, m_t, v_t) is the state of
-    Adam after epoch t of a warm-up on a random part of all rows, w_t the average learning rate of
-    that epoch, normalised to Σ w_t = 1. The rows with the highest scores are kept, whatever their
+    Adam after epoch t of a warm-up on a random part of all rows. w_t is the average learning rate
+    of that epoch, normalised to Σ w_t = 1. The rows with the highest scores are kept, from any
     source; θ has the sources' shares of them.
 
-    One step is an update of the warm-up or a pass over ``chunk`` rows. Validation rows are those of
-    ``differentiate``.
+    One step is an update of the warm-up or a pass over ``chunk`` rows. Validation rows have the
+    role ``differentiate``.
 
-    Use when validation rows look like the task and single rows matter. Avoid where a mixture is
-    wanted from sources that are all alike inside: the gradient of every row costs as much as
-    training on it.
+    Use when validation rows look like the task and single rows matter. Avoid if a mixture of
+    homogeneous sources is required: the gradient of every row costs as much as training on it.
 
     Arguments:
         warmup_share: of the pool's rows. ``epochs``, ``batch_size``, ``lr``, ``weight_decay``,
@@ -65,12 +62,12 @@ class Less:
         train_steps: updates of a fresh x on the kept rows (constant ``lr``); 0: x is the warm-up's;
             None: to the budget's end.
 
-    Errors: ConfigError for a problem without sources or a ``store`` of something else;
-        NumericalError for infinite losses.
+    Errors: ConfigError for a problem without sources or a ``store`` of other rows, models or
+        settings; NumericalError for infinite losses.
 
-    Cost: 1 lower gradient an update of the warm-up; in each epoch 1 for each row of the pool (also
-    where the store has them) and 1 upper gradient for each validation row. Memory: 3 lower states,
-    3·``chunk`` more during scoring.
+    Cost: 1 lower gradient per update of the warm-up; in each epoch 1 for each row of the pool (also
+        if the store contains them) and 1 upper gradient for each validation row. Memory: 3 lower
+        states, 3·``chunk`` more during scoring.
 
     >>> Less(epochs=2, projection=None).keep
     0.05
@@ -134,7 +131,7 @@ class Less:
         )
 
     def finished(self, state: State) -> bool:
-        """Whether all rows are scored and x is trained as long as it should be."""
+        """Whether all rows are scored and the training of x is complete."""
         return (
             state["phase"] == "train"
             and self.train_steps is not None
@@ -146,11 +143,13 @@ class Less:
 
     @property
     def untrained(self) -> str:
-        """Why x was not trained on the mixture; empty where it was."""
+        """The reason why x was not trained on the mixture; empty if it was."""
         return "x is the warm-up's (train_steps = 0)" if self.train_steps == 0 else ""
 
     def ranking(self, problem: Problem, state: State) -> Tensor:
-        """Each row's score over the epochs scored so far; NaN before the first of them."""
+        """Return the score of each row over the epochs scored so far; NaN before the first
+        epoch.
+        """
         return torch.as_tensor(state["ranking"])
 
     def _warm_up(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
@@ -168,7 +167,7 @@ class Less:
         )
 
     def _validate(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
-        """Adds the directions of some validation rows to their sets' sums."""
+        """Add the directions of some validation rows to the sums of their sets."""
         data = problem.upper_data["differentiate"]
         parts = len(sources_of(problem).parts)
         index = torch.arange(state["at"], min(state["at"] + self.chunk, data.size))
@@ -192,8 +191,9 @@ class Less:
         return changes, {"upper_loss": loss}, Cost(upper_gradients=len(index), rows=len(index))
 
     def _score(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
-        """Adds w_t ⟨Γ_t, mean validation direction⟩ to the scores of some rows; after the last
-        the epoch has its ranking.
+        """Add w_t ⟨Γ_t, mean validation direction⟩ to the scores of some rows.
+
+        After the last rows of an epoch, its ranking is computed.
         """
         sources = sources_of(problem)
         pool = problem.lower_data
@@ -212,7 +212,7 @@ class Less:
         )
         changes: State = {"scores": scores, "at": last}
         if last == pool.size:
-            # a validation set with no row of this role has no mean
+            # A validation set without rows of this role has no mean.
             ranking = scores[val["counts"].cpu() > 0].amax(0)
             kept = hgms_mix.lm.highest(
                 ranking, self.size or max(1, round(self.keep * len(ranking)))
@@ -237,8 +237,9 @@ class Less:
     def _update(
         self, problem: Problem, state: State, pool: Tensor, order: str, done: int, lr: float
     ) -> tuple[State, Record, Cost]:
-        """The next update of x, after ``done`` of them, on some rows of ``pool`` in a seeded
-        order.
+        """Run the next update of x on some rows of ``pool`` in a seeded order.
+
+        ``done`` is the number of earlier updates.
         """
         data = problem.lower_data
         rows = pool[

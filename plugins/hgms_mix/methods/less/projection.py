@@ -1,4 +1,4 @@
-"""Random projections of per-row gradients, block by block: the whole matrix never exists."""
+"""Random projections of per-row gradients in blocks: the whole matrix is never in memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hgms_core import Key
 Kind = Literal["rademacher", "gaussian", "sparse"]
 
 BLOCK = 2**23
-"""Entries of the matrix that exist at a time (32 MiB in single precision)."""
+"""Entries of the matrix in memory at a time (32 MiB in single precision)."""
 
 REPEATS = 4
 """Non-zero entries in each row of a sparse projection."""
@@ -22,14 +22,14 @@ REPEATS = 4
 
 @frozen(kw_only=True)
 class Projector:
-    """x ↦ x R / √D for a random R, ``[d, D]``, with E‖xR‖²/D = ‖x‖²; two vectors' inner product is
-    kept up to a standard deviation of at most √(2/D) times their lengths (Johnson and
-    Lindenstrauss).
+    """x ↦ x R / √D for a random R, ``[d, D]``, with E‖xR‖²/D = ‖x‖². The inner product of two
+    vectors is preserved up to a standard deviation of at most √(2/D) times their lengths (Johnson
+    and Lindenstrauss).
 
-    ``rademacher`` has entries ±1, ``gaussian`` standard normal ones (both cost d·D multiply-adds a
-    vector); ``sparse`` has four entries ±√D/2 in each row (Kane and Nelson 2014: 4d additions a
-    vector). ``dims`` is D; None, or a D that d does not exceed, leaves the vectors as they are. R
-    is a function of ``key``, D, the shapes and the kind of device, of nothing else.
+    ``rademacher`` has entries ±1, ``gaussian`` standard normal entries (both cost d·D multiply-adds
+    per vector). ``sparse`` has four entries ±√D/2 in each row (Kane and Nelson 2014: 4d additions
+    per vector). ``dims`` is D. With None, or D ≥ d, the vectors do not change. R depends only on
+    ``key``, D, the shapes and the kind of device.
 
     >>> rows = torch.randn(2, 3000, generator=Key(0).generator(), dtype=torch.float64)
     >>> short = Projector(key=Key(1), dims=2000, kind="rademacher").apply([rows])
@@ -42,11 +42,11 @@ class Projector:
     kind: Kind
 
     def size(self, total: int) -> int:
-        """How long the projections of vectors of length ``total`` are."""
+        """Return the length of the projections of vectors of length ``total``."""
         return total if self.dims is None else min(self.dims, total)
 
     def apply(self, leaves: Sequence[Tensor]) -> Tensor:
-        """The projections ``[B, D]`` of B vectors given in pieces ``[B, ...]``."""
+        """Return the projections ``[B, D]`` of B vectors given in pieces ``[B, ...]``."""
         flat = [leaf.flatten(1) for leaf in leaves]
         total = sum(piece.shape[1] for piece in flat)
         if self.dims is None or total <= self.dims:
@@ -69,8 +69,9 @@ class Projector:
 
 
 def _signs(rows: int, dims: int, generator: torch.Generator, device: torch.device) -> Tensor:
-    """±1 from random bits, eight to a byte: several times as fast as drawing one number an
-    entry.
+    """Return ±1 from random bits, eight per byte.
+
+    This is several times as fast as one random number per entry.
     """
     count = rows * dims
     words = torch.empty(-(-count // 64), dtype=torch.int64, device=device).random_(
@@ -88,7 +89,7 @@ def _normal(rows: int, dims: int, generator: torch.Generator, device: torch.devi
 
 
 def _scatter(out: Tensor, part: Tensor, generator: torch.Generator) -> None:
-    """Adds each coordinate, with a random sign, to ``REPEATS`` random places."""
+    """Add each coordinate, with a random sign, to ``REPEATS`` random positions."""
     shape = (REPEATS, part.shape[1])
     device = part.device
     places = torch.randint(out.shape[1], shape, generator=generator, device=device)

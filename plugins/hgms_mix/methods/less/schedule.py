@@ -1,4 +1,4 @@
-"""The warm-up: its learning rates, and whether its updates are too few."""
+"""The warm-up: its learning rates, and a warning for too few updates."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import math
 from attrs import frozen
 
 FEW = 100
-"""Updates of the warm-up below which a warning is given."""
+"""The minimum number of warm-up updates without a warning."""
 
 
 @frozen(kw_only=True)
 class Schedule:
-    """Linear up over the first ``warmup`` share of all updates, then linearly down to (almost)
-    nothing.
+    """A linear increase over the first ``warmup`` share of all updates, then a linear decrease to
+    (almost) 0.
 
     >>> schedule = Schedule(lr=2e-5, warmup=0.03, epochs=4, updates=1000)
     >>> [
@@ -41,8 +41,8 @@ class Schedule:
 
 
 def warn_of_few(epochs: int, batch_size: int, count: int, size: int) -> None:
-    """Warns where Adam's moments will be little more than their start: the authors' 5 % are some
-    420 updates.
+    """Warn if Adam's moments are dominated by their start: the authors' 5 % are some 420
+    updates.
     """
     updates = epochs * math.ceil(count / batch_size)
     if updates < FEW:

@@ -1,5 +1,5 @@
-"""Features on disk: written once, memory-mapped, and refused where they belong to something
-else.
+"""Features on disk: written once, memory-mapped, and rejected for other rows, models or
+settings.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from hgms_core import ConfigError, Data, Tree
 
 @frozen(kw_only=True)
 class FeatureStore:
-    """The features of one checkpoint, a row of the file for each row of the pool, and which of them
-    are there.
+    """The features of one checkpoint, with one row of the file per row of the pool, and flags for
+    existing rows.
 
     ::
 
@@ -28,8 +28,8 @@ class FeatureStore:
         present-<epoch>.npy      [rows], written after the features
         store-<epoch>.json       digest, rows, dims
 
-    Half precision is what the scores are computed from too, so that features read back give the
-    same scores as fresh ones.
+    Scores are also computed from half precision, so that stored features give the same scores as
+    new features.
     """
 
     folder: Path
@@ -42,8 +42,9 @@ class FeatureStore:
         return self.folder / f"{what}-{self.epoch}.{suffix}"
 
     def _mapped(self) -> tuple[np.memmap, np.memmap]:
-        """Features and presence, made where they are not there yet. Raises ConfigError for a
-        store of something else.
+        """Map the features and the flags; create the files if they do not exist.
+
+        Errors: ConfigError for a store of other rows, models or settings.
         """
         about = {"digest": self.digest, "rows": self.rows, "dims": self.dims}
         marker = self._path("store", "json")
@@ -85,8 +86,10 @@ class FeatureStore:
         return maps[0], maps[1]
 
     def rows_of(self, first: int, last: int, like: Tensor, compute: Callable[[], Tensor]) -> Tensor:
-        """The features of rows first … last − 1 with the device and type of ``like``; computed and
-        stored where one of them is missing."""
+        """Return the features of rows first … last − 1 with the device and type of ``like``.
+
+        If a row is missing, the features are computed and stored.
+        """
         features, present = self._mapped()
         if not present[first:last].all():
             features[first:last] = compute().to("cpu", torch.float16).numpy()
@@ -97,7 +100,7 @@ class FeatureStore:
 
 
 def fingerprint(data: Data, piece: int = 256) -> str:
-    """sha256 of all rows. What a batch holds besides rows (a dropout seed) does not count."""
+    """Return the sha256 of all rows; other parts of a batch (a dropout seed) are excluded."""
     digest = hashlib.sha256(str(data.size).encode())
     for index in torch.split(torch.arange(data.size), piece):
         rows = data.rows(index.to(data.device))
@@ -113,6 +116,6 @@ def tree_digest(tree: Tree) -> str:
     digest = hashlib.sha256()
     for name, leaf in sorted(tree.items()):
         digest.update(f"{name} {leaf.dtype} {tuple(leaf.shape)}".encode())
-        # As bytes, since NumPy has no bfloat16.
+        # Hashed as bytes, since NumPy has no bfloat16.
         digest.update(leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

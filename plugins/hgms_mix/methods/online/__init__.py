@@ -1,6 +1,4 @@
-"""Mixtures learned beside a model that trains on them: `doremi`, `doge` and
-`hg-ms-online`.
-"""
+"""Mixtures learned while a model trains on them: `doremi`, `doge` and `hg-ms-online`."""
 
 from __future__ import annotations
 

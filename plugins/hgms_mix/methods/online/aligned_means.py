@@ -1,5 +1,5 @@
-"""How well each source's mean direction agrees with that of validation: cosines of means, not
-means of cosines.
+"""Agreement of the mean direction of each source with validation: cosines of means, not means of
+cosines.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from hgms_mix.methods.online.gradients import directions_of
 @final
 @component
 class AlignedMeans:
-    """Cosines, in Adam's metric, of running means of gradients that training took anyway::
+    """Cosines, in Adam's metric, of running means of gradients that the training computes anyway::
 
         U_s ← βU_s + u_s,   N_s ← βN_s + n_s,   Q_s ← βQ_s + ‖u_s‖²_D,   F ← βF + ∇f
         a_s = ⟨U_s, F⟩_D / (√(N_s Q_s) ‖F‖_D),  ⟨a, b⟩_D = Σ_j D_j a_j b_j,
@@ -42,31 +42,31 @@ class AlignedMeans:
         h = −∇_θ Σ_s ω_s(θ) a_s
             (the derivative of f after one step that takes each source's rows at the same length)
 
-    u_s is the sum of the gradients of n_s rows of source s. ``mixture-branches`` brings it along
-    (the sum over all candidates) and, where it trains on validation rows, ∇f; v are the selected
-    branch's second moments. With another generator u_s is of fresh rows, equally many of each
-    source, at the selected candidate; without Adam's moments D = 1.
+    u_s is the sum of the gradients of n_s rows of source s. ``mixture-branches`` provides it (the
+    sum over all candidates) and, if it trains on validation rows, ∇f. v are the second moments of
+    the selected branch. With another generator, u_s is computed from fresh rows, equally many of
+    each source, at the selected candidate; without Adam's moments D = 1.
 
-    Gradients of a few rows are mostly noise. In the mean of n cosines the product of two noises has
-    a standard deviation that falls as 1/√n; in the product of two means all n² pairs of batches
-    enter, and it falls as 1/n. A row's gradient has length √(Q_s/N_s), so a_s is the cosine that
-    one row would have on average, however many rows of the source there were: divided by ‖U_s‖ a
-    source of which more rows were drawn would seem to help more, and get more weight again. All
-    candidates enter, the selected one as much as the others, so that the luck by which it was
-    selected has no say. A source that no row has been seen of is as good as the mean of the others,
-    so its weight stays.
+    Gradients of a few rows are mostly noise. In the mean of n cosines, the product of two noises
+    has a standard deviation that falls as 1/√n. In the product of two means, all n² pairs of
+    batches enter, and it falls as 1/n. The gradient of a row has length √(Q_s/N_s), so a_s is the
+    average cosine of one row, independent of the number of rows of the source. With ‖U_s‖ as the
+    divisor, a source with more drawn rows would appear more useful and gain even more weight. All
+    candidates enter with equal weight, including the selected candidate, so that the chance in its
+    selection has no effect. A source without rows so far has the mean value of the others, so its
+    weight stays.
 
-    Use for the weights of data sources while a model trains, with ``dual-averaging``. Avoid where x
-    moves far within 1/(1 − β) steps: means are of gradients at states that are left behind.
+    Use for the weights of data sources while a model trains, with ``dual-averaging``. Avoid if x
+    moves far within 1/(1 − β) steps: the means contain gradients at earlier states.
 
     Arguments:
         decay: β in [0, 1). ``eps``: of Adam's second moments.
-        batch_size, upper_batch_size: fresh lower and validation rows, where the generator brings no
+        batch_size, upper_batch_size: fresh lower and validation rows, if the generator provides no
             u, or no ∇f (None: all).
 
     Errors: ConfigError for a problem without sources.
 
-    Cost: none where the generator brings both, else S lower gradients of ``batch_size`` rows
+    Cost: none if the generator provides both, else S lower gradients of ``batch_size`` rows
         together, and 1 upper gradient.
     Memory: S + 1 gradients.
 
@@ -83,9 +83,9 @@ class AlignedMeans:
     >>> bool(next(iter(h.values()))[0] < 0)  # more of what is near
     True
 
-    Source: this project; cosines in Adam's metric as LESS has them (Xia et al. 2024, arXiv
-    2402.04333), products of means of gradients where DoGE has those of single ones (Fan et al.
-    2024).
+    Source: this project; cosines in Adam's metric as in LESS (Xia et al. 2024, arXiv 2402.04333),
+        products of means of gradients instead of the products of single gradients in DoGE (Fan et
+        al. 2024).
     """
 
     name: ClassVar[str] = "aligned-means"
@@ -153,8 +153,8 @@ class AlignedMeans:
     def _directions(
         self, problem: Problem, candidates: Candidates, branch: Branch, key: Key
     ) -> tuple[Tree, Tensor, Cost]:
-        """(u, n, the cost): what the candidates bring along, or of fresh rows at the selected
-        one.
+        """Return (u, n, the cost): from the candidates, or from fresh rows at the selected
+        candidate.
         """
         if all(f"u.{name}" in candidates.aux for name in branch.x):
             return (
@@ -170,7 +170,9 @@ class AlignedMeans:
     def _slope(
         self, problem: Problem, theta: Tree, candidates: Candidates, branch: Branch, key: Key
     ) -> tuple[Tensor, Tree, Cost]:
-        """(f, ∇f, the cost): on the candidates' ways, or of fresh rows at the selected one."""
+        """Return (f, ∇f, the cost): from the candidates, or from fresh rows at the selected
+        candidate.
+        """
         if all(f"f.{name}" in candidates.aux for name in branch.x):
             return (
                 branch.aux["upper_loss"],
@@ -186,8 +188,9 @@ class AlignedMeans:
         return loss, slope, Cost(upper_gradients=1, rows=rows)
 
     def _metric(self, branch: Branch) -> Tree:
-        """D, 1 where there are no moments. Its scale is that of v, so that lengths of different
-        steps can be added up.
+        """Return D; 1 without moments.
+
+        Its scale is the scale of v, so that lengths of different steps can be added.
         """
         moments = {name: branch.aux[f"v.{name}"] for name in branch.x if f"v.{name}" in branch.aux}
         if len(moments) < len(branch.x):
@@ -199,7 +202,7 @@ class AlignedMeans:
 
 
 def product(a: Tree, b: Tree, metric: Tree) -> Tensor:
-    """⟨a_s, b_s⟩_D of stacked vectors, ``[S]``.
+    """Return ⟨a_s, b_s⟩_D of stacked vectors, ``[S]``.
 
     >>> product(
     ...     {"x": torch.tensor([[1.0, 2.0]])},
@@ -214,7 +217,7 @@ def product(a: Tree, b: Tree, metric: Tree) -> Tensor:
 
 
 def alignments(memory: State, metric: Tree) -> Tensor:
-    """a, ``[S]``; 0 for a source without rows or slope, and where ∇f is 0."""
+    """Return a, ``[S]``; 0 for a source without rows or with a zero gradient, and 0 if ∇f is 0."""
     target = {name: leaf[None] for name, leaf in memory["upper"].items()}
     lengths = (memory["rows"] * memory["squares"]).sqrt() * product(target, target, metric).sqrt()
     return product(memory["sources"], target, metric) / lengths.clamp_min(

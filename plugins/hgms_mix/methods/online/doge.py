@@ -1,5 +1,5 @@
-"""DoGE: sources whose gradients agree with that of the target get more weight while a proxy
-trains.
+"""DoGE: increase the weight of sources whose gradients agree with the target's, during proxy
+training.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from hgms_mix.methods.online import gradients, training
 @final
 @component
 class DoGE:
-    """Domain reweighting with generalisation estimation: mirror descent on how well gradients
-    agree::
+    """Domain reweighting with generalisation estimation: mirror descent on the agreement of
+    gradients::
 
         W_s = ⟨∇ℓ_s(x_t), ∇ℓ*(x_t)⟩ / mean_r ‖∇ℓ_r(x_t)‖,  clipped to ``bounds``
         α_t = argmin over the simplex of  −rate ⟨α, W⟩ + KL(α ‖ α_{t−1})   ∝  α_{t−1} e^(rate·W)
@@ -49,16 +49,16 @@ class DoGE:
 
     The target ℓ* is ``validation``: f on the rows of the role ``differentiate`` (the paper's
     out-of-domain variant), or ``sources``: for source s the sum of all other ℓ_r (its general
-    variant: good at all sources). The S gradients come from one pass with S copies of x where that
-    is faster, and train x, too. Dropout is off. One step is up to ``updates`` updates.
+    variant: good at all sources). The S gradients come from one pass with S copies of x if this is
+    faster; they also train x. Dropout is off. One step is up to ``updates`` updates.
 
-    Use with a few sources and a target of its own, at the price of one training run. Avoid where lr
-    is so small that x does not move: W then knows the first state only. W is as large as ∇ℓ*: where
-    that is small (small adapters, a target learned before) weights hardly move at the authors'
-    ``rate``. A gradient says what helps now, not what a long run needs.
+    Use with a few sources and a separate target, at the cost of one training run. Avoid if lr is so
+    small that x does not change: W then depends on the first state only. W is proportional to ∇ℓ*:
+    if it is small (small adapters, a target learned before), weights hardly change at the authors'
+    ``rate``. A gradient shows the current effect, not the effect on a long run.
 
     Arguments:
-        steps: updates of the proxy. ``updates``: at most how many in one outer step.
+        steps: updates of the proxy. ``updates``: the maximum in one outer step.
         target: ``validation`` or ``sources``.
         rate: η/μ of the paper (the authors': 5e-4 and 0.01). ``bounds``: of W. ``max_norm``: of a
             gradient (None: any).
@@ -68,11 +68,11 @@ class DoGE:
         train_steps: updates of a fresh x at the learned mixture; 0: x is the proxy's; None: until
             the budget is spent.
 
-    Errors: ConfigError for a problem without sources, more of them than ``batch_size``, or no
-    validation rows for the target; NumericalError for infinite losses.
+    Errors: ConfigError for a problem without sources, with more sources than ``batch_size``, or
+        without validation rows for the target; NumericalError for infinite losses.
 
-    Cost: S lower gradients an update, on its share of the batch, and with validation rows 1 upper
-    gradient. Memory: 3 lower states between steps, at most 2S + 10 within one.
+    Cost: S lower gradients per update, each on its share of the batch, and with validation rows 1
+        upper gradient. Memory: 3 lower states between steps, at most 2S + 10 within one.
 
     >>> DoGE(target="sources").bounds
     (0.0, 5.0)
@@ -110,7 +110,10 @@ class DoGE:
 
     @classmethod
     def testing_instance(cls) -> DoGE:
-        """For ``hgms check``: done within 60 outer steps, at a rate for a problem of size 1."""
+        """Return an instance for ``hgms check``.
+
+        It ends within 60 outer steps, at a rate for a problem of size 1.
+        """
         return cls(steps=200, updates=20, rate=0.5, lr=0.1)
 
     def init(self, problem: Problem, seed: int) -> State:
@@ -130,7 +133,7 @@ class DoGE:
         return hgms_mix.lm.in_phases(phases, problem, state, finished=self.finished(state))
 
     def finished(self, state: State) -> bool:
-        """Whether the mixture is known and x is trained as long as it should be."""
+        """Whether the mixture is known and the training of x is complete."""
         return (
             state["phase"] == "train"
             and self.train_steps is not None
@@ -138,18 +141,19 @@ class DoGE:
         )
 
     def result(self, state: State) -> tuple[Tree, Tree]:
-        """(θ, x): the mean of the proxy's mixtures so far, and its x until a fresh one is
-        trained.
+        """Return (θ, x): the mean of the proxy's mixtures so far, and x of the proxy.
+
+        After the proxy, x is the freshly trained x.
         """
         return state["theta"], hgms_mix.lm.adamw_part(state["train"], "x")
 
     @property
     def untrained(self) -> str:
-        """Why x was not trained on the mixture; empty where it was."""
+        """The reason why x was not trained on the mixture; empty if it was."""
         return "x is the proxy's (train_steps = 0)" if self.train_steps == 0 else ""
 
     def _proxy(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
-        """Updates of the proxy, each after one of its weights."""
+        """Run updates of the proxy; each follows an update of its weights."""
         sources = _sources(problem)
         at = state["at"]
         key = Key(state["seed"]).fold("proxy", state["at"])
@@ -194,7 +198,7 @@ class DoGE:
     def _target(
         self, problem: Problem, x: Tree, key: Key, grads: list[Tensor], step: int
     ) -> tuple[Tensor, Record, Cost]:
-        """⟨∇ℓ_s, ∇ℓ*⟩ of all sources; what there is to record of the target; its cost."""
+        """Return ⟨∇ℓ_s, ∇ℓ*⟩ of all sources, the record of the target, and the cost."""
         if self.target == "sources":
             products = gradients.products(grads, grads)
             return products.sum(1) - products.diagonal(), {}, Cost()

@@ -1,5 +1,5 @@
-"""DoReMi: sources on which a proxy is worse than a reference get more weight while the proxy
-trains.
+"""DoReMi: increase the weight of sources with a higher loss than a reference, during proxy
+training.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ class DoReMi:
             x_{t+1} = AdamW(x_t, Σ_s α_t,s ∇ℓ_s(x_t; B_t))
         ω = mean of α_1 … α_steps;      x from x0 again, ``train_steps`` updates at ω
 
-    B_t holds equally many rows of all sources (up to one), α_0 is even. The losses of x_t's rows
-    and its gradient come from one pass. Dropout is off. One step is up to ``updates`` updates.
-    Validation rows play no part: ω is for all sources, not for a target.
+    B_t has equally many rows of all sources (up to one), α_0 is even. The losses of x_t's rows and
+    its gradient come from one pass. Dropout is off. One step is up to ``updates`` updates.
+    Validation rows are not used: ω is for all sources, not for a target.
 
-    Use where the model shall become good at all sources, and some of them are harder than the
-    reference's share of training covers. Avoid where validation rows are unlike the pool, and where
-    a source is noise that can be learned by heart.
+    Use when the model must perform well on all sources, and some are harder than the reference's
+    share of training covers. Avoid if validation rows are unlike the pool, or if a source is noise
+    that the model can memorise.
 
     Arguments:
-        steps: updates of the reference, and of the proxy. ``updates``: at most how many in one
-            outer step.
+        steps: updates of the reference, and of the proxy. ``updates``: the maximum in one outer
+            step.
         eta, smoothing: η and c.
         prior: the reference's mixture, ``uniform`` or the sources' shares of all ``rows`` (of their
-            files, where the task keeps fewer).
+            files, if the task keeps fewer).
         lr, weight_decay, betas, eps, batch_size: AdamW in all stages.
         train_steps: updates of a fresh x at the learned mixture; 0: x is the proxy's; None: until
             the budget is spent.
 
-    Errors: ConfigError for a problem without sources, or more of them than ``batch_size``;
+    Errors: ConfigError for a problem without sources, or with more sources than ``batch_size``;
         NumericalError for infinite losses.
 
     Cost: 2·``steps`` lower gradients and ``steps`` upper values (the reference's losses) before the
-    mixture is known. Memory: 4 lower states between steps, 11 within one.
+        mixture is known. Memory: 4 lower states between steps, 11 within one.
 
     >>> DoReMi(prior="rows").smoothing
     0.001
@@ -82,7 +82,10 @@ class DoReMi:
 
     @classmethod
     def testing_instance(cls) -> DoReMi:
-        """For ``hgms check``: done within 60 outer steps, at a rate for a problem of size 1."""
+        """Return an instance for ``hgms check``.
+
+        It ends within 60 outer steps, at a rate for a problem of size 1.
+        """
         return cls(steps=20, lr=0.1)
 
     def init(self, problem: Problem, seed: int) -> State:
@@ -101,7 +104,7 @@ class DoReMi:
         return hgms_mix.lm.in_phases(phases, problem, state, finished=self.finished(state))
 
     def finished(self, state: State) -> bool:
-        """Whether the mixture is known and x is trained as long as it should be."""
+        """Whether the mixture is known and the training of x is complete."""
         return (
             state["phase"] == "train"
             and self.train_steps is not None
@@ -109,14 +112,15 @@ class DoReMi:
         )
 
     def result(self, state: State) -> tuple[Tree, Tree]:
-        """(θ, x): the even mixture until the proxy trains, the mean of its mixtures so far from
-        then on.
+        """Return (θ, x).
+
+        θ is the even mixture until the proxy trains, then the mean of its mixtures so far.
         """
         return state["theta"], hgms_mix.lm.adamw_part(state["train"], "x")
 
     @property
     def untrained(self) -> str:
-        """Why x was not trained on the mixture; empty where it was."""
+        """The reason why x was not trained on the mixture; empty if it was."""
         return "x is the proxy's (train_steps = 0)" if self.train_steps == 0 else ""
 
     def _reference(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
@@ -136,7 +140,7 @@ class DoReMi:
         return changes, {"lower_loss": loss}, spent
 
     def _proxy(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
-        """Updates of the proxy, each after one of its weights."""
+        """Run updates of the proxy; each follows an update of its weights."""
         sources = _sources(problem)
         data = problem.lower_data
         at = state["at"]
@@ -195,7 +199,7 @@ class DoReMi:
         )
 
     def reweighted(self, weights: Tensor, excess: Tensor) -> Tensor:
-        """The next weights by the excess losses of the sources."""
+        """Return the next weights from the excess losses of the sources."""
         return (1 - self.smoothing) * training.tilted(
             weights, self.eta * excess
         ) + self.smoothing / len(weights)
@@ -229,7 +233,7 @@ class DoReMi:
 
 
 def source_means(rows: Tensor, source: Tensor, count: int) -> Tensor:
-    """The mean of the rows of every source, ``[count]``.
+    """Return the mean of the rows of every source, ``[count]``.
 
     >>> source_means(torch.tensor([1.0, 3.0, 5.0]), torch.tensor([0, 0, 1]), 2)
     tensor([2., 5.])

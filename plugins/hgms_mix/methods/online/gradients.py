@@ -1,5 +1,6 @@
-"""The gradient of every source's loss at one x, in one pass where that is faster, and how they
-agree with a target's.
+"""Gradients of all source losses at one x, and their agreement with a target gradient.
+
+One pass computes all gradients if this is faster.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from hgms_core import Batch, Data, Key, NumericalError, Problem, Sources, Tree, 
 
 
 def even_rows(data: Data, sources: Sources, key: Key, count: int, steps: int) -> Tensor:
-    """Numbers of ``count`` rows of every source, ``[steps, S, count]``, in the order of the
-    sources.
+    """Return the numbers of ``count`` rows of every source, ``[steps, S, count]``, in source
+    order.
     """
     places = {name: place for place, (name, _) in enumerate(data.strata or ())}
     index = data.numbers(key, count * len(places), steps).reshape(steps, len(places), count)
@@ -26,9 +27,10 @@ def even_rows(data: Data, sources: Sources, key: Key, count: int, steps: int) ->
 def source_gradients(
     problem: Problem, x: Tree, index: Tensor, step: int
 ) -> tuple[list[Tensor], Tensor]:
-    """∇_x ℓ_s on the rows ``index[s]``, as leaves ``[S, …]``, and the losses ``[S]``: one pass with
-    S copies of x, each with its own rows, or one source after the other where the model is so large
-    that a pass of one keeps the machine busy.
+    """Return ∇_x ℓ_s on the rows ``index[s]``, as leaves ``[S, …]``, and the losses ``[S]``.
+
+    One pass uses S copies of x, each with separate rows. If the model is so large that a single
+    copy keeps the machine busy, sources are processed one after the other.
 
     The copies are views: only their gradients take memory.
     """
@@ -64,10 +66,14 @@ def source_gradients(
 def directions_of(
     sources: Sources, theta: Tree, x: Tree, batch: Batch
 ) -> tuple[Tree, Tensor, Tensor]:
-    """(u, n, ℓ): u_s = Σ_i ∇_x ℓ_i(x) over the batch's rows of source s, leaves ``[S, …]``; how
-    many these are, ``[S]``; the mean loss of all rows.
+    """Return (u, n, ℓ) of a batch.
 
-    Rows of a source go through together: a pass for each source, of the batch's rows in all."""
+    u_s = Σ_i ∇_x ℓ_i(x) over the batch's rows of source s, leaves ``[S, …]``. n is the number of
+    these rows, ``[S]``. ℓ is the mean loss of all rows.
+
+    Rows of a source are evaluated together: one pass per source, over all rows of the batch in
+    total.
+    """
     count = len(sources.names)
     u = {name: leaf.new_zeros(count, *leaf.shape) for name, leaf in x.items()}
     held = next(iter(x.values())).new_zeros(count)
@@ -83,7 +89,7 @@ def directions_of(
 
 
 def norms(grads: Sequence[Tensor]) -> Tensor:
-    """The Euclidean norms of stacked vectors, ``[S]``.
+    """Return the Euclidean norms of stacked vectors, ``[S]``.
 
     >>> norms([torch.tensor([[3.0], [0.0]]), torch.tensor([[4.0], [1.0]])])
     tensor([5., 1.])
@@ -96,7 +102,7 @@ def norms(grads: Sequence[Tensor]) -> Tensor:
 
 
 def at_most(grads: Sequence[Tensor], limit: float | None) -> list[Tensor]:
-    """Stacked vectors, the longer ones shortened to the ``limit`` (None: none is)."""
+    """Scale stacked vectors that are longer than the ``limit`` to this length (None: no limit)."""
     if limit is None:
         return list(grads)
     factor = (limit / (norms(grads) + 1e-6)).clamp_max(1)
@@ -104,7 +110,7 @@ def at_most(grads: Sequence[Tensor], limit: float | None) -> list[Tensor]:
 
 
 def products(grads: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
-    """⟨a_r, b_s⟩ of two stacks of vectors, ``[R, S]``.
+    """Return ⟨a_r, b_s⟩ of two stacks of vectors, ``[R, S]``.
 
     >>> products([torch.tensor([[1.0, 2.0]])], [torch.tensor([[1.0, 0.0], [0.0, 1.0]])])
     tensor([[1., 2.]])
@@ -119,5 +125,5 @@ def products(grads: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
 
 
 def mixed(grads: Sequence[Tensor], weights: Tensor) -> list[Tensor]:
-    """Σ_s ω_s g_s."""
+    """Return Σ_s ω_s g_s."""
     return [torch.tensordot(weights.to(leaf), leaf, dims=1) for leaf in grads]

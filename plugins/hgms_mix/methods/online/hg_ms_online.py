@@ -1,4 +1,4 @@
-"""HG-MS while the final model trains, and the same training with nothing learned."""
+"""HG-MS while the final model trains, and the same training without learning."""
 
 from __future__ import annotations
 

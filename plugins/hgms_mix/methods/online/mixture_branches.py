@@ -1,6 +1,4 @@
-"""N runs of AdamW on rows drawn by the mixture, which keep the direction of every source on
-their way.
-"""
+"""N runs of AdamW on rows drawn by the mixture, with sums of gradients per source."""
 
 from __future__ import annotations
 
@@ -35,38 +33,38 @@ from hgms_mix.methods.online.training import mixture_rows
 @final
 @component
 class MixtureBranches:
-    """N branches of K AdamW updates, carried from step to step: the training that the mixture is
-    for, and no proxy of it::
+    """N branches of K AdamW updates, carried from step to step: the branches are the final
+    training, not a proxy::
 
         B: ``batch_size`` rows, of source s with probability ω_s(θ);
             V: ``upper_batch_size`` validation rows
         y ← AdamW(y, 1/|B| Σ_{i ∈ B} ∇ℓ_i(y) + ε ∇f(y; V)),  K times;
             u_s = Σ_{i ∈ B of s} ∇ℓ_i(y), summed over the K
 
-    The gradient is that of g(θ, ·) + εf in the mean over draws, as ``branches`` with ``tilted`` has
-    it from even batches whose rows are weighed by ω. Here no row goes through the model whose
-    weight is small. Rows of a source go through together, so u_s costs nothing beside the update.
-    Dropout is off.
+    The gradient has the same mean over draws as in ``branches`` with ``tilted``: the gradient of
+    g(θ, ·) + εf. There, batches are even and rows are weighted by ω. Here, no row with a small
+    weight is evaluated. Rows of a source are evaluated together, so u_s has no cost beyond the
+    update. Dropout is off.
 
-    For ``aligned-means``, or a hypergradient of your own, candidates bring along in ``aux`` (for
-    each leaf of x, with its shape […]): ``u.<leaf>`` ``[N, S, …]``, the u_s; ``rows`` ``[N, S]``,
-    how many rows they are of; Adam's moments ``m.<leaf>`` and ``v.<leaf>`` ``[N, …]``; with ε > 0
-    ``f.<leaf>`` ``[N, …]``, the sum of the ∇f, and ``upper_loss`` ``[N]``. A branch has them
-    without the axis N.
+    For ``aligned-means``, or a custom hypergradient, ``aux`` of the candidates contains the
+    following entries (for each leaf of x, with its shape […]): ``u.<leaf>`` ``[N, S, …]``, the u_s;
+    ``rows`` ``[N, S]``, the number of their rows; Adam's moments ``m.<leaf>`` and ``v.<leaf>``
+    ``[N, …]``; with ε > 0 ``f.<leaf>`` ``[N, …]``, the sum of the ∇f, and ``upper_loss`` ``[N]``. A
+    branch has them without the axis N.
 
-    Use to learn a mixture while the final model trains. Avoid where θ is looked at through a way
-    back: there is none, since θ decides which rows are drawn.
+    Use to learn a mixture while the final model trains. Avoid if the derivative by θ needs a
+    backward pass through the branch: it does not exist, since θ determines which rows are drawn.
 
     Arguments:
-        count: N; branches differ by their rows. On ranks (``run.ranks``) every rank runs all of
-            them: a branch takes a pass for each source that it has rows of, so branches that were
-            parted would not keep in step. ``steps``: K.
-        batch_size: |B|. ``tilt``: ε; 0: validation rows are not trained on. ``upper_batch_size``:
-            |V|, where ε > 0 (None: all).
+        count: N; branches differ by their rows. On ranks (``run.ranks``) every rank runs all
+            branches: a branch takes one pass per source in its batch, so branches that were split
+            across ranks would not stay in step. ``steps``: K.
+        batch_size: |B|. ``tilt``: ε; 0: validation rows are not used for training.
+            ``upper_batch_size``: |V|, if ε > 0 (None: all).
         lr, betas, eps, weight_decay: AdamW. ``schedule``: of lr, ``constant``, or ``linear`` to 0
             at the end of the budget.
 
-    Errors: ConfigError for a problem without sources; NumericalError where a loss is not finite.
+    Errors: ConfigError for a problem without sources; NumericalError if a loss is not finite.
 
     Cost of an outer step: N·K updates, each a lower gradient for every source that has rows in B
     (of |B| rows together), and with ε > 0 an upper gradient. Memory: S gradients and 3 lower states
@@ -147,8 +145,9 @@ class MixtureBranches:
         done: int,
         lr: float,
     ) -> tuple[Tree, Tensor, Cost]:
-        """One branch: AdamW's state with u, f and the rows of each source beside it; the last
-        lower loss; the cost.
+        """Run one branch; return its state, the last lower loss and the cost.
+
+        The state contains AdamW's state, u, f and the rows of each source.
         """
         data = problem.lower_data
         spent = Cost()
@@ -186,7 +185,7 @@ class MixtureBranches:
         return {**train, **kept}, loss, spent
 
     def _validation(self, problem: Problem, key: Key) -> list[Batch]:
-        """The validation rows of each update; none where ε = 0."""
+        """Return the validation rows of each update; empty if ε = 0."""
         if not self.tilt:
             return []
         hgms_mix.lm.check_role(

@@ -1,4 +1,6 @@
-"""What the four methods share: mixtures, batches drawn by a mixture, and training on them."""
+"""Functions that the four methods share: mixtures, batches drawn by a mixture, and training on
+them.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from hgms_core import ConfigError, Cost, Data, Key, Problem, Sources, Tree
 
 
 class Settings(Protocol):
-    """What training needs of a method: AdamW and the size of a batch."""
+    """The settings that training requires of a method: AdamW and the batch size."""
 
     @property
     def lr(self) -> float: ...
@@ -27,13 +29,14 @@ class Settings(Protocol):
 
 
 def even(sources: Sources) -> Tensor:
-    """ω = 1/S."""
+    """Return ω = 1/S."""
     return torch.full((len(sources.names),), 1 / len(sources.names), dtype=torch.float64)
 
 
 def shares_of_rows(problem: Problem, sources: Sources) -> Tensor:
-    """ω_s = n_s / n: source s's share of all rows, by the sources' files where the task keeps
-    fewer of them.
+    """Return ω_s = n_s / n, the share of source s of all rows.
+
+    The counts are from the files of the sources, even if the task keeps fewer rows.
     """
     sizes = hgms_mix.lm.source_sizes(problem)
     counts = torch.tensor([sizes[name] for name in sources.names], dtype=torch.float64)
@@ -41,12 +44,12 @@ def shares_of_rows(problem: Problem, sources: Sources) -> Tensor:
 
 
 def theta_of(sources: Sources, weights: Tensor) -> Tree:
-    """θ with these weights of the sources."""
+    """Return the θ that gives these weights of the sources."""
     return sources.theta(dict(zip(sources.names, weights.tolist(), strict=True)))
 
 
 def tilted(weights: Tensor, scores: Tensor) -> Tensor:
-    """ω_s e^(scores_s), divided by its sum: a step of exponentiated gradient.
+    """Return ω_s e^(scores_s), normalised to sum 1: a step of exponentiated gradient.
 
     >>> tilted(torch.tensor([0.5, 0.5]), torch.tensor([3.0, 1.0]).log())
     tensor([0.7500, 0.2500])
@@ -57,9 +60,11 @@ def tilted(weights: Tensor, scores: Tensor) -> Tensor:
 def mixture_rows(
     data: Data, sources: Sources, weights: Tensor, key: Key, batch_size: int, steps: int
 ) -> Tensor:
-    """Numbers of rows, ``[steps, batch_size]``: source s has ω_s·batch_size rows of a batch,
-    rounded up or down at random so that this is its mean. Within one call no row of a source comes
-    twice before all of them have come; rows are drawn by the source's name, not by where it stands.
+    """Return row numbers ``[steps, batch_size]`` drawn by the mixture.
+
+    Source s has ω_s·batch_size rows per batch, rounded up or down at random with this mean. Within
+    one call, no row of a source is repeated before all its rows are used. Rows are drawn by the
+    name of the source, not by its position.
     """
     strata = data.strata or ()
     shares = dict(zip(sources.names, weights.tolist(), strict=True))
@@ -97,10 +102,11 @@ def trained(
     count: int,
     step: int,
 ) -> tuple[Tree, Tensor, Cost]:
-    """``count`` updates of AdamW more, after ``done``, on batches drawn by the mixture; the last
-    batch's loss.
+    """Run ``count`` further updates of AdamW, after ``done``, on batches drawn by the mixture.
 
-    Cost: 1 lower gradient an update.
+    Returns the state, the loss of the last batch and the cost.
+
+    Cost: 1 lower gradient per update.
     """
     data = problem.lower_data
     sources = _sources(problem)
@@ -121,7 +127,7 @@ def trained(
 
 
 def check_batch(sources: Sources, method: str, batch_size: int) -> None:
-    """ConfigError where a batch cannot hold rows of all sources."""
+    """Raise ConfigError if a batch is too small for rows of all sources."""
     if batch_size < len(sources.names):
         raise ConfigError(
             "out-of-range",

@@ -1,5 +1,5 @@
-"""Random rows of all sources, by their sizes: what every choice of rows or weights is read
-beside: method `random-rows`.
+"""Method `random-rows`: random rows of all sources by size, the baseline for row selection and
+weights.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rows drawn at random from all rows: the reference of whatever chooses rows or mixes sources."""
+"""Rows drawn at random from all rows: the baseline for row selection and source mixtures."""
 
 from __future__ import annotations
 
@@ -18,39 +18,40 @@ from hgms_core.validators import decay_rates, not_negative, positive, whole
 @final
 @component
 class RandomRows:
-    """Equal-compute random: x is trained on rows drawn at random from all rows, for as long as the
-    budget lasts::
+    """Equal-compute random: x is trained on rows drawn at random from all rows, until the budget is
+    spent::
 
         ω_s = n_s / n
         x ← AdamW on the mean loss of ``batch_size`` rows, each of source s with probability ω_s
 
-    n_s is the number of rows in source s's file, also where the task keeps fewer (``task.cache``):
-    a row is then drawn evenly from those kept. Nothing is learned of the validation rows, and θ
-    stays at ω.
+    n_s is the number of rows in the file of source s, even if the task keeps fewer
+    (``task.cache``): a row is then drawn evenly from the kept rows. The method does not use the
+    validation rows, and θ stays at ω.
 
     ``hgms mix`` draws the fine-tuning set by ω: n_s / n of its rows from each source, at random.
-    That is a simple random sample of all rows but for the luck of how many come from which source.
+    This equals a simple random sample of all rows, except that the number of rows per source is not
+    random.
 
-    Use always, beside whatever ranks rows or learns weights: with ``uniform``, which takes equally
-    much of every source, it is what a choice has to be ahead of at the same cost. Avoid reading it
-    as even weights: large sources rule it.
+    Use always, next to methods that rank rows or learn weights. A method must outperform this
+    baseline and ``uniform``, which uses equally many rows of every source, at the same cost. Avoid
+    interpreting it as even weights: large sources dominate.
 
     Arguments:
         lr, weight_decay, betas, eps, batch_size: AdamW of x.
         updates: of x, in one outer step.
-        train_steps: updates in all; None: until the budget is spent; 0: x stays where it starts,
-            and all of a mix's compute is left for its other stages.
+        train_steps: updates in all; None: until the budget is spent; 0: x does not change, and all
+            of a mix's compute remains for its other stages.
 
     Errors: ConfigError for a problem without sources; NumericalError for infinite losses.
 
-    Cost: ``updates`` lower gradients a step. Memory: 3 lower states between steps, 7 within one (10
-        where ``updates`` > 1).
+    Cost: ``updates`` lower gradients per step. Memory: 3 lower states between steps, 7 within one
+        (10 if ``updates`` > 1).
 
     >>> RandomRows().train_steps is None, RandomRows.role
     (True, 'floor')
 
     Source: no selection; the reference of Ivison et al. 2025 (arXiv 2503.01807), which few methods
-        there are ahead of.
+        outperform there.
     """
 
     name: ClassVar[str] = "random-rows"
@@ -83,7 +84,7 @@ class RandomRows:
         )
 
     def finished(self, state: State) -> bool:
-        """Whether x is trained as long as it should be."""
+        """Whether the training of x is complete."""
         return self.train_steps is not None and state["at"] >= self.train_steps
 
     def result(self, state: State) -> tuple[Tree, Tree]:
@@ -91,7 +92,7 @@ class RandomRows:
 
     @property
     def untrained(self) -> str:
-        """Why x was not trained on the mixture; empty where it was."""
+        """The reason why x was not trained on the mixture; empty if it was."""
         return "x is where it starts (train_steps = 0)" if self.train_steps == 0 else ""
 
     def _train(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
@@ -119,14 +120,15 @@ class RandomRows:
 
 
 def shares(problem: Problem) -> dict[str, float]:
-    """n_s / n of each source."""
+    """Return n_s / n of each source."""
     sizes = hgms_mix.lm.source_sizes(problem)
     return {name: size / sum(sizes.values()) for name, size in sizes.items()}
 
 
 def drawn(problem: Problem, key: Key, count: int) -> Tensor:
-    """Numbers of rows of the pool, with replacement: each of source s with probability n_s / n,
-    then of its rows, evenly.
+    """Draw numbers of pool rows with replacement.
+
+    Each row is from source s with probability n_s / n, and uniform over the rows of the source.
     """
     own = shares(problem)
     held = torch.tensor([rows for _, rows in problem.lower_data.strata or ()])

@@ -1,5 +1,6 @@
-"""RDS+: choose training rows whose representations are like those of validation rows, in turns:
-method `rds`.
+"""RDS+, method `rds`: select training rows with representations similar to validation rows.
+
+Validation rows take turns.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""RDS+: rows that look like the validation rows to the model itself; every validation row takes
-its turn.
-"""
+"""RDS+: select rows that are similar to validation rows in the model's representation, in turns."""
 
 from __future__ import annotations
 
@@ -31,35 +29,35 @@ from hgms_core.validators import decay_rates, not_negative, optional_whole, posi
 @final
 @component
 class Rds:
-    """Representation-based data selection: rows in the order in which validation rows would take
-    them::
+    """Representation-based data selection: rows are ordered by the turns in which validation rows
+    select them::
 
         u(z) = Σ_i i·h_i(z) / Σ_i i    h_i: last hidden state at place i = 1, 2, …, at x0
         cos(z′, z) = ⟨u(z′), u(z)⟩ / ‖u(z′)‖‖u(z)‖
         in turn, each validation row z′ takes the row z most like it of those it has not taken yet
 
-    A row that two validation rows take counts once, at its first turn; which turn that is orders
-    all rows. Which of equal rows is taken first is drawn. Nothing is trained and no gradient is
-    taken. θ has the sources' shares of the rows kept.
+    A row that two validation rows take counts once, at its first turn. The number of the first turn
+    orders all rows. The order of equal rows is random. There is no training and no gradient. θ has
+    the sources' shares of the rows kept.
 
-    Use when validation rows look like the task: it costs one pass forward over all rows. Avoid
-    where sources differ in whether their answers are right: a wrong answer looks much like a right
-    one.
+    Use when validation rows look like the task: the cost is one forward pass over all rows. Avoid
+    if sources differ in the correctness of their answers: wrong and right answers have similar
+    representations.
 
     Arguments:
-        turns: ``rows``: every validation row takes turns. ``sets``: every validation set does, and
-            takes by the largest cos to any of its rows: for several tasks of different size.
+        turns: ``rows``: every validation row takes turns. ``sets``: every validation set takes
+            turns, by the largest cos to any of its rows: for several tasks of different size.
         chunk: rows that go through the model at a time. ``keep``: share of all rows to keep, or
             ``size``: their number.
         lr, weight_decay, betas, eps, batch_size: AdamW on the kept rows.
-        train_steps: updates of a fresh x on the kept rows; 0: x stays where it starts; None: until
-            the budget is spent.
+        train_steps: updates of a fresh x on the kept rows; 0: x does not change; None: until the
+            budget is spent.
 
     Errors: ConfigError for a problem without sources, representations or validation rows, and a
-    ``size`` beyond the pool; NumericalError for representations and losses that are not finite.
+        ``size`` beyond the pool; NumericalError for representations and losses that are not finite.
 
-    Cost: 1 upper value for each ``chunk`` of rows: a pass forward, validation rows of the role
-    ``differentiate`` too. Memory: a number for each pair of a validation row (set) and a row.
+    Cost: 1 upper value for each ``chunk`` of rows: a forward pass, also of validation rows of the
+        role ``differentiate``. Memory: a number for each pair of a validation row (set) and a row.
 
     >>> Rds(turns="sets").keep
     0.05
@@ -112,7 +110,7 @@ class Rds:
         return hgms_mix.lm.in_phases(phases, problem, state, finished=self.finished(state))
 
     def finished(self, state: State) -> bool:
-        """Whether rows are chosen and x is trained as long as it should be."""
+        """Whether rows are selected and the training of x is complete."""
         return (
             state["phase"] == "train"
             and self.train_steps is not None
@@ -124,17 +122,17 @@ class Rds:
 
     @property
     def untrained(self) -> str:
-        """Why x was not trained on the kept rows; empty where it was."""
+        """The reason why x was not trained on the kept rows; empty if it was."""
         return "x is where it starts (train_steps = 0)" if self.train_steps == 0 else ""
 
     def ranking(self, problem: Problem, state: State) -> Tensor:
-        """Minus the number of the turn at which each row is taken first; NaN before all rows are
+        """Return minus the number of the first turn of each row; NaN before all rows are
         compared.
         """
         return torch.as_tensor(state["ranking"])
 
     def _validate(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
-        """The directions of some validation rows."""
+        """Compute the directions of some validation rows."""
         data = problem.upper_data["differentiate"]
         directions, batch, spent = self._directions(problem, state, data)
         at = state["at"] + len(directions)
@@ -148,8 +146,9 @@ class Rds:
         return changes, {}, spent
 
     def _compare(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
-        """The cosines of some rows with all validation rows; after the last, turns and kept
-        rows.
+        """Compute the cosines of some rows with all validation rows.
+
+        After the last rows, the turns and the kept rows are computed.
         """
         sources = _sources(problem)
         pool = problem.lower_data
@@ -160,16 +159,15 @@ class Rds:
         cosines = target @ directions.T
         if self.turns == "sets":
             cosines = torch.stack([cosines[parts == part].amax(0) for part in parts.unique()])
-        # Joined once, at the end: to append to a tensor in every step would copy all of it in every
-        # step.
+        # Concatenated once, at the end: appending to a tensor would copy it in every step.
         pieces = [*state["cosines"], cosines]
         at = state["at"] + len(directions)
         changes: State = {"cosines": pieces, "at": at}
         if at == pool.size:
             # on the device after a resume
             likeness = torch.cat([piece.cpu() for piece in pieces], dim=1)
-            # Of rows that are equally alike none comes first for where it stands: a copy in another
-            # source is as good.
+            # Equally similar rows have a random order, not their order in the pool: a copy in
+            # another source is as good.
             order = torch.randperm(pool.size, generator=Key(state["seed"]).fold("ties").generator())
             turns = torch.empty_like(order).index_copy_(0, order, first_turns(likeness[:, order]))
             ranking = -turns.double()
@@ -182,8 +180,9 @@ class Rds:
         return changes, {"cosine": cosines.amax(0).mean()}, spent
 
     def _directions(self, problem: Problem, state: State, data: Data) -> tuple[Tensor, Any, Cost]:
-        """The representations of the next ``chunk`` rows at x0, of length 1, on the CPU; their
-        batch; the cost.
+        """Return the representations of the next ``chunk`` rows at x0, their batch and the cost.
+
+        The representations have length 1 and are on the CPU.
         """
         index = torch.arange(state["at"], min(state["at"] + self.chunk, data.size))
         batch = data.rows(index.to(data.device))
@@ -205,7 +204,7 @@ class Rds:
         )
 
     def _train(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
-        """One update on the kept rows, in epochs of their own order."""
+        """Run one update on the kept rows, in epochs of separate random orders."""
         kept = state["kept"]
         at = state["at"]
         data = problem.lower_data
@@ -230,11 +229,10 @@ class Rds:
 
 
 def first_turns(likeness: Tensor) -> Tensor:
-    """The turn at which each of n rows is taken first, where T takers, ``[T, n]``, take what they
-    like best, in turn.
+    """Return the first turn of each of n rows, for T takers with the preferences ``[T, n]``.
 
-    Taker t takes the row that it likes (k + 1)-th best at turn k·T + t, so a row's first turn is
-    the least of these.
+    In turn, each taker takes the row that it prefers of those it has not taken. Taker t takes its
+    (k + 1)-th best row at turn k·T + t, so the first turn of a row is the minimum of these.
 
     >>> first_turns(
     ...     torch.tensor([[0.9, 0.8, 0.1], [0.7, 0.2, 0.6]])

@@ -1,5 +1,6 @@
-"""RegMix: short runs at random mixtures, a regression of their validation losses, the best
-predicted mixture: `regmix`.
+"""RegMix, method `regmix`: regression from random mixtures to validation losses of short runs.
+
+The method selects the mixture with the best prediction.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""RegMix: which mixture is best, from the validation losses of short runs at random ones."""
+"""RegMix: find the best mixture by regression on validation losses of short runs."""
 
 from __future__ import annotations
 
@@ -53,21 +53,22 @@ class RegMix:
         ŷ = regression of y_r on ω_r,
             ω = mean of the ``top`` of ``simulated`` random mixtures with the lowest ŷ
 
-    All runs see the same batches: their losses differ by the mixture alone. One step is up to
+    All runs use the same batches: their losses differ only by the mixture. One step is up to
     ``updates`` updates of a run.
 
-    Use with a handful of sources, when short runs rank mixtures as long ones do. Avoid
-    ``quadratic`` with many sources: it has S(S + 3)/2 coefficients, and fewer runs than that leave
-    them to the penalty.
+    Use with a small number of sources, if short runs rank mixtures in the same order as long runs.
+    Avoid ``quadratic`` with many sources: it has S(S + 3)/2 coefficients, and with fewer runs the
+    penalty determines them.
 
     Arguments:
-        runs, steps, updates: proxy runs, updates of each, and at most how many in one outer step.
+        runs, steps, updates: proxy runs, updates per run, and maximum updates in one outer step.
         lr, weight_decay, betas, eps, batch_size: AdamW of the lower level (batch_size None: all
             rows).
         concentration: the range of c. ``prior``: ``uniform`` over the sources, or their shares of
-            all ``rows`` of their files, also of those that the task does not learn on.
+            all ``rows`` of their files, including rows that the task does not use.
         regressor: ``linear`` or ``quadratic`` ridge regression, or ``boosting``.
-        simulated, top: mixtures that are predicted, and how many of the best are averaged.
+        simulated, top: the number of predicted mixtures, and the number of best mixtures to
+            average.
         chunk: validation rows whose losses are computed at a time.
         train_steps: updates of a fresh x at the learned mixture; 0: x is the best proxy run's;
             None: until the budget is spent.
@@ -115,8 +116,9 @@ class RegMix:
 
     @classmethod
     def testing_instance(cls) -> RegMix:
-        """For ``hgms check``: a regression that is done within 60 outer steps, at a rate for a
-        problem of size 1.
+        """Return an instance for ``hgms check``.
+
+        Its regression ends within 60 outer steps, at a rate for a problem of size 1.
         """
         return cls(runs=12, steps=20, updates=10, lr=0.1, simulated=2000, top=20)
 
@@ -138,7 +140,7 @@ class RegMix:
         return hgms_mix.lm.in_phases(phases, problem, state, finished=self.finished(state))
 
     def finished(self, state: State) -> bool:
-        """Whether the mixture is known and x is trained as long as it should be."""
+        """Whether the mixture is known and the training of x is complete."""
         return (
             state["phase"] == "train"
             and self.train_steps is not None
@@ -146,18 +148,19 @@ class RegMix:
         )
 
     def result(self, state: State) -> tuple[Tree, Tree]:
-        """(θ, x): the even mixture and the best proxy run's x so far, until there is more."""
+        """Return (θ, x): initially the even mixture and x of the best proxy run so far."""
         trained = state["phase"] == "train" and self.train_steps != 0
         return state["theta"], state["x"] if trained else state["best"]
 
     @property
     def untrained(self) -> str:
-        """Why x was not trained on the mixture; empty where it was."""
+        """The reason why x was not trained on the mixture; empty if it was."""
         return "x is a proxy run's (train_steps = 0)" if self.train_steps == 0 else ""
 
     def _proxy(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
-        """Some updates of a run; at its end its validation loss, and after the last run the
-        regression.
+        """Run some updates of a proxy run.
+
+        At its end the validation loss is computed, and after the last run the regression.
         """
         sources = _sources(problem)
         run = state["run"]
@@ -209,7 +212,7 @@ class RegMix:
     def _updates(
         self, problem: Problem, theta: Tree, state: State, count: int, key: Key
     ) -> tuple[State, Tensor, Cost]:
-        """AdamW on the lower loss, ``count`` times."""
+        """Run ``count`` updates of AdamW on the lower loss."""
         train = {f"{part}.{name}": leaf for part in "xmv" for name, leaf in state[part].items()}
         train, loss, spent = hgms_mix.lm.adamw_on_mixture(
             problem,
@@ -226,7 +229,7 @@ class RegMix:
         return {part: hgms_mix.lm.adamw_part(train, part) for part in "xmv"}, loss, spent
 
     def _validation_loss(self, problem: Problem, theta: Tree, x: Tree, step: int) -> Tensor:
-        """f on all rows of the role ``select``: it is a mean over rows."""
+        """Return f on all rows of the role ``select``; f is a mean over rows."""
         data = problem.upper_data["select"]
         parts = torch.split(torch.arange(data.size, device=data.device), self.chunk)
         with torch.no_grad():
@@ -256,6 +259,6 @@ def _sources(problem: Problem) -> Sources:
 
 
 def _fresh(x0: Tree) -> State:
-    """Training that begins at ``x0``."""
+    """Return the state of training that starts at ``x0``."""
     zeros = {name: torch.zeros_like(leaf) for name, leaf in x0.items()}
     return {"x": dict(x0), "m": zeros, "v": dict(zeros)}

@@ -1,4 +1,4 @@
-"""From mixtures and their validation losses to the mixture that should be best."""
+"""Predict the best mixture from mixtures and their validation losses."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from hgms_core.errors import MissingExtra
 Regressor = Literal["linear", "quadratic", "boosting"]
 
 RIDGES = tuple(10.0**power for power in range(-8, 3))
-"""Penalties that a ridge regression chooses among by leave-one-out error."""
+"""Candidate penalties of ridge regression, selected by leave-one-out error."""
 
 
 def sklearn() -> Any:
-    """scikit-learn, imported when it is used."""
+    """Import scikit-learn on first use."""
     try:
         import sklearn.ensemble
         import sklearn.linear_model
@@ -40,8 +40,8 @@ class Mixtures:
     """Random points of the simplex, from Dirichlet(c·S·prior) with log c uniform between log low
     and log high.
 
-    ``prior`` is their mean. A small c gives mixtures of one or two sources, a large one mixtures
-    near the prior.
+    ``prior`` is their mean. A small c gives mixtures of one or two sources, a large c mixtures near
+    the prior.
 
     >>> draw = Mixtures(prior=(0.5, 0.25, 0.25), low=0.1, high=5.0).draw(Key(0), 4)
     >>> draw.shape, bool(torch.allclose(draw.sum(1), torch.ones(4, dtype=torch.float64)))
@@ -56,15 +56,16 @@ class Mixtures:
         generator = np.random.default_rng(key.derive())
         strength = np.exp(generator.uniform(np.log(self.low), np.log(self.high), size=(count, 1)))
         gamma = generator.standard_gamma(strength * len(self.prior) * np.array(self.prior))
-        # All of a row may be too small for a number; it is then one source, whichever is the first.
+        # If all values of a row underflow, the row is the first source only.
         gamma[:, 0] += np.where(gamma.sum(1) > 0, 0.0, 1.0)
         return torch.from_numpy(gamma / gamma.sum(1, keepdims=True))
 
 
 @frozen(kw_only=True)
 class Fit:
-    """Predicts the validation loss of mixtures. ``error`` is the root mean square of what it
-    misses on the runs themselves.
+    """Predict the validation loss of mixtures.
+
+    ``error`` is the root mean square of the residuals on the runs.
     """
 
     predict: Any
@@ -72,11 +73,11 @@ class Fit:
 
 
 def fit(mixtures: Tensor, losses: Tensor, regressor: Regressor, seed: int) -> Fit:
-    """A regression of ``losses`` on ``mixtures``, ``[R, S]``.
+    """Fit a regression of ``losses`` on ``mixtures``, ``[R, S]``.
 
-    ``linear`` and ``quadratic`` are ridge regressions on the weights, and on them and their
-    products; the penalty is the one with the lowest leave-one-out error. ``boosting`` is gradient
-    boosting of small trees.
+    ``linear`` is a ridge regression on the weights, ``quadratic`` on the weights and their
+    products. The penalty has the lowest leave-one-out error. ``boosting`` is gradient boosting of
+    small trees.
     """
     library = sklearn()
     if regressor == "boosting":
@@ -106,8 +107,8 @@ def fit(mixtures: Tensor, losses: Tensor, regressor: Regressor, seed: int) -> Fi
 
 
 def best(fitted: Fit, mixtures: Tensor, top: int) -> tuple[Tensor, float]:
-    """The mean of the ``top`` mixtures with the lowest predicted losses, and its own predicted
-    loss.
+    """Return the mean of the ``top`` mixtures with the lowest predicted losses, and its
+    predicted loss.
     """
     order = torch.argsort(fitted.predict(mixtures), stable=True)[:top]
     mean = mixtures[order].mean(0)

@@ -1,5 +1,6 @@
-"""RHO-LOSS: choose training rows by how much of their loss a reference model says can be
-learned: method `rho-loss`.
+"""RHO-LOSS, method `rho-loss`: select training rows by the part of their loss that can be learned.
+
+A reference model estimates this part.
 """
 
 from __future__ import annotations

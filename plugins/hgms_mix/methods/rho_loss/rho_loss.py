@@ -1,4 +1,4 @@
-"""RHO-LOSS: rows that are not yet learned, but that a model trained on held-out rows finds easy."""
+"""RHO-LOSS: select rows that are not yet learned, but easy for a model trained on held-out rows."""
 
 from __future__ import annotations
 
@@ -31,31 +31,32 @@ from hgms_core.validators import decay_rates, not_negative, optional_whole, posi
 @final
 @component
 class RhoLoss:
-    """Reducible holdout loss: rank rows by what can still be learned of them::
+    """Reducible holdout loss: rank rows by the part of their loss that can still be learned::
 
         score(z) = ℓ(x; z) − ℓ(x_ref; z)
 
-    x_ref has not seen z. The pool is split in two random halves; a reference is trained from x0 on
-    each of them, and says ℓ(x_ref; z), the irreducible loss, of the rows of the other half, once
-    (the paper's form for data without a holdout set). ``reference = "validation"`` trains a single
-    one on the validation rows of the role ``differentiate`` instead: then a low irreducible loss
-    also means that a row is like the target. Of its states after each epoch (x0 among them) the one
-    with the lowest mean loss on the rows of the role ``stop`` is kept. The test set plays no part.
+    The reference x_ref is trained without z. The pool is split into two random halves. For each
+    half, a reference is trained on it from x0, and computes the irreducible loss ℓ(x_ref; z) of the
+    rows of the other half once (the paper's form for data without a holdout set). With ``reference
+    = "validation"``, a single reference is trained on the validation rows of the role
+    ``differentiate`` instead. Then a low irreducible loss also means that a row is like the target.
+    A reference has a state after each epoch, and x0. The state with the lowest mean loss on the
+    rows of the role ``stop`` is kept. The test set is not used.
 
     ``static``: x is x0 after ``target_steps`` updates on random rows of the pool; the ``keep``
     share with the highest scores is kept, and θ has the sources' shares of it. ``online``: every
-    update draws ``big_batch`` rows of the pool, scores them at the present x and moves x on the
+    update draws ``big_batch`` rows of the pool, scores them at the current x and updates x on the
     ``top`` share of them; θ has the sources' shares of all rows used so far.
 
     One step is one update, or the losses of ``chunk`` rows. Dropout is off throughout.
 
-    Use when rows differ in how noisy they are. Avoid ``held-out`` where sources are off-target but
-    learnable, and ``target_steps = 0`` where sources differ in the level of their losses (long or
-    formal texts): then the level decides.
+    Use when rows differ in their noise. Avoid ``held-out`` if sources are off-target but learnable.
+    Avoid ``target_steps = 0`` if sources differ in the level of their losses (long or formal
+    texts): then the level decides.
 
     Arguments:
         mode: ``static`` or ``online``.
-        reference: what x_ref learns from, ``held-out`` rows or ``validation`` rows.
+        reference: the training rows of x_ref, ``held-out`` rows or ``validation`` rows.
             ``reference_epochs``, ``reference_lr``: of x_ref. ``target_steps``: before static scores
             (None: one pass over the pool).
         lr, weight_decay, betas, eps: AdamW of x (the last three of x_ref too). ``batch_size``: rows
@@ -63,15 +64,15 @@ class RhoLoss:
         big_batch, top: of an online update. ``keep``: share of all rows that static scores keep, or
             ``size``: their number.
         chunk: rows whose losses are computed at a time.
-        train_steps: updates of a fresh x on the kept rows (0: x stays the one scored); online: of
-            x. None: to the budget's end.
+        train_steps: updates of a fresh x on the kept rows (0: x is the scored x); online: of x.
+            None: to the budget's end.
 
     Errors: ConfigError for a problem without sources or rows of the role ``stop``; NumericalError
         for infinite losses.
 
-    Cost: an update of x is 1 lower gradient, one of x_ref too (1 upper gradient on validation
-    rows); each pass over rows for their losses is 1 upper value. Memory: at most 4 lower states (x,
-    two moments, the best x_ref so far).
+    Cost: an update of x is 1 lower gradient, and so is an update of x_ref (1 upper gradient on
+        validation rows); each pass over rows for their losses is 1 upper value. Memory: at most 4
+        lower states (x, two moments, the best x_ref so far).
 
     >>> RhoLoss(mode="online", train_steps=1000).top
     0.1
@@ -143,7 +144,7 @@ class RhoLoss:
         return hgms_mix.lm.in_phases(phases, problem, state, finished=self.finished(state))
 
     def finished(self, state: State) -> bool:
-        """Whether rows are chosen and x is trained as long as it should be."""
+        """Whether rows are selected and the training of x is complete."""
         return (
             state["phase"] in ("train", "online")
             and self.train_steps is not None
@@ -151,12 +152,12 @@ class RhoLoss:
         )
 
     def result(self, state: State) -> tuple[Tree, Tree]:
-        """(θ, x); x is the reference's until there is another."""
+        """Return (θ, x); until x is trained, x is the x of the reference."""
         return state["theta"], hgms_mix.lm.adamw_part(state["train"], "x")
 
     @property
     def untrained(self) -> str:
-        """Why x was not trained on the mixture; empty where it was."""
+        """The reason why x was not trained on the mixture; empty if it was."""
         return (
             "x did not learn from the chosen rows (train_steps = 0)"
             if self.train_steps == 0
@@ -164,8 +165,11 @@ class RhoLoss:
         )
 
     def ranking(self, problem: Problem, state: State) -> Tensor:
-        """Each row's reducible loss when it was last computed; NaN where it was not, and everywhere
-        until a static score is known of every row: the best of some rows are not the best."""
+        """Return the last computed reducible loss of each row; NaN if it was not computed.
+
+        Static scores are NaN until all rows have a score, because the best of some rows are not the
+        best of all.
+        """
         ranking: Tensor = state["ranking"]
         if self.mode == "static" and bool(ranking.isnan().any()):
             return torch.full_like(ranking, torch.nan)
@@ -204,7 +208,7 @@ class RhoLoss:
         return changes, {"lower_loss": losses.mean()}, spent
 
     def _train(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
-        """One update on the kept rows, whose epochs go round."""
+        """Run one update on the kept rows, in repeated epochs."""
         kept = state["kept"]
         at = state["at"]
         epoch, place = divmod(at, math.ceil(len(kept) / self.batch_size))
@@ -247,8 +251,11 @@ class RhoLoss:
 
 
 def train_reference(method: RhoLoss, problem: Problem, state: State) -> tuple[State, Record, Cost]:
-    """One update of the reference; at the start and after each epoch its loss on the rows of the
-    role ``stop``, by which the best of its states is kept."""
+    """Run one update of the reference.
+
+    At the start and after each epoch, the loss on the rows of the role ``stop`` is computed; the
+    state with the lowest loss is kept.
+    """
     data, own, _ = _halves(method, problem, state)
     at = state["at"]
     best = state["best"]
@@ -276,8 +283,9 @@ def train_reference(method: RhoLoss, problem: Problem, state: State) -> tuple[St
 
 
 def score_unseen(method: RhoLoss, problem: Problem, state: State) -> tuple[State, Record, Cost]:
-    """The losses of some rows that the reference has not seen; after the last of them the other
-    half's turn, or x's.
+    """Compute the losses of some rows that the reference was not trained on.
+
+    After the last rows, the reference of the other half follows, or the training of x.
     """
     *_, rows = _halves(method, problem, state)
     losses, index, spent = next_losses(method, problem, state, rows)
@@ -300,9 +308,7 @@ def score_unseen(method: RhoLoss, problem: Problem, state: State) -> tuple[State
 def _better(
     method: RhoLoss, problem: Problem, state: State, trained: Tree, best: State
 ) -> tuple[State, Cost]:
-    """The better of two states of the reference, by their mean loss on the rows of the role
-    ``stop``.
-    """
+    """Return the reference state with the lower mean loss on the rows of the role ``stop``."""
     data = problem.upper_data["stop"]
     x = hgms_mix.lm.adamw_part(trained, "x")
     loss = float(row_losses(method, problem, x, data, torch.arange(data.size), state).mean())
@@ -311,8 +317,8 @@ def _better(
 
 
 def _halves(method: RhoLoss, problem: Problem, state: State) -> tuple[Data, Tensor, Tensor]:
-    """What the present reference learns from, as data and row numbers, and the rows of the pool
-    that it scores.
+    """Return the training data and rows of the current reference, and the pool rows that it
+    scores.
     """
     if method.reference == "validation":
         data = problem.upper_data["differentiate"]
@@ -324,8 +330,9 @@ def _halves(method: RhoLoss, problem: Problem, state: State) -> tuple[Data, Tens
 def update(
     method: RhoLoss, problem: Problem, state: State, data: Data, rows: Tensor, lr: float
 ) -> tuple[Tree, Tensor, Cost]:
-    """One update of the state's x on some rows, that loss, and the cost: on the pool's rows or
-    validation rows.
+    """Run one update of x of the state on some rows; return the new state, the loss and the cost.
+
+    The rows are rows of the pool or validation rows.
     """
     lower = data is problem.lower_data
     batch = data.rows(rows.to(data.device))
@@ -345,7 +352,9 @@ def update(
 def next_losses(
     method: RhoLoss, problem: Problem, state: State, rows: Tensor
 ) -> tuple[Tensor, Tensor, Cost]:
-    """The losses of the next ``chunk`` of some rows of the pool, and their numbers."""
+    """Return the losses of the next ``chunk`` of the given pool rows, the row numbers and the
+    cost.
+    """
     index = rows[state["at"] : state["at"] + method.chunk]
     losses = row_losses(
         method,
@@ -361,8 +370,9 @@ def next_losses(
 def row_losses(
     method: RhoLoss, problem: Problem, x: Tree, data: Data, index: Tensor, state: State
 ) -> Tensor:
-    """The loss of each row, ``[B]`` on the CPU, without a graph and without dropout, ``chunk``
-    rows at a time.
+    """Return the loss of each row, ``[B]`` on the CPU, without a graph and without dropout.
+
+    Rows are processed in pieces of ``chunk``.
     """
     examples = sources_of(problem).examples
     parts = torch.split(index, method.chunk)

@@ -1,3 +1,4 @@
-"""`hgms mix compare`: every mixture of a grid taken to the end, and the tuned models compared by
-their test losses.
+"""`hgms mix compare`: run all stages of the mixes of a grid, and compare the tuned models.
+
+The comparison is by test losses.
 """

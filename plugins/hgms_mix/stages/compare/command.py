@@ -65,14 +65,14 @@ def compare(
     registry: Any,
     as_json: bool,
 ) -> None:
-    """Take every method of GRID to the end, over its seeds, and compare the tuned models by their
+    """Run the mix of every method of GRID, over its seeds, and compare the tuned models by their
     losses on the test sets.
 
     \b
     hgms mix compare grid.toml --seeds 5 --jobs 2
 
-    Each mix is what `hgms mix GRID --method LABEL --seed N` makes: what is finished is not made
-    again, what was broken off goes on. Leaves with 1 if a mix failed, 2 if the grid is wrong.
+    Each mix is the same as `hgms mix GRID --method LABEL --seed N`: finished parts are skipped,
+    interrupted parts resume. The exit status is 1 if a mix failed, 2 if the grid is invalid.
     """
     from hgms_mix.stages.compare.mixes import Contest, carry_out
 

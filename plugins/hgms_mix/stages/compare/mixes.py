@@ -1,4 +1,4 @@
-"""Carries out the mixes of a grid, each as a job of an executor."""
+"""Run the mixes of a grid, each as a job of an executor."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from hgms_mix.stages import MixConfig
 from hgms_mix.stages.compare.outcome import Outcome
 
 PATIENCE = 0.5
-"""Seconds to wait for a mix that another process makes: the orphan of a killed comparison ends
-by itself.
+"""Seconds to wait for a mix of another process. The orphan of a killed comparison ends
+automatically.
 """
 
 Seeded = tuple[str, int]
@@ -41,14 +41,17 @@ Seeded = tuple[str, int]
 
 @frozen(kw_only=True)
 class Contest:
-    """Which mixes are compared: those of a grid's methods on its one task, over seeds. All methods
-    of a seed come before the next seed, so that what is there can be compared."""
+    """The mixes to compare: the mixes of a grid's methods on its single task, over seeds.
+
+    All methods of a seed run before the next seed, so that the finished mixes of an incomplete
+    comparison are comparable.
+    """
 
     grid: Path
     mixes: Mapping[Seeded, MixConfig]
     reference: str
     options: Mapping[str, Any]
-    """What every mix is made with beside its method and seed: ``out``, ``scale``, ``sets``,
+    """The settings of every mix besides method and seed: ``out``, ``scale``, ``sets``,
     ``plugins``.
     """
 
@@ -65,11 +68,13 @@ class Contest:
         sets: Sequence[str] = (),
         registry: Registry | None = None,
     ) -> Contest:
-        """The contest of the methods that a grid names; references which it only adds to `hgms
-        compare` have no mix.
+        """Return the contest of the methods in a grid.
+
+        References that the grid only adds to `hgms compare` have no mix.
 
         Raises:
-            ConfigError: the grid is wrong, has several tasks or no test set, or has no such method.
+            ConfigError: the grid is invalid, has several tasks or no test set, or lacks a requested
+                method.
         """
         table = scaled(tables_of(grid, "grid"), scale, grid.name)
         if not isinstance(table.get("method"), list):
@@ -124,7 +129,7 @@ class Contest:
         return cls(grid=grid, mixes=mixes, reference=runs.reference, options=options)
 
     def piece(self, mix: Seeded) -> Piece:
-        """A mix as a job, which does what `hgms mix GRID --method LABEL --seed N` does."""
+        """Return a mix as a job, equivalent to `hgms mix GRID --method LABEL --seed N`."""
         label, seed = mix
         config = self.mixes[mix]
         title = f"{label}, seed {seed}"
@@ -149,7 +154,7 @@ class Contest:
 
     @property
     def roles(self) -> dict[str, str]:
-        """What each method is in comparisons, by its label."""
+        """The role of each method in comparisons, by label."""
         return {label: config.role for (label, _), config in self.mixes.items()}
 
 
@@ -160,12 +165,13 @@ def carry_out(
     *,
     bars: bool = False,
 ) -> Outcome:
-    """All mixes, where ``executor`` carries them out; one that fails stops no other. What is
-    finished needs none.
+    """Run all mixes with ``executor``; a failed mix does not stop the others.
+
+    Finished mixes are not run.
 
     Raises:
-        Interrupted: Ctrl-C, SIGTERM or SIGHUP; every mix saves what it has and ends. A second one
-            kills them.
+        Interrupted: Ctrl-C, SIGTERM or SIGHUP; every mix saves its state and ends. A second signal
+            kills the mixes.
     """
     pieces = {mix: contest.piece(mix) for mix in contest.mixes}
     reports, failures = carried_out_together(
@@ -181,8 +187,10 @@ def carry_out(
 
 @unless_busy
 def make(arguments: Mapping[str, Any], tell: Tell) -> Mapping[str, Any]:
-    """The mix of ``arguments`` (see :meth:`Contest.piece`) as the job of an executor: its
-    ``report``, as `hgms mix --json` prints it."""
+    """Run the mix of ``arguments`` (see :meth:`Contest.piece`) as the job of an executor.
+
+    Return its ``report``, in the form that `hgms mix --json` prints.
+    """
     registry = Registry.load(arguments["plugins"])
     progress = RemoteProgress(tell)
     settings = {key: arguments[key] for key in ("seed", "out", "method", "scale")}

@@ -1,6 +1,4 @@
-"""What came of the mixes: test losses of the tuned models with their differences, the mixtures,
-and what all of it took.
-"""
+"""Results of the mixes: test losses of the tuned models with differences, mixtures, and costs."""
 
 from __future__ import annotations
 
@@ -22,8 +20,9 @@ Mixes = Mapping[tuple[str, int], Mapping[str, Any]]
 
 @frozen(kw_only=True)
 class Outcome:
-    """The reports of the mixes by label and seed, as ``hgms mix --json`` prints them; the
-    ``roles`` of all methods by label.
+    """The reports of the mixes by label and seed, in the form that ``hgms mix --json`` prints.
+
+    ``roles`` contains the role of every method by label.
     """
 
     reports: Mixes
@@ -39,7 +38,7 @@ class Outcome:
         )
 
     def losses(self, test: str) -> dict[str, dict[int, float]]:
-        """The mean loss of a token of a test set, by label and seed."""
+        """Return the mean token loss on a test set, by label and seed."""
         return {
             label: {
                 seed: report["test"][test]["token_loss"]["value"]
@@ -50,8 +49,9 @@ class Outcome:
         }
 
     def pairs(self, test: str) -> dict[tuple[str, str], Interval]:
-        """All differences of losses, paired by seed; intervals by Holm's rule over the pairs in
-        which a method takes part.
+        """Return all differences of losses, paired by seed.
+
+        Intervals follow Holm's rule over the pairs that include a method.
         """
         return compared(
             {label: values for label, values in self.losses(test).items() if values},
@@ -91,7 +91,7 @@ class Outcome:
         return result
 
     def mixture(self, label: str) -> str:
-        """The share of each source among the drawn rows, mean over seeds."""
+        """Return the share of each source in the drawn rows, as means over seeds."""
         shares: dict[str, list[float]] = {}
         for (own, _), report in self.reports.items():
             if own == label:
@@ -102,7 +102,7 @@ class Outcome:
         )
 
     def verdicts(self, test: str) -> list[str]:
-        """Who is ahead of the floors, in words."""
+        """Return sentences about which methods outperform the floors."""
         losses = self.losses(test)
         pairs = self.pairs(test)
         methods = [label for label in self.roles if losses[label] and not self.roles[label]]
@@ -136,7 +136,7 @@ class Outcome:
         return f"{low:.0f}" if round(low) == round(high) else f"{low:.0f}–{high:.0f}"
 
     def warnings(self) -> list[tuple[str, list[int], str]]:
-        """What the stage `certainty` warns of: labels, with the seeds that have the warning."""
+        """Return the warnings of the stage `certainty`, with their labels and seeds."""
         seeds: dict[tuple[str, str], list[int]] = {}
         for (label, seed), report in self.reports.items():
             for line in _warnings(report):
@@ -201,15 +201,16 @@ class Outcome:
 
 
 def drawn(report: Mapping[str, Any]) -> dict[str, float]:
-    """The share of each source among the rows that were drawn."""
+    """Return the share of each source in the drawn rows."""
     counts = report["sample"]["counts"]
     total = sum(counts.values())
     return {name: count / total for name, count in counts.items()}
 
 
 def processor_seconds(report: Mapping[str, Any]) -> float | None:
-    """Of all stages but evaluation; None where one was broken off and went on, so that its first
-    part was not counted.
+    """Return the processor seconds of all stages except evaluation.
+
+    None if a stage was interrupted and resumed: its first part was not counted.
     """
     return counted(
         report["stages"][name].get("processor_seconds")
