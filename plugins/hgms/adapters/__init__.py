@@ -1,5 +1,5 @@
-"""From user input to the strict form of the core: nested variables, modules, tables, loaders, and
-losses that may be wrong. Nothing here runs in an outer step.
+"""Conversion of user input to the strict form of the core: nested variables, modules, tables,
+loaders, and checks of losses. No function of this package runs in an outer step.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""What is wrong with the losses that a person wrote, said where a run starts instead of deep
-inside it.
-"""
+"""Validate user-written losses before the first step instead of during the run."""
 
 from __future__ import annotations
 
@@ -50,12 +48,12 @@ from hgms_core.trees import check_alike, require_grad
 LOG = logging.getLogger("hgms")
 
 VALUES = 5
-"""Values that are compared of a loss that draws random numbers: on few rows, two masks of dropout
-are equal once in thirty times.
+"""Number of values that are compared for a loss that draws random numbers. On few rows, two masks
+of dropout are equal with probability 1/30.
 """
 FEW = 8
 MANY = 4096
-"""Rows that a loss is tried on: before the first step, and to explain why it failed."""
+"""Number of rows on which a loss is evaluated before the first step, and to explain a failure."""
 COPIES = "without .detach(), .item(), .data, NumPy or torch.no_grad()"
 OTHERS = "compute with the arguments of the loss, not with other modules or tensors"
 
@@ -67,13 +65,13 @@ def global_states(device: torch.device) -> list[Tensor]:
 
 
 def check_losses(problem: Problem, theta: Tree, x: Tree, key: Key, few: int = FEW) -> None:
-    """ConfigError where a loss, or the projection, of ``problem`` cannot be what a run needs, tried
-    at (θ, x) on ``few`` rows:
+    """Raise ConfigError if a loss, or the projection, of ``problem`` is invalid at (θ, x) on
+    ``few`` rows.
 
-    a loss returns one finite number, is a function of its arguments (no random draws, which
-    :func:`check_repeats` looks for) and has a gradient: g in x, f in x or θ, and one of them in θ.
-    ∇_x g and ∇f are finite. Rows with NaN or infinite numbers are among those that it is tried on.
-    Cost: two values and a gradient of each, in no budget.
+    A loss must return one finite number, be a function of its arguments (no random draws, see
+    :func:`check_repeats`) and have a gradient: g in x, f in x or θ, and one of them in θ. ∇_x g and
+    ∇f must be finite. The tested rows include rows with NaN or infinite numbers. Cost: two values
+    and a gradient of each, not counted in any budget.
     """
     check_alike("project", problem.project(clone(theta)), theta)
     upper = problem.upper_data
@@ -110,12 +108,12 @@ def check_losses(problem: Problem, theta: Tree, x: Tree, key: Key, few: int = FE
 
 
 def broken_rows(table: Batch) -> dict[str, Tensor]:
-    """The positions of the rows that contain NaN or infinite numbers, by column.
+    """Return the positions of the rows that contain NaN or infinite numbers, by column.
 
     >>> broken_rows({"a": torch.tensor([1.0, torch.inf]), "b": torch.ones(2)})
     {'a': tensor([1])}
     """
-    # a sum is finite only if all numbers are, and takes no memory
+    # a sum is finite only if all numbers are finite, and requires no memory
     columns = {name: leaf for name, leaf in table.items() if leaf.is_floating_point() and len(leaf)}
     found = {
         name: (~torch.isfinite(leaf).reshape(len(leaf), -1).all(1)).nonzero().flatten()
@@ -126,7 +124,7 @@ def broken_rows(table: Batch) -> dict[str, Tensor]:
 
 
 def _tried_rows(rows: Data, key: Key, few: int) -> Batch:
-    """A ``few`` rows, and the first ones with non-finite numbers."""
+    """Draw ``few`` rows, and add the first rows with non-finite numbers."""
     numbers = rows.draw(key, few, 1)
     if numbers is None:
         return rows.batch(None)
@@ -162,8 +160,8 @@ def guarded(
 def _gradients(
     loss: Bound, theta: Tree, x: Tree
 ) -> tuple[Tensor, list[Tensor | None], list[Tensor | None]]:
-    """The value of a loss, and its gradients in θ and in x; None for a leaf without one. Cost: a
-    value and a gradient.
+    """Return the value of a loss, and its gradients in θ and in x; ``None`` for a leaf without a
+    gradient. Cost: a value and a gradient.
     """
     check_grad_mode()
     upper = require_grad(theta)
@@ -181,13 +179,14 @@ def _gradients(
 
 
 def used(loss: Bound, theta: Tree, x: Tree) -> list[bool]:
-    """Whether a loss has a gradient in θ, and in x. Cost: a value and a gradient."""
+    """Return whether a loss has a gradient in θ, and in x. Cost: a value and a gradient."""
     return [any(grad is not None for grad in grads) for grads in _gradients(loss, theta, x)[1:]]
 
 
 def check_used(f: Bound, g: Bound, theta: Tree, x: Tree) -> None:
-    """ConfigError where the losses lack a gradient: asked where h is zero, as it is at an
-    optimum. Cost: two gradients.
+    """Raise ConfigError if the losses lack a gradient.
+
+    Call this only if h is zero, since h is also zero at an optimum. Cost: two gradients.
     """
     _check_uses(used(f, theta, x), used(g, theta, x), theta, x, "theta")
 
@@ -218,11 +217,12 @@ def _names(tree: Tree) -> str:
 
 
 def check_repeats(name: str, loss: Bound, theta: Tree, x: Tree) -> None:
-    """ConfigError where a loss has another value the second time, or changes its arguments.
+    """Raise ConfigError if a loss has another value in a second call, or changes its arguments.
 
-    It is compared away from ``x``, because noise that multiplies a residual shows in no value and
-    no gradient where the residual is zero; and at ``x`` if the loss is not finite there. Cost: two
-    values; of a loss that draws from a global generator up to :data:`VALUES`.
+    The values are compared at a point near ``x``, because noise that multiplies a residual affects
+    no value and no gradient at a residual of zero. If the loss is not finite there, they are
+    compared at ``x``. Cost: two values; up to :data:`VALUES` for a loss that draws from a global
+    generator.
     """
     device = next((leaf.device for leaf in x.values()), torch.device("cpu"))
     before = global_states(device)
@@ -234,12 +234,13 @@ def check_repeats(name: str, loss: Bound, theta: Tree, x: Tree) -> None:
                 continue
         except HgmsError:
             raise
-        except Exception:  # the loss is not defined there; at x the caller sees the error
+        except Exception:  # the loss is not defined there; at x the error reaches the caller
             continue
         after = global_states(device)
         moved = any(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
-        # Kernels of a GPU that add in any order differ by less than 1e-3. A CPU repeats itself, and
-        # dropout in a new network may change a loss by less than float32 resolves.
+        # GPU kernels that add in any order differ by less than 1e-3. A CPU repeats its results
+        # exactly, and dropout in a new network may change a loss by less than the resolution of
+        # float32.
         drawn, hidden = (0.0, 1e-5) if device.type == "cpu" else (1e-5, 1e-3)
         if not torch.allclose(first, second, rtol=drawn if moved else hidden, atol=0.0):
             # a copy: each raised error has a separate traceback
@@ -256,7 +257,7 @@ def _differs(loss: Bound, theta: Tree, x: Tree, first: Tensor, rtol: float) -> b
 
 @contextlib.contextmanager
 def _random_named(loss: Any) -> Iterator[None]:
-    """Inside, the error of a random loss names the layers of its module that may be the cause."""
+    """Inside the context, the error of a random loss lists the layers that may be the cause."""
     try:
         yield
     except ConfigError as error:
@@ -266,7 +267,7 @@ def _random_named(loss: Any) -> Iterator[None]:
 
 
 def _displaced(x: Tree) -> Tree:
-    """x moved by about 1 % of 1 + |x|, each number by another share."""
+    """Return x displaced by about 1 % of 1 + |x|, with a different share for each number."""
     points = {}
     for name, leaf in detach(x).items():
         shares = torch.arange(leaf.numel(), dtype=torch.float32, device=leaf.device).cos()
@@ -276,7 +277,7 @@ def _displaced(x: Tree) -> Tree:
 
 @contextlib.contextmanager
 def arguments_unchanged(name: str, theta: Tree, x: Tree) -> Iterator[None]:
-    """ConfigError if a tensor of θ or x is changed in place inside."""
+    """Raise ConfigError if a tensor of θ or x is changed in place inside the context."""
     leaves = {f"θ: {label}": leaf for label, leaf in theta.items()}
     leaves |= {f"x: {label}": leaf for label, leaf in x.items()}
     versions = [leaf._version for leaf in leaves.values()]
@@ -301,8 +302,8 @@ def measured(problem: Problem, theta: Tree, x: Tree) -> dict[str, float]:
 
 
 def numbers_by_name(measured: Any) -> dict[str, float]:
-    """What ``evaluate`` returned, as plain numbers; ConfigError where it is no dictionary of
-    them.
+    """Convert the metrics of ``evaluate`` to plain numbers; raise ConfigError if they are not a
+    dictionary of numbers.
     """
     if not isinstance(measured, Mapping):
         raise ConfigError(
@@ -328,9 +329,12 @@ def numbers_by_name(measured: Any) -> dict[str, float]:
 
 
 def pure(loss: Bound, name: str = "a loss") -> Bound:
-    """The loss, rejected in its first call if it returns no number, changes its arguments, or draws
-    from a global generator of torch, NumPy or Python so that it has another value the second time
-    (:func:`check_repeats`)."""
+    """Return a loss that checks its first call.
+
+    The call raises an error if the loss returns no number or changes its arguments. It also raises
+    an error if the loss draws from a global generator of torch, NumPy or Python, so that a second
+    value differs (:func:`check_repeats`).
+    """
     called = False
 
     def watched(theta: Tree, x: Tree) -> Tensor:
@@ -351,7 +355,7 @@ def pure(loss: Bound, name: str = "a loss") -> Bound:
 
 
 def _positions(device: torch.device) -> list[Any]:
-    """Where the global generators of torch, NumPy and Python stand."""
+    """Return the states of the global generators of torch, NumPy and Python."""
     states: list[Any] = [state.numpy().tobytes() for state in global_states(device)]
     states.append(random.getstate())
     if "numpy" in sys.modules:
@@ -361,7 +365,7 @@ def _positions(device: torch.device) -> list[Any]:
 
 
 def check_number(name: str, value: Any) -> Tensor:
-    """What a loss returned; ConfigError where it is not one floating-point number in a tensor."""
+    """Return ``value``; raise ConfigError if it is not one floating-point number in a tensor."""
     if not isinstance(value, Tensor):
         advice = {"NoneType": "add a return statement", "tuple": "return only the loss"}
         raise ConfigError(
@@ -399,8 +403,9 @@ def _check_finite(
     table: Batch,
     place: tuple[str, ...],
 ) -> None:
-    """NumericalError if a loss or a gradient of it is not finite: names the rows of ``table`` that
-    are not, else the loss.
+    """Raise NumericalError if a loss or its gradient is not finite.
+
+    The error names the non-finite rows of ``table``, or the loss if all rows are finite.
     """
     steep = [
         label
@@ -438,8 +443,8 @@ def _with_arguments(
     batch: Batch | None = None,
     check_size: Callable[[], None] = lambda: None,
 ) -> Iterator[None]:
-    """Inside, what a loss raises says what the loss was called with: where it is tried on a
-    ``batch``, by a ConfigError.
+    """Add the arguments of a loss to errors inside the context; on a test ``batch`` raise
+    ConfigError.
     """
     try:
         yield
@@ -488,14 +493,14 @@ def _with_arguments(
 
 
 def _check_size(loss: Bound, theta: Tree, x: Tree, size: int) -> None:
-    """ConfigError if the loss works with a number of θ for each row, and has fewer."""
+    """Raise ConfigError if the loss works with one number of θ per row, and θ has fewer numbers."""
     for name, leaf in theta.items():
         if leaf.dim() != 1 or leaf.numel() >= size:
             continue
         try:
             with torch.no_grad():
                 loss({**theta, name: leaf.new_zeros(size)}, x)
-        except Exception:  # then this is not the cause
+        except Exception:  # the size is not the cause
             continue
         raise ConfigError(
             "wrong-size",
@@ -506,7 +511,7 @@ def _check_size(loss: Bound, theta: Tree, x: Tree, size: int) -> None:
 
 
 def _remedies(error: Exception, batch: Batch) -> Iterator[str]:
-    """What else may be wrong where a loss fails on a batch."""
+    """Yield further possible causes of a failure on a batch."""
     names = [name for name in batch if name != "index"]
     if is_unpacked_dictionary(error):
         columns = ", ".join(f"batch[{name!r}]" for name in names)

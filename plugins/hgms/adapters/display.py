@@ -1,6 +1,4 @@
-"""How values show themselves: rows of a label and a text, plain on a terminal and as HTML in a
-notebook.
-"""
+"""Display of values: rows of a label and a text, plain on a terminal and as HTML in a notebook."""
 
 from __future__ import annotations
 
@@ -19,10 +17,12 @@ Rows = Iterator[tuple[str, str]]
 
 
 def as_text(value: Any) -> str:
-    """``__repr__ = as_text`` of a class whose ``_rows()`` are pairs of a label and a text."""
+    """Return the text of a value whose ``_rows()`` are pairs of a label and a text, for
+    ``__repr__``.
+    """
     try:
         rows = list(value._rows())
-    except RuntimeError:  # inside a transform of torch tensors have no numbers
+    except RuntimeError:  # inside a transform of torch, tensors have no numbers
         return object.__repr__(value)
     width = max(len(label) for label, _ in rows)
     return "\n".join(
@@ -31,8 +31,9 @@ def as_text(value: Any) -> str:
 
 
 def as_html(value: Any) -> str:
-    """``_repr_html_ = as_html`` of such a class, or of a component: its fields, those first that
-    differ from their defaults.
+    """Return the HTML of such a value, or of a component, for ``_repr_html_``.
+
+    A component is shown by its fields. Fields that differ from their defaults come first.
     """
     rows = value._rows() if hasattr(value, "_rows") else _fields(value)
     cell = '<{0} style="text-align: left; vertical-align: top; background: none">{1}</{0}>'.format
@@ -46,9 +47,7 @@ def as_html(value: Any) -> str:
 
 
 def changed(component: Any) -> dict[str, bool]:
-    """Of a class made with attrs: the fields, and whether they have another value than their
-    default.
-    """
+    """Map each field of an attrs object to whether its value differs from its default."""
     usual = {
         field.name: field.default
         for field in attrs.fields(type(component))
@@ -69,7 +68,7 @@ def _fields(component: Any) -> list[tuple[str, str]]:
 
 
 def brief(value: Any) -> str:
-    """Of a component the fields that differ from their defaults; of anything else at most 80
+    """Return the fields of a component that differ from their defaults; of other values at most 80
     characters.
     """
     if attrs.has(type(value)):
@@ -88,7 +87,7 @@ def sizes(nested: Nested, most: int = 4) -> str:
 
 
 def number(value: Tensor) -> str:
-    """The number in a tensor; of several the least and the greatest."""
+    """Format the number in a tensor; for several numbers the least and the greatest."""
     ends = (
         [f"{float(end):.4g}" for end in torch.aminmax(value.detach())]
         if value.numel()

@@ -38,19 +38,19 @@ def as_data(
         ``datasets``; a list of rows (dictionaries, or tuples, whose columns are called ``0``,
         ``1``, ...); a ``DataLoader`` (the rows that its samplers select, by its ``collate_fn``;
         ``worker_init_fn`` is not called); or a tuple of arrays (X, y), called ``0`` and ``1``.
-        Larger tables use ``Data(size=..., rows=...)``.
+        For larger tables, use ``Data(size=..., rows=...)``.
     dtype
         Type of floats in arrays and lists; torch's default type by default. Tensors keep their
         type, whole numbers become int64, and bytes stay bytes.
     device
-        Device of the columns; by default they stay where they are.
+        Device of the columns; by default the columns stay on their device.
 
     Raises
     ------
     ConfigError
-        For columns of different lengths or devices, without numbers, or that change when they are
-        read again (a random transform); for a table without rows; and for a loader that weights,
-        orders or splits its rows in its own way.
+        For columns that contain no numbers, or that have different lengths or devices.
+        For columns that change in a second read (a random transform). For a table without
+        rows. For a loader that weights, orders or splits its rows in a custom way.
 
     Examples
     --------
@@ -74,7 +74,7 @@ def placed(rows: Any, place: str, like: Tensor) -> Data:
 
 
 def placed_roles(rows: Any, place: str, like: Tensor) -> Data | dict[str, Data]:
-    """Return validation rows: those of each role, or one table for all roles."""
+    """Return validation rows: one table per role, or one table for all roles."""
     several = rows if isinstance(rows, Mapping) else {}
     has_roles = bool(set(several) & set(ROLES))
     if several and (
@@ -92,14 +92,14 @@ def placed_roles(rows: Any, place: str, like: Tensor) -> Data | dict[str, Data]:
 
 
 def is_table(value: object) -> bool:
-    """Whether this is a table by itself, and no column of one."""
+    """Whether this is a table, and not a column of a table."""
     frame = hasattr(value, "columns") or hasattr(value, "column_names")
     return frame or isinstance(value, Mapping | Dataset | DataLoader)
 
 
 def columns_of(rows: Any, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The columns of a table of any kind; ``dtype`` is the type of floats that come as arrays or
-    Python numbers.
+    """Return the columns of a table of any kind. ``dtype`` is the type of floats in arrays or
+    lists.
     """
     names = (
         None
@@ -114,7 +114,7 @@ def columns_of(rows: Any, dtype: torch.dtype) -> dict[str, Tensor]:
         hasattr(rows, "with_format")
         and getattr(rows, "format", {}).get("type", "custom") != "custom"
     ):
-        # `datasets`
+        # a dataset of the library `datasets`
         table = rows.with_format("numpy", columns=rows.format["columns"])[:]
     elif isinstance(rows, TensorDataset | tuple):
         arrays = rows if isinstance(rows, tuple) else rows.tensors
@@ -162,19 +162,19 @@ def _no_table(rows: object) -> ConfigError:
 
 
 def _loaded(loader: DataLoader[Any]) -> dict[Any, Any]:
-    """The rows that a loader's samplers let through, put together as the loader does."""
+    """Return the rows that a loader's samplers select, collated by the loader."""
     if not _is_sequence(loader.dataset):
         raise _no_table(loader.dataset)
     if type(loader).__iter__ is not DataLoader.__iter__:
         raise _not_supported(f"{type(loader).__name__} iterates in another way than DataLoader")
-    batches: Any = loader.batch_sampler  # its sampler, too, since loader.sampler may be unused
+    batches: Any = loader.batch_sampler  # use the sampler in it, since loader.sampler may be unused
     if batches is None:
         raise ConfigError(
             "wrong-value",
             "a loader with batch_size=None has no single rows",
             hint="pass its dataset: loader.dataset",
         )
-    # Exact types: a subclass may draw in another way.
+    # Require exact types: a subclass may draw rows differently.
     if type(batches) is not BatchSampler:
         raise _not_supported(
             f"rows are drawn uniformly, so the loader's {type(batches).__name__} cannot be used"
@@ -184,7 +184,7 @@ def _loaded(loader: DataLoader[Any]) -> dict[Any, Any]:
     if type(sampler) is SubsetRandomSampler:
         numbers = [int(number) for number in sampler.indices]
     elif type(sampler) in (SequentialSampler, RandomSampler):
-        numbers = range(len(sampler.data_source))  # which may be shorter than the dataset
+        numbers = range(len(sampler.data_source))  # may be shorter than the dataset
     else:
         raise _not_supported(
             f"rows are drawn uniformly, so the loader's {type(sampler).__name__} cannot be used"
@@ -207,7 +207,7 @@ def _not_supported(message: str) -> ConfigError:
 def _read(
     rows: Any, collate: Callable[[list[Any]], Any], numbers: Sequence[int] | None = None
 ) -> dict[Any, Any]:
-    """All rows of a dataset with numbered rows, or some of them, put together at once."""
+    """Collate all rows of a dataset with numbered rows, or some of them, in one call."""
     numbers = range(len(rows)) if numbers is None else numbers
     if not numbers:
         raise ConfigError(
@@ -244,7 +244,7 @@ def _read(
             hint="do this in the loss, which sees whole batches",
         )
     own = _named(rows[numbers[0]])
-    # collate makes float64 of Python numbers
+    # collate converts Python numbers to float64
     arrays = {name for name, leaf in own.items() if not isinstance(leaf, Tensor)}
     return {
         name: leaf.numpy() if name in arrays and isinstance(leaf, Tensor) else leaf
@@ -253,7 +253,7 @@ def _read(
 
 
 def _is_joined(whole: Any, *parts: Any) -> bool:
-    """Whether the rows of a column are those of its parts, apart from padding."""
+    """Whether a column consists of the rows of its parts, apart from padding."""
     if not all(isinstance(part, Tensor) and part.dim() for part in (whole, *parts)):
         return True
     if len(whole) != sum(map(len, parts)):
@@ -308,8 +308,8 @@ def _column(name: str, values: Any, dtype: torch.dtype) -> Tensor:
 
 
 def _from_array(name: str, values: Any, dtype: torch.dtype) -> Tensor:
-    """Floats as ``dtype``, whole numbers as int64 (but bytes, which images are made of), truth
-    values as they are.
+    """Convert floats to ``dtype`` and integers to int64. Booleans and bytes (which images consist
+    of) keep their type.
     """
     import numpy as np
 

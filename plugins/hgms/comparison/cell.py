@@ -1,6 +1,4 @@
-"""One run of a comparison, carried out: every way it can end, and the same as a job that an
-executor calls by its name.
-"""
+"""Run one cell of a comparison, record how it ends, and wrap it as a job of an executor."""
 
 from __future__ import annotations
 
@@ -40,12 +38,12 @@ from hgms_core.errors import CheckpointError, ErrorGroup, OutOfMemory
 from hgms_core.registry import Registry
 
 PATIENCE = 0.5
-"""Seconds to wait for a folder that another process holds: the orphan of a killed comparison
-ends by itself.
+"""Seconds to wait for a folder that another process has locked. An orphan of a killed comparison
+exits automatically.
 """
 
 PROGRAMS = logging.getLogger("hgms.programs")
-"""Where what cannot be compiled is said."""
+"""The logger of messages about parts that cannot be compiled."""
 
 REPORT_EVERY = 0.2
 """Seconds between two reports of a run's progress."""
@@ -56,9 +54,14 @@ Report = Callable[[Cell, float, Mapping[str, Any]], None]
 
 @frozen(kw_only=True)
 class Ending:
-    """How a run ended: ``done``, ``failed`` (recorded in its summary), ``refused`` (its folder is
-    damaged; nothing was written), ``stopped`` (the disk is full: it goes on when it is asked for
-    again) or ``elsewhere`` (another process has the folder)."""
+    """The end of a run, as a status.
+
+    - ``done``
+    - ``failed``: recorded in its summary
+    - ``refused``: its folder is damaged; no file was written
+    - ``stopped``: the disk is full; the run resumes when it is requested again
+    - ``elsewhere``: another process has the folder
+    """
 
     cell: Cell
     status: str
@@ -66,8 +69,11 @@ class Ending:
 
 
 def newest(cell: Cell) -> tuple[float, Mapping[str, Any]] | None:
-    """The share of its budget that a run has spent, and its newest row, as its folder tells them to
-    who hears nothing of it; None before its first row."""
+    """Return the spent share of a run's budget and its newest row, read from its folder. ``None``
+    before its first row.
+
+    This serves callers that receive no reports from the run.
+    """
     folder = RunFolder(cell.path)
     with contextlib.suppress(OSError, IndexError, ValueError, KeyError, TypeError):
         record, timing = (json.loads(_last_line(path)) for path in (folder.steps, folder.timings))
@@ -79,23 +85,23 @@ def newest(cell: Cell) -> tuple[float, Mapping[str, Any]] | None:
 
 
 def _last_line(path: Path, block: int = 1 << 16) -> bytes:
-    """The last complete line of a file that may be written to meanwhile."""
+    """Return the last complete line of a file that another process may be writing."""
     with path.open("rb") as stream:
         stream.seek(max(0, path.stat().st_size - block))
         return stream.read().rpartition(b"\n")[0].rpartition(b"\n")[2]
 
 
 def carry_out(cell: Cell, report: Report, execution: Execution | None = None) -> Ending:
-    """One run, with its use of the machine measured; whatever ends it, but for Ctrl-C, is an
-    ending. ``execution`` is how the task's other runs are carried out (None: this is the first)."""
+    """Run one cell and measure its resources. Every exception except Ctrl-C becomes an Ending.
+
+    ``execution`` states how the task's other runs are executed (``None``: this is the first).
+    """
     reported = 0.0
     carried_out = False
 
     def watch(_info: object, record: Mapping[str, Any], share: float) -> None:
         nonlocal reported, carried_out
-        carried_out = (
-            True  # not read back: another process may have ended it since it was asked for
-        )
+        carried_out = True  # not read from the folder: another process may have finished the run
         now = time.monotonic()
         if now - reported >= REPORT_EVERY:
             reported = now
@@ -122,7 +128,7 @@ def carry_out(cell: Cell, report: Report, execution: Execution | None = None) ->
 
 
 def _ended_by(cell: Cell, error: BaseException) -> Ending:
-    """What became of a run that raised."""
+    """Convert the exception of a run to its Ending."""
     kinds = (
         (FolderInUse, "elsewhere"),
         (DiskError, "stopped"),
@@ -145,7 +151,7 @@ def _ended_by(cell: Cell, error: BaseException) -> Ending:
 
 
 def failed(cell: Cell, error: HgmsError) -> Ending:
-    """A failure, recorded in the run's folder."""
+    """Record a failure in the run's folder."""
     try:
         record_failure(RunFolder(cell.path), cell.config, str(error))
     except FolderInUse as why:
@@ -161,7 +167,9 @@ def failed(cell: Cell, error: HgmsError) -> Ending:
 
 
 def _place(error: BaseException) -> str:
-    """The last line of somebody's own code, and where the rest stands."""
+    """Return the last line of user code in a traceback, and the file that contains the full
+    traceback.
+    """
     frames = traceback.extract_tb(error.__traceback__)
     ours = (
         *(
@@ -184,18 +192,18 @@ def _place(error: BaseException) -> str:
 
 @functools.cache
 def _registry(plugins: tuple[str, ...]) -> Registry:
-    """The components that a worker knows, read once."""
+    """The components that are registered in a worker, loaded once."""
     return Registry.load(plugins)
 
 
 def prepare(arguments: Mapping[str, Any], _tell: Tell) -> None:
-    """Loads what every run of these plugins needs."""
+    """Load the components that every run with these plugins needs."""
     _registry(tuple(arguments["plugins"]))
 
 
 def work(arguments: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
-    """The run of ``arguments`` (see :func:`job_of`) as the job of an executor; it tells of its
-    steps and of warnings.
+    """Execute the run of ``arguments`` (see :func:`job_of`) as a job; report its steps and
+    warnings.
     """
 
     def report(_cell: Cell, share: float, record: Mapping[str, Any]) -> None:
@@ -205,7 +213,7 @@ def work(arguments: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
         tell(event="step", share=share, record=shown)
 
     class Warnings(logging.Handler):
-        """Hands on what is said of programs: whoever asked for this run has the terminal."""
+        """Forward warnings about compilation to the requesting process, which owns the terminal."""
 
         def emit(self, record: logging.LogRecord) -> None:
             tell(event="warning", text=record.getMessage())
@@ -227,8 +235,11 @@ def work(arguments: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
 def job_of(
     cell: Cell, execution: Execution | None, plugins: Sequence[str], code: tuple[str, ...] = ()
 ) -> Job:
-    """The run of a cell as a job. ``plugins`` are files that whoever carries it out has to load;
-    the others it finds itself. ``code`` is what must be the same there."""
+    """Return the run of a cell as a job.
+
+    ``plugins`` are files that the executing process must load; it discovers the other plugins.
+    ``code`` must be the same in that process.
+    """
     how = None if execution is None else execution.as_table()
     path = str(cell.path.absolute())
     arguments = {

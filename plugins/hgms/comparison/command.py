@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def _words(_context: click.Context, _option: click.Parameter, values: Sequence[str]) -> list[str]:
-    """Repeatable, and with commas."""
+    """Split comma-separated values of an option that may be repeated."""
     return [word.strip() for value in values for word in value.split(",") if word.strip()]
 
 
@@ -135,8 +135,8 @@ def compare(
 
     Trivial baselines that fit a task are added, unless the grid has baselines = false.
 
-    What is finished is not run again, what was broken off goes on. Leaves with 1 if a run failed, 2
-    if the grid is wrong.
+    Finished runs are skipped and interrupted runs resume. The exit status is 1 if a run failed, and
+    2 if the grid is invalid.
     """
     from hgms.comparison.grid import FLAGS
     from hgms.comparison.grid_file import check_other_scales, load
@@ -150,7 +150,7 @@ def compare(
             f"the option requires a GRID file with a table [scale.{scale}]",
             place=(f"--scale {scale}",),
         )
-    # the file, then its scale, then the flags, which have the last word
+    # order of precedence, lowest first: the file, its scale, the flags
     file = {} if grid is None else tables_of(grid, "grid")
     table = {"task": tasks, "method": methods} if grid is None else scaled(file, scale, grid.name)
     flags = {

@@ -1,4 +1,4 @@
-"""What a shell offers for the labels of a comparison."""
+"""Shell completion for the labels of a comparison."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from hgms.cli import Completer, component_names, quietly, with_commas
 
 
 def labels(kind: str) -> Completer:
-    """The labels of tasks or methods in the GRID that is named before; without one, the names of
-    such components.
+    """Complete the labels of tasks or methods in the GRID argument, or their registered names
+    without one.
     """
 
     @quietly
     def of_grid(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-        # click leaves it there while an option has no value yet
+        # click stores it there while an option has no value yet
         grid = ctx.params.get("grid") or next(iter(ctx.args), None)
         if grid is None:
             return component_names(kind)(ctx, parameter, incomplete)

@@ -1,8 +1,7 @@
 """``hgms compare`` from Python: problems, tasks and methods as names, tables or objects.
 
-What a name and a table can say goes the way of a grid file. Objects that no other process could
-build (a problem of a notebook, a class that no plugin registers) stay as they are, and are compared
-in this process.
+Names and tables are read like a grid file. Objects that no other process can build (a problem of a
+notebook, a class that no plugin registers) are used unchanged, and are compared in this process.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from hgms_core.registry import KINDS, Registry
 
 
 class _Scratch:
-    """A folder that is there as long as this object."""
+    """A temporary folder that is removed with this object."""
 
     def __init__(self) -> None:
         self.path = tempfile.mkdtemp(prefix="hgms-compare-")
@@ -57,52 +56,54 @@ def compare(
     progress: bool = True,
     registry: Registry | None = None,
 ) -> Comparison:
-    """Every problem with every method and seed under one budget, and a table for each problem.
+    """Compare every problem with every method and seed under one budget; return one table per
+    problem.
 
     Arguments:
-        problems: a :class:`Problem`; a function ``seed -> Problem``, so that a seed decides data
-            and start as well; a task by name, as a table of a grid file or as an object; a list of
-            these, or a dictionary from labels to these.
-        methods: names (``"hg-ms"``), tables (``{"name": "hg-ms", "outer": {"lr": 0.1}}``, with
-            objects for parts where you like) or objects, such as a :class:`Pipeline` or one of a
-            class of your own; a list, or a dictionary from labels.
-        budget: of each run: ``"60s"``, ``"25 steps"``, ``"1e5 calls"``.
+        problems: a :class:`Problem`; a function ``seed -> Problem``, so that the seed also
+            determines data and start; a task as a name, a table of a grid file or an object; a list
+            of these, or a dictionary from labels to these.
+        methods: names (``"hg-ms"``), tables (``{"name": "hg-ms", "outer": {"lr": 0.1}}``, whose
+            parts may be objects) or objects, such as a :class:`Pipeline` or an instance of a user
+            class; a list, or a dictionary from labels.
+        budget: the budget of each run: ``"60s"``, ``"25 steps"``, ``"1e5 calls"``.
         seeds: a count (0, 1, …) or the numbers.
-        out: where run folders go, for ``hgms report`` and to go on: a second call reads finished
-            runs and carries out what is missing. None: they are kept as long as the comparison that
-            is returned.
+        out: the folder of the run folders, for ``hgms report`` and to resume: a second call reads
+            finished runs and runs the missing ones. ``None``: a temporary folder that is kept as
+            long as the returned comparison.
         run: settings of ``[run]``, by name.
-        metric: what to compare by. Default: the first that ``evaluate`` or the task gives. Metrics
-            of ``evaluate`` must be of rows that are neither training nor validation rows: methods
-            train and select on those. A problem without metrics has ``upper_loss``: f on a quarter
-            of its validation rows, which no method sees. With fewer than four validation rows no
-            method is ranked by it.
-        higher_is_better: where the metric's name does not tell (that of an accuracy or a loss
-            does).
-        reference: the label that differences are taken to (default: ``uniform``, if it is there,
-            else the first).
+        metric: the metric of the comparison. Default: the first metric of ``evaluate`` or the task.
+            Metrics of ``evaluate`` must use rows that are neither training nor validation rows:
+            methods train and select on those. A problem without metrics has ``upper_loss``: f on a
+            quarter of its validation rows, which no method sees. With fewer than four validation
+            rows no method is ranked by it.
+        higher_is_better: the direction of the metric, if its name does not imply it (the names of
+            an accuracy or a loss do).
+        reference: the label of the method to which differences are taken (default: ``uniform`` if
+            present, else the first).
         baselines: whether the trivial baselines that fit a problem are added: ``uniform``, and for
             problems with validation rows ``validation-only`` and ``uniform-tilted``.
         references: whether every reference that fits is added, at its own best stopping and, as
-            ``NAME-last``, at the end of the budget. What does not fit a problem is said.
-        sweep: settings chosen on pilot seeds before. retry_failed: runs what failed before once
-            more.
-        jobs: processes at a time, as ``hgms compare`` has it; 0: in this process. Problems, and
-            objects of classes that are not registered, live in this process alone: then runs are
-            carried out here, one by one, and another number is refused (a process that is forked
-            from one in which torch has computed may hang).
-        progress: whether to show how it goes: bars on a terminal or below a notebook's cell, else
-            a line per run on stderr.
+            ``NAME-last``, at the end of the budget. A message lists references that do not fit a
+            problem.
+        sweep: settings of a sweep on pilot seeds before the comparison. retry_failed: whether
+            failed runs are repeated.
+        jobs: number of parallel processes, as in ``hgms compare``; 0: in this process. Problems and
+            objects of classes that are not registered exist only in this process. Their runs are
+            then executed here, one by one, and any other number is rejected (a process that is
+            forked after torch has computed may hang).
+        progress: whether to show progress: bars on a terminal or below a notebook's cell, else a
+            line per run on stderr.
 
-    A run belongs to its problem and method: digests of their values and code are in its
-    configuration, so what has changed runs anew in another folder, which is said, and what has not
-    is read back. A function ``seed -> Problem`` is known by its code; a run whose problem is
-    another all the same is not used, and named as damaged. A run that fails is in ``failures``, and
-    the others go on.
+    A run belongs to its problem and method: its configuration contains digests of their values and
+    code. If they have changed, the run is executed in another folder and a message is printed;
+    otherwise the stored run is read. A function ``seed -> Problem`` is identified by its code. If
+    its problem differs although the code is the same, the stored run is not used and is reported as
+    damaged. A run that fails is listed in ``failures``, and the others continue.
 
     Raises:
-        ConfigError: something is wrong, or a method needs what a problem lacks; all of it is
-            listed, and nothing was run.
+        ConfigError: if an argument is invalid, or a method needs a property that a problem lacks;
+            all errors are listed, and no run has started.
 
     >>> import torch
     >>> problem = Problem(
@@ -159,13 +160,14 @@ def compare(
 
 
 def _first(seeds: int | Sequence[int]) -> int:
-    """The seed whose problem says what a function makes."""
+    """Return the seed with which a function's problem is inspected."""
     return 0 if isinstance(seeds, int) else min(seeds, default=0)
 
 
 class _Reading:
-    """What a person gave, as the entries of a grid file; ``objects`` are those that have no
-    table, by kind and label.
+    """Convert the arguments of the user to entries of a grid file.
+
+    ``objects`` contains the objects that have no table, by kind and label.
     """
 
     def __init__(
@@ -182,7 +184,7 @@ class _Reading:
         self.objects: Objects = {}
 
     def entries(self, kind: str, value: Any) -> list[Any]:
-        """One, a list of them, or a dictionary from labels."""
+        """Return the entries of one item, a list of items, or a dictionary from labels to items."""
         pairs: list[tuple[str | None, Any]] = []
         for item in value if isinstance(value, list | tuple) else [value]:
             if (
@@ -263,8 +265,8 @@ class _Reading:
         return {"name": name} | ({} if label is None else {"label": label})
 
     def table(self, table: Mapping[str, Any]) -> dict[str, Any]:
-        """The parts in a table that are objects of registered classes become tables; others stay
-        as they are.
+        """Convert parts of a table that are objects of registered classes to tables; keep other
+        objects.
         """
         read: dict[str, Any] = {}
         for key, value in table.items():
@@ -279,7 +281,7 @@ class _Reading:
         return read
 
     def is_registered(self, component: Any) -> bool:
-        """Whether another process could build it and its parts from their names and values."""
+        """Whether another process can build the component and its parts from names and values."""
         cls = type(component)
         if not attrs.has(cls):
             return False

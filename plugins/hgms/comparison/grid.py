@@ -1,8 +1,8 @@
 """Grids: tasks × methods × seeds under one budget, built and checked as values
 (:mod:`hgms.comparison.grid_file` reads them).
 
-A cell is one run in its folder. What stands for a (task, method) pair may be varied, and replaced
-by what a sweep chose.
+A cell is one run in its folder. The configuration of a (task, method) pair can be varied, and
+replaced by the choice of a sweep.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ PYTHON = "compare"
 """The sources of a grid that has no file."""
 
 MOST_SEEDS = 100_000
-"""More runs of one pair than anybody carries out."""
+"""Upper bound of the seeds per pair, far above practical use."""
 
 MOST_TRIALS = 10_000
-"""More trials of one sweep than anybody carries out."""
+"""Upper bound of the trials per sweep, far above practical use."""
 
 
 def root_of(source: str) -> Place:
@@ -48,7 +48,7 @@ def root_of(source: str) -> Place:
 
 
 def distinct_seeds(_settings: object, attribute: attrs.Attribute[Any], value: object) -> None:
-    """Seeds: a count, or the numbers themselves; at most MOST_SEEDS."""
+    """Validate seeds: a count, or a list of numbers; at most MOST_SEEDS."""
     numbers = (
         [value]
         if isinstance(value, int)
@@ -79,9 +79,10 @@ def distinct_seeds(_settings: object, attribute: attrs.Attribute[Any], value: ob
 class SweepSettings:
     """The pilot sweep of a grid (see :mod:`hgms.comparison.sweep`).
 
-    ``trials`` is the number for *every* method with a ``space`` (by label, then by dotted field);
-    the first trial is the method's own settings. ``seeds`` must not be seeds of the grid;
-    ``budget`` is that of one trial (None: the grid's); ``seed`` is the sampler's.
+    ``trials`` is the number for *every* method with a ``space`` (by label, then by dotted field).
+    The first trial uses the method's own settings. ``seeds`` must not be seeds of the grid.
+    ``budget`` is the budget of one trial (``None``: the grid's). ``seed`` is the seed of the
+    sampler.
     """
 
     trials: int = field(validator=[at_least(2), at_most(MOST_TRIALS)])
@@ -96,10 +97,12 @@ class SweepSettings:
 
 @frozen(kw_only=True)
 class Entry:
-    """One task or method of a grid: its label, its table in the file, what it says for single tasks
-    (``on``); ``component`` is the object itself where it has no table (its ``table`` then holds its
-    name); ``added`` says that the user did not name it (:mod:`hgms.comparison.references`), so it
-    is excluded where it does not fit.
+    """One task or method of a grid: its label, its table in the file, and its settings for single
+    tasks (``on``).
+
+    ``component`` is the object if the entry has no table; its ``table`` then contains only its
+    name. ``added`` marks an entry that the user did not name (:mod:`hgms.comparison.references`).
+    Such an entry is excluded from tasks that it does not fit.
     """
 
     kind: Literal["task", "method"]
@@ -115,7 +118,7 @@ class Entry:
         return str(self.table["name"])
 
     def at(self, task: str, values: Mapping[str, Any] | None = None) -> Any:
-        """The table (or the object) for the task of that label, with dotted fields set to
+        """Return the table (or the object) for the task with this label, with dotted fields set to
         ``values``.
         """
         if self.component is not None:
@@ -130,17 +133,18 @@ class Entry:
 
 
 def copied(value: Any) -> Any:
-    """A table of its own. Objects in it stay the same."""
+    """Return a copy of a table. Objects in the table are not copied."""
     if isinstance(value, Mapping):
         return {key: copied(item) for key, item in value.items()}
     return [copied(item) for item in value] if isinstance(value, list) else value
 
 
 def with_field(component: Any, path: Sequence[str], value: Any) -> Any:
-    """The component with a field, or one of a part's, set to ``value``.
+    """Return the component with a field, possibly of a nested part, set to ``value``.
 
     Errors: ConfigError for an unknown field, and for a value that the field rejects; the place is
-    the field."""
+    the field.
+    """
     name, *rest = path
     fields = init_fields(type(component)) if attrs.has(type(component)) else {}
     if name not in fields:
@@ -161,9 +165,10 @@ def with_field(component: Any, path: Sequence[str], value: Any) -> Any:
 
 @frozen(kw_only=True)
 class Cell:
-    """One run of a grid, in its folder. ``note`` says what it is if it is not a result (a trial of
-    a sweep). ``around`` is the text of its configuration before and after the line of the seed,
-    where cells of one pair share it.
+    """One run of a grid, in its folder.
+
+    ``note`` describes a run that is not a result (a trial of a sweep). ``around`` is the text of
+    the configuration before and after the line of the seed, if the cells of a pair share it.
     """
 
     config: RunConfig
@@ -188,13 +193,13 @@ class Cell:
 
     @property
     def text(self) -> str:
-        """Its configuration, as its folder holds it."""
+        """The configuration as text, as stored in the folder."""
         if self.around is None:
             return self.config.to_toml()
         return f"{self.around[0]}{_seed_line(self.config)}{self.around[1]}"
 
     def state(self) -> tuple[str, HgmsError | None]:
-        """``new``, ``begun``, ``done``, ``failed`` or ``damaged``, and the error of the last
+        """Return ``new``, ``begun``, ``done``, ``failed`` or ``damaged``, and the error of the last
         two.
         """
         folder = RunFolder(self.path)
@@ -224,7 +229,7 @@ class Cell:
             return "damaged", CheckpointError("damaged-file", str(error))
 
     def other_problem(self, folder: RunFolder) -> CheckpointError | None:
-        """The error of a folder for which a function of the seed made another problem."""
+        """Return an error if a function of the seed created another problem for the stored run."""
         task = self.config.task
         before = (
             (folder.read_environment().get("task") or {}).get("instance")
@@ -252,8 +257,9 @@ def _seed_line(config: RunConfig) -> str:
 
 
 def cells_of(config: RunConfig, seeds: Iterable[int]) -> Iterator[Cell]:
-    """The runs of a pair. Its hash and its text take a thousand times as long as a seed: all
-    seeds share them.
+    """Yield the runs of a pair.
+
+    Its hash and its text take a thousand times as long as a seed, so all seeds share them.
     """
     folder, (before, line, after) = (
         config.path.parent,
@@ -266,7 +272,7 @@ def cells_of(config: RunConfig, seeds: Iterable[int]) -> Iterator[Cell]:
 
 @frozen(kw_only=True)
 class Grid:
-    """A checked grid: every configuration in it has been built once."""
+    """A checked grid: each of its configurations has been built once."""
 
     tasks: Sequence[Entry]
     methods: Sequence[Entry]
@@ -281,23 +287,26 @@ class Grid:
     """The configuration of every (task, method), by labels, for the first seed."""
     registry: Registry = field(eq=False, repr=False)
     left_out: Sequence[str] = ()
-    """Where a reference is not compared, which nobody named, and why."""
+    """References without user request that are excluded, with their tasks and reasons."""
     own: bool = False
-    """Whether it holds objects that no other process could build."""
+    """Whether the grid contains objects that no other process can build."""
 
     @property
     def out(self) -> Path:
         return Path(self.run.out)
 
     def cells(self, chosen: Mapping[tuple[str, str], RunConfig] | None = None) -> list[Cell]:
-        """All runs, seed by seed, so that a machine that slows down slows all methods alike.
-        ``chosen`` replaces configurations of pairs by those that a sweep found."""
+        """Return all runs, ordered by seed, so that a machine that slows down affects all methods
+        equally.
+
+        ``chosen`` replaces configurations of pairs by the choices of a sweep.
+        """
         pairs = {**self.pairs, **(chosen or {})}
         by_seed = zip(*(cells_of(config, self.seeds) for config in pairs.values()), strict=True)
         return list(itertools.chain.from_iterable(by_seed))
 
     def varied(self, task: str, method: str, values: Mapping[str, Any]) -> RunConfig:
-        """The configuration of a pair with dotted fields of the method set to ``values``."""
+        """Return the configuration of a pair with dotted fields of the method set to ``values``."""
         base = self.pairs[task, method]
         entry = next(entry for entry in self.methods if entry.label == method)
         traits = frozenset(getattr(base.task, "traits", ()))

@@ -1,5 +1,5 @@
-"""Grid files: a table of tasks and methods as a grid, all of it built and checked before anything
-runs.
+"""Grid files: build a grid from a table of tasks and methods, and check all of it before the first
+run.
 
 ::
 
@@ -24,10 +24,10 @@ runs.
     sampler = "random"
     space.hg-ms = { "outer.lr" = { low = 0.01, high = 1.0, log = true } }
 
-``references = true`` at the top adds every reference that fits, in both forms, ``baselines`` the
-trivial baselines that fit (see hgms.comparison.references; `hgms compare` sets it to true if the
-file does not say). ``[[task]]`` and ``[[method]]`` tables hold the fields of the
-component, and ``name``, ``label`` and ``on`` beside them.
+``references = true`` at the top level adds every reference that fits, in both forms.
+``baselines = true`` adds the trivial baselines that fit (see hgms.comparison.references); `hgms
+compare` sets it to true if the file does not contain it. ``[[task]]`` and ``[[method]]`` tables
+contain the fields of the component and the keys ``name``, ``label`` and ``on``.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ COMPAT = "run `hgms compat` to list the methods that fit each task"
 
 
 def placed(task: object) -> dict[str, str]:
-    """Device and dtype of a problem of this process, as settings have them."""
+    """Return device and dtype of a problem of this process, in the form of the settings."""
     if not isinstance(task, OwnProblem):
         return {}
     dtype = str(task.dtype).removeprefix("torch.")
@@ -143,13 +143,14 @@ def load(
     registry: Registry | None = None,
     objects: Objects | None = None,
 ) -> Grid:
-    """The grid that a file's table describes, with ``sets`` laid over it, narrowed to the labels
-    ``tasks`` and ``methods``; at one of its scales (:mod:`hgms.comparison.scale`) if ``scale``
-    names one.
+    """Build the grid that a file's table describes.
 
-    ``sets`` are ``task.FIELD=…`` and ``method.FIELD=…`` (all of them), ``LABEL.FIELD=…`` (one of
-    them), or a key of the top level. ``objects`` are the tasks and methods that have a name and a
-    label in the table and nothing else, by kind and label.
+    ``scale`` selects one of the scales in the table (:mod:`hgms.comparison.scale`). ``sets``
+    override values, and ``tasks`` and ``methods`` restrict the grid to these labels.
+
+    ``sets`` are ``task.FIELD=…`` and ``method.FIELD=…`` (all tasks or methods), ``LABEL.FIELD=…``
+    (one task or method), or a key of the top level. ``objects`` are the tasks and methods whose
+    tables contain only a name and a label, by kind and label.
 
     Errors: ConfigError, or an ErrorGroup with all errors. Places begin with ``source`` if it is a
     file; entries are named by their labels: ``("grid.toml", "method", "hg-ms", "outer", "lr")``.
@@ -160,7 +161,7 @@ def load(
 
 
 OF_THIS_MACHINE = {"device-not-available", "missing-package", "missing-file", "unreadable-file"}
-"""Codes of errors that a scale for another machine may have here."""
+"""Codes of errors that are accepted here in a scale for another machine."""
 
 
 def check_other_scales(
@@ -171,11 +172,13 @@ def check_other_scales(
     source: str,
     registry: Registry,
 ) -> None:
-    """Check the scales of a valid file that are not chosen, so that a mistake in one is found
-    before it is used. ``over`` is laid over each, as flags are.
+    """Check the scales of a valid file that are not chosen, so that errors in them are found before
+    use.
 
-    Errors: ConfigError, or an ErrorGroup; places contain ``("scale", name)``. What may be another
-    on the machine that a scale is for is no error.
+    ``over`` overrides values of each scale, as flags do.
+
+    Errors: ConfigError, or an ErrorGroup; places contain ``("scale", name)``. Errors that depend on
+    the machine are ignored, since a scale may be for another machine.
     """
     scales = table.get("scale", {})
     root = root_of(source)
@@ -208,8 +211,8 @@ def check_other_scales(
 def without_doubles(
     fitting: Mapping[tuple[str, str], Method], methods: Sequence[Entry]
 ) -> dict[tuple[str, str], Method]:
-    """Methods by task and label, without added references that are on the task what the person
-    named already.
+    """Return methods by task and label, without added references that equal a method of the user on
+    the same task.
     """
     entries = {entry.label: entry for entry in methods}
 
@@ -227,15 +230,17 @@ def without_doubles(
 
 
 def is_promised(baseline: Entry, task: object) -> bool:
-    """Whether a task says that it has what a baseline needs. One without traits promises nothing,
-    so a baseline that the user did not name could fail on it.
+    """Whether a task declares the traits that a baseline needs.
+
+    The result is False for a task without traits, since a baseline that the user did not name could
+    fail on it.
     """
     traits = getattr(task, "traits", None)
     return traits is not None and BASELINES[baseline.name] <= traits
 
 
 class _Loader:
-    """Builds a grid, and collects the errors."""
+    """Build a grid and collect the errors."""
 
     def __init__(self, where: str, registry: Registry, objects: Objects) -> None:
         self.where = where
@@ -258,7 +263,7 @@ class _Loader:
         all_methods = self.entries("method", table.get("method"))
         all_methods = self.with_added(table, all_tasks, all_methods)
         self.lay(table, [*all_tasks, *all_methods], sets)
-        # one of `sets` may have asked for more; nothing is added twice
+        # `sets` may have requested further methods; no method is added twice
         all_methods = self.with_added(table, all_tasks, all_methods)
         tasks = self.narrowed(all_tasks, only_tasks)
         methods = self.narrowed(all_methods, only_methods)
@@ -329,7 +334,7 @@ class _Loader:
     def with_added(
         self, table: Mapping[str, Any], tasks: Sequence[Entry], methods: list[Entry]
     ) -> list[Entry]:
-        """The methods, with the references or the baselines that the table asks for."""
+        """Return the methods with the references or baselines that the table requests."""
         if not methods:
             return methods
         if table.get("references") is True:
@@ -339,8 +344,10 @@ class _Loader:
     def built(
         self, table: object, wanted: Any, place: Place = (), traits: frozenset[str] = frozenset()
     ) -> Any:
-        """The object a table at ``place`` describes (a method for tasks with ``traits``), or None
-        with its errors among those collected.
+        """Build the object that a table at ``place`` describes (a method for tasks with
+        ``traits``).
+
+        Return ``None`` if that fails; its errors are collected.
         """
         try:
             return structured(table, wanted, self.registry, traits)
@@ -349,7 +356,7 @@ class _Loader:
         return None
 
     def place(self, *path: str | int) -> Place:
-        """The place of a value in the file, or in the arguments of :func:`compare`."""
+        """Return the place of a value in the file, or in the arguments of :func:`compare`."""
         if self.where == PYTHON and path:
             return (ARGUMENTS.get(path[0], path[0]), *path[1:])
         return (*self.root, *path)
@@ -361,8 +368,8 @@ class _Loader:
             raise_all([*distinct.values()])
 
     def salvaged(self, table: Mapping[str, Any]) -> GridFile:
-        """The file without the keys that are wrong, so that what depends on the others is looked
-        at too.
+        """Build the file without its invalid keys, so that values that depend on the other keys are
+        checked too.
         """
         kept: dict[str, Any] = {"budget": "1 step", "seeds": [2**40], "task": [], "method": []}
         for key, value in table.items():
@@ -375,7 +382,7 @@ class _Loader:
     # --- tasks and methods
 
     def entries(self, kind: Literal["task", "method"], listed: object) -> list[Entry]:
-        """The tables of one kind, with labels. Strings are names alone."""
+        """Return the entries of one kind, with labels. Strings are tables with only a name."""
         items = (
             listed if isinstance(listed, (list, tuple)) else [listed] if listed is not None else []
         )
@@ -412,7 +419,7 @@ class _Loader:
         return entries
 
     def entry(self, kind: Literal["task", "method"], item: object) -> Entry:
-        """The entry of a table. Errors: ConfigError, with its place in the table."""
+        """Return the entry of a table. Errors: ConfigError, with its place in the table."""
         if not isinstance(item, Mapping):
             message = f"{show(item)} must be a table with the name of a {kind}"
             raise ConfigError("wrong-type", message)
@@ -449,7 +456,7 @@ class _Loader:
         )
 
     def lay(self, table: dict[str, Any], entries: Sequence[Entry], sets: Sequence[str]) -> None:
-        """``--set`` on entries by kind or by label, or on the rest of the file."""
+        """Apply ``--set`` to entries by kind or by label, or to the rest of the file."""
         top = attrs.fields_dict(GridFile)
         for assignment in sets:
             head, dot, rest = assignment.partition(".")
@@ -458,7 +465,7 @@ class _Loader:
                 for entry in entries
                 if "." in entry.label and assignment.startswith(entry.label + ".")
             ]
-            if dotted:  # a label may hold dots itself, like cleaning-0.6
+            if dotted:  # a label may contain dots, like cleaning-0.6
                 head = max(dotted, key=len)
                 rest = assignment[len(head) + 1 :]
             named = bool(dot) and "=" not in head
@@ -503,8 +510,8 @@ class _Loader:
                 self.errors += error.errors
 
     def lay_if_known(self, entry: Entry, rest: str, assignment: str) -> None:
-        """A setting for all methods, on one that the user did not name: only if it has the
-        field.
+        """Apply a setting for all methods to a method that the user did not name, only if it has
+        the field.
         """
         table = copied(entry.table)
         with contextlib.suppress(HgmsError):
@@ -552,14 +559,15 @@ class _Loader:
         *,
         references: bool,
     ) -> dict[tuple[str, str], Method]:
-        """Every method for every task, built, and checked to fit it; ``references`` says that
-        those among the methods were asked for.
+        """Build every method for every task and check that it fits.
+
+        ``references`` states that the references in ``methods`` were requested.
         """
         fitting: dict[tuple[str, str], Method] = {}
         left_out: dict[str, dict[str, list[str]]] = {}
         for entry in methods:
             place: Place = ("method", entry.label)
-            general: dict[frozenset[str], Any] = {}  # defaults are those of the task's kind
+            general: dict[frozenset[str], Any] = {}  # defaults depend on the task's traits
             if not tasks:
                 self.built(entry.at(""), Method, place)
             for task in tasks:
@@ -578,8 +586,7 @@ class _Loader:
                 if entry.added and not (references or is_promised(entry, built[task.label])):
                     continue
                 if lacking and entry.added:
-                    # A task without data sources is of another kind: a reference for them is no
-                    # news there.
+                    # Do not report a reference for data sources on a task that has none.
                     said = {} if "sources" in lacking else left_out
                     said.setdefault(entry.label, {}).setdefault(wanted_traits(lacking), []).append(
                         task.label
@@ -600,7 +607,7 @@ class _Loader:
         return fitting
 
     def traits(self, task: Entry) -> frozenset[str]:
-        """What a task promises, by which methods have their defaults."""
+        """Return the traits of a task, which determine the defaults of methods."""
         if task.component is None:
             return traits_of(self.registry, task.table)
         return frozenset(getattr(task.component, "traits", None) or ())
@@ -608,7 +615,7 @@ class _Loader:
     # --- the rest of the file
 
     def metrics(self, built: Mapping[str, Any], metric: str | None) -> dict[str, str]:
-        """The primary metric of each task."""
+        """Return the primary metric of each task."""
         chosen = {}
         for label, task in built.items():
             names = list(getattr(task, "metrics", ()))
@@ -644,7 +651,9 @@ class _Loader:
         return label or default
 
     def role(self, method: Entry) -> str:
-        """What a method is in comparisons: what it is registered as, or what its object says."""
+        """Return the role of a method in comparisons: its registered role, or the role of its
+        object.
+        """
         return (
             role_of(self.registry, method.name)
             if method.component is None
@@ -669,7 +678,7 @@ class _Loader:
     def check_devices(
         self, run: RunSettings, stated: Mapping[str, Any], built: Mapping[str, Any]
     ) -> None:
-        """A problem of this process is where it is."""
+        """Require that ``[run]`` does not contradict the device and dtype of given problems."""
         for label, task in built.items():
             for key, own in placed(task).items():
                 if key in stated and stated[key] != own:
@@ -691,8 +700,8 @@ class _Loader:
         tasks: Sequence[Entry],
         methods: Sequence[Entry],
     ) -> None:
-        """The spaces name methods and fields that exist, have room for the trials, and hold
-        values that can be built.
+        """Check the spaces: known methods and fields, enough points for the trials, and valid
+        values.
         """
         place = self.place("sweep")
         shared = sorted(set(sweep.seeds) & set(seeds))

@@ -1,4 +1,4 @@
-"""``hgms merge``: result folders of several machines joined into one."""
+"""``hgms merge``: merge result folders of several machines into one."""
 
 from __future__ import annotations
 
@@ -19,15 +19,18 @@ from hgms_core.errors import CheckpointError, raise_all
 
 REMEDY = "remove the wrong folder, or omit its source"
 ASIDE = ".merged-"
-"""What a copy is called until it is whole, and what it takes the place of until then."""
+"""Prefix of an incomplete copy, and of a folder that is being replaced."""
 FREE = ("trials", "chosen", "chosen_values", "note")
-"""What a sweep's table says of the trials so far; the rest says which sweep it is."""
+"""Keys of a sweep's table that describe its trials so far. The other keys identify the sweep."""
 
 
 @frozen(kw_only=True)
 class Step:
-    """What is to be done with one folder: ``copy`` what the target lacks, ``replace`` what has come
-    further elsewhere, or ``keep`` what is there."""
+    """The action for one folder.
+
+    ``copy`` adds a folder that the target lacks, ``replace`` uses a source that has progressed
+    further, and ``keep`` leaves the target unchanged.
+    """
 
     what: str
     source: Path
@@ -35,14 +38,14 @@ class Step:
 
 
 def plan(sources: Sequence[Path], target: Path) -> list[Step]:
-    """What joins ``sources`` into ``target``; nothing is changed.
+    """Return the steps that merge ``sources`` into ``target``, without changing files.
 
-    A run that is finished wins over one that is not, and of two that are not the one that has come
-    further.
+    A finished run takes precedence over an unfinished run. Between two unfinished runs, the run
+    that has progressed further takes precedence.
 
     Raises:
-        ConfigError: two folders of one run have different contents; the error names both. Or a
-            source is no folder, or is the target or a folder in it.
+        ConfigError: if two folders of one run have different contents; the error names both. Also
+            if a source is not a folder, is the target, or is inside the target.
     """
     steps: dict[Path, Step] = {}
     faults: list[ConfigError] = []
@@ -82,10 +85,10 @@ def plan(sources: Sequence[Path], target: Path) -> list[Step]:
 
 
 def carry_out(steps: Sequence[Step], tables: Mapping[Path, Path]) -> None:
-    """Each folder is copied beside its place, then moved there whole; broken off, the same goes on
-    from there.
+    """Copy each folder to a temporary name next to its target, then rename it. After an
+    interruption, the same call resumes.
 
-    Errors: FolderInUse where a run is being carried out; what is done by then is kept.
+    Errors: FolderInUse if a run in progress uses a folder; completed steps are kept.
     """
     for step in steps:
         if step.what == "keep":
@@ -93,7 +96,7 @@ def carry_out(steps: Sequence[Step], tables: Mapping[Path, Path]) -> None:
         new = step.target.with_name(f"{ASIDE}{step.target.name}")
         old = step.target.with_name(f"{ASIDE}old-{step.target.name}")
         with contextlib.ExitStack() as held:
-            # a finished one no longer changes, and may be where nobody writes
+            # the folder of a finished run no longer changes, and may be read-only
             if not (step.source / "summary.json").exists():
                 held.enter_context(leased(step.source))
             if step.what == "replace":
@@ -112,14 +115,12 @@ def carry_out(steps: Sequence[Step], tables: Mapping[Path, Path]) -> None:
 
 
 def _of_here(folder: str, names: list[str]) -> set[str]:
-    """What a copy does without: who holds the folder there, and what a broken off merge has
-    left.
-    """
+    """Return names that a copy excludes: lease markers and files of an interrupted merge."""
     return {name for name in names if is_marker(name) or name.startswith(ASIDE)}
 
 
 def _ensure_regular(folder: Path) -> None:
-    """CheckpointError if a folder contains links, pipes or devices, which are not copied."""
+    """Raise CheckpointError if a folder contains links, pipes or devices, which are not copied."""
     for directory, below, names in os.walk(folder):
         for path in (Path(directory, name) for name in [*below, *names]):
             kind = path.lstat().st_mode
@@ -131,14 +132,14 @@ def _ensure_regular(folder: Path) -> None:
 
 
 def _copy(source: str, target: str) -> None:
-    """Copy a regular file, and nothing else that has taken its place."""
+    """Copy a regular file; reject any other kind of file that has replaced it."""
     with opened(Path(source), sys.maxsize) as stream, open(target, "xb") as copy:
         shutil.copyfileobj(stream, copy)
     shutil.copystat(source, target, follow_symlinks=False)
 
 
 def _folders(root: Path) -> Iterator[Path]:
-    """The folders of runs below ``root``; what is in one is its own."""
+    """Yield the run folders below ``root``, without folders inside a run folder."""
     for directory, below, files in os.walk(root):
         below[:] = sorted(name for name in below if not name.startswith(ASIDE))
         if "config.toml" in files:
@@ -147,10 +148,12 @@ def _folders(root: Path) -> Iterator[Path]:
 
 
 def sweeps(sources: Sequence[Path], target: Path) -> dict[Path, Path]:
-    """The tables of sweeps that the target lacks, and their places there; those that it has are
-    made anew from the trials by the next `hgms compare`.
+    """Return the sweep tables that the target lacks, with their target paths.
 
-    Errors: ConfigError where two folders hold different sweeps of one method."""
+    The next `hgms compare` rebuilds existing tables from the trials.
+
+    Errors: ConfigError if two folders contain different sweeps of one method.
+    """
     lacking: dict[Path, Path] = {}
     for source in sources:
         for path in sorted(source.glob("sweeps/*/*/sweep.json")):
@@ -172,10 +175,9 @@ def sweeps(sources: Sequence[Path], target: Path) -> dict[Path, Path]:
 
 
 def _further(folder: Path, other: Path) -> bool:
-    """Whether the run in ``folder`` has come further than the same one in ``other``.
+    """Return whether the run in ``folder`` has progressed further than the same run in ``other``.
 
-    Errors: CheckpointError, with both places, where they are not the same run, or hold different
-        rows.
+    Errors: CheckpointError, with both places, if they are different runs or contain different rows.
     """
     mine = RunFolder(folder)
     theirs = RunFolder(other)

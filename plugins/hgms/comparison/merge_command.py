@@ -19,13 +19,14 @@ from hgms.config.control_characters import printable
 )
 @json_option
 def merge(target: Path, sources: tuple[Path, ...], dry_run: bool, as_json: bool) -> None:
-    """Join the runs below SOURCES into TARGET.
+    """Merge the runs below SOURCES into TARGET.
 
     \b
     hgms merge runs from-node-1 from-node-2
 
-    Of a run that is in several, the finished one wins, else the one that has come further. Two
-    results of one run that differ are an error, and nothing is changed. SOURCES stay as they are.
+    If several folders contain the same run, a finished run takes precedence. Otherwise the run that
+    has progressed further is used. Different results of one run are an error, and TARGET is not
+    changed. SOURCES are never changed.
     """
     from hgms.comparison.merge import carry_out, plan, sweeps
 

@@ -83,15 +83,15 @@ def plan(
     registry: Registry,
     as_json: bool,
 ) -> None:
-    """Measure three outer steps of every cell of GRID, and say what all of it takes: seconds,
-    memory, disk, and how long on so many workers.
+    """Measure three outer steps per cell of GRID and estimate the cost of the whole grid: seconds,
+    memory, disk, and the duration with several numbers of workers.
 
     \b
     hgms plan grid.toml --workers 2,8,64
 
-    Steps are measured as written, alone on this machine: compiled ones take less, and runs that
-    share a machine more. What is said of more ranks than two is Amdahl's law, by the share of a
-    step that two have parted.
+    Steps are measured uncompiled, with no other run on this machine. Compiled steps take less time;
+    runs that share a machine take more. Times on more than two ranks are predicted by Amdahl's law,
+    with the parallel share of a step that is measured on two ranks.
     """
     from hgms.comparison.grid_file import load
     from hgms.comparison.planning import plan as planned
@@ -105,7 +105,7 @@ def plan(
     labels = [word.strip() for word in (methods or "").split(",") if word.strip()]
     sets = [*sets, *([] if out is None else [f"run.out={out}"])]
     loaded = load(table, source=grid.name, sets=sets, methods=labels, registry=registry)
-    executor = Local(jobs=1, fresh=True)  # memory is then each one's own
+    executor = Local(jobs=1, fresh=True)  # a process per run: memory is measured per run
     try:
         result = planned(
             loaded,
@@ -133,7 +133,7 @@ def plan(
         f"{_span(numbers['longest'])}; {numbers['bytes_on_disk'] / 1e6:,.1f} MB on disk"
     )
     for count, seconds in numbers["workers"].items():
-        if int(count) <= max(numbers["runs"], workers[0]):  # more have nothing to do
+        if int(count) <= max(numbers["runs"], workers[0]):  # more workers than runs would idle
             click.echo(f"  on {int(count):,} worker{'s' * (int(count) > 1)}: {_span(seconds)}")
     for count, seconds in numbers.get("ranks", {}).items():
         click.echo(
@@ -145,7 +145,7 @@ def plan(
 
 
 def _span(seconds: float) -> str:
-    """A duration as people say it."""
+    """Format a duration with a readable unit."""
     for size, unit in ((86_400.0, "days"), (3_600.0, "h"), (60.0, "min")):
         if seconds >= 2 * size:
             return f"{seconds / size:.1f} {unit}"

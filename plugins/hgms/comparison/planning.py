@@ -1,6 +1,4 @@
-"""``hgms plan``: what a grid will cost before anything of it runs, measured on three outer steps
-of each cell.
-"""
+"""``hgms plan``: predict the cost of a grid before its first run, by three outer steps per cell."""
 
 from __future__ import annotations
 
@@ -27,17 +25,19 @@ from hgms_core.components import evolve
 from hgms_core.registry import Registry
 
 STEPS = 3
-"""Outer steps that a cell is measured on; the first warms up and is not counted."""
+"""Outer steps that are measured per cell; the first warms up and is not counted."""
 MANY = (1, 2, 8, 64, 512)
-"""Numbers of workers that a grid's time is foretold for."""
+"""Numbers of workers for which the time of a grid is predicted."""
 
 
 @frozen(kw_only=True)
 class Cost:
-    """What one run of a (task, method) takes: ``step`` seconds of an outer step, ``around`` seconds
-    of building the problem and of two evaluations, ``calls`` oracle calls of a step, bytes of
-    ``memory`` at its peak, on ``disk`` and in each ``row``. ``parted`` is a step on one rank and on
-    two, if requested. ``error`` is the reason if it could not be measured.
+    """The cost of one run of a (task, method).
+
+    ``step`` is the seconds of an outer step, ``around`` the seconds of building the problem and of
+    two evaluations, and ``calls`` the oracle calls of a step. ``memory`` is the peak in bytes,
+    ``disk`` the bytes on disk, and ``row`` the bytes per row. ``parted`` is a step on one rank and
+    on two, if requested. ``error`` is the reason if it could not be measured.
     """
 
     step: float = 0.0
@@ -50,7 +50,7 @@ class Cost:
     error: HgmsError | None = None
 
     def steps(self, budget: Budget) -> float:
-        """Outer steps until the budget is spent."""
+        """Return the number of outer steps until the budget is spent."""
         if budget.outer_steps is not None:
             return budget.outer_steps
         if budget.oracle_calls is not None:
@@ -58,13 +58,15 @@ class Cost:
         return (budget.seconds or 0.0) / max(self.step, 1e-9)
 
     def seconds(self, budget: Budget) -> float:
-        """Of one run, from its start to its end."""
+        """Return the seconds of one run, from its start to its end."""
         return self.around + (
             budget.seconds if budget.seconds is not None else self.steps(budget) * self.step
         )
 
     def seconds_on(self, ranks: int, budget: Budget) -> float:
-        """Of one run on so many ranks; as on one where they were not measured."""
+        """Return the seconds of one run on this number of ranks; as on one rank if ranks were not
+        measured.
+        """
         if self.parted is None or self.parted.error:
             return self.seconds(budget)
         return self.parted.seconds(ranks, self.around, self.steps(budget), budget)
@@ -75,14 +77,14 @@ class Cost:
 
 @frozen(kw_only=True)
 class Plan:
-    """The costs of a grid's pairs, and the runs that are left to do, in their order."""
+    """The costs of a grid's pairs, and the remaining runs in their order."""
 
     grid: Grid
     costs: Mapping[tuple[str, str], Cost]
     left: Sequence[Cell]
 
     def seconds(self) -> list[float]:
-        """Of each run that is left."""
+        """Return the seconds of each remaining run."""
         return [self.costs[cell.task, cell.method].seconds(self.grid.budget) for cell in self.left]
 
     def rows(self) -> list[dict[str, Any]]:
@@ -117,8 +119,9 @@ class Plan:
         return rows
 
     def as_dict(self, workers: Sequence[int] = MANY, ranks: Sequence[int] = ()) -> dict[str, Any]:
-        """All of it; ``ranks`` gives the seconds of all runs one at a time, each on so many
-        ranks.
+        """Return the plan as a dictionary.
+
+        ``ranks`` gives the seconds of all runs one at a time, each on this number of ranks.
         """
         seconds = self.seconds()
         budget = self.grid.budget
@@ -152,12 +155,14 @@ def plan(
     *,
     on_ranks: bool = False,
 ) -> Plan:
-    """Measures three outer steps of each (task, method), as written (a compiled step takes less),
-    by ``executor``; with ``on_ranks`` also on one rank and on two. Nothing is written where the
-    grid's runs will be. Cost: three outer steps, one evaluation before and one after, for each
-    pair; three times that with ``on_ranks``.
+    """Measure three outer steps of each (task, method) with ``executor``.
 
-    Errors: those of :func:`hgms.comparison.rank_times.threads_of`.
+    Steps are not compiled (a compiled step takes less time). With ``on_ranks`` steps are also
+    measured on one rank and on two. No file is written to the folders of the grid's runs. Cost:
+    three outer steps, one evaluation before and one after, for each pair; three times that with
+    ``on_ranks``.
+
+    Errors: the errors of :func:`hgms.comparison.rank_times.threads_of`.
     """
     threads = threads_of(grid.run) if on_ranks else None
     files = unannounced(grid.registry.host)
@@ -190,15 +195,18 @@ def _cost(ending: Ending) -> Cost:
 
 
 def _plain(_cost: object, attribute: attrs.Attribute[Any], value: Any) -> Any:
-    """A value of a cost as JSON holds it."""
+    """Convert a value of a cost to a JSON value."""
     if attribute.name == "error":
         return "" if value is None else str(value)
     return value
 
 
 def measure(arguments: Mapping[str, Any], _tell: Tell) -> dict[str, Any]:
-    """The :class:`Cost` of the run of ``arguments``, by three of its steps, in a folder that is
-    gone afterwards; with ``threads``, also on one rank and on two of so many threads."""
+    """Return the :class:`Cost` of the run of ``arguments``, from three of its steps in a temporary
+    folder.
+
+    With ``threads``, also measure one rank and two ranks with this number of threads each.
+    """
     registry = Registry.load(arguments["plugins"])
     config = RunConfig.from_dict(arguments["config"], registry=registry)
     config = evolve(config, budget=Budget(outer_steps=STEPS))
@@ -231,7 +239,7 @@ def measure(arguments: Mapping[str, Any], _tell: Tell) -> dict[str, Any]:
 
 
 def makespan(seconds: Iterable[float], workers: int) -> float:
-    """Seconds until all runs have ended, each begun by the first of the workers that is free.
+    """Seconds until all runs have ended, each started by the first worker that is free.
 
     >>> makespan([3.0, 1.0, 1.0, 1.0], 2), makespan([3.0, 1.0, 1.0, 1.0], 512), makespan([], 2)
     (3.0, 3.0, 0.0)

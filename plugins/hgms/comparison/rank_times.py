@@ -1,4 +1,4 @@
-"""What an outer step takes on R ranks, foretold from one rank and two."""
+"""Predict the time of an outer step on R ranks from measurements on one and two ranks."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from hgms_core.components import evolve
 
 @frozen(kw_only=True)
 class Parted:
-    """Seconds of a step on one rank and on two, each rank with as many threads. With p the share of
-    the step that ranks part among them, Amdahl's law says::
+    """Seconds of a step on one rank and on two; each rank has equally many threads.
+
+    With p the share of the step that is split across ranks, Amdahl's law states::
 
         s(R) = s(1) (1 − p + p/R) = s(2) (1 − p + p/R) / (1 − p/2)
             p = 2 (1 − s(2)/s(1)), from 0 to 1
 
-    What two ranks say to each other counts as not parted. Where more ranks say more, or cross a
-    network, a step takes longer than this; and more ranks than candidates part rows alone.
-    ``error`` is the reason if it could not be measured.
+    Communication between two ranks counts as not parallel. A step takes longer than predicted if
+    more ranks communicate more, or communicate over a network. With more ranks than candidates,
+    only rows are split. ``error`` is the reason if it could not be measured.
 
     >>> half = Parted(one=2.0, two=1.5)
     >>> half.share, half.step(2), half.step(8)
@@ -40,27 +41,29 @@ class Parted:
 
     @property
     def share(self) -> float:
-        """p, the share of a step that is parted; 0 where two ranks are no faster than one."""
+        """p, the share of a step that is split across ranks; 0 if two ranks are not faster than
+        one.
+        """
         return min(max(2 * (1 - self.two / self.one), 0.0), 1.0) if self.one else 0.0
 
     def step(self, ranks: int) -> float:
-        """Seconds of a step on so many ranks."""
-        # from s(2), which is what was measured where p had to be kept within 0 and 1
+        """Seconds of a step on this number of ranks."""
+        # use s(2), the measured value, in case p was clipped to [0, 1]
         p = self.share
         return self.one if ranks == 1 else self.two * (1 - p + p / ranks) / (1 - p / 2)
 
     def seconds(self, ranks: int, around: float, steps: float, budget: Budget) -> float:
-        """Of a run on so many ranks, with ``around`` of it not in steps. A budget in seconds
-        stays what it is.
+        """Seconds of a run on this number of ranks, ``around`` of them outside of steps. A budget
+        in seconds does not change.
         """
         return around + (budget.seconds if budget.seconds is not None else steps * self.step(ranks))
 
 
 def threads_of(settings: RunSettings) -> int:
-    """The threads that each of two ranks has here.
+    """Return the number of threads per rank for two ranks on this machine.
 
-    Errors: ConfigError where the grid says on how many ranks its runs are, and where two ranks have
-        no core each.
+    Errors: ConfigError if the grid sets the number of ranks, or if two ranks do not have one core
+    each.
     """
     if settings.ranks != 1:
         raise ConfigError(
@@ -82,14 +85,14 @@ def threads_of(settings: RunSettings) -> int:
 
 
 def step_of(seconds: Sequence[float]) -> float:
-    """Seconds of a step by the clock after each; the first warms up."""
+    """Return the seconds per step from the clock after each step; the first step warms up."""
     after_warm_up = seconds[-1] - seconds[min(1, len(seconds) - 1)]
     return after_warm_up / max(len(seconds) - 2, 1) or seconds[-1]
 
 
 def measured_on_ranks(config: RunConfig, place: Path, threads: int) -> dict[str, Any]:
-    """A step on one rank and on two, carried out alike (nothing is compiled); or why there is
-    none.
+    """Measure a step on one rank and on two with the same settings (no compilation). Return the
+    error if that fails.
     """
     step = {}
     for ranks in (1, 2):

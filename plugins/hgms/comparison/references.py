@@ -1,9 +1,9 @@
-"""References: what every comparison is read beside. Trivial baselines are added to the methods of a
-comparison by default, all references in both of their forms on request.
+"""References: the baselines of a comparison. By default a comparison adds trivial baselines to its
+methods; on request it adds all references in both forms.
 
-A reference is a registered method with a role, "floor" or "ceiling". Each has two forms: at its own
-best stopping (``keep = "best"``, on held-out rows), called by its name, and at the end of the same
-budget (``keep = "last"``), called ``NAME-last``.
+A reference is a registered method with a role, "floor" or "ceiling". It has two forms. One uses its
+best stopping time (``keep = "best"``, on held-out rows) and has the name of the reference. The
+other uses the end of the same budget (``keep = "last"``) and is called ``NAME-last``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LEFT_OUT = {
     "theta0": "it is uniform by another name",
     "fixed": "nobody but a person knows its mixture",
 }
-"""References that are added by nobody but the person who names them, and why."""
+"""References that are added only if the user names them, and the reasons."""
 
 ON_VALIDATION = frozenset({"validation-rows"})
 BASELINES: Mapping[str, frozenset[str]] = {
@@ -30,13 +30,13 @@ BASELINES: Mapping[str, frozenset[str]] = {
     "validation-only": ON_VALIDATION,
     "uniform-tilted": ON_VALIDATION,
 }
-"""The trivial baselines of every comparison, with the traits that a task needs for each. Without
+"""The trivial baselines of every comparison, with the traits that each requires of a task. Without
 validation rows a tilted lower level minimises f itself, so its x is no lower minimiser.
 """
 
 
 def with_baselines(methods: Sequence[Entry], registry: Registry) -> list[Entry]:
-    """``methods``, and each baseline that is not among them under any label."""
+    """Return ``methods`` and each baseline that they do not include under any label."""
     known = {entry.name for entry in methods} | {entry.label for entry in methods}
     known |= {"uniform"} if "theta0" in known else set()
     return [
@@ -52,12 +52,12 @@ def with_baselines(methods: Sequence[Entry], registry: Registry) -> list[Entry]:
 def with_references(
     methods: Sequence[Entry], registry: Registry, traits: Iterable[frozenset[str]]
 ) -> list[Entry]:
-    """``methods``, with the other form of every reference among them, and with all other references
-    in both forms.
+    """Return ``methods``, the other form of each reference in it, and all other references in both
+    forms.
 
-    A reference that a person has configured keeps that in its other form, of which there may be
-    two: the default is another on tasks with other ``traits``. What does not fit a task, or is on
-    it what the person named, is left out there.
+    If the user has configured a reference, its other form has the same settings. There may be two
+    other forms, since the default form depends on the ``traits`` of the task. On a task, a form is
+    excluded if it does not fit, or if the user's reference already has this form there.
     """
     kinds = list(dict.fromkeys(traits)) or [frozenset()]
     entries = list(methods)
@@ -90,8 +90,10 @@ def with_references(
 
 
 def _forms(entry: Entry, registry: Registry, traits: frozenset[str]) -> list[Entry]:
-    """An added reference with ``keep = "best"``, a person's as it is on a task with ``traits``;
-    then its other form.
+    """Return the forms of a reference.
+
+    For an added reference: ``keep = "best"``, then ``keep = "last"``. For a reference of the user:
+    its form on a task with ``traits``, then the other form.
     """
     try:
         method = structured(entry.at(""), Method, registry, traits)
@@ -113,8 +115,8 @@ def _forms(entry: Entry, registry: Registry, traits: frozenset[str]) -> list[Ent
 
 
 def _keep(method: Any) -> tuple[list[str], str]:
-    """Where a method's table says which state is kept, through the methods inside it; empty for
-    one that has no such field.
+    """Return the path to ``keep`` in a method's table, through wrapped methods, and its value. The
+    path is empty if no method has this field.
     """
     path: list[str] = []
     while not hasattr(method, "keep"):
@@ -126,7 +128,7 @@ def _keep(method: Any) -> tuple[list[str], str]:
 
 
 def lines_of(left_out: Mapping[str, Mapping[str, Sequence[str]]]) -> list[str]:
-    """What to say of references that were left out, given for each by what it needs on which tasks.
+    """Format the excluded references; the argument maps each to its reasons and their tasks.
 
     >>> lines_of({"a": {"it needs rows": ["t", "u"]}, "b": {"it needs rows": ["t", "u"]}})
     ['references left out on t, u: a, b (it needs rows)']

@@ -1,7 +1,7 @@
-"""Comparisons: a grid of runs carried out, and its end: a table for each task, what has no result,
+"""Run the grid of a comparison and collect its results: one table per task, missing results, and
 how settings were chosen.
 
-Carrying out is resuming: a cell is run only where its folder holds no result yet.
+Running a grid again resumes it: a cell is run only if its folder contains no result.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from hgms.runs import DiskError, Interrupted, RunFolder, ignore, read_file, stop
 from hgms_core import ConfigError, HgmsError
 
 ROOM = 1 << 18
-"""Bytes that a disk has to take for a run to go on."""
+"""Bytes that must be free on the disk for a run to resume."""
 
 
 def run_grid(
@@ -42,17 +42,18 @@ def run_grid(
     progress: bool = True,
     say: Callable[[str], None] = lambda _line: None,
 ) -> Comparison:
-    """Carries out a grid: sweeps first, then every cell that has no result yet.
+    """Run a grid: first its sweeps, then every cell that has no result.
 
-    Finished cells are kept as they are, broken ones go on from their checkpoint, failed ones keep
-    their reason unless ``retry_failed``; what fails does not stop the rest. ``jobs`` processes at a
-    time: by default one where the budget is in seconds or the device is not the CPU, else one a
-    core; 0 runs in this process, and so do objects that no other could build. ``fresh`` gives every
-    cell a process of its own. ``executor`` takes the place of these processes. ``say`` gets what a
-    person should know.
+    Finished cells are skipped and interrupted cells resume from their checkpoint. Failed cells keep
+    their reason unless ``retry_failed``; a failure does not stop the other cells.
 
-    Several calls may be at one grid, from any machines that share its folder: each run is carried
-    out by one of them, and all end with the same tables.
+    ``jobs`` is the number of parallel processes. The default is 1 if the budget is in seconds or
+    the device is not the CPU, else one per core. With 0, runs are executed in this process; objects
+    that no other process can build always are. ``fresh`` runs every cell in a separate process.
+    ``executor`` replaces these processes. ``say`` receives messages for the user.
+
+    Several calls may run the same grid at once, from any machines that share its folder. Each run
+    is executed by one call, and all calls return the same tables.
     """
     if grid.own and (jobs or executor is not None):
         raise ConfigError(
@@ -77,7 +78,7 @@ def run_grid(
         jobs = 0
     elif jobs is None:
         jobs = 1 if timed or grid.run.device != "cpu" else cores()
-    elif jobs > 1 and timed and grid.run.clock == "wall":  # processor time is each run's own
+    elif jobs > 1 and timed and grid.run.clock == "wall":  # processor time is per run
         say(
             f"{jobs} runs at a time share this machine, and so do their seconds: do not read the "
             "timings as those of one alone"
@@ -107,7 +108,7 @@ def run_grid(
             chosen = sweeps.carry_out(planned, carry_out)
             cells = grid.cells(chosen)
             carry_out(cells)
-    except KeyboardInterrupt as error:  # wherever it came, also between two runs
+    except KeyboardInterrupt as error:  # at any point, also between two runs
         number = getattr(error, "number", signal.SIGINT)
         hint = "run the same command again to resume"
         raise Interrupted("interrupted", number, hint=hint) from None
@@ -122,9 +123,12 @@ def _carried_out(
     progress: bool,
     finished: set[Path],
 ) -> Iterator[Ending]:
-    """The endings of the cells that are in a state that is ``wanted``, shown as they come; those
-    that are done are added to ``finished``."""
-    for cell in cells:  # those that are finished, too: the others are carried out as they were
+    """Run the cells whose state is in ``wanted``, show progress, and yield each Ending as it
+    arrives.
+
+    The paths of cells that are already done are added to ``finished``.
+    """
+    for cell in cells:  # finished cells too: the other cells use the same execution
         coordinator.recall(cell)
     states = [(cell, cell.state()[0]) for cell in cells]
     waiting = [cell for cell, state in states if state in wanted]
@@ -135,13 +139,13 @@ def _carried_out(
         ):
             board.ended(ending.cell, ending.status, ending.error)
             yield ending
-            if ending.status == "stopped":  # every other run would be, too
+            if ending.status == "stopped":  # every other run would stop, too
                 ensure_room(Path(ending.cell.config.run.out))
 
 
 def changed(grid: Grid) -> list[str]:
-    """What the folder holds runs of that are not used, since their problem or method is another
-    by now.
+    """Return messages about stored runs that are not used because their problem or method has
+    changed.
     """
     lines = []
     for config in grid.pairs.values():
@@ -166,7 +170,9 @@ def changed(grid: Grid) -> list[str]:
 
 
 def ensure_room(folder: Path) -> None:
-    """Better once than for every run. Errors: DiskError where the folder can take nothing more."""
+    """Check the disk once instead of for every run. Errors: DiskError if the folder cannot be
+    written.
+    """
     try:
         with tempfile.TemporaryFile(dir=folder) as stream:
             stream.write(bytes(ROOM))
@@ -201,8 +207,9 @@ def _ensure_writable(folder: Path) -> None:
 
 
 def listing(grid: Grid) -> list[dict[str, Any]]:
-    """Every run of the grid: the sweep's trials, whose settings it says when it comes to them,
-    then the cells.
+    """List every run of the grid: first the trials of the sweep, then the cells.
+
+    The settings of a trial are not listed, since they are chosen when the sweep reaches it.
     """
     trials = []
     for sweep in sweeps.plan(grid):
@@ -225,8 +232,11 @@ def listing(grid: Grid) -> list[dict[str, Any]]:
 
 
 def work_left(grid: Grid, rows: Sequence[Mapping[str, Any]]) -> str:
-    """How much of a listing is left to do, and how long its steps take: as the budgets say that are
-    in seconds, else as long as the finished runs of the same method on the same task took."""
+    """Return a message with the number of remaining runs and the duration of their steps.
+
+    A duration is the budget if that is in seconds. Otherwise it is the mean of finished runs of the
+    same method on the same task.
+    """
     trial = (grid.sweep.budget if grid.sweep is not None else None) or grid.budget
     left = [row for row in rows if row["state"] in ("new", "begun")]
     took: dict[tuple[Any, ...], list[float]] = {}
@@ -258,9 +268,9 @@ def work_left(grid: Grid, rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 SAMPLE = 5
-"""Finished runs that are looked at, to say how long one takes."""
+"""Number of finished runs that are read to estimate the duration of a run."""
 
 
 def _alike(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What runs have in common that take about as long as each other."""
+    """Return a key that is equal for runs of similar duration."""
     return row["task"], row["method"], row.get("trial") is not None

@@ -1,6 +1,11 @@
-"""The settings that a pilot sweep tries: ``grid`` takes the points of the lists in a seeded order,
-``random`` draws anew for every trial, ``tpe`` is Optuna's tree-structured Parzen estimator, seeded.
-Each is a function of the trials before, so a broken sweep goes on where it was."""
+"""Samplers of the settings that a pilot sweep tries.
+
+- ``grid`` takes the points of the lists in a seeded order.
+- ``random`` draws new values for every trial.
+- ``tpe`` is Optuna's tree-structured Parzen estimator with a seed.
+
+Each is a function of the earlier trials, so an interrupted sweep resumes with the same trials.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +26,7 @@ Values = dict[str, Any]
 
 @define
 class Trial:
-    """One setting of a method: its value is the mean validation loss over the pilot seeds,
+    """One setting of a method. Its loss is the mean validation loss over the pilot seeds, or
     infinite if a run failed.
     """
 
@@ -38,7 +43,7 @@ class Trial:
 
 
 def from_grid(space: Space, trials: Sequence[Trial], key: Key) -> Values:
-    """Every point of the lists but the method's own, in a seeded order."""
+    """Return the next point of the lists in a seeded order, without the method's own values."""
     dimensions = [dimension.values or () for dimension in space.values()]
     grid = [dict(zip(space, point, strict=True)) for point in itertools.product(*dimensions)]
     points = [point for point in grid if point != trials[0].values]
@@ -47,7 +52,7 @@ def from_grid(space: Space, trials: Sequence[Trial], key: Key) -> Values:
 
 
 def at_random(space: Space, trials: Sequence[Trial], key: Key) -> Values:
-    """A new draw for every trial; one that was there before is drawn again."""
+    """Draw new values for each trial; values that were already tried are redrawn."""
     known = [trial.values for trial in trials]
     values: Values = {}
     for attempt in range(1000):
@@ -63,8 +68,9 @@ def at_random(space: Space, trials: Sequence[Trial], key: Key) -> Values:
 
 
 def by_tpe(space: Space, trials: Sequence[Trial], key: Key) -> Values:
-    """Optuna's TPE, which learns from all trials so far; a failed one counts as worse than the
-    worst.
+    """Draw with Optuna's TPE, fitted to all trials so far.
+
+    A failed trial counts as worse than the worst loss.
     """
     optuna = import_optuna()
     distributions = {}
@@ -83,7 +89,7 @@ def by_tpe(space: Space, trials: Sequence[Trial], key: Key) -> Values:
             )
     worst = max((trial.loss for trial in trials if math.isfinite(trial.loss)), default=0.0) + 1.0
     seed = int(torch.randint(2**31, (), generator=key.fold(len(trials)).generator()))
-    # Optuna's own ten random trials first would leave a short sweep no model at all.
+    # Optuna's default of ten random trials would leave no trial for the model in a short sweep.
     sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=4)
     level = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -94,7 +100,7 @@ def by_tpe(space: Space, trials: Sequence[Trial], key: Key) -> Values:
                 name: _parameter(space[name], value) for name, value in trial.values.items()
             }
             if any(value is None for value in parameters.values()):
-                continue  # the method's own settings may lie outside of the space
+                continue  # the method's own settings may be outside of the space
             loss = trial.loss if math.isfinite(trial.loss) else worst
             study.add_trial(
                 optuna.trial.create_trial(
@@ -111,7 +117,7 @@ def by_tpe(space: Space, trials: Sequence[Trial], key: Key) -> Values:
 
 
 def _parameter(dimension: Dimension, value: Any) -> Any:
-    """A value as Optuna knows it; None where the dimension does not hold it."""
+    """Convert a value to Optuna's form; ``None`` if the dimension does not contain it."""
     if isinstance(dimension, Choices):
         return dimension.values.index(value) if value in dimension.values else None
     return (
@@ -140,6 +146,6 @@ SAMPLERS: Mapping[str, Callable[[Space, Sequence[Trial], Key], Values]] = {
     "random": at_random,
     "tpe": by_tpe,
 }
-"""By name: the values of the next trial, from the trials before it, of which the first has the
-method's own values.
+"""Samplers by name. Each returns the values of the next trial from the earlier trials; the first
+trial has the method's own values.
 """

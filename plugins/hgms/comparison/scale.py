@@ -12,7 +12,7 @@
     task."*".train_size = 1000                  # all tasks
     method.hg-ms.generator.count = 2            # one method, by its label
 
-A scale is laid over the file before anything in it is read, so its values are checked like any
+A scale is merged into the file before its values are read, so its values are checked like all
 others.
 """
 
@@ -30,7 +30,7 @@ ALL = "*"
 
 
 def scaled(table: Mapping[str, Any], name: str | None, source: str = NO_FILE) -> dict[str, Any]:
-    """The table without its scales, with the one called ``name`` laid over it.
+    """Return the table without its scales, merged with the scale called ``name``.
 
     >>> scaled(
     ...     {
@@ -61,7 +61,7 @@ def scaled(table: Mapping[str, Any], name: str | None, source: str = NO_FILE) ->
 
 
 def _entries(entries: Any, changes: Any, kind: str, place: Place) -> list[Any]:
-    """The [[task]] or [[method]] tables with the changes for all, then those for each label."""
+    """Apply changes to the [[task]] or [[method]] tables: first changes for all, then by label."""
     if not isinstance(changes, Mapping) or not all(
         isinstance(change, Mapping) for change in changes.values()
     ):
@@ -70,7 +70,7 @@ def _entries(entries: Any, changes: Any, kind: str, place: Place) -> list[Any]:
     listed = entries if isinstance(entries, list) else [entries]
     tables = [{"name": entry} if isinstance(entry, str) else entry for entry in listed]
     if not all(isinstance(table, Mapping) for table in tables):
-        return listed  # which the grid says
+        return listed  # the grid reports this error
     by_label = [(str(table.get("label", table.get("name"))), table) for table in tables]
     labels = [label for label, _ in by_label]
     for label, change in changes.items():

@@ -1,4 +1,4 @@
-"""The option ``--seeds`` of commands that run something over seeds."""
+"""The option ``--seeds`` of commands with several seeds."""
 
 from __future__ import annotations
 

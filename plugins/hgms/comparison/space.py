@@ -1,4 +1,4 @@
-"""What a pilot sweep may choose from: lists of values, and ranges."""
+"""The search space of a pilot sweep: lists of values, and ranges."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from hgms_core.errors import unknown_name
 
 @frozen
 class Choices:
-    """One of these values."""
+    """A dimension with a list of values."""
 
     values: tuple[Any, ...]
 
     def at(self, share: float) -> Any:
-        """The value at a share in [0, 1) of the list."""
+        """Return the value at a share in [0, 1) of the list."""
         return self.values[int(share * len(self.values))]
 
     @property
     def ends(self) -> tuple[Any, ...]:
-        """The values that a check of the whole dimension has to look at."""
+        """The values that must be valid for the whole dimension to be valid."""
         return self.values
 
 
 @frozen
 class Range:
-    """A number between ``low`` and ``high``, drawn evenly, or evenly on the scale of its logarithm;
-    whole if both ends are.
+    """A number between ``low`` and ``high``, drawn uniformly or log-uniformly; an integer if both
+    ends are integers.
 
     >>> Range(0.01, 1.0, log=True).at(0.5), Range(1, 8).at(0.999)
     (0.1, 8)
@@ -52,7 +52,7 @@ class Range:
             if self.log
             else self.low + share * (top - self.low)
         )
-        # 12 digits: the same on every machine, whatever its pow() makes of the last one
+        # round to 12 digits, so that a platform's pow() does not change the result
         return min(int(value), int(self.high)) if self.whole else float(f"{value:.12g}")
 
     @property
@@ -61,7 +61,7 @@ class Range:
 
     @property
     def values(self) -> Sequence[int] | None:
-        """All of them, if they are whole numbers."""
+        """All values of a range of integers."""
         return range(int(self.low), int(self.high) + 1) if self.whole else None
 
 
@@ -70,7 +70,7 @@ Space = Mapping[str, Dimension]
 
 
 def parse(table: Mapping[str, Any]) -> dict[str, Dimension]:
-    """The dimensions of a table with dotted or nested keys.
+    """Parse the dimensions of a table with dotted or nested keys.
 
     Errors: ConfigError for the first wrong dimension; the place begins with its key.
 
@@ -135,12 +135,12 @@ def _range(key: str, table: Mapping[str, Any]) -> Range:
 
 
 def _path(key: str) -> tuple[str, ...]:
-    """The path to the field with a dotted key."""
+    """Return the path to the field with a dotted key."""
     return tuple(key.split("."))
 
 
 def points(space: Space) -> int | None:
-    """How many points the space has; None where one of its dimensions is a range of numbers."""
+    """Return the number of points of the space, or ``None`` if a dimension is a range of floats."""
     sizes = [
         0 if dimension.values is None else len(dimension.values) for dimension in space.values()
     ]

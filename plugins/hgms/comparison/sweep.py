@@ -1,10 +1,11 @@
-"""Pilot sweeps: every method's settings chosen on validation loss alone, with the same number of
-trials for each.
+"""Pilot sweeps: choose the settings of each method by validation loss, with the same number of
+trials per method.
 
-The first trial always has the method's own settings. A trial is a run for each pilot seed, which
-are none of the comparison's, in ``<out>/sweeps/<task>/<method>/trial-<k>/seed-<n>``; its value is
-the mean of their ``validation_loss`` (f on the validation rows at the returned state; no test row
-is looked at). The lowest wins. ``sweep.json`` beside the trials holds all of it.
+The first trial always uses the method's own settings. A trial has one run per pilot seed, in
+``<out>/sweeps/<task>/<method>/trial-<k>/seed-<n>``. Pilot seeds must not be seeds of the
+comparison. The value of a trial is the mean ``validation_loss`` of its runs (f on the validation
+rows at the returned state; test rows are not used). The trial with the lowest value is chosen.
+``sweep.json`` in the folder of the trials stores the complete sweep.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from hgms_core.errors import CheckpointError, raise_all
 
 @define
 class Sweep:
-    """The trials of one method on one task; ``own`` are the method's own values."""
+    """The trials of one method on one task; ``own`` contains the method's own values."""
 
     grid: Grid
     settings: SweepSettings
@@ -49,16 +50,19 @@ class Sweep:
 
     @property
     def budget(self) -> Budget:
-        """Of one trial."""
+        """The budget of one trial."""
         return self.settings.budget or self.grid.budget
 
     @property
     def chosen(self) -> Trial:
-        """The lowest loss; the method's own settings where all failed, or on a tie with them."""
+        """The trial with the lowest loss; on a tie the first of them.
+
+        The first trial has the method's own settings. It is also chosen if all trials failed.
+        """
         return min(self.trials, key=lambda trial: (trial.loss, trial.number))
 
     def add_trial(self) -> list[Cell]:
-        """The runs of the next trial."""
+        """Add the next trial and return its runs."""
         values = self.own
         if self.trials:
             key = Key(self.settings.seed).fold("sweep").fold(self.method)
@@ -83,7 +87,7 @@ class Sweep:
         ]
 
     def read(self) -> None:
-        """The losses of all trials, from their folders."""
+        """Read the losses of all trials from their folders."""
         for trial in self.trials:
             for seed in self.settings.seeds:
                 summary: Mapping[str, Any] | None = None
@@ -97,7 +101,7 @@ class Sweep:
                 trial.losses[seed] = loss if isinstance(loss, int | float) else None
 
     def identity(self) -> dict[str, Any]:
-        """What the trials on disk must have been run for."""
+        """Return the settings and data that the trials on disk must match."""
         return {
             "sampler": self.settings.sampler,
             "seed": self.settings.seed,
@@ -137,7 +141,7 @@ class Sweep:
         }
 
     def write(self) -> None:
-        # coordinators that wait for the same last trial go on at the same moment
+        # coordinators that wait for the same last trial resume at the same time
         with leased(self.folder, patience=60.0):
             replace_file(
                 self.folder / "sweep.json",
@@ -145,7 +149,7 @@ class Sweep:
             )
 
     def fault(self) -> ConfigError | None:
-        """The error of a sweep on disk that is not this one; None if it is, or if there is none."""
+        """Return an error if another sweep is on disk; ``None`` if it matches or does not exist."""
         path = self.folder / "sweep.json"
         if not os.path.lexists(path):
             return None
@@ -176,8 +180,9 @@ class Sweep:
 
 
 def plan(grid: Grid) -> list[Sweep]:
-    """The sweeps of a grid: one for each method with a space, on each task. ConfigError if
-    the folder contains others.
+    """Return the sweeps of a grid: one per task and per method with a space.
+
+    Raise ConfigError if a folder contains another sweep.
     """
     settings = grid.sweep
     if settings is None:
@@ -202,11 +207,11 @@ def plan(grid: Grid) -> list[Sweep]:
 def carry_out(
     sweeps: list[Sweep], run: Callable[[list[Cell]], None]
 ) -> dict[tuple[str, str], RunConfig]:
-    """Runs all trials, and returns the chosen configuration of every (task, method), for the
-    comparison's budget.
+    """Run all trials and return the chosen configuration of every (task, method), with the budget
+    of the comparison.
 
-    Trial by trial over all methods, so that a machine that slows down slows all alike. Only ``tpe``
-    has to wait for the losses of one round before the next.
+    The order is trial by trial over all methods, so that a machine that slows down affects all
+    methods equally. Only ``tpe`` must wait for the losses of one round before the next.
     """
     if not sweeps:
         return {}
@@ -224,7 +229,7 @@ def carry_out(
 
 
 def _at(table: Mapping[str, Any], key: str) -> Any:
-    """The value at a dotted key, None where there is none."""
+    """Return the value at a dotted key, or ``None`` if it is missing."""
     value: Any = table
     for part in key.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None

@@ -1,5 +1,5 @@
-"""What a run used: peak memory of the process and of its GPU, wall time and processor time, in
-``resources.json``.
+"""Measure the resources of a run: peak memory of the process and its GPU, wall time and processor
+time, written to ``resources.json``.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from hgms_core.errors import CheckpointError
 
 @define
 class Usage:
-    """Whether what was measured is of a run that was carried out here. One that another process
-    has ended meanwhile is not.
+    """Whether the measurement belongs to a run that was executed in this process. It does not if
+    another process finished the run in the meantime.
     """
 
     ours: bool = True
@@ -41,10 +41,12 @@ class Usage:
 
 @contextlib.contextmanager
 def measured(path: Path, device: str) -> Iterator[Usage]:
-    """Writes ``resources.json``: the peak memory of this process during the run (libraries
-    included) and on its GPU, and the wall and processor time (with evaluation, writing and building
-    the problem). A run that was broken off adds to what is there, but for the processor time: of
-    that nobody knows what a killed process took, and it is null.
+    """Measure a run and write ``resources.json``.
+
+    The file contains the peak memory of this process during the run (libraries included) and on its
+    GPU. It also contains the wall and processor time (including evaluation, writing and building
+    the problem). An interrupted run adds to the stored values. Its processor time is null, since
+    the time of a killed process is unknown.
     """
     gc.collect()
     fresh = _reset_peak()
@@ -53,12 +55,12 @@ def measured(path: Path, device: str) -> Iterator[Usage]:
     cuda = cuda_for(device)
     if cuda is not None:
         cuda.empty_cache()
-        cuda.init()  # a device with a number is not looked at before
+        cuda.init()  # needed before a device with a number is used
         cuda.reset_peak_memory_stats(device)
     usage = Usage()
     try:
         yield usage
-    except FolderInUse:  # what is there is of whoever has the folder
+    except FolderInUse:  # the stored file belongs to the process that has the folder
         usage.ours = False
         raise
     finally:
@@ -79,15 +81,13 @@ def measured(path: Path, device: str) -> Iterator[Usage]:
             "threads": torch.get_num_threads(),
         }
         if usage.ours and path.is_dir():
-            with contextlib.suppress(DiskError):  # what a run took is not worth failing it
+            with contextlib.suppress(DiskError):  # a run does not fail for its resource file
                 replace_file(path / "resources.json", json.dumps(now, indent=2).encode())
 
 
 @contextlib.contextmanager
 def frozen_heap() -> Iterator[None]:
-    """Inside, what is there already is not looked at when garbage is collected between two runs:
-    of a notebook it is much.
-    """
+    """Exclude existing objects from garbage collection between runs. A notebook has many."""
     ours = gc.get_freeze_count() == 0
     if ours:
         gc.collect()
@@ -100,17 +100,15 @@ def frozen_heap() -> Iterator[None]:
 
 
 def cuda_for(device: str) -> Any:
-    """torch.cuda for a run on a GPU; a run on the CPU must not take a GPU's memory just for
-    asking.
-    """
-    with contextlib.suppress(ConfigError):  # which the run itself tells
+    """Return torch.cuda for a run on a GPU. A run on the CPU must not allocate GPU memory."""
+    with contextlib.suppress(ConfigError):  # the run itself reports this error
         return torch.cuda if device_called(device).type == "cuda" else None
     return None
 
 
 def _reset_peak() -> bool:
-    """Lets the kernel's high-water mark start again from here. False where it cannot: then it is
-    the whole process's.
+    """Reset the kernel's high-water mark. Return False if that is not possible: the mark then
+    covers the whole process.
     """
     try:
         Path("/proc/self/clear_refs").write_text("5")
@@ -120,8 +118,8 @@ def _reset_peak() -> bool:
 
 
 def _peak() -> int:
-    """The highest resident memory in bytes since :func:`_reset_peak`, or of the process where
-    that is all there is.
+    """Return the highest resident memory in bytes since :func:`_reset_peak`, or since the process
+    started if the mark cannot be reset.
     """
     with contextlib.suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/self/status").read_text().splitlines()

@@ -30,12 +30,11 @@ def validation_shares(instance: object, attribute: Any, value: tuple[float, ...]
 
 
 def check_memory(what: str, *shape: int, bytes_each: int = 8) -> None:
-    """ConfigError where an array of that shape, with the copies that are made of it, cannot fit the
-    machine's memory.
+    """Raise ConfigError if an array of this shape and its copies exceed the memory.
 
-    Called before the first number is drawn: just below the machine's memory no allocator refuses,
-    and the system stops whichever process it likes. ``what`` names the settings that make up the
-    shape.
+    Call this function before generating data. Slightly below the machine's memory, allocations
+    still succeed, and the system then kills an arbitrary process. ``what`` names the settings that
+    determine the shape.
 
     >>> check_memory("rows × features", 10**12, 20)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
@@ -45,10 +44,10 @@ def check_memory(what: str, *shape: int, bytes_each: int = 8) -> None:
     """
     try:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, OSError, ValueError):  # not on every system
+    except (AttributeError, OSError, ValueError):  # not available on every system
         return
     size = bytes_each * math.prod(shape)
-    # an array is standardised into a second one, moved into a third, and a fourth is a step's
+    # copies: standardisation, the move to the device, and the computation of a step
     if 4 * size > memory:
         *product, gigabytes = (
             f"{n:,}" if n < 10**15 else f"{Decimal(n):.2e}" for n in (*shape, size // 10**9)
@@ -62,9 +61,11 @@ def check_memory(what: str, *shape: int, bytes_each: int = 8) -> None:
 
 
 def lowering(*, same: Sequence[str] = (), other: Sequence[str] = ()) -> Callable[[Any], list[str]]:
-    """The method ``lighter`` of a component whose fields bound its memory: which to lower, first
-    those that change no result (``same``), then the others. A field that is 1 cannot be lowered;
-    one that is None takes everything at once.
+    """Return the method ``lighter`` of a component whose fields limit its memory.
+
+    The method lists the fields to decrease: first the fields that do not change the result
+    (``same``), then the ``other`` fields. A field with the value 1 cannot be decreased. A field
+    with the value ``None`` processes all data at once.
 
     >>> from attrs import frozen
     >>> @frozen

@@ -1,4 +1,4 @@
-"""Control characters in text that others wrote: a terminal would obey them."""
+"""Control characters in untrusted text, which a terminal would execute."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud
 
 
 def printable(text: object) -> str:
-    r"""Text whose control characters, which a terminal would obey, are spelt out; tabs and line
-    feeds stay.
+    r"""Return the text with escaped control characters.
+
+    A terminal would execute control characters. Tabs and line feeds are unchanged.
 
     >>> printable("a\x1b[31mb")
     'a\\x1b[31mb'

@@ -1,4 +1,4 @@
-"""Values as JSON can hold them."""
+"""Conversion of values to JSON."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 
 
 def finite(value: Any) -> Any:
-    """The value with nothing that JSON lacks: a number that is not finite becomes null, a key
-    text.
+    """Return the value in a form that JSON can store.
+
+    Numbers that are not finite become null, and keys become strings.
     """
     if isinstance(value, float):
         return value if math.isfinite(value) else None

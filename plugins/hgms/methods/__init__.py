@@ -1,10 +1,9 @@
-"""HG-MS and what it is compared with, as compositions of parts by name; and the wrappers around a
-pipeline.
+"""HG-MS and the methods that it is compared with, as compositions of named parts; and the wrappers
+around a pipeline.
 
 A composition is the default configuration of a :class:`hgms_core.Pipeline`, or of a wrapper around
-one. Any part or number can be changed where the method is used, e.g. ``--set
-method.generator.count=8``; a wrapper's own fields stand among those of the pipeline inside, so
-``--set method.tilt=1.0`` tilts any of them.
+one. Users can change any part or number, e.g. ``--set method.generator.count=8``. A wrapper's own
+fields are next to the fields of the pipeline inside, so ``--set method.tilt=1.0`` tilts any method.
 """
 
 from __future__ import annotations

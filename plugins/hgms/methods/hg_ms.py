@@ -1,4 +1,4 @@
-"""HG-MS, as analysed and as practised, and its ablations."""
+"""HG-MS in its analysed and practical forms, and its ablations."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ HG_MS_ULA = Composition(
     },
 )
 
-# On a language model whose sources are weighted: one SGD step a branch, the exact derivative of one
-# more, Adam on the logits (the paper's settings for Llama-3-8B and Gemma-2-9B; batch sizes are
-# ours, it gives none).
+# For a language model with weighted data sources: one SGD step per branch, the exact derivative of
+# one more step, Adam on the logits. The settings are the paper's for Llama-3-8B and Gemma-2-9B,
+# except the batch sizes, which the paper does not state.
 ONE_STEP: dict[str, Any] = {
     "generator": {
         "name": "branches",
@@ -62,7 +62,7 @@ ONE_BRANCH: dict[str, Any] = {
     "selector": {"name": "first"},
 }
 
-# Weights of data sources: what each source's direction is worth, averaged, from the task's own
+# Weights of data sources: averaged alignment of each source's direction, with the task's own
 # weights as a prior.
 HG_MS_MIXTURE = Composition(
     name="hg-ms-mixture",
@@ -166,7 +166,7 @@ HG_BASELINE = Composition(
             "steps": 20,
             "optimizer": "adamw",
             "lr": 5e-3,
-            # the paper has 0, with which one start at a stationary point gives a hypergradient of
+            # the paper uses 0, with which a start at a stationary point can give a hypergradient of
             # any size
             "eps_root": 1e-6,
             "batch_size": 256,

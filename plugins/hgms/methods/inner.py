@@ -11,18 +11,17 @@ from hgms_core import ConfigError, Pipeline, Problem
 
 
 def innermost(method: Any) -> Any:
-    """The method that is no wrapper, through the fields ``method`` of those that are."""
+    """Return the innermost method, through the fields ``method`` of wrappers."""
     while hasattr(method, "method"):
         method = method.method
     return method
 
 
 def another(problem: Problem, key: Hashable, make: Callable[[], Problem]) -> Problem:
-    """The problem that a wrapper makes of this one, the same at every step: what is compiled or
-    recorded is kept by its losses.
+    """Return a wrapper's problem for this problem, the same object at every step.
 
-    This problem keeps the other one, which must hold no reference back: the memory of such a circle
-    stays taken for long.
+    Compiled functions and recorded values are cached by its losses. This problem refers to the new
+    problem. The new problem must not refer back: the memory of a reference cycle is released late.
     """
     if key not in problem.kept:
         problem.kept[key] = make()
@@ -31,7 +30,9 @@ def another(problem: Problem, key: Hashable, make: Callable[[], Problem]) -> Pro
 
 
 def around_a_pipeline(_wrapper: object, attribute: Attribute[Any], value: Any) -> None:
-    """The validator of a wrapper's method: it relies on a pipeline's state."""
+    """Require that a wrapper's method is a pipeline, since the wrapper relies on a pipeline's
+    state.
+    """
     if not isinstance(innermost(value), Pipeline):
         raise ConfigError(
             "wrong-value",

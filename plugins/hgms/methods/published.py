@@ -1,5 +1,5 @@
-"""Methods of other papers that are parts of a pipeline: the path of one run, or its implicit
-function.
+"""Methods of other papers as parts of a pipeline: they differentiate the path of one run, or its
+implicit function.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ def _one_run(
     hypergradient: Mapping[str, Any],
     **more: Any,
 ) -> Composition:
-    """One run of SGD that begins where the last one ended, an estimator, and Adam for θ."""
+    """Compose one run of SGD that starts at the end of the previous run, an estimator, and Adam for
+    θ.
+    """
     run = {"name": "branches", "count": 1, **generator, "batch_size": 256}
     outer = {"name": "adam", "lr": 0.1, **more.pop("outer", {})}
     parts = {

@@ -1,4 +1,4 @@
-"""A first θ drawn at random: what a θ is worth that nobody learned."""
+"""A random initial θ: a baseline without learning."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from hgms_core.validators import at_least
 @final
 @component
 class RandomTheta:
-    """A pipeline that starts from a θ drawn once, by the run's seed::
+    """Run a pipeline from a θ that is drawn once with the run's seed::
 
         θ = Proj_Θ(θ0 + s ξ),      ξ ~ N(0, I),      s = theta_deviation
 
-    Where θ holds the logits of weights this draws random logits: with s = 1 and θ0 = 0 two thirds
-    of the weights σ(θ_i) lie between 0.27 and 0.73. With a method that leaves θ where it is
-    (hypergradient ``fixed``) x is trained there: the reference ``random-theta``. In a configuration
-    its field stands among those of the pipeline inside: ``theta_deviation = 1.0``.
+    If θ contains logits of weights, the logits are random: with s = 1 and θ0 = 0, two thirds of the
+    weights σ(θ_i) are between 0.27 and 0.73. With a method that keeps θ constant (hypergradient
+    ``fixed``), x is trained at this θ: the reference ``random-theta``. In a configuration, the
+    field is next to the fields of the wrapped pipeline: ``theta_deviation = 1.0``.
 
-    Use beside methods that learn θ: one that is not ahead of it has learned nothing of θ. Avoid a
-    deviation that is large beside the numbers of θ0 (a logarithm of a penalty, say, where 1 is a
-    factor of 2.7): a floor should not be absurd.
+    Use as a baseline for methods that learn θ: a method that does not outperform it has not learned
+    a useful θ. Avoid a deviation that is large relative to the numbers of θ0, since the baseline
+    would be unreasonably weak. For a logarithm of a penalty, a deviation of 1 is a factor of 2.7.
 
     Arguments:
         method: a pipeline, or a wrapper around one.
         theta_deviation: s ≥ 0, in units of θ.
 
-    Cost: that of the method.
+    Cost: equal to the cost of the method.
 
     >>> problem = Problem(
     ...     theta0={"t": torch.zeros(3)},
@@ -71,8 +71,9 @@ class RandomTheta:
 
 
 def drawn(problem: Problem, seed: int, deviation: float) -> Tree:
-    """θ0 with a normal draw added to every leaf, projected onto Θ; drawn on the CPU, so that
-    every device has the same.
+    """Add a normal draw to every leaf of θ0 and project onto Θ.
+
+    The draw is computed on the CPU, so that every device gets the same values.
     """
     theta = {}
     for name, leaf in problem.theta0.items():

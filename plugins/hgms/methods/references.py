@@ -1,4 +1,4 @@
-"""What a comparison is read beside: θ stays where it starts, and x is trained there."""
+"""References for comparisons: θ keeps its initial value, and x is trained at this θ."""
 
 from __future__ import annotations
 

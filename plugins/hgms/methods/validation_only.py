@@ -1,6 +1,4 @@
-"""The reference that trains on the validation rows alone: what a comparison is worth is read
-beside it.
-"""
+"""A reference that trains only on the validation rows: a baseline for comparisons."""
 
 from __future__ import annotations
 
@@ -15,27 +13,28 @@ from hgms_core import Method, Problem, Record, Rows, State, Tree, component
 @final
 @component
 class ValidationOnly:
-    """Runs ``method`` on the problem whose lower loss is the upper one, on the validation rows that
-    a method may train on::
+    """Run ``method`` with the upper loss as lower loss, on the validation rows that a method may
+    train on::
 
         min_x f(θ, x)      on the rows of the roles ``differentiate`` and ``select``
 
     The lower rows and g are not used.
 
-    With a method that leaves θ where it is (``uniform``) x learns from the validation rows and
-    nothing else: the limit of the tilted lower level g + εf as ε → ∞. The rows of the role ``stop``
-    stay apart, for ``keep = "best"``.
+    With a method that keeps θ constant (``uniform``), x learns only from the validation rows. This
+    is the limit of the tilted lower level g + εf as ε → ∞. The rows of the role ``stop`` are not
+    used for training; they are reserved for ``keep = "best"``.
 
-    Use beside every method whose lower level sees validation rows (a tilt, a penalty on the value
-    function): what it does not gain over this reference it did not learn from the training rows.
-    Where f has no minimum in x without g (``sphere``, the two circles) it is refused. Avoid where
-    the validation set is as large as the training set.
+    Use as a baseline for every method whose lower level sees validation rows (a tilt, a penalty on
+    the value function): only a gain over this reference comes from the training rows. If f has no
+    minimum in x without g (``sphere``, the two circles), the task is rejected. Avoid if the
+    validation set is as large as the training set.
 
     Arguments:
-        method: what trains; its settings are reached as ``method.method.…`` (``--set
-            method.method.generator.steps=20``).
+        method: the method that trains; its settings have the prefix ``method.method.…``
+            (``--set method.method.generator.steps=20``).
 
-    Errors: those of the method. Cost: its own; a lower gradient of the records is a gradient of f.
+    Errors: the errors of the method. Cost: the cost of the method; a lower gradient of the records
+    is a gradient of f.
 
     >>> import torch
     >>> from hgms_core import Data
@@ -54,7 +53,8 @@ class ValidationOnly:
     >>> seen.lower_data.size, float(seen.g({}, {"x": torch.zeros(1)}, seen.lower_data.batch(None)))
     (5, 1.0)
 
-    Source: this project; the comparison is the usual one of learning from a small clean set alone.
+    Source: this project; the comparison is the usual baseline of learning only from a small clean
+        set.
     """
 
     name: ClassVar[str] = "validation-only"
@@ -76,5 +76,7 @@ class ValidationOnly:
 
 
 def on_validation(problem: Problem) -> Problem:
-    """The same problem with g = f, on the rows of the roles ``differentiate`` and ``select``."""
+    """Return the same problem with g = f, on the rows of the roles ``differentiate`` and
+    ``select``.
+    """
     return evolve(problem.without(Rows), g=problem.f, lower_data=trained_on(problem))

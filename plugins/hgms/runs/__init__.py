@@ -1,5 +1,6 @@
-"""One run: its configuration, its folder, its clock; the commands `run`, `describe` and
-`compat`.
+"""One run: its configuration, its folder and its clock.
+
+The package also defines the commands `run`, `describe` and `compat`.
 """
 
 from __future__ import annotations

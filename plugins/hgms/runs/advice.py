@@ -1,5 +1,6 @@
-"""What a person can do about an exception or about numbers that broke down: the errors that a
-run ends with on record.
+"""Remedies for exceptions and for numbers that are not finite or grow too much.
+
+A run that ends with an error records an error from this module.
 """
 
 from __future__ import annotations
@@ -28,24 +29,26 @@ from hgms_core.torch_errors import (
 )
 
 BOUND = 1e8
-"""By how much the upper loss or ‖θ‖ may grow before a run counts as diverged."""
+"""Factor by which the upper loss or ‖θ‖ may grow before a run counts as diverged."""
 STILL = 5
-"""Steps in a row without any gradient in a leaf of θ that are worth a warning."""
+"""Steps in succession without a gradient in a leaf of θ that cause a warning."""
 FEW = 3
-"""Steps after which a run without any gradient is an error: the first one may be 0 by definition,
-as with twins that start at one point or a penalty that begins at 0.
+"""Number of steps after which a run without any gradient is an error.
+
+The first gradient may be 0 by definition. Examples are twins that start at the same point, and a
+penalty that starts at 0.
 """
 OUTLIER = 1e3
-"""How many times longer than those around it a hypergradient is that gets a warning."""
+"""Ratio of a hypergradient's norm to the norms around it that causes a warning."""
 NEAR = 5
-"""Steps before and after that count as around a step."""
+"""Number of steps before and after a step that count as around it."""
 
 
 def explained(error: BaseException, step: int, kept: str, **components: object) -> HgmsError | None:
     """Return the error that a run ends with, for an exception in ``step``.
 
-    None for an exception that the run can resume after, or that is unexpected. ``kept`` says which
-    state is kept; ``components`` give memory hints.
+    The result is ``None`` for an unexpected exception, and if the run can resume after the
+    exception. ``kept`` describes the state that is kept. ``components`` provide memory hints.
     """
     if isinstance(error, NumericalError | ConfigError):
         return error
@@ -87,12 +90,13 @@ def explained(error: BaseException, step: int, kept: str, **components: object) 
 
 
 def line_of(error: BaseException, components: Iterable[object]) -> str:
-    """The innermost line of the files that the components are written in, which is nearer to what
-    is wrong than torch's.
+    """Return the innermost line of an error in the files that define the components.
+
+    This line is closer to the cause than the line in torch.
     """
     files = set()
     for cls in (cls for part in components for cls in _classes(part)):
-        # a class of `python -c` or a notebook, or one in C: it has no file
+        # no file: a class of `python -c`, of a notebook, or in C
         with contextlib.suppress(OSError, TypeError):
             files.add(inspect.getfile(cls))
     lines = [
@@ -102,7 +106,7 @@ def line_of(error: BaseException, components: Iterable[object]) -> str:
 
 
 def _classes(component: object) -> Iterator[type]:
-    """The class of a component and those of its parts."""
+    """Yield the class of a component and the classes of its parts."""
     cls = type(component)
     yield cls
     for field in attrs.fields(cls) if attrs.has(cls) else ():
@@ -148,8 +152,10 @@ def check_numbers(record: Record, step: int) -> None:
 
 
 def check_growth(record: Record, step: int, first: float, size: float, start: float) -> None:
-    """Raise NumericalError if the upper loss, or ‖θ‖ (``size``), is more than :data:`BOUND` times
-    its ``first`` value, or ``start``; of values below 1, more than the bound itself.
+    """Raise NumericalError if the upper loss or ‖θ‖ (``size``) has grown too much.
+
+    The limit is :data:`BOUND` times the initial value: ``first`` for the loss, ``start`` for ‖θ‖.
+    For initial values below 1, the limit is the bound itself.
     """
     loss = record.get("upper_loss")
     grown = [
@@ -170,7 +176,7 @@ def check_growth(record: Record, step: int, first: float, size: float, start: fl
 
 
 def leaves_without_gradient(row: Record, leaves: Iterable[str]) -> set[str]:
-    """The leaves of θ whose hypergradient is exactly 0 in a step of a method that learns θ."""
+    """Return the leaves of θ whose hypergradient is exactly 0 in a step that learns θ."""
     if not row.get("step") or row.get("cost_upper_gradients") == 0:
         return set()
     if row.get("hypergradient_norm") == 0:
@@ -181,8 +187,9 @@ def leaves_without_gradient(row: Record, leaves: Iterable[str]) -> set[str]:
 def still_leaves(
     records: Sequence[Record], leaves: Sequence[str], least: int = STILL
 ) -> dict[str, int]:
-    """The leaves of θ without a gradient in each of the ``least`` last steps or more, and the step
-    since which.
+    """Return the leaves of θ without a gradient in at least the ``least`` last steps.
+
+    The values are the first steps of these periods.
 
     >>> rows = [{"step": 1, "hypergradient_norm": 0.5}]
     >>> rows += [{"step": step, "hypergradient_norm": 0.0} for step in range(2, 8)]
@@ -201,7 +208,7 @@ def still_leaves(
 
 
 def still_note(since: Mapping[str, int]) -> str:
-    """The warning about leaves of θ without a gradient."""
+    """Return the warning about leaves of θ without a gradient."""
     names = [f"{name} (since step {step})" for name, step in list(since.items())[:8]]
     more = f" and {len(since) - 8} more" if len(since) > 8 else ""
     return (
@@ -211,8 +218,10 @@ def still_note(since: Mapping[str, int]) -> str:
 
 
 def outlier_note(records: Sequence[Record]) -> str:
-    """The warning about a hypergradient far longer than those of the steps around it, after which
-    the upper loss rose; empty if there is none.
+    """Return the warning about an outlier of the hypergradient.
+
+    An outlier is much longer than the hypergradients of the steps around it, and the upper loss
+    rose after it. The result is empty if there is no outlier.
 
     >>> rows = [{"step": 1, "hypergradient_norm": 8.8e4, "upper_loss": 0.56}]
     >>> rows += [
@@ -241,13 +250,14 @@ def outlier_note(records: Sequence[Record]) -> str:
 
 
 def broken(value: object) -> bool:
-    """Whether it is a number that is not finite."""
+    """Return whether the value is a number that is not finite."""
     return isinstance(value, float) and not math.isfinite(value)
 
 
 def _lighter(component: object, place: str) -> Iterator[str]:
-    """What a component and its parts say would take less memory (``lighter``), each with its
-    place in the configuration.
+    """Yield the memory hints of a component and its parts (``lighter``).
+
+    Each has its place in the configuration.
     """
     cls = type(component)
     advice: list[str] = getattr(component, "lighter", list)()

@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
 
 class Bars:
-    """``with Bars() as bars: bars.show("seed 0", 0.5, "step 3")``: a line with a bar for each
-    title, on standard error or below a notebook's cell; nothing where neither is there, or if not
-    ``enabled``.
+    """Progress bars: ``with Bars() as bars: bars.show("seed 0", 0.5, "step 3")``.
+
+    Each title has one line with a bar, on standard error or below a notebook's cell. Nothing is
+    shown if neither is available, or if ``enabled`` is False.
     """
 
     def __init__(self, enabled: bool = True) -> None:
@@ -40,7 +41,7 @@ class Bars:
             self._view = None
 
     def show(self, title: str, completed: float, numbers: str = "", total: float = 1.0) -> None:
-        """Brings the line of this title up to date; the first time it is added."""
+        """Update the line of this title, or add it."""
         if self._view is not None:
             self._view.show(title, completed, numbers, total)
 
@@ -49,13 +50,13 @@ class Bars:
             self._view.remove(title)
 
     def print_error(self, text: str) -> None:
-        """A line that stays, above the bars."""
+        """Print a permanent line above the bars."""
         if self._view is not None:
             self._view.print_error(text)
 
 
 class View(Protocol):
-    """Where bars are drawn."""
+    """A display for bars."""
 
     def show(self, title: str, completed: float, numbers: str, total: float) -> None: ...
     def remove(self, title: str) -> None: ...
@@ -78,7 +79,7 @@ class Terminal:
 
     @classmethod
     def open(cls) -> Terminal | None:
-        """None where standard error is no terminal."""
+        """Return the display, or ``None`` if standard error is not a terminal."""
         from rich.console import Console
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
@@ -110,17 +111,18 @@ class Terminal:
 
 
 def _echo_control_keys(wanted: bool) -> None:
-    """Whether the terminal writes ^C where the cursor is: behind a full line that begins another,
-    which the view does not know of, and its first line would then stay there and be drawn again
-    below.
+    """Set whether the terminal prints ^C at the cursor.
+
+    After a full line, ^C starts another line, which the view does not know about. The first line of
+    the view would then stay on the terminal, and the view would draw it below a second time.
     """
-    # Windows; no terminal
+    # on Windows, or without a terminal
     with contextlib.suppress(ImportError, OSError, ValueError, AttributeError):
         import termios
 
         handle = sys.stdin.fileno()
         if os.tcgetpgrp(handle) != os.getpgrp():
-            return  # in the background the terminal is not ours to change
+            return  # a background process must not change the terminal
         with contextlib.suppress(termios.error):
             flags = termios.tcgetattr(handle)
             flags[3] = flags[3] | termios.ECHOCTL if wanted else flags[3] & ~termios.ECHOCTL
@@ -130,11 +132,11 @@ def _echo_control_keys(wanted: bool) -> None:
 # --- a notebook
 # --------------------------------------------------------------------------------------------------
 
-_PAUSE = 0.25  # seconds between two drawings: each is a message to the browser
+_PAUSE = 0.25  # seconds between two updates: each is a message to the browser
 
 
 def in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook."""
+    """Return whether this process is the kernel of a notebook."""
     if "IPython" not in sys.modules:
         return False
     from IPython import get_ipython
@@ -149,7 +151,7 @@ class _Line:
 
 
 class Cell:
-    """Bars as one output of a notebook's cell, which is replaced whenever they change."""
+    """Bars as one output of a notebook's cell, which is replaced at every change."""
 
     def __init__(self) -> None:
         self._lines: dict[str, _Line] = {}

@@ -1,5 +1,6 @@
-"""A method's state as files and back: nested values as JSON, their tensors as safetensors.
-Nothing is ever unpickled.
+"""Conversion of a method's state to files and back.
+
+Nested values are stored as JSON, and their tensors as safetensors. Pickle is never used.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ TENSOR = "$tensor"
 
 
 def pack(state: State) -> tuple[Any, dict[str, Tensor]]:
-    """A nested state as (JSON structure, tensors by path).
+    """Return a nested state as (JSON structure, tensors by path).
 
     >>> import torch
     >>> pack({"a": {"b": torch.ones(2)}, "n": 3})[0]
@@ -32,7 +33,7 @@ def pack(state: State) -> tuple[Any, dict[str, Tensor]]:
 
     def walk(value: Any, path: str) -> Any:
         if isinstance(value, Tensor):
-            # A copy of its own: safetensors stores no views and no shared memory.
+            # A separate copy, because safetensors cannot store views or shared memory.
             tensors[path] = value.detach().to("cpu", copy=True).contiguous()
             return {TENSOR: path}
         if isinstance(value, Mapping):
@@ -59,11 +60,11 @@ def pack(state: State) -> tuple[Any, dict[str, Tensor]]:
 def unpack(
     structure: Any, tensors: Mapping[str, Tensor], device: torch.device | str = "cpu"
 ) -> Any:
-    """The inverse of :func:`pack`, on the device of the problem (tuples come back as lists).
+    """Restore the state from the result of :func:`pack`, on the device of the problem.
 
-    Every loaded state passes through here: those of run folders and files, and those of the
-    conformance kit. Tensors are copied to where torch allocates: the place of a tensor in memory
-    decides how products with it round.
+    Tuples become lists. Every loaded state passes through this function: from run folders, from
+    files, and from the conformance kit. Tensors are copied to memory that torch allocates, because
+    the memory address of a tensor affects the rounding of products with it.
 
     >>> import torch
     >>> unpack(*pack({"step": 3, "m": torch.ones(2)}), "meta")["m"].device
@@ -79,13 +80,12 @@ def unpack(
 
 
 def save_state(path: str | Path, state: State) -> None:
-    """Writes a nested state of tensors, numbers, strings and None into one file, whole or not at
-    all.
+    """Write a nested state of tensors, numbers, strings and ``None`` into one file, atomically.
 
-    A safetensors file: the tensors, and the structure as JSON in its header. Tuples come back as
-    lists, keys as strings.
+    The file has the format safetensors: the tensors, and the structure as JSON in the header.
+    Tuples become lists, and keys become strings.
 
-    Errors: ConfigError if the state contains anything else; CheckpointError if the file cannot be
+    Errors: ConfigError if the state contains any other value; CheckpointError if the file cannot be
         written.
 
     >>> import tempfile, torch
@@ -101,13 +101,15 @@ def save_state(path: str | Path, state: State) -> None:
 
 
 def load_state(path: str | Path, device: torch.device | str = "cpu") -> State:
-    """What :func:`save_state` wrote, on the device of the problem. Nothing is unpickled.
+    """Load a state from a file of :func:`save_state`, on the device of the problem.
 
-    Errors: CheckpointError, naming the file, where it is missing or damaged.
+    Pickle is not used.
+
+    Errors: CheckpointError with the name of the file, if it is missing or damaged.
     """
     try:
         with safetensors.safe_open(path, "pt") as stored:
-            names = stored.keys()  # it is no dictionary
+            names = stored.keys()  # not a dictionary
             tensors = {name: stored.get_tensor(name) for name in names}
             state: State = unpack(json.loads((stored.metadata() or {})["state"]), tensors, device)
     except FileNotFoundError:
@@ -127,7 +129,10 @@ def load_state(path: str | Path, device: torch.device | str = "cpu") -> State:
 
 
 def result_of(method: Method, state: State, checkpoint: Path, name: str) -> tuple[Tree, Tree]:
-    """(θ, x) of a state that was read from a checkpoint; ``name`` is what the method is called."""
+    """Return (θ, x) of a state that was read from a checkpoint.
+
+    ``name`` is the name of the method in messages.
+    """
     try:
         theta, x = method.result(state)
         _ = [leaf.shape for leaf in (*theta.values(), *x.values())]
@@ -139,7 +144,10 @@ def result_of(method: Method, state: State, checkpoint: Path, name: str) -> tupl
 
 
 def ensure_of(problem: Problem, theta: Tree, x: Tree, checkpoint: Path) -> None:
-    """The checkpoint's x has the names of the problem's, and all leaves their shapes."""
+    """Raise an error if the checkpoint belongs to another problem.
+
+    The names of x and the shapes of all leaves must be those of the problem.
+    """
     starts = {**problem.theta0, **problem.x0}
     wrong = [
         name

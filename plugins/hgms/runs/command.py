@@ -1,5 +1,6 @@
-"""``hgms run``, ``hgms describe`` and ``hgms compat``: what runs, and what there is to run.
-Parse, call, print.
+"""The commands ``hgms run``, ``hgms describe`` and ``hgms compat``.
+
+This module parses the arguments, calls the functions and prints the results.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ from hgms_core.registry import Component, Registry
 @plugin_option
 @json_option
 def describe(words: Sequence[str], registry: Registry, as_json: bool) -> None:
-    """Everything about one component: its documentation, and its fields with defaults, types and
-    ranges; of a task its metrics, its traits and the sizes of θ and x.
+    """Show one component: documentation, and fields with defaults, types and ranges. For a task,
+    also show its metrics, its traits and the sizes of θ and x.
 
-    KIND may be left out where only one component has the NAME.
+    KIND is optional if only one component has the NAME.
     """
     if len(words) > 2:
         raise click.UsageError(f"one KIND and one NAME, not {len(words)} words")
@@ -57,7 +58,7 @@ def describe(words: Sequence[str], registry: Registry, as_json: bool) -> None:
 
 
 def _component(registry: Registry, name: str) -> Component:
-    """The one component of that name, whatever its kind."""
+    """Return the only component of that name, of any kind."""
     known = [item for item in registry.components() if item.kind.label]
     hits = [item for item in known if item.name == name]
     if not hits:
@@ -99,7 +100,7 @@ def run(
     registry: Registry,
     as_json: bool,
 ) -> None:
-    """Run what a CONFIG file describes, into a run folder of its own."""
+    """Run the configuration in the CONFIG file, and store the results in a run folder."""
     loaded = load(config, [*sets, *track], seed=seed, out=out, registry=registry)
     with Progress(enabled=not as_json) as view:
         result = run_config(loaded, resume=resume, view=view)
@@ -165,11 +166,11 @@ def _words(_context: click.Context, _option: click.Parameter, values: Sequence[s
 @plugin_option
 @json_option
 def compat(tasks: list[str], methods: list[str], registry: Registry, as_json: bool) -> None:
-    """Which methods fit which tasks, known before anything runs.
+    """Show which methods fit which tasks, before a run starts.
 
-    ok: the task has all that the method and its parts need. no: it lacks what is listed below the
-    table. ?: the task makes no promise, or the method cannot be built without a configuration. Of
-    one task, or one method, the reasons stand in the table.
+    ok: the task has all traits that the method and its parts require. no: the task lacks the traits
+    listed below the table. ?: the task declares no traits, or the method requires a configuration.
+    For a single task or a single method, the table contains the reasons.
     """
     rows = fits.rows_of(registry, methods, tasks)
     if as_json:

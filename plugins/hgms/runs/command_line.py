@@ -1,6 +1,4 @@
-"""What is named on a command line: a file as a configuration, a component by its name, each with
-values laid over it.
-"""
+"""Conversion of command-line arguments to configurations and components."""
 
 from __future__ import annotations
 
@@ -24,8 +22,9 @@ def load(
     out: str | None = None,
     registry: Registry | None = None,
 ) -> RunConfig:
-    """The configuration in a TOML file, with ``--set key.of.it=value``, ``--seed`` and ``--out``
-    laid over it.
+    """Load the configuration in a TOML file.
+
+    ``--set key.of.it=value``, ``--seed`` and ``--out`` override its values.
     """
     table = tables_of(Path(path), "configuration")
     places = lay_options(table, sets, seed, out=out)
@@ -39,8 +38,11 @@ def built(
     traits: frozenset[str] = frozenset(),
     registry: Registry | None = None,
 ) -> Any:
-    """The task or method called ``name``, with ``task.FIELD=VALUE`` or ``method.FIELD=VALUE`` laid
-    over its defaults (a method's on a task with ``traits``)."""
+    """Build the task or method with this name.
+
+    ``task.FIELD=VALUE`` or ``method.FIELD=VALUE`` override its defaults. The defaults of a method
+    are those for a task with ``traits``.
+    """
     kind = PROTOCOLS[protocol].name
     table: dict[str, Any] = {kind: {"name": name}}
     for assignment in fields:

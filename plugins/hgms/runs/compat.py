@@ -1,5 +1,6 @@
-"""``hgms compat``: which methods fit which tasks, as rows and as a table that a terminal of 80
-columns holds.
+"""``hgms compat``: compatibility of methods and tasks, as rows and as a table.
+
+The table fits a terminal of 80 columns.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ FITS = {True: "ok", False: "no", None: "?"}
 def rows_of(
     registry: Registry, methods: Sequence[str] = (), tasks: Sequence[str] = ()
 ) -> list[dict[str, Any]]:
-    """A row for each of these methods on each of these tasks (of all, if none is named)."""
+    """Return a row for each of these methods on each of these tasks.
+
+    If no methods or tasks are named, all are used.
+    """
     known = {item.name: item.target for item in registry.components("task")}
     targets = {name: registry.get("task", name).target for name in tasks} or known
     names = [registry.get("method", name).name for name in methods] or [
@@ -32,7 +36,11 @@ def rows_of(
 
 
 def _cells(registry: Registry, name: str, tasks: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """One method against every task: whether it ``fits`` (null: not known) and ``why`` not."""
+    """Yield one row per task for a method.
+
+    ``fits`` states whether the method fits (null: unknown), and ``why`` gives the reason if it does
+    not fit.
+    """
     for task, target in tasks.items():
         try:
             method = built(
@@ -60,8 +68,9 @@ def _cells(registry: Registry, name: str, tasks: Mapping[str, Any]) -> Iterator[
 
 
 def show(rows: Sequence[Mapping[str, Any]]) -> None:
-    """A line for each method, a column for each task; of one task, or of one method, lines with
-    the reasons.
+    """Print one line per method, with one column per task.
+
+    For a single task or a single method, print lines with the reasons.
     """
     columns = terminal_width()
     methods, tasks = (list(dict.fromkeys(row[key] for row in rows)) for key in ("method", "task"))
@@ -97,7 +106,7 @@ def show(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _spelt(some: Sequence[str], tasks: Sequence[str]) -> str:
-    """Some of the tasks, the shorter way."""
+    """Return the shorter of two texts for some of the tasks."""
     others = [task for task in tasks if task not in some]
     if not others:
         return "every task"

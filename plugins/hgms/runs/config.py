@@ -1,8 +1,8 @@
-"""Configurations: one run as a TOML file says it, and its hash.
+"""Configurations: the TOML description of one run, and its hash.
 
-A table of a file is the fields of a class, nothing else. A field whose type is a protocol (a part,
-a solver, a task) is a table with the ``name`` of a registered component, or the name alone.
-``"none"`` stands for Python's None.
+Each table of a file contains the fields of one class. A field may have a protocol as its type (a
+part, a solver, a task). Its value is a table with the ``name`` of a registered component, or only
+the name. ``"none"`` represents Python's ``None``.
 """
 
 from __future__ import annotations
@@ -35,21 +35,27 @@ from hgms_core.registry import Registry
 from hgms_core.validators import at_least, at_most, not_empty, optional, optional_whole
 
 SCHEMA = 1
-"""The version of configuration files; a file may say it."""
+"""The version of configuration files; a file may state it."""
 
 UNCOMPARED = ("out", "label", "task_label", "track", "diagnose", "ranks")
-"""The settings of ``[run]`` in which two runs may differ and yet be averaged, or go on from each
-other.
+"""Settings of ``[run]`` that may differ between runs of the same configuration.
+
+Runs that differ only in these settings may be averaged, or may resume from each other.
 """
 
 
 LONGEST_LABEL = 200
-"""Characters of a label: a folder's name has at most 255, and contains more than the label."""
+"""Maximum number of characters of a label.
+
+The name of a folder has at most 255 characters, and contains more than the label.
+"""
 
 
 def tables_of_others() -> frozenset[str]:
-    """The top-level tables of a file that other programs read, by their entry points in the group
-    ``hgms.tables``: a run and a grid pass over them."""
+    """Return the top-level tables of a file that other programs read.
+
+    Their entry points are in the group ``hgms.tables``. Runs and grids ignore these tables.
+    """
     return frozenset(point.name for point in importlib.metadata.entry_points(group="hgms.tables"))
 
 
@@ -86,28 +92,42 @@ def _expanded(value: Any) -> Any:
 
 @component
 class RunSettings:
-    """How a run is carried out: nothing here changes what is computed, except ``device``, ``dtype``
-    and, in the last digits, ``matmul`` and ``compile``.
+    """Settings for the execution of a run.
 
-    ``out`` is where run folders go, with ``~`` and ``$VARIABLES`` replaced; ``threads`` the number
-    of CPU threads (None: torch's choice); a row is evaluated every ``evaluate_every`` outer steps,
-    or ``evaluations`` times at equal shares of the budget where that is set, so that methods of
-    very different speed get curves of the same length; a checkpoint is written every
-    ``checkpoint_seconds`` seconds (0: after every step). ``clock`` is what a budget in seconds
-    counts: ``wall`` time, or the ``cpu`` time of the process, which other programs on the machine
-    disturb less (of all its threads together; not for GPUs). ``label`` and ``task_label`` are what
-    the run's method and task are called in folders and tables (None: by their names), so that two
-    variants of one method can stand side by side. ``track`` names the trackers that follow the run.
-    ``matmul`` is the route of float32 matrix products: ``exact``, ``fast`` (what the device offers:
-    oneDNN on a CPU, TF32 on a GPU), or ``auto``: ``fast`` where it is faster and its error within
-    four times the exact route's, as measured at the start. ``compile`` makes programs of the
-    functions that steps spend their time in: ``true``, ``false``, or ``auto``: if that is expected
-    to save more time than it takes. The clock does not count what that takes. ``diagnose`` says
-    after how many outer steps one is measured beside the run (None: never): how far its
-    hypergradient and its choice can be trusted. The run's own numbers stay as they are, and the
-    budget does not count it.
-    ``ranks`` is the number of processes that take the steps together, each with ``threads``
-    threads, or with a GPU of its own: candidates and rows are parted among them. Sums are then in
+    Only ``device`` and ``dtype`` change the results. ``matmul`` and ``compile`` may change the last
+    digits.
+
+    ``out`` is the folder for run folders; ``~`` and ``$VARIABLES`` are replaced. ``threads`` is the
+    number of CPU threads (``None``: torch's default).
+
+    The run evaluates a row every ``evaluate_every`` outer steps. If ``evaluations`` is set, the run
+    evaluates this number of rows at equal shares of the budget instead. Methods of very different
+    speed then get curves of the same length. The run writes a checkpoint every
+    ``checkpoint_seconds`` seconds (0: after every step).
+
+    ``clock`` is the time that a budget in seconds counts. ``wall`` is wall-clock time. ``cpu`` is
+    the processor time of the process, summed over its threads; other programs on the machine
+    disturb it less. It is not for GPUs.
+
+    ``label`` and ``task_label`` replace the names of the method and the task in folders and tables
+    (``None``: the names are used). Labels distinguish two variants of one method. ``track`` lists
+    the names of the trackers that follow the run.
+
+    ``matmul`` is the route of float32 matrix products. ``exact`` is the exact route. ``fast`` is
+    the fast route of the device: oneDNN on a CPU, TF32 on a GPU. ``auto`` measures both at the
+    start. It selects ``fast`` if this is faster and its error is at most four times the error of
+    the exact route.
+
+    ``compile`` controls the compilation of the functions that take most of the time of a step. It
+    is ``true``, ``false`` or ``auto``, which compiles if this is expected to save more time than it
+    takes. The clock does not count the compilation.
+
+    ``diagnose`` is the number of outer steps between two diagnosed steps (``None``: never). A
+    diagnosis measures the reliability of the hypergradient and of the selection. It does not change
+    the numbers of the run, and the budget does not count it.
+
+    ``ranks`` is the number of processes that compute the steps together. Each has ``threads``
+    threads, or a separate GPU. Candidates and rows are split across the ranks. Sums then have
     another order, so the last digits differ.
     """
 
@@ -146,12 +166,14 @@ def _from(source: str, error: HgmsError, sets: Sequence[tuple[str, ...]]) -> Hgm
 class RunConfig:
     """One run: a task, a method, a seed and a budget.
 
-    ``method_name`` is what the method is registered as (``hg-ms`` is a :class:`Pipeline`
-    underneath); records and tables are labelled with it; ``role`` is what that is in comparisons
-    ("floor", "ceiling" or nothing). ``RunConfig(task=…, method=Pipeline(…),
-    budget=Budget.parse("60s"))`` needs no registry. ``host`` has the observers that follow the run
-    (None: those of installed plugins). ``own`` says that its objects are those of this process:
-    what TOML has no word for then stands in its table as a digest, and no table can make it again.
+    ``method_name`` is the registered name of the method (``hg-ms`` is a :class:`Pipeline`
+    internally). Records and tables use it as the label. ``role`` is the role of the method in
+    comparisons ("floor", "ceiling" or empty). ``RunConfig(task=…, method=Pipeline(…),
+    budget=Budget.parse("60s"))`` needs no registry.
+
+    ``host`` has the observers that follow the run (``None``: those of installed plugins). ``own``
+    is True for objects of this process. The table then contains a digest for each value that TOML
+    cannot express, and such a table cannot be converted back to objects.
     """
 
     schema: int = field(default=SCHEMA, validator=_known_schema)
@@ -182,8 +204,8 @@ class RunConfig:
     ) -> RunConfig:
         """Return the objects that ``table`` describes, or raise all errors in it at once.
 
-        Components are looked up in ``registry`` (None: what is installed). Places begin with
-        ``source``, except below ``sets``, which the command line has set.
+        Components are looked up in ``registry`` (``None``: the installed components). The places of
+        errors begin with ``source``, except below ``sets``, which the command line has set.
         """
         registry = registry or Registry.load()
         others = (
@@ -208,8 +230,9 @@ class RunConfig:
         return cls.from_dict(read_toml(text, source), source=source, registry=registry)
 
     def resolved(self) -> dict[str, Any]:
-        """Every value of every field, defaults too, as plain TOML values; ``from_dict`` of it is
-        this configuration.
+        """Return the values of all fields, including defaults, as plain TOML values.
+
+        ``from_dict`` converts the result back to this configuration.
         """
         if self.own:
             parts = {
@@ -226,7 +249,7 @@ class RunConfig:
         for key in ("label", "task_label"):
             if table["run"][key] == "none":
                 del table["run"][key]
-        # who watches a run, and in how many processes it runs, are no part of what it computes
+        # the observers and the number of processes do not define the results
         if not self.run.track:
             del table["run"]["track"]
         if self.run.diagnose is None:
@@ -240,7 +263,7 @@ class RunConfig:
 
     @property
     def info(self) -> RunInfo:
-        """What observers are told of the run, and its folder holds."""
+        """The information about the run for observers and for its folder."""
         return RunInfo(
             task=self.task.name,
             method=self.method_name,
@@ -251,8 +274,9 @@ class RunConfig:
 
     @property
     def path(self) -> Path:
-        """Where the run lives: ``<out>/<task>/<method>-<hash>/seed-<n>``, with labels in place
-        of names.
+        """The folder of the run: ``<out>/<task>/<method>-<hash>/seed-<n>``.
+
+        Labels replace the names of the task and the method.
         """
         task = self.run.task_label or self.task.name
         method = self.run.label or self.method_name
@@ -260,9 +284,11 @@ class RunConfig:
 
     @property
     def config_hash(self) -> str:
-        """Eight hex digits that are the same for runs that may be averaged: everything but the seed
-        and what is UNCOMPARED, the version of the task, the data that its problem is made of, and
-        the code of components that are not ours.
+        """Eight hex digits that are equal for runs that may be averaged.
+
+        The hash covers the configuration except for the seed and the settings in UNCOMPARED. It
+        also covers the version of the task, the data fingerprint, and the code of third-party
+        components.
         """
         table = self.resolved()
         del table["seed"]

@@ -1,5 +1,6 @@
-"""``hgms describe``: all there is to know about one component, as a table of JSON and as text
-for a terminal.
+"""Description of one component for ``hgms describe``.
+
+The description is printed as a JSON table or as text for a terminal.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from hgms_core.validators import whole_number
 
 
 def description(component: Component, registry: Registry) -> dict[str, Any]:
-    """What ``hgms describe --json`` prints."""
+    """Return the table that ``hgms describe --json`` prints."""
     row = component_row(component) | {"class": component.where}
     target = component.target
     row |= {"needs": _needs(component, registry)} if component.kind.name == "method" else {}
@@ -41,7 +42,7 @@ def description(component: Component, registry: Registry) -> dict[str, Any]:
         doc = f"{target.summary}\n\nSource: {target.source}"
         return row | {"doc": doc, "parts": plain(target.parts), "on": on}
     fields = _fields(target)
-    if target is Pipeline:  # in whose table those of wrappers may stand
+    if target is Pipeline:  # its table may contain the fields of wrappers
         wrapped = [
             field
             for wrapper in registry.wrappers
@@ -56,7 +57,7 @@ def description(component: Component, registry: Registry) -> dict[str, Any]:
 
 
 def show(component: Component, known: Mapping[str, Any]) -> None:
-    """The description on a terminal, folded to its width."""
+    """Print the description, wrapped to the width of the terminal."""
     columns = terminal_width()
     owner = f"{component.plugin.owner}, plugin {component.plugin.name!r}, {component.where}"
     _say(f"{component.kind.label} {component.name}  ({owner})", columns)
@@ -84,10 +85,13 @@ def show(component: Component, known: Mapping[str, Any]) -> None:
 
 
 def _needs(component: Component, registry: Registry) -> dict[str, str]:
-    """The traits that a method needs at its defaults, each with the part that needs it."""
+    """Return the traits that a method requires with its defaults.
+
+    The values are the names of the parts that require them.
+    """
     try:
         return needs(structured({"name": component.name}, Method, registry))
-    except HgmsError:  # it has no defaults: what its class says
+    except HgmsError:  # without defaults: use the declaration of the class
         own = getattr(component.target, "needs", ())
         return {} if isinstance(own, property) else dict.fromkeys(sorted(own), component.name)
 
@@ -147,7 +151,9 @@ def _cells(field: Mapping[str, Any]) -> dict[str, str]:
 
 
 def range_of(validator: Any) -> str:
-    """What a field's validator allows, in words; empty where that is what its type says.
+    """Return a text for the values that a validator allows.
+
+    The text is empty if the validator does not restrict the type further.
 
     >>> from attrs import validators
     >>> from hgms_core.validators import (
@@ -196,7 +202,10 @@ def range_of(validator: Any) -> str:
 
 
 def _parts(validator: Any) -> Iterator[Any]:
-    """The validators that one is made of: all of several, and that of a value that may be None."""
+    """Yield the single validators that a combined validator contains.
+
+    These are the items of a list, and the validator inside an optional validator.
+    """
     names = ("_validators", "validators", "validator")
     inner = next((part for name in names if (part := getattr(validator, name, None))), None)
     if isinstance(validator, list | tuple):

@@ -1,5 +1,6 @@
-"""Docstrings on a terminal: paragraphs folded to its width, without markup; formulas and code
-keep their lines.
+"""Docstrings on a terminal: paragraphs without markup, wrapped to its width.
+
+Formulas and code keep their lines.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from collections.abc import Iterator
 from hgms.cli import unmarked
 
 ITEM = re.compile(r"- |[\w*][\w*., ]*:( |$)")
-"""How an item of a list begins: a dash, or names and a colon."""
+"""The start of a list item: a dash, or names and a colon."""
 
 
 def folded(doc: str, columns: int) -> str:
-    r"""A docstring as plain text.
+    r"""Return a docstring as plain text.
 
     >>> print(folded("The :class:`~hgms_core.Key` of ``x``::\n\n    y = 2    x\n\nEnd.", 40))
     The Key of `x`:
@@ -64,7 +65,7 @@ def _paragraph(lines: list[str], columns: int) -> Iterator[str]:
 
 
 def _hanging(line: str, columns: int, further: int) -> str:
-    """A line folded at its spaces, what follows indented ``further``."""
+    """Wrap a line at its spaces; further lines are indented by ``further``."""
     indent = _indent(line)
     if len(line) <= columns:
         return line
@@ -83,8 +84,9 @@ def _indent(line: str) -> int:
 
 
 def _example(lines: list[str], columns: int) -> Iterator[str]:
-    """Code and what it prints; code that is too long goes on where Python lets it, inside
-    brackets.
+    """Yield the lines of code and its output.
+
+    Long code is broken at places that Python allows, inside brackets.
     """
     indent = _indent(lines[0])
     for line in lines:
@@ -119,8 +121,9 @@ def _pieces(code: str, room: int, inside: bool) -> Iterator[str]:
 
 
 def _gaps(code: str, inside: bool) -> list[int]:
-    """Behind which characters a line of code may be broken: inside brackets, at a space that is
-    in no string.
+    """Return the positions after which a line of code may be broken.
+
+    These are spaces inside brackets that are not in a string.
     """
     depth = int(inside)
     gaps = []
@@ -134,5 +137,5 @@ def _gaps(code: str, inside: bool) -> list[int]:
             if depth > 0 and token.start[0] == 1 and code[token.end[1] : token.end[1] + 1] == " ":
                 gaps.append(token.end[1])
     except (tokenize.TokenError, IndentationError):
-        pass  # a line of several, whose brackets end further down
+        pass  # part of a statement whose brackets close on a later line
     return gaps

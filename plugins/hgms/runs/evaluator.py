@@ -1,6 +1,6 @@
-"""The evaluator: when a run computes the metrics of its problem, and the metrics.
+"""Evaluation of the metrics of a problem during a run, and its schedule.
 
-Evaluation is outside the clock and outside every decision of a method.
+Evaluation is outside the clock. It does not affect the decisions of a method.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from hgms_core import Problem, Record, Tree
 
 @frozen
 class Evaluator:
-    """Evaluates every ``evaluate_every`` steps, or ``evaluations`` times at equal shares of the
-    budget. The last step is always evaluated.
+    """Evaluates every ``evaluate_every`` steps.
+
+    With ``evaluations``, it evaluates this number of times at equal shares of the budget instead.
+    The last step is always evaluated.
     """
 
     settings: RunSettings

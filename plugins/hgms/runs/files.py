@@ -1,5 +1,8 @@
-"""Files of runs: read without trust (no links, pipes or devices; bounds on size), written whole or
-not at all, and with checksums."""
+"""Files of runs, with checksums.
+
+Reading does not trust the files: links, pipes and devices are rejected, and sizes are limited.
+Writing is atomic.
+"""
 
 from __future__ import annotations
 
@@ -31,18 +34,18 @@ _APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | _NO_LINK
 
 
 class DiskError(CheckpointError):
-    """Writing failed (a full disk, lost rights). What was on disk before is intact."""
+    """Writing failed (a full disk, missing rights). Existing files on the disk are intact."""
 
     exit_code = 1
 
 
 @contextlib.contextmanager
 def opened(path: Path, most: int) -> Iterator[IO[bytes]]:
-    """A regular file, open for reading.
+    """Open a regular file for reading.
 
     Raises:
-        CheckpointError: it is a link, a pipe, a device or larger than ``most`` bytes, or cannot be
-            read.
+        CheckpointError: the path is a link, a pipe or a device, or the file is larger than ``most``
+            bytes or unreadable.
     """
     # without O_NONBLOCK, opening a pipe waits for its other end
     flags = os.O_RDONLY | _NO_LINK | getattr(os, "O_NONBLOCK", 0)
@@ -76,9 +79,9 @@ def opened(path: Path, most: int) -> Iterator[IO[bytes]]:
 
 
 def read_file(path: Path, most: int = SMALL) -> bytes:
-    """The bytes of a regular file, as :func:`opened` opens it."""
+    """Return the bytes of a regular file; see :func:`opened`."""
     with opened(path, most) as stream:
-        # no more than was allowed, should it grow
+        # the file may grow, so read at most its checked size
         return stream.read(os.fstat(stream.fileno()).st_size)
 
 
@@ -102,7 +105,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def append(path: Path, data: bytes) -> None:
-    """Writes at the end of a file without a buffer, which would cost more than the writing."""
+    """Append data to a file without a buffer, which would cost more than writing."""
     with writing(path):
         handle = os.open(path, _APPEND, 0o666)
         try:
@@ -113,18 +116,23 @@ def append(path: Path, data: bytes) -> None:
 
 
 def appending(path: Path) -> IO[bytes]:
-    """The file, opened to write at its end; OSError where it is a symbolic link."""
+    """Open a file for appending.
+
+    Errors: OSError if the path is a symbolic link.
+    """
     return os.fdopen(os.open(path, _APPEND, 0o666), "ab")
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """The whole file or the old one: written aside, flushed to the disk, renamed. A symbolic
-    link is replaced, not followed.
+    """Replace a file atomically.
+
+    The data is written to a temporary file, flushed to the disk, and renamed. A symbolic link is
+    replaced, not followed.
     """
     aside = path.with_name(path.name + ".part")
     with writing(path):
         try:
-            aside.unlink(missing_ok=True)  # of a write that was killed
+            aside.unlink(missing_ok=True)  # the rest of a killed write
             with os.fdopen(
                 os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK, 0o666), "wb"
             ) as stream:
@@ -139,11 +147,12 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def flush(path: Path) -> None:
-    """What was written to a file, or which files a folder has, survives a loss of power from
-    here on.
+    """Flush a file, or the list of files of a folder, to the disk.
+
+    The data then survives a loss of power.
     """
     if os.name == "nt" and path.is_dir():
-        return  # Windows has no such call for folders
+        return  # Windows cannot flush folders
     with writing(path):
         handle = os.open(path, os.O_RDONLY)
         try:
@@ -158,7 +167,7 @@ def flush(path: Path) -> None:
 
 @contextlib.contextmanager
 def regular(path: Path, most: int = ROWS) -> Iterator[IO[bytes]]:
-    """A file of a run's folder, open for reading: a regular one, and no link."""
+    """Open a regular file of a run's folder for reading; links are rejected."""
     try:
         with opened(path, most) as stream:
             yield stream
@@ -180,20 +189,23 @@ def as_json(value: Mapping[str, Any], indent: int | None = None) -> bytes:
 
 
 def sealed(table: Mapping[str, Any], indent: int) -> bytes:
-    """The table as JSON, with the sha256 of all the rest as its last entry."""
+    """Return the table as JSON, with a checksum as its last entry.
+
+    The checksum is the sha256 of all other entries.
+    """
     table = {**table, "checksum": _checksum(table)}
     return json.dumps(table, indent=indent, ensure_ascii=False).encode(errors="backslashreplace")
 
 
 def unsealed(path: Path) -> dict[str, Any]:
-    """What :func:`sealed` wrote, if nothing of it has changed."""
+    """Return the table of a file that :func:`sealed` wrote, if it is unchanged."""
     table = json_object(path)
     ensure_seal(table, path)
     return table
 
 
 def ensure_seal(table: Mapping[str, Any], path: Path) -> None:
-    """Raise CheckpointError if the table from ``path`` does not match its checksum, or has none."""
+    """Raise CheckpointError if the table from ``path`` has a wrong checksum or none."""
     if "checksum" not in table:
         raise damaged(path, "it has no checksum")
     rest = {key: table[key] for key in table if key != "checksum"}
@@ -216,8 +228,11 @@ def json_object(path: Path) -> dict[str, Any]:
 
 
 def lines(path: Path, *, stamped: bool = False) -> Iterator[dict[str, Any]]:
-    """The complete lines. Only the last line may be half-written (a kill while appending); any
-    other damage is named. ``stamped``: each line must match its crc32, which is left out.
+    """Yield the complete lines of a file.
+
+    Only the last line may be incomplete (after a kill while appending). Any other damage raises an
+    error with the line number. With ``stamped``, each line must match its crc32, which is excluded
+    from the result.
     """
     if not path.exists():
         return
@@ -238,12 +253,12 @@ def lines(path: Path, *, stamped: bool = False) -> Iterator[dict[str, Any]]:
 
 
 def stamped(line: bytes) -> bytes:
-    """A line of JSON with its own crc32 as the last entry."""
+    """Return a line of JSON with its crc32 as the last entry."""
     return b'%s, "%s": %d}' % (line[:-1], CRC.encode(), zlib.crc32(line))
 
 
 def is_stamped(line: bytes) -> bool:
-    """Whether a line is as :func:`stamped` wrote it."""
+    """Return whether a line matches the crc32 that :func:`stamped` added."""
     head, _, number = line.rpartition(b', "%s": ' % CRC.encode())
     return number == b"%d}" % zlib.crc32(head + b"}")
 

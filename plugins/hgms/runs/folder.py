@@ -1,4 +1,4 @@
-"""A run on disk: everything needed to read it, and to go on after a kill at any instant.
+"""A run on disk, readable and resumable after a kill at any time.
 
 ::
 
@@ -7,7 +7,7 @@
     steps.jsonl
         one line per outer step, flushed; the same for every run of one seed, resumed or not
     timings.jsonl
-        the clock beside it (kept apart, since no two runs share it), each line with its crc32
+        the clock of each step, each line with its crc32; a separate file, since times vary
     checkpoint.json
         the state without its tensors, and the sha256 of the tensors, of steps.jsonl and of itself
     checkpoint-<step>.safetensors
@@ -15,8 +15,9 @@
     summary.json
         written last, with its checksum, the key of the configuration and the sha256 of steps.jsonl
 
-A file that cannot be read is named, never guessed around. What a run goes on from is checked byte
-by byte before anything is changed. Nothing is written through a symbolic link.
+If a file is unreadable, the error names it, and HGMS does not guess its contents. A resuming run
+first checks all bytes that it depends on, and only then changes files. HGMS does not write through
+symbolic links.
 """
 
 from __future__ import annotations
@@ -47,17 +48,21 @@ from hgms_core.components import read_by_annotation, reports_errors
 from hgms_core.errors import CheckpointError
 
 TIES = ("checksum", "key", "steps_sha256")
-"""Entries of ``summary.json`` that tie it to itself, to the configuration and to the rows."""
+"""Entries of ``summary.json`` that link it to other data.
+
+They link it to its own contents, to the configuration and to the rows.
+"""
 IDENTITY = "task.identity."
-"""What the digests of the fields of a problem are called in a configuration."""
+"""The prefix of the digests of a problem's fields in a configuration."""
 SHOWN = 3
-"""Settings that a message names where two configurations differ."""
+"""Maximum number of different settings that a message lists for two configurations."""
 
 
 @define
 class _Rows:
-    """How long ``steps.jsonl`` is and its sha256, kept while it grows: no checkpoint has to read
-    it again.
+    """The length and the sha256 of ``steps.jsonl``, updated with each line.
+
+    Checkpoints therefore need not read the whole file.
     """
 
     size: int
@@ -73,12 +78,12 @@ class _Rows:
 
 
 def _part_name(name: str) -> str:
-    """A field of a problem in a message."""
+    """Return the text for a field of a problem in messages."""
     return {"rows": "the losses of rows (rows)", "sources": "the losses of sources"}.get(name, name)
 
 
 def compared(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration without the settings in which a run may differ and still be the same run."""
+    """Return a configuration without the settings that may differ within the same run."""
     settings = config.get("run")
     if not isinstance(settings, Mapping):
         settings = {}
@@ -89,7 +94,7 @@ def compared(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def config_key(config: Mapping[str, Any]) -> str:
-    """The sha256 of a configuration: results with this key belong to it.
+    """Return the sha256 of a configuration, which its results store as their key.
 
     >>> config_key({"seed": 0}) == config_key({"seed": 0, "run": {"out": "runs"}})
     True
@@ -119,16 +124,18 @@ def _path(value: str | Path) -> Path:
 @reports_errors
 @frozen(field_transformer=read_by_annotation)
 class RunFolder:
-    """One run on disk: ``RunFolder("runs/mine")``. Nothing is made before :func:`run` or
-    :meth:`create` does.
+    """One run on disk: ``RunFolder("runs/mine")``.
+
+    The constructor creates no files. :func:`run` and :meth:`create` do.
 
     ``config``, ``steps``, ``timings``, ``diagnosis``, ``checkpoint``, ``summary`` and ``traceback``
-    are the paths of its files; ``begun`` says whether any of them is there. Of a run that has
-    begun, :meth:`records` gives the rows with their ``seconds``, :meth:`read_summary` the result
-    (None while there is none), :meth:`load` the state and step of the last checkpoint.
+    are the paths of its files. ``begun`` is True if any of them exists. For such a run,
+    :meth:`records` returns the rows with their ``seconds``. :meth:`read_summary` returns the result
+    (``None`` if there is no result yet). :meth:`load` returns the state and step of the last
+    checkpoint.
 
-    Errors: CheckpointError, naming the file, where one is damaged or the folder holds another run,
-    or where a file cannot be written; what was there before is intact.
+    Errors: CheckpointError with the name of the file, if a file is damaged, if the folder contains
+        another run, or if a file cannot be written. The existing files stay intact.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as place:
@@ -155,7 +162,7 @@ class RunFolder:
 
     @property
     def begun(self) -> bool:
-        """Whether a run has written anything here."""
+        """Whether a run has written any of its files here."""
         return any(
             map(
                 os.path.lexists,
@@ -163,12 +170,14 @@ class RunFolder:
             )
         )
 
-    # --- whose it is
+    # --- claims
 
     @property
     def in_use(self) -> bool:
-        """Whether there is a sign that a process has the folder claimed. One that was killed leaves
-        it, too; who wants to know asks for the folder (:meth:`claimed`).
+        """Whether there is a sign that a process has claimed the folder.
+
+        A killed process also leaves this sign. For a reliable result, claim the folder
+        (:meth:`claimed`).
         """
         return os.path.lexists(self.path / LEASE)
 
@@ -181,14 +190,16 @@ class RunFolder:
         patience: float | None = None,
         word: str = "resume=True",
     ) -> Iterator[None]:
-        """The folder for this process alone, for the run of this configuration; another process is
-        waited for ``patience`` seconds (None: until it is seen to be alive). It may be new, or hold
-        this very run and be resumed; ``word`` is what asks for that.
+        """Claim the folder for this process and the run of this configuration.
+
+        If another process has claimed it, wait for ``patience`` seconds (``None``: until that
+        process is known to be alive). The folder may be new, or contain this run and be resumed.
+        ``word`` is the option that requests resuming, for messages.
 
         Raises:
-            CheckpointError: it holds a run of another configuration, or one that is not to be
-                resumed, or lost its ``config.toml``, or another process writes to it. Nothing was
-                changed.
+            CheckpointError: the folder contains a run of another configuration, or a run that must
+                not be resumed, or lost its ``config.toml``, or another process writes to it. No
+                file was changed.
         """
         if self.path.exists() and not self.path.is_dir():
             raise CheckpointError(
@@ -203,16 +214,14 @@ class RunFolder:
             try:
                 self._held[:] = [held.enter_context(leased(self.path, patience=patience))]
             except files.DiskError:
-                # a finished run on a disk that cannot be written to is only read back
+                # on a read-only disk, a finished run is only read back
                 if not (resume and self.summary.exists()):
                     raise
             held.callback(self._held.clear)
             yield
 
     def ensure_held(self) -> None:
-        """FolderInUse where this process had claimed the folder, and another has taken it over
-        since.
-        """
+        """Raise FolderInUse if another process has taken over the claimed folder."""
         for lease in self._held:
             lease.ensure()
 
@@ -247,13 +256,15 @@ class RunFolder:
             )
 
     def holds(self, config: str) -> bool:
-        """Whether the folder was made for this configuration. It may have moved or have got a
-        label: ``run.out`` and the labels are not looked at."""
+        """Return whether the folder was created for this configuration.
+
+        The folder may have been renamed or relabelled: ``run.out`` and the labels are ignored.
+        """
 
         text = files.contents(self.config).decode(errors="replace")
         try:
             return text == config or self._compared(text) == self._compared(config)
-        except (CheckpointError, AttributeError):  # no TOML, or nothing like a configuration
+        except (CheckpointError, AttributeError):  # not TOML, or not a configuration
             return False
 
     def _compared(self, text: str) -> dict[str, Any]:
@@ -295,24 +306,28 @@ class RunFolder:
         files.replace_file(self.environment, files.as_json(environment, indent=2))
 
     def reopen(self) -> None:
-        """Removes the summary of a run that failed and is carried out again: until it ends it is an
-        unfinished one.
+        """Remove the summary of a failed run before its second execution.
+
+        Until the run ends, it counts as unfinished.
         """
         self.ensure_held()
         with files.writing(self.summary):
             self.summary.unlink(missing_ok=True)
 
     def note(self, key: str, value: Any) -> None:
-        """An entry of ``env.json``, which keeps the others."""
+        """Set an entry of ``env.json``; other entries stay unchanged."""
         self.ensure_held()
         files.replace_file(
             self.environment, files.as_json({**self.read_environment(), key: value}, indent=2)
         )
 
-    # --- what it holds
+    # --- contents
 
     def read_environment(self) -> dict[str, Any]:
-        """``env.json``, empty where there is none that can be read: nothing is computed from it."""
+        """Return ``env.json``, or an empty table if it is missing or unreadable.
+
+        No results are computed from this file.
+        """
         with contextlib.suppress(CheckpointError):
             return files.json_object(self.environment)
         return {}
@@ -329,13 +344,13 @@ class RunFolder:
             return hashlib.sha256(text.encode()).hexdigest()
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Write the result, tied to the configuration and to the rows in ``steps.jsonl``."""
+        """Write the result, linked to the configuration and to the rows in ``steps.jsonl``."""
         self.ensure_held()
         ties = {"key": self.key, "steps_sha256": self._written().digest.hexdigest()}
         files.replace_file(self.summary, files.sealed({**finite(summary), **ties}, indent=2))
 
     def read_summary(self) -> dict[str, Any] | None:
-        """The result in ``summary.json``, None while the run is not finished."""
+        """Return the result in ``summary.json``; ``None`` if the run is not finished."""
         if not os.path.lexists(self.summary):
             return None
         table = files.unsealed(self.summary)
@@ -343,7 +358,7 @@ class RunFolder:
         return {name: value for name, value in table.items() if name not in TIES}
 
     def _ensure_own(self, path: Path, table: Mapping[str, Any]) -> None:
-        """CheckpointError if a file of another run was copied into this folder."""
+        """Raise CheckpointError if a file of another run was copied into this folder."""
         if table.get("key") != self.key:
             raise CheckpointError(
                 "other-settings",
@@ -353,8 +368,9 @@ class RunFolder:
             )
 
     def records(self) -> list[dict[str, Any]]:
-        """All complete lines of ``steps.jsonl``, each with its ``seconds`` and the
-        ``compile_seconds`` up to it.
+        """Return all complete lines of ``steps.jsonl``.
+
+        Each has its ``seconds`` and the ``compile_seconds`` up to it.
         """
         names = ("seconds", "compile_seconds")
         clocks: dict[int, dict[str, Any]] = {}
@@ -366,19 +382,22 @@ class RunFolder:
         ]
 
     def diagnoses(self) -> list[dict[str, Any]]:
-        """All complete lines of ``diagnosis.jsonl``, each with the ``seconds`` that it took."""
+        """Return all complete lines of ``diagnosis.jsonl``, each with its ``seconds``."""
         times = files.lines(self.timings, stamped=True)
         took = {row["step"]: row.get("diagnosis_seconds") for row in times}
         rows = files.lines(self.diagnosis, stamped=True)
         return [{**row, "seconds": took.get(row["step"])} for row in rows]
 
     def append_diagnosis(self, row: Mapping[str, Any]) -> None:
-        """The line of a diagnosed step."""
+        """Append the line of a diagnosed step."""
         self.ensure_held()
         files.append(self.diagnosis, files.stamped(files.as_json(row)) + b"\n")
 
     def append(self, record: Mapping[str, Any], timing: Mapping[str, Any]) -> None:
-        """One outer step's lines; they are in the operating system's hands when this returns."""
+        """Append the lines of one outer step.
+
+        The operating system has received the lines when this method returns.
+        """
         self.ensure_held()
         rows = self._written()
         line = files.as_json(record) + b"\n"
@@ -388,16 +407,19 @@ class RunFolder:
         rows.add(line)
 
     def _written(self) -> _Rows:
-        """The length and digest of ``steps.jsonl``, which is read once."""
+        """Return the length and digest of ``steps.jsonl``, which is read only once."""
         if not self._rows:
             self._rows.append(_Rows.of(files.contents(self.steps) if self.steps.exists() else b""))
         return self._rows[0]
 
-    # --- what it goes on from
+    # --- checkpoints
 
     def save(self, state: State, step: int) -> None:
-        """A checkpoint: first the rows and the tensors under a new name, then the file that points
-        to them, then the old ones go. Each is on the disk before the next."""
+        """Write a checkpoint.
+
+        The order is: the rows and the tensors under a new name, then the file that points to them,
+        then the removal of old tensors. Each part is on the disk before the next part.
+        """
         self.ensure_held()
         structure, tensors = pack(state)
         name = f"checkpoint-{step}.safetensors"
@@ -423,22 +445,25 @@ class RunFolder:
         self._remove_others(name)
 
     def _remove_others(self, name: str) -> None:
-        """Tensors that no checkpoint points to, and what a kill left of half-written ones."""
+        """Remove tensors without a checkpoint, and incomplete files of a killed process."""
         for old in self.path.glob("checkpoint-*.safetensors*"):
             if old.name != name:
                 with contextlib.suppress(OSError):
                     old.unlink()
 
     def load(self, device: torch.device | str = "cpu") -> tuple[State, int] | None:
-        """(state, step) of the checkpoint, None where there is none yet. All files that it goes on
-        from are checked; a damaged one raises, and everything is left as it is."""
+        """Return (state, step) of the checkpoint; ``None`` if there is no checkpoint yet.
+
+        All files that a resumed run depends on are checked. A damaged file raises an error, and no
+        file is changed.
+        """
         for path in (self.steps, self.timings, self.diagnosis, self.environment):
             if os.path.lexists(path):
-                # a link, a pipe, a folder: refused before anything is changed
+                # reject links, pipes and folders before any change
                 with files.regular(path):
                     pass
         for _ in files.lines(self.diagnosis, stamped=True):
-            pass  # and lines of it that are no rows, or were changed
+            pass  # reading rejects lines that are not rows, or were changed
         if not os.path.lexists(self.checkpoint):
             return None
         pointer = files.unsealed(self.checkpoint)
@@ -469,9 +494,7 @@ class RunFolder:
             ) from None
 
     def _check_digest(self, step: int, size: int, digest: str) -> None:
-        """The first ``size`` bytes of ``steps.jsonl`` are as they were when the checkpoint was
-        written.
-        """
+        """Check that the first ``size`` bytes of ``steps.jsonl`` are as in the checkpoint."""
         rows = files.contents(self.steps) if size or self.steps.exists() else b""
         if len(rows) < size:
             raise damaged(self.steps, f"it ends before step {step} of the checkpoint")
@@ -479,7 +502,7 @@ class RunFolder:
             raise damaged(self.steps, "its contents do not match the recorded sha256")
 
     def _check_lines(self, path: Path, step: int) -> None:
-        """Every step up to this one has its line, as it was written."""
+        """Check that every step up to this step has an unchanged line."""
         expected = 0
         for row in files.lines(path, stamped=True):
             if expected > step:
@@ -491,8 +514,10 @@ class RunFolder:
             raise damaged(path, f"it lacks step {expected}")
 
     def rewind(self, step: int) -> float:
-        """Drops the lines after ``step`` (and a half-written last one), and checkpoints but that
-        step's; returns the seconds spent up to it."""
+        """Remove all lines after ``step``, and the checkpoints of other steps.
+
+        An incomplete last line is also removed. Return the seconds spent up to ``step``.
+        """
         kept = {}
         for path in (self.steps, self.timings):
             data = files.contents(path) if path.exists() else b""

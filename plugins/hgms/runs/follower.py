@@ -1,4 +1,4 @@
-"""``python -m hgms.runs.follower``: another rank than 0 of a run, as that starts it."""
+"""``python -m hgms.runs.follower``: a rank other than 0, started by rank 0 of a run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hgms_core.registry import Registry
 
 
 def main() -> None:
-    """A rank that another process has started (:func:`hgms.distributed.start`)."""
+    """Follow a run as a rank that another process started (:func:`hgms.distributed.start`)."""
     told, ready = begun()
     config = RunConfig.from_dict(told["config"], registry=Registry.load(told["plugins"]))
     device = device_of(torch.device(config.run.device), told["rank"])

@@ -1,4 +1,4 @@
-"""Validation rows that a comparison holds out from all methods, to measure the upper loss on."""
+"""Validation rows that no method sees; a comparison measures the upper loss on them."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torch import Tensor
 from hgms_core import Data, Key, Problem, Tree
 
 ONE_OF = 4
-"""One of so many validation rows is held out."""
+"""One of this number of validation rows is held out."""
 
 
 def hold_out(problem: Problem) -> tuple[Problem, list[Data]]:
-    """The problem without a quarter of its validation rows, and the rows that it is without.
+    """Return the problem without a quarter of its validation rows, and these rows.
 
-    Rows are drawn by a fixed key, so every run of a problem holds out the same. Roles with equally
-    many rows are without the same numbers: tables that are equal stay so, and no held-out row of
-    one is a row of another. Groups of rows (``Data.strata``) keep their shares. A part with fewer
-    than four rows keeps all.
+    A fixed key selects the rows, so all runs of a problem hold out the same rows. Roles with
+    equally many rows lose the same row numbers. Equal tables therefore stay equal, and a row that
+    is held out of one table does not stay in another. Groups of rows (``Data.strata``) keep their
+    shares. A part with fewer than four rows keeps all rows.
 
     >>> rows = Data.of({"a": torch.arange(8.0)})
     >>> problem = Problem(
@@ -45,20 +45,20 @@ def hold_out(problem: Problem) -> tuple[Problem, list[Data]]:
 
 
 def distinct(problem: Problem) -> list[Data]:
-    """The validation rows of all roles, each table once."""
+    """Return the validation rows of all roles, each table once."""
     return [*{id(part): part for part in problem.upper_data.values() if part.size}.values()]
 
 
 def loss_on(problem: Problem, parts: Sequence[Data], theta: Tree, x: Tree) -> float:
-    """f on all rows of the parts, each row with the same weight."""
-    counts = [part.count(None) for part in parts]  # a loss without rows counts one
+    """Return f on all rows of the parts, each row with the same weight."""
+    counts = [part.count(None) for part in parts]  # a loss without rows has the count 1
     with torch.no_grad():
         losses = [float(problem.f(theta, x, part.batch(None))) for part in parts]
     return sum(count / sum(counts) * loss for count, loss in zip(counts, losses, strict=True))
 
 
 def _split(data: Data) -> tuple[Data, Data]:
-    """Three quarters of the rows, and the others."""
+    """Return three quarters of the rows, and the remaining rows."""
     first = 0
     kept: list[Tensor] = []
     held: list[Tensor] = []
@@ -76,7 +76,7 @@ def _split(data: Data) -> tuple[Data, Data]:
 
 
 def _rows_of(data: Data, numbers: Tensor, strata: tuple[tuple[str, int], ...] | None) -> Data:
-    """The rows with these numbers. Each keeps its number in ``data`` as its ``index``."""
+    """Return the rows with these numbers. Each keeps its number in ``data`` as its ``index``."""
     moved = numbers.to(data.device)
     rows = data.rows
     return Data(

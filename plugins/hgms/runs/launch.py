@@ -1,5 +1,6 @@
-"""How runs begin: from Python, and from a configuration with its device, its problem and its own
-folder.
+"""Start of runs, from Python or from a configuration.
+
+A configuration defines the device, the problem and the folder of the run.
 """
 
 from __future__ import annotations
@@ -56,38 +57,42 @@ def run(
     watch: Watcher | Sequence[Watcher] = ignore,
     host: Host | None = None,
 ) -> RunResult:
-    """Steps ``method`` on ``problem`` until the budget is spent; the last step may end a little
-    after it.
+    """Run ``method`` on ``problem`` until the budget is spent.
 
-    ``method`` is an object, the name of a registered method (``"hg-ms"``) or a table with its name;
-    ``budget`` may be written as text (``"60s"``, ``"25 steps"``, ``"1e5 calls"``). θ and x of the
-    result are shaped as those of the problem were given. The clock runs during steps only; a budget
-    in seconds starts after one discarded step that warms everything up.
+    The last step may end slightly after the budget. ``method`` is an object, the name of a
+    registered method (``"hg-ms"``) or a table with its name. ``budget`` may be a text (``"60s"``,
+    ``"25 steps"``, ``"1e5 calls"``). θ and x of the result have the form of the user's problem. The
+    clock runs only during steps. A budget in seconds starts after one discarded step, which loads
+    modules and compiles kernels.
 
-    ``watch(info, record, share of the budget)``, or several in a list, are called after every step,
-    outside the clock. One that returns ``True`` or raises :class:`StopRun` ends the run: it is
-    done, and ``summary["stopped_by"]`` says why. Any other exception is raised, and a run in a
-    folder may go on later.
+    ``watch(info, record, share of the budget)``, or a list of such functions, is called after every
+    step, outside the clock. A watcher that returns ``True`` or raises :class:`StopRun` ends the
+    run. The run is then done, and ``summary["stopped_by"]`` gives the reason. Any other exception
+    is raised, and a run in a folder can resume later.
 
-    With a ``folder`` (a path, or a :class:`RunFolder`) the run is kept there as ``hgms run`` keeps
-    its own, for ``hgms report`` to read. Every step is appended, and a checkpoint is written every
+    With a ``folder`` (a path, or a :class:`RunFolder`), the run is stored there in the format of
+    ``hgms run``, which ``hgms report`` reads. Every step is appended. A checkpoint is written every
     ``settings.checkpoint_seconds``, at the end, on Ctrl-C, SIGTERM and SIGHUP, and before an error
-    leaves. ``resume`` goes on from there, and on the CPU ends with the very bytes an uninterrupted
-    run under a budget of steps or calls would have written; a finished run is read back. Without
-    ``resume`` the folder must hold no run. A run goes on with the problem and the method that it
-    was begun with: digests of their values and code, as far as these can be read, are in its
-    ``config.toml``. ``settings`` say when to evaluate, what the clock counts, how matrix products
-    are computed and whether steps are compiled (device and dtype are the problem's). ``info`` names
-    task, method and seed in records and reports; by default they are "problem", the method's name
-    and ``seed``.
+    is raised.
+
+    ``resume`` continues from the checkpoint. On the CPU, the files of a resumed run with a budget
+    of steps or calls are identical to the files of an uninterrupted run. A finished run is read
+    back. Without ``resume`` the folder must not contain a run. A run resumes only with the problem
+    and the method that it started with. Digests of their values and code, as far as these are
+    readable, are in its ``config.toml``.
+
+    ``settings`` define when to evaluate, the clock, the route of matrix products, and whether steps
+    are compiled. The problem defines device and dtype. ``info`` names task, method and seed in
+    records and reports. Defaults are "problem", the method's name and ``seed``.
 
     Raises:
-        NumericalError: θ, x, the upper loss or the hypergradient stopped being finite, or all
-            candidates did; the last good state is on disk.
-        OutOfMemory: with what to lower; the last good state is on disk.
-        ConfigError: the method's name or table is wrong, or it needs what the problem lacks; the
-            hypergradient asks for a second derivative of a loss that has none.
-        CheckpointError: the folder is damaged, or holds another run; nothing was changed.
+        NumericalError: θ, x, the upper loss or the hypergradient is not finite, or no candidate is
+            finite; the last good state is on disk.
+        OutOfMemory: the error contains memory hints; the last good state is on disk.
+        ConfigError: the method's name or table is wrong, or the problem lacks a trait that the
+            method requires, or the hypergradient requires a second derivative that a loss does not
+            have.
+        CheckpointError: the folder is damaged, or contains another run; no file was changed.
 
     >>> from hgms_core import Problem
     >>> class Halve:  # anything with init, step and result is a Method
@@ -162,11 +167,12 @@ def run(
 def named_method(
     method: Method | str | Mapping[str, Any], problem: OwnProblem | None, host: Host | None
 ) -> tuple[str, str, Method]:
-    """A method's name, its role, and the method: itself, or what its name or table says, with its
-    defaults for this problem.
+    """Return the name of a method, its role, and the method.
 
-    Errors: ConfigError for names, tables and objects that are no method, and where it needs what
-        the problem lacks.
+    A name or a table is converted to a method with its defaults for this problem.
+
+    Errors: ConfigError for an invalid name or table, for an object that is not a method, and if the
+        problem lacks a trait that the method requires.
     """
     if isinstance(method, str | Mapping):
         registry = Registry.load() if host is None else Registry(host)
@@ -205,7 +211,7 @@ def named_method(
 
 
 def show_object(value: object) -> str:
-    """An object in a message: short ones as they are, else their type."""
+    """Return the text of a short object for messages, else its type."""
     text = repr(value)
     return (
         text
@@ -221,8 +227,9 @@ def _described(
     device: torch.device,
     settings: RunSettings,
 ) -> dict[str, Any]:
-    """What ``config.toml`` can say of a run from Python: fields, and digests of what TOML has no
-    word for.
+    """Return the table in ``config.toml`` for a run from Python.
+
+    It contains fields, and digests of values that TOML cannot express.
     """
     table = plain(settings)
     code = digests(method)
@@ -250,14 +257,15 @@ def run_config(
     ready: Callable[[Problem], None] = ignore,
     execution: Execution | None = None,
 ) -> RunResult:
-    """One run from a configuration, in the folder ``path`` (None: its own); ``view`` shows how it
-    goes, or ``watch`` is called after every step, ``ready`` before the first one. Another process
-    that writes to the folder is waited for ``patience`` seconds (None: until it is seen to be
-    alive).
+    """Run a configuration in the folder ``path`` (``None``: the folder of the configuration).
 
-    A finished run that is resumed is read back, not run again. ``execution`` is how steps are to be
-    carried out where the run itself has not recorded it (None: it decides): runs to be compared
-    take that of the first, ``result.execution``.
+    ``view`` displays the progress, or ``watch`` is called after every step. ``ready`` is called
+    before the first step. If another process writes to the folder, wait for ``patience`` seconds
+    (``None``: until that process is known to be alive).
+
+    A finished run that is resumed is read back, not run again. ``execution`` defines how steps are
+    computed, unless the run has recorded it (``None``: the run decides). Runs of a comparison use
+    the execution of the first run, ``result.execution``.
     """
     ensure_fits(config.method, config.task, config.method_name)
     settings = config.run
@@ -297,8 +305,9 @@ def run_config(
 
 
 def _look_for_others(folder: RunFolder, config: RunConfig) -> None:
-    """Reject resuming if the run of this configuration belongs to other data or code. If there is
-    no such run, warn that a new one begins, and list the runs with other settings.
+    """Reject resuming if the run of this configuration belongs to other data or code.
+
+    If there is no such run, warn that a new run starts, and list the runs with other settings.
     """
     lines = [f"there is nothing to resume in {folder.path}; a new run begins"]
     label = config.run.label or config.method_name
@@ -319,7 +328,10 @@ def _look_for_others(folder: RunFolder, config: RunConfig) -> None:
 
 
 def device_called(name: str) -> torch.device:
-    """The device of that name; ConfigError where torch has none such."""
+    """Return the device with that name.
+
+    Errors: ConfigError if torch does not have this device.
+    """
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -353,8 +365,12 @@ def _not_available(name: str, reason: str, hint: str) -> ConfigError:
 
 
 def record_failure(folder: RunFolder, config: RunConfig, error: str) -> None:
-    """Writes the summary of a run that an exception or a killed process ended, so that it is not
-    tried again unasked. Errors: FolderInUse where another process carries it out by now."""
+    """Write the summary of a run that failed by an exception or a killed process.
+
+    With a summary, the run is repeated only on request.
+
+    Errors: FolderInUse if another process now executes the run.
+    """
     with leased(folder.path):
         try:
             records = folder.records()

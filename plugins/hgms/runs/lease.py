@@ -1,4 +1,4 @@
-"""Who may write to a folder that several processes, or several machines, share."""
+"""Write access to a folder that several processes or machines share."""
 
 from __future__ import annotations
 
@@ -19,62 +19,77 @@ from hgms.runs import files
 from hgms_core.errors import CheckpointError
 
 LEASE = ".lease"
-"""The file in a run's folder that says who has it. Other leases in it have names that end so."""
+"""The file in a run's folder that identifies its holder.
+
+The names of other leases in the folder end with the same text.
+"""
 SECONDS = 60.0
-"""How long a holder may give no sign of life before another machine takes its folder over. It gives
-one three times as often. On the holder's own machine nobody waits: a process that is gone is seen
-to be gone. All who share a folder must agree on it.
+"""Seconds without renewal after which another machine takes over a folder.
+
+The holder renews its lease three times as often. Processes on the holder's machine do not wait,
+because they can detect that the holder has ended. All processes that share a folder must use the
+same value.
 """
 GRACE = 5.0
-"""Seconds more after which the marker is removed where it could not be swapped for another (NFS
-refuses that).
+"""Additional seconds before a marker is removed that could not be replaced.
+
+NFS does not support the replacement.
 """
 
 
 LOOK = 1.0
-"""Seconds between two looks for a sign of life."""
+"""Seconds between two checks whether the holder has renewed its lease."""
 
 
 def is_marker(name: str) -> bool:
-    """Whether a file of this name in a run's folder says who has or had it, and nothing of the run.
+    """Return whether a file name in a run's folder belongs to a lease.
+
+    Such a file identifies the current or a former holder. It contains no data of the run.
 
     >>> is_marker(".lease"), is_marker(".mix.lease"), is_marker("steps.jsonl")
     (True, True, False)
     """
-    return name.startswith(".") and name.endswith((LEASE, ".lock"))  # locks are those of 0.7
+    return name.startswith(".") and name.endswith((LEASE, ".lock"))  # version 0.7 wrote .lock files
 
 
 class FolderInUse(CheckpointError):
-    """Another process writes to the folder."""
+    """Another process is writing to the folder."""
 
 
 @define(eq=False)
 class Lease:
-    """A folder held by this process: a file ``.lease`` in it that says who holds it, and is touched
-    every few seconds.
+    """A lease of a folder for this process.
 
-    It works where a lock of the operating system does not (NFS), and needs no clock that two
-    machines share: who waits measures with its own how long the file stays as it is. A lease
-    expires, so it cannot keep a process from writing that slept through its own; that one asks
-    :meth:`ensure` before each write. Between question and write some microseconds are left.
+    A file ``.lease`` in the folder identifies the holder. The holder touches it every few seconds.
+
+    A lease also works on NFS, where locks of the operating system do not work. It does not need
+    synchronised clocks: a waiting process measures with its local clock how long the file stays
+    unchanged.
+
+    A lease expires. A process that was suspended for longer than its lease could still write. It
+    therefore calls :meth:`ensure` before each write. Some microseconds remain between this check
+    and the write.
     """
 
     path: Path
     _lease: SoftFileLease = field(init=False)
     _marker: tuple[int, int] = field(default=(0, 0), init=False)
     _seen: tuple[Any, float] = field(default=(None, 0.0), init=False)
-    """The marker of another process, and since when it has been as it is, by our own clock that
-    never jumps.
+    """The marker of another process, and the time since which it is unchanged.
+
+    The time is from the monotonic clock of this process.
     """
 
     def __attrs_post_init__(self) -> None:
-        # it, too, remembers what it saw
+        # SoftFileLease also stores the markers that it has seen
         self._lease = SoftFileLease(self.path, lease_duration=SECONDS)
 
     def acquire(self, patience: float | None) -> None:
-        """FolderInUse where another process holds it and goes on holding it for ``patience``
-        seconds; None: until it is seen to be alive, which takes no time on this machine and up to a
-        third of ``SECONDS`` of another.
+        """Acquire the lease, or raise FolderInUse if another process keeps it.
+
+        ``patience`` is the number of seconds to wait for the other process. With ``None``, the wait
+        ends when the other process is known to be alive. This takes no time on this machine, and up
+        to a third of ``SECONDS`` for another machine.
 
         Errors: CheckpointError if the marker is a pipe, a device or a folder.
         """
@@ -113,9 +128,9 @@ class Lease:
         return True
 
     def _look(self) -> bool:
-        """Whether somebody holds the folder, and has given a sign of life since the last look."""
+        """Return whether another process has renewed the lease since the last check."""
         marker = None
-        # opened: NFS then asks the server
+        # opening the file makes NFS request its state from the server
         with contextlib.suppress(OSError), self.path.open("rb") as stream:
             about = os.fstat(stream.fileno())
             marker = about.st_ino, about.st_mtime_ns, about.st_ctime_ns
@@ -125,11 +140,11 @@ class Lease:
         return marker is not None and marker != before
 
     def _is_here(self) -> bool:
-        """Whether the holder is a process of this machine that is there still."""
+        """Return whether the holder is a running process of this machine."""
         owner = self._lease.owner
         if owner is None or owner.hostname != _host():
             return False
-        if sys.platform == "win32":  # where signal 0 is none
+        if sys.platform == "win32":  # signal 0 does not exist on Windows
             return True
         try:
             os.kill(owner.pid, 0)
@@ -140,8 +155,8 @@ class Lease:
         return True
 
     def ensure(self) -> None:
-        """FolderInUse where another process has taken the folder over."""
-        # a process that looks at the marker may move it aside for a moment
+        """Raise FolderInUse if another process has taken over the folder."""
+        # a process that checks the marker may move it for a moment
         for pause in (0.05, 0.5, None):
             with contextlib.suppress(FileNotFoundError):
                 about = os.lstat(self.path)
@@ -164,12 +179,12 @@ class Lease:
 
 @contextlib.contextmanager
 def leased(folder: Path, name: str = LEASE, *, patience: float | None = None) -> Iterator[Lease]:
-    """The folder, which is made if need be, for this process alone.
+    """Acquire a folder for this process inside the context, and create it if necessary.
 
     Raises:
-        FolderInUse: another process holds it, still after ``patience`` seconds (None: as soon as
-            that is seen to be alive).
-        DiskError: it cannot be written to.
+        FolderInUse: another process keeps the folder for more than ``patience`` seconds. With
+            ``None``, the error is raised as soon as that process is known to be alive.
+        DiskError: the folder is not writable.
     """
     lease = Lease(folder / name)
     with files.writing(folder):
@@ -182,28 +197,34 @@ def leased(folder: Path, name: str = LEASE, *, patience: float | None = None) ->
 
 
 def holder(folder: Path, *names: str) -> str:
-    """Who holds the folder, in words; empty where nobody does. The first of the leases ``names``
-    that somebody has counts.
+    """Return a text for the process that holds the folder, or an empty text.
+
+    The result refers to the first of the leases ``names`` that has a holder.
     """
     paths = (folder / name for name in names or (LEASE,))
     owners = (SoftFileLease(path).owner for path in paths if path.is_file())
     owner = next((owner for owner in owners if owner is not None), None)
     if owner is None:
         return ""
-    machine = owner.hostname.partition("?")[0]  # what follows is the kernel's number of a container
+    machine = owner.hostname.partition("?")[0]  # the rest is the kernel's id of a container
     return f"process {owner.pid}" + ("" if owner.hostname == _host() else f" on {machine}")
 
 
 @define(eq=False)
 class HeldFolders:
-    """Folders that other processes hold: only who goes on looking at them sees that a holder on
-    another machine gives no sign of life any more.
+    """Folders that other processes have claimed.
+
+    A holder on another machine may stop renewing its lease. Only repeated checks of the same lease
+    can detect this, so this class stores the leases.
     """
 
     _leases: dict[Path, Lease] = field(factory=dict, init=False)
 
     def free(self, folder: Path, *names: str) -> bool:
-        """Whether nobody holds ``names`` in the folder any more: then it may be claimed at once."""
+        """Return whether the leases ``names`` in the folder are free.
+
+        If so, the folder can be claimed at once.
+        """
         for name in names or (LEASE,):
             lease = self._leases.setdefault(folder / name, Lease(folder / name))
             try:
@@ -215,7 +236,7 @@ class HeldFolders:
             except (
                 OSError,
                 CheckpointError,
-            ):  # a full disk, a folder that is gone: whoever claims it says so
+            ):  # a full disk or a deleted folder: the claim of the folder reports it
                 pass
             del self._leases[lease.path]
         return True
@@ -223,7 +244,7 @@ class HeldFolders:
 
 @functools.cache
 def _host() -> str:
-    """What leases call this machine."""
+    """Return the name of this machine in leases."""
     with (
         tempfile.TemporaryDirectory(prefix="hgms-") as place,
         SoftFileLease(Path(place, "lease")) as lease,

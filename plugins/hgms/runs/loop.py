@@ -63,12 +63,12 @@ ANNOUNCEMENT = "compiling the steps, once for this run; Ctrl-C interrupts it"
 
 @frozen(kw_only=True)
 class Plan:
-    """What a run computes.
+    """The definition of a run.
 
-    ``make`` builds the problem, of ``task`` if it has one. ``execution`` is how the steps are
-    computed, if another run has decided it; what a resumed run recorded takes precedence.
-    ``restore`` gives θ and x of the result the form of the user's problem. ``role`` is the role of
-    the method in comparisons.
+    ``make`` builds the problem, of ``task`` if it has one. ``execution`` defines how the steps are
+    computed, if another run has decided it. The recorded decision of a resumed run takes
+    precedence. ``restore`` gives θ and x of the result the form of the user's problem. ``role`` is
+    the role of the method in comparisons.
     """
 
     method: Method
@@ -82,7 +82,7 @@ class Plan:
     restore: Callable[[Tree, Tree], tuple[Any, Any]] = lambda theta, x: (theta, x)
 
     def in_double(self) -> Callable[[], Problem] | None:
-        """Return what builds the problem in float64; None if no task builds it."""
+        """Return a function that builds the problem in float64; ``None`` without a task."""
         task = self.task
         if task is None or isinstance(task, OwnProblem):
             return None
@@ -91,8 +91,8 @@ class Plan:
     def decide(self, problem: Problem, before: Mapping[str, Any], resumed: bool) -> Execution:
         """Decide how the steps are computed.
 
-        The recorded decision of a resumed run comes first, then :attr:`execution`. On several
-        ranks the settings decide, because the other ranks know nothing else.
+        The recorded decision of a resumed run takes precedence, then :attr:`execution`. On several
+        ranks the settings decide, because the other ranks only have the settings.
         """
         decided = partial(Execution.decided, self.settings, self.info.budget, problem)
         if self.settings.ranks > 1:
@@ -111,8 +111,8 @@ class Plan:
     ) -> dict[str, Any]:
         """Return the contents of ``env.json``.
 
-        A run that continues elsewhere keeps its environment of ``before``, and a warning lists the
-        differences.
+        A run that resumes in another environment keeps its environment of ``before``, and a warning
+        lists the differences.
         """
         about = {} if self.task is None else {"task": about_task(self.task)}
         if isinstance(self.task, OwnProblem) and self.task.varies:
@@ -132,9 +132,10 @@ class Plan:
 
 @define(eq=False, kw_only=True)
 class Run:
-    """A run in progress: a plan, its recorder and its observers, and where it stands.
+    """A run in progress: a plan, its recorder, its observers and its position.
 
-    ``programs`` compiles functions of the steps, in addition to what was compiled ``before``.
+    ``programs`` compiles functions of the steps, in addition to the functions that were compiled
+    ``before``.
     """
 
     plan: Plan
@@ -248,7 +249,8 @@ class Run:
     def explained(self, error: BaseException) -> HgmsError | None:
         """Return the error that the summary records.
 
-        None for an error after which the run can be resumed, or which is unexpected.
+        The result is ``None`` for an unexpected error, and if the run can be resumed after the
+        error.
         """
         if out_of_memory(error) and torch.cuda.is_available():
             torch.cuda.empty_cache()
@@ -263,7 +265,7 @@ class Run:
         return failed_early and isinstance(error, Exception) and not out_of_memory(error)
 
     def wrong_losses(self, error: BaseException) -> HgmsError | None:
-        """Return what is wrong with the losses if the first step fails.
+        """Return the error in the losses if the first step fails.
 
         They are checked on more rows than before the step.
         """
@@ -278,7 +280,7 @@ class Run:
         return None
 
     def wrong_part(self, error: BaseException) -> WrongPart | None:
-        """Return which part of the method returned a wrong value if the first step fails."""
+        """Return the error of the part that returned a wrong value if the first step fails."""
         known = isinstance(error, HgmsError) and not isinstance(error, ConfigError)
         if known or not self.in_first_step(error) or self.settings.ranks > 1:
             return None
@@ -287,10 +289,10 @@ class Run:
     # --- the beginning
 
     def begin(self, config: str, in_force: contextlib.ExitStack) -> None:
-        """Take the first position, or the saved one with its rows and its clock.
+        """Start at the first position, or at the saved position with its rows and its clock.
 
-        Everything is checked before anything is changed. The settings of torch for the steps are
-        ``in_force`` from here on.
+        All checks precede all changes. The settings of torch for the steps are ``in_force`` from
+        here on.
         """
         plan, recorder = self.plan, self.recorder
         loaded = recorder.load(plan.device)
@@ -340,7 +342,7 @@ class Run:
 
     @property
     def over(self) -> bool:
-        """Whether the budget is spent, or the method or an observer ends the run before."""
+        """Whether the budget is spent, or the method or an observer has ended the run."""
         stopped = self.observers.stopped is not None
         return self.share >= 1 or stopped or self.stepper.is_finished(self.position)
 
@@ -355,8 +357,8 @@ class Run:
             if not self.recorder.rows:
                 self.record({"step": 0, **self.stepper.start(self.position), **self.evaluation()})
             if self.info.budget.seconds is not None and not self.over:
-                # A step changes nothing but what it returns, so a discarded one only loads modules
-                # and compiles kernels: seconds that the first method would otherwise pay.
+                # A step has no side effects. A discarded step only loads modules and compiles
+                # kernels, so that the first method of a comparison does not pay for this time.
                 self.stepper.method.step(self.stepper.problem, self.position.state, self.share)
             while not self.over:
                 self.advance()
@@ -399,8 +401,8 @@ class Run:
         self.observers.see(self.info, self.recorder.rows[-1], self.share)
 
     def warn_of_still_leaves(self) -> None:
-        """Log each leaf of θ once that has had no gradient for some steps."""
-        if self.plan.role:  # a reference, which learns no θ
+        """Log a warning once for each leaf of θ without a gradient for some steps."""
+        if self.plan.role:  # a reference does not learn θ
             return
         leaves = list(self.stepper.problem.theta0)
         since = still_leaves(self.recorder.rows[-STILL:], leaves)
@@ -409,7 +411,7 @@ class Run:
             LOG.warning("%s", still_note(new))
 
     def diagnosed(self, previous: State, share: float) -> Record:
-        """Diagnose this step if it is due; returns its seconds, which no budget counts."""
+        """Diagnose this step if it is due; return the seconds, which no budget counts."""
         position, every = self.position, self.settings.diagnose
         if self.diagnosing is None or every is None or position.step % every:
             return {}
@@ -422,9 +424,10 @@ class Run:
     # --- compilation
 
     def prepare(self, before: Callable[[str], None]) -> None:
-        """Set up the compilation of the steps; ``before`` is called before each program.
+        """Set up the compilation of the steps; ``before`` is called before each compilation.
 
-        If the budget does not decide whether compiling pays, the time of a step does.
+        If the budget does not determine whether compilation saves time, the duration of a step
+        does.
         """
         assert self.execution is not None
         problem = self.stepper.problem
@@ -441,12 +444,15 @@ class Run:
             self.stepper = attrs.evolve(self.stepper, problem=compiled)
 
     def stop_compiling(self, interrupts: Interrupts, name: str) -> None:
-        """Before each program: end the run after a signal, and announce the first program."""
+        """End the run after a signal, and announce the first compilation.
+
+        This method is called before each compilation.
+        """
         if interrupts.number is not None:
             self.save()
             raise Interrupted("interrupted", interrupts.number)
         assert self.programs is not None
-        # a worker of a comparison has no terminal of its own
+        # a worker of a comparison has no separate terminal
         if self.programs.waited == 0 and multiprocessing.parent_process() is None:
             with contextlib.suppress(OSError, ValueError):
                 click.echo(ANNOUNCEMENT, err=True)
@@ -454,7 +460,7 @@ class Run:
     def discarded_step(self) -> tuple[float, float]:
         """Return the seconds of a step, and the part of the budget that it would spend.
 
-        A step changes nothing but what it returns, so its result can be discarded.
+        A step has no side effects, so its result can be discarded.
         """
         position, stepper = self.position, self.stepper
         with Clock(0.0, self.plan.device, self.settings.clock) as clock:
@@ -477,7 +483,7 @@ class Run:
     # --- the end
 
     def save(self) -> None:
-        """Save the position, and what was compiled."""
+        """Save the position and the list of compiled functions."""
         self.recorder.save(self.position)
         if self.execution is not None and self.before is not None and self.programs is not None:
             compiled = self.before.with_those_of(self.programs)
@@ -486,7 +492,7 @@ class Run:
     def end(self, status: str, error: HgmsError | None = None) -> dict[str, Any]:
         """Return and write the summary.
 
-        It has the validation loss of a run that is done, and of one that its numbers ended.
+        It contains the validation loss if the run is done, or if a NumericalError ended it.
         """
         rows = self.recorder.rows
         summary = summarise(self.info, status, self.position.step, rows, str(error or ""))

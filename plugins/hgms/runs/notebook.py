@@ -1,5 +1,6 @@
-"""A result in a notebook: as a data frame, and by way of the report, which is a program above
-this one.
+"""Results in a notebook: data frames and reports.
+
+The report is a separate program that depends on this package.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def frame(rows: Sequence[Mapping[str, Any]]) -> pandas.DataFrame:
-    """Rows as a pandas data frame.
+    """Return rows as a pandas data frame.
 
     Raises:
         MissingExtra: pandas is not installed.
@@ -39,7 +40,7 @@ def frame(rows: Sequence[Mapping[str, Any]]) -> pandas.DataFrame:
 
 
 def reporter() -> Any:
-    """The package behind `hgms report`, found as commands are found."""
+    """Return the package behind `hgms report`, which is found in the same way as commands."""
     for program in entry_points(group="hgms.programs", name="report"):
         return program.load()
     raise PluginError(
@@ -56,7 +57,7 @@ def write_run(
     records: Sequence[Mapping[str, Any]],
     diagnosis: Iterable[Mapping[str, Any]] = (),
 ) -> Path:
-    """A run that was kept in memory, as a folder that `hgms report` reads."""
+    """Write a run in memory to a folder that `hgms report` can read."""
     config = info.config or {
         "seed": info.seed,
         "task": {"name": info.task},

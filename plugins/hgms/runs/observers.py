@@ -1,4 +1,7 @@
-"""The observers of a run: hooks of plugins, and functions of the user that may end it."""
+"""The observers of a run: hooks of plugins, and functions of the user.
+
+The functions may end the run.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,15 @@ from hgms_core.host import Host
 
 
 def ignore(*_: Any, **__: Any) -> None:
-    """Do nothing: the watcher of a run that no one watches."""
+    """Do nothing: the default watcher."""
 
 
 @define(eq=False, kw_only=True)
 class Observers:
-    """``watch`` are called after every step, and the hooks of ``host`` at a run's events.
+    """The watchers and hooks of a run.
 
-    ``stopped`` says which of them ended the run before its budget, and why.
+    The functions in ``watch`` are called after every step, and the hooks of ``host`` at events of
+    the run. ``stopped`` names the observer that ended the run before its budget, and the reason.
     """
 
     watch: list[Watcher] = field(default=ignore, converter=watchers)

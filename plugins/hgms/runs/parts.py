@@ -1,5 +1,6 @@
-"""What a part of a method returned in a first step that failed: said with the part's name, not
-in torch's words.
+"""Explanation of a failed first step: the part of a method that returned a wrong value.
+
+The error names the part. Without this check, the user would see only an error of torch.
 """
 
 from __future__ import annotations
@@ -27,27 +28,31 @@ from hgms_core.registry import inside
 
 
 class WrongPart(ConfigError):
-    """A part returned something else than its protocol says."""
+    """A part returned a value that its protocol does not allow."""
 
 
 def wrong_part(method: Method, problem: Problem, state: State) -> WrongPart | None:
-    """What is wrong with the return of a part, found by taking the step from ``state`` once more
-    and looking at what each part returns; None where all is well there, and for a method that is
-    not made of parts. So no step of a run that goes well pays for it."""
+    """Return the error for the part that returned a wrong value.
+
+    This function repeats the step from ``state`` and checks the return value of each part. The
+    result is ``None`` if all values are valid, or if the method has no parts. Only failed runs pay
+    for this check.
+    """
     try:
         watched = _watched(method)
         if watched is not None:
             watched.step(problem, state, 0.0)
     except WrongPart as error:
         return error
-    except Exception:  # the failure that is to be explained, once more
+    except Exception:  # the same failure as in the run: no part explains it
         return None
     return None
 
 
 def _watched(method: Any) -> Any:
-    """The method with parts that look at what theirs return; of a wrapper, with such a method
-    inside.
+    """Return the method with parts that check their return values.
+
+    For a wrapper, this applies to the method inside. The result is ``None`` if there are no parts.
     """
     if isinstance(method, Pipeline):
         parts: dict[str, Any] = {"generator": _Generator, "selector": _Selector, "outer": _Outer}
@@ -61,7 +66,7 @@ def _watched(method: Any) -> Any:
 
 
 class _Part:
-    """A part, which is asked for all that is not defined here."""
+    """A proxy of a part. Attributes that are not defined here come from the part."""
 
     def __init__(self, part: Any) -> None:
         self.part = part
@@ -176,8 +181,9 @@ class _Outer(_Part):
 
 
 def _alike(tree: Mapping[str, Any], other: Tree, shapes: Mapping[str, Any]) -> bool:
-    """Whether the trees have the same names, and leaves of the other's shapes (``shapes`` are
-    those of the first) and types.
+    """Return whether two trees have the same names, shapes and types.
+
+    ``shapes`` are the shapes of the leaves of the first tree.
     """
     same = shapes == {name: leaf.shape for name, leaf in other.items()}
     return same and all(

@@ -1,4 +1,4 @@
-"""The view of a run: bars on a terminal, and in a log a line now and then."""
+"""The view of a run: bars on a terminal, or a periodic line in a log."""
 
 from __future__ import annotations
 
@@ -18,18 +18,23 @@ if TYPE_CHECKING:
 
 
 LOG_SECONDS = 30.0
-"""Between two lines of a log."""
+"""Seconds between two lines of a log."""
 
 
 START = 2
-"""Records that only mark the start: the first step includes loading and compilation, so the rate
-and the remaining time are measured from the second record on.
+"""Number of records that only mark the start.
+
+The first step includes loading and compilation. The rate and the remaining time are therefore
+measured from the second record on.
 """
 
 
 @frozen
 class _Begin:
-    """The record that rates are measured from; ``calls`` counts the records so far, up to START."""
+    """The record from which rates are measured.
+
+    ``calls`` counts the records so far, up to START.
+    """
 
     seconds: float
     step: int
@@ -38,16 +43,20 @@ class _Begin:
 
 
 class View(Protocol):
-    """What a run shows its steps to."""
+    """A display for the steps of a run."""
 
     def watch(self, info: RunInfo, record: Mapping[str, Any], share: float) -> None:
-        """The newest record, and the share of the budget that is spent; called after every step."""
+        """Receive the newest record and the spent share of the budget.
+
+        The run calls this method after every step.
+        """
 
 
 class Progress:
-    """``with Progress(enabled=True) as view: run(..., watch=view.watch)``: one line per run with
-    its current numbers. Where standard error is no terminal, the newest numbers are a line of it
-    every ``LOG_SECONDS``, whatever the number of runs.
+    """Progress of runs: ``with Progress(enabled=True) as view: run(..., watch=view.watch)``.
+
+    Each run has one line with its current numbers. If standard error is not a terminal, the newest
+    numbers are printed as a line every ``LOG_SECONDS``, for any number of runs.
     """
 
     def __init__(self, enabled: bool = True) -> None:
@@ -63,12 +72,14 @@ class Progress:
         self.bars.__exit__(*error)
 
     def watch(self, info: RunInfo, record: Mapping[str, Any], share: float) -> None:
-        """Shows the newest record; called after every step."""
+        """Show the newest record; the run calls this method after every step."""
         self.step(f"{info.method} seed {info.seed}", record, share)
 
     def step(self, title: str, record: Mapping[str, Any], share: float, who: str = "") -> None:
-        """Shows the newest record of the run called ``title``, which has spent this share of its
-        budget, and ``who`` carries it out."""
+        """Show the newest record of the run called ``title``.
+
+        ``share`` is the spent share of its budget, and ``who`` names the process that executes it.
+        """
         now = time.monotonic()
         begin = self._began.get(title)
         if begin is None or begin.calls < START:
@@ -103,7 +114,7 @@ def _numbers(record: Mapping[str, Any], rate: float | None, left: float | None) 
     if record.get("outcome") not in (None, "not-solved"):
         parts.append(f"solver {record['outcome']} in {record.get('iterations')}")
     accuracies = [key for key in record if key.startswith("metric.") and key.endswith("_accuracy")]
-    # of variants of one, the plain one
+    # the shortest name is the main variant
     if accuracies and record[key := min(accuracies, key=len)] is not None:
         name = key.removeprefix("metric.").removesuffix("_accuracy").replace("_", " ")
         parts.append(f"{name} {100 * record[key]:.1f} %")

@@ -1,8 +1,8 @@
-"""What a number depends on besides its configuration: versions, the machine, and the code of
-components that are not ours.
+"""Provenance of results: versions, the machine, and the code of third-party components.
 
-A result belongs to the code that made it. Our own is known by the version of ``hgms`` and of the
-task; a file of a person's own may change at any time under one name, so it is known by its digest.
+A result depends on the code that computed it, in addition to the configuration. The versions of
+``hgms`` and of the task identify the code of HGMS. A user's file may change at any time under the
+same name, so its digest identifies it.
 """
 
 from __future__ import annotations
@@ -28,9 +28,11 @@ from hgms_core.torch_errors import first_line
 
 
 def digests(value: Any) -> dict[str, str]:
-    """The digest (twelve digits) of the source of each component in ``value`` that is not ours, by
-    ``module:Class``: its file and the local modules that this imports. Of a class in a script or a
-    notebook, where the rest of the file changes all the time, its fingerprint.
+    """Return the source digest (twelve digits) of each third-party component in ``value``.
+
+    The keys are ``module:Class``. A digest covers the file of the component and the local modules
+    that the file imports. For a class in a script or a notebook, the result contains the
+    fingerprint of the class instead, because the rest of the file changes frequently.
 
     >>> from hgms.solvers import CG
     >>> digests(CG())
@@ -55,8 +57,10 @@ def digests(value: Any) -> dict[str, str]:
 
 
 def _digest(module: str) -> str | None:
-    """Of the files that were imported; None if there is none to read (a notebook, an archive), or
-    it is the script.
+    """Return the digest of the imported files of a module.
+
+    The result is ``None`` if no file is readable (a notebook, an archive), or if the module is the
+    script.
     """
     sources = source_digests(module)
     if module not in sources:
@@ -65,8 +69,11 @@ def _digest(module: str) -> str | None:
 
 
 def environment(device: torch.device, host: Host | None = None) -> dict[str, Any]:
-    """Versions, plugins (of ``host``; None: what is installed), device, threads and the working
-    directory's commit, as ``env.json`` holds them."""
+    """Return the contents of ``env.json``.
+
+    These are versions, plugins, the device, the number of threads, and the commit of the working
+    directory. Plugins come from ``host`` (``None``: the installed plugins).
+    """
     plugins = [info for info in (host or Host.load()).infos.values() if not info.program]
     return {
         "python": platform.python_version(),
@@ -82,14 +89,14 @@ def environment(device: torch.device, host: Host | None = None) -> dict[str, Any
 
 
 def data_of(task: Any) -> dict[str, Any]:
-    """The data fingerprint of a task (``made_of``), under that name; empty for a task that reads
-    no files.
+    """Return the data fingerprint of a task under the name ``made_of``.
 
-    Of data that cannot be read it has the reason: a run on them has a folder of its own, and fails
-    for that reason when it builds its problem.
+    The result is empty for a task that reads no files. If the data is not readable, the result
+    contains the reason. A run on such data has a separate folder, and fails for this reason when it
+    builds its problem.
 
-    Errors: ConfigError for a task whose ``made_of`` gives what JSON cannot hold, in which a run
-        could not be told from another.
+    Errors: ConfigError if ``made_of`` of the task returns a value that JSON cannot store. Such a
+        value could not distinguish two runs.
     """
     if (made_of := getattr(task, "made_of", None)) is None:
         return {}
@@ -111,7 +118,9 @@ def data_of(task: Any) -> dict[str, Any]:
 
 
 def ensure_same_inputs(before: Mapping[str, Any], task: Any, method: Any, place: str) -> None:
-    """Reject a run whose ``env.json`` is ``before`` if it belongs to other data or other code.
+    """Reject a run that belongs to other data or other code.
+
+    ``before`` is the ``env.json`` of the run.
 
     Errors: CheckpointError (``data-changed``, ``code-changed``, or ``other-settings`` for another
         version of the task) at ``place``, the folder of the run.
@@ -148,9 +157,11 @@ def ensure_same_inputs(before: Mapping[str, Any], task: Any, method: Any, place:
 
 
 def about_task(task: Any) -> dict[str, Any]:
-    """What a reader of the run has to know of the task and its configuration does not say: version,
-    which way is better, the rows of each metric (``metric_rows``), and what stood in its files,
-    where it says so (``made_of``)."""
+    """Return the facts about a task that its configuration does not contain.
+
+    These are the version, the better direction and the rows of each metric (``metric_rows``), and
+    the data fingerprint (``made_of``) if the task has one.
+    """
     rows = dict(getattr(task, "metric_rows", {}))
     return {
         "version": str(getattr(task, "version", "")),
@@ -161,8 +172,9 @@ def about_task(task: Any) -> dict[str, Any]:
 
 
 def goes_on(before: dict[str, Any], now: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """What ``env.json`` holds of a run that went on from ``before``, which it keeps where it was
-    another; and what changed.
+    """Return the ``env.json`` of a run that resumed from ``before``, and the changes.
+
+    If the environment is different, the new ``env.json`` also stores the earlier one.
     """
     earlier = before.pop("before", [])
     if not before or before == json.loads(json.dumps(now)):
@@ -201,12 +213,13 @@ def _versions() -> Mapping[str, str]:
 
 @functools.cache
 def _git(directory: Path) -> str | None:
-    """The commit of the working directory's repository; None outside one. Asked once: what this
-    process has imported does not change when the files do.
+    """Return the commit of the working directory's repository; ``None`` outside a repository.
 
-    Nothing but the name HEAD is looked up: whether files are changed cannot be asked without
-    running what the repository's own configuration names (``core.fsmonitor``, filters), and the
-    repository may be a stranger's.
+    The result is cached, because the imported code of this process does not change with the files.
+
+    Only the name HEAD is looked up. A check for changed files would run programs that the
+    repository's configuration names (``core.fsmonitor``, filters), and the repository may be
+    untrusted.
     """
     command = ["git", "rev-parse", "--verify", "--quiet", "HEAD"]
     try:
@@ -219,8 +232,9 @@ def _git(directory: Path) -> str | None:
 
 
 def unannounced(host: Host) -> list[str]:
-    """The plugins that no distribution announces, files by their whole paths: another process has
-    to be told of them, others it finds itself.
+    """Return the loaded plugins that no distribution announces, files with absolute paths.
+
+    Another process must receive these names. It finds all other plugins automatically.
     """
     infos = [
         info

@@ -1,4 +1,4 @@
-"""Runs on several ranks: how rank 0 gets the others, and what they do."""
+"""Runs on several ranks: how rank 0 starts the other ranks, and their work."""
 
 from __future__ import annotations
 
@@ -41,11 +41,13 @@ def objects_on_ranks(count: int) -> ConfigError:
 def on_ranks(
     config: RunConfig, device: torch.device, plugins: list[str]
 ) -> Iterator[tuple[Method, RunSettings]]:
-    """The method of a configuration, with its parts on ``run.ranks`` ranks while this lasts, and
-    the settings that a run on ranks has: nothing is compiled, and matrix products take one route.
+    """Provide the method on ``run.ranks`` ranks inside the context, and the settings of the run.
 
-    Errors: ConfigError for a method without parts, for objects of this process alone, for ``compile
-    = true`` and ``diagnose``, and where torchrun has started another number."""
+    With several ranks, these settings disable compilation and use one route for matrix products.
+
+    Errors: ConfigError for a method without parts, for objects of this process, for ``compile =
+        true``, for ``diagnose``, and if torchrun has started another number of processes.
+    """
     settings = config.run
     count = config.run.ranks
     if count == 1:
@@ -89,8 +91,9 @@ def on_ranks(
 
 
 def follow_launched(config: RunConfig, device: torch.device) -> None:
-    """Where torchrun has started this process as another rank than 0: follows, and exits when
-    the run is over.
+    """Follow the run and exit when it is over, if torchrun started this process as another rank.
+
+    Otherwise, return at once.
     """
     if config.run.ranks == 1 or launched() is None or ensure_launched(config.run.ranks) == 0:
         return
@@ -99,7 +102,7 @@ def follow_launched(config: RunConfig, device: torch.device) -> None:
 
 
 def follow_run(config: RunConfig, device: torch.device) -> None:
-    """What another rank than 0 that torchrun has started does while rank 0 carries out this run."""
+    """Follow a run as a rank other than 0 that torchrun has started."""
     rank = ensure_launched(config.run.ranks)
     device = device_of(device, rank)
     ranks = Ranks(rank, config.run.ranks)
@@ -109,7 +112,7 @@ def follow_run(config: RunConfig, device: torch.device) -> None:
 
 
 def follow_config(config: RunConfig, device: torch.device, ranks: Ranks) -> None:
-    """What another rank does with a configuration: it builds the same problem, and follows."""
+    """Build the same problem as rank 0, and follow its steps."""
 
     def make() -> Problem:
         problem: Problem = config.task.problem(
@@ -123,5 +126,5 @@ def follow_config(config: RunConfig, device: torch.device, ranks: Ranks) -> None
 
 
 def is_sharded(config: RunConfig) -> bool:
-    """Whether each rank holds a part of the task's model alone."""
+    """Return whether each rank stores only a part of the task's model."""
     return bool(getattr(config.task, "sharded", False))

@@ -20,10 +20,11 @@ from hgms_core.errors import CheckpointError
 
 @define(eq=False, kw_only=True)
 class Recorder:
-    """Keeps the rows of a run, and writes them and its positions into ``folder``.
+    """Stores the rows of a run, and writes the rows and the positions to ``folder``.
 
-    ``resume`` is whether the run continues what the folder contains, ``patience`` how many seconds
-    it waits for another process in the folder, and ``word`` how the user asks to resume.
+    ``resume`` is whether the run continues the run in the folder. ``patience`` is the number of
+    seconds to wait for another process in the folder. ``word`` is the option with which a user
+    requests resuming.
 
     Errors: CheckpointError of :class:`RunFolder`; ConfigError for a state that no file can store.
     """
@@ -38,7 +39,7 @@ class Recorder:
     saved_step: int = field(default=-1, init=False)
 
     def claimed(self, config: str) -> contextlib.AbstractContextManager[Any]:
-        """Hold the folder for this process, and compare its configuration with ``config``."""
+        """Claim the folder for this process, and compare its configuration with ``config``."""
         if self.folder is None:
             return contextlib.nullcontext()
         return self.folder.claimed(
@@ -46,7 +47,7 @@ class Recorder:
         )
 
     def load(self, device: torch.device) -> tuple[State, int] | None:
-        """Return the saved state and its step; None for a run that begins."""
+        """Return the saved state and its step; ``None`` for a new run."""
         if self.folder is None or not self.resume:
             return None
         loaded = self.folder.load(device)
@@ -60,9 +61,9 @@ class Recorder:
         return self.folder.read_environment() if resumes and self.folder is not None else {}
 
     def begin(self, config: str, environment: Mapping[str, Any], step: int) -> float:
-        """Create the folder, or cut it back to a step; -1: to before the first row.
+        """Create the folder, or cut its files back to a step (-1: before the first row).
 
-        Returns the seconds that the rows up to this step have spent.
+        Return the seconds that were spent up to this step.
         """
         assert self.folder is not None
         self.folder.reopen()
@@ -70,7 +71,10 @@ class Recorder:
         return self.reread(step) if self.resume else 0.0
 
     def record(self, row: Record, timing: Mapping[str, float], **beside: float) -> None:
-        """Append the row of a step with its seconds; ``beside`` are further numbers of its time."""
+        """Append the row of a step with its seconds.
+
+        ``beside`` are further durations of the step.
+        """
         row = finite(row)
         if self.folder is not None:
             self.folder.append(row, {"step": row["step"], **timing, **beside})
@@ -110,7 +114,7 @@ class Recorder:
             self.folder.write_summary(summary)
 
     def finished(self, device: torch.device) -> tuple[dict[str, Any], State, int] | None:
-        """Return the summary, the last state and its step of a finished run; None for others."""
+        """Return the summary, the last state and its step; ``None`` if the run is not finished."""
         if self.folder is None or not self.resume:
             return None
         summary = self.folder.read_summary()
@@ -127,7 +131,10 @@ class Recorder:
         return summary, *loaded
 
     def reread(self, step: int) -> float:
-        """Cut the files back to a step and read the rows; returns the seconds spent until then."""
+        """Cut the files back to a step and read the rows.
+
+        Return the seconds spent up to this step.
+        """
         assert self.folder is not None
         seconds = self.folder.rewind(step)
         self.rows = self.folder.records()

@@ -1,5 +1,6 @@
-"""What is written at the end of a run: its summary, and signs that its mixture was learned from
-a model that did not learn.
+"""Results of runs: the summary at the end, and remarks about the learned weights.
+
+A remark warns, for example, that the weights were learned from an untrained model.
 """
 
 from __future__ import annotations
@@ -26,18 +27,22 @@ if TYPE_CHECKING:
     import pandas
 
 UNMOVED = 0.01
-"""The share of the validation loss at the start by which it has at least to change for x to
-count as trained.
+"""Minimum change of the validation loss for a trained x, as a share of the loss at the start.
+
+With a smaller change, x counts as untrained.
 """
 
 
 @frozen(kw_only=True)
 class RunResult:
-    """The end of a run. ``theta`` and ``x`` are nested as those that the problem was made with;
-    ``records`` are the rows of ``steps.jsonl`` with ``seconds``; ``summary`` is ``summary.json``;
-    ``execution`` says how its steps were carried out (None: its ``env.json`` is lost);
-    ``diagnosis`` what ``run.diagnose`` measured, with ``rows``, ``warnings`` and ``to_frame()``,
-    empty where it was not asked for.
+    """The result of a run.
+
+    ``theta`` and ``x`` have the nested form of the user's problem. ``records`` are the rows of
+    ``steps.jsonl`` with ``seconds``. ``summary`` is ``summary.json``. ``execution`` describes how
+    the steps were computed (``None``: its ``env.json`` is lost).
+
+    ``diagnosis`` contains the measurements of ``run.diagnose``, with ``rows``, ``warnings`` and
+    ``to_frame()``. It is empty if no diagnosis was requested.
     """
 
     info: RunInfo
@@ -92,22 +97,29 @@ class RunResult:
 
     @property
     def compile_seconds(self) -> float:
-        """The seconds of compilation, which are part of no budget; 0 if nothing was compiled."""
+        """Seconds of compilation, which no budget counts; 0 if nothing was compiled."""
         return float(self.records[-1].get("compile_seconds", 0.0)) if self.records else 0.0
 
     def to_frame(self) -> pandas.DataFrame:
-        """``records`` as a pandas data frame, a row a step. Errors: MissingExtra without pandas."""
+        """Return ``records`` as a pandas data frame, one row per step.
+
+        Errors: MissingExtra without pandas.
+        """
         return frame(self.records)
 
     def plot(self, *, backend: Literal["matplotlib", "plotly"] = "matplotlib") -> Any:
-        """A figure of the upper loss and the metrics against seconds. Errors: MissingExtra without
-        the library.
+        """Plot the upper loss and the metrics against seconds.
+
+        Errors: MissingExtra without the library.
         """
         return reporter().plot_run(self, backend)
 
     def report(self, path: str | Path) -> Path:
-        """Writes what `hgms report` writes of this run; the suffix decides the format. Errors:
-        those of `hgms report`.
+        """Write the report of `hgms report` for this run.
+
+        The suffix of ``path`` selects the format.
+
+        Errors: the errors of `hgms report`.
         """
         with tempfile.TemporaryDirectory() as place:
             folder = self.info.folder or write_run(
@@ -123,7 +135,10 @@ def summarise(
     records: Sequence[Mapping[str, Any]],
     error: str | None = None,
 ) -> dict[str, Any]:
-    """The result of a run without its clock, so that it is the same for every run of one seed."""
+    """Return the summary of a run.
+
+    It does not contain the clock, so it is the same for every run with the same seed.
+    """
     last = records[-1] if records else {}
     evaluated: Mapping[str, Any] = next(
         (row for row in reversed(records) if any(key.startswith("metric.") for key in row)), {}
@@ -154,8 +169,9 @@ def summarise(
 def judged(
     summary: dict[str, Any], problem: Problem, theta: Tree, x: Tree, records: Sequence[Record]
 ) -> dict[str, Any]:
-    """The summary with what the validation loss at the end says; NumericalError where a run that
-    is done ended at no number.
+    """Return the summary with the final validation loss and the remarks.
+
+    Errors: NumericalError if a run is done but its upper loss is not finite.
     """
     loss = validation_loss(problem, theta, x)
     losses = [row["upper_loss"] for row in records if "upper_loss" in row]
@@ -177,7 +193,7 @@ def judged(
     notes = []
     if "untrained" not in summary:
         notes = remarks(problem, x, loss, learned=learned(records))
-    if not summary.get("role"):  # a method that learns θ
+    if not summary.get("role"):  # the method learns θ
         since = still_leaves(records, leaves)
         notes += [still_note(since)] if since else []
     notes += filter(None, [outlier_note(records)])
@@ -185,7 +201,9 @@ def judged(
 
 
 def learned(records: Sequence[Record]) -> bool:
-    """Whether the weights of sources changed in a run; True if its records have none.
+    """Return whether the weights of sources changed in a run.
+
+    The result is True if the records have no weights.
 
     >>> learned([{"step": 0, "weight.a": 0.5}, {"step": 1, "weight.a": 0.5}])
     False
@@ -198,19 +216,24 @@ def learned(records: Sequence[Record]) -> bool:
 
 
 def validation_loss(problem: Problem, theta: Tree, x: Tree) -> float:
-    """f on the validation rows of role ``stop`` (of ``differentiate`` where there are none): what
-    settings may be chosen by, since it sees no test row."""
+    """Return f on the validation rows of role ``stop``.
+
+    If there are no such rows, the rows of ``differentiate`` are used. This loss uses no test rows,
+    so users may choose settings by it.
+    """
     with torch.no_grad():
         return float(problem.f(theta, x, validation_rows(problem).batch(None)))
 
 
 def remarks(problem: Problem, x: Tree, loss: float, *, learned: bool = True) -> list[str]:
-    """Of a run that ended at ``x`` with the validation loss ``loss``: that this rose, or of a run
-    on data sources that it hardly changed.
+    """Return remarks on a run that ended at ``x`` with the validation loss ``loss``.
 
-    Weights of sources are learned from gradients at the x of the run. Where x stayed at the start,
-    or training made it worse, they say little. If the weights were not ``learned``, nothing is
-    said of them. Cost: 1 upper value.
+    A remark states that the validation loss rose. For a run on data sources, a remark may also
+    state that the loss hardly changed.
+
+    The weights of sources are learned from gradients at the x of the run. If x stayed at the start,
+    or training made it worse, the weights are not reliable. If the weights were not ``learned``,
+    the remarks do not mention them. Cost: 1 upper value.
 
     >>> still = Problem(
     ...     theta0={},

@@ -1,4 +1,7 @@
-"""Signals that ask a run to stop: its running step is finished and its state saved."""
+"""Signals that request the end of a run.
+
+The run finishes the current step and saves its state.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +19,19 @@ COMPILING = "stopping: after the function that is being compiled; a second Ctrl-
 STOPS = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 )
-"""Signals that ask a run to stop: Ctrl-C, a batch system whose time is up, a terminal that is
-closed.
+"""Signals that request a stop.
+
+They are sent by Ctrl-C, by a batch system at its time limit, and by a closed terminal.
 """
 CONTINUES = tuple(getattr(signal, name) for name in ("SIGCONT",) if hasattr(signal, name))
-"""The signal with which a stopped process continues."""
+"""The signal that continues a stopped process."""
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C, or the signal ``number``. The state is saved; ``hint`` is how to resume."""
+    """Ctrl-C, or the signal ``number``, ended the run.
+
+    The state is saved; ``hint`` describes how to resume.
+    """
 
     def __init__(
         self, message: str, number: int = signal.SIGINT, *, hint: str | None = None
@@ -42,22 +49,25 @@ _LEAVING = threading.Event()
 
 
 def leave() -> None:
-    """From here on this process is asked to go by whoever lent its machine: a SystemExit is no
-    failure of what runs in it.
+    """Record that the provider of this machine has requested this process to end.
+
+    From now on, a SystemExit is not a failure of the run.
     """
     _LEAVING.set()
 
 
 def leaving() -> bool:
-    """Whether :func:`leave` was called."""
+    """Return whether :func:`leave` was called."""
     return _LEAVING.is_set()
 
 
 class Interrupts:
-    """Lets the running step finish on the first Ctrl-C, SIGTERM or SIGHUP, so that what is written
-    is whole, and says so on standard error; a second one stops at once. ``number`` is the signal
-    that came (None: none so far). ``compiling()`` is whether functions of the step are being
-    compiled, which ends before the step.
+    """Let the current step finish after the first Ctrl-C, SIGTERM or SIGHUP.
+
+    All written files are then complete. The first signal also prints a message to standard error. A
+    second signal stops at once. ``number`` is the received signal (``None``: no signal yet).
+    ``compiling()`` returns whether functions of the step are being compiled. Compilation ends
+    before the step.
     """
 
     def __init__(self, compiling: Callable[[], bool] = lambda: False) -> None:
@@ -76,14 +86,17 @@ class Interrupts:
         if self.number is not None:
             raise Interrupted("interrupted", number)
         self.number = number
-        # Standard error may be closed, or the signal came in the middle of another line of it.
+        # Standard error may be closed, or the signal may interrupt the output of another line.
         with contextlib.suppress(OSError, ValueError, RuntimeError):
             click.echo(COMPILING if self._compiling() else STOPPING, err=True)
 
 
 @contextlib.contextmanager
 def counted_suspensions() -> Iterator[Callable[[], int]]:
-    """Inside, count how often this process continued after a stop (SIGSTOP, Ctrl-Z)."""
+    """Count how often this process continues after a stop (SIGSTOP, Ctrl-Z).
+
+    The count covers the time inside the context.
+    """
     numbers: list[int] = []
 
     def continued(number: int, _frame: FrameType | None) -> None:
@@ -95,7 +108,10 @@ def counted_suspensions() -> Iterator[Callable[[], int]]:
 
 @contextlib.contextmanager
 def nothing_saved() -> Iterator[None]:
-    """Inside, Ctrl-C ends a run that has no state yet, as while plugins are imported."""
+    """Replace KeyboardInterrupt by Interrupted for a run without a state.
+
+    An example is Ctrl-C during the import of plugins.
+    """
     try:
         yield
     except Interrupted:
@@ -106,7 +122,7 @@ def nothing_saved() -> Iterator[None]:
 
 
 def stoppable() -> contextlib.AbstractContextManager[None]:
-    """SIGTERM and SIGHUP end what is inside as Ctrl-C does."""
+    """Let SIGTERM and SIGHUP end the code inside the context in the same way as Ctrl-C."""
 
     def stop(number: int, _frame: FrameType | None) -> None:
         raise Interrupted("interrupted", number)
@@ -118,8 +134,10 @@ def stoppable() -> contextlib.AbstractContextManager[None]:
 def _handling(
     handler: Callable[[int, FrameType | None], None], numbers: Iterable[int]
 ) -> Iterator[None]:
-    """Inside, these signals have this handler, which only the main thread may set. What nohup told
-    the process to ignore stays ignored."""
+    """Set the handler of these signals inside the context.
+
+    Only the main thread may set handlers. Signals that nohup has set to be ignored stay ignored.
+    """
     before: list[tuple[int, Any]] = []
     if threading.current_thread() is threading.main_thread():
         before = [(number, signal.getsignal(number)) for number in numbers]

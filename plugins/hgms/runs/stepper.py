@@ -1,4 +1,4 @@
-"""The stepper: one outer step of a method, checked. It writes no file and reads no clock."""
+"""The stepper: one checked outer step of a method. It does not use files or clocks."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class Position:
 
 @frozen(kw_only=True)
 class Stepper:
-    """A method on a problem. ``name`` is the method's name in errors; ``in_calls`` is whether the
-    budget counts oracle calls.
+    """A method on a problem.
 
-    Errors: ConfigError ``wrong-result`` for a method that returns other values than its protocol
-    says, ``budget-cannot-end`` for a budget in calls that no step spends; NumericalError for
-    numbers that are not finite or grow without bound. The position before a failed step is
-    unchanged.
+    ``name`` is the method's name in errors. ``in_calls`` is whether the budget counts oracle calls.
+
+    Errors: ConfigError ``wrong-result`` for a method whose return values violate its protocol, and
+        ``budget-cannot-end`` for a budget in calls that no step spends; NumericalError for numbers
+        that are not finite or grow without bound. The position before a failed step is unchanged.
     """
 
     method: Method
@@ -58,7 +58,7 @@ class Stepper:
             return self.method.step(self.problem, position.state, share)
 
     def check_budget(self, position: Position) -> None:
-        """Require that the last steps made oracle calls if the budget counts them."""
+        """Raise ConfigError if the budget counts oracle calls but recent steps made no calls."""
         if self.in_calls and position.idle >= IDLE_STEPS:
             raise ConfigError(
                 "budget-cannot-end",
@@ -217,7 +217,7 @@ def named_zeros(record: Record, theta: Tree) -> Record:
 
 
 def _total(leaves: Iterable[torch.Tensor]) -> float | torch.Tensor:
-    """Return the sum of all numbers, which is not finite if one of them is not.
+    """Return the sum of all numbers, which is finite only if all numbers are finite.
 
     It is a single fast pass that does not wait for a GPU.
     """

@@ -1,4 +1,4 @@
-"""What work took that may have been broken off and gone on with."""
+"""Duration of work that may have been interrupted and resumed."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable
 def counting(
     broken_off: bool, clock: Callable[[], float] = time.process_time
 ) -> Callable[[], float | None]:
-    """Begins to count: what it returns gives the seconds since then, of processor time where no
-    other clock is named. None for work that goes on after it was broken off: what a killed process
-    took nobody knows, and the rest alone would be too little.
+    """Start to measure time; the returned function returns the seconds since then.
+
+    The default clock measures processor time. For resumed work that function returns ``None``,
+    because the time of the killed process is unknown, and the remaining time would be too small.
 
     >>> counting(broken_off=True)() is None, counting(broken_off=False)() >= 0
     (True, True)
@@ -22,7 +23,9 @@ def counting(
 
 
 def counted(parts: Iterable[float | None]) -> float | None:
-    """The sum of what parts of a work took; None where that of one is not known.
+    """Return the sum of the durations of parts.
+
+    The result is ``None`` if a duration is unknown.
 
     >>> counted([1.0, 2.0]), counted([1.0, None])
     (3.0, None)

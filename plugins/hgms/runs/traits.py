@@ -1,9 +1,11 @@
-"""What fits what, known before anything runs.
+"""Compatibility of methods and tasks, known before a run starts.
 
-A component may name what it ``needs`` of a problem, a task what its problems have (``traits``);
-both are sets of the names in :data:`TRAITS` (or of names of one's own). A method needs what any of
-its parts needs. A task without ``traits`` makes no promise: nothing is refused there, and the table
-shows a question mark.
+A component may declare the properties of a problem that it requires (``needs``). A task may declare
+the properties of its problems (``traits``). Both are sets of names from :data:`TRAITS`, or of names
+that users define.
+
+A method requires the properties that any of its parts requires. A task without ``traits`` is
+accepted without a check, and the table shows a question mark.
 """
 
 from __future__ import annotations
@@ -34,12 +36,13 @@ TRAITS: Mapping[str, str] = {
     "reference:clean": "a named upper variable `clean` that knows the truth",
     "closed-form": "a known solution, value and hypergradient",
 }
-"""The traits that built-in components speak of, each with what a message says."""
+"""The traits that built-in components use, each with its text for messages."""
 
 
 def needs(component: Any) -> dict[str, str]:
-    """Every trait that ``component`` or one of its parts needs, with the name of the part that
-    needs it.
+    """Return every trait that ``component`` or one of its parts requires.
+
+    The values are the names of the parts that require them.
 
     >>> class Solver:
     ...     name, needs = "my-solver", frozenset({"smooth-lower"})
@@ -61,8 +64,11 @@ def needs(component: Any) -> dict[str, str]:
 
 
 def missing_traits(method: Any, task: Any) -> dict[str, str] | None:
-    """The traits that ``method`` needs and ``task`` lacks, with the part that needs each ("" for
-    the method itself); None if the task promises nothing."""
+    """Return the traits that ``method`` requires and ``task`` lacks.
+
+    The values are the names of the parts that require them ("" for the method itself). The result
+    is ``None`` if the task declares no traits.
+    """
     traits = getattr(task, "traits", None)
     if traits is None:
         return None
@@ -75,8 +81,10 @@ def missing_traits(method: Any, task: Any) -> dict[str, str] | None:
 
 
 def meant(trait: str) -> str | None:
-    """The known trait that a name of none is most likely meant to be; other names are a person's
-    own.
+    """Return the known trait that an unknown name most likely means.
+
+    The result is ``None`` for a known trait, and for a name without a similar known trait. Users
+    may define such names.
 
     >>> meant("source"), meant("sources"), meant("my-trait")
     ('sources', None, None)
@@ -89,7 +97,7 @@ def meant(trait: str) -> str | None:
 
 
 def wanted_traits(lacking: Mapping[str, str]) -> str:
-    """What is needed and lacking, as the end of a sentence."""
+    """Return the missing traits as the end of a sentence."""
     wants = [
         TRAITS.get(trait, trait) + (f" (its part {part!r})" if part else "")
         for trait, part in lacking.items()
@@ -98,12 +106,12 @@ def wanted_traits(lacking: Mapping[str, str]) -> str:
 
 
 def misfit(method_name: str, task_name: str, lacking: Mapping[str, str]) -> str:
-    """Return one sentence: the method, and what it requires but the task lacks."""
+    """Return a sentence with the method and the traits that the task lacks."""
     return f"method {method_name!r} cannot run on task {task_name!r}: {wanted_traits(lacking)}"
 
 
 def similar_traits(lacking: Mapping[str, str]) -> list[str]:
-    """Return the known traits that misspelt ones most likely mean.
+    """Return the known traits that misspelt names most likely mean.
 
     >>> similar_traits({"source": "", "my-trait": ""})
     ['sources']
@@ -112,7 +120,7 @@ def similar_traits(lacking: Mapping[str, str]) -> list[str]:
 
 
 def ensure_fits(method: Any, task: Any, method_name: str | None = None) -> None:
-    """Raises :class:`ConfigError` where ``method`` needs what ``task`` lacks."""
+    """Raise :class:`ConfigError` if ``method`` requires traits that ``task`` lacks."""
     lacking = missing_traits(method, task)
     if lacking:
         raise ConfigError(

@@ -1,9 +1,11 @@
-"""Functions that watch a run, and may end it: early stopping, a study's pruning.
+"""Functions that watch a run and may end it: early stopping, or the pruning of a study.
 
-``watch(info, record, share)`` is called after every outer step, outside the clock, with the new row
-(``step``, ``upper_loss``, ``metric.<name>`` where it was evaluated, ``seconds``, …) and the share
-of the budget spent. A run that a watcher ends is done: its result is what it was after that step,
-``summary["stopped_by"]`` says who ended it.
+A run calls ``watch(info, record, share)`` after every outer step, outside the clock. ``record`` is
+the new row (``step``, ``upper_loss``, ``metric.<name>`` if it was evaluated, ``seconds``, …).
+``share`` is the spent share of the budget.
+
+A run that a watcher ends is done, and its result is the result after that step.
+``summary["stopped_by"]`` names the watcher.
 """
 
 from __future__ import annotations
@@ -23,17 +25,20 @@ from hgms_core.validators import not_negative, whole
 
 Watcher = Callable[[RunInfo, Record, float], Any]
 """``watch(info, record, share of the budget spent)``, called after every step, outside the clock.
-What is ``True`` or raises :class:`StopRun` ends the run; any other result is ignored. It may have
-``recall(records)``, called with the rows that are there when a run begins or goes on: so that a
-resumed run ends where an uninterrupted one would have.
+
+A watcher ends the run if it returns ``True`` or raises :class:`StopRun`. Other results are ignored.
+A watcher may have a method ``recall(records)``. The run calls it with the existing rows when it
+starts or resumes, so that a resumed run ends at the same step as an uninterrupted run.
 """
 
 
 class StopRun(BaseException):
-    """Raised by a watcher, an observer or ``evaluate``: the run is done, and its result is what it
-    is now. The text says why.
+    """Raised by a watcher, an observer or ``evaluate`` to end the run as done.
 
-    No ``Exception``, like Ctrl-C: what catches those in between does not hold it up.
+    The result is the current result of the run. The text gives the reason.
+
+    Like KeyboardInterrupt, this class is not an ``Exception``, so code in between that catches
+    exceptions does not stop it.
 
     >>> from hgms.config import Budget
     >>> from hgms_core import Problem
@@ -69,16 +74,17 @@ class StopRun(BaseException):
 @reports_errors
 @frozen(kw_only=True, eq=False, field_transformer=read_by_annotation)
 class Patience:
-    """Ends a run when ``metric`` has not been better for ``steps`` outer steps.
+    """Ends a run if ``metric`` has not improved for ``steps`` outer steps.
 
-    ``metric`` is one of ``evaluate``, or a number of every row (``upper_loss``, ``stop_loss``).
-    Whether higher is better is known by the name of an accuracy or a loss, else
-    ``higher_is_better`` says it; what is better by no more than ``least`` does not count. Steps at
-    which the metric was not evaluated are passed over. What decides when to stop must not be what
-    is reported: take a metric of validation rows.
+    ``metric`` is a metric of ``evaluate``, or a number in every row (``upper_loss``,
+    ``stop_loss``). The name of an accuracy or a loss determines whether higher is better. For other
+    names, set ``higher_is_better``. An improvement by ``least`` or less does not count. Steps
+    without an evaluation of the metric are skipped.
 
-    Errors: ConfigError where nothing says which way is better, and where the first evaluated row
-        lacks the metric.
+    The stopping criterion must not be the reported metric: use a metric of validation rows.
+
+    Errors: ConfigError if the better direction is unknown, or if the first evaluated row lacks the
+        metric.
 
     >>> patience = Patience(metric="validation_loss", steps=2)
     >>> [
@@ -93,7 +99,7 @@ class Patience:
     least: float = field(default=0.0, validator=not_negative)
     higher_is_better: bool | None = None
     _gained: list[tuple[float, int]] = field(factory=list, init=False, repr=False)
-    """The best value and its step, of the run that is watched; empty before one."""
+    """The best value and its step in the watched run; empty before the first value."""
 
     def __attrs_post_init__(self) -> None:
         if self._higher is None:
@@ -123,13 +129,13 @@ class Patience:
         return True if self._without_gain(record) >= self.steps else None
 
     def recall(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Begins anew, with the rows of a run that goes on."""
+        """Restart with the rows of a resumed run."""
         self._gained.clear()
         for record in records:
             self._without_gain(record)
 
     def _without_gain(self, record: Mapping[str, Any]) -> int:
-        """The steps since the best value."""
+        """Return the number of steps since the best value."""
         value = metric_of(record, self.metric)
         step = int(record["step"])
         if value is not None:
@@ -143,7 +149,7 @@ class Patience:
         return step - (self._gained[0][1] if self._gained else 0)
 
     def _check(self, record: Mapping[str, Any]) -> None:
-        """What is in no row cannot be waited for."""
+        """Raise ConfigError if the rows do not contain the metric."""
         evaluated = [name.removeprefix("metric.") for name in record if name.startswith("metric.")]
         if not self._gained and record["step"] and (evaluated or record["step"] >= self.steps):
             numbers = [
@@ -155,10 +161,12 @@ class Patience:
 
 
 def pruned(trial: Any, metric: str) -> Watcher:
-    """A watcher that reports ``metric`` to an Optuna trial at every evaluated step, and raises
-    ``optuna.TrialPruned`` where the study's pruner says so: ``run(method, problem, "60s",
-    watch=pruned(trial, "validation_accuracy"))``. The study's direction says which way is better.
-    The run's folder, if it has one, keeps what was computed.
+    """Return a watcher that prunes the run of an Optuna trial.
+
+    The watcher reports ``metric`` to the trial at every evaluated step. It raises
+    ``optuna.TrialPruned`` if the study's pruner requests it. Example: ``run(method, problem, "60s",
+    watch=pruned(trial, "validation_accuracy"))``. The study defines the better direction. The
+    folder of the run, if it has one, keeps the computed results.
 
     Errors: MissingExtra without Optuna.
     """
@@ -182,15 +190,16 @@ def pruned(trial: Any, metric: str) -> Watcher:
 
 
 def metric_of(record: Mapping[str, Any], name: str) -> float | None:
-    """The finite value of a metric, or of another number, in a row."""
+    """Return the finite value of a metric, or of another number, in a row; else ``None``."""
     value = record.get(f"metric.{name}", record.get(name))
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def watchers(watch: Watcher | Sequence[Watcher]) -> list[Watcher]:
-    """One function or several, as a list.
+    """Return one function or several functions as a list.
 
-    Errors: ConfigError for what cannot be called so."""
+    Errors: ConfigError if an item cannot be called with the arguments of a watcher.
+    """
     several: list[Any] = list(watch) if isinstance(watch, list | tuple) else [watch]
     for item in several:
         check_function("watch", item, "info", "record", "share")

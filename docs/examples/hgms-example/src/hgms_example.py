@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar, final
 
 import torch
-from attrs import field, validators
+from attrs import field
 from torch import Tensor
 
 from hgms_core import (
@@ -18,6 +18,7 @@ from hgms_core import (
     component,
     hookimpl,
 )
+from hgms_core.validators import at_least, not_negative, positive
 
 
 @final
@@ -57,17 +58,18 @@ class ChebyshevSolver:
 
     name: ClassVar[str] = "chebyshev"
 
-    low: float = field(default=0.1, validator=validators.gt(0))
-    high: float = field(default=10.0, validator=validators.gt(0))
-    ridge: float = field(default=0.0, validator=validators.ge(0))
-    rtol: float = field(default=1e-6, validator=validators.gt(0))
-    max_steps: int = field(default=200, validator=[validators.instance_of(int), validators.ge(1)])
+    low: float = field(default=0.1, validator=positive)
+    high: float = field(default=10.0, validator=positive)
+    ridge: float = field(default=0.0, validator=not_negative)
+    rtol: float = field(default=1e-6, validator=positive)
+    max_steps: int = field(default=200, validator=at_least(1))
 
-    @high.validator
-    def _above_low(self, _attribute: object, value: float) -> None:
-        if value <= self.low:
+    def __attrs_post_init__(self) -> None:
+        if self.high <= self.low:
             raise ConfigError(
-                "out-of-range", f"high={value} must be greater than low={self.low}", place=("high",)
+                "out-of-range",
+                f"high={self.high} must be greater than low={self.low}",
+                place=("high",),
             )
 
     def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:

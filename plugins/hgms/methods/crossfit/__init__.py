@@ -26,7 +26,7 @@ HG_MS_CROSSFIT = Composition(
         "outer": {"name": "adam", "lr": 0.05, "betas": [0.8, 0.95]},
         "selector": {"name": "best-of-n"},
     },
-    testing={"warmup": 20, "steps": 5},  # problems of size 1 are solved sooner
+    testing={"warmup": 20, "steps": 5},  # problems of size 1 need fewer steps
 )
 
 

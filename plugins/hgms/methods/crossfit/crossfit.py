@@ -1,5 +1,5 @@
-"""HG-MS with cross-fitted branches: every validation row both teaches and judges, and weights
-follow from held-out losses.
+"""HG-MS with cross-fitted branches: every validation row is used to train and to evaluate, and
+held-out losses determine the weights.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from hgms_core.validators import decay_rate, not_negative, optional_whole, posit
 @final
 @component
 class CrossFit:
-    """min_α F(α), α three numbers from which the weights of all lower rows follow, and F what
-    held-out validation rows say::
+    """Minimise F(α): α are three numbers that determine the weights of all lower rows, and F is the
+    loss on held-out validation rows::
 
         x_j ≈ argmin_x g_j(α, x),
             g_j(α, x) = 1/n Σ_{i ∉ part j} σ(θ_i) ℓ_i(x) + r(x) + (ε/n) Σ_{v ∉ part j} f_v(x)
@@ -52,37 +52,39 @@ class CrossFit:
         α ← outer step along h;
             x = the branch of least f on the rows of the role ``stop``, of all steps
 
-    The first outer step trains at the problem's θ0, and gives the first scores. N branches split
+    The first outer step trains at the problem's θ0, and computes the first scores. N branches split
     lower and validation rows (of the roles ``differentiate`` and ``select``) into N parts, once in
-    a run. Branch j is trained on all but part j and goes on from step to step. So no row's weight
-    depends on a network that has learned its label, and no hypergradient on validation rows that
-    the lower level has fitted. m validation rows cannot tell n > m weights apart; three numbers
-    they can. Their derivatives are sums over all rows, dα = Σ_i h_i ∂θ_i/∂α.
+    a run. Branch j is trained on all parts except part j, and continues from step to step. So no
+    row's weight depends on a network that has learned its label, and no hypergradient uses
+    validation rows that the lower level has fitted. m validation rows cannot determine n > m
+    weights, but they can determine three numbers. The derivatives of α are sums over all rows, dα =
+    Σ_i h_i ∂θ_i/∂α.
 
-    A lower step is Adam at a point a little up the slope (sharpness-aware; ρ relative to ‖x‖),
-    which of many lower minimisers looks for flat ones, and x_j is the average of the last iterates.
-    From the share ``finish`` of the budget on, α and θ stay, the branches see all rows, and the
-    rate falls to a twentieth.
+    A lower step is Adam with the gradient at a point slightly uphill (sharpness-aware; ρ relative
+    to ‖x‖), which searches for a flat minimiser among many. x_j is the average of the last
+    iterates. From the share ``finish`` of the budget on, α and θ are constant, the branches see all
+    rows, and the rate decreases to a twentieth.
 
-    Use for hyper-cleaning: wrong labels, and a few validation rows that can be trusted. Avoid where
-    a row's loss does not tell whether it helps, and where validation rows are so few that a part of
-    them says nothing. ``lr`` is that of small dense networks: convolutions want less.
+    Use for hyper-cleaning: wrong labels, and a few validation rows that are trusted. Avoid if a
+    row's loss does not indicate whether the row helps, or if validation rows are so few that a
+    part is not informative. ``lr`` is tuned for small dense networks: convolutions need a smaller
+    rate.
 
     Arguments:
         hypergradient: the estimator of h on each branch's problem. ``outer``: the optimiser of α.
-            ``selector``: what picks x.
+            ``selector``: the rule that selects x.
         count: N. ``steps``: lower steps of each branch in one outer step; ``warmup``: in the first
-            one.
-        lr: of a lower step. ``sharpness``: ρ. ``averaging``: the decay of the average.
+            outer step.
+        lr: rate of a lower step. ``sharpness``: ρ. ``averaging``: the decay of the average.
         batch_size, upper_batch_size: lower rows of a step, drawn in proportion to their weights,
             and validation rows.
         slope, tilt: b and ε at the start. ``finish``: see above; 1 never finishes.
 
-    Errors: ConfigError where θ does not weigh lower rows, with fewer than two validation rows a
+    Errors: ConfigError if θ does not weight lower rows, with fewer than two validation rows per
     branch, and without rows for the role ``stop``.
 
     Cost of an outer step: 2 N K lower and 2 N K upper gradients, a pass over all lower rows, N
-    times that of ``hypergradient``, and N upper values. Memory: 4N lower states.
+    times the cost of ``hypergradient``, and N upper values. Memory: 4N lower states.
 
     >>> from hgms.hypergradients import OneStep
     >>> from hgms.outer import Sgd
@@ -94,8 +96,8 @@ class CrossFit:
     (2, 2.0)
 
     Source: this project; HG-MS paper, Algorithm 1, with the candidates of cross-fitting
-    (Chernozhukov et al. 2018), weights as a function of the loss as in Meta-Weight-Net (Shu et al.
-    2019), and Foret et al. 2021 for the lower step.
+        (Chernozhukov et al. 2018), weights as a function of the loss as in Meta-Weight-Net (Shu et
+        al. 2019), and Foret et al. 2021 for the lower step.
     """
 
     name: ClassVar[str] = "crossfit"
@@ -222,8 +224,8 @@ class CrossFit:
         progress: float,
         finishing: bool,
     ) -> tuple[Tree, Tensor, Cost]:
-        """The branches after this step's lower steps, the mean of their last objectives, and the
-        cost.
+        """Return the branches after the lower steps of this outer step, the mean of their last
+        objectives, and the cost.
         """
         weighted = problem.find(Rows)
         assert weighted is not None
@@ -283,7 +285,7 @@ class CrossFit:
         )
 
     def _below(self, problem: Problem, weight: Tensor, key: Key, steps: int) -> list[Tensor]:
-        """The lower rows of each step, drawn in proportion to their weights."""
+        """Draw the lower rows of each step in proportion to their weights."""
         size = problem.lower_data.count(self.batch_size)
         return list(
             fold_problem.drawn(weight, steps * size, key.fold("lower").generator()).reshape(
@@ -292,7 +294,7 @@ class CrossFit:
         )
 
     def _above(self, kept: Tensor, key: Key, steps: int) -> list[Tensor]:
-        """The validation rows of each step, of those that the branch is trained on."""
+        """Draw the validation rows of each step from the rows that the branch is trained on."""
         if self.upper_batch_size is None or self.upper_batch_size >= len(kept):
             return [kept] * steps
         return list(
@@ -308,8 +310,8 @@ class CrossFit:
         key: Key,
         progress: float,
     ) -> tuple[State, Record, Cost]:
-        """New scores, the hypergradient averaged over the branches, the outer step, and the
-        weights that follow.
+        """Compute new scores, the hypergradient averaged over the branches, the outer step, and the
+        resulting weights.
         """
         weighted = problem.find(Rows)
         assert weighted is not None
@@ -359,7 +361,7 @@ class CrossFit:
 
     @torch.no_grad()
     def _scores(self, problem: Problem, folds: Folds, averages: Tree) -> tuple[Tensor, Cost]:
-        """The score of each lower row by the branch that has not seen it."""
+        """Return the score of each lower row from the branch that has not seen the row."""
         weighted = problem.find(Rows)
         assert weighted is not None
         scores = problem.theta0[weighted.leaf].new_zeros(problem.lower_data.size)
@@ -372,9 +374,9 @@ class CrossFit:
 
 
 def _at(trees: Tree, number: int) -> Tree:
-    """The tree of branch ``number``."""
+    """Return the tree of branch ``number``."""
     return {name: leaf[number] for name, leaf in trees.items()}
 
 
 CHUNK = 2048
-"""Lower rows whose losses are computed at a time."""
+"""Lower rows per chunk in the computation of losses."""

@@ -1,4 +1,4 @@
-"""Branches that look for flat lower minimisers: sharpness-aware Adam and averaged iterates, for
+"""Branches that search for flat lower minimisers: sharpness-aware Adam and averaged iterates, for
 any pipeline.
 """
 
@@ -28,24 +28,25 @@ from hgms_core.validators import (
 @final
 @component
 class FlatBranches:
-    """N runs of sharpness-aware Adam on the lower loss, K steps each; a candidate is the average of
-    its iterates::
+    """Run N branches of sharpness-aware Adam on the lower loss, K steps each; a candidate is the
+    average of the iterates::
 
         x⁺ = x + ρ‖x‖ ∇g(θ, x; B)/‖∇g(θ, x; B)‖,   x ← x − Adam(∇g(θ, x⁺; B)),   a ← d a + (1 − d) x
 
-    Where a lower level has many minimisers this looks for flat ones, which generalise better from
-    wrong labels. It is the lower step of ``crossfit`` as a part: references that train with it say
-    what the step alone is worth.
+    If a lower level has many minimisers, this method searches for flat minimisers, which generalise
+    better from wrong labels. It is the lower step of ``crossfit`` as a component: references that
+    train with it show the gain from this step without the rest of the method.
 
     Arguments:
-        count: N, each with batches of its own. ``steps``: K. ``lr``: Adam's; its moments have β =
-            0.9, 0.99.
-        sharpness: ρ, relative to ‖x‖; 0 is Adam's own step, at twice its cost. ``averaging``: d,
-            less in the first steps.
-        batch_size: lower rows of a step (None: all).
-        noise: standard deviation of what is added to the start of each branch but the first, once.
-        restart_every: draw new lower states after so many outer steps (None: never); else each
-            branch goes on from its end.
+        count: N; each branch draws separate batches. ``steps``: K. ``lr``: Adam's; its moments have
+            β = 0.9, 0.99.
+        sharpness: ρ, relative to ‖x‖; 0 is a plain Adam step, at twice its cost. ``averaging``: d,
+            smaller in the first steps.
+        batch_size: lower rows of a step (``None``: all).
+        noise: standard deviation of the noise that is added once to the start of each branch except
+            the first.
+        restart_every: draw new lower states after this number of outer steps (``None``: never);
+            otherwise each branch continues from its end.
 
     Cost: 2NK lower gradients. Memory: 4N lower states.
 
@@ -63,7 +64,7 @@ class FlatBranches:
     True
 
     Source: Foret, Kleiner, Mobahi, Neyshabur, *Sharpness-aware minimization*, ICLR 2021 (arXiv
-    2010.01412); iterate averaging: Polyak and Juditsky 1992.
+        2010.01412); iterate averaging: Polyak and Juditsky 1992.
     """
 
     name: ClassVar[str] = "flat-branches"

@@ -1,8 +1,8 @@
-"""The bilevel problem of one branch: an upper variable α, the rows it is trained on, and the rows
-it is judged by.
+"""The bilevel problem of one branch: an upper variable α, training rows, and held-out rows.
 
-α is three numbers (:mod:`hgms.methods.crossfit.weights`). The same two functions stand for all
-branches, so that a compiled run compiles them once; which rows a branch sees comes in its batches.
+α is three numbers (:mod:`hgms.methods.crossfit.weights`). All branches share the same two
+functions, so that a compiled run compiles them once. The batches of a branch determine the rows
+that it sees.
 """
 
 from __future__ import annotations
@@ -24,9 +24,7 @@ SCORE = "crossfit.score"
 
 @frozen(eq=False)
 class Losses:
-    """The losses of all branches. ``ratio`` is m/n: what counts m validation rows as that many
-    lower rows.
-    """
+    """The losses of all branches. ``ratio`` is m/n: m validation rows count like m lower rows."""
 
     problem: Problem
     ratio: float
@@ -53,9 +51,9 @@ class Losses:
     def objective(
         self, scales: Numbers, theta: Tree, x: Tree, below: Batch, above: Batch
     ) -> Tensor:
-        """The same g_j for one lower step, with rows drawn in proportion to their weights: their
-        mean loss times W/n (``scales[0]``) is unbiased, and no step is spent on rows that do not
-        count.
+        """Return the same g_j for one lower step, with rows drawn in proportion to their weights.
+
+        Their mean loss times W/n (``scales[0]``) is unbiased, and no step uses rows of weight 0.
         """
         rows = self.problem.find(Rows)
         assert rows is not None
@@ -64,12 +62,12 @@ class Losses:
 
 
 def losses_of(problem: Problem, folds: Folds) -> Losses:
-    """The losses of this problem's branches, the same at every step: programs are kept by their
-    losses.
+    """Return the losses of this problem's branches, the same at every step: compiled functions are
+    cached by their losses.
     """
     key = ("crossfit", problem.g, problem.f, folds.kept.shape[1])
     if key not in problem.kept:
-        # of a copy without `kept`, or the two would hold each other
+        # use a copy without `kept`, to avoid a reference cycle
         problem.kept[key] = Losses(evolve(problem), folds.kept.shape[1] / problem.lower_data.size)
     losses: Losses = problem.kept[key]
     return losses
@@ -115,7 +113,7 @@ def _nothing(theta: Tree, x: Tree) -> dict[str, float]:
 
 
 def drawn(weight: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """``count`` row numbers, each with a probability in proportion to its weight."""
+    """Draw ``count`` row numbers, each with a probability in proportion to its weight."""
     edges = weight.double().cumsum(0).cpu()
     where = torch.rand(count, generator=generator, dtype=torch.float64) * edges[-1]
     return torch.searchsorted(edges, where).clamp_max(len(edges) - 1).to(weight.device)

@@ -1,4 +1,4 @@
-"""Folds of lower and validation rows: what each branch does not see, and is judged by."""
+"""Folds of lower and validation rows: the held-out rows of each branch."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from hgms_core import Key, Problem
 @frozen(kw_only=True)
 class Folds:
     """N disjoint parts of the lower rows, and N of the validation rows that x may be trained on
-    (the roles ``differentiate`` and ``select``). Branch j is trained on everything but part j.
+    (the roles ``differentiate`` and ``select``). Branch j is trained on all parts except part j.
 
-    ``lower`` is each lower row's part, ``[n]``. ``kept`` and ``held`` are the validation rows that
-    each branch is trained on, and that it is judged by, ``[N, m − m//N]`` and ``[N, m//N]``: what
-    does not divide belongs to no part, so that all branches see equally many rows."""
+    ``lower`` is the part of each lower row, ``[n]``. ``kept`` are the validation rows that each
+    branch is trained on, ``[N, m − m//N]``. ``held`` are the validation rows that evaluate each
+    branch, ``[N, m//N]``. A remainder of the division belongs to no part, so that all branches see
+    equally many rows.
+    """
 
     lower: Tensor
     kept: Tensor
@@ -24,7 +26,7 @@ class Folds:
 
     @classmethod
     def drawn(cls, problem: Problem, count: int, key: Key) -> Folds:
-        """The folds of a run, by its key alone."""
+        """Draw the folds of a run; they depend only on its key."""
         lower = problem.lower_data
         upper = trained_on(problem)
         order = key.fold("lower").indices(lower.size, lower.size, 1)[0]

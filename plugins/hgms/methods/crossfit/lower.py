@@ -17,13 +17,14 @@ BETAS = (0.9, 0.99)
 EPS = 1e-8
 
 Objective = Callable[[Numbers, Tree, Tree, Batch, Batch], Tensor]
-"""``objective(scales, theta, x, below, above)``: what a branch minimises, on a lower and a
-validation batch. ``scales`` are the lower rows' share of it and the validation rows'."""
+"""The objective of a branch, ``objective(scales, theta, x, below, above)``, on a lower and a
+validation batch. ``scales`` are the weights of the lower rows and of the validation rows.
+"""
 
 
 def branch(x: Tree) -> Tree:
-    """What a branch is before its first step, as one tree: x, Adam's moments m and v, and the
-    averaged iterate.
+    """Return the state of a branch before its first step, as one tree: x, Adam's moments m and v,
+    and the averaged iterate.
     """
     zeros = {name: torch.zeros_like(leaf) for name, leaf in x.items()}
     return _joined(x, zeros, zeros, x)
@@ -38,15 +39,16 @@ def _joined(*trees: Tree) -> Tree:
 
 
 def part(which: str, tree: Tree) -> Tree:
-    """One of the four trees in a branch: ``x``, ``m``, ``v`` or ``a``, the averaged iterate."""
+    """Return one of the trees in a branch: ``x``, ``m``, ``v`` or ``a``, the averaged iterate."""
     return {name[2:]: leaf for name, leaf in tree.items() if name[0] == which}
 
 
 def numbers(
     lr: float, count: int, sharpness: float, decay: float, scales: tuple[float, float]
 ) -> list[float]:
-    """What :func:`advanced` takes for its step number ``count``, from 1 on. The average forgets
-    faster at first.
+    """Return the scalar arguments of :func:`advanced` for step number ``count``, which starts at 1.
+
+    The decay of the average is smaller in the first steps.
     """
     return [*corrections(lr, count, BETAS), sharpness, min(decay, count / (count + 9)), *scales]
 
@@ -54,7 +56,7 @@ def numbers(
 def advanced(
     objective: Objective, steps: Numbers, tree: Tree, theta: Tree, below: Batch, above: Batch
 ) -> tuple[Tree, Tensor]:
-    """The branch after one step, and the value of its objective before it::
+    """Return the branch after one step, and the value of its objective before the step::
 
     x⁺ = x + ρ‖x‖ ∇L(x)/‖∇L(x)‖,    x ← x − Adam(∇L(x⁺)),    a ← d a + (1 − d) x
     """

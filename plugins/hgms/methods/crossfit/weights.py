@@ -1,5 +1,5 @@
-"""Weights of lower rows as a function of three numbers and of scores that no branch gave to rows
-of its own.
+"""Weights of lower rows as a function of three numbers and of scores. The score of a row comes from
+a branch that was not trained on it.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ SLOPE = "log_slope"
 THRESHOLD = "threshold"
 TILT = "log_tilt"
 LARGEST = 12.0
-"""Scores and logits lie within ± this."""
+"""Upper bound of the absolute value of scores and logits."""
 BOUNDS = {SLOPE: (-2.0, 3.0), THRESHOLD: (-LARGEST, LARGEST), TILT: (-3.0, 3.0)}
 
 
 def score(losses: Tensor) -> Tensor:
-    """log p/(1 − p) of p = exp(−ℓ): for a cross-entropy the log-odds that a row's label is what the
-    network says.
+    """Return log p/(1 − p) with p = exp(−ℓ). For a cross-entropy these are the log-odds of a row's
+    label according to the network.
 
     >>> score(-torch.tensor([0.75, 0.9]).log())
     tensor([1.0986, 2.1972])
@@ -38,7 +38,7 @@ def logits(alpha: Tree, scores: Tensor) -> Tensor:
 
 
 def begin(slope: float, tilt: float, like: Tensor) -> Tree:
-    """α before the first outer step: that slope and tilt, and threshold 0."""
+    """Return α before the first outer step: this slope and tilt, and threshold 0."""
     return {
         SLOPE: like.new_tensor(slope).log(),
         THRESHOLD: like.new_zeros(()),
@@ -47,7 +47,7 @@ def begin(slope: float, tilt: float, like: Tensor) -> Tree:
 
 
 def bounded(alpha: Tree) -> Tree:
-    """α with its three numbers within :data:`BOUNDS`; other leaves as they are."""
+    """Return α with its three numbers clipped to :data:`BOUNDS`; other leaves are not changed."""
     return {
         name: leaf.clamp(*BOUNDS[name]) if name in BOUNDS else leaf for name, leaf in alpha.items()
     }

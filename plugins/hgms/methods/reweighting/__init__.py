@@ -1,4 +1,4 @@
-"""Methods that weigh rows of the lower level by their losses or gradients."""
+"""Methods that weight rows of the lower level by their losses or gradients."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Self-selection: train on validation rows, keep the lower rows that the network then agrees
-with, train on both, repeat.
+"""Self-selection: train on validation rows, select the lower rows that the network agrees with,
+train on both, repeat.
 """
 
 from __future__ import annotations
@@ -18,30 +18,32 @@ from hgms_core.validators import not_negative, optional_whole, positive, share, 
 @final
 @component
 class Agreement:
-    """Rounds of training from scratch on the lower rows that the last round agreed with, and on
-    validation rows, always::
+    """Train from scratch in rounds, on validation rows and on the lower rows that agree with the
+    last round's network::
 
         w⁰ = 0,      x_k = Adam on 1/n Σ_i w_iᵏ ℓ_i(x) + r(x) + ε f(x), from a newly drawn start
         w_iᵏ⁺¹ = 1 where ℓ_i(x_k) ≤ the q-quantile of ℓ_j(x_k), else 0
             (j: the validation rows of the role `stop`)
 
-    f is on the validation rows of the roles ``differentiate`` and ``select``. A row is kept that
-    fits the network as well as the most of the clean rows that it did not see. No hypergradient is
-    taken and no θ is learned; θ reports the last choice, as logits ±10.
+    f is on the validation rows of the roles ``differentiate`` and ``select``. A lower row is
+    selected if its loss is at most the q-quantile of clean rows that the network was not trained
+    on. No hypergradient is computed and no θ is learned; θ reports the last selection, as logits
+    ±10.
 
-    Use beside every method that learns weights: it is what a few clean rows are worth without
-    bilevel optimisation. Avoid where g and f have different losses of a row, or validation rows
-    lack the columns of lower rows.
+    Use as a baseline for every method that learns weights: it measures the gain from a few clean
+    rows without bilevel optimisation. Avoid if g and f have different losses of a row, or if
+    validation rows lack the columns of lower rows.
 
     Arguments:
-        steps, lr: Adam's steps in one round, an outer step, and its rate, which falls to 0 as a
-            cosine within the round.
+        steps, lr: Adam's steps in one round (an outer step), and its rate, which decreases to 0 as
+            a cosine within the round.
         tilt: ε. ``share``: q.
-        batch_size, upper_batch_size: lower and validation rows of a step (None: all).
-        keep: ``best`` answers with the round of the lowest upper loss on rows of the role ``stop``;
-            ``last`` with the last.
+        batch_size, upper_batch_size: lower and validation rows of a step (``None``: all).
+        keep: ``best`` returns the round of the lowest upper loss on rows of the role ``stop``;
+            ``last`` returns the last.
 
-    Errors: ConfigError for a problem whose θ weighs no lower rows, or without rows for ``stop``.
+    Errors: ConfigError for a problem whose θ does not weight lower rows, or without rows for
+    ``stop``.
 
     Cost of a round: ``steps`` lower gradients and as many upper gradients for each of the two
     roles, every lower row's loss, and the losses of the rows of ``stop``.
@@ -64,8 +66,8 @@ class Agreement:
     tensor([ 10.,  10., -10., -10.])
 
     Source: self-training as of Scudder, *Probability of error of some adaptive pattern-recognition
-    machines*, IEEE Transactions on Information Theory 11 (1965), with labels that are kept or
-    dropped; this project.
+        machines*, IEEE Transactions on Information Theory 11 (1965), with labels that are kept or
+        dropped; this project.
     """
 
     name: ClassVar[str] = "agreement"
@@ -93,7 +95,7 @@ class Agreement:
         key = Key(state["seed"]).fold("round", state["step"])
         theta = state["theta"]
         x = problem.initial(key)
-        if not state["step"]:  # before the network has an opinion no lower row is kept
+        if not state["step"]:  # the first network is not trained: no lower row is selected
             x = problem.x0
             theta = self._kept(problem, torch.zeros_like(theta[rows.leaf], dtype=torch.bool))
         x, lower, upper, cost = joint.train(

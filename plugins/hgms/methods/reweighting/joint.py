@@ -1,4 +1,4 @@
-"""Training on lower rows with weights that stay as they are, and on validation rows."""
+"""Training on lower rows with constant weights, and on validation rows."""
 
 from __future__ import annotations
 
@@ -27,8 +27,10 @@ def train(
     batch_size: int | None,
     upper_batch_size: int | None,
 ) -> tuple[Tree, Tensor, Tensor, Cost]:
-    """x after ``steps`` steps of Adam on g(θ, ·) + tilt·f, whose rate falls from ``lr`` to 0 as a
-    cosine; the last g and f, and the cost. f is on the rows of the roles ``differentiate`` and
+    """Run ``steps`` steps of Adam on g(θ, ·) + tilt·f; the rate decreases from ``lr`` to 0 as a
+    cosine.
+
+    Return x, the last g and f, and the cost. f is on the rows of the roles ``differentiate`` and
     ``select``.
     """
     moments = shared.no_moments("adam", x)
@@ -71,7 +73,7 @@ def _moved(
 
 
 def joint_loss(f: Loss, shares: tuple[float, ...], theta: Tree, x: Tree, above: list[Batch]) -> Any:
-    """f over the validation rows that x is trained on: each part's mean, by its share of the
-    rows.
+    """Return f over the validation rows that x is trained on: the mean of each part, weighted by
+    its share of the rows.
     """
     return sum(share * f(theta, x, batch) for share, batch in zip(shares, above, strict=True))

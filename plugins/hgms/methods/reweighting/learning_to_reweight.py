@@ -1,4 +1,4 @@
-"""Weights of a batch's rows by how well their gradients agree with that of the validation loss."""
+"""Weights of a batch's rows by the alignment of their gradients with the validation gradient."""
 
 from __future__ import annotations
 
@@ -32,38 +32,38 @@ from hgms_core.validators import decay_rate, optional_whole, positive, whole
 @final
 @component
 class LearningToReweight:
-    """Each lower step weighs the rows of its batch anew, by a look-ahead step of SGD from weights ε
-    = 0::
+    """Recompute the weights of a batch's rows in each lower step, with a look-ahead step of SGD
+    from weights ε = 0::
 
         x̂(ε) = x − α ∇_x Σ_i ε_i ℓ_i(x)
         w̃_i = max(0, −∂f(x̂(ε))/∂ε_i at ε = 0) = max(0, α ⟨∇f(x), ∇ℓ_i(x)⟩),  w = w̃ / Σ w̃
             (0 where no row helps)
         x ← x − η ∇_x [Σ_i w_i ℓ_i(x) + r(x)]    (with momentum, or Adam's step)
 
-    At ε = 0 the look-ahead is x itself, so its derivative is an inner product of gradients, which a
-    product in forward mode gives for all rows at once; α cancels. There is no θ that is learned: θ
-    reports what the rows weighed on average, a_i, a running mean over the batches that held row i,
-    in units of equal weights (B·w_i)::
+    At ε = 0 the look-ahead is x, so its derivative is an inner product of gradients. A product in
+    forward mode computes it for all rows at once; α cancels. No θ is learned. θ reports the average
+    weight of each row, a_i, a running mean over the batches that contain row i, in units of equal
+    weights (B·w_i)::
 
         σ(θ_i) = a_i / (1 + a_i),  θ_i = log a_i within ±10
-            (0: as much as on average, or not seen yet)
+            (0: an average weight, or not seen yet)
 
     Use as the reference of methods that learn a weight for each row, on ``Problem.rows``. Avoid
-    with few validation rows: each weight is as noisy as the gradient of those that a step sees.
+    with few validation rows: each weight is as noisy as the validation gradient of one step.
 
     Arguments:
         steps: lower steps in one outer step.
-        optimizer, lr, momentum: how x moves; ``schedule``: lr over the budget, to 0 as a cosine, or
-            constant.
+        optimizer, lr, momentum: the update of x; ``schedule``: lr over the budget, to 0 as a
+            cosine, or constant.
         batch_size, upper_batch_size: lower rows, and validation rows of the role ``differentiate``
-            (None: all).
-        memory: what a running mean keeps of a row's earlier weights: 0.95 remembers some twenty
-            batches that held it.
-        keep: ``best`` answers with the state of the lowest upper loss on rows of the role ``stop``;
-            ``last`` with the last.
+            (``None``: all).
+        memory: decay of the running mean of a row's weights: 0.95 averages over about twenty
+            batches that contain the row.
+        keep: ``best`` returns the state of the lowest upper loss on rows of the role ``stop``;
+            ``last`` returns the last.
 
-    Errors: ConfigError for a problem whose θ weighs no lower rows, or without rows for ``stop``
-        where they are needed.
+    Errors: ConfigError for a problem whose θ does not weight lower rows, or without rows for
+    ``stop`` if they are needed.
 
     Cost of a lower step: 1 lower gradient, 1 upper gradient, 1 cross product (∇²_εx v, in forward
     mode). Memory: a graph of a gradient.
@@ -86,7 +86,7 @@ class LearningToReweight:
     (tensor([0.5000]), tensor([1.1000, 0.9000]))
 
     Source: Ren, Zeng, Yang, Urtasun, *Learning to reweight examples for robust deep learning*, ICML
-    2018 (arXiv 1803.09050), algorithm 1.
+        2018 (arXiv 1803.09050), algorithm 1.
     """
 
     name: ClassVar[str] = "learning-to-reweight"
@@ -176,8 +176,9 @@ class LearningToReweight:
         below: Batch,
         above: Batch,
     ) -> tuple[Tree, Tree, Tensor, Tensor, Tensor]:
-        """One lower step as a function of tensors: x and its moments, the weights, the weighted
-        loss and f before it.
+        """One lower step as a function of tensors.
+
+        Return x and its moments, the weights, and the weighted loss and f before the step.
         """
         slopes, upper = gradient(f, theta, x, above)
         weights = aligned(rows, x, dict(zip(x, slopes, strict=True)), below).clamp_min(0)
@@ -194,7 +195,7 @@ class LearningToReweight:
 
 
 def aligned(rows: Rows, x: Tree, direction: Tree, batch: Batch) -> Tensor:
-    """⟨∇ℓ_i(x), direction⟩ for each row of the batch, ``[B]``: one product in forward mode."""
+    """⟨∇ℓ_i(x), direction⟩ for each row of the batch, ``[B]``, as one product in forward mode."""
     with twice_differentiable_attention():
         products: Tensor = torch.func.jvp(
             lambda leaves: rows.losses(leaves, batch), (x,), (direction,)

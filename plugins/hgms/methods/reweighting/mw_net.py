@@ -1,4 +1,4 @@
-"""A network that turns the loss of a row into its weight, learned through a virtual step of x."""
+"""A network that maps the loss of a row to its weight, learned through a virtual step of x."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ from hgms_core.validators import decay_rate, optional_whole, positive, whole
 @final
 @component
 class MwNet:
-    """The weight of a row is a function of its loss, V(ℓ; Θ) ∈ (0, 1), that is learned along with
-    x. On one batch of B lower rows, with ℓ_i at x, which V takes as numbers::
+    """Learn the weight of a row as a function of its loss, V(ℓ; Θ) ∈ (0, 1), together with x.
+
+    On one batch of B lower rows, with ℓ_i at x, which are constant inputs of V::
 
         V(ℓ; Θ) = σ(a + uᵀ relu(p ℓ + q)),    Θ = (a, u, p, q)    100 hidden units
         x̂(Θ) = x − α ∇_x [1/B Σ_i V(ℓ_i; Θ) ℓ_i(x) + r(x)]                           virtual step
@@ -42,8 +43,8 @@ class MwNet:
 
     θ reports the logits of V(ℓ_i; Θ) for each lower row, at the x and Θ after the outer step.
 
-    Use as the reference of methods that learn a weight for each row, on ``Problem.rows``: some 300
-    numbers instead of n. Avoid where a row's loss does not tell whether it helps.
+    Use as the reference of methods that learn a weight for each row, on ``Problem.rows``: about 300
+    numbers instead of n. Avoid if a row's loss does not indicate whether the row helps.
 
     Arguments:
         steps: lower steps in one outer step.
@@ -51,23 +52,23 @@ class MwNet:
             or constant.
         look_ahead: α. ``meta_lr``: Adam's rate for Θ. ``hidden``: units of V.
         batch_size, upper_batch_size: lower rows, and validation rows of the role ``differentiate``
-            (None: all).
-        keep: ``best`` answers with the state of the lowest upper loss on rows of the role ``stop``;
-            ``last`` with the last.
+            (``None``: all).
+        keep: ``best`` returns the state of the lowest upper loss on rows of the role ``stop``;
+            ``last`` returns the last.
 
-    Errors: ConfigError for a problem whose θ weighs no lower rows, or without rows for ``stop``
-        where they are needed.
+    Errors: ConfigError for a problem whose θ does not weight lower rows, or without rows for
+    ``stop`` if they are needed.
 
-    Cost of a lower step: 2 lower gradients (one pass forward, two back), 1 upper gradient, 1 cross
-    product (in forward mode); of an outer step besides, every lower row's loss. Memory: a graph of
-    a gradient.
+    Cost of a lower step: 2 lower gradients (one forward pass, two backward), 1 upper gradient, 1
+    cross product (in forward mode). An outer step also computes every lower row's loss. Memory: a
+    graph of a gradient.
 
     >>> net = first_net(100, Key(0), torch.zeros(1))
     >>> weight_logits(net, torch.tensor([0.1, 2.0])).sigmoid()
     tensor([0.5845, 0.7137])
 
     Source: Shu, Xie, Yi, Zhao, Zhou, Xu, Meng, *Meta-Weight-Net: learning an explicit mapping for
-    sample weighting*, NeurIPS 2019 (arXiv 1902.07379), algorithm 1.
+        sample weighting*, NeurIPS 2019 (arXiv 1902.07379), algorithm 1.
     """
 
     name: ClassVar[str] = "mw-net"
@@ -163,8 +164,9 @@ class MwNet:
         below: Batch,
         above: Batch,
     ) -> tuple[Tree, Tree, Tree, Tree, Tensor, Tensor]:
-        """One lower step as a function of tensors: x, V, their moments, the weighted loss at x
-        and f after the virtual step.
+        """One lower step as a function of tensors.
+
+        Return x, V, their moments, the weighted loss at x, and f after the virtual step.
         """
         leaves = shared.tracked(x)
         with torch.enable_grad():
@@ -186,7 +188,7 @@ class MwNet:
 
 
 def first_net(hidden: int, key: Key, like: Tensor) -> Tree:
-    """Θ as ``torch.nn.Linear`` starts its layers, U(±1/√fan_in)."""
+    """Draw Θ like the layers of ``torch.nn.Linear``, U(±1/√fan_in)."""
     draw = key.generator()
 
     def uniform(fan_in: int, *shape: int) -> Tensor:
@@ -203,14 +205,15 @@ def first_net(hidden: int, key: Key, like: Tensor) -> Tree:
 
 
 def weight_logits(net: Tree, losses: Tensor) -> Tensor:
-    """V before its sigmoid, of each loss."""
+    """Return V before its sigmoid for each loss."""
     inside = torch.relu(losses[:, None] * net["hidden.weight"] + net["hidden.bias"])
     return inside @ net["output.weight"] + net["output.bias"]
 
 
 def meta_gradient(net: Tree, losses: Tensor, gains: Tensor) -> Tree:
-    """∇_Θ f(x̂(Θ)) where row i's weight, if it grew, would lower f by ``gains`` / B: −1/B Σ_i
-    gains_i ∂V(ℓ_i; Θ)/∂Θ.
+    """∇_Θ f(x̂(Θ)) = −1/B Σ_i gains_i ∂V(ℓ_i; Θ)/∂Θ.
+
+    An increase of row i's weight decreases f by ``gains`` / B per unit of weight.
     """
     leaves = shared.tracked(net)
     with torch.enable_grad():

@@ -1,5 +1,5 @@
-"""What the methods here share: which rows a step sees, a step of x, the weights of rows as θ,
-and how an outer step ends.
+"""Shared parts of these methods: the rows of a step, a step of x, weights of rows as θ, and the end
+of an outer step.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from hgms_core import Batch, ConfigError, Cost, Data, Key, Problem, Record, Rows
 BETAS = (0.9, 0.999)
 EPS = 1e-8
 LARGEST = 10.0
-"""The logit of a weight, at most: σ(10) = 0.99995."""
+"""Upper bound of the logit of a weight: σ(10) = 0.99995."""
 CHUNK = 1024
-"""Rows at a time where all lower rows are evaluated."""
+"""Rows per chunk when all lower rows are evaluated."""
 
 
 def rows_of(method: Any, problem: Problem) -> Rows:
-    """The problem's weights of lower rows."""
+    """Return the problem's row losses and their weights."""
     rows = problem.find(Rows)
     if rows is None:
         raise ConfigError(
@@ -41,8 +41,9 @@ def needs(method: Any) -> frozenset[str]:
 
 
 def begin(method: Any, problem: Problem, seed: int, **more: Any) -> State:
-    """The state before the first step. ``more`` may hold further lower states; each has moments
-    that start at zero.
+    """Return the state before the first step.
+
+    ``more`` may contain further lower states; each has moments that start at zero.
     """
     rows_of(method, problem)
     if method.keep == "best" and "stop" not in problem.upper_data:
@@ -65,18 +66,18 @@ def begin(method: Any, problem: Problem, seed: int, **more: Any) -> State:
 
 
 def no_moments(optimizer: str, x: Tree) -> Tree:
-    """What ``momentum`` (m) and Adam (m and v) remember before the first step."""
+    """Return the initial moments of ``momentum`` (m) or Adam (m and v)."""
     kinds = "m" if optimizer == "sgd" else "mv"
     return {f"{kind}.{name}": torch.zeros_like(leaf) for kind in kinds for name, leaf in x.items()}
 
 
 def numbers(rate: float, count: int) -> list[float]:
-    """What :func:`moved` takes for its step number ``count``, from 1 on."""
+    """Return the scalar arguments of :func:`moved` for step number ``count``, which starts at 1."""
     return [rate, *corrections(rate, count, BETAS)]
 
 
 def rate_of(method: Any, progress: float) -> float:
-    """The learning rate at this share of the budget."""
+    """Return the learning rate at this share of the budget."""
     return float(
         method.lr
         * (
@@ -110,7 +111,9 @@ def tracked(tree: Tree) -> Tree:
 
 
 def gradient_of(value: Tensor, leaves: Tree, retain: bool = False) -> Tree:
-    """The gradient of a scalar in each leaf; zeros for what it does not depend on."""
+    """Return the gradient of a scalar in each leaf; zeros for leaves that the scalar does not
+    depend on.
+    """
     slopes = torch.autograd.grad(
         value, list(leaves.values()), retain_graph=retain, materialize_grads=True
     )
@@ -118,9 +121,10 @@ def gradient_of(value: Tensor, leaves: Tree, retain: bool = False) -> Tree:
 
 
 def lower_batch(problem: Problem, seed: int, step: int, size: int | None) -> tuple[Batch, int]:
-    """The rows that lower step ``step`` of the run sees, and how many. Every epoch has an order of
-    its own; rows that do not fill a batch wait for the next one, so that none comes twice in a
-    batch.
+    """Return the rows of lower step ``step`` of the run, and their number.
+
+    Each epoch has a separate order. Rows that do not fill a batch are skipped in that epoch, so
+    that no row appears twice in a batch.
     """
     data = problem.lower_data
     epoch, place = divmod(step, max(1, data.size // size)) if size is not None else (0, 0)
@@ -129,8 +133,8 @@ def lower_batch(problem: Problem, seed: int, step: int, size: int | None) -> tup
 
 
 def joint_parts(problem: Problem) -> list[tuple[float, Data]]:
-    """The validation rows that x may be trained on, the roles ``differentiate`` and ``select``,
-    each with its share of them.
+    """Return the validation rows that x may be trained on, the roles ``differentiate`` and
+    ``select``, each with its share of these rows.
     """
     first = problem.upper_data["differentiate"]
     second = problem.upper_data["select"]
@@ -140,7 +144,9 @@ def joint_parts(problem: Problem) -> list[tuple[float, Data]]:
 
 
 def joint_batches(problem: Problem, key: Key, size: int | None) -> tuple[list[Batch], int]:
-    """Rows of each of :func:`joint_parts`, ``size`` in all (None: every row), and how many."""
+    """Draw rows from each of :func:`joint_parts`, ``size`` in total (``None``: every row); return
+    their number too.
+    """
     batches = []
     count = 0
     for number, (share, part) in enumerate(joint_parts(problem)):
@@ -154,7 +160,7 @@ def joint_batches(problem: Problem, key: Key, size: int | None) -> tuple[list[Ba
 
 @torch.no_grad()
 def all_losses(problem: Problem, rows: Rows, x: Tree) -> tuple[Tensor, Cost]:
-    """The loss of every lower row, ``[n]``, by chunks of rows."""
+    """Return the loss of every lower row, ``[n]``, computed in chunks of rows."""
     data = problem.lower_data
     index = torch.arange(data.size, device=data.device).split(CHUNK)
     losses = torch.cat([rows.losses(x, data.batch(part)) for part in index])
@@ -165,8 +171,8 @@ def all_losses(problem: Problem, rows: Rows, x: Tree) -> tuple[Tensor, Cost]:
 def usual_loss(
     method: Any, problem: Problem, rows: Rows, x: Tree, share: float
 ) -> tuple[Tensor, Cost]:
-    """The ``share``-quantile of ℓ over the validation rows of the role ``stop``, which x is not
-    trained on.
+    """Return the ``share``-quantile of ℓ over the validation rows of the role ``stop``, which are
+    not used to train x.
     """
     batch, count = problem.upper_data["stop"].sample(Key(0), None)
     try:
@@ -182,7 +188,7 @@ def usual_loss(
 
 
 def as_theta(problem: Problem, rows: Rows, logits: Tensor) -> Tree:
-    """θ with these logits, within Θ; its other leaves stay where they start."""
+    """Return θ with these logits, projected onto Θ; its other leaves keep their initial values."""
     leaf = problem.theta0[rows.leaf]
     return problem.project({**problem.theta0, rows.leaf: logits.to(leaf).clamp(-LARGEST, LARGEST)})
 
@@ -196,9 +202,11 @@ def ended(
     spent: Cost,
     record: Record,
 ) -> tuple[State, Record]:
-    """The state after an outer step, and its record. ``answers`` are the lower states that may be
-    the result: of ``keep = "best"`` the one with the lowest upper loss on the rows of the role
-    ``stop`` so far, else the state's x.
+    """Return the state after an outer step, and its record.
+
+    ``answers`` are the lower states that may be the result. With ``keep = "best"`` the result is
+    the state with the lowest upper loss so far on the rows of the role ``stop``, otherwise the
+    state's x.
     """
     following = {**state, **changes, "step": state["step"] + 1}
     best = state["best"]
@@ -218,7 +226,7 @@ def ended(
 
 
 def answer(method: Any, state: State) -> tuple[Tree, Tree]:
-    """(θ, x) of the best state, or of the last."""
+    """Return (θ, x) of the best state, or of the last."""
     if method.keep == "best" and state["best"] is not None:
         return state["best"]["theta"], state["best"]["x"]
     return state["theta"], state["x"]

@@ -1,4 +1,4 @@
-"""Co-teaching: two networks, each of which picks the rows of small loss for the other."""
+"""Co-teaching: two networks, each of which selects the rows with small loss for the other."""
 
 from __future__ import annotations
 
@@ -29,40 +29,41 @@ from hgms_core.validators import (
 @final
 @component
 class SmallLoss:
-    """Two networks a and b see the same batches; each picks the rows of small loss, and the other
-    learns from them::
+    """Train two networks a and b on the same batches. Each network selects the rows with small
+    loss, and the other network learns from these rows::
 
         R(T) = 1 − τ min(T / T_k, 1),      k = R(T)·B                       T: epochs so far
         P_a, P_b = the k rows of the batch with the smallest ℓ_i(a), ℓ_i(b)
         a ← a − η ∇[1/k Σ_{i ∈ P_b} ℓ_i(a) + r(a) + ε f(a)],
             b ← b − η ∇[1/k Σ_{i ∈ P_a} ℓ_i(b) + r(b) + ε f(b)]
 
-    f is on the validation rows of the roles ``differentiate`` and ``select``: with them the method
-    has what its rivals have; ε = 0 is the paper's, which uses none. No hypergradient is taken and
-    no θ is learned; θ reports for each row how many of the two networks picked it when its batch
-    was last seen: logits 10, 0 or −10, and 0 before.
+    f is on the validation rows of the roles ``differentiate`` and ``select``. With these rows the
+    method uses the same data as the methods that it is compared with. The paper uses no validation
+    rows, which is ε = 0. No hypergradient is computed and no θ is learned. θ reports the number of
+    networks that selected each row when its batch was last seen: logits 10, 0 or −10, and 0 before.
 
-    The rate of noise τ is given, or estimated in the first outer step from validation rows: a
-    network is trained on those of the roles ``differentiate`` and ``select`` alone; with t the
-    0.8-quantile of its losses on the rows of the role ``stop``, τ = 1 − (share of lower rows with
-    ℓ_i ≤ t) / 0.8, from 0 to 0.95.
+    The rate of noise τ is given, or estimated from validation rows in the first outer step. A
+    network is trained only on the rows of the roles ``differentiate`` and ``select``. Let t be the
+    0.8-quantile of its losses on the rows of the role ``stop``. Then τ = 1 − (share of lower rows
+    with ℓ_i ≤ t) / 0.8, from 0 to 0.95.
 
-    Use beside every method that learns weights, as the usual non-bilevel way with wrong labels.
-    Avoid where g and f have different losses of a row, or validation rows lack the columns of lower
-    rows (then give ``noise_rate``).
+    Use as a baseline for every method that learns weights: it is the usual method without bilevel
+    optimisation for wrong labels. Avoid if g and f have different losses of a row, or if validation
+    rows lack the columns of lower rows (then set ``noise_rate``).
 
     Arguments:
         steps: lower steps of both networks in one outer step.
-        noise_rate: τ; None estimates it from validation rows.
-        estimate_steps: steps of Adam at rate 0.01 that the estimate takes.
+        noise_rate: τ; ``None`` estimates it from validation rows.
+        estimate_steps: steps of Adam at rate 0.01 for the estimate.
         forget_epochs: T_k. ``tilt``: ε.
-        optimizer, lr, momentum: how both move; ``schedule``: lr over the budget, to 0 as a cosine
-            or constant.
-        batch_size, upper_batch_size: lower and validation rows of a step (None: all).
-        keep: ``best`` answers with the network and step of the lowest upper loss on rows of
-            ``stop``; ``last`` with the last a.
+        optimizer, lr, momentum: the update of both networks; ``schedule``: lr over the budget, to 0
+            as a cosine or constant.
+        batch_size, upper_batch_size: lower and validation rows of a step (``None``: all).
+        keep: ``best`` returns the network and step of the lowest upper loss on rows of ``stop``;
+            ``last`` returns the last a.
 
-    Errors: ConfigError for a problem whose θ weighs no lower rows, or without rows for ``stop``.
+    Errors: ConfigError for a problem whose θ does not weight lower rows, or without rows for
+    ``stop``.
 
     Cost of a lower step: 2 lower gradients, and 2 upper gradients for each of the two roles.
     Memory: two graphs of a gradient.
@@ -71,7 +72,7 @@ class SmallLoss:
     tensor([False,  True, False,  True])
 
     Source: Han, Yao, Yu, Niu, Xu, Hu, Tsang, Sugiyama, *Co-teaching: robust training of deep neural
-    networks with extremely noisy labels*, NeurIPS 2018 (arXiv 1804.06872), algorithm 1.
+        networks with extremely noisy labels*, NeurIPS 2018 (arXiv 1804.06872), algorithm 1.
     """
 
     name: ClassVar[str] = "small-loss"
@@ -100,7 +101,7 @@ class SmallLoss:
 
     def init(self, problem: Problem, seed: int) -> State:
         peer = problem.initial(Key(seed).fold("peer"))
-        if problem.fresh is None:  # two networks that start alike would stay alike
+        if problem.fresh is None:  # with equal starts, the two networks would stay equal
             draw = Key(seed).fold("apart").generator()
             noise = {
                 name: torch.randn(leaf.shape, generator=draw, dtype=torch.float64)
@@ -183,7 +184,7 @@ class SmallLoss:
         return shared.answer(self, state)
 
     def _estimate(self, problem: Problem, rows: Rows, key: Key) -> tuple[float, Cost]:
-        """τ from the losses of a network that has seen validation rows alone."""
+        """Estimate τ from the losses of a network that is trained only on validation rows."""
         none = shared.as_theta(
             problem, rows, torch.full_like(problem.theta0[rows.leaf], -shared.LARGEST)
         )
@@ -218,8 +219,11 @@ class SmallLoss:
         below: Batch,
         above: list[Batch],
     ) -> tuple[Tree, Tree, Tree, Tree, Tensor, Tensor, Tensor]:
-        """One lower step as a function of tensors: both networks and their moments, by how many
-        each row was picked, and what the first one lost on its rows and on validation rows."""
+        """One lower step as a function of tensors.
+
+        Return both networks and their moments, the number of networks that selected each row, and
+        the first network's loss on its rows and on validation rows.
+        """
         kept, *steps = numbers
         pair = [shared.tracked(tree) for tree in (x, peer)]
         with torch.enable_grad():
@@ -255,5 +259,5 @@ class SmallLoss:
 
 
 def smallest(losses: Tensor, count: float | Tensor) -> Tensor:
-    """Which are the ``count`` smallest; of equal ones those that stand first."""
+    """Return a mask of the ``count`` smallest losses; of equal losses the first are selected."""
     return losses.argsort(stable=True).argsort() < count

@@ -7,17 +7,15 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator
-from typing import Any, ClassVar, Literal, final
+from typing import ClassVar, Literal, final
 
 import torch
-from attrs import field, validators
+from attrs import field
 from torch import Tensor
 
 from hgms_core import Candidates, Cost, Key, Problem, State, Tree, component, detach, repeat
 from hgms_core.hypergrad import twice_differentiable_attention
-
-whole: Any = [validators.instance_of(int), validators.gt(0)]
-share: Any = [validators.ge(0), validators.le(1)]
+from hgms_core.validators import not_negative, optional_whole, positive, share, whole
 
 
 @final
@@ -77,13 +75,11 @@ class CyclicalLangevin:
 
     count: int = field(default=4, validator=whole)
     cycle_steps: int = field(default=50, validator=whole)
-    lr: float = field(default=0.1, validator=validators.gt(0))
+    lr: float = field(default=0.1, validator=positive)
     exploration: float = field(default=0.25, validator=share)
-    temperature: float = field(default=1e-3, validator=validators.ge(0))
-    batch_size: int | None = field(default=None, validator=validators.optional(whole))
-    carry_rule: Literal["selected", "last", "restart"] = field(
-        default="selected", validator=validators.in_(["selected", "last", "restart"])
-    )
+    temperature: float = field(default=1e-3, validator=not_negative)
+    batch_size: int | None = field(default=None, validator=optional_whole)
+    carry_rule: Literal["selected", "last", "restart"] = "selected"
 
     @classmethod
     def testing_instance(cls) -> CyclicalLangevin:

@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, final
 
 import torch
-from attrs import Attribute, field, validators
+from attrs import Attribute, field
 from torch import Tensor
 
 from hgms.config import validation_shares
 from hgms_core import Batch, ConfigError, Data, Key, Problem, Tree, component, roles
-from hgms_feature_penalties.tables import DATASETS, load, split, with_noise
+from hgms_core.validators import at_least, at_most, positive
+from hgms_feature_penalties.tables import load, split, with_noise
 
 MOST = 900
 """Features of noise at most, so that there are fewer than 1,000 penalties, as the trait
@@ -141,29 +142,22 @@ class FeaturePenalties:
         }
     )
 
-    dataset: Literal["breast-cancer", "wine", "digits", "diabetes"] = field(
-        default="breast-cancer", validator=validators.in_(DATASETS)
-    )
-    noise_features: int = field(
-        default=30, validator=[validators.instance_of(int), validators.ge(1), validators.le(MOST)]
-    )
-    noise: Literal["permuted", "gaussian"] = field(
-        default="permuted", validator=validators.in_(["permuted", "gaussian"])
-    )
+    dataset: Literal["breast-cancer", "wine", "digits", "diabetes"] = "breast-cancer"
+    noise_features: int = field(default=30, validator=[at_least(1), at_most(MOST)])
+    noise: Literal["permuted", "gaussian"] = "permuted"
     shares: tuple[float, float, float] = field(default=(0.25, 0.45, 0.3), validator=_shares)
     validation_split: tuple[float, float, float] = field(
         default=(0.6, 0.2, 0.2), validator=validation_shares
     )
-    penalty: float = field(default=0.1, validator=validators.gt(0))
-    low: float = field(default=0.01, validator=validators.gt(0))
+    penalty: float = field(default=0.1, validator=positive)
+    low: float = field(default=0.01, validator=positive)
     high: float = 10.0
 
-    @high.validator
-    def _around(self, attribute: object, value: float) -> None:
-        if not self.low <= self.penalty <= value:
+    def __attrs_post_init__(self) -> None:
+        if not self.low <= self.penalty <= self.high:
             raise ConfigError(
                 "out-of-range",
-                f"penalty={self.penalty} must be in [low, high] = [{self.low}, {value}]",
+                f"penalty={self.penalty} must be in [low, high] = [{self.low}, {self.high}]",
                 place=("penalty",),
             )
 
