@@ -19,6 +19,7 @@ import copyreg
 import dis
 import functools
 import hashlib
+import importlib.machinery
 import importlib.util
 import random
 import sys
@@ -418,32 +419,45 @@ def source_digests(module: str) -> dict[str, str]:
         seen.add(name)
         if (data := _source_of(name, top)) is not None:
             digests[name] = hashlib.sha256(data).hexdigest()
-            package = name if _is_package(name) else name.rpartition(".")[0]
+            package = name if _file_of(name)[1] else name.rpartition(".")[0]
             waiting += _imports_in(data, package)
     return dict(sorted(digests.items()))
 
 
-def _is_package(module: str) -> bool:
-    return hasattr(sys.modules.get(module), "__path__")
-
-
 def _source_of(module: str, top: str) -> bytes | None:
     """Return the source of a local module; ``None`` for other modules."""
-    parent, _, _ = module.rpartition(".")
     own = module.partition(".")[0] == top
     if module == "__main__" or (not own and module.partition(".")[0] in first_party()):
         return None
-    file = getattr(sys.modules.get(module), "__file__", None)
-    if module not in sys.modules and (not parent or parent in sys.modules):
-        with contextlib.suppress(ImportError, ValueError, AttributeError):
-            spec = importlib.util.find_spec(module)
-            file = None if spec is None else spec.origin
-    if file is None or not str(file).endswith(".py") or (not own and is_library_file(file)):
+    file, _ = _file_of(module)
+    if file is None or not file.endswith(".py") or (not own and is_library_file(file)):
         return None
     try:
         return Path(file).read_bytes()
     except OSError:
         return None
+
+
+def _file_of(module: str) -> tuple[str | None, bool]:
+    """Return the file of a module, and whether it is a package, without importing anything.
+
+    The result is the same before and after the import, and so is a digest of the sources.
+    """
+    loaded = sys.modules.get(module)
+    if loaded is not None:
+        return getattr(loaded, "__file__", None), hasattr(loaded, "__path__")
+    parent = module.rpartition(".")[0]
+    folders = None
+    if parent:
+        file, is_package = _file_of(parent)
+        if file is None or not is_package:
+            return None, False
+        folders = [str(Path(file).parent)]
+    with contextlib.suppress(ImportError, ValueError, AttributeError):
+        spec = importlib.machinery.PathFinder.find_spec(module, folders)
+        if spec is not None:
+            return spec.origin, spec.submodule_search_locations is not None
+    return None, False
 
 
 @functools.lru_cache(maxsize=1024)

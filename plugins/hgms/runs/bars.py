@@ -96,7 +96,8 @@ class Terminal:
     def show(self, title: str, completed: float, numbers: str, total: float) -> None:
         if title not in self._lines:
             self._lines[title] = self._display.add_task(title, total=total, numbers="")
-        self._display.update(self._lines[title], completed=completed, numbers=numbers)
+        line = self._lines[title]
+        self._display.update(line, completed=completed, total=total, numbers=numbers)
 
     def remove(self, title: str) -> None:
         if title in self._lines:

@@ -5,6 +5,7 @@ rejected.
 from __future__ import annotations
 
 import errno
+import importlib
 import os
 import shutil
 import sys
@@ -20,6 +21,7 @@ from support.fakes import call
 from support.helpers import load_script, rejects
 
 from hgms.adapters import from_losses
+from hgms.config.fingerprinting import fingerprint
 from hgms.results import read_run, scan
 from hgms.runs import RunConfig, RunFolder, files, run, run_config
 from hgms.runs.lease import HeldFolders, Lease, holder
@@ -279,3 +281,22 @@ def test_a_lease_that_is_no_file_is_rejected(path: Path, make: Callable[[Path], 
         resume(path)
     assert holder(path) == ""
     assert HeldFolders().free(path)
+
+
+def test_a_digest_of_code_is_the_same_before_and_after_a_lazy_import(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "lazy_package").mkdir()
+    (folder / "lazy_package" / "__init__.py").write_text("from . import part\n")
+    (folder / "lazy_package" / "part.py").write_text("x = 1\n")
+    (folder / "lazy_loss.py").write_text(
+        "def loss(t, x, b):\n    import lazy_package\n    return x\n"
+    )
+    monkeypatch.syspath_prepend(str(folder))
+    loss = importlib.import_module("lazy_loss").loss
+    before = fingerprint(loss)
+    loss(1, 2, 3)
+    assert "lazy_package.part" in sys.modules
+    assert fingerprint(loss) == before
+    (folder / "lazy_package" / "part.py").write_text("x = 2\n")
+    assert fingerprint(loss) != before
