@@ -91,14 +91,14 @@ def wrong(code: str, place: Place, value: object, requirement: str) -> NoReturn:
 
 
 def number(place: Place, value: Any) -> float:
-    """Return a number as a float. Infinity is accepted; as a bound it means no limit."""
+    """Return a finite number as a float."""
     value = _plain(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
         wrong("wrong-type", place, value, "a number")
     if isinstance(value, float) and math.isnan(value):
-        wrong("not-finite", place, value, "a number")
-    if isinstance(value, int) and abs(value) > sys.float_info.max:
-        wrong("out-of-range", place, value, "a number that fits a float")
+        wrong("not-finite", place, value, "a finite number")
+    if abs(value) > sys.float_info.max:
+        wrong("out-of-range", place, value, "a finite number")
     return float(value)
 
 

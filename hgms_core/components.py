@@ -16,9 +16,9 @@ from typing import Any, TypeVar, dataclass_transform
 
 import attrs
 
-from hgms_core.annotations import reader
+from hgms_core.annotations import Read, reader
 from hgms_core.arguments import wrong_names
-from hgms_core.errors import ConfigError, HgmsError, raise_all
+from hgms_core.errors import ConfigError, HgmsError, Place, raise_all
 
 T = TypeVar("T")
 
@@ -173,4 +173,16 @@ def _with_reader(field: attrs.Attribute[Any], names: dict[str, Any]) -> attrs.At
         return field
     read = reader(hint)
     place = (field.alias or field.name.lstrip("_"),)
-    return field if read is None else field.evolve(converter=partial(read, place))
+    return field if read is None else field.evolve(converter=Checked(read, place, field.default))
+
+
+@attrs.frozen(eq=False)
+class Checked:
+    """The converter of a field: checks a value by the annotation; the default is not checked."""
+
+    read: Read
+    place: Place
+    default: Any
+
+    def __call__(self, value: Any) -> Any:
+        return value if value is self.default else self.read(self.place, value)

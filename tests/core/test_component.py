@@ -115,6 +115,17 @@ def test_a_value_of_any_type_is_a_number_or_an_error(value: Any) -> None:
             Step(lr=value)
 
 
+def test_a_default_may_be_infinite() -> None:
+    @component
+    class Clipped:
+        name = "clipped"
+        radius: float = float("inf")
+
+    assert Clipped().radius == float("inf")
+    with rejects("out-of-range", "radius", of=ConfigError):
+        Clipped(radius=10**400)
+
+
 def test_the_name_is_checked_where_the_class_is_defined() -> None:
     with rejects("bad-name", of=ConfigError):
         component(type("Wrong", (), {"name": "Not Kebab", "__annotations__": {}}))

@@ -10,6 +10,7 @@ import pytest
 from support.fakes import Site
 from support.helpers import rejects
 
+from hgms_core.discovery import import_plugin, installed
 from hgms_core.errors import ConfigError, PluginError
 from hgms_core.host import Host
 from hgms_core.registry import Registry
@@ -205,3 +206,44 @@ def test_an_observer_that_raises_is_reported_once_and_the_others_go_on(
     assert sys.modules["hgms_file_good_observer"].heard == [1, 2, "the end"]
     assert sys.modules["hgms_file_bad_observer"].heard == [1]
     assert host.infos["bad_observer"].status == "incomplete"
+
+
+# --- where a plugin is looked for
+
+
+@pytest.mark.parametrize(
+    ("where", "code", "near"),
+    [
+        ("folder/", "not-a-file", ()),
+        ("./folder", "not-a-file", ()),
+        ("notes.txt", "not-a-file", ()),
+        ("./absent.txt", "not-a-file", ()),
+        ("beside", "missing-file", ("./beside.py",)),
+        ("two words", "wrong-value", ()),
+        ("besides.py", "missing-file", ("beside.py",)),
+        ("no/such/folder/a.py", "missing-file", ()),
+    ],
+)
+def test_what_is_neither_a_module_nor_a_python_file_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, code: str, near: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "__init__.py").touch()
+    (tmp_path / "notes.txt").write_text("no code")
+    (tmp_path / "beside.py").write_text("x = 1")
+    with rejects(code, where, of=PluginError) as caught:
+        import_plugin(where)
+    assert caught.value.did_you_mean == near
+
+
+def test_an_entry_point_is_an_attribute_of_its_module_or_the_nearest_one_is_named(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.module("grouped", site.solver("plain", "mine").read_text() + "\nclass Hooks: pass\n")
+    site.install("hgms-grouped", {"grouped": "grouped:Hoks.inner"})
+    assert Host.load().infos["grouped"].status == "failed"
+    [entry] = [entry for entry in installed()["hgms"] if entry.name == "grouped"]
+    with rejects("wrong-entry-point", "grouped", of=PluginError) as caught:
+        entry.load()
+    assert caught.value.did_you_mean == ("Hooks",)

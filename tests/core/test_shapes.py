@@ -179,6 +179,21 @@ def test_a_flat_problem_keeps_its_own_functions() -> None:
     assert problem.restore(problem.theta0, problem.x0) == (problem.theta0, problem.x0)
 
 
+def test_a_hypergradient_shows_its_value_its_outcome_and_its_cost() -> None:
+    found = hypergradient(
+        lambda theta, x: own_upper(theta, x, {"t": torch.full((4,), 3.0, dtype=F64)}),
+        lambda theta, x: own_lower(theta, x, {}),
+        torch.ones(2, dtype=F64),
+        {"net": [torch.ones(2, dtype=F64), Half(torch.ones(2, dtype=F64))]},
+        solver=CG(),
+    )
+    lines = dict(found._rows())
+    assert {"value", "outcome", "residual", "cost"} <= set(lines)
+    assert str(found.cost.calls) in lines["cost"]
+    assert all(value in repr(found) for value in lines.values())
+    assert lines["outcome"] in found._repr_html_()
+
+
 # x0, then the code and the place of the error, and values that it shows
 WRONG: list[tuple[Any, ...]] = [
     ({"a": 3}, "wrong-type", ("x0", "a"), "torch.tensor(3.0)"),

@@ -8,5 +8,6 @@
 - ``made_runs``: run folders written without a run
 - ``fakes``: distributions and servers that exist only in a test
 - ``processes``: scripts and commands in separate processes
+- ``threads``: the ranks of a run as threads of one process
 - ``step_graphs``, ``waiting``: what a step retains, and when it waits for a device
 """

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
+from attrs import frozen
 
 from hgms_mix.lm.sources import Source
 from hgms_mix.lm.table import TokenTable
@@ -30,3 +34,20 @@ def rows_of(table: TokenTable) -> list[tuple[list[int], list[bool]]]:
 def same(first: TokenTable, second: TokenTable) -> bool:
     leaves = [torch.equal(getattr(first, leaf), getattr(second, leaf)) for leaf in LEAVES]
     return all(leaves) and first.report == second.report
+
+
+@frozen
+class Counting:
+    """Work on numbers: their squares. A number of ``wrong`` has an error instead."""
+
+    wrong: Mapping[int, BaseException]
+
+    @property
+    def types(self) -> Mapping[str, str]:
+        return {"square": "int64"}
+
+    def __call__(self, rows: Sequence[int]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        os.write(1, b"from a library")
+        for row in set(rows) & set(self.wrong):
+            raise self.wrong[row]
+        return {"square": np.array(rows) ** 2}, {"first": rows[0]}

@@ -14,7 +14,6 @@ import contextlib
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any, Literal, NoReturn
 
 import attrs
@@ -37,7 +36,7 @@ from hgms.config.invalid import (
 from hgms.config.tables import Short, readings, show
 from hgms_core import Composition, ConfigError, HgmsError, Pipeline
 from hgms_core.annotations import reader
-from hgms_core.components import as_error, complaint
+from hgms_core.components import Checked, as_error, complaint
 from hgms_core.errors import raise_all, unknown_name
 from hgms_core.registry import Registry, inside, layers_of
 
@@ -359,6 +358,8 @@ def _is_laid(value: object) -> bool:
 
 def _plain(value: object, hint: Any) -> Any:
     """Return a number, string, boolean or literal; the core checks it as it does in Python."""
+    if isinstance(value, float) and hint is float:
+        return value  # the class decides whether infinity is a value
     read = reader(hint)
     return value if read is None else read((), value)
 
@@ -373,7 +374,7 @@ def _complaint(attribute: attrs.Attribute[Any], value: object) -> HgmsError | No
     Validators that read the whole object run when it is built.
     """
     check = attribute.validator
-    is_own = attribute.converter is not None and not isinstance(attribute.converter, partial)
+    is_own = attribute.converter is not None and not isinstance(attribute.converter, Checked)
     if check is None or is_own:
         return None
     name = attribute.alias or attribute.name

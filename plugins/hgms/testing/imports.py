@@ -114,6 +114,9 @@ def observed(module: str) -> dict[str, object]:
         if not isinstance(reply, list) or sys.platform != "linux":  # it ended, or cannot fork
             _end()
         if not isinstance(reply, list):
+            _waiting.discard(
+                where
+            )  # it may have ended the interpreter; the others are not to blame
             raise RuntimeError(f"the interpreter that imports {module} ended with {reply}")
         _seen.update(zip(modules, reply, strict=True))
         _waiting.clear()

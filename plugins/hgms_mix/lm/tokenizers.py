@@ -94,6 +94,9 @@ def gpt2_tokenizer(folder: str | Path, place: Place = ("folder",)) -> PreTrained
     split = [line.split() for line in lines if line.strip() and not line.startswith("#version")]
     pairs = [(parts[0], parts[-1]) for parts in split]
     try:
+        # the Rust library would panic, which is no Exception
+        if lost := [first + last for first, last in pairs if first + last not in vocabulary]:
+            raise ValueError(f"the merged token {lost[0]!r} is missing")
         return _byte_level(vocabulary, pairs, ["<|endoftext|>"] * 3, split=True)
     except Exception as error:  # the Rust library raises plain Exceptions
         raise DataError(

@@ -14,6 +14,7 @@ from hgms.comparison import measured
 from hgms.config.tables import parse_json
 from hgms.runs import RunFolder, read_file, run_config
 from hgms_core import Problem
+from hgms_core.components import evolve
 from hgms_core.errors import CheckpointError
 from hgms_mix.stages.on_ranks import call_to_reweight
 from hgms_mix.stages.stage import Done, file_digest
@@ -42,9 +43,11 @@ def reweight(mix: Mix) -> Done:
         )
     if not before:
         call_to_reweight(mix.config)
+    # A finished run is read by this process: the other ranks already wait for a later stage.
+    alone = evolve(config, run=evolve(config.run, ranks=1)) if before else config
     with contextlib.nullcontext() if before else measured(mix.folder, config.run.device):
         result = run_config(
-            config,
+            alone,
             resume=True,
             view=mix.view,
             path=mix.folder,

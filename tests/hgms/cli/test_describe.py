@@ -91,3 +91,164 @@ def test_a_misspelt_word_gets_a_suggestion(fake: Site, words: str, place: str, n
     done = call(*words.split())
     assert (done.exit_code, done.stdout) == (2, "")
     assert all(part in done.stderr for part in (place, near))
+
+
+# --- components that are described in other words
+
+PARTS = """
+from typing import Any, ClassVar
+import torch
+from attrs import field, frozen, validators
+from hgms_core import ConfigError, Problem, hookimpl
+
+@frozen(kw_only=True)
+class Sized:
+    "A task of a size."
+    name: ClassVar[str] = "sized"
+    version: ClassVar[str] = "1"
+    metrics: ClassVar[dict] = {"size": False, "gain": True}
+    traits: ClassVar[frozenset] = frozenset({"sources", "own-trait"})
+    size: int
+    def problem(self, seed, device, dtype): ...
+
+@frozen(kw_only=True)
+class Far:
+    "A task of data that are not here."
+    name: ClassVar[str] = "far"
+    version: ClassVar[str] = "1"
+    metrics: ClassVar[dict] = {"size": False}
+    kind: str = "socket"
+    def problem(self, seed, device, dtype):
+        import socket
+        if KIND == "error":
+            raise ConfigError("missing-file", "no such data", place=("file",))
+        socket.create_connection(("127.0.0.1", 9))
+
+KIND = "{kind}"
+
+@frozen(kw_only=True)
+class Empty:
+    "A method without fields."
+    name: ClassVar[str] = "empty"
+    needs: ClassVar[frozenset] = frozenset({"sources", "own-trait"})
+    def init(self, problem, seed): ...
+    def step(self, problem, state, progress): ...
+    def result(self, state): ...
+
+@frozen(kw_only=True)
+class Odd(Empty):
+    "A method with a default that no file can say, and a list."
+    name: ClassVar[str] = "odd"
+    act: Any = field(default=len)
+    few: list[int] = field(factory=list, validator=validators.max_len(3))
+
+@frozen(kw_only=True)
+class Wants(Empty):
+    "A method that must be told a number."
+    name: ClassVar[str] = "wants"
+    number: int
+
+@hookimpl
+def hgms_register_tasks():
+    return [Sized, Far]
+
+@hookimpl
+def hgms_register_methods():
+    return [Empty, Odd, Wants]
+"""
+
+
+def of_parts(site: Site, kind: str = "socket") -> None:
+    site.module("parts_plugin", PARTS.replace("{kind}", kind))
+    site.install("hgms-parts", {"parts": "parts_plugin"})
+
+
+def test_needs_and_traits_are_explained_and_a_method_may_have_no_fields(site: Site) -> None:
+    of_parts(site)
+    text = call("describe", "method", "empty").stdout
+    needs = [line for line in text.splitlines() if line.startswith("Needs ")]
+    assert needs[0].startswith("Needs own-trait: of its own")
+    assert needs[1].startswith("Needs sources: named data sources")
+    assert text.endswith("It has no fields.\n")
+    fields = {row["name"]: row for row in json_of("describe", "method", "odd")["fields"]}
+    assert (str(len) in fields["act"]["default"], fields["few"]["range"]) == (
+        True,
+        "at most 3 long",
+    )
+    assert json_of("describe", "method", "wants")["needs"] == {
+        "own-trait": "wants",
+        "sources": "wants",
+    }
+    text = call("describe", "task", "sized").stdout
+    parts = ("Metrics, higher is better: gain", "  own-trait: of its own\n", "(it needs size)")
+    assert all(part in text for part in parts)
+
+
+@pytest.mark.parametrize(("kind", "why"), [("error", "no such data"), ("socket", "downloaded")])
+def test_a_task_whose_data_are_not_here_is_described_without_sizes_and_asks_no_network(
+    site: Site, kind: str, why: str
+) -> None:
+    of_parts(site, kind)
+    answer = json_of("describe", "task", "far")
+    assert (answer["theta"], answer["x"]) == (None, None)
+    assert why in answer["unknown"]
+    assert answer["unknown"] in " ".join(call("describe", "task", "far").stdout.split())
+
+
+# --- what fits what
+
+
+def test_what_fits_what_is_a_table_with_the_reasons_below(site: Site) -> None:
+    of_parts(site)
+    rows = {(row["method"], row["task"]): row for row in json_of("compat")}
+    assert len(rows) == 4 * 2
+    fits = {name: (rows[name, "sized"]["fits"], rows[name, "far"]["fits"]) for name, _ in rows}
+    assert fits == {
+        "empty": (True, None),
+        "odd": (True, None),
+        "pipeline": (None, None),
+        "wants": (None, None),
+    }
+    assert rows["wants", "sized"]["why"].startswith("it cannot be built")
+    text = call("compat").stdout
+    table = [line.split() for line in text.splitlines() if line.startswith(" ")]
+    assert ["empty", "ok", "?"] in table or ["empty", "?", "ok"] in table
+    assert all(part in text for part in ("(every task)", "(far)"))
+
+
+def test_a_near_trait_is_proposed_and_reasons_name_the_tasks_the_shorter_way(site: Site) -> None:
+    of_parts(site)
+    source = PARTS.replace(
+        'frozenset({"sources", "own-trait"})\n    def', 'frozenset({"source"})\n    def'
+    )
+    tasks = "\n".join(
+        f"""
+@frozen(kw_only=True)
+class Task{number}:
+    "Another task with a long name."
+    name: ClassVar[str] = "another-task-with-a-long-name-{number}"
+    version: ClassVar[str] = "1"
+    metrics: ClassVar[dict] = {{"size": False}}
+    traits: ClassVar[frozenset] = frozenset({{{trait}}})
+    def problem(self, seed, device, dtype): ...
+"""
+        for number, trait in enumerate(["", "", '"source"', ""])
+    )
+    source = source.partition("@hookimpl")[0].replace('"far"', '"fa"') + tasks
+    source += """
+@hookimpl
+def hgms_register_tasks():
+    return [Task0, Task1, Task2, Task3]
+
+@hookimpl
+def hgms_register_methods():
+    return [Empty]
+"""
+    site.module("parts_plugin", source)
+    rows = json_of("compat", "--method", "empty")
+    assert [row["fits"] for row in rows] == [False, False, True, False]
+    assert "did you mean 'sources'?" in rows[0]["why"]
+    text = " ".join(call("compat", "--method", "empty,pipeline").stdout.split())
+    assert "1 another-task-with-a-long-name-0" in text
+    assert "(all but another-task-with-a-long-name-2)" in text
+    assert call("compat", "--method", "empty").stdout.startswith("method empty\n")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.helpers import rejects
 from support.made_runs import RESULTS, contents
 
 from hgms.comparison import coordinator
@@ -14,6 +15,7 @@ from hgms.comparison.comparison import Comparison
 from hgms.comparison.from_python import compare
 from hgms.executors import Board
 from hgms.runs import DiskError, RunFolder, leased
+from hgms_core import ConfigError
 
 pytestmark = pytest.mark.usefixtures("bowl")
 
@@ -131,3 +133,31 @@ def test_workers_know_the_plugins_of_python_and_import_nothing_from_the_working_
     comparison = run(tmp_path / "runs", seeds=1, jobs=1)
     assert comparison.complete, str(comparison)
     assert not Path("executed").exists()
+
+
+# --- what a comparison says
+
+
+@pytest.mark.extended
+def test_a_comparison_is_described_and_a_run_is_read_back_by_its_labels(tmp_path: Path) -> None:
+    breaking = {"name": "walk", "label": "breaking", "breaks": "raise"}
+    comparison = run(tmp_path, "walk", breaking, seeds=10, budget="2 steps")
+    quick = run(tmp_path, {"name": "walk", "label": "quick", "breaks": "raise", "at": 0})
+    lines = dict(comparison._rows())
+    assert lines["each run"].endswith("seeds 0, 1, 2, 3, 4, 5, 6, 7, 8, …")
+    assert (lines["bowl"], lines["folder"]) == ("no winner is marked", str(tmp_path))
+    assert dict(quick._rows())["runs"] == "1 done, 1 without a result"
+    found = comparison.result("walk", 3)
+    assert [found.info.folder] == [*tmp_path.glob("bowl/walk-*/seed-3")]
+    for arguments, code, place in (
+        ((), "missing-option", ("method",)),
+        (("walk",), "missing-option", ("seed",)),
+        (("walk", 77), "unknown-seed", ("seed",)),
+        (("wakl", 3), "unknown-method", ("method",)),
+        (("walk", 3, "bowll"), "unknown-task", ("task",)),
+    ):
+        with rejects(code, *place, of=ConfigError):
+            comparison.result(*arguments)
+    [failure] = quick.failures
+    with rejects("no-result", str(failure.path), of=ConfigError):
+        quick.result(seed=1)

@@ -105,6 +105,7 @@ def swept(**space: Any) -> dict[str, Any]:
         ({"seeds": 0}, "out-of-range", (FILE, "seeds")),
         ({"seeds": [1, 2, 1]}, "wrong-value", (FILE, "seeds")),
         ({"seeds": []}, "missing-option", (FILE, "seeds")),
+        ({"seeds": [1, -2]}, "out-of-range", (FILE, "seeds")),
         ({"budgets": "4 steps"}, "unknown-option", (FILE, "budgets")),
         ({"task": ["bowll"]}, "unknown-task", (FILE, "task", "bowll", "name")),
         ({"method": ["wlak"]}, "unknown-method", (FILE, "method", "wlak", "name")),

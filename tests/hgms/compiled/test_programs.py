@@ -20,7 +20,7 @@ from hgms.compiled import Programs, programs
 from hgms.compiled import cuda_graphs as graphs
 from hgms.compiled.trace import flatten, split, trace, unflatten, without_mutations
 from hgms.compiled.verify import compared
-from hgms_core import Tree
+from hgms_core import ConfigError, Tree
 from hgms_core.registry import Registry
 
 
@@ -160,10 +160,15 @@ def wrong(graph: GraphModule, leaves: Sequence[Tensor]) -> Callable[..., Any]:
     ("function", "inductor", "reason"),
     [
         (lambda x: 2 * x if x.sum() > 0 else x + x, as_traced, "it cannot be traced: "),
+        (
+            lambda x, calls=itertools.count(): 2 * x + (next(calls) == 0),
+            as_traced,
+            "it differs when it is traced: ",
+        ),
         (lambda x: 2 * x, absent, "it cannot be compiled: No working C++ compiler found"),
         (lambda x: 2 * x, wrong, "it differs when it is compiled: by "),
     ],
-    ids=["chooses", "absent", "wrong"],
+    ids=["chooses", "changes", "absent", "wrong"],
 )
 def test_a_function_without_a_program_runs_as_it_is_written(
     function: Any,
@@ -181,7 +186,80 @@ def test_a_function_without_a_program_runs_as_it_is_written(
     assert len(caplog.records) == 1
 
 
+def test_one_reason_is_said_once_and_a_refused_function_is_not_tried_for_other_shapes(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(programs, "_inductor", absent)
+    tried: list[str] = []
+    compiler = Programs(before=tried.append)
+    with caplog.at_level(logging.WARNING, "hgms.programs"):
+        for name in ("double", "triple"):
+            program = compiler((name,), lambda x: x + x)
+            assert program(torch.ones(2)).tolist() == [2.0, 2.0]
+            count = len(tried)
+            assert program(torch.ones(1)).tolist() == [2.0]
+            assert len(tried) == count
+    assert len(caplog.records) == 1
+    assert set(tried) == {"double", "triple"}
+    assert all(compiler.refuses(name) for name in tried)
+
+
+def test_a_device_without_a_compiler_runs_the_function() -> None:
+    compiler = Programs()
+    result = compiler(("double",), lambda x: 2 * x)(torch.ones(3, device="meta"))
+    assert (result.shape, result.device.type) == ((3,), "meta")
+    assert compiler.refuses("double")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [torch.OutOfMemoryError("full"), ConfigError("wrong-value", "of the user", place=("x",))],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_a_function_as_written_would_not_survive_either_passes_on(error: Exception) -> None:
+    def function(x: Tensor) -> Tensor:
+        raise error
+
+    compiler = Programs()
+    with pytest.raises(type(error)):
+        compiler(("fails",), function)(torch.ones(2))
+    assert not compiler.busy
+    assert not compiler.refuses("fails")
+
+
+def test_making_inside_of_making_is_counted_once() -> None:
+    compiler = Programs(clock=itertools.count(step=10).__next__)
+    with compiler.making():
+        assert compiler.busy
+        with compiler.making():
+            pass
+        assert compiler.busy
+    assert compiler.seconds == 10
+    assert not compiler.busy
+
+
 # --- recordings
+
+
+@pytest.mark.usefixtures("recording")
+def test_a_program_that_cannot_be_recorded_is_launched_as_it_is(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error: list[Exception] = [RuntimeError("operation not permitted when stream is capturing")]
+
+    def failing(*_: Any) -> None:
+        raise error[0]
+
+    monkeypatch.setattr(programs, "Recording", failing)
+    compiler = Programs()
+    with caplog.at_level(logging.WARNING, "hgms.programs"):
+        program = compiler(("double",), lambda x: 2 * x)
+        assert program(torch.ones(2)).tolist() == [2.0, 2.0]
+    assert compiler.outcomes == {"double": "compiled"}
+    assert "not permitted" in caplog.text
+    error[0] = torch.OutOfMemoryError("full")
+    with pytest.raises(torch.OutOfMemoryError):
+        program(torch.ones(3))
 
 
 @pytest.mark.usefixtures("recording")

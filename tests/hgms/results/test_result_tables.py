@@ -10,7 +10,7 @@ import pytest
 from attrs import evolve
 from scipy import stats
 
-from hgms.results.tables import UNJUDGED, Point, Row, Table, table
+from hgms.results.tables import FAILED, UNJUDGED, Point, Row, Table, table
 
 A = [0.91, 0.88, 0.93, 0.90]
 B = [0.89, 0.87, 0.90, 0.88]
@@ -217,3 +217,27 @@ def test_a_column_is_there_only_if_some_row_has_it_and_in_percent_if_it_is_a_sha
     ):
         point = evolve(points([0])[0], metrics={"test_accuracy": value})
         assert table({"m": [point]}, "test_accuracy").columns[0][heading] == shown
+
+
+def test_a_table_is_shown_in_lines_and_given_as_plain_values() -> None:
+    runs = {
+        "a": points([0.9, 0.92, 0.91]),
+        "u": points([0.5, 0.52, 0.54], "validation-only", "floor"),
+        "top": points([0.99, 0.98, 0.97], role="ceiling", method="oracle-joint"),
+        "lost": points([math.nan] * 3),
+    }
+    results = table(runs, "acc", "u", task="bowl", failed={"lost": [3]})
+    lines = [*results._rows()]
+    assert dict(lines[:5]) == {
+        "task": "bowl",
+        "metric": "acc, higher is better",
+        "methods": ", ".join(row.method for row in results.rows),
+        "reference": "u",
+        "winner": "none",
+    }
+    assert [text for name, text in lines if name == "note"] == results.remarks
+    assert FAILED in results.remarks
+    given = {row["method"]: row for row in results.as_dict()["methods"]}
+    share = given["a"]["recovered"]["value"]
+    assert share == pytest.approx((0.91 - 0.52) / (0.98 - 0.52))
+    assert given["lost"]["metrics"]["acc"] is None

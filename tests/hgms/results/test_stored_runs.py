@@ -17,6 +17,7 @@ from support.made_runs import CONFIG, write_run
 
 from hgms.config.control_characters import printable
 from hgms.results import read_run, scan, scan_sweeps, short_names
+from hgms.results.folders import Skipped
 from hgms_core.errors import CheckpointError, ConfigError
 
 C, S, E = "config.toml", "summary.json", "env.json"
@@ -61,6 +62,18 @@ def test_copies_count_once_and_of_other_code_the_newer_run(tmp_path: Path) -> No
         os.utime(path / S, (10.0 - age, 10.0 - age))
     [newer], [older] = scan([tmp_path / "e", tmp_path / "d"])
     assert (newer.environment["code"], older.code) == ({"method": "d"}, "outdated-run")
+
+
+def test_what_cannot_be_read_as_a_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "notes").write_text("no run")
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "a.jpg").touch()
+    for name, code in (("notes", "unreadable-file"), ("photos", "no-runs")):
+        with rejects(code, str(tmp_path / name), of=CheckpointError):
+            read_run(tmp_path / name)
+    with rejects("not-a-folder", str(tmp_path / "notes"), of=ConfigError):
+        scan(tmp_path / "notes")
+    assert Skipped.of(tmp_path, PermissionError(13, "denied")).code == "unreadable-file"
 
 
 def test_trials_of_a_sweep_are_kept_apart(tmp_path: Path) -> None:
@@ -159,6 +172,8 @@ BAD: list[tuple[str, str | Callable[[Path], object] | None, str, tuple[str, ...]
     (C, TEXT + "x" * 2**20, "too-large", (C,)),
     (C, TEXT.replace("seed = 0", "seed = 1.5"), "wrong-type", (C, "seed")),
     (C, TEXT.replace('"none"', f'"{"x" * 1000}"'), "too-large", (C,)),
+    (C, TEXT.partition("[task]")[0] + "task = 3\nmethod = 4\nrun = 5\n", "wrong-format", (C,)),
+    (C, "run = 3\n" + TEXT.replace("[run]", "[other]"), "wrong-format", (C,)),
     (S, None, "unfinished-run", (S,)),
     (S, '{"status": "done', "wrong-format", (S,)),
     (S, '{"status": "done", "metrics": [1]}', "wrong-type", (S, "metrics")),
@@ -174,6 +189,8 @@ BAD: list[tuple[str, str | Callable[[Path], object] | None, str, tuple[str, ...]
     (S, f'{{"status": {DEEP}', "too-deep", (S,)),
     (E, '{"task": 3}', "wrong-type", (E, "task")),
     (E, '{"task": {"metrics": {"value": "false"}}}', "wrong-type", (E, "task", "metrics", "value")),
+    (E, '{"task": {"metric_rows": 3}}', "wrong-type", (E, "task", "metric_rows")),
+    (E, '{"task": {"metric_rows": {"a": 3}}}', "wrong-type", (E, "task", "metric_rows")),
     (E, "{", "wrong-format", (E,)),
     (E, f'{{"x": {DEEP}', "too-deep", (E,)),
     (E, '{"x": ' + "[" * 100 + "]" * 100 + "}", "too-deep", (E,)),
@@ -188,6 +205,12 @@ BAD: list[tuple[str, str | Callable[[Path], object] | None, str, tuple[str, ...]
     ("steps.jsonl", None, "missing-file", ("steps.jsonl",)),
     ("scores.json", '{"metrics": 3}', "wrong-type", ("scores.json",)),
     ("scores.json", '{"metrics": {"a": "b"}}', "wrong-type", ("scores.json", "metrics", "a")),
+    (
+        "scores.json",
+        f'{{"metrics": {{"{"a" * 1000}": 1}}}}',
+        "too-large",
+        ("scores.json", "metrics"),
+    ),
     ("scores.json", "[]", "wrong-type", ("scores.json",)),
     ("scores.json", "{", "wrong-format", ("scores.json",)),
     (

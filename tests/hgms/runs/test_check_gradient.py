@@ -4,11 +4,12 @@ lower level.
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 import torch
-from support.fakes import json_of
+from support.fakes import call, json_of
 from support.helpers import F64, normal, spd
 
 from hgms.adapters import from_losses
@@ -117,3 +118,27 @@ def test_the_command_compares_a_methods_estimator() -> None:
     notes = json_of("check-gradient", "quadratic", *words)["notes"]
     [note] = [note for note in notes if "estimator 'implicit'" in note]
     assert float(note.split("off by ")[1].split()[0]) < 1e-6
+
+
+@pytest.mark.parametrize(("tolerance", "code"), [("1e-4", 0), ("1e-300", 1)])
+def test_the_table_has_the_rows_of_the_report_and_the_exit_code_its_verdict(
+    tolerance: str, code: int
+) -> None:
+    words = ("check-gradient", "sphere", "--points", "2", "--directions", "1")
+    words += ("--tolerance", tolerance)
+    done = call(*words)
+    report = json.loads(call(*words, "--json").stdout)
+    assert done.exit_code == code
+    assert report["agrees"] == (code == 0)
+    lines = done.stdout.splitlines()
+    assert lines[-1] == report["verdict"]
+    for row in report["rows"]:
+        numbers = f"{row['hypergradient']:.9g}", f"{row['difference']:.9g}"
+        assert any(all(part in line for part in numbers) for line in lines)
+
+
+@pytest.mark.parametrize("assignment", ["budget=3", "method.outer.lr=1"])
+def test_a_setting_of_neither_task_nor_method_is_refused(assignment: str) -> None:
+    done = call("check-gradient", "sphere", "--set", assignment)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert f"--set {assignment}" in done.stderr

@@ -19,6 +19,7 @@ from hgms.config import Budget
 from hgms.report import build
 from hgms.results import read_run, scan
 from hgms.runs import RunFolder, run
+from hgms.runs.launch import device_called
 from hgms_core import ConfigError, Problem
 from hgms_core.errors import CheckpointError
 from hgms_core.host import Host
@@ -54,6 +55,9 @@ def test_a_method_by_name_or_by_table_and_a_budget_as_text() -> None:
         ({"seed": "a"}, "wrong-type", ("seed",)),
         ({"seed": -1}, "out-of-range", ("seed",)),
         ({"watch": 3}, "wrong-type", ("watch",)),
+        ({"settings": {"evaluate_every": 0}}, "out-of-range", ("settings", "evaluate_every")),
+        ({"budget": "3 stepz"}, "wrong-budget", ("budget",)),
+        ({"method": HALF, "problem": torch.zeros(99)}, "wrong-type", ("problem",)),
     ],
 )
 def test_wrong_arguments_are_rejected(
@@ -115,3 +119,30 @@ def test_a_loss_that_cannot_be_stacked_gives_what_the_loop_gives() -> None:
         found.append(run(method, made, "1 steps"))
     assert torch.equal(found[0].theta, found[1].theta)
     assert found[0].summary["upper_loss"] == found[1].summary["upper_loss"]
+
+
+@pytest.mark.parametrize(
+    ("name", "cuda", "mps", "code"),
+    [
+        ("cpu", 0, False, None),
+        ("cuda", 0, False, "device-not-available"),
+        ("cuda", 2, False, None),
+        ("cuda:1", 2, False, None),
+        ("cuda:2", 2, False, "device-not-available"),
+        ("mps", 0, False, "device-not-available"),
+        ("mps", 0, True, None),
+        ("gpu", 2, True, "unknown-device"),
+        ("cuda:x", 2, True, "unknown-device"),
+    ],
+)
+def test_a_device_is_one_that_torch_has(
+    monkeypatch: pytest.MonkeyPatch, name: str, cuda: int, mps: bool, code: str | None
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: cuda)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
+    if code is None:
+        assert device_called(name) == torch.device(name)
+    else:
+        with rejects(code, "run", "device", of=ConfigError):
+            device_called(name)

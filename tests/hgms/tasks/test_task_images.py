@@ -181,3 +181,54 @@ def test_image_sets_of_the_hub_are_mapped_by_their_features_and_mnist_is_pinned(
         ("someone/pictures", "train", None),
         ("ylecun/mnist", "train", "77f3279092a1c1579b2250db8eafed0ad422088c"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("rows", "code"),
+    [
+        (None, "cannot-download"),
+        ({"fine": ClassLabel}, "missing-column"),
+        ({"img": Image}, "missing-column"),
+        ({"img": Image, "fine": ClassLabel, "ragged": None}, "wrong-shape"),
+    ],
+)
+def test_an_image_set_of_the_hub_that_cannot_be_used_is_named(
+    monkeypatch: pytest.MonkeyPatch, rows: dict[str, type] | None, code: str
+) -> None:
+    images = [GREY[0], GREY[1, :2]] if rows and "ragged" in rows else list(GREY[:2])
+    values = {"img": images, "fine": CLASSES[:2].astype(int), "ragged": [0, 0]}
+    columns = {name: (values[name], (kind or object)()) for name, kind in (rows or {}).items()}
+    Hub(monkeypatch, **({} if rows is None else {"pictures": Rows(**columns)}))
+    with rejects(code, "hub:pictures", of=DataError):
+        load_images("hub:pictures")
+
+
+# --- IDX files and labels that are wrong
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "code"),
+    [
+        (IMAGES, None, "missing-file"),
+        (LABELS, None, "missing-file"),
+        (IMAGES, PIXELS[:10], "damaged-file"),
+        (IMAGES, PIXELS[:-1], "damaged-file"),
+        (IMAGES, PIXELS + b"0", "damaged-file"),
+        (IMAGES, idx(0x801, [40], bytes(240)), "wrong-format"),
+        (IMAGES, idx(0x80D, [40, 3, 2], bytes(240)), "wrong-format"),
+        (LABELS, idx(0x801, [0], b""), "no-rows"),
+        (f"{IMAGES}.gz", gzip.compress(PIXELS)[:-9], "damaged-file"),
+        (f"{IMAGES}.gz", b"no gzip stream", "damaged-file"),
+        (f"{IMAGES}.gz", gzip.compress(PIXELS)[:12] + b"\xff" * 30, "damaged-file"),
+    ],
+)
+def test_an_idx_file_that_is_not_whole_is_named(
+    tmp_path: Path, name: str, content: bytes | None, code: str
+) -> None:
+    path = idx_folder(tmp_path) / name
+    (tmp_path / name.removesuffix(".gz")).unlink()
+    if content is not None:
+        path.write_bytes(content)
+    with rejects(code, str(path if content is not None else tmp_path), of=DataError):
+        load_images(f"idx:{tmp_path}")

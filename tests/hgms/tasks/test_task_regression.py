@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import sklearn.datasets
 import torch
 from sklearn.datasets import dump_svmlight_file
 from sklearn.linear_model import LogisticRegression, Ridge
@@ -18,7 +20,8 @@ from support.hub_tables import Hub, Rows
 
 import hgms_core
 from hgms.tasks.regression import LogisticCv, RidgeCv, load_table
-from hgms_core import NumericalError, Problem, Tree
+from hgms.tasks.regression.tables import Table
+from hgms_core import ConfigError, NumericalError, Problem, Tree
 from hgms_core.errors import DataError
 
 CPU = torch.device("cpu")
@@ -191,3 +194,48 @@ def test_a_table_of_the_hub_is_its_numeric_columns(monkeypatch: pytest.MonkeyPat
     for name, code in (("words", "missing-column"), ("gone", "cannot-download")):
         with rejects(code, f"hub:{name}", of=DataError):
             load_table(f"hub:{name}")
+
+
+def test_a_table_of_openml_is_asked_for_by_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, Any]] = []
+
+    def fetch(name: str, *, version: Any, as_frame: bool, parser: str) -> Any:
+        asked.append((name, version))
+        if name == "gone":
+            raise OSError("no network")
+        return SimpleNamespace(data=bunches[name], target=np.arange(3))
+
+    bunches = {"good": [[1, 2], [3, 4], [5, 6]], "words": [["a", 2], ["b", 4], ["c", 6]]}
+    monkeypatch.setattr(sklearn.datasets, "fetch_openml", fetch)
+    table = load_table("openml:good@7", 2)
+    assert (table.features.tolist(), table.target.tolist()) == (bunches["good"], [0, 1, 2])
+    cases = (("good", "wrong-shape"), ("words", "wrong-type"), ("gone", "cannot-download"))
+    for name, code in cases:
+        with rejects(code, f"openml:{name}", of=DataError):
+            load_table(f"openml:{name}", 3)
+    assert asked[:2] == [("good", 7), ("good", "active")]
+
+
+def test_a_table_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "wide").write_text("1 2000000000:1\n")
+    for name, code in (("folder", "unreadable-file"), ("wide", "too-large")):
+        place = f"libsvm:{tmp_path / name}"
+        with rejects(code, place):
+            load_table(place)
+    fine = np.ones((3, 2))
+    cases = (
+        (fine[0], 2, "wrong-shape"),
+        (fine, 2, "wrong-shape"),
+        (fine * np.nan, 3, "not-finite"),
+    )
+    for features, count, code in cases:
+        with rejects(code, "here", of=DataError):
+            Table(features, np.arange(count), "here")
+    for given, place in (
+        ({"dataset": "sklearn:iriss"}, "dataset"),
+        ({"shares": (0.5, 0.5, 0.5)}, "shares"),
+        ({"shares": (0.5, 0.5, 0.0)}, "shares"),
+    ):
+        with rejects("wrong-value", place, of=ConfigError):
+            RidgeCv(**given)

@@ -1,20 +1,18 @@
-"""The simulated device: it rejects what a GPU rejects, and counts what a GPU transfers.
-
-torch cannot unregister a device, and other libraries then see an accelerator, so these tests run
-in a separate process (test_simulated_process.py).
-"""
+"""The simulated device: it rejects what a GPU rejects, and counts what a GPU transfers."""
 
 from __future__ import annotations
 
-import os
+import copy
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from support.helpers import F64, moved, network_problem
 from torch import Tensor, nn
+from torch.utils import backend_registration as registration
 
 from hgms.config import Budget
 from hgms.generators.branches import Branches
@@ -28,18 +26,24 @@ from hgms.testing.kit import demand_saved
 from hgms_core import Pipeline
 
 pytestmark = [
-    pytest.mark.nightly,
+    pytest.mark.extended,
     pytest.mark.skipif(
-        os.environ.get("HGMS_GPU_TESTS_DEVICE") != "simulated",
-        reason="requires a process of its own",
+        not hasattr(registration, "_setup_privateuseone_for_python_backend"),
+        reason="requires torch 2.10",
     ),
 ]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def device() -> Iterator[torch.device]:
+    """torch cannot unregister a device. Afterwards this one is not available, so that the tests
+    that follow in this process see no accelerator.
+    """
     with simulated_device() as device:
         yield device
+    for kind in (registration._DummyPrivateUse1Hook, registration._DummyBackendModule):
+        kind.is_available = lambda self: False
+    registration._DummyBackendModule.device_count = lambda self: 0
 
 
 def pipeline(solver: CG) -> Pipeline:
@@ -62,6 +66,39 @@ def test_it_computes_the_numbers_of_the_cpu(device: torch.device) -> None:
         torch.func.vmap(lambda y: y.sum())(torch.stack([x, x])),
     )
     assert [at.tolist() for at in found] == [5.0, [0.0, 3.0, 12.0], [0.0, 6.0, 12.0], [3.0, 3.0]]
+
+
+def test_its_tensors_are_used_as_those_of_a_gpu(device: torch.device) -> None:
+    x = torch.arange(4.0, device=device, requires_grad=True)
+    with pytest.raises(TypeError):
+        x.numpy()
+    with pytest.raises(TypeError):
+        np.asarray(x.detach())
+    assert x.detach().numpy(force=True).tolist() == [0.0, 1.0, 2.0, 3.0]
+    assert str(device) in repr(x)
+    twin = copy.deepcopy({"x": x, "again": x})
+    assert twin["x"] is twin["again"] is not x
+    assert twin["x"].requires_grad
+    with torch.no_grad():
+        twin["x"][[0, 2]] = 7.0
+        twin["x"][torch.tensor([True, False, False, True])] += 1.0
+    made = (twin["x"], x.new_tensor([5]), torch.as_tensor(x))
+    assert {at.device for at in made} == {device}
+    assert [at.tolist() for at in made] == [[8.0, 1.0, 7.0, 4.0], [5.0], [0.0, 1.0, 2.0, 3.0]]
+    leaf = torch.tensor([2.0], device=device, requires_grad=True)
+    (leaf**3).sum().backward()
+    assert leaf.grad.tolist() == [12.0]
+    here = torch.zeros(4)
+    assert here.copy_(x.detach()) is here
+    assert here.tolist() == x.tolist()
+
+
+def test_draws_are_those_of_the_cpu(device: torch.device) -> None:
+    generator = torch.Generator(device).manual_seed(3)
+    assert generator.device == device
+    found = torch.randn(5, generator=generator, device=device)
+    assert torch.equal(found.cpu(), torch.randn(5, generator=torch.Generator().manual_seed(3)))
+    assert torch.Generator().device == torch.device("cpu")
 
 
 @pytest.mark.parametrize(
@@ -130,15 +167,16 @@ def test_a_loaded_state_is_on_the_device_of_the_inputs(device: torch.device) -> 
         check(Adam())
 
 
+@pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.LSTMCell, nn.GRUCell])
 def test_fused_cells_compute_the_numbers_of_the_plain_ones_but_have_no_forward_mode(
-    kind: Any, device: torch.device
+    kind: Any, bias: bool, device: torch.device
 ) -> None:
-    here = kind(2, 3, dtype=F64)
+    here = kind(2, 3, dtype=F64, bias=bias)
     x = torch.randn(4, 2, dtype=F64)
     found = []
     for place in (torch.device("cpu"), device):
-        layer = kind(2, 3, dtype=F64)
+        layer = kind(2, 3, dtype=F64, bias=bias)
         layer.load_state_dict(here.state_dict())
         out = layer.to(place)(x.to(place))
         leaf = out[0] if isinstance(out, tuple) else out

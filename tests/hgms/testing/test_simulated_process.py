@@ -26,7 +26,6 @@ def gpu(*parts: str) -> list[str]:
     [
         pytest.param(
             [
-                "tests/hgms/testing/test_simulated.py",
                 "tests/core/test_recurrent.py",
                 *gpu("modules", "page", "programs"),
                 *gpu("runs", "methods", "components"),

@@ -15,6 +15,7 @@ from support.kit_parts import DOC, Exact
 from hgms.testing import (
     check_component,
     checks_of,
+    imports,
     inputs_on,
     parametrize_with_checks,
     problems,
@@ -72,6 +73,26 @@ def test_what_importing_a_module_does_is_seen(
     assert named("import", Exact()).fault(Exact()) == ""
     for component, (_, came) in zip(components, IMPORTS, strict=True):
         assert came in named("import", component).fault(component)
+
+
+@pytest.mark.extended
+def test_a_module_that_ends_its_interpreter_is_told_and_another_one_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, fresh in {"_started": {}, "_waiting": set(), "_seen": {}}.items():
+        monkeypatch.setattr(imports, name, fresh)
+    (tmp_path / "ends.py").write_text("import os\nos.write(2, b'last word')\nos._exit(3)")
+    (tmp_path / "goes_on.py").write_text("print('here')")
+    with pytest.raises(RuntimeError) as caught:
+        imports.observed("ends")
+    assert "3: " in str(caught.value)
+    assert "last word" in str(caught.value)
+    imports._waiting.clear()
+    report = imports.observed("goes_on")
+    assert (report["error"], report["printed"]) == ("", "here\n")
+    assert imports.observed("goes_on") is report, "it is asked once"
+    imports._end()
 
 
 # --- the decorator, and what a class says of itself

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from support.judged import (
     write_bench,
 )
 
+from hgms_mix.evaluation import judge_calls
 from hgms_mix.evaluation.judge_calls import ratings_path
 
 pytest.importorskip("openai", reason="the extra hgms[llm] is not installed")
@@ -118,3 +120,29 @@ def test_what_waiting_cannot_mend_ends_the_pass(
         rated(folder, endpoint.url)
     assert cause in caught.value.message
     assert len(endpoint.bodies) in sent
+
+
+@pytest.mark.extended
+def test_a_finished_rating_is_not_asked_for_again_and_a_rate_limit_is_waited_for(
+    folder: Path, serve: Callable[[Act], Endpoint]
+) -> None:
+    """The server's own time counts, and times that are none are left to the doubling."""
+    limited = {
+        number: lambda *_, named=named: (429, {"retry-after": named}, b"{}")
+        for number, named in ((0, "0.2"), (3, "-5"), (5, "soon"))
+    }
+    endpoint = serve(lambda number, body: limited.get(number, good)(number, body))
+    began = time.monotonic()
+    first = rated(folder, endpoint.url, concurrency=1)
+    assert time.monotonic() - began >= 0.2
+    assert (first["rated"], len(endpoint.bodies)) == (10, 10 + len(limited))
+    assert rated(folder, endpoint.url) == first
+    assert len(endpoint.bodies) == 10 + len(limited)
+
+
+def test_a_reply_that_is_too_large_is_not_read(
+    folder: Path, serve: Callable[[Act], Endpoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(judge_calls, "_LARGEST_REPLY", 9)
+    with rejects("judge-failed", "evaluate", "judge"):
+        rated(folder, serve(good).url, retries=0)

@@ -7,16 +7,17 @@ import os
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import attrs
 import pytest
 from support.generating import by_hand, small_model
 from support.helpers import rejects
-from support.judged import read, sums, write_bench
+from support.judged import good, read, sums, write_bench
 from support.source_files import lines
 
 from hgms_core.errors import CheckpointError, DataError
-from hgms_mix.evaluation import Evaluate
+from hgms_mix.evaluation import Evaluate, Judge
 
 pytest.importorskip("transformers", reason="the extra hgms[llm] is not installed")
 
@@ -151,3 +152,22 @@ def test_a_malformed_row_is_named(bench: Evaluate, llama: tuple[Any, Any], tmp_p
     only = attrs.evolve(bench, benchmarks=("gsm8k",), paths={"gsm8k": str(path)})
     with rejects("wrong-row", str(path), 2, of=DataError):
         only.run(*llama, tmp_path / "new")
+
+
+def test_answers_are_rated_at_once_where_there_is_a_judge_and_more_tasks_are_added(
+    bench: Evaluate, llama: tuple[Any, Any], out: Path, serve: Any
+) -> None:
+    more = {"arc": {"score": 12.0}}
+    harness: Any = Mock(tasks=("arc",), run=Mock(return_value=more))
+    endpoint = serve(good)
+    judge = Judge(base_url=endpoint.url, model="m", retries=0)
+    before = json.loads((out / "results.json").read_text())
+    evaluation = attrs.evolve(bench, judge=judge, lm_eval=harness, benchmarks=("mt-bench",))
+    results = evaluation.run(*llama, out)
+    harness.check.assert_called_once_with()
+    assert harness.run.call_args.args[:3] == (*llama, out)
+    rated = results["mt-bench"]
+    assert (before["mt-bench"]["rated"], rated["rated"], len(endpoint.bodies)) == (0, 4, 4)
+    stored = json.loads((out / "results.json").read_text())
+    assert stored == {**before, **more, "mt-bench": rated}
+    assert results == {**more, "mt-bench": rated}

@@ -16,10 +16,10 @@ from support.helpers import rejects
 from torch import Tensor
 
 from hgms.outer import Adam, DualAveraging, Sgd
-from hgms_core import Key
+from hgms_core import ConfigError, Key
 from hgms_core.errors import CheckpointError
 from hgms_mix.exchange.plan import Plan
-from hgms_mix.exchange.rules import Alignment
+from hgms_mix.exchange.rules import Alignment, Losses
 
 transformers = pytest.importorskip(
     "transformers", reason="transformers is not installed: pip install 'hgms[llm]'"
@@ -187,3 +187,87 @@ def test_scores_that_are_not_finite_leave_the_mixture_and_checkpoints_of_others_
     file = tmp_path / "checkpoint-2" / "mixture.safetensors"
     with rejects("other-settings", str(file), of=CheckpointError):
         trained(tmp_path, 2, change=change | {"seed": 5}, **SAVED)
+
+
+def test_a_checkpoint_without_its_mixture_or_of_another_optimiser_is_refused(
+    tmp_path: Path,
+) -> None:
+    trained(tmp_path, **SAVED)
+    file = tmp_path / "checkpoint-2" / "mixture.safetensors"
+    with rejects("other-settings", str(file), of=CheckpointError):
+        callback(outer=Adam(lr=0.5)).load(file.parent)
+    file.unlink()
+    with rejects("missing-file", str(file), of=CheckpointError):
+        trained(tmp_path, 2, **SAVED)
+
+
+ARGS = {
+    "world_size": 1,
+    "dataloader_num_workers": 0,
+    "train_sampling_strategy": "random",
+    "auto_find_batch_size": False,
+    "ignore_data_skip": False,
+}
+
+
+def attached(args: dict[str, Any] = ARGS, times: int = 1, **changes: Any) -> None:
+    """To what stands for a trainer."""
+    data = {"train_dataset": ROWS, "eval_dataset": VALIDATION, **changes}
+    trainer = SimpleNamespace(args=SimpleNamespace(**args), add_callback=lambda _: None, **data)
+    for _ in range(times):
+        callback().attach(trainer)
+
+
+REFUSED: list[tuple[str, tuple[str, ...], Any]] = [
+    *(
+        ("wrong-value", ("sources",), lambda sources=sources: callback(sources=sources))
+        for sources in ({"copy": 10}, {"copy": 10, "noise": 0}, {"copy": 10, "noise": 1.5})
+    ),
+    ("out-of-range", ("every",), lambda: callback(every=0)),
+    *(
+        ("wrong-value", ("start",), lambda start=start: callback(start=start))
+        for start in ({"copy": 1.0}, {"copy": 1.0, "noise": -1.0}, {"copy": math.inf, "noise": 1.0})
+    ),
+    (
+        "wrong-value",
+        ("rule", "reference"),
+        lambda: callback(rule=Losses(reference={"copies": 1.0, "noise": 1.0})),
+    ),
+    ("conflicting-options", ("trainer", "train_dataset"), lambda: attached(times=2)),
+    ("wrong-type", ("trainer", "train_dataset"), lambda: attached(train_dataset=iter(ROWS))),
+    ("wrong-type", ("trainer", "train_dataset"), lambda: attached(train_dataset={"a": ROWS})),
+    ("wrong-length", ("trainer", "train_dataset"), lambda: attached(train_dataset=ROWS[1:])),
+    *(
+        ("no-rows", ("validation",), lambda rows=rows: attached(eval_dataset=rows))
+        for rows in (None, [], {"one": VALIDATION})
+    ),
+    *(
+        (
+            "not-supported",
+            ("args", name),
+            lambda name=name, value=value: attached({**ARGS, name: value}),
+        )
+        for name, value in {
+            "world_size": 2,
+            "dataloader_num_workers": 1,
+            "train_sampling_strategy": "group_by_length",
+            "auto_find_batch_size": True,
+            "ignore_data_skip": True,
+        }.items()
+    ),
+    (
+        "not-supported",
+        ("args", "train_sampling_strategy"),
+        lambda: attached({name: value for name, value in ARGS.items() if "strategy" not in name}),
+    ),
+    ("not-attached", ("trainer",), lambda: callback().on_train_begin(None, None, None)),
+]
+
+
+@pytest.mark.parametrize(("code", "place", "call"), REFUSED)
+def test_what_a_mixture_cannot_be_laid_over_is_refused(
+    code: str, place: tuple[str, ...], call: Any
+) -> None:
+    attached()
+    with rejects(code, *place, of=ConfigError):
+        call()

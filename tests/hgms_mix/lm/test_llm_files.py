@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from support.helpers import rejects
 from support.source_files import array, delimited, lines, parquet, source_of, words, zstandard
 
 from hgms_core import HgmsError
-from hgms_core.errors import DataError
+from hgms_core.errors import DataError, MissingExtra
 from hgms_mix.evaluation.questions import place
 from hgms_mix.lm import files
 from hgms_mix.lm.models import BaseModel
@@ -149,7 +150,12 @@ REFUSED: list[tuple[str, str, str | Callable[[Path], object]]] = [
     ("wrong-row", "a.jsonl", "{\nnonsense"),
     ("wrong-format", "a.docx", "x"),
     *(("no-rows", "a.json", text) for text in ("", "\n \n", "[]", '{"data": []}')),
+    *(("wrong-format", "a.json", text * 10_000) for text in ("[", '[{"a":')),
+    ("wrong-row", "a.jsonl", '{"a":' * 10_000 + "\n" + TEXT),
     # other encodings than UTF-8
+    ("wrong-format", "a.json", lambda path: path.write_bytes(b'[{"prompt": "\xff"}]')),
+    ("wrong-format", "a.csv", lambda path: path.write_bytes(b"prompt,completion\na,\xff\n")),
+    ("wrong-row", "a.txt", lambda path: path.write_bytes(b"a\n\xff\n")),
     ("wrong-format", "a.jsonl", lambda path: path.write_text(TEXT, "utf-16")),
     ("wrong-format", "a.json", lambda path: path.write_text(TEXT, "utf-16-le")),
     ("wrong-format", "a.csv", lambda path: path.write_text(TEXT, "utf-16-be")),
@@ -189,6 +195,41 @@ def test_a_missing_file_is_answered_with_the_nearest(tmp_path: Path) -> None:
     assert caught.value.did_you_mean == ("train.jsonl.gz",)
 
 
+@pytest.mark.parametrize(
+    ("path", "near"),
+    [
+        ("nowhere/a.jsonl", ()),
+        ("empty", ()),
+        ("*.docx", ()),
+        ("*.zip", ()),
+        ("a.jsonk", ("a.jsonl",)),
+    ],
+)
+def test_a_path_at_which_no_rows_are_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, near: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "b.docx").write_text("x")
+    lines(tmp_path / "a.jsonl", ROWS)
+    with rejects("missing-file", "s", "path", of=DataError) as caught:
+        read_examples("s", Source(path=path))
+    assert caught.value.did_you_mean == near
+
+
+def test_blank_lines_and_bad_rows_between_others_are_left_out(tmp_path: Path) -> None:
+    """Of a table, and of a source whose columns have names of their own."""
+    (tmp_path / "a.csv").write_text("prompt,completion\na,b\n\nc,d\n")
+    assert [item.row for item in read_examples("s", Source(path=str(tmp_path / "a.csv")))] == [0, 1]
+    deep = '{"f":' * 100_000
+    rows = ['{"frage": "Q", "antwort": "A"}', "{", deep, '{"frage": "R", "antwort": "B"}']
+    named = {"prompt": "frage", "completion": "antwort"}
+    own = Source(path=str(lines(tmp_path / "a.jsonl", rows)), fields=named, max_bad_rows=2)
+    examples, report = read("s", own)
+    assert [words(item)[-1][1] for item in examples] == ["A", "B"]
+    assert (report.total, report.bad) == (4, 2)
+
+
 # -- the Hub
 # --------------------------------------------------------------------------------------------------
 
@@ -206,3 +247,14 @@ def test_a_hub_set_is_read_at_its_pinned_revision(monkeypatch: pytest.MonkeyPatc
         (("a/b", None), {"split": "train", "revision": REVISION}),
         (("a/b", "main"), {"split": "test", "revision": REVISION}),
     ]
+
+
+def test_a_hub_set_that_cannot_be_loaded_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Source(hub="a/b", revision=REVISION)
+    load = Mock(side_effect=TimeoutError("no network"))
+    monkeypatch.setitem(sys.modules, "datasets", Mock(load_dataset=load))
+    with rejects("cannot-load", "s", "hub", of=DataError):
+        read_examples("s", source)
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with rejects("missing-package", "s", "hub", of=MissingExtra):
+        read_examples("s", source)

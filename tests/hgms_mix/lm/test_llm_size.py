@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import io
+import os
+import pickle
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,14 +17,15 @@ from attrs import evolve
 from support import token_tables
 from support.helpers import rejects
 from support.source_files import source_of
-from support.token_tables import rows_of, same
+from support.token_tables import Counting, rows_of, same
 
 import hgms_mix.lm.parts
 import hgms_mix.lm.store
 import hgms_mix.lm.tokens
-from hgms_core import Key
+from hgms_core import HgmsError, Key
 from hgms_core.errors import DataError
 from hgms_mix.lm import read_examples
+from hgms_mix.lm.parts import in_parts, serve, together
 from hgms_mix.lm.rows import index_of
 from hgms_mix.lm.sources import Source
 from hgms_mix.lm.table import TokenTable
@@ -152,3 +158,47 @@ def test_where_no_drawn_row_passes_more_are_drawn(tmp_path: Path) -> None:
     assert table.rows.tolist() == [0]
     with rejects("no-rows", "s", "path", of=DataError):
         drawn_table("s", source, byte_tokenizer(), max_length=3, **options)
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize(
+    ("error", "code"), [(SystemExit(3), "process-lost"), (ZeroDivisionError("a fault"), None)]
+)
+def test_what_goes_wrong_in_another_process_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: str | None
+) -> None:
+    """A fault with its place in the other process."""
+    monkeypatch.setattr(hgms_mix.lm.parts, "ROWS", 10)
+    monkeypatch.setattr(hgms_mix.lm.parts, "ALONE", 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    with pytest.raises((HgmsError, RuntimeError)) as caught:
+        in_parts(range(60), Counting({55: error}), folder=tmp_path)
+    assert getattr(caught.value, "code", None) == code
+    assert (code is None) == ("ZeroDivisionError: a fault" in str(caught.value))
+
+
+# which is open until the process ends
+@pytest.mark.filterwarnings(
+    "ignore:Exception ignored in. <_io.FileIO:pytest.PytestUnraisableExceptionWarning"
+)
+def test_a_process_that_computes_parts_answers_each_and_goes_on_after_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In this process; what libraries print is in none of the answers."""
+    work = Counting({7: DataError("no-rows", "of it", place=("it",)), 8: ZeroDivisionError("odd")})
+    parts = [([1, 2], None), ([7], None), ([8], None), ([3], tmp_path / "part.safetensors")]
+    asked = io.BytesIO(b"".join(map(pickle.dumps, [work, *parts])))
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=asked))
+    kept, (read, write) = os.dup(1), os.pipe()
+    try:
+        os.dup2(write, 1)
+        os.close(write)
+        serve()
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+    with os.fdopen(read, "rb") as stream:
+        first, refused, odd, last = [pickle.load(stream) for _ in parts]
+    assert together([first, last], "square").tensor().tolist() == [1, 4, 9]
+    assert (refused.place, type(odd)) == (("it",), RuntimeError)
+    assert "ZeroDivisionError: odd" in str(odd)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 
 import pytest
 from attrs import evolve
@@ -19,7 +20,11 @@ from support.chat_templates import (
     TURNS,
     with_template,
 )
+from support.helpers import rejects
 
+from hgms_core import ConfigError
+from hgms_core.errors import DataError
+from hgms_mix.lm import templates
 from hgms_mix.lm.formats import Message
 from hgms_mix.lm.sources import Source, read_examples
 from hgms_mix.lm.templates import TEMPLATES, template_for
@@ -186,6 +191,41 @@ def test_the_prompt_at_evaluation_is_the_prompt_in_training(template: str, answe
         assert prompt_tokens(context, tokenizer, written) == tokens[:border]
         assert all(learned[border:])
         assert "A" in tokenizer.decode(tokens[border:])
+
+
+REFUSING = "{% if messages OP %}{{ raise_exception('no') }}{% endif %}" + CHATML
+FRAMED = (  # another text before the first answer than a prompt says
+    "{% for m in messages %}{{ m['role'] }}:{{ m['content'] }};{% endfor %}"
+    "{% if add_generation_prompt %}bot>{% endif %}"
+)
+
+
+def test_templates_that_refuse_probes_are_used_for_the_rows_that_they_take() -> None:
+    """One that wants an answer, one that takes a single one, and one whose prompt is none."""
+    strict, once, framed = (
+        template_for("model", with_template(text))
+        for text in (
+            REFUSING.replace("OP", "[-1]['role'] != 'assistant'"),
+            REFUSING.replace("OP", "| length > 2"),
+            FRAMED,
+        )
+    )
+    assert not strict.last_only | once.last_only
+    asked = "<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\n"
+    assert once.pieces(chat("Q", "A")) == [(asked, False), ("A<|im_end|>", True)]
+    for template, messages in ((strict, chat("Q", "A")), (once, TWO), (framed, chat("Q", "A"))):
+        with rejects("wrong-row", "template", of=DataError):
+            template.pieces(messages)
+
+
+def test_a_template_without_end_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    loops = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    monkeypatch.setattr(templates, "RENDER_SECONDS", 0.05)
+    before = signal.getsignal(signal.SIGVTALRM)
+    with rejects("too-slow", "template", of=ConfigError):
+        template_for("model", with_template(loops))
+    assert signal.getsignal(signal.SIGVTALRM) == before
+    assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
 
 
 # -- borders

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import re
+import statistics
 from pathlib import Path
+from typing import Any
 
+import attrs
 import pytest
-from support.small_mixes import report_of
+from support.small_mixes import report_of, right
 
 from hgms_mix.lm.table import left_out
 from hgms_mix.lm.tokenizers import byte_tokenizer
-from hgms_mix.stages.config import load
+from hgms_mix.stages import demo
+from hgms_mix.stages.config import MixConfig, load
 from hgms_mix.stages.demo import configs
 from hgms_mix.stages.texts import word_problem, write
 
@@ -67,3 +72,56 @@ def test_the_demos_texts_share_no_prompt_are_right_and_none_is_cut(tmp_path: Pat
         ((a, sign, b, result),) = re.findall(r"(\d+) ([-+*/]) (\d+) = (\d+)\.", answer)
         x, y = int(a), int(b)
         assert {"+": x + y, "-": x - y, "*": x * y, "/": x / y}[sign] == int(result)
+
+
+def few(sources: Any) -> Any:
+    return {name: attrs.evolve(source, rows=20) for name, source in sources.items()}
+
+
+def smaller(out: Path, seeds: int, model: str | None = None) -> list[MixConfig]:
+    """The mixes of the demo, of a few steps on a smaller model."""
+    model_of = {"model_type": "gpt2", "n_layer": 1, "n_embd": 8, "n_head": 2, "n_positions": 224}
+    return [
+        attrs.evolve(
+            config,
+            budget=attrs.evolve(config.budget, seconds=None, outer_steps=2),
+            task=attrs.evolve(
+                config.task,
+                cache=8,
+                model=attrs.evolve(config.task.model, config=model_of),
+                validation=few(config.task.validation),
+                test=few(config.task.test),
+            ),
+            certainty=attrs.evolve(config.certainty, rows=1, resamples=100),
+            sample=attrs.evolve(config.sample, size=12),
+            finetune=attrs.evolve(config.finetune, epochs=1),
+        )
+        for config in configs(out, seeds)
+    ]
+
+
+@pytest.mark.extended
+def test_both_methods_of_the_demo_are_compared_seed_by_seed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    monkeypatch.setattr(demo, "configs", smaller)
+    result = report_of("mix", "demo", "--out", out, "--seeds", "2")
+    assert sorted(result["methods"]) == ["hg-ms", "uniform"]
+    losses = {}
+    for method, found in result["methods"].items():
+        assert {mix["sample"]["size"] for mix in found["mixes"]} == {12}
+        tests = [mix["test"]["word-problems"] for mix in found["mixes"]]
+        losses[method] = [test["token_loss"]["value"] for test in tests]
+        assert found["test_loss"]["mean"] == pytest.approx(statistics.mean(losses[method]))
+    gaps = [a - b for a, b in zip(losses["hg-ms"], losses["uniform"], strict=True)]
+    # Student's t with one degree of freedom
+    half = 12.706 * statistics.stdev(gaps) / math.sqrt(2)
+    assert result["difference"]["mean"] == pytest.approx(statistics.mean(gaps))
+    assert result["difference"]["half_width"] == pytest.approx(half, rel=1e-4)
+    again = right("mix", "--demo", "--out", out, "--seeds", "2")
+    assert "reweight: done before" in again.stderr
+    assert f"{statistics.mean(losses['uniform']):.3f}"[:4] in again.stdout
+    assert Path(result["picture"]).stat().st_size > 10_000
+    assert result["picture"] in again.stdout

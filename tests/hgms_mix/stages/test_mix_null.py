@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from support.small_mixes import fails, report_of, write_rows
+from support.small_mixes import fails, report_of, right, write_rows
 
 from hgms.executors import RemoteProgress
 from hgms.results import scan
@@ -128,6 +128,8 @@ def test_a_source_like_the_validation_rows_beside_noise_is_evidence(here: Path) 
     assert result["evidence"], result["verdict"]
     assert [row["evidence"] for row in result["sources"]] == [1, -1]
     assert result["ratio"] > 3
+    # it is found again, and said in words
+    assert result["verdict"] in right(*words).stdout
     # its runs are no results of the sources, and the mix knows of it
     assert scan("runs") == ([], [])
     assert certainty()["null"]["verdict"] == result["verdict"]

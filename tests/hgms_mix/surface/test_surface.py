@@ -25,13 +25,14 @@ from hgms_mix.surface import (
     fit,
     learn,
     read_runs,
+    words,
     write_runs,
 )
 from hgms_mix.surface.design import spread
 from hgms_mix.surface.noise import noise_of
 from hgms_mix.surface.outliers import gone_wrong
 from hgms_mix.surface.proxy import rank_correlation
-from hgms_mix.surface.recommend import gap
+from hgms_mix.surface.recommend import Gap, gap
 
 BEST = np.array([0.6, 0.3, 0.1])
 UNIFORM = np.full(3, 1 / 3)
@@ -314,3 +315,51 @@ def test_ranks_of_the_larger_model_are_compared() -> None:
     correlation = rank_correlation(mine, theirs, Key(0))
     assert correlation.value == pytest.approx(spearmanr(mine, theirs).statistic)
     assert correlation.low < correlation.value < correlation.high
+
+
+def gap_of(value: float, half: float) -> Gap:
+    return Gap(value=value, low=value - half, high=value + half, below=0.5)
+
+
+@pytest.mark.parametrize(
+    ("best", "count"), [((-0.2, 0.1), 4), ((0.2, 0.1), 4), ((0.0, 0.1), 4), ((0.0, 0.0), 3)]
+)
+def test_sentences_say_the_gaps_and_the_runs_that_are_set_aside(
+    found: Findings, best: tuple[float, float], count: int
+) -> None:
+    """Nothing is said of the best mixture where it is the recommended one."""
+    whole = attrs.evolve(
+        found,
+        recommendation=attrs.evolve(
+            found.recommendation, against_best=gap_of(*best), against_prior=gap_of(0.3, 0.1)
+        ),
+    )
+    said = list(words.sentences(whole))
+    assert len(said) == count
+    assert words.verdict(gap_of(0.3, 0.1), "uniform") == said[0]
+    assert len({words.verdict(gap_of(value, 0.1), "uniform") for value in (-0.3, 0, 0.3)}) == 3
+    assert (words.spell(gap_of(*best)) in said[1]) == (count == 4)
+    noise = attrs.evolve(whole, surface=attrs.evolve(found.surface, noise=None))
+    assert len(list(words.sentences(noise))) == count
+    aside = attrs.evolve(whole, aside=found.runs.only(found.runs.mixtures[:, 0] > 0.9))
+    first, *others = words.sentences(aside)
+    assert others == said
+    assert f"{aside.aside.names[0]} {aside.lost[0]:.4g}" in first
+
+
+def test_a_report_of_several_targets_has_a_row_for_each_and_for_their_mean(
+    found: Findings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    several = attrs.evolve(
+        found,
+        targets={"loss": 0.75, "other": 0.25},
+        differences={"loss": gap_of(-0.5, 0.1), "other": gap_of(0.25, 0.1)},
+        recommendation=attrs.evolve(found.recommendation, against_prior=gap_of(-0.3, 0.06)),
+    )
+    report = {"files": ["a.png"], "check": {"sentence": "CHECKED"}, "next": "hgms mix more"}
+    words.show(several, report)
+    said = capsys.readouterr().out
+    lines = [" ".join(line.split()) for line in said.splitlines()]
+    gaps = {"loss -0.500 [-0.600, -0.400]", "other +0.250 [+0.150, +0.350]"}
+    assert {*gaps, f"{words.TARGET} -0.300 [-0.360, -0.240]", "CHECKED", "a.png"} <= set(lines)
+    assert lines[-1].endswith("hgms mix more")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import attrs
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from support.helpers import rejects
 from support.small_mixes import TASK, begin, fails, report_of, right
 
-from hgms_core import NumericalError
+from hgms_core import ConfigError, NumericalError
 
 pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'hgms[sklearn]'")
 pytest.importorskip("transformers", reason="transformers is not installed: pip install 'hgms[llm]'")
@@ -44,6 +45,7 @@ repeats = 2
 """
 DESIGN = Path("runs/mix/surface")
 WIDE = '{model_type = "gpt2", n_layer = 1, n_embd = 16, n_head = 2, n_positions = 40}'
+LARGER = f'finetune.model={{config = {WIDE}, tokenizer = "bytes"}}'
 
 
 @pytest.fixture
@@ -77,14 +79,17 @@ def test_a_design_is_run_once_and_goes_on_where_it_was_broken_off(
         fails("mix", "surface", "mix.toml", code=130, parts=["run the same command"])
     first = losses()
     assert len(first) == 2
-    larger = f'finetune.model={{config = {WIDE}, tokenizer = "bytes"}}'
-    done = right("mix", "surface", "mix.toml", "--json", "--check", "4", sets=[larger])
+    done = right("mix", "surface", "mix.toml", "--json", "--check", "4", sets=[LARGER])
     report = json.loads(done.stdout)
     assert -1 <= report["check"]["rank_correlation"]["value"] <= 1
     every = losses()
     assert len(every) == 12
     assert {key: every[key] for key in first} == first
     assert report["targets"] == {"validation_sums": 1.0}
+    said = right("mix", "surface", "mix.toml").stdout
+    assert f"{report['recommended']['sums']:.4f}" in said
+    assert "--set budget=1steps --set 'method=" in said
+    assert losses() == every
     tables = read_runs(DESIGN / "ratios.csv", DESIGN / "metrics.csv")
     found = tables.metrics["validation_sums"]
     # a prior's run has half of its rows of each source; a repeat another seed, so another loss
@@ -145,6 +150,7 @@ def test_a_run_is_the_same_as_a_job_of_values_alone(here: Path) -> None:
     ("arguments", "place"),
     [
         (["--check", "4"], "(finetune.model)"),
+        (["--check", "2", "--set", LARGER], "(--check)"),
         (["--points", "6"], "(surface.points)"),
         (["--set", "sample.seed=1"], "(sample.seed)"),
         (["--set", "surface=3"], "(mix.toml: surface)"),
@@ -181,3 +187,49 @@ def test_a_run_that_diverges_is_recorded_and_too_many_are_refused(
     assert set(runs.finished(points[0]).metrics) == {"validation_sums", "test_sums"}
     outcomes = carried(runs, points, lambda line: None, diverging=1)
     assert [outcome.is_finite for outcome in outcomes] == [False, True]
+
+
+@pytest.mark.extended
+def test_a_prediction_has_the_check_with_the_larger_model_and_names_short_sources(
+    here: Path,
+) -> None:
+    words = ("mix", "surface", "mix.toml", "--dry-run", "--check", "3")
+    done = right(*words, "--json", sets=[LARGER, "sample.size=40", "task.sources.dots.rows=30"])
+    costs = json.loads(done.stdout)
+    assert (costs["surface"]["runs"], costs["check"]["runs"]) == (8, 3)
+    assert "'dots' has 30 of 40 rows" in done.stderr
+    assert "0.75" in done.stderr
+    assert not Path("runs").exists()
+
+
+def test_a_run_that_fails_is_named_and_the_others_are_kept(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = load(Path("mix.toml"))
+    runs = DesignRuns(config=plan.config, folder=Path("design"))
+    points = points_of(plan, runs)[-2:]
+    runs.run(points[1])
+    error = ConfigError("wrong-value", "of this mixture", place=("finetune", "lr"))
+    monkeypatch.setattr(DesignRuns, "run", Mock(side_effect=error))
+    with rejects("runs-failed", str(runs.folder)) as caught:
+        carried(runs, points, lambda line: None, diverging=1)
+    assert "finetune.lr" in caught.value.message
+    assert [runs.finished(point) is None for point in points] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("['hg-ms', 'uniform']", ("--method", "hg-ms")),
+        ("[{ label = 'mine', name = 'hg-ms' }]", ("--method", "mine")),
+        ("[{ name = 'uniform' }]", ("--method", "uniform")),
+        ("'hg-ms'", ()),
+    ],
+)
+def test_the_command_that_goes_on_names_one_method_of_a_grid(
+    here: Path, method: str, options: tuple[str, ...]
+) -> None:
+    Path("mix.toml").write_text(f"method = {method}\n{MIX}")
+    plan = load(Path("mix.toml"), ["finetune.lr=0.1", "surface.points=9"], seed=3)
+    assert plan.options == ("--seed", "3", *options, "--set", "finetune.lr=0.1")
+    assert (plan.settings.points, plan.config.finetune.lr, plan.config.seed) == (9, 0.1, 3)

@@ -1,0 +1,117 @@
+"""A run of a comparison: how it can end, and fields of its method that are set."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hgms.comparison import cell as module
+from hgms.comparison.cell import carry_out
+from hgms.comparison.grid import Cell, with_field
+from hgms.comparison.grid_file import load
+from hgms.distributed import RankLost
+from hgms.generators.branches import Branches
+from hgms.hypergradients import Implicit
+from hgms.outer import Sgd
+from hgms.runs import DiskError, FolderInUse, RunFolder
+from hgms.selectors import BestOfN
+from hgms.solvers import CG
+from hgms_core import ConfigError, Pipeline
+from hgms_core.errors import CheckpointError, NumericalError
+from hgms_core.registry import Registry
+
+PLUGIN = Path(__file__).parents[2] / "support" / "grid_plugin.py"
+
+
+def cells(out: Path) -> list[Cell]:
+    run = {"out": str(out), "threads": 1}
+    table = {"budget": "4 steps", "seeds": 1, "task": "bowl", "run": run, "method": "walk"}
+    return load(table, registry=Registry.load([PLUGIN])).cells()
+
+
+def silent(*_: Any) -> None:
+    """A report that nobody reads."""
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (FolderInUse("folder-in-use", "held"), "elsewhere", "folder-in-use"),
+        (DiskError("cannot-write", "full"), "stopped", "cannot-write"),
+        (CheckpointError("damaged-file", "odd"), "refused", "damaged-file"),
+        (RankLost("rank-lost", "gone"), "refused", "rank-lost"),
+        (NumericalError("not-finite", "NaN"), "failed", "not-finite"),
+        (MemoryError("much"), "failed", "out-of-memory"),
+        (ZeroDivisionError("odd"), "failed", "unexpected-error"),
+        (SystemExit(3), "failed", "unexpected-error"),
+    ],
+)
+def test_whatever_ends_a_run_is_an_ending_and_a_failure_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, status: str, code: str
+) -> None:
+    [cell] = cells(tmp_path)
+
+    def fails(*_: Any, **__: Any) -> None:
+        cell.path.mkdir(parents=True)
+        raise error
+
+    monkeypatch.setattr(module, "run_config", fails)
+    ending = carry_out(cell, silent)
+    assert ending.error is not None
+    assert (ending.status, ending.error.code) == (status, code)
+    folder = RunFolder(cell.path)
+    assert folder.summary.exists() == (status == "failed")
+    assert folder.traceback.exists() == (code == "unexpected-error")
+
+
+@pytest.mark.parametrize(
+    ("second", "status", "codes"),
+    [
+        (FolderInUse("folder-in-use", "held"), "elsewhere", ["folder-in-use"]),
+        (DiskError("cannot-write", "full"), "stopped", ["not-finite", "not-recorded"]),
+        (CheckpointError("damaged-file", "odd"), "refused", ["not-finite", "not-recorded"]),
+        (PermissionError(13, "denied"), "refused", ["not-finite", "not-recorded"]),
+    ],
+)
+def test_a_failure_that_cannot_be_recorded_is_told_with_its_cause(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    second: Exception,
+    status: str,
+    codes: list[str],
+) -> None:
+    def fails(*_: Any) -> None:
+        raise second
+
+    monkeypatch.setattr(module, "record_failure", fails)
+    [cell] = cells(tmp_path)
+    ending = module.failed(cell, NumericalError("not-finite", "NaN"))
+    assert ending.error is not None
+    assert (ending.status, [each.code for each in ending.error.errors]) == (status, codes)
+
+
+PIPELINE = Pipeline(
+    generator=Branches(count=2, steps=3, lr=0.3),
+    selector=BestOfN(),
+    hypergradient=Implicit(solver=CG(rtol=0.1)),
+    outer=Sgd(lr=0.5),
+)
+
+
+def test_a_field_of_a_part_is_set_in_a_copy() -> None:
+    found = with_field(PIPELINE, ["hypergradient", "solver", "rtol"], 0.25)
+    assert found.hypergradient.solver == CG(rtol=0.25)
+    assert PIPELINE.hypergradient.solver == CG(rtol=0.1)
+    assert with_field(found, ["hypergradient", "solver", "rtol"], 0.1) == PIPELINE
+    for path, value, code in (
+        (["outre"], 1, "unknown-option"),
+        (["outer", "rl"], 1, "unknown-option"),
+        (["outer", "lr", "deep"], 1, "unknown-option"),
+        (["outer", "lr"], -1.0, "out-of-range"),
+        (["generator", "count"], "many", "wrong-type"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            with_field(PIPELINE, path, value)
+        assert (caught.value.code, caught.value.place) == (code, tuple(path))

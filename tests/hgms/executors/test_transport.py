@@ -1,0 +1,123 @@
+"""Jobs on their way to another machine and back, in this process."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.helpers import rejects
+
+from hgms.executors import (
+    Ending,
+    Here,
+    Job,
+    Needs,
+    carried_out,
+    carried_out_beside,
+    ending_of,
+    pack_error,
+    packed,
+    transport,
+)
+from hgms_core import ConfigError
+
+
+def acts(arguments: Mapping[str, Any], tell: Any) -> Mapping[str, Any]:
+    tell(event="step", share=0.5)
+    tell(event="warning", text="odd")
+    if arguments.get("raises"):
+        raise ERROR
+    return {"folder": os.getcwd(), "threads": torch.get_num_threads(), "mark": os.environ[MARK]}
+
+
+MARK = "HGMS_TRANSPORTED"
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(MARK, "there")
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+ERROR = ConfigError("missing-file", "no such data", place=("train.jsonl", 3))
+
+
+def job(**arguments: Any) -> Job:
+    return Job(
+        title="one",
+        function="test_transport:acts",
+        arguments=arguments,
+        needs=Needs(cpus=2),
+        code=("hgms_core",),
+    )
+
+
+def message(made: Job, **changes: Any) -> dict[str, Any]:
+    """As it arrives: JSON."""
+    return {**json.loads(json.dumps(packed(made))), **changes}
+
+
+def test_a_job_has_the_folder_the_threads_and_the_settings_of_whoever_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = message(job())
+    monkeypatch.chdir("/")
+    monkeypatch.setenv(MARK, "here")
+    result = carried_out(sent)
+    assert result["outcome"] == {"folder": str(tmp_path), "threads": 2, "mark": "there"}
+    assert [event["event"] for event in result["events"]] == ["warning"]
+
+
+def test_another_installation_and_a_folder_that_is_not_there_are_refused() -> None:
+    made = job()
+    cases = (
+        ({"installation": {"hgms_core": "0123"}}, "other-installation", ()),
+        ({"folder": "/no/such/folder"}, "missing-file", ("/no/such/folder",)),
+    )
+    for changes, code, place in cases:
+        result = carried_out(message(made, **changes))
+        assert list(result) == ["refused"]
+        with rejects(code, *place, of=ConfigError):
+            ending_of(made, result, lambda *_: None)
+
+
+class Fate:
+    """An executor whose every job ends like this."""
+
+    def __init__(self, **ending: Any) -> None:
+        self.ending = ending
+
+    def carry_out(self, jobs: Any, report: Any) -> Iterator[Ending]:
+        for each in jobs:
+            yield Ending(job=each, **self.ending)
+
+
+def test_beside_this_process_a_job_ends_as_in_it_or_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = job()
+    for fate, expected in (
+        (Here(), carried_out(message(made))),
+        (Fate(lost="killed"), {"lost": "killed"}),
+        (Fate(error=ERROR), {"error": pack_error(ERROR), "events": []}),
+    ):
+        monkeypatch.setattr(transport, "_beside", lambda fate=fate: fate)
+        assert carried_out_beside(message(made)) == expected
+    assert ending_of(made, {"lost": "killed"}, lambda *_: None) == Ending(job=made, lost="killed")
+
+
+def test_an_error_comes_back_with_its_code_and_place() -> None:
+    made = job(raises=True)
+    heard: list[Any] = []
+    ending = ending_of(made, carried_out(message(made)), lambda _, event: heard.append(event))
+    assert (getattr(ending.error, "place", None), ending.outcome) == (ERROR.place, None)
+    assert [event["text"] for event in heard] == ["odd"]

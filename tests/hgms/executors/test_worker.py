@@ -1,0 +1,119 @@
+"""Worker processes, in this process: jobs as lines, forks that are killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hgms.executors import worker
+from hgms_core import ConfigError
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers fork on Linux")
+
+
+class Ended(BaseException):
+    """Stands for the end of this process."""
+
+
+@pytest.fixture
+def ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """The codes with which this process would have ended: of the listening thread, and then of
+    the main one, which that wakes by Ctrl-C."""
+    codes: list[int] = []
+
+    def leave(code: int) -> None:
+        codes.append(code)
+        if threading.current_thread() is threading.main_thread():
+            raise Ended
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(worker.os, "_exit", leave)
+    threads = torch.get_num_threads()
+    yield codes
+    torch.set_num_threads(threads)
+
+
+def acts(arguments: Mapping[str, Any], tell: Any) -> Mapping[str, Any]:
+    if arguments.get("raises") == "ours":
+        raise ConfigError("missing-file", "no such data", place=("train.jsonl",))
+    if arguments.get("raises") == "Ctrl-C":
+        raise KeyboardInterrupt
+    tell(event="step", share=0.5)
+    return {"number": arguments["number"], "threads": torch.get_num_threads()}
+
+
+def lines(*arguments: Mapping[str, Any]) -> Iterator[str]:
+    """As standard input: it closes when each job had its ending."""
+    for each in arguments:
+        yield json.dumps({"function": "test_worker:acts", "arguments": each})
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+
+
+def test_each_job_ends_with_its_outcome_or_its_error_and_the_next_one_follows(
+    ends: list[int],
+) -> None:
+    told: list[Mapping[str, Any]] = []
+    last = threading.Event()
+
+    def tell(**event: Any) -> None:
+        told.append(event)
+        if sum(each["event"] != "step" for each in told) == 5:
+            last.set()
+
+    def source() -> Iterator[str]:
+        yield from lines({"number": 1}, {"raises": "ours"}, {})
+        yield from lines({"raises": "Ctrl-C"}, {"number": 2})
+        last.wait(20)
+
+    with pytest.raises(Ended):
+        worker._serve(source(), tell, 1)  # type: ignore[arg-type]
+    assert ends == [0, 0]
+    assert [each["event"] for each in told] == [
+        *("step", "ended", "ended", "step", "ended", "interrupted", "step", "ended")
+    ]
+    assert [each["outcome"] for each in told if "outcome" in each] == [
+        {"number": number, "threads": 1} for number in (1, 2)
+    ]
+    errors = [each["error"] for each in told if "error" in each]
+    assert [(each["class"], each["code"]) for each in errors] == [
+        ("ConfigError", "missing-file"),
+        ("HgmsError", "unexpected-error"),
+    ]
+
+
+@pytest.fixture
+def signals() -> Iterator[None]:
+    """What a worker does with signals is undone."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in numbers}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("signals")
+def test_a_fork_that_is_killed_is_replaced_until_one_ends_of_itself(tmp_path: Path) -> None:
+    def serve() -> Any:
+        number = len(list(tmp_path.iterdir()))
+        (tmp_path / str(number)).touch()
+        if number == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        os._exit(3 if number == 1 else 0)
+
+    codes: list[int] = []
+    worker._fork_again(serve, codes.append)
+    assert codes == [-signal.SIGKILL, 3]
+    assert len(list(tmp_path.iterdir())) == 3

@@ -1,0 +1,84 @@
+"""Samples that are handed over: how a row is written, and what is no finished sample."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import evolve
+from support.exports import sample_of
+from support.helpers import rejects
+
+from hgms_core import ConfigError
+from hgms_core.errors import CheckpointError
+from hgms_mix.exchange.configuration import of_load_dataset, read_mapping
+
+pytest.importorskip("transformers", reason="transformers is not installed: pip install 'hgms[llm]'")
+pytest.importorskip("yaml", reason="pyyaml is not installed: pip install 'hgms[llm]'")
+
+
+def test_a_row_of_alpaca_is_a_prompt_and_an_answer_with_its_end_mark_or_without(here: Path) -> None:
+    sample = sample_of("plain")
+    task = evolve(sample.config.task, template="alpaca")
+    sample = evolve(sample, config=evolve(sample.config, task=task))
+    for part in sample.parts:
+        for row, pieces in zip(part.rows, sample.written(part), strict=True):
+            asked, answer = (turn["content"] for turn in row["messages"])
+            prompt, ended = sample.pair(pieces, eos=True)
+            assert f"### Instruction:\n{asked}\n\n### Response:\n" in prompt
+            assert ended == f"{answer}{sample.tokenizer.eos_token}"
+            assert sample.pair(pieces, eos=False) == (prompt, answer)
+
+
+def edited(name: str, old: str, new: str) -> Callable[[Path], object]:
+    return lambda to: (to / name).write_text((to / name).read_text().replace(old, new))
+
+
+MANIFEST = "sample/manifest.json"
+ROWS = "sample/rows.jsonl.gz"
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "place", "of"),
+    [
+        (lambda to: (to / "mix.toml").unlink(), "missing-file", "", ConfigError),
+        (lambda to: shutil.rmtree(to / "sample"), "missing-file", "sample", ConfigError),
+        (edited(MANIFEST, '"done"', '"begun"'), "missing-file", "sample", ConfigError),
+        (edited("mix.toml", "size = 30", "size = 20"), "other-settings", "sample", ConfigError),
+        (edited(MANIFEST, "{", ""), "damaged-file", MANIFEST, CheckpointError),
+        (lambda to: (to / ROWS).write_bytes(b""), "damaged-file", ROWS, CheckpointError),
+    ],
+)
+def test_a_folder_without_a_finished_sample_is_refused(
+    here: Path, tmp_path: Path, change: Callable[[Path], object], code: str, place: str, of: Any
+) -> None:
+    folder = tmp_path / "runs" / "task" / "method" / "seed-1"
+    shutil.copytree(next((here / "runs").glob("plain/*/seed-1")), folder)
+    change(folder)
+    with rejects(code, str(folder / place), of=of):
+        sample_of(folder)
+
+
+@pytest.mark.parametrize("name", ["nowhere.yaml", "bytes.yaml"])
+def test_a_configuration_that_is_no_text_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe")
+    with rejects("unreadable-file", str(tmp_path / name), of=ConfigError):
+        read_mapping(tmp_path / name, "configuration")
+
+
+@pytest.mark.usefixtures("data_sets")
+def test_files_of_a_data_set_are_found_in_its_folder_and_slices_have_rows() -> None:
+    Path("folder").mkdir()
+    shutil.copy("b.jsonl", "folder/b.jsonl")
+    columns = {"fields": {"prompt": "frage", "completion": "antwort"}}
+    part = {"path": "folder", "data_files": ["b.jsonl"], "split": "train[4:6]"}
+    find = functools.partial(of_load_dataset, file=Path("c.yaml"), columns=columns)
+    assert find(part) == ("b", {"path": "folder/b.jsonl", "skip": 4, "rows": 2, **columns})
+    with rejects("not-supported", "c.yaml", "data_files", of=ConfigError):
+        find({**part, "path": "owner/name"})
+    with rejects("no-rows", "c.yaml", "split", of=ConfigError):
+        find({**part, "split": "train[7:7]"})

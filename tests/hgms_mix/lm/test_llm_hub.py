@@ -1,0 +1,182 @@
+"""Names on the Hub, which is never asked here, and folders that are not what they seem."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+import torch
+from support.helpers import F64, rejects
+from support.language_models import CPU, VOCABULARY, spec
+
+from hgms_core import ConfigError
+from hgms_core.errors import DataError, MissingExtra, OutOfMemory
+from hgms_mix.lm import BaseModel, models
+from hgms_mix.lm.hub import located
+from hgms_mix.lm.tokenizers import byte_tokenizer, gpt2_tokenizer, load_tokenizer
+
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+hub = pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed")
+
+MODEL = ("task", "model")
+TOKENIZER = (*MODEL, "tokenizer")
+PLACE = ("here",)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Mock:
+    """What the Hub is asked; nothing is in its cache."""
+    ask = Mock(return_value=None)
+    monkeypatch.setattr(hub, "try_to_load_from_cache", lambda *_, **__: None)
+    monkeypatch.setattr(hub.HfApi, "model_info", ask)
+    return ask
+
+
+def failure(name: str) -> Exception:
+    kind: Any = getattr(hub.errors, name)
+    return kind("no") if name == "HFValidationError" else kind("no", response=Mock())
+
+
+def test_a_name_on_the_hub_is_asked_for_once_and_not_where_it_is_in_the_cache(
+    asked: Mock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert located("owner/name", "model", PLACE, revision="abc") == "owner/name"
+    asked.assert_called_once_with("owner/name", revision="abc", timeout=15)
+    monkeypatch.setattr(hub, "try_to_load_from_cache", lambda *_, **__: "/cache/file")
+    assert located("owner/name", "tokenizer", PLACE) == "owner/name"
+    assert asked.call_count == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        ("HFValidationError", "unknown-model"),
+        ("RevisionNotFoundError", "unknown-revision"),
+        ("RepositoryNotFoundError", "unknown-model"),
+        (None, "no-network"),
+    ],
+)
+def test_what_the_hub_answers_is_told_apart(
+    asked: Mock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str | None, code: str
+) -> None:
+    """With the folder that is nearest, which may be what was meant."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my-model").mkdir()
+    asked.side_effect = TimeoutError() if error is None else failure(error)
+    with rejects(code, *PLACE, of=ConfigError) as caught:
+        located("my-modle", "model", PLACE)
+    assert caught.value.did_you_mean == (() if code == "unknown-revision" else ("my-model",))
+
+
+# -- tokenizers
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "merges", "code"),
+    [
+        (None, "", "missing-file"),
+        ('{"a": 0}', None, "missing-file"),
+        ("{", "", "unreadable-file"),
+        ('{"a": 0}', b"\xff", "unreadable-file"),
+        ('{"a": 0, "b": 1}', "a c\n", "damaged-file"),
+        ('{"a": 0, "b": 1}', "a b\n", "damaged-file"),
+    ],
+)
+def test_two_files_of_gpt2_that_do_not_fit_are_refused(
+    tmp_path: Path, vocabulary: str | None, merges: str | bytes | None, code: str
+) -> None:
+    for name, text in (("encoder.json", vocabulary), ("vocab.bpe", merges)):
+        if text is not None:
+            (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+    with rejects(code, *PLACE, of=DataError):
+        gpt2_tokenizer(tmp_path, PLACE)
+
+
+def test_a_tokenizer_pads_with_its_end_token_where_it_has_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.pad_token = None
+    tokenizer.save_pretrained(tmp_path / "saved")
+    assert load_tokenizer(str(tmp_path / "saved")).pad_token == "<eos>"
+    (tmp_path / "saved" / "tokenizer.json").write_text("{")
+    with rejects("cannot-load", *TOKENIZER, of=ConfigError):
+        load_tokenizer(str(tmp_path / "saved"))
+
+
+# -- models
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.extended
+def test_an_outline_has_the_shapes_of_the_model_and_no_weights(tmp_path: Path) -> None:
+    built = spec("gpt2")
+    built.load(CPU, torch.float32, VOCABULARY).save_pretrained(tmp_path)  # type: ignore[operator]
+    read = BaseModel(path=str(tmp_path), tokenizer="bytes", attention="eager")
+    model: Any = read.load(CPU)
+    assert model.config._attn_implementation == "eager"
+    expected = {name: leaf.shape for name, leaf in model.named_parameters()}
+    for base in (built, read):
+        outline = base.load(torch.device("meta"), torch.float32, VOCABULARY)
+        assert {name: leaf.shape for name, leaf in outline.named_parameters()} == expected
+        assert {leaf.device.type for leaf in outline.parameters()} == {"meta"}
+
+
+def load(base: BaseModel, device: str = "cpu") -> Callable[[], object]:
+    return lambda: base.load(torch.device(device), F64, VOCABULARY)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "code", "place", "of"),
+    [
+        (load(spec("gpt2")), torch.OutOfMemoryError("CUDA"), "out-of-memory", (), OutOfMemory),
+        (load(spec("gpt2")), ValueError("odd"), "cannot-load", ("config",), ConfigError),
+        (
+            load(spec("gpt2")),
+            ValueError("pass trust_remote_code=True"),
+            "untrusted-code",
+            ("path",),
+            ConfigError,
+        ),
+    ],
+)
+def test_a_model_that_cannot_be_built_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+    call: Callable[[], object],
+    error: Exception,
+    code: str,
+    place: tuple[str, ...],
+    of: Any,
+) -> None:
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_config", Mock(side_effect=error))
+    with rejects(code, *MODEL, *place, of=of):
+        call()
+
+
+def test_a_quantised_base_needs_a_gpu_and_a_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec("gpt2").load(CPU, torch.float32, VOCABULARY).save_pretrained(tmp_path)  # type: ignore[operator]
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    base = BaseModel(path=str(tmp_path), tokenizer="bytes", quantize="4bit", dtype="float32")
+    with rejects("not-supported", *MODEL, "quantize", of=ConfigError):
+        load(base)()
+    with rejects("missing-package", *MODEL, "quantize", of=MissingExtra):
+        load(base, "cuda")()
+
+
+def test_one_rank_alone_holds_no_part_and_contents_that_cannot_be_read_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with rejects("not-supported", *MODEL, "shard", of=ConfigError):
+        spec("gpt2").in_parts(CPU)
+    (tmp_path / "config.json").write_text("{}")
+    base = BaseModel(path=str(tmp_path), tokenizer="bytes")
+    monkeypatch.setattr(models, "file_digest", Mock(side_effect=PermissionError(13, "denied")))
+    with rejects("unreadable-file", *MODEL, "path", of=ConfigError):
+        base.digest()

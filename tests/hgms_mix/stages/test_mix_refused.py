@@ -1,0 +1,181 @@
+"""What commands and stages of a mix are told wrong, and what they say of what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+import torch
+from support.finetuning import gpt, random_rows
+from support.helpers import rejects
+from support.small_mixes import TASK, begin, report_of, right, write_rows
+
+from hgms_core import ConfigError
+from hgms_core.errors import OutOfMemory
+from hgms_mix.stages import certainty, near_command, plan
+from hgms_mix.stages.config import load
+from hgms_mix.stages.finetune import Finetune, chosen_rows, ensure_shared
+from hgms_mix.stages.mix import Mix
+from hgms_mix.stages.training import train
+
+pytest.importorskip("transformers", reason="transformers is not installed: pip install 'hgms[llm]'")
+pytest.importorskip("peft", reason="peft is not installed: pip install 'hgms[llm]'")
+
+from hgms_mix.lm import BaseModel, Lora, Near
+from hgms_mix.lm.tokenizers import byte_tokenizer
+
+MIX = f"""
+seed = 1
+budget = "3 steps"
+method = "uniform"
+{TASK}
+[sample]
+size = 20
+"""
+BASE = BaseModel(path="anywhere")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    begin(MIX)
+    return tmp_path
+
+
+def test_a_dry_run_is_a_table_with_blanks_for_what_was_not_tried(here: Path) -> None:
+    larger = 'finetune.model={config={model_type="gpt2", n_embd=8, n_head=2}, tokenizer="bytes"}'
+    said = right("mix", "mix.toml", "--dry-run", sets=[larger]).stdout
+    filled = {line.split()[0]: len(line.split()) - 1 for line in said.splitlines() if line.strip()}
+    numbers = {"reweight": 2, "certainty": 2, "sample": 1, "finetune": 0, "evaluate": 1}
+    assert {stage: filled[stage] for stage in numbers} == numbers
+    assert "40 learned on, 20 sampled, 15 tested" in said
+
+
+def test_a_dry_run_of_a_base_in_parts_is_refused(here: Path) -> None:
+    config = load(Path("mix.toml"), ["task.model.shard=true"])
+    with rejects("not-supported", "task", "model", "shard", of=ConfigError):
+        plan.plan(config)
+
+
+@pytest.mark.parametrize(
+    ("call", "place"),
+    [
+        (lambda: Finetune(epochs=0), ("epochs",)),
+        (lambda: Finetune(start="reweighted", model=BASE), ("start",)),
+        (lambda: Finetune(start="reweighted", adapter=Lora()), ("start",)),
+        (lambda: ensure_shared(SimpleNamespace(), False), ("finetune", "model", "shard")),
+        (
+            lambda: ensure_shared(SimpleNamespace(adapter=None), True),
+            ("finetune", "model", "shard"),
+        ),
+    ],
+)
+def test_settings_of_fine_tuning_that_exclude_each_other(
+    call: Callable[[], object], place: tuple[str, ...]
+) -> None:
+    with rejects("conflicting-options", *place, of=ConfigError):
+        call()
+
+
+@pytest.mark.extended
+def test_rows_that_are_too_long_in_the_tokens_of_the_tuned_model_are_left_out(here: Path) -> None:
+    """Two digits are a token of the model that learns, and two of the one that is tuned."""
+    pairs = byte_tokenizer()
+    pairs.add_tokens([f"{i:02d}" for i in range(100)])
+    pairs.save_pretrained("pairs")
+    larger = "{config={model_type='gpt2', n_embd=8, n_head=2}, tokenizer='bytes'}"
+    sets = ["task.model.tokenizer=pairs", f"finetune.model={larger}", "task.max_length=10"]
+    sets += ["sample.size=60", "sample.allow_fewer=true"]
+    said: list[str] = []
+    mix = Mix(load(Path("mix.toml"), sets), here / "some", said.append)
+    mix.run("sample")
+    rows = chosen_rows(mix)
+    assert 0 < len(rows) < 60
+    assert all(len(bytes(tokens[:-1].tolist()).decode()) < 10 for tokens, _ in rows)
+    assert any(line.startswith(f"  {60 - len(rows)} of 60 rows") for line in said)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "code", "place"),
+    [
+        ({}, torch.OutOfMemoryError("CUDA"), "out-of-memory", ("task", "max_length")),
+        ({"micro_batch": 2}, MemoryError(), "out-of-memory", ("finetune", "micro_batch")),
+        (
+            {},
+            RuntimeError("Expected to have finished reduction in the prior iteration"),
+            "not-supported",
+            ("run", "ranks"),
+        ),
+    ],
+)
+def test_what_fine_tuning_runs_out_of_is_said_with_the_setting_that_takes_less(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    settings: dict[str, Any],
+    error: Exception,
+    code: str,
+    place: tuple[str, ...],
+) -> None:
+    model = gpt()
+    monkeypatch.setattr(model, "forward", Mock(side_effect=error))
+    with rejects(code, *place):
+        train(Finetune(accumulation=1, **settings), model, random_rows(4), tmp_path, seed=0)
+
+
+def test_a_certainty_that_cannot_be_measured_is_left_out_but_for_memory_and_faults(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    mix: Any = SimpleNamespace(config=SimpleNamespace(role=None), say=said.append)
+    fail = Mock(side_effect=ConfigError("no-rows", "too few", place=("task",)))
+    monkeypatch.setattr(certainty, "measured", fail)
+    stage = certainty.Certain()
+    files, facts = stage.run(mix, tmp_path)
+    assert (files, "too few" in facts["left_out"], len(said)) == ([], True, 1)
+    fail.side_effect = torch.OutOfMemoryError("CUDA out of memory")
+    with rejects("out-of-memory", "certainty", "rows", of=OutOfMemory):
+        stage.run(mix, tmp_path)
+    fail.side_effect = RuntimeError("a fault")
+    with pytest.raises(RuntimeError, match="a fault"):
+        stage.run(mix, tmp_path)
+
+
+def test_tests_of_a_mixture_are_told_apart_in_its_table_and_its_warnings() -> None:
+    weights = {"a": 0.75, "b": 0.25}
+    null = {"sources": [{"source": "a", "evidence": 1}, {"source": "b", "evidence": -1}]}
+    table = {"weights": weights, "prior": dict.fromkeys(weights, 0.5), "null": null}
+    assert certainty.rows_of(table) == [
+        {"source": "a", "weight": "0.750", "prior": "0.500", "null test says": "more"},
+        {"source": "b", "weight": "0.250", "prior": "0.500", "null test says": "less"},
+    ]
+    found = [
+        certainty.warnings(weights, {}, {}, {**null, "evidence": evidence}, Mock(evidence=True))
+        for evidence in (False, True)
+    ]
+    assert [len(list(lines)) for lines in found] == [1, 0]
+
+
+def test_near_copies_are_shown_with_the_texts_of_one_pair(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pairs are those that rensa would find."""
+    long = "the quick brown fox jumps over the lazy dog " * 4
+    write_rows("sums", [{"prompt": f"{n} + {n}", "completion": long} for n in (1, 2)])
+    write_rows("test", [{"prompt": p, "completion": f"{long}."} for p in ("8 + 8", "9 + 9")])
+    pair = Near("test sums", "sources sums", 1, 2, ((1, 0, 0.9), (1, 1, 0.9)))
+    find = Mock(return_value=(pair,))
+    monkeypatch.setattr(near_command, "near_copies", find)
+    (row,) = report_of("mix", "near", "mix.toml", "--threshold", "0.7")
+    sets, threshold = find.call_args.args
+    sizes = {"sources sums": 2, "sources dots": 60, "validation sums": 20, "test sums": 2}
+    assert ({name: len(rows) for name, rows in sets.items()}, threshold) == (sizes, 0.7)
+    assert row["texts"] == [f"9 + 9\n{long}.", f"1 + 1\n{long}"]
+    said = right("mix", "near", "mix.toml").stdout
+    shown = [line.strip() for line in said.splitlines() if line.startswith("    ") and line.strip()]
+    assert [len(line) for line in shown] == [100, 100]
+    find.return_value = ()
+    assert len(right("mix", "near", "mix.toml").stdout.splitlines()) == 1
