@@ -47,6 +47,7 @@ LONG = {"cleaning", "cnn-hyperparameters"}
 """Each takes as long as the others together, so they belong to the nightly tier."""
 
 
+@pytest.mark.nightly
 @pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::PendingDeprecationWarning", "ignore::ResourceWarning"
 )

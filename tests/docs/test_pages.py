@@ -29,6 +29,17 @@ RUN = [
     for page in PAGES
     if re.search(r"^```(python|console)", page.read_text(encoding="utf-8"), re.MULTILINE)
 ]
+SLOW = {
+    "compare",
+    "compose-in-python",
+    "index",
+    "mix-data",
+    "mixture-surface",
+    "notebooks",
+    "plugin-package",
+    "your-module",
+}
+"""Pages that take more than some seconds: `tox -e docs` runs them, the extended tier does not."""
 TEXTS = [
     *PAGES,
     *(ROOT / f"{name}.md" for name in ("CONTRIBUTING", "CHANGELOG", "SECURITY")),
@@ -50,7 +61,11 @@ def scripts() -> Iterator[Server]:
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("page", RUN, ids=called)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=pytest.mark.nightly if page.stem in SLOW else ()) for page in RUN],
+    ids=called,
+)
 def test_the_blocks_of_the_page_run(page: Path, tmp_path: Path, scripts: Server) -> None:
     folder = tmp_path / "page"
     folder.mkdir()
