@@ -105,11 +105,14 @@ def test_a_function_is_a_linear_solver() -> None:
     assert solver.solve(lambda v: v, torch.ones(2)).value.tolist() == [0, 0]
 
 
-@given(st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text()))
+INTEGERS = st.integers(-(2**100), 2**100)
+
+
+@given(st.one_of(st.none(), st.booleans(), INTEGERS, st.floats(), st.text()))
 def test_a_value_of_any_type_is_a_number_or_an_error(value: Any) -> None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if is_number and 0 <= value < float("inf"):
-        assert Step(lr=value).lr == value
+        assert Step(lr=value).lr == float(value)
     else:
         with pytest.raises(ConfigError, match="lr"):
             Step(lr=value)
