@@ -32,6 +32,19 @@ PARTS: dict[Any, str] = {
 """Descriptions of the kinds of component, by protocol."""
 
 
+def reader_in(names: dict[str, Any], hint: Any) -> Read | None:
+    """Return the reader for an annotation that may be written as text, as ``__future__`` does.
+
+    ``names`` are those of the module that contains the annotation. A type that is imported for
+    type checkers only accepts all values.
+    """
+    try:
+        # the text is source code of the class or function that is being defined
+        return reader(eval(hint, names) if isinstance(hint, str) else hint)
+    except NameError:
+        return None
+
+
 def reader(hint: Any) -> Read | None:
     """Return the reader for the values of an annotation, or None if it accepts all values."""
     origin = typing.get_origin(hint)

@@ -16,7 +16,7 @@ from typing import Any, TypeVar, dataclass_transform
 
 import attrs
 
-from hgms_core.annotations import Read, reader
+from hgms_core.annotations import Read, reader_in
 from hgms_core.arguments import wrong_names
 from hgms_core.errors import ConfigError, HgmsError, Place, raise_all
 
@@ -166,12 +166,7 @@ def read_by_annotation(cls: type, fields: list[attrs.Attribute[Any]]) -> list[at
 
 
 def _with_reader(field: attrs.Attribute[Any], names: dict[str, Any]) -> attrs.Attribute[Any]:
-    hint: Any = field.type
-    try:
-        hint = eval(hint, names) if isinstance(hint, str) else hint
-    except NameError:  # a type that is imported for type checkers only
-        return field
-    read = reader(hint)
+    read = reader_in(names, field.type)
     place = (field.alias or field.name.lstrip("_"),)
     return field if read is None else field.evolve(converter=Checked(read, place, field.default))
 

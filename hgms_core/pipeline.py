@@ -10,30 +10,21 @@ from typing import Any, ClassVar, Literal, final
 import torch
 from attrs import Attribute, field
 
-from hgms_core.arguments import check_function, kind_of
+from hgms_core.arguments import check_function, kind_of, methods_of
 from hgms_core.components import component
 from hgms_core.errors import ConfigError
 from hgms_core.problem import Problem
 from hgms_core.protocols import CandidateGenerator, HyperGradient, OuterOptimizer, Selector, State
-from hgms_core.records import Candidates, Cost, Estimate, Record, Selection
+from hgms_core.records import Branch, Candidates, Cost, Estimate, Record, Selection
 from hgms_core.seeding import Key
 from hgms_core.trees import Tree, check_alike, norm, take
 
-KINDS: dict[str, type] = {
-    "generator": CandidateGenerator,
-    "selector": Selector,
-    "hypergradient": HyperGradient,
-    "outer": OuterOptimizer,
-}
-"""The kinds of the parts, by field."""
 
-
-def _signatures(*methods: str) -> Callable[[object, Attribute[Any], object], None]:
+def _signatures(protocol: type) -> Callable[[object, Attribute[Any], object], None]:
     """Require the parameters of the protocol, which the step passes by position."""
 
     def check(pipeline: object, attribute: Attribute[Any], value: object) -> None:
-        protocol = KINDS[attribute.name]
-        for method in methods:
+        for method in methods_of(protocol):
             arguments = list(inspect.signature(getattr(protocol, method)).parameters)[1:]
             check_function(f"{attribute.name}.{method}", getattr(value, method), *arguments)
 
@@ -98,10 +89,10 @@ class Pipeline:
 
     name: ClassVar[str] = "pipeline"
 
-    generator: CandidateGenerator = field(validator=_signatures("init", "propose", "carry"))
-    selector: Selector = field(validator=_signatures("select"))
-    hypergradient: HyperGradient = field(validator=_signatures("init", "estimate"))
-    outer: OuterOptimizer = field(validator=_signatures("init", "step"))
+    generator: CandidateGenerator = field(validator=_signatures(CandidateGenerator))
+    selector: Selector = field(validator=_signatures(Selector))
+    hypergradient: HyperGradient = field(validator=_signatures(HyperGradient))
+    outer: OuterOptimizer = field(validator=_signatures(OuterOptimizer))
     keep: Literal["last", "best"] = "last"
     answer: Literal["selected", "last"] = "selected"
 
@@ -150,13 +141,14 @@ class Pipeline:
 
         candidates = self.generator.propose(problem, theta, start, key.fold("propose"))
         selection = self.selector.select(problem, theta, candidates, key.fold("select"))
-        estimate, memory = self._differentiate(problem, state, candidates, selection, key)
+        branch = candidates.branch(selection.index)
+        estimate, memory = self._differentiate(problem, state, candidates, selection, branch, key)
         proposed, outer = self.outer.step(theta, estimate.value, state["outer"], progress)
         updated = problem.project(proposed)
         index, carry = selection.index, key.fold("carry")
         start = self.generator.carry(start, candidates, index, carry, problem)
 
-        x = candidates.at(index if self.answer == "selected" else candidates.count - 1)
+        x = branch.x if self.answer == "selected" else candidates.at(candidates.count - 1)
         best, loss, stopping = self._best(problem, state, x, key)
         spent = selection.cost + candidates.cost + estimate.cost + stopping
         cost = Cost(**state["cost"]) + spent
@@ -174,7 +166,13 @@ class Pipeline:
         return advanced, step_record(advanced, theta, candidates, selection, estimate, cost, loss)
 
     def _differentiate(
-        self, problem: Problem, state: State, candidates: Candidates, selection: Selection, key: Key
+        self,
+        problem: Problem,
+        state: State,
+        candidates: Candidates,
+        selection: Selection,
+        branch: Branch,
+        key: Key,
     ) -> tuple[Estimate, Any]:
         """Return the hypergradient and the next state of its estimator.
 
@@ -185,7 +183,6 @@ class Pipeline:
         if hasattr(estimator, "estimate_all"):
             found = estimator.estimate_all(problem, state["theta"], candidates, selection, *rest)
         else:
-            branch = candidates.branch(selection.index)
             found = estimator.estimate(problem, state["theta"], branch, *rest)
         return _checked(estimator, found, state["theta"])
 

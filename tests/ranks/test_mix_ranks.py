@@ -22,7 +22,7 @@ pytest.importorskip("peft")
 from launched import children_of, free_address, on_ranks
 from safetensors.torch import load_file
 from support.helpers import rejects
-from support.small_mixes import write_sums
+from support.small_mixes import TASK, begin
 from tuned_model import llama, table, tune
 
 from hgms_core import ConfigError
@@ -116,7 +116,7 @@ source_blocks = 4
 rows = 1
 [run]
 threads = 1
-{(Path(__file__).parents[1] / "tiny_mix.toml").read_text()}
+{TASK}
 [sample]
 size = 29
 [finetune]
@@ -132,15 +132,11 @@ epochs = 2
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A mix that one process has made, in runs; the same up to its sample, in begun."""
     place = tmp_path_factory.mktemp("mix")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(place)
-        write_sums("sums", range(40))
-        write_sums("dots", range(100, 160), ".")
-        write_sums("validation", range(200, 220))
-        write_sums("test", range(300, 315))
     still = "n_positions = 40, resid_pdrop = 0.0, embd_pdrop = 0.0, attn_pdrop = 0.0"
     text = MIX.replace('path = "', f'path = "{place}/').replace("n_positions = 40", still)
-    (place / "mix.toml").write_text(text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        begin(text)
     carry_out(load(place / "mix.toml", out=str(place / "begun")), upto="sample")
     shutil.copytree(place / "begun", place / "runs")
     carry_out(load(place / "mix.toml", out=str(place / "runs")))

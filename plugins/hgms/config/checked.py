@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import inspect
-import typing
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
-from hgms_core.annotations import Read, reader
+from hgms_core.annotations import Read, reader_in
 from hgms_core.arguments import arguments_named
+from hgms_core.errors import HgmsError, raise_all
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -39,8 +39,15 @@ def checked(*own: str) -> Callable[[Callable[Arguments, Result]], Callable[Argum
         @functools.wraps(function)
         def call(*args: Arguments.args, **arguments: Arguments.kwargs) -> Result:
             bound = inspect.signature(function).bind(*args, **arguments)
-            for name in bound.arguments.keys() & readers().keys():
-                bound.arguments[name] = readers()[name]((name,), bound.arguments[name])
+            errors: list[HgmsError] = []
+            for name, value in bound.arguments.items():
+                read = readers().get(name)
+                try:
+                    bound.arguments[name] = value if read is None else read((name,), value)
+                except HgmsError as error:
+                    errors += error.errors
+            if errors:
+                raise_all(errors)
             return function(*bound.args, **bound.kwargs)
 
         return arguments_named(call)
@@ -49,9 +56,8 @@ def checked(*own: str) -> Callable[[Callable[Arguments, Result]], Callable[Argum
 
 
 def _readers(function: Callable[..., Any], own: tuple[str, ...]) -> dict[str, Read]:
-    try:
-        hints = typing.get_type_hints(function)
-    except NameError:  # a type that is imported for type checkers only
-        return {}
-    readers = {name: reader(hint) for name, hint in hints.items() if name not in (*own, "return")}
+    names = function.__globals__
+    hints = {name: hint for name, hint in function.__annotations__.items() if name not in own}
+    hints.pop("return", None)
+    readers = {name: reader_in(names, hint) for name, hint in hints.items()}
     return {name: read for name, read in readers.items() if read is not None}

@@ -13,7 +13,7 @@ import pytest
 import torch
 from click.exceptions import Exit
 from support.helpers import rejects
-from support.small_mixes import TASK, write_sums
+from support.small_mixes import TASK, begin
 from support.threads import on_ranks
 from torch import nn
 
@@ -63,11 +63,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Mix:
     place = tmp_path_factory.mktemp("mix")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
-        write_sums("sums", range(40))
-        write_sums("dots", range(100, 160), ".")
-        write_sums("validation", range(200, 220))
-        write_sums("test", range(300, 315))
-    (place / "mix.toml").write_text(MIX.replace('path = "', f'path = "{place}/'))
+        begin(MIX.replace('path = "', f'path = "{place}/'))
     config = load(place / "mix.toml", out=str(place / "runs"))
     mix = Mix(config, Path(carry_out(config)["folder"]))
     mix.run("evaluate")
