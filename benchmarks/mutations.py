@@ -176,7 +176,7 @@ def run(root: Path, nodes: Sequence[str], tier: str) -> subprocess.CompletedProc
         "OMP_NUM_THREADS": "1",
     }
     return subprocess.run(
-        [sys.executable, "-c", RUN, root, *options, *nodes],
+        [sys.executable, "-P", "-c", RUN, root, *options, *nodes],
         cwd=root,
         env=environment,
         capture_output=True,

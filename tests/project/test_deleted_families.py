@@ -53,7 +53,7 @@ def test_the_other_tests_pass_without_a_family(family: str, tmp_path: Path) -> N
     listing = "tests/hgms/testing/test_builtins.py::test_everything_promised_is_registered"
     options = ["-q", "-x", "-n", "2", "-p", "no:cacheprovider", "--tb=short", "--deselect", listing]
     done = subprocess.run(
-        [sys.executable, "-c", mutations.RUN, copy, *options, *TESTS],
+        [sys.executable, "-P", "-c", mutations.RUN, copy, *options, *TESTS],
         cwd=copy,
         env=environment,
         capture_output=True,
