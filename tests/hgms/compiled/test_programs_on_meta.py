@@ -71,9 +71,10 @@ def test_nothing_waits_for_the_device_nor_comes_from_the_cpu(strategy: Strategy)
 
 @pytest.mark.extended
 def test_several_small_lower_steps_are_one_program() -> None:
+    held = digits()  # FakeTensorMode cannot read the images
     with FakeTensorMode():
         programs = Tracing()
-        problem = evolve(on_meta(digits()), compiler=programs)
+        problem = evolve(on_meta(held), compiler=programs)
         generator = branches(steps=10)
         generator.propose(problem, problem.theta0, generator.init(problem, Key(0)), Key(1))
     graph, _ = programs.graphs["branches"]
