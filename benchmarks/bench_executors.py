@@ -24,8 +24,7 @@ from typing import Any
 from hgms.comparison.grid_file import load
 from hgms.comparison.run_grid import run_grid
 from hgms.executors import executor_of
-from hgms_core.host import Host
-from hgms_core.registry import Registry
+from hgms.plugins import Host, Registry
 
 PLUGIN = Path(__file__).resolve().parents[1] / "tests" / "support" / "grid_plugin.py"
 WORKERS = 2

@@ -22,9 +22,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import ModuleType
 
+from hgms.plugins import Host
 from hgms.runs import RunConfig, run_config
 from hgms_core import hookimpl
-from hgms_core.host import Host
 
 PLUGIN = '''
 from typing import ClassVar

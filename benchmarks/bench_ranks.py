@@ -33,8 +33,8 @@ import torch.distributed as dist
 import torch.multiprocessing as processes
 
 from hgms.config.tables import lay_options, tables_of
+from hgms.plugins import Registry
 from hgms.runs import RunConfig, run_config
-from hgms_core.registry import Registry
 
 PROBLEM = Path(__file__).with_name("ranks.toml")
 CALLS = ("all_reduce", "all_gather", "broadcast")

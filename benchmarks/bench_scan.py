@@ -49,7 +49,7 @@ COLD = ("scan", "compare")
 
 def grid(out: Path, seeds: int) -> Any:
     from hgms.comparison.grid_file import load
-    from hgms_core.registry import Registry
+    from hgms.plugins import Registry
 
     table = {
         "budget": "12 steps",

@@ -39,10 +39,10 @@ from attrs import frozen
 from pyarrow import parquet
 
 import hgms.report as report
+from hgms.plugins import Registry
 from hgms.report.parquet import runs as run_rows
 from hgms.results import recovered
 from hgms.results.statistics import Interval, compared, paired, spell
-from hgms_core.registry import Registry
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # where this file was loaded by its path
 import published

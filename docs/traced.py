@@ -16,12 +16,12 @@ from hgms.config import Budget
 from hgms.generators.branches import Branches
 from hgms.hypergradients import Implicit, Unrolled
 from hgms.outer import Adam
+from hgms.plugins import Host
 from hgms.runs import RunFolder, run
 from hgms.selectors import BestOfN
 from hgms.solvers import CG
 from hgms.tasks.quadratic import Quadratic
 from hgms_core import Candidates, Pipeline
-from hgms_core.host import Host
 
 GIVES = {
     "generator.init": "start: what the first step starts from",

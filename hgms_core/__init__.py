@@ -1,8 +1,7 @@
-"""HGMS core: protocols, pipeline, hypergradient calculus, plugin host and registry.
+"""HGMS core: hooks, protocols, pipeline and hypergradient calculus.
 
-This package exports everything that a plugin needs (``__all__``). Programs (the command line,
-runs, comparisons, reports) are separate packages that depend on it. They may also import
-``hgms_core.host`` and ``hgms_core.registry``.
+This package exports everything that a plugin needs (``__all__``). ``hgms.plugins`` finds and loads
+plugins; the programs (the command line, runs, comparisons, reports) depend on both.
 """
 
 from __future__ import annotations

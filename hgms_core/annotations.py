@@ -166,14 +166,10 @@ def _union(hint: Any, members: tuple[Any, ...], place: Place, value: Any) -> Any
     if value is None and type(None) in members:
         return None
     errors = []
-    for member in sorted(members, key=lambda member: type(value) is not member):
-        read = reader(member)
-        if member is type(None):
-            continue
-        if read is None:
-            return value
+    given = [member for member in members if member is not type(None)]
+    for member in sorted(given, key=lambda member: type(value) is not member):
         try:
-            return read(place, value)
+            return _item(member, place, value)
         except ConfigError as error:
             errors.append(error)
     # an error more precise than "wrong-type" shows which member the user intended

@@ -8,13 +8,16 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, TypeVar, cast
+from functools import partial
+from typing import Any, TypeVar
 
-from hgms_core.errors import ConfigError, raise_all, unknown_name
+import attrs
 
-__all__ = ["accepts", "arguments_named", "check_function", "check_part", "kind_of"]
+from hgms_core.errors import ConfigError, HgmsError, raise_all, unknown_name
 
-Target = TypeVar("Target", bound=Callable[..., Any])
+T = TypeVar("T")
+
+__all__ = ["accepts", "check_function", "check_part", "kind_of", "reports_errors"]
 
 
 def kind_of(value: object) -> str:
@@ -122,35 +125,6 @@ def check_part(place: str, value: object, label: str, methods: Collection[str]) 
     )
 
 
-def arguments_named(target: Target) -> Target:
-    """Decorate a class or function so that wrong arguments raise ConfigError.
-
-    The code of the error is ``unknown-option`` for misspelt arguments, ``missing-option`` for
-    missing arguments, and ``positional-argument`` if the target accepts arguments by name only.
-    """
-    decorated: Any = target
-    if isinstance(target, type):
-        decorated.__init__ = _named(decorated.__init__, target.__name__, own=1)
-        return target
-    return cast(Target, _named(decorated, decorated.__name__, own=0))
-
-
-def _named(write: Callable[..., Any], name: str, own: int) -> Callable[..., Any]:
-    """Wrap ``write``; the messages omit its first ``own`` parameters."""
-
-    @functools.wraps(write)
-    def named(*args: Any, **arguments: Any) -> Any:
-        try:
-            return write(*args, **arguments)
-        except TypeError:
-            errors = wrong_names(write, name, own, args, arguments)
-            if not errors:
-                raise
-        raise_all(errors)
-
-    return named
-
-
 def wrong_names(
     write: Callable[..., Any],
     owner: str,
@@ -195,3 +169,78 @@ def wrong_names(
         and item.kind is not item.VAR_KEYWORD
         and item.name not in arguments
     ]
+
+
+def reports_errors(cls: type[T]) -> type[T]:
+    """Make a class of attrs report all wrong arguments of a call, as one error of HGMS.
+
+    :func:`hgms_core.component` uses it. A class with other options of attrs can use it directly.
+    """
+    built: Any = cls
+    write = built.__init__
+
+    @functools.wraps(write)
+    def __init__(self: Any, *args: Any, **arguments: Any) -> None:
+        try:
+            write(self, *args, **arguments)
+            return
+        except (TypeError, ValueError, HgmsError) as error:
+            failure = error
+        errors: list[HgmsError] = []
+        if isinstance(failure, TypeError):
+            errors += wrong_names(write, cls.__name__, 1, (self, *args), arguments)
+        errors += wrong_values(built, arguments)
+        if errors:
+            raise_all(errors)
+        if isinstance(failure, TypeError):  # an error in the class: its traceback shows the place
+            raise failure
+        raise as_error(failure) from None
+
+    built.__init__ = __init__
+    return cls
+
+
+def wrong_values(cls: Any, arguments: Mapping[str, object]) -> list[HgmsError]:
+    """Return the errors of the converters and validators of single fields."""
+
+    def check(field: Any, value: object) -> None:
+        value = value if field.converter is None else field.converter(value)
+        if field.validator is not None:
+            field.validator(None, field, value)
+
+    fields: Any = attrs.fields(cls)
+    by_name = {field.alias: field for field in fields}
+    known = {name: by_name[name] for name in arguments if name in by_name}
+    found = [complaint(partial(check, known[name]), arguments[name], name) for name in known]
+    return [error for group in found if group is not None for error in group.errors]
+
+
+def complaint(check: Callable[[Any], object], value: object, name: str) -> HgmsError | None:
+    """Return the error of a validator for the argument ``name``.
+
+    The result is ``None`` if the value passes. Other exceptions of a validator are ignored here,
+    because they recur when the object is built.
+    """
+    try:
+        check(value)
+    except (ValueError, HgmsError) as error:
+        return as_error(error, name)
+    except Exception as error:
+        if isinstance(error, TypeError) and len(error.args) == 4:  # from attrs' instance_of
+            return as_error(error, name)
+    return None
+
+
+def as_error(error: Exception, *place: str) -> HgmsError:
+    """Convert an exception to an error of HGMS with a place.
+
+    An error of HGMS is returned; it gets ``place`` only if it has no place. The error of another
+    validator becomes a ConfigError.
+    """
+    if isinstance(error, HgmsError):
+        has_place = not place or any(part.place for part in error.errors)
+        return error if has_place else error.at(*place)
+    # attrs adds the field and the value after its sentence
+    text = str(error.args[0]) if error.args else type(error).__name__
+    code = "wrong-type" if isinstance(error, TypeError) else "wrong-value"
+    return ConfigError(code, text, place=place)

@@ -6,19 +6,16 @@ components with equal fields are interchangeable, in a file, in a test and in a 
 
 from __future__ import annotations
 
-import functools
 import re
 import sys
 import typing
-from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, TypeVar, dataclass_transform
 
 import attrs
 
 from hgms_core.annotations import Read, reader_in
-from hgms_core.arguments import wrong_names
-from hgms_core.errors import ConfigError, HgmsError, Place, raise_all
+from hgms_core.arguments import reports_errors
+from hgms_core.errors import ConfigError, Place
 
 T = TypeVar("T")
 
@@ -64,81 +61,7 @@ def component(cls: type[T]) -> type[T]:
     name = getattr(built, "name", None)
     if isinstance(name, str) and not NAME.fullmatch(name):
         raise ConfigError("bad-name", f"{cls.__name__}.name={name!r} must be in kebab case")
-    return typing.cast(type[T], reports_errors(built))
-
-
-def reports_errors(built: Any) -> Any:
-    """Make a class of attrs report all wrong arguments of a call, as one error of HGMS.
-
-    :func:`component` uses it. A class with other options of attrs can use it directly.
-    """
-    write = built.__init__
-
-    @functools.wraps(write)
-    def __init__(self: Any, *args: Any, **arguments: Any) -> None:
-        try:
-            write(self, *args, **arguments)
-            return
-        except (TypeError, ValueError, HgmsError) as error:
-            failure = error
-        errors: list[HgmsError] = []
-        if isinstance(failure, TypeError):
-            errors += wrong_names(write, built.__name__, 1, (self, *args), arguments)
-        errors += wrong_values(built, arguments)
-        if errors:
-            raise_all(errors)
-        if isinstance(failure, TypeError):  # an error in the class: its traceback shows the place
-            raise failure
-        raise as_error(failure) from None
-
-    built.__init__ = __init__
-    return built
-
-
-def wrong_values(cls: type, arguments: Mapping[str, object]) -> list[HgmsError]:
-    """Return the errors of the converters and validators of single fields."""
-
-    def check(field: Any, value: object) -> None:
-        value = value if field.converter is None else field.converter(value)
-        if field.validator is not None:
-            field.validator(None, field, value)
-
-    fields: Any = attrs.fields(typing.cast(Any, cls))
-    by_name = {field.alias: field for field in fields}
-    known = {name: by_name[name] for name in arguments if name in by_name}
-    found = [complaint(partial(check, known[name]), arguments[name], name) for name in known]
-    return [error for group in found if group is not None for error in group.errors]
-
-
-def complaint(check: Callable[[Any], object], value: object, name: str) -> HgmsError | None:
-    """Return the error of a validator for the argument ``name``.
-
-    The result is ``None`` if the value passes. Other exceptions of a validator are ignored here,
-    because they recur when the object is built.
-    """
-    try:
-        check(value)
-    except (ValueError, HgmsError) as error:
-        return as_error(error, name)
-    except Exception as error:
-        if isinstance(error, TypeError) and len(error.args) == 4:  # from attrs' instance_of
-            return as_error(error, name)
-    return None
-
-
-def as_error(error: Exception, *place: str) -> HgmsError:
-    """Convert an exception to an error of HGMS with a place.
-
-    An error of HGMS is returned; it gets ``place`` only if it has no place. The error of another
-    validator becomes a ConfigError.
-    """
-    if isinstance(error, HgmsError):
-        has_place = not place or any(part.place for part in error.errors)
-        return error if has_place else error.at(*place)
-    # attrs adds the field and the value after its sentence
-    text = str(error.args[0]) if error.args else type(error).__name__
-    code = "wrong-type" if isinstance(error, TypeError) else "wrong-value"
-    return ConfigError(code, text, place=place)
+    return reports_errors(typing.cast(type[T], built))
 
 
 def evolve(component: T, **changes: Any) -> T:

@@ -8,7 +8,7 @@ import torch
 from attrs import field, frozen
 from torch import Tensor
 
-from hgms_core.arguments import arguments_named
+from hgms_core.arguments import reports_errors
 from hgms_core.errors import ConfigError, one_of
 from hgms_core.seeding import Key
 from hgms_core.trees import Tree, summary
@@ -17,7 +17,7 @@ Batch = Tree
 """Rows of a data set by the names of their columns, each ``[B, …]``."""
 
 
-@arguments_named
+@reports_errors
 @frozen
 class Data:
     """The rows that a loss is computed on.

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
@@ -128,7 +129,7 @@ def curvature(
     spec = Ravel.of(x, batch_dims=1 if stacked else 0)
 
     # torch.func computes zero as the second derivative of a function with @once_differentiable
-    check = _check_marked if strategy == "jvp" else None
+    check = partial(_check_graph, wrong=frozenset()) if strategy == "jvp" else None
 
     def slope() -> Tensor:
         return spec.ravel_leaves(_gradient_at(g, x, check=check)[0])
@@ -208,26 +209,19 @@ def _nodes(value: Tensor) -> Iterator[Any]:
         nodes.extend(before for before, _ in node.next_functions)
 
 
-def _check_marked(value: Tensor) -> None:
-    """Raise ConfigError if the graph has a function that is marked as differentiable only once.
+def _check_graph(value: Tensor, wrong: frozenset[str] = WRONG_TWICE) -> None:
+    """Raise ConfigError if torch would compute a wrong second derivative.
 
-    torch raises no error for a marked function if the incoming gradient is a constant, as for a
-    loss. The second derivative is then silently zero.
+    The graph must not contain a node in ``wrong``, or a function that is marked as differentiable
+    only once. For a marked function, torch raises no error if the incoming gradient is a constant,
+    as for a loss. The second derivative is then silently zero.
     """
     for node in _nodes(value):
         backward = getattr(getattr(node, "_forward_cls", None), "backward", None)
-        if getattr(backward, "__code__", None) is _MARKED:
-            raise no_second_derivative(
-                RuntimeError(f"{node.name()} is marked with @once_differentiable")
-            )
-
-
-def _check_graph(value: Tensor) -> None:
-    """Raise ConfigError if torch would compute a wrong second derivative."""
-    _check_marked(value)
-    for node in _nodes(value):
-        if node.name() in WRONG_TWICE:
-            raise no_second_derivative(RuntimeError(f"that of {node.name()} is wrong in torch"))
+        marked = getattr(backward, "__code__", None) is _MARKED
+        if marked or node.name() in wrong:
+            reason = "is marked with @once_differentiable" if marked else "is wrong in torch"
+            raise no_second_derivative(RuntimeError(f"{node.name()} {reason}"))
 
 
 def _gradient_at(

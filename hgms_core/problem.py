@@ -13,7 +13,7 @@ import torch
 from attrs import evolve, field, frozen
 from torch import Tensor
 
-from hgms_core.arguments import accepts, arguments_named
+from hgms_core.arguments import accepts, reports_errors
 from hgms_core.data import Batch, Data, by_role, not_data
 from hgms_core.errors import ConfigError
 from hgms_core.seeding import Key
@@ -124,7 +124,7 @@ def _data(problem: object, attribute: Any, value: object) -> None:
         raise not_data(attribute.name)
 
 
-@arguments_named
+@reports_errors
 @frozen(kw_only=True, eq=False)
 class Problem:
     """min over θ of f(θ, x), with x a minimiser of g(θ, ·) that is best for f.

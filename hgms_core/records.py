@@ -183,16 +183,17 @@ class Candidates:
         >>> branch.x, branch.replay is None
         ({'x': tensor(2.)}, True)
         """
+
+        def bound(function: Callable[..., Any] | None, *arguments: object) -> Any:
+            return None if function is None else partial(function, index, *arguments)
+
         x = self.at(index)
-        replay = self.replay
-        last_step = self.last_step
-        next_step = self.next_step
         return Branch(
             x=x,
             aux=take(self.aux, index),
-            replay=None if replay is None else partial(replay, index),
-            last_step=None if last_step is None else partial(last_step, index),
-            next_step=None if next_step is None else partial(next_step, index, x),
+            replay=bound(self.replay),
+            last_step=bound(self.last_step),
+            next_step=bound(self.next_step, x),
         )
 
     @property

@@ -1,7 +1,8 @@
-"""The only module that reads the texts of torch's errors; tests pin each text to torch's own error.
+"""Errors of torch about losses, recognised by their texts.
 
-torch raises RuntimeError for most failures. Each predicate recognises one cause, and
-:func:`explained` turns the errors of impure losses into errors with a remedy.
+Tests pin each text to torch's own error. torch raises RuntimeError for most failures.
+:func:`explained` turns the errors of impure losses into errors with a remedy. The other texts are
+in ``hgms.torch_errors``.
 """
 
 from __future__ import annotations
@@ -46,92 +47,6 @@ def out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
 
 
-def once_differentiable(error: BaseException) -> bool:
-    """Return whether torch has a first derivative here, but no second and no forward-mode one.
-
-    The causes are fused kernels, and activations that are recomputed.
-    """
-    text = str(error)
-    missing = "derivative for " in text and "not implemented" in text
-    again = type(error).__name__ == "CheckpointError" and text.startswith("torch.utils.checkpoint")
-    signs = (
-        "differentiate twice a function",
-        "don't yet support saved tensor hooks",  # recomputed activations, under torch.func
-        # a kernel of another library, under torch.func
-        "must override the setup_context staticmethod",
-        "no autograd formula was registered",  # the backward kernel of another library
-        "Trying to use forward AD with",
-        "must implement the jvp function for custom autograd.Function",
-    )
-    return isinstance(error, RuntimeError) and (
-        missing or again or any(sign in text for sign in signs)
-    )
-
-
-def is_inside_functorch(error: BaseException) -> bool:
-    """Return whether an in-place or eager operation met a tensor of vmap, grad or jvp."""
-    signs = (
-        "being vmapped",
-        "being transformed by a functorch transform",
-        # an operation on several tensors, such as torch.cat, some of them of a vmap that is over
-        "maybe_level.has_value() INTERNAL ASSERT FAILED",
-    )
-    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
-
-
-def is_freed_graph(error: BaseException) -> bool:
-    """Return whether a backward pass ran through a graph that an earlier pass has freed."""
-    sign = "backward through the graph a second time"
-    return isinstance(error, RuntimeError) and sign in str(error)
-
-
-def is_overflow(error: BaseException) -> bool:
-    """Return whether a Python number was too large for the dtype of a tensor."""
-    signs = ("cannot be converted to type", "overflow")
-    return isinstance(error, RuntimeError) and all(sign in str(error) for sign in signs)
-
-
-def is_batch_of_one(error: BaseException) -> bool:
-    """Return whether batch normalisation in training mode received a batch of one row."""
-    return isinstance(error, ValueError) and "more than 1 value per channel" in str(error)
-
-
-def is_lost_connection(error: BaseException) -> bool:
-    """Return whether a collective operation failed because another rank is gone."""
-    import torch.distributed as dist
-
-    return isinstance(error, dist.DistError) or "gloo/transport" in str(error)
-
-
-def is_unused_parameter(error: BaseException) -> bool:
-    """Return whether DistributedDataParallel found a parameter without a gradient."""
-    return "Expected to have finished reduction" in str(error)
-
-
-def is_dtype_mismatch(error: BaseException) -> bool:
-    """Return whether an operation met a dtype that it does not accept."""
-    text = str(error)
-    return any(sign in text for sign in ("dtype", "type (", "scalar type"))
-
-
-def is_device_mismatch(error: BaseException) -> bool:
-    """Return whether an operation met tensors of two devices."""
-    return "same device" in str(error)
-
-
-def is_unpacked_dictionary(error: BaseException) -> bool:
-    """Return whether an operation may have met the keys of a dictionary, which is unpacked to
-    them.
-    """
-    return any(sign in str(error) for sign in ("unpack", "not str", "'str'"))
-
-
-def is_failed_write(error: BaseException) -> bool:
-    """Return whether ``torch.save`` could not write its file."""
-    signs = ("PytorchStreamWriter", "inline_container")
-    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
-
-
 @contextlib.contextmanager
 def explained() -> Iterator[None]:
     """Turn torch's errors about a loss that is not a pure function into a ConfigError.
@@ -168,20 +83,6 @@ def no_second_derivative(error: BaseException) -> ConfigError:
         place=("hypergradient", "strategy"),
         hint='set strategy = "difference", which uses first derivatives only',
     )
-
-
-@contextlib.contextmanager
-def differences_named() -> Iterator[None]:
-    """Turn an error about a derivative that torch lacks into a ConfigError.
-
-    It names the strategy without second derivatives.
-    """
-    try:
-        yield
-    except RuntimeError as error:
-        if once_differentiable(error):
-            raise no_second_derivative(error) from error
-        raise
 
 
 RANDOM = ConfigError(

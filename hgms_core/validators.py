@@ -19,9 +19,10 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
+import attrs
 from attrs import frozen
 
 from hgms_core.errors import ConfigError, one_of
@@ -85,14 +86,10 @@ def not_empty(instance: object, attribute: Any, value: Any) -> None:
         reject("wrong-length", attribute, value, "not empty")
 
 
-def optional(validator: Validator | Sequence[Validator]) -> Validator:
-    """Require ``None``, or a value that passes."""
-    return _Optional(validator if callable(validator) else all_of(*validator))
-
-
-def all_of(*validators: Validator) -> Validator:
-    """Require that all validators pass."""
-    return _All(validators)
+all_of: Callable[..., Validator] = attrs.validators.and_
+"""Require that all of the given validators pass."""
+optional: Callable[..., Validator] = attrs.validators.optional
+"""Require ``None``, or a value that passes the given validator, or all of a list."""
 
 
 def each(validator: Validator) -> Validator:
@@ -152,24 +149,6 @@ class _Bound:
             reject("out-of-range", attribute, value, f"{self.requirement} {self.bound}")
         if isinstance(value, float) and math.isinf(value):
             reject("out-of-range", attribute, value, "finite")
-
-
-@frozen
-class _Optional:
-    validator: Validator
-
-    def __call__(self, instance: object, attribute: Any, value: Any) -> None:
-        if value is not None:
-            self.validator(instance, attribute, value)
-
-
-@frozen
-class _All:
-    validators: Sequence[Validator]
-
-    def __call__(self, instance: object, attribute: Any, value: Any) -> None:
-        for validator in self.validators:
-            validator(instance, attribute, value)
 
 
 @frozen

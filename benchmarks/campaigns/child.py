@@ -254,7 +254,7 @@ def ready(*commands: Sequence[str], folder: Path) -> None:
     import sklearn.datasets  # noqa: F401
     import torch
 
-    from hgms_core.host import Host
+    from hgms.plugins import Host
 
     torch.set_num_threads(1)
     Host.load()

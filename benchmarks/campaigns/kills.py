@@ -117,10 +117,10 @@ def pairs() -> list[tuple[str, str]]:
 
 @functools.cache
 def _methods(task: str) -> list[str]:
+    from hgms.plugins import Registry
     from hgms.runs import RunConfig
     from hgms.runs import traits as compat
     from hgms_core.errors import HgmsError
-    from hgms_core.registry import Registry
 
     names = []
     for method in Registry.load().components("method"):

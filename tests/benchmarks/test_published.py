@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from test_benchmark_tables import tables
 
-from hgms_core.registry import Registry
+from hgms.plugins import Registry
 
 pytestmark = pytest.mark.extended
 

@@ -19,8 +19,8 @@ import hgms.results
 import hgms.runs
 import hgms.testing
 import hgms_core
+from hgms.plugins import KINDS
 from hgms_core import arguments, errors, hookspecs, protocols, torch_errors, validators
-from hgms_core.registry import KINDS
 
 ROOT = Path(__file__).resolve().parents[2]
 PUBLIC = {
@@ -125,15 +125,7 @@ FILES = sorted(
         *(ROOT / "docs").rglob("*.md"),
     ]
 )
-PROGRAMS = (
-    "annotations",
-    "components",
-    "composition",
-    "errors",
-    "host",
-    "registry",
-    "sandbox.watched",
-)
+PROGRAMS = ("annotations", "arguments", "components", "errors", "hookspecs")
 FOR_PROGRAMS = {f"hgms_core.{name}" for name in PROGRAMS}
 """What programs may use in addition to the public names."""
 PARTS = {"generators", "hypergradients", "methods", "outer", "selectors", "solvers", "tasks"}

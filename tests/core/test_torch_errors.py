@@ -14,9 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
-from hgms_core.errors import ConfigError
-from hgms_core.torch_errors import (
-    explained,
+from hgms.torch_errors import (
     is_batch_of_one,
     is_device_mismatch,
     is_dtype_mismatch,
@@ -25,9 +23,9 @@ from hgms_core.torch_errors import (
     is_lost_connection,
     is_overflow,
     once_differentiable,
-    out_of_memory,
-    with_forward_mode,
 )
+from hgms_core.errors import ConfigError
+from hgms_core.torch_errors import explained, out_of_memory, with_forward_mode
 
 
 def raised(call: Callable[[], object]) -> BaseException:

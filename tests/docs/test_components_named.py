@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hgms_core import registry
-from hgms_core.host import FIRST_PARTY
-from hgms_core.registry import Registry
+from hgms.plugins import FIRST_PARTY, Registry, registry
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 

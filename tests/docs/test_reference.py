@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import hgms_core
-from hgms_core.registry import Registry
+from hgms.plugins import Registry
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "docs"))
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 from placed import Draws, compare, elsewhere
 
+from hgms.plugins import Registry, registry
 from hgms.testing import OF_KIND, Check, checks_of, failures_of, inputs_on, instance_of
 from hgms.testing.kit import snapshot, tensors
-from hgms_core import Composition, registry
-from hgms_core.registry import Registry
+from hgms_core import Composition
 
 pytestmark = pytest.mark.nightly
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 from placed import Draws, brought, compare, elsewhere
 
+from hgms.plugins import Registry, registry
 from hgms.runs import RunConfig
 from hgms.runs import traits as compat
 from hgms.testing import inputs_on, instance_of, methods
 from hgms.testing.kit import difference, snapshot
-from hgms_core import Composition, Key, Problem, Sources, registry
+from hgms_core import Composition, Key, Problem, Sources
 from hgms_core.errors import ConfigError, DataError, MissingExtra
-from hgms_core.registry import Registry
 
 pytestmark = pytest.mark.nightly
 

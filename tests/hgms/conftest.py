@@ -11,7 +11,7 @@ from support.fakes import TOY, Site
 from support.made_runs import write_comparison, write_mixtures
 
 from hgms import report
-from hgms_core.registry import Registry
+from hgms.plugins import Registry
 
 
 @pytest.fixture(autouse=True)

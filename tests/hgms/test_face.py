@@ -16,7 +16,7 @@ import generate
 
 import hgms
 from hgms.lazy import module_of_names
-from hgms_core.registry import Registry
+from hgms.plugins import Registry
 
 ROOT = Path(__file__).resolve().parents[2]
 KINDS = ("generators", "hypergradients", "methods", "outer", "selectors", "solvers", "tasks")

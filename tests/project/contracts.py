@@ -40,10 +40,13 @@ COMPONENTS = [
     ["contrib", "methods"],
     ["generators", "hypergradients", "outer", "selectors", "solvers", "tasks"],
 ]
-LIBRARIES = [["compiled", "gauss_newton", "optim", "rows"], ["config", "lazy"], ["adapters"]]
-"""What several components share; `config` rises to the programs when components are declared by
-the core.
-"""
+LIBRARIES = [
+    ["compiled", "gauss_newton", "optim", "rows"],
+    ["config"],
+    ["adapters", "plugins"],
+    ["arguments", "lazy", "torch_errors"],
+]
+"""What several components share, and the host of the plugins."""
 
 MIX = [["exchange", "surface"], ["stages"], ["contrib"], ["evaluation", "methods"], ["lm"]]
 FAMILIES = ("hgms.generators", "hgms.methods", "hgms.tasks", "hgms_mix.methods")
@@ -53,9 +56,7 @@ SHARED = ("arguments", "components", "errors", "hypergrad", "torch_errors", "tre
 """Modules of the core with names for plugins."""
 
 CORE = [
-    "registry",
-    "host",
-    "hookspecs | discovery | sandbox",
+    "hookspecs",
     "composition",
     "pipeline",
     "hypergrad | components",
@@ -138,19 +139,22 @@ def contracts() -> Iterator[dict[str, Any]]:
                 private,
                 allow_indirect_imports=True,
             )
-    hosts = [
-        f"{name}{rest}" for name in (*programs, *language, "hgms.config") for rest in ("", ".**")
-    ]
+    yield forbidden(
+        "Components do not look up others",
+        [*components, *libraries, "hgms.adapters", "hgms.compiled", "hgms_mix.methods"],
+        ["hgms.plugins"],
+        allow_indirect_imports=True,
+    )
     yield forbidden(
         "Of hgms_core others import the public names only",
         ["hgms", "hgms_mix"],
         ["hgms_core.*"],
         allow_indirect_imports=True,
         ignore_imports=[
-            *(f"{name} -> hgms_core.{file}" for name in hosts for file in ("host", "registry")),
             *(f"{name}.** -> hgms_core.{file}" for name in ("hgms", "hgms_mix") for file in SHARED),
             "hgms.config.** -> hgms_core.annotations",
-            "hgms.config.** -> hgms_core.composition",
+            "hgms.plugins.** -> hgms_core.annotations",
+            "hgms.plugins.** -> hgms_core.hookspecs",
         ],
         unmatched_ignore_imports_alerting="none",
     )

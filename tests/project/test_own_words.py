@@ -18,8 +18,8 @@ import attrs
 import pytest
 
 from hgms.config.invalid import type_hints
+from hgms.plugins import Registry
 from hgms_core import Composition
-from hgms_core.registry import Registry
 
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "hgms_core"

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import torch
 
+from hgms.plugins import Registry
 from hgms.testing import instance_of
 from hgms_core import ConfigError
-from hgms_core.registry import Registry
 
 
 def registered() -> dict[str, type]:

@@ -18,9 +18,9 @@ from support.fakes import call
 from support.helpers import rejects
 
 from hgms.distributed import RankLost
+from hgms.plugins import Registry
 from hgms.runs import RunConfig, RunResult, run_config
 from hgms_core import ConfigError
-from hgms_core.registry import Registry
 
 pytestmark = pytest.mark.extended
 

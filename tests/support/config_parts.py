@@ -12,11 +12,10 @@ from typing import Any, ClassVar, Literal, final
 import pytest
 from attrs import field, frozen, validators
 
+from hgms.plugins import Host, Registry
 from hgms.runs import RunConfig
 from hgms_core import Composition, LinearSolver, Method, hookimpl
 from hgms_core.errors import ConfigError
-from hgms_core.host import Host
-from hgms_core.registry import Registry
 
 
 @frozen(kw_only=True)

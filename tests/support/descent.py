@@ -14,9 +14,9 @@ import torch
 from attrs import field, frozen
 
 from hgms.config import Budget
+from hgms.plugins import Host
 from hgms.runs import Interrupted, RunFolder, RunResult, run
 from hgms_core import Problem, State
-from hgms_core.host import Host
 
 STEPS = 9
 

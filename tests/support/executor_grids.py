@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hgms.comparison.grid_file import load
-from hgms_core.registry import Registry
+from hgms.plugins import Registry
 
 PLUGIN = Path(__file__).parent / "grid_plugin.py"
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from attrs import evolve
 
-from hgms_core.registry import Registry
+from hgms.plugins import Registry
 from hgms_mix.exchange.folder import TRAINERS, export
 from hgms_mix.exchange.import_mix import bring
 from hgms_mix.exchange.sample import Sampled, sampled

@@ -21,7 +21,7 @@ from click.testing import CliRunner
 from stranger import build
 
 from hgms.cli import main
-from hgms_core.registry import KINDS
+from hgms.plugins import KINDS
 
 pytestmark = [pytest.mark.extended, pytest.mark.xdist_group("new-plugin")]
 

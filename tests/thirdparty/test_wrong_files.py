@@ -10,7 +10,7 @@ import pytest
 from spoiling import headed, hgms, solver
 from support.helpers import rejects
 
-from hgms_core.registry import Registry
+from hgms.plugins import Registry
 
 pytestmark = pytest.mark.extended
 

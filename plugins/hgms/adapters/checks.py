@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hgms.adapters.display import sizes
 from hgms.adapters.shapes import check_grad_mode
+from hgms.torch_errors import is_device_mismatch, is_dtype_mismatch, is_unpacked_dictionary
 from hgms_core import (
     Batch,
     Bound,
@@ -33,16 +34,7 @@ from hgms_core import (
 from hgms_core.arguments import kind_of
 from hgms_core.errors import closest
 from hgms_core.hypergrad import check_dense, lacks_gradient
-from hgms_core.torch_errors import (
-    NOT_REPEATABLE,
-    RANDOM,
-    explained,
-    first_line,
-    is_device_mismatch,
-    is_dtype_mismatch,
-    is_unpacked_dictionary,
-    out_of_memory,
-)
+from hgms_core.torch_errors import NOT_REPEATABLE, RANDOM, explained, first_line, out_of_memory
 from hgms_core.trees import check_alike, require_grad
 
 LOG = logging.getLogger("hgms")

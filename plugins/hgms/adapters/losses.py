@@ -16,6 +16,8 @@ from hgms.adapters.checks import check_used, guarded, pure
 from hgms.adapters.display import as_html, as_text, number, sizes
 from hgms.adapters.shapes import Nested, Shape, check_floating
 from hgms.adapters.tables import placed, placed_roles
+from hgms.arguments import arguments_named
+from hgms.torch_errors import differences_named
 from hgms_core import (
     Bound,
     ConfigError,
@@ -30,9 +32,8 @@ from hgms_core import (
     implicit,
     norm,
 )
-from hgms_core.arguments import arguments_named, check_function
+from hgms_core.arguments import check_function
 from hgms_core.errors import unknown_name
-from hgms_core.torch_errors import differences_named
 
 NO_ROWS = Data()
 

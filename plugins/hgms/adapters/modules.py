@@ -13,8 +13,9 @@ from torch.nn.parameter import is_lazy
 from hgms.adapters.losses import check_options, from_losses
 from hgms.adapters.tables import placed
 from hgms.adapters.views import Function, View, replica, require, unmasked_rates
+from hgms.arguments import arguments_named
 from hgms_core import Batch, ConfigError, Key, Problem, Rows, Tree
-from hgms_core.arguments import arguments_named, check_function, kind_of
+from hgms_core.arguments import check_function, kind_of
 from hgms_core.torch_errors import RANDOM
 
 PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)

@@ -21,8 +21,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from hgms.adapters.recurrent import without_fused
+from hgms.torch_errors import is_batch_of_one
 from hgms_core import Batch, ConfigError, Data, Key, Tree
-from hgms_core.torch_errors import first_line, is_batch_of_one
+from hgms_core.torch_errors import first_line
 
 LOG = logging.getLogger("hgms")
 

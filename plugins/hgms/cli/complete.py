@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from hgms.cli.terminal import host_of
-from hgms_core.registry import KINDS, Registry
+from hgms.plugins import KINDS, Registry
 
 Completer = Callable[[click.Context, click.Parameter, str], list[str]]
 

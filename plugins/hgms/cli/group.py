@@ -20,9 +20,9 @@ import click
 
 from hgms.cli.terminal import host_of
 from hgms.config.control_characters import printable
+from hgms.plugins import LOG, Host, PluginInfo, describe
 from hgms_core import PLUGIN_API, HgmsError, __version__
 from hgms_core.errors import PluginError, shortened, unknown_name
-from hgms_core.host import LOG, Host, PluginInfo, describe
 
 
 class _Warnings(logging.Handler):

@@ -11,10 +11,9 @@ import click
 from hgms.cli.complete import kind_names
 from hgms.cli.markup import unmarked
 from hgms.cli.terminal import files_option, json_option, plugin_option, print_json, print_table
+from hgms.plugins import KINDS, Component, Host, Kind, PluginInfo, Registry
 from hgms_core import PLUGIN_API, __version__
 from hgms_core.errors import unknown_name
-from hgms_core.host import Host, PluginInfo
-from hgms_core.registry import KINDS, Component, Kind, Registry
 
 
 def kind_called(word: str, place: tuple[str, ...] = ("KIND",)) -> Kind:

@@ -13,8 +13,7 @@ import click
 
 from hgms.config.control_characters import printable
 from hgms.config.json_values import finite
-from hgms_core.host import Host
-from hgms_core.registry import Registry
+from hgms.plugins import Host, Registry
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 """The option ``--json`` of a command, as its argument ``as_json``."""

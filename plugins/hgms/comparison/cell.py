@@ -22,6 +22,7 @@ from hgms.comparison.grid import Cell
 from hgms.comparison.usage import measured
 from hgms.distributed import RankLost
 from hgms.executors import Job, Needs, Tell, as_error, pack_error
+from hgms.plugins import Registry
 from hgms.runs import (
     DiskError,
     Execution,
@@ -35,7 +36,6 @@ from hgms.runs import (
 )
 from hgms_core import HgmsError
 from hgms_core.errors import CheckpointError, ErrorGroup, OutOfMemory
-from hgms_core.registry import Registry
 
 PATIENCE = 0.5
 """Seconds to wait for a folder that another process has locked. An orphan of a killed comparison

@@ -17,7 +17,7 @@ from hgms.executors import executor_options, stated_executor
 from hgms_core import ConfigError
 
 if TYPE_CHECKING:
-    from hgms_core.registry import Registry
+    from hgms.plugins import Registry
 
 
 def _words(_context: click.Context, _option: click.Parameter, values: Sequence[str]) -> list[str]:

@@ -22,10 +22,9 @@ from hgms.comparison.run_grid import run_grid
 from hgms.config import Budget, checked
 from hgms.config.as_table import plain
 from hgms.config.invalid import kinds_of
+from hgms.plugins import KINDS, LOG, Registry
 from hgms.runs import Interrupted, OwnProblem, RunSettings, show_object
 from hgms_core import ConfigError, Problem, Task
-from hgms_core.host import LOG
-from hgms_core.registry import KINDS, Registry
 
 
 class _Scratch:

@@ -19,11 +19,11 @@ from hgms.config import Budget
 from hgms.config.convert import structured
 from hgms.config.invalid import init_fields
 from hgms.config.tables import laid_over, put
+from hgms.plugins import Registry
 from hgms.runs import OwnProblem, RunConfig, RunFolder, RunSettings
 from hgms_core import ConfigError, HgmsError, Method
 from hgms_core.components import evolve
 from hgms_core.errors import CheckpointError, Place, unknown_name
-from hgms_core.registry import Registry
 from hgms_core.validators import at_least, at_most
 
 NO_FILE = "the grid"

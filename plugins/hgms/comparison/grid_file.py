@@ -58,6 +58,7 @@ from hgms.comparison.scale import scaled
 from hgms.config import Budget
 from hgms.config.convert import role_of, structured, traits_of
 from hgms.config.tables import lay, show
+from hgms.plugins import Registry
 from hgms.results import DEFAULT_REFERENCES
 from hgms.runs import (
     SCHEMA,
@@ -73,7 +74,6 @@ from hgms.runs import (
 )
 from hgms_core import ConfigError, HgmsError, Method, Task
 from hgms_core.errors import Place, raise_all, unknown_name
-from hgms_core.registry import Registry
 
 RESERVED = {
     "task",

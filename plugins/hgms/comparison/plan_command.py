@@ -14,7 +14,7 @@ from hgms.config.control_characters import printable
 from hgms_core import ConfigError
 
 if TYPE_CHECKING:
-    from hgms_core.registry import Registry
+    from hgms.plugins import Registry
 
 
 def _counts(_context: click.Context, option: click.Parameter, text: str | None) -> list[int]:

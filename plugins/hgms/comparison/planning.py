@@ -19,10 +19,10 @@ from hgms.comparison.usage import measured
 from hgms.config import Budget
 from hgms.config.tables import parse_json
 from hgms.executors import Ending, Executor, Tell, code_of, tried_again, unpack_error
+from hgms.plugins import Registry
 from hgms.runs import RunConfig, RunFolder, read_file, run_config, unannounced
 from hgms_core import HgmsError
 from hgms_core.components import evolve
-from hgms_core.registry import Registry
 
 STEPS = 3
 """Outer steps that are measured per cell; the first warms up and is not counted."""

@@ -15,8 +15,8 @@ import attrs
 
 from hgms.comparison.grid import Entry
 from hgms.config.convert import role_of, structured
+from hgms.plugins import Registry, inside
 from hgms_core import HgmsError, Method
-from hgms_core.registry import Registry, inside
 
 LEFT_OUT = {
     "theta0": "it is uniform by another name",

@@ -17,8 +17,8 @@ import attrs
 from hgms.config.budget import Budget
 from hgms.config.fingerprinting import fingerprint
 from hgms.config.invalid import init_fields, origin_is, type_hints
+from hgms.plugins import inside
 from hgms_core import ConfigError, Pipeline
-from hgms_core.registry import inside
 
 AT_REST: Mapping[str, Any] = {
     "reference": "none",

@@ -7,8 +7,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
+from hgms.arguments import arguments_named
 from hgms_core.annotations import Read, reader_in
-from hgms_core.arguments import arguments_named
 from hgms_core.errors import HgmsError, raise_all
 
 Arguments = ParamSpec("Arguments")

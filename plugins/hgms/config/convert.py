@@ -33,12 +33,13 @@ from hgms.config.invalid import (
     spell,
     type_hints,
 )
-from hgms.config.tables import Short, readings, show
+from hgms.config.tables import Short, overridden, readings, show
+from hgms.plugins import Registry, inside, layers_of
 from hgms_core import Composition, ConfigError, HgmsError, Pipeline
 from hgms_core.annotations import reader
-from hgms_core.components import Checked, as_error, complaint
+from hgms_core.arguments import as_error, complaint
+from hgms_core.components import Checked
 from hgms_core.errors import raise_all, unknown_name
-from hgms_core.registry import Registry, inside, layers_of
 
 
 def traits_of(registry: Registry, task: object) -> frozenset[str]:
@@ -137,9 +138,7 @@ class _Reader:
             raise self.registry.unknown(kind.name, name).at(*place)
         rest = {key: item for key, item in table.items() if key != "name"}
         if isinstance(component.target, Composition):
-            return self.table(
-                component.target.with_overrides(rest, self.traits), component.target.of
-            )
+            return self.table(overridden(component.target, rest, self.traits), component.target.of)
         return self.table(rest, component.target)
 
     def table(self, value: object, cls: type) -> Any:

@@ -34,8 +34,8 @@ import attrs
 import numpy as np
 import torch
 
+from hgms.plugins import FIRST_PARTY
 from hgms_core import Problem
-from hgms_core.host import FIRST_PARTY
 
 DEPTH = 200
 """Maximum levels of nested objects; deeper objects are identified by their type."""

@@ -15,9 +15,9 @@ import attrs
 
 from hgms.config.budget import Budget
 from hgms.config.tables import show
+from hgms.plugins import KINDS, Kind, Registry, faults_of, method_faults
 from hgms_core import ConfigError
 from hgms_core.errors import unknown_name
-from hgms_core.registry import KINDS, Kind, Registry, faults_of, method_faults
 
 PROTOCOLS: dict[Any, Kind] = {kind.protocol: kind for kind in KINDS.values()}
 """The kind of component for a field, by the protocol that is the field's type."""

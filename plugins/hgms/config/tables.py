@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hgms_core import ConfigError
-from hgms_core.composition import overlay
+from hgms_core import Composition, ConfigError
 from hgms_core.errors import CheckpointError
 
 DEPTH = 64
@@ -304,8 +303,42 @@ def put(table: dict[str, Any], path: Sequence[str], value: Any) -> None:
     table[path[-1]] = value
 
 
+def overridden(
+    composition: Composition, table: Mapping[str, Any], traits: Iterable[str] = ()
+) -> dict[str, Any]:
+    """Return the parts of a composition for a task with these traits, overridden by ``table``."""
+    parts: Mapping[str, Any] = composition.parts
+    for trait in sorted(set(traits) & set(composition.on)):
+        parts = overlay(parts, composition.on[trait])
+    return overlay(parts, table)
+
+
+def overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge two tables key by key.
+
+    A table that names another component replaces the whole part.
+
+    >>> overlay({"solver": {"name": "cg", "rtol": 1e-3}}, {"solver": {"max_steps": 5}})
+    {'solver': {'name': 'cg', 'rtol': 0.001, 'max_steps': 5}}
+    """
+    merged = {
+        key: dict(value) if isinstance(value, Mapping) else value for key, value in base.items()
+    }
+    for key, value in over.items():
+        below = merged.get(key)
+        if isinstance(below, Mapping):
+            if "name" in below and isinstance(value, str) and value != "none":
+                value = {"name": value}
+            if isinstance(value, Mapping) and value.get("name", below.get("name")) == below.get(
+                "name"
+            ):
+                value = overlay(below, value)
+        merged[key] = dict(value) if isinstance(value, Mapping) else value
+    return merged
+
+
 def laid_over(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge tables like :func:`hgms_core.composition.overlay`, with support for strings.
+    """Merge tables like :func:`overlay`, with support for strings.
 
     A string over which a table is merged keeps its meaning (:class:`Short`).
     """

@@ -11,6 +11,7 @@ from typing import Any
 import attrs
 from attrs import define
 
+from hgms.plugins import inside
 from hgms_core import (
     Branch,
     Candidates,
@@ -26,7 +27,6 @@ from hgms_core import (
     Tree,
 )
 from hgms_core.components import evolve
-from hgms_core.registry import inside
 
 
 @define(eq=False)

@@ -22,8 +22,9 @@ import torch.distributed as dist
 from attrs import define
 
 from hgms.distributed.launcher import meeting
+from hgms.torch_errors import is_lost_connection
 from hgms_core import ConfigError, HgmsError
-from hgms_core.torch_errors import first_line, is_lost_connection
+from hgms_core.torch_errors import first_line
 
 PATIENCE = 10.0
 """Seconds to wait for the end of a rank: after another rank has lost its connection, and at the end

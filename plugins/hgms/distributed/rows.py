@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hgms.distributed.collectives import spread_tree, summed
+from hgms.plugins import LOG
 from hgms_core import Data, Key, Loss, Problem, Sources, Tree
-from hgms_core.host import LOG
 
 ROWS = 64
 """Rows per part in the test whether a loss is a mean over rows."""

@@ -22,7 +22,8 @@ from typing import IO, Any, ClassVar
 from attrs import define, field
 
 from hgms.executors.jobs import Ending, Job, Report, unpack_error
-from hgms_core.components import read_by_annotation, reports_errors
+from hgms_core.arguments import reports_errors
+from hgms_core.components import read_by_annotation
 from hgms_core.validators import at_least, optional
 
 _LAST = ("ended", "interrupted", "gone")

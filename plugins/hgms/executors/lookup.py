@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hgms.executors.jobs import Executor
+from hgms.plugins import Host
 from hgms_core import ConfigError, HgmsError
 from hgms_core.errors import PluginError, unknown_name
-from hgms_core.host import Host
 
 HOOK = "hgms_register_executors"
 

@@ -10,8 +10,8 @@ import click
 from hgms.config.tables import lay_options
 from hgms.executors.jobs import Executor
 from hgms.executors.lookup import executor_of
+from hgms.plugins import Host
 from hgms_core import ConfigError
-from hgms_core.host import Host
 
 PREFIX = "executor."
 

@@ -11,9 +11,9 @@ from attrs import define
 from torch import Tensor
 from torch.func import jvp
 
+from hgms.torch_errors import differences_named, is_inside_functorch
 from hgms_core import ConfigError, Ravel, Solution, Strategy, Tree, curvature
 from hgms_core.hypergrad import twice_differentiable_attention
-from hgms_core.torch_errors import differences_named, is_inside_functorch
 
 ONCE = ConfigError(
     "no-second-derivative",

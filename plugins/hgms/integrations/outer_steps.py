@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from hgms.adapters import Nested, Shape, hypergradient
 from hgms.integrations.training_state import Batches, moved, undisturbed
 from hgms_core import ConfigError, OuterOptimizer, State, Strategy, Tree, as_solver, clone, norm
-from hgms_core.arguments import check_function
-from hgms_core.components import read_by_annotation, reports_errors
+from hgms_core.arguments import check_function, reports_errors
+from hgms_core.components import read_by_annotation
 from hgms_core.validators import at_least, optional, reject
 
 Loss = Callable[[Any, Tree, Any], Tensor]

@@ -17,16 +17,11 @@ from typing import Any
 
 import attrs
 
+from hgms.plugins import inside
+from hgms.torch_errors import is_freed_graph, is_overflow, once_differentiable
 from hgms_core import ConfigError, HgmsError, NumericalError, Record
 from hgms_core.errors import OutOfMemory
-from hgms_core.registry import inside
-from hgms_core.torch_errors import (
-    first_line,
-    is_freed_graph,
-    is_overflow,
-    once_differentiable,
-    out_of_memory,
-)
+from hgms_core.torch_errors import first_line, out_of_memory
 
 BOUND = 1e8
 """Factor by which the upper loss or ‖θ‖ may grow before a run counts as diverged."""

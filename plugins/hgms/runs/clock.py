@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from hgms_core.host import LOG
+from hgms.plugins import LOG
 
 
 class Clock:

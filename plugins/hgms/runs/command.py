@@ -22,6 +22,7 @@ from hgms.cli import (
     with_commas,
 )
 from hgms.config import Budget
+from hgms.plugins import Component, Registry
 from hgms.runs import compat as fits
 from hgms.runs import describe as descriptions
 from hgms.runs.command_line import load
@@ -29,7 +30,6 @@ from hgms.runs.launch import run_config
 from hgms.runs.progress import Progress
 from hgms_core import ConfigError
 from hgms_core.errors import unknown_name
-from hgms_core.registry import Component, Registry
 
 
 @click.command(short_help="Everything about one component.")

@@ -9,9 +9,9 @@ from typing import Any
 from hgms.config.convert import structured
 from hgms.config.invalid import PROTOCOLS
 from hgms.config.tables import lay, lay_options, tables_of
+from hgms.plugins import Registry
 from hgms.runs.config import RunConfig
 from hgms_core import HgmsError
-from hgms_core.registry import Registry
 
 
 def load(

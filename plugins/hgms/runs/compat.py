@@ -12,10 +12,10 @@ from typing import Any
 import click
 
 from hgms.cli import print_table, terminal_width
+from hgms.plugins import Registry
 from hgms.runs.command_line import built
 from hgms.runs.traits import missing_traits, similar_traits, wanted_traits
 from hgms_core import HgmsError, Method
-from hgms_core.registry import Registry
 
 FITS = {True: "ok", False: "no", None: "?"}
 

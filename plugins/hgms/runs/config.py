@@ -26,12 +26,11 @@ from hgms.config.budget import as_budget
 from hgms.config.convert import role_of, structured, traits_of
 from hgms.config.invalid import init_fields
 from hgms.config.tables import read_toml
+from hgms.plugins import Host, Registry
 from hgms.runs.provenance import data_of, digests
 from hgms_core import ConfigError, HgmsError, Method, RunInfo, Task, component
 from hgms_core.components import evolve
 from hgms_core.errors import raise_all
-from hgms_core.host import Host
-from hgms_core.registry import Registry
 from hgms_core.validators import at_least, at_most, not_empty, optional, optional_whole
 
 SCHEMA = 1

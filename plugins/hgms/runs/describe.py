@@ -24,11 +24,12 @@ from hgms.cli import component_row, print_table, terminal_width, unmarked
 from hgms.config.as_table import AT_REST, plain
 from hgms.config.convert import structured
 from hgms.config.invalid import init_fields, spell, type_hints
+from hgms.config.tables import overridden
+from hgms.plugins import Component, Registry, inside
 from hgms.runs.docstrings import folded
 from hgms.runs.files import described
 from hgms.runs.traits import TRAITS, needs
 from hgms_core import Composition, HgmsError, Method, Pipeline
-from hgms_core.registry import Component, Registry, inside
 from hgms_core.validators import whole_number
 
 
@@ -38,7 +39,7 @@ def description(component: Component, registry: Registry) -> dict[str, Any]:
     target = component.target
     row |= {"needs": _needs(component, registry)} if component.kind.name == "method" else {}
     if isinstance(target, Composition):
-        on = {trait: plain(target.with_overrides({}, [trait])) for trait in target.on}
+        on = {trait: plain(overridden(target, {}, [trait])) for trait in target.on}
         doc = f"{target.summary}\n\nSource: {target.source}"
         return row | {"doc": doc, "parts": plain(target.parts), "on": on}
     fields = _fields(target)

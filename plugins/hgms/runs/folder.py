@@ -44,7 +44,8 @@ from hgms.runs.config import UNCOMPARED
 from hgms.runs.files import damaged
 from hgms.runs.lease import LEASE, Lease, leased
 from hgms_core import ConfigError, State
-from hgms_core.components import read_by_annotation, reports_errors
+from hgms_core.arguments import reports_errors
+from hgms_core.components import read_by_annotation
 from hgms_core.errors import CheckpointError
 
 TIES = ("checksum", "key", "steps_sha256")

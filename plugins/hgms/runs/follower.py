@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from hgms.distributed import Ranks, begun, device_of, join
+from hgms.plugins import Registry
 from hgms.runs.config import RunConfig
 from hgms.runs.rank import follow_config
-from hgms_core.registry import Registry
 
 
 def main() -> None:

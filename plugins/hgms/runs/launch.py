@@ -19,6 +19,7 @@ from hgms.config.as_table import described, plain
 from hgms.config.convert import role_of, structured
 from hgms.config.tables import difference, parse_toml
 from hgms.distributed import OnRanks, device_of
+from hgms.plugins import LOG, Host, Registry
 from hgms.runs.config import UNCOMPARED, RunConfig, RunSettings
 from hgms.runs.execution import Execution
 from hgms.runs.files import read_file, replace_file
@@ -36,8 +37,6 @@ from hgms.runs.traits import ensure_fits
 from hgms.runs.watchers import Watcher
 from hgms_core import ConfigError, HgmsError, Method, Problem, RunInfo
 from hgms_core.errors import CheckpointError
-from hgms_core.host import LOG, Host
-from hgms_core.registry import Registry
 
 if TYPE_CHECKING:
     from hgms.runs.progress import View

@@ -25,6 +25,7 @@ from hgms.compiled import Programs
 from hgms.config.json_values import finite
 from hgms.diagnosis import Diagnosing, Diagnosis
 from hgms.distributed import RankLost
+from hgms.plugins import LOG
 from hgms.runs.advice import STILL, explained, still_leaves, still_note
 from hgms.runs.checkpoint import ensure_of, result_of
 from hgms.runs.clock import Clock
@@ -53,7 +54,6 @@ from hgms_core import (
     Task,
     Tree,
 )
-from hgms_core.host import LOG
 from hgms_core.torch_errors import out_of_memory
 
 MANY = 4096

@@ -11,9 +11,9 @@ from typing import Any
 
 from attrs import define, field
 
+from hgms.plugins import Host
 from hgms.runs.watchers import StopRun, Watcher, watchers
 from hgms_core import Record, RunInfo
-from hgms_core.host import Host
 
 
 def ignore(*_: Any, **__: Any) -> None:

@@ -18,11 +18,11 @@ from hgms.adapters import measured
 from hgms.config.fingerprinting import fingerprint, fingerprints
 from hgms.runs.files import described
 from hgms.runs.held_out import ONE_OF, distinct, hold_out, loss_on
+from hgms.torch_errors import once_differentiable
 from hgms_core import ROLES, Batch, ConfigError, Data, Key, Problem, Rows, Sources, Tree
 from hgms_core.arguments import check_function
 from hgms_core.errors import unknown_name
 from hgms_core.hypergrad import twice_differentiable_attention
-from hgms_core.torch_errors import once_differentiable
 
 LOSS = "upper_loss"
 """The metric of a problem without metrics: f on rows that no method sees.

@@ -11,6 +11,7 @@ from typing import Any
 import attrs
 import torch
 
+from hgms.plugins import inside
 from hgms_core import (
     Candidates,
     ConfigError,
@@ -24,7 +25,6 @@ from hgms_core import (
     Tree,
 )
 from hgms_core.components import evolve
-from hgms_core.registry import inside
 
 
 class WrongPart(ConfigError):

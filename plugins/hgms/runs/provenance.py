@@ -21,9 +21,9 @@ import attrs
 import torch
 
 from hgms.config.fingerprinting import fingerprint, first_party, source_digests
+from hgms.plugins import Host
 from hgms_core import ConfigError, HgmsError
 from hgms_core.errors import CheckpointError
-from hgms_core.host import Host
 from hgms_core.torch_errors import first_line
 
 

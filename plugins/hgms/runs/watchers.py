@@ -18,8 +18,8 @@ from attrs import field, frozen
 
 from hgms.runs.own_problem import higher_is_better
 from hgms_core import ConfigError, Record, RunInfo
-from hgms_core.arguments import check_function
-from hgms_core.components import read_by_annotation, reports_errors
+from hgms_core.arguments import check_function, reports_errors
+from hgms_core.components import read_by_annotation
 from hgms_core.errors import MissingExtra, unknown_name
 from hgms_core.validators import not_negative, whole
 

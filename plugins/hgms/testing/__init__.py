@@ -32,6 +32,7 @@ from typing import Any
 import attrs
 import click
 
+from hgms.plugins import KINDS, Kind, Registry
 from hgms.testing import equal_weights as equal
 from hgms.testing import every_kind as every
 from hgms.testing import (
@@ -49,7 +50,6 @@ from hgms.testing.kit import Check, CheckFailed, inputs_on
 from hgms.testing.simulated import Counts, counted, no_waiting, simulated_device
 from hgms_core import ConfigError, hookimpl
 from hgms_core.errors import MissingExtra, unknown_name
-from hgms_core.registry import KINDS, Kind, Registry
 
 OF_KIND: Mapping[str, Any] = {
     "generator": generators,

@@ -12,14 +12,24 @@ from types import ModuleType
 
 from attrs import frozen
 
+from hgms.plugins import (
+    KINDS,
+    NAME,
+    Host,
+    Kind,
+    Registry,
+    describe,
+    faults_of,
+    import_plugin,
+    inside,
+    watched,
+)
 from hgms.runs import unannounced
 from hgms.testing import Check, checks_of, checks_of_kind, failures_of, instance_of, verdict
 from hgms.testing import kind_of as kind_of
 from hgms.testing.every_kind import class_checks
 from hgms_core import Composition, ConfigError
 from hgms_core.errors import PluginError, closest
-from hgms_core.host import Host, describe, import_plugin, watched
-from hgms_core.registry import KINDS, NAME, Kind, Registry, faults_of, inside
 
 METHOD = KINDS["method"]
 FORM = "use MODULE:CLASS, such as my_solver:MySolver or ./my_solver.py:MySolver"

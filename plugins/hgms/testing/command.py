@@ -10,11 +10,11 @@ import attrs
 import click
 
 from hgms.cli import component_names, json_option, plugin_option, print_json, print_table
+from hgms.plugins import Registry
 from hgms.runs import built
 from hgms.testing import check as checks
 from hgms.testing.gradient_check import check_task
 from hgms_core import ConfigError, Method, Task
-from hgms_core.registry import Registry
 
 _COUNT = click.IntRange(min=1)
 

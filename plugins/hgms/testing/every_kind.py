@@ -17,12 +17,11 @@ import torch
 from hgms.config.as_table import plain
 from hgms.config.convert import converter_for
 from hgms.config.invalid import plain_attribute, type_hints
+from hgms.plugins import Kind, Registry, faults_of, summary_of, undone
 from hgms.runs import meant
 from hgms.testing import imports
 from hgms.testing.kit import Check, Exercise, demand, demand_equal, fail, place, snapshot, tensors
 from hgms_core import HgmsError
-from hgms_core.host import undone
-from hgms_core.registry import Kind, Registry, faults_of, summary_of
 
 
 def checks(kind: Kind, exercise: Exercise, registry: Registry | None = None) -> Iterator[Check]:

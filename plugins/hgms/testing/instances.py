@@ -10,10 +10,11 @@ import attrs
 
 from hgms.config.convert import converter_for
 from hgms.config.invalid import PROTOCOLS, kinds_of, nearness, type_hints
+from hgms.config.tables import overridden
+from hgms.plugins import KINDS, Kind, Registry, faults_of, inside
 from hgms.testing.kit import Check
 from hgms_core import Composition, ConfigError, HgmsError
 from hgms_core.errors import PluginError, closest, unknown_name
-from hgms_core.registry import KINDS, Kind, Registry, faults_of, inside
 from hgms_core.torch_errors import first_line
 
 
@@ -50,7 +51,7 @@ def instance_of(cls: Any, check: Check | None = None, registry: Registry | None 
         traits = {"sources"} if check is not None and check.name == "equal-sources" else ()
         try:
             return converter_for(registry or Registry.load()).structure(
-                cls.with_overrides(cls.testing, traits), cls.of
+                overridden(cls, cls.testing, traits), cls.of
             )
         except HgmsError as error:
             raise AssertionError(str(error.at(f"the composition {cls.name!r}"))) from None

@@ -19,9 +19,9 @@ import torch
 from attrs import field, frozen
 from torch import Tensor
 
+from hgms.plugins import KINDS
 from hgms.runs import line_of, pack, unpack
 from hgms_core import ConfigError, Data, HgmsError, Key, Problem, Record, State, Tree
-from hgms_core.registry import KINDS
 
 PAGE = "docs/reference/kit.md"
 """The page that describes all checks, with one heading per kind."""

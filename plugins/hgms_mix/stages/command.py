@@ -14,8 +14,8 @@ import click
 
 from hgms.cli import json_option, plugin_option, print_json, track_option, trust_option
 from hgms.executors import Local, executor_options, stated_executor
+from hgms.plugins import Registry
 from hgms_core.errors import PluginError, closest
-from hgms_core.registry import Registry
 
 FILE = click.Path(path_type=Path)
 STAGES = ("reweight", "certainty", "sample", "finetune", "evaluate")

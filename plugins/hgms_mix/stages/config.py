@@ -11,10 +11,10 @@ from attrs import frozen
 
 from hgms.comparison import scaled
 from hgms.config.tables import laid_over, lay_options, tables_of
+from hgms.plugins import Registry
 from hgms.runs import UNCOMPARED, RunConfig, data_of
 from hgms_core import ConfigError
 from hgms_core.errors import unknown_name
-from hgms_core.registry import Registry
 from hgms_mix.evaluation import Evaluate
 from hgms_mix.stages.certainty import Resampling
 from hgms_mix.stages.finetune import Finetune

@@ -27,12 +27,12 @@ from hgms.executors import (
     to_stderr,
     unless_busy,
 )
+from hgms.plugins import Registry
 from hgms.results import NULL_TEST
 from hgms.runs import RunConfig, RunFolder, leased, replace_file, run_config, unannounced
 from hgms.uncertainty import halves_test
 from hgms_core import HgmsError
 from hgms_core.components import evolve
-from hgms_core.registry import Registry
 from hgms_mix.stages.certainty import spelled
 from hgms_mix.stages.config import MixConfig
 from hgms_mix.stages.mix import Mix

@@ -29,10 +29,9 @@ from hgms.distributed import (
     launched,
     start,
 )
+from hgms.plugins import Host, Registry
 from hgms.runs import follow_run, unannounced
 from hgms_core import ConfigError, HgmsError
-from hgms_core.host import Host
-from hgms_core.registry import Registry
 from hgms_mix.stages.stage import Done, Stage
 
 if TYPE_CHECKING:

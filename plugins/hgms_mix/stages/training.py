@@ -21,9 +21,10 @@ import torch
 from torch import Tensor
 
 from hgms.runs import DiskError, Interrupted, Interrupts
+from hgms.torch_errors import is_failed_write, is_unused_parameter
 from hgms_core import ConfigError, Key
 from hgms_core.errors import OutOfMemory
-from hgms_core.torch_errors import first_line, is_failed_write, is_unused_parameter, out_of_memory
+from hgms_core.torch_errors import first_line, out_of_memory
 from hgms_mix.stages.checkpoints import LossLog, Watch, newest_checkpoint, remove, seal
 from hgms_mix.stages.trainers import Job
 

@@ -11,7 +11,7 @@ import click
 
 from hgms.cli import json_option, plugin_option, print_json, trust_option
 from hgms.executors import Executor, Local, executor_options, stated_executor, to_stderr
-from hgms_core.registry import Registry
+from hgms.plugins import Registry
 
 FILE = click.Path(path_type=Path)
 

@@ -10,8 +10,8 @@ from weakref import WeakValueDictionary
 import attrs
 
 from hgms.executors import Needs, Piece, RemoteProgress, Tell, unless_busy
+from hgms.plugins import Registry
 from hgms.runs import unannounced
-from hgms_core.registry import Registry
 from hgms_mix.stages import LEASES, claimed, digest, read, resolved
 from hgms_mix.surface.design import Point
 from hgms_mix.surface.runs import DesignRuns, Outcome

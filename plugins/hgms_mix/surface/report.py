@@ -12,10 +12,10 @@ import attrs
 from hgms.config.convert import structured
 from hgms.config.json_values import finite
 from hgms.config.tables import lay
+from hgms.plugins import Registry
 from hgms.runs import replace_file
 from hgms_core import ConfigError, HgmsError
 from hgms_core.errors import MissingExtra
-from hgms_core.registry import Registry
 from hgms_mix.surface.learn import Findings
 from hgms_mix.surface.picture import draw
 from hgms_mix.surface.settings import SurfaceSettings

@@ -19,8 +19,8 @@ from attrs import frozen
 
 from hgms.config.tables import lay_options, tables_of
 from hgms.executors import Executor, Here, Piece, carried_out_together
+from hgms.plugins import Registry
 from hgms_core import ConfigError, HgmsError, Key, NumericalError
-from hgms_core.registry import Registry
 from hgms_mix.stages import OF_GRIDS, MixConfig, claimed, read
 from hgms_mix.surface import proxy
 from hgms_mix.surface.cost import cost, spell

@@ -10,9 +10,9 @@ import pytest
 from support.fakes import Site, call, json_of
 from support.helpers import rejects
 
+from hgms.plugins import Registry
 from hgms.testing.check import check, target_of
 from hgms_core import Composition, ConfigError
-from hgms_core.registry import Registry
 
 HEAD = """
 from typing import ClassVar

@@ -15,9 +15,10 @@ from support.fakes import Site
 
 from hgms.cli import main
 from hgms.cli.new.command import TESTED_WITH
+from hgms.plugins import host as plugins
+from hgms.plugins import registry
 from hgms.testing.methods import check_optimum
-from hgms_core import PLUGIN_API, registry
-from hgms_core import host as plugins
+from hgms_core import PLUGIN_API
 
 FILES = {
     ".github/workflows/tests.yml",

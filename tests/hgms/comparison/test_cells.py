@@ -15,12 +15,12 @@ from hgms.distributed import RankLost
 from hgms.generators.branches import Branches
 from hgms.hypergradients import Implicit
 from hgms.outer import Sgd
+from hgms.plugins import Registry
 from hgms.runs import DiskError, FolderInUse, RunFolder
 from hgms.selectors import BestOfN
 from hgms.solvers import CG
 from hgms_core import ConfigError, Pipeline
 from hgms_core.errors import CheckpointError, NumericalError
-from hgms_core.registry import Registry
 
 PLUGIN = Path(__file__).parents[2] / "support" / "grid_plugin.py"
 

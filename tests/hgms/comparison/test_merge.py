@@ -17,9 +17,9 @@ from hgms.cli import main
 from hgms.comparison.grid_file import load
 from hgms.comparison.merge import plan
 from hgms.comparison.run_grid import run_grid
+from hgms.plugins import Registry
 from hgms.runs import leased
 from hgms_core import ConfigError
-from hgms_core.registry import Registry
 
 pytestmark = pytest.mark.usefixtures("bowl")
 PLUGIN = Path(__file__).parents[2] / "support" / "grid_plugin.py"

@@ -17,9 +17,9 @@ from hgms.comparison.coordinator import Coordinator
 from hgms.comparison.grid import Cell, Grid
 from hgms.comparison.grid_file import load
 from hgms.comparison.run_grid import run_grid
+from hgms.plugins import Registry
 from hgms.results import StoredRun, read_run
 from hgms.runs import RunFolder, leased
-from hgms_core.registry import Registry
 
 PLUGIN = Path(__file__).parents[2] / "support" / "grid_plugin.py"
 

@@ -20,8 +20,8 @@ from hgms.compiled import Programs, programs
 from hgms.compiled import cuda_graphs as graphs
 from hgms.compiled.trace import flatten, split, trace, unflatten, without_mutations
 from hgms.compiled.verify import compared
+from hgms.plugins import Registry
 from hgms_core import ConfigError, Tree
-from hgms_core.registry import Registry
 
 
 @pytest.fixture

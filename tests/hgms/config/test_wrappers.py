@@ -7,9 +7,9 @@ from typing import Any
 from attrs import evolve, field, frozen
 from support.config_parts import HOOKS, RECIPE, Around, config_of, error_of, make_registry
 
+from hgms.plugins import KINDS, Registry, faults_of
 from hgms_core import Method
 from hgms_core.errors import ConfigError
-from hgms_core.registry import KINDS, Registry, faults_of
 
 
 def registry_with(*methods: Any, **options: Any) -> Registry:

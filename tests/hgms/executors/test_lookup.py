@@ -7,8 +7,8 @@ from support.fakes import Site
 from support.helpers import rejects
 
 from hgms.executors.lookup import HOOK, registered
+from hgms.plugins import Host
 from hgms_core.errors import PluginError
-from hgms_core.host import Host
 
 SOURCE = """
 from hgms_core import hookimpl

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import signal
 import sys
 import threading
@@ -20,6 +21,9 @@ from hgms_core import ConfigError
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers fork on Linux")
 
 
+MAIN = threading.main_thread().ident or 0
+
+
 class Ended(BaseException):
     """Stands for the end of this process."""
 
@@ -29,12 +33,17 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """The codes with which this process would have ended: of the listening thread, and then of
     the main one, which that wakes by Ctrl-C."""
     codes: list[int] = []
+    left = threading.Event()
 
     def leave(code: int) -> None:
         codes.append(code)
         if threading.current_thread() is threading.main_thread():
+            left.set()
             raise Ended
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.pthread_kill(MAIN, signal.SIGINT)
+        # A signal that arrives just before the main thread sleeps does not wake it.
+        while not left.wait(5):
+            signal.pthread_kill(MAIN, signal.SIGINT)
 
     monkeypatch.setattr(worker.os, "_exit", leave)
     threads = torch.get_num_threads()
@@ -63,21 +72,27 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_each_job_ends_with_its_outcome_or_its_error_and_the_next_one_follows(
-    ends: list[int],
+    ends: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[Mapping[str, Any]] = []
-    last = threading.Event()
+    idle = threading.Event()
+
+    class Lines(queue.Queue[str]):
+        def get(self, *args: Any) -> str:
+            if sum(each["event"] != "step" for each in told) == 5:
+                idle.set()
+            return super().get(*args)
 
     def tell(**event: Any) -> None:
         told.append(event)
-        if sum(each["event"] != "step" for each in told) == 5:
-            last.set()
 
     def source() -> Iterator[str]:
         yield from lines({"number": 1}, {"raises": "ours"}, {})
         yield from lines({"raises": "Ctrl-C"}, {"number": 2})
-        last.wait(20)
+        # Input that ended earlier would interrupt the last job of this process.
+        assert idle.wait(60)
 
+    monkeypatch.setattr(worker.queue, "Queue", Lines)
     with pytest.raises(Ended):
         worker._serve(source(), tell, 1)  # type: ignore[arg-type]
     assert ends == [0, 0]

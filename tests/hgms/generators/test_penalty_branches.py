@@ -13,6 +13,7 @@ from support.field_problems import pipeline, run
 from support.helpers import F64, assert_same, counted, network_problem, rejects
 
 from hgms.adapters import from_losses
+from hgms.config.tables import overridden
 from hgms.generators.penalty import (
     DynamicBarrier,
     FullyFirstOrder,
@@ -192,7 +193,7 @@ def test_all_blocks_are_all_leaves_and_leaves_of_one_module_move_together() -> N
 
 
 def test_scalebio_on_sources_is_as_its_authors_run_it() -> None:
-    parts = SCALEBIO.with_overrides({}, ["sources"])
+    parts = overridden(SCALEBIO, {}, ["sources"])
     wanted = {"optimizer": "adamw", "weight_decay": 5e-4, "schedule": "cosine"}
     assert parts["generator"].items() >= wanted.items()
     outer = {"name": "adamw", "lr": 1e-2, "weight_decay": 1e-2}

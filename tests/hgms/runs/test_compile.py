@@ -14,13 +14,13 @@ from support.programs import MAKING, Time, Walker, halved, problem
 from torch.fx import GraphModule
 
 from hgms.compiled import programs, programs_of
+from hgms.plugins import Host
 from hgms.runs import Execution, Interrupted, RunFolder, RunResult, RunSettings, run
 from hgms.runs.clock import Clock
 from hgms.runs.loop import ANNOUNCEMENT
 from hgms.runs.signals import COMPILING
 from hgms.tasks.quadratic import Quadratic
 from hgms_core import Problem, State
-from hgms_core.host import Host
 
 COMPILED = RunSettings(compile=True, checkpoint_seconds=0)
 

@@ -22,6 +22,7 @@ from support.helpers import load_script, rejects
 
 from hgms.adapters import from_losses
 from hgms.config.fingerprinting import fingerprint
+from hgms.plugins import Registry
 from hgms.results import read_run, scan
 from hgms.runs import RunConfig, RunFolder, files, run, run_config
 from hgms.runs.lease import HeldFolders, Lease, holder
@@ -29,7 +30,6 @@ from hgms.runs.provenance import data_of
 from hgms.tasks import HyperCleaning, ImbalancedLoss, LogisticCv, RidgeCv
 from hgms_core import Problem
 from hgms_core.errors import CheckpointError
-from hgms_core.registry import Registry
 
 REGISTRY = Registry.load()
 

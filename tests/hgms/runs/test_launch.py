@@ -16,13 +16,13 @@ from torch.nn.functional import cross_entropy
 
 from hgms.adapters import from_module
 from hgms.config import Budget
+from hgms.plugins import Host
 from hgms.report import build
 from hgms.results import read_run, scan
 from hgms.runs import RunFolder, run
 from hgms.runs.launch import device_called
 from hgms_core import ConfigError, Problem
 from hgms_core.errors import CheckpointError
-from hgms_core.host import Host
 
 HALF: Any = Follow(0.25)
 

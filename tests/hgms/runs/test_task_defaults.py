@@ -14,6 +14,7 @@ from support.fakes import Site
 
 from hgms.comparison.grid import Grid
 from hgms.comparison.grid_file import load
+from hgms.config.tables import overridden
 from hgms.runs import RunConfig
 from hgms_core import Composition
 
@@ -137,9 +138,9 @@ def test_the_defaults_of_a_trait_are_laid_over_the_parts_and_change_nothing(
     traits: tuple[str, ...], generator: dict[str, Any], keep: str
 ) -> None:
     before = copy.deepcopy(RECIPE.parts)
-    assert RECIPE.with_overrides({}, traits) == {"generator": generator, "keep": keep}
-    overridden = RECIPE.with_overrides({"generator": {"lr": 9.0}}, traits)
-    assert overridden["generator"] == {**generator, "lr": 9.0}
+    assert overridden(RECIPE, {}, traits) == {"generator": generator, "keep": keep}
+    changed = overridden(RECIPE, {"generator": {"lr": 9.0}}, traits)
+    assert changed["generator"] == {**generator, "lr": 9.0}
     assert RECIPE.parts == before
 
 

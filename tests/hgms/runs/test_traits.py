@@ -13,11 +13,11 @@ import torch
 from support.helpers import F64, normal, rejects
 
 from hgms.comparison.grid_file import load
+from hgms.plugins import Registry
 from hgms.runs import built
 from hgms.runs import traits as compat
 from hgms_core import ConfigError, Method, Problem, Ravel, Rows, Sources, Tree
 from hgms_core.hypergrad import curvature, upper_gradients
-from hgms_core.registry import Registry
 
 REGISTRY = Registry.load()
 TASKS = {item.name: item.target for item in REGISTRY.components("task")}

@@ -12,9 +12,9 @@ import torch
 from support.helpers import rejects
 from support.own_problems import Follow, bowl
 
+from hgms.plugins import Host
 from hgms.runs import Patience, RunResult, RunSettings, StopRun, pruned, run
 from hgms_core import ConfigError, RunInfo
-from hgms_core.host import Host
 
 
 def half(budget: str = "9 steps", **options: Any) -> RunResult:

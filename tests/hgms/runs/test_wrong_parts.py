@@ -13,10 +13,10 @@ from support.helpers import rejects
 from hgms.generators.branches import Branches
 from hgms.hypergradients import OneStep, Unrolled
 from hgms.outer import Adam
+from hgms.plugins import Host
 from hgms.runs import RunFolder, run
 from hgms.selectors import First
 from hgms_core import Candidates, ConfigError, Pipeline, Problem
-from hgms_core.host import Host
 
 
 def quadratic() -> Problem:

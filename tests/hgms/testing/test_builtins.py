@@ -18,10 +18,10 @@ from click.testing import CliRunner
 
 from hgms.cli import main
 from hgms.config import Budget
+from hgms.plugins import Registry, registry
 from hgms.runs import RunConfig, run
 from hgms.testing import checks_of, checks_of_kind, failures_of, imports, instance_of, verdict
-from hgms_core import Composition, registry
-from hgms_core.registry import Registry
+from hgms_core import Composition
 
 REGISTRY = Registry.load()
 """Loaded once: that takes some 30 ms."""

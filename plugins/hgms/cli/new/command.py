@@ -16,9 +16,8 @@ from pathlib import Path
 import click
 
 from hgms.cli import json_option, kind_called, kind_names, print_json, with_commas
+from hgms.plugins import KINDS, NAME, Host, Kind, Registry, canonical
 from hgms_core import ConfigError, __version__
-from hgms_core.host import Host, canonical
-from hgms_core.registry import KINDS, NAME, Kind, Registry
 
 TEMPLATE = files("hgms.cli.new") / "template"
 

@@ -18,7 +18,8 @@ from attrs import define, field
 
 from hgms.executors import Ending, Job, Report, carried_out_beside, ending_of, packed
 from hgms_core import ConfigError
-from hgms_core.components import read_by_annotation, reports_errors
+from hgms_core.arguments import reports_errors
+from hgms_core.components import read_by_annotation
 from hgms_core.errors import MissingExtra
 from hgms_core.torch_errors import first_line
 from hgms_core.validators import at_least, optional

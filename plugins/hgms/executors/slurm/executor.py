@@ -18,7 +18,8 @@ from hgms.executors import Ending, Job, Report, carried_out, ending_of, packed
 from hgms.executors.slurm.stand_in import stand_in
 from hgms.runs import leave
 from hgms_core import ConfigError
-from hgms_core.components import read_by_annotation, reports_errors
+from hgms_core.arguments import reports_errors
+from hgms_core.components import read_by_annotation
 from hgms_core.errors import MissingExtra
 from hgms_core.torch_errors import first_line
 from hgms_core.validators import at_least, greater_than

@@ -23,10 +23,10 @@ from hgms.executors import (
     to_stderr,
     unless_busy,
 )
+from hgms.plugins import Registry
 from hgms.runs import unannounced
 from hgms_core import ConfigError
 from hgms_core.components import evolve
-from hgms_core.registry import Registry
 from hgms_mix.stages import MixConfig
 from hgms_mix.stages.compare.outcome import Outcome
 

@@ -10,10 +10,8 @@ import pytest
 from support.fakes import Site
 from support.helpers import rejects
 
-from hgms_core.discovery import import_plugin, installed
+from hgms.plugins import Host, Registry, import_plugin, installed
 from hgms_core.errors import ConfigError, PluginError
-from hgms_core.host import Host
-from hgms_core.registry import Registry
 
 BROKEN = "import does_not_exist_anywhere\n"
 

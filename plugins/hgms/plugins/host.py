@@ -33,8 +33,7 @@ import attrs
 import pluggy
 from attrs import frozen
 
-from hgms_core import hookspecs
-from hgms_core.discovery import (
+from hgms.plugins.discovery import (
     FIRST_PARTY,
     GROUP,
     PROGRAMS,
@@ -44,6 +43,9 @@ from hgms_core.discovery import (
     install_line,
     installed,
 )
+from hgms.plugins.sandbox import Watch, watched
+from hgms.plugins.sandbox import undone as undone
+from hgms_core import hookspecs
 from hgms_core.errors import (
     ConfigError,
     ErrorGroup,
@@ -52,8 +54,6 @@ from hgms_core.errors import (
     PluginError,
     unknown_name,
 )
-from hgms_core.sandbox import Watch, watched
-from hgms_core.sandbox import undone as undone
 
 LOG = logging.getLogger("hgms.plugins")
 SLOW = 1.0
@@ -263,7 +263,7 @@ class Host:
 
     @contextlib.contextmanager
     def watched(self, info: PluginInfo) -> Iterator[Watch]:
-        """Apply :func:`hgms_core.sandbox.watched`, and note changed settings on the plugin."""
+        """Apply :func:`hgms.plugins.sandbox.watched`, and note changed settings on the plugin."""
         with watched() as watch:
             yield watch
         if watch.changed:

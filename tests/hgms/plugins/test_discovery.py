@@ -8,11 +8,10 @@ import pytest
 from support.fakes import Site
 from support.helpers import rejects
 
-from hgms_core import PLUGIN_API, sandbox
-from hgms_core import host as plugins
+from hgms.plugins import Host, Registry, sandbox
+from hgms.plugins import host as plugins
+from hgms_core import PLUGIN_API
 from hgms_core.errors import PluginError
-from hgms_core.host import Host
-from hgms_core.registry import Registry
 
 HOOK = "from hgms_core import hookimpl\n@hookimpl\ndef hgms_ready(): pass\n"
 

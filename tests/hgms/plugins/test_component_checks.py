@@ -9,9 +9,9 @@ import attrs
 import pytest
 from support.fakes import Site
 
+from hgms.config.tables import overlay
+from hgms.plugins import KINDS, Registry, faults_of
 from hgms_core import Composition
-from hgms_core.composition import overlay
-from hgms_core.registry import KINDS, Registry, faults_of
 
 SOLVER = KINDS["solver"]
 

@@ -10,9 +10,8 @@ from support.fakes import Site
 from support.helpers import rejects
 
 from hgms.cli.inspect import component_row
+from hgms.plugins import Host, Registry
 from hgms_core.errors import ConfigError, PluginError
-from hgms_core.host import Host
-from hgms_core.registry import Registry
 
 
 def registry_of(*plugins: Path, tolerant: bool = False) -> Registry:

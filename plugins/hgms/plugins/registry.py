@@ -16,15 +16,23 @@ import attrs
 from attrs import frozen
 
 import hgms_core
-from hgms_core import protocols
+from hgms.plugins.discovery import FIRST_PARTY
+from hgms.plugins.host import Host, PluginInfo, describe
+from hgms_core import (
+    CandidateGenerator,
+    Composition,
+    HyperGradient,
+    LinearSolver,
+    Method,
+    OuterOptimizer,
+    Pipeline,
+    Selector,
+    Task,
+)
 from hgms_core.annotations import PARTS
 from hgms_core.arguments import methods_of
 from hgms_core.components import NAME
-from hgms_core.composition import Composition
-from hgms_core.discovery import FIRST_PARTY
 from hgms_core.errors import ConfigError, HgmsError, PluginError, unknown_name
-from hgms_core.host import Host, PluginInfo, describe
-from hgms_core.pipeline import Pipeline
 
 
 @frozen
@@ -54,13 +62,13 @@ class Kind:
 KINDS: dict[str, Kind] = {
     kind.name: kind
     for kind in (
-        Kind("generator", "hgms_register_generators", protocols.CandidateGenerator),
-        Kind("selector", "hgms_register_selectors", protocols.Selector),
-        Kind("solver", "hgms_register_linear_solvers", protocols.LinearSolver),
-        Kind("hypergradient", "hgms_register_hypergradients", protocols.HyperGradient),
-        Kind("outer", "hgms_register_outer_optimizers", protocols.OuterOptimizer),
-        Kind("task", "hgms_register_tasks", protocols.Task),
-        Kind("method", "hgms_register_methods", protocols.Method),
+        Kind("generator", "hgms_register_generators", CandidateGenerator),
+        Kind("selector", "hgms_register_selectors", Selector),
+        Kind("solver", "hgms_register_linear_solvers", LinearSolver),
+        Kind("hypergradient", "hgms_register_hypergradients", HyperGradient),
+        Kind("outer", "hgms_register_outer_optimizers", OuterOptimizer),
+        Kind("task", "hgms_register_tasks", Task),
+        Kind("method", "hgms_register_methods", Method),
     )
 }
 
