@@ -4,7 +4,7 @@ renewed, and refused.
     OMP_NUM_THREADS=1 python benchmarks/bench_leases.py [--runs 2000] [--folder FOLDER] [--json
     FILE]
 
-A lease is a file ``.lease`` in a run's folder (hgms/runs/lease.py). Measured by one process and by
+A lease is a file ``.lease`` in a run's folder (hgms/store/lease.py). Measured by one process and by
 two at once, each on folders of its own: ``claim`` (a lease taken in a new folder, and given back),
 ``ensure`` (the question before each write whether it is still held), ``renew`` (its file touched,
 as the heartbeat does every twenty seconds). Then ``refused``: two processes ask for the same
@@ -27,7 +27,7 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
 
-from hgms.runs import FolderInUse, leased
+from hgms.store import FolderInUse, leased
 
 NAMES = ("claim", "ensure", "renew", "refused")
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from hgms.runs import RunFolder
-from hgms.runs.files import stamped
+from hgms.store import stamped
 
 LIMITS = {"seconds": 20.0, "processor_seconds": 20.0, "peak_memory_bytes": 1e9, "html_bytes": 15e6}
 METHODS = (

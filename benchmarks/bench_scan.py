@@ -72,7 +72,7 @@ def make(out: Path, runs: int) -> int:
     """
     from hgms.comparison.run_grid import run_grid
     from hgms.runs import config_key
-    from hgms.runs.files import sealed
+    from hgms.store import sealed
 
     seeds = max(1, runs // (TASKS * METHODS))
     if not run_grid(grid(out, 1), jobs=0, progress=False).complete:

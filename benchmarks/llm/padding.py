@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from hgms.config import cache_folder
+from hgms.store import cache_folder
 from hgms_core import Key
 from hgms_mix.lm import Batches, Source
 from hgms_mix.lm.passes import needed, passes

@@ -43,7 +43,7 @@ COMPONENTS = [
 LIBRARIES = [
     ["compiled", "gauss_newton", "optim", "rows"],
     ["config"],
-    ["adapters", "plugins"],
+    ["adapters", "plugins", "store"],
     ["arguments", "lazy", "torch_errors"],
 ]
 """What several components share, and the host of the plugins."""

@@ -20,7 +20,7 @@ TOPS = (ROOT / "hgms_core", ROOT / "plugins" / "hgms", ROOT / "plugins" / "hgms_
 KNOWN_CYCLES = """
 hgms.testing hgms.testing.check hgms.testing.command
 
-hgms_mix.stages.base_losses hgms_mix.stages.certainty hgms_mix.stages.checkpoints
+hgms_mix.stages.base_losses hgms_mix.stages.certainty
 hgms_mix.stages.config hgms_mix.stages.evaluate hgms_mix.stages.finetune hgms_mix.stages.mix
 hgms_mix.stages.on_ranks hgms_mix.stages.reweight hgms_mix.stages.sample hgms_mix.stages.stage
 hgms_mix.stages.summary hgms_mix.stages.trainers hgms_mix.stages.training

@@ -33,6 +33,7 @@ NO_HOOKS = {
     "hgms.plugins",
     "hgms.results",
     "hgms.rows",
+    "hgms.store",
     "hgms.tasks.images",
     "hgms.uncertainty",
     "hgms_mix.evaluation",

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hgms.runs import RunFolder
-from hgms.runs.files import is_stamped, sealed, stamped
+from hgms.store import is_stamped, sealed, stamped
 
 CONFIG = """schema = 1
 seed = {seed}

@@ -12,8 +12,8 @@ from typing import Any
 import click
 
 from hgms.config.control_characters import printable
-from hgms.config.json_values import finite
 from hgms.plugins import Host, Registry
+from hgms.store import finite
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 """The option ``--json`` of a command, as its argument ``as_json``."""

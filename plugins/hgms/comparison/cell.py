@@ -23,17 +23,8 @@ from hgms.comparison.usage import measured
 from hgms.distributed import RankLost
 from hgms.executors import Job, Needs, Tell, as_error, pack_error
 from hgms.plugins import Registry
-from hgms.runs import (
-    DiskError,
-    Execution,
-    FolderInUse,
-    RunConfig,
-    RunFolder,
-    leaving,
-    record_failure,
-    replace_file,
-    run_config,
-)
+from hgms.runs import Execution, RunConfig, RunFolder, leaving, record_failure, run_config
+from hgms.store import DiskError, FolderInUse, replace_file
 from hgms_core import HgmsError
 from hgms_core.errors import CheckpointError, ErrorGroup, OutOfMemory
 

@@ -21,7 +21,8 @@ from hgms.comparison.grid import Cell
 from hgms.comparison.usage import frozen_heap
 from hgms.config import Budget
 from hgms.executors import Executor, Job, tried_again, unpack_error
-from hgms.runs import Execution, HeldFolders, RunFolder, ignore
+from hgms.runs import Execution, RunFolder, ignore
+from hgms.store import HeldFolders
 
 POLL = 1.0
 """Seconds between two checks of runs that other processes execute."""

@@ -13,7 +13,8 @@ from pathlib import Path
 from attrs import frozen
 
 from hgms.config.tables import parse_json
-from hgms.runs import ROWS, RunFolder, is_marker, leased, opened, read_file, replace_file
+from hgms.runs import RunFolder
+from hgms.store import ROWS, is_marker, leased, opened, read_file, replace_file
 from hgms_core import ConfigError
 from hgms_core.errors import CheckpointError, raise_all
 

@@ -20,7 +20,8 @@ from hgms.config import Budget
 from hgms.config.tables import parse_json
 from hgms.executors import Ending, Executor, Tell, code_of, tried_again, unpack_error
 from hgms.plugins import Registry
-from hgms.runs import RunConfig, RunFolder, read_file, run_config, unannounced
+from hgms.runs import RunConfig, RunFolder, run_config, unannounced
+from hgms.store import read_file
 from hgms_core import HgmsError
 from hgms_core.components import evolve
 

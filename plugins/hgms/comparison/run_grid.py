@@ -25,7 +25,8 @@ from hgms.config.as_table import plain
 from hgms.config.tables import difference, parse_toml
 from hgms.executors import Board, Executor, Local, code_of, cores, to_stderr
 from hgms.results import uncollected
-from hgms.runs import DiskError, Interrupted, RunFolder, ignore, read_file, stoppable, unannounced
+from hgms.runs import Interrupted, RunFolder, ignore, stoppable, unannounced
+from hgms.store import DiskError, read_file
 from hgms_core import ConfigError, HgmsError
 
 ROOM = 1 << 18

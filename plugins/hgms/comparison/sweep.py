@@ -26,7 +26,8 @@ from hgms.comparison.samplers import SAMPLERS, Trial, Values, import_optuna
 from hgms.comparison.space import Choices, Space, parse
 from hgms.config import Budget
 from hgms.config.tables import parse_json
-from hgms.runs import ROWS, RunConfig, RunFolder, data_of, leased, read_file, replace_file
+from hgms.runs import RunConfig, RunFolder, data_of
+from hgms.store import ROWS, leased, read_file, replace_file
 from hgms_core import ConfigError, Key
 from hgms_core.components import evolve
 from hgms_core.errors import CheckpointError, raise_all

@@ -17,15 +17,8 @@ import torch
 from attrs import define
 
 from hgms.config.tables import parse_json
-from hgms.runs import (
-    DiskError,
-    FolderInUse,
-    RunFolder,
-    counting,
-    device_called,
-    read_file,
-    replace_file,
-)
+from hgms.runs import RunFolder, counting, device_called
+from hgms.store import DiskError, FolderInUse, read_file, replace_file
 from hgms_core import ConfigError
 from hgms_core.errors import CheckpointError
 

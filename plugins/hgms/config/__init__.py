@@ -10,10 +10,8 @@ from typing import Any
 
 from hgms.config.budget import Budget as Budget
 from hgms.config.checked import checked as checked
-from hgms.config.paths import cache_folder as cache_folder
 from hgms.config.paths import data_fingerprint as data_fingerprint
 from hgms.config.paths import expand as expand
-from hgms.config.paths import file_digest as file_digest
 from hgms_core import ROLES, ConfigError
 from hgms_core.validators import reject
 

@@ -18,7 +18,6 @@ import contextlib
 import copyreg
 import dis
 import functools
-import hashlib
 import importlib.machinery
 import importlib.util
 import random
@@ -35,6 +34,7 @@ import numpy as np
 import torch
 
 from hgms.plugins import FIRST_PARTY
+from hgms.store import Digest, digest
 from hgms_core import Problem
 
 DEPTH = 200
@@ -135,15 +135,11 @@ class _Fingerprints:
             return _named(type(value))
         self._open.add(number)
         try:
-            total = hashlib.sha256()
+            total = Digest()
             for part in self._parts(value):
-                total.update(
-                    part
-                    if isinstance(part, bytes | memoryview)
-                    else str(part).encode(errors="backslashreplace")
-                )
-                total.update(b"\0")
-            self._known[number] = total.hexdigest()
+                total.add(part if isinstance(part, bytes | memoryview) else str(part))
+                total.add(b"\0")
+            self._known[number] = total.text
         finally:
             self._open.discard(number)
         self._kept.append(value)
@@ -405,8 +401,8 @@ def source_digests(module: str) -> dict[str, str]:
     The result is empty for a module without a readable source. The script itself (``__main__``) is
     not read, because it changes constantly and its functions have separate digests.
 
-    >>> list(source_digests("hgms.config.json_values"))[:1]
-    ['hgms.config.json_values']
+    >>> list(source_digests("hgms.store.json_values"))[:1]
+    ['hgms.store.json_values']
     """
     top = module.partition(".")[0]
     digests: dict[str, str] = {}
@@ -418,7 +414,7 @@ def source_digests(module: str) -> dict[str, str]:
             continue
         seen.add(name)
         if (data := _source_of(name, top)) is not None:
-            digests[name] = hashlib.sha256(data).hexdigest()
+            digests[name] = digest(data)
             package = name if _file_of(name)[1] else name.rpartition(".")[0]
             waiting += _imports_in(data, package)
     return dict(sorted(digests.items()))

@@ -10,7 +10,8 @@ from typing import Any
 import click
 
 from hgms.config.control_characters import printable
-from hgms.runs import Progress, holder
+from hgms.runs import Progress
+from hgms.store import holder
 from hgms_core import HgmsError
 
 _ALL = "all"

@@ -7,7 +7,6 @@ version.
 from __future__ import annotations
 
 import functools
-import hashlib
 import importlib.util
 import platform
 import sys
@@ -17,6 +16,7 @@ from pathlib import Path
 import torch
 
 from hgms.config.fingerprinting import first_party
+from hgms.store import Digest, digest
 from hgms_core import ConfigError
 
 SHOWN = 4
@@ -73,17 +73,14 @@ def _digest(name: str) -> str:
     """
     if name.endswith(".py"):
         path = Path(name)
-        return (
-            hashlib.sha256(path.read_bytes()).hexdigest()[:12] if path.is_file() else "no such file"
-        )
+        return digest(path.read_bytes())[:12] if path.is_file() else "no such file"
     spec = importlib.util.find_spec(name)
     if spec is None or spec.origin is None:
         return "no such module"
     origin = Path(spec.origin)
     files = sorted(origin.parent.rglob("*.py")) if origin.name == "__init__.py" else [origin]
-    digest = hashlib.sha256()
+    contents = Digest()
     for file in files:
-        digest.update(
-            file.relative_to(origin.parent).as_posix().encode() + b"\0" + file.read_bytes()
-        )
-    return digest.hexdigest()[:12]
+        contents.add(file.relative_to(origin.parent).as_posix())
+        contents.add(b"\0" + file.read_bytes())
+    return contents.text[:12]

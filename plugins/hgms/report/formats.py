@@ -13,7 +13,7 @@ from hgms.report.latex import latex
 from hgms.report.markdown import markdown
 from hgms.report.page import html
 from hgms.report.study import Study
-from hgms.runs import DiskError
+from hgms.store import DiskError
 from hgms_core import ConfigError
 
 WRITERS: dict[str, Callable[[Study], str]] = {".html": html, ".md": markdown, ".tex": latex}

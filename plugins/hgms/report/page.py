@@ -14,7 +14,7 @@ from hgms.report import tables, trust
 from hgms.report.figures import Style, figures, source_colours, styles
 from hgms.report.study import Section, Study
 from hgms.results import DARK, DASHES, LIGHT, STYLE, StoredRun
-from hgms.runs import read_file
+from hgms.store import read_file
 from hgms_core import __version__
 from hgms_core.errors import MissingExtra
 

@@ -25,7 +25,7 @@ from hgms.report.mixture import PREFIX, TOKENS
 from hgms.report.study import Entry, Study
 from hgms.report.tables import seconds_per_step
 from hgms.results import StoredRun
-from hgms.runs import ROWS, read_file
+from hgms.store import ROWS, read_file
 from hgms_core.errors import CheckpointError, MissingExtra
 
 if TYPE_CHECKING:

@@ -10,7 +10,6 @@ if the tag has changed.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import html as escaping
 import os
 import sys
@@ -26,6 +25,7 @@ from attrs import define, field
 
 from hgms.report.page import html
 from hgms.report.study import Study
+from hgms.store import digest
 from hgms_core import ConfigError, HgmsError
 
 LOOPBACK = "127.0.0.1"
@@ -153,7 +153,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.refused():
             return
         page = self.server.pages.newest()
-        tag = f'"{hashlib.sha256(page).hexdigest()[:32]}"'
+        tag = f'"{digest(page)[:32]}"'
         self.answer(HTTPStatus.OK, page, tag)
 
     do_HEAD = do_GET

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from hgms.runs import ROWS, is_stamped, opened, read_file
+from hgms.store import ROWS, is_stamped, opened, read_file
 from hgms_core.errors import CheckpointError
 
 

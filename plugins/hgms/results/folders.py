@@ -24,7 +24,8 @@ from attrs import field, frozen
 
 from hgms.config.tables import parse_json, parse_toml
 from hgms.results.stored import StoredRun, StoredSweep
-from hgms.runs import ROWS, SMALL, config_key, ensure_seal, is_marker, read_file
+from hgms.runs import config_key
+from hgms.store import ROWS, SMALL, ensure_seal, is_marker, read_file
 from hgms_core import ConfigError, HgmsError
 from hgms_core.errors import CheckpointError
 from hgms_core.torch_errors import first_line

@@ -6,7 +6,6 @@ Rows are read completely, or only in the named fields.
 from __future__ import annotations
 
 import functools
-import hashlib
 import itertools
 import json
 import math
@@ -23,7 +22,8 @@ from attrs import field, frozen
 from hgms.config import Budget
 from hgms.config.tables import difference, flatten
 from hgms.results.columns import last_seconds, read_columns
-from hgms.runs import ROWS, Execution, RunFolder, is_stamped, opened, read_file
+from hgms.runs import Execution, RunFolder
+from hgms.store import ROWS, digest, is_stamped, opened, read_file
 from hgms_core import ConfigError, HgmsError
 from hgms_core.errors import CheckpointError
 
@@ -196,7 +196,7 @@ class StoredRun:
         """
         path = self.path / "steps.jsonl"
         rows = read_file(path, ROWS) if os.path.lexists(path) else b""
-        if hashlib.sha256(rows).hexdigest() != self.digest:
+        if digest(rows) != self.digest:
             raise CheckpointError(
                 "damaged-file",
                 "the rows do not match the sha256 in summary.json",

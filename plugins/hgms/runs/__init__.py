@@ -13,20 +13,8 @@ from hgms.runs.checkpoint import load_state, pack, save_state, unpack
 from hgms.runs.command_line import built, load
 from hgms.runs.config import SCHEMA, UNCOMPARED, RunConfig, RunSettings, tables_of_others
 from hgms.runs.execution import Compilation, Execution
-from hgms.runs.files import (
-    ROWS,
-    SMALL,
-    DiskError,
-    appending,
-    ensure_seal,
-    is_stamped,
-    opened,
-    read_file,
-    replace_file,
-)
 from hgms.runs.folder import RunFolder, config_key
 from hgms.runs.launch import device_called, record_failure, run, run_config, show_object
-from hgms.runs.lease import LEASE, FolderInUse, HeldFolders, holder, is_marker, leased
 from hgms.runs.notebook import frame, reporter
 from hgms.runs.observers import ignore
 from hgms.runs.own_problem import LOSS, OwnProblem, higher_is_better
@@ -52,18 +40,12 @@ if TYPE_CHECKING:
     import click
 
 __all__ = [
-    "LEASE",
     "LOSS",
-    "ROWS",
     "SCHEMA",
-    "SMALL",
     "TRAITS",
     "UNCOMPARED",
     "Compilation",
-    "DiskError",
     "Execution",
-    "FolderInUse",
-    "HeldFolders",
     "Interrupted",
     "Interrupts",
     "OwnProblem",
@@ -76,24 +58,18 @@ __all__ = [
     "StopRun",
     "View",
     "Watcher",
-    "appending",
     "built",
     "config_key",
     "counted",
     "counting",
     "data_of",
     "device_called",
-    "ensure_seal",
     "environment",
     "follow_run",
     "frame",
     "higher_is_better",
-    "holder",
     "ignore",
     "in_notebook",
-    "is_marker",
-    "is_stamped",
-    "leased",
     "leave",
     "leaving",
     "line_of",
@@ -103,12 +79,9 @@ __all__ = [
     "misfit",
     "missing_traits",
     "needs",
-    "opened",
     "pack",
     "pruned",
-    "read_file",
     "record_failure",
-    "replace_file",
     "reporter",
     "run",
     "run_config",

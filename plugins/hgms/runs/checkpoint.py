@@ -15,7 +15,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from hgms.runs.files import damaged, described, replace_file
+from hgms.store import damaged, described, replace_file
 from hgms_core import ConfigError, Method, Problem, State, Tree
 from hgms_core.errors import CheckpointError
 

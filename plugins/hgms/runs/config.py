@@ -7,7 +7,6 @@ the name. ``"none"`` represents Python's ``None``.
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import json
 import os
@@ -28,6 +27,7 @@ from hgms.config.invalid import init_fields
 from hgms.config.tables import read_toml
 from hgms.plugins import Host, Registry
 from hgms.runs.provenance import data_of, digests
+from hgms.store import digest
 from hgms_core import ConfigError, HgmsError, Method, RunInfo, Task, component
 from hgms_core.components import evolve
 from hgms_core.errors import raise_all
@@ -301,5 +301,4 @@ class RunConfig:
             *([code] if code else []),
             *([data] if data else []),
         ]
-        text = json.dumps(parts, sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:8]
+        return digest(json.dumps(parts, sort_keys=True))[:8]

@@ -27,8 +27,8 @@ from hgms.config.invalid import init_fields, spell, type_hints
 from hgms.config.tables import overridden
 from hgms.plugins import Component, Registry, inside
 from hgms.runs.docstrings import folded
-from hgms.runs.files import described
 from hgms.runs.traits import TRAITS, needs
+from hgms.store import described
 from hgms_core import Composition, HgmsError, Method, Pipeline
 from hgms_core.validators import whole_number
 

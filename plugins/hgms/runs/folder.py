@@ -23,7 +23,6 @@ symbolic links.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import sys
@@ -34,15 +33,13 @@ from typing import Any
 import safetensors
 import safetensors.torch
 import torch
-from attrs import define, field, frozen
+from attrs import field, frozen
 
-from hgms.config.json_values import finite
+from hgms import store
 from hgms.config.tables import difference, flatten, parse_toml, show
-from hgms.runs import files
 from hgms.runs.checkpoint import pack, unpack
 from hgms.runs.config import UNCOMPARED
-from hgms.runs.files import damaged
-from hgms.runs.lease import LEASE, Lease, leased
+from hgms.store import LEASE, Digest, Lease, damaged, digest, finite, leased
 from hgms_core import ConfigError, State
 from hgms_core.arguments import reports_errors
 from hgms_core.components import read_by_annotation
@@ -57,25 +54,6 @@ IDENTITY = "task.identity."
 """The prefix of the digests of a problem's fields in a configuration."""
 SHOWN = 3
 """Maximum number of different settings that a message lists for two configurations."""
-
-
-@define
-class _Rows:
-    """The length and the sha256 of ``steps.jsonl``, updated with each line.
-
-    Checkpoints therefore need not read the whole file.
-    """
-
-    size: int
-    digest: Any
-
-    @classmethod
-    def of(cls, data: bytes) -> _Rows:
-        return cls(len(data), hashlib.sha256(data))
-
-    def add(self, line: bytes) -> None:
-        self.size += len(line)
-        self.digest.update(line)
 
 
 def _part_name(name: str) -> str:
@@ -103,7 +81,7 @@ def config_key(config: Mapping[str, Any]) -> str:
     False
     """
     text = json.dumps(compared(config), sort_keys=True, default=str)
-    return hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()
+    return digest(text)
 
 
 class _File:
@@ -149,7 +127,7 @@ class RunFolder:
     """
 
     path: Path = field(converter=_path)
-    _rows: list[_Rows] = field(factory=list, init=False, eq=False, repr=False)
+    _rows: list[Digest] = field(factory=list, init=False, eq=False, repr=False)
     _held: list[Lease] = field(factory=list, init=False, eq=False, repr=False)
 
     config = _File("config.toml")
@@ -214,7 +192,7 @@ class RunFolder:
         with contextlib.ExitStack() as held:
             try:
                 self._held[:] = [held.enter_context(leased(self.path, patience=patience))]
-            except files.DiskError:
+            except store.DiskError:
                 # on a read-only disk, a finished run is only read back
                 if not (resume and self.summary.exists()):
                     raise
@@ -262,7 +240,7 @@ class RunFolder:
         The folder may have been renamed or relabelled: ``run.out`` and the labels are ignored.
         """
 
-        text = files.contents(self.config).decode(errors="replace")
+        text = store.contents(self.config).decode(errors="replace")
         try:
             return text == config or self._compared(text) == self._compared(config)
         except (CheckpointError, AttributeError):  # not TOML, or not a configuration
@@ -300,11 +278,11 @@ class RunFolder:
 
     def create(self, config: str, environment: Mapping[str, Any]) -> None:
         self.ensure_held()
-        with files.writing(self.path):
+        with store.writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
         self._rows.clear()
-        files.replace_file(self.config, config.encode())
-        files.replace_file(self.environment, files.as_json(environment, indent=2))
+        store.replace_file(self.config, config.encode())
+        store.replace_file(self.environment, store.as_json(environment, indent=2))
 
     def reopen(self) -> None:
         """Remove the summary of a failed run before its second execution.
@@ -312,14 +290,14 @@ class RunFolder:
         Until the run ends, it counts as unfinished.
         """
         self.ensure_held()
-        with files.writing(self.summary):
+        with store.writing(self.summary):
             self.summary.unlink(missing_ok=True)
 
     def note(self, key: str, value: Any) -> None:
         """Set an entry of ``env.json``; other entries stay unchanged."""
         self.ensure_held()
-        files.replace_file(
-            self.environment, files.as_json({**self.read_environment(), key: value}, indent=2)
+        store.replace_file(
+            self.environment, store.as_json({**self.read_environment(), key: value}, indent=2)
         )
 
     # --- contents
@@ -330,7 +308,7 @@ class RunFolder:
         No results are computed from this file.
         """
         with contextlib.suppress(CheckpointError):
-            return files.json_object(self.environment)
+            return store.json_object(self.environment)
         return {}
 
     @property
@@ -338,23 +316,23 @@ class RunFolder:
         """The key of the configuration; empty without ``config.toml``."""
         if not os.path.lexists(self.config):
             return ""
-        text = files.contents(self.config).decode(errors="replace")
+        text = store.contents(self.config).decode(errors="replace")
         try:
             return config_key(parse_toml(text, self.config.name))
         except CheckpointError:
-            return hashlib.sha256(text.encode()).hexdigest()
+            return digest(text)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write the result, linked to the configuration and to the rows in ``steps.jsonl``."""
         self.ensure_held()
-        ties = {"key": self.key, "steps_sha256": self._written().digest.hexdigest()}
-        files.replace_file(self.summary, files.sealed({**finite(summary), **ties}, indent=2))
+        ties = {"key": self.key, "steps_sha256": self._written().text}
+        store.replace_file(self.summary, store.sealed({**finite(summary), **ties}, indent=2))
 
     def read_summary(self) -> dict[str, Any] | None:
         """Return the result in ``summary.json``; ``None`` if the run is not finished."""
         if not os.path.lexists(self.summary):
             return None
-        table = files.unsealed(self.summary)
+        table = store.unsealed(self.summary)
         self._ensure_own(self.summary, table)
         return {name: value for name, value in table.items() if name not in TIES}
 
@@ -375,24 +353,24 @@ class RunFolder:
         """
         names = ("seconds", "compile_seconds")
         clocks: dict[int, dict[str, Any]] = {}
-        for row in files.lines(self.timings, stamped=True):
+        for row in store.lines(self.timings, stamped=True):
             clocks[row["step"]] = {name: row[name] for name in names if name in row}
         return [
             {**row, "seconds": None, **clocks.get(row["step"], {})}
-            for row in files.lines(self.steps)
+            for row in store.lines(self.steps)
         ]
 
     def diagnoses(self) -> list[dict[str, Any]]:
         """Return all complete lines of ``diagnosis.jsonl``, each with its ``seconds``."""
-        times = files.lines(self.timings, stamped=True)
+        times = store.lines(self.timings, stamped=True)
         took = {row["step"]: row.get("diagnosis_seconds") for row in times}
-        rows = files.lines(self.diagnosis, stamped=True)
+        rows = store.lines(self.diagnosis, stamped=True)
         return [{**row, "seconds": took.get(row["step"])} for row in rows]
 
     def append_diagnosis(self, row: Mapping[str, Any]) -> None:
         """Append the line of a diagnosed step."""
         self.ensure_held()
-        files.append(self.diagnosis, files.stamped(files.as_json(row)) + b"\n")
+        store.append(self.diagnosis, store.stamped(store.as_json(row)) + b"\n")
 
     def append(self, record: Mapping[str, Any], timing: Mapping[str, Any]) -> None:
         """Append the lines of one outer step.
@@ -401,16 +379,16 @@ class RunFolder:
         """
         self.ensure_held()
         rows = self._written()
-        line = files.as_json(record) + b"\n"
-        clock = files.as_json(timing)
-        files.append(self.steps, line)
-        files.append(self.timings, files.stamped(clock) + b"\n")
+        line = store.as_json(record) + b"\n"
+        clock = store.as_json(timing)
+        store.append(self.steps, line)
+        store.append(self.timings, store.stamped(clock) + b"\n")
         rows.add(line)
 
-    def _written(self) -> _Rows:
+    def _written(self) -> Digest:
         """Return the length and digest of ``steps.jsonl``, which is read only once."""
         if not self._rows:
-            self._rows.append(_Rows.of(files.contents(self.steps) if self.steps.exists() else b""))
+            self._rows.append(Digest(store.contents(self.steps) if self.steps.exists() else b""))
         return self._rows[0]
 
     # --- checkpoints
@@ -428,21 +406,21 @@ class RunFolder:
         rows = self._written()
         for path in (self.steps, self.timings):
             if path.exists():
-                files.flush(path)
-        files.replace_file(self.path / name, data)
-        files.flush(self.path)
+                store.flush(path)
+        store.replace_file(self.path / name, data)
+        store.flush(self.path)
         pointer = {
             "step": step,
             "tensors": name,
             "key": self.key,
             "tensors_bytes": len(data),
-            "sha256": hashlib.sha256(data).hexdigest(),
+            "sha256": digest(data),
             "steps_bytes": rows.size,
-            "steps_sha256": rows.digest.hexdigest(),
+            "steps_sha256": rows.text,
             "state": structure,
         }
-        files.replace_file(self.checkpoint, files.sealed(pointer, indent=1))
-        files.flush(self.path)
+        store.replace_file(self.checkpoint, store.sealed(pointer, indent=1))
+        store.flush(self.path)
         self._remove_others(name)
 
     def _remove_others(self, name: str) -> None:
@@ -461,22 +439,22 @@ class RunFolder:
         for path in (self.steps, self.timings, self.diagnosis, self.environment):
             if os.path.lexists(path):
                 # reject links, pipes and folders before any change
-                with files.regular(path):
+                with store.regular(path):
                     pass
-        for _ in files.lines(self.diagnosis, stamped=True):
+        for _ in store.lines(self.diagnosis, stamped=True):
             pass  # reading rejects lines that are not rows, or were changed
         if not os.path.lexists(self.checkpoint):
             return None
-        pointer = files.unsealed(self.checkpoint)
+        pointer = store.unsealed(self.checkpoint)
         self._ensure_own(self.checkpoint, pointer)
         try:
             step = int(pointer["step"])
             path = self.path / Path(pointer["tensors"]).name
-            with files.regular(path, most=sys.maxsize) as stream:
+            with store.regular(path, most=sys.maxsize) as stream:
                 if os.fstat(stream.fileno()).st_size != int(pointer["tensors_bytes"]):
                     raise damaged(path, "its size does not match the recorded size")
                 data = stream.read()
-            if hashlib.sha256(data).hexdigest() != pointer["sha256"]:
+            if digest(data) != pointer["sha256"]:
                 raise damaged(path, "its contents do not match the recorded sha256")
             size = int(pointer["steps_bytes"])
             self._check_digest(step, size, pointer["steps_sha256"])
@@ -491,21 +469,21 @@ class RunFolder:
             safetensors.SafetensorError,
         ) as error:
             raise damaged(
-                self.checkpoint, f"it does not contain a state: {files.described(error)}"
+                self.checkpoint, f"it does not contain a state: {store.described(error)}"
             ) from None
 
-    def _check_digest(self, step: int, size: int, digest: str) -> None:
+    def _check_digest(self, step: int, size: int, expected: str) -> None:
         """Check that the first ``size`` bytes of ``steps.jsonl`` are as in the checkpoint."""
-        rows = files.contents(self.steps) if size or self.steps.exists() else b""
+        rows = store.contents(self.steps) if size or self.steps.exists() else b""
         if len(rows) < size:
             raise damaged(self.steps, f"it ends before step {step} of the checkpoint")
-        if hashlib.sha256(rows[:size]).hexdigest() != digest:
+        if digest(rows[:size]) != expected:
             raise damaged(self.steps, "its contents do not match the recorded sha256")
 
     def _check_lines(self, path: Path, step: int) -> None:
         """Check that every step up to this step has an unchanged line."""
         expected = 0
-        for row in files.lines(path, stamped=True):
+        for row in store.lines(path, stamped=True):
             if expected > step:
                 return
             if row["step"] != expected:
@@ -521,18 +499,18 @@ class RunFolder:
         """
         kept = {}
         for path in (self.steps, self.timings):
-            data = files.contents(path) if path.exists() else b""
+            data = store.contents(path) if path.exists() else b""
             rows = data.split(b"\n")[: step + 1]
             kept[path] = b"".join(row + b"\n" for row in rows)
             if kept[path] != data:
-                files.replace_file(path, kept[path])
+                store.replace_file(path, kept[path])
         if self.diagnosis.exists():
-            data = files.contents(self.diagnosis)
+            data = store.contents(self.diagnosis)
             rows = data.split(b"\n")[:-1]
             early = b"".join(row + b"\n" for row in rows if json.loads(row)["step"] <= step)
             if early != data:
-                files.replace_file(self.diagnosis, early)
-        self._rows[:] = [_Rows.of(kept[self.steps])]
+                store.replace_file(self.diagnosis, early)
+        self._rows[:] = [Digest(kept[self.steps])]
         self._remove_others(f"checkpoint-{step}.safetensors")
         clock = kept[self.timings].split(b"\n")
         return float(json.loads(clock[-2])["seconds"]) if len(clock) > 1 else 0.0

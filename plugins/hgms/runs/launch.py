@@ -22,9 +22,7 @@ from hgms.distributed import OnRanks, device_of
 from hgms.plugins import LOG, Host, Registry
 from hgms.runs.config import UNCOMPARED, RunConfig, RunSettings
 from hgms.runs.execution import Execution
-from hgms.runs.files import read_file, replace_file
 from hgms.runs.folder import RunFolder
-from hgms.runs.lease import leased
 from hgms.runs.loop import Plan, Run
 from hgms.runs.observers import Observers, ignore
 from hgms.runs.own_problem import OwnProblem
@@ -35,6 +33,7 @@ from hgms.runs.result import RunResult, summarise
 from hgms.runs.signals import nothing_saved
 from hgms.runs.traits import ensure_fits
 from hgms.runs.watchers import Watcher
+from hgms.store import leased, read_file, replace_file
 from hgms_core import ConfigError, HgmsError, Method, Problem, RunInfo
 from hgms_core.errors import CheckpointError
 

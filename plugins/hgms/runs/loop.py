@@ -22,7 +22,6 @@ from attrs import define, field, frozen
 
 from hgms.adapters import check_losses
 from hgms.compiled import Programs
-from hgms.config.json_values import finite
 from hgms.diagnosis import Diagnosing, Diagnosis
 from hgms.distributed import RankLost
 from hgms.plugins import LOG
@@ -41,6 +40,7 @@ from hgms.runs.recorder import Recorder
 from hgms.runs.result import RunResult, judged, summarise
 from hgms.runs.signals import Interrupted, Interrupts, counted_suspensions, nothing_saved
 from hgms.runs.stepper import Position, Stepper
+from hgms.store import finite
 from hgms_core import (
     ConfigError,
     HgmsError,

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from hgms.adapters import measured
 from hgms.config.fingerprinting import fingerprint, fingerprints
-from hgms.runs.files import described
 from hgms.runs.held_out import ONE_OF, distinct, hold_out, loss_on
+from hgms.store import described
 from hgms.torch_errors import once_differentiable
 from hgms_core import ROLES, Batch, ConfigError, Data, Key, Problem, Rows, Sources, Tree
 from hgms_core.arguments import check_function

@@ -8,7 +8,6 @@ same name, so its digest identifies it.
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import platform
 import subprocess
@@ -22,6 +21,7 @@ import torch
 
 from hgms.config.fingerprinting import fingerprint, first_party, source_digests
 from hgms.plugins import Host
+from hgms.store import digest
 from hgms_core import ConfigError, HgmsError
 from hgms_core.errors import CheckpointError
 from hgms_core.torch_errors import first_line
@@ -65,7 +65,7 @@ def _digest(module: str) -> str | None:
     sources = source_digests(module)
     if module not in sources:
         return None
-    return hashlib.sha256(json.dumps(sources).encode()).hexdigest()[:12]
+    return digest(json.dumps(sources))[:12]
 
 
 def environment(device: torch.device, host: Host | None = None) -> dict[str, Any]:

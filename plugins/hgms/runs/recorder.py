@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from attrs import define, field
 
-from hgms.config.json_values import finite
 from hgms.runs.checkpoint import pack
 from hgms.runs.folder import RunFolder
 from hgms.runs.stepper import Position
+from hgms.store import finite
 from hgms_core import ConfigError, Record, State
 from hgms_core.errors import CheckpointError
 

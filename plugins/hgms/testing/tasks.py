@@ -18,9 +18,9 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from hgms.config import cache_folder
 from hgms.config.fingerprinting import is_library_file
 from hgms.runs import meant
+from hgms.store import cache_folder
 from hgms.testing import oracle
 from hgms.testing.kit import (
     F64,

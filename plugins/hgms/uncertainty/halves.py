@@ -10,7 +10,7 @@ import attrs
 import numpy as np
 from attrs import frozen
 
-from hgms.config.json_values import finite
+from hgms.store import finite
 from hgms.uncertainty.seeds import ROUNDING, quantile, two_sided
 from hgms.uncertainty.simplex import LEAST, Array
 from hgms.uncertainty.verdict import LEVEL, chance, listed, over_sources

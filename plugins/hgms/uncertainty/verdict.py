@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 from attrs import frozen
 
-from hgms.config.json_values import finite
+from hgms.store import finite
 
 LEVEL = 0.95
 

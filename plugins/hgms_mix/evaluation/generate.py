@@ -9,13 +9,13 @@ as single prompts.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from attrs import frozen
 
+from hgms.store import Digest
 from hgms_core import ConfigError, HgmsError
 from hgms_core.errors import Place
 
@@ -135,7 +135,7 @@ def fingerprint(model: PreTrainedModel) -> str:
 
     It distinguishes the answers of different models.
     """
-    digest = hashlib.sha256()
+    digest = Digest()
     for name, parameter in sorted(model.named_parameters()):
         flat = parameter.detach().reshape(-1)
         few = (
@@ -143,9 +143,9 @@ def fingerprint(model: PreTrainedModel) -> str:
             if flat.is_floating_point()
             else flat[:64].cpu()
         )
-        digest.update(f"{name} {tuple(parameter.shape)}".encode())
-        digest.update(few.contiguous().numpy().tobytes())
-    return digest.hexdigest()
+        digest.add(f"{name} {tuple(parameter.shape)}")
+        digest.add(few.contiguous().numpy().tobytes())
+    return digest.text
 
 
 def replies(

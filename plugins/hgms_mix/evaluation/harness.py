@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import hashlib
 import importlib.util
 import inspect
 import json
@@ -23,6 +22,7 @@ import attrs
 from attrs import field
 
 from hgms.config import expand
+from hgms.store import Digest, digest
 from hgms_core import ConfigError, HgmsError, component
 from hgms_core.errors import DataError, MissingExtra, closest
 from hgms_core.validators import at_least, not_empty, optional
@@ -362,16 +362,13 @@ def _digests(name: str) -> dict[str, str]:
     (with its includes and the files of its functions) and the loaded rows.
     """
     if name in LOCAL:
-        return {
-            file: hashlib.sha256(_below_data(file).read_bytes()).hexdigest()
-            for file in LOCAL[name][1].values()
-        }
-    rows = hashlib.sha256()
+        return {file: digest(_below_data(file).read_bytes()) for file in LOCAL[name][1].values()}
+    rows = Digest()
     for split, table in load(name).dataset.items():
         for row in table:
-            rows.update(json.dumps([split, row], default=str).encode())
+            rows.add(json.dumps([split, row], default=str))
     definition = json.dumps(_definition(_own(name)), default=_spelled)
-    return {"definition": hashlib.sha256(definition.encode()).hexdigest(), "rows": rows.hexdigest()}
+    return {"definition": digest(definition), "rows": rows.text}
 
 
 def _definition(path: Path) -> dict[str, Any]:
@@ -391,7 +388,7 @@ def _spelled(value: object) -> str:
     qualified = getattr(value, "__qualname__", type(value).__qualname__)
     name = f"{getattr(value, '__module__', '')}.{qualified}"
     with contextlib.suppress(TypeError, OSError):  # a function in C has no file
-        return f"{name} {hashlib.sha256(Path(inspect.getfile(value)).read_bytes()).hexdigest()}"
+        return f"{name} {digest(Path(inspect.getfile(value)).read_bytes())}"
     return name
 
 

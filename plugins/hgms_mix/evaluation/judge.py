@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
-import json
 import os
 import re
 import string
@@ -14,6 +12,7 @@ from urllib.parse import urlsplit
 
 from attrs import field, frozen
 
+from hgms.store import json_digest
 from hgms_core import ConfigError
 from hgms_core.errors import MissingExtra
 from hgms_core.torch_errors import first_line
@@ -238,6 +237,4 @@ class Request:
 
     @property
     def digest(self) -> str:
-        return hashlib.sha256(
-            json.dumps(self.messages, sort_keys=True, ensure_ascii=False).encode()
-        ).hexdigest()
+        return json_digest(self.messages)

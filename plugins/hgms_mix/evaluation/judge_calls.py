@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import importlib
 import itertools
 import re
@@ -14,6 +13,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from hgms.store import digest
 from hgms_core import HgmsError
 from hgms_mix.evaluation import records
 from hgms_mix.evaluation.inspect_judge import InspectJudge
@@ -33,10 +33,7 @@ Ratings = dict[tuple[int, int], dict[str, Any]]
 def ratings_path(judge: Judge | InspectJudge, folder: Path) -> Path:
     """Return the file of a judge's ratings; each judge has a separate file."""
     name = re.sub(r"[^A-Za-z0-9.-]+", "-", judge.model).strip("-.") or "judge"
-    return (
-        folder
-        / f"mt-bench.ratings.{name}-{hashlib.sha256(judge.where.encode()).hexdigest()[:6]}.jsonl"
-    )
+    return folder / f"mt-bench.ratings.{name}-{digest(judge.where)[:6]}.jsonl"
 
 
 def stored(judge: Judge | InspectJudge, folder: Path, requests: Sequence[Request]) -> Ratings:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -12,6 +11,7 @@ from typing import Any, Literal
 
 from attrs import frozen
 
+from hgms import store
 from hgms.config import expand
 from hgms_core.errors import DataError, Place
 from hgms_core.torch_errors import first_line
@@ -164,7 +164,7 @@ def _mt_bench(folder: Path) -> tuple[list[Question], str]:
                 place=line,
             )
         questions.append(Question(key, tuple(turns), category=category, references=reference))
-    return questions, hashlib.sha256((digest + other).encode()).hexdigest()
+    return questions, store.digest(digest, other)
 
 
 def rows_of(path: Path) -> tuple[list[tuple[Place, dict[str, Any]]], str]:
@@ -195,7 +195,7 @@ def rows_of(path: Path) -> tuple[list[tuple[Place, dict[str, Any]]], str]:
                 place=line,
             )
         rows.append((line, row))
-    return rows, hashlib.sha256(text.encode()).hexdigest()
+    return rows, store.digest(text)
 
 
 def _text(row: Mapping[str, Any], key: str, line: Place) -> str:

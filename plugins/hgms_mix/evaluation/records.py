@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from hgms.runs import appending, replace_file
+from hgms.store import appending, replace_file
 from hgms_core.errors import CheckpointError
 from hgms_core.torch_errors import first_line
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Set
 from pathlib import Path
 
 from hgms.config.tables import parse_json
-from hgms.runs import DiskError, read_file, replace_file
+from hgms.store import DiskError, read_file, replace_file
 from hgms_core import ConfigError
 from hgms_core.errors import CheckpointError
 from hgms_mix.exchange.sample import Sampled

@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 import tomlkit
 
-from hgms.runs import replace_file
+from hgms.store import replace_file
 from hgms_core import ConfigError, HgmsError
 from hgms_mix.exchange.configuration import COMMIT
 from hgms_mix.exchange.trainer import Brought, Trainer

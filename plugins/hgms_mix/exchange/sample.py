@@ -6,7 +6,6 @@ It contains the rows by source, the weights, and the settings of the training.
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,6 +16,7 @@ import numpy as np
 import torch
 from attrs import field, frozen
 
+from hgms.store import digest
 from hgms_core import ConfigError
 from hgms_core.errors import CheckpointError, DataError
 from hgms_mix.stages import Mix, Sampling, load, mix_path, read_rows
@@ -231,7 +231,7 @@ def sampled(
         )
     rows = folder / "sample" / "rows.jsonl.gz"
     recorded = manifest["outputs"]["rows.jsonl.gz"]["sha256"]
-    if not rows.is_file() or hashlib.sha256(rows.read_bytes()).hexdigest() != recorded:
+    if not rows.is_file() or digest(rows.read_bytes()) != recorded:
         raise CheckpointError(
             "damaged-file",
             "the file is damaged: its contents do not match the recorded SHA-256",

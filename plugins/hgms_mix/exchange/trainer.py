@@ -13,7 +13,7 @@ from typing import Any, final
 
 from attrs import frozen
 
-from hgms.runs import replace_file
+from hgms.store import replace_file
 from hgms_core import ConfigError
 from hgms_core.errors import MissingExtra, Place
 from hgms_mix.exchange.sample import Part, Sampled

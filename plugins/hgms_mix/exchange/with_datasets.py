@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hgms.runs import replace_file
+from hgms.store import replace_file
 from hgms_core import ConfigError
 from hgms_mix.exchange.configuration import (
     count_rows,

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hgms.runs import replace_file
+from hgms.store import replace_file
 from hgms_core import ConfigError
 from hgms_core.errors import Place, unknown_name
 from hgms_mix.exchange.configuration import (

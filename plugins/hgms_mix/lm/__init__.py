@@ -9,7 +9,6 @@ when a model or a tokenizer is needed.
 
 from __future__ import annotations
 
-from hgms.config import cache_folder, file_digest
 from hgms_core import hookimpl
 from hgms_mix.lm.formats import ROLES, Message
 from hgms_mix.lm.halves import halves_of
@@ -69,7 +68,6 @@ __all__ = [
     "adamw_on_mixture",
     "adamw_part",
     "adamw_start",
-    "cache_folder",
     "called_through",
     "check_fits",
     "check_role",
@@ -77,7 +75,6 @@ __all__ = [
     "content",
     "epoch_rows",
     "examples_at",
-    "file_digest",
     "first_state",
     "halves_of",
     "highest",

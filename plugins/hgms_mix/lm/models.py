@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
-import json
 import math
 import platform
 from collections.abc import Iterator, Mapping
@@ -15,7 +13,8 @@ import torch
 from attrs import field
 from torch import nn
 
-from hgms.config import expand, file_digest
+from hgms.config import expand
+from hgms.store import file_digest, json_digest
 from hgms_core import ConfigError, HgmsError, Key, component
 from hgms_core.errors import MissingExtra, OutOfMemory, Place, unknown_name
 from hgms_core.torch_errors import out_of_memory
@@ -158,13 +157,7 @@ class BaseModel:
             if name is not None
         }
         known = {place: content for place, content in contents.items() if content}
-        return (
-            hashlib.sha256(
-                json.dumps(known, sort_keys=True, ensure_ascii=False).encode()
-            ).hexdigest()
-            if known
-            else None
-        )
+        return json_digest(known) if known else None
 
     def load(
         self,

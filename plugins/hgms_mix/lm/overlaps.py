@@ -6,7 +6,6 @@ in one, has a multiple weight.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import final
@@ -14,6 +13,7 @@ from typing import final
 import numpy as np
 from attrs import frozen
 
+from hgms.store import short_number
 from hgms_mix.lm.rows import Index, key_of, whole_of
 from hgms_mix.lm.sources import Example
 from hgms_mix.lm.table import TokenTable
@@ -145,11 +145,7 @@ def _whole(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
     pieces = (
         tokens[first:last].tobytes() + mask[first:last].tobytes() for first, last in pairwise(cuts)
     )
-    values = (
-        int.from_bytes(hashlib.blake2b(piece, digest_size=8).digest(), "little", signed=True)
-        for piece in pieces
-    )
-    return np.fromiter(values, np.int64, rows.size), rows.rows.numpy()
+    return np.fromiter(map(short_number, pieces), np.int64, rows.size), rows.rows.numpy()
 
 
 def _prompts(rows: Rows) -> tuple[np.ndarray, np.ndarray]:

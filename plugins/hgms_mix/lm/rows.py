@@ -6,7 +6,6 @@ This module determines the row numbers, the valid rows, and the rows shared with
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from attrs import frozen
 from torch import Tensor
 
 from hgms.config import expand
+from hgms.store import digest, short_number
 from hgms_core.errors import Place
 from hgms_mix.lm.files import Unread
 from hgms_mix.lm.formats import FORMATS, BadRow, Format
@@ -80,8 +80,7 @@ def key_of(prompt: str) -> int:
 
     Among n prompts, two different prompts have equal digests with probability n²/2⁶⁵.
     """
-    digest = hashlib.blake2b(prompt.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-    return int.from_bytes(digest, "little", signed=True)
+    return short_number(prompt.encode("utf-8", "surrogatepass"))
 
 
 def whole_of(example: Example) -> int:
@@ -181,11 +180,7 @@ def index_of(
     if split:
         about["split"] = True
     folder = None if cache_dir is None else expand(str(cache_dir), ("cache_dir",))
-    path = (
-        None
-        if folder is None
-        else folder / f"{hashlib.sha256(json.dumps(about).encode()).hexdigest()}.index"
-    )
+    path = None if folder is None else folder / f"{digest(json.dumps(about))}.index"
     with contextlib.nullcontext() if path is None else locked(path):
         stored = None if path is None else load(path, _Scan.types, "index", about)
         if stored is None or stored[1]["bad"] > source.max_bad_rows:

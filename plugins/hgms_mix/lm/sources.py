@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import hashlib
 import itertools
 import math
 import re
@@ -15,7 +14,7 @@ import torch
 from attrs import field, validators
 from torch import Tensor
 
-from hgms.config import file_digest
+from hgms.store import digest, file_digest
 from hgms_core import ConfigError, Key, component
 from hgms_core.errors import DataError, Place, unknown_name
 from hgms_core.validators import at_least, not_empty, optional, whole_number
@@ -491,9 +490,7 @@ def content(name: str, source: Source) -> str:
     place = (name, "path")
     with reading(source.path, place):
         digests = [file_digest(file) for file in files_at(source.path, place)]
-    return (
-        digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
-    )
+    return digests[0] if len(digests) == 1 else digest(*digests)
 
 
 def mixture_shares(

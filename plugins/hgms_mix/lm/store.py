@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import json
 import logging
 import os
@@ -23,6 +22,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from hgms.store import Digest
 from hgms_core.errors import DataError
 from hgms_core.torch_errors import first_line
 
@@ -128,7 +128,7 @@ def write(path: Path, leaves: Mapping[str, Leaf], about: Mapping[str, Any]) -> N
 def _write(path: Path, leaves: Mapping[str, Leaf], about: Mapping[str, Any]) -> None:
     ordered = sorted(leaves.items(), key=lambda item: -np.dtype(item[1].dtype).itemsize)
     aside = path.with_name(f"{path.name}.{os.getpid()}.part")
-    sha = hashlib.sha256()
+    sha = Digest()
     at = 0
     head: dict[str, Any] = {"__metadata__": {"about": json.dumps(about), "sha256": "0" * 64}}
     for name, leaf in ordered:
@@ -142,12 +142,12 @@ def _write(path: Path, leaves: Mapping[str, Leaf], about: Mapping[str, Any]) -> 
                 written = 0
                 for piece in leaf.pieces():
                     data = np.ascontiguousarray(piece, leaf.dtype)
-                    sha.update(data.data)
+                    sha.add(data.data)
                     stream.write(data.data)
                     written += len(data)
                 if written != leaf.count:
                     raise ValueError(f"{name}: {written} numbers instead of {leaf.count}")
-            head["__metadata__"]["sha256"] = sha.hexdigest()
+            head["__metadata__"]["sha256"] = sha.text
             stream.seek(0)
             stream.write(_header(head))
             stream.flush()
@@ -200,9 +200,9 @@ def _checksum(path: Path) -> str:
 
     The file is read, not mapped, so that none of its pages stay in memory.
     """
-    sha = hashlib.sha256()
+    sha = Digest()
     with path.open("rb") as stream:
         stream.seek(8 + int.from_bytes(stream.read(8), "little"))
         while data := stream.read(READ):
-            sha.update(data)
-    return sha.hexdigest()
+            sha.add(data)
+    return sha.text

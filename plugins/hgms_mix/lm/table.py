@@ -5,7 +5,6 @@ On disk, the file name identifies the inputs of the table. The file is memory-ma
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -17,6 +16,7 @@ import torch
 from attrs import field, frozen
 from torch import Tensor
 
+from hgms.store import Digest
 from hgms_core import ConfigError
 from hgms_mix.lm.store import Leaf, load, locked, save
 
@@ -135,7 +135,7 @@ class TokenTable:
         index = index.to(self.offsets.device, torch.int64)
         where, inside = self._positions(index)
         flat = where[inside]
-        sha = hashlib.sha256(self.digest.encode() + index.cpu().numpy().tobytes())
+        sha = Digest(self.digest, index.cpu().numpy().tobytes())
         return attrs.evolve(
             self,
             tokens=self.tokens[flat],
@@ -143,7 +143,7 @@ class TokenTable:
             offsets=offsets_of(self.lengths[index]),
             rows=self.rows[index],
             keys=self.keys[index] if len(self.keys) else self.keys,
-            digest=sha.hexdigest(),
+            digest=sha.text,
         )
 
 

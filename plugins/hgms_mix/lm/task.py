@@ -17,7 +17,8 @@ import torch
 from attrs import field
 from torch import Tensor
 
-from hgms.config import cache_folder, lowering, validation_shares
+from hgms.config import lowering, validation_shares
+from hgms.store import cache_folder
 from hgms_core import ConfigError, HgmsError, Key, Problem, Sources, Tree, component, roles
 from hgms_core.validators import at_least, optional, optional_whole
 from hgms_mix.lm.halves import halves_of, in_halves

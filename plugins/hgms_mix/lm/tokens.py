@@ -11,7 +11,6 @@ once, and a token belongs to the piece of its last character.
 from __future__ import annotations
 
 import functools
-import hashlib
 import itertools
 import json
 import math
@@ -25,6 +24,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from hgms import store
 from hgms.config import expand
 from hgms_core import ConfigError, Key
 from hgms_core.errors import DataError, Place, one_of
@@ -117,8 +117,8 @@ def token_table(
     if split:
         about["split"] = True
     if pick is not None:
-        about["pick"] = hashlib.sha256(pick.numpy().tobytes()).hexdigest()
-    digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
+        about["pick"] = store.digest(pick.numpy().tobytes())
+    digest = store.digest(json.dumps(about, sort_keys=True))
     work = functools.partial(
         Tokenising, tokenizer, written.name, max_length, too_long == "truncate", split=split
     )
@@ -384,7 +384,7 @@ def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
                 repr(tokenizer.init_kwargs),
             ]
         )
-    return hashlib.sha256((json.dumps(named) + inside).encode("utf-8", "surrogatepass")).hexdigest()
+    return store.digest(json.dumps(named), inside)
 
 
 def encode(

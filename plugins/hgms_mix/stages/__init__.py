@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from hgms_mix.stages.sample import Sampling as Sampling
     from hgms_mix.stages.sample import read_rows as read_rows
     from hgms_mix.stages.stage import Done as Done
-    from hgms_mix.stages.stage import digest as digest
     from hgms_mix.stages.summary import LEASES as LEASES
     from hgms_mix.stages.summary import carry_out as carry_out
     from hgms_mix.stages.summary import claimed as claimed
@@ -48,7 +47,6 @@ _SHARED = {
     "Sampling": "sample",
     "carry_out": "summary",
     "claimed": "summary",
-    "digest": "stage",
     "finished": "summary",
     "load": "config",
     "mix_path": "summary",

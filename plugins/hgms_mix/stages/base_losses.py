@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from hgms.config.as_table import plain
 from hgms.config.tables import parse_json
-from hgms.runs import read_file, replace_file
+from hgms.store import json_digest, read_file, replace_file
 from hgms_core.errors import CheckpointError
 from hgms_mix.stages.losses import RowLosses, row_losses
-from hgms_mix.stages.stage import digest
 
 if TYPE_CHECKING:
     from hgms.distributed import Ranks
@@ -60,7 +59,7 @@ def _place(mix: Mix, table: Any) -> Path | None:
     if model.path is None:
         return None
     made_of = [plain(model), model.digest(), table.digest]
-    return mix.folder.parent.parent / "untuned" / f"{digest(made_of)[:16]}.json"
+    return mix.folder.parent.parent / "untuned" / f"{json_digest(made_of)[:16]}.json"
 
 
 def _stored(path: Path) -> RowLosses | None:

@@ -18,7 +18,8 @@ from torch import Tensor
 from hgms.config.as_table import plain
 from hgms.config.tables import parse_json
 from hgms.results import NULL_TEST, Interval
-from hgms.runs import RunFolder, read_file
+from hgms.runs import RunFolder
+from hgms.store import read_file
 from hgms.uncertainty import Certainty, alignments, cost, in_words, over_rows, over_seeds
 from hgms_core import ConfigError, Key, Sources
 from hgms_core.errors import CheckpointError, OutOfMemory

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import shutil
@@ -10,10 +9,11 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hgms.runs import Interrupts, appending, replace_file
+from hgms import store
+from hgms.runs import Interrupts
+from hgms.store import appending, file_digest, replace_file
 from hgms_core import NumericalError
 from hgms_core.errors import CheckpointError
-from hgms_mix.stages.stage import file_digest
 
 SEAL = "sha256.json"
 """The file in a checkpoint's folder that is written last. It contains the digests of the
@@ -115,14 +115,14 @@ class LossLog:
         return rows
 
     def digest(self) -> dict[str, Any]:
-        return {"bytes": len(self.data), "sha256": hashlib.sha256(self.data).hexdigest()}
+        return {"bytes": len(self.data), "sha256": store.digest(self.data)}
 
     def rewind(self, checkpoint: Path | None) -> None:
         """Remove the losses after the checkpoint; check the earlier losses against its seal."""
         step = step_of(checkpoint)
         if checkpoint is not None:
             sealed = json.loads((checkpoint / SEAL).read_bytes())["losses"]
-            if hashlib.sha256(self.data[: sealed["bytes"]]).hexdigest() != sealed["sha256"]:
+            if store.digest(self.data[: sealed["bytes"]]) != sealed["sha256"]:
                 raise self._damaged(f"the file does not match the checksum of step {step}")
         kept = [row for row in self.rows() if row["step"] <= step]
         replace_file(self.path, b"".join(json.dumps(row).encode() + b"\n" for row in kept))

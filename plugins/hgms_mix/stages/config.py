@@ -13,13 +13,13 @@ from hgms.comparison import scaled
 from hgms.config.tables import laid_over, lay_options, tables_of
 from hgms.plugins import Registry
 from hgms.runs import UNCOMPARED, RunConfig, data_of
+from hgms.store import json_digest
 from hgms_core import ConfigError
 from hgms_core.errors import unknown_name
 from hgms_mix.evaluation import Evaluate
 from hgms_mix.stages.certainty import Resampling
 from hgms_mix.stages.finetune import Finetune
 from hgms_mix.stages.sample import Sample
-from hgms_mix.stages.stage import digest
 
 
 @frozen(kw_only=True)
@@ -115,7 +115,7 @@ def comparable(config: MixConfig) -> str:
         del table["budget"]
     for key in UNCOMPARED:
         table["run"].pop(key, None)
-    return digest([table, data_of(config.task)])
+    return json_digest([table, data_of(config.task)])
 
 
 OF_GRIDS = ("seeds", "metric", "reference", "references", "baselines", "sweep", "scale")

@@ -19,7 +19,8 @@ from attrs import frozen
 from hgms.cli import print_table
 from hgms.config.tables import read_toml
 from hgms.results import Interval, paired
-from hgms.runs import Progress, RunFolder, replace_file
+from hgms.runs import Progress, RunFolder
+from hgms.store import replace_file
 from hgms.uncertainty import Certainty, in_words, over_seeds
 from hgms_mix.stages import pictures, texts
 from hgms_mix.stages.config import MixConfig, read

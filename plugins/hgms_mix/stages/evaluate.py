@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hgms.config.as_table import plain
 from hgms.distributed import alone
-from hgms.runs import replace_file
+from hgms.store import replace_file
 from hgms_core import Key
 from hgms_mix.lm import is_in_parts
 from hgms_mix.stages.base_losses import untuned_losses

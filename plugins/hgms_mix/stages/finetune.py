@@ -12,7 +12,8 @@ from attrs import field, frozen
 from torch import Tensor
 
 from hgms.config.as_table import plain
-from hgms.runs import environment, replace_file
+from hgms.runs import environment
+from hgms.store import replace_file
 from hgms_core import ConfigError, RunInfo
 from hgms_core.errors import DataError
 from hgms_core.validators import at_least, choice, greater_than, not_negative, optional, positive

@@ -29,7 +29,8 @@ from hgms.executors import (
 )
 from hgms.plugins import Registry
 from hgms.results import NULL_TEST
-from hgms.runs import RunConfig, RunFolder, leased, replace_file, run_config, unannounced
+from hgms.runs import RunConfig, RunFolder, run_config, unannounced
+from hgms.store import leased, replace_file
 from hgms.uncertainty import halves_test
 from hgms_core import HgmsError
 from hgms_core.components import evolve

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from hgms.comparison import measured
 from hgms.config.tables import parse_json
-from hgms.runs import RunFolder, read_file, run_config
+from hgms.runs import RunFolder, run_config
+from hgms.store import file_digest, read_file
 from hgms_core import Problem
 from hgms_core.components import evolve
 from hgms_core.errors import CheckpointError
 from hgms_mix.stages.on_ranks import call_to_reweight
-from hgms_mix.stages.stage import Done, file_digest
+from hgms_mix.stages.stage import Done
 
 if TYPE_CHECKING:
     from hgms_mix.stages.mix import Mix

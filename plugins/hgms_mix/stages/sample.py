@@ -18,7 +18,7 @@ from attrs import field, frozen
 from torch import Tensor
 
 from hgms.config.as_table import plain
-from hgms.runs import replace_file
+from hgms.store import replace_file
 from hgms_core import ConfigError, Key, Problem
 from hgms_core.validators import at_least, choice, optional
 from hgms_mix.stages.apportion import apportion

@@ -12,7 +12,6 @@ key>``, and renamed back when the same settings are used again.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from attrs import field, frozen
 
-from hgms.runs import replace_file
+from hgms.store import file_digest, json_digest, replace_file
 from hgms_core.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -87,23 +86,6 @@ class Stage(Protocol):
         """
 
 
-def digest(value: Any) -> str:
-    """Return the sha256 of a value as canonical JSON.
-
-    >>> digest({"b": 1, "a": 2}) == digest({"a": 2, "b": 1})
-    True
-    """
-    return hashlib.sha256(
-        json.dumps(value, sort_keys=True, ensure_ascii=False).encode()
-    ).hexdigest()
-
-
-def file_digest(path: Path) -> str:
-    """Return the sha256 of a file's content."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
 @frozen(kw_only=True)
 class Done:
     """A finished stage.
@@ -133,7 +115,7 @@ class StageFolder:
 
     @key.default
     def _of_inputs(self) -> str:
-        return digest([self.name, self.inputs])
+        return json_digest([self.name, self.inputs])
 
     def done(self) -> Done | None:
         """Return the finished stage, if its inputs are the same and all its files exist.
@@ -163,7 +145,7 @@ class StageFolder:
                     )
             self._exchange()
             return Done(
-                path=self.path, key=self.key, facts=manifest["facts"], digest=digest(outputs)
+                path=self.path, key=self.key, facts=manifest["facts"], digest=json_digest(outputs)
             )
         return None
 
@@ -185,7 +167,7 @@ class StageFolder:
             for path in sorted(outputs)
         }
         self._write("done", outputs=written, facts=facts)
-        return Done(path=self.path, key=self.key, facts=facts, digest=digest(written))
+        return Done(path=self.path, key=self.key, facts=facts, digest=json_digest(written))
 
     def _write(self, status: str, **result: Any) -> None:
         manifest = {
@@ -195,7 +177,8 @@ class StageFolder:
             "inputs": self.inputs,
             **result,
         }
-        manifest["sha256"] = digest(json.loads(json.dumps(manifest)))  # detects a changed digit
+        # detects a changed digit
+        manifest["sha256"] = json_digest(json.loads(json.dumps(manifest)))
         replace_file(
             self.path / MANIFEST, json.dumps(manifest, indent=2, ensure_ascii=False).encode()
         )
@@ -246,7 +229,7 @@ def manifest_of(folder: Path) -> dict[str, Any] | None:
         ) from None
     if not _is_manifest(manifest):
         raise _damaged(path, "the file does not describe a stage", folder)
-    if "sha256" in manifest and manifest.pop("sha256") != digest(manifest):
+    if "sha256" in manifest and manifest.pop("sha256") != json_digest(manifest):
         raise _damaged(path, "the file does not match its own checksum", folder)
     return dict(manifest)
 

@@ -14,9 +14,9 @@ import click
 import tomlkit
 
 from hgms.cli import print_table
-from hgms.config.json_values import finite
 from hgms.distributed import RankLost
-from hgms.runs import LEASE, DiskError, Interrupted, Progress, RunFolder, View, leased, replace_file
+from hgms.runs import Interrupted, Progress, RunFolder, View
+from hgms.store import LEASE, DiskError, finite, leased, replace_file
 from hgms_core.errors import CheckpointError, MissingExtra
 from hgms_mix.stages import pictures, reweight
 from hgms_mix.stages.certainty import rows_of, spelled

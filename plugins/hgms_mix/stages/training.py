@@ -20,7 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hgms.runs import DiskError, Interrupted, Interrupts
+from hgms.runs import Interrupted, Interrupts
+from hgms.store import DiskError
 from hgms.torch_errors import is_failed_write, is_unused_parameter
 from hgms_core import ConfigError, Key
 from hgms_core.errors import OutOfMemory

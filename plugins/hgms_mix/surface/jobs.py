@@ -12,7 +12,8 @@ import attrs
 from hgms.executors import Needs, Piece, RemoteProgress, Tell, unless_busy
 from hgms.plugins import Registry
 from hgms.runs import unannounced
-from hgms_mix.stages import LEASES, claimed, digest, read, resolved
+from hgms.store import json_digest
+from hgms_mix.stages import LEASES, claimed, read, resolved
 from hgms_mix.surface.design import Point
 from hgms_mix.surface.runs import DesignRuns, Outcome
 
@@ -81,4 +82,4 @@ def work(arguments: Mapping[str, Any], tell: Tell) -> Mapping[str, Any]:
 
 def _design(arguments: Mapping[str, Any]) -> str:
     """Return a digest that is the same for all points of one design."""
-    return digest([arguments["config"], arguments["folder"]])
+    return json_digest([arguments["config"], arguments["folder"]])

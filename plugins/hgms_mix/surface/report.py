@@ -10,10 +10,9 @@ from typing import Any, cast
 import attrs
 
 from hgms.config.convert import structured
-from hgms.config.json_values import finite
 from hgms.config.tables import lay
 from hgms.plugins import Registry
-from hgms.runs import replace_file
+from hgms.store import finite, replace_file
 from hgms_core import ConfigError, HgmsError
 from hgms_core.errors import MissingExtra
 from hgms_mix.surface.learn import Findings

@@ -15,11 +15,11 @@ import attrs
 import numpy as np
 from attrs import define, field, frozen
 
-from hgms.config.json_values import finite
-from hgms.runs import View, counting, replace_file
+from hgms.runs import View, counting
+from hgms.store import finite, json_digest, replace_file
 from hgms_core import ConfigError, Key, NumericalError
 from hgms_core.components import evolve
-from hgms_mix.stages import STAGES, Done, Mix, MixConfig, digest
+from hgms_mix.stages import STAGES, Done, Mix, MixConfig
 from hgms_mix.surface.design import Point
 from hgms_mix.surface.process import sklearn
 from hgms_mix.surface.tables import REPORTED, Runs
@@ -213,12 +213,12 @@ class DesignRuns:
         weights = dict(zip(self.sources, point.weights, strict=True))
         task = self.config.task
         inputs = {"weights": weights, "task": self._task, "task_version": task.version, **mix.data}
-        start = digest(inputs)
+        start = json_digest(inputs)
         known = Done(path=self.folder, key=start, facts={"weights": weights}, digest=start)
         names = [stage.name for stage in STAGES]
         learning = names.index("sample")
         mix.done = dict.fromkeys(("reweight", *names[:learning]), known)
-        return digest(
+        return json_digest(
             [
                 start,
                 *([stage.name, stage.version, stage.inputs(mix)] for stage in STAGES[learning:]),

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from attrs import frozen
 
-from hgms.runs import replace_file
+from hgms.store import replace_file
 from hgms_core.errors import DataError
 
 IDS = ("run", "run_id")

@@ -16,9 +16,10 @@ from hgms.generators.branches import Branches
 from hgms.hypergradients import Implicit
 from hgms.outer import Sgd
 from hgms.plugins import Registry
-from hgms.runs import DiskError, FolderInUse, RunFolder
+from hgms.runs import RunFolder
 from hgms.selectors import BestOfN
 from hgms.solvers import CG
+from hgms.store import DiskError, FolderInUse
 from hgms_core import ConfigError, Pipeline
 from hgms_core.errors import CheckpointError, NumericalError
 

@@ -14,7 +14,8 @@ from hgms.comparison import coordinator
 from hgms.comparison.comparison import Comparison
 from hgms.comparison.from_python import compare
 from hgms.executors import Board
-from hgms.runs import DiskError, RunFolder, leased
+from hgms.runs import RunFolder
+from hgms.store import DiskError, leased
 from hgms_core import ConfigError
 
 pytestmark = pytest.mark.usefixtures("bowl")

@@ -18,7 +18,7 @@ from hgms.comparison.grid_file import load
 from hgms.comparison.merge import plan
 from hgms.comparison.run_grid import run_grid
 from hgms.plugins import Registry
-from hgms.runs import leased
+from hgms.store import leased
 from hgms_core import ConfigError
 
 pytestmark = pytest.mark.usefixtures("bowl")

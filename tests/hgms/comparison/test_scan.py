@@ -19,7 +19,8 @@ from hgms.comparison.grid_file import load
 from hgms.comparison.run_grid import run_grid
 from hgms.plugins import Registry
 from hgms.results import StoredRun, read_run
-from hgms.runs import RunFolder, leased
+from hgms.runs import RunFolder
+from hgms.store import leased
 
 PLUGIN = Path(__file__).parents[2] / "support" / "grid_plugin.py"
 

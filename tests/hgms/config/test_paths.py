@@ -1,4 +1,4 @@
-"""Paths as users write them, and digests of whole files."""
+"""Paths as users write them, and the digests of the files of a problem."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from support.helpers import rejects
 
-from hgms.config import cache_folder, data_fingerprint, expand, file_digest, paths
+from hgms.config import data_fingerprint, expand
 from hgms.config.fingerprinting import fingerprint
+from hgms.store import file_digest
 from hgms_core.errors import ConfigError
 
 
@@ -25,36 +26,6 @@ def test_homes_and_variables_are_expanded_or_rejected(monkeypatch: pytest.Monkey
     ):
         with rejects(code, "task", "path", of=ConfigError):
             expand(path, ("task", "path"))
-
-
-def test_a_byte_in_the_middle_of_a_large_file_counts(tmp_path: Path) -> None:
-    file = tmp_path / "weights"
-    data = bytearray(18 << 20)
-    file.write_bytes(data)
-    before = file_digest(file)
-    about = file.stat()
-    data[9 << 20] = 1
-    file.write_bytes(data)
-    os.utime(file, ns=(about.st_atime_ns, about.st_mtime_ns))  # the change is hidden as well
-    assert file_digest(file) == hashlib.sha256(data).hexdigest() != before
-
-
-def test_the_digest_of_a_large_file_is_stored(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HGMS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(paths, "LARGE", 4)
-    file = tmp_path / "file"
-    file.write_bytes(b"12345")
-    digest = file_digest(file)
-    [stored] = cache_folder("digests").iterdir()
-    assert stored.read_text() == digest
-    stored.write_text("0" * 64)
-    paths._digest.cache_clear()
-    assert file_digest(file) == "0" * 64, "another process reads it"
-    stored.write_text("damaged")
-    paths._digest.cache_clear()
-    assert file_digest(file) == digest
 
 
 def test_a_fingerprint_lists_the_digest_of_each_file_and_a_pipe_has_none(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from hgms.cli import main
 from hgms.diagnosis import warnings
 from hgms.report.page import html as page_of
 from hgms.runs import RunConfig, RunFolder, run_config
-from hgms.runs.files import stamped
+from hgms.store import stamped
 from hgms_core import Record
 
 CONFIG = """

@@ -20,7 +20,7 @@ from support.processes import reaches, started
 from hgms.cli import main
 from hgms.comparison import coordinator
 from hgms.executors import Here, Piece, carried_out_together, shared_work, unless_busy
-from hgms.runs import lease, leased
+from hgms.store import lease, leased
 from hgms_core import ConfigError
 
 COMPARE = ("compare", "grid.toml", "--plugin", str(PLUGIN), "--json")

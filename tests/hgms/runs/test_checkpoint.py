@@ -15,7 +15,8 @@ import torch
 from support.descent import descend, files, fill
 from support.helpers import assert_same, rejects
 
-from hgms.runs import DiskError, RunFolder, pack, unpack
+from hgms.runs import RunFolder, pack, unpack
+from hgms.store import DiskError
 from hgms_core.errors import CheckpointError
 
 

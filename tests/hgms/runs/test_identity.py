@@ -20,13 +20,14 @@ from support.descent import files as contents
 from support.fakes import call
 from support.helpers import load_script, rejects
 
+from hgms import store
 from hgms.adapters import from_losses
 from hgms.config.fingerprinting import fingerprint
 from hgms.plugins import Registry
 from hgms.results import read_run, scan
-from hgms.runs import RunConfig, RunFolder, files, run, run_config
-from hgms.runs.lease import HeldFolders, Lease, holder
+from hgms.runs import RunConfig, RunFolder, run, run_config
 from hgms.runs.provenance import data_of
+from hgms.store import HeldFolders, Lease, holder
 from hgms.tasks import HyperCleaning, ImbalancedLoss, LogisticCv, RidgeCv
 from hgms_core import Problem
 from hgms_core.errors import CheckpointError
@@ -265,10 +266,10 @@ def test_a_finished_run_that_cannot_be_written_to_is_read_back(
 
     read_only = Mock(side_effect=OSError(errno.EROFS, os.strerror(errno.EROFS)))
     monkeypatch.setattr(Lease, "acquire", read_only)
-    monkeypatch.setattr(files, "replace_file", read_only)
+    monkeypatch.setattr(store, "replace_file", read_only)
     assert resume(path).summary["outer_steps"] == 3
     assert contents(path) == before
-    with rejects("cannot-write", of=files.DiskError):
+    with rejects("cannot-write", of=store.DiskError):
         run_config(config(f"seed = 2\n{BOWL}"))
 
 

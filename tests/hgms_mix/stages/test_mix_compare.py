@@ -19,7 +19,8 @@ from support.small_mixes import fails, report_of, write_rows
 
 from hgms.executors import BUSY, Ending, Job, Local
 from hgms.executors import shared_work as together
-from hgms.runs import DiskError, Interrupted
+from hgms.runs import Interrupted
+from hgms.store import DiskError
 from hgms_core import ConfigError
 from hgms_core.errors import DataError, OutOfMemory
 from hgms_mix.stages.compare.mixes import Contest, carry_out

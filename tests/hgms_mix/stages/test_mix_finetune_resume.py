@@ -13,7 +13,7 @@ import pytest
 from support.finetuning import PowerCut, assert_ended_alike, cut_at, gpt, lora, random_rows
 from support.helpers import rejects
 
-from hgms.runs import DiskError
+from hgms.store import DiskError
 from hgms_core.errors import CheckpointError
 from hgms_mix.stages.checkpoints import SEAL, newest_checkpoint
 from hgms_mix.stages.finetune import Finetune

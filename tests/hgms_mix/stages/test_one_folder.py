@@ -16,7 +16,8 @@ import pytest
 from support.processes import strike
 from support.small_mixes import TASK, fails, right, write_sums
 
-from hgms.runs import leased, loop
+from hgms.runs import loop
+from hgms.store import leased
 
 pytest.importorskip("transformers", reason="transformers is not installed: pip install 'hgms[llm]'")
 pytest.importorskip("peft", reason="peft is not installed: pip install 'hgms[llm]'")

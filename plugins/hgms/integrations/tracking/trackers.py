@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from hgms.store import digest
 from hgms_core.errors import MissingExtra
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def title(run: RunInfo) -> str:
 def identity(run: RunInfo) -> str:
     """Return an identifier shared by a run and its resumption, so the curve continues."""
     where = str(run.folder.resolve()) if run.folder is not None else title(run)
-    return hashlib.sha256(where.encode()).hexdigest()[:16]
+    return digest(where)[:16]
 
 
 def _module(name: str, extra: str) -> Any:

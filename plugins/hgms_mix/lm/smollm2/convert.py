@@ -12,8 +12,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from hgms.store import cache_folder, file_digest
 from hgms_core.errors import DataError, MissingExtra
-from hgms_mix.lm import cache_folder, file_digest, warn
+from hgms_mix.lm import warn
 from hgms_mix.lm.smollm2.tokenizer import published
 
 NAME = "smollm2-135m"

@@ -4,7 +4,6 @@ settings.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from hgms.store import Digest
 from hgms_core import ConfigError, Data, Tree
 
 
@@ -101,21 +101,18 @@ class FeatureStore:
 
 def fingerprint(data: Data, piece: int = 256) -> str:
     """Return the sha256 of all rows; other parts of a batch (a dropout seed) are excluded."""
-    digest = hashlib.sha256(str(data.size).encode())
+    digest = Digest(str(data.size))
     for index in torch.split(torch.arange(data.size), piece):
         rows = data.rows(index.to(data.device))
-        digest.update(
-            tree_digest(
-                {name: leaf for name, leaf in rows.items() if leaf.shape[:1] == index.shape}
-            ).encode()
-        )
-    return digest.hexdigest()
+        per_row = {name: leaf for name, leaf in rows.items() if leaf.shape[:1] == index.shape}
+        digest.add(tree_digest(per_row))
+    return digest.text
 
 
 def tree_digest(tree: Tree) -> str:
-    digest = hashlib.sha256()
+    digest = Digest()
     for name, leaf in sorted(tree.items()):
-        digest.update(f"{name} {leaf.dtype} {tuple(leaf.shape)}".encode())
+        digest.add(f"{name} {leaf.dtype} {tuple(leaf.shape)}")
         # Hashed as bytes, since NumPy has no bfloat16.
-        digest.update(leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+        digest.add(leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.text

@@ -11,7 +11,6 @@ from attrs import frozen
 import hgms.comparison
 import hgms_mix.stages
 from hgms.comparison import scaled
-from hgms.config.json_values import finite
 from hgms.config.tables import tables_of
 from hgms.executors import (
     Executor,
@@ -25,6 +24,7 @@ from hgms.executors import (
 )
 from hgms.plugins import Registry
 from hgms.runs import unannounced
+from hgms.store import finite
 from hgms_core import ConfigError
 from hgms_core.components import evolve
 from hgms_mix.stages import MixConfig

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import json
 import os
 import stat
@@ -17,7 +16,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from hgms.config.json_values import finite
+from hgms.store.digests import digest
+from hgms.store.json_values import finite
 from hgms_core.errors import CheckpointError
 from hgms_core.torch_errors import first_line
 
@@ -214,7 +214,7 @@ def ensure_seal(table: Mapping[str, Any], path: Path) -> None:
 
 
 def _checksum(table: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(table).encode()).hexdigest()
+    return digest(json.dumps(table))
 
 
 def json_object(path: Path) -> dict[str, Any]:

@@ -15,7 +15,8 @@ from support.executor_grids import on_another_machine
 from support.helpers import rejects
 from support.processes import forked
 
-from hgms.runs import FolderInUse, HeldFolders, RunFolder, lease, leased
+from hgms.runs import RunFolder
+from hgms.store import FolderInUse, HeldFolders, lease, leased
 
 
 @pytest.fixture

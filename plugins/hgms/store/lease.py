@@ -15,7 +15,7 @@ from typing import Any
 from attrs import define, field
 from filelock import SoftFileLease, Timeout
 
-from hgms.runs import files
+from hgms.store import files
 from hgms_core.errors import CheckpointError
 
 LEASE = ".lease"

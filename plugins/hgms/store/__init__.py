@@ -1,0 +1,43 @@
+"""What HGMS keeps on disk: digests, atomic writes, lines with checksums, and leases on folders.
+
+Everything that is written and read back uses this package: a write leaves the old bytes or the new
+ones, reading follows no link and detects changed bytes, and one process at a time works on a
+folder.
+"""
+
+from hgms.store.digests import Digest as Digest
+from hgms.store.digests import cache_folder as cache_folder
+from hgms.store.digests import digest as digest
+from hgms.store.digests import file_digest as file_digest
+from hgms.store.digests import json_digest as json_digest
+from hgms.store.digests import short_number as short_number
+from hgms.store.files import ROWS as ROWS
+from hgms.store.files import SMALL as SMALL
+from hgms.store.files import DiskError as DiskError
+from hgms.store.files import append as append
+from hgms.store.files import appending as appending
+from hgms.store.files import as_json as as_json
+from hgms.store.files import contents as contents
+from hgms.store.files import damaged as damaged
+from hgms.store.files import described as described
+from hgms.store.files import ensure_seal as ensure_seal
+from hgms.store.files import flush as flush
+from hgms.store.files import is_stamped as is_stamped
+from hgms.store.files import json_object as json_object
+from hgms.store.files import lines as lines
+from hgms.store.files import opened as opened
+from hgms.store.files import read_file as read_file
+from hgms.store.files import regular as regular
+from hgms.store.files import replace_file as replace_file
+from hgms.store.files import sealed as sealed
+from hgms.store.files import stamped as stamped
+from hgms.store.files import unsealed as unsealed
+from hgms.store.files import writing as writing
+from hgms.store.json_values import finite as finite
+from hgms.store.lease import LEASE as LEASE
+from hgms.store.lease import FolderInUse as FolderInUse
+from hgms.store.lease import HeldFolders as HeldFolders
+from hgms.store.lease import Lease as Lease
+from hgms.store.lease import holder as holder
+from hgms.store.lease import is_marker as is_marker
+from hgms.store.lease import leased as leased
