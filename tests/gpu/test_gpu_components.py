@@ -13,8 +13,9 @@ import torch
 from placed import Draws, compare, elsewhere
 
 from hgms.plugins import Registry, registry
-from hgms.testing import OF_KIND, Check, checks_of, failures_of, inputs_on, instance_of
+from hgms.testing import Check, checks_of, failures_of, inputs_on, instance_of
 from hgms.testing.kit import snapshot, tensors
+from hgms.testing.suite import OF_KIND
 from hgms_core import Composition
 
 pytestmark = pytest.mark.nightly

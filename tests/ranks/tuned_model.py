@@ -23,7 +23,7 @@ from hgms.runs import Interrupted
 from hgms_mix.lm import TokenTable, called_through
 from hgms_mix.lm.sharding import sharded
 from hgms_mix.stages.evaluate import row_losses
-from hgms_mix.stages.finetune import Finetune
+from hgms_mix.stages.settings import Finetune
 from hgms_mix.stages.training import train
 
 SETTINGS = Finetune(

@@ -25,9 +25,11 @@ from hgms.plugins import (
     watched,
 )
 from hgms.runs import unannounced
-from hgms.testing import Check, checks_of, checks_of_kind, failures_of, instance_of, verdict
-from hgms.testing import kind_of as kind_of
 from hgms.testing.every_kind import class_checks
+from hgms.testing.instances import failures_of, instance_of
+from hgms.testing.instances import kind_of as kind_of
+from hgms.testing.kit import Check
+from hgms.testing.suite import checks_of, checks_of_kind, verdict
 from hgms_core import Composition, ConfigError
 from hgms_core.errors import PluginError, closest
 

@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     from hgms_mix.stages.config import MixConfig as MixConfig
     from hgms_mix.stages.config import load as load
     from hgms_mix.stages.config import read as read
+    from hgms_mix.stages.config import resolved as resolved
     from hgms_mix.stages.mix import STAGES as STAGES
     from hgms_mix.stages.mix import Mix as Mix
     from hgms_mix.stages.sample import Sampling as Sampling
-    from hgms_mix.stages.sample import read_rows as read_rows
-    from hgms_mix.stages.stage import Done as Done
+    from hgms_mix.stages.stage_folder import Done as Done
     from hgms_mix.stages.summary import LEASES as LEASES
     from hgms_mix.stages.summary import carry_out as carry_out
     from hgms_mix.stages.summary import claimed as claimed
     from hgms_mix.stages.summary import finished as finished
     from hgms_mix.stages.summary import mix_path as mix_path
-    from hgms_mix.stages.summary import resolved as resolved
+    from hgms_mix.stages.work import read_rows as read_rows
 
 
 @hookimpl
@@ -38,7 +38,7 @@ def hgms_register_commands(cli: click.Group) -> None:
 
 
 _SHARED = {
-    "Done": "stage",
+    "Done": "stage_folder",
     "LEASES": "summary",
     "Mix": "mix",
     "MixConfig": "config",
@@ -51,8 +51,8 @@ _SHARED = {
     "load": "config",
     "mix_path": "summary",
     "read": "config",
-    "read_rows": "sample",
-    "resolved": "summary",
+    "read_rows": "work",
+    "resolved": "config",
 }
 """Names for other programs, and their modules. They are imported on first access, because
 every command line imports this package.

@@ -19,10 +19,10 @@ from hgms_mix.stages.losses import RowLosses, row_losses
 
 if TYPE_CHECKING:
     from hgms.distributed import Ranks
-    from hgms_mix.stages.mix import Mix
+    from hgms_mix.stages.work import Work
 
 
-def untuned_losses(mix: Mix, ranks: Ranks | None = None) -> dict[str, RowLosses]:
+def untuned_losses(mix: Work, ranks: Ranks | None = None) -> dict[str, RowLosses]:
     """Return the losses of every row of the test sets, by name of the set.
 
     The function reads them from files in the experiment's folder if an earlier mix computed them.
@@ -50,7 +50,7 @@ def untuned_losses(mix: Mix, ranks: Ranks | None = None) -> dict[str, RowLosses]
     return losses
 
 
-def _place(mix: Mix, table: Any) -> Path | None:
+def _place(mix: Work, table: Any) -> Path | None:
     """Return the file of a table's losses.
 
     None for a model created from a configuration: it is small, and its weights are random.

@@ -9,10 +9,9 @@ import contextlib
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from attrs import field, frozen
 from torch import Tensor
 
 from hgms.config.as_table import plain
@@ -24,58 +23,17 @@ from hgms.uncertainty import Certainty, alignments, cost, in_words, over_rows, o
 from hgms_core import ConfigError, Key, Sources
 from hgms_core.errors import CheckpointError, OutOfMemory
 from hgms_core.torch_errors import out_of_memory
-from hgms_core.validators import at_least, not_empty
 from hgms_mix.stages.reweight import is_finished, weights_of
 from hgms_mix.stages.stage import Stage
 
 if TYPE_CHECKING:
-    from hgms_mix.stages.mix import Mix
+    from hgms_mix.stages.work import Work
 
 CORNER = 0.9
 """The smallest weight for which a mixture counts as a corner."""
 
 
-@final
-@frozen(kw_only=True)
-class Resampling:
-    """Table ``[certainty]``: how to measure and resample the direction of the mixture.
-
-    The stage multiplies gradients of blocks of validation rows by gradients of rows of each source,
-    at the states of x named by ``at`` (:func:`hgms.uncertainty.alignments`). It then resamples the
-    blocks (:func:`hgms.uncertainty.over_rows`).
-
-    Arguments:
-        validation_blocks, source_blocks: largest number of blocks of validation rows, and of blocks
-            of rows of each source.
-        rows: rows per block, if there are enough.
-        at: states of the run: ``start`` and ``end``; results are means over both.
-        resamples: number of bootstrap resamples.
-
-    Cost: (validation_blocks + S · source_blocks) gradients of ``rows`` rows for each entry of
-    ``at``.
-
-    >>> Resampling(rows=8).at
-    ('start', 'end')
-    """
-
-    validation_blocks: int = field(default=24, validator=at_least(4))
-    source_blocks: int = field(default=8, validator=at_least(4))
-    rows: int = field(default=4, validator=at_least(1))
-    at: tuple[Literal["start", "end"], ...] = field(default=("start", "end"), validator=not_empty)
-    resamples: int = field(default=4000, validator=at_least(100))
-
-    def rows_taken(self, sources: int) -> int:
-        """Return the largest number of rows whose gradient is computed.
-
-        >>> Resampling(at=("end",)).rows_taken(sources=5)
-        256
-        """
-        return (
-            len(set(self.at)) * (self.validation_blocks + sources * self.source_blocks) * self.rows
-        )
-
-
-def learns(mix: Mix) -> bool:
+def learns(mix: Work) -> bool:
     """Return whether the method of a mix learns weights.
 
     References do not, so their weights have no uncertainty.
@@ -93,17 +51,17 @@ class Certain(Stage):
     version: ClassVar[str] = "1"
     beside: ClassVar[bool] = True
 
-    def inputs(self, mix: Mix) -> dict[str, Any]:
+    def inputs(self, mix: Work) -> dict[str, Any]:
         return {"settings": plain(mix.config.certainty)}
 
-    def title(self, mix: Mix) -> str:
+    def title(self, mix: Work) -> str:
         if not learns(mix):
             return f"nothing to measure: {mix.config.method_name} learns no weights"
         settings = mix.config.certainty
         sizes = settings.validation_blocks, settings.source_blocks, settings.rows
         return cost(len(mix.done["reweight"].facts["weights"]), len(set(settings.at)), *sizes)
 
-    def run(self, mix: Mix, folder: Path) -> tuple[Iterable[Path], dict[str, Any]]:
+    def run(self, mix: Work, folder: Path) -> tuple[Iterable[Path], dict[str, Any]]:
         if not learns(mix):
             return [], {"left_out": f"the method {mix.config.method_name!r} learns no weights"}
         try:
@@ -122,11 +80,11 @@ class Certain(Stage):
                 hint="decrease rows or task.micro_batch",
             ) from error
 
-    def summary(self, mix: Mix, report: Mapping[str, Any]) -> dict[str, Any]:
+    def summary(self, mix: Work, report: Mapping[str, Any]) -> dict[str, Any]:
         return {"certainty": {**mix.done[self.name].facts, **together(mix)}}
 
 
-def measured(mix: Mix) -> dict[str, Any]:
+def measured(mix: Work) -> dict[str, Any]:
     """Measure the mixture's direction, the change of x, and the validation loss at both ends."""
     config = mix.config
     settings = mix.config.certainty
@@ -184,7 +142,7 @@ def _change(losses: Mapping[str, Tensor]) -> dict[str, float]:
     }
 
 
-def together(mix: Mix) -> dict[str, Any]:
+def together(mix: Work) -> dict[str, Any]:
     """Collect the results of rows, seeds and the null test, as sentences and warnings."""
     facts = mix.done["certainty"].facts
     weights = mix.done["reweight"].facts["weights"]
@@ -273,7 +231,7 @@ def _sign(table: Mapping[str, Any], source: str) -> int:
     return next((int(row["evidence"]) for row in table["sources"] if row["source"] == source), 0)
 
 
-def siblings(mix: Mix) -> dict[int, Mapping[str, float]]:
+def siblings(mix: Work) -> dict[int, Mapping[str, float]]:
     """Return the weights of finished runs by seed.
 
     The runs share this configuration, method and data, whose hash is in the folder name.
@@ -288,7 +246,7 @@ def siblings(mix: Mix) -> dict[int, Mapping[str, float]]:
     return dict(sorted(done.items()))
 
 
-def null_result(mix: Mix) -> dict[str, Any] | None:
+def null_result(mix: Work) -> dict[str, Any] | None:
     """Return the result of `hgms mix null` for this configuration, method and data, or None.
 
     A damaged file counts as missing: the command rewrites it.

@@ -17,9 +17,7 @@ from hgms.store import json_digest
 from hgms_core import ConfigError
 from hgms_core.errors import unknown_name
 from hgms_mix.evaluation import Evaluate
-from hgms_mix.stages.certainty import Resampling
-from hgms_mix.stages.finetune import Finetune
-from hgms_mix.stages.sample import Sample
+from hgms_mix.stages.settings import Finetune, Resampling, Sample
 
 
 @frozen(kw_only=True)
@@ -40,6 +38,15 @@ class MixConfig(RunConfig):
         return RunConfig(
             **{part.name: getattr(self, part.name) for part in attrs.fields(cast(Any, RunConfig))}
         )
+
+
+def resolved(config: MixConfig) -> dict[str, Any]:
+    """Return the configuration with all values of all fields, as input for ``hgms mix``."""
+    table = config.resolved()
+    judge = table["evaluate"].get("judge")
+    if isinstance(judge, dict):
+        table["evaluate"]["judge"] = {key: value for key, value in judge.items() if value != "none"}
+    return table
 
 
 def load(

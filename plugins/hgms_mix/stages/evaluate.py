@@ -27,7 +27,7 @@ from hgms_mix.stages.training import without_peft_warnings
 
 if TYPE_CHECKING:
     from hgms.distributed import Ranks
-    from hgms_mix.stages.mix import Mix
+    from hgms_mix.stages.work import Work
 
 UNIFORM = "uniform"
 """The method that a mix is compared with."""
@@ -42,19 +42,19 @@ class Evaluation(Stage):
     name: ClassVar[str] = "evaluate"
     version: ClassVar[str] = "1"
 
-    def check(self, mix: Mix) -> None:
+    def check(self, mix: Work) -> None:
         mix.config.evaluate.check()
 
-    def inputs(self, mix: Mix) -> dict[str, Any]:
+    def inputs(self, mix: Work) -> dict[str, Any]:
         return {"settings": plain(mix.config.evaluate)}
 
-    def title(self, mix: Mix) -> str:
+    def title(self, mix: Work) -> str:
         return ", ".join([*mix.task.test, *mix.config.evaluate.titles]) or "nothing to evaluate"
 
-    def parted(self, mix: Mix) -> bool:
+    def parted(self, mix: Work) -> bool:
         return mix.config.run.ranks > 1 and bool(mix.task.test)
 
-    def run(self, mix: Mix, folder: Path) -> tuple[Iterable[Path], dict[str, Any]]:
+    def run(self, mix: Work, folder: Path) -> tuple[Iterable[Path], dict[str, Any]]:
         evaluate = mix.config.evaluate
         tests = dict[str, Any]()
         with together(mix, self, folder) as ranks:
@@ -85,13 +85,13 @@ class Evaluation(Stage):
             "benchmarks": benchmarks,
         }
 
-    def follow(self, mix: Mix, folder: Path, ranks: Ranks) -> None:
+    def follow(self, mix: Work, folder: Path, ranks: Ranks) -> None:
         untuned_losses(mix, ranks)
         model = tuned(mix, ranks)
         for table in mix.tuned_tables("test").values():
             row_losses(model, table, ranks=ranks)
 
-    def summary(self, mix: Mix, report: Mapping[str, Any]) -> dict[str, Any]:
+    def summary(self, mix: Work, report: Mapping[str, Any]) -> dict[str, Any]:
         facts = mix.done[self.name].facts
         tests = {
             name: {**row, "against_uniform": against_uniform(mix, report["comparable"], name)}
@@ -104,7 +104,7 @@ def losses_file(folder: Path, test: str) -> Path:
     return folder / f"losses-{test}.json"
 
 
-def tuned(mix: Mix, ranks: Ranks | None = None) -> Any:
+def tuned(mix: Work, ranks: Ranks | None = None) -> Any:
     """Load the fine-tuned model from its files.
 
     If its base is in parts, each of the ``ranks`` loads one part.
@@ -121,7 +121,7 @@ def tuned(mix: Mix, ranks: Ranks | None = None) -> Any:
     return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).to(mix.device).eval()
 
 
-def against_uniform(mix: Mix, same: str, test: str) -> dict[str, Any] | None:
+def against_uniform(mix: Work, same: str, test: str) -> dict[str, Any] | None:
     """Return the loss of this mix − the loss with the method `uniform`, on the same rows.
 
     This requires the same mix with `uniform`: same file, seed and folder. Other methods and

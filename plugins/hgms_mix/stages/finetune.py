@@ -6,9 +6,8 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from attrs import field, frozen
 from torch import Tensor
 
 from hgms.config.as_table import plain
@@ -16,94 +15,15 @@ from hgms.runs import environment
 from hgms.store import replace_file
 from hgms_core import ConfigError, RunInfo
 from hgms_core.errors import DataError
-from hgms_core.validators import at_least, choice, greater_than, not_negative, optional, positive
-from hgms_mix.lm import BaseModel, Lora
 from hgms_mix.stages.on_ranks import together
-from hgms_mix.stages.sample import read_rows
+from hgms_mix.stages.settings import Finetune
 from hgms_mix.stages.stage import Stage
-from hgms_mix.stages.trainers import Transformers
 from hgms_mix.stages.training import train
-from hgms_mix.stages.trl_trainer import Trl
+from hgms_mix.stages.work import read_rows
 
 if TYPE_CHECKING:
     from hgms.distributed import Ranks
-    from hgms_mix.stages.mix import Mix
-
-Schedule = Literal["constant", "linear", "cosine"]
-
-
-@final
-@frozen(kw_only=True)
-class Finetune:
-    """Table ``[finetune]``: how the final model is trained on the sampled rows.
-
-    The loss of an optimiser step is the mean cross-entropy over all completion tokens of its
-    ``micro_batch · accumulation`` rows. (The lower level of reweighting averages within a row
-    first.) Each epoch uses a new seeded order of the rows.
-
-    Arguments:
-        lr: learning rate of AdamW (betas 0.9 and 0.999, eps 1e-8).
-        epochs: passes over the sample. 0, with ``start = "reweighted"``: no training; the result is
-            the final model of reweighting (``hg-ms-online`` and other methods that train it on the
-            mixture).
-        micro_batch: rows per pass on the device. ``accumulation``: micro-batches per optimiser
-            step, split across the ranks (``run.ranks``).
-        weight_decay: decoupled; biases and normalisation layers are excluded, as in transformers.
-        schedule: of the learning rate, after ``warmup`` (below 1: a share of all steps; from 1: a
-            number of steps).
-        clip: largest gradient norm; None: not clipped.
-        seed: of the order of the rows, the fresh adapter and dropout; None: the seed of the mix.
-        start: ``fresh``: new parameters of the adapter (without adapter: the parameters of the base
-            model); ``reweighted``: the final lower variables of reweighting.
-        trainer: the library that trains: ``transformers``, or ``trl`` (an extra; its options:
-            ``[finetune.trainer]``).
-        save_every: optimiser steps between checkpoints. ``checkpointing``: gradient checkpointing,
-            less memory for more time.
-        model, adapter: the tuned model and adapter, if the mixture was learned with another model
-            (a small proxy); None: the task's. Rows are tokenised for the tuned model.
-
-    Defaults are from the paper (which accumulates 64 for instructions).
-
-    >>> Finetune().lr
-    8e-06
-    """
-
-    lr: float = field(default=8e-6, validator=positive)
-    epochs: int = field(default=1, validator=at_least(0))
-    micro_batch: int = field(default=1, validator=at_least(1))
-    accumulation: int = field(default=32, validator=at_least(1))
-    weight_decay: float = field(default=0.01, validator=not_negative)
-    schedule: Literal["constant", "linear", "cosine"] = field(
-        default="constant", validator=choice("constant", "linear", "cosine")
-    )
-    warmup: float = field(default=0.0, validator=at_least(0))
-    clip: float | None = field(default=None, validator=optional(greater_than(0)))
-    seed: int | None = field(default=None, validator=optional(at_least(0)))
-    start: Literal["fresh", "reweighted"] = field(
-        default="fresh", validator=choice("fresh", "reweighted")
-    )
-    save_every: int = field(default=50, validator=at_least(1))
-    checkpointing: bool = False
-    model: BaseModel | None = None
-    adapter: Lora | None = None
-    trainer: Transformers | Trl = field(default=Transformers())
-
-    def __attrs_post_init__(self) -> None:
-        if self.epochs == 0 and self.start != "reweighted":
-            raise ConfigError(
-                "conflicting-options",
-                f'epochs=0 requires start="reweighted", not {self.start!r}',
-                place=("epochs",),
-                hint='set start = "reweighted" to keep the model at the end of learning, or epochs '
-                "= 1 or more",
-            )
-        if self.start == "reweighted" and (self.model is not None or self.adapter is not None):
-            raise ConfigError(
-                "conflicting-options",
-                f"start={self.start!r} uses the model and the adapter of the task",
-                place=("start",),
-                hint="remove model and adapter",
-            )
+    from hgms_mix.stages.work import Work
 
 
 class Finetuning(Stage):
@@ -115,10 +35,10 @@ class Finetuning(Stage):
     name: ClassVar[str] = "finetune"
     version: ClassVar[str] = "1"
 
-    def packages(self, mix: Mix) -> list[str]:
+    def packages(self, mix: Work) -> list[str]:
         return ["accelerate", *([] if mix.adapter is None else ["peft"])]
 
-    def check(self, mix: Mix) -> None:
+    def check(self, mix: Work) -> None:
         mix.config.finetune.trainer.check(None if mix.adapter is None else mix.adapter.targets)
         if self.parted(mix):
             ensure_parts(mix.config.finetune, mix.config.run.ranks)
@@ -129,7 +49,7 @@ class Finetuning(Stage):
 
             template_for(mix.task.template, mix.tuned_tokenizer)
 
-    def inputs(self, mix: Mix) -> dict[str, Any]:
+    def inputs(self, mix: Work) -> dict[str, Any]:
         table = plain(mix.config.finetune).items()
         model = mix.config.finetune.model
         settings = {
@@ -141,15 +61,15 @@ class Finetuning(Stage):
             "seed": mix.config.seed,
         }
 
-    def title(self, mix: Mix) -> str:
+    def title(self, mix: Work) -> str:
         rows = f"{mix.done['sample'].facts['size']} rows"
         return rows if mix.config.finetune.epochs else "the model that learning ended with"
 
-    def parted(self, mix: Mix) -> bool:
+    def parted(self, mix: Work) -> bool:
         settings = mix.config.finetune
         return mix.config.run.ranks > 1 and settings.epochs > 0 and settings.trainer.on_ranks
 
-    def run(self, mix: Mix, folder: Path) -> tuple[Iterable[Path], dict[str, Any]]:
+    def run(self, mix: Work, folder: Path) -> tuple[Iterable[Path], dict[str, Any]]:
         config = mix.config
         count = config.run.ranks if self.parted(mix) else 1
         if count == 1 < config.run.ranks and config.finetune.epochs:
@@ -166,10 +86,10 @@ class Finetuning(Stage):
         losses = [folder / "losses.jsonl"] if config.finetune.epochs else []
         return [*(path for path in tuned.iterdir() if path.is_file()), *losses], facts
 
-    def follow(self, mix: Mix, folder: Path, ranks: Ranks) -> None:
+    def follow(self, mix: Work, folder: Path, ranks: Ranks) -> None:
         self._train(mix, folder, ranks)
 
-    def _train(self, mix: Mix, folder: Path, ranks: Ranks | None) -> dict[str, Any]:
+    def _train(self, mix: Work, folder: Path, ranks: Ranks | None) -> dict[str, Any]:
         config = mix.config
         rows: Sequence[tuple[Tensor, Tensor]] = chosen_rows(mix) if config.finetune.epochs else ()
         model = mix.base(ranks)
@@ -193,7 +113,7 @@ class Finetuning(Stage):
             ),
         )
 
-    def summary(self, mix: Mix, report: Mapping[str, Any]) -> dict[str, Any]:
+    def summary(self, mix: Work, report: Mapping[str, Any]) -> dict[str, Any]:
         return {"finetune": dict(mix.done[self.name].facts)}
 
 
@@ -220,7 +140,7 @@ def ensure_parts(settings: Finetune, ranks: int) -> None:
     )
 
 
-def ensure_shared(mix: Mix, parted: bool) -> None:
+def ensure_shared(mix: Work, parted: bool) -> None:
     """Check that ``finetune.model.shard`` has several ranks that train together, and an adapter.
 
     Errors: ConfigError if one is missing.
@@ -264,7 +184,7 @@ class ChosenRows(Sequence[tuple[Tensor, Tensor]]):
         return tokens, mask
 
 
-def chosen_rows(mix: Mix) -> ChosenRows:
+def chosen_rows(mix: Work) -> ChosenRows:
     """Return the sampled rows, in tokens of the fine-tuned model.
 
     Errors: DataError if a source changed after sampling, or all rows are too long in these tokens.
@@ -298,7 +218,7 @@ def chosen_rows(mix: Mix) -> ChosenRows:
     return chosen
 
 
-def start(mix: Mix) -> dict[str, Tensor] | None:
+def start(mix: Work) -> dict[str, Tensor] | None:
     """Return the final lower variables of reweighting, by their names in fine-tuning.
 
     None: a fresh start.

@@ -6,44 +6,39 @@ Rank 0 runs the mix and calls the other ranks for a stage.
 from __future__ import annotations
 
 import contextlib
-import sys
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
-from click.exceptions import Exit
 
 from hgms.distributed import (
     LAUNCHED,
     Ranks,
     alone,
     as_launched,
-    begun,
     call,
     ensure_launched,
-    heard,
     join,
     launched,
     start,
 )
-from hgms.plugins import Host, Registry
-from hgms.runs import follow_run, unannounced
-from hgms_core import ConfigError, HgmsError
-from hgms_mix.stages.stage import Done, Stage
+from hgms.plugins import Host
+from hgms.runs import unannounced
+from hgms_mix.stages.config import resolved
+from hgms_mix.stages.stage import Stage
 
 if TYPE_CHECKING:
     from hgms_mix.stages.config import MixConfig
-    from hgms_mix.stages.mix import Mix
+    from hgms_mix.stages.work import Work
 
 AGAIN = "the same command"
 """The command to repeat after a rank was lost."""
 
 
 @contextlib.contextmanager
-def together(mix: Mix, stage: Stage, folder: Path) -> Iterator[Ranks | None]:
+def together(mix: Work, stage: Stage, folder: Path) -> Iterator[Ranks | None]:
     """Yield all ranks of the mix to rank 0 during this stage.
 
     The other ranks run :meth:`Stage.follow`. Yield None if the mix has one rank, or if one rank
@@ -57,7 +52,7 @@ def together(mix: Mix, stage: Stage, folder: Path) -> Iterator[Ranks | None]:
         return
     what = _assignment(mix, stage, folder)
     with (
-        _threads(mix.config) as threads,
+        threads_of(mix.config) as threads,
         _joined(mix, what, threads) as ranks,
         ranks.together(stage.name, AGAIN),
         as_launched(0, ranks.count),
@@ -67,11 +62,9 @@ def together(mix: Mix, stage: Stage, folder: Path) -> Iterator[Ranks | None]:
 
 
 @contextlib.contextmanager
-def _joined(mix: Mix, what: Mapping[str, Any], threads: int) -> Iterator[Ranks]:
+def _joined(mix: Work, what: Mapping[str, Any], threads: int) -> Iterator[Ranks]:
     config = mix.config
     if launched() is None:
-        from hgms_mix.stages.summary import resolved
-
         host = config.host or Host.load()
         arguments = {**what, "config": resolved(config), "plugins": unannounced(host)}
         ranks = start(config.run.ranks, mix.device, "hgms_mix.stages.follower", arguments, threads)
@@ -85,50 +78,12 @@ def _joined(mix: Mix, what: Mapping[str, Any], threads: int) -> Iterator[Ranks]:
         ranks.close(say=False)  # the other ranks detect the end of the stage
 
 
-def _assignment(mix: Mix, stage: Stage, folder: Path) -> dict[str, Any]:
+def _assignment(mix: Work, stage: Stage, folder: Path) -> dict[str, Any]:
     done = {
         name: {**attrs.asdict(before, recurse=False), "path": str(before.path)}
         for name, before in mix.done.items()
     }
     return {"stage": stage.name, "at": str(mix.folder), "folder": str(folder), "done": done}
-
-
-def follow_started() -> None:
-    """Run the part of a process that rank 0 started for a stage."""
-    from hgms_mix.stages.config import read
-
-    assignment, ready = begun()
-    try:
-        config = read(
-            assignment["config"], "the mix", registry=Registry.load(assignment["plugins"])
-        )
-        ready()
-        _follow(config, assignment, assignment["rank"], assignment["method"])
-    except HgmsError as error:  # rank 0 quotes the last line, unless it detected the error
-        sys.exit("; ".join(line.strip() for line in error.lines()))
-
-
-def follow_launched(config: MixConfig) -> None:
-    """Run the stages that rank 0 calls, and exit at the end of the mix.
-
-    This applies if torchrun started this process as a rank other than 0; otherwise return
-    immediately.
-    """
-    if (
-        config.run.ranks == 1
-        or launched() is None
-        or (rank := ensure_launched(config.run.ranks)) == 0
-    ):
-        return
-    from hgms.runs import device_called
-
-    while (assignment := heard()) is not None:
-        with _threads(config):
-            if assignment["stage"] == "reweight":
-                follow_run(config.reweight, device_called(config.run.device))
-            else:
-                _follow(config, assignment, rank, LAUNCHED, time.process_time())
-    raise Exit(0)
 
 
 def call_to_reweight(config: MixConfig) -> None:
@@ -143,41 +98,8 @@ def call_off(config: MixConfig) -> None:
         call(None)
 
 
-def _follow(
-    config: MixConfig, assignment: Mapping[str, Any], rank: int, method: str, began: float = 0.0
-) -> None:
-    """Run this rank's part of a stage.
-
-    ``began``: processor seconds of this process before the stage.
-    """
-    from hgms_mix.stages.mix import STAGES, Mix
-
-    if not Path(assignment["at"]).is_dir():
-        raise ConfigError(
-            "missing-file",
-            f"rank {rank} does not find the folder {assignment['at']}",
-            place=("run", "out"),
-            hint="set out to a folder on a disk that the machines of all ranks share",
-        )
-    done = {
-        name: Done(**{**fields, "path": Path(fields["path"])})
-        for name, fields in assignment["done"].items()
-    }
-    mix = Mix(config, Path(assignment["at"]), rank=rank)
-    mix.done.update(done)
-    stage = next(stage for stage in STAGES if stage.name == assignment["stage"])
-    ranks = Ranks(rank, config.run.ranks)
-    join(rank, ranks.count, mix.device, method)
-    try:
-        with ranks.together(stage.name, AGAIN), as_launched(rank, ranks.count):
-            stage.follow(mix, Path(assignment["folder"]), ranks)
-            ranks.total(torch.tensor(time.process_time() - began, dtype=torch.float64))
-    finally:
-        ranks.close(say=False)
-
-
 @contextlib.contextmanager
-def _threads(config: MixConfig) -> Iterator[int]:
+def threads_of(config: MixConfig) -> Iterator[int]:
     """Set and yield the threads of a rank.
 
     The number is ``run.threads``, or an equal share of the threads of this process.

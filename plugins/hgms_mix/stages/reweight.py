@@ -18,13 +18,13 @@ from hgms_core import Problem
 from hgms_core.components import evolve
 from hgms_core.errors import CheckpointError
 from hgms_mix.stages.on_ranks import call_to_reweight
-from hgms_mix.stages.stage import Done
+from hgms_mix.stages.stage_folder import Done
 
 if TYPE_CHECKING:
-    from hgms_mix.stages.mix import Mix
+    from hgms_mix.stages.work import Work
 
 
-def reweight(mix: Mix) -> Done:
+def reweight(mix: Work) -> Done:
     """Learn the weights, resume an interrupted run, or read a finished run and check its files.
 
     Later stages depend on the configuration and data of the run (the hash). They also depend on its
@@ -91,7 +91,7 @@ def processor_seconds(run: RunFolder) -> float | None:
     return None
 
 
-def summary(mix: Mix) -> dict[str, Any]:
+def summary(mix: Work) -> dict[str, Any]:
     """Return the part of report.json with the results of learning."""
     learned = mix.done["reweight"].facts
     return {
@@ -127,14 +127,14 @@ MOST_SAID = 12
 """Number of weights printed before the later stages; the final table contains all weights."""
 
 
-def say_weights(mix: Mix, weights: Mapping[str, float]) -> None:
+def say_weights(mix: Work, weights: Mapping[str, float]) -> None:
     """Print the largest weights immediately, because later stages may take hours."""
     largest = sorted(weights.items(), key=lambda item: -item[1])[:MOST_SAID]
     more = f", and {len(weights) - MOST_SAID} smaller ones" if len(weights) > MOST_SAID else ""
     mix.say(f"  weights: {', '.join(f'{name} {weight:.3f}' for name, weight in largest)}{more}")
 
 
-def say_steps(mix: Mix, records: list[dict[str, Any]]) -> None:
+def say_steps(mix: Work, records: list[dict[str, Any]]) -> None:
     """Print the cost of a step, if the problem counts tokens."""
     if steps := [row for row in records if "step_forward_tokens" in row]:
         forward, backward = (
@@ -148,7 +148,7 @@ def say_steps(mix: Mix, records: list[dict[str, Any]]) -> None:
         )
 
 
-def say_memory(mix: Mix, problem: Problem) -> None:
+def say_memory(mix: Work, problem: Problem) -> None:
     """Print the predicted memory of a step, if the method has candidates with a row count."""
     from hgms_mix.lm import predicted_memory
 

@@ -9,104 +9,21 @@ import functools
 import gzip
 import io
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from attrs import field, frozen
 from torch import Tensor
 
 from hgms.config.as_table import plain
 from hgms.store import replace_file
-from hgms_core import ConfigError, Key, Problem
-from hgms_core.validators import at_least, choice, optional
+from hgms_core import ConfigError, Problem
 from hgms_mix.stages.apportion import apportion
 from hgms_mix.stages.stage import Stage
 
 if TYPE_CHECKING:
-    from hgms_mix.stages.mix import Mix
-
-
-@final
-@frozen(kw_only=True)
-class Sample:
-    """Table ``[sample]``: the number of rows of the fine-tuning set, and how they are drawn.
-
-    Each source provides a whole number of rows by its learned weight
-    (:func:`hgms_mix.stages.apportion.apportion`: largest remainders, within capacity). Rows are
-    drawn without replacement by a separate stream per source, from ``seed`` and the source's
-    *name*. The order of sources therefore has no effect, and a larger sample of a source contains
-    the smaller samples. For a method that ranks rows (``less``, ``rho-loss``, ``rds``), no rows are
-    drawn: its ``size`` best rows are selected. The set is then shuffled.
-
-    Arguments:
-        size: total number of rows.
-        seed: None: the seed of the mix.
-        of: ``sources``; or ``validation``: rows of the validation sets, evenly over all their rows,
-            independent of the learned weights. This is the reference for training on these rows
-            only.
-        allow_fewer: False: if a source has too few rows, the others provide the missing rows in
-            proportion to their weights, and the total is exact. True: missing rows are not moved,
-            and the set is smaller.
-
-    >>> Sample(size=20_000).allow_fewer
-    False
-    """
-
-    size: int = field(validator=at_least(1))
-    seed: int | None = field(default=None, validator=optional(at_least(0)))
-    allow_fewer: bool = False
-    of: Literal["sources", "validation"] = field(
-        default="sources", validator=choice("sources", "validation")
-    )
-
-    def draw(
-        self, weights: Mapping[str, float], capacity: Mapping[str, int], *, seed: int
-    ) -> dict[str, Tensor]:
-        """Return the drawn row positions of each source, ascending."""
-        counts = apportion(weights, capacity, self.size, allow_fewer=self.allow_fewer)
-        key = self._key(seed)
-        drawn = {}
-        for name, count in counts.items():
-            order = torch.randperm(capacity[name], generator=key.fold("source", name).generator())
-            drawn[name] = order[:count].sort().values
-        return drawn
-
-    def top(self, scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the positions of the ``size`` rows with the highest scores, ascending, by source.
-
-        NaN is never selected. Ties go to the source that sorts first, then to the earlier row.
-        """
-        names = sorted(scores)
-        flat = torch.cat([scores[name].double().cpu() for name in names])
-        rankable = int((~flat.isnan()).sum())
-        if rankable < self.size and not self.allow_fewer:
-            pool = ", ".join(f"{name} {int((~scores[name].isnan()).sum())}" for name in names)
-            raise ConfigError(
-                "too-few-rows",
-                f"size={self.size} exceeds the {rankable} rows that the method ranked ({pool})",
-                place=("sample", "size"),
-                hint="increase task.cache (rows per source that are kept for reweighting), "
-                f"decrease size to {rankable} or less, or set allow_fewer = true",
-            )
-        # NaN sorts as −∞, and a stable order breaks ties
-        order = flat.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf).argsort(
-            descending=True, stable=True
-        )
-        order = order[~flat[order].isnan()][: self.size]
-        taken = torch.zeros(len(flat), dtype=torch.bool)
-        taken[order] = True
-        parts = taken.split([len(scores[name]) for name in names])
-        rows = {name: part.nonzero().flatten() for name, part in zip(names, parts, strict=True)}
-        return {name: rows[name] for name in scores}
-
-    def order(self, count: int, *, seed: int) -> Tensor:
-        """Return the order of the drawn rows."""
-        return torch.randperm(count, generator=self._key(seed).fold("order").generator())
-
-    def _key(self, seed: int) -> Key:
-        return Key(seed if self.seed is None else self.seed).fold("sample")
+    from hgms_mix.stages.work import Work
 
 
 class Sampling(Stage):
@@ -121,7 +38,7 @@ class Sampling(Stage):
     name: ClassVar[str] = "sample"
     version: ClassVar[str] = "3"
 
-    def inputs(self, mix: Mix) -> dict[str, Any]:
+    def inputs(self, mix: Work) -> dict[str, Any]:
         settings = plain(mix.config.sample).items()
         return {
             "settings": {
@@ -130,10 +47,10 @@ class Sampling(Stage):
             "seed": mix.config.seed,
         }
 
-    def title(self, mix: Mix) -> str:
+    def title(self, mix: Work) -> str:
         return f"{mix.config.sample.size} rows"
 
-    def run(self, mix: Mix, folder: Path) -> tuple[Iterable[Path], dict[str, Any]]:
+    def run(self, mix: Work, folder: Path) -> tuple[Iterable[Path], dict[str, Any]]:
         sample = mix.config.sample
         seed = mix.config.seed
         learned = sample.of == "sources"
@@ -177,7 +94,7 @@ class Sampling(Stage):
         )
         return [folder / "rows.jsonl.gz", folder / "counts.json"], facts
 
-    def summary(self, mix: Mix, report: Mapping[str, Any]) -> dict[str, Any]:
+    def summary(self, mix: Work, report: Mapping[str, Any]) -> dict[str, Any]:
         facts = dict(mix.done[self.name].facts)
         counts = facts["counts"]
         capacity = facts["capacity"]
@@ -192,7 +109,7 @@ class Sampling(Stage):
         return {"sources": sources, "sample": facts}
 
 
-def drawn(mix: Mix, weights: Mapping[str, float]) -> tuple[dict[str, Any], dict[str, int]]:
+def drawn(mix: Work, weights: Mapping[str, float]) -> tuple[dict[str, Any], dict[str, int]]:
     """Return the drawn rows of each source as tokens, and the number of rows of each source.
 
     The number counts all rows with an answer. If a source proves to have too few rows, it counts
@@ -214,7 +131,7 @@ def drawn(mix: Mix, weights: Mapping[str, float]) -> tuple[dict[str, Any], dict[
         capacity |= fewer
 
 
-def row_scores(mix: Mix) -> dict[str, Tensor] | None:
+def row_scores(mix: Work) -> dict[str, Tensor] | None:
     """Return the method's ranking as a score per row of the pool, or None without a ranking.
 
     The score is NaN for rows without a rank.
@@ -297,12 +214,6 @@ def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
         for row in rows:
             stream.write(json.dumps(row, ensure_ascii=False, allow_nan=False).encode() + b"\n")
     replace_file(path, buffer.getvalue())
-
-
-def read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    with gzip.open(path, "rt", encoding="utf-8") as stream:
-        for line in stream:
-            yield json.loads(line)
 
 
 def moved(weights: Mapping[str, float], counts: Mapping[str, int], size: int) -> list[str]:

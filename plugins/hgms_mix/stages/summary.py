@@ -20,9 +20,10 @@ from hgms.store import LEASE, DiskError, finite, leased, replace_file
 from hgms_core.errors import CheckpointError, MissingExtra
 from hgms_mix.stages import pictures, reweight
 from hgms_mix.stages.certainty import rows_of, spelled
-from hgms_mix.stages.config import MixConfig, comparable
+from hgms_mix.stages.config import MixConfig, comparable, resolved
+from hgms_mix.stages.follower import follow_launched
 from hgms_mix.stages.mix import STAGES, Mix
-from hgms_mix.stages.on_ranks import call_off, follow_launched
+from hgms_mix.stages.on_ranks import call_off
 
 
 def show(report: Mapping[str, Any]) -> None:
@@ -134,15 +135,6 @@ def finished(config: MixConfig) -> dict[str, Any] | None:
         if mix.finished():
             return report(mix)
     return None
-
-
-def resolved(config: MixConfig) -> dict[str, Any]:
-    """Return the configuration with all values of all fields, as input for ``hgms mix``."""
-    table = config.resolved()
-    judge = table["evaluate"].get("judge")
-    if isinstance(judge, dict):
-        table["evaluate"]["judge"] = {key: value for key, value in judge.items() if value != "none"}
-    return table
 
 
 def mix_path(config: MixConfig) -> Path:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, final
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, final
 
 import torch
+from attrs import field
 from attrs import frozen as plain_frozen
 
 from hgms_core import component
+from hgms_core.validators import at_least, choice, greater_than, not_negative, optional, positive
 from hgms_mix.lm import is_in_parts
 from hgms_mix.stages.batches import collate, completion_loss
 from hgms_mix.stages.lengths import ByLength
@@ -23,7 +25,28 @@ if TYPE_CHECKING:
     from transformers import Trainer, TrainerCallback
 
     from hgms.distributed import Ranks
-    from hgms_mix.stages.finetune import Finetune
+
+
+@plain_frozen(kw_only=True)
+class Training:
+    """The settings of ``[finetune]`` that a trainer reads; ``Finetune`` explains them."""
+
+    lr: float = field(default=8e-6, validator=positive)
+    epochs: int = field(default=1, validator=at_least(0))
+    micro_batch: int = field(default=1, validator=at_least(1))
+    accumulation: int = field(default=32, validator=at_least(1))
+    weight_decay: float = field(default=0.01, validator=not_negative)
+    schedule: Literal["constant", "linear", "cosine"] = field(
+        default="constant", validator=choice("constant", "linear", "cosine")
+    )
+    warmup: float = field(default=0.0, validator=at_least(0))
+    clip: float | None = field(default=None, validator=optional(greater_than(0)))
+    seed: int | None = field(default=None, validator=optional(at_least(0)))
+    start: Literal["fresh", "reweighted"] = field(
+        default="fresh", validator=choice("fresh", "reweighted")
+    )
+    save_every: int = field(default=50, validator=at_least(1))
+    checkpointing: bool = False
 
 
 @plain_frozen(kw_only=True, eq=False)
@@ -35,7 +58,7 @@ class Job:
     ``ranks`` train together.
     """
 
-    settings: Finetune
+    settings: Training
     model: Any
     rows: Sequence[tuple[torch.Tensor, torch.Tensor]]
     folder: Path

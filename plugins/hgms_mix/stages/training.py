@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, TrainerCallback
 
     from hgms.distributed import Ranks
-    from hgms_mix.stages.finetune import Finetune
+    from hgms_mix.stages.settings import Finetune
 
 
 def train(

@@ -16,7 +16,7 @@ from support.helpers import rejects
 from hgms.store import DiskError
 from hgms_core.errors import CheckpointError
 from hgms_mix.stages.checkpoints import SEAL, newest_checkpoint
-from hgms_mix.stages.finetune import Finetune
+from hgms_mix.stages.settings import Finetune
 from hgms_mix.stages.training import train
 
 pytest.importorskip("transformers", reason="transformers is not installed: pip install 'hgms[llm]'")

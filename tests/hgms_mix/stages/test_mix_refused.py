@@ -18,8 +18,9 @@ from hgms_core import ConfigError
 from hgms_core.errors import OutOfMemory
 from hgms_mix.stages import certainty, near_command, plan
 from hgms_mix.stages.config import load
-from hgms_mix.stages.finetune import Finetune, chosen_rows, ensure_shared
+from hgms_mix.stages.finetune import chosen_rows, ensure_shared
 from hgms_mix.stages.mix import Mix
+from hgms_mix.stages.settings import Finetune
 from hgms_mix.stages.training import train
 
 pytest.importorskip("transformers", reason="transformers is not installed: pip install 'hgms[llm]'")

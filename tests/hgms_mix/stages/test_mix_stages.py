@@ -19,8 +19,10 @@ from hgms_core.errors import CheckpointError
 from hgms_mix.stages import plan
 from hgms_mix.stages.evaluate import difference, means
 from hgms_mix.stages.losses import RowLosses
-from hgms_mix.stages.sample import Sample, read_rows, write_rows
-from hgms_mix.stages.stage import StageFolder
+from hgms_mix.stages.sample import write_rows
+from hgms_mix.stages.settings import Sample
+from hgms_mix.stages.stage_folder import StageFolder
+from hgms_mix.stages.work import read_rows
 
 NAN = float("nan")
 

@@ -26,7 +26,7 @@ from support.helpers import rejects
 
 from hgms_core import ConfigError
 from hgms_mix.lm import BaseModel
-from hgms_mix.stages.finetune import Finetune
+from hgms_mix.stages.settings import Finetune
 from hgms_mix.stages.trainers import Transformers
 from hgms_mix.stages.training import train
 from hgms_mix.stages.trl_trainer import OURS, PLACE, RESERVED, Trl

@@ -24,13 +24,13 @@ from hgms.distributed import LAUNCHED, call, join, launched
 from hgms_core import ConfigError
 from hgms_mix.stages import carry_out, load
 from hgms_mix.stages import on_ranks as stages_on_ranks
-from hgms_mix.stages.config import MixConfig
+from hgms_mix.stages.config import MixConfig, resolved
 from hgms_mix.stages.evaluate import tuned
+from hgms_mix.stages.follower import follow_launched, follow_started
 from hgms_mix.stages.mix import STAGES, Mix
-from hgms_mix.stages.on_ranks import call_off, follow_launched, follow_started, together
+from hgms_mix.stages.on_ranks import call_off, together
 from hgms_mix.stages.replicas import average, of_replicas
 from hgms_mix.stages.stage import Stage
-from hgms_mix.stages.summary import resolved
 
 pytestmark = pytest.mark.extended
 

@@ -1,0 +1,183 @@
+"""The checks of a component: which ones apply, and their verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from hgms.plugins import KINDS, Kind, Registry
+from hgms.testing import equal_weights as equal
+from hgms.testing import every_kind as every
+from hgms.testing import (
+    generators,
+    hypergradients,
+    imports,
+    methods,
+    outer,
+    selectors,
+    solvers,
+    tasks,
+)
+from hgms.testing.instances import failures_of, kind_of
+from hgms.testing.kit import Check
+from hgms_core import ConfigError
+from hgms_core.errors import MissingExtra, unknown_name
+
+OF_KIND: Mapping[str, Any] = {
+    "generator": generators,
+    "selector": selectors,
+    "solver": solvers,
+    "hypergradient": hypergradients,
+    "outer": outer,
+    "task": tasks,
+    "method": methods,
+}
+"""The module per kind: its checks, and the usage example for the checks of every kind."""
+
+Failures = Mapping[str, str] | Callable[[Any], Mapping[str, str]]
+
+
+def checks_of(
+    component: Any, kind: Kind | None = None, registry: Registry | None = None
+) -> Iterator[Check]:
+    """Yield the checks that a component must pass, in order.
+
+    The kind defaults to the kind with the methods of the component. The parts of the component are
+    looked up in ``registry`` (None: all installed components).
+
+    >>> from hgms.solvers import CG
+    >>> [check.name for check in checks_of(CG())][:3]
+    ['registration', 'docstring', 'source']
+    """
+    kind = kind or kind_of(type(component))
+    yield from every.checks(kind, OF_KIND[kind.name].exercise, registry)
+    yield from checks_of_kind(kind.name)
+
+
+def checks_of_kind(name: str) -> list[Check]:
+    """Return the checks of one kind: the functions ``check_…`` of its modules, in order."""
+    modules = [methods, equal] if name == "method" else [OF_KIND[name]]
+    named = [vars(module).items() for module in modules]
+    return [
+        Check(name, question)
+        for items in named
+        for key, question in items
+        if key.startswith("check_")
+    ]
+
+
+def all_checks() -> dict[str, list[Check]]:
+    """Return the checks per kind, without the common checks, for the reference page."""
+    return {name: checks_of_kind(name) for name in OF_KIND}
+
+
+def checks_of_every_kind() -> list[Check]:
+    """Return the checks that are common to all kinds."""
+    return list(every.checks(KINDS["solver"], solvers.exercise))
+
+
+def check_component(component: Any) -> dict[str, str]:
+    """Return the failed checks of a component, each with the actual result; empty if all pass.
+
+    >>> from hgms.solvers import CG
+    >>> check_component(CG())
+    {}
+    """
+    checks = list(checks_of(component))
+    expected = failures_of(type(component), checks)
+    verdicts = {check.name: verdict(check, component, expected)[0] for check in checks}
+    return {name: fault for name, fault in verdicts.items() if fault}
+
+
+def verdict(check: Check, component: Any, expected: Mapping[str, str]) -> tuple[str, str, str]:
+    """Run one check and return (fault, excuse, skipped); at most one is not empty.
+
+    ``fault`` is the actual result of a check that failed. ``excuse`` is the reason for an expected
+    failure. ``skipped`` is the reason why the check does not apply. A check that passes although a
+    failure is expected is a fault.
+    """
+    fault, skipped = check.answer(component)
+    reason = expected.get(check.name, "")
+    if skipped or not reason:
+        return fault, "", skipped
+    if fault:
+        return "", reason, ""
+    return f"it passes after all; take it off testing_failures ({reason})", "", ""
+
+
+def parametrize_with_checks(
+    components: Sequence[Any], expected_failures: Failures | None = None
+) -> Any:
+    """A pytest decorator that runs a test function ``(component, check)`` for every check of every
+    component.
+
+    Arguments:
+        components: instances, not classes. Choose settings that can solve problems with sizes and
+            curvatures of order 1 (an iterative solver: enough steps).
+        expected_failures: the reason for each expected failure, by the name of the check; or a
+            function that returns such a table for a component. Checks in the class's
+            ``testing_failures`` need not be repeated.
+
+    Errors: MissingExtra without pytest; ConfigError for an expected failure of a check that does
+        not exist.
+    """
+    try:
+        import pytest
+    except ModuleNotFoundError:
+        raise MissingExtra(
+            "missing-package",
+            "parametrize_with_checks requires pytest, which is not installed",
+            install="pip install pytest",
+        ) from None
+    rows = []
+    for label, component in zip(_labels(components), components, strict=True):
+        expected = (
+            expected_failures(component)
+            if callable(expected_failures)
+            else (expected_failures or {})
+        )
+        checks = list(checks_of(component))
+        for name in expected:
+            if name not in {check.name for check in checks} and (
+                callable(expected_failures) or len(components) == 1
+            ):
+                raise unknown_name(
+                    "check", name, [check.name for check in checks], ("expected_failures", name)
+                )
+        expected = {**failures_of(type(component), checks), **expected}
+        imports.announce(type(component).__module__)
+        for check in checks:
+            marks = (
+                [pytest.mark.xfail(strict=True, reason=expected[check.name])]
+                if check.name in expected
+                else []
+            )
+            rows.append(pytest.param(component, check, id=f"{label}-{check.name}", marks=marks))
+    return pytest.mark.parametrize(("component", "check"), rows)
+
+
+def _labels(components: Sequence[Any]) -> list[str]:
+    """Return the names, extended by a distinguishing suffix for names that occur twice."""
+    names = [str(getattr(item, "name", type(item).__name__)) for item in components]
+    labels = []
+    for position, (name, component) in enumerate(zip(names, components, strict=True)):
+        if isinstance(component, type):
+            raise ConfigError(
+                "wrong-type",
+                f"{component.__name__} is a class, but must be an instance",
+                place=("components", position),
+                hint=f"use {component.__name__}()",
+            )
+        if names.count(name) == 1 or not attrs.has(type(component)):
+            labels.append(name)
+            continue
+        own = [
+            field
+            for field in attrs.fields(type(component))
+            if getattr(component, field.name) != field.default
+        ]
+        settings = (f"{field.name}={getattr(component, field.name)!r}" for field in own)
+        labels.append(f"{name}({','.join(settings)})")
+    return [label if labels.count(label) == 1 else f"{label}#{i}" for i, label in enumerate(labels)]

@@ -1,0 +1,196 @@
+"""The tables ``[sample]``, ``[certainty]`` and ``[finetune]`` of a mix file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, final
+
+import torch
+from attrs import field, frozen
+from torch import Tensor
+
+from hgms_core import ConfigError, Key
+from hgms_core.validators import at_least, choice, not_empty, optional
+from hgms_mix.lm import BaseModel, Lora
+from hgms_mix.stages.apportion import apportion
+from hgms_mix.stages.trainers import Training, Transformers
+from hgms_mix.stages.trl_trainer import Trl
+
+
+@final
+@frozen(kw_only=True)
+class Sample:
+    """Table ``[sample]``: the number of rows of the fine-tuning set, and how they are drawn.
+
+    Each source provides a whole number of rows by its learned weight
+    (:func:`hgms_mix.stages.apportion.apportion`: largest remainders, within capacity). Rows are
+    drawn without replacement by a separate stream per source, from ``seed`` and the source's
+    *name*. The order of sources therefore has no effect, and a larger sample of a source contains
+    the smaller samples. For a method that ranks rows (``less``, ``rho-loss``, ``rds``), no rows are
+    drawn: its ``size`` best rows are selected. The set is then shuffled.
+
+    Arguments:
+        size: total number of rows.
+        seed: None: the seed of the mix.
+        of: ``sources``; or ``validation``: rows of the validation sets, evenly over all their rows,
+            independent of the learned weights. This is the reference for training on these rows
+            only.
+        allow_fewer: False: if a source has too few rows, the others provide the missing rows in
+            proportion to their weights, and the total is exact. True: missing rows are not moved,
+            and the set is smaller.
+
+    >>> Sample(size=20_000).allow_fewer
+    False
+    """
+
+    size: int = field(validator=at_least(1))
+    seed: int | None = field(default=None, validator=optional(at_least(0)))
+    allow_fewer: bool = False
+    of: Literal["sources", "validation"] = field(
+        default="sources", validator=choice("sources", "validation")
+    )
+
+    def draw(
+        self, weights: Mapping[str, float], capacity: Mapping[str, int], *, seed: int
+    ) -> dict[str, Tensor]:
+        """Return the drawn row positions of each source, ascending."""
+        counts = apportion(weights, capacity, self.size, allow_fewer=self.allow_fewer)
+        key = self._key(seed)
+        drawn = {}
+        for name, count in counts.items():
+            order = torch.randperm(capacity[name], generator=key.fold("source", name).generator())
+            drawn[name] = order[:count].sort().values
+        return drawn
+
+    def top(self, scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the positions of the ``size`` rows with the highest scores, ascending, by source.
+
+        NaN is never selected. Ties go to the source that sorts first, then to the earlier row.
+        """
+        names = sorted(scores)
+        flat = torch.cat([scores[name].double().cpu() for name in names])
+        rankable = int((~flat.isnan()).sum())
+        if rankable < self.size and not self.allow_fewer:
+            pool = ", ".join(f"{name} {int((~scores[name].isnan()).sum())}" for name in names)
+            raise ConfigError(
+                "too-few-rows",
+                f"size={self.size} exceeds the {rankable} rows that the method ranked ({pool})",
+                place=("sample", "size"),
+                hint="increase task.cache (rows per source that are kept for reweighting), "
+                f"decrease size to {rankable} or less, or set allow_fewer = true",
+            )
+        # NaN sorts as −∞, and a stable order breaks ties
+        order = flat.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf).argsort(
+            descending=True, stable=True
+        )
+        order = order[~flat[order].isnan()][: self.size]
+        taken = torch.zeros(len(flat), dtype=torch.bool)
+        taken[order] = True
+        parts = taken.split([len(scores[name]) for name in names])
+        rows = {name: part.nonzero().flatten() for name, part in zip(names, parts, strict=True)}
+        return {name: rows[name] for name in scores}
+
+    def order(self, count: int, *, seed: int) -> Tensor:
+        """Return the order of the drawn rows."""
+        return torch.randperm(count, generator=self._key(seed).fold("order").generator())
+
+    def _key(self, seed: int) -> Key:
+        return Key(seed if self.seed is None else self.seed).fold("sample")
+
+
+@final
+@frozen(kw_only=True)
+class Resampling:
+    """Table ``[certainty]``: how to measure and resample the direction of the mixture.
+
+    The stage multiplies gradients of blocks of validation rows by gradients of rows of each source,
+    at the states of x named by ``at`` (:func:`hgms.uncertainty.alignments`). It then resamples the
+    blocks (:func:`hgms.uncertainty.over_rows`).
+
+    Arguments:
+        validation_blocks, source_blocks: largest number of blocks of validation rows, and of blocks
+            of rows of each source.
+        rows: rows per block, if there are enough.
+        at: states of the run: ``start`` and ``end``; results are means over both.
+        resamples: number of bootstrap resamples.
+
+    Cost: (validation_blocks + S · source_blocks) gradients of ``rows`` rows for each entry of
+    ``at``.
+
+    >>> Resampling(rows=8).at
+    ('start', 'end')
+    """
+
+    validation_blocks: int = field(default=24, validator=at_least(4))
+    source_blocks: int = field(default=8, validator=at_least(4))
+    rows: int = field(default=4, validator=at_least(1))
+    at: tuple[Literal["start", "end"], ...] = field(default=("start", "end"), validator=not_empty)
+    resamples: int = field(default=4000, validator=at_least(100))
+
+    def rows_taken(self, sources: int) -> int:
+        """Return the largest number of rows whose gradient is computed.
+
+        >>> Resampling(at=("end",)).rows_taken(sources=5)
+        256
+        """
+        return (
+            len(set(self.at)) * (self.validation_blocks + sources * self.source_blocks) * self.rows
+        )
+
+
+@final
+@frozen(kw_only=True)
+class Finetune(Training):
+    """Table ``[finetune]``: how the final model is trained on the sampled rows.
+
+    The loss of an optimiser step is the mean cross-entropy over all completion tokens of its
+    ``micro_batch · accumulation`` rows. (The lower level of reweighting averages within a row
+    first.) Each epoch uses a new seeded order of the rows.
+
+    Arguments:
+        lr: learning rate of AdamW (betas 0.9 and 0.999, eps 1e-8).
+        epochs: passes over the sample. 0, with ``start = "reweighted"``: no training; the result is
+            the final model of reweighting (``hg-ms-online`` and other methods that train it on the
+            mixture).
+        micro_batch: rows per pass on the device. ``accumulation``: micro-batches per optimiser
+            step, split across the ranks (``run.ranks``).
+        weight_decay: decoupled; biases and normalisation layers are excluded, as in transformers.
+        schedule: of the learning rate, after ``warmup`` (below 1: a share of all steps; from 1: a
+            number of steps).
+        clip: largest gradient norm; None: not clipped.
+        seed: of the order of the rows, the fresh adapter and dropout; None: the seed of the mix.
+        start: ``fresh``: new parameters of the adapter (without adapter: the parameters of the base
+            model); ``reweighted``: the final lower variables of reweighting.
+        trainer: the library that trains: ``transformers``, or ``trl`` (an extra; its options:
+            ``[finetune.trainer]``).
+        save_every: optimiser steps between checkpoints. ``checkpointing``: gradient checkpointing,
+            less memory for more time.
+        model, adapter: the tuned model and adapter, if the mixture was learned with another model
+            (a small proxy); None: the task's. Rows are tokenised for the tuned model.
+
+    Defaults are from the paper (which accumulates 64 for instructions).
+
+    >>> Finetune().lr
+    8e-06
+    """
+
+    model: BaseModel | None = None
+    adapter: Lora | None = None
+    trainer: Transformers | Trl = field(default=Transformers())
+
+    def __attrs_post_init__(self) -> None:
+        if self.epochs == 0 and self.start != "reweighted":
+            raise ConfigError(
+                "conflicting-options",
+                f'epochs=0 requires start="reweighted", not {self.start!r}',
+                place=("epochs",),
+                hint='set start = "reweighted" to keep the model at the end of learning, or epochs '
+                "= 1 or more",
+            )
+        if self.start == "reweighted" and (self.model is not None or self.adapter is not None):
+            raise ConfigError(
+                "conflicting-options",
+                f"start={self.start!r} uses the model and the adapter of the task",
+                place=("start",),
+                hint="remove model and adapter",
+            )
