@@ -1,6 +1,6 @@
 """Reports over run folders, in several formats.
 
-A report is a study of the runs, as a web page, Markdown, LaTeX or Parquet.
+A report is a study of the runs, as a web page, LaTeX or Parquet.
 
 A report can also draw figures for a paper.
 """

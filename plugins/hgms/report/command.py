@@ -54,24 +54,10 @@ def _what(command: Callable[..., Any]) -> Callable[..., Any]:
     type=_FOLDER,
     default=Path("report.html"),
     show_default=True,
-    help="Its suffix decides: .html .md .tex .parquet",
-)
-@click.option(
-    "--watch",
-    is_flag=True,
-    help="Write nothing: serve the page on this machine, and renew it while runs go on.",
-)
-@click.option(
-    "--port",
-    type=click.IntRange(0, 65535),
-    default=0,
-    metavar="N",
-    help="With --watch: which port. Default: one that is free.",
+    help="Its suffix decides: .html .tex .parquet",
 )
 @json_option
-@click.pass_context
 def report(
-    ctx: click.Context,
     runs: Sequence[Path],
     metrics: Sequence[str],
     reference: str | None,
@@ -79,29 +65,17 @@ def report(
     title: str | None,
     steps: bool,
     out: Path,
-    watch: bool,
-    port: int,
     as_json: bool,
 ) -> None:
     """Write tables, curves and diagnostics of the runs below RUNS.
 
-    The formats are a page that needs no network, Markdown, LaTeX and Parquet. Runs that are not
+    The formats are a page that needs no network, LaTeX and Parquet. Runs that are not
     readable are listed, skipped and counted.
     """
     from hgms.report.compute import build
     from hgms.report.formats import SUFFIXES, suffix, write
     from hgms.report.tables import summary
 
-    if watch:
-        _watch(
-            ctx,
-            runs,
-            port,
-            lambda: build(
-                runs, metrics=metrics, reference=reference, separate=separate, title=title
-            ),
-        )
-        return
     suffix(out, SUFFIXES, "a report")  # checked before the work starts
     study = build(runs, metrics=metrics, reference=reference, separate=separate, title=title)
     written = write(study, out, steps=steps)
@@ -118,29 +92,6 @@ def report(
         )
     for path in written:
         click.echo(printable(f"  {path}"))
-
-
-def _watch(ctx: click.Context, runs: Sequence[Path], port: int, build: Callable[[], Study]) -> None:
-    from hgms.report.watch import Pages, serve
-
-    for name in ("out", "steps", "as_json"):
-        if ctx.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT:
-            flag = "--json" if name == "as_json" else f"--{name}"
-            raise ConfigError(
-                "conflicting-options",
-                f"--watch serves a page and writes no file, so {flag} has no effect",
-                place=(flag,),
-                hint=f"remove --watch or {flag}",
-            )
-    for folder in runs:
-        if folder.exists() and not folder.is_dir():
-            raise ConfigError(
-                "not-a-folder",
-                "the path is a file, but must be a folder of runs",
-                place=(str(folder),),
-                hint="use the --out of `hgms compare` or `hgms run`",
-            )
-    serve(Pages(runs, build), port, lambda line: click.echo(line, err=True))
 
 
 @click.command(short_help="Curves of finished runs, for a paper.")

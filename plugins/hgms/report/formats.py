@@ -10,13 +10,12 @@ from pathlib import Path
 from hgms.report import parquet
 from hgms.report.compute import build
 from hgms.report.latex import latex
-from hgms.report.markdown import markdown
 from hgms.report.page import html
 from hgms.report.study import Study
 from hgms.store import DiskError
 from hgms_core import ConfigError
 
-WRITERS: dict[str, Callable[[Study], str]] = {".html": html, ".md": markdown, ".tex": latex}
+WRITERS: dict[str, Callable[[Study], str]] = {".html": html, ".tex": latex}
 SUFFIXES = (*WRITERS, ".parquet")
 """The suffixes of a report's formats."""
 

@@ -21,11 +21,8 @@ from hgms_core.errors import MissingExtra
 _DASH_ARRAYS = dict(zip(DASHES, ("none", "7 4", "2 3", "7 3 2 3", "11 4"), strict=True))
 
 
-def html(study: Study, *, watch: bool = False) -> str:
-    """Build the page.
-
-    With ``watch``, the page requests a newer version from its server every few seconds.
-    """
+def html(study: Study) -> str:
+    """Build the page, which requests nothing from the network."""
     try:
         from jinja2 import Environment, PackageLoader, StrictUndefined
         from plotly.offline import get_plotlyjs
@@ -33,7 +30,7 @@ def html(study: Study, *, watch: bool = False) -> str:
         raise MissingExtra(
             "missing-package",
             f"an HTML report requires {error.name}",
-            hint="use --out report.md for Markdown, which requires no package",
+            hint="use --out report.tex for LaTeX, which requires no package",
             install="pip install 'hgms[report]'",
         ) from None
     style = styles(study)
@@ -70,7 +67,6 @@ def html(study: Study, *, watch: bool = False) -> str:
         plots=_script_json(specs),
         palette=_script_json({"light": LIGHT, "dark": DARK}),
         forest_style=STYLE,
-        watch=watch,
         plotly=get_plotlyjs(),
     )
 

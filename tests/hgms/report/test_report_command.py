@@ -12,7 +12,6 @@ from click.testing import CliRunner
 from support.made_runs import write_mixtures, write_run
 
 from hgms.cli import main
-from hgms.report import watch
 
 
 def call(*arguments: str | Path, code: int = 0) -> Any:
@@ -78,30 +77,3 @@ def test_a_missing_extra_is_named(
     monkeypatch.setitem(sys.modules, module, None)
     done = call(command, write_run(tmp_path), "--out", tmp_path / out, code=2)
     assert f"pip install 'hgms[{extra}]'" in done.stderr
-
-
-def test_watching_writes_no_file_and_serves_what_is_there_at_each_look(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    served: list[tuple[Any, int]] = []
-
-    def serve(pages: Any, port: int, say: Any) -> None:
-        served.append((pages, port))
-        say("http://somewhere")
-
-    monkeypatch.setattr(watch, "serve", serve)
-    monkeypatch.chdir(tmp_path)
-    done = call("report", "runs", "--watch", "--port", "8123", "--metric", "value")
-    assert (done.stdout, done.stderr) == ("", "http://somewhere\n")
-    [(pages, port)] = served
-    write_run(tmp_path / "runs")
-    assert (port, b"halve" in pages.newest()) == (8123, True)
-    (tmp_path / "file").touch()
-    for flags, place in (
-        (["runs", "--json"], "(--json)"),
-        (["runs", "--steps"], "(--steps)"),
-        (["runs", "--out", "r.html"], "(--out)"),
-        (["file"], "(file)"),
-    ):
-        assert place in call("report", *flags, "--watch", code=2).stderr
-    assert not list(tmp_path.glob("report*"))

@@ -255,8 +255,8 @@ def test_a_changed_number_is_found(path: Path, name: str, place: tuple[str | int
     with rejects("damaged-file", of=CheckpointError) as caught:
         resume(path)
     assert caught.value.place[0] == str(path / name)
-    done = call("report", "runs", "--out", "page.md")
-    assert name in done.output + Path("page.md").read_text()
+    done = call("report", "runs", "--out", "page.html")
+    assert name in done.output + Path("page.html").read_text()
 
 
 def test_a_finished_run_that_cannot_be_written_to_is_read_back(

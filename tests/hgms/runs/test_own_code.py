@@ -68,7 +68,7 @@ def test_an_edited_file_is_run_again_and_the_older_result_is_kept_apart(
     assert len({each.stdout.split("mine ")[1].split()[0] for each in (first, other)}) == 2
     folders = [path.parent.name for path in tmp_path.glob("runs/quadratic/*/seed-0")]
     assert [name.partition("-")[0] for name in folders] == ["mine"] * 2
-    report = call("report", "runs", "--out", "report.md").output
+    report = call("report", "runs", "--out", "report.tex").output
     assert "the code of a component has changed since" in report
     assert "1 run, 1 task, 1 method" in report
 
