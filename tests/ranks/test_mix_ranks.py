@@ -27,9 +27,9 @@ from tuned_model import llama, table, tune
 
 from hgms_core import ConfigError
 from hgms_mix.stages import carry_out, load
+from hgms_mix.stages.batches import Dealt
 from hgms_mix.stages.evaluate import row_losses
 from hgms_mix.stages.finetune import ensure_parts
-from hgms_mix.stages.rank_batches import Dealt
 from hgms_mix.stages.settings import Finetune
 
 pytestmark = [

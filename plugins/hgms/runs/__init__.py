@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from hgms.runs.advice import line_of
 from hgms.runs.bars import in_notebook
 from hgms.runs.checkpoint import load_state, pack, save_state, unpack
+from hgms.runs.clock import counted, counting
 from hgms.runs.command_line import built, load
 from hgms.runs.config import SCHEMA, UNCOMPARED, RunConfig, RunSettings, tables_of_others
 from hgms.runs.execution import Compilation, Execution
@@ -23,7 +24,6 @@ from hgms.runs.provenance import data_of, environment, unannounced
 from hgms.runs.rank import follow_run
 from hgms.runs.result import RunResult
 from hgms.runs.signals import Interrupted, Interrupts, leave, leaving, stoppable
-from hgms.runs.timing import counted, counting
 from hgms.runs.traits import (
     TRAITS,
     meant,

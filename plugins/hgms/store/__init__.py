@@ -21,6 +21,7 @@ from hgms.store.files import contents as contents
 from hgms.store.files import damaged as damaged
 from hgms.store.files import described as described
 from hgms.store.files import ensure_seal as ensure_seal
+from hgms.store.files import finite as finite
 from hgms.store.files import flush as flush
 from hgms.store.files import is_stamped as is_stamped
 from hgms.store.files import json_object as json_object
@@ -33,7 +34,6 @@ from hgms.store.files import sealed as sealed
 from hgms.store.files import stamped as stamped
 from hgms.store.files import unsealed as unsealed
 from hgms.store.files import writing as writing
-from hgms.store.json_values import finite as finite
 from hgms.store.lease import LEASE as LEASE
 from hgms.store.lease import FolderInUse as FolderInUse
 from hgms.store.lease import HeldFolders as HeldFolders

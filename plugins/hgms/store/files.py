@@ -1,4 +1,4 @@
-"""Files of runs, with checksums.
+"""Files with checksums.
 
 Reading does not trust the files: links, pipes and devices are rejected, and sizes are limited.
 Writing is atomic.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import math
 import os
 import stat
 import zlib
@@ -17,7 +18,6 @@ from pathlib import Path
 from typing import IO, Any
 
 from hgms.store.digests import digest
-from hgms.store.json_values import finite
 from hgms_core.errors import CheckpointError
 from hgms_core.torch_errors import first_line
 
@@ -284,3 +284,15 @@ def described(error: Exception) -> str:
     "KeyError: 'x'"
     """
     return f"{type(error).__name__}: {first_line(error)}"
+
+
+def finite(value: Any) -> Any:
+    """Return the value in a form that JSON can store.
+
+    Numbers that are not finite become null, and keys become strings.
+    """
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): finite(item) for key, item in value.items()}
+    return [finite(item) for item in value] if isinstance(value, list | tuple) else value

@@ -1,13 +1,16 @@
-"""Rows as batches, and the loss over their completion tokens."""
+"""Batches of fine-tuning: rows in order and by rank, padded, and the loss of a batch."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
+from attrs import define
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import Dataset, Sampler
 
 IGNORED = -100
 """The label of a token that is not learned (as in transformers)."""
@@ -53,3 +56,84 @@ def collate(rows: Sequence[tuple[Tensor, Tensor]], pad: int) -> dict[str, Tensor
     labels = ids.where(learned, IGNORED)
     labels[:, 0] = IGNORED
     return {"input_ids": ids, "labels": labels, "attention_mask": present.long()}
+
+
+@define(eq=False)
+class ByLength(Sampler[int]):
+    """The rows of each optimiser step, sorted by length.
+
+    ``order`` determines the rows of a step (``together`` rows). The sum over a step's rows is the
+    same in any order, except for rounding.
+
+    >>> list(ByLength([4, 0, 1, 2, 3], torch.tensor([5, 1, 4, 2, 3]), together=3))
+    [1, 4, 0, 3, 2]
+    """
+
+    order: Any
+    lengths: Tensor
+    together: int
+
+    def set_epoch(self, epoch: int) -> None:
+        if hasattr(self.order, "set_epoch"):
+            self.order.set_epoch(epoch)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __iter__(self) -> Iterator[int]:
+        for rows in torch.tensor(list(self.order), dtype=torch.int64).split(self.together):
+            yield from rows[self.lengths[rows].argsort(stable=True)].tolist()
+
+
+@define(eq=False)
+class Dealt(Sampler[list[int]]):
+    """The micro-batches of rank ``rank`` of ``count``.
+
+    Each optimiser step has ``together`` rows of ``order``; the last step has the remaining rows.
+    Each rank has ``accumulation`` micro-batches per step. The rows of a step are split into
+    consecutive micro-batches for all ranks, with sizes as equal as possible. These are assigned to
+    the ranks in turn, so all ranks have rows of similar lengths. If there are fewer rows than
+    micro-batches, the other micro-batches contain the complement ``~row`` of the first row.
+    :class:`Unlearned` returns such a row without tokens to learn.
+
+    >>> [
+    ...     list(Dealt([4, 0, 1, 2, 3], together=4, accumulation=1, rank=rank, count=2))
+    ...     for rank in (0, 1)
+    ... ]
+    [[[4, 0], [3]], [[1, 2], [-4]]]
+    """
+
+    order: Any
+    together: int
+    accumulation: int
+    rank: int
+    count: int
+
+    def set_epoch(self, epoch: int) -> None:
+        if hasattr(self.order, "set_epoch"):
+            self.order.set_epoch(epoch)
+
+    def __len__(self) -> int:
+        return -(-len(self.order) // self.together) * self.accumulation
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for rows in torch.tensor(list(self.order), dtype=torch.int64).split(self.together):
+            parts = rows.tensor_split(self.accumulation * self.count)
+            for part in parts[self.rank :: self.count]:
+                yield part.tolist() if len(part) else [~int(rows[0])]
+
+
+@define(eq=False)
+class Unlearned(Dataset[tuple[Tensor, Tensor]]):
+    """``rows`` of (tokens, completion mask); ``~row`` returns the row with no tokens to learn."""
+
+    rows: Sequence[tuple[Tensor, Tensor]]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, number: int) -> tuple[Tensor, Tensor]:
+        if number >= 0:
+            return self.rows[number]
+        tokens, mask = self.rows[~number]
+        return tokens, torch.zeros_like(mask)

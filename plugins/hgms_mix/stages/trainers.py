@@ -16,9 +16,7 @@ from attrs import frozen as plain_frozen
 from hgms_core import component
 from hgms_core.validators import at_least, choice, greater_than, not_negative, optional, positive
 from hgms_mix.lm import is_in_parts
-from hgms_mix.stages.batches import collate, completion_loss
-from hgms_mix.stages.lengths import ByLength
-from hgms_mix.stages.rank_batches import Dealt, Unlearned
+from hgms_mix.stages.batches import ByLength, Dealt, Unlearned, collate, completion_loss
 from hgms_mix.stages.replicas import of_replicas
 
 if TYPE_CHECKING:
