@@ -22,8 +22,7 @@ pytest.importorskip("peft")
 
 from hgms.distributed import LAUNCHED, call, join, launched
 from hgms_core import ConfigError
-from hgms_mix.stages import carry_out, load
-from hgms_mix.stages import on_ranks as stages_on_ranks
+from hgms_mix.stages import carry_out, follower, load
 from hgms_mix.stages.config import MixConfig, resolved
 from hgms_mix.stages.evaluate import tuned
 from hgms_mix.stages.follower import follow_launched, follow_started
@@ -143,7 +142,7 @@ def test_a_started_rank_says_in_its_last_line_why_it_ends(
 
     def last_words(config: Any) -> str:
         told = {**place, **meeting, "config": config}
-        monkeypatch.setattr(stages_on_ranks, "begun", lambda: (told, lambda: ready.append(1)))
+        monkeypatch.setattr(follower, "begun", lambda: (told, lambda: ready.append(1)))
         with pytest.raises(SystemExit) as ended:
             follow_started()
         return str(ended.value.code)
