@@ -7,11 +7,13 @@ from typing import Any, Literal
 
 from attrs import field, frozen
 
+from hgms_core.arguments import reports_errors
+from hgms_core.components import read_by_annotation
 from hgms_core.pipeline import Pipeline
-from hgms_core.validators import choice
 
 
-@frozen(kw_only=True)
+@reports_errors
+@frozen(kw_only=True, field_transformer=read_by_annotation)
 class Composition:
     """A method defined by the named parts of a :class:`Pipeline`, as in a TOML file.
 
@@ -47,9 +49,7 @@ class Composition:
     source: str
     parts: Mapping[str, Any] = field(hash=False)
     of: type[Any] = Pipeline
-    role: Literal["", "floor", "ceiling"] = field(
-        default="", validator=choice("", "floor", "ceiling")
-    )
+    role: Literal["", "floor", "ceiling"] = ""
     on: Mapping[str, Mapping[str, Any]] = field(factory=dict, hash=False)
     testing: Mapping[str, Any] = field(factory=dict, hash=False)
     testing_failures: Mapping[str, str] = field(factory=dict, hash=False)

@@ -90,7 +90,7 @@ RANDOM = ConfigError(
     "the loss draws random numbers, so two calls with equal arguments differ",
     place=("loss",),
     hint="call model.eval(), or draw before the loss and pass the numbers in θ, x or the batch\n"
-    "Problem.of_module supports nn.Dropout layers, but not dropout in attention or from "
+    "hgms.from_module supports nn.Dropout layers, but not dropout in attention or from "
     "torch.nn.functional",
 )
 NOT_REPEATABLE = ConfigError(
@@ -103,7 +103,7 @@ _WITH_STATE = ConfigError(
     "loss-with-state",
     "the loss changes tensors in place, such as the running statistics of batch normalisation",
     place=("loss",),
-    hint="call model.eval(), set track_running_stats=False, or use Problem.of_module",
+    hint="call model.eval(), set track_running_stats=False, or use hgms.from_module",
 )
 _COMPILED = ConfigError(
     "compiled-loss",

@@ -1,7 +1,7 @@
-"""Validators for ``attrs.field(validator=…)``: ranges, lengths and choices.
+"""Validators for ``attrs.field(validator=…)``: ranges and lengths.
 
-Each error has a code, and the field as its place. :func:`hgms_core.component` checks the type of a
-value before its validator runs.
+Each error has a code, and the field as its place. :func:`hgms_core.component` checks a value by its
+annotation before the validator runs. For one of several words, annotate a ``Literal``.
 
 >>> from attrs import field
 >>> from hgms_core import component
@@ -25,14 +25,13 @@ from typing import Any
 import attrs
 from attrs import frozen
 
-from hgms_core.errors import ConfigError, one_of
+from hgms_core.errors import ConfigError
 
 __all__ = [
     "Validator",
     "all_of",
     "at_least",
     "at_most",
-    "choice",
     "decay_rate",
     "decay_rates",
     "each",
@@ -98,28 +97,6 @@ def each(validator: Validator) -> Validator:
     The place of an error ends with the position of the element.
     """
     return _Each(validator)
-
-
-def choice(*words: str) -> Callable[[object, Any, object], None]:
-    """Return a validator that requires one of some words.
-
-    >>> from attrs import field
-    >>> from hgms_core import component
-    >>> @component
-    ... class Step:
-    ...     rule: str = field(default="sgd", validator=choice("sgd", "adamw"))
-    >>> Step(rule="adam")
-    Traceback (most recent call last):
-        ...
-    hgms_core.errors.ConfigError: unknown rule 'adam' (rule)
-      did you mean 'adamw'?
-      available: adamw, sgd
-    """
-
-    def check(instance: object, attribute: Any, value: object) -> None:
-        one_of(attribute.alias or attribute.name, value, words)
-
-    return check
 
 
 def reject(code: str, attribute: Any, value: Any, requirement: str) -> None:

@@ -79,6 +79,7 @@ def inventory(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, A
     return {domain: dict(names) for domain, names in read.data.items() if domain.startswith("py:")}
 
 
+@pytest.mark.nightly  # it requires sphinx: `tox -e docs`
 def test_other_projects_can_link_to_every_public_name(inventory: dict[str, dict[str, Any]]) -> None:
     known = set().union(*inventory.values())
     assert {f"{module.__name__}.{name}" for module in MODULES for name in module.__all__} <= known

@@ -10,8 +10,8 @@ import attrs
 from attrs import field, frozen
 
 from hgms_core import ConfigError
-from hgms_core.errors import CheckpointError, unknown_name
-from hgms_core.validators import at_least, choice, optional
+from hgms_core.errors import CheckpointError, one_of, unknown_name
+from hgms_core.validators import at_least, optional
 from hgms_mix.evaluation import judge_calls as asking
 from hgms_mix.evaluation import questions, records, scores
 from hgms_mix.evaluation.harness import LmEval
@@ -46,6 +46,10 @@ def _once(_self: object, _attribute: object, value: Sequence[str]) -> None:
             f"benchmarks={list(value)} contains a benchmark twice",
             place=("benchmarks",),
         )
+
+
+def _known_engine(instance: object, attribute: Any, value: str) -> None:
+    one_of(attribute.name, value, ("transformers", "vllm"))
 
 
 @final
@@ -98,9 +102,7 @@ class Evaluate:
     max_new_tokens: int | None = field(default=None, validator=optional(at_least(1)))
     max_prompt_tokens: int = field(default=1024, validator=at_least(1))
     batch_size: int = field(default=16, validator=at_least(1))
-    engine: Literal["transformers", "vllm"] = field(
-        default="transformers", validator=choice("transformers", "vllm")
-    )
+    engine: Literal["transformers", "vllm"] = field(default="transformers", validator=_known_engine)
     instruction: str = INSTRUCTION
     template: str = "model"
     judge: Judge | InspectJudge | None = field(factory=Judge)

@@ -18,7 +18,6 @@ from hgms.store import file_digest, json_digest
 from hgms_core import ConfigError, HgmsError, Key, component
 from hgms_core.errors import MissingExtra, OutOfMemory, Place, unknown_name
 from hgms_core.torch_errors import out_of_memory
-from hgms_core.validators import choice, optional
 from hgms_mix.lm.files import as_written
 from hgms_mix.lm.hub import consented, located, own_code, transformers_quietly
 from hgms_mix.lm.model_names import named_identity
@@ -79,7 +78,7 @@ class BaseModel:
     tokenizer: str | None = None
     dtype: Dtype = "auto"
     attention: Attention = "auto"
-    quantize: Literal["4bit"] | None = field(default=None, validator=optional(choice("4bit")))
+    quantize: Literal["4bit"] | None = None
     shard: bool = False
     trust_remote_code: bool = False
 

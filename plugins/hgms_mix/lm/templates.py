@@ -19,7 +19,6 @@ from attrs import evolve, field, frozen
 from hgms_core import ConfigError
 from hgms_core.errors import DataError, one_of
 from hgms_core.torch_errors import first_line
-from hgms_core.validators import choice
 from hgms_mix.lm.formats import Message
 
 if TYPE_CHECKING:
@@ -76,8 +75,9 @@ class Template:
     last_only: bool = False
 
 
-known_template: Any = choice(*TEMPLATES)
-"""Validates that a template is model, plain, alpaca or chatml."""
+def known_template(instance: object, attribute: Any, value: str) -> None:
+    """Require model, plain, alpaca or chatml."""
+    one_of(attribute.name, value, TEMPLATES)
 
 
 def template_for(name: str, tokenizer: PreTrainedTokenizerBase) -> Template:

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Literal, final
 
 import torch
-from attrs import field, frozen
+from attrs import field
 from torch import Tensor
 
-from hgms_core import ConfigError, Key
-from hgms_core.validators import at_least, choice, not_empty, optional
+from hgms_core import ConfigError, Key, component
+from hgms_core.validators import at_least, not_empty, optional
 from hgms_mix.lm import BaseModel, Lora
 from hgms_mix.stages.apportion import apportion
 from hgms_mix.stages.trainers import Training, Transformers
@@ -18,7 +18,7 @@ from hgms_mix.stages.trl_trainer import Trl
 
 
 @final
-@frozen(kw_only=True)
+@component
 class Sample:
     """Table ``[sample]``: the number of rows of the fine-tuning set, and how they are drawn.
 
@@ -46,9 +46,7 @@ class Sample:
     size: int = field(validator=at_least(1))
     seed: int | None = field(default=None, validator=optional(at_least(0)))
     allow_fewer: bool = False
-    of: Literal["sources", "validation"] = field(
-        default="sources", validator=choice("sources", "validation")
-    )
+    of: Literal["sources", "validation"] = "sources"
 
     def draw(
         self, weights: Mapping[str, float], capacity: Mapping[str, int], *, seed: int
@@ -99,7 +97,7 @@ class Sample:
 
 
 @final
-@frozen(kw_only=True)
+@component
 class Resampling:
     """Table ``[certainty]``: how to measure and resample the direction of the mixture.
 
@@ -139,7 +137,7 @@ class Resampling:
 
 
 @final
-@frozen(kw_only=True)
+@component
 class Finetune(Training):
     """Table ``[finetune]``: how the final model is trained on the sampled rows.
 

@@ -14,7 +14,7 @@ from attrs import field
 from attrs import frozen as plain_frozen
 
 from hgms_core import component
-from hgms_core.validators import at_least, choice, greater_than, not_negative, optional, positive
+from hgms_core.validators import at_least, greater_than, not_negative, optional, positive
 from hgms_mix.lm import is_in_parts
 from hgms_mix.stages.batches import ByLength, Dealt, Unlearned, collate, completion_loss
 from hgms_mix.stages.replicas import of_replicas
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hgms.distributed import Ranks
 
 
-@plain_frozen(kw_only=True)
+@component
 class Training:
     """The settings of ``[finetune]`` that a trainer reads; ``Finetune`` explains them."""
 
@@ -34,15 +34,11 @@ class Training:
     micro_batch: int = field(default=1, validator=at_least(1))
     accumulation: int = field(default=32, validator=at_least(1))
     weight_decay: float = field(default=0.01, validator=not_negative)
-    schedule: Literal["constant", "linear", "cosine"] = field(
-        default="constant", validator=choice("constant", "linear", "cosine")
-    )
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup: float = field(default=0.0, validator=at_least(0))
     clip: float | None = field(default=None, validator=optional(greater_than(0)))
     seed: int | None = field(default=None, validator=optional(at_least(0)))
-    start: Literal["fresh", "reweighted"] = field(
-        default="fresh", validator=choice("fresh", "reweighted")
-    )
+    start: Literal["fresh", "reweighted"] = "fresh"
     save_every: int = field(default=50, validator=at_least(1))
     checkpointing: bool = False
 

@@ -13,6 +13,7 @@ from typing import Any
 import attrs
 from attrs import frozen
 
+from hgms_core.components import evolve
 from hgms_mix.surface.design import Point
 from hgms_mix.surface.runs import DesignRuns, Outcome
 
@@ -95,10 +96,10 @@ def measured(runs: DesignRuns, point: Point) -> float:
     size = runs.config.sample.size
     step = finetune.micro_batch * finetune.accumulation
     steps = math.ceil(size / step) * finetune.epochs
-    once = attrs.evolve(finetune, epochs=1)
+    once = evolve(finetune, epochs=1)
     took = []
     for number, rows in enumerate((step, step, 3 * step)):
-        sample = attrs.evolve(runs.config.sample, size=min(rows, size))
+        sample = evolve(runs.config.sample, size=min(rows, size))
         config = attrs.evolve(runs.config, sample=sample, finetune=once)
         with tempfile.TemporaryDirectory(prefix="hgms-") as folder:
             short = runs.shortened(config, Path(folder))

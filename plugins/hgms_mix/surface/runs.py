@@ -264,9 +264,7 @@ def evaluated(config: MixConfig) -> MixConfig:
     sets = {f"{DECIDES}{name}": source for name, source in task.validation.items()}
     sets |= {f"{REPORTED}{name}": source for name, source in task.test.items()}
     return evolve(
-        config,
-        task=attrs.evolve(task, test=sets),
-        evaluate=attrs.evolve(config.evaluate, benchmarks=()),
+        config, task=attrs.evolve(task, test=sets), evaluate=evolve(config.evaluate, benchmarks=())
     )
 
 

@@ -21,6 +21,7 @@ from hgms.config.tables import lay_options, tables_of
 from hgms.executors import Executor, Here, Piece, carried_out_together
 from hgms.plugins import Registry
 from hgms_core import ConfigError, HgmsError, Key, NumericalError
+from hgms_core.components import evolve
 from hgms_mix.stages import OF_GRIDS, MixConfig, claimed, read
 from hgms_mix.surface import proxy
 from hgms_mix.surface.cost import cost, spell
@@ -91,9 +92,7 @@ def load(
             place=("--check",),
             hint="use 8 mixtures or more",
         )
-    finetune = (
-        attrs.evolve(config.finetune, model=None, adapter=None) if larger else config.finetune
-    )
+    finetune = evolve(config.finetune, model=None, adapter=None) if larger else config.finetune
     again: dict[str, Any] = {"--seed": seed, "--out": out, "--device": device}
     # hgms mix requires one method of a grid; the mixture then replaces this method
     if isinstance(methods, list):

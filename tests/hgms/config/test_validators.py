@@ -15,7 +15,6 @@ from hgms_core.validators import (
     all_of,
     at_least,
     at_most,
-    choice,
     decay_rates,
     each,
     greater_than,
@@ -54,7 +53,6 @@ ROWS: list[tuple[Any, Any, Any, str, tuple[str | int, ...]]] = [
         for validator in (at_least(0), greater_than(0), at_most(1), less_than(1))
         for value in (float("inf"), -float("inf"))
     ),
-    (choice("sgd", "adamw"), "sgd", "adam", "unknown-choice", ("rate",)),
     (decay_rates, (0.9, 0.99), (0.9, 1.0), "out-of-range", ("rate",)),
     (validation_shares, (0.6, 0.2, 0.2), (0.6, 0.2, 0.1), "wrong-value", ("rate",)),
 ]

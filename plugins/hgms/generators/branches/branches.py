@@ -37,7 +37,6 @@ from hgms_core import (
     repeat,
 )
 from hgms_core.validators import (
-    choice,
     decay_rate,
     decay_rates,
     not_negative,
@@ -163,7 +162,7 @@ class Branches:
     carry_rule: Literal["selected", "base", "per-branch", "restart"] = "selected"
     restart_every: int | None = field(default=None, validator=optional_positive)
     moments: Literal["carry", "fresh"] = "carry"
-    mode: Mode = field(default="auto", validator=choice("auto", "stacked", "loop"))
+    mode: Mode = "auto"
     chunk: int | None = field(default=None, validator=optional_whole)
     keep_graph: bool = False
     way_back: Literal["graph", "mixed"] = "graph"

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hgms.generators.branches.rule import Coefficients, Rule, move_
 from hgms_core import ConfigError, Data, Group, Key, Problem, State, Tree, gradient, repeat
-from hgms_core.validators import choice
+from hgms_core.errors import one_of
 
 
 def starts(start: State, count: int, members: list[int]) -> tuple[Tree, Tree]:
@@ -65,11 +65,10 @@ def or_function(*words: str) -> Callable[[object, Any, object], None]:
     """Return an attrs validator: the field is one of ``words``, or (from Python only) a
     function.
     """
-    check = choice(*words)
 
     def validate(instance: object, attribute: Any, value: object) -> None:
         if not callable(value):
-            check(instance, attribute, value)
+            one_of(attribute.alias or attribute.name, value, words)
 
     return validate
 

@@ -98,9 +98,7 @@ class FullyFirstOrder:
     batch_size: int | None = field(default=None, validator=optional_whole)
     upper_batch_size: int | None = field(default=None, validator=optional_whole)
     noise: float = field(default=0.0, validator=not_negative)
-    carry_rule: Literal["selected", "per-branch"] = field(
-        default="selected", validator=shared.carry_rules
-    )
+    carry_rule: Literal["selected", "per-branch"] = "selected"
 
     lighter = lowering(other=["batch_size", "count"])
 

@@ -31,12 +31,9 @@ from hgms_core import (
     slopes,
     stack,
 )
-from hgms_core.validators import choice
 
 STEPS = 5
 """Maximum lower steps per compiled function. The compile time grows with their number."""
-
-carry_rules: Any = choice("selected", "per-branch")
 
 Step = Callable[[Tree, Tree, Key], tuple[Tree, Tree, Tensor]]
 """The step of one branch: (x, aux, key) → (next x, next aux, lower loss before the step)."""
