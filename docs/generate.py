@@ -218,6 +218,7 @@ def _in_full(module: Any) -> list[str]:
         name
         for name in module.__all__
         if not any(getattr(module, name) is protocol for protocol in protocols)
+        and not (module is hgms_core.errors and name in hgms_core.__all__)
     ]
 
 
@@ -229,8 +230,12 @@ def _entry(module: Any, name: str, level: str) -> str:
         parts += [_directive("py:function", name + described.signature(thing)), _prose(thing)]
     elif described.is_class(thing):
         kind = "py:exception" if issubclass(thing, BaseException) else "py:class"
+        both = module is hgms_core and name in hgms_core.errors.__all__
+        place = [f":canonical: hgms_core.errors.{name}"] if both else []
         parts += [
-            _directive(kind, name + (described.signature(thing) if attrs.has(thing) else "")),
+            _directive(
+                kind, name + (described.signature(thing) if attrs.has(thing) else ""), place
+            ),
             _prose(thing),
         ]
         parts.append(_field_table(thing, module.__name__))
@@ -335,7 +340,8 @@ def _names(module: Any) -> str:
         text = notes.get(name) or (
             inspect.getdoc(thing) if inspect.isroutine(thing) or described.is_class(thing) else ""
         )
-        shown = f"[`{name}`]({places[module.__name__, name]})"
+        place = places.get((module.__name__, name)) or places["hgms_core", name]
+        shown = f"[`{name}`]({place})"
         rows.append(f"| {shown} | {_escaped(registry.summary_of(text))} |")
     return "| name | what it is |\n|---|---|\n" + "\n".join(rows) + "\n"
 
