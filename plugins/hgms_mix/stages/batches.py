@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -58,8 +58,22 @@ def collate(rows: Sequence[tuple[Tensor, Tensor]], pad: int) -> dict[str, Tensor
     return {"input_ids": ids, "labels": labels, "attention_mask": present.long()}
 
 
+Item = TypeVar("Item", covariant=True)
+
+
 @define(eq=False)
-class ByLength(Sampler[int]):
+class _Ordered(Sampler[Item]):
+    """A sampler that regroups the rows of another sampler, ``order``."""
+
+    order: Any
+
+    def set_epoch(self, epoch: int) -> None:
+        if hasattr(self.order, "set_epoch"):
+            self.order.set_epoch(epoch)
+
+
+@define(eq=False)
+class ByLength(_Ordered[int]):
     """The rows of each optimiser step, sorted by length.
 
     ``order`` determines the rows of a step (``together`` rows). The sum over a step's rows is the
@@ -69,13 +83,8 @@ class ByLength(Sampler[int]):
     [1, 4, 0, 3, 2]
     """
 
-    order: Any
     lengths: Tensor
     together: int
-
-    def set_epoch(self, epoch: int) -> None:
-        if hasattr(self.order, "set_epoch"):
-            self.order.set_epoch(epoch)
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -86,7 +95,7 @@ class ByLength(Sampler[int]):
 
 
 @define(eq=False)
-class Dealt(Sampler[list[int]]):
+class Dealt(_Ordered[list[int]]):
     """The micro-batches of rank ``rank`` of ``count``.
 
     Each optimiser step has ``together`` rows of ``order``; the last step has the remaining rows.
@@ -103,15 +112,10 @@ class Dealt(Sampler[list[int]]):
     [[[4, 0], [3]], [[1, 2], [-4]]]
     """
 
-    order: Any
     together: int
     accumulation: int
     rank: int
     count: int
-
-    def set_epoch(self, epoch: int) -> None:
-        if hasattr(self.order, "set_epoch"):
-            self.order.set_epoch(epoch)
 
     def __len__(self) -> int:
         return -(-len(self.order) // self.together) * self.accumulation
