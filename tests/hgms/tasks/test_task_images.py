@@ -218,9 +218,9 @@ def test_an_image_set_of_the_hub_that_cannot_be_used_is_named(
         (IMAGES, idx(0x801, [40], bytes(240)), "wrong-format"),
         (IMAGES, idx(0x80D, [40, 3, 2], bytes(240)), "wrong-format"),
         (LABELS, idx(0x801, [0], b""), "no-rows"),
-        (f"{IMAGES}.gz", gzip.compress(PIXELS)[:-9], "damaged-file"),
+        (f"{IMAGES}.gz", gzip.compress(PIXELS, mtime=0)[:-9], "damaged-file"),
         (f"{IMAGES}.gz", b"no gzip stream", "damaged-file"),
-        (f"{IMAGES}.gz", gzip.compress(PIXELS)[:12] + b"\xff" * 30, "damaged-file"),
+        (f"{IMAGES}.gz", gzip.compress(PIXELS, mtime=0)[:12] + b"\xff" * 30, "damaged-file"),
     ],
 )
 def test_an_idx_file_that_is_not_whole_is_named(
