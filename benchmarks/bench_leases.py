@@ -1,17 +1,15 @@
-"""How many runs a second a folder on this disk lets workers claim: leases taken and given back,
-renewed, and refused.
+"""Leases per second on a disk: acquired and released, checked, renewed, and rejected.
 
     OMP_NUM_THREADS=1 python benchmarks/bench_leases.py [--runs 2000] [--folder FOLDER] [--json
     FILE]
 
-A lease is a file ``.lease`` in a run's folder (hgms/store/lease.py). Measured by one process and by
-two at once, each on folders of its own: ``claim`` (a lease taken in a new folder, and given back),
-``ensure`` (the question before each write whether it is still held), ``renew`` (its file touched,
-as the heartbeat does every twenty seconds). Then ``refused``: two processes ask for the same
-folders, and who comes second is turned away. Seconds are those of the clock; beside them stands
-processor time.
+A lease is a file ``.lease`` in a run's folder (hgms/store/lease.py). One process, and then
+two processes in separate folders, measure ``claim`` (acquire a lease in a new folder and release
+it), ``ensure`` (the check before each write) and ``renew`` (touch the file, as the holder does
+every twenty seconds). Then ``refused``: two processes acquire leases in the same folders, and the second
+is rejected. The output contains wall-clock and processor time.
 
-It says what the disk below ``--folder`` takes. A network's file system answers later: run it there.
+The result applies to the disk of ``--folder``. A network file system is slower: run it there.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Kills: a command broken off again and again, at seeded moments, and resumed, must leave what
-it leaves undisturbed.
+"""Kills: a command that is interrupted several times at seeded moments, and resumed, must write the
+same files as an undisturbed command.
 """
 
 from __future__ import annotations
@@ -74,21 +74,21 @@ save_every = 1
 
 
 def mix_file(**settings: Any) -> str:
-    """The smallest mix, whose task tests share, with these settings."""
+    """Return the file of the smallest mix with these settings. Tests use the same task."""
     task = Path(__file__).resolve().parents[2] / "tests" / "tiny_mix.toml"
     return MIX.format(task=task.read_text(), **settings)
 
 
 AS_IT_LIKES = (".lock", "resources.json", "resources.json.part", ".png")
-"""Ends of the names of files that a run may leave or not."""
+"""Endings of file names that a run may leave."""
 
 CLOCKS = {"resources.json", "env.json", "timings.jsonl", ".lock", "manifest.json"}
-"""Files that no two runs share, or that say when and where."""
+"""Files that contain times or machines, or differ between runs."""
 
 
 @frozen
 class Command:
-    """What is broken off: the files it needs, its arguments, and those with which it goes on."""
+    """A command to interrupt: its input files, its arguments, and the arguments to resume."""
 
     what: str
     files: tuple[tuple[str, str], ...]
@@ -104,14 +104,14 @@ class Command:
 
 @frozen
 class Whole:
-    """What a command leaves that nothing disturbs."""
+    """The ending and the files of an undisturbed command."""
 
     ending: Ending
     left: dict[str, bytes] = field(repr=False)
 
 
 def pairs() -> list[tuple[str, str]]:
-    """Every registered method with every task that it fits."""
+    """Return all pairs of a task and a registered method that supports it."""
     return [(task, method) for task in TASKS for method in _methods(task)]
 
 
@@ -134,7 +134,7 @@ def _methods(task: str) -> list[str]:
 
 
 def sums(first: int, count: int, completion: str | None = None) -> str:
-    """Rows of a source: sums whose prompts are all different."""
+    """Return the rows of a source: sums with different prompts."""
     rows = ((i // 40, i % 40) for i in range(first, first + count))
     return "".join(
         json.dumps({"prompt": f"{a} + {b} =", "completion": completion or str(a + b)}) + "\n"
@@ -151,7 +151,7 @@ SOURCES = (
 
 
 def command(chance: random.Random, kind: str) -> Command:
-    """A command of the kind run, compare or mix."""
+    """Return a random command of the kind run, compare or mix."""
     common = {
         "seed": chance.randint(0, 1),
         "checkpoint": chance.choice([0.0, 0.0, 0.0, 0.05, 30.0]),
@@ -197,7 +197,7 @@ def trial(
     counts: Counter[str],
     kind: str,
 ) -> Iterator[str]:
-    """What was wrong with one command that was killed some times; counts the kills."""
+    """Kill and resume one command; yield its violations, and count the kills."""
     what = command(chance, kind)
     if what not in wholes:
         wholes[what] = undisturbed(what, scratch / "whole")
@@ -223,7 +223,7 @@ def trial(
             )
             return
         else:
-            break  # it was quicker
+            break  # it finished first
     differing = compared(whole.left, left(folder))
     if whole.ending.code not in (0, 1) or differing:
         yield (
@@ -235,8 +235,9 @@ def trial(
 def _go(
     what: Command, folder: Path, *, again: bool, strike: Strike, signals: list[tuple[float, int]]
 ) -> Ending:
-    """Begins, or goes on; where nothing was kept yet, going on may be refused, and a person
-    begins again.
+    """Start or resume the command.
+
+    Before the first checkpoint, resuming may be rejected; the command is then restarted.
     """
     kept = any(folder.rglob("checkpoint.json"))
     ending = call(
@@ -254,8 +255,7 @@ def _go(
 def _was_struck(ending: Ending, signals: list[tuple[float, int]]) -> bool:
     if ending.late:
         return False
-    # "Aborted!" is click's own word for a Ctrl-C in the instants before our command begins or after
-    # it is done
+    # click prints "Aborted!" for a Ctrl-C just before the command starts or after it ends
     heard = bool(signals) and (ending.code not in (0, 1, 2) or ending.err.strip() == "Aborted!")
     return ending.code == -signal.SIGKILL or heard
 
@@ -270,9 +270,7 @@ def undisturbed(what: Command, place: Path) -> Whole:
 def _blow(
     chance: random.Random, whole: Ending, *, again: bool
 ) -> tuple[Strike, list[tuple[float, int]]]:
-    """A kill in the midst of the command's operations on files, at any moment, or a signal that
-    can be heard.
-    """
+    """Return a kill during an operation on files, a kill at any moment, or another signal."""
     way = chance.random()
     if way < 0.6:
         at = chance.randint(1, max(1, whole.operations if not again else whole.operations // 2 + 5))
@@ -286,9 +284,7 @@ def _blow(
 
 
 def left(folder: Path) -> dict[str, bytes]:
-    """All that has to be the same whatever happened in between: every file by its name, without
-    clocks.
-    """
+    """Return the files that must not depend on interruptions, by name, without times."""
     rows = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file():
@@ -304,9 +300,7 @@ def left(folder: Path) -> dict[str, bytes]:
 
 
 def _meaning(config: bytes) -> bytes:
-    """What a configuration says, without what changes no result; its bytes where it says
-    nothing.
-    """
+    """Return a configuration without settings that affect no result, or its bytes if invalid."""
     try:
         table = tomllib.loads(config.decode())
         run = {
@@ -321,7 +315,7 @@ def _meaning(config: bytes) -> bytes:
 
 def _without_clock(value: Any) -> Any:
     if isinstance(value, dict):
-        # a stage's key is made of all files before it, clocks too
+        # the key of a stage depends on all earlier files, including times
         clocks = ("seconds", "peak", "key")
         return {
             key: _without_clock(below)
@@ -332,7 +326,7 @@ def _without_clock(value: Any) -> Any:
 
 
 def compared(whole: dict[str, bytes], other: dict[str, bytes]) -> list[str]:
-    """In what two folders differ."""
+    """Return the differences between two folders."""
     lacking = [f"{name} is missing" for name in whole if name not in other]
     more = [f"{name} was left" for name in other if name not in whole]
     return (
