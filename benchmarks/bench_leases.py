@@ -6,8 +6,8 @@
 A lease is a file ``.lease`` in a run's folder (hgms/store/lease.py). One process, and then
 two processes in separate folders, measure ``claim`` (acquire a lease in a new folder and release
 it), ``ensure`` (the check before each write) and ``renew`` (touch the file, as the holder does
-every twenty seconds). Then ``refused``: two processes acquire leases in the same folders, and the second
-is rejected. The output contains wall-clock and processor time.
+every twenty seconds). Then ``refused``: two processes acquire leases in the same folders, and the
+second is rejected. The output contains wall-clock and processor time.
 
 The result applies to the disk of ``--folder``. A network file system is slower: run it there.
 """
