@@ -42,10 +42,9 @@ from hgms.config.as_table import plain
 from hgms.config.invalid import init_fields, spell, type_hints
 from hgms.executors.lookup import registered as executors
 from hgms.lazy import stub
-from hgms.plugins import FIRST_PARTY, Host, Registry, registry
+from hgms.plugins import FIRST_PARTY, Host, Registry, hookspecs, registry
 from hgms.runs import config
 from hgms.runs.describe import range_of
-from hgms_core import hookspecs
 
 DOCS = Path(__file__).resolve().parent
 PROGRAMS = (hgms.adapters, hgms.comparison, hgms.integrations, hgms.report, hgms.results, hgms.runs)

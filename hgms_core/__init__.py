@@ -10,7 +10,7 @@ from hgms_core.components import component
 from hgms_core.composition import Composition
 from hgms_core.data import ROLES, Batch, Data, roles
 from hgms_core.errors import ConfigError, HgmsError, NumericalError
-from hgms_core.hookspecs import PLUGIN_API, RunInfo, hookimpl
+from hgms_core.hooks import PLUGIN_API, RunInfo, hookimpl
 from hgms_core.hypergrad import (
     Bound,
     Linearization,

@@ -48,24 +48,13 @@ def reader_in(names: dict[str, Any], hint: Any) -> Read | None:
 def reader(hint: Any) -> Read | None:
     """Return the reader for the values of an annotation, or None if it accepts all values."""
     origin = typing.get_origin(hint)
-    members = typing.get_args(hint)
-    if hint is Any:
-        return None
     if hint in SCALARS:
         return SCALARS[hint]
     if hint in PARTS:
         return partial(_part, hint)
-    if origin is Literal:
-        return partial(_choice, hint, members)
-    if origin in (typing.Union, types.UnionType):
-        return partial(_union, hint, members)
-    if origin in (tuple, list, Sequence):
-        return partial(_sequence, hint, members)
-    if origin is not None and issubclass(origin, Mapping):
-        return partial(_mapping, hint, members[-1])
-    if origin is Callable or hint is Callable:
-        return partial(_function, hint)
-    is_class = isinstance(hint, type) and origin is None and hint is not object
+    if origin in GENERIC:
+        return partial(GENERIC[origin], hint, typing.get_args(hint))
+    is_class = isinstance(hint, type) and origin is None and hint not in (Any, object)
     return partial(_object, hint) if is_class and not _is_protocol(hint) else None
 
 
@@ -80,11 +69,10 @@ def words(hint: Any) -> str:
         return WORDS[hint]
     if hint in PARTS:
         return f"{PARTS[hint]}, an object with {', '.join(methods_of(hint))}"
-    if typing.get_origin(hint) is Literal:
-        return " or ".join(map(repr, members))
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return " or ".join(map(words, members))
-    if typing.get_origin(hint) is Callable:
+    origin = typing.get_origin(hint)
+    if origin in (Literal, typing.Union, types.UnionType):
+        return " or ".join(map(repr if origin is Literal else words, members))
+    if origin is Callable:
         return "a function"
     return hint.__name__ if isinstance(hint, type) and not members else str(hint)
 
@@ -193,10 +181,10 @@ def _sequence(hint: Any, members: tuple[Any, ...], place: Place, value: Any) -> 
     return items if kind is list else tuple(items)
 
 
-def _mapping(hint: Any, member: Any, place: Place, value: Any) -> dict[str, Any]:
+def _mapping(hint: Any, members: tuple[Any, ...], place: Place, value: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         wrong("wrong-type", place, value, words(hint))
-    return {key: _item(member, (*place, str(key)), item) for key, item in value.items()}
+    return {key: _item(members[-1], (*place, str(key)), item) for key, item in value.items()}
 
 
 def _item(hint: Any, place: Place, value: Any) -> Any:
@@ -204,7 +192,7 @@ def _item(hint: Any, place: Place, value: Any) -> Any:
     return value if read is None else read(place, value)
 
 
-def _function(hint: Any, place: Place, value: Any) -> Any:
+def _function(hint: Any, members: tuple[Any, ...], place: Place, value: Any) -> Any:
     return value if callable(value) else wrong("wrong-type", place, value, "a function")
 
 
@@ -225,3 +213,17 @@ def _part(kind: Any, place: Place, value: Any) -> Any:
             message = f"{dotted(place)} must be {PARTS[kind]}, but is {label}"
             raise ConfigError("wrong-part", message, place=place)
     return value
+
+
+GENERIC: dict[Any, Callable[..., Any]] = {
+    Literal: _choice,
+    typing.Union: _union,
+    types.UnionType: _union,
+    tuple: _sequence,
+    list: _sequence,
+    Sequence: _sequence,
+    dict: _mapping,
+    Mapping: _mapping,
+    Callable: _function,
+}
+"""Readers of generic annotations, ``(hint, members, place, value)``, by origin."""

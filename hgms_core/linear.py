@@ -223,22 +223,13 @@ class CallableSolver:
     'converged'
     """
 
-    function: Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]
+    function: Callable[[MatVec, Tensor], Tensor]
     rtol: float = 1e-4
     name = "callable"
 
-    def solve(
-        self, matvec: Callable[[Tensor], Tensor], b: Tensor, x0: Tensor | None = None
-    ) -> Solution:
-        check_real(b)
-        products = 0
-
-        def counted(v: Tensor) -> Tensor:
-            nonlocal products
-            products += 1
-            return matvec(v)
-
-        returned: Any = self.function(counted, b)
+    def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
+        system = LinearSystem.of(matvec, b, rtol=self.rtol)
+        returned: Any = self.function(system.apply, b)
         if not isinstance(returned, Tensor) or returned.shape != b.shape:
             shape = list(returned.shape) if isinstance(returned, Tensor) else kind_of(returned)
             raise ConfigError(
@@ -246,24 +237,12 @@ class CallableSolver:
                 f"solver must return a tensor of shape {list(b.shape)}, like b, not {shape}",
                 place=("solver",),
             )
-        value = returned.detach()
-        finite = torch.isfinite(value).all(-1)
-        value = torch.where(finite[..., None], value, torch.zeros_like(value))
-        size = torch.linalg.vector_norm(b, dim=-1)
-        residual = torch.linalg.vector_norm(b - matvec(value), dim=-1) / torch.where(
-            size > 0, size, torch.ones_like(size)
-        )
+        iterations = torch.full_like(system.size, system.products, dtype=torch.int64)
+        x = returned.detach() / system.unit
+        residual = system.norm(system.rhs - system.apply(x))
+        converged = residual <= system.target
         codes = torch.where(
-            residual <= self.rtol, Outcome.CONVERGED.code, Outcome.ITERATION_LIMIT.code
+            converged, system.codes(Outcome.CONVERGED), system.codes(Outcome.ITERATION_LIMIT)
         )
-        codes = torch.where(finite, codes, Outcome.NONFINITE.code)
-        steps = torch.full_like(codes, products)
         unknown = torch.full_like(residual, torch.inf)
-        return Solution(
-            value=value,
-            codes=codes,
-            residual=residual,
-            iterations=steps,
-            curvature=unknown,
-            products=products + 1,
-        )
+        return system.solution(x, residual, codes, iterations, unknown)

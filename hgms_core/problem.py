@@ -95,18 +95,6 @@ class Rows:
             )
 
 
-def _everywhere(theta: Tree) -> Tree:
-    return theta
-
-
-def _nothing(theta: Tree, x: Tree) -> Mapping[str, float]:
-    return {}
-
-
-def _as_given(theta: Tree, x: Tree) -> tuple[Any, Any]:
-    return theta, x
-
-
 def _start(value: Any) -> Any:
     # A start must not belong to a graph. The validator rejects values that are not trees.
     trained = isinstance(value, Mapping) and any(
@@ -166,10 +154,10 @@ class Problem:
     lower_data: Data = field(factory=Data, validator=_data)
     upper_data: Mapping[str, Data] = field(factory=Data, converter=by_role)
     project: Callable[[Tree], Tree] = field(
-        default=_everywhere, validator=accepts("theta"), repr=False
+        default=lambda theta: theta, validator=accepts("theta"), repr=False
     )
     evaluate: Callable[[Tree, Tree], Mapping[str, float]] = field(
-        default=_nothing, validator=accepts("theta", "x"), repr=False
+        default=lambda theta, x: {}, validator=accepts("theta", "x"), repr=False
     )
     fresh: Callable[[Key], Tree] | None = field(
         default=None, validator=accepts("key", optional=True), repr=False
@@ -186,7 +174,9 @@ class Problem:
     guard: Callable[[Problem, Any, Callable[[], Any]], Any] | None = field(
         default=None, validator=accepts("problem", "state", "step", optional=True), repr=False
     )
-    restore: Callable[[Tree, Tree], tuple[Any, Any]] = field(default=_as_given, repr=False)
+    restore: Callable[[Tree, Tree], tuple[Any, Any]] = field(
+        default=lambda theta, x: (theta, x), repr=False
+    )
     extensions: tuple[object, ...] = ()
     kept: dict[Any, Any] = field(init=False, factory=dict, repr=False)
 

@@ -19,8 +19,8 @@ import hgms.results
 import hgms.runs
 import hgms.testing
 import hgms_core
-from hgms.plugins import KINDS
-from hgms_core import arguments, errors, hookspecs, protocols, torch_errors, validators
+from hgms.plugins import KINDS, hookspecs
+from hgms_core import arguments, errors, protocols, torch_errors, validators
 
 ROOT = Path(__file__).resolve().parents[2]
 PUBLIC = {
@@ -125,7 +125,7 @@ FILES = sorted(
         *(ROOT / "docs").rglob("*.md"),
     ]
 )
-PROGRAMS = ("annotations", "arguments", "components", "errors", "hookspecs")
+PROGRAMS = ("annotations", "arguments", "components", "errors")
 FOR_PROGRAMS = {f"hgms_core.{name}" for name in PROGRAMS}
 """What programs may use in addition to the public names."""
 PARTS = {"generators", "hypergradients", "methods", "outer", "selectors", "solvers", "tasks"}

@@ -56,8 +56,7 @@ SHARED = ("arguments", "components", "errors", "hypergrad", "torch_errors", "tre
 """Modules of the core with names for plugins."""
 
 CORE = [
-    "hookspecs",
-    "composition",
+    "hooks | composition",
     "pipeline",
     "hypergrad | components",
     "annotations",
@@ -154,7 +153,6 @@ def contracts() -> Iterator[dict[str, Any]]:
             *(f"{name}.** -> hgms_core.{file}" for name in ("hgms", "hgms_mix") for file in SHARED),
             "hgms.config.** -> hgms_core.annotations",
             "hgms.plugins.** -> hgms_core.annotations",
-            "hgms.plugins.** -> hgms_core.hookspecs",
         ],
         unmatched_ignore_imports_alerting="none",
     )

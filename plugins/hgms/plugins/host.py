@@ -1,8 +1,8 @@
 """The plugin host: find and load plugins, record their status, call observers.
 
-A plugin is a module with functions marked ``@hgms_core.hookimpl`` (see :mod:`hgms_core.hookspecs`).
-The host finds it through the entry-point group ``hgms`` of an installed distribution. Users can
-also name a single file (``--plugin ./my_solver.py``).
+A plugin is a module with functions marked ``@hgms_core.hookimpl``; :mod:`hgms.plugins.hookspecs`
+specifies them. The host finds a plugin through the entry-point group ``hgms`` of an installed
+distribution. Users can also name a single file (``--plugin ./my_solver.py``).
 
 The effect of a failure depends on its cause and on the owner of the plugin:
 
@@ -33,6 +33,7 @@ import attrs
 import pluggy
 from attrs import frozen
 
+from hgms.plugins import hookspecs
 from hgms.plugins.discovery import (
     FIRST_PARTY,
     GROUP,
@@ -45,7 +46,7 @@ from hgms.plugins.discovery import (
 )
 from hgms.plugins.sandbox import Watch, watched
 from hgms.plugins.sandbox import undone as undone
-from hgms_core import hookspecs
+from hgms_core import PLUGIN_API
 from hgms_core.errors import (
     ConfigError,
     ErrorGroup,
@@ -406,7 +407,7 @@ def _own_copy(value: Any) -> Any:
 
 def _ensure_api(plugin: object) -> None:
     wanted = getattr(plugin, "hgms_plugin_api", None)
-    here = hookspecs.PLUGIN_API
+    here = PLUGIN_API
     if wanted is None:
         return
     if not isinstance(wanted, int) or isinstance(wanted, bool):

@@ -14,7 +14,7 @@ Rules for changes:
 - New arguments are added at the end of a specification. An implementation may accept fewer.
 - A hook that will be removed has ``warn_on_impl=HookDeprecated(...)`` for two minor versions.
   `hgms plugins` shows this warning for each plugin that implements the hook.
-- ``PLUGIN_API`` increases only if a change breaks plugins.
+- ``hgms_core.PLUGIN_API`` increases only if a change breaks plugins.
 """
 
 # mypy: disable-error-code=empty-body
@@ -22,56 +22,26 @@ Rules for changes:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pluggy
-from attrs import field, frozen
 
 if TYPE_CHECKING:
     import click
 
-    from hgms_core.composition import Composition
-    from hgms_core.protocols import (
+    from hgms_core import (
         CandidateGenerator,
+        Composition,
         HyperGradient,
         LinearSolver,
         Method,
         OuterOptimizer,
+        RunInfo,
         Selector,
         Task,
     )
 
-PLUGIN_API = 2
-"""The version of the hooks and protocols; it increases only if a change breaks existing plugins."""
-
 hookspec = pluggy.HookspecMarker("hgms")
-hookimpl = pluggy.HookimplMarker("hgms")
-"""Mark a function of a plugin as the implementation of the hook with the same name."""
-
-
-@frozen(kw_only=True)
-class RunInfo:
-    """The information about a run that observers receive.
-
-    - ``budget``: ``str(budget)`` is the budget as text.
-    - ``folder``: the folder to which the run writes; None if it writes no files.
-    - ``resumed_from``: the step from which the run resumes; 0 for a new run.
-    - ``config``: the resolved configuration of the run as nested tables.
-    - ``state``: the open resources of each observer for this run, under the name of its plugin.
-
-    >>> RunInfo(task="quadratic", method="hg-ms", seed=0, budget="5 steps").resumed_from
-    0
-    """
-
-    task: str
-    method: str
-    seed: int
-    budget: Any
-    folder: Path | None = None
-    resumed_from: int = 0
-    config: Mapping[str, Any] = field(factory=dict)
-    state: dict[str, Any] = field(factory=dict, eq=False, repr=False)
 
 
 @hookspec
@@ -90,6 +60,7 @@ def hgms_register_linear_solvers() -> Iterable[type[LinearSolver]]:
 
     Called: like every registering hook, when a component is first looked up by name.
 
+    >>> from hgms_core import hookimpl
     >>> @hookimpl
     ... def hgms_register_linear_solvers():
     ...     from hgms.solvers import CG  # a class of your own
@@ -117,7 +88,7 @@ def hgms_register_tasks() -> Iterable[type[Task]]:
 def hgms_register_methods() -> Iterable[type[Method] | Composition]:
     """Register methods: classes, or compositions (named defaults for parts of a Pipeline).
 
-    >>> from hgms_core import Composition
+    >>> from hgms_core import Composition, hookimpl
     >>> @hookimpl
     ... def hgms_register_methods():
     ...     return [
@@ -146,6 +117,7 @@ def hgms_register_commands(cli: click.Group) -> None:
     Called: when the user runs a command that is not built in, or requests the list of commands.
 
     >>> import click
+    >>> from hgms_core import hookimpl
     >>> @hookimpl
     ... def hgms_register_commands(cli):
     ...     @cli.command("count-runs")
@@ -171,6 +143,7 @@ def hgms_ready(settings: Mapping[str, Any]) -> None:
 
     Called: once for each ``hgms compare``, before its first run.
 
+    >>> from hgms_core import hookimpl
     >>> @hookimpl
     ... def hgms_ready():
     ...     from hgms_core.errors import MissingExtra
@@ -192,6 +165,7 @@ def hgms_run_started(run: RunInfo) -> None:
 
     Called: once for each run, after its method and problem are built, before the first step.
 
+    >>> from hgms_core import hookimpl
     >>> @hookimpl
     ... def hgms_run_started(run):
     ...     print(run.task, run.method, run.seed, run.folder)
@@ -206,6 +180,7 @@ def hgms_step_finished(run: RunInfo, record: dict[str, Any]) -> None:
 
     Called: after every outer step, outside the budget's clock, when the step is already on disk.
 
+    >>> from hgms_core import hookimpl
     >>> @hookimpl
     ... def hgms_step_finished(record):  # fewer arguments are fine
     ...     print(record["step"], record["upper_loss"])
@@ -223,6 +198,7 @@ def hgms_run_finished(
     Called: once for each started run, also if it failed, after ``summary.json`` has been
         written.
 
+    >>> from hgms_core import hookimpl
     >>> @hookimpl
     ... def hgms_run_finished(run, summary):
     ...     print(run.method, summary and summary["metrics"])
