@@ -95,7 +95,7 @@ def main() -> None:
                 ],
                 "stop_loss": round(sum(stop) / len(stop), 4) if stop else None,
                 "cleaning_f1": str(row.metrics["cleaning_f1"]),
-                "outer_steps": round(row.outer_steps.mean, 1),
+                "outer_steps": round(row.cost.outer_steps.mean, 1),
                 "seconds": round(row.seconds.mean, 1),
             }
             print(json.dumps(line, ensure_ascii=False), flush=True)

@@ -137,23 +137,18 @@ class Comparison:
             [*rows, *({key: value for key, value in row.items() if key != "path"} for row in lost)]
         )
 
-    def plot(
-        self,
-        what: Literal["differences", "curves"] = "differences",
-        *,
-        backend: Literal["matplotlib", "plotly"] = "matplotlib",
-    ) -> Any:
+    def plot(self, what: Literal["differences", "curves"] = "differences") -> Any:
         """Plot a figure with one panel per task.
 
         A panel shows each method's paired difference to the reference, or its metric against
         seconds and oracle calls.
 
-        Errors: MissingExtra without the library.
+        Errors: MissingExtra without matplotlib.
         """
         one_of("what", what, ("differences", "curves"))
         if what == "differences":
-            return reporter().plot_forests([table.forest for table in self.tables], backend)
-        return reporter().plot_curves(self._study(), backend)
+            return reporter().plot_forests([table.forest for table in self.tables])
+        return reporter().plot_curves(self._study())
 
     def report(self, path: str | Path) -> Path:
         """Write the report of `hgms report` for these runs.

@@ -155,21 +155,13 @@ def _print_skipped(study: Study) -> None:
 
 
 def _as_dict(study: Study, written: Sequence[Path]) -> dict[str, Any]:
-    keys = (
-        "title",
-        "task",
-        "version",
-        "budget",
-        "metric",
-        "reference",
-        "floor",
-        "winner",
-        "verdict",
-        "few_seeds",
-    )
+    keys = ("title", "task", "version", "budget", "metric", "winner", "verdict")
     sections = [
         {
             **{key: getattr(section, key) for key in keys},
+            "reference": section.compared.reference,
+            "floor": section.compared.floor,
+            "few_seeds": section.compared.few_seeds,
             "methods": [_method(entry) for entry in section.entries],
         }
         for section in study.sections
@@ -198,10 +190,10 @@ def _method(entry: Entry) -> dict[str, Any]:
         "seeds": entry.seeds,
         "metrics": {name: spread(value) for name, value in entry.metrics.items()},
         "not_finite": entry.nonfinite,
-        "difference": spread(entry.difference),
+        "difference": spread(entry.row.difference),
         "mark": entry.mark or None,
         "role": entry.role or None,
-        "recovered_share": None if entry.recovered is None else attrs.asdict(entry.recovered),
+        "recovered_share": entry.row.recovered and attrs.asdict(entry.row.recovered),
         "outer_steps": entry.values("outer_steps"),
     }
     if entry.mixture is not None:

@@ -15,10 +15,9 @@ from typing import Any
 import numpy as np
 from attrs import evolve
 
-from hgms.config import Budget
 from hgms.report import mixture
 from hgms.report.curves import POINTS, Curve, Line, band, binned
-from hgms.report.study import Entry, Section, Study
+from hgms.report.study import Entry, Section, Steps, Study, axis_of
 from hgms.results import (
     DEFAULT_REFERENCES,
     ORDER,
@@ -329,7 +328,6 @@ def _section(
     """
     runs = list(rows)
     main, directions, names = _metric(runs, metrics)
-    higher = directions.get(main)
     methods = _methods(sorted(runs, key=lambda run: run.seed))
     done = {label: [run for run in runs if run.status == "done"] for label, runs in methods.items()}
     failed = {
@@ -345,73 +343,43 @@ def _section(
         values,
         main,
         base,
-        higher_is_better=higher,
+        higher_is_better=directions.get(main),
         failed={label: [run.seed for run in runs] for label, runs in failed.items()},
     )
     drawn = list(dict.fromkeys([main, *(name for name in metrics if name in names), _LOSS]))
-    budget = Budget.parse(runs[0].budget)
-    axis = "seconds" if budget.seconds else "step" if budget.outer_steps else "oracle_calls"
+    axis = axis_of(runs[0].budget)
     entries = []
-    for row in compared.rows:
+    for row in sorted(compared.rows, key=lambda row: (ORDER.index(row.role), *compared.rank(row))):
         own = {run: rows[run] for run in done[row.method]}
-        none = Interval.of([])
+        means = {name: row.metrics.get(name, Interval.of([])) for name in names}
         undefined = {
             name: sum(math.isnan(run.metrics.get(name, 0.0)) for run in values[row.method])
             for name in names
         }
         entries.append(
             Entry(
-                label=row.method,
+                row=evolve(row, metrics=means),
                 runs=done[row.method],
                 failed=failed[row.method],
-                metrics={name: row.metrics.get(name, none) for name in names},
                 nonfinite={name: count for name, count in undefined.items() if count},
-                difference=row.difference,
-                # without a direction, better and worse are undefined
-                mark="; ".join(row.notes) if higher is not None else "",
-                role=row.role,
-                recovered=row.recovered,
-                ahead=row.winner and higher is not None,
-                ahead_of_floor=row.ahead_of_floor if higher is not None else None,
                 unjudged=any(point.unjudged(main) for point in values[row.method]),
                 curves=_curves(own, drawn, points),
+                steps=_steps(own),
                 mixture=mixture.mixture(own, axis, min(points, _MIXTURE)),
                 tokens=mixture.tokens(own),
-                **_diagnosis(own),
             )
         )
+    later = (name for run in runs for name in run.scores.get("metrics", {}))
     return Section(
         title=title,
         name=name,
-        task=runs[0].task_name,
-        version=runs[0].task_version,
-        budget=runs[0].budget,
-        metric=main,
-        metrics=list(
-            dict.fromkeys(
-                [main, *(name for run in runs for name in run.scores.get("metrics", {})), *names]
-            )
-        ),
+        compared=compared,
+        metrics=list(dict.fromkeys([main, *later, *names])),
         drawn=drawn,
         directions=directions,
-        entries=sorted(
-            entries,
-            key=lambda entry: (ORDER.index(entry.role), *_rank(entry.metrics[main].mean, higher)),
-        ),
-        reference=base,
-        pairs=compared.pairs,
-        axis=axis,
+        entries=entries,
         environments=_environments(runs),
-        floor=compared.floor if higher is not None else None,
-        few_seeds=compared.few_seeds if higher is not None else "",
-        unjudged=compared.unjudged,
     )
-
-
-def _rank(mean: float, higher: bool | None) -> tuple[bool, float]:
-    return math.isnan(mean), 0.0 if math.isnan(
-        mean
-    ) or higher is None else -mean if higher else mean
 
 
 def _point(run: StoredRun, names: Sequence[str]) -> Point:
@@ -443,26 +411,21 @@ def _line(rows: _Rows, axis: str, name: str) -> Line:
     return rows[axis][reported], y[reported]
 
 
-def _diagnosis(rows: Mapping[StoredRun, _Rows]) -> dict[str, Any]:
+def _steps(rows: Mapping[StoredRun, _Rows]) -> Steps:
     """Summarise selection and differentiation of one method, over all its seeds."""
 
-    def steps(name: str) -> Curve | None:
-        return binned(
-            [
-                (columns["step"], columns[name])
-                for columns in rows.values()
-                if columns[name].dtype == float
-            ]
-        )
+    def trend(name: str) -> Curve | None:
+        lines = [(columns["step"], columns[name]) for columns in rows.values()]
+        return binned([(x, y) for x, y in lines if y.dtype == float])
 
     branches: Counter[int] = sum((columns["selected"] for columns in rows.values()), Counter())
     outcomes: Counter[str] = sum((columns["outcome"] for columns in rows.values()), Counter())
     iterations = np.concatenate([[], *(columns["iterations"] for columns in rows.values())])
     known = iterations[~np.isnan(iterations)] if iterations.dtype == float else iterations[:0]
-    return {
-        "gap": steps("gap"),
-        "residual": steps("residual"),
-        "branches": dict(sorted(branches.items())),
-        "outcomes": dict(outcomes.most_common()),
-        "iterations": float(np.median(known)) if known.size else math.nan,
-    }
+    return Steps(
+        gap=trend("gap"),
+        residual=trend("residual"),
+        branches=dict(sorted(branches.items())),
+        outcomes=dict(outcomes.most_common()),
+        iterations=float(np.median(known)) if known.size else math.nan,
+    )

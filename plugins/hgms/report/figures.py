@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from functools import partial
+from html import escape as escape_all
 from typing import Any
 
 import numpy as np
@@ -27,11 +29,14 @@ their assignment.
 
 LEVEL = 0.15
 """Opacity of a band, relative to its line."""
+LOG = {"type": "log", "exponentformat": "power"}
 _STEPS = "outer steps"
 AXES = {"seconds": "seconds (without evaluation)", "step": _STEPS, "oracle_calls": "oracle calls"}
 # below the plot, because a legend above would lie under the buttons of the plot
 _BELOW = {"orientation": "h", "y": -0.2, "yanchor": "top", "x": 0}
 _STEPPED = 150  # up to this number of points, a step in a band is wider than one or two pixels
+
+escape = partial(escape_all, quote=False)
 
 Style = Mapping[str, Look]
 """The look of every method."""
@@ -68,24 +73,24 @@ def figures(
                     else "one seed each, so there is no band"
                 )
                 zoom = span(curves, share=section.is_share(metric))
-                figure = _figure(
+                drawn = figure(
                     title,
                     text,
                     traces(curves, style, held=True),
                     AXES[axis],
                     heading(metric, section.is_share(metric)),
-                    zoom=zoom,
+                    range=zoom,
                 )
-                shown.append({**figure, "ends": True})
+                shown.append({**drawn, "ends": True})
     shown += [
         _mixture(label, mix, section.axis, colours[mix.sources])
         for label, mix in section.mixtures.items()
         if mix.moves
     ]
     gaps = {
-        entry.label: entry.gap
+        entry.label: entry.steps.gap
         for entry in section.entries
-        if entry.gap is not None and np.nanmax(entry.gap.y) > 0
+        if entry.steps.gap is not None and np.nanmax(entry.steps.gap.y) > 0
     }
     if gaps:
         text = (
@@ -93,38 +98,37 @@ def figures(
             "band: middle half"
         )
         shown.append(
-            _figure("Selection gap", text, traces(gaps, style), _STEPS, "gap", zoom=span(gaps))
+            figure("Selection gap", text, traces(gaps, style), _STEPS, "gap", range=span(gaps))
         )
-    branches = {entry.label: entry.branches for entry in section.entries if len(entry.branches) > 1}
+    branches = {
+        entry.label: entry.steps.branches
+        for entry in section.entries
+        if len(entry.steps.branches) > 1
+    }
     if branches:
         shown.append(_branches(branches, style))
-    solved = {
-        entry.label: entry.residual for entry in section.entries if entry.residual is not None
+    residuals = {
+        entry.label: entry.steps.residual
+        for entry in section.entries
+        if entry.steps.residual is not None and np.nanmax(entry.steps.residual.y) > 0
     }
-    residuals = {label: curve for label, curve in solved.items() if np.nanmax(curve.y) > 0}
     if residuals:
         text = "relative residual of the solves: median over steps and seeds, band: middle half"
         lines = traces(residuals, style, positive=True)
-        shown.append(_figure("Linear-solver residual", text, lines, _STEPS, "residual", log=True))
-    outcomes = {entry.label: entry.outcomes for entry in section.entries if entry.solves}
+        shown.append(figure("Linear-solver residual", text, lines, _STEPS, "residual", **LOG))
+    outcomes = {
+        entry.label: entry.steps.outcomes for entry in section.entries if entry.steps.solves
+    }
     if outcomes:
         shown.append(_outcomes(outcomes))
     return shown
 
 
-def _figure(
-    title: str,
-    text: str,
-    lines: list[dict[str, Any]],
-    x: str,
-    y: str,
-    *,
-    log: bool = False,
-    zoom: list[float] | None = None,
+def figure(
+    title: str, text: str, lines: list[dict[str, Any]], x: str, y: str, **scale: Any
 ) -> dict[str, Any]:
-    scale: dict[str, Any] = {"type": "log", "exponentformat": "power"} if log else {}
-    if zoom is not None:
-        scale["range"] = zoom
+    """Return a figure of lines; ``scale`` contains options of the y axis."""
+    scale = {name: value for name, value in scale.items() if value is not None}
     layout = {
         "xaxis": {"title": {"text": x}, "rangemode": "tozero"},
         "yaxis": {"title": {"text": y}, **scale},
@@ -226,7 +230,7 @@ def _mixture(label: str, mixed: Mixture, axis: str, colours: Mapping[str, int]) 
     patterns = ("", "/", ".", "x", "\\", "", "-", "|")
     traces = [
         {
-            "name": _escape(name),
+            "name": escape(name),
             "mode": "lines",
             "x": numbers(mixed.x),
             "y": numbers(values),
@@ -247,9 +251,9 @@ def _mixture(label: str, mixed: Mixture, axis: str, colours: Mapping[str, int]) 
     text = "weights of the sources, stacked" + (
         ": mean over seeds" if len(mixed.finals) > 1 else ""
     )
-    figure = _figure(f"Mixture over time: {label}", text, traces, AXES[axis], "weight", zoom=[0, 1])
-    figure["spec"]["layout"] |= {"showlegend": True, "legend": {**_BELOW, "traceorder": "normal"}}
-    return figure
+    drawn = figure(f"Mixture over time: {label}", text, traces, AXES[axis], "weight", range=[0, 1])
+    drawn["spec"]["layout"] |= {"showlegend": True, "legend": {**_BELOW, "traceorder": "normal"}}
+    return drawn
 
 
 # --- bars
@@ -263,7 +267,7 @@ def _branches(branches: Mapping[str, Mapping[int, int]], style: Style) -> dict[s
         last = max(counts)
         index = list(range(last + 1)) if last < 1000 else sorted(counts)
         hover = (
-            f"<b>{_escape(label)}</b><br>candidate %{{x}}: %{{y:.1f}} % (%{{customdata}} "
+            f"<b>{escape(label)}</b><br>candidate %{{x}}: %{{y:.1f}} % (%{{customdata}} "
             "steps)<extra></extra>"
         )
         traces.append(
@@ -277,7 +281,7 @@ def _branches(branches: Mapping[str, Mapping[int, int]], style: Style) -> dict[s
                 "hovertemplate": hover,
             }
         )
-    figure = _figure(
+    drawn = figure(
         "Chosen candidate",
         "share of the steps in which each candidate was selected",
         traces,
@@ -285,12 +289,12 @@ def _branches(branches: Mapping[str, Mapping[int, int]], style: Style) -> dict[s
         "%",
     )
     widest = max(max(counts) for counts in branches.values())
-    figure["spec"]["layout"]["xaxis"] = {
+    drawn["spec"]["layout"]["xaxis"] = {
         "title": {"text": "candidate"},
         "dtick": 1 if widest <= 16 else None,
     }
-    figure["spec"]["layout"]["barmode"] = "group"
-    return figure
+    drawn["spec"]["layout"]["barmode"] = "group"
+    return drawn
 
 
 _OUTCOMES = (
@@ -323,7 +327,7 @@ def _outcomes(outcomes: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
                 "type": "bar",
                 "orientation": "h",
                 "name": outcome(name),
-                "y": [_escape(label) for label in labels],
+                "y": [escape(label) for label in labels],
                 "x": [
                     round(100 * count / total, 3)
                     for count, total in zip(counts, totals, strict=True)
@@ -340,8 +344,8 @@ def _outcomes(outcomes: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
                 "showlegend": True,
             }
         )
-    figure = _figure("How the linear solves ended", "share of all solves", traces, "%", "")
-    figure["spec"]["layout"] |= {
+    drawn = figure("How the linear solves ended", "share of all solves", traces, "%", "")
+    drawn["spec"]["layout"] |= {
         "barmode": "stack",
         "xaxis": {"title": {"text": "% of solves"}, "range": [0, 100]},
         "yaxis": {"automargin": True, "ticksuffix": "  "},
@@ -349,7 +353,7 @@ def _outcomes(outcomes: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
         "legend": _BELOW,
         "hovermode": "closest",
     }
-    return figure
+    return drawn
 
 
 # --- axis limits and numbers
@@ -419,7 +423,3 @@ def _rounded(value: float) -> Any:
         return None
     short = float(f"{value:.5g}")
     return int(short) if short == int(short) and abs(short) < 1e15 else short
-
-
-def _escape(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

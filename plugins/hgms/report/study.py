@@ -10,74 +10,93 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
+from hgms.config import Budget
 from hgms.report.curves import Curve
 from hgms.report.mixture import Mixture
 from hgms.results import (
     Forest,
     Interval,
     Ranks,
-    Ratio,
+    Row,
     Skipped,
     StoredRun,
     StoredSweep,
+    Table,
     is_share,
     spell,
 )
+
+
+def axis_of(budget: str) -> str:
+    """Return the column of the unit of a budget."""
+    limits = Budget.parse(budget)
+    return "seconds" if limits.seconds else "step" if limits.outer_steps else "oracle_calls"
+
+
+@frozen(kw_only=True)
+class Steps:
+    """What all steps of all seeds of a method recorded.
+
+    ``branches`` counts how often each candidate was chosen, and ``outcomes`` how the linear solves
+    ended. ``iterations`` is the median number of their iterations.
+    """
+
+    gap: Curve | None
+    residual: Curve | None
+    branches: dict[int, int]
+    outcomes: dict[str, int]
+    iterations: float
+
+    @property
+    def solves(self) -> bool:
+        """Whether the method solved linear systems."""
+        return bool(set(self.outcomes) - {"not-solved"})
 
 
 @frozen(kw_only=True)
 class Entry:
     """One method's runs on one task.
 
-    - ``metrics`` are means over the seeds with a finite value; ``nonfinite`` counts the other
-      seeds.
-    - ``difference`` is the difference to the section's reference.
-    - ``role`` is "floor" or "ceiling" for a reference.
-    - ``recovered`` is the recovered share.
-    - ``ahead`` states whether the differences to all other methods and floors exclude zero, in
-      favour of this method.
-    - ``ahead_of_floor`` states the same for the difference to the best floor (``None``: there is no
-      floor, or this entry is a reference).
+    - ``row`` contains the statistics; its metrics are means over the seeds with a finite value.
+    - ``nonfinite`` counts the other seeds by metric.
     - ``unjudged`` states whether the main metric gets no verdict. Examples are losses of an x that
       was not trained to the end, or of a θ that weights data sources.
     - ``curves`` are by axis (``seconds`` or ``oracle_calls``) and metric.
-    - ``gap``, ``residual``, ``branches``, ``outcomes`` and ``iterations`` are over all steps of all
-      seeds. ``branches`` counts how often each candidate was chosen, and ``outcomes`` how the
-      linear solves ended. ``iterations`` is the median number of their iterations.
     - ``tokens`` are each run's mean forward and backward tokens per step.
     """
 
-    label: str
+    row: Row
     runs: list[StoredRun]
     failed: list[StoredRun]
-    metrics: dict[str, Interval]
     nonfinite: dict[str, int]
-    difference: Interval | None
-    mark: str
-    role: str
-    recovered: Ratio | None
-    ahead: bool
-    ahead_of_floor: bool | None
     unjudged: bool
     curves: Mapping[tuple[str, str], Curve]
-    gap: Curve | None
-    residual: Curve | None
-    branches: dict[int, int]
-    outcomes: dict[str, int]
-    iterations: float
+    steps: Steps
     mixture: Mixture | None
     tokens: dict[StoredRun, tuple[float, float]]
 
     @property
-    def seeds(self) -> list[int]:
-        return [run.seed for run in self.runs]
+    def label(self) -> str:
+        return self.row.method
 
     @property
-    def solves(self) -> bool:
-        """Whether the method solved linear systems."""
-        return bool(set(self.outcomes) - {"not-solved"})
+    def role(self) -> str:
+        """ "floor" or "ceiling" for a reference; empty for a method."""
+        return self.row.role
+
+    @property
+    def metrics(self) -> Mapping[str, Interval]:
+        return self.row.metrics
+
+    @property
+    def mark(self) -> str:
+        return "; ".join(self.row.notes)
+
+    @property
+    def seeds(self) -> list[int]:
+        return [run.seed for run in self.runs]
 
     def values(self, key: str) -> list[float]:
         """Return a number of every summary, if it is known.
@@ -113,37 +132,46 @@ class Section:
 
     - ``name`` is the task's name. It does not contain the budget and version, which the titles of
       several sections contain.
+    - ``compared`` contains the main metric and its statistics.
     - ``drawn`` are the metrics with curves.
     - ``directions`` states for every metric whether higher values are better.
-    - ``axis`` is the unit of the budget.
     - ``environments`` are the environments of the runs.
-    - ``floor`` is the trivial reference with the best mean.
-    - ``few_seeds`` is the remark that there are too few seeds for a claim.
-    - ``unjudged`` states why the main metric gets no verdict.
     """
 
     title: str
     name: str
-    task: str
-    version: str | None
-    budget: str
-    metric: str
+    compared: Table
     metrics: list[str]
     drawn: list[str]
     directions: Mapping[str, bool]
     entries: list[Entry]
-    reference: str | None
-    pairs: Mapping[tuple[str, str], Interval]
-    axis: str
     environments: list[tuple[dict[str, Any], list[StoredRun]]]
-    floor: str | None = None
-    few_seeds: str = ""
-    unjudged: str = ""
+
+    @property
+    def metric(self) -> str:
+        return self.compared.metric
+
+    @property
+    def task(self) -> str:
+        return self.runs[0].task_name
+
+    @property
+    def version(self) -> str | None:
+        return self.runs[0].task_version
+
+    @property
+    def budget(self) -> str:
+        return self.runs[0].budget
+
+    @property
+    def axis(self) -> str:
+        """The unit of the budget."""
+        return axis_of(self.budget)
 
     @property
     def higher(self) -> bool | None:
         """Whether a higher value of the main metric is better; ``None`` if unknown."""
-        return self.directions.get(self.metric)
+        return self.compared.higher_is_better
 
     @functools.cached_property
     def _values(self) -> dict[str, list[float]]:
@@ -160,7 +188,7 @@ class Section:
 
     @property
     def winner(self) -> str | None:
-        return next((entry.label for entry in self.entries if entry.ahead), None)
+        return self.compared.winner
 
     @property
     def runs(self) -> list[StoredRun]:
@@ -186,20 +214,8 @@ class Section:
     @property
     def forest(self) -> Forest | None:
         """The paired differences as a picture; ``None`` if there is nothing to compare."""
-        return Forest.of(
-            self.pairs,
-            [entry.label for entry in self.entries],
-            self.reference,
-            title=self.title,
-            metric=self.metric.replace("_", " "),
-            share=self.is_share(self.metric),
-            higher=self.higher,
-            winner=self.winner,
-            excluded={
-                entry.label: entry.mark or f"{len(entry.failed)} failed" for entry in self.entries
-            },
-            references=[entry.label for entry in self.entries if entry.role],
-        )
+        percent = self.is_share(self.metric)
+        return evolve(self.compared, task=self.title, percent=percent).forest
 
     @property
     def mixtures(self) -> dict[str, Mixture]:
@@ -227,8 +243,8 @@ class Section:
 
         If there is no verdict, the sentence states the reason.
         """
-        if self.unjudged:
-            return f"No verdict: {self.unjudged}."
+        if self.compared.unjudged:
+            return f"No verdict: {self.compared.unjudged}."
         ranked = [
             entry
             for entry in self.entries
@@ -238,7 +254,7 @@ class Section:
         if len(ranked) < 2 or self.higher is None or ranked[0].role:
             return ""
         first = ranked[0].label
-        rest = {entry.label: self.pairs.get((first, entry.label)) for entry in ranked[1:]}
+        rest = {entry.label: self.compared.pairs.get((first, entry.label)) for entry in ranked[1:]}
         known = {label: pair for label, pair in rest.items() if pair is not None and pair.count > 1}
         closest, pair = min(
             known.items(), key=lambda item: abs(item[1].mean), default=("", Interval.of([]))
@@ -249,21 +265,25 @@ class Section:
             f"{spell(pair, share=share, signed=True)}{' points' * share}"
         )
         if self.winner is not None:
-            others = "every other method and every floor" if self.floor else "every other method"
+            others = (
+                "every other method and every floor"
+                if self.compared.floor
+                else "every other method"
+            )
             return f"{first} is ahead of {others}; {lead}."
         best = (
             f"{first} has the best mean of the methods"
-            if self.floor
+            if self.compared.floor
             else f"{first} has the best mean"
         )
         if (
-            ranked[0].ahead_of_floor is False
+            ranked[0].row.ahead_of_floor is False
             and all(pair.count > 1 for pair in known.values())
             and len(known) == len(rest)
         ):
             return (
-                f"{best}, and is not ahead of {self.floor}, which learns nothing about θ: no "
-                "gain is shown."
+                f"{best}, and is not ahead of {self.compared.floor}, which learns nothing about θ: "
+                "no gain is shown."
             )
         if len(known) < len(rest):
             return f"{best}; with fewer than two seeds in common nothing can be said about chance."
@@ -272,7 +292,7 @@ class Section:
             for label, pair in known.items()
             if not pair.excludes_zero and not (pair.exact and pair.mean)
         ]
-        if not unsure and self.few_seeds:
+        if not unsure and self.compared.few_seeds:
             return (
                 f"{best}, each difference's interval excludes zero, and no winner is marked "
                 f"from so few seeds; {lead}."
@@ -327,7 +347,7 @@ class Study:
         sections = [
             section
             for section in self.sections
-            if section.higher is not None and not section.unjudged
+            if section.higher is not None and not section.compared.unjudged
         ]
         values = [section.values for section in sections]
         labels = [

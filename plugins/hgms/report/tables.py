@@ -155,9 +155,9 @@ def tables(section: Section) -> list[Table]:
 def scores(section: Section, *, every: bool = False) -> Table:
     """Build the table of metrics by method, with the paired difference to the reference."""
     names = section.metrics if every else section.metrics[:_METRICS]
-    base = section.reference if not every and not section.unjudged else None
+    base = section.compared.reference if not every and not section.compared.unjudged else None
     roles = any(entry.role for entry in section.entries)
-    shares = not every and any(entry.recovered is not None for entry in section.entries)
+    shares = not every and any(entry.row.recovered is not None for entry in section.entries)
     columns = [
         "method",
         *(["role"] if roles else []),
@@ -182,9 +182,9 @@ def scores(section: Section, *, every: bool = False) -> Table:
             percent = section.is_share(name)
             row.append(interval(entry.metrics[name], percent=percent, note=note, strong=strong))
             if name == section.metric and base:
-                row.append(interval(entry.difference, percent=percent, signed=True))
+                row.append(interval(entry.row.difference, percent=percent, signed=True))
             if name == section.metric and shares:
-                row.append(share(entry.recovered))
+                row.append(share(entry.row.recovered))
         rows.append([*row, Cell(str(len(entry.runs)), len(entry.runs), _failed(entry))])
     caption = (
         _LEGEND + (f" “{MINUS} {base}”: difference to {base}." if base else "") + f" {_DIFFERENCES}"
@@ -192,7 +192,7 @@ def scores(section: Section, *, every: bool = False) -> Table:
     caption += f" {_ROLES}" if roles else ""
     if any(entry.failed or entry.nonfinite.get(section.metric) for entry in section.entries):
         caption += f" {FAILED[0].upper()}{FAILED[1:]}."
-    caption = _UNJUDGED if section.unjudged else caption
+    caption = _UNJUDGED if section.compared.unjudged else caption
     caption += f" {RECOVERED[0].upper()}{RECOVERED[1:]}." if shares else ""
     title = "Every metric" if every else "Results"
     first = next(
@@ -408,12 +408,14 @@ def seconds_per_step(run: StoredRun) -> float | None:
 def pairs(section: Section) -> Table:
     """Build the table of row − column in the main metric, paired by seed."""
     percent = section.is_share(section.metric)
-    labels = [entry.label for entry in section.entries if entry.runs and not section.unjudged]
+    labels = [
+        entry.label for entry in section.entries if entry.runs and not section.compared.unjudged
+    ]
     rows = []
     for label in labels:
         row = [text(label)]
         for other in labels:
-            value = section.pairs.get((label, other))
+            value = section.compared.pairs.get((label, other))
             row.append(
                 Cell("·")
                 if value is None
@@ -435,13 +437,13 @@ def pairs(section: Section) -> Table:
 
 def solves(section: Section) -> Table:
     """Build the table of outcomes of the linear solves, for the methods with solves."""
-    shown = [entry for entry in section.entries if entry.solves]
-    names = sorted({name for entry in shown for name in entry.outcomes})
+    shown = [entry for entry in section.entries if entry.steps.solves]
+    names = sorted({name for entry in shown for name in entry.steps.outcomes})
     rows = [
         [
             text(entry.label),
-            *(amount(entry.outcomes.get(name, 0)) for name in names),
-            amount(entry.iterations),
+            *(amount(entry.steps.outcomes.get(name, 0)) for name in names),
+            amount(entry.steps.iterations),
         ]
         for entry in shown
     ]
@@ -480,7 +482,8 @@ def overview(study: Study) -> Table:
     """Build the table of the main metric by method and task, sorted by the mean position."""
     places: dict[str, list[int]] = {}
     for section in study.sections:
-        for place, entry in enumerate(() if section.unjudged else ranked(section)):
+        ranked = sorted(section.entries, key=lambda entry: section.compared.rank(entry.row))
+        for place, entry in enumerate(() if section.compared.unjudged else ranked):
             places.setdefault(entry.label, []).append(place)
     rows = []
     mean_place = {
@@ -524,18 +527,6 @@ def ranks(study: Study) -> Table:
     return Table(
         title="Mean ranks", columns=["method", "mean rank"], rows=rows, caption=words, ident="ranks"
     )
-
-
-def ranked(section: Section) -> list[Entry]:
-    """Return methods and references together, best mean first."""
-
-    def rank(entry: Entry) -> tuple[bool, float]:
-        mean = entry.metrics[section.metric].mean
-        return math.isnan(mean), 0.0 if math.isnan(
-            mean
-        ) or section.higher is None else -mean if section.higher else mean
-
-    return sorted(section.entries, key=rank)
 
 
 def ledgers(study: Study) -> list[Table]:
@@ -731,7 +722,7 @@ def about(section: Section) -> str:
         "" if section.higher is None else f" ({'higher' if section.higher else 'lower'} is better)"
     )
     metric = heading(section.metric, section.is_share(section.metric))
-    how = f" {section.few_seeds}." if section.few_seeds else ""
+    how = f" {section.compared.few_seeds}." if section.compared.few_seeds else ""
     how += "".join(f" {note[0].upper()}{note[1:]}." for note in execution_notes(section.runs))
     return (
         f"Task {section.task}{version}; budget {section.budget} per run; "

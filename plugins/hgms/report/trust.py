@@ -15,7 +15,7 @@ from attrs import field, frozen
 
 from hgms.diagnosis import ALIKE, BIASED, SIGMAS, number, power, unmeasured, warnings
 from hgms.report.curves import Curve, binned
-from hgms.report.figures import AXES, Style, numbers, traces
+from hgms.report.figures import AXES, LOG, Style, figure, numbers, traces
 from hgms.report.study import Entry, Section
 from hgms.report.tables import Cell, Table, amount, text
 from hgms.runs import RunFolder
@@ -280,18 +280,11 @@ def _figure(picture: Picture, curves: Mapping[str, Curve], style: Style) -> dict
     scale: dict[str, Any] = {}
     if picture.log:
         known = np.concatenate([curve.y for curve in curves.values()])
-        scale = {
-            "type": "log",
-            "exponentformat": "power",
-            "dtick": 1 if known.max() > 30 * known.min() else "D2",
-        }
-    layout: dict[str, Any] = {
-        "xaxis": {"title": {"text": AXES["step"]}, "rangemode": "tozero"},
-        "yaxis": {"title": {"text": picture.axis}, **scale},
-    }
+        scale = {**LOG, "dtick": 1 if known.max() > 30 * known.min() else "D2"}
+    text = f"{picture.text}: median over seeds, band: middle half"
+    drawn = figure(picture.title, text, lines, AXES["step"], picture.axis, **scale)
     if picture.line is not None:
-        dashed = {"dash": "dash", "width": 1.5, "color": "#8a8f98"}
-        layout["shapes"] = [
+        drawn["spec"]["layout"]["shapes"] = [
             {
                 "type": "line",
                 "xref": "paper",
@@ -299,16 +292,10 @@ def _figure(picture: Picture, curves: Mapping[str, Curve], style: Style) -> dict
                 "x1": 1,
                 "y0": picture.line,
                 "y1": picture.line,
-                "line": dashed,
+                "line": {"dash": "dash", "width": 1.5, "color": "#8a8f98"},
             }
         ]
-    text = f"{picture.text}: median over seeds, band: middle half"
-    return {
-        "title": picture.title,
-        "text": text,
-        "spec": {"data": lines, "layout": layout},
-        "ends": False,
-    }
+    return drawn
 
 
 def _gain(trust: Trust, labels: Sequence[str]) -> dict[str, Any]:
@@ -342,22 +329,19 @@ def _gain(trust: Trust, labels: Sequence[str]) -> dict[str, Any]:
                 "showlegend": True,
             }
         )
-    layout = {
-        "barmode": "group",
-        "hovermode": "closest",
-        "showlegend": True,
-        "yaxis": {"automargin": True, "ticksuffix": "  "},
-        "xaxis": {"title": {"text": "fall of the upper value in a step"}},
-        "legend": {"orientation": "h", "y": -0.25, "yanchor": "top", "x": 0},
-    }
     text = (
         "mean of the diagnosed steps, on rows that neither choose nor are differentiated on: "
         "mean candidate to chosen one, and "
         "on to the same candidate at the next θ, its lower level solved again"
     )
-    return {
-        "title": "Gain by selection and by differentiation",
-        "text": text,
-        "spec": {"data": data, "layout": layout},
-        "ends": False,
+    axis = "fall of the upper value in a step"
+    drawn = figure("Gain by selection and by differentiation", text, data, axis, "")
+    drawn["spec"]["layout"] = {
+        "barmode": "group",
+        "hovermode": "closest",
+        "showlegend": True,
+        "yaxis": {"automargin": True, "ticksuffix": "  "},
+        "xaxis": {"title": {"text": axis}},
+        "legend": {"orientation": "h", "y": -0.25, "yanchor": "top", "x": 0},
     }
+    return drawn

@@ -97,54 +97,6 @@ class Forest:
     excluded: Mapping[str, str]
     references: Sequence[str] = ()
 
-    @classmethod
-    def of(
-        cls,
-        pairs: Mapping[tuple[str, str], Interval],
-        labels: Sequence[str],
-        reference: str | None,
-        *,
-        title: str,
-        metric: str,
-        share: bool,
-        higher: bool | None,
-        winner: str | None,
-        excluded: Mapping[str, str] | None = None,
-        references: Sequence[str] = (),
-    ) -> Forest | None:
-        """Select the differences to the ``reference`` in ``pairs``.
-
-        If ``reference`` has no differences, the first of ``labels`` with differences is the
-        reference. The result is ``None`` if there is nothing to compare.
-        """
-        known = {a for (a, _), pair in pairs.items() if pair.count}
-        base = (
-            reference
-            if reference in known
-            else next((label for label in labels if label in known), None)
-        )
-        if base is None:
-            return None
-        differences = {
-            label: None if label == base else pairs.get((label, base), Interval.of([]))
-            for label in labels
-            if label == base or label in known
-        }
-        excluded = {
-            label: (excluded or {}).get(label, "no value") for label in labels if label not in known
-        }
-        return cls(
-            title=title,
-            metric=metric,
-            share=share,
-            higher=higher,
-            reference=base,
-            differences=differences,
-            winner=winner,
-            excluded=excluded,
-            references=references,
-        )
-
     @property
     def limits(self) -> tuple[float, float]:
         """Return the ends of the axis.

@@ -154,6 +154,31 @@ def _spent(budget: Budget, seconds: float, steps: int, calls: int) -> float:
 
 
 @frozen(kw_only=True)
+class Cost:
+    """The resources of one method's runs; intervals are over the seeds with a known value."""
+
+    outer_steps: Interval
+    outer_steps_range: tuple[int, int] | None
+    oracle_calls: Interval
+    seconds: Interval
+    compile_seconds: Interval
+    peak_memory_bytes: Interval
+
+    @classmethod
+    def of(cls, points: Sequence[Point]) -> Cost:
+        """Compute the means over the runs of a method."""
+        steps = [point.outer_steps for point in points]
+        return cls(
+            outer_steps=Interval.of(steps),
+            outer_steps_range=(min(steps), max(steps)) if steps else None,
+            oracle_calls=Interval.of([point.oracle_calls for point in points]),
+            seconds=_defined(point.seconds for point in points),
+            compile_seconds=_defined(point.compile_seconds for point in points),
+            peak_memory_bytes=_defined(point.peak_memory for point in points),
+        )
+
+
+@frozen(kw_only=True)
 class Row:
     """One method's row of a table.
 
@@ -173,12 +198,7 @@ class Row:
     method: str
     metrics: Mapping[str, Interval]
     difference: Interval | None
-    outer_steps: Interval
-    outer_steps_range: tuple[int, int] | None
-    oracle_calls: Interval
-    seconds: Interval
-    compile_seconds: Interval
-    peak_memory_bytes: Interval
+    cost: Cost
     undefined: int = 0
     failed: int = 0
     winner: bool = False
@@ -188,7 +208,10 @@ class Row:
     recovered: Ratio | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        return {field.name: _plain(getattr(self, field.name)) for field in attrs.fields(Row)}
+        table = attrs.asdict(self, recurse=False)
+        return {name: _plain(value) for name, value in table.items() if name != "cost"} | {
+            name: _plain(value) for name, value in attrs.asdict(self.cost, recurse=False).items()
+        }
 
 
 def _plain(value: Any) -> Any:
@@ -197,7 +220,7 @@ def _plain(value: Any) -> Any:
         half = None if math.isnan(value.half_width) else value.half_width
         return {"mean": value.mean, "half_width": half, "n": value.count} if value.count else None
     if isinstance(value, Ratio):
-        known = {name: getattr(value, name) for name in ("value", "low", "high", "count")}
+        known = attrs.asdict(value)
         return {name: None if math.isnan(number) else number for name, number in known.items()}
     if isinstance(value, Mapping):
         return {name: _plain(item) for name, item in value.items()}
@@ -209,13 +232,14 @@ class Table:
     """All methods on one task, then the references.
 
     ``pairs["a", "b"]`` is the paired difference a − b in the metric, for every two methods.
+    ``higher_is_better`` is ``None`` if the better direction is unknown; then there are no verdicts.
     ``floor`` is the trivial reference with the best mean. ``unjudged`` states why the metric gets
     no verdict. ``percent`` states whether the metric is shown in percent.
     """
 
     task: str
     metric: str
-    higher_is_better: bool
+    higher_is_better: bool | None
     reference: str | None
     rows: Sequence[Row]
     pairs: Mapping[tuple[str, str], Interval] = field(factory=dict, repr=False)
@@ -227,7 +251,8 @@ class Table:
 
     def _rows(self) -> Iterator[tuple[str, str]]:
         yield "task", self.task or "not named"
-        yield "metric", f"{self.metric}, {'higher' if self.higher_is_better else 'lower'} is better"
+        better = {True: ", higher is better", False: ", lower is better", None: ""}
+        yield "metric", f"{self.metric}{better[self.higher_is_better]}"
         yield "methods", ", ".join(row.method for row in self.rows)
         yield "reference", self.reference or "none"
         yield "winner", self.winner or "none"
@@ -278,32 +303,51 @@ class Table:
         Empty if there are enough seeds, or if no methods are compared.
         """
         counts = [row.metrics[self.metric].count for row in self.rows if self.metric in row.metrics]
-        return few_seeds(max(counts)) if len(self.rows) > 1 and any(counts) else ""
+        judged = self.higher_is_better is not None and len(self.rows) > 1
+        return few_seeds(max(counts)) if judged and any(counts) else ""
 
     @property
     def forest(self) -> Forest | None:
-        """The differences as a picture, methods before references, best mean first.
+        """The differences to the reference, methods before references, best mean first.
 
-        ``None`` if there is nothing to compare.
+        If the reference has no differences, the first method with differences is the reference.
+        The result is ``None`` if there is nothing to compare.
         """
-
-        def rank(row: Row) -> tuple[int, bool, float]:
-            mean = row.metrics[self.metric].mean if self.metric in row.metrics else math.nan
-            return ORDER.index(row.role), math.isnan(mean), -mean if self.higher_is_better else mean
-
-        ranked = sorted(self.rows, key=rank)
-        return Forest.of(
-            self.pairs,
-            [row.method for row in ranked],
-            self.reference,
+        ranked = sorted(self.rows, key=lambda row: (ORDER.index(row.role), *self.rank(row)))
+        known = {a for (a, _), pair in self.pairs.items() if pair.count}
+        labels = [row.method for row in ranked if row.method in known]
+        if not labels:
+            return None
+        base = self.reference if self.reference in known else labels[0]
+        return Forest(
             title=self.task,
             metric=self.metric.replace("_", " "),
             share=self.percent,
             higher=self.higher_is_better,
+            reference=base,
+            differences={
+                label: None if label == base else self.pairs.get((label, base), Interval.of([]))
+                for label in labels
+            },
             winner=self.winner,
-            excluded={row.method: "; ".join(row.notes) or "no value" for row in ranked},
+            excluded={
+                row.method: "; ".join(row.notes)
+                or (f"{row.failed} failed" if row.failed else "no value")
+                for row in ranked
+                if row.method not in known
+            },
             references=self.references,
         )
+
+    def rank(self, row: Row) -> tuple[bool, float]:
+        """Return a sort key by the mean of the metric: the best first, undefined means last.
+
+        Without a better direction, the order is unchanged.
+        """
+        mean = row.metrics[self.metric].mean if self.metric in row.metrics else math.nan
+        if math.isnan(mean) or self.higher_is_better is None:
+            return math.isnan(mean), 0.0
+        return False, -mean if self.higher_is_better else mean
 
     @property
     def html(self) -> str:
@@ -340,11 +384,8 @@ class Table:
         [0, 1].
         """
         share = self.percent
-        name = (
-            self.metric.replace("_", " ")
-            + " (%)" * share
-            + (" ↑" if self.higher_is_better else " ↓")
-        )
+        arrow = {True: " ↑", False: " ↓", None: ""}[self.higher_is_better]
+        name = self.metric.replace("_", " ") + " (%)" * share + arrow
         shown = []
         for row in self.rows:
             value = row.metrics.get(self.metric, Interval.of([]))
@@ -353,9 +394,9 @@ class Table:
                 for count, what in ((row.failed, "failed"), (row.undefined, "NaN"))
                 if count
             ]
-            steps = _text(row.outer_steps)
-            if row.outer_steps_range and row.outer_steps_range[0] != row.outer_steps_range[1]:
-                steps += " ({}–{})".format(*row.outer_steps_range)
+            steps = _text(row.cost.outer_steps)
+            low, high = row.cost.outer_steps_range or (0, 0)
+            steps += f" ({low}–{high})" if low != high else ""
             partial = f" (n = {value.count})" if value.count and counted else ""
             columns = {"method": row.method + (" ★" if row.winner else ""), "role": row.role}
             columns[name] = _texts(value, share) + partial
@@ -367,10 +408,10 @@ class Table:
             columns |= {
                 "recovered share": "" if row.recovered is None else str(row.recovered),
                 "outer steps": steps,
-                "oracle calls": _text(row.oracle_calls),
-                "seconds": _text(row.seconds),
-                "compile seconds": _text(row.compile_seconds),
-                "peak MiB": _text(row.peak_memory_bytes.scaled(2**-20)),
+                "oracle calls": _text(row.cost.oracle_calls),
+                "seconds": _text(row.cost.seconds),
+                "compile seconds": _text(row.cost.compile_seconds),
+                "peak MiB": _text(row.cost.peak_memory_bytes.scaled(2**-20)),
                 "note": "; ".join([*counted, *row.notes]),
             }
             shown.append(columns)
@@ -503,8 +544,10 @@ def table(
     pairs = compared(judged, roles=roles, higher=higher_is_better)
     rivals = [label for label, by_seed in values.items() if by_seed and roles[label] != "ceiling"]
     methods = [label for label in rivals if not roles[label]]
-    winner = _winner(pairs, methods, rivals, whole, higher)
-    floor = _best(values, [label for label in rivals if roles[label]], higher)
+    judged_at_all = higher_is_better is not None
+    winner = _winner(pairs, methods, rivals, whole, higher) if judged_at_all else None
+    floors = [label for label in rivals if roles[label] and judged_at_all]
+    floor = _best(values, floors, higher)
     named = [
         [label for label, group in points.items() if group and group[0].method == name]
         for name in SCALE
@@ -525,7 +568,6 @@ def table(
         if (spent := _overspent(group)) > OVERSPENT:
             remarks.append(f"spent {spent:.2g} times the budget")
         scaled = None not in ends and not any(label in labels for labels in named) and values[label]
-        steps = [point.outer_steps for point in group]
         rows.append(
             Row(
                 method=label,
@@ -536,12 +578,7 @@ def table(
                 difference=pairs.get((label, reference), Interval.of([]))
                 if reference and label != reference
                 else None,
-                outer_steps=Interval.of(steps),
-                outer_steps_range=(min(steps), max(steps)) if steps else None,
-                oracle_calls=Interval.of([point.oracle_calls for point in group]),
-                seconds=_defined(point.seconds for point in group),
-                compile_seconds=_defined(point.compile_seconds for point in group),
-                peak_memory_bytes=_defined(point.peak_memory for point in group),
+                cost=Cost.of(group),
                 undefined=undefined[label],
                 failed=len(failed.get(label, ())),
                 winner=label == winner,
@@ -558,7 +595,7 @@ def table(
     return Table(
         task=task,
         metric=metric,
-        higher_is_better=higher,
+        higher_is_better=higher_is_better,
         reference=reference,
         rows=rows,
         pairs=pairs,

@@ -9,7 +9,7 @@ import math
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from attrs import Factory, frozen
@@ -107,12 +107,12 @@ class RunResult:
         """
         return frame(self.records)
 
-    def plot(self, *, backend: Literal["matplotlib", "plotly"] = "matplotlib") -> Any:
+    def plot(self) -> Any:
         """Plot the upper loss and the metrics against seconds.
 
-        Errors: MissingExtra without the library.
+        Errors: MissingExtra without matplotlib.
         """
-        return reporter().plot_run(self, backend)
+        return reporter().plot_run(self)
 
     def report(self, path: str | Path) -> Path:
         """Write the report of `hgms report` for this run.

@@ -51,13 +51,13 @@ def test_means_and_differences_are_those_of_the_seeds(study: Study) -> None:
     floor = [0.40 + 0.0004 * offset for offset in (1, -1, 0)]
     assert (first.label, first.metrics["value"]) == ("hg-ms", Interval.of(values))
     expected = Interval.of([value - other for value, other in zip(values, floor, strict=True)])
-    assert first.difference == section.pairs["hg-ms", "uniform"]
-    assert first.difference.mean == pytest.approx(expected.mean)
+    assert first.row.difference == section.compared.pairs["hg-ms", "uniform"]
+    assert first.row.difference.mean == pytest.approx(expected.mean)
     # of six pairs
-    assert expected.half_width < first.difference.half_width < 3 * expected.half_width
-    assert section.pairs["uniform", "hg-ms"].mean == pytest.approx(-expected.mean)
+    assert expected.half_width < first.row.difference.half_width < 3 * expected.half_width
+    assert section.compared.pairs["uniform", "hg-ms"].mean == pytest.approx(-expected.mean)
     # hg-ms is better without the failed seed of baseline, which could only add to its lead
-    assert section.pairs["hg-ms", "baseline"].count == 2
+    assert section.compared.pairs["hg-ms", "baseline"].count == 2
 
 
 def test_a_seed_of_one_configuration_under_two_labels_counts_once(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_references_stand_apart_and_a_ceiling_has_no_rank(tmp_path: Path) -> Non
     section = study.sections[0]
     roles = {entry.label: entry.role for entry in section.entries}
     assert roles == dict(zip(means, ["", "", "", "floor", "floor", "ceiling"], strict=True))
-    assert (section.floor, section.few_seeds) == ("validation-only", few_seeds(4))
+    assert (section.compared.floor, section.compared.few_seeds) == ("validation-only", few_seeds(4))
     [results] = [table for table in tables.tables(section) if table.ident == "results"]
     assert (results.columns[1], results.groups) == ("role", [3])
     assert results.rows[0][results.columns.index("recovered share")].text.startswith("0.8")

@@ -39,7 +39,7 @@ def test_differences_are_paired_by_common_seeds_and_agree_with_scipy() -> None:
     assert (mean - half, mean + half) == pytest.approx(tuple(ends), rel=1e-9)
     # seed by seed the two differ by far less than their own spread over seeds
     assert half < 0.5 * best.metrics["acc"].half_width
-    assert (base.difference, best.outer_steps_range) == (None, (4, 7))
+    assert (base.difference, best.cost.outer_steps_range) == (None, (4, 7))
     [_, row] = table({"a": points(A), "b": points(B)[1:]}, "acc", reference="a").rows
     mean = (0.87 - 0.88 + 0.90 - 0.93 + 0.88 - 0.90) / 3
     assert row.difference is not None
