@@ -482,7 +482,7 @@ def plugins() -> str:
         )
     for name, executor in executors(Host.load()).items():
         brought.setdefault(package_of(executor), []).append(f"executor `{name}`")
-    for module, what in _commands_and_models():
+    for module, what in _commands():
         brought.setdefault(module, []).append(what)
     shown = []
     pages = []
@@ -515,17 +515,13 @@ def pages_of_packages() -> dict[str, str]:
     return pages
 
 
-def _commands_and_models() -> Iterator[tuple[str, str]]:
-    """What comes by an entry point: the package, and what it is."""
+def _commands() -> Iterator[tuple[str, str]]:
+    """Commands of entry points: the package, and the command."""
     for command, entries in sorted(Host().programs.items()):
         yield entries[-1].module, f"`hgms {command}`"
-    for group, what in (("hgms.mix", "`hgms mix {}`"), ("hgms.models", "model `{}`")):
-        for entry in sorted(importlib.metadata.entry_points(group=group)):
-            if entry.dist is not None and entry.dist.name == FIRST_PARTY:
-                package = (
-                    entry.module if group == "hgms.models" else entry.module.rpartition(".")[0]
-                )
-                yield package, what.format(entry.name)
+    for entry in sorted(importlib.metadata.entry_points(group="hgms.mix")):
+        if entry.dist is not None and entry.dist.name == FIRST_PARTY:
+            yield entry.module.rpartition(".")[0], f"`hgms mix {entry.name}`"
 
 
 def kit() -> str:

@@ -1,8 +1,7 @@
 """How far apart the two points of a finite difference should lie where the base is bfloat16: on
 real weights.
 
-    python benchmarks/llm/displacement.py                  # needs HGMS_DATA and the model
-    smollm2-135m
+    python benchmarks/llm/displacement.py       # needs HGMS_DATA and SMOLLM2 (smollm2.py)
 
 The mixed derivative ∇²_θx g·v of `through-step` with `derivative = "difference"` is a central
 difference of ∇_θ g over the length τ to each side of x. Here v = ∇_x f of the float32 model, and
@@ -41,7 +40,7 @@ def task(data: Path, dtype: str, length: int) -> SourceMixture:
             "dots": Source(path=str(german), skip=800, rows=400, completion="."),
         },
         validation={"german": Source(path=str(german), skip=1200, rows=200)},
-        model=BaseModel(path="smollm2-135m", dtype=dtype),
+        model=BaseModel(path="$SMOLLM2", dtype=dtype),
         adapter=Lora(rank=8, targets=("q_proj", "v_proj")),
         max_length=length,
         too_long="truncate",

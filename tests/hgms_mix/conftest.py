@@ -17,7 +17,7 @@ import pytest
 
 COLLECT = gc.collect
 READ_ONCE = functools.cache(importlib.metadata.entry_points)
-READERS = ("importlib.metadata.entry_points", "hgms_mix.lm.model_names.entry_points")
+READERS = ("importlib.metadata.entry_points",)
 PARSE = pluggy.PluginManager.parse_hookimpl_opts
 
 

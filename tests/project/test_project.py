@@ -58,7 +58,6 @@ def test_every_package_and_every_file_with_hooks_is_an_entry_point() -> None:
     entries = PROJECT["project"]["entry-points"]
     plugins, programs = ({*entries[name].values()} for name in ("hgms", "hgms.programs"))
     others = {value.rpartition(".")[0] for value in entries.get("hgms.mix", {}).values()}
-    others |= {value.partition(":")[0] for value in entries["hgms.models"].values()}
     described = set(PACKAGES) - programs - others - NO_HOOKS
     assert {"hgms.solvers", "hgms.generators.branches", "hgms.tasks.cleaning"} <= described
     assert {name if name in PACKAGES else name.rpartition(".")[0] for name in plugins} == described
@@ -113,7 +112,7 @@ def test_every_dependency_is_pinned() -> None:
     extras = project["optional-dependencies"]
     wanted = {extra: names(extras[extra]) for extra in extras}
     there = names([*pinned("constraints.txt")])
-    for extra in ("demo", "sklearn", "plot", "test", "docs", "lint", "smollm2"):
+    for extra in ("demo", "sklearn", "plot", "test", "docs", "lint"):
         assert names(project["dependencies"]) | wanted[extra] <= there
     assert wanted["peers"] <= there | names([*pinned("constraints-peers.txt")])
     assert pinned("constraints.txt")["torch"] == "2.13.0"

@@ -169,7 +169,6 @@ class Site:
         extras: Sequence[str] = (),
         programs: Mapping[str, str] | None = None,
         mix: Mapping[str, str] | None = None,
-        models: Mapping[str, str] | None = None,
     ) -> None:
         folder = self.root / f"{name.replace('-', '_')}-{version}.dist-info"
         folder.mkdir(exist_ok=True)
@@ -186,7 +185,6 @@ class Site:
                     "hgms.programs": PROGRAMS if name == "hgms" else programs or {},
                     "hgms.tables": TABLES if name == "hgms" else {},
                     "hgms.mix": MIX if name == "hgms" else mix or {},
-                    "hgms.models": models or {},
                 }.items()
             )
         )

@@ -13,6 +13,7 @@ from typing import Any, final
 
 from attrs import frozen
 
+from hgms.config import expand
 from hgms.store import replace_file
 from hgms_core import ConfigError
 from hgms_core.errors import MissingExtra, Place
@@ -87,11 +88,9 @@ def model_name(sample: Sampled) -> str:
 
     This is its path, or its name on the Hub.
     """
-    from hgms_mix.lm import model_folder
-
     if sample.model.path is None:
         return UNNAMED
-    folder = model_folder(sample.model.path, ("task", "model", "path"))
+    folder = expand(sample.model.path, ("task", "model", "path"))
     return str(folder.resolve()) if folder.is_dir() else str(sample.model.path)
 
 

@@ -16,7 +16,6 @@ from hgms_mix.lm.language import LanguageModel
 from hgms_mix.lm.lora import Lora, interpolated
 from hgms_mix.lm.losses import Batches, token_loss
 from hgms_mix.lm.memory import StepMemory, predicted_memory, step_memory
-from hgms_mix.lm.model_names import model_folder, named_models
 from hgms_mix.lm.models import BaseModel
 from hgms_mix.lm.near_duplicates import Near, near_copies
 from hgms_mix.lm.overlaps import overlap_warning, overlaps
@@ -81,8 +80,6 @@ __all__ = [
     "in_phases",
     "interpolated",
     "is_in_parts",
-    "model_folder",
-    "named_models",
     "near_copies",
     "optional_count",
     "overlap_warning",

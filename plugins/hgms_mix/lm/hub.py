@@ -8,9 +8,9 @@ import os
 from pathlib import Path
 from typing import Any
 
+from hgms.config import expand
 from hgms_core import ConfigError
 from hgms_core.errors import MissingExtra, Place
-from hgms_mix.lm.model_names import model_folder, named_models
 
 
 def located(
@@ -23,8 +23,7 @@ def located(
 ) -> str:
     """Return the folder that ``spec`` names, or ``spec`` itself for a name on the Hub.
 
-    The folder may come from an installed package. A name on the Hub must be in the local cache or
-    reachable.
+    A name on the Hub must be in the local cache or reachable.
 
     ``what`` (model, tokenizer) and ``place`` (its option in the configuration) are for errors.
     Without this check, transformers would retry for most of a minute, and report a misspelt folder
@@ -33,7 +32,7 @@ def located(
     Errors: ConfigError for a missing folder (with the nearest spelling), a folder with Python code
     without permission, and a name that is unknown to the Hub or cannot be checked.
     """
-    folder = model_folder(spec, place)
+    folder = expand(spec, place)
     if folder.is_dir():
         from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES as known
 
@@ -57,10 +56,8 @@ def located(
         )
     except OSError:
         others = []
-    installed = named_models()
-    alike = difflib.get_close_matches(spec.casefold(), installed, n=1, cutoff=0.6)
     here = difflib.get_close_matches(folder.name, others, n=1, cutoff=0.6)
-    near = alike or [str(Path(spec).with_name(name)) for name in here]
+    near = [str(Path(spec).with_name(name)) for name in here]
     if spec[0] in "./~$" or spec.count("/") > 1 or spec.endswith("/"):
         there = ", ".join(others[:20]) or "(no folder)"
         raise ConfigError(
@@ -70,7 +67,7 @@ def located(
             hint=f"available in {Path(spec).parent}: {there}\nor use a name on the Hub, OWNER/NAME",
             did_you_mean=near,
         )
-    _ask(spec, what, place, revision, near, installed)
+    _ask(spec, what, place, revision, near)
     return spec
 
 
@@ -107,9 +104,7 @@ def consented(in_file: bool, spec: str | None) -> bool:
     return in_file
 
 
-def _ask(
-    spec: str, what: str, place: Place, revision: str | None, near: list[str], installed: list[str]
-) -> None:
+def _ask(spec: str, what: str, place: Place, revision: str | None, near: list[str]) -> None:
     """Raise ConfigError for a name that is not on the Hub.
 
     The Hub gets one request, since downloads retry for a long time.
@@ -117,7 +112,6 @@ def _ask(
     import huggingface_hub
     from huggingface_hub import errors
 
-    others = f"\nor use an installed model: {', '.join(installed)}" if installed else ""
     try:
         for name in ("config.json", "tokenizer_config.json"):
             if isinstance(
@@ -131,7 +125,7 @@ def _ask(
             "unknown-model",
             f"the {what} {spec!r} is neither a folder nor a valid name on the Hub",
             place=place,
-            hint=f"use a folder that exists, or OWNER/NAME on the Hub{others}",
+            hint="use a folder that exists, or OWNER/NAME on the Hub",
             did_you_mean=near,
         ) from None
     except errors.RevisionNotFoundError:
@@ -146,7 +140,7 @@ def _ask(
             "unknown-model",
             f"the {what} {spec!r} is neither a folder nor visible on the Hub",
             place=place,
-            hint=f"check the spelling; a private or gated one requires `hf auth login`{others}",
+            hint="check the spelling; a private or gated one requires `hf auth login`",
             did_you_mean=near,
         ) from None
     except Exception as error:  # errors of httpx and the Hub: the Hub cannot be queried
@@ -155,7 +149,7 @@ def _ask(
             f"the {what} {spec!r} is neither a folder nor in the Hub's cache, and the Hub cannot "
             f"be reached: {type(error).__name__}",
             place=place,
-            hint=f"use a folder that exists, or download it with a network: `hf download`{others}",
+            hint="use a folder that exists, or download it with a network: `hf download`",
             did_you_mean=near,
         ) from None
 

@@ -20,7 +20,6 @@ from hgms_core.errors import MissingExtra, OutOfMemory, Place, unknown_name
 from hgms_core.torch_errors import out_of_memory
 from hgms_mix.lm.files import as_written
 from hgms_mix.lm.hub import consented, located, own_code, transformers_quietly
-from hgms_mix.lm.model_names import named_identity
 from hgms_mix.lm.sharding import ensure_ranks, sharded
 from hgms_mix.lm.store import warn
 
@@ -42,10 +41,8 @@ class BaseModel:
     Its weights are loaded once, frozen, and shared by all candidates.
 
     Arguments:
-        path: a folder, the name of a model of an installed package (``smollm2-135m``; a folder of
-            that name takes precedence), or a name on the Hub with its ``revision``. ``$VARIABLES``
-            and ``~`` are expanded. A string in place of the table is its path:
-            ``model = "smollm2-135m"``.
+        path: a folder, or a name on the Hub with its ``revision``. ``$VARIABLES`` and ``~`` are
+            expanded. A string in place of the table is its path: ``model = "Qwen/Qwen2-7B"``.
         config: instead of ``path``, an architecture to build with random weights (from ``seed``):
             ``model_type`` and any fields of its transformers configuration, such as ``{ model_type
             = "gpt2", n_layer = 4, n_embd = 128, n_head = 4 }``. The vocabulary is the tokenizer's.
@@ -144,8 +141,7 @@ class BaseModel:
     def digest(self) -> str | None:
         """Return an identifier of the contents of the model's folder and the tokenizer's.
 
-        Return None if the configuration identifies them (an architecture, a name on the Hub). The
-        model of an installed package is not created for this.
+        Return None if the configuration identifies them (an architecture, a name on the Hub).
 
         Files are read completely: a hundred gigabytes of weights take some minutes, once.
         """
@@ -337,14 +333,8 @@ def _not_finite(value: Any, place: Place) -> Place:
     return next((bad for key, item in inner if (bad := _not_finite(item, (*place, key)))), ())
 
 
-def _contents(spec: str, place: Place) -> str | dict[str, str]:
-    """Return an identifier of the model or tokenizer ``spec``.
-
-    This is the identity from its package, or the digest of each file of its folder. It is empty for
-    a name on the Hub.
-    """
-    if identity := named_identity(spec, place):
-        return identity
+def _contents(spec: str, place: Place) -> dict[str, str]:
+    """Return the digest of each file in the folder ``spec``; empty for a name on the Hub."""
     folder = expand(spec, place)
     try:
         files = sorted(folder.iterdir()) if folder.is_dir() else []

@@ -15,7 +15,6 @@ from hgms_core.errors import DataError, Place
 from hgms_core.torch_errors import first_line
 from hgms_mix.lm.files import as_written
 from hgms_mix.lm.hub import located, own_code, transformers_quietly
-from hgms_mix.lm.model_names import model_folder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -138,10 +137,9 @@ def load_tokenizer(
     """Load the tokenizer that ``spec`` names, always with a padding token.
 
     ``spec`` is ``"bytes"`` (:func:`byte_tokenizer`), a folder with ``encoder.json`` and
-    ``vocab.bpe`` (:func:`gpt2_tokenizer`), any other folder, the name of an installed model, or a
-    name on the Hub (transformers' AutoTokenizer). A tokenizer without a padding token uses its end
-    token for padding: the table's own mask excludes padding from every loss, so the two are never
-    confused.
+    ``vocab.bpe`` (:func:`gpt2_tokenizer`), any other folder, or a name on the Hub (transformers'
+    AutoTokenizer). A tokenizer without a padding token uses its end token for padding: the table's
+    own mask excludes padding from every loss, so the two are never confused.
 
     Errors: ConfigError for a path that does not exist, Python code that is not permitted, or
     neither padding nor end token; MissingExtra without transformers.
@@ -149,7 +147,7 @@ def load_tokenizer(
     if spec == BYTES:
         return byte_tokenizer()
     transformers = transformers_quietly()
-    folder = model_folder(spec, place)
+    folder = expand(spec, place)
     if (folder / "encoder.json").is_file() and (folder / "vocab.bpe").is_file():
         return gpt2_tokenizer(spec, place)
     where = located(

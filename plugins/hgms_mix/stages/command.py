@@ -115,7 +115,7 @@ def mix() -> None:
     hgms mix --dry-run mix.toml        estimate the cost: seconds, memory, disk
     hgms mix --null mix.toml           can the weights be distinguished from chance?
     hgms mix --demo                    on embedded texts, with a small model, in three minutes
-    hgms mix --demo --model NAME       the same with a pretrained model, such as smollm2-135m
+    hgms mix --demo --model NAME       the same with a pretrained model: a folder, or a Hub name
 
     A stage first runs the earlier stages that are not finished. Finished stages are skipped;
     interrupted stages resume. For the options, see `hgms mix all --help`.
@@ -295,11 +295,7 @@ def near(
     type=click.IntRange(min=1),
     help="Mixes of each method.  [default: 3; with --model 1]",
 )
-@click.option(
-    "--model",
-    metavar="NAME",
-    help="A pretrained model: smollm2-135m, a folder, or a name on the Hub.",
-)
+@click.option("--model", metavar="NAME", help="A pretrained model: a folder, or a name on the Hub.")
 @json_option
 def demo(out: Path | None, seeds: int | None, model: str | None, as_json: bool) -> None:
     """HG-MS against uniform weights on three small embedded sources. The same as `hgms mix

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -66,3 +67,14 @@ def test_bfloat16_on_a_cpu_without_it_is_warned_of(
     warn.cache_clear()
     spec("gpt2", "bfloat16").load(CPU, F64, VOCABULARY)
     assert ("bfloat16" in caplog.text) is warned
+
+
+def test_the_contents_of_a_folder_are_in_the_digest(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    weights = tmp_path / "model.safetensors"
+    model = BaseModel(path=str(tmp_path), tokenizer="bytes")
+    digests = []
+    for contents in (b"0", b"0", b"1"):
+        weights.write_bytes(contents)
+        digests.append(model.digest())
+    assert None is not digests[0] == digests[1] != digests[2]

