@@ -1,7 +1,7 @@
-"""What HGMS keeps on disk: digests, atomic writes, lines with checksums, and leases on folders.
+"""The store of HGMS: folders with a manifest, and the digests, writes and leases that they use.
 
 Everything that is written and read back uses this package: a write leaves the old bytes or the new
-ones, reading follows no link and detects changed bytes, and one process at a time works on a
+bytes, reading follows no link and detects changed bytes, and one process at a time works on a
 folder.
 """
 
@@ -34,6 +34,11 @@ from hgms.store.files import sealed as sealed
 from hgms.store.files import stamped as stamped
 from hgms.store.files import unsealed as unsealed
 from hgms.store.files import writing as writing
+from hgms.store.folder import MANIFEST as MANIFEST
+from hgms.store.folder import FileRecord as FileRecord
+from hgms.store.folder import Folder as Folder
+from hgms.store.folder import Manifest as Manifest
+from hgms.store.folder import read_manifest as read_manifest
 from hgms.store.lease import LEASE as LEASE
 from hgms.store.lease import FolderInUse as FolderInUse
 from hgms.store.lease import HeldFolders as HeldFolders

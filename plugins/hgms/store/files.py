@@ -13,7 +13,7 @@ import math
 import os
 import stat
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -25,6 +25,8 @@ SMALL = 2 * 2**20
 """Limit in bytes of a file that is parsed at once."""
 ROWS = 2 * 2**30
 """Limit in bytes of a file with the rows of a run."""
+
+Buffer = bytes | memoryview
 
 CRC = "crc32"
 """The last entry of a line with a checksum."""
@@ -123,12 +125,13 @@ def appending(path: Path) -> IO[bytes]:
     return os.fdopen(os.open(path, _APPEND, 0o666), "ab")
 
 
-def replace_file(path: Path, data: bytes) -> None:
-    """Replace a file atomically.
+def replace_file(path: Path, data: Buffer | Iterable[Buffer]) -> None:
+    """Replace a file atomically by ``data``, or by its pieces in order.
 
     The data is written to a temporary file, flushed to the disk, and renamed. A symbolic link is
     replaced, not followed.
     """
+    pieces = [data] if isinstance(data, bytes | memoryview) else data
     aside = path.with_name(path.name + ".part")
     with writing(path):
         try:
@@ -136,7 +139,7 @@ def replace_file(path: Path, data: bytes) -> None:
             with os.fdopen(
                 os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK, 0o666), "wb"
             ) as stream:
-                stream.write(data)
+                stream.writelines(pieces)
                 stream.flush()
                 os.fsync(stream.fileno())
             aside.replace(path)
@@ -167,7 +170,7 @@ def flush(path: Path) -> None:
 
 @contextlib.contextmanager
 def regular(path: Path, most: int = ROWS) -> Iterator[IO[bytes]]:
-    """Open a regular file of a run's folder for reading; links are rejected."""
+    """Open a regular file for reading; errors contain a remedy."""
     try:
         with opened(path, most) as stream:
             yield stream
@@ -264,12 +267,9 @@ def is_stamped(line: bytes) -> bool:
 
 
 def damaged(path: Path, why: str, *line: int) -> CheckpointError:
-    """Return the error for a file of a run that cannot be used."""
+    """Return the error for a file whose contents cannot be used."""
     return CheckpointError(
-        "damaged-file",
-        f"the run file is damaged: {why}",
-        place=(str(path), *line),
-        hint=_restore(path),
+        "damaged-file", f"the file is damaged: {why}", place=(str(path), *line), hint=_restore(path)
     )
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from attrs import define, field
-from filelock import SoftFileLease, Timeout
+from filelock import OwnerRecord, SoftFileLease, Timeout
 
 from hgms.store import files
 from hgms_core.errors import CheckpointError
@@ -48,8 +48,10 @@ def is_marker(name: str) -> bool:
 
     >>> is_marker(".lease"), is_marker(".mix.lease"), is_marker("steps.jsonl")
     (True, True, False)
+    >>> is_marker(".lease.break.17.0af3")
+    True
     """
-    return name.startswith(".") and name.endswith((LEASE, ".lock"))  # version 0.7 wrote .lock files
+    return name.startswith(".") and (name.endswith(LEASE) or f"{LEASE}.break." in name)
 
 
 class FolderInUse(CheckpointError):
@@ -119,6 +121,17 @@ class Lease:
             pause = LOOK
         about = self.path.stat()
         self._marker = about.st_dev, about.st_ino
+        self._remove_remains()
+
+    def _remove_remains(self) -> None:
+        """Remove the markers that processes of this machine left aside when they were killed.
+
+        A process that checks a marker moves it aside for a moment. A marker whose process is alive
+        is therefore kept.
+        """
+        for aside in self.path.parent.glob(f"{self.path.name}.break.*"):
+            if is_gone(SoftFileLease(aside).owner):
+                aside.unlink(missing_ok=True)
 
     def _taken(self, patience: float) -> bool:
         try:
@@ -142,17 +155,7 @@ class Lease:
     def _is_here(self) -> bool:
         """Return whether the holder is a running process of this machine."""
         owner = self._lease.owner
-        if owner is None or owner.hostname != _host():
-            return False
-        if sys.platform == "win32":  # signal 0 does not exist on Windows
-            return True
-        try:
-            os.kill(owner.pid, 0)
-        except ProcessLookupError:
-            return False
-        except PermissionError:
-            pass
-        return True
+        return owner is not None and owner.hostname == _host() and not is_gone(owner)
 
     def ensure(self) -> None:
         """Raise FolderInUse if another process has taken over the folder."""
@@ -208,6 +211,19 @@ def holder(folder: Path, *names: str) -> str:
         return ""
     machine = owner.hostname.partition("?")[0]  # the rest is the kernel's id of a container
     return f"process {owner.pid}" + ("" if owner.hostname == _host() else f" on {machine}")
+
+
+def is_gone(owner: OwnerRecord | None) -> bool:
+    """Return whether a process is known to have ended, because it was on this machine."""
+    if owner is None or owner.hostname != _host() or sys.platform == "win32":
+        return False  # signal 0 does not exist on Windows
+    try:
+        os.kill(owner.pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        pass
+    return False
 
 
 @define(eq=False)
