@@ -69,11 +69,6 @@ def is_lost_connection(error: BaseException) -> bool:
     return isinstance(error, dist.DistError) or "gloo/transport" in str(error)
 
 
-def is_unused_parameter(error: BaseException) -> bool:
-    """Return whether DistributedDataParallel found a parameter without a gradient."""
-    return "Expected to have finished reduction" in str(error)
-
-
 def is_dtype_mismatch(error: BaseException) -> bool:
     """Return whether an operation met a dtype that it does not accept."""
     text = str(error)

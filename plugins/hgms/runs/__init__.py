@@ -21,7 +21,7 @@ from hgms.runs.observers import ignore
 from hgms.runs.own_problem import LOSS, OwnProblem, higher_is_better
 from hgms.runs.progress import Progress, View
 from hgms.runs.provenance import data_of, environment, unannounced
-from hgms.runs.rank import follow_run
+from hgms.runs.rank import follow_launched
 from hgms.runs.result import RunResult
 from hgms.runs.signals import Interrupted, Interrupts, leave, leaving, stoppable
 from hgms.runs.traits import (
@@ -65,7 +65,7 @@ __all__ = [
     "data_of",
     "device_called",
     "environment",
-    "follow_run",
+    "follow_launched",
     "frame",
     "higher_is_better",
     "ignore",

@@ -95,20 +95,16 @@ def follow_launched(config: RunConfig, device: torch.device) -> None:
 
     Otherwise, return at once.
     """
-    if config.run.ranks == 1 or launched() is None or ensure_launched(config.run.ranks) == 0:
+    if config.run.ranks == 1 or launched() is None:
         return
-    follow_run(config, device)
-    raise Exit(0)
-
-
-def follow_run(config: RunConfig, device: torch.device) -> None:
-    """Follow a run as a rank other than 0 that torchrun has started."""
-    rank = ensure_launched(config.run.ranks)
+    if (rank := ensure_launched(config.run.ranks)) == 0:
+        return
     device = device_of(device, rank)
     ranks = Ranks(rank, config.run.ranks)
     join(rank, ranks.count, device, LAUNCHED)
     with contextlib.closing(ranks):
         follow_config(config, device, ranks)
+    raise Exit(0)
 
 
 def follow_config(config: RunConfig, device: torch.device, ranks: Ranks) -> None:

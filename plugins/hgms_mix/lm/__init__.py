@@ -40,7 +40,6 @@ from hgms_mix.lm.ranking import (
     sources_of,
 )
 from hgms_mix.lm.rows import examples_at
-from hgms_mix.lm.sharding import called_through, is_in_parts
 from hgms_mix.lm.sources import Example, Source, content, read_examples
 from hgms_mix.lm.store import warn
 from hgms_mix.lm.table import TokenTable, check_fits
@@ -67,7 +66,6 @@ __all__ = [
     "adamw_on_mixture",
     "adamw_part",
     "adamw_start",
-    "called_through",
     "check_fits",
     "check_role",
     "check_size",
@@ -79,7 +77,6 @@ __all__ = [
     "highest",
     "in_phases",
     "interpolated",
-    "is_in_parts",
     "near_copies",
     "optional_count",
     "overlap_warning",

@@ -12,7 +12,6 @@ The required parts of torch are imported on first use: they take half as long as
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -100,28 +99,6 @@ def sharded(
     root: Any = fully_shard(Sharded(model), mesh=mesh)
     root.eval().requires_grad_(False)
     return root
-
-
-def called_through(root: nn.Module) -> nn.Module:
-    """Return the model in ``root``, so that users can call it directly.
-
-    Its ``forward`` calls ``root``, which gathers the parts. Modules added to its layers afterwards
-    (peft's adapters) are whole on every rank.
-    """
-    model: Any = root.model
-    forward = model.forward
-
-    @functools.wraps(forward)
-    def gathered(*args: Any, **named: Any) -> Any:
-        return root(forward, *args, **named)
-
-    model.forward = gathered
-    return model
-
-
-def is_in_parts(model: nn.Module) -> bool:
-    """Return whether some parameters of the model are split across ranks."""
-    return any(in_parts(leaf) for leaf in model.parameters())
 
 
 def _given_back(layer: Any, _args: Any, _output: Any) -> None:

@@ -18,33 +18,29 @@ from hgms_core.errors import CheckpointError
 from hgms_mix.stages.losses import RowLosses, row_losses
 
 if TYPE_CHECKING:
-    from hgms.distributed import Ranks
     from hgms_mix.stages.work import Work
 
 
-def untuned_losses(mix: Work, ranks: Ranks | None = None) -> dict[str, RowLosses]:
+def untuned_losses(mix: Work) -> dict[str, RowLosses]:
     """Return the losses of every row of the test sets, by name of the set.
 
     The function reads them from files in the experiment's folder if an earlier mix computed them.
-    Otherwise it loads the model and releases it at the end. All ``ranks`` must call it together.
+    Otherwise it loads the model and releases it at the end.
 
     Cost: one forward pass over the test sets, once per experiment.
     """
     losses = dict[str, RowLosses]()
     base = None
-    first = ranks is None or ranks.rank == 0
     for name, table in mix.tuned_tables("test").items():
         path = _place(mix, table)
-        stored = _stored(path) if first and path is not None else None
-        lacking = first and stored is None
-        if lacking if ranks is None else ranks.any(lacking):
-            base = mix.base(ranks) if base is None else base
-            stored = row_losses(base, table, ranks=ranks)
-            if first and path is not None:
+        stored = None if path is None else _stored(path)
+        if stored is None:
+            base = mix.base() if base is None else base
+            stored = row_losses(base, table)
+            if path is not None:
                 path.parent.mkdir(exist_ok=True)
                 replace_file(path, json.dumps(stored.as_dict()).encode())
-        if stored is not None:
-            losses[name] = stored
+        losses[name] = stored
     del base
     gc.collect()
     return losses

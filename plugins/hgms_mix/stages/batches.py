@@ -1,16 +1,16 @@
-"""Batches of fine-tuning: rows in order and by rank, padded, and the loss of a batch."""
+"""Batches of fine-tuning: rows in order, padded, and the loss of a batch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from attrs import define
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import Dataset, Sampler
+from torch.utils.data import Sampler
 
 IGNORED = -100
 """The label of a token that is not learned (as in transformers)."""
@@ -58,22 +58,8 @@ def collate(rows: Sequence[tuple[Tensor, Tensor]], pad: int) -> dict[str, Tensor
     return {"input_ids": ids, "labels": labels, "attention_mask": present.long()}
 
 
-Item = TypeVar("Item", covariant=True)
-
-
 @define(eq=False)
-class _Ordered(Sampler[Item]):
-    """A sampler that regroups the rows of another sampler, ``order``."""
-
-    order: Any
-
-    def set_epoch(self, epoch: int) -> None:
-        if hasattr(self.order, "set_epoch"):
-            self.order.set_epoch(epoch)
-
-
-@define(eq=False)
-class ByLength(_Ordered[int]):
+class ByLength(Sampler[int]):
     """The rows of each optimiser step, sorted by length.
 
     ``order`` determines the rows of a step (``together`` rows). The sum over a step's rows is the
@@ -83,8 +69,12 @@ class ByLength(_Ordered[int]):
     [1, 4, 0, 3, 2]
     """
 
+    order: Any
     lengths: Tensor
     together: int
+
+    def set_epoch(self, epoch: int) -> None:
+        self.order.set_epoch(epoch)
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -92,52 +82,3 @@ class ByLength(_Ordered[int]):
     def __iter__(self) -> Iterator[int]:
         for rows in torch.tensor(list(self.order), dtype=torch.int64).split(self.together):
             yield from rows[self.lengths[rows].argsort(stable=True)].tolist()
-
-
-@define(eq=False)
-class Dealt(_Ordered[list[int]]):
-    """The micro-batches of rank ``rank`` of ``count``.
-
-    Each optimiser step has ``together`` rows of ``order``; the last step has the remaining rows.
-    Each rank has ``accumulation`` micro-batches per step. The rows of a step are split into
-    consecutive micro-batches for all ranks, with sizes as equal as possible. These are assigned to
-    the ranks in turn, so all ranks have rows of similar lengths. If there are fewer rows than
-    micro-batches, the other micro-batches contain the complement ``~row`` of the first row.
-    :class:`Unlearned` returns such a row without tokens to learn.
-
-    >>> [
-    ...     list(Dealt([4, 0, 1, 2, 3], together=4, accumulation=1, rank=rank, count=2))
-    ...     for rank in (0, 1)
-    ... ]
-    [[[4, 0], [3]], [[1, 2], [-4]]]
-    """
-
-    together: int
-    accumulation: int
-    rank: int
-    count: int
-
-    def __len__(self) -> int:
-        return -(-len(self.order) // self.together) * self.accumulation
-
-    def __iter__(self) -> Iterator[list[int]]:
-        for rows in torch.tensor(list(self.order), dtype=torch.int64).split(self.together):
-            parts = rows.tensor_split(self.accumulation * self.count)
-            for part in parts[self.rank :: self.count]:
-                yield part.tolist() if len(part) else [~int(rows[0])]
-
-
-@define(eq=False)
-class Unlearned(Dataset[tuple[Tensor, Tensor]]):
-    """``rows`` of (tokens, completion mask); ``~row`` returns the row with no tokens to learn."""
-
-    rows: Sequence[tuple[Tensor, Tensor]]
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, number: int) -> tuple[Tensor, Tensor]:
-        if number >= 0:
-            return self.rows[number]
-        tokens, mask = self.rows[~number]
-        return tokens, torch.zeros_like(mask)

@@ -88,17 +88,12 @@ def step_of(checkpoint: Path | None) -> int:
 
 
 class LossLog:
-    """``losses.jsonl``: one line per optimiser step. On ranks other than 0, the log is not
-    ``written``.
-    """
+    """``losses.jsonl``: one line per optimiser step."""
 
-    def __init__(
-        self, path: Path, watch: Watch, interrupts: Interrupts, *, written: bool = True
-    ) -> None:
+    def __init__(self, path: Path, watch: Watch, interrupts: Interrupts) -> None:
         self.path = path
         self.watch = watch
         self.interrupts = interrupts
-        self.written = written
 
     @property
     def data(self) -> bytes:
@@ -136,8 +131,6 @@ class LossLog:
                 place=("finetune", "lr"),
                 hint="decrease lr, or set clip = 1.0",
             )
-        if not self.written:
-            return
         with appending(self.path) as stream:
             stream.write(json.dumps(row).encode() + b"\n")
         self.watch(row["step"], steps, row["loss"])

@@ -15,18 +15,14 @@ import torch
 from torch import Tensor
 
 from hgms.config.as_table import plain
-from hgms.distributed import alone
 from hgms.store import replace_file
 from hgms_core import Key
-from hgms_mix.lm import is_in_parts
 from hgms_mix.stages.base_losses import untuned_losses
 from hgms_mix.stages.losses import RowLosses, row_losses
-from hgms_mix.stages.on_ranks import together
 from hgms_mix.stages.stage import Stage
 from hgms_mix.stages.training import without_peft_warnings
 
 if TYPE_CHECKING:
-    from hgms.distributed import Ranks
     from hgms_mix.stages.work import Work
 
 UNIFORM = "uniform"
@@ -51,45 +47,29 @@ class Evaluation(Stage):
     def title(self, mix: Work) -> str:
         return ", ".join([*mix.task.test, *mix.config.evaluate.titles]) or "nothing to evaluate"
 
-    def parted(self, mix: Work) -> bool:
-        return mix.config.run.ranks > 1 and bool(mix.task.test)
-
     def run(self, mix: Work, folder: Path) -> tuple[Iterable[Path], dict[str, Any]]:
         evaluate = mix.config.evaluate
         tests = dict[str, Any]()
-        with together(mix, self, folder) as ranks:
-            untuned = untuned_losses(mix, ranks)
-            model = tuned(mix, ranks)
-            for name, table in mix.tuned_tables("test").items():
-                of_rows = row_losses(model, table, ranks=ranks)
-                before = untuned[name]
-                tests[name] = means(of_rows, seed=mix.config.seed) | {
-                    "untuned": float(before.total.sum() / before.tokens.sum()),
-                    "against_untuned": difference(of_rows, before, seed=mix.config.seed),
-                }
-                replace_file(
-                    losses_file(folder, name),
-                    json.dumps({"digest": table.digest, **of_rows.as_dict()}).encode(),
-                )
+        untuned = untuned_losses(mix)
+        model = tuned(mix)
+        for name, table in mix.tuned_tables("test").items():
+            of_rows = row_losses(model, table)
+            before = untuned[name]
+            tests[name] = means(of_rows, seed=mix.config.seed) | {
+                "untuned": float(before.total.sum() / before.tokens.sum()),
+                "against_untuned": difference(of_rows, before, seed=mix.config.seed),
+            }
+            replace_file(
+                losses_file(folder, name),
+                json.dumps({"digest": table.digest, **of_rows.as_dict()}).encode(),
+            )
         benchmarks = {}
         if evaluate.titles:
-            if ranks is not None and is_in_parts(model):
-                model = tuned(mix)  # rank 0 generates without the other ranks
-            # One process generates answers, but its libraries look for ranks in the environment.
-            with alone():
-                benchmarks = evaluate.run(
-                    model, mix.tuned_tokenizer, folder / "benchmarks", mix.say
-                )
+            benchmarks = evaluate.run(model, mix.tuned_tokenizer, folder / "benchmarks", mix.say)
         return [losses_file(folder, name) for name in tests], {
             "test": tests,
             "benchmarks": benchmarks,
         }
-
-    def follow(self, mix: Work, folder: Path, ranks: Ranks) -> None:
-        untuned_losses(mix, ranks)
-        model = tuned(mix, ranks)
-        for table in mix.tuned_tables("test").values():
-            row_losses(model, table, ranks=ranks)
 
     def summary(self, mix: Work, report: Mapping[str, Any]) -> dict[str, Any]:
         facts = mix.done[self.name].facts
@@ -104,18 +84,15 @@ def losses_file(folder: Path, test: str) -> Path:
     return folder / f"losses-{test}.json"
 
 
-def tuned(mix: Work, ranks: Ranks | None = None) -> Any:
-    """Load the fine-tuned model from its files.
-
-    If its base is in parts, each of the ``ranks`` loads one part.
-    """
+def tuned(mix: Work) -> Any:
+    """Load the fine-tuned model from its files."""
     finetuned = mix.done["finetune"]
     path = finetuned.path / finetuned.facts["kind"]
     if finetuned.facts["kind"] == "adapter":
         from peft import PeftModel
 
         with without_peft_warnings():
-            return PeftModel.from_pretrained(mix.base(ranks), path).eval()
+            return PeftModel.from_pretrained(mix.base(), path).eval()
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).to(mix.device).eval()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -15,14 +14,11 @@ from hgms.runs import environment
 from hgms.store import replace_file
 from hgms_core import ConfigError, RunInfo
 from hgms_core.errors import DataError
-from hgms_mix.stages.on_ranks import together
-from hgms_mix.stages.settings import Finetune
 from hgms_mix.stages.stage import Stage
 from hgms_mix.stages.training import train
 from hgms_mix.stages.work import read_rows
 
 if TYPE_CHECKING:
-    from hgms.distributed import Ranks
     from hgms_mix.stages.work import Work
 
 
@@ -40,13 +36,17 @@ class Finetuning(Stage):
 
     def check(self, mix: Work) -> None:
         mix.config.finetune.trainer.check(None if mix.adapter is None else mix.adapter.targets)
-        if self.parted(mix):
-            ensure_parts(mix.config.finetune, mix.config.run.ranks)
-        if (own := mix.config.finetune.model) is not None and own.shard:
-            ensure_shared(mix, self.parted(mix))
-        if mix.config.finetune.model is not None:
+        own = mix.config.finetune.model
+        if own is not None:
             from hgms_mix.lm import template_for
 
+            if own.shard:
+                raise ConfigError(
+                    "not-supported",
+                    "shard=True requires ranks, but one process fine-tunes",
+                    place=("finetune", "model", "shard"),
+                    hint="remove it, or train on the exported sample (hgms mix export)",
+                )
             template_for(mix.task.template, mix.tuned_tokenizer)
 
     def inputs(self, mix: Work) -> dict[str, Any]:
@@ -65,34 +65,20 @@ class Finetuning(Stage):
         rows = f"{mix.done['sample'].facts['size']} rows"
         return rows if mix.config.finetune.epochs else "the model that learning ended with"
 
-    def parted(self, mix: Work) -> bool:
-        settings = mix.config.finetune
-        return mix.config.run.ranks > 1 and settings.epochs > 0 and settings.trainer.on_ranks
-
     def run(self, mix: Work, folder: Path) -> tuple[Iterable[Path], dict[str, Any]]:
         config = mix.config
-        count = config.run.ranks if self.parted(mix) else 1
-        if count == 1 < config.run.ranks and config.finetune.epochs:
-            mix.say(
-                f"  by one process: {config.finetune.trainer.name} does not train on run.ranks = "
-                f"{config.run.ranks}"
-            )
-        about = {**environment(mix.device), **({} if count == 1 else {"ranks": count})}
-        replace_file(folder / "env.json", json.dumps(about, indent=2, default=str).encode())
-        with together(mix, self, folder) as ranks:
-            facts = self._train(mix, folder, ranks)
+        about = json.dumps(environment(mix.device), indent=2, default=str)
+        replace_file(folder / "env.json", about.encode())
+        facts = self._train(mix, folder)
         tuned = folder / facts["kind"]
         mix.tuned_tokenizer.save_pretrained(tuned)
         losses = [folder / "losses.jsonl"] if config.finetune.epochs else []
         return [*(path for path in tuned.iterdir() if path.is_file()), *losses], facts
 
-    def follow(self, mix: Work, folder: Path, ranks: Ranks) -> None:
-        self._train(mix, folder, ranks)
-
-    def _train(self, mix: Work, folder: Path, ranks: Ranks | None) -> dict[str, Any]:
+    def _train(self, mix: Work, folder: Path) -> dict[str, Any]:
         config = mix.config
         rows: Sequence[tuple[Tensor, Tensor]] = chosen_rows(mix) if config.finetune.epochs else ()
-        model = mix.base(ranks)
+        model = mix.base()
         adapter = None if mix.adapter is None else mix.adapter.peft_config(model)
         info = RunInfo(
             task=config.task.name, method="finetune", seed=config.seed, budget=config.budget
@@ -107,7 +93,6 @@ class Finetuning(Stage):
             start=start(mix),
             pad=getattr(rows, "pad", 0),
             tokenizer=mix.tuned_tokenizer,
-            ranks=ranks,
             watch=lambda step, steps, loss: mix.view.watch(
                 info, {"step": step, "lower_loss": loss}, step / steps
             ),
@@ -115,51 +100,6 @@ class Finetuning(Stage):
 
     def summary(self, mix: Work, report: Mapping[str, Any]) -> dict[str, Any]:
         return {"finetune": dict(mix.done[self.name].facts)}
-
-
-def ensure_parts(settings: Finetune, ranks: int) -> None:
-    """Check that the rows of an optimiser step split evenly across the ranks.
-
-    Errors: ConfigError if they do not.
-    """
-    rows = settings.micro_batch * settings.accumulation
-    if rows % ranks == 0:
-        return
-    apart = ranks // math.gcd(settings.micro_batch, ranks)
-    near = [
-        number * apart
-        for number in (settings.accumulation // apart, settings.accumulation // apart + 1)
-        if number
-    ]
-    fits = [number for number in range(1, min(rows, ranks) + 1) if rows % number == 0]
-    raise ConfigError(
-        "uneven-split",
-        f"{rows} rows per optimiser step cannot be split evenly across {ranks} ranks",
-        place=("finetune", "accumulation"),
-        hint=f"set accumulation = {' or '.join(map(str, near))}, or run.ranks = {fits[-1]}",
-    )
-
-
-def ensure_shared(mix: Work, parted: bool) -> None:
-    """Check that ``finetune.model.shard`` has several ranks that train together, and an adapter.
-
-    Errors: ConfigError if one is missing.
-    """
-    if not parted:
-        raise ConfigError(
-            "conflicting-options",
-            "shard=True requires several ranks that train together, but one process trains",
-            place=("finetune", "model", "shard"),
-            hint='set run.ranks and trainer = "transformers", or remove shard',
-        )
-    if mix.adapter is None:
-        raise ConfigError(
-            "conflicting-options",
-            "shard=True requires a frozen base model, but without an adapter all its parameters "
-            "are trained",
-            place=("finetune", "model", "shard"),
-            hint="add [finetune.adapter] or [task.adapter], or remove shard",
-        )
 
 
 class ChosenRows(Sequence[tuple[Tensor, Tensor]]):

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from attrs import define
 
-from hgms.runs import RunFolder, counted, counting
+from hgms.runs import RunFolder, counting
 from hgms_core.errors import MissingExtra
 from hgms_mix.stages.certainty import Certain
 from hgms_mix.stages.evaluate import Evaluation
@@ -106,11 +106,8 @@ class Mix(Work):
         going_on = folder.begin()
         self.say(f"{stage.name}: {'going on with ' if going_on else ''}{stage.title(self)}")
         spent = counting(going_on)
-        self.others_seconds = 0.0
         outputs, facts = stage.run(self, folder.path)
-        return folder.finish(
-            outputs, {"processor_seconds": counted([spent(), self.others_seconds]), **facts}
-        )
+        return folder.finish(outputs, {"processor_seconds": spent(), **facts})
 
 
 def up_to(last: str) -> Sequence[Stage]:

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from hgms.comparison import measured
 from hgms.config.tables import parse_json
+from hgms.distributed import launched
 from hgms.runs import RunFolder, run_config
 from hgms.store import file_digest, read_file
 from hgms_core import Problem
 from hgms_core.components import evolve
 from hgms_core.errors import CheckpointError
-from hgms_mix.stages.on_ranks import call_to_reweight
 from hgms_mix.stages.stage_folder import Done
 
 if TYPE_CHECKING:
@@ -42,13 +42,12 @@ def reweight(mix: Work) -> Done:
             f"reweight: {'going on with ' if run.begun else ''}{config.method_name}, "
             f"{config.budget}"
         )
-    if not before:
-        call_to_reweight(mix.config)
-    # A finished run is read by this process: the other ranks already wait for a later stage.
-    alone = evolve(config, run=evolve(config.run, ranks=1)) if before else config
+    # Reading a finished run starts no ranks; ranks of a launcher follow every run.
+    if before and launched() is None:
+        config = evolve(config, run=evolve(config.run, ranks=1))
     with contextlib.nullcontext() if before else measured(mix.folder, config.run.device):
         result = run_config(
-            alone,
+            config,
             resume=True,
             view=mix.view,
             path=mix.folder,

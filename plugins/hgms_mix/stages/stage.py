@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from hgms.distributed import Ranks
 from hgms_mix.stages.work import Work
 
 
@@ -44,21 +43,6 @@ class Stage(Protocol):
 
         Later stages and the report read the facts.
         """
-
-    def parted(self, mix: Work) -> bool:
-        """Return whether all ranks of a mix run this stage together.
-
-        In this case :meth:`run` on rank 0 calls the other ranks
-        (:func:`hgms_mix.stages.on_ranks.together`).
-        """
-        return False
-
-    def follow(self, mix: Work, folder: Path, ranks: Ranks) -> None:
-        """Run the part of another rank while rank 0 is in :meth:`run` with all ranks.
-
-        It must not write files that rank 0 writes.
-        """
-        return
 
     def summary(self, mix: Work, report: Mapping[str, Any]) -> dict[str, Any]:
         """Return this stage's part of report.json.

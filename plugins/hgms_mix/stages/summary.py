@@ -14,16 +14,14 @@ import click
 import tomlkit
 
 from hgms.cli import print_table
-from hgms.distributed import RankLost
-from hgms.runs import Interrupted, Progress, RunFolder, View
+from hgms.distributed import RankLost, alone
+from hgms.runs import Interrupted, Progress, RunFolder, View, follow_launched
 from hgms.store import LEASE, DiskError, finite, leased, replace_file
 from hgms_core.errors import CheckpointError, MissingExtra
 from hgms_mix.stages import pictures, reweight
 from hgms_mix.stages.certainty import rows_of, spelled
 from hgms_mix.stages.config import MixConfig, comparable, resolved
-from hgms_mix.stages.follower import follow_launched
 from hgms_mix.stages.mix import STAGES, Mix
-from hgms_mix.stages.on_ranks import call_off
 
 
 def show(report: Mapping[str, Any]) -> None:
@@ -79,14 +77,16 @@ def carry_out(
         DiskError: a file cannot be written; finished work is kept.
         RankLost: a rank is gone; its work since the last checkpoint is lost.
     """
-    follow_launched(config)
     folder = mix_path(config)
     mix = Mix(config, folder, say, view or Progress(enabled=False))
     mix.check(upto)
+    follow_launched(config.reweight, mix.device)  # ends every process of a launcher but one
     with claimed(folder, patience=patience):
         replace_file(folder / "mix.toml", tomlkit.dumps(resolved(config)).encode())
         try:
-            mix.run(upto)
+            mix.run("reweight")
+            with alone():  # libraries of the later stages look for ranks in the environment
+                mix.run(upto)
         except KeyboardInterrupt as error:
             reason = getattr(error, "message", "interrupted")
             at = next(
@@ -110,7 +110,6 @@ def carry_out(
                 else "free disk space or check the permissions, then run the same command again"
             )
             raise type(error)(error.code, error.message, place=error.place, hint=hint) from error
-        call_off(config)
         return report(mix)
 
 

@@ -15,14 +15,10 @@ from attrs import frozen as plain_frozen
 
 from hgms_core import component
 from hgms_core.validators import at_least, greater_than, not_negative, optional, positive
-from hgms_mix.lm import is_in_parts
-from hgms_mix.stages.batches import ByLength, Dealt, Unlearned, collate, completion_loss
-from hgms_mix.stages.replicas import of_replicas
+from hgms_mix.stages.batches import ByLength, collate, completion_loss
 
 if TYPE_CHECKING:
     from transformers import Trainer, TrainerCallback
-
-    from hgms.distributed import Ranks
 
 
 @component
@@ -48,8 +44,7 @@ class Job:
     """The inputs of a trainer.
 
     These are the ``model`` (or peft's adapter on it), ``rows`` of (tokens, completion mask), and
-    the ``folder`` of its checkpoints. The ``callback`` seals the checkpoints and stores the losses;
-    ``ranks`` train together.
+    the ``folder`` of its checkpoints. The ``callback`` seals the checkpoints and stores the losses.
     """
 
     settings: Training
@@ -60,20 +55,18 @@ class Job:
     pad: int
     tokenizer: Any
     callback: TrainerCallback
-    ranks: Ranks | None = None
 
     def arguments(self) -> dict[str, Any]:
         """Return the fields of transformers' TrainingArguments, which TRL extends."""
         settings = self.settings
         device = next(self.model.parameters()).device
-        accumulation = -(-settings.accumulation // (1 if self.ranks is None else self.ranks.count))
         constant = settings.schedule == "constant" and settings.warmup
         return {
             "output_dir": str(self.folder),
             "seed": self.seed,
             "num_train_epochs": settings.epochs,
             "per_device_train_batch_size": settings.micro_batch,
-            "gradient_accumulation_steps": accumulation,
+            "gradient_accumulation_steps": settings.accumulation,
             "optim": "adamw_torch",
             "learning_rate": settings.lr,
             "weight_decay": settings.weight_decay,
@@ -89,10 +82,6 @@ class Job:
             "report_to": "none",
             "disable_tqdm": True,
             "dataloader_pin_memory": device.type == "cuda",
-            # On several ranks, a loss is a sum over the tokens of all ranks, and every parameter
-            # has a gradient.
-            "average_tokens_across_devices": True,
-            "ddp_find_unused_parameters": False,
         }
 
 
@@ -102,8 +91,6 @@ class TrainerPart(Protocol):
     """
 
     name: ClassVar[str]
-    on_ranks: ClassVar[bool]
-    """Whether it trains on all ranks of a mix; otherwise one process trains."""
 
     def check(self, targets: Sequence[str] | None) -> None:
         """Check that the library is installed and supports the settings.
@@ -137,7 +124,6 @@ class Transformers:
     """
 
     name: ClassVar[str] = "transformers"
-    on_ranks: ClassVar[bool] = True
 
     def check(self, targets: Sequence[str] | None) -> None:
         return
@@ -163,40 +149,15 @@ class Transformers:
 
 
 def by_length(trainer: Any, job: Job) -> Any:
-    """Return a subclass of a trainer that sorts the rows of an optimiser step by length.
-
-    It also splits these rows across ranks.
-    """
-    from accelerate.data_loader import DataLoaderShard  # type: ignore[import-untyped]
-
-    if job.ranks is not None and is_in_parts(job.model):
-        trainer = of_replicas(trainer)
+    """Return a subclass of a trainer that sorts the rows of an optimiser step by length."""
 
     class Sorted(trainer):
         def get_train_dataloader(self) -> Any:
             loader = super().get_train_dataloader()
             lengths = torch.tensor([len(job.rows[number][0]) for number in range(len(job.rows))])
             together = job.settings.micro_batch * job.settings.accumulation
-            if job.ranks is None:
-                loader.batch_sampler.sampler = ByLength(
-                    loader.batch_sampler.sampler, lengths, together
-                )
-                return loader
-            # accelerate repeats rows if they do not split evenly
-            order = ByLength(loader.batch_sampler.batch_sampler.sampler, lengths, together)
-            dealt = Dealt(
-                order,
-                together,
-                self.args.gradient_accumulation_steps,
-                job.ranks.rank,
-                job.ranks.count,
-            )
-            return DataLoaderShard(
-                Unlearned(job.rows),
-                batch_sampler=dealt,
-                collate_fn=loader.collate_fn,
-                pin_memory=loader.pin_memory,
-            )
+            loader.batch_sampler.sampler = ByLength(loader.batch_sampler.sampler, lengths, together)
+            return loader
 
     return Sorted
 

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from hgms.runs import Interrupted, Interrupts
 from hgms.store import DiskError
-from hgms.torch_errors import is_failed_write, is_unused_parameter
-from hgms_core import ConfigError, Key
+from hgms.torch_errors import is_failed_write
+from hgms_core import Key
 from hgms_core.errors import OutOfMemory
 from hgms_core.torch_errors import first_line, out_of_memory
 from hgms_mix.stages.checkpoints import LossLog, Watch, newest_checkpoint, remove, seal
@@ -32,7 +32,6 @@ from hgms_mix.stages.trainers import Job
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, TrainerCallback
 
-    from hgms.distributed import Ranks
     from hgms_mix.stages.settings import Finetune
 
 
@@ -47,7 +46,6 @@ def train(
     start: Mapping[str, Tensor] | None = None,
     pad: int = 0,
     tokenizer: Any = None,
-    ranks: Ranks | None = None,
     watch: Watch = lambda step, steps, loss: None,
 ) -> dict[str, Any]:
     """Train ``model`` (or the peft ``adapter`` on it) on ``rows`` of (tokens, completion mask).
@@ -55,8 +53,7 @@ def train(
     If ``folder`` contains a checkpoint, training resumes from it. The result is written to
     ``adapter/`` (or ``model/``) in ``folder``. ``start`` contains initial parameters by name;
     ``tokenizer`` is for trainers that require a tokenizer. With ``epochs = 0``, the start is
-    written without training. All ``ranks`` call this function with the same arguments, and split
-    the rows of every optimiser step; rank 0 writes.
+    written without training.
 
     Raises:
         NumericalError: the loss of a step is not finite; earlier checkpoints are kept.
@@ -69,7 +66,6 @@ def train(
     number = key.derive() % 2**32
     checkpoints = folder / "checkpoints"
     kind = "model" if adapter is None else "adapter"
-    first = ranks is None or ranks.rank == 0
     with (
         borrowed(number),
         _failures(settings, folder),
@@ -82,7 +78,7 @@ def train(
             return {"kind": kind, "rows": 0, "optimizer_steps": 0, "parameters": _count(trained)}
         if settings.checkpointing:
             _checkpoint(model)
-        log = LossLog(folder / "losses.jsonl", watch, interrupts, written=first)
+        log = LossLog(folder / "losses.jsonl", watch, interrupts)
         job = Job(
             settings=settings,
             model=trained,
@@ -91,11 +87,11 @@ def train(
             seed=number,
             pad=pad,
             tokenizer=tokenizer,
-            callback=_follow(checkpoints, log, ranks, number),
-            ranks=ranks,
+            callback=_follow(checkpoints, log),
         )
         trainer = settings.trainer.build(job)
-        last = _begin(checkpoints, log, ranks)
+        last = newest_checkpoint(checkpoints)
+        log.rewind(last)
         with tied_are_there(trained):
             trainer.train(resume_from_checkpoint=None if last is None else str(last))
     step = trainer.state.global_step
@@ -103,8 +99,6 @@ def train(
     if step < steps:
         why = f"interrupted after {step} of {steps} optimiser steps; they are saved in {folder}"
         raise Interrupted(why, interrupts.number or signal.SIGINT)
-    if not first:
-        return {"kind": kind}
     losses = [row["loss"] for row in log.rows()]
     with _failures(settings, folder):
         _save(trained, folder / kind)
@@ -119,22 +113,6 @@ def train(
         "parameters": _count(trained),
         **settings.trainer.facts(trainer),
     }
-
-
-def _begin(checkpoints: Path, log: LossLog, ranks: Ranks | None) -> Path | None:
-    """Return the checkpoint from which training resumes, and rewind the losses to it.
-
-    All ranks use the checkpoint that rank 0 finds.
-    """
-    if ranks is None or ranks.rank == 0:
-        last = newest_checkpoint(checkpoints)
-        log.rewind(last)
-        if ranks is not None:
-            ranks.say({"last": None if last is None else str(last)})
-        return last
-    beginning = ranks.say(None)
-    assert beginning is not None
-    return None if beginning["last"] is None else Path(beginning["last"])
 
 
 def _count(model: Any) -> int:
@@ -181,7 +159,7 @@ def _save(model: Any, target: Path) -> None:
     aside.rename(target)
 
 
-def _follow(folder: Path, log: LossLog, ranks: Ranks | None, seed: int) -> TrainerCallback:
+def _follow(folder: Path, log: LossLog) -> TrainerCallback:
     """Return a callback that seals checkpoints, stores losses, and stops on Ctrl-C.
 
     It stops after the current step.
@@ -189,24 +167,12 @@ def _follow(folder: Path, log: LossLog, ranks: Ranks | None, seed: int) -> Train
     from transformers import TrainerCallback
 
     class Follow(TrainerCallback):
-        def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            # separate dropout on each rank, unless a checkpoint of the same number of ranks
-            # restores it
-            if ranks is not None:
-                torch.manual_seed(
-                    Key(seed).fold("rank", ranks.rank, ranks.count, state.global_step).derive()
-                )
-
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            stop = log.interrupts.number is not None
-            if stop if ranks is None else ranks.any(stop):
+            if log.interrupts.number is not None:
                 control.should_save = control.should_training_stop = True
 
         def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            if ranks is not None:
-                ranks.any(False)  # each rank has written its random state
-            if log.written:
-                seal(folder / f"checkpoint-{state.global_step}", log)
+            seal(folder / f"checkpoint-{state.global_step}", log)
 
         def on_log(
             self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any
@@ -276,15 +242,6 @@ def _failures(settings: Finetune, folder: Path) -> Iterator[None]:
                 f"fine-tuning ran out of memory: {why}",
                 place=place,
                 hint=fewer + more,
-            ) from error
-        if is_unused_parameter(error):
-            raise ConfigError(
-                "not-supported",
-                "a parameter has no gradient in an optimiser step, but ranks average the gradients "
-                "of all parameters",
-                place=("run", "ranks"),
-                hint="set ranks = 1 for a model that uses a part of its parameters per row, such "
-                "as a mixture of experts",
             ) from error
         # Libraries also raise OSErrors without a number; these are not failed system calls.
         writing = (

@@ -100,7 +100,6 @@ class Trl:
     """
 
     name: ClassVar[str] = "trl"
-    on_ranks: ClassVar[bool] = False
 
     packing: bool = False
     padding_free: bool = False

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from attrs import define, field
 
-from hgms.distributed import Ranks, device_of
 from hgms.runs import Progress, RunFolder, View, device_called
 from hgms_mix.stages.config import MixConfig
 from hgms_mix.stages.stage_folder import Done
@@ -23,17 +22,13 @@ class Work:
     """What a stage works on: one mix in one folder, the folder of its run.
 
     ``say`` receives a line per stage, ``view`` shows progress, and ``done`` contains the finished
-    stages, ``reweight`` first. In a mix on several ranks, this object belongs to rank 0. In a stage
-    that all ranks run, every other ``rank`` has a separate object.
+    stages, ``reweight`` first.
     """
 
     config: MixConfig
     folder: Path
     say: Callable[[str], None] = lambda line: None
     view: View = field(factory=lambda: Progress(enabled=False))
-    rank: int = field(default=0, kw_only=True)
-    others_seconds: float = field(default=0.0, init=False)
-    """Processor time of other ranks in stages that all ranks ran together."""
     done: dict[str, Done] = field(init=False, factory=dict)
 
     @property
@@ -42,8 +37,7 @@ class Work:
 
     @property
     def device(self) -> torch.device:
-        device = device_called(self.config.run.device)
-        return device if self.config.run.ranks == 1 else device_of(device, self.rank)
+        return device_called(self.config.run.device)
 
     @functools.cached_property
     def data(self) -> Mapping[str, Any]:
@@ -95,21 +89,12 @@ class Work:
         tables: dict[str, Any] = self.task.tables(self.tuned_tokenizer, which)
         return tables
 
-    def base(self, ranks: Ranks | None = None) -> Any:
-        """Load the model to fine-tune, in its state before fine-tuning.
-
-        With ``model.shard``, each rank in ``ranks`` loads one part; all ranks must call this
-        method.
-        """
-        from hgms_mix.lm import called_through, check_fits
+    def base(self) -> Any:
+        """Load the whole model to fine-tune, in its state before fine-tuning."""
+        from hgms_mix.lm import check_fits
 
         base = self.config.finetune.model or self.task.model
-        where = self.device, torch.float32, len(self.tuned_tokenizer)
-        model: Any = (
-            called_through(base.in_parts(*where))
-            if base.shard and ranks is not None
-            else base.load(*where)
-        )
+        model = base.load(self.device, torch.float32, len(self.tuned_tokenizer))
         check_fits(model, {"sample": self.drawn_tables(), "test": self.tuned_tables("test")})
         return model
 

@@ -18,7 +18,7 @@ from hgms_core import ConfigError
 from hgms_core.errors import OutOfMemory
 from hgms_mix.stages import certainty, near_command, plan
 from hgms_mix.stages.config import load
-from hgms_mix.stages.finetune import chosen_rows, ensure_shared
+from hgms_mix.stages.finetune import Finetuning, chosen_rows
 from hgms_mix.stages.mix import Mix
 from hgms_mix.stages.settings import Finetune
 from hgms_mix.stages.training import train
@@ -62,17 +62,19 @@ def test_a_dry_run_of_a_base_in_parts_is_refused(here: Path) -> None:
         plan.plan(config)
 
 
+def test_a_sharded_model_to_fine_tune_is_rejected(here: Path) -> None:
+    model = "{config={model_type='gpt2', n_embd=8, n_head=2}, tokenizer='bytes', shard=true}"
+    config = load(Path("mix.toml"), [f"finetune.model={model}"])
+    with rejects("not-supported", "finetune", "model", "shard", of=ConfigError):
+        Finetuning().check(Mix(config, here))
+
+
 @pytest.mark.parametrize(
     ("call", "place"),
     [
         (lambda: Finetune(epochs=0), ("epochs",)),
         (lambda: Finetune(start="reweighted", model=BASE), ("start",)),
         (lambda: Finetune(start="reweighted", adapter=Lora()), ("start",)),
-        (lambda: ensure_shared(SimpleNamespace(), False), ("finetune", "model", "shard")),
-        (
-            lambda: ensure_shared(SimpleNamespace(adapter=None), True),
-            ("finetune", "model", "shard"),
-        ),
     ],
 )
 def test_settings_of_fine_tuning_that_exclude_each_other(
@@ -105,12 +107,6 @@ def test_rows_that_are_too_long_in_the_tokens_of_the_tuned_model_are_left_out(he
     [
         ({}, torch.OutOfMemoryError("CUDA"), "out-of-memory", ("task", "max_length")),
         ({"micro_batch": 2}, MemoryError(), "out-of-memory", ("finetune", "micro_batch")),
-        (
-            {},
-            RuntimeError("Expected to have finished reduction in the prior iteration"),
-            "not-supported",
-            ("run", "ranks"),
-        ),
     ],
 )
 def test_what_fine_tuning_runs_out_of_is_said_with_the_setting_that_takes_less(
