@@ -5,10 +5,14 @@ object from a script or a notebook has no identifying name, so its fingerprint d
 and its code:
 
 - the bytes of tensors and arrays, and the fields of objects;
-- the bytecode of functions, with the defaults, closures and global variables that they use;
+- the source of functions (without comments and layout), with the defaults, closures and global
+  variables that they use;
 - the source of a local module, and the source of the local modules that it imports;
 - the name of library code;
 - the type of an object without readable values or code (a socket, a generator).
+
+A function without readable source is equal only to itself in this process. A source that changed
+after its import counts as it is on disk.
 """
 
 from __future__ import annotations
@@ -16,14 +20,16 @@ from __future__ import annotations
 import ast
 import contextlib
 import copyreg
-import dis
 import functools
 import importlib.machinery
 import importlib.util
+import linecache
 import random
 import sys
 import sysconfig
 import types
+import uuid
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -171,7 +177,6 @@ class _Fingerprints:
             ((list, tuple), lambda value: map(digest, value)),
             ((Set,), lambda value: sorted(map(digest, value))),
             ((types.ModuleType,), lambda value: [value.__name__, *self._source(value.__name__)]),
-            ((types.CodeType,), self._code),
             ((type,), self._class),
             ((types.MethodType,), lambda value: [digest(value.__func__), digest(value.__self__)]),
             (
@@ -211,22 +216,19 @@ class _Fingerprints:
                 yield self.of(cell.cell_contents)
             except ValueError:  # not bound yet
                 yield "empty"
-        if not library:
-            yield self.of(function.__code__)
-            package = function.__globals__.get("__package__")
-            for name in _imports_of(function.__code__, package):
-                yield from self._source(name)
-            for name in sorted(set(_globals_of(function.__code__))):
-                if name in function.__globals__:
-                    yield from (name, self.of(function.__globals__[name]))
-
-    def _code(self, code: types.CodeType) -> Iterator[object]:
-        yield from (
-            code.co_code,
-            code.co_names,
-            code.co_varnames[: code.co_argcount + code.co_kwonlyargcount],
-        )
-        yield from map(self.of, code.co_consts)
+        if library:
+            return
+        code = function.__code__
+        node = _definition(code)
+        if node is None:
+            yield _WITHOUT_SOURCE.setdefault(code, uuid.uuid4().hex)
+            return
+        yield ast.unparse(node)
+        for name in _imports_in(node, function.__globals__.get("__package__")):
+            yield from self._source(name)
+        used = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+        for name in sorted(used & _names_of(code) & function.__globals__.keys()):
+            yield from (name, self.of(function.__globals__[name]))
 
     def _source(self, module: str) -> Iterable[str]:
         """Return the digests of a module and of the local modules that it imports.
@@ -345,14 +347,40 @@ def _slots(cls: type) -> Iterable[str]:
     return (slots,) if isinstance(slots, str) else slots
 
 
-def _globals_of(code: types.CodeType) -> Iterator[str]:
-    """Yield the global variables that a function and its inner functions read."""
-    for instruction in dis.get_instructions(code):
-        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-            yield str(instruction.argval)
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _globals_of(constant)
+_WITHOUT_SOURCE: weakref.WeakKeyDictionary[types.CodeType, str] = weakref.WeakKeyDictionary()
+"""The identities of functions without readable source."""
+
+_Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+
+
+def _definition(code: types.CodeType) -> _Definition | None:
+    """Return the definition of a function in its source; ``None`` without readable source."""
+    linecache.checkcache(code.co_filename)
+    tree = _parsed("".join(linecache.getlines(code.co_filename)))
+    found = [
+        node for node in ast.walk(tree) if isinstance(node, _Definition) and _defines(node, code)
+    ]
+    return found[-1] if found else None  # the innermost lambda
+
+
+def _defines(node: _Definition, code: types.CodeType) -> bool:
+    if not isinstance(node, ast.Lambda):
+        first = node.decorator_list[0] if node.decorator_list else node
+        return (node.name, first.lineno) == (code.co_name, code.co_firstlineno)
+    start = (node.body.lineno, node.body.col_offset)
+    end = (node.body.end_lineno or 0, node.body.end_col_offset or 0)
+    places = [
+        (line, column) >= start and (last or 0, last_column) <= end
+        for line, last, column, last_column in code.co_positions()
+        if column is not None and last_column is not None and (column or last_column)
+    ]
+    return code.co_name == "<lambda>" and bool(places) and all(places)
+
+
+def _names_of(code: types.CodeType) -> set[str]:
+    """Return the names of variables that a function and its inner functions do not define."""
+    inner = [part for part in code.co_consts if isinstance(part, types.CodeType)]
+    return {*code.co_names}.union(*map(_names_of, inner))
 
 
 def _is_generated(function: object) -> bool:
@@ -364,22 +392,7 @@ def _is_generated(function: object) -> bool:
     return code is not None and code.co_filename.startswith(("<attrs generated", "<string>"))
 
 
-def _imports_of(code: types.CodeType, package: str | None) -> Iterator[str]:
-    """Yield the modules that a function and its inner functions import when called."""
-    constants: list[object] = []
-    for instruction in dis.get_instructions(code):
-        if instruction.opname in ("LOAD_CONST", "LOAD_SMALL_INT"):
-            constants.append(instruction.argval)
-        elif instruction.opname == "IMPORT_NAME":
-            level, names = constants[-2:]
-            depth = level if isinstance(level, int) else 0
-            yield from _imported(str(instruction.argval), names or (), depth, package)
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _imports_of(constant, package)
-
-
-def _imported(name: str, names: Any, level: int, package: str | None) -> Iterator[str]:
+def _imported(name: str, names: list[str], level: int, package: str | None) -> Iterator[str]:
     """Yield the modules of one import statement.
 
     These are the module, and each of its ``names`` that may be a module.
@@ -416,7 +429,7 @@ def source_digests(module: str) -> dict[str, str]:
         if (data := _source_of(name, top)) is not None:
             digests[name] = digest(data)
             package = name if _file_of(name)[1] else name.rpartition(".")[0]
-            waiting += _imports_in(data, package)
+            waiting += _imports_in(_parsed(data), package)
     return dict(sorted(digests.items()))
 
 
@@ -457,12 +470,15 @@ def _file_of(module: str) -> tuple[str | None, bool]:
 
 
 @functools.lru_cache(maxsize=1024)
-def _imports_in(source: bytes, package: str) -> tuple[str, ...]:
-    """Return the modules that a source imports at any place."""
+def _parsed(source: str | bytes) -> ast.AST:
     try:
-        tree = ast.parse(source)
+        return ast.parse(source)
     except (SyntaxError, ValueError, RecursionError):
-        return ()
+        return ast.Module(body=[], type_ignores=[])
+
+
+def _imports_in(tree: ast.AST, package: str | None) -> tuple[str, ...]:
+    """Return the modules that a source imports at any place."""
     names: list[str] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import re
+import sys
 from collections import deque
 from collections.abc import Callable
 from decimal import Decimal
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -53,3 +56,25 @@ def test_a_fingerprint_knows_values_code_closures_and_globals(
     loop: list[Any] = []
     loop.append(loop)
     assert fingerprint(loop) == fingerprint(loop)
+
+
+def test_a_function_is_its_source_without_comments_and_layout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(text: str) -> list[str]:
+        (tmp_path / "losses.py").write_text(text)
+        monkeypatch.delitem(sys.modules, "losses", raising=False)
+        importlib.invalidate_caches()
+        losses = importlib.import_module("losses")
+        return [fingerprint(loss) for loss in (losses.g, losses.f, losses.h)]
+
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.syspath_prepend(tmp_path)
+    before = read("g, f = lambda x: x + 1, lambda x: x + 2\ndef h(x):\n    return x\n")
+    assert len(set(before)) == 3
+    text = "# comment\ng, f = (lambda x:\n    x + 1), lambda x: x+2\ndef h(x): return x\n"
+    assert read(text) == before
+    assert read(text.replace("x + 1", "x - 1"))[0] != before[0]
+    shown: dict[str, Any] = {}
+    exec("def loss(x): return x", shown)
+    assert fingerprint(shown["loss"]) == fingerprint(shown["loss"])
