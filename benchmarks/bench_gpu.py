@@ -105,13 +105,13 @@ def parts(
     selection = pipeline.selector.select(problem, theta, candidates, key)
     branch = Branch(x=candidates.at(selection.index))
     estimate, memory = pipeline.hypergradient.estimate(
-        problem, theta, branch, key, state["hypergradient"]
+        problem, theta, *branch.as_candidates(), key, state["hypergradient"]
     )
     calls: dict[str, Callable[[], Any]] = {
         "propose [ms]": lambda: pipeline.generator.propose(problem, theta, start, key),
         "select [ms]": lambda: pipeline.selector.select(problem, theta, candidates, key),
         "differentiate [ms]": lambda: pipeline.hypergradient.estimate(
-            problem, theta, branch, key, memory
+            problem, theta, *branch.as_candidates(), key, memory
         ),
         "update [ms]": lambda: pipeline.outer.step(theta, estimate.value, state["outer"], 0.0),
     }

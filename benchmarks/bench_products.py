@@ -148,7 +148,7 @@ def compare(
         for solver, estimator in solvers.items():
             begin = time.process_time()
             estimate, memories[solver] = estimator.estimate(
-                problem, theta, Branch(x=x), Key(0), memories[solver]
+                problem, theta, *Branch(x=x).as_candidates(), Key(0), memories[solver]
             )
             seconds[solver].append(time.process_time() - begin)
             products[solver].append(estimate.cost.products)

@@ -51,7 +51,7 @@ def hypergradient(problem: Problem, steps: int, rows: int, way_back: Any) -> Est
     )
     candidates = generator.propose(problem, problem.theta0, generator.init(problem, Key(0)), Key(0))
     return Unrolled().estimate(
-        problem, problem.theta0, candidates.branch(torch.tensor(0)), Key(0), {}
+        problem, problem.theta0, *candidates.branch(torch.tensor(0)).as_candidates(), Key(0), {}
     )[0]
 
 

@@ -15,7 +15,7 @@ from hgms_core.components import component
 from hgms_core.errors import ConfigError
 from hgms_core.problem import Problem
 from hgms_core.protocols import CandidateGenerator, HyperGradient, OuterOptimizer, Selector, State
-from hgms_core.records import Branch, Candidates, Cost, Estimate, Record, Selection
+from hgms_core.records import Candidates, Cost, Estimate, Record, Selection
 from hgms_core.seeding import Key
 from hgms_core.trees import Tree, check_alike, norm, take
 
@@ -137,18 +137,21 @@ class Pipeline:
     def _step(self, problem: Problem, state: State, progress: float) -> tuple[State, Record]:
         key = Key(state["seed"]).fold("step", state["step"])
         theta = state["theta"]
-        start = at_progress(state["start"], progress)
+        start = state["start"]
 
-        candidates = self.generator.propose(problem, theta, start, key.fold("propose"))
+        candidates = self.generator.propose(problem, theta, start, key.fold("propose"), progress)
         selection = self.selector.select(problem, theta, candidates, key.fold("select"))
-        branch = candidates.branch(selection.index)
-        estimate, memory = self._differentiate(problem, state, candidates, selection, branch, key)
+        found = self.hypergradient.estimate(
+            problem, theta, candidates, selection, key.fold("differentiate"), state["hypergradient"]
+        )
+        estimate, memory = _checked(self.hypergradient, found, theta)
         proposed, outer = self.outer.step(theta, estimate.value, state["outer"], progress)
         updated = problem.project(proposed)
         index, carry = selection.index, key.fold("carry")
         start = self.generator.carry(start, candidates, index, carry, problem)
 
-        x = branch.x if self.answer == "selected" else candidates.at(candidates.count - 1)
+        last = self.answer == "last"
+        x = candidates.at(candidates.count - 1) if last else candidates.branch(index).x
         best, loss, stopping = self._best(problem, state, x, key)
         spent = selection.cost + candidates.cost + estimate.cost + stopping
         cost = Cost(**state["cost"]) + spent
@@ -164,27 +167,6 @@ class Pipeline:
             "best": best,
         }
         return advanced, step_record(advanced, theta, candidates, selection, estimate, cost, loss)
-
-    def _differentiate(
-        self,
-        problem: Problem,
-        state: State,
-        candidates: Candidates,
-        selection: Selection,
-        branch: Branch,
-        key: Key,
-    ) -> tuple[Estimate, Any]:
-        """Return the hypergradient and the next state of its estimator.
-
-        An estimator with ``estimate_all`` uses all candidates, others the selected one.
-        """
-        estimator: Any = self.hypergradient
-        rest = key.fold("differentiate"), state["hypergradient"]
-        if hasattr(estimator, "estimate_all"):
-            found = estimator.estimate_all(problem, state["theta"], candidates, selection, *rest)
-        else:
-            found = estimator.estimate(problem, state["theta"], branch, *rest)
-        return _checked(estimator, found, state["theta"])
 
     def _best(self, problem: Problem, state: State, x: Tree, key: Key) -> tuple[Any, Any, Cost]:
         """Return the best state so far, the upper loss on the rows of the role ``stop``, its cost.
@@ -204,11 +186,6 @@ class Pipeline:
     def result(self, state: State) -> tuple[Tree, Tree]:
         kept = state["best"] if self.keep == "best" and state["best"] is not None else state
         return kept["theta"], kept["x"]
-
-
-def at_progress(start: State, progress: float) -> State:
-    """Return the state of a generator, with the spent share of the budget if it has a schedule."""
-    return {**start, "progress": progress} if "progress" in start else start
 
 
 def step_record(

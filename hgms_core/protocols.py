@@ -12,9 +12,9 @@ this method.
 One outer step consists of these calls, in this order. :class:`hgms_core.Pipeline` makes the calls;
 the page of the hooks lists all calls::
 
-    candidates = generator.propose(problem, theta, start, key)      N lower states, stacked
-    selection  = selector.select(problem, theta, candidates, key)   the selected candidate
-    estimate   = hypergradient.estimate(problem, theta, branch, …)  h ≈ ∇F(θ), by a LinearSolver
+    candidates = generator.propose(problem, theta, start, key, progress)  N lower states, stacked
+    selection  = selector.select(problem, theta, candidates, key)         the selected candidate
+    estimate   = hypergradient.estimate(problem, theta, candidates, selection, …)  h ≈ ∇F(θ)
     theta      = outer.step(theta, h, …)                            then problem.project
     start      = generator.carry(start, candidates, selection)      the start of the next step
 """
@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from hgms_core.problem import Problem
-from hgms_core.records import Branch, Candidates, Estimate, Record, Selection, Solution
+from hgms_core.records import Candidates, Estimate, Record, Selection, Solution
 from hgms_core.seeding import Key
 from hgms_core.trees import Tree
 
@@ -54,8 +54,6 @@ class CandidateGenerator(Protocol):
 
     It may also have:
 
-    - ``progress``, an entry of its state, for schedules. The pipeline sets it to the share of the
-      budget that is spent, in [0, 1].
     - ``can_learn_start = True``: it starts from ``problem.start(theta)`` if the problem has
       ``start``.
     - ``count`` and ``propose_some(problem, theta, start, key, members)``: the rows ``members`` of
@@ -72,7 +70,7 @@ class CandidateGenerator(Protocol):
     ...     def init(self, problem, key):
     ...         return {"x": problem.x0}
     ...
-    ...     def propose(self, problem, theta, start, key):
+    ...     def propose(self, problem, theta, start, key, progress):
     ...         x, draw = repeat(start["x"], 2), key.generator()
     ...         return Candidates(
     ...             x={
@@ -89,7 +87,8 @@ class CandidateGenerator(Protocol):
     ...     g=lambda t, x, _: x["x"].sum(),
     ...     f=lambda t, x, _: x["x"].sum(),
     ... )
-    >>> Beside().propose(problem, {}, Beside().init(problem, Key(0)), Key(0)).x["x"].shape
+    >>> start = Beside().init(problem, Key(0))
+    >>> Beside().propose(problem, {}, start, Key(1), progress=0.0).x["x"].shape
     torch.Size([2, 3])
     """
 
@@ -99,8 +98,13 @@ class CandidateGenerator(Protocol):
         """Return the start of the first call of ``propose``."""
         ...
 
-    def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
-        """Return N candidates as one stacked, detached tree. ``start`` is not changed."""
+    def propose(
+        self, problem: Problem, theta: Tree, start: State, key: Key, progress: float
+    ) -> Candidates:
+        """Return N candidates as one stacked, detached tree. ``start`` is not changed.
+
+        ``progress`` in [0, 1] is the share of the budget that is spent, for schedules.
+        """
         ...
 
     def carry(
@@ -195,15 +199,14 @@ class LinearSolver(Protocol):
 class HyperGradient(Protocol):
     """Estimates ∇F(θ) at the selected candidate.
 
-    It may also have ``estimate_all(problem, theta, candidates, selection, key, state)``, for
-    estimates that use several candidates. The pipeline then calls it instead of ``estimate``.
+    Most estimators need only the selected candidate, ``candidates.branch(selection.index)``.
 
     Called: ``init`` once per run; ``estimate`` in every outer step, after ``select``.
 
     This estimator returns only the direct part, ∂_θ f, which is correct if the lower solution does
     not depend on θ:
 
-    >>> from hgms_core import component
+    >>> from hgms_core import Branch, component
     >>> @component
     ... class Direct:
     ...     name = "direct"
@@ -211,9 +214,10 @@ class HyperGradient(Protocol):
     ...     def init(self, problem):
     ...         return {}
     ...
-    ...     def estimate(self, problem, theta, branch, key, state):
+    ...     def estimate(self, problem, theta, candidates, selection, key, state):
     ...         from hgms_core import Cost, upper_gradients
     ...
+    ...         branch = candidates.branch(selection.index)
     ...         batch = problem.upper_data["differentiate"].batch(None)
     ...         loss, direct, _ = upper_gradients(
     ...             lambda theta, x: problem.f(theta, x, batch), theta, branch.x
@@ -225,7 +229,8 @@ class HyperGradient(Protocol):
     ...     g=lambda theta, x, _: x["x"].square().sum(),
     ...     f=lambda theta, x, _: theta["a"].square().sum(),
     ... )
-    >>> Direct().estimate(problem, problem.theta0, Branch(x=problem.x0), Key(0), {})[0].value["a"]
+    >>> only = Branch(x=problem.x0).as_candidates()
+    >>> Direct().estimate(problem, problem.theta0, *only, Key(0), {})[0].value["a"]
     tensor([2., 2.])
     """
 
@@ -239,7 +244,13 @@ class HyperGradient(Protocol):
         ...
 
     def estimate(
-        self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State
+        self,
+        problem: Problem,
+        theta: Tree,
+        candidates: Candidates,
+        selection: Selection,
+        key: Key,
+        state: State,
     ) -> tuple[Estimate, State]: ...
 
 

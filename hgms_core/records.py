@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from attrs import Factory, fields, frozen
+from attrs import Factory, field, fields, frozen
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
@@ -135,6 +135,23 @@ class Branch:
     last_step: Callable[[], LastStep] | None = None
     next_step: Callable[[Key], LastStep] | None = None
 
+    def as_candidates(self) -> tuple[Candidates, Selection]:
+        """Return this branch as the only candidate, and its selection, to estimate at this branch.
+
+        >>> candidates, selection = Branch(x={"x": torch.ones(2)}).as_candidates()
+        >>> candidates.count, candidates.branch(selection.index).x
+        (1, {'x': tensor([1., 1.])})
+        """
+        candidates = Candidates(
+            x={name: leaf[None] for name, leaf in self.x.items()},
+            aux={name: leaf[None] for name, leaf in self.aux.items()},
+            replay=self.replay and (lambda index, *inputs: self.replay(*inputs)),
+            last_step=self.last_step and (lambda index: self.last_step()),
+            next_step=self.next_step and (lambda index, x, key: self.next_step(key)),
+        )
+        scores = next(iter(candidates.x.values())).new_zeros(1)
+        return candidates, Selection.of(scores)
+
 
 @frozen(kw_only=True)
 class Candidates:
@@ -168,6 +185,7 @@ class Candidates:
     replay: Callable[[Tensor, Tree, int | None], tuple[Tree, Cost]] | None = None
     last_step: Callable[[Tensor], LastStep] | None = None
     next_step: Callable[[Tensor, Tree, Key], LastStep] | None = None
+    _latest: list[tuple[Tensor, Branch]] = field(factory=list, init=False, eq=False, repr=False)
 
     @property
     def count(self) -> int:
@@ -179,22 +197,29 @@ class Candidates:
     def branch(self, index: Tensor) -> Branch:
         """Return candidate ``index`` as a :class:`Branch`, with its backward functions.
 
+        A second call with the same tensor returns the same branch, without another copy of its x.
+
         >>> branch = Candidates(x={"x": torch.tensor([1.0, 2.0])}).branch(torch.tensor(1))
         >>> branch.x, branch.replay is None
         ({'x': tensor(2.)}, True)
         """
 
+        if self._latest and self._latest[0][0] is index:
+            return self._latest[0][1]
+
         def bound(function: Callable[..., Any] | None, *arguments: object) -> Any:
             return None if function is None else partial(function, index, *arguments)
 
         x = self.at(index)
-        return Branch(
+        branch = Branch(
             x=x,
             aux=take(self.aux, index),
             replay=bound(self.replay),
             last_step=bound(self.last_step),
             next_step=bound(self.next_step, x),
         )
+        self._latest[:] = [(index, branch)]
+        return branch
 
     @property
     def finite(self) -> Tensor:

@@ -177,7 +177,7 @@ def test_a_replay_gives_the_branch_and_unrolling_the_slope_of_the_whole_run() ->
         return branches.propose(p, theta, branches.init(p, Key(0)), Key(1)).branch(torch.tensor(0))
 
     branch = run(theta)
-    estimate, _ = Unrolled().estimate(p, theta, branch, Key(2), None)
+    estimate, _ = Unrolled().estimate(p, theta, *branch.as_candidates(), Key(2), None)
     batch = UPPER["differentiate"].batch(None)
     direction = normal(ROWS, seed=11)
     step = 1e-5

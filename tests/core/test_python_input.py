@@ -138,7 +138,9 @@ class Estimating:
     def init(self, problem: Any) -> Any:
         return {}
 
-    def estimate(self, problem: Any, theta: Any, branch: Any, key: Any, state: Any) -> Any:
+    def estimate(
+        self, problem: Any, theta: Any, candidates: Any, selection: Any, key: Any, state: Any
+    ) -> Any:
         return self.answer(theta)
 
 

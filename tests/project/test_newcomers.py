@@ -109,7 +109,9 @@ def assert_slope(p: Problem, branches: Branches, value: Callable[[Tree], Tensor]
     direction.
     """
     theta = {"theta": 0.3 * normal(*p.theta0["theta"].shape, seed=3)}
-    estimate, _ = Unrolled().estimate(p, theta, after(p, branches, theta), Key(2), None)
+    estimate, _ = Unrolled().estimate(
+        p, theta, *after(p, branches, theta).as_candidates(), Key(2), None
+    )
     # no kink of a ReLU is that near
     direction = normal(*theta["theta"].shape, seed=4)
     step = 1e-6

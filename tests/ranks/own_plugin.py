@@ -42,7 +42,7 @@ class Around:
     def init(self, problem, key):
         return {"x": dict(problem.x0)}
 
-    def propose(self, problem, theta, start, key):
+    def propose(self, problem, theta, start, key, progress):
         w = repeat(start["x"], 3)["w"]
         noise = torch.randn(w.shape, generator=key.generator(), dtype=w.dtype)
         return Candidates(x={"w": w + 0.1 * noise})

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from hgms.adapters import hypergradient
 from hgms_core import (
-    Branch,
     CallableSolver,
     Candidates,
     Cost,
@@ -214,8 +213,15 @@ class Exactly:
         return {"calls": 0}
 
     def estimate(
-        self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State
+        self,
+        problem: Problem,
+        theta: Tree,
+        candidates: Candidates,
+        selection: Selection,
+        key: Key,
+        state: State,
     ) -> tuple[Estimate, State]:
+        branch = candidates.branch(selection.index)
         below = problem.lower_data.batch(None)
         above = problem.upper_data["differentiate"].batch(None)
 

@@ -64,7 +64,9 @@ class Runs:
             }
         return x, loss
 
-    def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
+    def propose(
+        self, problem: Problem, theta: Tree, start: State, key: Key, progress: float = 0.0
+    ) -> Candidates:
         ends = [self.run(problem, theta, start, key, i) for i in range(self.count)]
         calls = self.count * self.steps
         cost = Cost(lower_gradients=calls, rows=calls * problem.lower_data.count(self.batch_size))
@@ -118,7 +120,9 @@ class NoRule:
     def init(self, problem: Problem, key: Key) -> State:
         return {"x": dict(problem.x0)}
 
-    def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
+    def propose(
+        self, problem: Problem, theta: Tree, start: State, key: Key, progress: float = 0.0
+    ) -> Candidates:
         grads, _ = gradient(problem.g, theta, start["x"], problem.lower_data.whole)
         moved = [
             {
@@ -142,7 +146,9 @@ class Cold(Runs):
 
     temperature: float = 1.0
 
-    def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
+    def propose(
+        self, problem: Problem, theta: Tree, start: State, key: Key, progress: float = 0.0
+    ) -> Candidates:
         shape = (self.count, *problem.x0["x"].shape)
         return Candidates(
             x={"x": torch.randn(shape, generator=key.generator(), dtype=torch.float64)}

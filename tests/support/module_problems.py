@@ -178,9 +178,9 @@ def slope(p: Problem, method: Implicit) -> Tensor:
     branch = Branches(count=1, steps=1, lr=1e-9).propose(
         p, p.theta0, Branches(count=1).init(p, Key(0)), Key(0)
     )
-    return method.estimate(p, p.theta0, branch.branch(torch.tensor(0)), Key(0), None)[0].value[
-        "theta"
-    ]
+    return method.estimate(
+        p, p.theta0, *branch.branch(torch.tensor(0)).as_candidates(), Key(0), None
+    )[0].value["theta"]
 
 
 class Locked(nn.Linear):

@@ -50,7 +50,7 @@ def estimates(estimator: Implicit, state: State, steps: range) -> tuple[list[Est
     for step in steps:
         theta = theta_of(step)
         branch = Branch(x=lower_solution(theta))
-        estimate, state = estimator.estimate(PROBLEM, theta, branch, KEY, state)
+        estimate, state = estimator.estimate(PROBLEM, theta, *branch.as_candidates(), KEY, state)
         found.append(estimate)
     return found, state
 

@@ -42,6 +42,7 @@ class Seen:
     theta: Tree
     start: State
     proposing: Key
+    progress: float
     candidates: Candidates
     selection: Selection
     branch: Branch
@@ -61,7 +62,7 @@ class Seen:
         """
         problem = problem or self.problem
         return self.pipeline.hypergradient.estimate(
-            problem, self.theta, branch, self.estimating, self.memory
+            problem, self.theta, *branch.as_candidates(), self.estimating, self.memory
         )[0]
 
 
@@ -77,9 +78,15 @@ class _Part:
 
 
 class _Generator(_Part):
-    def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
-        self._notes.update(problem=problem, theta=theta, start=start, proposing=key)
-        self._notes["candidates"] = candidates = self._part.propose(problem, theta, start, key)
+    def propose(
+        self, problem: Problem, theta: Tree, start: State, key: Key, progress: float
+    ) -> Candidates:
+        self._notes.update(
+            problem=problem, theta=theta, start=start, proposing=key, progress=progress
+        )
+        self._notes["candidates"] = candidates = self._part.propose(
+            problem, theta, start, key, progress
+        )
         return candidates
 
 
@@ -91,10 +98,17 @@ class _Selector(_Part):
 
 class _HyperGradient(_Part):
     def estimate(
-        self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State
+        self,
+        problem: Problem,
+        theta: Tree,
+        candidates: Candidates,
+        selection: Selection,
+        key: Key,
+        state: State,
     ) -> tuple[Estimate, State]:
+        branch = candidates.branch(selection.index)
         self._notes.update(branch=branch, estimating=key, memory=state)
-        estimate, memory = self._part.estimate(problem, theta, branch, key, state)
+        estimate, memory = self._part.estimate(problem, theta, candidates, selection, key, state)
         self._notes["estimate"] = estimate
         return estimate, memory
 
@@ -164,7 +178,9 @@ class _Handed(BaseException):
 
 
 class _Stop(_Part):
-    def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
+    def propose(
+        self, problem: Problem, theta: Tree, start: State, key: Key, progress: float
+    ) -> Candidates:
         self._notes["problem"] = problem
         raise _Handed
 

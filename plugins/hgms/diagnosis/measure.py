@@ -185,14 +185,14 @@ def _longer(measured: Measured, seen: Seen, h: Tensor, key: Key) -> dict[str, An
     steps = getattr(generator, "steps", None)
     if type(steps) is int and attrs.has(type(generator)):
         more: Any = attrs.evolve(generator, steps=LONGER * steps)  # type: ignore[misc]
-        candidates = more.propose(seen.problem, seen.theta, start, seen.proposing)
+        candidates = more.propose(seen.problem, seen.theta, start, seen.proposing, seen.progress)
         measured.cost += candidates.cost
     else:
         candidates = seen.candidates
         for turn in range(1, LONGER):
             start = generator.carry(start, candidates, index, key.fold("carry", turn), seen.problem)
             candidates = generator.propose(
-                seen.problem, seen.theta, start, key.fold("propose", turn)
+                seen.problem, seen.theta, start, key.fold("propose", turn), seen.progress
             )
             measured.cost += candidates.cost
             index = index.clamp_max(candidates.count - 1)
@@ -220,12 +220,14 @@ def _double(
     again = seen.estimate.cost.calls == 0  # carried, so converting shows no rounding
     if not again:
         try:
-            estimate = estimator.estimate(problem, theta, branch, seen.estimating, memory)[0]
+            estimate = estimator.estimate(
+                problem, theta, *branch.as_candidates(), seen.estimating, memory
+            )[0]
         except (HgmsError, TypeError, AttributeError):
             again = True  # the estimate differentiates through the branch
     if again:
         candidates = seen.pipeline.generator.propose(
-            problem, theta, doubled(seen.start), seen.proposing
+            problem, theta, doubled(seen.start), seen.proposing, seen.progress
         )
         branch = candidates.branch(seen.selection.index)
         away = flat(branch.x) - flat(seen.branch.x)
@@ -236,7 +238,9 @@ def _double(
                 "in float64 the branch ends at another point, because its random numbers depend on "
                 "the dtype",
             )
-        estimate = estimator.estimate(problem, theta, branch, seen.estimating, memory)[0]
+        estimate = estimator.estimate(
+            problem, theta, *branch.as_candidates(), seen.estimating, memory
+        )[0]
     measured.cost += estimate.cost
     cosine, ratio = compared(h, flat(estimate.value))
     return {"double": how, "double_cosine": cosine, "double_ratio": ratio}
@@ -258,7 +262,7 @@ def _gain(measured: Measured, seen: Seen, key: Key) -> dict[str, Any]:
     f = seen.problem.f
     found = values(f, seen.theta, seen.candidates.x, batch, rows=rows).double()
     again = seen.pipeline.generator.propose(
-        seen.problem, seen.theta_after, seen.start, seen.proposing
+        seen.problem, seen.theta_after, seen.start, seen.proposing, seen.progress
     )
     with torch.no_grad():
         after = float(f(seen.theta_after, again.at(index), batch))

@@ -16,7 +16,6 @@ from torch import Tensor
 from hgms.distributed.mesh import Mesh
 from hgms.distributed.rows import by_rows
 from hgms_core import (
-    Branch,
     CandidateGenerator,
     Candidates,
     ConfigError,
@@ -51,10 +50,12 @@ class PlacedGenerator:
     def init(self, problem: Problem, key: Key) -> State:
         return self.generator.init(problem, key)
 
-    def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
+    def propose(
+        self, problem: Problem, theta: Tree, start: State, key: Key, progress: float
+    ) -> Candidates:
         problem = by_rows(problem, self.mesh.rows)
         if dist.get_world_size(self.mesh.branches) == 1:
-            return self.generator.propose(problem, theta, start, key)
+            return self.generator.propose(problem, theta, start, key, progress)
         generator: Any = self.generator
         members = self.mesh.members(generator.count)
         some = generator.propose_some(problem, theta, start, key, members)
@@ -106,18 +107,17 @@ class PlacedHyperGradient:
         return self.hypergradient.init(problem)
 
     def estimate(
-        self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State
+        self,
+        problem: Problem,
+        theta: Tree,
+        candidates: Candidates,
+        selection: Selection,
+        key: Key,
+        state: State,
     ) -> tuple[Estimate, State]:
         return self.hypergradient.estimate(
-            by_rows(problem, self.mesh.world), theta, branch, key, state
+            by_rows(problem, self.mesh.world), theta, candidates, selection, key, state
         )
-
-    def __getattr__(self, name: str) -> Any:
-        """Provide ``estimate_all`` if the inner estimator has it."""
-        if name != "estimate_all":
-            raise AttributeError(name)
-        estimate_all: Any = self.hypergradient.estimate_all  # type: ignore[attr-defined]
-        return lambda problem, *rest: estimate_all(by_rows(problem, self.mesh.world), *rest)
 
 
 def placed(method: Any, ranks: int, device: torch.device, even: bool = False) -> Any:

@@ -17,11 +17,13 @@ from hgms.config import lowering
 from hgms.rows import mixture_slope
 from hgms_core import (
     Branch,
+    Candidates,
     ConfigError,
     Cost,
     Estimate,
     Key,
     Problem,
+    Selection,
     Sources,
     State,
     Tree,
@@ -88,9 +90,8 @@ class Aligned:
     ...         ),
     ...     ),
     ... )
-    >>> Aligned().estimate(problem, problem.theta0, Branch(x=problem.x0), Key(0), {})[0].value[
-    ...     "t"
-    ... ]  # a = (1, 0)
+    >>> only = Branch(x=problem.x0).as_candidates()
+    >>> Aligned().estimate(problem, problem.theta0, *only, Key(0), {})[0].value["t"]  # a = (1, 0)
     tensor([-0.2500,  0.2500])
 
     Source: this project; the cosines of LESS (Xia et al. 2024, arXiv 2402.04333), whose gradients
@@ -116,8 +117,15 @@ class Aligned:
         return {}
 
     def estimate(
-        self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State
+        self,
+        problem: Problem,
+        theta: Tree,
+        candidates: Candidates,
+        selection: Selection,
+        key: Key,
+        state: State,
     ) -> tuple[Estimate, State]:
+        branch = candidates.branch(selection.index)
         sources = problem.find(Sources)
         if sources is None:
             raise ConfigError(

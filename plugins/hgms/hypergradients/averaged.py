@@ -14,7 +14,6 @@ from attrs import evolve, field
 from torch import Tensor
 
 from hgms_core import (
-    Branch,
     Candidates,
     ConfigError,
     Cost,
@@ -74,7 +73,7 @@ class Averaged:
     >>> selection = Selection.of(torch.tensor([27.0, 1.0]))
     >>> theta = {"t": torch.ones(1)}
     >>> estimator = Averaged(estimator=OneStep(lr=0.5))  # h_i = ½ · 3(x_i⁺)², where x⁺ = 2 and 1
-    >>> estimator.estimate_all(problem, theta, candidates, selection, Key(0), {})[0].value["t"]
+    >>> estimator.estimate(problem, theta, candidates, selection, Key(0), {})[0].value["t"]
     tensor([3.7500])
 
     Source: the relaxation of the best candidate to a superquantile of f under a Gibbs measure of g:
@@ -91,11 +90,6 @@ class Averaged:
         return self.estimator.init(problem)
 
     def estimate(
-        self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State
-    ) -> tuple[Estimate, State]:
-        return self.estimator.estimate(problem, theta, branch, key, state)
-
-    def estimate_all(
         self,
         problem: Problem,
         theta: Tree,
@@ -109,9 +103,8 @@ class Averaged:
         memory = state
         for rank, index in enumerate(order):
             own = key.fold("candidate", rank) if rank else key
-            estimate, left = self.estimator.estimate(
-                problem, theta, candidates.branch(index), own, state
-            )
+            one = evolve(selection, index=index)
+            estimate, left = self.estimator.estimate(problem, theta, candidates, one, own, state)
             memory = memory if rank else left
             estimates.append(estimate)
         return _mean(estimates, weights), memory

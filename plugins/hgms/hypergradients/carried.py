@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from typing import ClassVar, final
 
-from hgms_core import Branch, ConfigError, Estimate, Key, Problem, State, Tree, component
+from hgms_core import (
+    Candidates,
+    ConfigError,
+    Estimate,
+    Key,
+    Problem,
+    Selection,
+    State,
+    Tree,
+    component,
+)
 
 
 @final
@@ -31,10 +41,11 @@ class Carried:
     ...     g=lambda t, x, _: x["x"].sum(),
     ...     f=lambda t, x, _: x["x"].sum(),
     ... )
+    >>> from hgms_core import Branch
     >>> branch = Branch(
     ...     x=problem.x0, aux={"theta.t": torch.tensor([2.0]), "upper_loss": torch.tensor(0.5)}
     ... )
-    >>> Carried().estimate(problem, problem.theta0, branch, Key(0), {})[0].value
+    >>> Carried().estimate(problem, problem.theta0, *branch.as_candidates(), Key(0), {})[0].value
     {'t': tensor([2.])}
 
     Source: the simultaneous updates of penalty and minimax methods (V-PBGD, G-PBGD, ScaleBiO,
@@ -47,8 +58,15 @@ class Carried:
         return {}
 
     def estimate(
-        self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State
+        self,
+        problem: Problem,
+        theta: Tree,
+        candidates: Candidates,
+        selection: Selection,
+        key: Key,
+        state: State,
     ) -> tuple[Estimate, State]:
+        branch = candidates.branch(selection.index)
         aux = branch.aux
         try:
             value = {name: aux[f"theta.{name}"] for name in theta}

@@ -8,7 +8,7 @@ from typing import ClassVar, final
 import torch
 from attrs import field
 
-from hgms_core import Branch, Cost, Estimate, Key, Problem, State, Tree, component
+from hgms_core import Candidates, Cost, Estimate, Key, Problem, Selection, State, Tree, component
 from hgms_core.validators import optional_whole
 
 
@@ -28,7 +28,9 @@ class Fixed:
     ...     g=lambda t, x, _: x["x"].sum(),
     ...     f=lambda t, x, _: (2 * x["x"]).sum(),
     ... )
-    >>> Fixed().estimate(problem, problem.theta0, Branch(x=problem.x0), Key(0), {})[0].value["t"]
+    >>> from hgms_core import Branch
+    >>> branch = Branch(x=problem.x0)
+    >>> Fixed().estimate(problem, problem.theta0, *branch.as_candidates(), Key(0), {})[0].value["t"]
     tensor([0.])
 
     Source: the trivial estimator; registered so that fixed weights run under the same budget,
@@ -52,8 +54,15 @@ class Fixed:
         return {}
 
     def estimate(
-        self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State
+        self,
+        problem: Problem,
+        theta: Tree,
+        candidates: Candidates,
+        selection: Selection,
+        key: Key,
+        state: State,
     ) -> tuple[Estimate, State]:
+        branch = candidates.branch(selection.index)
         batch, rows = problem.upper_data["differentiate"].sample(
             key.fold("upper"), self.upper_batch_size
         )

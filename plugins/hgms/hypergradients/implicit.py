@@ -16,7 +16,7 @@ from hgms.hypergradients.fresh import on_fresh_batches
 from hgms.hypergradients.operator import with_operator
 from hgms.hypergradients.solver_state import prepared, remembered
 from hgms_core import (
-    Branch,
+    Candidates,
     ConfigError,
     Estimate,
     Key,
@@ -24,6 +24,7 @@ from hgms_core import (
     LinearSolver,
     Loss,
     Problem,
+    Selection,
     State,
     Strategy,
     Tree,
@@ -90,9 +91,10 @@ class Implicit:
     ...         from hgms_core import CallableSolver
     ...
     ...         return CallableSolver(lambda matvec, b: b / 2).solve(matvec, b)
+    >>> from hgms_core import Branch
     >>> branch = Branch(x=problem.x0)
     >>> estimate, _ = Implicit(solver=Half()).estimate(
-    ...     problem, problem.theta0, branch, Key(0), {"v": None}
+    ...     problem, problem.theta0, *branch.as_candidates(), Key(0), {"v": None}
     ... )
     >>> estimate.value["t"]  # x*(θ) = θ, F = θ², F' = 2θ
     tensor([6.])
@@ -127,8 +129,15 @@ class Implicit:
         return {"v": None}
 
     def estimate(
-        self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State
+        self,
+        problem: Problem,
+        theta: Tree,
+        candidates: Candidates,
+        selection: Selection,
+        key: Key,
+        state: State,
     ) -> tuple[Estimate, State]:
+        branch = candidates.branch(selection.index)
         lower = problem.lower_data
         upper = problem.upper_data["differentiate"]
         below = _single(lower.draw(key.fold("lower"), self.batch_size, 1))

@@ -9,7 +9,17 @@ from attrs import field
 
 from hgms.config import lowering
 from hgms.hypergradients.step import through
-from hgms_core import Branch, Estimate, Key, LastStep, Problem, State, Tree, component
+from hgms_core import (
+    Candidates,
+    Estimate,
+    Key,
+    LastStep,
+    Problem,
+    Selection,
+    State,
+    Tree,
+    component,
+)
 from hgms_core.validators import optional_whole, positive
 
 
@@ -43,8 +53,9 @@ class OneStep:
     ...     g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(),
     ...     f=lambda t, x, _: (x["x"] ** 2).sum(),
     ... )
+    >>> from hgms_core import Branch
     >>> estimate, _ = OneStep(lr=0.5).estimate(
-    ...     problem, problem.theta0, Branch(x=problem.x0), Key(0), {}
+    ...     problem, problem.theta0, *Branch(x=problem.x0).as_candidates(), Key(0), {}
     ... )
     >>> estimate.value["t"]  # η = 1/L: one step solves this lower level
     tensor([6.])
@@ -74,8 +85,15 @@ class OneStep:
         return {}
 
     def estimate(
-        self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State
+        self,
+        problem: Problem,
+        theta: Tree,
+        candidates: Candidates,
+        selection: Selection,
+        key: Key,
+        state: State,
     ) -> tuple[Estimate, State]:
+        branch = candidates.branch(selection.index)
         batch, rows = problem.lower_data.sample(key.fold("lower"), self.batch_size)
         step = LastStep(x=branch.x, batch=batch, rows=rows, rate=self.lr)
         above, upper_rows = problem.upper_data["differentiate"].sample(

@@ -15,12 +15,13 @@ from hgms.compiled import form, programs_of
 from hgms.config import lowering
 from hgms.optim.adam import adam
 from hgms_core import (
-    Branch,
+    Candidates,
     Cost,
     Estimate,
     Key,
     Loss,
     Problem,
+    Selection,
     State,
     Tree,
     component,
@@ -81,8 +82,9 @@ class Sama:
     ...     g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(),
     ...     f=lambda t, x, _: (x["x"] ** 2).sum(),
     ... )
+    >>> from hgms_core import Branch
     >>> estimate, _ = Sama(lr=0.5).estimate(
-    ...     problem, problem.theta0, Branch(x=problem.x0), Key(0), {}
+    ...     problem, problem.theta0, *Branch(x=problem.x0).as_candidates(), Key(0), {}
     ... )
     >>> round(estimate.value["t"].item(), 2)  # without moments the step is plain gradient descent's
     6.0
@@ -118,8 +120,15 @@ class Sama:
         return {}
 
     def estimate(
-        self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State
+        self,
+        problem: Problem,
+        theta: Tree,
+        candidates: Candidates,
+        selection: Selection,
+        key: Key,
+        state: State,
     ) -> tuple[Estimate, State]:
+        branch = candidates.branch(selection.index)
         below, rows = problem.lower_data.sample(key.fold("lower"), self.batch_size)
         above, upper_rows = problem.upper_data["differentiate"].sample(
             key.fold("upper"), self.upper_batch_size

@@ -11,7 +11,19 @@ from typing import ClassVar, Literal, final
 from attrs import field
 
 from hgms.hypergradients.step import through
-from hgms_core import Branch, ConfigError, Estimate, Key, LastStep, Problem, State, Tree, component
+from hgms_core import (
+    Branch,
+    Candidates,
+    ConfigError,
+    Estimate,
+    Key,
+    LastStep,
+    Problem,
+    Selection,
+    State,
+    Tree,
+    component,
+)
 from hgms_core.validators import optional_positive, optional_whole
 
 
@@ -67,7 +79,7 @@ class ThroughStep:
     >>> branch = Branch(x=problem.x0, next_step=next_step)
     >>> h = (
     ...     ThroughStep(derivative="exact")
-    ...     .estimate(problem, problem.theta0, branch, Key(0), {})[0]
+    ...     .estimate(problem, problem.theta0, *branch.as_candidates(), Key(0), {})[0]
     ...     .value["t"]
     ... )
     >>> h  # dF/dt = 2x⁺ · ∂x⁺/∂t = 4 · ½
@@ -96,8 +108,15 @@ class ThroughStep:
         return {}
 
     def estimate(
-        self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State
+        self,
+        problem: Problem,
+        theta: Tree,
+        candidates: Candidates,
+        selection: Selection,
+        key: Key,
+        state: State,
     ) -> tuple[Estimate, State]:
+        branch = candidates.branch(selection.index)
         step = self._step(branch, key.fold("lower"))
         above, rows = problem.upper_data["differentiate"].sample(
             key.fold("upper"), self.upper_batch_size

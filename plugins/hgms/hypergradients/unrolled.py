@@ -8,12 +8,13 @@ import torch
 from attrs import field
 
 from hgms_core import (
-    Branch,
+    Candidates,
     ConfigError,
     Cost,
     Estimate,
     Key,
     Problem,
+    Selection,
     State,
     Tree,
     component,
@@ -52,8 +53,12 @@ class Unrolled:
     ...     g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(),
     ...     f=lambda t, x, _: (x["x"] ** 2).sum(),
     ... )
+    >>> from hgms_core import Branch
     >>> branch = Branch(x={"x": torch.tensor([2.0])}, replay=replay)
-    >>> Unrolled().estimate(problem, problem.theta0, branch, Key(0), {})[0].value["t"]  # 2 · 2 · ½
+    >>> estimate, _ = Unrolled().estimate(
+    ...     problem, problem.theta0, *branch.as_candidates(), Key(0), {}
+    ... )
+    >>> estimate.value["t"]  # 2 · 2 · ½
     tensor([2.])
 
     Source: HG-MS paper, appendix (HG-baseline: differentiable AdamW unroll); Franceschi et al.
@@ -69,8 +74,15 @@ class Unrolled:
         return {}
 
     def estimate(
-        self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State
+        self,
+        problem: Problem,
+        theta: Tree,
+        candidates: Candidates,
+        selection: Selection,
+        key: Key,
+        state: State,
     ) -> tuple[Estimate, State]:
+        branch = candidates.branch(selection.index)
         if branch.replay is None:
             raise ConfigError(
                 "not-supported",

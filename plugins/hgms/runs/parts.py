@@ -84,8 +84,10 @@ class _Part:
 
 
 class _Generator(_Part):
-    def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
-        proposed = self.part.propose(problem, theta, start, key)
+    def propose(
+        self, problem: Problem, theta: Tree, start: State, key: Key, progress: float
+    ) -> Candidates:
+        proposed = self.part.propose(problem, theta, start, key, progress)
         if not isinstance(proposed, Candidates):
             self.fail(
                 f"propose returns {_described(proposed)}, but must return Candidates",

@@ -421,7 +421,11 @@ def _compare_others(
         estimator = method.hypergradient
         try:
             estimate, _ = estimator.estimate(
-                level.problem, level.theta, branch, Key(seed), estimator.init(level.problem)
+                level.problem,
+                level.theta,
+                *branch.as_candidates(),
+                Key(seed),
+                estimator.init(level.problem),
             )
         except _NeedsPath:
             notes.append(

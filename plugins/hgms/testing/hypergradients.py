@@ -37,7 +37,9 @@ def exercise(estimator: Any, dtype: torch.dtype, variant: int) -> tuple[Any, Cal
     inputs = {"theta": known.theta, "x": branch.x, "aux": branch.aux, "state": state, "data": data}
 
     def call() -> Any:
-        estimate, memory = estimator.estimate(known.problem, known.theta, branch, KEY, state)
+        estimate, memory = estimator.estimate(
+            known.problem, known.theta, *branch.as_candidates(), KEY, state
+        )
         return {
             "value": estimate.value,
             "upper_loss": estimate.upper_loss,
@@ -61,7 +63,7 @@ def _of_sources(estimator: Any) -> bool:
 def estimated(estimator: Any, known: problems.Known) -> Estimate:
     problem = known.problem
     estimate, _ = estimator.estimate(
-        problem, known.theta, known.branch(), KEY, estimator.init(problem)
+        problem, known.theta, *known.branch().as_candidates(), KEY, estimator.init(problem)
     )
     demand(
         isinstance(estimate, Estimate),
@@ -181,9 +183,11 @@ def check_oracle_counts(estimator: Any) -> None:
     problem, tally = oracle.watched(known.problem)
     branch = evolve(known, problem=problem).branch(steps=7)
     state = estimator.init(problem)
-    estimator.estimate(problem, known.theta, branch, KEY, state)  # the first call is not counted
+    estimator.estimate(
+        problem, known.theta, *branch.as_candidates(), KEY, state
+    )  # the first call is not counted
     tally.clear()
-    estimate, _ = estimator.estimate(problem, known.theta, branch, KEY, state)
+    estimate, _ = estimator.estimate(problem, known.theta, *branch.as_candidates(), KEY, state)
     calls = tally.calls
     cost = estimate.cost
     solution = estimate.solution
@@ -210,9 +214,12 @@ def check_state(estimator: Any) -> None:
     known = _usual(estimator)
     branch = known.branch(steps=7)
     _, state = estimator.estimate(
-        known.problem, known.theta, branch, KEY, estimator.init(known.problem)
+        known.problem, known.theta, *branch.as_candidates(), KEY, estimator.init(known.problem)
     )
     moved = {name: leaf + 0.1 for name, leaf in known.theta.items()}
     demand_saved(
-        state, lambda memory: estimator.estimate(known.problem, moved, branch, KEY, memory)[0].value
+        state,
+        lambda memory: (
+            estimator.estimate(known.problem, moved, *branch.as_candidates(), KEY, memory)[0].value
+        ),
     )

@@ -152,7 +152,7 @@ def estimates(implicit: Implicit, problem: Problem, x: Tree) -> list[Estimate]:
     """With programs, and without."""
     branch = Branch(x=x)
     return [
-        implicit.estimate(each, problem.theta0, branch, Key(0), {"v": None})[0]
+        implicit.estimate(each, problem.theta0, *branch.as_candidates(), Key(0), {"v": None})[0]
         for each in (problem, evolve(problem, compiler=None))
     ]
 

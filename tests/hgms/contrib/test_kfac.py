@@ -148,7 +148,7 @@ def solved(theta: Tree) -> Tree:
 
 def estimate(estimator: Any, problem: Problem, x: Tree) -> Any:
     state = estimator.init(problem)
-    return estimator.estimate(problem, problem.theta0, Branch(x=x), KEY, state)[0]
+    return estimator.estimate(problem, problem.theta0, *Branch(x=x).as_candidates(), KEY, state)[0]
 
 
 @needs_curvlinops

@@ -98,7 +98,11 @@ def test_an_estimator_gives_a_key_of_its_own_before_all_else() -> None:
     seen: list[Any] = []
     for key in (Key(1), Key(1), Key(2)):
         Implicit(solver=Tells(seen)).estimate(
-            known.problem, known.theta, Branch(x=known.branch().x), key, {"v": None}
+            known.problem,
+            known.theta,
+            *Branch(x=known.branch().x).as_candidates(),
+            key,
+            {"v": None},
         )
     assert seen[1::2] == ["at"] * 3
     keys = seen[::2]

@@ -23,7 +23,6 @@ from hgms.solvers import CG
 from hgms.tasks.quadratic import Quadratic
 from hgms.tasks.sphere import Sphere
 from hgms_core import (
-    Branch,
     Candidates,
     Cost,
     Data,
@@ -33,6 +32,7 @@ from hgms_core import (
     Pipeline,
     Problem,
     Record,
+    Selection,
     State,
     Tree,
     upper_gradients,
@@ -109,7 +109,7 @@ def test_a_lower_run_four_times_as_long_is_the_same_branch_going_on() -> None:
         at = candidates.branch(torch.tensor(row["selected"]))
         known = before["hypergradient"]
         estimate, _ = own.hypergradient.estimate(
-            problem, problem.theta0, at, key.fold("differentiate"), known
+            problem, problem.theta0, *at.as_candidates(), key.fold("differentiate"), known
         )
         found.append(estimate.value["log_penalty"])
     longer = (row["longer_cosine"], row["longer_ratio"])
@@ -171,7 +171,9 @@ class Shifted:
     def init(self, problem: Problem, key: Key) -> State:
         return {}
 
-    def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
+    def propose(
+        self, problem: Problem, theta: Tree, start: State, key: Key, progress: float = 0.0
+    ) -> Candidates:
         x = 2 * theta["t"] + torch.tensor([[3.0], [1.0]], dtype=DOUBLE)
         return Candidates(x={"x": x.detach()}, cost=Cost(lower_gradients=2))
 
@@ -191,8 +193,15 @@ class Handed:
         return {}
 
     def estimate(
-        self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State
+        self,
+        problem: Problem,
+        theta: Tree,
+        candidates: Candidates,
+        selection: Selection,
+        key: Key,
+        state: State,
     ) -> tuple[Estimate, State]:
+        branch = candidates.branch(selection.index)
         batch = problem.upper_data["differentiate"].batch(None)
         loss, _, _ = upper_gradients(lambda t, x: problem.f(t, x, batch), theta, branch.x)
         return Estimate(

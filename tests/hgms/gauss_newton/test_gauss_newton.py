@@ -173,7 +173,9 @@ PROBLEM = from_losses(
 def estimate(problem: Problem, rtol: float = 1e-12, **settings: Any) -> Any:
     estimator = Implicit(solver=CG(ridge=1e-2, rtol=rtol, max_steps=500), **settings)
     branch = Branch(x=problem.x0)
-    return estimator.estimate(problem, problem.theta0, branch, KEY, estimator.init(problem))[0]
+    return estimator.estimate(
+        problem, problem.theta0, *branch.as_candidates(), KEY, estimator.init(problem)
+    )[0]
 
 
 def test_implicit_is_equation_3_with_the_dense_gauss_newton_matrix() -> None:

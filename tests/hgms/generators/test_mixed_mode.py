@@ -40,7 +40,9 @@ def ended(generator: Any, last: int | None, problem: Problem = PROBLEM) -> tuple
         candidates = generator.propose(problem, THETA, start, KEY.fold(step))
         index = torch.tensor(candidates.count - 1)
         start = generator.carry(start, candidates, index, KEY, problem)
-    estimate, _ = Unrolled(last=last).estimate(problem, THETA, candidates.branch(index), KEY, {})
+    estimate, _ = Unrolled(last=last).estimate(
+        problem, THETA, *candidates.branch(index).as_candidates(), KEY, {}
+    )
     return {**estimate.value, "loss": estimate.upper_loss}, estimate.cost
 
 
@@ -81,7 +83,7 @@ def test_it_calls_the_loss_once_a_step_on_each_way_and_holds_no_graph() -> None:
     calls.clear()
     # The graph of a path calls it once a step; going back costs one more call, in which ∇g has its
     # tangent.
-    estimate, _ = Unrolled().estimate(problem, THETA, branch, KEY, {})
+    estimate, _ = Unrolled().estimate(problem, THETA, *branch.as_candidates(), KEY, {})
     counts = estimate.cost.numbers()
     found = [counts[name] for name in ("lower_gradients", "products", "cross_products")]
     assert [calls["g"], *found] == [12, 6, 6, 6]

@@ -39,7 +39,7 @@ def estimated(estimator: Averaged, selector: Any = None) -> Any:
     candidates = candidates_at(THETA)
     selection = (selector or BestOfN()).select(PROBLEM, THETA, candidates, KEY)
     state = estimator.init(PROBLEM)
-    return estimator.estimate_all(PROBLEM, THETA, candidates, selection, KEY, state)[0]
+    return estimator.estimate(PROBLEM, THETA, candidates, selection, KEY, state)[0]
 
 
 def soft_minimum(scores: Tensor, temperature: float) -> Tensor:
@@ -80,11 +80,13 @@ def test_candidates_draw_batches_of_their_own_and_their_costs_add_up() -> None:
     single = Implicit(solver=CG(ridge=0.1), batch_size=4, upper_batch_size=3)
     equal = Candidates(x={name: leaf.expand(5, *leaf.shape) for name, leaf in PROBLEM.x0.items()})
     scores = Selection.of(torch.zeros(5, dtype=F64))
-    mean: Any = Averaged(estimator=single).estimate_all(
+    mean: Any = Averaged(estimator=single).estimate(
         PROBLEM, THETA, equal, scores, KEY, {"v": None}
     )[0]
     draws = [
-        single.estimate(PROBLEM, THETA, equal.branch(torch.tensor(0)), key, {"v": None})[0]
+        single.estimate(
+            PROBLEM, THETA, *equal.branch(torch.tensor(0)).as_candidates(), key, {"v": None}
+        )[0]
         for key in (KEY, *(KEY.fold("candidate", rank) for rank in range(1, 5)))
     ]
     for name in THETA:
@@ -137,5 +139,5 @@ def test_a_candidate_that_is_not_finite_has_no_weight(settings: dict[str, float]
     candidates = Candidates(x={"x": torch.tensor([[torch.nan], [2.0], [torch.inf], [2.0]])})
     scores = Selection.of(torch.tensor([torch.nan, 2.0, torch.nan, 2.0]))
     averaged = Averaged(estimator=OneStep(lr=0.5), **settings)
-    found, _ = averaged.estimate_all(problem, problem.theta0, candidates, scores, KEY, {})
+    found, _ = averaged.estimate(problem, problem.theta0, candidates, scores, KEY, {})
     assert found.value["t"].tolist() == [1.0]  # x⁺ = x/2, h = x⁺ at θ = 0

@@ -65,7 +65,7 @@ def test_full_unrolling_is_the_slope_of_the_unrolled_value(path: str) -> None:
     expected = finite_differences(
         lambda theta: PROBLEM.f(theta, run.proposed(theta).at(1), VALIDATION), THETA
     )
-    found, state = Unrolled().estimate(PROBLEM, THETA, run.branch(1), KEY, {})
+    found, state = Unrolled().estimate(PROBLEM, THETA, *run.branch(1).as_candidates(), KEY, {})
     assert_same(found.value, expected, rtol=1e-5, atol=1e-9)
     upper = PROBLEM.f(THETA, run.proposed(THETA).at(1), VALIDATION)
     assert_same(found.upper_loss, upper, rtol=1e-10)
@@ -96,7 +96,7 @@ def test_truncated_unrolling_freezes_the_early_steps(path: str, last: int) -> No
         end, _ = candidates.replay(torch.tensor(1), leaves, 4)
         return PROBLEM.f(theta, {name: leaf.detach() for name, leaf in end.items()}, VALIDATION)
 
-    found, _ = Unrolled(last=last).estimate(PROBLEM, THETA, run.branch(1), KEY, {})
+    found, _ = Unrolled(last=last).estimate(PROBLEM, THETA, *run.branch(1).as_candidates(), KEY, {})
     assert_same(found.value, finite_differences(value, THETA), rtol=1e-5, atol=1e-9)
     assert not any(leaf.requires_grad for leaf in found.value.values())
 
@@ -105,7 +105,7 @@ def test_truncated_unrolling_freezes_the_early_steps(path: str, last: int) -> No
 @pytest.mark.parametrize("size", [None, 5])
 def test_one_step_is_double_backward(derivative: Any, size: int | None) -> None:
     estimator = OneStep(lr=0.7, derivative=derivative, batch_size=size, upper_batch_size=size)
-    found, _ = estimator.estimate(PROBLEM, THETA, at(PROBLEM.x0), KEY, {})
+    found, _ = estimator.estimate(PROBLEM, THETA, *at(PROBLEM.x0).as_candidates(), KEY, {})
     below, below_rows = PROBLEM.lower_data.sample(KEY.fold("lower"), size)
     above, above_rows = PROBLEM.upper_data["differentiate"].sample(KEY.fold("upper"), size)
     theta, x = (
@@ -142,7 +142,9 @@ def test_implicit_is_the_closed_form_on_ridge(strategy: Any, solver: Any) -> Non
     theta = {"log_penalty": normal(6, seed=3) - 1}
     estimator = Implicit(solver=solver, strategy=strategy)
     branch = at(EXACT.solution(theta))
-    found, state = estimator.estimate(RIDGE, theta, branch, KEY, estimator.init(RIDGE))
+    found, state = estimator.estimate(
+        RIDGE, theta, *branch.as_candidates(), KEY, estimator.init(RIDGE)
+    )
     rtol = 1e-7 if strategy == "difference" else 1e-10
     assert_same(found.value, EXACT.hypergradient(theta), rtol=rtol, atol=1e-12)
     assert float(found.lower_gradient_norm) < 1e-12  # type: ignore[arg-type]
@@ -151,7 +153,7 @@ def test_implicit_is_the_closed_form_on_ridge(strategy: Any, solver: Any) -> Non
 
 def test_implicit_is_the_limit_of_unrolling() -> None:
     branch = Replayable(Branches(count=1, steps=200, lr=0.8), RIDGE).branch(0)
-    found, _ = Unrolled().estimate(RIDGE, RIDGE.theta0, branch, KEY, {})
+    found, _ = Unrolled().estimate(RIDGE, RIDGE.theta0, *branch.as_candidates(), KEY, {})
     assert_same(found.value, EXACT.hypergradient(RIDGE.theta0), rtol=1e-9)
 
 
@@ -161,7 +163,9 @@ def test_a_warm_start_saves_products() -> None:
     estimator = Implicit(solver=CG(rtol=1e-7), warm_start=True)
 
     def estimate(theta: Tree, state: State) -> tuple[Any, State]:
-        return estimator.estimate(problem, theta, at(exact.solution(theta)), KEY, state)
+        return estimator.estimate(
+            problem, theta, *at(exact.solution(theta)).as_candidates(), KEY, state
+        )
 
     cold, state = estimate(problem.theta0, estimator.init(problem))
     warm, again = estimate(problem.theta0, state)
@@ -181,7 +185,9 @@ def test_every_product_uses_a_fresh_batch_where_that_is_asked_for() -> None:
         return PROBLEM.g(theta, x, batch)
 
     estimator = Implicit(solver=Neumann(lr=0.1, steps=4), batches="fresh", batch_size=6)
-    estimator.estimate(evolve(PROBLEM, g=g), THETA, at(PROBLEM.x0), KEY, {"v": None})
+    estimator.estimate(
+        evolve(PROBLEM, g=g), THETA, *at(PROBLEM.x0).as_candidates(), KEY, {"v": None}
+    )
     assert len(seen) >= 5  # four products and the mixed term
 
 
@@ -191,7 +197,9 @@ def test_every_product_uses_a_fresh_batch_where_that_is_asked_for() -> None:
 def test_costs_count_batches_products_and_the_way_back() -> None:
     solver = CG(rtol=1e-8, ridge=1.0)
     implicit = Implicit(solver=solver, batch_size=7, upper_batch_size=4)
-    found: Any = implicit.estimate(PROBLEM, THETA, at(PROBLEM.x0), KEY, implicit.init(PROBLEM))[0]
+    found: Any = implicit.estimate(
+        PROBLEM, THETA, *at(PROBLEM.x0).as_candidates(), KEY, implicit.init(PROBLEM)
+    )[0]
     products = found.solution.products
     one = Cost(lower_gradients=1, upper_gradients=1, cross_products=1)
     assert found.cost == one + Cost(products=products, rows=4 + 7 * (2 + products))
@@ -199,7 +207,7 @@ def test_costs_count_batches_products_and_the_way_back() -> None:
     branch = Replayable(PATHS["sgd"]).branch(0)
     for through, last in ((4, None), (2, 2), (4, 9)):
         unrolled = Unrolled(last=last, upper_batch_size=4)
-        assert unrolled.estimate(PROBLEM, THETA, branch, KEY, {})[0].cost == Cost(
+        assert unrolled.estimate(PROBLEM, THETA, *branch.as_candidates(), KEY, {})[0].cost == Cost(
             lower_gradients=4,
             products=through,
             cross_products=through,

@@ -29,7 +29,7 @@ PROBLEM = network_sources()
 
 def aligned(problem: Problem = PROBLEM, aux: Tree | None = None, **options: Any) -> Estimate:
     branch = Branch(x=problem.x0, aux=aux or {})
-    return Aligned(**options).estimate(problem, THETA, branch, Key(0), {})[0]
+    return Aligned(**options).estimate(problem, THETA, *branch.as_candidates(), Key(0), {})[0]
 
 
 def gradient(loss: Any) -> torch.Tensor:

@@ -30,7 +30,7 @@ BRANCH = GENERATOR.propose(PROBLEM, THETA, GENERATOR.init(PROBLEM, KEY), KEY).br
 
 def estimate(branch: Branch = BRANCH, **options: Any) -> Any:
     sama = Sama(**{"lr": RATE, "betas": BETAS, **options})
-    return sama.estimate(PROBLEM, THETA, branch, KEY, {})[0]
+    return sama.estimate(PROBLEM, THETA, *branch.as_candidates(), KEY, {})[0]
 
 
 def descends(x: Tensor, g: Tensor, m: Tensor, v: Tensor) -> Tensor:
@@ -85,7 +85,7 @@ def test_its_diagonal_is_that_of_the_paper() -> None:
     )
     sama = Sama(lr=RATE, betas=BETAS, eps=1e-30, derivative="exact")
     branch = Branch(x={"x": x}, aux={"m.x": m, "v.x": v})
-    found, _ = sama.estimate(problem, problem.theta0, branch, KEY, {})
+    found, _ = sama.estimate(problem, problem.theta0, *branch.as_candidates(), KEY, {})
     (b1, b2), g = BETAS, x - theta
     diagonal = (
         RATE * ((1 - b1) * b2 * v - b1 * (1 - b2) * m * g) / (b2 * v + (1 - b2) * g**2) ** 1.5

@@ -79,7 +79,7 @@ def test_through_a_last_step_told_by_hand_is_double_backward(
     theta = leaves_of(problem.theta0)
     end, branch = descent(problem, theta, steps, momentum)
     estimator = ThroughStep(batch="own", derivative=derivative)
-    found, state = estimator.estimate(problem, problem.theta0, branch, KEY, {})
+    found, state = estimator.estimate(problem, problem.theta0, *branch.as_candidates(), KEY, {})
     loss = problem.f(theta, end, problem.upper_data["differentiate"].whole)
     cost = Cost(lower_gradients=steps - 1, rows=6 * (steps - 1))
     assert_is(found, loss, theta, problem, derivative, cost)
@@ -96,7 +96,7 @@ def test_one_step_more_on_a_fresh_batch_is_double_backward(
     candidates = generator.propose(problem, problem.theta0, generator.init(problem, KEY), KEY)
     branch = evolve(candidates.branch(torch.tensor(2)), replay=never)
     found, state = ThroughStep(derivative=derivative).estimate(
-        problem, problem.theta0, branch, KEY, {}
+        problem, problem.theta0, *branch.as_candidates(), KEY, {}
     )
     theta, x = leaves_of(problem.theta0), leaves_of(candidates.at(2))
     batch, _ = problem.lower_data.sample(KEY.fold("lower"), 6)
@@ -115,7 +115,9 @@ def test_the_displacement_reaches_the_difference(steps: int, momentum: float) ->
 
     def found(**options: Any) -> torch.Tensor:
         estimator = ThroughStep(batch="own", **options)
-        return estimator.estimate(SOURCES, SOURCES.theta0, branch, KEY, {})[0].value["logits"]
+        return estimator.estimate(SOURCES, SOURCES.theta0, *branch.as_candidates(), KEY, {})[
+            0
+        ].value["logits"]
 
     exact = found(derivative="exact")
     errors = [float((found(displacement=size) - exact).norm()) for size in (0.2, 0.1, 0.05)]

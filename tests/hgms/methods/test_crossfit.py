@@ -125,7 +125,7 @@ def test_a_branch_has_the_objective_of_its_steps_and_the_hypergradient_of_differ
         )
     )
     found, _ = Implicit(solver=exact).estimate(
-        own, alpha, Branch(x=solved(own, alpha)), Key(0), {"v": None}
+        own, alpha, *Branch(x=solved(own, alpha)).as_candidates(), Key(0), {"v": None}
     )
     held = own.upper_data["differentiate"].batch(None)
     wanted = finite_differences(lambda alpha: own.f(alpha, solved(own, alpha), held), alpha)
@@ -145,7 +145,9 @@ def test_one_outer_step_is_the_mean_over_the_branches_and_a_fixed_alpha_stays() 
     for number, x in enumerate(averages):
         own = fold_problem.of_branch(p, folds, state["alpha"], x, scores, number)
         key = Key(0).fold("step", 0).fold("hypergradient", number)
-        found = m.hypergradient.estimate(own, state["alpha"], Branch(x=own.x0), key, {"v": None})
+        found = m.hypergradient.estimate(
+            own, state["alpha"], *Branch(x=own.x0).as_candidates(), key, {"v": None}
+        )
         values.append(found[0].value)
     for name, leaf in state["alpha"].items():
         h = torch.stack([value[name] for value in values]).mean()

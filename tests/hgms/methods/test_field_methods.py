@@ -83,7 +83,11 @@ def test_an_implicit_estimate_is_its_equation_and_costs_what_was_called(
         solver=Neumann(lr=0.4, steps=4), batch_size=6, batches=batches, strategy=strategy
     )
     found, _ = estimator.estimate(
-        problem, PROBLEM.theta0, Branch(x=PROBLEM.x0), Key(5), estimator.init(problem)
+        problem,
+        PROBLEM.theta0,
+        *Branch(x=PROBLEM.x0).as_candidates(),
+        Key(5),
+        estimator.init(problem),
     )
     cost = found.cost
     fresh = batches == "fresh"

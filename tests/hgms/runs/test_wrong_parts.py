@@ -39,7 +39,9 @@ class Proposes:
     def init(self, problem: Problem, key: Any) -> dict[str, Any]:
         return {"x": problem.x0}
 
-    def propose(self, problem: Problem, theta: Any, start: Any, key: Any) -> Any:
+    def propose(
+        self, problem: Problem, theta: Any, start: Any, key: Any, progress: float = 0.0
+    ) -> Any:
         return self.how(
             {name: leaf.expand(2, *leaf.shape).clone() for name, leaf in start["x"].items()}
         )

@@ -47,9 +47,9 @@ def chosen(problem: Problem, generator: Branches, theta: Tree) -> Any:
 def hypergradients(problem: Problem, generator: Branches, *estimators: Any) -> list[Tensor]:
     branch = chosen(problem, generator, problem.theta0)
     return [
-        estimator.estimate(problem, problem.theta0, branch, KEY.fold("differentiate"), {})[0].value[
-            "logits"
-        ]
+        estimator.estimate(
+            problem, problem.theta0, *branch.as_candidates(), KEY.fold("differentiate"), {}
+        )[0].value["logits"]
         for estimator in estimators
     ]
 
@@ -120,7 +120,9 @@ def test_differences_on_a_bfloat16_base_have_the_signs_of_the_exact_float32_dire
             for at in steps
         ]
         return [
-            estimator.estimate(problem, problem.theta0, branch, Key(0), {})[0].value["logits"]
+            estimator.estimate(problem, problem.theta0, *branch.as_candidates(), Key(0), {})[
+                0
+            ].value["logits"]
             for branch in branches
         ]
 

@@ -106,9 +106,7 @@ def test_alignments_are_those_of_running_means() -> None:
     for step in range(4):
         candidates = generator.propose(PROBLEM, THETA, start, Key(step))
         selection = Selection.of(torch.tensor([1.0, 0.0]))
-        estimate, state = estimator.estimate_all(
-            PROBLEM, THETA, candidates, selection, Key(9), state
-        )
+        estimate, state = estimator.estimate(PROBLEM, THETA, candidates, selection, Key(9), state)
         start = generator.carry(start, candidates, selection.index, Key(1), PROBLEM)
         own, slope, v = (
             np.concatenate(
@@ -155,9 +153,7 @@ def test_a_source_without_a_row_so_far_does_not_move() -> None:
     seen = []
     for counts in ([3.0, 0.0, 5.0], [2.0, 4.0, 0.0]):
         candidates = aux(rows * torch.tensor(counts).sign()[:, None], counts, f[0])
-        estimate, state = estimator.estimate_all(
-            problem, THETA, candidates, SELECTED, Key(0), state
-        )
+        estimate, state = estimator.estimate(problem, THETA, candidates, SELECTED, Key(0), state)
         seen.append(estimate.value["logits"])
     omega = THETA["logits"].softmax(0)
     lengths = torch.tensor([3.0, 1.0, 5.0], dtype=F64).sqrt() * rows.norm(dim=1) * f.norm()
@@ -181,7 +177,7 @@ def test_a_source_gains_nothing_by_having_more_rows_drawn() -> None:
         noise = 0.3 + normal(20, 60, seed=trial)
         u = torch.stack([rows.sum(0) for rows in noise.split([2, 16, 2])])
         f = 0.3 + 0.5 * normal(60, seed=1000 + trial)
-        estimate, _ = estimator.estimate_all(
+        estimate, _ = estimator.estimate(
             problem, theta, aux(u, [2.0, 16.0, 2.0], f), SELECTED, Key(0), estimator.init(problem)
         )
         h = estimate.value["logits"]

@@ -180,7 +180,9 @@ class Branches:
             "lower_steps": 0,
         }
 
-    def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
+    def propose(
+        self, problem: Problem, theta: Tree, start: State, key: Key, progress: float = 0.0
+    ) -> Candidates:
         return self.propose_some(problem, theta, start, key, list(range(self.count)))
 
     def propose_some(

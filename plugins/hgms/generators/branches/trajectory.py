@@ -123,7 +123,9 @@ class Trajectory:
     def init(self, problem: Problem, key: Key) -> State:
         return {"x": dict(problem.x0)}
 
-    def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
+    def propose(
+        self, problem: Problem, theta: Tree, start: State, key: Key, progress: float = 0.0
+    ) -> Candidates:
         index = problem.lower_data.draw(key.fold("batches"), self.batch_size, self.steps)
 
         def path(theta: Tree, steps: int) -> Path:

@@ -91,7 +91,9 @@ class DynamicBarrier:
 
     init = shared.begin
 
-    def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
+    def propose(
+        self, problem: Problem, theta: Tree, start: State, key: Key, progress: float = 0.0
+    ) -> Candidates:
         g = problem.g
         f = problem.f
         programs = programs_of(problem)

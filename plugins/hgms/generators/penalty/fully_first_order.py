@@ -105,7 +105,9 @@ class FullyFirstOrder:
     def init(self, problem: Problem, key: Key) -> State:
         return shared.begin(self, problem, key, twins=("z",))
 
-    def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
+    def propose(
+        self, problem: Problem, theta: Tree, start: State, key: Key, progress: float = 0.0
+    ) -> Candidates:
         age = start["step"] + 1
         penalty = self.penalty * age**self.growth
         slower = age**-self.decay

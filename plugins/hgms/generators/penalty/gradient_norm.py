@@ -106,7 +106,9 @@ class GradientNorm:
     def init(self, problem: Problem, key: Key) -> State:
         return shared.begin(self, problem, key, zeros=("m",) if self.momentum else ())
 
-    def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
+    def propose(
+        self, problem: Problem, theta: Tree, start: State, key: Key, progress: float = 0.0
+    ) -> Candidates:
         gamma, scale = shared.penalty_weights(self, start["step"])
         data = problem.lower_data
         passes = 1 if shared.is_full(data, self.batch_size) else 2

@@ -143,16 +143,17 @@ class Minimax:
         return {
             **shared.begin(self, problem, key, twins=("u",)),
             "blocks": key.fold("blocks").derive(),
-            "progress": 0.0,
         }
 
-    def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
+    def propose(
+        self, problem: Problem, theta: Tree, start: State, key: Key, progress: float = 0.0
+    ) -> Candidates:
         done = start["step"]
         stages = 0 if self.stage_steps is None else done // self.stage_steps
         alpha = self.alpha * self.stage_factor**stages
         slower = self.stage_factor**-stages
         if self.schedule == "cosine":
-            slower *= 0.5 * (1 + math.cos(math.pi * min(1.0, start["progress"])))
+            slower *= 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
         since = done if self.blocks is None else done % self.block_every
         drawn = Key(start["blocks"]).fold(done - since)
         active_names = {which: moving(problem.x0, self.blocks, drawn.fold(which)) for which in "wu"}

@@ -100,7 +100,9 @@ class MoreauEnvelope:
     def init(self, problem: Problem, key: Key) -> State:
         return shared.begin(self, problem, key, twins=("z",))
 
-    def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
+    def propose(
+        self, problem: Problem, theta: Tree, start: State, key: Key, progress: float = 0.0
+    ) -> Candidates:
         numbers = (1 / (self.penalty * (start["step"] + 1) ** self.growth),)
         programs = programs_of(problem)
         function = partial(self._moved, problem.g, problem.f)

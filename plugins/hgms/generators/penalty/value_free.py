@@ -88,7 +88,9 @@ class ValueFree:
 
     init = shared.begin
 
-    def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
+    def propose(
+        self, problem: Problem, theta: Tree, start: State, key: Key, progress: float = 0.0
+    ) -> Candidates:
         function = partial(self._moved, problem.g, problem.f)
         programs = programs_of(problem) if self.steps <= shared.STEPS else None
 

@@ -106,7 +106,9 @@ class ValueGap:
             self, problem, key, twins=("omega",), zeros=("m",) if self.momentum else ()
         )
 
-    def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
+    def propose(
+        self, problem: Problem, theta: Tree, start: State, key: Key, progress: float = 0.0
+    ) -> Candidates:
         gamma, scale = shared.penalty_weights(self, start["step"])
         data = problem.lower_data
         function = partial(self._moved, problem.g, problem.f)

@@ -74,7 +74,7 @@ class Search:
     ...     def init(self, problem, key):
     ...         return {}
     ...
-    ...     def propose(self, problem, theta, start, key):
+    ...     def propose(self, problem, theta, start, key, progress):
     ...         from hgms_core import Candidates
     ...
     ...         return Candidates(x={"x": theta["t"][None]}, losses=torch.zeros(1))
@@ -159,7 +159,7 @@ class Search:
         )
 
         start = self.generator.init(problem, key.fold("init"))
-        candidates = self.generator.propose(problem, theta, start, key.fold("propose"))
+        candidates = self.generator.propose(problem, theta, start, key.fold("propose"), progress)
         selection = self.selector.select(problem, theta, candidates, key.fold("select"))
         x = candidates.at(selection.index)
         role = "stop" if "stop" in problem.upper_data else "select"

@@ -88,7 +88,9 @@ class Soba:
             "step": 0,
         }
 
-    def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
+    def propose(
+        self, problem: Problem, theta: Tree, start: State, key: Key, progress: float = 0.0
+    ) -> Candidates:
         (below, rows), (above, upper_rows) = self._batches(problem, key)
         rates = [lr / (start["step"] + 1) ** self.decay for lr in (self.lr, self.v_lr)]
         settings = (self.name, self, problem.g, problem.f)

@@ -99,7 +99,9 @@ class Ula:
     def init(self, problem: Problem, key: Key) -> State:
         return {"x": repeat(problem.x0, self.count if self.carry_rule == "per-branch" else 1)}
 
-    def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
+    def propose(
+        self, problem: Problem, theta: Tree, start: State, key: Key, progress: float = 0.0
+    ) -> Candidates:
         return self.propose_some(problem, theta, start, key, list(range(self.count)))
 
     def propose_some(

@@ -325,7 +325,7 @@ class CrossFit:
             estimate, memory = self.hypergradient.estimate(
                 own,
                 alpha,
-                Branch(x=x),
+                *Branch(x=x).as_candidates(),
                 key.fold("hypergradient", number),
                 state["hypergradient"][str(number)],
             )

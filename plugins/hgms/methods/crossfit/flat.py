@@ -88,7 +88,9 @@ class FlatBranches:
         ]
         return {"branches": stack([branch(x) for x in starts]), "lower_steps": 0, "outer_steps": 0}
 
-    def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
+    def propose(
+        self, problem: Problem, theta: Tree, start: State, key: Key, progress: float = 0.0
+    ) -> Candidates:
         data = problem.lower_data
         function = partial(advanced, partial(_only, problem.g))
         settings = (self.name, problem.g)

@@ -77,7 +77,7 @@ class AlignedMeans:
     ...     problem, problem.theta0, generator.init(problem, Key(0)), Key(1)
     ... )
     >>> selection = Selection.of(torch.zeros(1))
-    >>> h = estimator.estimate_all(
+    >>> h = estimator.estimate(
     ...     problem, problem.theta0, candidates, selection, Key(2), estimator.init(problem)
     ... )[0].value
     >>> bool(next(iter(h.values()))[0] < 0)  # more of what is near
@@ -113,14 +113,6 @@ class AlignedMeans:
         }
 
     def estimate(
-        self, problem: Problem, theta: Tree, branch: Branch, key: Key, state: State
-    ) -> tuple[Estimate, State]:
-        one = {name: leaf[None] for name, leaf in branch.x.items()}
-        alone = Candidates(x=one, aux={name: leaf[None] for name, leaf in branch.aux.items()})
-        selection = Selection.of(next(iter(one.values())).new_zeros(1))
-        return self.estimate_all(problem, theta, alone, selection, key, state)
-
-    def estimate_all(
         self,
         problem: Problem,
         theta: Tree,

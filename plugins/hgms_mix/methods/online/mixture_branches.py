@@ -100,15 +100,13 @@ class MixtureBranches:
 
     def init(self, problem: Problem, key: Key) -> State:
         hgms_mix.lm.sources_of(problem, f"generator {self.name!r} draws rows of")
-        return {
-            "train": repeat(hgms_mix.lm.adamw_start(problem.x0), 1),
-            "updates": 0,
-            "progress": 0.0,
-        }
+        return {"train": repeat(hgms_mix.lm.adamw_start(problem.x0), 1), "updates": 0}
 
-    def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
+    def propose(
+        self, problem: Problem, theta: Tree, start: State, key: Key, progress: float = 0.0
+    ) -> Candidates:
         sources = hgms_mix.lm.sources_of(problem, f"generator {self.name!r} draws rows of")
-        lr = self.lr * (1 - start["progress"]) if self.schedule == "linear" else self.lr
+        lr = self.lr * (1 - progress) if self.schedule == "linear" else self.lr
         first = {name: leaf[0] for name, leaf in start["train"].items()}
         runs = [
             self._run(problem, sources, theta, first, key.fold(member), start["updates"], lr)
@@ -129,11 +127,7 @@ class MixtureBranches:
         }
         tree = {f"x.{name}": leaf for name, leaf in candidates.x.items()} | moments
         train = {name: leaf.index_select(0, row) for name, leaf in tree.items()}
-        return {
-            "train": train,
-            "updates": start["updates"] + self.steps,
-            "progress": start["progress"],
-        }
+        return {"train": train, "updates": start["updates"] + self.steps}
 
     def _run(
         self,

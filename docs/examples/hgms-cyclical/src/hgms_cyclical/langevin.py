@@ -100,7 +100,9 @@ class CyclicalLangevin:
         return {"x": dict(problem.x0)}
 
     # start: propose
-    def propose(self, problem: Problem, theta: Tree, start: State, key: Key) -> Candidates:
+    def propose(
+        self, problem: Problem, theta: Tree, start: State, key: Key, progress: float = 0.0
+    ) -> Candidates:
         steps = self.count * self.cycle_steps
         x = repeat(start["x"], self.count)
         losses = next(iter(x.values())).new_empty(self.count)
