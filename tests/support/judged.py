@@ -149,7 +149,7 @@ def error(status: int, message: str = "no", code: str | None = None) -> Act:
 
 
 def stage(folder: Path, url: str, **changes: Any) -> Evaluate:
-    usual = {"timeout": 5.0, "backoff": 0.01, "retries": 3, "concurrency": 2}
+    usual = {"timeout": 5.0, "retries": 3, "concurrency": 2}
     judge = Judge(**{"base_url": url, "model": "test/judge", **usual, **changes})
     return evaluation_of(folder, judge)
 

@@ -10,8 +10,8 @@ from hgms_mix.evaluation.answers import Extracted, boxed, extract
 from hgms_mix.evaluation.evaluate import Evaluate
 from hgms_mix.evaluation.harness import LmEval
 from hgms_mix.evaluation.inspect_judge import InspectJudge
-from hgms_mix.evaluation.intervals import Range, bootstrap, half_widths, wilson
 from hgms_mix.evaluation.judge import Judge, rating
+from hgms_mix.evaluation.scores import Range, bootstrap, wilson
 from hgms_mix.evaluation.verifier import Verifier
 
 __all__ = [
@@ -25,7 +25,6 @@ __all__ = [
     "bootstrap",
     "boxed",
     "extract",
-    "half_widths",
     "rating",
     "wilson",
 ]

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, final
 
 import attrs
-from attrs import field, frozen
+from attrs import field
 
-from hgms_core import ConfigError
-from hgms_core.errors import CheckpointError, one_of, unknown_name
+from hgms.store import json_object
+from hgms_core import ConfigError, component
+from hgms_core.errors import CheckpointError, unknown_name
 from hgms_core.validators import at_least, optional
 from hgms_mix.evaluation import judge_calls as asking
 from hgms_mix.evaluation import questions, records, scores
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
     from hgms_mix.evaluation.generate import Turn
 
-BENCHMARKS: Final = ("gsm8k", "math", "mt-bench")
 NEW_TOKENS: Final[Mapping[Benchmark, int]] = {"gsm8k": 1024, "math": 1024, "mt-bench": 512}
 INSTRUCTION: Final = "Please reason step by step, and put your final answer within \\boxed{}."
 
@@ -35,8 +35,8 @@ Report = Callable[[str], None]
 
 def _known(_self: object, attribute: Any, value: Iterable[str]) -> None:
     for name in value:
-        if name not in BENCHMARKS:
-            raise unknown_name("benchmark", name, BENCHMARKS, (attribute.name,))
+        if name not in NEW_TOKENS:
+            raise unknown_name("benchmark", name, NEW_TOKENS, (attribute.name,))
 
 
 def _once(_self: object, _attribute: object, value: Sequence[str]) -> None:
@@ -48,12 +48,8 @@ def _once(_self: object, _attribute: object, value: Sequence[str]) -> None:
         )
 
 
-def _known_engine(instance: object, attribute: Any, value: str) -> None:
-    one_of(attribute.name, value, ("transformers", "vllm"))
-
-
 @final
-@frozen(kw_only=True)
+@component
 class Evaluate:
     """The table ``[evaluate]`` of a mix file: the benchmarks, and the settings for answers and
     scores.
@@ -81,7 +77,6 @@ class Evaluate:
             template of fine-tuning.
         judge: the judge of MT-Bench; with ``name = "inspect"`` through Inspect (an extra package).
             With "none", rate the answers later by :meth:`rate`.
-        resamples, seed: number of resamples and seed of the bootstrap of MT-Bench.
         lm_eval: additional tasks of the lm-eval harness (an extra package).
 
     Cost: one generation per turn. Scoring takes about 7 ms per right and 20 ms per wrong answer on
@@ -95,19 +90,17 @@ class Evaluate:
     """
 
     benchmarks: tuple[Literal["gsm8k", "math", "mt-bench"], ...] = field(
-        default=(), validator=[_known, _once]
+        default=(), validator=_once
     )
     paths: dict[str, str] = field(factory=dict, validator=_known)
     limit: int | None = field(default=None, validator=optional(at_least(1)))
     max_new_tokens: int | None = field(default=None, validator=optional(at_least(1)))
     max_prompt_tokens: int = field(default=1024, validator=at_least(1))
     batch_size: int = field(default=16, validator=at_least(1))
-    engine: Literal["transformers", "vllm"] = field(default="transformers", validator=_known_engine)
+    engine: Literal["transformers", "vllm"] = "transformers"
     instruction: str = INSTRUCTION
     template: str = "model"
     judge: Judge | InspectJudge | None = field(factory=Judge)
-    resamples: int = field(default=10_000, validator=at_least(100))
-    seed: int = field(default=0, validator=at_least(0))
     lm_eval: LmEval | None = field(default=None)
 
     def new_tokens(self, benchmark: Benchmark) -> int:
@@ -131,8 +124,8 @@ class Evaluate:
             DataError: a benchmark's file is missing or malformed.
             ConfigError: MT-Bench has no key for its judge, or the new tokens exceed the positions
                 of the model.
-            MissingExtra: math-verify, openai, tenacity, vLLM, inspect-ai or lm-eval is required and
-                not installed.
+            MissingExtra: math-verify, openai, vLLM, inspect-ai or lm-eval is required and not
+                installed.
             HgmsError: the judge does not respond, or memory is too small for a single prompt.
                 Finished work is kept.
         """
@@ -153,11 +146,12 @@ class Evaluate:
                 self.rate(folder, report)
         results = _results(folder)
         mine: dict[str, Any] = {name: results[name] for name in self.benchmarks}
-        return (
-            mine
-            if self.lm_eval is None
-            else mine | self._harness(self.lm_eval, model, tokenizer, folder, report)
-        )
+        if self.lm_eval is not None:
+            tasks = self.lm_eval.run(model, tokenizer, folder, report)
+            for task, result in tasks.items():
+                _write(folder, task, result)
+            mine |= tasks
+        return mine
 
     def rate(self, folder: Path, report: Report = lambda _: None) -> dict[str, Any]:
         """Rate the MT-Bench answers in ``folder`` without generating answers.
@@ -201,19 +195,6 @@ class Evaluate:
             *(f"lm-eval {name}" for name in (self.lm_eval.tasks if self.lm_eval else ())),
         ]
 
-    def _harness(
-        self,
-        harness: LmEval,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        folder: Path,
-        report: Report,
-    ) -> dict[str, Any]:
-        results = harness.run(model, tokenizer, folder, report)
-        for name, result in results.items():
-            _write(folder, name, result)
-        return results
-
     def _generate(
         self,
         name: Benchmark,
@@ -255,14 +236,12 @@ class Evaluate:
             else:
                 batches = generate.replies(model, tokenizer, prompts, self.batch_size, report)
             count = 0
-            with records.Journal(folder / f"{name}.answers.jsonl") as journal:
-                for batch in batches:
-                    for position, reply in batch:
-                        journal.write(
-                            {"id": todo[position].id, "turn": turn, **attrs.asdict(reply)}
-                        )
-                    count += len(batch)
-                    report(f"{which}: {count} of {len(todo)} answered")
+            for batch in batches:
+                for position, reply in batch:
+                    record = {"id": todo[position].id, "turn": turn, **attrs.asdict(reply)}
+                    records.add(folder / f"{name}.answers.jsonl", record)
+                count += len(batch)
+                report(f"{which}: {count} of {len(todo)} answered")
 
     def _conversation(
         self, name: Benchmark, question: Question, turn: int, done: Answers
@@ -299,7 +278,7 @@ class Evaluate:
         if not (folder / answers).exists() or not path.exists():
             records.replace(path, now)
             return
-        before = records.table(path)
+        before = json_object(path)
         if changed := [key for key in now if before.get(key) != now[key]]:
             raise CheckpointError(
                 "other-settings",
@@ -337,7 +316,7 @@ class Evaluate:
                 if ask
                 else asking.stored(self.judge, folder, requests)
             )
-        result = scores.summary(requests, ratings, self.resamples, self.seed)
+        result = scores.summary(requests, ratings)
         if ask:
             report(
                 f"mt-bench: {result['score']:.2f} of 10, {result['rated']} turns rated, "
@@ -374,7 +353,7 @@ def _write(folder: Path, name: str, result: Mapping[str, Any]) -> None:
 
 def _results(folder: Path) -> dict[str, Any]:
     path = folder / "results.json"
-    return records.table(path) if path.exists() else {}
+    return json_object(path) if path.exists() else {}
 
 
 def _answers(folder: Path, name: Benchmark) -> Answers:

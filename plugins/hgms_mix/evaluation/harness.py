@@ -22,7 +22,7 @@ import attrs
 from attrs import field
 
 from hgms.config import expand
-from hgms.store import Digest, digest
+from hgms.store import Digest, digest, json_object
 from hgms_core import ConfigError, HgmsError, component
 from hgms_core.errors import DataError, MissingExtra, closest
 from hgms_core.validators import at_least, not_empty, optional
@@ -179,10 +179,10 @@ class LmEval:
             path, done = (
                 folder / f"lm-eval.{_short(name)}{suffix}.json" for suffix in ("", ".settings")
             )
-            if not done.exists() or records.table(done) != settings:
+            if not done.exists() or json_object(done) != settings:
                 records.replace(path, self._task(name, model, tokenizer, folder, report))
                 records.replace(done, settings)
-            results |= records.table(path)
+            results |= json_object(path)
         return results
 
     def _prepared(self, name: str) -> Any:
@@ -322,7 +322,7 @@ def summary(
                 result |= {
                     "score": 100 * figure,
                     "unit": "percent",
-                    "interval": scores.wilson(int(sum(values)), len(values)),
+                    "interval": scores.share(int(sum(values)), len(values)),
                 }
             results[f"lm-eval {name} {which} {metric}".replace(" none ", " ")] = result
     return results

@@ -65,15 +65,14 @@ class Judge:
             requires permission from the command (``--send-key HOST``; from Python
             HGMS_SEND_KEY=HOST). The key is never written to a file.
         temperature, max_tokens: of the judge's replies.
-        timeout: seconds for a reply, from its first byte to its last.
-        retries, backoff: number of retries, and seconds before the first retry. Retried requests
-            timed out, were rejected (429), or failed on the server (5xx, no connection). The wait
-            doubles each time, up to 60 s. A server's ``Retry-After`` has precedence, and applies to
-            all requests.
+        timeout: seconds without data from the endpoint.
+        retries: number of retries by the client of OpenAI. It retries requests that timed out, were
+            rejected (429), or failed on the server (5xx, no connection), after 0.5, 1, 2, … 8 s, or
+            the time in the server's ``Retry-After``.
         attempts: total number of requests if replies contain no rating; after these, the rating
             counts as failed.
-        requests_per_minute, concurrency: largest number of requests started per minute, and of
-            concurrent requests.
+        requests_per_minute, concurrency: largest number of requests started per minute (without
+            retries), and of concurrent requests.
 
     Cost: one request per turn: 160 for MT-Bench.
 
@@ -90,8 +89,7 @@ class Judge:
     temperature: float = field(default=0.0, validator=at_least(0))
     max_tokens: int = field(default=2048, validator=at_least(1))
     timeout: float = field(default=120.0, validator=greater_than(0))
-    retries: int = field(default=6, validator=at_least(0))
-    backoff: float = field(default=1.0, validator=at_least(0))
+    retries: int = field(default=10, validator=at_least(0))
     attempts: int = field(default=3, validator=at_least(1))
     requests_per_minute: float | None = field(default=None, validator=optional(greater_than(0)))
     concurrency: int = field(default=4, validator=at_least(1))
@@ -147,14 +145,13 @@ class Judge:
 
     def require(self) -> None:
         """Raise MissingExtra or ConfigError if requests are not possible."""
-        for package in ("openai", "tenacity"):
-            if importlib.util.find_spec(package) is None:
-                raise MissingExtra(
-                    "missing-package",
-                    f"the judge of MT-Bench requires {package}, which is not installed",
-                    place=("evaluate", "judge"),
-                    install="pip install 'hgms[llm]'",
-                )
+        if importlib.util.find_spec("openai") is None:
+            raise MissingExtra(
+                "missing-package",
+                "the judge of MT-Bench requires openai, which is not installed",
+                place=("evaluate", "judge"),
+                install="pip install 'hgms[llm]'",
+            )
         self.key()
 
 

@@ -6,12 +6,11 @@ Written records are kept; an incomplete last record is removed.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from hgms.store import appending, replace_file
+from hgms.store import append, flush, json_object, replace_file
 from hgms_core.errors import CheckpointError
 from hgms_core.torch_errors import first_line
 
@@ -28,8 +27,7 @@ def by_turn(path: Path, needs: Sequence[str]) -> dict[tuple[int, int], dict[str,
     data = path.read_bytes()
     whole = data.rfind(b"\n") + 1
     if whole < len(data):
-        with _appending(path) as file:
-            file.truncate(whole)
+        replace_file(path, data[:whole])
     records = {}
     for number, text in enumerate(data[:whole].split(b"\n")[:-1], 1):
         try:
@@ -47,22 +45,14 @@ def by_turn(path: Path, needs: Sequence[str]) -> dict[tuple[int, int], dict[str,
     return records
 
 
-class Journal:
-    """A file of records, open for appending; each record is on disk when ``write`` returns."""
+def add(path: Path, record: Mapping[str, Any]) -> None:
+    """Append a record, which is on disk when this function returns.
 
-    def __init__(self, path: Path) -> None:
-        self._file = _appending(path)
-
-    def write(self, record: Mapping[str, Any]) -> None:
-        self._file.write(_line(record))
-        self._file.flush()
-        os.fsync(self._file.fileno())
-
-    def __enter__(self) -> Journal:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
+    Errors: DiskError if the file cannot be written, or is a symbolic link: a link in another user's
+    folder could redirect the write to any of your files.
+    """
+    append(path, _line(record))
+    flush(path)
 
 
 def require_same_model(folder: Path, model: str, *, but: Path | None = None) -> None:
@@ -71,7 +61,7 @@ def require_same_model(folder: Path, model: str, *, but: Path | None = None) -> 
     Settings in the file ``but`` are ignored.
     """
     for path in sorted(folder.glob("*.settings.json")):
-        if path != but and table(path).get("model") != model:
+        if path != but and json_object(path).get("model") != model:
             which = path.name.removesuffix(".settings.json")
             raise CheckpointError(
                 "other-settings",
@@ -81,42 +71,11 @@ def require_same_model(folder: Path, model: str, *, but: Path | None = None) -> 
             )
 
 
-def table(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file."""
-    try:
-        return _object(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(
-            "damaged-file",
-            f"the file is damaged: {first_line(error)}",
-            place=(str(path),),
-            hint=f"remove the folder {path.parent}; it is then created again",
-        ) from None
-
-
 def _object(text: bytes) -> dict[str, Any]:
     value = json.loads(text)
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")
     return value
-
-
-def _appending(path: Path) -> IO[bytes]:
-    """Open a file for appending.
-
-    Symbolic links are rejected: a link in another user's folder could redirect the write to any of
-    your files.
-    """
-    try:
-        return appending(path)
-    except OSError as error:
-        why = "it is a symbolic link" if path.is_symlink() else error.strerror or str(error)
-        raise CheckpointError(
-            "cannot-write",
-            f"the file cannot be written: {why}",
-            place=(str(path),),
-            hint="use another folder, or remove the file",
-        ) from None
 
 
 def _line(record: Mapping[str, Any]) -> bytes:

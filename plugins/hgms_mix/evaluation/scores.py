@@ -1,17 +1,96 @@
-"""Compute the numbers in results.json from answers and ratings."""
+"""Compute the numbers in results.json from answers and ratings.
+
+Scores have Wilson's interval, or a bootstrap interval over questions.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from hgms_mix.evaluation import intervals
+from attrs import frozen
+
+from hgms_core import ConfigError
 from hgms_mix.evaluation.answers import extract
 from hgms_mix.evaluation.judge import Request
 from hgms_mix.evaluation.questions import Benchmark, Question
 from hgms_mix.evaluation.verifier import Verifier
 
+RESAMPLES: Final = 10_000
+"""Resamples of the bootstrap of MT-Bench; its seed is 0. The paper specifies neither."""
 PAPER_COUNTS: Final[Mapping[str, int]] = {"gsm8k": 1319, "math": 4989, "mt-bench": 80}
+
+
+@frozen
+class Range:
+    """An interval for a score. ``half_width`` = (high − low)/2, as in the paper's table of
+    uncertainties.
+    """
+
+    low: float
+    high: float
+
+    @property
+    def half_width(self) -> float:
+        return (self.high - self.low) / 2
+
+
+def wilson(correct: int, count: int, level: float = 0.95) -> Range:
+    """Return Wilson's score interval of a share.
+
+    It contains every p with |p̂ − p| ≤ z·√(p(1 − p)/n), with p̂ = correct/n.
+
+    >>> wilson(50, 100)
+    Range(low=0.4038315303659956, high=0.5961684696340044)
+
+    Raises:
+        ConfigError: no questions, or more right answers than questions.
+    """
+    if count < 1:
+        raise ConfigError("out-of-range", f"count={count} must be at least 1", place=("count",))
+    if not 0 <= correct <= count:
+        raise ConfigError(
+            "out-of-range",
+            f"correct={correct} must be between 0 and count={count}",
+            place=("correct",),
+        )
+    from scipy import stats
+
+    interval = stats.binomtest(correct, count).proportion_ci(level, method="wilson")
+    return Range(float(interval.low), float(interval.high))
+
+
+def bootstrap(
+    scores: Sequence[float], *, resamples: int = RESAMPLES, seed: int = 0, level: float = 0.95
+) -> Range:
+    """Return a percentile bootstrap interval of the mean of per-question scores.
+
+    Questions are drawn with replacement, ``resamples`` times. With fewer than two questions, or
+    equal scores, the interval is the mean itself.
+
+    >>> bootstrap([5.0, 5.0, 5.0])
+    Range(low=5.0, high=5.0)
+    """
+    import numpy as np
+    from scipy import stats
+
+    values = np.asarray(scores, dtype=np.float64)
+    if not len(values):
+        raise ConfigError(
+            "no-rows", "scores is empty, but must have at least one score", place=("scores",)
+        )
+    if np.ptp(values) == 0:
+        return Range(float(values[0]), float(values[0]))
+    interval = stats.bootstrap(
+        (values,),
+        np.mean,
+        n_resamples=resamples,
+        confidence_level=level,
+        method="percentile",
+        batch=max(1, 4_000_000 // len(values)),  # at most 32 MB of resampled scores at once
+        rng=np.random.default_rng(seed),
+    ).confidence_interval
+    return Range(float(interval.low), float(interval.high))
 
 
 def score(verifier: Verifier, name: Benchmark, question: Question, response: str) -> dict[str, Any]:
@@ -51,7 +130,7 @@ def accuracy(
         "correct": correct,
         "n": len(rows),
         "paper_n": PAPER_COUNTS[name],
-        "interval": wilson(correct, len(rows)),
+        "interval": share(correct, len(rows)),
         "no_answer": sum(row["by"] == "nothing" for row in rows),
         "undecided": sum(row["verdict"] == "undecided" for row in rows),
         **lengths(answers),
@@ -59,10 +138,7 @@ def accuracy(
 
 
 def summary(
-    requests: Sequence[Request],
-    ratings: Mapping[tuple[int, int], Mapping[str, Any]],
-    resamples: int,
-    seed: int,
+    requests: Sequence[Request], ratings: Mapping[tuple[int, int], Mapping[str, Any]]
 ) -> dict[str, Any]:
     """Return MT-Bench's score: the mean over rated turns.
 
@@ -82,8 +158,8 @@ def summary(
     method = {
         "method": "percentile bootstrap over questions",
         "level": 0.95,
-        "resamples": resamples,
-        "seed": seed,
+        "resamples": RESAMPLES,
+        "seed": 0,
     }
     return {
         "score": _mean(values),
@@ -96,9 +172,7 @@ def summary(
         "rated": len(values),
         "failed": failed,
         "if_failed": [(sum(values) + failed * bound) / len(requests) for bound in (0, 10)],
-        "interval": _interval(intervals.bootstrap(means, resamples=resamples, seed=seed), 1, method)
-        if means
-        else None,
+        "interval": _interval(bootstrap(means), 1, method) if means else None,
     }
 
 
@@ -106,12 +180,12 @@ def _mean(values: Sequence[float]) -> Any:
     return sum(values) / len(values) if values else None
 
 
-def wilson(correct: int, count: int) -> dict[str, Any]:
+def share(correct: int, count: int) -> dict[str, Any]:
     """Return Wilson's interval of a share in percent, in the form of the results."""
-    return _interval(intervals.wilson(correct, count), 100, {"method": "wilson", "level": 0.95})
+    return _interval(wilson(correct, count), 100, {"method": "wilson", "level": 0.95})
 
 
-def _interval(ends: intervals.Range, scale: float, method: Mapping[str, Any]) -> dict[str, Any]:
+def _interval(ends: Range, scale: float, method: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "low": scale * ends.low,
         "high": scale * ends.high,

@@ -98,13 +98,16 @@ def test_a_judge_is_at_an_address_that_holds_no_password(address: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "code", "place"),
     [
-        ({"benchmarks": ("gsm9k",)}, "unknown-benchmark", "benchmarks"),
-        ({"paths": {"maths": "x"}}, "unknown-benchmark", "paths"),
-        ({"benchmarks": ("math", "math")}, "wrong-value", "benchmarks"),
+        ({"benchmarks": ("gsm9k",)}, "unknown-choice", ("benchmarks", 0)),
+        ({"engine": "llama.cpp"}, "unknown-choice", ("engine",)),
+        ({"paths": {"maths": "x"}}, "unknown-benchmark", ("paths",)),
+        ({"benchmarks": ("math", "math")}, "wrong-value", ("benchmarks",)),
     ],
 )
-def test_benchmarks_are_known_and_named_once(settings: Any, code: str, place: str) -> None:
-    with rejects(code, place, of=ConfigError):
+def test_benchmarks_are_known_and_named_once(
+    settings: Any, code: str, place: tuple[str | int, ...]
+) -> None:
+    with rejects(code, *place, of=ConfigError):
         Evaluate(**settings)
 
 

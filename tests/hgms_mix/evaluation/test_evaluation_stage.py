@@ -17,7 +17,7 @@ from support.judged import good, read, sums, write_bench
 from support.source_files import lines
 
 from hgms_core.errors import CheckpointError, DataError
-from hgms_mix.evaluation import Evaluate, Judge
+from hgms_mix.evaluation import Evaluate, Judge, LmEval
 
 pytest.importorskip("transformers", reason="the extra hgms[llm] is not installed")
 
@@ -155,17 +155,20 @@ def test_a_malformed_row_is_named(bench: Evaluate, llama: tuple[Any, Any], tmp_p
 
 
 def test_answers_are_rated_at_once_where_there_is_a_judge_and_more_tasks_are_added(
-    bench: Evaluate, llama: tuple[Any, Any], out: Path, serve: Any
+    bench: Evaluate, llama: tuple[Any, Any], out: Path, serve: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     more = {"arc": {"score": 12.0}}
-    harness: Any = Mock(tasks=("arc",), run=Mock(return_value=more))
+    checked, tasks = Mock(), Mock(return_value=more)
+    monkeypatch.setattr(LmEval, "check", checked)
+    monkeypatch.setattr(LmEval, "run", tasks)
+    harness = LmEval(tasks=("gsm8k",))
     endpoint = serve(good)
     judge = Judge(base_url=endpoint.url, model="m", retries=0)
     before = json.loads((out / "results.json").read_text())
     evaluation = attrs.evolve(bench, judge=judge, lm_eval=harness, benchmarks=("mt-bench",))
     results = evaluation.run(*llama, out)
-    harness.check.assert_called_once_with()
-    assert harness.run.call_args.args[:3] == (*llama, out)
+    checked.assert_called_once_with()
+    assert tasks.call_args.args[:3] == (*llama, out)
     rated = results["mt-bench"]
     assert (before["mt-bench"]["rated"], rated["rated"], len(endpoint.bodies)) == (0, 4, 4)
     stored = json.loads((out / "results.json").read_text())
