@@ -33,7 +33,7 @@ from attrs import evolve
 from bench_pipeline import SIZES, cleaning, show, straight_down  # which puts tests/ on the path
 from support.helpers import moved
 
-from hgms.compiled import Programs, linearized, matrix_route
+from hgms.compiled import Levels, Programs, linearized, matrix_route
 from hgms.generators.branches import Branches
 from hgms.hypergradients import Implicit
 from hgms.outer import Adam
@@ -265,16 +265,7 @@ def compare_products(
                     "vjp",
                 )
                 compiled = linearized(
-                    Programs(),
-                    (size, route),
-                    problem.f,
-                    problem.g,
-                    "vjp",
-                    None,
-                    None,
-                    *at,
-                    below,
-                    above,
+                    Programs(), (size, route), Levels(f=problem.f, g=problem.g), *at, below, above
                 )
                 forms: dict[str, Any] = {"eager": plain.matvec}
                 if compiled is not None:

@@ -43,7 +43,7 @@ from turns import (
     use_processors,
 )
 
-from hgms.compiled import Programs, calibrated, linearized, matrix_route
+from hgms.compiled import Levels, Programs, calibrated, linearized, matrix_route
 from hgms.runs import RunConfig
 from hgms.solvers import CG
 from hgms_core import CallableSolver, Data, Estimate, Problem, Tree, implicit
@@ -195,11 +195,7 @@ def ours_compiled(at: Point) -> Callable[[], Tensor]:
             here = linearized(
                 programs,
                 ("bench",),
-                lambda theta, x, _: at.f(theta, x),
-                lambda theta, x, _: at.g(theta, x),
-                "vjp",
-                None,
-                None,
+                Levels(f=lambda theta, x, _: at.f(theta, x), g=lambda theta, x, _: at.g(theta, x)),
                 at.theta,
                 at.x,
                 {},

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.fx import GraphModule, Node
 
-from hgms.compiled import CompiledProduct, Programs, linearized
+from hgms.compiled import CompiledProduct, Levels, Programs, linearized
 from hgms.compiled.trace import Trace, trace
 from hgms.generators.branches import Branches
 from hgms.selectors import BestOfN
@@ -116,8 +116,8 @@ def step_graphs(
         BestOfN(mode="stacked").select(placed, placed.theta0, candidates, Key(0))
         below = placed.lower_data.batch(None)
         above = placed.upper_data["differentiate"].batch(None)
-        levels = (placed.f, placed.g, strategy, None, None, placed.theta0, placed.x0, below, above)
-        here = linearized(programs, ("step",), *levels)
+        levels = Levels(f=placed.f, g=placed.g, strategy=strategy)
+        here = linearized(programs, ("step",), levels, placed.theta0, placed.x0, below, above)
         assert here is not None
         here.matvec(here.rhs)
         here.mixed(here.rhs)

@@ -57,9 +57,7 @@ def _owner(plugin: PluginInfo) -> dict[str, Any]:
 
 def plugin_row(info: PluginInfo) -> dict[str, Any]:
     """Return a plugin's row in the table."""
-    row = attrs.asdict(
-        info, filter=lambda field, _: field.name not in ("traceback", "extras", "program")
-    )
+    row = attrs.asdict(info, filter=lambda field, _: field.name not in ("traceback", "program"))
     return {
         **row,
         "hooks": list(info.hooks),

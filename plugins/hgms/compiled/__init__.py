@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hgms.compiled.forms import Numbers, form, launch
-from hgms.compiled.levels import CompiledProduct, linearized
+from hgms.compiled.levels import CompiledProduct, Levels, linearized
 from hgms.compiled.matmul import Product, RouteChoice, calibrated, choose
 from hgms.compiled.programs import COMPILERS, Programs, programs_of
 from hgms.compiled.route import matrix_route
@@ -11,6 +11,7 @@ from hgms.compiled.route import matrix_route
 __all__ = [
     "COMPILERS",
     "CompiledProduct",
+    "Levels",
     "Numbers",
     "Product",
     "Programs",

@@ -141,6 +141,32 @@ class CompiledProduct:
         return lambda state: program(residuals, state)
 
 
+@frozen(eq=False, kw_only=True)
+class Levels:
+    """The losses of both levels, and how products with the lower Hessian are computed.
+
+    ``operator(theta, x, batch, v)``, if given, replaces the Hessian in the products; it is a pure
+    function with the shapes of x.
+    """
+
+    f: Loss
+    g: Loss
+    strategy: Strategy = "vjp"
+    precision: torch.dtype | None = None
+    operator: Operator | None = None
+
+    def linearization(self, theta: Tree, x: Tree, below: Batch, above: Batch) -> Linearization:
+        """Compute the eager linearization at (θ, x) on a lower and an upper batch."""
+        return Linearization.of(
+            lambda t, y: self.f(t, y, above),
+            lambda t, y: self.g(t, y, below),
+            theta,
+            x,
+            self.strategy,
+            self.precision,
+        )
+
+
 @define(eq=False)
 class Linearized:
     """Compiled functions of two losses for arguments of given shapes, see :func:`linearized`."""
@@ -161,11 +187,7 @@ class Linearized:
         cls,
         programs: Programs,
         key: tuple[Hashable, ...],
-        f: Loss,
-        g: Loss,
-        strategy: Strategy,
-        precision: torch.dtype | None,
-        operator: Operator | None,
+        levels: Levels,
         theta: Tree,
         x: Tree,
         below: Batch,
@@ -173,19 +195,14 @@ class Linearized:
     ) -> Linearized | None:
         """Return the compiled functions, or None if tracing or compilation fails."""
 
-        def levels(theta: Tree, x: Tree, below: Batch, above: Batch, v: Tensor) -> tuple[Any, ...]:
-            here = Linearization.of(
-                lambda t, y: f(t, y, above),
-                lambda t, y: g(t, y, below),
-                theta,
-                x,
-                strategy,
-                precision,
-            )
+        def values_and_products(
+            theta: Tree, x: Tree, below: Batch, above: Batch, v: Tensor
+        ) -> tuple[Any, ...]:
+            here = levels.linearization(theta, x, below, above)
             product = (
                 here.matvec(v)
-                if operator is None
-                else spec.ravel(operator(theta, x, below, spec.unravel(v)))
+                if levels.operator is None
+                else spec.ravel(levels.operator(theta, x, below, spec.unravel(v)))
             )
             return (here.upper_loss, here.direct, here.rhs, here.slope), product, here.mixed(v)
 
@@ -193,7 +210,7 @@ class Linearized:
         along = spec.ravel({name: torch.ones_like(leaf) for name, leaf in x.items()})
         arguments = (theta, x, below, above, along)
         leaves: list[Tensor] = []
-        traced = programs.traced("linearization", levels, arguments)
+        traced = programs.traced("linearization", values_and_products, arguments)
         if traced is None:
             return None
         flatten(arguments, leaves)
@@ -216,10 +233,10 @@ class Linearized:
         mixed = programs.compiled("mixed product", pieces.after[1], of_mixed)
         if mixed is None:
             return None
-        passes = 2 if strategy == "difference" else 1
+        passes = 2 if levels.strategy == "difference" else 1
         product = pieces.after[0]
-        inexact = Inexact.difference(product, precision or along.dtype)
-        noise = inexact.noise if strategy == "difference" else 0.0
+        inexact = Inexact.difference(product, levels.precision or along.dtype)
+        noise = inexact.noise if levels.strategy == "difference" else 0.0
         return cls(
             programs,
             key,
@@ -253,11 +270,7 @@ class Linearized:
 def linearized(
     programs: Programs,
     key: tuple[Hashable, ...],
-    f: Loss,
-    g: Loss,
-    strategy: Strategy,
-    precision: torch.dtype | None,
-    operator: Operator | None,
+    levels: Levels,
     theta: Tree,
     x: Tree,
     below: Batch,
@@ -270,8 +283,7 @@ def linearized(
     The losses are traced once as a function of (θ, x, batches, v), including derivatives, and the
     trace is split. The part that does not depend on v is computed once. A product computes only the
     remaining part, for example two matrix products per layer. ``key`` contains the losses and
-    everything that they depend on in addition to the arguments. ``operator(theta, x, batch, v)``,
-    if given, replaces the Hessian in the products; it is a pure function with the shapes of x.
+    everything that they depend on in addition to the arguments.
 
     Cost: 1 upper and 1 lower gradient, and the same once for the check.
 
@@ -283,16 +295,14 @@ def linearized(
     arranged = arrangement((theta, x, below, above))
     name = (
         *key,
-        strategy,
-        precision,
-        operator is None,
+        levels.strategy,
+        levels.precision,
+        levels.operator is None,
         arranged,
         *((leaf.shape, leaf.dtype) for leaf in leaves),
     )
-    levels = programs.keep(
+    compiled = programs.keep(
         ("linearization", *name),
-        lambda: Linearized.of(
-            programs, name, f, g, strategy, precision, operator, theta, x, below, above
-        ),
+        lambda: Linearized.of(programs, name, levels, theta, x, below, above),
     )
-    return None if levels is None else levels.at(leaves)
+    return None if compiled is None else compiled.at(leaves)

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal, final
 from attrs import field
 from torch import Tensor
 
-from hgms.compiled import linearized, programs_of
+from hgms.compiled import Levels, linearized, programs_of
 from hgms.config import lowering
 from hgms.gauss_newton import Product, by_difference, gauss_newton
 from hgms.hypergradients.fresh import on_fresh_batches
@@ -186,20 +186,14 @@ class Implicit:
         if programs is None:
             return None
         key = (self.name, problem.f, problem.g)
-        how = (self.strategy, problem.precision)
-        product = self._product(problem) if self.operator == "ggn" else None
-        return linearized(
-            programs,
-            key,
-            problem.f,
-            problem.g,
-            *how,
-            product,
-            detach(theta),
-            detach(x),
-            below,
-            above,
+        levels = Levels(
+            f=problem.f,
+            g=problem.g,
+            strategy=self.strategy,
+            precision=problem.precision,
+            operator=self._product(problem) if self.operator == "ggn" else None,
         )
+        return linearized(programs, key, levels, detach(theta), detach(x), below, above)
 
 
 def _single(numbers: Tensor | None) -> Tensor | None:

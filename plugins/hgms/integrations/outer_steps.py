@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from attrs import Attribute, Factory, define, field
+from attrs import Attribute, define, field
 from torch import Tensor, nn
 
 from hgms.adapters import Nested, Shape, hypergradient
@@ -118,18 +118,12 @@ class OuterSteps:
     strategy: Strategy = "vjp"
     records: list[dict[str, Any]] = field(init=False, factory=list)
     _memory: State | None = field(init=False, default=None)
-    _uppers: Batches = field(
-        init=False, default=Factory(lambda self: Batches(self.upper, "upper"), takes_self=True)
-    )
-    _lowers: Batches | None = field(
-        init=False,
-        default=Factory(
-            lambda self: None if self.lower is None else Batches(self.lower, "lower"),
-            takes_self=True,
-        ),
-    )
+    _batches: dict[str, Batches] = field(init=False, factory=dict)
 
     def __attrs_post_init__(self) -> None:
+        self._batches["upper"] = Batches(self.upper, "upper")
+        if self.lower is not None:
+            self._batches["lower"] = Batches(self.lower, "lower")
         if isinstance(self.optimizer, torch.optim.Optimizer):
             held = {id(leaf) for group in self.optimizer.param_groups for leaf in group["params"]}
             if held != {id(leaf) for leaf in _leaves(self.theta).values()}:
@@ -167,8 +161,9 @@ class OuterSteps:
             )
         device = next(iter(x.values())).device
         with undisturbed(model, device):
-            above = moved(self._uppers.take(), device)
-            below = moved(lower if self._lowers is None else self._lowers.take(), device)
+            above = moved(self._batches["upper"].take(), device)
+            own_lower = self._batches.get("lower")
+            below = moved(lower if own_lower is None else own_lower.take(), device)
             theta = {name: leaf.detach() for name, leaf in leaves.items()}
             estimate = hypergradient(
                 lambda theta, at: self.f(theta, at, above),
@@ -227,8 +222,7 @@ class OuterSteps:
             if isinstance(self.optimizer, torch.optim.Optimizer)
             else self._memory,
             "torch_optimizer": torch_optimizer,
-            "upper": self._uppers.taken,
-            "lower": self._lowers.taken if self._lowers is not None else 0,
+            **{name: batches.taken for name, batches in self._batches.items()},
             "records": [dict(row) for row in self.records],
         }
 
@@ -268,9 +262,8 @@ class OuterSteps:
         else:
             self._memory = moved(memory, next(iter(leaves.values())).device)
         with torch.random.fork_rng(devices=[]):
-            for batches, name in ((self._uppers, "upper"), (self._lowers, "lower")):
-                if batches is not None:
-                    batches.skip(state[name])
+            for name, batches in self._batches.items():
+                batches.skip(state.get(name, 0))
         self.records[:] = [dict(row) for row in state["records"]]
 
 

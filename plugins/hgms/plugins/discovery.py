@@ -36,7 +36,6 @@ class Entry:
     module: str
     distribution: str
     version: str
-    extras: tuple[str, ...]
     load: Callable[[], object] = field(eq=False, repr=False)
 
 
@@ -57,9 +56,7 @@ def installed() -> dict[str, list[Entry]]:
                 )
             owner = owners[id(point.dist)]
             load = functools.partial(_loaded, point)
-            entry = Entry(
-                point.name, point.value, owner["Name"], owner["Version"], tuple(point.extras), load
-            )
+            entry = Entry(point.name, point.value, owner["Name"], owner["Version"], load)
             entries[group].append(entry)
         entries[group].sort(
             key=lambda entry: (
@@ -176,7 +173,8 @@ def install_line(plugin: Any, error: BaseException) -> str | None:
     module = error.name.partition(".")[0]
     if module in sys.modules or module == plugin.module.partition(".")[0].partition(":")[0]:
         return None  # the package exists, but a part is missing: an extra does not help
-    extra = _extra_of(plugin.distribution, plugin.extras, module)
+    named = importlib.metadata.EntryPoint(plugin.name, plugin.module, GROUP).extras
+    extra = _extra_of(plugin.distribution, named, module)
     return f"pip install '{plugin.distribution}[{extra}]'" if extra else None
 
 

@@ -84,7 +84,6 @@ class PluginInfo:
     error: str | None = None
     install: str | None = None
     traceback: str | None = None
-    extras: tuple[str, ...] = ()
     seconds: float = 0.0
     notes: tuple[str, ...] = ()
     program: bool = False
@@ -93,8 +92,7 @@ class PluginInfo:
     def of(cls, entry: Entry, **settings: Any) -> PluginInfo:
         """Return the status of an installed plugin before it is loaded."""
         about = {
-            name: getattr(entry, name)
-            for name in ("name", "module", "distribution", "version", "extras")
+            name: getattr(entry, name) for name in ("name", "module", "distribution", "version")
         }
         return cls(**(about | settings))
 

@@ -13,7 +13,7 @@ from support.programs import as_traced, same_run
 from torch import Tensor
 
 from hgms.adapters import from_losses
-from hgms.compiled import CompiledProduct, Programs, levels, linearized, programs
+from hgms.compiled import CompiledProduct, Levels, Programs, levels, linearized, programs
 from hgms.compiled import cuda_graphs as graphs
 from hgms.gauss_newton import Composite
 from hgms.generators.branches import Branches
@@ -111,9 +111,8 @@ def test_programs_linearize_as_the_core_and_finite_differences_do(
         theta = {"logits": normal(12, seed=20 + seed)}
         x = {name: normal(*leaf.shape, seed=30 + seed) for name, leaf in PROBLEM.x0.items()}
         below = PROBLEM.lower_data.batch(torch.tensor(rows))
-        here = linearized(
-            made, ("a",), PROBLEM.f, PROBLEM.g, strategy, None, None, theta, x, below, above
-        )
+        both = Levels(f=PROBLEM.f, g=PROBLEM.g, strategy=strategy)
+        here = linearized(made, ("a",), both, theta, x, below, above)
         assert here is not None
         losses = partial(on, PROBLEM.f, above), partial(on, PROBLEM.g, below)
         plain = Linearization.of(*losses, theta, x, strategy)
