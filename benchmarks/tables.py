@@ -1,25 +1,26 @@
-"""The tables of docs/benchmarks.md and those of published figures in plugins' READMEs, made from
-the raw records in benchmarks/results and from benchmarks/published.toml.
+"""Write the tables of docs/benchmarks.md and the published figures in plugins' READMEs.
+
+The sources are the raw records in benchmarks/results, and benchmarks/published.toml:
 
     python benchmarks/tables.py
             write the tables into the page, and draw its picture
     python benchmarks/tables.py --check
-            say which tables are not what the records make; status 1
+            list the tables that differ from the records; status 1
     python benchmarks/tables.py runs cleaning runs/paper/cleaning
-            keep the runs below a folder as results/cleaning.parquet
+            store the runs below a folder as results/cleaning.parquet
     python benchmarks/tables.py runs demo hgms-demo/runs
-            keep the runs of `hgms demo`, for the README
+            store the runs of `hgms demo`, for the README
     python benchmarks/tables.py runs cleaning more-runs --add
-            add to what is kept: a campaign may be run in parts
+            add to the stored runs: a campaign may be run in parts
     python benchmarks/tables.py figures methods methods.json
-            keep a bench script's --json as results/methods.parquet
+            store the --json of a bench script as results/methods.parquet
 
-A file of runs has a row for each run: every metric, setting, cost and the environment; beside it
-``NAME.curves.parquet`` has the main metric wherever it was evaluated. A file of figures has a
-row for each number. ``speed.json`` and ``scaling.json`` are what speed.py and bench_scaling.py
-write. On the page, a table stands between ``<!-- table: NAME -->`` and ``<!-- end of table
--->``, in a README between ``<!-- published figures -->`` and ``<!-- end of published figures
--->``. Where the records of a table are not there, a sentence says so.
+A file of runs has a row per run: every metric, setting, cost and the environment.
+``NAME.curves.parquet`` contains the main metric at each evaluation. A file of figures has a row
+per number. speed.py and bench_scaling.py write ``speed.json`` and ``scaling.json``. On the page, a
+table is between ``<!-- table: NAME -->`` and ``<!-- end of table -->``, in a README between
+``<!-- published figures -->`` and ``<!-- end of published figures -->``. A table without records
+has a sentence instead.
 """
 
 from __future__ import annotations
@@ -63,9 +64,10 @@ FIGURES = re.compile(
 
 
 def keep_runs(name: str, folders: Sequence[Path], *, add: bool = False) -> list[Path]:
-    """One row for each run below the folders, and the points of its curves. Paths of this machine
-    are left out. ``add``: beside the runs that were kept before; of the same task, method and seed
-    the new one counts.
+    """Store one row per run below the folders, and the points of its curves.
+
+    Local paths are excluded. ``add``: keep the stored runs; a new run replaces a stored run of the
+    same task, method and seed.
     """
     study = report.build(folders)
     for skipped_run in study.skipped:
@@ -120,8 +122,8 @@ def keep_runs(name: str, folders: Sequence[Path], *, add: bool = False) -> list[
 
 
 def keep_figures(name: str, path: Path) -> list[Path]:
-    """One row for each number of a JSON file, under the keys that lead to it; its texts in every
-    row.
+    """Store one row per number of a JSON file, under the keys that lead to it, with the file's
+    texts in every row.
     """
     figures = json.loads(path.read_text(encoding="utf-8"))
     about = {key: str(value) for key, value in figures.items() if not isinstance(value, Mapping)}
@@ -147,7 +149,7 @@ def _flat(table: Mapping[str, Any], above: str = "") -> list[tuple[str, float]]:
 
 
 RUN = ("task", "method", "seed")
-"""What tells the rows of one run from those of others."""
+"""The columns that identify the rows of a run."""
 
 
 def _written(name: str, table: pyarrow.Table, add: bool = False) -> Path:
@@ -174,7 +176,7 @@ Values = Mapping[str, Mapping[int, float]]
 
 
 def rows_of(name: str) -> list[dict[str, Any]]:
-    """The finished runs of a file of records; none where it is not there."""
+    """Return the finished runs of a file of records, or an empty list without the file."""
     path = RESULTS / f"{name}.parquet"
     return _read(path, path.stat().st_mtime_ns) if path.exists() else []
 
@@ -187,7 +189,7 @@ def _read(path: Path, _changed: int) -> list[dict[str, Any]]:
 
 
 def roles_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """What each method is in comparisons: "floor", "ceiling" or nothing."""
+    """Return the role of each method in comparisons: "floor", "ceiling" or empty."""
     own = {
         component.name: str(getattr(component.target, "role", ""))
         for component in Registry.load().components("method")
@@ -217,8 +219,8 @@ def mean(values: Mapping[int, float]) -> str:
 def difference(
     values: Values, method: str, other: str, holm: Mapping[tuple[str, str], Interval]
 ) -> str:
-    """one − other with the interval of this pair alone; bold where Holm's rule over all pairs
-    excludes zero too.
+    """Return method − other with the interval of this pair; bold if Holm's rule over all pairs
+    excludes zero.
     """
     shown = spell(paired(values[method], values[other]), share=True, signed=True)
     return f"**{shown}**" if holm[method, other].excludes_zero else shown
@@ -229,8 +231,8 @@ REFERENCES = ("uniform", "validation-only", "uniform-tilted", "oracle-clean", "o
 
 
 def cleaning() -> tuple[list[dict[str, Any]], dict[str, dict[str, dict[int, float]]], list[str]]:
-    """The rows, the test accuracies by corruption rate, and the methods: those that learn θ
-    first.
+    """Return the rows, the test accuracies by corruption rate, and the methods, with those that
+    learn θ first.
     """
     rows = rows_of("cleaning")
     values = {rate: values_of(rows, f"cleaning-{rate}", "test_accuracy") for rate in RATES}
@@ -257,7 +259,7 @@ def cleaning_accuracy() -> str:
 
 
 def cleaning_references() -> str:
-    """What learning θ adds: each method against the references, the hardest rate first."""
+    """Compare each method with the references, the highest rate first."""
     references = ("uniform", "uniform-tilted", "validation-only")
     table = []
     rows, by_rate, _ = cleaning()
@@ -277,7 +279,7 @@ def cleaning_references() -> str:
 
 
 def cleaning_pairs() -> str:
-    """hg-ms-tilted against the other methods that learn θ."""
+    """Compare hg-ms-tilted with the other methods that learn θ."""
     rows, values, names = cleaning()
     holm = {rate: compared(by_method, roles=roles_of(rows)) for rate, by_method in values.items()}
     table = []
@@ -292,7 +294,7 @@ def cleaning_pairs() -> str:
 
 
 def cleaning_weights() -> str:
-    """How well the weights separate right labels from wrong ones."""
+    """Measure how well the weights separate right labels from wrong labels."""
     rows, values, names = cleaning()
     table = []
     for name in names:
@@ -335,7 +337,7 @@ def imbalanced() -> str:
 
 
 def candidates() -> str:
-    """hg-ms with N branches at equal seconds, against one."""
+    """Compare hg-ms with N branches to one branch at equal seconds."""
     rows = rows_of("candidates")
     values, losses = (
         values_of(rows, "cleaning-0.8", metric) for metric in ("test_accuracy", "validation_loss")
@@ -355,8 +357,8 @@ def candidates() -> str:
 
 
 def cleaning_speed() -> str:
-    """Equal seconds with compiled steps and the fast route of products, against steps as written
-    and exact products.
+    """Compare compiled steps with the fast route of products to eager steps with exact products, at
+    equal seconds.
     """
     written = rows_of("cleaning-written")
     compiled = rows_of("cleaning-compiled")
@@ -418,14 +420,16 @@ CAMPAIGNS = {  # the file of records: what it is called, its metric, and by whic
 }
 SCALE = ("validation-only", "oracle-joint")
 CLAIM = 10
-"""Seeds from which on a claim is made."""
+"""The minimum number of seeds for a claim."""
 
 
 @frozen(kw_only=True)
 class Study:
     """The runs of one task: values of the metric by label and seed, methods and roles by label, and
-    all pairs by Holm's rule. Each form of a reference is a floor: at its best stopping, ``-last``
-    at the end of the budget, ``-flat`` by another step.
+    all pairs by Holm's rule.
+
+    Each form of a reference is a floor: best stopping, ``-last`` for the end of the budget,
+    ``-flat`` for another step.
     """
 
     task: str
@@ -460,7 +464,7 @@ class Study:
         return sum(self.values[name].values()) / len(self.values[name])
 
     def named(self, role: str) -> list[str]:
-        """The methods of a role, the best mean first."""
+        """Return the methods of a role, the best mean first."""
         return sorted(
             (name for name in self.values if self.roles[name] == role),
             key=lambda name: (-self.mean(name), name),
@@ -471,8 +475,8 @@ class Study:
         return min(len(by_seed) for by_seed in self.values.values())
 
     def share(self, name: str) -> str:
-        """The recovered share, between the forms of its two ends that have the best means;
-        nothing where one is not there.
+        """Return the recovered share between the best forms of both ends, or an empty text if one
+        is missing.
         """
         forms = [[label for label in self.values if self.methods[label] == end] for end in SCALE]
         if not all(forms) or self.methods[name] in SCALE:
@@ -484,7 +488,7 @@ class Study:
         )
 
     def ahead(self, name: str) -> bool:
-        """Whether a method is ahead of every trivial reference by Holm's rule."""
+        """Return whether a method outperforms every trivial reference by Holm's rule."""
         gaps = [self.holm[name, floor] for floor in self.named("floor")]
         return bool(gaps) and all(gap.excludes_zero and gap.mean > 0 for gap in gaps)
 
@@ -512,8 +516,8 @@ def absent(name: str) -> str:
 
 
 def evidence(name: str) -> str:
-    """Every method and reference of a campaign: mean, difference to the best trivial reference,
-    recovered share, verdict.
+    """Return every method and reference of a campaign: mean, difference to the best trivial
+    reference, recovered share, verdict.
     """
     table = []
     for study in studies(name, CAMPAIGNS[name][1]):
@@ -553,7 +557,9 @@ def evidence(name: str) -> str:
 
 
 def judged() -> list[tuple[str, Study]]:
-    """All that claims are made of: the campaigns, the short tables, and digits at equal calls."""
+    """Return all studies that claims use: the campaigns, the short tables, and digits at equal
+    calls.
+    """
     campaigns = [
         (title, study)
         for name, (title, metric, _) in CAMPAIGNS.items()
@@ -571,8 +577,8 @@ def judged() -> list[tuple[str, Study]]:
 
 
 def established() -> str:
-    """What is ahead of every reference that learns nothing, by Holm's rule and with seeds enough
-    for a claim.
+    """Return the methods that outperform every baseline by Holm's rule, with enough seeds for a
+    claim.
     """
     table = []
     for title, study in judged():
@@ -612,7 +618,7 @@ def _seeds(study: Study) -> str:
 
 
 def open_questions() -> str:
-    """Where no such claim can be made, and which method comes nearest."""
+    """Return the tasks without such a claim, with the best method of each."""
     table = []
     for title, study in judged():
         claimed = study.seeds >= CLAIM and any(map(study.ahead, study.named("")))
@@ -648,7 +654,7 @@ def open_questions() -> str:
 
 
 def winners() -> str:
-    """The method with the best mean against every other that learns θ."""
+    """Compare the method with the best mean to all others that learn θ."""
     table = []
     for title, study in judged():
         if len(learning := study.named("")) > 1:
@@ -670,7 +676,7 @@ def winners() -> str:
 
 
 def mutations() -> str:
-    """Planted mistakes by area: how many there are, and how many each tier catches."""
+    """Return the number of planted mistakes by area, and the number that each tier catches."""
     path = RESULTS / "mutations.json"
     if not path.exists():
         return "Not run yet (`python benchmarks/mutations.py`).\n"
@@ -708,13 +714,15 @@ WHAT = {
 
 
 def corrected(interval: Interval) -> str:
-    """A difference with its interval by Holm's rule, as `hgms demo` prints it; bold without 0."""
+    """Format a difference with its interval by Holm's rule, as `hgms demo` prints it; bold if it
+    excludes 0.
+    """
     shown = spell(interval, share=True, signed=True)
     return f"**{shown}**" if interval.excludes_zero else shown
 
 
 def demo() -> str:
-    """Return the table of `hgms demo`, from its run folders kept as records of that name."""
+    """Return the table of `hgms demo`, from the stored records of its run folders."""
     table = []
     for study in studies("demo", "test_accuracy"):
         for method in [name for role in ("", "floor") for name in study.named(role)]:
@@ -737,7 +745,7 @@ def demo() -> str:
 
 
 def readmes() -> dict[Path, set[str]]:
-    """The README of every plugin of this repository that registers methods, and which."""
+    """Return the README of every built-in plugin that registers methods, with these methods."""
     by_readme: dict[Path, set[str]] = {}
     for component in Registry.load().components("method"):
         for readme in ROOT.glob(f"plugins/{component.package.replace('.', '/')}/README.md"):
@@ -746,12 +754,14 @@ def readmes() -> dict[Path, set[str]]:
 
 
 def with_figures(text: str, only: set[str]) -> str:
-    """A README with its table of published figures made anew."""
+    """Return a README with a new table of published figures."""
     return FIGURES.sub(lambda _: figures(only), text)
 
 
 def figures(only: set[str]) -> str:
-    """The published figures of some methods, ours and a mark; what differs in ours below."""
+    """Return the published figures of some methods, the measured figures and a mark, with the
+    differences below.
+    """
     said = [f"{what}." for what in published.differences(only)]
     return "\n".join(
         [markdown(published.HEAD, published.rows(only, rows_of)), *(f"- {line}\n" for line in said)]
@@ -759,8 +769,8 @@ def figures(only: set[str]) -> str:
 
 
 def memory() -> str:
-    """Peak memory of N Langevin chains in lower states, as evaluated by default and stacked
-    without a chunk.
+    """Return the peak memory of N Langevin chains in lower states, with default evaluation and
+    stacked without a chunk.
     """
     quantities = {row["quantity"]: row["value"] for row in rows_of("memory")}
     table = []
@@ -778,9 +788,7 @@ SPEED = ("work", "measured", "quartiles", "required", "aim", "met", "of")
 
 
 def speed_row(row: Mapping[str, Any]) -> list[str]:
-    """A row of speed.py's table: a ratio (or seconds), what it has to be, and which of the two
-    it reaches.
-    """
+    """Return a row of speed.py's table: a ratio (or seconds), its limits, and the reached limit."""
     sign = "≥" if row["greater"] else "≤"
     limits = [f"{sign} {row[name]:g}" for name in ("required", "aim")]
     if "median" not in row:
@@ -800,12 +808,12 @@ def figures_of(name: str) -> dict[str, Any]:
 
 
 def speed() -> str:
-    """What is required and aimed at, and what is measured."""
+    """Return the required, targeted and measured values."""
     return markdown(SPEED, [speed_row(row) for row in figures_of("speed")["rows"]])
 
 
 def speed_hypergradient() -> str:
-    """Every side of the hypergradient, and its share of two others' time."""
+    """Return every implementation of the hypergradient, with its time relative to two others."""
     sides = figures_of("speed")["parts"]["hypergradient"]["sides"]
     others = ("by hand", "jaxopt, jitted", "jax, linearize + scan")
     table = []
@@ -829,7 +837,7 @@ def speed_hypergradient() -> str:
 
 
 def speed_methods() -> str:
-    """An outer step of every method, in this checkout and in the one before."""
+    """Return the duration of an outer step of every method, in this checkout and the previous one."""
     parts = figures_of("speed")["parts"]
     table = []
     for part in ("digits", "others"):
@@ -842,7 +850,7 @@ def speed_methods() -> str:
 
 
 def products() -> str:
-    """Products to a relative residual of 1e-6 of every solver, along two trajectories."""
+    """Return the products of every solver to a relative residual of 1e-6, along two trajectories."""
     table = []
     for row in figures_of("products")["products"]:
         each = " ".join(map(str, row["each"]))
@@ -854,7 +862,7 @@ def products() -> str:
 
 
 def kernels() -> str:
-    """Operations and kernels of each part of a step."""
+    """Return the operations and kernels of each part of a step."""
     rows = figures_of("kernels")["kernels"]
     return markdown(
         ["part", *next(iter(rows.values()))],
@@ -869,7 +877,7 @@ def speed_machine() -> str:
 
 
 def environment() -> str:
-    """What the tables of runs were measured on."""
+    """Return the environments of the stored runs."""
     table = []
     for name in sorted(path.stem for path in RESULTS.glob("*.parquet")):
         rows = parquet.read_table(RESULTS / f"{name}.parquet").to_pylist()
@@ -905,8 +913,8 @@ DRAWN = (
 
 
 def draw() -> None:
-    """Mean test accuracy over the seeds against seconds, a panel for each corruption rate;
-    references dashed.
+    """Draw the mean test accuracy over the seeds against seconds, one panel per corruption rate,
+    with dashed references.
     """
     import numpy as np
     from matplotlib.figure import Figure
@@ -975,12 +983,12 @@ TABLES: dict[str, Callable[[], str]] = {
 
 
 def page(text: str) -> str:
-    """The page with every table made anew."""
+    """Return the page with new tables."""
     return MARKED.sub(lambda match: match[1] + match[2] + "\n" + TABLES[match[1]]() + "\n", text)
 
 
 def stale(text: str) -> list[str]:
-    """The tables on the page that are not what the records make."""
+    """Return the tables on the page that differ from the records."""
     return [
         match[1]
         for match in MARKED.finditer(text)
@@ -989,8 +997,8 @@ def stale(text: str) -> list[str]:
 
 
 def made_readmes() -> dict[Path, str]:
-    """The READMEs with their tables made anew: published figures in those of plugins, the demo
-    in that of the project.
+    """Return the READMEs with new tables: published figures in plugins, the demo in the project's
+    README.
     """
     texts = {
         path: with_figures(path.read_text(encoding="utf-8"), only)
@@ -1001,7 +1009,7 @@ def made_readmes() -> dict[Path, str]:
 
 
 def stale_readmes() -> list[str]:
-    """The READMEs whose tables are not what the records make."""
+    """Return the READMEs whose tables differ from the records."""
     texts = made_readmes().items()
     return [
         str(path.relative_to(ROOT))

@@ -1,6 +1,4 @@
-"""The columns that `hgms report` writes to Parquet: read from files of real runs, each with what
-it means.
-"""
+"""Describe the columns that `hgms report` writes to Parquet, from files of real runs."""
 
 from __future__ import annotations
 
@@ -17,8 +15,8 @@ from hgms.cli import group as cli
 from hgms.report import mixture
 
 FAMILIES = ("metric.", "setting.", "weight.", "cost_")
-"""Columns that are told together: what follows is the name of a metric, a setting, a source, a
-kind of oracle call.
+"""Prefixes of columns that share a description; the name of a metric, setting, source or oracle
+call follows.
 """
 
 MEANING = {
@@ -85,7 +83,7 @@ MEANING = {
 
 
 def tables() -> str:
-    """Both tables, with the types that the files have."""
+    """Return both tables with the types in the files."""
     runs, steps = _schemas()
     sources = [(f"{mixture.PREFIX}<source>", "double")]
     tokens = [(name, "double") for name in mixture.TOKENS]
@@ -99,7 +97,7 @@ def tables() -> str:
 
 
 def _schemas() -> tuple[pa.Schema, pa.Schema]:
-    """Of two short runs, read from the files that the commands write."""
+    """Read the schemas from the files of two short runs."""
     before = Path.cwd()
     with TemporaryDirectory() as folder:
         os.chdir(folder)
@@ -128,7 +126,7 @@ def _schemas() -> tuple[pa.Schema, pa.Schema]:
 
 
 def _named(schema: pa.Schema) -> list[tuple[str, str]]:
-    """(name, type) of the columns, a family as one."""
+    """Return (name, type) of the columns, with one entry per family."""
     names: dict[str, str] = {}
     for field in schema:
         family = next((prefix for prefix in FAMILIES if field.name.startswith(prefix)), None)

@@ -1,6 +1,4 @@
-"""Sphinx: Markdown pages and executed notebooks, the furo theme, and pictures of real runs
-(docs/figures.py).
-"""
+"""Configure Sphinx: Markdown pages, executed notebooks, the furo theme and generated figures."""
 
 from __future__ import annotations
 
@@ -20,11 +18,11 @@ project = "HGMS"
 author = "The HGMS developers"
 copyright = author
 release = hgms_core.__version__
-extensions = ["myst_nb", "sphinx_copybutton"]  # the first brings MyST's Markdown along
+extensions = ["myst_nb", "sphinx_copybutton"]  # the first includes MyST's Markdown
 nb_execution_mode = "force"
 nb_execution_raise_on_error = True
-nb_execution_timeout = 120  # seconds a cell
-nb_execution_in_temp = True  # what a notebook writes does not land among the pages
+nb_execution_timeout = 120  # seconds per cell
+nb_execution_in_temp = True  # keeps the files of a notebook out of the pages
 nb_merge_streams = True
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
@@ -38,11 +36,9 @@ html_theme = "furo"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_title = f"HGMS {release}"
-html_math_renderer = (
-    "mathml"  # browsers show it by themselves: a page needs no network and no script
-)
-# Links to files of the repository that are no pages (source, licence) are not Sphinx's to resolve;
-# tests/docs follows them.
+html_math_renderer = "mathml"  # browsers render it without network access or scripts
+# Sphinx does not resolve links to files of the repository other than pages (source, licence);
+# tests/docs checks them.
 suppress_warnings = ["myst.xref_missing"]
 
 # `sphinx-build -b linkcheck docs FOLDER` checks every outside address. These reject programs, or
@@ -54,16 +50,14 @@ linkcheck_ignore = [
 linkcheck_timeout = 20
 linkcheck_retries = 2
 linkcheck_workers = 4
-linkcheck_anchors_ignore_for_url = [r"https://github\.com/"]  # its headings are made by scripts
+linkcheck_anchors_ignore_for_url = [r"https://github\.com/"]  # scripts create its headings
 
 NEW = Path(tempfile.mkdtemp(prefix="hgms-figures-"))
 
 
 def draw(app: Sphinx) -> None:
-    """Runs what the figures show. Numbers that are not those beside the committed pictures are a
-    warning, so an error.
-    """
-    whole = Path(app.srcdir) == Path(__file__).parent  # not the reference alone, which shows none
+    """Draw the figures (docs/figures.py). Different numbers are a warning, so the build fails."""
+    whole = Path(app.srcdir) == Path(__file__).parent  # the reference has no figures
     if not whole or app.builder.format != "html" or app.builder.name == "linkcheck":
         return
     sys.path.insert(0, str(Path(__file__).parent))
@@ -77,7 +71,7 @@ def draw(app: Sphinx) -> None:
 
 
 def show(app: Sphinx, exception: Exception | None) -> None:
-    """The pages get the pictures just made."""
+    """Copy the new figures into the built pages."""
     for picture in NEW.glob("*.svg"):
         place = Path(app.outdir) / "_images" / picture.name
         if exception is None and place.exists():
@@ -86,8 +80,9 @@ def show(app: Sphinx, exception: Exception | None) -> None:
 
 
 def resolve(app: Sphinx, env: Any, node: Any, contents: Any) -> Any:
-    """A type of ours in a signature leads to where it is described, whichever package it is in.
-    Types of others stay text.
+    """Link a type of HGMS in a signature to its description, from any package.
+
+    Types of other libraries stay text.
     """
     from sphinx.errors import NoUri
     from sphinx.util.nodes import make_refnode
@@ -100,11 +95,11 @@ def resolve(app: Sphinx, env: Any, node: Any, contents: Any) -> Any:
         for full, entry in env.get_domain("py").objects.items()
         if full.rpartition(".")[2] == name
     }
-    # of equal names the core's, then those of classes
+    # for equal names: first the core, then classes
     ours = sorted(
         places, key=lambda full: (full.count("."), not full.startswith("hgms_core."), full)
     )
-    # no method of a class
+    # skip methods of classes
     if ours and ours[0].rpartition(".")[0] not in env.get_domain("py").objects:
         entry = places[ours[0]]
         return make_refnode(
@@ -114,15 +109,13 @@ def resolve(app: Sphinx, env: Any, node: Any, contents: Any) -> Any:
 
 
 def formula(translator: Any, node: Any) -> None:
-    """TeX as MathML. A command that the converter does not know would stand on the page as it
-    is: a warning, so an error.
-    """
+    """Convert TeX to MathML. Unknown commands are a warning, so the build fails."""
     from docutils.nodes import SkipNode
     from latex2mathml.converter import convert
     from sphinx.util import logging
 
     block = node.tagname == "math_block"
-    # known alone, but not behind \bigl
+    # the converter supports these, but not after \bigl
     tex = node.astext().replace("\\langle", "⟨").replace("\\rangle", "⟩")
     text = convert(tex, display="block" if block else "inline").replace(
         "<mi>\\arg</mi>", "<mo>arg</mo>"

@@ -1,8 +1,7 @@
-"""What Python says of a public name, for the reference: typed signatures, tables of fields, lists
-of members.
+"""Describe public names for the reference: typed signatures, tables of fields, lists of members.
 
-A field's meaning is read from the class's docstring, where that has an ``Arguments:`` section, or
-from a string below the field; else it stands in ``fields.toml`` beside this file.
+The meaning of a field comes from the ``Arguments:`` section of the class's docstring, from a string
+below the field, or from ``fields.toml`` next to this file.
 """
 
 from __future__ import annotations
@@ -26,18 +25,19 @@ import attrs
 MEANINGS: Mapping[str, Mapping[str, str]] = tomllib.loads(
     (Path(__file__).parent / "fields.toml").read_text(encoding="utf-8")
 )
-"""What the fields of a class mean, by ``package.Class`` and the field's name."""
+"""Meanings of the fields of a class, by ``package.Class`` and the field's name."""
 
 SHORT = 60
-"""Characters of a meaning that may stand twice in a table."""
+"""The maximum length of a meaning that may occur twice in a table."""
 
 
 def signature(thing: Any) -> str:
-    """Parameters with types and defaults, and what is returned, on one line. A default that is
-    no plain value is ``...``.
+    """Return parameters with types and defaults, and the return type, on one line.
+
+    Complex defaults are ``...``.
     """
     whole = inspect.signature(thing)
-    # of a field with a converter attrs knows no type
+    # attrs has no type for a field with a converter
     types_ = (
         {field.alias: field.type for field in attrs.fields(thing)}
         if inspect.isclass(thing) and attrs.has(thing)
@@ -74,7 +74,7 @@ class _Dots:
 
 
 class _Plain:
-    """A type as it is written."""
+    """The text of a type in the code."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -84,7 +84,7 @@ class _Plain:
 
 
 def _default(value: Any) -> Any:
-    """A default that can stand in a signature as it is."""
+    """Return a default whose text can be in a signature."""
     simple = (
         value is inspect.Parameter.empty
         or value is None
@@ -105,7 +105,7 @@ def _spelt(parameter: inspect.Parameter) -> inspect.Parameter:
 
 
 def annotation(hint: Any) -> str:
-    """A type as it is written in the code."""
+    """Return a type as the code spells it."""
     if isinstance(hint, str):
         return hint
     if hint is None or hint is type(None):
@@ -117,7 +117,7 @@ def annotation(hint: Any) -> str:
 
 
 def fields(cls: type) -> list[attrs.Attribute[Any]]:
-    """The public fields of an attrs class."""
+    """Return the public fields of an attrs class."""
     return (
         [field for field in attrs.fields(cls) if not field.name.startswith("_")]
         if attrs.has(cls)
@@ -126,7 +126,7 @@ def fields(cls: type) -> list[attrs.Attribute[Any]]:
 
 
 def default_of(field: attrs.Attribute[Any]) -> str:
-    """A default in a table: code, ``required``, or ``made`` by a function."""
+    """Return a default for a table: code, ``required``, or the result of a function."""
     if not field.init:
         return "–"
     if field.default is attrs.NOTHING:
@@ -144,7 +144,7 @@ def default_of(field: attrs.Attribute[Any]) -> str:
 
 
 def _made(cls: type) -> Any:
-    """An object with all defaults; None where there is none."""
+    """Return an object with all defaults, or None if that is impossible."""
     try:
         return cls()
     except TypeError:
@@ -152,8 +152,8 @@ def _made(cls: type) -> Any:
 
 
 def meanings(cls: type, module: str) -> dict[str, str]:
-    """What each field means: from the docstring's ``Arguments:``, from the string below the
-    field, and from ``fields.toml``.
+    """Return the meaning of each field, from ``Arguments:``, the string below the field, and
+    ``fields.toml``.
     """
     names = {field.name for field in attrs.fields(cls)} if attrs.has(cls) else set()
     read = {
@@ -166,7 +166,7 @@ def meanings(cls: type, module: str) -> dict[str, str]:
 
 @functools.cache  # the source of a class is parsed once, not for each of its fields
 def notes(cls: type) -> dict[str, str]:
-    """The strings below a class's fields, by name."""
+    """Return the strings below a class's fields, by name."""
     statements = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
     return {
         statement.target.id: " ".join(note.value.value.split()).rstrip(".")
@@ -179,9 +179,10 @@ def notes(cls: type) -> dict[str, str]:
 
 
 def arguments(doc: str | None) -> dict[str, str]:
-    """The entries of a docstring's ``Arguments:``, by name; several names may share one: ``a, b:
-    text``, or, further on in the text of another, ````a``, ``b``: text``. The first of them has a
-    long one, and the others refer to it.
+    """Return the entries of a docstring's ``Arguments:``, by name.
+
+    Several names may share one entry, ``a, b: text``, or occur inside another text as ````a``,
+    ``b``: text``. The first name has the long text, and the others refer to it.
     """
     entries: dict[str, str] = {}
     for part in inspect.cleandoc(doc or "").split("\n\n"):
@@ -206,9 +207,7 @@ def arguments(doc: str | None) -> dict[str, str]:
 
 @attrs.frozen
 class Member:
-    """A method or property: its name, the directive that describes it with its argument and
-    options, and the docstring.
-    """
+    """A method or property: its name, its directive with argument and options, and its docstring."""
 
     name: str
     directive: str
@@ -218,7 +217,7 @@ class Member:
 
 
 def members(cls: type) -> list[Member]:
-    """The members of an enumeration, and the public methods and properties that a class has."""
+    """Return the members of an enumeration, or the public methods and properties of a class."""
     shown = []
     for value in cls if issubclass(cls, enum.Enum) else ():
         full = f"{cls.__name__}.{value.name}"
@@ -255,14 +254,12 @@ def members(cls: type) -> list[Member]:
 
 
 def is_class(thing: Any) -> bool:
-    """Whether a name is a class, and no type by another name."""
+    """Return whether a name is a class instead of an alias of a type."""
     return inspect.isclass(thing) and thing is not Any and typing.get_origin(thing) is None
 
 
 def value(name: str, thing: Any) -> tuple[str, str, tuple[str, ...]]:
-    """The directive of a name that is no function or class: a type by another name, or a
-    constant.
-    """
+    """Return the directive of a name that is an alias of a type or a constant."""
     if thing is Any or typing.get_origin(thing) is not None:
         return "py:type", name, (f":canonical: {annotation(thing)}",)
     shown = repr(thing)

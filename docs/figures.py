@@ -1,11 +1,10 @@
-"""The pictures of docs/explanation/counterexamples.md, from runs of the circle tasks: ``python
-docs/figures.py [--check]``.
+"""Draw the pictures of docs/explanation/counterexamples.md from runs of the circle tasks.
 
-A function named after a picture computes its numbers (float64 on the CPU, fixed seeds) and gives
-them with the function that draws them. Both are written to docs/images: the picture as SVG and the
-numbers as JSON. ``--check`` computes everything again and says which numbers differ from those on
-file by more than ``TOLERANCE``; the tests do the same, and so does the build of the pages, which
-also puts its own new pictures into what it builds.
+``python docs/figures.py [--check]``. Each function with the name of a picture computes its numbers
+(float64 on the CPU, fixed seeds) and returns them with a drawing function. Both are stored in
+docs/images: the picture as SVG, the numbers as JSON. ``--check`` computes the numbers and prints
+those that differ from the stored numbers by more than ``TOLERANCE``. The tests make the same check.
+The build of the pages does too, and uses its new pictures.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ KINK = 10 / (2 * math.pi)
 minimiser (second).
 """
 
-# Wong's palette, which people with the common colour deficiencies can tell apart; line styles and
+# Wong's palette, distinguishable with the common colour deficiencies; line styles and
 # markers differ as well.
 BLUE = "#0072B2"
 ORANGE = "#E69F00"
@@ -79,18 +78,21 @@ def at(theta: float) -> Tree:
 def proposed(
     generator: Ula | Branches, problem: Problem, theta: float, seed: int = 0
 ) -> Candidates:
-    """The candidates of one outer step that starts from x0."""
+    """Return the candidates of one outer step from x0."""
     return generator.propose(problem, at(theta), generator.init(problem, Key(seed)), Key(seed))
 
 
 def chosen(problem: Problem, theta: float, candidates: Candidates) -> tuple[float, Tree]:
-    """(upper value, state) of the best candidate."""
+    """Return (upper value, state) of the best candidate."""
     selection = BestOfN().select(problem, at(theta), candidates, Key(0))
     return float(selection.scores[selection.index]), candidates.at(selection.index)
 
 
 def followed(problem: Problem, thetas: list[float]) -> list[float]:
-    """f at the end of one lower run for each θ, each run starting where the last one ended."""
+    """Return f at the end of one lower run per θ.
+
+    Each run starts at the end of the previous run.
+    """
     start = DESCENT.init(problem, Key(0))
     values = []
     for step, theta in enumerate(thetas):
@@ -101,7 +103,7 @@ def followed(problem: Problem, thetas: list[float]) -> list[float]:
 
 
 def slope(problem: Problem, theta: float, x: Tree, solver: CG = SOLVER) -> float:
-    """The implicit hypergradient at a lower state."""
+    """Return the implicit hypergradient at a lower state."""
     estimate = hypergradient(
         lambda t, y: problem.f(t, y, {}),
         lambda t, y: problem.g(t, y, {}),
@@ -121,8 +123,8 @@ def even(low: float, high: float, count: int) -> list[float]:
 
 
 def kink_landscape() -> Figures:
-    """Where the candidates of `ula` end on the lower landscape, on both sides of the kink, and
-    which one is selected.
+    """Show the candidates of `ula` on the lower landscape on both sides of the kink, and the
+    selected candidate.
     """
     task = CircleKink()
     problem = task.problem(0, CPU, DOUBLE)
@@ -144,7 +146,7 @@ def kink_landscape() -> Figures:
 
 
 def kink_value() -> Figures:
-    """F(θ) and its slope: with selection, along one trajectory, and by differences of the
+    """Compute F(θ) and its slope with selection, along one trajectory, and by differences of the
     selected value.
     """
     task = CircleKink()
@@ -200,7 +202,7 @@ IMPLICIT: Mapping[str, Any] = {
 
 
 def _methods(task: str, lr: float) -> dict[str, Any]:
-    """Methods as in a configuration file, with one outer optimiser and one solver for all."""
+    """Build methods as in a configuration file, with the same outer optimiser and solver."""
     outer = {"name": "projected-gradient", "lr": lr}
     chains = {
         "name": "ula",
@@ -269,17 +271,17 @@ def _runs(task: str, lr: float) -> Numbers:
 
 
 def kink_methods() -> Figures:
-    """θ and F(θ) over 20 outer steps on `circle-kink`."""
+    """Compute θ and F(θ) over 20 outer steps on `circle-kink`."""
     return _runs("circle-kink", 0.02), _draw_methods
 
 
 def degenerate_methods() -> Figures:
-    """θ and F(θ) over 20 outer steps on `circle-degenerate`."""
+    """Compute θ and F(θ) over 20 outer steps on `circle-degenerate`."""
     return _runs("circle-degenerate", 0.2), _draw_methods
 
 
 def degenerate_flatness() -> Figures:
-    """f on the circle around a degenerate minimiser, and how fast F′ leaves its value there."""
+    """Compute f on the circle around a degenerate minimiser, and the change of F′ there."""
     task = CircleDegenerate()
     problem = task.problem(0, CPU, DOUBLE)
     exact = task.closed_form(0, CPU, DOUBLE)
@@ -320,9 +322,7 @@ def degenerate_flatness() -> Figures:
 
 
 def degenerate_selection() -> Figures:
-    """What a flat f does to the selection: the height of the selected candidate, and the
-    hypergradient there.
-    """
+    """Compute the height of the selected candidate and the hypergradient for a flat f."""
     task = CircleDegenerate()
     problem = task.problem(0, CPU, DOUBLE)
     exact = task.closed_form(0, CPU, DOUBLE)
@@ -344,8 +344,8 @@ def degenerate_selection() -> Figures:
 
 
 def ridge() -> Figures:
-    """The error of the implicit hypergradient at noisy candidates beside x*(θ), against the
-    ridge, by temperature.
+    """Compute the error of the implicit hypergradient at noisy candidates near x*(θ), by ridge and
+    temperature.
     """
     task = CircleKink()
     theta = 1.8
@@ -412,7 +412,7 @@ def _panels(count: int, height: float = 3.4, *, square: bool = False) -> tuple[F
 
 
 def _below(panel: Axes) -> None:
-    """The legend under a panel, where it hides nothing."""
+    """Place the legend under a panel."""
     panel.legend(frameon=False, fontsize=9, loc="upper center", bbox_to_anchor=(0.5, -0.17))
 
 
@@ -732,7 +732,7 @@ def _draw_ridge(numbers: Numbers) -> Figure:
 
 
 def rounded(value: Any) -> Any:
-    """Ten digits: enough for the tolerance, and short enough to be read."""
+    """Round to ten digits: enough for the tolerance, and short to read."""
     if isinstance(value, Mapping):
         return {key: rounded(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -743,7 +743,7 @@ def rounded(value: Any) -> Any:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """The picture without a date and with fixed identifiers, so that equal numbers give equal
+    """Save the picture without a date and with fixed identifiers, so equal numbers give equal
     files.
     """
     import matplotlib as mpl
@@ -758,7 +758,7 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def differences(name: str, numbers: Numbers) -> list[str]:
-    """Where numbers are not those on file."""
+    """Return the numbers that differ from the stored numbers."""
     path = IMAGES / f"{name}.json"
     if not path.exists():
         return [f"{path.name} is missing"]
@@ -783,7 +783,7 @@ def _unequal(a: Any, b: Any, place: str) -> list[str]:
 
 
 def write(folder: Path, suffix: str = ".svg") -> list[str]:
-    """All pictures with their numbers, and where the numbers are not those on file."""
+    """Write all pictures and numbers, and return the differences from the stored numbers."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for name, maker in FIGURES.items():

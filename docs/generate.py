@@ -1,8 +1,7 @@
-"""Writes the generated parts of these pages from the code: ``python docs/generate.py`` (``--check``
-only says what is stale).
+"""Write the generated parts of the pages: ``python docs/generate.py``.
 
-A generated part stands between ``<!-- generated: NAME -->`` and ``<!-- end -->``; the function NAME
-below makes it.
+With ``--check`` it only lists stale pages. A generated part is the text between ``<!-- generated:
+NAME -->`` and ``<!-- end -->``; the function NAME below returns it.
 """
 
 from __future__ import annotations
@@ -49,13 +48,13 @@ from hgms.runs.describe import range_of
 DOCS = Path(__file__).resolve().parent
 PROGRAMS = (hgms.adapters, hgms.comparison, hgms.integrations, hgms.report, hgms.results, hgms.runs)
 CORE = (hgms_core.errors, hgms_core.validators, hgms_core.arguments)
-"""Of the core, beside its own names."""
+"""Modules of the core in addition to its public names."""
 NO_COMPONENT = {"hgms_register_commands": "a command", "hgms_step_finished": "observers"}
 PART = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def commands() -> str:
-    """The help of each command of ours; of a group, that of the commands in it."""
+    """Return the help of each built-in command, and of each command of a group."""
     parent = click.Context(cli, info_name="hgms")
     shown = []
     for name in sorted(Host().programs):
@@ -85,7 +84,7 @@ def _context(command: click.Command, name: str, parent: click.Context) -> click.
 
 
 def run_keys() -> str:
-    """The keys of a run's configuration that are not a component's."""
+    """Return the keys of a run's configuration, except those of components."""
     top = _meant(_fields(config.RunConfig, skip=("run",)), {"hgms.runs": [config.RunConfig]})
     settings = _meant(_fields(config.RunSettings), {"hgms.runs": [config.RunSettings]})
     budget = _meant(_fields(hgms.config.Budget), {"hgms.config": [hgms.config.Budget]})
@@ -98,7 +97,7 @@ def run_keys() -> str:
 
 
 def component_keys() -> str:
-    """Each component's keys, by kind."""
+    """Return the keys of each component, by kind."""
     wrappers: dict[str, list[type]] = {}
     for wrapper in Registry.load().wrappers:
         wrappers.setdefault(package_of(wrapper), []).append(wrapper)
@@ -139,9 +138,7 @@ def component_keys() -> str:
 
 
 def _meant(rows: list[dict[str, Any]], classes: Mapping[str, list[type]]) -> list[dict[str, Any]]:
-    """The rows of a table with each key's range and meaning, from the fields of classes by their
-    packages.
-    """
+    """Add the range and meaning of each key to the rows of a table."""
     known = {
         field.alias or field.name: (
             range_of(field.validator),
@@ -158,7 +155,7 @@ def _meant(rows: list[dict[str, Any]], classes: Mapping[str, list[type]]) -> lis
 
 
 def hooks() -> str:
-    """Every hook: its signature, purpose, when it is called, and an example."""
+    """Return the signature, purpose, time and example of every hook."""
     shown = []
     for name, hook in vars(hookspecs).items():
         if name.startswith("hgms_"):
@@ -175,30 +172,28 @@ def hooks() -> str:
 
 
 def api() -> str:
-    """Every public name of hgms_core and its namespaces, for components."""
+    """Return every public name of hgms_core and its namespaces for components."""
     own = "\n".join(f"### `{module.__name__}`\n\n{_names(module)}" for module in CORE)
     return f"{_names(hgms_core)}\n{own}"
 
 
 def programs() -> str:
-    """Every public name of the packages of programs, a table each."""
+    """Return one table per package of programs with its public names."""
     return "\n".join(f"### `{module.__name__}`\n\n{_names(module)}" for module in PROGRAMS)
 
 
 def full() -> str:
-    """Every public name of the core in full, but for the protocols, which have a page of their
-    own.
-    """
+    """Describe every public name of the core. Protocols have a separate page."""
     return _described((hgms_core, *CORE))
 
 
 def full_programs() -> str:
-    """Every public name of the packages of programs in full."""
+    """Describe every public name of the packages of programs."""
     return _described(PROGRAMS)
 
 
 def _described(modules: tuple[Any, ...]) -> str:
-    """Package by package; several of them have a heading each."""
+    """Describe the names of each package, with headings if there are several."""
     shown = []
     for module in modules:
         if len(modules) > 1:
@@ -211,7 +206,7 @@ def _described(modules: tuple[Any, ...]) -> str:
 
 
 def _in_full(module: Any) -> list[str]:
-    """The names described at length. Protocols and hooks have pages of their own."""
+    """Return the names with a long description. Protocols and hooks have separate pages."""
     protocols = {kind.protocol for kind in registry.KINDS.values()}
     return [
         name
@@ -222,7 +217,7 @@ def _in_full(module: Any) -> list[str]:
 
 
 def _entry(module: Any, name: str, level: str) -> str:
-    """One name: its typed signature, its docstring, its fields, its members."""
+    """Return the typed signature, docstring, fields and members of one name."""
     thing = getattr(module, name)
     parts = [f"{level} `{name}`"]
     if inspect.isfunction(thing):
@@ -257,7 +252,7 @@ def _directive(name: str, argument: str, options: Iterable[str] = ()) -> str:
 
 
 def _field_table(cls: type, module: str) -> str:
-    """The fields of a class: type, default, range where there is one, meaning."""
+    """Return the fields of a class with type, default, range and meaning."""
     meanings = described.meanings(cls, module)
     rows = [
         (
@@ -273,7 +268,7 @@ def _field_table(cls: type, module: str) -> str:
 
 
 def _columns(names: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    """A table without the columns that are empty."""
+    """Return a table without its empty columns."""
     if not rows:
         return ""
     kept = [i for i in range(len(names)) if any(row[i] for row in rows)]
@@ -284,9 +279,7 @@ def _columns(names: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 
 def _prose(thing: Any) -> str:
-    """A docstring as Markdown, but for the arguments of a class, which stand in the table of its
-    fields.
-    """
+    """Return a docstring as Markdown, without the arguments that the field table contains."""
     doc = inspect.getdoc(thing) or ""
     parts = doc.split("\n\n")
     return _prose_of(
@@ -297,8 +290,9 @@ def _prose(thing: Any) -> str:
 
 
 def _prose_of(doc: str) -> str:
-    """A docstring as Markdown. What is indented below a line is a list if that line is a
-    heading, else an equation.
+    """Convert a docstring to Markdown.
+
+    Indented text below a heading becomes a list, otherwise an equation.
     """
     shown = []
     for part in doc.split("\n\n"):
@@ -320,7 +314,7 @@ def _prose_of(doc: str) -> str:
 
 
 def _safe(text: str) -> str:
-    """Prose of a docstring whose signs mean nothing to Markdown outside of code."""
+    """Escape the prose of a docstring for Markdown outside of code."""
     plain = re.sub(r":\w+:`~?([^`]*)`", r"`\1`", text).replace("``", "`").replace("::", ":")
     kept = r"(`[^`]*`|(?<!\S)\*\w[\w ]*\*(?!\S))"  # code, and words that are stressed
     return "".join(
@@ -330,7 +324,7 @@ def _safe(text: str) -> str:
 
 
 def _names(module: Any) -> str:
-    """A module's public names with the first paragraph of each."""
+    """Return a module's public names with the first paragraph of each."""
     notes = _attribute_docs(module)
     places = _places()
     rows = []
@@ -346,8 +340,10 @@ def _names(module: Any) -> str:
 
 
 def _places() -> dict[tuple[str, str], str]:
-    """Where each name of a module is described in full; of headings of one page that differ in case
-    alone, later ones are numbered."""
+    """Return the link target of each name.
+
+    Later headings of a page that differ only in case have numbers.
+    """
     places = {}
     for page, modules in {"functions.md": (hgms_core, *CORE), "programs.md": PROGRAMS}.items():
         taken: list[str] = []
@@ -365,8 +361,9 @@ def _places() -> dict[tuple[str, str], str]:
 
 
 def _attribute_docs(module: Any) -> dict[str, str]:
-    """The strings below the assignments of a package's modules: what documents a name that is no
-    class or function.
+    """Return the strings below the assignments of a package's modules.
+
+    They document names other than classes and functions.
     """
     docs = {}
     for path in sorted(Path(inspect.getfile(module)).parent.rglob("*.py")):
@@ -387,7 +384,7 @@ def _attribute_docs(module: Any) -> dict[str, str]:
 
 
 def kinds() -> str:
-    """Each kind of component: its protocol, its hook, its methods and an example that runs."""
+    """Return the protocol, hook, methods and runnable example of each kind of component."""
     shown = ["```{py:currentmodule} hgms_core\n```"]
     for kind in registry.KINDS.values():
         name = kind.protocol.__name__
@@ -406,8 +403,8 @@ def kinds() -> str:
 
 
 def traits() -> str:
-    """Each trait: what it means, the tasks that have it, the methods and parts that need it with
-    their defaults.
+    """Return each trait with its meaning, its tasks, and the methods and parts that need it with
+    their default settings.
     """
     components = Registry.load()
     having: dict[str, list[str]] = {}
@@ -450,7 +447,7 @@ def traits() -> str:
 
 
 def errors() -> str:
-    """All codes of errors, with their messages and places."""
+    """Return all codes of errors with their messages and places."""
     rows = []
     for code, uses in error_codes.codes().items():
         classes = ", ".join(f"`{name}`" for name in sorted({use.error for use in uses}))
@@ -463,12 +460,12 @@ def errors() -> str:
 
 
 def step() -> str:
-    """Every call of a run with one outer step, in order, as they happened in one."""
+    """Return every call of a run with one outer step, in order."""
     return f"```text\n{traced.calls_of_a_step()}\n```\n"
 
 
 def plugins() -> str:
-    """The built-in packages by folder, what each brings, and their pages."""
+    """Return the built-in packages by folder, with their contributions and pages."""
     brought: dict[str, list[str]] = {}
     names: dict[tuple[str, str], list[str]] = {}
     for kind in registry.KINDS:
@@ -501,7 +498,7 @@ def plugins() -> str:
 
 
 def pages_of_packages() -> dict[str, str]:
-    """The page that includes a package's README, by the package's dotted name."""
+    """Map the dotted name of a package to the page that includes its README."""
     root = DOCS.parent / "plugins"
     pages = {}
     for page in (DOCS / "plugins").glob("*.md"):
@@ -509,14 +506,14 @@ def pages_of_packages() -> dict[str, str]:
         readme = (page.parent / match[1]).resolve() if match else None
         if readme is None or root not in readme.parents:
             continue
-        # adam.md stands beside adam.py
+        # adam.md is next to adam.py
         place = readme.parent if readme.name == "README.md" else readme.with_suffix("")
         pages[".".join(place.relative_to(root).parts)] = page.stem
     return pages
 
 
 def _commands() -> Iterator[tuple[str, str]]:
-    """Commands of entry points: the package, and the command."""
+    """Yield the package and the command of each entry point."""
     for command, entries in sorted(Host().programs.items()):
         yield entries[-1].module, f"`hgms {command}`"
     for entry in sorted(importlib.metadata.entry_points(group="hgms.mix")):
@@ -525,7 +522,7 @@ def _commands() -> Iterator[tuple[str, str]]:
 
 
 def kit() -> str:
-    """Every check of the conformance kit, by kind, with what it demands."""
+    """Return every check of the conformance kit, by kind, with its requirement."""
     every = testing.checks_of_every_kind()
     groups = {
         "Every kind": every,
@@ -542,12 +539,12 @@ def kit() -> str:
 
 
 def columns() -> str:
-    """The columns of the Parquet files that `hgms report` writes."""
+    """Return the columns of the Parquet files that `hgms report` writes."""
     return parquet.tables()
 
 
 def package_of(cls: type) -> str:
-    """The package that exports a class: that of its module."""
+    """Return the package that exports a class, by the name of its module."""
     return cls.__module__.rpartition(".")[0]
 
 
@@ -561,7 +558,7 @@ def _ours(kind: str) -> list[registry.Component]:
 
 
 def _json_of(*arguments: str) -> Any:
-    """What the command line answers as JSON."""
+    """Run a command with `--json` and return its output."""
     result = CliRunner().invoke(cli, [*arguments, "--json"], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return json.loads(result.output)
@@ -600,14 +597,14 @@ def _table(fields: list[dict[str, Any]]) -> str:
 
 
 def _value(value: Any) -> str:
-    """A default as TOML writes it inline."""
+    """Format a default as inline TOML."""
     if isinstance(value, Mapping):
         return "{ " + ", ".join(f"{key} = {_value(item)}" for key, item in value.items()) + " }"
     return json.dumps(value, ensure_ascii=False)
 
 
 def _toml(name: str, parts: Mapping[str, Any]) -> str:
-    """A composition as the TOML that would spell it out."""
+    """Format a composition as TOML."""
     lines = ["[method]", f'name = "{name}"']
     for key, value in parts.items():
         lines.append(f"{key} = {_value(value)}")
@@ -615,13 +612,13 @@ def _toml(name: str, parts: Mapping[str, Any]) -> str:
 
 
 def _whole_doc(thing: Any) -> str:
-    """A docstring as Markdown: paragraphs, the example as code."""
+    """Return a docstring as Markdown with paragraphs and the example as code."""
     return "\n\n".join(map(_paragraph, inspect.cleandoc(thing.__doc__).split("\n\n")))
 
 
 def _paragraph(part: str) -> str:
     if part.startswith(">>> "):
-        code = re.sub(r"^(?!>>>|\.\.\.)", "# ", part, flags=re.MULTILINE)  # what it gives
+        code = re.sub(r"^(?!>>>|\.\.\.)", "# ", part, flags=re.MULTILINE)  # its output
         code = re.sub(r"^(>>>|\.\.\.) ?", "", code, flags=re.MULTILINE)
         return "```{code-block} python\n" + code + "\n```"
     text = re.sub(r":\w+:`~?([^`]*)`", r"`\1`", " ".join(part.split())).replace("``", "`")
@@ -634,7 +631,7 @@ def _doc(thing: Any) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Text that Markdown shows as it is, also inside a table."""
+    """Escape text for Markdown, also inside a table."""
     plain = re.sub(r":\w+:`~?([^`]*)`", r"`\1`", text).replace("``", "`")
     return re.sub(r"([|*_<])", r"\\\1", plain) if "`" not in plain else plain.replace("|", "\\|")
 
@@ -662,12 +659,12 @@ MAKERS: dict[str, Callable[[], str]] = {
 
 
 def fresh(text: str) -> str:
-    """The page with its generated parts made anew."""
+    """Return the page with new generated parts."""
     return PART.sub(lambda match: f"{match[1]}\n{MAKERS[match[2]]()}\n{match[3]}", text)
 
 
 def stale() -> dict[Path, str]:
-    """Pages and stubs that differ from what the code says, with what they should be."""
+    """Return the new text of each page and stub that differs from the code."""
     pages = [
         path
         for path in sorted(DOCS.rglob("*.md"))
@@ -693,11 +690,11 @@ NAMESPACES = (
     "hgms_mix.contrib",
     "hgms_mix.methods",
 )
-"""Packages whose names are loaded when they are used (:mod:`hgms.lazy`)."""
+"""Packages that load their names at first use (:mod:`hgms.lazy`)."""
 
 
 def stubs() -> dict[Path, str]:
-    """What type checkers read of the lazy namespaces, by file."""
+    """Return the stubs of the lazy namespaces for type checkers, by file."""
     texts = {}
     for name in NAMESPACES:
         package = importlib.import_module(name)

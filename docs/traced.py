@@ -1,6 +1,4 @@
-"""One outer step, watched: which calls a Pipeline makes of its parts, the problem and the
-observers, in their order.
-"""
+"""Record one outer step: the calls of a Pipeline to its parts, the problem and the observers."""
 
 from __future__ import annotations
 
@@ -44,7 +42,7 @@ GIVES = {
 
 @attrs.define
 class Trace:
-    """The calls so far, each with its depth."""
+    """The recorded calls with their depths."""
 
     lines: list[tuple[int, str]] = attrs.field(factory=list)
     depth: int = 0
@@ -65,7 +63,7 @@ class Trace:
 
 
 class Watched:
-    """A component whose calls are noted; everything else is the component's."""
+    """A component that records its calls and delegates everything to the original."""
 
     def __init__(self, trace: Trace, label: str, part: Any) -> None:
         self.trace = trace
@@ -97,8 +95,9 @@ class Watched:
 
 
 def calls_of_a_step() -> str:
-    """The calls of a run of one step, with an implicit hypergradient; where an unrolled one
-    differs is shown below it.
+    """Return the calls of a run of one step with an implicit hypergradient.
+
+    The differences of an unrolled one follow.
     """
     whole = _trace(lambda trace: Implicit(solver=Watched(trace, "solver", CG(max_steps=2))))
     unrolled = _trace(lambda trace: Unrolled())

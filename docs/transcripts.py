@@ -1,20 +1,18 @@
-"""The pages' console blocks say what the commands print now: ``python docs/transcripts.py [--check]
-[PAGE …]``.
+"""Update the console blocks of pages: ``python docs/transcripts.py [--check] [PAGE …]``.
 
-Runs every block of a page (tests/docs/run_page.py) and writes the output of each ``$ hgms …`` anew.
-The rules:
+The script runs every block of a page (tests/docs/run_page.py) and writes the new output of each ``$
+hgms …``:
 
-- what is different in every run is masked by ``...``: seconds, memory, versions, dates, absolute
-  paths, and the hash in a run folder's name; the warning that a plugin was slow to import is left
-  out; the lines that count the finished runs of a comparison (``[3/6] …``) become one line ``...``;
-- where the author put ``...`` on a line of its own, text is left out there, unless the whole has at
-  most ``SHORT`` lines: then it is shown;
+- ``...`` masks values that differ between runs: seconds, memory, versions, dates, absolute paths,
+  and the hash in a run folder's name; the warning about the slow import of a plugin is removed;
+  the lines that count the finished runs of a comparison (``[3/6] …``) become one line ``...``;
+- a line ``...`` of the author skips text, unless the whole output has at most ``SHORT`` lines;
 - a line longer than ``WIDE`` characters keeps an author's ``...`` inside it;
-- a command without output on the page stays without.
+- a command without output on the page stays without output.
 
-The tests compare in the same way. Numbers with a decimal point may differ by ``CLOSE`` (processors
-round differently, and a run makes much of it), differences by as much of the largest number of
-their line, those behind ± by any amount, and columns may be as wide as they like.
+The tests compare in the same way. Numbers with a decimal point may differ by ``CLOSE``, because
+processors round differently and runs amplify this. Differences may differ by this share of the
+largest number of their line, numbers after ± by any amount. The width of columns is ignored.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ SHORT = 12
 WIDE = 135
 CLOSE = 0.1
 ROUNDING = 1e-6
-"""Numbers below this are errors of rounding, and any two of them are the same."""
+"""Numbers below this are rounding errors and count as equal."""
 
 VARYING_COLUMNS = frozenset({"seconds", "peak MiB", "version"})
 PROGRESS = re.compile(r"\[\d+/\d+\] ")
@@ -54,9 +52,7 @@ MASKS = (
 
 
 def masked(output: str, folder: str = "") -> list[str]:
-    """The lines of an output without what varies, without blank lines around tables and at the
-    ends.
-    """
+    """Return the lines of an output without varying values and without outer blank lines."""
     lines: list[str] = []
     for line in (
         output.replace(folder + os.sep, CUT + "/").splitlines() if folder else output.splitlines()
@@ -82,7 +78,7 @@ def _mask_columns(lines: list[str]) -> None:
         ends = [following.start() for following in names[1:]] + [None]
         for row in range(at + 1, len(lines)):
             if not lines[row] and not re.match(r" \S", "".join(lines[row + 1 : row + 2])):
-                break  # where rows follow, the empty line is the one between two groups of them
+                break  # an empty line before further rows separates groups
             for name, end in reversed(list(zip(names, ends, strict=True))):
                 cell = lines[row][name.start() : end]
                 if name[0] in VARYING_COLUMNS and cell.strip():
@@ -95,7 +91,7 @@ def _mask_columns(lines: list[str]) -> None:
 
 
 def renewed(shown: str, output: str, folder: str = "") -> str:
-    """What the page should show, given what it shows and what the command printed."""
+    """Return the new text for the page, from its old text and the output of the command."""
     if not shown.strip():
         return shown
     old = [line.rstrip() for line in shown.rstrip("\n").splitlines()]
@@ -105,7 +101,7 @@ def renewed(shown: str, output: str, folder: str = "") -> str:
 
 
 def _narrowed(old: list[str], now: list[str]) -> list[str]:
-    """All lines; a long one as the author has shortened it."""
+    """Return all lines; long lines stay as the author shortened them."""
     shortened = [line for line in old if CUT in line and line != CUT]
     return [
         next((short for short in shortened if _stands_for(short, line)), line)
@@ -116,9 +112,7 @@ def _narrowed(old: list[str], now: list[str]) -> list[str]:
 
 
 def _cut(old: list[str], now: list[str]) -> list[str]:
-    """The parts that the author shows, found again in what is printed now, each as long as it
-    was.
-    """
+    """Find the parts that the author shows in the new output, with their old lengths."""
     lines: list[str] = []
     place = 0
     first_cut = old[0] == CUT
@@ -136,7 +130,7 @@ def _cut(old: list[str], now: list[str]) -> list[str]:
         elif number or first_cut:
             place = _match_of(part[0], now, place)
         length = len(part)
-        if not any(map(RULE.fullmatch, part)):  # the rule under a table's header comes with it
+        if not any(map(RULE.fullmatch, part)):  # include the rule under a table's header
             length += sum(RULE.fullmatch(line) is not None for line in now[place : place + length])
         lines += _narrowed(part, now[place : place + length])
         place += length
@@ -144,7 +138,7 @@ def _cut(old: list[str], now: list[str]) -> list[str]:
 
 
 def _match_of(line: str, now: list[str], start: int) -> int:
-    """Where a shown line is now: the line that it stands for, else the most similar one."""
+    """Return the position of a shown line: the matching line, or the most similar line."""
     for place in range(start, len(now)):
         if _stands_for(line, now[place]):
             return place
@@ -158,7 +152,7 @@ def _stands_for(short: str, line: str) -> bool:
 
 
 def differences(shown: str, wanted: str) -> list[str]:
-    """Lines in which a page differs from what it should show, beyond what may differ."""
+    """Return the lines in which a page differs from the new text beyond the tolerance."""
     old = _comparable(shown)
     new = _comparable(wanted)
     if len(old) == len(new) and all(_same(a, b) for a, b in zip(old, new, strict=True)):
@@ -188,14 +182,17 @@ def _close(x: str, y: str, before: str, largest: float) -> bool:
     if a is None or b is None:
         return False
     size = max(abs(a), abs(b))
-    # a difference (+0.09) is as uncertain as the numbers it is taken of, which stand in the same
+    # a difference (+0.09) is as uncertain as its operands, which are in the same
     # line
     scale = largest if x[0] in "+-" else size
     return before == "±" or size < ROUNDING or abs(a - b) <= CLOSE * scale
 
 
 def _number(token: str) -> float | None:
-    """A number with a decimal point or an exponent; an integer is a count, and has to be right."""
+    """Return a number with a decimal point or an exponent.
+
+    Integers are counts and must match exactly.
+    """
     match = re.fullmatch(r"[\[(]?([-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?)[\]),;]*", token)
     return float(match[1]) if match and re.search(r"[.e]", match[1]) else None
 
