@@ -23,6 +23,7 @@ from hgms.cli.terminal import (
     terminal_width,
     track_option,
     trust_option,
+    wrapped,
 )
 from hgms_core import hookimpl
 
@@ -44,6 +45,7 @@ __all__ = [
     "trust_option",
     "unmarked",
     "with_commas",
+    "wrapped",
 ]
 
 

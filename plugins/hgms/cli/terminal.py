@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sys
+import textwrap
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -123,3 +124,15 @@ def print_table(
 def terminal_width() -> int:
     """Return the width for output: the terminal's columns, at most 100; 80 without a terminal."""
     return max(40, min(shutil.get_terminal_size((80, 24)).columns, 100))
+
+
+def wrapped(text: str, columns: int, first: int = 0, further: int = 4) -> str:
+    """Wrap a paragraph at its spaces; its lines are indented by ``first`` and ``further``."""
+    return textwrap.fill(
+        text,
+        columns,
+        initial_indent=" " * first,
+        subsequent_indent=" " * further,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

@@ -1,18 +1,22 @@
-"""Progress bars, on a terminal and in a notebook."""
+"""Progress bars, drawn by rich on a terminal and in a notebook."""
 
 from __future__ import annotations
 
 import contextlib
-import html
+import io
 import os
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from attrs import define
+from attrs import Factory, define
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.progress import Progress, TaskID
+
+_PAUSE = 0.25
+"""Seconds between two updates of a notebook: each is a message to the browser."""
 
 
 class Bars:
@@ -24,91 +28,98 @@ class Bars:
 
     def __init__(self, enabled: bool = True) -> None:
         self.enabled = enabled
-        self._view: View | None = None
+        self._progress: Progress | None = None
+        self._lines: dict[str, TaskID] = {}
+        self._cell: _Cell | None = None
 
     @property
     def visible(self) -> bool:
-        return self._view is not None
+        return self._progress is not None
 
     def __enter__(self) -> Bars:
         if self.enabled:
-            self._view = Cell() if in_notebook() else Terminal.open()
+            self._cell = _Cell() if in_notebook() else None
+            self._progress = _opened(self._cell is not None)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._view is not None:
-            self._view.close()
-            self._view = None
+        if self._progress is not None and self._cell is not None:
+            self._cell.draw(self._progress, at_once=True)
+        elif self._progress is not None:
+            self._progress.stop()
+            _echo_control_keys(True)
+        self._progress = None
+        self._lines.clear()
 
     def show(self, title: str, completed: float, numbers: str = "", total: float = 1.0) -> None:
         """Update the line of this title, or add it."""
-        if self._view is not None:
-            self._view.show(title, completed, numbers, total)
+        if self._progress is None:
+            return
+        if title not in self._lines:
+            self._lines[title] = self._progress.add_task(title, total=total, numbers="")
+        line = self._lines[title]
+        self._progress.update(line, completed=completed, total=total, numbers=numbers)
+        if self._cell is not None:
+            self._cell.draw(self._progress)
 
     def remove(self, title: str) -> None:
-        if self._view is not None:
-            self._view.remove(title)
+        if self._progress is not None and title in self._lines:
+            self._progress.remove_task(self._lines.pop(title))
 
     def print_error(self, text: str) -> None:
         """Print a permanent line above the bars."""
-        if self._view is not None:
-            self._view.print_error(text)
+        if self._cell is not None:
+            self._cell.errors.append(text)
+        elif self._progress is not None:
+            _print_red(self._progress.console, text)
 
 
-class View(Protocol):
-    """A display for bars."""
+@define
+class _Cell:
+    """One output of a notebook's cell, which is replaced at every change."""
 
-    def show(self, title: str, completed: float, numbers: str, total: float) -> None: ...
-    def remove(self, title: str) -> None: ...
-    def print_error(self, text: str) -> None: ...
-    def close(self) -> None: ...
+    errors: list[str] = Factory(list)
+    handle: Any = None
+    drawn: float = float("-inf")
+
+    def draw(self, progress: Progress, *, at_once: bool = False) -> None:
+        now = time.monotonic()
+        if now - self.drawn < _PAUSE and not at_once:
+            return
+        self.drawn = now
+        from IPython.display import HTML, display
+
+        for text in self.errors:
+            _print_red(progress.console, text)
+        progress.console.print(progress.get_renderable())
+        page = progress.console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
+        if self.handle is None:
+            self.handle = display(HTML(page), display_id=True)
+        else:
+            self.handle.update(HTML(page))
 
 
-# --- a terminal
-# --------------------------------------------------------------------------------------------------
+def _opened(notebook: bool) -> Progress | None:
+    """Return the bars of a notebook or of a terminal; ``None`` if there is neither."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+
+    numbers = TextColumn("{task.percentage:>3.0f}%"), TextColumn("{task.fields[numbers]}")
+    columns = (TextColumn("[bold]{task.description}"), BarColumn(bar_width=18), *numbers)
+    if notebook:
+        recorded = Console(file=io.StringIO(), record=True, width=120, force_jupyter=False)
+        return Progress(*columns, console=recorded, auto_refresh=False)
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        return None
+    progress = Progress(SpinnerColumn(), *columns, console=console, refresh_per_second=4)
+    _echo_control_keys(False)
+    progress.start()
+    return progress
 
 
-class Terminal:
-    """Bars drawn by rich on standard error."""
-
-    def __init__(self, display: Progress) -> None:
-        self._display = display
-        self._lines: dict[str, TaskID] = {}
-        _echo_control_keys(False)
-        display.start()
-
-    @classmethod
-    def open(cls) -> Terminal | None:
-        """Return the display, or ``None`` if standard error is not a terminal."""
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
-
-        console = Console(stderr=True)
-        if not console.is_terminal:
-            return None
-        numbers = TextColumn("{task.percentage:>3.0f}%"), TextColumn("{task.fields[numbers]}")
-        title = TextColumn("[bold]{task.description}")
-        bar = BarColumn(bar_width=18)
-        return cls(
-            Progress(SpinnerColumn(), title, bar, *numbers, console=console, refresh_per_second=4)
-        )
-
-    def show(self, title: str, completed: float, numbers: str, total: float) -> None:
-        if title not in self._lines:
-            self._lines[title] = self._display.add_task(title, total=total, numbers="")
-        line = self._lines[title]
-        self._display.update(line, completed=completed, total=total, numbers=numbers)
-
-    def remove(self, title: str) -> None:
-        if title in self._lines:
-            self._display.remove_task(self._lines.pop(title))
-
-    def print_error(self, text: str) -> None:
-        self._display.console.print(text, style="red", markup=False, highlight=False)
-
-    def close(self) -> None:
-        self._display.stop()
-        _echo_control_keys(True)
+def _print_red(console: Console, text: str) -> None:
+    console.print(text, style="red", markup=False, highlight=False)
 
 
 def _echo_control_keys(wanted: bool) -> None:
@@ -130,12 +141,6 @@ def _echo_control_keys(wanted: bool) -> None:
             termios.tcsetattr(handle, termios.TCSANOW, flags)
 
 
-# --- a notebook
-# --------------------------------------------------------------------------------------------------
-
-_PAUSE = 0.25  # seconds between two updates: each is a message to the browser
-
-
 def in_notebook() -> bool:
     """Return whether this process is the kernel of a notebook."""
     if "IPython" not in sys.modules:
@@ -143,64 +148,6 @@ def in_notebook() -> bool:
     from IPython import get_ipython
 
     return hasattr(get_ipython(), "kernel")
-
-
-@define
-class _Line:
-    share: float
-    numbers: str
-
-
-class Cell:
-    """Bars as one output of a notebook's cell, which is replaced at every change."""
-
-    def __init__(self) -> None:
-        self._lines: dict[str, _Line] = {}
-        self._errors: list[str] = []
-        self._handle: Any = None
-        self._drawn = float("-inf")
-
-    def show(self, title: str, completed: float, numbers: str, total: float) -> None:
-        self._lines[title] = _Line(min(1.0, max(0.0, completed / total)) if total else 1.0, numbers)
-        self._draw()
-
-    def remove(self, title: str) -> None:
-        self._lines.pop(title, None)
-        self._draw()
-
-    def print_error(self, text: str) -> None:
-        self._errors.append(text)
-        self._draw()
-
-    def close(self) -> None:
-        self._draw(at_once=True)
-
-    def _draw(self, *, at_once: bool = False) -> None:
-        now = time.monotonic()
-        if now - self._drawn < _PAUSE and not at_once:
-            return
-        self._drawn = now
-        from IPython.display import HTML, display
-
-        shown = HTML(self.html)
-        if self._handle is None:
-            self._handle = display(shown, display_id=True)
-        else:
-            self._handle.update(shown)
-
-    @property
-    def html(self) -> str:
-        errors = "".join(
-            f'<div style="color: #d9485f">{html.escape(text)}</div>' for text in self._errors
-        )
-        lines = "".join(
-            f'<div style="font-size: .9em"><progress value="{line.share:.4f}" style="width: '
-            '9em"></progress> '
-            f"<strong>{html.escape(title)}</strong> {100 * line.share:.0f} % "
-            f"{html.escape(line.numbers)}</div>"
-            for title, line in self._lines.items()
-        )
-        return errors + lines
 
 
 __all__ = ["Bars", "in_notebook"]

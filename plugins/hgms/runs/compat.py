@@ -5,13 +5,12 @@ The table fits a terminal of 80 columns.
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import click
 
-from hgms.cli import print_table, terminal_width
+from hgms.cli import print_table, terminal_width, wrapped
 from hgms.plugins import Registry
 from hgms.runs.command_line import built
 from hgms.runs.traits import missing_traits, similar_traits, wanted_traits
@@ -117,12 +116,4 @@ JOINED = "\N{NO-BREAK SPACE}"
 
 
 def _say(text: str, columns: int) -> None:
-    folded = textwrap.fill(
-        text,
-        columns,
-        initial_indent="  ",
-        subsequent_indent="      ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    click.echo(folded.replace(JOINED, " "))
+    click.echo(wrapped(text, columns, 2, 6).replace(JOINED, " "))

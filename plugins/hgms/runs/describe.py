@@ -10,7 +10,6 @@ import json
 import math
 import re
 import socket
-import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
 from unittest import mock
@@ -20,7 +19,7 @@ import click
 import tomlkit
 import torch
 
-from hgms.cli import component_row, print_table, terminal_width, unmarked
+from hgms.cli import component_row, print_table, terminal_width, unmarked, wrapped
 from hgms.config.as_table import AT_REST, plain
 from hgms.config.convert import structured
 from hgms.config.invalid import init_fields, spell, type_hints
@@ -61,16 +60,16 @@ def show(component: Component, known: Mapping[str, Any]) -> None:
     """Print the description, wrapped to the width of the terminal."""
     columns = terminal_width()
     owner = f"{component.plugin.owner}, plugin {component.plugin.name!r}, {component.where}"
-    _say(f"{component.kind.label} {component.name}  ({owner})", columns)
+    click.echo(wrapped(f"{component.kind.label} {component.name}  ({owner})", columns))
     click.echo("\n" + folded(known["doc"], columns) + "\n")
     for trait, part in (known.get("needs") or {}).items():
         whose = "" if part == component.name else f" (its part {part!r})"
-        _say(f"Needs {trait}: {TRAITS.get(trait, 'of its own')}{whose}", columns)
+        click.echo(wrapped(f"Needs {trait}: {TRAITS.get(trait, 'of its own')}{whose}", columns))
     if known.get("needs"):
         click.echo()
     if "metrics" in known:
         for line in _task_lines(known):
-            _say(line, columns)
+            click.echo(wrapped(line, columns))
         click.echo()
     if "parts" in known:
         click.echo(tomlkit.dumps({"method": {"name": component.name, **known["parts"]}}))
@@ -95,14 +94,6 @@ def _needs(component: Component, registry: Registry) -> dict[str, str]:
     except HgmsError:  # without defaults: use the declaration of the class
         own = getattr(component.target, "needs", ())
         return {} if isinstance(own, property) else dict.fromkeys(sorted(own), component.name)
-
-
-def _say(text: str, columns: int) -> None:
-    click.echo(
-        textwrap.fill(
-            text, columns, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
-        )
-    )
 
 
 # --- fields

@@ -88,8 +88,7 @@ def test_paragraphs_items_formulas_and_examples() -> None:
           into two
         - another
 
-        >>> f(1, [2, 3], "a string", other=4,
-        ...     third="more words")
+        >>> f(1, [2, 3], "a string", other=4, third="more words")
         ... # doctest: +SKIP
         'f'
 
