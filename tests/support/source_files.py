@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from hgms_mix.lm.sources import Example, Source
+from hgms_mix.lm.examples import Example
+from hgms_mix.lm.sources import Source
 
 
 def lines(path: Path, rows: Sequence[Any]) -> Path:

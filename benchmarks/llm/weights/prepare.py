@@ -38,7 +38,8 @@ def main() -> None:
     )
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args().folder
-    from hgms_mix.lm.sources import Source, chosen
+    from hgms_mix.lm.examples import chosen
+    from hgms_mix.lm.sources import Source
 
     path = Path(os.environ["HGMS_DATA"], "alpaca_de", "alpaca_de_6000.jsonl.gz")
     with gzip.open(path, "rt", encoding="utf-8") as stream:

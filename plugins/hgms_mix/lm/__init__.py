@@ -10,8 +10,8 @@ when a model or a tokenizer is needed.
 from __future__ import annotations
 
 from hgms_core import hookimpl
+from hgms_mix.lm.examples import Example, content, read_examples
 from hgms_mix.lm.formats import ROLES, Message
-from hgms_mix.lm.halves import halves_of
 from hgms_mix.lm.language import LanguageModel
 from hgms_mix.lm.lora import Lora, interpolated
 from hgms_mix.lm.losses import Batches, token_loss
@@ -40,9 +40,9 @@ from hgms_mix.lm.ranking import (
     sources_of,
 )
 from hgms_mix.lm.rows import examples_at
-from hgms_mix.lm.sources import Example, Source, content, read_examples
+from hgms_mix.lm.sources import Source
 from hgms_mix.lm.store import warn
-from hgms_mix.lm.table import TokenTable, check_fits
+from hgms_mix.lm.table import TokenTable, check_fits, halves_of
 from hgms_mix.lm.task import SourceMixture
 from hgms_mix.lm.templates import template_for
 from hgms_mix.lm.tokens import prompt_tokens, stop_tokens, token_table

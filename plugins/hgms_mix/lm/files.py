@@ -18,14 +18,13 @@ import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, cast
-
-from attrs import frozen
+from typing import Any, BinaryIO
 
 from hgms.config import expand
 from hgms_core.errors import DataError, MissingExtra, Place, closest
 from hgms_core.torch_errors import first_line
 from hgms_mix.lm.formats import RAW, BadRow, Row, detect
+from hgms_mix.lm.sources import Source
 
 PACKED = (".gz", ".zst")
 WRAPPERS = ("data", "items", "instances", "rows")
@@ -35,62 +34,13 @@ Rows = Iterator[tuple[str, Row | BadRow]]
 """Each row with its location; for a row that is not an object, the reason."""
 
 
-class Origin(Protocol):
-    """The origin of a source's rows: the files of ``path``, or a data set of the Hub.
-
-    ``fields`` maps fields to columns.
-    """
-
-    @property
-    def path(self) -> str | None: ...
-    @property
-    def hub(self) -> str | None: ...
-    @property
-    def subset(self) -> str | None: ...
-    @property
-    def split(self) -> str | None: ...
-    @property
-    def revision(self) -> str | None: ...
-    @property
-    def fields(self) -> Mapping[str, str] | None: ...
-
-
-@frozen
-class Named:
-    """A row with other column names; ``fields`` maps fields to columns."""
-
-    row: Unread
-    fields: Mapping[str, str]
-
-    def renamed(self) -> Row | BadRow:
-        row = parsed(self.row)
-        if isinstance(row, BadRow):
-            return row
-        if lacking := next(
-            ((name, column) for name, column in self.fields.items() if column not in row), None
-        ):
-            name, column = lacking
-            near = closest(column, map(str, row))
-            hint = f" (did you mean {near!r}?)" if near else ""
-            return BadRow(
-                f"no column {column!r}, which fields requires for {name!r}{hint}; it has: "
-                f"{', '.join(map(str, row)) or '(none)'}"
-            )
-        own = {
-            key: value
-            for key, value in row.items()
-            if key not in self.fields and key not in self.fields.values()
-        }
-        return own | {name: row[column] for name, column in self.fields.items()}
-
-
-Unread = Row | BadRow | bytes | Named
+Unread = Row | BadRow | bytes
 """A row before its line of JSON is parsed, and before its columns are renamed to fields."""
 Raw = Iterator[tuple[str, Unread]]
 """As ``Rows``, for unread rows."""
 WATCHED = 1024
 """Rows between two calls of ``watch``."""
-Reader = Callable[[str, Place, BinaryIO], Raw]
+Reader = Callable[[str, Place, Any], Raw]
 """A function that reads the rows of an open file: its name (for messages), the place of its path,
 and the file.
 """
@@ -188,19 +138,13 @@ def reading(file: str, place: Place) -> Iterator[None]:
 
 
 def raw_rows(
-    where: Place, source: Origin, watch: Callable[[int, int], None] = lambda done, total: None
+    where: Place, source: Source, watch: Callable[[int, int], None] = lambda done, total: None
 ) -> Raw:
     """Return all rows of a source, before it selects some, with lines of JSON unparsed.
 
     ``where`` is the source's place in errors. ``watch`` receives the number of bytes read, and the
     total.
     """
-    rows = _raw_rows(where, source, watch)
-    fields = source.fields
-    yield from ((place, Named(row, fields)) for place, row in rows) if fields else rows
-
-
-def _raw_rows(where: Place, source: Origin, watch: Callable[[int, int], None]) -> Raw:
     if source.path is None:
         yield from _hub(where, source)
         return
@@ -218,53 +162,21 @@ def _raw_rows(where: Place, source: Origin, watch: Callable[[int, int], None]) -
         before += size
 
 
-def _opened(name: str, at: Place, file: Path, raw: BinaryIO) -> BinaryIO:
+def _opened(name: str, at: Place, file: Path, raw: io.BufferedReader) -> Any:
+    """Return the decompressed contents, as a stream with ``peek``."""
     if file.suffix == ".zst":
-        return cast(BinaryIO, io.BufferedReader(_Unpacked(name, at, file), 2**20))
-    return cast(BinaryIO, gzip.open(raw)) if file.suffix == ".gz" else raw
+        pa, _ = _arrow(name, at)
+        return io.BufferedReader(pa.input_stream(raw, compression="zstd"), 2**20)
+    return gzip.open(raw) if file.suffix == ".gz" else raw
 
 
-class _Unpacked(io.RawIOBase):
-    """A Zstandard stream, decompressed while it is read. It supports a return to its start."""
-
-    def __init__(self, name: str, at: Place, file: Path) -> None:
-        self._pa, _ = _arrow(name, at)
-        self._file = str(file)
-        self._stream = self._begun()
-
-    def _begun(self) -> Any:
-        self._at = 0
-        return self._pa.input_stream(self._file, compression="zstd")
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        data = self._stream.read(len(buffer))
-        buffer[: len(data)] = data
-        self._at += len(data)
-        return len(data)
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        if (offset, whence) == (0, 1):
-            return self._at
-        if offset or whence:
-            raise io.UnsupportedOperation("only to the beginning")
-        self._stream = self._begun()
-        return 0
-
-
-def _head(name: str, at: Place, stream: BinaryIO) -> bytes:
-    """Return the first bytes of a text.
+def _head(name: str, at: Place, stream: Any) -> bytes:
+    """Return the first bytes of a text, without reading them.
 
     Raise DataError for the encoding that spreadsheets and Windows write. Its rows would otherwise
     all be bad.
     """
-    head = stream.read(4096)
-    stream.seek(0)
+    head: bytes = stream.peek(4096)[:4096]
     zeros = head.count(0)
     if head.startswith((b"\xff\xfe", b"\xfe\xff")) or (zeros and zeros >= len(head) // 4):
         raise DataError(
@@ -282,34 +194,28 @@ memory.
 """
 
 
-def _line(name: str, at: Place, stream: BinaryIO, number: int) -> bytes:
-    """Return the next line, empty at the end of the file."""
-    line = stream.readline(LONGEST_LINE + 1)
-    if len(line) > LONGEST_LINE:
-        raise DataError(
-            "too-large",
-            f"line {number} of {name} has more than {LONGEST_LINE:,} bytes",
-            place=at,
-            hint="use one row per line",
-        )
-    return line
-
-
 def _numbered(name: str, at: Place, stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines that are not blank, with line numbers from 1 that include blank lines."""
+    """Yield the lines, with their numbers from 1."""
     for number in itertools.count(1):
-        line = _line(name, at, stream, number)
+        line = stream.readline(LONGEST_LINE + 1)
+        if len(line) > LONGEST_LINE:
+            raise DataError(
+                "too-large",
+                f"line {number} of {name} has more than {LONGEST_LINE:,} bytes",
+                place=at,
+                hint="use one row per line",
+            )
         if not line:
             return
-        text = line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
-        if text.strip():
-            yield number, text
+        yield number, line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
 
 
 def _lines(name: str, at: Place, stream: BinaryIO) -> Rows:
-    """Yield one text per line."""
+    """Yield one text per line that is not blank."""
     _head(name, at, stream)
     for number, line in _numbered(name, at, stream):
+        if not line.strip():
+            continue
         try:
             yield f"line {number}", {RAW: line.decode().rstrip("\r\n")}
         except UnicodeDecodeError as error:
@@ -360,29 +266,42 @@ def _json(name: str, at: Place, stream: BinaryIO, *, lines: bool) -> Raw:
     The format is an array, an object that contains an array, or one object per line.
     """
     start = _head(name, at, stream)[:1]
-    numbers = itertools.count(1)
-    first = _line(name, at, stream, next(numbers))
-    rest = _line(name, at, stream, next(numbers))
-    while rest and not rest.strip():
-        rest = _line(name, at, stream, next(numbers))
-    stream.seek(0)
+    rest = _numbered(name, at, stream)
+    first: list[tuple[int, bytes]] = []
+    rows: list[bytes] = []
+    while len(rows) < 2 and (line := next(rest, None)):
+        first.append(line)
+        rows += [line[1]] if line[1].strip() else []
     if start == b"[" or (
-        not lines and start == b"{" and (not rest or isinstance(_parsed(first), BadRow))
+        not lines and start == b"{" and (len(rows) < 2 or isinstance(_parsed(rows[0]), BadRow))
     ):
-        yield from _array(name, at, stream.read())
+        yield from _array(name, at, b"".join([*(text for _, text in first), stream.read()]))
         return
-    for number, line in _numbered(name, at, stream):
-        yield f"line {number}", line
+    for number, text in itertools.chain(first, rest):
+        if text.strip():
+            yield f"line {number}", text
 
 
-def parsed(row: Unread) -> Row | BadRow:
-    """Return the row with its columns renamed to fields.
+def parsed(row: Unread, fields: Mapping[str, str] | None) -> Row | BadRow:
+    """Return the row with its columns renamed to ``fields``.
 
     A line of JSON is parsed; return BadRow with the reason if it is not an object.
     """
-    if isinstance(row, Named):
-        return row.renamed()
-    return _parsed(row) if isinstance(row, bytes) else row
+    row = _parsed(row) if isinstance(row, bytes) else row
+    if not fields or isinstance(row, BadRow):
+        return row
+    for name, column in fields.items():
+        if column not in row:
+            near = closest(column, map(str, row))
+            hint = f" (did you mean {near!r}?)" if near else ""
+            return BadRow(
+                f"no column {column!r}, which fields requires for {name!r}{hint}; it has: "
+                f"{', '.join(map(str, row)) or '(none)'}"
+            )
+    own = {
+        key: value for key, value in row.items() if key not in fields and key not in fields.values()
+    }
+    return own | {name: row[column] for name, column in fields.items()}
 
 
 def _parsed(line: bytes) -> Row | BadRow:
@@ -403,7 +322,7 @@ def _object(row: Any) -> Row | BadRow:
 
 def _array(name: str, at: Place, data: bytes) -> Rows:
     try:
-        value = json.loads(data.removeprefix(BYTE_ORDER_MARK))
+        value = json.loads(data)
     except UnicodeDecodeError as error:
         raise DataError(
             "wrong-format",
@@ -467,8 +386,8 @@ def _arrow(name: str, at: Place) -> tuple[Any, Any]:
 def _parquet(name: str, at: Place, stream: BinaryIO) -> Rows:
     pa, pq = _arrow(name, at)
     try:
-        packed = not isinstance(stream, io.BufferedReader) or isinstance(stream.raw, _Unpacked)
-        batches = pq.ParquetFile(pa.BufferReader(stream.read()) if packed else stream).iter_batches(
+        plain = isinstance(stream, io.BufferedReader) and stream.seekable()
+        batches = pq.ParquetFile(stream if plain else pa.BufferReader(stream.read())).iter_batches(
             batch_size=WATCHED
         )
         for number, row in enumerate(row for batch in batches for row in batch.to_pylist()):
@@ -492,7 +411,7 @@ READERS: Mapping[str, Reader] = {
 }
 
 
-def _hub(where: Place, source: Origin) -> Rows:
+def _hub(where: Place, source: Source) -> Rows:
     at = (*where, "hub")
     try:
         import datasets

@@ -9,7 +9,7 @@ from attrs import frozen
 
 from hgms_core import ConfigError
 from hgms_core.errors import MissingExtra
-from hgms_mix.lm.sources import Example
+from hgms_mix.lm.examples import Example
 
 PERMUTATIONS = 128
 BANDS = 32

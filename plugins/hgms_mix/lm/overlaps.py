@@ -14,8 +14,8 @@ import numpy as np
 from attrs import frozen
 
 from hgms.store import short_number
+from hgms_mix.lm.examples import Example
 from hgms_mix.lm.rows import Index, key_of, whole_of
-from hgms_mix.lm.sources import Example
 from hgms_mix.lm.table import TokenTable
 
 Rows = TokenTable | Index | Sequence[Example]

@@ -19,19 +19,11 @@ from torch import Tensor
 from hgms.config import expand
 from hgms.store import digest, short_number
 from hgms_core.errors import Place
+from hgms_mix.lm.examples import SHOWN, Example, begun, check_bad, chosen, content, example_of
 from hgms_mix.lm.files import Unread
 from hgms_mix.lm.formats import FORMATS, BadRow, Format
 from hgms_mix.lm.parts import in_parts, together
-from hgms_mix.lm.sources import (
-    SHOWN,
-    Example,
-    Source,
-    begun,
-    check_bad,
-    chosen,
-    content,
-    example_of,
-)
+from hgms_mix.lm.sources import Source
 from hgms_mix.lm.store import load, locked, save
 from hgms_mix.lm.table import Report
 from hgms_mix.lm.templates import one_answer_each
@@ -112,13 +104,13 @@ def answers_of(example: Example) -> list[Example]:
 
 
 def numbered_example(
-    row: Unread, number: int, form: Format | None, completion: str | None, split: bool
+    row: Unread, number: int, form: Format | None, source: Source, split: bool
 ) -> Example:
     """Return the row with this number, or, if conversations are ``split``, its answer."""
     if not split:
-        return example_of(row, number, form, completion)
+        return example_of(row, number, form, source)
     conversation, answer = divmod(number, ANSWERS)
-    return answers_of(example_of(row, conversation, form, completion))[answer]
+    return answers_of(example_of(row, conversation, form, source))[answer]
 
 
 @frozen
@@ -132,7 +124,7 @@ class _Scan:
         "blank": "bool",
     }
     form: str | None
-    completion: str | None
+    source: Source
     split: bool = False
 
     def __call__(self, rows: Sequence[Record]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
@@ -142,7 +134,7 @@ class _Scan:
         unread: set[str] = set()
         for number, place, row in rows:
             try:
-                example = example_of(row, number, form, self.completion)
+                example = example_of(row, number, form, self.source)
                 examples = answers_of(example) if self.split else [example]
             except BadRow as error:
                 bad.append(f"{place}: {error}")
@@ -166,7 +158,7 @@ def index_of(
     ``split``: each answer of a conversation is a row. Cost: one pass over the file, about 15 µs of
     a core per row; memory: 25 bytes per row (on disk with ``cache_dir``), and the rows in progress.
 
-    Errors: as for :func:`~hgms_mix.lm.sources.read`.
+    Errors: as for :func:`~hgms_mix.lm.examples.read`.
     """
     where = (name,)
     about = {
@@ -233,7 +225,7 @@ def _scanned(
 
         form, records = begun(where, source, watch)
         numbered = ((number, place, row) for number, (place, row) in enumerate(records))
-        scan = _Scan(form.name if form else None, source.completion, split)
+        scan = _Scan(form.name if form else None, source, split)
         parts = in_parts(numbered, scan, folder=folder)
     total, bad = (sum(part.about[what] for part in parts) for what in ("total", "bad"))
     check_bad(
@@ -286,7 +278,7 @@ def examples_at(
     name_of_form, records = records_at((name,), source, numbers, split=split)
     form = FORMATS[name_of_form] if name_of_form else None
     for number, _, row in records:
-        yield numbered_example(row, number, form, source.completion, split)
+        yield numbered_example(row, number, form, source, split)
 
 
 def meter(title: str, unit: str, total: int | None = None) -> Any:

@@ -17,7 +17,8 @@ from attrs import field, frozen
 from torch import Tensor
 
 from hgms.store import Digest
-from hgms_core import ConfigError
+from hgms_core import ConfigError, Key
+from hgms_core.errors import DataError
 from hgms_mix.lm.store import Leaf, load, locked, save
 
 
@@ -149,6 +150,40 @@ class TokenTable:
 
 def offsets_of(lengths: Tensor) -> Tensor:
     return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+
+
+def halves_of(name: str) -> tuple[str, str]:
+    """Return the names of the halves of a source; no source can have such a name.
+
+    >>> halves_of("sums")
+    ('sums/1', 'sums/2')
+    """
+    return f"{name}/1", f"{name}/2"
+
+
+def in_halves(tables: Mapping[str, TokenTable], key: Key) -> dict[str, TokenTable]:
+    """Split every table into two with equal numbers of rows.
+
+    The first half has an odd row. The halves are drawn by ``key`` and the source's name.
+
+    Errors: DataError for a table of one row.
+    """
+    halves: dict[str, TokenTable] = {}
+    for name, table in tables.items():
+        if table.size < 2:
+            raise DataError(
+                "too-few-rows",
+                f"two halves require at least 2 rows, but source {name!r} has {table.size}",
+                place=("task", "sources", name),
+                hint="add rows to it",
+            )
+        order = torch.randperm(table.size, generator=key.fold("halves", name).generator())
+        parts = order.split(-(-table.size // 2))
+        halves |= {
+            half: table.take(rows.sort().values)
+            for half, rows in zip(halves_of(name), parts, strict=True)
+        }
+    return halves
 
 
 def left_out(parts: Mapping[str, Mapping[str, TokenTable]]) -> str:

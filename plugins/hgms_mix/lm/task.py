@@ -21,7 +21,7 @@ from hgms.config import lowering, validation_shares
 from hgms.store import cache_folder
 from hgms_core import ConfigError, HgmsError, Key, Problem, Sources, Tree, component, roles
 from hgms_core.validators import at_least, optional, optional_whole
-from hgms_mix.lm.halves import halves_of, in_halves
+from hgms_mix.lm.examples import content, look
 from hgms_mix.lm.language import LanguageModel
 from hgms_mix.lm.lora import Lora
 from hgms_mix.lm.losses import (
@@ -41,9 +41,9 @@ from hgms_mix.lm.models import BaseModel
 from hgms_mix.lm.overlaps import overlap_warning, overlaps
 from hgms_mix.lm.rows import Index, index_of
 from hgms_mix.lm.sharding import ensure_ranks
-from hgms_mix.lm.sources import Source, check_names, content, look, mixture_shares
+from hgms_mix.lm.sources import Source, check_names, mixture_shares
 from hgms_mix.lm.store import warn
-from hgms_mix.lm.table import TokenTable, check_fits, left_out, unread_columns
+from hgms_mix.lm.table import TokenTable, check_fits, halves_of, in_halves, left_out, unread_columns
 from hgms_mix.lm.templates import Template, known_template, template_for
 from hgms_mix.lm.tokens import NothingLeft, drawn_table, token_table
 

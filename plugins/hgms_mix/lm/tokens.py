@@ -28,10 +28,11 @@ from hgms import store
 from hgms.config import expand
 from hgms_core import ConfigError, Key
 from hgms_core.errors import DataError, Place, one_of
+from hgms_mix.lm.examples import content
 from hgms_mix.lm.formats import FORMATS, Message
 from hgms_mix.lm.parts import Part, in_parts, together
 from hgms_mix.lm.rows import Record, index_of, key_of, meter, numbered_example, records_at
-from hgms_mix.lm.sources import Source, content
+from hgms_mix.lm.sources import Source
 from hgms_mix.lm.store import Leaf, save, warn
 from hgms_mix.lm.table import TYPES, Report, TableInPieces, TokenTable, cached, reordered, table_of
 from hgms_mix.lm.templates import Piece, Template, template_for
@@ -83,7 +84,7 @@ def token_table(
     recomputed. If two processes need one table, it is created once. It is memory-mapped for
     reading. A damaged entry is named in a warning and recreated.
 
-    Errors: those of :func:`~hgms_mix.lm.sources.read` and
+    Errors: those of :func:`~hgms_mix.lm.examples.read` and
     :func:`~hgms_mix.lm.templates.template_for`; DataError if no row is left, or the cache cannot be
     written. Cost: the sha256 of the file. If the table is not in the cache, two passes over the
     file that parse it and about 0.1 ms of a core per row. If it is, a checksum of the entry.
@@ -211,8 +212,7 @@ class Tokenising:
     max_length: int
     cut: bool
     form: str | None
-    completion: str | None
-    file: str
+    source: Source
     place: Place
     split: bool = False
 
@@ -220,8 +220,7 @@ class Tokenising:
         template = template_for(self.template, self.tokenizer)
         form = None if self.form is None else FORMATS[self.form]
         examples = [
-            numbered_example(row, number, form, self.completion, self.split)
-            for number, _, row in rows
+            numbered_example(row, number, form, self.source, self.split) for number, _, row in rows
         ]
         pieces = []
         for example in examples:
@@ -230,7 +229,7 @@ class Tokenising:
             except DataError as error:
                 raise DataError(
                     error.code,
-                    f"row {example.row} of {self.file}: {error.message}",
+                    f"row {example.row} of {self.source.where}: {error.message}",
                     place=self.place,
                     hint=error.hint,
                 ) from error
@@ -289,7 +288,7 @@ def _tokenised(
     ascending = bool((wanted[1:] > wanted[:-1]).all())
     numbers = wanted if ascending else np.unique(wanted)
     form, records = records_at((name,), source, numbers, split=split)
-    working = work(form, source.completion, source.where, origin)
+    working = work(form, source, origin)
     if len(numbers) > PROBED_LENGTHS:
         first = list(itertools.islice(records, PROBED_LENGTHS))
         _warn_of_lengths(name, working(first)[1], len(first), working.max_length)

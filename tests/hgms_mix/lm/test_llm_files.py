@@ -19,8 +19,9 @@ from hgms_core import HgmsError
 from hgms_core.errors import DataError, MissingExtra
 from hgms_mix.evaluation.questions import place
 from hgms_mix.lm import files
+from hgms_mix.lm.examples import content, read, read_examples
 from hgms_mix.lm.models import BaseModel
-from hgms_mix.lm.sources import Source, content, read, read_examples
+from hgms_mix.lm.sources import Source
 from hgms_mix.lm.tokenizers import load_tokenizer
 
 REVISION = "77f3279092a1c1579b2250db8eafed0ad422088c"

@@ -11,8 +11,8 @@ from support.helpers import rejects
 from support.source_files import source_of, turns, words
 
 from hgms_core.errors import DataError
+from hgms_mix.lm.examples import read, read_examples
 from hgms_mix.lm.formats import FORMATS
-from hgms_mix.lm.sources import read, read_examples
 from hgms_mix.lm.tokenizers import load_tokenizer
 from hgms_mix.lm.tokens import token_table
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from support.source_files import source_of
 
+from hgms_mix.lm.examples import Example, read_examples
 from hgms_mix.lm.formats import Message
 from hgms_mix.lm.near_duplicates import near_copies, shingles
 from hgms_mix.lm.overlaps import Overlap, overlap_warning, overlaps
-from hgms_mix.lm.sources import Example, read_examples
 from hgms_mix.lm.tokenizers import byte_tokenizer
 from hgms_mix.lm.tokens import token_table
 

@@ -12,7 +12,8 @@ from support.helpers import rejects
 from support.source_files import source_of
 
 from hgms_core.errors import DataError
-from hgms_mix.lm.sources import Source, read, read_examples
+from hgms_mix.lm.examples import read, read_examples
+from hgms_mix.lm.sources import Source
 
 
 def rows_of(tmp_path: Path, **choice: Any) -> list[int]:

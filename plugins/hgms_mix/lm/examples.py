@@ -1,0 +1,284 @@
+"""Conversations from the rows of a source."""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+from collections.abc import Callable, Sequence
+from typing import final
+
+import attrs
+import torch
+from torch import Tensor
+
+from hgms.store import digest, file_digest
+from hgms_core import Key
+from hgms_core.errors import DataError, Place
+from hgms_mix.lm.files import Raw, Unread, files_at, parsed, raw_rows, reading
+from hgms_mix.lm.formats import FORMATS, BadRow, Format, Message, Row, detect, read_row
+from hgms_mix.lm.sources import OWN_NAMES, Source
+from hgms_mix.lm.table import Report
+
+SHOWN = 5
+PROBED = 200
+MOST_PROBED = 20_000
+
+
+@final
+@attrs.frozen
+class Example:
+    """A conversation that ends with an answer.
+
+    ``row`` is its number in the source, counted from 0 with the bad rows. ``unread`` names the
+    unread parts of the row (:func:`~hgms_mix.lm.formats.read_row`).
+    """
+
+    messages: tuple[Message, ...]
+    row: int
+    unread: frozenset[str] = frozenset()
+
+    @property
+    def key(self) -> str:
+        """The prompt for exact matching.
+
+        It is the user's text, case folded, with white space collapsed; answers and system prompts
+        do not count. For a text without a prompt it is the text.
+        """
+        prompts = [message.text for message in self.messages if message.role == "user"]
+        return " ".join(" ".join(prompts or [self.messages[-1].text]).casefold().split())
+
+    @property
+    def blank(self) -> bool:
+        """Whether every answer is empty or not learned, so that the row has no loss."""
+        return not any(
+            message.text.strip()
+            for message in self.messages
+            if message.role == "assistant" and message.learned
+        )
+
+
+def read_examples(name: str, source: Source) -> list[Example]:
+    """Return the examples of ``source``, as in :func:`read`.
+
+    Places of errors begin with ``name``.
+    """
+    return read(name, source)[0]
+
+
+def read(name: str, source: Source) -> tuple[list[Example], Report]:
+    """Return the rows of ``source`` as conversations, and the counts of rows; all in memory."""
+    where = (name,)
+    form, records = begun(where, source)
+    examples: list[Example] = []
+    bad: list[str] = []
+    unread: set[str] = set()
+    total = 0
+    for total, (line, row) in enumerate(records, start=1):
+        try:
+            examples.append(example_of(row, total - 1, form, source))
+        except BadRow as error:
+            bad.append(f"{line}: {error}")
+        else:
+            unread |= examples[-1].unread
+    check_bad(where, source, form, len(bad), bad, total)
+    examples = [examples[i] for i in chosen(where, len(examples), source).tolist()]
+    return examples, Report(
+        format=form.name if form else "",
+        total=total,
+        bad=len(bad),
+        examples=len(examples),
+        unread=tuple(sorted(unread)),
+    )
+
+
+def begun(
+    where: Place, source: Source, watch: Callable[[int, int], None] = lambda done, total: None
+) -> tuple[Format | None, Raw]:
+    """Return the format of a source's rows, and all rows.
+
+    A file without a single object has no format (None): all its rows are bad. ``where`` is the
+    place of the source in errors.
+
+    Errors: DataError if there is no row, or if the rows have no known format.
+    """
+    records = raw_rows(where, source, watch)
+    first: list[tuple[str, Unread]] = []
+    whole: list[Row] = []  # enough rows to detect the format
+    while len(whole) < PROBED and len(first) < MOST_PROBED and (record := next(records, None)):
+        first.append(record)
+        if not isinstance(row := parsed(record[1], source.fields), BadRow):
+            whole.append(row)
+    if not first:
+        raise DataError(
+            "no-rows",
+            f"{source.where} has no rows",
+            place=(*where, source.origin),
+            hint="replace the file, or remove the source",
+        )
+    form = (
+        FORMATS[source.format]
+        if source.format != "auto"
+        else _detected(where, source, whole)
+        if whole
+        else None
+    )
+    return form, itertools.chain(first, records)
+
+
+def look(name: str, source: Source) -> None:
+    """Raise DataError if the first rows of ``source`` cannot be read, or have no known format.
+
+    This check is possible before a model is loaded.
+    """
+    begun((name,), source)
+
+
+def example_of(row: Unread, number: int, form: Format | None, source: Source) -> Example:
+    """Return a row as a conversation. Raise BadRow if it is not a conversation."""
+    row = parsed(row, source.fields)
+    if form is None or isinstance(row, BadRow):
+        raise row if isinstance(row, BadRow) else BadRow("it has no known format")
+    messages, unread = read_row(form, row)
+    return Example(_replaced(messages, source.completion), number, unread)
+
+
+def check_bad(
+    where: Place, source: Source, form: Format | None, bad: int, some: Sequence[str], total: int
+) -> None:
+    """Raise DataError for more ``bad`` rows than the source allows, or if no row is left.
+
+    The message names the rows in ``some``.
+    """
+    if bad <= source.max_bad_rows and bad < total:
+        return
+    whole = [
+        row
+        for _, raw in itertools.islice(raw_rows(where, source), PROBED)
+        if not isinstance(row := parsed(raw, source.fields), BadRow)
+    ]
+    raise _bad(where, form, bad, some, total, detect(whole), source)
+
+
+def _detected(where: Place, source: Source, rows: list[Row]) -> Format:
+    if (form := detect(rows)) is not None:
+        return form
+    keys = list(dict.fromkeys(str(key) for row in rows for key in row))
+    wanted = (
+        "instruction",
+        "output",
+        "messages",
+        "conversations",
+        "prompt",
+        "completion",
+        "question",
+        "answer",
+        "problem",
+    )
+    near = [
+        (key, m)
+        for key in keys
+        if key not in wanted
+        for m in difflib.get_close_matches(key.casefold(), wanted, n=1, cutoff=0.75)
+    ]
+    advice = [f"rename the column {near[0][0]!r} to {near[0][1]!r}"] if near else []
+    if "text" in keys:
+        advice.append("set format = \"text\" to learn the column 'text' from its beginning")
+    if "chosen" in keys and "prompt" in keys:
+        advice.append('set fields = { completion = "chosen" } to learn the preferred answers')
+    known = [f"  {form.name}: {form.looks}" for form in FORMATS.values()]
+    raise DataError(
+        "wrong-format",
+        f"the rows of {source.where} have no known format: their fields are "
+        f"{', '.join(keys) or '(none)'}",
+        place=(*where, source.origin),
+        hint="\n".join(
+            [
+                *advice,
+                f"set {OWN_NAMES}, or set format to see which fields a row lacks",
+                "available formats:",
+                *known,
+            ]
+        ),
+    )
+
+
+def _replaced(messages: tuple[Message, ...], completion: str | None) -> tuple[Message, ...]:
+    for message in messages:
+        try:
+            message.text.encode()
+        except UnicodeEncodeError as error:
+            raise BadRow(
+                f"half a surrogate pair ({message.text[error.start]!a}) is not text"
+            ) from None
+    if completion is None:
+        return messages
+    return tuple(
+        attrs.evolve(message, text=completion) if message.role == "assistant" else message
+        for message in messages
+    )
+
+
+def _bad(
+    where: Place,
+    form: Format | None,
+    count: int,
+    some: Sequence[str],
+    total: int,
+    better: Format | None,
+    source: Source,
+) -> DataError:
+    shape = f" as {form.name!r}" if form else ""
+    lines = [
+        f"{count} of {total} rows of {source.where} cannot be read{shape}, but "
+        f"max_bad_rows={source.max_bad_rows}"
+        if count < total
+        else f"none of the {total} rows of {source.where} can be read{shape}"
+    ]
+    lines += [f"{form.name}: {form.looks}"] if form else []
+    lines += some[:SHOWN]
+    lines += [f"… and {count - SHOWN} more"] if count > SHOWN else []
+    if count < total:
+        hint = f"correct these rows, or skip them with max_bad_rows = {count} or more"
+    elif better is not None and better is not form:
+        hint = f'set format = "{better.name}" or "auto": the rows look like {better.name!r}'
+    elif source.fields:
+        hint = "correct fields, or the file"
+    else:
+        first = "" if source.format == "auto" else f"remove format = {source.format!r} and "
+        hint = f"correct the file; if columns have other names, {first}set {OWN_NAMES}"
+    return DataError("wrong-row", "\n".join(lines), place=(*where, source.origin), hint=hint)
+
+
+def chosen(where: Place, have: int, source: Source) -> Tensor:
+    """Return the positions, among ``have`` valid rows, that the source selects, in its order."""
+    skip = source.skip
+    if skip + (source.rows or 1) > have:
+        rows = "" if source.rows is None else f"rows={source.rows}"
+        both = " and ".join(filter(None, [rows, f"skip={skip}" if skip else ""]))
+        too_few = have > skip
+        raise DataError(
+            "too-few-rows",
+            f"{both} requires {skip + (source.rows or 1)} rows, but {source.where} has {have} "
+            "valid rows",
+            place=(*where, "rows" if too_few else "skip"),
+            hint=f"set rows = {have - skip} or less, or remove it to use all rows"
+            if too_few
+            else f"set skip = {have - 1} or less",
+        )
+    if source.shuffle_seed is None:
+        return torch.arange(skip, have if source.rows is None else skip + source.rows)
+    order = torch.randperm(have, generator=Key(source.shuffle_seed).fold("rows").generator())
+    return order[skip : None if source.rows is None else skip + source.rows]
+
+
+def content(name: str, source: Source) -> str:
+    """Return an identifier of the rows before ``source`` selects some of them.
+
+    It is the sha256 of the file (for several files: of their digests), or the pinned data set.
+    """
+    if source.path is None:
+        return source.where
+    place = (name, "path")
+    with reading(source.path, place):
+        digests = [file_digest(file) for file in files_at(source.path, place)]
+    return digests[0] if len(digests) == 1 else digest(*digests)
