@@ -273,7 +273,9 @@ def scan_sweeps(
                 continue
             try:
                 table = _object(path)
-                _check_sweep(table)
+                trials = table.get("trials") or []
+                for trial in trials if isinstance(trials, list) else [trials]:
+                    _check("sweep.json", {"trials": trial})
                 sweeps.append(StoredSweep(path=path, table=table))
             except (CheckpointError, OSError) as error:
                 skipped.append(Skipped.of(path, error))
@@ -357,42 +359,70 @@ def _object(path: Path, *, alike: bool = False) -> dict[str, Any]:
 # --- checks of a run's files before any value is used
 # --------------------------------------------------------------------------------------------------
 
+Rule = str | list[Any] | dict[str, Any]
+"""The valid content of a value: a kind; one rule for all entries of a table; or rules by name."""
+
+_KINDS: Mapping[str, tuple[Any, str]] = {
+    "number": (int | float, "a number"),
+    "amount": (int | float, "a number"),
+    "count": (int | float, "an integer"),
+    "flag": (bool, "true or false"),
+    "text": (str, "a string"),
+}
+_RULES: Mapping[str, Rule] = {
+    "summary.json": {
+        "outer_steps": "count",
+        "oracle_calls": "count",
+        "upper_loss": "number",
+        "metrics": ["number"],
+        "cost": ["amount"],
+        "error": "text",
+    },
+    "env.json": {"task": {"metrics": ["flag"], "metric_rows": ["text"]}},
+    "scores.json": {"metrics": ["number"], "higher_is_better": ["flag"]},
+    "resources.json": {"peak_memory_bytes": "amount"},
+    "sweep.json": {"trials": {"values": {}, "number": "amount", "loss": "number"}},
+}
+
+
+def _check(file: str, value: object, rule: Rule | None = None, *place: str) -> None:
+    """Raise CheckpointError if a value of a file does not follow its rule; null is valid."""
+    rule = _RULES[file] if rule is None else rule
+    if value is None and rule != "flag":
+        return
+    if not isinstance(rule, str):
+        if not isinstance(value, dict):
+            raise _wrong(file, value, "a table", *place)
+        for name, item in value.items():
+            inner = rule[0] if isinstance(rule, list) else rule.get(name)
+            if inner is not None:
+                if len(name) > _NAME:
+                    raise _too_long(name, file, *place)
+                _check(file, item, inner, *place, name)
+        return
+    types, wanted = _KINDS[rule]
+    if not isinstance(value, types) or (isinstance(value, bool) and rule != "flag"):
+        raise _wrong(file, value, wanted, *place)
+    if rule in ("amount", "count") and not 0 <= value < 2**63:
+        message = f"{place[-1]}={value} must be at least 0 and below 2^63"
+        raise CheckpointError("out-of-range", message, place=(file, *place))
+    if rule == "count" and value % 1:
+        raise _wrong(file, value, wanted, *place)
+
+
+def _wrong(file: str, value: object, wanted: str, *place: str) -> CheckpointError:
+    name = place[-1] if place else file
+    message = f"{name}={str(value)[:40]} must be {wanted}"
+    return CheckpointError("wrong-type", message, place=(file, *place))
+
 
 def _check_run(run: StoredRun) -> None:
     """Raise CheckpointError if a file of the run has wrong content."""
     _check_config(run)
-    _check_summary(run.summary)
-    _check_scores(run.scores)
-    about = run.environment.get("task") or {}
-    if not isinstance(about, dict) or not isinstance(about.get("metrics") or {}, dict):
-        raise CheckpointError(
-            "wrong-type",
-            "task must be a table with version and metrics",
-            place=("env.json", "task"),
-        )
-    _check_directions(about.get("metrics") or {}, "env.json", "task", "metrics")
-    rows = about.get("metric_rows") or {}
-    if not isinstance(rows, dict) or not all(isinstance(kind, str) for kind in rows.values()):
-        raise CheckpointError(
-            "wrong-type",
-            "metric_rows must be a table of strings",
-            place=("env.json", "task", "metric_rows"),
-        )
-    _check_number("resources.json", "peak_memory_bytes", run.resources.get("peak_memory_bytes"))
-
-
-def _check_sweep(table: Mapping[str, Any]) -> None:
-    """Raise CheckpointError if ``sweep.json`` does not contain trials."""
-    trials = table.get("trials") or []
-    for trial in trials if isinstance(trials, list) else [trials]:
-        if not isinstance(trial, dict) or not isinstance(trial.get("values") or {}, dict):
-            raise CheckpointError(
-                "wrong-type",
-                "trials must be a list of tables with values",
-                place=("sweep.json", "trials"),
-            )
-        _check_number("sweep.json", "number", trial.get("number"))
-        _check_number("sweep.json", "loss", trial.get("loss"), signed=True)
+    _check("summary.json", run.summary)
+    _check("scores.json", run.scores)
+    _check("env.json", run.environment)
+    _check("resources.json", run.resources)
 
 
 def _check_config(run: StoredRun) -> None:
@@ -418,67 +448,6 @@ def _check_config(run: StoredRun) -> None:
             f"the file does not describe a run: {shorten(first_line(error))}",
             place=("config.toml",),
         ) from None
-
-
-def _check_summary(summary: Mapping[str, Any]) -> None:
-    for name in ("outer_steps", "oracle_calls"):
-        _check_number("summary.json", name, summary.get(name))
-        if (summary.get(name) or 0) % 1 != 0:
-            raise CheckpointError(
-                "wrong-type",
-                f"{name}={summary[name]} must be an integer",
-                place=("summary.json", name),
-            )
-    _check_number("summary.json", "upper_loss", summary.get("upper_loss"), signed=True)
-    for name in ("metrics", "cost"):
-        table = summary.get(name)
-        if not isinstance(table, dict | None):
-            raise CheckpointError(
-                "wrong-type",
-                f"{name}={str(table)[:40]} must be a table of numbers",
-                place=("summary.json", name),
-            )
-        for key, value in (table or {}).items():
-            _check_number("summary.json", key, value, name, signed=name == "metrics")
-    if not isinstance(summary.get("error"), str | None):
-        raise CheckpointError(
-            "wrong-type", "error must be a string", place=("summary.json", "error")
-        )
-
-
-def _check_scores(scores: Mapping[str, Any]) -> None:
-    if not all(isinstance(scores.get(key, {}), dict) for key in ("metrics", "higher_is_better")):
-        raise CheckpointError(
-            "wrong-type", "metrics and higher_is_better must be tables", place=("scores.json",)
-        )
-    for name, value in scores.get("metrics", {}).items():
-        _check_number("scores.json", name, value, "metrics", signed=True)
-    _check_directions(scores.get("higher_is_better", {}), "scores.json", "higher_is_better")
-
-
-def _check_directions(table: Mapping[str, Any], *place: str) -> None:
-    for name, higher in table.items():
-        if not isinstance(higher, bool):
-            raise CheckpointError(
-                "wrong-type",
-                f"the better direction of metric {name[:40]!r} must be true or false",
-                place=(*place, name[:_NAME]),
-            )
-
-
-def _check_number(file: str, name: str, value: object, *table: str, signed: bool = False) -> None:
-    """Require null, or a number that is not negative; ``signed``: any number."""
-    place = (file, *table, name)
-    if len(name) > _NAME:
-        raise _too_long(name, file, *table)
-    if not isinstance(value, int | float | None) or isinstance(value, bool):
-        raise CheckpointError(
-            "wrong-type", f"{name}={str(value)[:40]} must be a number", place=place
-        )
-    if not signed and value is not None and not 0 <= value < 2**63:
-        raise CheckpointError(
-            "out-of-range", f"{name}={value} must be at least 0 and below 2^63", place=place
-        )
 
 
 def _too_long(name: str, *place: str) -> CheckpointError:

@@ -90,8 +90,8 @@ def test_trials_of_a_sweep_are_kept_apart(tmp_path: Path) -> None:
         ("{", ()),
         ('{"trials": 3}', ("trials",)),
         ('{"trials": [3]}', ("trials",)),
-        ('{"trials": [{"values": [1]}]}', ("trials",)),
-        ('{"trials": [{"loss": "x"}]}', ("loss",)),
+        ('{"trials": [{"values": [1]}]}', ("trials", "values")),
+        ('{"trials": [{"loss": "x"}]}', ("trials", "loss")),
         ("[" * 10**5, ()),
     ],
 )
@@ -190,7 +190,7 @@ BAD: list[tuple[str, str | Callable[[Path], object] | None, str, tuple[str, ...]
     (E, '{"task": 3}', "wrong-type", (E, "task")),
     (E, '{"task": {"metrics": {"value": "false"}}}', "wrong-type", (E, "task", "metrics", "value")),
     (E, '{"task": {"metric_rows": 3}}', "wrong-type", (E, "task", "metric_rows")),
-    (E, '{"task": {"metric_rows": {"a": 3}}}', "wrong-type", (E, "task", "metric_rows")),
+    (E, '{"task": {"metric_rows": {"a": 3}}}', "wrong-type", (E, "task", "metric_rows", "a")),
     (E, "{", "wrong-format", (E,)),
     (E, f'{{"x": {DEEP}', "too-deep", (E,)),
     (E, '{"x": ' + "[" * 100 + "]" * 100 + "}", "too-deep", (E,)),
@@ -203,7 +203,7 @@ BAD: list[tuple[str, str | Callable[[Path], object] | None, str, tuple[str, ...]
     (E, Path.mkdir, "unreadable-file", (E,)),
     (E, large, "too-large", (E,)),
     ("steps.jsonl", None, "missing-file", ("steps.jsonl",)),
-    ("scores.json", '{"metrics": 3}', "wrong-type", ("scores.json",)),
+    ("scores.json", '{"metrics": 3}', "wrong-type", ("scores.json", "metrics")),
     ("scores.json", '{"metrics": {"a": "b"}}', "wrong-type", ("scores.json", "metrics", "a")),
     (
         "scores.json",
