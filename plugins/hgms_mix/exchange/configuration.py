@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 from hgms_core import ConfigError
 from hgms_core.errors import Place
@@ -33,7 +33,7 @@ def read_mapping(path: Path, what: str) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or "it is not UTF-8"
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise ConfigError(
             "unreadable-file", f"the file cannot be read: {why}", place=(str(path),)
         ) from None
@@ -41,13 +41,16 @@ def read_mapping(path: Path, what: str) -> dict[str, Any]:
         table = json.loads(text) if path.suffix == ".json" else yaml().safe_load(text)
         size = _size(table, {})
     except (ValueError, yaml().YAMLError, RecursionError) as error:
-        kind = "JSON" if path.suffix == ".json" else "YAML"
-        mark = getattr(error, "problem_mark", None)
-        line = getattr(error, "lineno", None) if mark is None else mark.line + 1
+        line: tuple[int, ...] = ()
+        if isinstance(error, json.JSONDecodeError):
+            line = (error.lineno,)
+        elif isinstance(error, yaml().MarkedYAMLError) and error.problem_mark is not None:
+            line = (error.problem_mark.line + 1,)
         raise ConfigError(
             "wrong-format",
-            f"the file is not valid {kind}: {first_line(error)}",
-            place=(str(path),) if line is None else (str(path), line),
+            f"the file is not valid {'JSON' if path.suffix == '.json' else 'YAML'}: "
+            f"{first_line(error)}",
+            place=(str(path), *line),
         ) from None
     if not isinstance(table, dict):
         raise ConfigError(
@@ -77,10 +80,10 @@ def _size(node: Any, sizes: dict[int, float]) -> float:
     return sizes[id(node)]
 
 
-def numbers(value: Any, count: int, place: Place) -> list[float]:
-    """Return probabilities or fractions from a list or a text with commas.
+def shares_of(value: Any, names: Collection[str], place: Place) -> dict[str, float]:
+    """Return probabilities or fractions by name, from a list or a text with commas.
 
-    Raise ConfigError unless there is one number per source.
+    Raise ConfigError unless there is one number per data set.
     """
     name = place[-1]
     listed = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
@@ -90,30 +93,36 @@ def numbers(value: Any, count: int, place: Place) -> list[float]:
         raise ConfigError(
             "wrong-type", f"{name}={value!r} must be a list of numbers", place=place
         ) from None
-    if len(values) != count:
+    if len(values) != len(names):
         raise ConfigError(
             "wrong-length",
-            f"{name}={value!r} has {len(values)} numbers, but there are {count} data sets",
+            f"{name}={value!r} has {len(values)} numbers, but there are {len(names)} data sets",
             place=place,
         )
-    if any(not 0 <= part < float("inf") for part in values):
+    if any(not 0 <= part < float("inf") for part in values) or sum(values) <= 0:
         raise ConfigError(
-            "out-of-range", f"{name}={value!r} must have finite numbers of at least 0", place=place
+            "out-of-range",
+            f"{name}={value!r} must have finite numbers of at least 0, and one above 0",
+            place=place,
         )
-    if sum(values) <= 0:
-        raise ConfigError(
-            "out-of-range", f"{name}={value!r} must have a number greater than 0", place=place
-        )
-    return values
+    return dict(zip(names, values, strict=True))
 
 
-def is_tables(listed: Any, key: str) -> TypeGuard[list[dict[str, Any]]]:
-    """Return whether this is a list of tables, not empty, each with a text at ``key``."""
-    return (
-        isinstance(listed, list)
-        and bool(listed)
-        and all(isinstance(part, dict) and isinstance(part.get(key), str) for part in listed)
-    )
+def data_sets(listed: Any, path: Path, option: str, key: str) -> list[dict[str, Any]]:
+    """Return the data sets of an option: tables, each with a text at ``key``.
+
+    Raise ConfigError for another value, and for a single data set.
+    """
+    if not isinstance(listed, list) or not all(
+        isinstance(part, dict) and isinstance(part.get(key), str) for part in listed
+    ):
+        raise ConfigError(
+            "wrong-type",
+            f"{option}={listed!r} must be a list of tables, each with {key}",
+            place=(str(path), option),
+        )
+    several(listed, (str(path), option))
+    return listed
 
 
 def several(listed: Sequence[Any], place: Place) -> None:
@@ -121,7 +130,7 @@ def several(listed: Sequence[Any], place: Place) -> None:
     if len(listed) < 2:
         raise ConfigError(
             "wrong-length",
-            "the configuration has one data set, but a mixture requires at least two",
+            f"a mixture requires at least two data sets, but the configuration has {len(listed)}",
             place=place,
             hint="split the data set by the origin of its rows: hgms mix reads one source per file",
         )
@@ -307,6 +316,11 @@ def of_load_dataset(
     source = {"path": located(local, file, *option, "data_files"), **columns}
     place = (str(file), *option, "split")
     return name, source | part_of(part.get("split"), name, source, file, place)
+
+
+def row_counts(sources: Mapping[str, Mapping[str, Any]], file: Path) -> dict[str, float]:
+    """Count the rows of each source."""
+    return {name: float(count_rows(name, source, file)) for name, source in sources.items()}
 
 
 def count_rows(name: str, table: Mapping[str, Any], file: Path) -> int:

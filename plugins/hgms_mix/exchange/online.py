@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any, final
 
@@ -92,8 +92,6 @@ class MixtureCallback(TrainerCallback):
         rule: ``Alignment()`` or ``Losses()``, or a user-defined class with their methods.
         every: optimiser steps between two changes, ≥ 1.
         start: the first mixture, by name; None: in proportion to the rows.
-        validation: rows in the trainer's format; None: the trainer's ``eval_dataset``. The loss on
-            these rows is then no longer independent of the training. ``Losses`` needs none.
         seed: seed of all draws.
         loss: ``loss(model, inputs) -> scalar``; None: the trainer's ``compute_loss``.
 
@@ -127,7 +125,6 @@ class MixtureCallback(TrainerCallback):
         rule: Rule | None = None,
         every: int = 100,
         start: Mapping[str, float] | None = None,
-        validation: Sequence[Any] | None = None,
         seed: int = 0,
         loss: Loss | None = None,
     ) -> None:
@@ -155,13 +152,10 @@ class MixtureCallback(TrainerCallback):
                 f"{', '.join(sources)}",
                 place=("start",),
             )
-        self.outer, self.rule, self.every, self.validation, self.loss = (
-            outer,
-            rule or Alignment(),
-            every,
-            validation,
-            loss,
-        )
+        self.outer = outer
+        self.rule = rule or Alignment()
+        self.every = every
+        self.loss = loss
         try:
             self.rule.check(tuple(sources))
         except HgmsError as error:
@@ -169,7 +163,8 @@ class MixtureCallback(TrainerCallback):
         first = normalised(shares, ("start",))
         weights = torch.tensor([first[name] for name in sources], dtype=torch.float64)
         self._start = (weights / weights.max()).clamp_min(math.exp(-30)).log()
-        self.plan, self.key = Plan(sources, Key(seed).fold("mixture")), Key(seed)
+        self.key = Key(seed)
+        self.plan = Plan(sources, self.key.fold("mixture"))
         # Separate streams for the scored rows: the training's draws do not depend on them.
         self._lower = {
             name: Epochs(count, self.key.fold("scores", name)) for name, count in sources.items()
@@ -186,10 +181,15 @@ class MixtureCallback(TrainerCallback):
         """The mixture ω by name."""
         return dict(zip(self.plan.names, self.theta.softmax(0).tolist(), strict=True))
 
-    def attach(self, trainer: Any) -> None:
-        """Install this mixture and its updates in ``trainer``."""
+    def attach(self, trainer: Any, validation: Sequence[Any] | None = None) -> None:
+        """Install this mixture and its updates in ``trainer``.
+
+        The scores use the rows ``validation``, in the trainer's format; None: the trainer's
+        ``eval_dataset``. The loss on these rows is then no longer independent of the training.
+        ``Losses`` needs none.
+        """
         rows = trainer.train_dataset
-        validation = self.validation if self.validation is not None else trainer.eval_dataset
+        validation = trainer.eval_dataset if validation is None else validation
         total = sum(self.plan.sizes)
         if isinstance(rows, MixedRows):
             raise ConfigError(
@@ -217,8 +217,8 @@ class MixtureCallback(TrainerCallback):
                 "no-rows",
                 f"rule={self.rule.name!r} requires validation rows by number, but there are none",
                 place=("validation",),
-                hint="set validation, or eval_dataset of the trainer, to one data set with rows "
-                "by number",
+                hint="call attach(trainer, validation=...), or set eval_dataset of the trainer, "
+                "with rows by number",
             )
         self._checked(trainer.args)
         self._trainer = trainer
@@ -327,7 +327,8 @@ class MixtureCallback(TrainerCallback):
         self._loaded = True
 
     def _reset(self) -> None:
-        self.theta, self.records[:] = self._start.clone(), []
+        self.theta = self._start.clone()
+        self.records.clear()
         self._memory = self.outer.init({"logits": self.theta})
         self.plan.replay([(0, self.theta.softmax(0))])
 
@@ -475,8 +476,4 @@ def _statistics_kept(trainer: Any) -> Iterator[None]:
 
 def _by_number(rows: Any) -> bool:
     """Return whether rows are indexed by number: not a stream, nor data sets by name."""
-    return (
-        hasattr(rows, "__getitem__")
-        and hasattr(rows, "__len__")
-        and not isinstance(rows, IterableDataset | Mapping)
-    )
+    return isinstance(rows, Sized) and not isinstance(rows, IterableDataset | Mapping)

@@ -10,12 +10,11 @@ from hgms_core import ConfigError
 from hgms_core.errors import Place
 from hgms_mix.exchange.configuration import (
     count_rows,
+    data_sets,
     expect,
     in_columns,
-    is_tables,
     of_load_dataset,
     read_mapping,
-    several,
     table_at,
     unread_keys,
 )
@@ -128,14 +127,7 @@ def whole(sample: Sampled) -> Mapping[str, str]:
 
 def read(path: Path) -> Brought:
     table = read_mapping(path, "configuration of axolotl")
-    listed = table.get("datasets")
-    if not is_tables(listed, "path"):
-        raise ConfigError(
-            "wrong-type",
-            f"datasets={listed!r} must be a list of tables {{path, type, …}}",
-            place=(str(path), "datasets"),
-        )
-    several(listed, (str(path), "datasets"))
+    listed = data_sets(table.get("datasets"), path, "datasets", "path")
     notes = unread_keys({"rl": table.get("rl")}, (str(path),), read=(), rejected=("rl",))
     sources: dict[str, dict[str, Any]] = {}
     weights: dict[str, float] = {}

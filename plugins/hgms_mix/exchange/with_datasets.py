@@ -7,15 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hgms.store import replace_file
-from hgms_core import ConfigError
 from hgms_mix.exchange.configuration import (
-    count_rows,
-    is_tables,
+    data_sets,
     located,
     name_of,
-    numbers,
     read_mapping,
-    several,
+    row_counts,
+    shares_of,
     unread_keys,
 )
 from hgms_mix.exchange.messages import dialogues, only_last
@@ -78,15 +76,7 @@ def whole(sample: Sampled) -> Mapping[str, str]:
 
 def read(path: Path) -> Brought:
     plan = read_mapping(path, "plan of interleave_datasets")
-    listed = plan.get("datasets")
-    if not is_tables(listed, "data_files"):
-        raise ConfigError(
-            "wrong-type",
-            f"datasets={listed!r} must be a list of tables {{name, data_files}}, as in an export "
-            "of hgms mix",
-            place=(str(path), "datasets"),
-        )
-    several(listed, (str(path), "datasets"))
+    listed = data_sets(plan.get("datasets"), path, "datasets", "data_files")
     notes: list[str] = []
     sources: dict[str, dict[str, str]] = {}
     for number, part in enumerate(listed):
@@ -96,13 +86,11 @@ def read(path: Path) -> Brought:
         sources[name] = {"path": located(file, path, "datasets", number, "data_files")}
     shares = plan.get("probabilities")
     if plan.get("stopping_strategy") == "all_exhausted_without_replacement":
-        weights = {name: float(count_rows(name, table, path)) for name, table in sources.items()}
+        weights = row_counts(sources, path)
     elif shares is None:
         weights = dict.fromkeys(sources, 1.0)  # in turn
     else:
-        weights = dict(
-            zip(sources, numbers(shares, len(sources), (str(path), "probabilities")), strict=True)
-        )
+        weights = shares_of(shares, sources, (str(path), "probabilities"))
     return Brought(sources=sources, mixture=normalised(weights, (str(path),)), notes=notes)
 
 

@@ -15,12 +15,12 @@ from hgms_mix.exchange.configuration import (
     expect,
     in_columns,
     located,
-    numbers,
     of_hub,
     part_of,
     place_of,
     read_mapping,
     several,
+    shares_of,
     table_at,
     unread_keys,
 )
@@ -151,9 +151,7 @@ def read(path: Path) -> Brought:
     elif shares is None:
         weights = dict.fromkeys(names, 1.0)  # in turn
     else:
-        weights = dict(
-            zip(names, numbers(shares, len(names), (str(path), "interleave_probs")), strict=True)
-        )
+        weights = shares_of(shares, names, (str(path), "interleave_probs"))
     return Brought(
         sources=sources,
         mixture=normalised(weights, (str(path),)),

@@ -13,11 +13,11 @@ from hgms_mix.exchange.configuration import (
     in_columns,
     located,
     name_of,
-    numbers,
     of_hub,
     place_of,
     read_mapping,
     several,
+    shares_of,
     unread_keys,
 )
 from hgms_mix.exchange.messages import conversations, only_last, texts
@@ -106,9 +106,7 @@ def read(path: Path) -> Brought:
     shares = table.get("interleave_prob")
     if shares is not None:
         shares = shares.split() if isinstance(shares, str) and "," not in shares else shares
-        weights = dict(
-            zip(sources, numbers(shares, len(sources), (str(path), "interleave_prob")), strict=True)
-        )
+        weights = shares_of(shares, sources, (str(path), "interleave_prob"))
     else:
         weights = {
             name: float(count_rows(name, sources[name], path) if count is None else count)

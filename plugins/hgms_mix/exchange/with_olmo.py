@@ -10,14 +10,7 @@ import numpy as np
 
 from hgms_core import ConfigError
 from hgms_core.errors import DataError
-from hgms_mix.exchange.configuration import (
-    is_tables,
-    located,
-    numbers,
-    read_mapping,
-    several,
-    unread_keys,
-)
+from hgms_mix.exchange.configuration import data_sets, located, read_mapping, shares_of, unread_keys
 from hgms_mix.exchange.sample import Part, Sampled, stems_of, unused
 from hgms_mix.exchange.trainer import Brought, Trainer, normalised, write_rows, write_yaml
 
@@ -131,26 +124,20 @@ def whole(sample: Sampled) -> Mapping[str, str]:
 
 
 def read(path: Path) -> Brought:
-    listed = read_mapping(path, "list of sources of OLMo-core").get("sources")
-    if not is_tables(listed, "source_name"):
-        raise ConfigError(
-            "wrong-type",
-            f"sources={listed!r} must be a list of tables {{source_name, target_ratio, paths}}",
-            place=(str(path), "sources"),
-        )
-    several(listed, (str(path), "sources"))
-    ratios = numbers(
-        [part.get("target_ratio") for part in listed],
-        len(listed),
-        (str(path), "sources", "target_ratio"),
-    )
+    table = read_mapping(path, "list of sources of OLMo-core")
+    listed = data_sets(table.get("sources"), path, "sources", "source_name")
     stems = stems_of(sorted({part["source_name"] for part in listed}))
-    sources: dict[str, dict[str, Any]] = {}
-    weights: dict[str, float] = {}
-    for part, ratio in zip(listed, ratios, strict=True):
-        name = unused(sources, part["source_name"])
-        sources[name] = {"path": _rows(part["source_name"], stems, path)}
-        weights[name] = ratio / _mean_length(name, sources[name])
+    names: list[str] = []
+    for part in listed:
+        names.append(unused(names, part["source_name"]))
+    ratios = shares_of(
+        [part.get("target_ratio") for part in listed], names, (str(path), "sources", "target_ratio")
+    )
+    sources = {
+        name: {"path": _rows(part["source_name"], stems, path)}
+        for name, part in zip(names, listed, strict=True)
+    }
+    weights = {name: ratios[name] / _mean_length(name, sources[name]) for name in sources}
     keys = ("source_name", "target_ratio", "paths", "max_repetition_ratio", "max_source_fraction")
     notes = [
         note

@@ -10,13 +10,12 @@ from typing import Any
 from hgms_core import ConfigError
 from hgms_core.errors import Place
 from hgms_mix.exchange.configuration import (
-    count_rows,
+    data_sets,
     in_columns,
-    is_tables,
-    numbers,
     of_load_dataset,
     read_mapping,
-    several,
+    row_counts,
+    shares_of,
     unread_keys,
 )
 from hgms_mix.exchange.messages import dialogues, each_answer, only_last
@@ -138,13 +137,7 @@ def read(path: Path) -> Brought:
                 "split": table.get("dataset_train_split", "train"),
             }
         ]
-    if not is_tables(listed, "path"):
-        raise ConfigError(
-            "wrong-type",
-            f"datasets={listed!r} must be a list of tables {{path, …}}",
-            place=(str(path), "datasets"),
-        )
-    several(listed, (str(path), "datasets"))
+    listed = data_sets(listed, path, "datasets", "path")
     notes: list[str] = []
     sources: dict[str, dict[str, Any]] = {}
     for number, part in enumerate(listed):
@@ -155,7 +148,7 @@ def read(path: Path) -> Brought:
         sources[unused(sources, name)] = source
     fractions = [part.get("fraction") for part in listed]
     if all(fraction is None for fraction in fractions):
-        weights = {name: float(count_rows(name, source, path)) for name, source in sources.items()}
+        weights = row_counts(sources, path)
     elif any(fraction is None for fraction in fractions):
         raise ConfigError(
             "missing-option",
@@ -163,13 +156,7 @@ def read(path: Path) -> Brought:
             place=(str(path), "datasets", fractions.index(None), "fraction"),
         )
     else:
-        weights = dict(
-            zip(
-                sources,
-                numbers(fractions, len(sources), (str(path), "datasets", "fraction")),
-                strict=True,
-            )
-        )
+        weights = shares_of(fractions, sources, (str(path), "datasets", "fraction"))
     return Brought(
         sources=sources,
         mixture=normalised(weights, (str(path),)),
