@@ -44,7 +44,7 @@ LIBRARIES = [
     ["compiled", "gauss_newton", "optim", "rows"],
     ["config"],
     ["adapters", "plugins", "store"],
-    ["arguments", "lazy", "torch_errors"],
+    ["arguments", "lazy", "packages", "torch_errors"],
 ]
 """What several components share, and the host of the plugins."""
 

@@ -16,6 +16,7 @@ from hgms.adapters import as_text
 from hgms.comparison.cell import Ending
 from hgms.comparison.grid import Cell, Grid
 from hgms.comparison.sweep import Sweep
+from hgms.packages import frame
 from hgms.results import (
     RECOVERED,
     StoredRun,
@@ -25,7 +26,7 @@ from hgms.results import (
     read_run,
     table,
 )
-from hgms.runs import OwnProblem, RunResult, frame, reporter, run_config
+from hgms.runs import OwnProblem, RunResult, reporter, run_config
 from hgms_core import ConfigError, HgmsError
 from hgms_core.errors import CheckpointError, one_of, unknown_name
 

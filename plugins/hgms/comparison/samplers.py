@@ -18,8 +18,8 @@ import torch
 from attrs import define, field
 
 from hgms.comparison.space import Choices, Dimension, Space
+from hgms.packages import optional_module
 from hgms_core import Key
-from hgms_core.errors import MissingExtra
 
 Values = dict[str, Any]
 
@@ -128,17 +128,9 @@ def _parameter(dimension: Dimension, value: Any) -> Any:
 
 
 def import_optuna() -> Any:
-    try:
-        import optuna
-    except ImportError as error:
-        raise MissingExtra(
-            "missing-package",
-            "sampler='tpe' requires Optuna, which is not installed",
-            place=("sweep", "sampler"),
-            hint='or set sampler = "random"',
-            install="pip install 'hgms[optuna]'",
-        ) from error
-    return optuna
+    hint = 'or set sampler = "random"'
+    place = ("sweep", "sampler")
+    return optional_module("optuna", "sampler='tpe'", "optuna", place=place, hint=hint)
 
 
 SAMPLERS: Mapping[str, Callable[[Space, Sequence[Trial], Key], Values]] = {

@@ -15,8 +15,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from hgms.gauss_newton import composite
+from hgms.packages import optional_module
 from hgms_core import Batch, ConfigError, Key, Loss, Ravel, Tree
-from hgms_core.errors import MissingExtra
 
 WANTED_BY = 'solver "kfac"'
 
@@ -233,13 +233,4 @@ def _roots(level: Callable[[Tree, Any], Tensor], x: Tree, z: Any) -> tuple[list[
 
 
 def _curvlinops() -> Any:
-    try:
-        import curvlinops
-    except ModuleNotFoundError as error:
-        raise MissingExtra(
-            "missing-package",
-            f"the solver kfac requires {error.name}, which is not installed",
-            place=("solver",),
-            install="pip install 'hgms[curvlinops]'",
-        ) from error
-    return curvlinops
+    return optional_module("curvlinops", "the solver kfac", "curvlinops", place=("solver",))

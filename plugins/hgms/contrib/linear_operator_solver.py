@@ -10,9 +10,9 @@ import torch
 from attrs import field
 from torch import Tensor
 
+from hgms.packages import optional_module
 from hgms.solvers.rounds import Correction, in_rounds
 from hgms_core import LinearSystem, MatVec, Outcome, Solution, component, hookimpl
-from hgms_core.errors import MissingExtra
 from hgms_core.validators import at_least, not_negative, positive
 
 TINY = 1e-30
@@ -121,16 +121,9 @@ class LinearOperatorSolver:
 
 
 def _linear_cg() -> Callable[..., Any]:
-    try:
-        from linear_operator.utils.linear_cg import linear_cg
-    except ModuleNotFoundError as error:
-        raise MissingExtra(
-            "missing-package",
-            f"the solver linear-operator requires {error.name}, which is not installed",
-            place=("solver",),
-            install="pip install 'hgms[gpytorch]'",
-        ) from error
-    solver: Callable[..., Any] = linear_cg
+    module = "linear_operator.utils.linear_cg"
+    found = optional_module(module, "the solver linear-operator", "gpytorch", place=("solver",))
+    solver: Callable[..., Any] = found.linear_cg
     return solver
 
 

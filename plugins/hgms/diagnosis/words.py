@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import field, frozen
 
-from hgms_core.errors import MissingExtra
-
 if TYPE_CHECKING:
     import pandas
 
@@ -56,15 +54,7 @@ class Diagnosis:
 
         Errors: MissingExtra without pandas.
         """
-        try:
-            import pandas
-        except ModuleNotFoundError:
-            raise MissingExtra(
-                "missing-package",
-                "a data frame requires pandas, which is not installed",
-                install="pip install 'hgms[notebook]'",
-            ) from None
-        return pandas.DataFrame(self.rows)
+        return frame(self.rows)
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from hgms.integrations.outer_steps import OuterSteps, ensure_one_process, logged
+from hgms.packages import optional_module
 from hgms.runs import load_state, save_state
 from hgms_core import ConfigError
-from hgms_core.errors import CheckpointError, MissingExtra
+from hgms_core.errors import CheckpointError
 
 FILE = "hypergradient.safetensors"
 
@@ -90,17 +91,10 @@ class Hooks:
 
 @functools.cache
 def _callback() -> type:
-    try:
-        from transformers import TrainerCallback
-    except ModuleNotFoundError as error:
-        raise MissingExtra(
-            "missing-package",
-            f"the callback for the Trainer requires {error.name}, which is not installed",
-            install="pip install 'hgms[llm]'",
-        ) from error
+    module = optional_module("transformers", "the callback for the Trainer", "llm")
     return type(
         "HypergradientCallback",
-        (Hooks, TrainerCallback),
+        (Hooks, module.TrainerCallback),
         {"__doc__": Hooks.__doc__, "__module__": __name__},
     )
 

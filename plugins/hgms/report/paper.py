@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hgms.config.control_characters import printable
+from hgms.packages import optional_module
 from hgms.report.curves import Curve
 from hgms.report.figures import AXES, areas, source_colours, span, styles
 from hgms.report.formats import whole
@@ -18,7 +19,6 @@ from hgms.report.study import Study
 from hgms.report.tables import heading
 from hgms.results import DASHES, LIGHT
 from hgms_core import ConfigError
-from hgms_core.errors import MissingExtra
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -155,13 +155,9 @@ def plain(name: str) -> str:
 
 def new_figure(width: float, height: float) -> Figure:
     """Create a figure of this size in inches. Raises MissingExtra without matplotlib."""
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError:
-        raise MissingExtra(
-            "missing-package", "pictures require matplotlib", install="pip install 'hgms[plot]'"
-        ) from None
-    return Figure(figsize=(width, height), layout="constrained")
+    module = optional_module("matplotlib.figure", "the picture", "plot")
+    figure: Figure = module.Figure(figsize=(width, height), layout="constrained")
+    return figure
 
 
 def save(figure: Figure, path: Path) -> Path:

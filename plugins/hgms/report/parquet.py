@@ -21,12 +21,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hgms.config.tables import flatten
+from hgms.packages import optional_module
 from hgms.report.mixture import PREFIX, TOKENS
 from hgms.report.study import Entry, Study
 from hgms.report.tables import seconds_per_step
 from hgms.results import StoredRun
 from hgms.store import ROWS, read_file
-from hgms_core.errors import CheckpointError, MissingExtra
+from hgms_core.errors import CheckpointError
 
 if TYPE_CHECKING:
     import pyarrow
@@ -71,15 +72,7 @@ def write_runs(study: Study, path: Path) -> None:
 
 def runs(study: Study) -> pyarrow.Table:
     """Build the table with one row per run. Raises MissingExtra without PyArrow."""
-    try:
-        import pyarrow as pa
-    except ModuleNotFoundError:
-        raise MissingExtra(
-            "missing-package",
-            "a Parquet report requires pyarrow",
-            install="pip install 'hgms[report]'",
-        ) from None
-
+    pa = optional_module("pyarrow", "a Parquet report", "report")
     rows = [_row(task, entry, run) for task, entry, run in _all(study)]
     names = dict.fromkeys(name for row in rows for name in row)
     metrics = [

@@ -16,7 +16,7 @@ from hgms.runs.config import SCHEMA, UNCOMPARED, RunConfig, RunSettings, tables_
 from hgms.runs.execution import Compilation, Execution
 from hgms.runs.folder import RunFolder, config_key
 from hgms.runs.launch import device_called, record_failure, run, run_config, show_object
-from hgms.runs.notebook import frame, reporter
+from hgms.runs.notebook import reporter
 from hgms.runs.observers import ignore
 from hgms.runs.own_problem import LOSS, OwnProblem, higher_is_better
 from hgms.runs.progress import Progress, View
@@ -66,7 +66,6 @@ __all__ = [
     "device_called",
     "environment",
     "follow_launched",
-    "frame",
     "higher_is_better",
     "ignore",
     "in_notebook",

@@ -1,4 +1,4 @@
-"""Results in a notebook: data frames and reports.
+"""Results in a notebook: reports.
 
 The report is a separate program that depends on this package.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tomlkit
 
@@ -16,27 +16,7 @@ from hgms.config.as_table import plain
 from hgms.runs.folder import RunFolder
 from hgms.runs.own_problem import higher_is_better
 from hgms_core import RunInfo
-from hgms_core.errors import MissingExtra, PluginError
-
-if TYPE_CHECKING:
-    import pandas
-
-
-def frame(rows: Sequence[Mapping[str, Any]]) -> pandas.DataFrame:
-    """Return rows as a pandas data frame.
-
-    Raises:
-        MissingExtra: pandas is not installed.
-    """
-    try:
-        import pandas
-    except ModuleNotFoundError:
-        raise MissingExtra(
-            "missing-package",
-            "a data frame requires pandas",
-            install="pip install 'hgms[notebook]'",
-        ) from None
-    return pandas.DataFrame(list(rows))
+from hgms_core.errors import PluginError
 
 
 def reporter() -> Any:

@@ -16,9 +16,10 @@ from attrs import Factory, frozen
 
 from hgms.adapters import Nested, as_html, as_text, sizes
 from hgms.diagnosis import Diagnosis
+from hgms.packages import frame
 from hgms.runs.advice import broken, outlier_note, still_leaves, still_note
 from hgms.runs.execution import Execution
-from hgms.runs.notebook import frame, reporter, write_run
+from hgms.runs.notebook import reporter, write_run
 from hgms.runs.own_problem import validation_rows
 from hgms.store import finite
 from hgms_core import NumericalError, Problem, Record, RunInfo, Sources, Tree, norm

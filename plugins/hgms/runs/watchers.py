@@ -16,11 +16,12 @@ from typing import Any, final
 
 from attrs import field, frozen
 
+from hgms.packages import optional_module
 from hgms.runs.own_problem import higher_is_better
 from hgms_core import ConfigError, Record, RunInfo
 from hgms_core.arguments import check_function, reports_errors
 from hgms_core.components import read_by_annotation
-from hgms_core.errors import MissingExtra, unknown_name
+from hgms_core.errors import unknown_name
 from hgms_core.validators import not_negative, whole
 
 Watcher = Callable[[RunInfo, Record, float], Any]
@@ -170,14 +171,7 @@ def pruned(trial: Any, metric: str) -> Watcher:
 
     Errors: MissingExtra without Optuna.
     """
-    try:
-        import optuna
-    except ImportError as error:
-        raise MissingExtra(
-            "missing-package",
-            "pruning requires Optuna, which is not installed",
-            install="pip install 'hgms[optuna]'",
-        ) from error
+    optuna = optional_module("optuna", "pruning", "optuna")
 
     def watch(_info: RunInfo, record: Record, _share: float) -> None:
         value = metric_of(record, metric)

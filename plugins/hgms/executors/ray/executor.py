@@ -17,10 +17,10 @@ from typing import Any, ClassVar
 from attrs import define, field
 
 from hgms.executors import Ending, Job, Report, carried_out_beside, ending_of, packed
+from hgms.packages import optional_module
 from hgms_core import ConfigError
 from hgms_core.arguments import reports_errors
 from hgms_core.components import read_by_annotation
-from hgms_core.errors import MissingExtra
 from hgms_core.torch_errors import first_line
 from hgms_core.validators import at_least, optional
 
@@ -85,15 +85,7 @@ class Ray:
     def _start(self) -> None:
         if self._ray is not None:
             return
-        try:
-            import ray
-        except ImportError as error:
-            raise MissingExtra(
-                "missing-package",
-                "the executor 'ray' requires ray, which is not installed",
-                place=("--executor",),
-                install="pip install 'hgms[ray]'",
-            ) from error
+        ray = optional_module("ray", "the executor 'ray'", "ray", place=("--executor",))
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         local: dict[str, Any] = (
             {"include_dashboard": False, "num_cpus": self.jobs} if self.address is None else {}

@@ -16,11 +16,11 @@ from attrs import define, field
 
 from hgms.executors import Ending, Job, Report, carried_out, ending_of, packed
 from hgms.executors.slurm.stand_in import stand_in
+from hgms.packages import optional_module
 from hgms.runs import leave
 from hgms_core import ConfigError
 from hgms_core.arguments import reports_errors
 from hgms_core.components import read_by_annotation
-from hgms_core.errors import MissingExtra
 from hgms_core.torch_errors import first_line
 from hgms_core.validators import at_least, greater_than
 
@@ -164,13 +164,4 @@ class Work:
 
 
 def _submitit() -> Any:
-    try:
-        import submitit
-    except ImportError as error:
-        raise MissingExtra(
-            "missing-package",
-            "the executor 'slurm' requires submitit, which is not installed",
-            place=("--executor",),
-            install="pip install 'hgms[slurm]'",
-        ) from error
-    return submitit
+    return optional_module("submitit", "the executor 'slurm'", "slurm", place=("--executor",))

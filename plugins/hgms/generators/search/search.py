@@ -13,6 +13,7 @@ import torch
 from attrs import field
 from torch import Tensor
 
+from hgms.packages import optional_module
 from hgms_core import (
     CandidateGenerator,
     ConfigError,
@@ -26,7 +27,6 @@ from hgms_core import (
     Tree,
     component,
 )
-from hgms_core.errors import MissingExtra
 from hgms_core.validators import at_least
 
 MOST_VARIABLES = 1000
@@ -232,17 +232,8 @@ class Search:
 
 
 def _optuna() -> Any:
-    try:
-        import optuna
-    except ImportError as error:
-        raise MissingExtra(
-            "missing-package",
-            "method 'tpe' requires Optuna, which is not installed",
-            place=("method",),
-            hint="use random-search",
-            install="pip install 'hgms[optuna]'",
-        ) from error
-    return optuna
+    hint = "use random-search"
+    return optional_module("optuna", "method 'tpe'", "optuna", place=("method",), hint=hint)
 
 
 def _parzen(

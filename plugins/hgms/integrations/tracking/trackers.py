@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from hgms.packages import optional_module
 from hgms.store import digest
-from hgms_core.errors import MissingExtra
 
 if TYPE_CHECKING:
     from hgms_core import RunInfo
@@ -66,23 +66,15 @@ def identity(run: RunInfo) -> str:
     return digest(where)[:16]
 
 
-def _module(name: str, extra: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise MissingExtra(
-            "missing-package",
-            f"the tracker {extra!r} requires {error.name}, which is not installed",
-            place=("run", "track"),
-            install=f"pip install 'hgms[{extra}]'",
-        ) from error
+def _module(name: str) -> Any:
+    return optional_module(name, f"the tracker {name!r}", name, place=("run", "track"))
 
 
 class TensorBoard:
     """Event files in the run's folder (``tensorboard --logdir runs``)."""
 
     def __init__(self, run: RunInfo) -> None:
-        _module("tensorboard", "tensorboard")
+        _module("tensorboard")
         writer = importlib.import_module("torch.utils.tensorboard").SummaryWriter
         folder = run.folder if run.folder is not None else Path("runs", title(run))
         # A resumed run repeats the steps after its checkpoint, so their earlier points are removed.
@@ -105,7 +97,7 @@ class WeightsAndBiases:
     """
 
     def __init__(self, run: RunInfo) -> None:
-        wandb = _module("wandb", "wandb")
+        wandb = _module("wandb")
         self._run = wandb.init(
             project=None if _set("WANDB_PROJECT") else PROJECT,
             name=title(run),
@@ -130,7 +122,7 @@ class Trackio:
     """A run of the local project ``hgms`` (``trackio show``); no data leaves the machine."""
 
     def __init__(self, run: RunInfo) -> None:
-        trackio = _module("trackio", "trackio")
+        trackio = _module("trackio")
         self._run = trackio.init(
             project=PROJECT,
             name=f"{title(run)}-{identity(run)[:6]}",
@@ -157,7 +149,7 @@ def ensure_installed(name: str) -> None:
     """Raise MissingExtra if the tracker's package is missing; each tracker has the name of its
     extra.
     """
-    _module(name, name)
+    _module(name)
 
 
 def _metrics(summary: Mapping[str, Any] | None) -> Mapping[str, float]:

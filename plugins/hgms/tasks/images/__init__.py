@@ -16,9 +16,10 @@ from attrs import Attribute, frozen
 from torch import Tensor
 
 from hgms.config import data_fingerprint, expand
+from hgms.packages import optional_module
 from hgms.tasks.images.idx import IMAGES, LABELS, read_idx
 from hgms_core import ConfigError, Tree
-from hgms_core.errors import DataError, MissingExtra
+from hgms_core.errors import DataError
 
 FORMS = "digits, mnist, idx:FOLDER, npz:FILE or hub:NAME[@REVISION]"
 
@@ -166,16 +167,9 @@ def _digits(split: Split) -> Images:
             place=("test_size",),
             hint="set test_size to use some of its images for testing",
         )
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise MissingExtra(
-            "missing-package",
-            "the data set 'digits' requires scikit-learn, which is not installed",
-            place=("dataset",),
-            install="pip install 'hgms[sklearn]'",
-        ) from error
-    digits = load_digits()
+    user = "the data set 'digits'"
+    datasets = optional_module("sklearn.datasets", user, "sklearn", place=("dataset",))
+    digits = datasets.load_digits()
     return Images(
         digits.images.astype(np.uint8),
         digits.target.astype(np.int64),
@@ -246,16 +240,9 @@ def _npz(path: Path, split: Split) -> Images:
 
 
 def _hub(reference: str, split: Split) -> Images:
-    try:
-        import datasets
-    except ImportError as error:
-        raise MissingExtra(
-            "missing-package",
-            f"the image set {reference!r} requires datasets, which is not installed",
-            place=("dataset",),
-            hint="or, for MNIST, set HGMS_DATA to a folder that contains mnist/ with the IDX files",
-            install="pip install 'hgms[hub]'",
-        ) from error
+    hint = "or, for MNIST, set HGMS_DATA to a folder that contains mnist/ with the IDX files"
+    user = f"the image set {reference!r}"
+    datasets = optional_module("datasets", user, "hub", place=("dataset",), hint=hint)
     name, _, revision = reference.partition("@")
     where = f"hub:{reference}"
     try:

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from hgms.config import check_memory, data_fingerprint, expand
 from hgms.gauss_newton import Composite
+from hgms.packages import optional_module
 from hgms_core import ROLES, ConfigError, Data, Key, Problem, Tree
-from hgms_core.errors import DataError, MissingExtra
+from hgms_core.errors import DataError
 
 TRAITS = frozenset(
     {
@@ -130,15 +131,8 @@ def _load(dataset: str, width: int | None) -> Table:
     kind, _, rest = dataset.partition(":")
     if kind == "hub":
         return _hub(rest)
-    try:
-        from sklearn import datasets
-    except ImportError as error:
-        raise MissingExtra(
-            "missing-package",
-            f"the table {dataset!r} requires scikit-learn, which is not installed",
-            place=("dataset",),
-            install="pip install 'hgms[sklearn]'",
-        ) from error
+    user = f"the table {dataset!r}"
+    datasets = optional_module("sklearn.datasets", user, "sklearn", place=("dataset",))
     if kind == "sklearn":
         bunch = getattr(datasets, f"load_{rest.replace('-', '_')}")()
         return Table(np.asarray(bunch.data, np.float64), np.asarray(bunch.target), dataset)
@@ -177,15 +171,8 @@ def _load(dataset: str, width: int | None) -> Table:
 
 
 def _hub(reference: str) -> Table:
-    try:
-        import datasets
-    except ImportError as error:
-        raise MissingExtra(
-            "missing-package",
-            f"the table {reference!r} requires datasets, which is not installed",
-            place=("dataset",),
-            install="pip install 'hgms[hub]'",
-        ) from error
+    user = f"the table {reference!r}"
+    datasets = optional_module("datasets", user, "hub", place=("dataset",))
     name, _, revision = reference.partition("@")
     where = f"hub:{reference}"
     try:
