@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import field, frozen
 
+from hgms.packages import frame
+
 if TYPE_CHECKING:
     import pandas
 
