@@ -13,6 +13,7 @@ PLACES: Places = {
     "hgms.config": "Budget",
     "hgms.integrations": "OuterSteps lower_solution",
     "hgms.runs": "RunFolder RunResult run",
+    "hgms.tuning": "TuneResult tune",
     "hgms_core": "Data HgmsError Key Pipeline Problem Rows Sources",
 }
 """Nouns and verbs. No module of ``hgms`` may have one of these names: importing it would replace
@@ -23,6 +24,7 @@ MODULES = (
     "contrib",
     "diagnosis",
     "generators",
+    "hyper",
     "hypergradients",
     "methods",
     "optim",

@@ -1,0 +1,284 @@
+"""The implicit engine of :func:`hgms.tune`, for small models with a convex training loss.
+
+    w_r(u) = argmin_w  Σ_i m_ri ω_i(u) ℓ_i(w, u) / Σ_i m_ri + ½ Σ_j λ_j(u) w_j²          (lower)
+    ∇F(u) = −∇²_uw g v,     (∇²_ww g) v = ∇_w f                          (implicit hypergradient)
+
+1. Newton-CG solves the lower problems of all replicas together, from a warm start. The
+   preconditioner is the penalty plus Hutchinson's estimate of the diagonal of the Hessian.
+2. A scan shifts all penalties by a shared amount in log space, from large to small. Its best level
+   is a baseline, and the start of learning.
+3. RPROP moves u along the sign of the hypergradient. A Gaussian prior around the mean of each kind
+   has the standard deviation s, which is relaxed level by level. Each level is a candidate, judged
+   on rows that it has not used: without a prior, one penalty per feature overfits the validation
+   rows.
+
+Cost of one step of RPROP: one Newton solve from a warm start, one CG solve, one cross product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+from attrs import define, field
+from torch import Tensor
+from torch.func import vmap
+
+from hgms.tuning.candidate import Candidate
+from hgms.tuning.meter import Meter, Stage, Stages
+from hgms.tuning.problem import TuningProblem
+from hgms_core import Key
+
+LARGEST = 10_000
+"""The largest number of parameters for this engine."""
+
+LEVELS = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
+STEPS_PER_LEVEL = 12
+PATIENCE = 2
+SHIFTS = (8, 6, 4, 2, 0, -2, -4, -6, -8)
+WORSE = 1.3
+"""The scan ends at a level that is worse than the best level by this factor."""
+
+SCAN_SHARE = 0.4
+
+
+class NotConvex(Exception):
+    """The training loss has negative curvature; the online engine handles it."""
+
+
+def conjugate_gradients(
+    product: Callable[[Tensor], Tensor],
+    b: Tensor,
+    diagonal: Tensor,
+    tolerance: float,
+    steps: int,
+    x: Tensor | None = None,
+) -> Tensor:
+    """Solve H_r x_r = b_r for all replicas, ``[R, d]``, preconditioned by a diagonal.
+
+    Errors: NotConvex if a direction of negative curvature is met.
+    """
+    x = torch.zeros_like(b) if x is None else x
+    residual = b - product(x)
+    scaled = residual / diagonal
+    direction = scaled
+    size = (residual * scaled).sum(1, keepdim=True)
+    target = tolerance * b.norm(dim=1) + 1e-30
+    for _ in range(steps):
+        if bool((residual.norm(dim=1) <= target).all()):
+            break
+        image = product(direction)
+        curvature = (direction * image).sum(1, keepdim=True)
+        flat = direction.norm(dim=1, keepdim=True) == 0
+        if bool(((curvature < 0) & ~flat).any()):
+            raise NotConvex
+        step = torch.where(curvature > 0, size / curvature.clamp_min(1e-30), 0.0)
+        x = x + step * direction
+        residual = residual - step * image
+        scaled = residual / diagonal
+        before = size
+        size = (residual * scaled).sum(1, keepdim=True)
+        direction = scaled + size / before.clamp_min(1e-30) * direction
+    return x
+
+
+@define(eq=False)
+class Implicit:
+    """See the module. Errors: NotConvex in the first stages."""
+
+    problem: TuningProblem
+    meter: Meter
+    curvature: Tensor | None = field(default=None, init=False)
+    scale: float | None = field(default=None, init=False)
+
+    def derivatives(
+        self, w: Tensor, u: Tensor, fit: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Callable[[Tensor], Tensor], Tensor]:
+        """Return w as leaves, the losses, their gradients, Hessian products, a preconditioner."""
+        problem = self.problem
+        w = w.detach().requires_grad_()
+        value = vmap(partial(problem.train_loss, batch=problem.rows))(w, u, fit)
+        (slope,) = torch.autograd.grad(value.sum(), w, create_graph=True)
+
+        def product(v: Tensor) -> Tensor:
+            (image,) = torch.autograd.grad(slope, w, v, retain_graph=True)
+            return image
+
+        size = w.shape[1]
+        penalty = torch.stack([problem.space.decay(row, size) for row in u.detach()])
+        if self.curvature is None:
+            generator = Key(0).fold("probes").generator()
+            probes = torch.randint(0, 2, (4, *w.shape), generator=generator).to(w) * 2 - 1
+            means = [(probe * product(probe)).mean(0) for probe in probes]
+            mean = torch.stack(means).mean(0) - penalty.mean(0)
+            self.curvature = mean.clamp_min(0) + 0.1 * mean.mean().abs() + 1e-8
+        self.meter.count()
+        return w, value.detach(), slope, product, penalty + self.curvature
+
+    def solve(
+        self,
+        w: Tensor,
+        u: Tensor,
+        fit: Tensor,
+        tolerance: float = 3e-3,
+        limit: float = 1.0,
+        steps: int = 30,
+    ) -> Tensor:
+        """Return the lower solutions for u ``[R, m]`` and the masks ``fit`` ``[R, rows]``."""
+        problem = self.problem
+        for _ in range(steps):
+            w, value, slope, product, diagonal = self.derivatives(w, u, fit)
+            slope = slope.detach() if not slope.requires_grad else slope
+            flat = slope.detach()
+            size = float((flat**2 / diagonal).sum(1).sqrt().max())
+            self.scale = self.scale or max(size, 1e-12)
+            if size < tolerance * self.scale or self.meter.share >= limit:
+                break
+            inexact = min(0.3, max(0.3 * tolerance * self.scale / size, 1e-4))
+            direction = conjugate_gradients(product, -flat, diagonal, inexact, 100)
+            expected = (flat * direction).sum(1)
+            length = torch.ones_like(expected)
+            w = w.detach()
+            for _ in range(12):
+                with torch.no_grad():
+                    trial = vmap(partial(problem.train_loss, batch=problem.rows))(
+                        w + length[:, None] * direction, u, fit
+                    )
+                is_worse = ~(trial <= value + 1e-4 * length * expected + 1e-9)
+                if not bool(is_worse.any()):
+                    break
+                length = torch.where(is_worse, length / 2, length)
+            w = w + torch.where(is_worse, 0.0, length)[:, None] * direction
+        return w.detach()
+
+    def hypergradient(self, w: Tensor, u: Tensor, v: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return ∇F for each replica, ``[K + 1, m]``, and the solutions of the linear systems."""
+        problem = self.problem
+        masks = problem.masks
+        leaf = u.detach().requires_grad_()
+        w, _, slope, product, diagonal = self.derivatives(w, leaf[masks.group], masks.fit)
+        upper = vmap(partial(problem.outer_loss, batch=problem.rows))(w, masks.outer)
+        upper = upper / masks.count[masks.group]
+        (b,) = torch.autograd.grad(upper.sum(), w)
+        v = conjugate_gradients(product, b, diagonal, 3e-2, 60, v)
+        (cross,) = torch.autograd.grad(slope, leaf, v, materialize_grads=True)
+        return -cross, v
+
+    def judged(self, w: Tensor, u: Tensor) -> Tensor:
+        """Return the judged rows of replicas that also train on their outer rows."""
+        masks = self.problem.masks
+        w = self.solve(w, u[masks.group], masks.fit + masks.outer)
+        return self.problem.held_out(w)
+
+    def baseline(self, fit: Tensor) -> Stage:
+        problem = self.problem
+        u = problem.space.start.expand(len(fit), -1)
+        w = self.solve(problem.w0.expand(len(fit), -1), u, fit, limit=SCAN_SHARE)
+        return {"judged": problem.held_out(w)}
+
+    def scan(self) -> Stage:
+        """Shift all penalties together, from large to small; return the best level."""
+        problem = self.problem
+        space, masks = problem.space, problem.masks
+        last = masks.group == masks.folds
+        w = problem.w0.expand(len(masks.group), -1)
+        best: tuple[float, Tensor, Tensor] | None = None
+        for shift in SHIFTS if bool(space.is_penalty.any()) else (0,):
+            u = torch.where(space.is_penalty, space.start + shift, space.start)
+            u = u.clamp(space.low, space.high)
+            w = self.solve(w, u.expand(len(w), -1), masks.fit)
+            each = vmap(partial(problem.outer_loss, batch=problem.rows))(w, masks.outer)
+            outer = float(each[last].sum())
+            if best is None or outer < best[0]:
+                best = (outer, u, w)
+            if outer > WORSE * best[0] or self.meter.share > SCAN_SHARE:
+                break
+        assert best is not None
+        u = best[1].expand(masks.folds + 1, -1).clone()
+        w = best[2]
+        return {
+            "u": u,
+            "w": w,
+            "judged": self.judged(w, u),
+            "length": torch.full_like(u, 0.1),
+            "before": torch.zeros_like(u),
+            "v": torch.zeros_like(w),
+            "curvature": self.curvature,
+            "scale": self.scale,
+        }
+
+    def relax(self, level: float, state: Stage, spread: Tensor) -> Stage:
+        """Move u by RPROP with a prior of the standard deviation ``level``; return a candidate."""
+        problem = self.problem
+        space, masks = problem.space, problem.masks
+        u, w, v = state["u"], state["w"], state["v"]
+        length, before = state["length"], state["before"]
+        for _ in range(STEPS_PER_LEVEL):
+            slope, v = self.hypergradient(w, u, v)
+            parts = u.split(space.sizes, 1)
+            centre = torch.cat([part.mean(1, keepdim=True).expand_as(part) for part in parts], 1)
+            slope = slope + spread / masks.count[:, None] / level**2 * (u - centre)
+            turn = slope.sign() * before.sign()
+            factor = torch.where(turn > 0, 1.3, torch.where(turn < 0, 0.5, 1.0))
+            length = (length * factor).clamp(1e-3, 1.0)
+            before = torch.where(turn < 0, 0.0, slope)
+            u = (u - length * space.unit * before.sign()).clamp(space.low, space.high)
+            w = self.solve(w, u[masks.group], masks.fit)
+            if self.meter.share >= 1:
+                break
+        return {
+            "u": u,
+            "w": w,
+            "v": v,
+            "length": length,
+            "before": before,
+            "judged": self.judged(w, u),
+        }
+
+    def candidates(self, stages: Stages) -> Iterator[Candidate]:
+        """Yield the baselines, then one learned candidate per level of the prior."""
+        problem = self.problem
+        masks = problem.masks
+        every = torch.ones_like(masks.fit[0])
+        is_training = (problem.rows["index"] < problem.train_size).to(every)
+        start = problem.space.start
+        fits = {"start": (masks.fit, is_training)}
+        if problem.has_validation:
+            fits["start, with validation rows"] = (masks.fit + masks.outer, every)
+            fits["validation rows only"] = (masks.outer, every - is_training)
+        for name, (fit, final) in fits.items():
+            stage = stages.run(name, partial(self.baseline, fit))
+            yield Candidate(name=name, is_baseline=True, judged=stage["judged"], u=start, fit=final)
+        state = stages.run("shared level", self.scan)
+        self.curvature, self.scale = state["curvature"], state["scale"]
+        judged = state["judged"]
+        yield Candidate(
+            name="shared level", is_baseline=True, judged=judged, u=state["u"][-1], fit=every
+        )
+        spread = judged.std()
+        lowest = float(judged.mean())
+        worse = 0
+        for level in LEVELS:
+            if self.meter.share >= 1:
+                return
+            state = stages.run(f"prior {level}", partial(self.relax, level, state, spread))
+            yield Candidate(
+                name=f"learned, prior {level}",
+                is_baseline=False,
+                judged=state["judged"],
+                u=state["u"][-1],
+                fit=every,
+            )
+            mean = float(state["judged"].mean())
+            worse = 0 if mean < lowest else worse + 1
+            lowest = min(lowest, mean)
+            if worse >= PATIENCE:
+                return
+
+    def final(self, candidate: Candidate) -> Tensor:
+        """Train the selected candidate on its rows; return w ``[d]``."""
+        assert candidate.fit is not None
+        start = self.problem.w0[None]
+        w = self.solve(start, candidate.u[None], candidate.fit[None], 1e-5, float("inf"))
+        return w[0]

@@ -1,0 +1,458 @@
+"""The online engine of :func:`hgms.tune`, for networks.
+
+    w ← w − P m(∇_w g(w, u))                                        (Adam, all replicas at once)
+    ∇F(u) ≈ ∇_u f(w − P ∇_w g(w, u))                     (one preconditioned look-ahead step)
+
+P is Adam's diagonal scale. Every second lower step takes one hypergradient, and u moves by Adam
+with a weak pull to its start. Each restart trains from the same initial w with the current u and
+stops early; restarts continue until their share of the budget is spent. Then the model is trained
+with fixed u, with and without the validation rows.
+
+The lower rate is a share of the rate that lowers the training loss most in a few steps: two shares
+are tried as baselines, and the share with the lower held-out loss is kept.
+
+Cost of one lower step: one gradient per replica; with a hypergradient, about four more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from attrs import define, field, frozen
+from torch import Tensor
+from torch.func import grad, vmap
+
+from hgms.tuning.candidate import Candidate
+from hgms.tuning.meter import Meter, Stage, Stages
+from hgms.tuning.problem import Space, TuningProblem
+from hgms_core import Batch, Key
+
+RATES = (0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
+TRIAL_STEPS = 25
+SHARES = (0.1, 0.3)
+"""Tried shares of the fastest lower rate."""
+
+OUTER_RATE = 0.1
+PULL = 0.03
+EVERY = 2
+CHECK = 10
+STALLED = 6
+LONGEST = 600
+BEHIND = 1.3
+"""A baseline stops early if its held-out loss exceeds the best loss by this factor."""
+
+BASELINE_SHARE = 0.4
+LEARNING_SHARE = 0.8
+SHIFTS = (2, 4, 6)
+WHOLE = 1024
+"""Up to this number of rows, each lower step uses all rows."""
+
+
+@frozen(eq=False, kw_only=True)
+class Trained:
+    """The best checkpoint of a training: parameters and hyperparameters of all replicas."""
+
+    w: Tensor
+    u: Tensor
+    judged: Tensor
+    step: int
+
+
+@define(eq=False)
+class Adam:
+    """Adam's moments of the lower steps of all replicas, ``[R, d]`` or ``[d]``."""
+
+    rate: float
+    first: Tensor
+    second: Tensor
+    count: int = 0
+
+    @classmethod
+    def of(cls, w: Tensor, rate: float) -> Adam:
+        return cls(rate, torch.zeros_like(w), torch.zeros_like(w))
+
+    def observe(self, slope: Tensor) -> None:
+        self.count += 1
+        self.first = 0.9 * self.first + 0.1 * slope
+        self.second = 0.99 * self.second + 0.01 * slope.square()
+
+    @property
+    def scale(self) -> Tensor:
+        """Return the diagonal P of a step P·m."""
+        return self.rate / ((self.second / (1 - 0.99**self.count)).sqrt() + 1e-6)
+
+    def move(self, w: Tensor) -> Tensor:
+        return (w - self.scale * self.first / (1 - 0.9**self.count)).detach()
+
+
+@define(eq=False, kw_only=True)
+class Mover:
+    """Adam for u ``[R, m]`` with a pull to ``centre``, scaled by the first hypergradient."""
+
+    centre: Tensor
+    low: Tensor
+    high: Tensor
+    unit: Tensor
+    size: Tensor | None = None
+    first: Tensor | None = None
+    second: Tensor | None = None
+    count: int = 0
+
+    @classmethod
+    def of(cls, centre: Tensor, space: Space) -> Mover:
+        return cls(centre=centre, low=space.low, high=space.high, unit=space.unit)
+
+    def move(self, u: Tensor, slope: Tensor) -> Tensor:
+        """Return the next u for a hypergradient."""
+        slope = torch.nan_to_num(slope.detach(), 0.0, 0.0, 0.0)
+        if self.size is None or self.first is None or self.second is None:
+            self.size = slope.square().mean().sqrt()
+            self.first = torch.zeros_like(slope)
+            self.second = torch.zeros_like(slope)
+        slope = slope + PULL * self.size * (u - self.centre)
+        self.count += 1
+        self.first = 0.9 * self.first + 0.1 * slope
+        self.second = 0.99 * self.second + 0.01 * slope.square()
+        floor = 0.1 * self.second.mean(1, keepdim=True).sqrt() + 1e-12
+        scale = (self.second / (1 - 0.99**self.count)).sqrt() + floor
+        step = self.first / (1 - 0.9**self.count) / scale
+        return (u - OUTER_RATE * self.unit * step).clamp(self.low, self.high)
+
+    def state(self) -> dict[str, Any]:
+        return {"size": self.size, "first": self.first, "second": self.second, "count": self.count}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from a stored state."""
+        self.size = state["size"]
+        self.first = state["first"]
+        self.second = state["second"]
+        self.count = state["count"]
+
+
+@frozen(eq=False, kw_only=True)
+class Plan:
+    """One training: its rows, its batches, and the share of the budget at which it ends.
+
+    With ``learn``, the masks of the rows for hypergradients, ``mover`` changes u on the way.
+    """
+
+    fit: Tensor
+    key: Key
+    limit: float
+    learn: Tensor | None = None
+    mover: Mover | None = None
+    is_baseline: bool = False
+
+
+@define(eq=False)
+class Online:
+    """Baselines and learned candidates of a problem; see the module."""
+
+    problem: TuningProblem
+    meter: Meter
+    batch_size: int | None = None
+    key: Key = Key(0)
+    fastest: float = field(default=0.0, init=False)
+    rate: float = field(default=0.0, init=False)
+    left: int = field(default=0, init=False)
+    lowest: float = field(default=math.inf, init=False)
+    best_step: int = field(default=LONGEST, init=False)
+    centre: Tensor = field(init=False)
+
+    @centre.default
+    def _start(self) -> Tensor:
+        return self.problem.space.start
+
+    # --- the order of the stages
+
+    def candidates(self, stages: Stages) -> Iterator[Candidate]:
+        """Yield the baselines, the model of the restarts, then models with fixed learned values."""
+        self.fastest = float(stages.run("rate", self.fastest_rate)["rate"])
+        yield from self._starts(stages)
+        yield from self._shared_levels(stages)
+        yield from self._filters(stages)
+        yield from self._learned(stages)
+
+    def _starts(self, stages: Stages) -> Iterator[Candidate]:
+        """Train with the values at the start, at two lower rates; then on other rows."""
+        problem = self.problem
+        masks, space = problem.masks, problem.space
+        self.left = len(SHARES) + 2 * problem.has_validation
+        self.left += 2 * bool(space.is_penalty.any()) + 2 * space.has_row_weights
+        losses: dict[float, float] = {}
+        for share in SHARES:
+            self.rate = share * self.fastest
+            found = self._trained(stages, f"start, rate {self.rate:.2g}", space.start, masks.fit)
+            losses[self.rate] = found.loss
+            yield found
+        self.rate = min(losses, key=losses.__getitem__)
+        if problem.has_validation:
+            every = masks.fit + masks.outer
+            yield self._trained(stages, "start, with validation rows", space.start, every)
+            yield self._trained(stages, "validation rows only", space.start, masks.outer)
+
+    def _shared_levels(self, stages: Stages) -> Iterator[Candidate]:
+        """Shift all penalties up while the held-out loss falls; learning starts at the best."""
+        masks, space = self.problem.masks, self.problem.space
+        for shift in SHIFTS if bool(space.is_penalty.any()) else ():
+            if self.meter.share >= BASELINE_SHARE:
+                return
+            u = torch.where(space.is_penalty, space.start + shift, space.start)
+            u = u.clamp(space.low, space.high)
+            before = self.lowest
+            name = f"shared level, {shift:+d} in log λ"
+            found = self._trained(stages, name, u, masks.fit + masks.outer)
+            yield found
+            if found.loss >= before:
+                return
+            self.centre = u
+
+    def _filters(self, stages: Stages) -> Iterator[Candidate]:
+        """Train without the rows that an out-of-fold model finds improbable."""
+        problem = self.problem
+        masks, space = problem.masks, problem.space
+        if not space.has_row_weights or self.meter.share >= BASELINE_SHARE:
+            return
+        keep = stages.run("filter", self.filtered)["keep"]
+        kept = torch.ones(problem.total).to(problem.w0)
+        kept[: problem.train_size] = keep.to(kept)
+        fits = {"out-of-fold filter": masks.fit * kept}
+        if problem.has_validation:
+            fits["out-of-fold filter, with validation rows"] = masks.fit * kept + masks.outer
+        for name, fit in fits.items():
+            before = self.lowest
+            found = self._trained(stages, name, space.start, fit)
+            yield found
+            if found.loss < before:
+                self.centre = self._weights_of(keep)
+
+    def _learned(self, stages: Stages) -> Iterator[Candidate]:
+        """Train with moving u, in restarts, until the share of learning is spent; then fix u."""
+        problem = self.problem
+        masks = problem.masks
+        u = self.centre.expand(len(masks.group), -1)
+        mover = Mover.of(u, problem.space)
+        limit = max(LEARNING_SHARE, self.meter.share + 0.3)
+        best: Stage | None = None
+        number = 0
+        while best is None or self.meter.share < limit:
+            stage = stages.run(f"restart {number}", partial(self.restart, number, u, mover, limit))
+            mover.restore(stage)
+            u = stage["last"]
+            if best is None or float(stage["judged"].mean()) < float(best["judged"].mean()):
+                best = stage
+            number += 1
+        yield _candidate("learned during training", best, False)
+        fits = {"learned, fixed": masks.fit}
+        if problem.has_validation:
+            fits["learned, fixed, with validation rows"] = masks.fit + masks.outer
+        left = len(fits)
+        for name, fit in fits.items():
+            share = self.meter.share
+            end = share + max(0.02, (1 - share) / left)
+            left -= 1
+            stage = stages.run(name, partial(self.fixed, name, best["u"], fit, end))
+            yield _candidate(name, stage, False)
+
+    def _trained(self, stages: Stages, name: str, u: Tensor, fit: Tensor) -> Candidate:
+        """Train a baseline; remember the lowest loss of all baselines."""
+        stage = stages.run(name, partial(self.baseline, name, u, fit))
+        self.left -= 1
+        found = _candidate(name, stage, True)
+        if found.loss < self.lowest:
+            self.lowest = found.loss
+            self.best_step = int(stage["step"])
+        return found
+
+    def _weights_of(self, keep: Tensor) -> Tensor:
+        """Return the start of learning with row weights that follow the filter."""
+        space = self.problem.space
+        parts = space.parts(self.centre)
+        for name, part in parts.items():
+            if space.blocks[name].weigh is not None and len(part) == len(keep):
+                parts[name] = torch.where(keep, 1.0, -6.0).to(part)
+        return torch.cat(list(parts.values()))
+
+    # --- the stages
+
+    def fastest_rate(self) -> Stage:
+        """Return the lower rate that lowers the training loss most in a few steps."""
+        problem = self.problem
+        fit = problem.masks.fit[-1:]
+        numbers = self.batches(fit, self.key.fold("trial"), 1)[0]
+        batch = problem.batch(numbers)
+        mask = _taken(fit, numbers)[0]
+        u = problem.space.start
+        losses: dict[float, float] = {}
+        for rate in RATES:
+            w = problem.w0
+            adam = Adam.of(w, rate)
+            for _ in range(TRIAL_STEPS):
+                adam.observe(grad(problem.train_loss)(w, u, mask, batch))
+                w = adam.move(w)
+            with torch.no_grad():
+                loss = float(problem.train_loss(w, u, mask, batch))
+            losses[rate] = loss if math.isfinite(loss) else math.inf
+        return {"rate": min(losses, key=losses.__getitem__)}
+
+    def baseline(self, name: str, u: Tensor, fit: Tensor) -> Stage:
+        """Train with fixed u, within an equal part of the remaining share of the baselines."""
+        now = self.meter.share
+        limit = now + max(0.02, (BASELINE_SHARE - now) / max(1, self.left))
+        count = len(self.problem.masks.group)
+        w = self.problem.w0.expand(count, -1)
+        plan = Plan(fit=fit, key=self.key.fold(name), limit=limit, is_baseline=True)
+        trained, _ = self.train(w, u.expand(count, -1), plan)
+        return {"w": trained.w, "u": u, "judged": trained.judged, "step": trained.step}
+
+    def restart(self, number: int, u: Tensor, mover: Mover, limit: float) -> Stage:
+        """Train from the initial parameters, with moving u."""
+        masks = self.problem.masks
+        plan = Plan(
+            fit=masks.fit,
+            key=self.key.fold("restart", number),
+            limit=limit,
+            learn=masks.outer,
+            mover=mover,
+        )
+        trained, last = self.train(self.problem.w0.expand(len(u), -1), u, plan)
+        found = {"w": trained.w, "u": trained.u, "judged": trained.judged, "last": last}
+        return {**found, **mover.state()}
+
+    def fixed(self, name: str, u: Tensor, fit: Tensor, limit: float) -> Stage:
+        """Train with the learned u of each replica."""
+        w = self.problem.w0.expand(len(fit), -1)
+        trained, _ = self.train(w, u, Plan(fit=fit, key=self.key.fold(name), limit=limit))
+        return {"w": trained.w, "u": u, "judged": trained.judged}
+
+    def filtered(self) -> Stage:
+        """Return which training rows to keep: those with a low out-of-fold loss.
+
+        The threshold separates the logarithms of the losses into two groups with the smallest
+        variance within the groups (Otsu's method). No validation row is used.
+        """
+        problem = self.problem
+        folds = problem.masks.folds
+        size = problem.train_size
+        draw = self.key.fold("filter").generator()
+        fold = torch.cat(
+            [torch.randperm(size, generator=draw) % folds, torch.full((problem.total - size,), -1)]
+        )
+        held = torch.stack([(fold == k).to(problem.w0) for k in range(folds)])
+        fit = (fold >= 0).to(problem.w0) - held
+        w = problem.w0.expand(folds, -1)
+        u = problem.space.start.expand(folds, -1)
+        slope_of = vmap(grad(problem.train_loss), in_dims=(0, 0, 0, None))
+        adam = Adam.of(w, self.rate)
+        for numbers in self.batches(fit, self.key.fold("filter", "rows"), self.best_step):
+            adam.observe(slope_of(w, u, _taken(fit, numbers), problem.batch(numbers)))
+            w = adam.move(w)
+            self.meter.count()
+            if self.meter.share >= BASELINE_SHARE:
+                break
+        losses = problem.losses_under(w, held)[:size]
+        return {"keep": losses <= threshold(losses)}
+
+    # --- one training
+
+    def train(self, w: Tensor, u: Tensor, plan: Plan) -> tuple[Trained, Tensor]:
+        """Train all replicas with early stopping; return the best checkpoint and the last u."""
+        problem = self.problem
+        slope_of = vmap(grad(problem.train_loss), in_dims=(0, 0, 0, None))
+        adam = Adam.of(w, self.rate)
+        lower = self.batches(plan.fit, plan.key.fold("lower"), LONGEST)
+        upper = lower if plan.learn is None else self.batches(plan.learn, plan.key, LONGEST)
+        best: Trained | None = None
+        stalled = 0
+        for step, numbers in enumerate(lower, 1):
+            batch = problem.batch(numbers)
+            mask = _taken(plan.fit, numbers)
+            adam.observe(slope_of(w, u, mask, batch))
+            if plan.mover is not None and plan.learn is not None and step > 5 and step % EVERY == 0:
+                rows = upper[step - 1]
+                ahead = partial(self._ahead, batch=batch, upper=problem.batch(rows))
+                outer = _taken(plan.learn, rows)
+                u = plan.mover.move(u, vmap(grad(ahead))(u, w, adam.scale, mask, outer))
+            w = adam.move(w)
+            self.meter.count()
+            spent = self.meter.share >= plan.limit
+            if step % CHECK and not spent:
+                continue
+            judged = problem.held_out(w)
+            mean = float(judged.mean())
+            if best is None or mean < float(best.judged.mean()):
+                best = Trained(w=w, u=u, judged=judged, step=step)
+                stalled = 0
+            else:
+                stalled += 1
+            is_behind = plan.is_baseline and step >= 100 and mean > BEHIND * self.lowest
+            if stalled >= STALLED or spent or is_behind or not math.isfinite(mean):
+                break
+        assert best is not None
+        return best, u
+
+    def _ahead(
+        self,
+        u: Tensor,
+        w: Tensor,
+        scale: Tensor,
+        mask: Tensor,
+        outer: Tensor,
+        batch: Batch,
+        upper: Batch,
+    ) -> Tensor:
+        """Return the upper loss after one preconditioned lower step."""
+        slope = grad(self.problem.train_loss)(w, u, mask, batch)
+        loss = self.problem.outer_loss(w - scale * slope, outer, upper)
+        return loss / outer.sum().clamp_min(1.0)
+
+    def batches(self, masks: Tensor, key: Key, steps: int) -> list[Tensor | None]:
+        """Return the row numbers of each step, drawn from the rows that any replica uses."""
+        total = self.problem.total
+        size = self.batch_size or (total if total <= WHOLE else 256)
+        if size >= total:
+            return [None] * steps
+        rows = masks.any(0).nonzero()[:, 0]
+        count = min(size, len(rows))
+        return list(rows[key.indices(len(rows), count, steps, rows.device)])
+
+    def final(self, candidate: Candidate) -> Tensor:
+        """Return the parameters of the selected candidate, ``[d]``."""
+        assert candidate.w is not None
+        return candidate.w
+
+
+def _candidate(name: str, stage: Stage, is_baseline: bool) -> Candidate:
+    u = stage["u"]
+    return Candidate(
+        name=name,
+        is_baseline=is_baseline,
+        judged=stage["judged"],
+        u=u if u.dim() == 1 else u[-1],
+        w=stage["w"][-1],
+    )
+
+
+def _taken(masks: Tensor, numbers: Tensor | None) -> Tensor:
+    return masks if numbers is None else masks[:, numbers]
+
+
+def threshold(losses: Tensor) -> float:
+    """Return the loss that separates low and high losses best (Otsu's method, log scale).
+
+    >>> threshold(torch.tensor([0.1, 0.12, 0.09, 3.0, 3.5])) < 3.0
+    True
+    """
+    ordered = losses.clamp_min(1e-6).log().sort().values.double()
+    count = len(ordered)
+    sizes = torch.arange(1, count, dtype=torch.float64)
+    sums = ordered.cumsum(0)
+    low = sums[:-1] / sizes
+    high = (sums[-1] - sums[:-1]) / (count - sizes)
+    between = sizes * (count - sizes) * (low - high).square()
+    split = int(between.argmax())
+    return float(ordered[split].exp()) * (1 + 1e-6)

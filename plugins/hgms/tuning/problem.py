@@ -1,0 +1,398 @@
+"""The problem of :func:`hgms.tune` in vectors: parameters w, hyperparameters u, and rows by role.
+
+K + 1 replicas of the model train side by side. Replica k < K never uses fold k of the validation
+rows and is judged on it. The last replica uses all folds and becomes the result. Without validation
+rows, replica k runs a nested cross-validation on the training rows: fold k is judged, and the other
+folds differentiate the hyperparameters in turn, so a replica is a group of K models.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from attrs import field, frozen
+from torch import Tensor, nn
+from torch.func import vmap
+
+from hgms.adapters.modules import inner, places, start
+from hgms.adapters.tables import placed
+from hgms.adapters.views import View
+from hgms.hyper import Block, Hyper
+from hgms_core import Batch, ConfigError, Data, Key, Ravel, Tree
+
+FEW_ROWS = 400
+"""Below this number of training rows there are four folds, otherwise three."""
+
+CHUNK = 2048
+"""Rows of one pass when losses are judged."""
+
+
+@frozen(eq=False)
+class Space:
+    """All hyperparameters as one vector u ``[m]``.
+
+    ``start``, ``neutral``, ``low``, ``high`` and ``unit`` are ``[m]``.
+    """
+
+    blocks: Mapping[str, Block]
+    like: Tensor
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        return [len(block.start) for block in self.blocks.values()]
+
+    def _joined(self, numbers: Callable[[Block], Tensor]) -> Tensor:
+        return torch.cat([numbers(block) for block in self.blocks.values()]).to(self.like)
+
+    def _filled(self, number: Callable[[Block], float]) -> Tensor:
+        return self._joined(lambda block: torch.full((len(block.start),), number(block)))
+
+    @cached_property
+    def start(self) -> Tensor:
+        return self._joined(lambda block: block.start)
+
+    @cached_property
+    def neutral(self) -> Tensor:
+        return self._joined(lambda block: block.neutral)
+
+    @cached_property
+    def low(self) -> Tensor:
+        return self._filled(lambda block: block.low)
+
+    @cached_property
+    def high(self) -> Tensor:
+        return self._filled(lambda block: block.high)
+
+    @cached_property
+    def unit(self) -> Tensor:
+        return self._filled(lambda block: block.unit)
+
+    @cached_property
+    def is_penalty(self) -> Tensor:
+        return self._filled(lambda block: float(block.index is not None)) > 0
+
+    @cached_property
+    def has_row_weights(self) -> bool:
+        return any(block.weigh is not None for block in self.blocks.values())
+
+    def parts(self, u: Tensor) -> dict[str, Tensor]:
+        """Return the slices of u by name; the last axis is split."""
+        return dict(zip(self.blocks, u.split(self.sizes, -1), strict=True))
+
+    def values(self, u: Tensor) -> dict[str, Tensor]:
+        """Return the values by name that the loss receives."""
+        return {name: self.blocks[name].value(part) for name, part in self.parts(u).items()}
+
+    def decay(self, u: Tensor, size: int) -> Tensor:
+        """Return the weight decay of each parameter, ``[d]``."""
+        total = self.like.new_zeros(size)
+        for name, part in self.parts(u).items():
+            block = self.blocks[name]
+            if block.index is not None:
+                index = block.index.to(u.device)
+                total = total + torch.where(index >= 0, block.value(part)[index], 0.0)
+        return total
+
+    def row_weights(self, u: Tensor, batch: Batch) -> Tensor | float:
+        """Return the factor of each training row of the batch."""
+        weight: Tensor | float = 1.0
+        for name, part in self.parts(u).items():
+            weigh = self.blocks[name].weigh
+            if weigh is not None:
+                weight = weight * weigh(part, batch)
+        return weight
+
+
+@frozen(eq=False, kw_only=True)
+class Masks:
+    """Rows by role for R models, ``[R, rows]`` of 0 and 1.
+
+    Attributes:
+        group: the replica of each model, ``[R]``.
+        fit, outer, held: rows that a model trains on, that differentiate its hyperparameters, and
+            that judge it. The three do not overlap.
+        count: the number of outer rows of each replica, ``[K + 1]``.
+    """
+
+    group: Tensor
+    fit: Tensor
+    outer: Tensor
+    held: Tensor
+    count: Tensor
+    folds: int
+
+    @classmethod
+    def of(cls, train: int, validation: int, folds: int, key: Key, like: Tensor) -> Masks:
+        total = train + validation
+        position = torch.arange(total)
+        base = (position < train).to(like)
+        pool = position >= train if validation else position >= 0
+        fold = torch.full((total,), -1)
+        size = int(pool.sum())
+        fold[pool] = torch.randperm(size, generator=key.generator()) % folds
+        parts = [(fold == k).to(like) for k in range(folds)]
+        every = pool.to(like)
+        none = torch.zeros_like(base)
+        models: list[tuple[int, Tensor, Tensor, Tensor]] = []
+        if validation:
+            models += [(k, base, every - parts[k], parts[k]) for k in range(folds)]
+            models.append((folds, base, every, none))
+        else:
+            for k in range(folds):
+                others = [j for j in range(folds) if j != k]
+                models += [(k, base - parts[k] - parts[j], parts[j], none) for j in others]
+                models.append((k, base - parts[k], none, parts[k]))
+            models += [(folds, base - parts[j], parts[j], none) for j in range(folds)]
+            models.append((folds, base, none, none))
+        group = torch.tensor([model[0] for model in models])
+        fit, outer, held = (torch.stack([model[i] for model in models]) for i in (1, 2, 3))
+        count = torch.stack([outer[group == k].sum() for k in range(folds + 1)])
+        return cls(group=group, fit=fit, outer=outer, held=held, count=count, folds=folds)
+
+
+@frozen(eq=False, kw_only=True)
+class TuningProblem:
+    """Training and validation losses as functions of vectors.
+
+    Attributes:
+        spec: maps w ``[d]`` to the parameters by name.
+        w0: the parameters of the module, ``[d]``.
+        space: the hyperparameters.
+        rows: the training rows, then the validation rows.
+        train_size: the number of training rows.
+        masks: the roles of the rows.
+        losses: ``(x, hyper, batch, training) -> [B]``.
+        is_pure: whether the module has no dropout or batch normalisation in training mode.
+    """
+
+    spec: Ravel
+    w0: Tensor
+    space: Space
+    rows: Batch
+    train_size: int
+    masks: Masks
+    losses: Callable[[Tree, Mapping[str, Tensor], Batch, bool], Tensor] = field(repr=False)
+    is_pure: bool
+
+    @property
+    def total(self) -> int:
+        return len(self.rows["index"])
+
+    @property
+    def has_validation(self) -> bool:
+        return self.total > self.train_size
+
+    def batch(self, numbers: Tensor | None) -> Batch:
+        """Return the rows with these numbers; None: all rows."""
+        if numbers is None:
+            return self.rows
+        return {name: column[numbers] for name, column in self.rows.items()}
+
+    def row_losses(self, w: Tensor, u: Tensor, batch: Batch, training: bool) -> Tensor:
+        """Return the loss of each row of the batch, ``[B]``."""
+        return self.losses(self.spec.unravel(w), self.space.values(u), batch, training)
+
+    def train_loss(self, w: Tensor, u: Tensor, mask: Tensor, batch: Batch) -> Tensor:
+        """Return Σ_i m_i ω_i(u) ℓ_i(w, u) / Σ_i m_i + ½ Σ_j λ_j(u) w_j²."""
+        weight = mask
+        if self.space.has_row_weights:
+            is_training = batch["index"] < self.train_size
+            own = {**batch, "index": batch["index"].clamp_max(self.train_size - 1)}
+            weight = mask * torch.where(is_training, self.space.row_weights(u, own), 1.0)
+        losses = self.row_losses(w, u, batch, True)
+        data = (weight * losses).sum() / mask.sum().clamp_min(1.0)
+        decay = self.space.decay(u, len(w))
+        return data + (decay * w * w).sum() / 2
+
+    def outer_loss(self, w: Tensor, mask: Tensor, batch: Batch) -> Tensor:
+        """Return the sum of the validation losses of the rows in the mask, at neutral values."""
+        return (self.row_losses(w, self.space.neutral, batch, False) * mask).sum()
+
+    def held_out(self, w: Tensor) -> Tensor:
+        """Return the loss of each judged row under the replica that has not used it."""
+        masks = self.masks.held
+        return self.losses_under(w, masks)[masks.any(0)]
+
+    def losses_under(self, w: Tensor, masks: Tensor) -> Tensor:
+        """Return the loss of each row under the replica whose mask contains it, ``[rows]``."""
+        parts = []
+        for numbers in torch.arange(self.total, device=self.w0.device).split(CHUNK):
+            batch = self.batch(numbers)
+            with torch.no_grad():
+                each = vmap(partial(self._neutral, batch))(w)
+            parts.append(torch.where(masks[:, numbers] > 0, each, 0.0).sum(0))
+        return torch.cat(parts)
+
+    def _neutral(self, batch: Batch, w: Tensor) -> Tensor:
+        return self.row_losses(w, self.space.neutral, batch, False)
+
+
+def build(
+    model: nn.Module,
+    loss: Callable[..., Any],
+    train: Any,
+    validation: Any,
+    learn: Mapping[str, Hyper],
+    folds: int | None,
+    seed: int,
+) -> tuple[TuningProblem, nn.Module]:
+    """Return the problem, and the module without wrappers of torch."""
+    own = inner(model)
+    x = start(model)
+    names = places(model, own)
+    like = next(iter(x.values()))
+    training = placed(train, "train", like)
+    columns = training.batch(None)
+    size = training.size
+    rows = columns
+    if validation is not None:
+        rows = _joined(training, placed(validation, "validation", like))
+    total = len(rows["index"])
+    spec = Ravel.of(x)
+    space = Space({name: _block(name, kind, x, columns) for name, kind in learn.items()}, like)
+    amount = (4 if size < FEW_ROWS else 3) if folds is None else folds
+    pool = total - size or size
+    if not 2 <= amount <= pool:
+        raise ConfigError(
+            "out-of-range",
+            f"folds={amount} must be between 2 and the number of rows to judge on, {pool}",
+            place=("folds",),
+        )
+    fit_view = View(own, names, training=True)
+    judge_view = View(own, names, training=False)
+    takes_hyper = _takes_hyper(loss, space)
+
+    def losses(x: Tree, hyper: Mapping[str, Tensor], batch: Batch, training: bool) -> Tensor:
+        view = fit_view if training else judge_view
+        extra = (hyper,) if takes_hyper else ()
+        value = view.at(x, lambda model, rows: loss(model, rows, *extra), batch)
+        return _per_row(value, len(batch["index"]))
+
+    return (
+        TuningProblem(
+            spec=spec,
+            w0=spec.ravel(x),
+            space=space,
+            rows=rows,
+            train_size=size,
+            masks=Masks.of(size, total - size, amount, Key(seed).fold("folds"), like),
+            losses=losses,
+            is_pure=not (fit_view.norms or _has_dropout(own)),
+        ),
+        own,
+    )
+
+
+def _has_dropout(model: nn.Module) -> bool:
+    parts = model.modules()
+    kinds = nn.modules.dropout._DropoutNd
+    return any(isinstance(part, kinds) and part.training and part.p > 0 for part in parts)
+
+
+def _joined(train: Data, validation: Data) -> Batch:
+    """Return the training rows, then the validation rows, numbered through."""
+    first = train.batch(None)
+    second = validation.batch(None)
+    if set(first) != set(second):
+        missing = sorted(set(first) ^ set(second))
+        raise ConfigError(
+            "missing-column",
+            f"train and validation must have the same columns; only one has {', '.join(missing)}",
+            place=("validation",),
+        )
+    rows = {name: torch.cat([column, second[name].to(column)]) for name, column in first.items()}
+    return {**rows, "index": torch.arange(train.size + validation.size, device=train.device)}
+
+
+def _block(name: str, kind: Any, x: Tree, rows: Batch) -> Block:
+    try:
+        block: Block = kind.block(x, rows)
+    except ConfigError as error:
+        raise error.at("learn", name) from None
+    return block
+
+
+def _takes_hyper(loss: Callable[..., Any], space: Space) -> bool:
+    """Return whether the loss has the parameter ``hyper``; require it if a kind is for the loss."""
+    parameters = list(inspect.signature(loss).parameters.values())
+    is_open = any(item.kind is item.VAR_POSITIONAL for item in parameters)
+    takes = is_open or len(parameters) >= 3
+    for name, block in space.blocks.items():
+        if block.index is None and block.weigh is None and not takes:
+            raise ConfigError(
+                "loss-ignores-hyper",
+                f"the loss has no parameter for hyper[{name!r}]",
+                place=("learn", name),
+                hint=f"write loss(model, batch, hyper), and use hyper[{name!r}] in it",
+            )
+    return takes
+
+
+def _per_row(value: Any, rows: int) -> Tensor:
+    """Require one loss per row."""
+    if not isinstance(value, Tensor) or value.shape not in ((rows,), (rows, 1)):
+        shown = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        raise ConfigError(
+            "wrong-shape",
+            f"the loss returns {shown} for {rows} rows, but must return one loss per row",
+            place=("loss",),
+            hint='use reduction="none"',
+        )
+    return value.reshape(rows)
+
+
+def check_effects(problem: TuningProblem) -> None:
+    """Require that each hyperparameter changes the training loss.
+
+    Errors: ConfigError ``no-effect``, ``not-differentiable``. Cost: one gradient.
+    """
+    generator = Key(0).fold("effects").generator()
+    noise = torch.randn(problem.w0.shape, generator=generator).to(problem.w0)
+    w = problem.w0 + 0.1 * noise * problem.w0.abs().mean().clamp_min(0.1)
+    u = problem.space.start.detach().clone().requires_grad_()
+    mask = problem.masks.fit[-1]
+    try:
+        value = problem.train_loss(w, u, mask, problem.rows)
+        (slope,) = torch.autograd.grad(value, u, materialize_grads=True)
+    except RuntimeError as error:
+        raise ConfigError(
+            "not-differentiable",
+            f"the training loss has no gradient in the hyperparameters: {error}",
+            place=("loss",),
+            hint="use hyper without .item(), float(), .detach() or comparisons",
+        ) from error
+    for name, part in problem.space.parts(slope).items():
+        if not bool(part.any()):
+            raise ConfigError(
+                "no-effect",
+                f"hyperparameter {name!r} has no effect on the training loss",
+                place=("learn", name),
+                hint="use it in the loss, without .item(), .detach() or comparisons",
+            )
+    if not math.isfinite(float(value.detach())):
+        raise ConfigError("not-finite", "the training loss is not finite", place=("loss",))
+
+
+def check_learn(learn: object) -> None:
+    """Require hyperparameters by name."""
+    if not isinstance(learn, Mapping) or not learn:
+        raise ConfigError(
+            "wrong-type",
+            "learn must be a dictionary of hyperparameters, such as "
+            '{"decay": hgms.hyper.PerLayer()}',
+            place=("learn",),
+        )
+    for name, kind in learn.items():
+        if isinstance(kind, type) or not hasattr(kind, "block"):
+            hint = f"create it: {kind.__name__}()" if isinstance(kind, type) else None
+            raise ConfigError(
+                "wrong-part",
+                f"learn[{name!r}] must be a kind of hyperparameter of hgms.hyper",
+                place=("learn", str(name)),
+                hint=hint,
+            )

@@ -1,0 +1,154 @@
+"""The result of :func:`hgms.tune`: learned values, a trained model, and the judged candidates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from attrs import frozen
+from torch import Tensor, nn
+
+from hgms.tuning.candidate import Candidate, difference
+
+
+@frozen(eq=False, kw_only=True)
+class Judgement:
+    """One candidate in the table of a result.
+
+    ``gain`` is the mean held-out loss of the best baseline minus that of the candidate, and
+    ``error`` its standard error over rows.
+    """
+
+    name: str
+    is_baseline: bool
+    loss: float
+    gain: float
+    error: float
+
+
+@frozen(eq=False, kw_only=True)
+class TuneResult:
+    """The learned hyperparameters and the model that was trained with them.
+
+    Attributes:
+        model: the module with the selected parameters, in the mode in which it was passed.
+        values: the hyperparameters by name.
+        starts: their values at the start.
+        selected: the name of the selected candidate.
+        table: all candidates with their held-out losses, the best baseline first.
+        engine: ``"implicit"`` or ``"online"``.
+        spent: seconds and lower steps.
+        test_loss: the mean loss of the test rows; None without test rows.
+        warnings: remarks about the budget and the hyperparameters.
+    """
+
+    model: nn.Module
+    values: Mapping[str, Tensor]
+    starts: Mapping[str, Tensor]
+    selected: str
+    table: tuple[Judgement, ...]
+    engine: str
+    spent: Mapping[str, float]
+    budget: str
+    judged_rows: int
+    test_loss: float | None = None
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def is_learned(self) -> bool:
+        """Whether a learned candidate was selected, not a baseline."""
+        return any(row.name == self.selected and not row.is_baseline for row in self.table)
+
+    @property
+    def recommendation(self) -> str:
+        """Return one sentence: whether learning pays on this problem."""
+        if self.is_learned:
+            return f"use the learned values ({self.selected}): the gain exceeds its standard error"
+        learned = [row for row in self.table if not row.is_baseline]
+        if not learned:
+            return f"use {self.selected}; the budget ended before a hyperparameter was learned"
+        return f"use {self.selected}; no learned value is better by more than its standard error"
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        yield f"tuned by the {self.engine} engine: {self.selected}"
+        yield ""
+        width = max(12, *(len(name) for name in self.values))
+        yield f"  {'value':<{width}}  {'start':>22}  learned"
+        for name, value in self.values.items():
+            yield f"  {name:<{width}}  {_short(self.starts[name]):>22}  {_short(value)}"
+        yield ""
+        width = max(len(row.name) for row in self.table)
+        yield f"  {'candidate':<{width}}  held-out loss  gain ± standard error"
+        for row in self.table:
+            mark = "→" if row.name == self.selected else " "
+            kind = "baseline" if row.is_baseline else "learned"
+            gain = "" if row.gain == 0 else f"{row.gain:+.4f} ± {row.error:.4f}"
+            yield f"{mark} {row.name:<{width}}  {row.loss:13.4f}  {gain:<21} {kind}"
+        yield ""
+        yield (
+            f"held-out loss: {self.judged_rows} rows, each judged by a model that has not used it"
+        )
+        if self.test_loss is not None:
+            yield f"test loss: {self.test_loss:.4f} (reported only)"
+        yield (
+            f"spent: {self.spent['seconds']:.3g} s, {self.spent['steps']:.0f} lower steps; "
+            f"budget {self.budget}"
+        )
+        for warning in self.warnings:
+            yield f"warning: {warning}"
+        yield f"recommendation: {self.recommendation}"
+
+    def save(self, folder: str | Path) -> Path:
+        """Write ``model.pt`` (the state of the module), ``values.pt`` and ``table.txt``."""
+        path = Path(folder)
+        path.mkdir(parents=True, exist_ok=True)
+        torch.save(self.model.state_dict(), path / "model.pt")
+        torch.save(dict(self.values), path / "values.pt")
+        (path / "table.txt").write_text(f"{self}\n", encoding="utf-8")
+        return path
+
+    def plot(self) -> Any:
+        """Return a matplotlib figure: learned values, and held-out losses with standard errors.
+
+        Errors: MissingExtra without matplotlib.
+        """
+        from hgms.tuning.picture import draw
+
+        return draw(self)
+
+
+def judgements(candidates: list[Candidate], reference: Candidate) -> tuple[Judgement, ...]:
+    """Return the rows of the table, the lowest loss first, baselines first."""
+    rows = []
+    for item in candidates:
+        mean, error = (0.0, 0.0) if item is reference else difference(item, reference)
+        rows.append(
+            Judgement(
+                name=item.name,
+                is_baseline=item.is_baseline,
+                loss=item.loss,
+                gain=-mean,
+                error=error,
+            )
+        )
+    return tuple(sorted(rows, key=lambda row: (not row.is_baseline, row.loss)))
+
+
+def _short(value: Tensor) -> str:
+    """Return a scalar, or the quartiles of a vector."""
+    flat = value.detach().double().flatten()
+    if len(flat) == 1:
+        return f"{float(flat):.4g}"
+    if len(flat) <= 4:
+        return ", ".join(f"{number:.3g}" for number in flat.tolist())
+    quartiles = torch.quantile(flat, torch.tensor([0.0, 0.5, 1.0], dtype=torch.float64))
+    low, middle, high = (float(number) for number in quartiles)
+    if math.isclose(low, high):
+        return f"{len(flat)} × {low:.3g}"
+    return f"{len(flat)}: {low:.3g} … {middle:.3g} … {high:.3g}"

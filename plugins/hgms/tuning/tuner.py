@@ -1,0 +1,228 @@
+"""``hgms.tune``: learn many hyperparameters by gradient, with a safeguard."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from hgms.adapters.modules import places
+from hgms.adapters.tables import placed
+from hgms.config import Budget
+from hgms.hyper import Hyper
+from hgms.tuning.candidate import Candidate, choose
+from hgms.tuning.implicit import LARGEST, Implicit, NotConvex
+from hgms.tuning.meter import Meter, Stages, waits
+from hgms.tuning.online import Online
+from hgms.tuning.problem import TuningProblem, build, check_effects, check_learn
+from hgms.tuning.result import TuneResult, judgements
+from hgms_core import ConfigError, Key, NumericalError
+from hgms_core.arguments import check_function
+from hgms_core.errors import one_of
+
+ENGINES = ("auto", "implicit", "online")
+STATISTICS_ROWS = 256
+"""Rows per batch when the running statistics of batch normalisation are set."""
+
+
+def tune(
+    model: nn.Module,
+    loss: Callable[..., Tensor],
+    train: Any,
+    validation: Any = None,
+    *,
+    learn: Mapping[str, Hyper],
+    budget: str | Budget = "60s",
+    test: Any = None,
+    engine: Literal["auto", "implicit", "online"] = "auto",
+    batch_size: int | None = None,
+    folds: int | None = None,
+    seed: int = 0,
+    clock: Literal["wall", "cpu"] = "wall",
+    folder: str | Path | None = None,
+) -> TuneResult:
+    """Learn hyperparameters by gradient, and train the model with them.
+
+    The lower level trains the model, the upper level is the loss of validation rows::
+
+        min over u of  mean_j ℓ_j(w(u)),
+        w(u) = argmin_w  mean_i ω_i(u) ℓ_i(w, u) + ½ Σ_k λ_k(u) w_k²
+
+    Baselines are candidates. A learned candidate is returned only if its loss on rows that it has
+    not used is better than that of the best baseline by more than the standard error of the paired
+    difference.
+
+    Parameters
+    ----------
+    model
+        A module; its parameters are the start of each training, and it is not changed.
+    loss
+        ``loss(model, batch)`` or ``loss(model, batch, hyper)``, one loss per row, ``[B]``.
+        ``hyper`` contains the values of ``learn`` by name.
+    train, validation
+        Tables as for :func:`hgms.as_data`. Without validation rows, a nested cross-validation of
+        the training rows judges the candidates.
+    learn
+        Kinds of hyperparameters of :mod:`hgms.hyper` by name.
+    budget
+        Seconds (``"60s"``), lower steps of all replicas (``"500 steps"``), or gradients
+        (``"1e5 calls"``). Baselines use at most 40 % of it.
+    test
+        Rows of the test set, only for ``test_loss``.
+    engine
+        ``"implicit"``: Newton's method and implicit hypergradients, for convex losses with at most
+        10,000 parameters. ``"online"``: Adam and look-ahead hypergradients, for networks.
+        ``"auto"`` tests whether the implicit engine is suitable.
+    batch_size
+        Rows of a lower step in the online engine; by default all rows up to 1,024, else 256.
+    folds
+        Number K of folds; K + 1 replicas are trained. By default 4 below 400 training rows, else 3.
+    seed
+        Seed of the folds and batches.
+    clock
+        Time of a budget in seconds: wall-clock time, or processor time.
+    folder
+        Folder for the finished stages. A call with the same arguments resumes there.
+
+    Returns
+    -------
+    TuneResult
+        ``print(result)`` shows values, candidates and a recommendation.
+
+    Raises
+    ------
+    ConfigError
+        ``no-effect`` for a hyperparameter that does not change the training loss;
+        ``loss-ignores-hyper`` for a loss without the parameter ``hyper``; ``not-differentiable``;
+        ``wrong-shape`` for a loss that is not per row; ``not-convex`` for ``engine="implicit"`` on
+        a loss with negative curvature; the codes of :func:`hgms.from_module` for the module.
+
+    Notes
+    -----
+    Cost: one lower step computes one gradient per replica. A hypergradient of the online engine
+    costs about four gradients, that of the implicit engine one Newton solve and one CG solve.
+
+    Examples
+    --------
+    >>> import torch, hgms
+    >>> draw = torch.Generator().manual_seed(0)
+    >>> a = torch.randn(60, 5, generator=draw)
+    >>> rows = {"a": a, "y": a[:, :1] + 0.5 * torch.randn(60, 1, generator=draw)}
+    >>> model = torch.nn.Linear(5, 1)
+    >>> result = tune(
+    ...     model,
+    ...     lambda model, batch: (model(batch["a"]) - batch["y"]).square().squeeze(1),
+    ...     rows,
+    ...     learn={"decay": hgms.hyper.PerInput(init=0.1)},
+    ...     budget="200 steps",
+    ... )
+    >>> result.engine, result.values["decay"].shape
+    ('implicit', torch.Size([5]))
+    """
+    check_learn(learn)
+    one_of("engine", engine, ENGINES)
+    one_of("clock", clock, ("wall", "cpu"))
+    limit = Budget(budget)
+    hyper = ("hyper",) if _arity(loss) > 2 else ()
+    check_function("loss", loss, "model", "batch", *hyper)
+    problem, own = build(model, loss, train, validation, learn, folds, seed)
+    check_effects(problem)
+    keeper = None
+    meter = Meter(limit, len(problem.masks.group), clock, waits(problem.w0.device))
+    stages = Stages(meter, keeper)
+    chosen_engine, candidates = _candidates(problem, stages, engine, batch_size, Key(seed))
+    usable = [item for item in candidates if item.loss < float("inf")]
+    if not usable:
+        raise NumericalError(
+            "not-finite",
+            "the held-out loss of every candidate is infinite or not a number",
+            place=("loss",),
+            hint="scale the inputs, or start from a trained model",
+        )
+    chosen, reference = choose(usable)
+    w = chosen_engine.final(chosen)
+    trained = _trained(own, problem, model, w)
+    space = problem.space
+    return TuneResult(
+        model=trained,
+        values={name: value.detach() for name, value in space.values(chosen.u).items()},
+        starts={name: value.detach() for name, value in space.values(space.start).items()},
+        selected=chosen.name,
+        table=judgements(usable, reference),
+        engine="implicit" if isinstance(chosen_engine, Implicit) else "online",
+        spent=meter.spent(),
+        budget=str(limit),
+        judged_rows=len(chosen.judged),
+        test_loss=_test_loss(problem, w, test),
+        warnings=tuple(_warnings(problem, meter, candidates)),
+    )
+
+
+def _candidates(
+    problem: TuningProblem, stages: Stages, engine: str, batch_size: int | None, key: Key
+) -> tuple[Implicit | Online, list[Candidate]]:
+    """Return the engine and its candidates."""
+    suits = problem.is_pure and len(problem.w0) <= LARGEST
+    if engine == "implicit" and not suits:
+        raise ConfigError(
+            "not-convex",
+            "the implicit engine requires at most 10,000 parameters, and no dropout or batch "
+            "normalisation in training mode",
+            place=("engine",),
+            hint='use engine="online", or call model.eval() first',
+        )
+    if engine == "implicit" or (engine == "auto" and suits):
+        implicit = Implicit(problem, stages.meter)
+        try:
+            return implicit, list(implicit.candidates(stages))
+        except NotConvex:
+            if engine == "implicit":
+                raise ConfigError(
+                    "not-convex",
+                    "the training loss has a direction of negative curvature",
+                    place=("engine",),
+                    hint='use engine="online"',
+                ) from None
+    online = Online(problem, stages.meter, batch_size, key.fold("online"))
+    return online, list(online.candidates(stages))
+
+
+def _arity(loss: Any) -> int:
+    try:
+        return len(inspect.signature(loss).parameters)
+    except (TypeError, ValueError):
+        return 2
+
+
+def _trained(own: nn.Module, problem: TuningProblem, model: nn.Module, w: Tensor) -> nn.Module:
+    """Return a copy of the module with the parameters w, and statistics of the training rows."""
+    trained = copy.deepcopy(own)
+    named = problem.spec.unravel(w)
+    with torch.no_grad():
+        for name, place in places(model, own).items():
+            trained.get_parameter(place).copy_(named[name])
+    return trained
+
+
+def _test_loss(problem: TuningProblem, w: Tensor, test: Any) -> float | None:
+    if test is None:
+        return None
+    rows = placed(test, "test", problem.w0).batch(None)
+    with torch.no_grad():
+        losses = problem.row_losses(w, problem.space.neutral, rows, False)
+    return float(losses.mean())
+
+
+def _warnings(problem: TuningProblem, meter: Meter, candidates: list[Candidate]) -> Iterator[str]:
+    if meter.share > 1.05:
+        yield f"the budget was exceeded by {100 * (meter.share - 1):.0f} %"
+    if all(item.is_baseline for item in candidates):
+        yield "the budget ended before a hyperparameter was learned; use a larger budget"
+    judged = len(candidates[0].judged)
+    if judged < 50:
+        yield f"only {judged} rows judge the candidates, so small gains cannot be seen"
