@@ -1,6 +1,7 @@
 from hgms import contrib as contrib
 from hgms import diagnosis as diagnosis
 from hgms import generators as generators
+from hgms import hyper as hyper
 from hgms import hypergradients as hypergradients
 from hgms import methods as methods
 from hgms import optim as optim
@@ -25,6 +26,8 @@ from hgms.integrations import lower_solution as lower_solution
 from hgms.runs import RunFolder as RunFolder
 from hgms.runs import RunResult as RunResult
 from hgms.runs import run as run
+from hgms.tuning import TuneResult as TuneResult
+from hgms.tuning import tune as tune
 from hgms_core import Data as Data
 from hgms_core import HgmsError as HgmsError
 from hgms_core import Key as Key

@@ -31,6 +31,7 @@ WHEEL = [["hgms_mix"], ["hgms"], ["hgms_core"]]
 PROGRAMS = [
     ["__main__"],
     ["demo", "testing"],
+    ["tuning"],
     ["comparison", "report"],
     ["executors", "integrations", "results", "uncertainty"],
     ["runs"],
@@ -44,7 +45,7 @@ LIBRARIES = [
     ["compiled", "gauss_newton", "optim", "rows"],
     ["config"],
     ["adapters", "plugins", "store"],
-    ["arguments", "lazy", "packages", "torch_errors"],
+    ["arguments", "hyper", "lazy", "packages", "torch_errors"],
 ]
 """What several components share, and the host of the plugins."""
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 from hgms.adapters.checks import check_losses, measured, pure
 from hgms.adapters.display import as_html, as_text, sizes
 from hgms.adapters.losses import Hypergradient, from_losses, hypergradient
-from hgms.adapters.modules import fresh_parameters, from_module, trainable
+from hgms.adapters.modules import ModuleParts, fresh_parameters, from_module, trainable
 from hgms.adapters.shapes import Nested, Shape, check_floating
 from hgms.adapters.tables import as_data
 
 __all__ = [
     "Hypergradient",
+    "ModuleParts",
     "Nested",
     "Shape",
     "as_data",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any, TypedDict, Unpack
 
 import torch
+from attrs import frozen
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
@@ -219,6 +221,55 @@ def places(model: nn.Module, own: nn.Module) -> dict[str, str]:
     """
     pairs = zip(model.named_parameters(), own.named_parameters(), strict=True)
     return {name: place for (name, leaf), (place, _) in pairs if leaf.requires_grad}
+
+
+@frozen(eq=False)
+class ModuleParts:
+    """A module as functions of its trainable parameters x.
+
+    ``module`` is the module without wrappers of torch, and ``x0`` its parameters by name. Each view
+    evaluates functions of the module at any x (:class:`View`): ``fitting`` keeps the modes of the
+    layers, ``judging`` has all layers in evaluation mode.
+
+    >>> parts = ModuleParts.of(nn.Linear(2, 1))
+    >>> sorted(parts.x0), parts.has_dropout
+    (['bias', 'weight'], False)
+    """
+
+    module: nn.Module
+    x0: Tree
+    places: Mapping[str, str]
+    fitting: View
+    judging: View
+
+    @classmethod
+    def of(cls, model: nn.Module) -> ModuleParts:
+        """Return the parts. Errors: those of :func:`from_module` for the module."""
+        own = inner(model)
+        x0 = start(model)
+        names = places(model, own)
+        return cls(
+            own, x0, names, View(own, names, training=True), View(own, names, training=False)
+        )
+
+    @property
+    def has_dropout(self) -> bool:
+        layers = self.module.modules()
+        kind = nn.modules.dropout._DropoutNd
+        return any(isinstance(part, kind) and part.training and part.p > 0 for part in layers)
+
+    @property
+    def has_batch_statistics(self) -> bool:
+        """Whether a layer uses the statistics of the batch."""
+        return bool(self.fitting.norms)
+
+    def with_parameters(self, x: Tree) -> nn.Module:
+        """Return a copy of the module with the parameters x."""
+        copied = copy.deepcopy(self.module)
+        with torch.no_grad():
+            for name, place in self.places.items():
+                copied.get_parameter(place).copy_(x[name])
+        return copied
 
 
 class ModuleOptions(TypedDict, total=False):

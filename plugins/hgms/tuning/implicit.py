@@ -89,8 +89,30 @@ class Implicit:
 
     problem: TuningProblem
     meter: Meter
-    curvature: Tensor | None = field(default=None, init=False)
-    scale: float | None = field(default=None, init=False)
+    curvature: Tensor = field(init=False)
+    scale: float = field(default=0.0, init=False)
+
+    @curvature.default
+    def _flat(self) -> Tensor:
+        return torch.ones_like(self.problem.w0)
+
+    def units(self) -> Stage:
+        """Return the diagonal of the Hessian without penalties, and the size of the first step.
+
+        Hutchinson's estimate with four probes, averaged over the models.
+        """
+        problem = self.problem
+        fit = problem.masks.fit
+        u = problem.space.start.expand(len(fit), -1)
+        w, _, slope, product, diagonal = self.derivatives(problem.w0.expand(len(fit), -1), u, fit)
+        generator = Key(0).fold("probes").generator()
+        probes = torch.randint(0, 2, (4, *w.shape), generator=generator).to(w) * 2 - 1
+        means = [(probe * product(probe)).mean(0) for probe in probes]
+        mean = torch.stack(means).mean(0) - (diagonal - self.curvature).mean(0)
+        curvature = mean.clamp_min(0) + 0.1 * mean.mean().abs() + 1e-8
+        diagonal = diagonal - self.curvature + curvature
+        scale = float((slope.detach() ** 2 / diagonal).sum(1).sqrt().max())
+        return {"curvature": curvature, "scale": max(scale, 1e-12)}
 
     def derivatives(
         self, w: Tensor, u: Tensor, fit: Tensor
@@ -107,12 +129,6 @@ class Implicit:
 
         size = w.shape[1]
         penalty = torch.stack([problem.space.decay(row, size) for row in u.detach()])
-        if self.curvature is None:
-            generator = Key(0).fold("probes").generator()
-            probes = torch.randint(0, 2, (4, *w.shape), generator=generator).to(w) * 2 - 1
-            means = [(probe * product(probe)).mean(0) for probe in probes]
-            mean = torch.stack(means).mean(0) - penalty.mean(0)
-            self.curvature = mean.clamp_min(0) + 0.1 * mean.mean().abs() + 1e-8
         self.meter.count()
         return w, value.detach(), slope, product, penalty + self.curvature
 
@@ -129,10 +145,8 @@ class Implicit:
         problem = self.problem
         for _ in range(steps):
             w, value, slope, product, diagonal = self.derivatives(w, u, fit)
-            slope = slope.detach() if not slope.requires_grad else slope
             flat = slope.detach()
             size = float((flat**2 / diagonal).sum(1).sqrt().max())
-            self.scale = self.scale or max(size, 1e-12)
             if size < tolerance * self.scale or self.meter.share >= limit:
                 break
             inexact = min(0.3, max(0.3 * tolerance * self.scale / size, 1e-4))
@@ -204,8 +218,6 @@ class Implicit:
             "length": torch.full_like(u, 0.1),
             "before": torch.zeros_like(u),
             "v": torch.zeros_like(w),
-            "curvature": self.curvature,
-            "scale": self.scale,
         }
 
     def relax(self, level: float, state: Stage, spread: Tensor) -> Stage:
@@ -240,6 +252,9 @@ class Implicit:
         """Yield the baselines, then one learned candidate per level of the prior."""
         problem = self.problem
         masks = problem.masks
+        units = stages.run("units", self.units)
+        self.curvature = units["curvature"]
+        self.scale = float(units["scale"])
         every = torch.ones_like(masks.fit[0])
         is_training = (problem.rows["index"] < problem.train_size).to(every)
         start = problem.space.start
@@ -251,7 +266,6 @@ class Implicit:
             stage = stages.run(name, partial(self.baseline, fit))
             yield Candidate(name=name, is_baseline=True, judged=stage["judged"], u=start, fit=final)
         state = stages.run("shared level", self.scan)
-        self.curvature, self.scale = state["curvature"], state["scale"]
         judged = state["judged"]
         yield Candidate(
             name="shared level", is_baseline=True, judged=judged, u=state["u"][-1], fit=every

@@ -19,11 +19,9 @@ from attrs import field, frozen
 from torch import Tensor, nn
 from torch.func import vmap
 
-from hgms.adapters.modules import inner, places, start
-from hgms.adapters.tables import placed
-from hgms.adapters.views import View
+from hgms.adapters import ModuleParts, as_data
 from hgms.hyper import Block, Hyper
-from hgms_core import Batch, ConfigError, Data, Key, Ravel, Tree
+from hgms_core import Batch, ConfigError, Data, Key, Ravel, Tree, slopes
 
 FEW_ROWS = 400
 """Below this number of training rows there are four folds, otherwise three."""
@@ -150,7 +148,9 @@ class Masks:
             models += [(folds, base - parts[j], parts[j], none) for j in range(folds)]
             models.append((folds, base, none, none))
         group = torch.tensor([model[0] for model in models])
-        fit, outer, held = (torch.stack([model[i] for model in models]) for i in (1, 2, 3))
+        fit = torch.stack([model[1] for model in models])
+        outer = torch.stack([model[2] for model in models])
+        held = torch.stack([model[3] for model in models])
         count = torch.stack([outer[group == k].sum() for k in range(folds + 1)])
         return cls(group=group, fit=fit, outer=outer, held=held, count=count, folds=folds)
 
@@ -160,6 +160,7 @@ class TuningProblem:
     """Training and validation losses as functions of vectors.
 
     Attributes:
+        parts: the module as functions of its parameters.
         spec: maps w ``[d]`` to the parameters by name.
         w0: the parameters of the module, ``[d]``.
         space: the hyperparameters.
@@ -167,9 +168,10 @@ class TuningProblem:
         train_size: the number of training rows.
         masks: the roles of the rows.
         losses: ``(x, hyper, batch, training) -> [B]``.
-        is_pure: whether the module has no dropout or batch normalisation in training mode.
+        user_loss: ``(model, batch, hyper) -> [B]``, the loss of the user.
     """
 
+    parts: ModuleParts
     spec: Ravel
     w0: Tensor
     space: Space
@@ -177,11 +179,16 @@ class TuningProblem:
     train_size: int
     masks: Masks
     losses: Callable[[Tree, Mapping[str, Tensor], Batch, bool], Tensor] = field(repr=False)
-    is_pure: bool
+    user_loss: Callable[[nn.Module, Batch, Mapping[str, Tensor]], Tensor] = field(repr=False)
 
     @property
     def total(self) -> int:
         return len(self.rows["index"])
+
+    @property
+    def is_smooth(self) -> bool:
+        """Whether the module has no dropout or batch normalisation in training mode."""
+        return not (self.parts.has_dropout or self.parts.has_batch_statistics)
 
     @property
     def has_validation(self) -> bool:
@@ -240,58 +247,59 @@ def build(
     learn: Mapping[str, Hyper],
     folds: int | None,
     seed: int,
-) -> tuple[TuningProblem, nn.Module]:
-    """Return the problem, and the module without wrappers of torch."""
-    own = inner(model)
-    x = start(model)
-    names = places(model, own)
+) -> TuningProblem:
+    """Return the problem on a module and its rows."""
+    parts = ModuleParts.of(model)
+    x = parts.x0
     like = next(iter(x.values()))
-    training = placed(train, "train", like)
+    training = rows_of(train, "train", like)
     columns = training.batch(None)
     size = training.size
     rows = columns
     if validation is not None:
-        rows = _joined(training, placed(validation, "validation", like))
+        rows = _joined(training, rows_of(validation, "validation", like))
     total = len(rows["index"])
     spec = Ravel.of(x)
     space = Space({name: _block(name, kind, x, columns) for name, kind in learn.items()}, like)
     amount = (4 if size < FEW_ROWS else 3) if folds is None else folds
     pool = total - size or size
-    if not 2 <= amount <= pool:
+    least = 3 if validation is None else 2  # a nested cross-validation trains on the other folds
+    if not least <= amount <= pool:
         raise ConfigError(
             "out-of-range",
-            f"folds={amount} must be between 2 and the number of rows to judge on, {pool}",
+            f"folds={amount} must be between {least} and the number of rows to judge on, {pool}",
             place=("folds",),
         )
-    fit_view = View(own, names, training=True)
-    judge_view = View(own, names, training=False)
     takes_hyper = _takes_hyper(loss, space)
 
-    def losses(x: Tree, hyper: Mapping[str, Tensor], batch: Batch, training: bool) -> Tensor:
-        view = fit_view if training else judge_view
-        extra = (hyper,) if takes_hyper else ()
-        value = view.at(x, lambda model, rows: loss(model, rows, *extra), batch)
+    def user_loss(model: nn.Module, batch: Batch, hyper: Mapping[str, Tensor]) -> Tensor:
+        value = loss(model, batch, hyper) if takes_hyper else loss(model, batch)
         return _per_row(value, len(batch["index"]))
 
-    return (
-        TuningProblem(
-            spec=spec,
-            w0=spec.ravel(x),
-            space=space,
-            rows=rows,
-            train_size=size,
-            masks=Masks.of(size, total - size, amount, Key(seed).fold("folds"), like),
-            losses=losses,
-            is_pure=not (fit_view.norms or _has_dropout(own)),
-        ),
-        own,
+    def losses(x: Tree, hyper: Mapping[str, Tensor], batch: Batch, training: bool) -> Tensor:
+        view = parts.fitting if training else parts.judging
+        value: Tensor = view.at(x, lambda model, rows: user_loss(model, rows, hyper), batch)
+        return value
+
+    return TuningProblem(
+        parts=parts,
+        spec=spec,
+        w0=spec.ravel(x),
+        space=space,
+        rows=rows,
+        train_size=size,
+        masks=Masks.of(size, total - size, amount, Key(seed).fold("folds"), like),
+        losses=losses,
+        user_loss=user_loss,
     )
 
 
-def _has_dropout(model: nn.Module) -> bool:
-    parts = model.modules()
-    kinds = nn.modules.dropout._DropoutNd
-    return any(isinstance(part, kinds) and part.training and part.p > 0 for part in parts)
+def rows_of(rows: Any, place: str, like: Tensor) -> Data:
+    """Return a table as rows with the dtype and device of a tensor."""
+    try:
+        return as_data(rows, like.dtype, like.device)
+    except ConfigError as error:
+        raise error.at(place) from None
 
 
 def _joined(train: Data, validation: Data) -> Batch:
@@ -358,7 +366,7 @@ def check_effects(problem: TuningProblem) -> None:
     mask = problem.masks.fit[-1]
     try:
         value = problem.train_loss(w, u, mask, problem.rows)
-        (slope,) = torch.autograd.grad(value, u, materialize_grads=True)
+        (slope,) = slopes(value, [u])
     except RuntimeError as error:
         raise ConfigError(
             "not-differentiable",

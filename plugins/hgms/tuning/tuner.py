@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -11,16 +11,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from hgms.adapters.modules import places
-from hgms.adapters.tables import placed
 from hgms.config import Budget
 from hgms.hyper import Hyper
 from hgms.tuning.candidate import Candidate, choose
 from hgms.tuning.implicit import LARGEST, Implicit, NotConvex
 from hgms.tuning.meter import Meter, Stages, waits
 from hgms.tuning.online import Online
-from hgms.tuning.problem import TuningProblem, build, check_effects, check_learn
+from hgms.tuning.problem import TuningProblem, build, check_effects, check_learn, rows_of
 from hgms.tuning.result import TuneResult, judgements
+from hgms.tuning.stored import StageFolder
 from hgms_core import ConfigError, Key, NumericalError
 from hgms_core.arguments import check_function
 from hgms_core.errors import one_of
@@ -130,12 +129,24 @@ def tune(
     limit = Budget(budget)
     hyper = ("hyper",) if _arity(loss) > 2 else ()
     check_function("loss", loss, "model", "batch", *hyper)
-    problem, own = build(model, loss, train, validation, learn, folds, seed)
+    problem = build(model, loss, train, validation, learn, folds, seed)
     check_effects(problem)
-    keeper = None
     meter = Meter(limit, len(problem.masks.group), clock, waits(problem.w0.device))
+    keeper = None
+    if folder is not None:
+        inputs = (
+            loss,
+            problem.parts.module,
+            problem.w0,
+            problem.rows,
+            problem.train_size,
+            learn,
+            str(limit),
+        )
+        keeper = StageFolder(folder, *inputs, engine, batch_size, folds, seed)
     stages = Stages(meter, keeper)
-    chosen_engine, candidates = _candidates(problem, stages, engine, batch_size, Key(seed))
+    with contextlib.nullcontext() if keeper is None else keeper.folder.lease():
+        chosen_engine, candidates = _candidates(problem, stages, engine, batch_size, Key(seed))
     usable = [item for item in candidates if item.loss < float("inf")]
     if not usable:
         raise NumericalError(
@@ -146,11 +157,12 @@ def tune(
         )
     chosen, reference = choose(usable)
     w = chosen_engine.final(chosen)
-    trained = _trained(own, problem, model, w)
     space = problem.space
+    values = {name: value.detach() for name, value in space.values(chosen.u).items()}
+    trained = _trained(problem, w, values)
     return TuneResult(
         model=trained,
-        values={name: value.detach() for name, value in space.values(chosen.u).items()},
+        values=values,
         starts={name: value.detach() for name, value in space.values(space.start).items()},
         selected=chosen.name,
         table=judgements(usable, reference),
@@ -167,7 +179,7 @@ def _candidates(
     problem: TuningProblem, stages: Stages, engine: str, batch_size: int | None, key: Key
 ) -> tuple[Implicit | Online, list[Candidate]]:
     """Return the engine and its candidates."""
-    suits = problem.is_pure and len(problem.w0) <= LARGEST
+    suits = problem.is_smooth and len(problem.w0) <= LARGEST
     if engine == "implicit" and not suits:
         raise ConfigError(
             "not-convex",
@@ -199,20 +211,40 @@ def _arity(loss: Any) -> int:
         return 2
 
 
-def _trained(own: nn.Module, problem: TuningProblem, model: nn.Module, w: Tensor) -> nn.Module:
-    """Return a copy of the module with the parameters w, and statistics of the training rows."""
-    trained = copy.deepcopy(own)
-    named = problem.spec.unravel(w)
+def _trained(problem: TuningProblem, w: Tensor, values: Mapping[str, Tensor]) -> nn.Module:
+    """Return a copy of the module with the parameters w.
+
+    The running statistics of batch normalisation are the means over the training rows.
+    """
+    trained = problem.parts.with_parameters(problem.spec.unravel(w))
+    modes = {module: module.training for module in trained.modules()}
+    norms = [
+        module
+        for module in modes
+        if isinstance(module, nn.modules.batchnorm._BatchNorm)
+        and module.training
+        and module.running_mean is not None
+    ]
+    momenta = [norm.momentum for norm in norms]
+    trained.eval()
+    for norm in norms:
+        norm.train().reset_running_stats()
+        norm.momentum = None  # the mean over batches
+    rows = torch.arange(problem.train_size, device=w.device)
     with torch.no_grad():
-        for name, place in places(model, own).items():
-            trained.get_parameter(place).copy_(named[name])
+        for numbers in rows.split(STATISTICS_ROWS) if norms else ():
+            problem.user_loss(trained, problem.batch(numbers), values)
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.momentum = momentum
+    for module, mode in modes.items():
+        module.training = mode
     return trained
 
 
 def _test_loss(problem: TuningProblem, w: Tensor, test: Any) -> float | None:
     if test is None:
         return None
-    rows = placed(test, "test", problem.w0).batch(None)
+    rows = rows_of(test, "test", problem.w0).batch(None)
     with torch.no_grad():
         losses = problem.row_losses(w, problem.space.neutral, rows, False)
     return float(losses.mean())

@@ -1,0 +1,437 @@
+"""``hgms.tune``: hypergradients, the safeguard, budgets, resume, and errors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+from torch.nn.functional import cross_entropy
+
+import hgms
+from hgms.tuning.candidate import Candidate, choose
+from hgms.tuning.implicit import Implicit
+from hgms.tuning.meter import Meter, Stages
+from hgms.tuning.online import Adam, Online
+from hgms.tuning.problem import build
+from hgms_core import ConfigError, HgmsError
+
+F64 = torch.float64
+
+
+def squares(model: Any, batch: Mapping[str, Tensor]) -> Tensor:
+    return (model(batch["a"]) - batch["y"]).square().squeeze(1)
+
+
+def entropies(model: Any, batch: Mapping[str, Tensor]) -> Tensor:
+    return cross_entropy(model(batch["a"]), batch["y"], reduction="none")
+
+
+def sparse_rows(rows: int = 80, features: int = 20, seed: int = 0) -> dict[str, Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    a = torch.randn(rows, features, generator=draw)
+    return {"a": a, "y": a[:, :2].sum(1, keepdim=True) + torch.randn(rows, 1, generator=draw)}
+
+
+def linear(features: int = 20, dtype: torch.dtype = torch.float32) -> nn.Linear:
+    model = nn.Linear(features, 1, dtype=dtype)
+    nn.init.zeros_(model.weight)
+    nn.init.zeros_(model.bias)
+    return model
+
+
+def class_rows(rows: int, seed: int = 0) -> dict[str, Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    a = torch.randn(rows, 4, generator=draw)
+    return {"a": a, "y": (a[:, 0] + a[:, 1] > 0).long()}
+
+
+def network(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+
+
+# --- hypergradients
+
+
+def ridge_problem() -> Any:
+    """Least squares in float64 with one penalty per feature and one weight per row."""
+    draw = torch.Generator().manual_seed(1)
+    rows = {
+        "a": torch.randn(12, 3, generator=draw, dtype=F64),
+        "y": torch.randn(12, 1, generator=draw, dtype=F64),
+    }
+    learn = {"decay": hgms.hyper.PerInput(init=0.3), "rows": hgms.hyper.PerRow()}
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1, bias=False, dtype=F64)
+    return build(model, squares, rows, None, learn, 3, 0)
+
+
+def closed_form(problem: Any, u: Tensor, model: int) -> Tensor:
+    """The lower solution of one model: weighted ridge regression."""
+    fit = problem.masks.fit[model]
+    a, y = problem.rows["a"], problem.rows["y"]
+    weight = fit * problem.space.row_weights(u, problem.rows) / fit.sum()
+    decay = problem.space.decay(u, 3)
+    left = 2 * a.T @ (weight[:, None] * a) + torch.diag(decay)
+    return torch.linalg.solve(left, 2 * a.T @ (weight[:, None] * y))[:, 0]
+
+
+def test_the_implicit_engine_solves_and_differentiates_ridge_regression() -> None:
+    problem = ridge_problem()
+    engine = Implicit(problem, Meter(hgms.Budget("1000 steps"), 1))
+    engine.scale = 1.0
+    masks = problem.masks
+    u = problem.space.start.expand(masks.folds + 1, -1).clone()
+    w = engine.solve(problem.w0.expand(len(masks.group), -1), u[masks.group], masks.fit, 1e-13)
+    exact = [closed_form(problem, row, k) for k, row in enumerate(u[masks.group])]
+    torch.testing.assert_close(w, torch.stack(exact), rtol=1e-9, atol=1e-11)
+
+    def upper(u: Tensor) -> Tensor:
+        total = u.new_zeros(())
+        for model, group in enumerate(masks.group.tolist()):
+            outer = masks.outer[model]
+            if not bool(outer.any()):
+                continue
+            errors = problem.rows["y"][:, 0] - problem.rows["a"] @ closed_form(
+                problem, u[group], model
+            )
+            total = total + (outer * errors.square()).sum() / masks.count[group]
+        return total
+
+    leaf = u.clone().requires_grad_()
+    (exact_slope,) = torch.autograd.grad(upper(leaf), leaf)
+    slope, _ = engine.hypergradient(w, u, None)
+    torch.testing.assert_close(slope, exact_slope, rtol=0.05, atol=1e-3)
+
+
+def test_the_online_engine_differentiates_one_look_ahead_step() -> None:
+    problem = ridge_problem()
+    engine = Online(problem, Meter(hgms.Budget("1000 steps"), 1))
+    masks = problem.masks
+    w = problem.w0.expand(len(masks.group), -1)
+    u = problem.space.start.expand(len(w), -1) + 0.1
+    scale = torch.full_like(w, 0.05)
+    upper = partial(engine._ahead, batch=problem.rows, upper=problem.rows)
+    slope = vmap(torch.func.grad(upper))(u, w, scale, masks.fit, masks.outer)
+    step = 1e-6
+    for entry in range(u.shape[1]):
+        shift = torch.zeros_like(u)
+        shift[:, entry] = step
+        above = vmap(upper)(u + shift, w, scale, masks.fit, masks.outer)
+        below = vmap(upper)(u - shift, w, scale, masks.fit, masks.outer)
+        torch.testing.assert_close(slope[:, entry], (above - below) / (2 * step), atol=1e-7, rtol=0)
+
+
+def test_adam_equals_torch() -> None:
+    draw = torch.Generator().manual_seed(0)
+    w = torch.randn(5, generator=draw, dtype=F64)
+    leaf = w.clone().requires_grad_()
+    other = torch.optim.Adam([leaf], lr=0.1, betas=(0.9, 0.99), eps=1e-6)
+    adam = Adam.of(w, 0.1)
+    for _ in range(7):
+        other.zero_grad()
+        leaf.square().sum().backward()
+        other.step()
+        adam.observe(2 * w)
+        w = adam.move(w)
+    torch.testing.assert_close(w, leaf.detach())
+
+
+# --- roles of the rows
+
+
+@pytest.mark.parametrize("validation", [None, 30])
+def test_judged_rows_are_used_by_no_other_role(validation: int | None) -> None:
+    upper = None if validation is None else sparse_rows(validation, seed=1)
+    learn = {"decay": hgms.hyper.PerInput()}
+    problem = build(linear(), squares, sparse_rows(), upper, learn, 3, 0)
+    masks = problem.masks
+    assert not bool((masks.fit * masks.outer).any())
+    for k in range(masks.folds):
+        own = masks.group == k
+        used = (masks.fit[own] + masks.outer[own]).sum(0)
+        assert not bool((used * masks.held[own].sum(0)).any())
+    judged = masks.held.sum(0)
+    first = 0 if validation is None else problem.train_size
+    assert judged.tolist() == [0.0] * first + [1.0] * (problem.total - first)
+
+
+# --- results
+
+
+def test_sparse_regression_learns_larger_penalties_for_irrelevant_features() -> None:
+    result = hgms.tune(
+        linear(),
+        squares,
+        sparse_rows(),
+        learn={"decay": hgms.hyper.PerInput(init=0.01)},
+        budget="150 steps",
+        test=sparse_rows(500, seed=2),
+    )
+    decay = result.values["decay"]
+    assert result.engine == "implicit"
+    assert result.is_learned
+    assert float(decay[:2].max()) < float(decay[2:].median())
+    baselines = [row for row in result.table if row.is_baseline]
+    assert {"start", "shared level"} <= {row.name for row in baselines}
+    assert result.test_loss is not None
+    loss = squares(result.model, sparse_rows(500, seed=2)).mean()
+    assert float(loss.detach()) == pytest.approx(result.test_loss, rel=1e-5)
+
+
+def test_wrong_labels_get_small_weights_or_are_removed() -> None:
+    train = class_rows(80)
+    wrong = torch.arange(80) % 4 == 0
+    train["y"] = torch.where(wrong, 1 - train["y"], train["y"])
+    result = hgms.tune(
+        network(),
+        entropies,
+        train,
+        class_rows(60, seed=1),
+        learn={"rows": hgms.hyper.PerRow()},
+        budget="900 steps",
+    )
+    assert result.engine == "online"
+    names = {row.name for row in result.table}
+    assert {"validation rows only", "out-of-fold filter", "learned during training"} <= names
+    learned = min((row for row in result.table if not row.is_baseline), key=lambda row: row.loss)
+    start = min(
+        (row for row in result.table if row.name.startswith("start, r")), key=lambda r: r.loss
+    )
+    assert learned.loss < start.loss
+
+
+def test_batch_normalisation_and_dropout_are_trained_in_batches() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, 2)
+    )
+    before = {name: leaf.clone() for name, leaf in model.state_dict().items()}
+    result = hgms.tune(
+        model,
+        entropies,
+        class_rows(90),
+        class_rows(60, seed=1),
+        learn={"decay": hgms.hyper.PerLayer(init=1e-3)},
+        budget="300 steps",
+        batch_size=32,
+    )
+    assert result.engine == "online"
+    for name, leaf in model.state_dict().items():
+        assert torch.equal(leaf, before[name]), name
+    test = class_rows(300, seed=2)
+    outputs = result.model.eval()(test["a"])
+    assert float((outputs.argmax(1) == test["y"]).float().mean()) > 0.85
+
+
+def test_values_for_the_loss_are_neutral_in_validation() -> None:
+    seen: list[float] = []
+
+    def loss(model: Any, batch: Mapping[str, Tensor], hyper: Mapping[str, Tensor]) -> Tensor:
+        logits = model(batch["a"]).log_softmax(-1)
+        smooth = hyper["smoothing"]
+        if not torch._C._functorch.is_functorch_wrapped_tensor(smooth):
+            seen.append(float(smooth.detach()))
+        own = -logits.gather(1, batch["y"][:, None]).squeeze(1)
+        return (1 - smooth) * own - smooth * logits.mean(1)
+
+    result = hgms.tune(
+        network(),
+        loss,
+        class_rows(40),
+        class_rows(40, seed=1),
+        learn={"smoothing": hgms.hyper.Scalar(0.3, low=0.0, high=0.5, neutral=0.0)},
+        budget="200 steps",
+        test=class_rows(20, seed=2),
+    )
+    assert seen[-1] == 0.0
+    assert 0.0 <= float(result.values["smoothing"]) <= 0.5
+    assert float(result.starts["smoothing"]) == pytest.approx(0.3)
+
+
+# --- the safeguard
+
+
+def judged(name: str, rows: list[float], is_baseline: bool) -> Candidate:
+    values = torch.tensor(rows)
+    return Candidate(name=name, is_baseline=is_baseline, judged=values, u=torch.zeros(1))
+
+
+def test_a_learned_candidate_must_gain_more_than_its_standard_error() -> None:
+    base = judged("base", [1.0, 1.0, 1.0, 1.0], True)
+    noisy = judged("noisy", [0.0, 2.0, 0.0, 1.9], False)
+    clear = judged("clear", [0.9, 0.95, 0.92, 0.9], False)
+    assert choose([base, noisy])[0] is base
+    assert choose([base, noisy, clear])[0] is clear
+    assert choose([base, judged("nan", [float("nan")] * 4, False)])[0] is base
+
+
+# --- budgets and resume
+
+
+def test_a_budget_in_steps_is_met() -> None:
+    for budget in (40, 120):
+        result = hgms.tune(
+            network(),
+            entropies,
+            class_rows(40),
+            class_rows(30, seed=1),
+            learn={"decay": hgms.hyper.PerLayer(init=1e-3)},
+            budget=f"{budget} steps",
+        )
+        assert result.spent["steps"] <= 1.6 * budget
+
+
+@pytest.mark.parametrize("engine", ["implicit", "online"])
+def test_an_interrupted_call_resumes_with_equal_numbers(
+    engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def call(folder: Path) -> Any:
+        return hgms.tune(
+            linear(4),
+            squares,
+            sparse_rows(40, 4),
+            sparse_rows(20, 4, seed=1),
+            learn={"decay": hgms.hyper.PerInput(init=0.01)},
+            budget="120 steps",
+            engine=engine,
+            folder=folder,
+        )
+
+    whole = call(tmp_path / "whole")
+    run = Stages.run
+    count = 0
+
+    def interrupted(self: Stages, name: str, function: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count == 4:
+            raise KeyboardInterrupt
+        return run(self, name, function)
+
+    monkeypatch.setattr(Stages, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        call(tmp_path / "parts")
+    monkeypatch.setattr(Stages, "run", run)
+    resumed = call(tmp_path / "parts")
+    assert [row.loss for row in resumed.table] == [row.loss for row in whole.table]
+    assert torch.equal(resumed.values["decay"], whole.values["decay"])
+    assert torch.equal(resumed.model.weight, whole.model.weight)
+    with pytest.raises(HgmsError) as caught:
+        hgms.tune(
+            linear(4),
+            squares,
+            sparse_rows(40, 4, seed=3),
+            sparse_rows(20, 4, seed=1),
+            learn={"decay": hgms.hyper.PerInput(init=0.01)},
+            budget="120 steps",
+            engine=engine,
+            folder=tmp_path / "whole",
+        )
+    assert caught.value.code == "other-settings"
+
+
+def test_a_result_is_printed_drawn_and_saved(tmp_path: Path) -> None:
+    result = hgms.tune(
+        linear(4),
+        squares,
+        sparse_rows(40, 4),
+        learn={"decay": hgms.hyper.PerInput(init=0.01)},
+        budget="60 steps",
+    )
+    text = str(result)
+    assert all(row.name in text for row in result.table)
+    folder = result.save(tmp_path / "saved")
+    assert torch.equal(torch.load(folder / "values.pt")["decay"], result.values["decay"])
+    figure = result.plot()
+    assert len(figure.axes) == 2
+
+
+# --- errors
+
+
+def ignoring(model: Any, batch: Mapping[str, Tensor], hyper: Mapping[str, Tensor]) -> Tensor:
+    return squares(model, batch)
+
+
+def detached(model: Any, batch: Mapping[str, Tensor], hyper: Mapping[str, Tensor]) -> Tensor:
+    return squares(model, batch) * hyper["scale"].detach()
+
+
+SCALE = {"scale": hgms.hyper.Scalar(1.0)}
+
+
+@pytest.mark.parametrize(
+    ("loss", "learn", "code", "place"),
+    [
+        (squares, {}, "wrong-type", ("learn",)),
+        (squares, {"scale": hgms.hyper.Scalar}, "wrong-part", ("learn", "scale")),
+        (squares, SCALE, "loss-ignores-hyper", ("learn", "scale")),
+        (ignoring, SCALE, "no-effect", ("learn", "scale")),
+        (detached, SCALE, "no-effect", ("learn", "scale")),
+        (
+            lambda m, b: squares(m, b).mean(),
+            {"decay": hgms.hyper.PerInput()},
+            "wrong-shape",
+            ("loss",),
+        ),
+        (
+            squares,
+            {"class": hgms.hyper.PerClass("z")},
+            "missing-column",
+            ("learn", "class", "column"),
+        ),
+        (
+            squares,
+            {"class": hgms.hyper.PerClass("y")},
+            "wrong-column",
+            ("learn", "class", "column"),
+        ),
+        (
+            squares,
+            {"decay": hgms.hyper.PerInput(groups=(0, 1))},
+            "wrong-length",
+            ("learn", "decay", "groups"),
+        ),
+    ],
+)
+def test_wrong_arguments_are_errors(loss: Any, learn: Any, code: str, place: Any) -> None:
+    with pytest.raises(ConfigError) as caught:
+        hgms.tune(linear(), loss, sparse_rows(), learn=learn, budget="10 steps")
+    assert (caught.value.code, caught.value.place) == (code, place)
+
+
+def test_the_implicit_engine_rejects_networks() -> None:
+    with pytest.raises(ConfigError) as caught:
+        hgms.tune(
+            network(),
+            entropies,
+            class_rows(40),
+            learn={"decay": hgms.hyper.PerLayer(init=1e-6)},
+            budget="200 steps",
+            engine="implicit",
+        )
+    assert caught.value.code == "not-convex"
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [
+        (lambda: hgms.hyper.Scalar(2.0, high=1.0), "out-of-range"),
+        (lambda: hgms.hyper.Scalar("a"), "wrong-type"),
+        (lambda: hgms.hyper.PerLayer(init=0.0), "out-of-range"),
+        (lambda: hgms.hyper.PerLayer(init=1e-9), "out-of-range"),
+        (lambda: hgms.hyper.Values([1.0]), "wrong-type"),
+        (lambda: hgms.hyper.Values(torch.tensor([2.0]), transform="logit"), "out-of-range"),
+    ],
+)
+def test_wrong_kinds_are_errors(kind: Any, code: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        kind()
+    assert caught.value.code == code
