@@ -36,6 +36,7 @@ from support.helpers import moved
 from hgms.compiled import Levels, Programs, linearized, matrix_route
 from hgms.generators.branches import Branches
 from hgms.hypergradients import Implicit
+from hgms.optim import SGD, Torch
 from hgms.outer import Adam
 from hgms.runs import RunConfig
 from hgms.selectors import BestOfN
@@ -59,7 +60,11 @@ FORMS = {"eager": False, "compiled": True}
 def method(mode: str, optimizer: str = "sgd") -> Pipeline:
     return Pipeline(
         generator=Branches(
-            count=COUNT, steps=STEPS, lr=0.1, optimizer=optimizer, batch_size=BATCH, mode=mode
+            count=COUNT,
+            steps=STEPS,
+            optimizer=Torch(build=optimizer, lr=0.1),
+            batch_size=BATCH,
+            mode=mode,
         ),
         selector=BestOfN(mode=mode),
         # A tolerance that is not reached: every solve makes all products.
@@ -186,7 +191,9 @@ def compare_stacking(
             ("compiled", "stacked", True),
         ):
             problem = evolve(plain, compiler=Programs() if compiled else None)
-            branches = Branches(count=8, steps=10, lr=1e-3, batch_size=batch_size, mode=mode)
+            branches = Branches(
+                count=8, steps=10, optimizer=SGD(lr=1e-3), batch_size=batch_size, mode=mode
+            )
             start = branches.init(problem, Key(0))
             median, _ = milliseconds(
                 lambda e=branches, s=start, p=problem: e.propose(p, p.theta0, s, Key(0)),

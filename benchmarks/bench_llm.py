@@ -30,6 +30,7 @@ import torch
 from hgms.compiled import calibrated, matrix_route
 from hgms.generators.branches import Branches
 from hgms.hypergradients import ThroughStep
+from hgms.optim import SGD
 from hgms.outer import Adam
 from hgms.selectors import BestOfN
 from hgms_core import Key, Pipeline, Problem, gradient, groups, repeat
@@ -314,7 +315,7 @@ def measure(options: argparse.Namespace, problem: Problem, device: torch.device)
         generator=Branches(
             count=count,
             steps=1,
-            lr=1e-4,
+            optimizer=SGD(lr=1e-4),
             noise=1e-5,
             batch_size=batch,
             mode="stacked",

@@ -31,6 +31,7 @@ from hgms.adapters import from_losses
 from hgms.generators.branches import Branches
 from hgms.generators.ula import Ula
 from hgms.hypergradients import Implicit
+from hgms.optim import SGD
 from hgms.outer import Adam
 from hgms.selectors import BestOfN
 from hgms.solvers import CG
@@ -188,7 +189,9 @@ def straight_down(
 def compare_outer_step(rounds: int) -> dict[str, float]:
     problem = cleaning((784, 300, 10), rows=5000)
     method = Pipeline(
-        generator=Branches(count=COUNT, steps=STEPS, lr=RATE, batch_size=BATCH, mode="loop"),
+        generator=Branches(
+            count=COUNT, steps=STEPS, optimizer=SGD(lr=RATE), batch_size=BATCH, mode="loop"
+        ),
         selector=BestOfN(mode="loop"),
         hypergradient=Implicit(solver=CG(ridge=RIDGE, rtol=1e-12, max_steps=PRODUCTS)),
         outer=Adam(lr=OUTER_RATE),
@@ -246,7 +249,9 @@ def compare_stacking(rounds: int, count: int = 8) -> dict[str, dict[str, float |
         x = repeat(problem.x0, count)
         inner = 10 if batch_size == 64 else 2
         branches = {
-            mode: Branches(count=count, steps=inner, lr=1e-3, batch_size=batch_size, mode=mode)
+            mode: Branches(
+                count=count, steps=inner, optimizer=SGD(lr=1e-3), batch_size=batch_size, mode=mode
+            )
             for mode in ("stacked", "loop")
         }
         start = branches["loop"].init(problem, Key(0))

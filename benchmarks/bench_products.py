@@ -92,7 +92,8 @@ def trajectory(name: str, dataset: str, steps: int) -> tuple[Problem, list[tuple
     else:
         method, problem = configured(dataset, name="hg-implicit")
         *_, (state, _) = through(method, problem, method.init(problem, 0), 20)
-        slow: dict[str, Any] = {"lr": 1e-3, "steps": 20, "schedule": "constant"}
+        optimizer = {"lr": 1e-3, "schedule": None}
+        slow: dict[str, Any] = {"optimizer": optimizer, "steps": 20}
         if name == "followed":
             slow["restart_every"] = None
         method, _ = configured(dataset, name="hg-implicit", generator=slow, outer={"lr": 0.1})

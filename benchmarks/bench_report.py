@@ -65,7 +65,7 @@ keep = "best"
 name = "branches"
 count = {count}
 steps = 20
-lr = {rate}
+optimizer = {{ name = "sgd", lr = {rate} }}
 
 [method.hypergradient]
 name = "implicit"

@@ -42,6 +42,7 @@ from hgms.adapters import from_losses
 from hgms.compiled import Programs
 from hgms.generators.branches import Branches
 from hgms.hypergradients import Implicit
+from hgms.optim import SGD
 from hgms.outer import Sgd
 from hgms.selectors import BestOfN
 from hgms.solvers import CG
@@ -128,7 +129,7 @@ def problem(work: Work) -> Problem:
 def pipeline(work: Work) -> Pipeline:
     return Pipeline(
         generator=Branches(
-            count=work.candidates, steps=work.lower_steps, lr=RATE, lr_spread=SPREAD
+            count=work.candidates, steps=work.lower_steps, optimizer=SGD(lr=RATE), lr_spread=SPREAD
         ),
         selector=BestOfN(),
         # A tolerance that is not reached: every solve makes all its steps.

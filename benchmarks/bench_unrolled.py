@@ -26,6 +26,7 @@ from bench_pipeline import cleaning
 
 from hgms.generators.branches import Branches
 from hgms.hypergradients import Unrolled
+from hgms.optim import AdamW
 from hgms_core import Estimate, Key, Problem
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -43,8 +44,7 @@ def hypergradient(problem: Problem, steps: int, rows: int, way_back: Any) -> Est
     generator = Branches(
         count=1,
         steps=steps,
-        optimizer="adamw",
-        lr=1e-3,
+        optimizer=AdamW(lr=1e-3),
         batch_size=rows,
         keep_graph=True,
         way_back=way_back,

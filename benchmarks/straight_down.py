@@ -267,7 +267,7 @@ def iaptt_gm(problem: Problem, method: Pipeline) -> Stepper:
                 problem.g(theta, y, rows), list(y.values()), create_graph=True
             )
             y = {
-                name: leaf - generator.lr * slope
+                name: leaf - generator.optimizer.lr * slope
                 for (name, leaf), slope in zip(y.items(), slopes, strict=True)
             }
             iterates.append(y)
@@ -287,7 +287,7 @@ def iaptt_gm(problem: Problem, method: Pipeline) -> Stepper:
 
 def hg_baseline(problem: Problem, method: Pipeline) -> Stepper:
     generator: Any = method.generator
-    beta1, beta2 = generator.betas
+    beta1, beta2 = generator.optimizer.betas
     theta = trainable(problem.theta0)
     start = trainable(problem.x0)
     names = list(start)
@@ -312,10 +312,10 @@ def hg_baseline(problem: Problem, method: Pipeline) -> Stepper:
                 beta2 * old + (1 - beta2) * slope * slope
                 for old, slope in zip(v, slopes, strict=True)
             ]
-            rate = generator.lr / (1 - beta1**t)
+            rate = generator.optimizer.lr / (1 - beta1**t)
             root = (1 - beta2**t) ** 0.5
             moved = [
-                leaf - rate * a / (b.sqrt() / root + generator.eps)
+                leaf - rate * a / (b.sqrt() / root + generator.optimizer.eps)
                 for leaf, a, b in zip(x.values(), m, v, strict=True)
             ]
             x = dict(zip(names, moved, strict=True))
@@ -388,7 +388,10 @@ def hg_ms(problem: Problem, method: Pipeline) -> Stepper:  # noqa: C901 - read f
     branches = [trainable(problem.x0) for _ in range(generator.count)]
     makes = [
         lambda x=x: torch.optim.Adam(
-            x.values(), lr=generator.lr, betas=generator.betas, eps=generator.eps
+            x.values(),
+            lr=generator.optimizer.lr,
+            betas=generator.optimizer.betas,
+            eps=generator.optimizer.eps,
         )
         for x in branches
     ]
@@ -401,7 +404,7 @@ def hg_ms(problem: Problem, method: Pipeline) -> Stepper:  # noqa: C901 - read f
     def train(x: Tree, optimiser: torch.optim.Optimizer, fixed: Tree, index: Tensor | None) -> None:
         for turn in range(generator.steps):
             optimiser.param_groups[0]["lr"] = (
-                generator.lr * 0.5 * (1 + math.cos(math.pi * turn / generator.steps))
+                generator.optimizer.lr * 0.5 * (1 + math.cos(math.pi * turn / generator.steps))
             )
             rows = data.batch(None if index is None else index[turn])
             grads = torch.autograd.grad(problem.g(fixed, x, rows), list(x.values()))
@@ -470,11 +473,11 @@ def trained(problem: Problem, method: Pipeline, theta: Tree, x: Tree) -> Callabl
         fixed = still(theta)
         for _ in range(generator.steps):
             grads: Any = torch.autograd.grad(problem.g(fixed, x, batches.lower()), list(x.values()))
-            if generator.momentum:
-                torch._foreach_mul_(first, generator.momentum)
+            if generator.optimizer.momentum:
+                torch._foreach_mul_(first, generator.optimizer.momentum)
                 torch._foreach_add_(first, grads)
                 grads = first
-            descend(x, grads, generator.lr)
+            descend(x, grads, generator.optimizer.lr)
 
     return run
 

@@ -22,6 +22,7 @@ import torch
 from hgms.adapters import hypergradient
 from hgms.generators.branches import Branches
 from hgms.generators.ula import Ula
+from hgms.optim import SGD
 from hgms.runs import RunConfig, run
 from hgms.selectors import BestOfN
 from hgms.solvers import CG
@@ -65,9 +66,7 @@ on every side of it.
 """
 
 CHAINS = Ula(count=32, steps=80, lr=5e-3, temperature=1e-4, spread=STARTS**2 / 1e-4)
-DESCENT = Branches(
-    count=1, steps=80, optimizer="sgd", lr=8e-3, schedule="constant", batch_size=None
-)
+DESCENT = Branches(count=1, steps=80, optimizer=SGD(lr=8e-3), batch_size=None)
 SOLVER = CG(ridge=0.1, rtol=1e-10, max_steps=10)
 
 

@@ -13,6 +13,7 @@ import torch
 from hgms.config import Budget
 from hgms.generators.branches import Branches
 from hgms.hypergradients import Implicit, Unrolled
+from hgms.optim import SGD
 from hgms.outer import Adam
 from hgms.plugins import Host
 from hgms.runs import RunFolder, run
@@ -120,7 +121,7 @@ def _trace(estimator: Callable[[Trace], Any]) -> list[tuple[int, str]]:
         project=trace.watched("problem.project", problem.project, ("theta",)),
         evaluate=trace.watched("problem.evaluate", problem.evaluate, ("theta", "x")),
     )
-    branches = Branches(count=2, steps=2, lr=0.1)
+    branches = Branches(count=2, steps=2, optimizer=SGD(lr=0.1))
     method = Pipeline(
         generator=Watched(trace, "generator", branches),  # type: ignore[arg-type]
         selector=Watched(trace, "selector", BestOfN()),  # type: ignore[arg-type]

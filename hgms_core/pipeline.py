@@ -73,7 +73,7 @@ class Pipeline:
     ...     f=lambda t, x, _: ((x["x"] - 2) ** 2).sum(),
     ... )
     >>> method = Pipeline(
-    ...     generator=Branches(count=2, steps=20, lr=0.2),
+    ...     generator=Branches(count=2, steps=20),
     ...     selector=BestOfN(),
     ...     hypergradient=Unrolled(),
     ...     outer=Sgd(lr=0.2),

@@ -32,6 +32,7 @@ from torch.nn import functional
 from hgms.adapters import check_losses
 from hgms.generators.branches import Branches
 from hgms.hypergradients import Unrolled
+from hgms.optim import SGD
 from hgms_core import ConfigError, Key, Tree, groups, values
 from hgms_core.trees import take
 
@@ -170,7 +171,7 @@ def test_a_replay_gives_the_branch_and_unrolling_the_slope_of_the_whole_run() ->
     itself.
     """
     p = problem(network(nn.BatchNorm1d(6), nn.Dropout(0.3)))
-    branches = Branches(count=1, steps=3, lr=0.2, batch_size=5)
+    branches = Branches(count=1, steps=3, optimizer=SGD(lr=0.2), batch_size=5)
     theta = shape_of(p)
 
     def run(theta: Tree) -> Any:

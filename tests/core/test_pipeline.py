@@ -16,6 +16,7 @@ from hgms.adapters import hypergradient
 from hgms.generators.branches import Branches
 from hgms.generators.ula import Ula
 from hgms.hypergradients import Fixed, Implicit, OneStep, Unrolled
+from hgms.optim import SGD, AdamW
 from hgms.outer import Adam, ProjectedGradient, Sgd
 from hgms.selectors import BestOfN
 from hgms.solvers import CG
@@ -26,9 +27,9 @@ pytestmark = pytest.mark.plugins
 
 PROBLEM = network_problem()
 GENERATORS = {
-    "branches": Branches(count=3, steps=4, lr=0.2, batch_size=6, noise=0.05),
+    "branches": Branches(count=3, steps=4, optimizer=SGD(lr=0.2), batch_size=6, noise=0.05),
     "adamw": Branches(
-        count=2, steps=3, optimizer="adamw", lr=0.05, batch_size=6, carry_rule="per-branch"
+        count=2, steps=3, optimizer=AdamW(lr=0.05), batch_size=6, carry_rule="per-branch"
     ),
     "ula": Ula(count=3, steps=5, lr=0.05, temperature=1e-3, carry_rule="selected"),
 }
@@ -81,7 +82,7 @@ def test_one_step_is_algorithm_one() -> None:
         project=lambda t: {"t": t["t"].clamp(max=2.0)},
     )
     method = pipeline(
-        generator=Branches(count=3, steps=200, lr=0.3, noise=0.1),
+        generator=Branches(count=3, steps=200, optimizer=SGD(lr=0.3), noise=0.1),
         selector=BestOfN(),
         hypergradient=Implicit(solver=CG(rtol=1e-12)),
         outer=ProjectedGradient(lr=0.1),
@@ -200,7 +201,9 @@ def test_a_state_is_a_plain_value_that_continues_its_run_and_is_not_changed(
 def test_keep_best_returns_the_state_with_the_lowest_stop_loss() -> None:
     # A step size that overshoots: the best state is not the last one.
     method = pipeline(
-        outer=Sgd(lr=1.0), generator=Branches(count=2, steps=8, lr=0.5, batch_size=6), keep="best"
+        outer=Sgd(lr=1.0),
+        generator=Branches(count=2, steps=8, optimizer=SGD(lr=0.5), batch_size=6),
+        keep="best",
     )
     state = method.init(PROBLEM, seed=3)
     assert_same(method.result(state), (PROBLEM.theta0, PROBLEM.x0))

@@ -18,6 +18,7 @@ from hgms.config import Budget
 from hgms.generators.branches import Branches
 from hgms.hypergradients import Implicit
 from hgms.integrations.lower_solution import lower_solution
+from hgms.optim import SGD
 from hgms.outer import Sgd
 from hgms.runs import run
 from hgms.selectors import BestOfN
@@ -131,7 +132,7 @@ def nested_problem(**changes: Any) -> Problem:
 
 
 METHOD = Pipeline(
-    generator=Branches(count=2, steps=60, lr=0.3),
+    generator=Branches(count=2, steps=60, optimizer=SGD(lr=0.3)),
     selector=BestOfN(),
     hypergradient=Implicit(solver=CG()),
     outer=Sgd(lr=0.5),

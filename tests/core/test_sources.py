@@ -18,6 +18,7 @@ from support.source_problems import convex_sources
 from hgms.config import Budget
 from hgms.generators.branches import Branches
 from hgms.hypergradients import Fixed, Unrolled
+from hgms.optim import SGD
 from hgms.outer import Sgd
 from hgms.runs import Interrupted, RunFolder, RunResult, RunSettings, run
 from hgms.selectors import First
@@ -232,7 +233,7 @@ def test_a_run_says_where_x_did_not_learn(hypergradient: Any, lr: float, words: 
         convex_sources({"a": 0.9, "b": 0.1}), x0={"x": torch.tensor([-1.0, 0.5], dtype=F64)}
     )
     method = Pipeline(
-        generator=Branches(count=1, steps=1, lr=lr),
+        generator=Branches(count=1, steps=1, optimizer=SGD(lr=lr)),
         selector=First(),
         hypergradient=hypergradient,
         outer=Sgd(lr=1e-3),

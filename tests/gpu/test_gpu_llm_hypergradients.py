@@ -29,6 +29,7 @@ from hgms.generators.branches import Branches
 from hgms.generators.penalty import DynamicBarrier, GradientNorm, Minimax, ValueGap
 from hgms.generators.single_loop import Soba
 from hgms.hypergradients import Carried, Implicit, OneStep, ThroughStep, Unrolled
+from hgms.optim import SGD
 from hgms.outer import Adam, Sgd
 from hgms.selectors import BestOfN, First
 from hgms.solvers import CG
@@ -66,7 +67,7 @@ def pipeline(hypergradient: Any, steps: int = 1) -> Pipeline:
     """N = 2 branches; the steps are short, so that all that a cell can break on is its own
     mathematics.
     """
-    generator = Branches(count=2, steps=steps, lr=1e-3, noise=1e-3, batch_size=ROWS)
+    generator = Branches(count=2, steps=steps, optimizer=SGD(lr=1e-3), noise=1e-3, batch_size=ROWS)
     return Pipeline(
         generator=generator,
         selector=BestOfN(batch_size=ROWS),

@@ -16,6 +16,7 @@ from hgms.compiled import cuda_graphs as graphs
 from hgms.compiled.cuda_graphs import Recording
 from hgms.generators.branches import Branches
 from hgms.hypergradients import Implicit
+from hgms.optim import SGD, AdamW, Clip, Cosine
 from hgms.outer import Adam
 from hgms.selectors import BestOfN
 from hgms.solvers import CG, MINRES
@@ -46,7 +47,9 @@ def compiled_problem(device: torch.device) -> Problem:
 
 def method(branches: dict[str, Any], hypergradient: dict[str, Any]) -> Pipeline:
     return Pipeline(
-        generator=Branches(**{"count": 3, "steps": 4, "lr": 0.05, "batch_size": 8, **branches}),
+        generator=Branches(
+            **{"count": 3, "steps": 4, "optimizer": SGD(lr=0.05), "batch_size": 8, **branches}
+        ),
         selector=BestOfN(),
         hypergradient=Implicit(
             **{"solver": CG(ridge=0.5, rtol=1e-8, max_steps=8), **hypergradient}
@@ -60,15 +63,15 @@ def method(branches: dict[str, Any], hypergradient: dict[str, Any]) -> Pipeline:
     [
         ({}, {}),
         (
-            {"mode": "loop", "momentum": 0.9},
+            {"mode": "loop", "optimizer": SGD(lr=0.05, momentum=0.9)},
             {"warm_start": True, "batch_size": 16, "upper_batch_size": 3},
         ),
         (
-            {"optimizer": "adamw", "schedule": "cosine", "lr_spread": (0.5, 2.0)},
+            {"optimizer": AdamW(lr=0.05, schedule=Cosine()), "lr_spread": (0.5, 2.0)},
             {"strategy": "jvp"},
         ),
         (
-            {"batch_size": None, "clip": 0.2, "noise": 0.1},
+            {"batch_size": None, "optimizer": Clip(optimizer=SGD(lr=0.05), clip=0.2), "noise": 0.1},
             {"solver": MINRES(ridge=0.5), "strategy": "difference"},
         ),
     ],

@@ -50,6 +50,9 @@ LIBRARIES = [
 """What several components share, and the host of the plugins."""
 
 MIX = [["exchange", "surface"], ["stages"], ["contrib"], ["evaluation", "methods"], ["lm"]]
+PUBLIC_FILES = ("__init__", "__main__", "adam", "rule", "torch_rule")
+"""Files that other packages import: the steps of optimisers in ``hgms.optim``, and entry points."""
+
 FAMILIES = ("hgms.generators", "hgms.methods", "hgms.tasks", "hgms_mix.methods")
 """Packages whose folders are families of components."""
 
@@ -129,10 +132,8 @@ def contracts() -> Iterator[dict[str, Any]]:
             if not f"{name}.".startswith(f"{other}.") and "contrib" not in other
         ]
         files = [path.stem for path in sorted(PLUGINS.joinpath(*name.split(".")).glob("*.py"))]
-        private = [
-            f"{name}.{file}" for file in files if file not in ("__init__", "__main__", "adam")
-        ]
-        if private:  # hgms.optim.adam is public itself
+        private = [f"{name}.{file}" for file in files if file not in PUBLIC_FILES]
+        if private:
             yield forbidden(
                 f"Of {name} others import the public names only",
                 others,

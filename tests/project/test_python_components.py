@@ -41,7 +41,7 @@ HyperCleaning(dataset='minst') -> wrong-value dataset
 TorchOptimizer(optimizer='RAdm') -> unknown-optimizer optimizer
 TorchOptimizer(settings={'lrr': 0.1}) -> unknown-option settings.lrr
 TorchOptimizer(settings=0.1) -> wrong-type settings
-Branches(optimizer='sdg') -> unknown-choice optimizer
+Branches(optimizer='sgd') -> wrong-type optimizer
 Branches(cuont=3) -> unknown-option cuont
 Branches(learning_rate=0.1) -> unknown-option learning_rate
 Branches(4, 20) -> positional-argument
@@ -146,12 +146,12 @@ SEVERAL: list[tuple[str, list[tuple[str, tuple[str, ...]]]]] = [
         ],
     ),
     (
-        "Branches(optimizer='sdg', lr=math.nan, count=-1, betas=3)",
+        "SGD(moments='keep', lr=math.nan, weight_decay=-1, momentum=2)",
         [
-            ("unknown-choice", ("optimizer",)),
+            ("unknown-choice", ("moments",)),
             ("not-finite", ("lr",)),
-            ("out-of-range", ("count",)),
-            ("wrong-type", ("betas",)),
+            ("out-of-range", ("weight_decay",)),
+            ("out-of-range", ("momentum",)),
         ],
     ),
     (
@@ -184,7 +184,8 @@ SEVERAL: list[tuple[str, list[tuple[str, tuple[str, ...]]]]] = [
 ]
 
 TAKEN = [
-    ("Branches(count=np.int64(3), lr=np.float32(0.5))", "Branches(count=3, lr=0.5)"),
+    ("Branches(count=np.int64(3))", "Branches(count=3)"),
+    ("SGD(lr=np.float32(0.5))", "SGD(lr=0.5)"),
     ("Branches(lr_spread=[0.5, 2])", "Branches(lr_spread=(0.5, 2.0))"),
     ("Branches(lr_spread=np.array([0.5, 2]))", "Branches(lr_spread=(0.5, 2.0))"),
     ("Adam(lr=1, betas=torch.tensor([0.5, 0.75]))", "Adam(lr=1.0, betas=(0.5, 0.75))"),

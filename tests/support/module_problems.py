@@ -14,6 +14,7 @@ from torch.nn.utils import parametrizations
 from hgms.adapters import from_module
 from hgms.generators.branches import Branches
 from hgms.hypergradients import Implicit
+from hgms.optim import SGD
 from hgms.outer import Sgd
 from hgms.selectors import BestOfN
 from hgms.solvers import CG
@@ -83,7 +84,7 @@ def assert_products(
 
 def pipeline(**parts: Any) -> Pipeline:
     usual = {
-        "generator": Branches(count=2, steps=3, lr=0.1, batch_size=5),
+        "generator": Branches(count=2, steps=3, optimizer=SGD(lr=0.1), batch_size=5),
         "selector": BestOfN(),
         "hypergradient": Implicit(solver=CG(ridge=1.0)),
         "outer": Sgd(lr=0.5),
@@ -175,7 +176,7 @@ class Recurrent(nn.Module):
 
 
 def slope(p: Problem, method: Implicit) -> Tensor:
-    branch = Branches(count=1, steps=1, lr=1e-9).propose(
+    branch = Branches(count=1, steps=1, optimizer=SGD(lr=1e-9)).propose(
         p, p.theta0, Branches(count=1).init(p, Key(0)), Key(0)
     )
     return method.estimate(

@@ -20,6 +20,7 @@ import hgms.generators.single_loop
 import hgms.generators.ula
 import hgms.hypergradients
 import hgms.methods
+import hgms.optim
 import hgms.outer
 import hgms.selectors
 import hgms.solvers
@@ -36,6 +37,7 @@ from hgms.runs import Patience, RunConfig, RunFolder, RunSettings, run
 from hgms_core import ConfigError, Pipeline, Problem
 
 PACKAGES = (
+    hgms.optim,  # first: two of its names are also those of an outer optimiser
     hgms.generators.branches,
     hgms.hypergradients,
     hgms_mix.methods.less,

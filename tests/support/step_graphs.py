@@ -18,6 +18,7 @@ from torch.fx import GraphModule, Node
 from hgms.compiled import CompiledProduct, Levels, Programs, linearized
 from hgms.compiled.trace import Trace, trace
 from hgms.generators.branches import Branches
+from hgms.optim import AdamW, Cosine
 from hgms.selectors import BestOfN
 from hgms.solvers.pcg import begun, iteration, whole
 from hgms_core import Data, Key, LinearSystem, Problem, Tree
@@ -90,10 +91,8 @@ def branches(count: int = 2, steps: int = 1) -> Branches:
     return Branches(
         count=count,
         steps=steps,
-        optimizer="adamw",
-        lr=2e-2,
+        optimizer=AdamW(lr=2e-2, schedule=Cosine()),
         batch_size=256,
-        schedule="cosine",
         mode="stacked",
     )
 

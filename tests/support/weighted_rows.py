@@ -11,6 +11,7 @@ from hgms.adapters import from_losses, hypergradient
 from hgms.config import Budget
 from hgms.generators.branches import Branches
 from hgms.hypergradients import Implicit, Unrolled
+from hgms.optim import SGD
 from hgms.outer import Adam
 from hgms.runs import run
 from hgms.selectors import BestOfN
@@ -47,7 +48,7 @@ def problem(**changes: Any) -> Problem:
 
 def pipeline(**changes: Any) -> Pipeline:
     parts: dict[str, Any] = {
-        "generator": Branches(count=2, steps=3, lr=0.1),
+        "generator": Branches(count=2, steps=3, optimizer=SGD(lr=0.1)),
         "selector": BestOfN(),
         "hypergradient": Implicit(solver=CG(ridge=0.1)),
         "outer": Adam(lr=0.1),

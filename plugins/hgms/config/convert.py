@@ -141,26 +141,26 @@ class _Reader:
             return self.table(overridden(component.target, rest, self.traits), component.target.of)
         return self.table(rest, component.target)
 
-    def table(self, value: object, cls: type) -> Any:
+    def table(self, value: object, cls: type, wrappers: Sequence[type] = ()) -> Any:
         """Create an object of an attrs class from the table of its fields.
 
-        The table may also contain the fields of wrappers, which then wrap the object. All fields
-        are checked, even if another field has an error. A string sets the field that the class
-        names as its ``shorthand``.
+        The table may also contain the fields of ``wrappers``, which then wrap the object. All
+        fields are checked, even if another field has an error. A string sets the field that the
+        class names as its ``shorthand``.
         """
         shorthand = getattr(cls, "shorthand", None)
         if shorthand is not None and (isinstance(value, str) or _is_laid(value)):
             return self.short(value, cls, shorthand)
         if not isinstance(value, Mapping):
             fail("wrong-type", f"expected a table ({cls.__name__}), got {show(value)}")
-        layers, table = self.layers(cls, value)
+        layers, table = self.layers(cls, value, wrappers)
         known = {key: None for fields in layers.values() for key in fields}
         errors: list[HgmsError] = []
         for key in table:
             if key not in known:
                 plain = next((layer for layer in layers if is_plain(layer, key)), None)
                 errors.append(
-                    unknown_name("option", key, known, (key,))
+                    unknown_option(key, cls, known)
                     if plain is None
                     else plain_attribute(plain, key)
                 )
@@ -198,7 +198,7 @@ class _Reader:
             raise error from None
 
     def layers(
-        self, cls: type, table: Mapping[str, Any]
+        self, cls: type, table: Mapping[str, Any], wrappers: Sequence[type]
     ) -> tuple[dict[type, dict[str, attrs.Attribute[Any]]], Mapping[str, Any]]:
         """Return the classes that the keys of a table may belong to, and the table.
 
@@ -207,7 +207,16 @@ class _Reader:
         """
         classes = layers_of(cls, table)
         if classes[0] is not Pipeline:
-            return {cls: init_fields(cls)}, table
+            layers = {layer: init_fields(layer) for layer in (cls, *wrappers)}
+            unused = {
+                key
+                for wrapper in wrappers
+                for key in layers[wrapper]
+                if key != inside(wrapper) and table.get(key) in (None, "none")
+            }
+            for wrapper in wrappers:
+                del layers[wrapper][str(inside(wrapper))]
+            return layers, {key: table[key] for key in table if key not in unused}
         layers = {
             layer: init_fields(layer) for layer in (Pipeline, *self.registry.wrappers, *classes)
         }
@@ -273,11 +282,12 @@ class _Reader:
         members = list(typing.get_args(hint))
         if type(None) in members and value in (None, "none"):
             return None
-        members = [member for member in members if member is not type(None)]
+        wrappers = [member for member in members if inside(member) is not None]
+        members = [member for member in members if member not in (type(None), *wrappers)]
         names = {member: getattr(member, "name", None) for member in members if attrs.has(member)}
         parts = {name: member for member, name in names.items() if isinstance(name, str)}
         if len(members) > 1 and parts and (len(parts) == len(members) or _is_named(value)):
-            return self.part(value, parts)
+            return self.part(value, parts, wrappers)
         members = [
             member for member in members if len(members) == 1 or member not in parts.values()
         ]
@@ -297,10 +307,11 @@ class _Reader:
             raise telling[0]
         _unexpected(hint, value)
 
-    def part(self, value: object, parts: Mapping[str, type]) -> Any:
+    def part(self, value: object, parts: Mapping[str, type], wrappers: Sequence[type]) -> Any:
         """Create an object of one of a few classes, selected by name.
 
-        The other keys of the table are its arguments. Plugins cannot add classes to this choice.
+        The other keys of the table are its arguments, and those of ``wrappers``. Plugins cannot
+        add classes to this choice.
         """
         table: Any = {"name": value} if isinstance(value, str) else value
         names = ", ".join(parts)
@@ -311,7 +322,8 @@ class _Reader:
         if name not in parts:
             place = () if isinstance(value, str) else ("name",)
             raise unknown_name("name", name, parts, place)
-        return self.table({key: item for key, item in table.items() if key != "name"}, parts[name])
+        rest = {key: item for key, item in table.items() if key != "name"}
+        return self.table(rest, parts[name], wrappers)
 
     def sequence(self, value: object, hint: Any) -> Any:
         origin = typing.get_origin(hint)
@@ -344,6 +356,30 @@ class _Reader:
         if not isinstance(value, Mapping):
             fail("wrong-type", f"expected {spell(Budget)}, got {show(value)}")
         return typing.cast(Budget, self.table(value, Budget))
+
+
+def unknown_option(key: str, cls: type, known: Iterable[str]) -> ConfigError:
+    """Return the error for a key that no field has, with its place in an inner table."""
+    error = unknown_name("option", key, known, (key,))
+    place = _inner_place(key, cls)
+    return (
+        error
+        if place is None
+        else ConfigError(**{**error.as_dict(), "did_you_mean": (*error.did_you_mean, place)})
+    )
+
+
+def _inner_place(key: str, cls: type) -> str | None:
+    """Return the place of a key in the table of a field of ``cls``, such as ``optimizer.lr``."""
+    for name, attribute in init_fields(cls).items():
+        hint = type_hints(cls)[attribute.name]
+        for member in filter(attrs.has, (hint, *typing.get_args(hint))):
+            if key in init_fields(member):
+                return f"{name}.{key}"
+            below = _inner_place(key, member)
+            if below is not None:
+                return f"{name}.{below}"
+    return None
 
 
 def _is_named(value: object) -> bool:

@@ -15,7 +15,7 @@ import attrs
 
 from hgms.config.budget import Budget
 from hgms.config.tables import show
-from hgms.plugins import KINDS, Kind, Registry, faults_of, method_faults
+from hgms.plugins import KINDS, Kind, Registry, faults_of, inside, method_faults
 from hgms_core import ConfigError
 from hgms_core.errors import unknown_name
 
@@ -91,7 +91,8 @@ def _known(hint: Any) -> str | None:
     if hint in (None, type(None)):
         return '"none"'
     if attrs.has(hint):
-        return f"a table ({hint.__name__})"
+        name = getattr(hint, "name", None)
+        return show(name) if isinstance(name, str) else f"a table ({hint.__name__})"
     return hint.__name__ if isinstance(hint, type) else None
 
 
@@ -115,7 +116,7 @@ def spell(hint: Any) -> str:
     if origin is Literal:
         return " or ".join(map(show, arguments))
     if origin in (typing.Union, types.UnionType):
-        return " or ".join(map(spell, arguments))
+        return " or ".join(spell(member) for member in arguments if inside(member) is None)
     if origin is tuple and Ellipsis not in arguments:
         return f"a list of {len(arguments)} values ({', '.join(map(spell, arguments))})"
     if origin_is(hint, tuple, list, Sequence):

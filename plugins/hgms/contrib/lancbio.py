@@ -260,7 +260,12 @@ LANCBIO = Composition(
     ),
     source="Gao, Yang, Yuan, ICLR 2025 (arXiv 2404.03331).",
     parts={
-        "generator": {"name": "branches", "count": 1, "steps": 5, "lr": 0.1},
+        "generator": {
+            "name": "branches",
+            "count": 1,
+            "steps": 5,
+            "optimizer": {"name": "sgd", "lr": 0.1},
+        },
         "selector": {"name": "first"},
         "hypergradient": {
             "name": "implicit",

@@ -43,7 +43,7 @@ IAPTT_GM = Composition(
         "generator": {
             "name": "trajectory",
             "steps": 20,
-            "lr": 3e-2,
+            "optimizer": {"name": "sgd", "lr": 3e-2},
             "batch_size": 256,
             "keep_graph": True,
         },
@@ -57,14 +57,14 @@ IAPTT_GM = Composition(
         "learn_start": True,
         "answer": "last",
     },
-    testing={"generator": {"lr": 0.3}},
+    testing={"generator": {"optimizer": {"lr": 0.3}}},
 )
 
 FIXED_POINT = _one_run(
     "fixed-point",
     "One warm-started SGD run, then as many fixed-point steps on the linear system.",
     "Grazzi, Franceschi, Pontil, Salzo, ICML 2020 (arXiv 2006.16218).",
-    {"steps": 20, "lr": 0.1},
+    {"steps": 20, "optimizer": {"name": "sgd", "lr": 0.1}},
     {
         "name": "implicit",
         "batch_size": 2500,
@@ -79,7 +79,7 @@ AMIGO = _one_run(
         "ended."
     ),
     "Arbel, Mairal, ICLR 2022 (arXiv 2111.14580).",
-    {"steps": 10, "lr": 0.1},
+    {"steps": 10, "optimizer": {"name": "sgd", "lr": 0.1}},
     {
         "name": "implicit",
         "batch_size": 256,
@@ -94,7 +94,7 @@ STOCBIO = _one_run(
     "stocbio",
     "Warm-started SGD and a Neumann series, each of whose products has a batch of its own.",
     "Ji, Yang, Liang, ICML 2021 (arXiv 2010.07962).",
-    {"steps": 10, "lr": 0.1},
+    {"steps": 10, "optimizer": {"name": "sgd", "lr": 0.1}},
     {
         "name": "implicit",
         "batch_size": 256,
@@ -111,7 +111,7 @@ DARTS = _one_run(
         "Hessian."
     ),
     "Liu, Simonyan, Yang, ICLR 2019 (arXiv 1806.09055), second-order approximation.",
-    {"steps": 1, "lr": 2.5e-2, "momentum": 0.9},
+    {"steps": 1, "optimizer": {"name": "sgd", "lr": 2.5e-2, "momentum": 0.9}},
     {
         "name": "one-step",
         "lr": 2.5e-2,
@@ -120,7 +120,8 @@ DARTS = _one_run(
         "upper_batch_size": 256,
     },
     outer={"betas": [0.5, 0.999]},
-    testing={"generator": {"lr": 0.5}, "hypergradient": {"lr": 0.5}},  # for losses of size 1
+    # for losses of size 1
+    testing={"generator": {"optimizer": {"lr": 0.5}}, "hypergradient": {"lr": 0.5}},
 )
 
 SAMA = _one_run(
@@ -130,10 +131,13 @@ SAMA = _one_run(
         "first-order gradients alone."
     ),
     "Choe et al., NeurIPS 2023 (arXiv 2310.05674).",
-    {"steps": 10, "optimizer": "adamw", "lr": 5e-3},
+    {"steps": 10, "optimizer": {"name": "adamw", "lr": 5e-3}},
     {"name": "sama", "lr": 5e-3, "displacement": 1.0, "batch_size": 256, "upper_batch_size": 256},
     # for losses of size 1
-    testing={"generator": {"lr": 0.5}, "hypergradient": {"lr": 0.5, "displacement": 0.01}},
+    testing={
+        "generator": {"optimizer": {"lr": 0.5}},
+        "hypergradient": {"lr": 0.5, "displacement": 0.01},
+    },
 )
 
 MIXFLOW = Composition(

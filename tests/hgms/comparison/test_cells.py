@@ -14,6 +14,7 @@ from hgms.comparison.grid_file import load
 from hgms.distributed import RankLost
 from hgms.generators.branches import Branches
 from hgms.hypergradients import Implicit
+from hgms.optim import SGD
 from hgms.outer import Sgd
 from hgms.plugins import Registry
 from hgms.runs import RunFolder
@@ -94,7 +95,7 @@ def test_a_failure_that_cannot_be_recorded_is_told_with_its_cause(
 
 
 PIPELINE = Pipeline(
-    generator=Branches(count=2, steps=3, lr=0.3),
+    generator=Branches(count=2, steps=3, optimizer=SGD(lr=0.3)),
     selector=BestOfN(),
     hypergradient=Implicit(solver=CG(rtol=0.1)),
     outer=Sgd(lr=0.5),

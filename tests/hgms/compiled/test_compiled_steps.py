@@ -19,6 +19,7 @@ from hgms.gauss_newton import Composite
 from hgms.generators.branches import Branches
 from hgms.hypergradients import Implicit
 from hgms.methods import Tilted
+from hgms.optim import SGD, AdamW, Clip, Cosine
 from hgms.outer import Adam
 from hgms.selectors import BestOfN
 from hgms.solvers import CG, MINRES
@@ -208,16 +209,19 @@ def test_a_compiled_solve_takes_the_same_steps(solver: Any, problem: Problem) ->
 
 RULES: dict[str, dict[str, Any]] = {
     "sgd": {},
-    "momentum": {"momentum": 0.9, "clip": 0.05, "batches": "shared"},
+    "momentum": {
+        "optimizer": Clip(optimizer=SGD(lr=0.05, momentum=0.9), clip=0.05),
+        "batches": "shared",
+    },
     "adamw": {
-        "optimizer": "adamw",
-        "lr": 0.01,
-        "weight_decay": 0.1,
-        "schedule": "cosine",
-        "floor": 0.1,
+        "optimizer": AdamW(lr=0.01, weight_decay=0.1, schedule=Cosine(floor=0.1)),
         "lr_spread": (0.5, 2.0),
     },
-    "spread": {"lr_spread": (0.5, 2.0), "decay_spread": (0.5, 2.0), "weight_decay": 0.1},
+    "spread": {
+        "optimizer": SGD(lr=0.05, weight_decay=0.1),
+        "lr_spread": (0.5, 2.0),
+        "decay_spread": (0.5, 2.0),
+    },
     "noise": {"noise": 0.1, "chunk": 2, "batch_size": None},
 }
 
@@ -237,7 +241,8 @@ RULES: dict[str, dict[str, Any]] = {
     ],
 )
 def test_compiled_branches_are_the_branches(rule: str, mode: Any) -> None:
-    fields = {"count": 3, "steps": 2, "lr": 0.05, "batch_size": 5, **RULES[rule]}
+    common = {"count": 3, "steps": 2, "batch_size": 5, "optimizer": SGD(lr=0.05)}
+    fields: Any = {**common, **RULES[rule]}
     generator = Branches(**fields, mode=mode)
     problems = [evolve(PROBLEM, compiler=where) for where in (Programs(), None)]
     starts = [generator.init(each, Key(0)) for each in problems]
@@ -261,7 +266,7 @@ def test_compiled_branches_are_the_branches(rule: str, mode: Any) -> None:
 
 def pipeline(products: int = 1) -> Pipeline:
     return Pipeline(
-        generator=Branches(count=2, steps=2, optimizer="adamw", lr=0.02, batch_size=5),
+        generator=Branches(count=2, steps=2, optimizer=AdamW(lr=0.02), batch_size=5),
         selector=BestOfN(),
         hypergradient=Implicit(solver=CG(ridge=0.05, max_steps=products), batch_size=8),
         outer=Adam(lr=0.1),

@@ -28,6 +28,7 @@ from hgms.generators.single_loop import Soba
 from hgms.generators.ula import Ula
 from hgms.hypergradients import Carried, Implicit, OneStep, ThroughStep, Unrolled
 from hgms.methods import LearnedStart
+from hgms.optim import SGD, AdamW, Clip, Cosine
 from hgms.outer import Sgd
 from hgms.selectors import First, Worst
 from hgms.solvers import MINRES, FixedPoint, Neumann
@@ -113,9 +114,9 @@ def test_what_would_be_compiled_again_and_again_or_is_too_long_or_large_is_not(
 # --- the way back through a run
 
 RULES: dict[str, dict[str, Any]] = {
-    "momentum": {"lr": 0.05, "momentum": 0.9, "clip": 0.02},
-    "decay": {"optimizer": "adamw", "lr": 0.02, "weight_decay": 0.1},
-    "whole": {"lr": 0.05, "batch_size": None},
+    "momentum": {"optimizer": Clip(optimizer=SGD(lr=0.05, momentum=0.9), clip=0.02)},
+    "decay": {"optimizer": AdamW(lr=0.02, weight_decay=0.1)},
+    "whole": {"optimizer": SGD(lr=0.05), "batch_size": None},
 }
 
 
@@ -176,7 +177,10 @@ ESTIMATORS: dict[str, Any] = {
         *(
             pipeline(
                 Branches(
-                    count=1, steps=2, lr=0.05, schedule="cosine-restarts", period=5, batch_size=6
+                    count=1,
+                    steps=2,
+                    optimizer=SGD(lr=0.05, schedule=Cosine(period=5)),
+                    batch_size=6,
                 ),
                 estimator,
             )
@@ -184,7 +188,7 @@ ESTIMATORS: dict[str, Any] = {
         ),
         LearnedStart(
             method=pipeline(
-                Trajectory(steps=6, lr=0.05, batch_size=6, keep_graph=True),
+                Trajectory(steps=6, optimizer=SGD(lr=0.05), batch_size=6, keep_graph=True),
                 Unrolled(),
                 Worst(mode="loop"),
                 answer="last",
@@ -208,7 +212,9 @@ SOLVERS = [
 
 @pytest.mark.parametrize("solver", SOLVERS, ids=str)
 def test_iterations_of_solvers(solver: Any) -> None:
-    method = pipeline(Branches(count=1, steps=1, lr=0.05), Implicit(solver=solver, batch_size=12))
+    method = pipeline(
+        Branches(count=1, steps=1, optimizer=SGD(lr=0.05)), Implicit(solver=solver, batch_size=12)
+    )
     compiler = same_run(method, PROBLEM, steps=2, rtol=1e-7, atol=1e-9)
     assert {"minres", "richardson"} & set(compiler.outcomes)
 

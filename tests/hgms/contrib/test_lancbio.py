@@ -213,7 +213,7 @@ def test_a_step_of_the_method_by_hand() -> None:
         g=lambda t, x, _: (x["x"].square() - t["t"] * x["x"]).sum(),
         f=lambda t, x, _: (0.5 * (x["x"] - 3).square()).sum(),
     )
-    composed = method(generator={"steps": 2, "lr": 0.25}, outer={"lr": 0.5})
+    composed = method(generator={"steps": 2, "optimizer": {"lr": 0.25}}, outer={"lr": 0.5})
     state, record = composed.step(problem, composed.init(problem, 0))
     assert float(state["x"]["x"]) == 2.0
     assert float(state["theta"]["t"]) == pytest.approx(2 - 0.5 * (-1 / 2.02))
@@ -224,7 +224,9 @@ def test_a_step_of_the_method_by_hand() -> None:
 def test_the_method_reaches_the_closed_form_optimum() -> None:
     problem, exact, best = tuned_penalty()
     composed = method(
-        generator={"lr": 0.8, "steps": 8}, hypergradient={"solver": {"ridge": 0.0}}, outer={"lr": 2}
+        generator={"optimizer": {"lr": 0.8}, "steps": 8},
+        hypergradient={"solver": {"ridge": 0.0}},
+        outer={"lr": 2},
     )
     theta, x, _ = run(composed, problem, 30)
     assert float(theta["log_penalty"]) == pytest.approx(best, abs=0.01)

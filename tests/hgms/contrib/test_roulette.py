@@ -15,6 +15,7 @@ from hgms.contrib import Roulette
 from hgms.contrib.roulette import summed, weights
 from hgms.generators.branches import Branches
 from hgms.hypergradients import Implicit
+from hgms.optim import SGD
 from hgms.outer import Sgd
 from hgms.selectors import BestOfN
 from hgms.solvers import CG, Neumann
@@ -112,7 +113,7 @@ def test_an_estimator_gives_a_key_of_its_own_before_all_else() -> None:
 
 def test_a_run_with_it_draws_anew_in_every_step_and_can_be_resumed() -> None:
     method = Pipeline(
-        generator=Branches(count=2, steps=3, lr=0.3, batch_size=6),
+        generator=Branches(count=2, steps=3, optimizer=SGD(lr=0.3), batch_size=6),
         selector=BestOfN(),
         hypergradient=Implicit(solver=Roulette(lr=0.5, steps=2, survival=0.9)),
         outer=Sgd(lr=0.1),

@@ -16,6 +16,7 @@ from hgms.adapters import from_losses
 from hgms.diagnosis import Diagnosing, spectrum
 from hgms.generators.branches import Branches
 from hgms.hypergradients import Implicit, Unrolled
+from hgms.optim import SGD
 from hgms.outer import Sgd
 from hgms.runs import run
 from hgms.selectors import BestOfN
@@ -44,7 +45,7 @@ DOUBLE = torch.float64
 
 def method(**parts: Any) -> Pipeline:
     own: dict[str, Any] = {
-        "generator": Branches(count=3, steps=4, lr=0.3, noise=0.3),
+        "generator": Branches(count=3, steps=4, optimizer=SGD(lr=0.3), noise=0.3),
         "selector": BestOfN(),
         "hypergradient": Implicit(solver=CG(ridge=0.0, rtol=1e-12)),
         "outer": Sgd(lr=0.1),
@@ -122,7 +123,9 @@ def test_a_lower_run_four_times_as_long_is_the_same_branch_going_on() -> None:
 )
 def test_rounding_is_measured_against_the_problem_in_float64(estimator: Any, task: Any) -> None:
     """The sphere's losses hold tensors: its task makes it anew; the quadratic's are cast."""
-    own = method(hypergradient=estimator, generator=Branches(count=1, steps=4, lr=0.1))
+    own = method(
+        hypergradient=estimator, generator=Branches(count=1, steps=4, optimizer=SGD(lr=0.1))
+    )
     row, _, _ = diagnosed(
         own, task.problem(0, CPU, torch.float32), lambda: task.problem(0, CPU, DOUBLE)
     )
@@ -137,7 +140,9 @@ def test_the_flat_directions_of_a_sphere_are_its_dimension(k: int) -> None:
     task = Sphere(k=k, d=8)
     problem = task.problem(0, CPU, DOUBLE)
     radius = float(task.closed_form(0, CPU, DOUBLE).radius(problem.theta0))
-    row, _, _ = diagnosed(method(generator=Branches(count=4, steps=80, lr=0.3, noise=0.1)), problem)
+    row, _, _ = diagnosed(
+        method(generator=Branches(count=4, steps=80, optimizer=SGD(lr=0.3), noise=0.1)), problem
+    )
     assert row["flat_dimension"] == k
     # radially g'' = 2r²
     assert row["normal_curvature"] == pytest.approx(min(1.0, 2 * radius**2), rel=1e-3)
@@ -286,7 +291,7 @@ def test_no_failure_of_a_measure_ends_a_run(good: int, left_out: set[str]) -> No
         return x["x"].square().sum()
 
     problem = flat(f, x=1.0)
-    own = method(generator=Branches(count=1, steps=1, lr=0.1))
+    own = method(generator=Branches(count=1, steps=1, optimizer=SGD(lr=0.1)))
     row = Diagnosing(method=own, problem=problem, seed=0).row(own.init(problem, 0), {}, 1, 0.0)
     assert left_out <= row["left_out"].keys()
     assert all("only so often" in reason for reason in row["left_out"].values())

@@ -36,6 +36,7 @@ from hgms.distributed import (
 from hgms.distributed.method import ensure_agreement
 from hgms.generators.branches import Branches
 from hgms.hypergradients import OneStep
+from hgms.optim import SGD
 from hgms.outer import Adam
 from hgms.runs import RunConfig, run, run_config
 from hgms.runs.rank import follow_launched
@@ -46,7 +47,7 @@ pytestmark = pytest.mark.extended
 
 CPU = torch.device("cpu")
 METHOD = Pipeline(
-    generator=Branches(count=3, steps=2, lr=0.05, batch_size=8),
+    generator=Branches(count=3, steps=2, optimizer=SGD(lr=0.05), batch_size=8),
     selector=BestOfN(),
     hypergradient=OneStep(derivative="difference"),
     outer=Adam(lr=0.1),

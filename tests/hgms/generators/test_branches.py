@@ -13,75 +13,75 @@ import torch
 from attrs import evolve
 from support.branch_steps import PROBLEM, ByHand, drawn, propose
 from support.helpers import F64, KEY, assert_same, network_problem, normal
-from torch import Tensor
-from torch.optim import SGD, AdamW, lr_scheduler
+from torch import Tensor, optim
+from torch.optim import lr_scheduler
 
 from hgms.adapters import from_losses
 from hgms.generators.branches import Branches
 from hgms.generators.ula import Ula
+from hgms.optim import SGD, AdamW, Clip, Cosine, LowerOptimizer, Torch
 from hgms.runs import run
 from hgms_core import Tree
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-13}
 SPREAD = [(0.25, 0.5), (1.0, 1.0), (4.0, 2.0)]
-OPTIMIZERS: dict[str, tuple[dict[str, Any], Callable[..., torch.optim.Optimizer]]] = {
-    # options, and the optimiser of a branch with factors of its rate and decay
-    "sgd": ({"lr": 0.3, "weight_decay": 0.2}, lambda p, r, d: SGD(p, 0.3, weight_decay=0.2)),
-    "momentum": ({"lr": 0.2, "momentum": 0.8}, lambda p, r, d: SGD(p, 0.2, momentum=0.8)),
+OPTIMIZERS: dict[str, tuple[LowerOptimizer, Callable[..., torch.optim.Optimizer]]] = {
+    # the lower optimiser, and that of torch for a branch with factors of its rate and decay
+    "sgd": (SGD(lr=0.3, weight_decay=0.2), lambda p, r, d: optim.SGD(p, 0.3, weight_decay=0.2)),
+    "momentum": (SGD(lr=0.2, momentum=0.8), lambda p, r, d: optim.SGD(p, 0.2, momentum=0.8)),
     "adamw": (
-        {"optimizer": "adamw", "lr": 0.05, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.1},
-        lambda p, r, d: AdamW(p, lr=0.05, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.1),
+        AdamW(lr=0.05, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.1),
+        lambda p, r, d: optim.AdamW(p, lr=0.05, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.1),
     ),
     "spread": (
-        {
-            "optimizer": "adamw",
-            "lr": 0.05,
-            "weight_decay": 0.2,
-            "lr_spread": (0.25, 4.0),
-            "decay_spread": (0.5, 2.0),
-        },
-        lambda p, r, d: AdamW(p, lr=0.05 * r, weight_decay=0.2 * d),
+        AdamW(lr=0.05, weight_decay=0.2),
+        lambda p, r, d: optim.AdamW(p, lr=0.05 * r, weight_decay=0.2 * d),
     ),
 }
+SPREADS: Any = {"lr_spread": (0.25, 4.0), "decay_spread": (0.5, 2.0)}
 every_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
 
 
 @every_optimizer
 @pytest.mark.parametrize("mode", ["loop", "stacked"])
 def test_each_branch_is_torch_optim(name: str, mode: str) -> None:
-    options, build = OPTIMIZERS[name]
-    for more in ({}, {"batches": "shared", "clip": 0.02}, {"batch_size": None}, {"clip": 0.2}):
+    optimizer, build = OPTIMIZERS[name]
+    spread = SPREADS if name == "spread" else {}
+    cases: list[tuple[Any, float | None]]
+    cases = [({}, None), ({"batches": "shared"}, 0.02), ({"batch_size": None}, None), ({}, 0.2)]
+    for more, clip in cases:
         common = {"count": 3, "steps": 5, "batch_size": 5, "mode": mode, "whole_batch_noise": 0.0}
-        branches = Branches(**{**common, **options, **more})
+        lower = optimizer if clip is None else Clip(optimizer=optimizer, clip=clip)
+        branches = Branches(**{**common, **spread, **more}, optimizer=lower)
         found = propose(branches)
         for i, (rate, decay) in enumerate(SPREAD):
             hand = ByHand(
                 lambda p, rate=rate, decay=decay: build(p, rate, decay),  # type: ignore[misc]
-                clip=more.get("clip"),
+                clip=clip,
             )
             assert_same(found.at(i), hand.run(drawn(branches, i)), **CLOSE)
 
 
 @pytest.mark.parametrize(
-    ("options", "schedule"),
+    ("cosine", "schedule"),
     [
-        ({"schedule": "cosine"}, lambda o: lr_scheduler.CosineAnnealingLR(o, 7, eta_min=0.1)),
+        (Cosine(floor=0.2), lambda o: lr_scheduler.CosineAnnealingLR(o, 7, eta_min=0.1)),
         # a period of 5 steps of 7 an outer step: restarts fall inside and across outer steps
         (
-            {"schedule": "cosine-restarts", "period": 5},
+            Cosine(floor=0.2, period=5),
             lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, T_0=5, eta_min=0.1),
         ),
     ],
     ids=["cosine", "restarts"],
 )
-def test_schedules_are_those_of_torch(options: dict[str, Any], schedule: Any) -> None:
+def test_schedules_are_those_of_torch(cosine: Cosine, schedule: Any) -> None:
     branches = Branches(
-        count=2, steps=7, lr=0.5, batch_size=5, floor=0.2, carry_rule="base", **options
+        count=2, steps=7, optimizer=SGD(lr=0.5, schedule=cosine), batch_size=5, carry_rule="base"
     )
     state = branches.init(PROBLEM, KEY)
     with warnings.catch_warnings():
-        hand = ByHand(lambda p: SGD(p, lr=0.5), schedule)
-        for outer in range(3 if "period" in options else 1):
+        hand = ByHand(lambda p: optim.SGD(p, lr=0.5), schedule)
+        for outer in range(1 if cosine.period is None else 3):
             key = KEY.fold(outer)
             found = propose(branches, start=state, key=key)
             assert_same(found.at(0), hand.run(drawn(branches, 0, key)), **CLOSE)
@@ -102,7 +102,7 @@ def test_noise_has_the_asked_size_and_spares_branch_zero(
 ) -> None:
     x0 = {"w": 3 * torch.ones(400, 5, dtype=F64), "b": torch.zeros(300, dtype=F64)}
     problem = evolve(PROBLEM, x0=x0, g=lambda t, x, b: x["w"].sum())
-    x = propose(Branches(count=3, steps=1, lr=1e-300, **options), problem).x
+    x = propose(Branches(count=3, steps=1, optimizer=SGD(lr=1e-300), **options), problem).x
     for name, unit in zip(("w", "b"), units, strict=True):
         noise = (x[name] - x0[name]).reshape(3, -1)
         assert not noise[0].any()
@@ -119,7 +119,7 @@ def test_noise_has_the_asked_size_and_spares_branch_zero(
         ({"decay_spread": (0.5, 2.0)}, False),  # of a decay of 0
         ({"batch_size": 5}, True),
         ({"lr_spread": (0.5, 2.0)}, True),
-        ({"decay_spread": (0.5, 2.0), "weight_decay": 0.1}, True),
+        ({"decay_spread": (0.5, 2.0), "optimizer": SGD(weight_decay=0.1)}, True),
         ({"noise": 0.05}, True),
         ({"count": 1}, True),
     ],
@@ -140,10 +140,12 @@ def test_where_nothing_else_tells_the_branches_apart_noise_does(
     "generator",
     [
         Branches(),
-        Branches(batch_size=4, clip=0.1),
-        Branches(batch_size=4, batches="shared", optimizer="adamw", weight_decay=0.1),
+        Branches(batch_size=4, optimizer=Clip(optimizer=SGD(), clip=0.1)),
+        Branches(batch_size=4, batches="shared", optimizer=AdamW(weight_decay=0.1)),
         Branches(batch_size=4, accumulate=2),
-        Branches(batch_size=4, optimizer=lambda leaves: torch.optim.RMSprop(leaves, lr=0.01)),
+        Branches(
+            batch_size=4, optimizer=Torch(build=lambda leaves: torch.optim.RMSprop(leaves, lr=0.01))
+        ),
         Ula(lr=0.1, temperature=0.5),
         Ula(lr=0.1, temperature=0.5, batch_size=4),
     ],
@@ -184,7 +186,7 @@ def test_a_gradient_through_adamw_at_a_stationary_point_is_bounded() -> None:
         lower_data={"a": a[:20], "y": y[:20]},
         upper_data={"a": a[20:], "y": y[20:]},
     )
-    plain = {"name": "hg-baseline", "generator": {"eps_root": 0.0}}
+    plain = {"name": "hg-baseline", "generator": {"optimizer": {"eps_root": 0.0}}}
     bounded, unbounded = (run(method, problem, "1 steps") for method in ("hg-baseline", plain))
     assert bounded.records[-1]["hypergradient_norm"] < 10
     assert "remarks" not in bounded.summary

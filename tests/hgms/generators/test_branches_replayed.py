@@ -17,34 +17,40 @@ from support.branch_steps import (
     propose,
 )
 from support.helpers import KEY, assert_same, counted
-from torch.optim import SGD, AdamW, RMSprop, lr_scheduler
+from torch import optim
+from torch.optim import RMSprop, lr_scheduler
 
 from hgms.generators.branches import Branches
+from hgms.optim import SGD, AdamW, Clip, Cosine, LowerOptimizer, Torch
 from hgms_core import Key, Tree
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-13}
-RUN: dict[str, Any] = {"count": 3, "steps": 5, "lr": 0.3, "batch_size": 5}
-ADAMW: dict[str, Any] = {**RUN, "optimizer": "adamw", "lr": 0.05}
+RUN: dict[str, Any] = {"count": 3, "steps": 5, "batch_size": 5}
 CASES = {
-    "sgd": Branches(**RUN, noise=0.05),
-    "momentum-clip": Branches(**RUN, momentum=0.7, clip=0.05, lr_spread=(0.5, 2.0)),
-    "adamw": Branches(**ADAMW, weight_decay=0.1, decay_spread=(0.5, 2.0)),
-    "adamw root": Branches(**ADAMW, eps_root=1e-4, weight_decay=0.1),
-    "shared-cosine": Branches(**RUN, batches="shared", noise=0.1, schedule="cosine"),
+    "sgd": Branches(**RUN, optimizer=SGD(lr=0.3), noise=0.05),
+    "momentum-clip": Branches(
+        **RUN, optimizer=Clip(optimizer=SGD(lr=0.3, momentum=0.7), clip=0.05), lr_spread=(0.5, 2.0)
+    ),
+    "adamw": Branches(**RUN, optimizer=AdamW(lr=0.05, weight_decay=0.1), decay_spread=(0.5, 2.0)),
+    "adamw root": Branches(**RUN, optimizer=AdamW(lr=0.05, eps_root=1e-4, weight_decay=0.1)),
+    "shared-cosine": Branches(
+        **RUN, optimizer=SGD(lr=0.3, schedule=Cosine()), batches="shared", noise=0.1
+    ),
     "full-restarts": Branches(
         **{**RUN, "batch_size": None},
         noise=0.1,
-        schedule="cosine-restarts",
-        period=3,
+        optimizer=SGD(lr=0.3, schedule=Cosine(period=3)),
         carry_rule="restart",
     ),
-    "per-branch": Branches(**ADAMW, carry_rule="per-branch"),
+    "per-branch": Branches(**RUN, optimizer=AdamW(lr=0.05), carry_rule="per-branch"),
     "torch": Branches(
         count=3,
         steps=5,
         batch_size=5,
-        optimizer=lambda p: RMSprop(p, lr=0.01, momentum=0.5),
-        schedule=lambda o: lr_scheduler.StepLR(o, 2, gamma=0.5),
+        optimizer=Torch(
+            build=lambda p: RMSprop(p, lr=0.01, momentum=0.5),
+            schedule=lambda o: lr_scheduler.StepLR(o, 2, gamma=0.5),
+        ),
     ),
 }
 every_case = pytest.mark.parametrize("case", CASES)
@@ -62,7 +68,7 @@ def test_a_replayed_branch_is_the_proposed_one(case: str) -> None:
 
 
 def test_a_kept_graph_is_used_at_its_own_theta_only() -> None:
-    plain = Branches(**{**ADAMW, "count": 1, "steps": 4})
+    plain = Branches(**{**RUN, "count": 1, "steps": 4}, optimizer=AdamW(lr=0.05))
     problem, seen = counted(PROBLEM)
     index = torch.tensor(0)
     held = propose(evolve(plain, keep_graph=True), problem)
@@ -86,12 +92,12 @@ def test_a_kept_graph_is_used_at_its_own_theta_only() -> None:
     assert_same(held.replay(index, at, None)[0], expected)  # type: ignore[misc]
 
 
-OPTIMIZERS: dict[str, tuple[dict[str, Any], Any]] = {
-    "sgd": ({"lr": 0.3}, lambda p: SGD(p, lr=0.3)),
-    "momentum": ({"lr": 0.2, "momentum": 0.8}, lambda p: SGD(p, lr=0.2, momentum=0.8)),
+OPTIMIZERS: dict[str, tuple[LowerOptimizer, Any]] = {
+    "sgd": (SGD(lr=0.3), lambda p: optim.SGD(p, lr=0.3)),
+    "momentum": (SGD(lr=0.2, momentum=0.8), lambda p: optim.SGD(p, lr=0.2, momentum=0.8)),
     "adamw": (
-        {"optimizer": "adamw", "lr": 0.05, "weight_decay": 0.1},
-        lambda p: AdamW(p, lr=0.05, weight_decay=0.1),
+        AdamW(lr=0.05, weight_decay=0.1),
+        lambda p: optim.AdamW(p, lr=0.05, weight_decay=0.1),
     ),
 }
 
@@ -99,8 +105,8 @@ OPTIMIZERS: dict[str, tuple[dict[str, Any], Any]] = {
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("rule", ["selected", "base", "per-branch"])
 def test_continuing_with_carried_moments_is_one_long_run(name: str, rule: str) -> None:
-    options, build = OPTIMIZERS[name]
-    branches = Branches(count=3, steps=4, batch_size=5, carry_rule=rule, **options)
+    optimizer, build = OPTIMIZERS[name]
+    branches = Branches(count=3, steps=4, batch_size=5, carry_rule=rule, optimizer=optimizer)
     state = branches.init(PROBLEM, KEY)
     histories: list[list[Tree]] = [[], [], []]
     for outer, choice in enumerate([2, 1, 2]):
@@ -116,7 +122,7 @@ def test_continuing_with_carried_moments_is_one_long_run(name: str, rule: str) -
 
 def test_restarts_draw_a_new_lower_state_and_forget_the_moments() -> None:
     """At each step, or each second one."""
-    momentum = {"count": 2, "steps": 3, "lr": 0.1, "momentum": 0.5}
+    momentum: Any = {"count": 2, "steps": 3, "optimizer": SGD(momentum=0.5)}
     for options, expected in (
         ({"carry_rule": "restart"}, [True] * 4),
         ({"carry_rule": "per-branch", "restart_every": 2}, [False, True, False, True]),

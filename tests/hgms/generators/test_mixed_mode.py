@@ -14,22 +14,25 @@ from support.helpers import F64, KEY, assert_same, counted, network_problem, nor
 from hgms.generators.branches import Branches, Trajectory
 from hgms.generators.branches.mixed_mode import second_products
 from hgms.hypergradients import Unrolled
+from hgms.optim import SGD, AdamW, Clip, Cosine
 from hgms_core import Problem, Tree
 
 PROBLEM = network_problem(rows=12)
 THETA = PROBLEM.theta0
-SGD: dict[str, Any] = {"count": 2, "steps": 4, "lr": 0.4, "batch_size": 5}
-ADAMW: dict[str, Any] = {**SGD, "optimizer": "adamw", "lr": 0.05}
-ONE: dict[str, Any] = {"steps": 4, "lr": 0.4, "batch_size": 5}
+ONE: dict[str, Any] = {"steps": 4, "batch_size": 5}
+TWO: dict[str, Any] = {**ONE, "count": 2}
+ADAMW = AdamW(lr=0.05)
 PATHS: dict[str, Any] = {
-    "sgd": Branches(**SGD, noise=0.1, weight_decay=0.05),
-    "momentum": Branches(**SGD, momentum=0.8, schedule="cosine", floor=0.1),
-    "adamw": Branches(**ADAMW, weight_decay=0.1, lr_spread=(0.5, 2.0)),
-    "clipped": Branches(count=2, steps=4, lr=2.0, clip=0.05, whole_batch_noise=0.3),
-    "in parts": Branches(**ADAMW, accumulate=2, clip=0.1),
-    "kept": Branches(**{**ADAMW, "count": 1}, keep_graph=True),
-    "trajectory": Trajectory(**ONE | {"optimizer": "adamw", "lr": 0.05}),
-    "kept trajectory": Trajectory(**ONE, momentum=0.8, keep_graph=True),
+    "sgd": Branches(**TWO, optimizer=SGD(lr=0.4, weight_decay=0.05), noise=0.1),
+    "momentum": Branches(**TWO, optimizer=SGD(lr=0.4, momentum=0.8, schedule=Cosine(floor=0.1))),
+    "adamw": Branches(**TWO, optimizer=AdamW(lr=0.05, weight_decay=0.1), lr_spread=(0.5, 2.0)),
+    "clipped": Branches(
+        count=2, steps=4, optimizer=Clip(optimizer=SGD(lr=2.0), clip=0.05), whole_batch_noise=0.3
+    ),
+    "in parts": Branches(**TWO, optimizer=Clip(optimizer=ADAMW, clip=0.1), accumulate=2),
+    "kept": Branches(**ONE, count=1, optimizer=ADAMW, keep_graph=True),
+    "trajectory": Trajectory(**ONE, optimizer=ADAMW),
+    "kept trajectory": Trajectory(**ONE, optimizer=SGD(lr=0.4, momentum=0.8), keep_graph=True),
 }
 
 
@@ -67,7 +70,7 @@ def test_it_is_the_derivative_of_the_graph(path: str, last: int | None) -> None:
 
 def test_it_calls_the_loss_once_a_step_on_each_way_and_holds_no_graph() -> None:
     problem, calls = counted(PROBLEM)
-    generator = Branches(count=1, steps=6, optimizer="adamw", lr=0.05, way_back="mixed")
+    generator = Branches(count=1, steps=6, optimizer=AdamW(lr=0.05), way_back="mixed")
     candidates = generator.propose(problem, THETA, generator.init(problem, KEY), KEY)
     branch: Any = candidates.branch(torch.tensor(0))
     leaves = {name: leaf.clone().requires_grad_() for name, leaf in THETA.items()}

@@ -14,6 +14,7 @@ import hgms.runs
 from hgms.config import Budget
 from hgms.generators.branches import Branches
 from hgms.generators.search import Search
+from hgms.optim import SGD
 from hgms.selectors import BestOfN, First
 from hgms_core import Problem, State, Tree
 
@@ -22,7 +23,7 @@ every_sampler = pytest.mark.parametrize("sampler", ["random", "tpe"])
 
 
 def search(sampler: str, **options: Any) -> Search:
-    generator = Branches(count=2, steps=3, lr=0.3, batch_size=6)
+    generator = Branches(count=2, steps=3, optimizer=SGD(lr=0.3), batch_size=6)
     return Search(**{"generator": generator, "selector": BestOfN(), "sampler": sampler, **options})
 
 
@@ -48,7 +49,10 @@ def test_three_steps_by_hand() -> None:
         project=lambda theta: {"t": theta["t"].clamp(max=0.5)},
     )
     method = Search(
-        generator=Branches(count=1, steps=1, lr=0.5), selector=First(), low=1.0, high=1.5
+        generator=Branches(count=1, steps=1, optimizer=SGD(lr=0.5)),
+        selector=First(),
+        low=1.0,
+        high=1.5,
     )
     # The box [1, 1.5] lies beyond the projection: θ = 0.5, x = 2.25, f = 9/16. The third one is
     # equal, not better; the lower run began at x0 again.
@@ -120,7 +124,7 @@ def test_the_counts_are_the_calls_that_happened() -> None:
 @every_sampler
 def test_it_comes_near_the_closed_form_optimum(sampler: str) -> None:
     problem, _, best = tuned_penalty()
-    generator = Branches(count=1, steps=12, lr=0.8)
+    generator = Branches(count=1, steps=12, optimizer=SGD(lr=0.8))
     method = Search(generator=generator, selector=First(), sampler=sampler)
     theta, _, _ = run(method, problem, 60 if sampler == "random" else 40)
     near = {"random": 0.3, "tpe": 0.2}[sampler]

@@ -15,7 +15,9 @@ from support.helpers import F64, KEY, assert_same, finite_differences
 from torch import Tensor
 from torch.optim import LBFGS, SGD, Adam, AdamW, NAdam, RMSprop
 
+from hgms import optim
 from hgms.generators.branches import Branches
+from hgms.optim import Clip, Torch
 from hgms.runs import pack, unpack
 from hgms.testing import Check, parametrize_with_checks
 from hgms_core import Problem, Tree
@@ -58,7 +60,8 @@ OTHERS: dict[str, Build] = {
 
 @pytest.mark.nightly
 @parametrize_with_checks(
-    [Branches(optimizer=EVERY["RMSprop"])], {"toml": "a function cannot be written into a file"}
+    [Branches(optimizer=Torch(build=EVERY["RMSprop"]))],
+    {"toml": "a function cannot be written into a file"},
 )
 def test_conformance(component: Any, check: Check) -> None:
     check(component)
@@ -78,7 +81,12 @@ def written(state: Any) -> Any:
 def test_each_branch_is_the_optimiser_by_hand_over_outer_steps(name: str, mode: Any) -> None:
     build = {**EVERY, **OTHERS}[name]
     branches = Branches(
-        count=2, steps=3, optimizer=build, batch_size=5, mode=mode, carry_rule="per-branch"
+        count=2,
+        steps=3,
+        optimizer=Torch(build=build),
+        batch_size=5,
+        mode=mode,
+        carry_rule="per-branch",
     )
     hands = [ByHand(build), ByHand(build)]
     start = branches.init(PROBLEM, KEY)
@@ -98,20 +106,19 @@ def test_spreads_clipping_and_the_winners_memory() -> None:
     branches = Branches(
         count=3,
         steps=3,
-        optimizer=build(1.0, 1.0),
+        optimizer=Clip(optimizer=Torch(build=build(1.0, 1.0), moments="carry"), clip=0.2),
         batch_size=5,
         lr_spread=(0.25, 4.0),
         decay_spread=(0.5, 2.0),
-        clip=0.2,
-        moments="carry",
     )
+    reset = Torch(build=build(1.0, 1.0), moments="fresh")
     candidates = propose(branches)
     hands = [ByHand(build(*f), clip=0.2) for f in ((0.25, 0.5), (1.0, 1.0), (4.0, 2.0))]
     for i, hand in enumerate(hands):
         assert_same(candidates.at(i), hand.run(drawn(branches, i)), **CLOSE)
     carried, fresh = (
         each.carry(each.init(PROBLEM, KEY), candidates, torch.tensor(2), KEY, PROBLEM)
-        for each in (branches, evolve(branches, moments="fresh"))
+        for each in (branches, evolve(branches, optimizer=reset))
     )
     for name, memory in carried["moments"].items():
         leaf, entry, _ = name.split("|")
@@ -140,7 +147,7 @@ BENT = Problem(
 def test_the_way_back_against_differences(name: str, last: int | None) -> None:
     """Also where a coordinate never had a gradient, so that a root has no slope there; and through
     the last steps alone, whose start then stands still."""
-    branches = Branches(count=1, steps=4, optimizer=EVERY[name])
+    branches = Branches(count=1, steps=4, optimizer=Torch(build=EVERY[name]))
     candidates = propose(branches, BENT)
 
     def value(end: Tree) -> Tensor:
@@ -180,11 +187,15 @@ def test_lbfgs_solves_each_branch_and_counts_its_gradients() -> None:
     calls: list[int] = []
     hand = ByHand(build)
     branches = Branches(
-        count=2, steps=2, optimizer=build, moments="fresh", noise=0.1, noise_scale="absolute"
+        count=2,
+        steps=2,
+        optimizer=Torch(build=build, moments="fresh"),
+        noise=0.1,
+        noise_scale="absolute",
     )
     candidates = propose(branches)
     assert_same(candidates.at(0), two_steps(), **CLOSE)
-    one = evolve(branches, count=1, moments="carry")
+    one = evolve(branches, count=1, optimizer=Torch(build=build))
     single = propose(one)
     assert candidates.cost.lower_gradients > single.cost.lower_gradients == len(calls)
     assert_same(single.replay(torch.tensor(0), THETA, None)[0], single.at(0))  # type: ignore[misc]
@@ -193,12 +204,18 @@ def test_lbfgs_solves_each_branch_and_counts_its_gradients() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"momentum": 0.5}, {"optimizer": EVERY["RMSprop"]}, {"clip": 0.1}]
+    "optimizer",
+    [optim.SGD(momentum=0.5), Torch(build=EVERY["RMSprop"]), Clip(optimizer=optim.SGD(), clip=0.1)],
 )
 @pytest.mark.parametrize(("batch_size", "mode"), [(7, "stacked"), (None, "loop")])
-def test_batches_in_parts_are_the_whole_batch(options: Any, batch_size: Any, mode: Any) -> None:
+def test_batches_in_parts_are_the_whole_batch(optimizer: Any, batch_size: Any, mode: Any) -> None:
     whole = Branches(
-        count=2, steps=3, batch_size=batch_size, mode=mode, whole_batch_noise=0.1, **options
+        count=2,
+        steps=3,
+        batch_size=batch_size,
+        mode=mode,
+        whole_batch_noise=0.1,
+        optimizer=optimizer,
     )
     plain, parted = propose(whole), propose(evolve(whole, accumulate=3))
     assert_same((parted.x, parted.losses), (plain.x, plain.losses), **CLOSE)

@@ -12,12 +12,14 @@ from attrs import evolve
 from support.branch_steps import PROBLEM, THETA, ByHand, propose
 from support.field_problems import pipeline, run, tuned_penalty
 from support.helpers import F64, KEY, assert_same, finite_differences, normal, rejects
-from torch.optim import SGD, AdamW, NAdam
+from torch import optim
+from torch.optim import NAdam
 
 from hgms.generators.branches import Branches, Trajectory
 from hgms.hypergradients import Unrolled
 from hgms.methods import LearnedStart
 from hgms.methods.learned_start import with_learned_start
+from hgms.optim import SGD, AdamW, Clip, LowerOptimizer, Torch
 from hgms.outer import Adam, Schedule, Sgd, Split
 from hgms.runs import RunConfig
 from hgms.selectors import First, Worst
@@ -28,14 +30,14 @@ def nadam(parameters: Any) -> torch.optim.Optimizer:
     return NAdam(parameters, lr=0.05, weight_decay=0.1, decoupled_weight_decay=True)
 
 
-OPTIMIZERS: dict[str, tuple[dict[str, Any], Any]] = {
-    "sgd": ({"lr": 0.3}, lambda p: SGD(p, lr=0.3)),
-    "momentum": ({"lr": 0.2, "momentum": 0.8}, lambda p: SGD(p, lr=0.2, momentum=0.8)),
+OPTIMIZERS: dict[str, tuple[LowerOptimizer, Any]] = {
+    "sgd": (SGD(lr=0.3), lambda p: optim.SGD(p, lr=0.3)),
+    "momentum": (SGD(lr=0.2, momentum=0.8), lambda p: optim.SGD(p, lr=0.2, momentum=0.8)),
     "adamw": (
-        {"optimizer": "adamw", "lr": 0.05, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.1},
-        lambda p: AdamW(p, lr=0.05, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.1),
+        AdamW(lr=0.05, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.1),
+        lambda p: optim.AdamW(p, lr=0.05, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.1),
     ),
-    "torch": ({"optimizer": nadam}, nadam),
+    "torch": (Torch(build=nadam), nadam),
 }
 every_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
 graph_or_not = pytest.mark.parametrize("keep_graph", [False, True])
@@ -46,9 +48,9 @@ graph_or_not = pytest.mark.parametrize("keep_graph", [False, True])
 def test_candidates_are_the_iterates_of_torch_optim(
     name: str, keep_graph: bool, every: int
 ) -> None:
-    options, build = OPTIMIZERS[name]
+    optimizer, build = OPTIMIZERS[name]
     found: Any = propose(
-        Trajectory(steps=6, every=every, batch_size=5, keep_graph=keep_graph, **options)
+        Trajectory(steps=6, every=every, batch_size=5, keep_graph=keep_graph, optimizer=optimizer)
     )
     rows: Any = PROBLEM.lower_data.draw(KEY.fold("batches"), 5, 6)
     batches = [PROBLEM.lower_data.batch(row) for row in rows]
@@ -86,7 +88,8 @@ def test_a_candidate_is_differentiated_through_its_own_steps_and_to_its_start(
     name: str, keep_graph: bool
 ) -> None:
     problem = with_learned_start(PROBLEM)
-    plain = Trajectory(steps=4, batch_size=6, clip=0.5, **OPTIMIZERS[name][0])
+    clipped = Clip(optimizer=OPTIMIZERS[name][0], clip=0.5)
+    plain = Trajectory(steps=4, batch_size=6, optimizer=clipped)
     start = plain.init(problem, KEY)
     direction = {
         key: normal(*leaf.shape, seed=60 + i)
@@ -109,7 +112,7 @@ def test_a_candidate_is_differentiated_through_its_own_steps_and_to_its_start(
 
 @pytest.mark.parametrize("last", [1, 2, 9, None])
 def test_the_kept_graph_and_the_replay_are_one_derivative(last: int | None) -> None:
-    plain = Trajectory(steps=4, lr=0.3, batch_size=6)
+    plain = Trajectory(steps=4, optimizer=SGD(lr=0.3), batch_size=6)
     for index in (1, 3):
         kept, replayed = (
             slope(evolve(plain, keep_graph=keep), PROBLEM, index, last) for keep in (True, False)
@@ -141,7 +144,9 @@ def test_two_steps_of_iaptt_by_hand(keep_graph: bool) -> None:
         project=lambda theta: {"t": theta["t"].clamp(-0.17, 0.17)},
         evaluate=lambda theta, x: {"names": float(len(theta))},
     )
-    method = iaptt(Trajectory(steps=3, lr=0.5, keep_graph=keep_graph), Sgd(lr=0.1), Sgd(lr=2.0))
+    method = iaptt(
+        Trajectory(steps=3, optimizer=SGD(lr=0.5), keep_graph=keep_graph), Sgd(lr=0.1), Sgd(lr=2.0)
+    )
     state, record = method.step(problem, method.init(problem, 0))
     assert (int(record["selected"]), record["scores"].tolist()) == (0, [0.5, 0.0, 0.125])
     assert float(record["hypergradient_norm"]) == pytest.approx((1.5**2 + 0.5**2) ** 0.5)
@@ -170,7 +175,7 @@ def test_a_learned_start_wants_a_generator_that_knows_it() -> None:
 
 def test_a_kept_graph_of_a_learned_start_is_used_at_its_own_theta_only() -> None:
     lifted = with_learned_start(PROBLEM)
-    plain = Trajectory(steps=4, lr=0.3, batch_size=6)
+    plain = Trajectory(steps=4, optimizer=SGD(lr=0.3), batch_size=6)
     held, again = (propose(evolve(plain, keep_graph=keep), lifted).replay for keep in (True, False))
     index = torch.tensor(2)
     for name, calls in ((None, 0), ("scale", 3), ("start.w", 3)):
@@ -190,7 +195,7 @@ def test_iaptt_reaches_the_closed_form_optimum() -> None:
     # At θ* a start z = x*(θ*) makes every iterate optimal, so the pessimistic value there is F*,
     # and it is never below F* where the run reaches the lower solution.
     problem, exact, best = tuned_penalty()
-    generator = Trajectory(steps=25, lr=0.8, keep_graph=True)
+    generator = Trajectory(steps=25, optimizer=SGD(lr=0.8), keep_graph=True)
     theta, x, _ = run(iaptt(generator, Adam(lr=0.1, schedule=COSINE), Sgd(lr=1.0)), problem, 120)
     assert float(theta["log_penalty"]) == pytest.approx(best, abs=0.05)
     wanted = exact.value({"log_penalty": torch.tensor([best], dtype=F64)})

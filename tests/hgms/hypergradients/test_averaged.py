@@ -16,6 +16,7 @@ from torch import Tensor
 
 from hgms.generators.branches import Branches
 from hgms.hypergradients import Averaged, Implicit, OneStep, Unrolled
+from hgms.optim import SGD
 from hgms.outer import Sgd
 from hgms.selectors import BestOfN, Worst
 from hgms.solvers import CG
@@ -28,7 +29,9 @@ PROBLEM = evolve(SMALL, upper_data={"differentiate": SELECT, "select": SELECT})
 is looked for.
 """
 THETA = PROBLEM.theta0
-BRANCHES = Branches(count=5, steps=3, lr=0.5, batch_size=5, noise=0.5, noise_scale="relative")
+BRANCHES = Branches(
+    count=5, steps=3, optimizer=SGD(lr=0.5), batch_size=5, noise=0.5, noise_scale="relative"
+)
 
 
 def candidates_at(theta: Tree) -> Candidates:

@@ -16,6 +16,7 @@ from hgms.adapters import from_losses
 from hgms.generators.branches import Branches
 from hgms.generators.ula import Ula
 from hgms.hypergradients import Aligned, Carried, Fixed, Implicit, OneStep, ThroughStep, Unrolled
+from hgms.optim import SGD, AdamW, Clip, Cosine
 from hgms.solvers import CG, Neumann
 from hgms.tasks.quadratic import Quadratic
 from hgms_core import Branch, CallableSolver, Candidates, Cost, Problem, State, Tree
@@ -47,14 +48,12 @@ class Replayable:
         return self.proposed(self.problem.theta0).branch(torch.tensor(index))
 
 
-SGD: dict[str, Any] = {"count": 2, "steps": 4, "lr": 0.4, "batch_size": 5}
+TWO: dict[str, Any] = {"count": 2, "steps": 4, "batch_size": 5}
 PATHS: dict[str, Any] = {
-    "sgd": Branches(**SGD, noise=0.1, weight_decay=0.05),
-    "momentum": Branches(**SGD, momentum=0.8, schedule="cosine", floor=0.1),
-    "adamw": Branches(
-        **{**SGD, "lr": 0.05}, optimizer="adamw", weight_decay=0.1, lr_spread=(0.5, 2.0)
-    ),
-    "clipped": Branches(count=2, steps=4, lr=2.0, clip=0.05),
+    "sgd": Branches(**TWO, optimizer=SGD(lr=0.4, weight_decay=0.05), noise=0.1),
+    "momentum": Branches(**TWO, optimizer=SGD(lr=0.4, momentum=0.8, schedule=Cosine(floor=0.1))),
+    "adamw": Branches(**TWO, optimizer=AdamW(lr=0.05, weight_decay=0.1), lr_spread=(0.5, 2.0)),
+    "clipped": Branches(count=2, steps=4, optimizer=Clip(optimizer=SGD(lr=2.0), clip=0.05)),
     "ula": Ula(count=2, steps=4, lr=0.3, temperature=1e-2, carry_rule="selected"),
 }
 
@@ -152,7 +151,7 @@ def test_implicit_is_the_closed_form_on_ridge(strategy: Any, solver: Any) -> Non
 
 
 def test_implicit_is_the_limit_of_unrolling() -> None:
-    branch = Replayable(Branches(count=1, steps=200, lr=0.8), RIDGE).branch(0)
+    branch = Replayable(Branches(count=1, steps=200, optimizer=SGD(lr=0.8)), RIDGE).branch(0)
     found, _ = Unrolled().estimate(RIDGE, RIDGE.theta0, *branch.as_candidates(), KEY, {})
     assert_same(found.value, EXACT.hypergradient(RIDGE.theta0), rtol=1e-9)
 

@@ -17,6 +17,7 @@ from support.source_problems import assert_goes_on, convex_sources, network_sour
 
 from hgms.generators.branches import Branches
 from hgms.hypergradients import Aligned
+from hgms.optim import AdamW
 from hgms.outer import DualAveraging
 from hgms.rows import mixture_slope
 from hgms.runs import run
@@ -171,7 +172,7 @@ def test_dual_averaging_is_least_loss_with_a_divergence_from_the_start() -> None
     assert_same(steps(DualAveraging(), corner, torch.zeros(1, 2, dtype=F64)), corner)
 
 
-BRANCHES = Branches(count=2, steps=3, optimizer="adamw", lr=0.02, batch_size=6)
+BRANCHES = Branches(count=2, steps=3, optimizer=AdamW(lr=0.02), batch_size=6)
 METHOD = pipeline(BRANCHES, BestOfN(), Aligned(batch_size=12), DualAveraging(strength=10.0))
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hgms.generators.branches import Branches
 from hgms.hypergradients import Sama
+from hgms.optim import AdamW
 from hgms.runs import RunConfig
 from hgms_core import Branch, Problem
 
@@ -21,7 +22,7 @@ PROBLEM = network_problem(rows=12)
 THETA = PROBLEM.theta0
 BETAS = (0.8, 0.95)
 RATE = 0.3
-GENERATOR = Branches(count=2, steps=3, optimizer="adamw", lr=0.05, betas=BETAS)
+GENERATOR = Branches(count=2, steps=3, optimizer=AdamW(lr=0.05, betas=BETAS))
 # three AdamW steps, with their moments
 BRANCH = GENERATOR.propose(PROBLEM, THETA, GENERATOR.init(PROBLEM, KEY), KEY).branch(
     torch.tensor(1)
@@ -103,7 +104,7 @@ def test_the_method_by_hand() -> None:
         f=lambda t, x, _: 0.5 * (x["x"] - 1).square().sum(),
     )
     parts = {
-        "generator": {"steps": 2, "lr": 0.1},
+        "generator": {"steps": 2, "optimizer": {"lr": 0.1}},
         "hypergradient": {"lr": 0.1},
         "outer": {"name": "sgd", "lr": 0.5},
     }

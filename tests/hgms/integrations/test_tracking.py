@@ -26,7 +26,7 @@ task = "quadratic"
 [method]
 name = "hg-ms"
 keep = "last"
-generator = {{ name = "branches", count = 2, steps = 5, lr = 0.1 }}
+generator = {{ name = "branches", count = 2, steps = 5, optimizer = {{ name = "sgd", lr = 0.1 }} }}
 [run]
 out = "{out}"
 track = {track}

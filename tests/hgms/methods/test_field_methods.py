@@ -36,10 +36,10 @@ SCALAR = Problem(
     f=lambda t, x, _: (0.5 * (x["x"] - 3).square() + t["t"]).sum(),
 )
 SGD = {"name": "sgd", "lr": 0.1}
-LOWER = {"steps": 2, "lr": 0.25}  # x − ¼(2x − θ) = x/2 + θ/4
+LOWER = {"steps": 2, "optimizer": {"lr": 0.25}}  # x − ¼(2x − θ) = x/2 + θ/4
 FIXED_POINT = {"solver": {"name": "fixed-point", "lr": 0.25, "max_steps": 2}}
 NEUMANN = {"solver": {"name": "neumann", "lr": 0.25, "steps": 3}}
-DARTS = {"generator": {"lr": 0.25, "momentum": 0.0}}
+DARTS = {"generator": {"optimizer": {"lr": 0.25, "momentum": 0.0}}}
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,10 @@ def test_an_implicit_estimate_is_its_equation_and_costs_what_was_called(
 def test_amigo_reaches_the_closed_form_optimum_and_darts_only_in_one_dimension() -> None:
     problem, exact, best = tuned_penalty()
     adam = {"lr": 0.1, "schedule": {"kind": "cosine"}}
-    amigo = {"generator": {"steps": 8, "lr": 0.8}, "hypergradient": {"solver": {"lr": 0.8}}}
+    amigo = {
+        "generator": {"steps": 8, "optimizer": {"lr": 0.8}},
+        "hypergradient": {"solver": {"lr": 0.8}},
+    }
     amigo["hypergradient"]["solver"]["max_steps"] = 4
     theta, x, _ = run(method("amigo", outer=adam, **amigo), problem, 50)
     assert float(theta["log_penalty"]) == pytest.approx(best, abs=0.01)
@@ -139,7 +142,7 @@ def test_amigo_reaches_the_closed_form_optimum_and_darts_only_in_one_dimension()
 
     darts = method(
         "darts",
-        generator={"lr": 0.5, "momentum": 0.0},
+        generator={"optimizer": {"lr": 0.5, "momentum": 0.0}},
         hypergradient={"lr": 0.5},
         outer={"name": "adam", "betas": [0.9, 0.999], **adam},
     )

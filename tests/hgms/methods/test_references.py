@@ -18,7 +18,7 @@ from hgms.runs import RunConfig
 from hgms_core import Data, Pipeline
 
 pytestmark = pytest.mark.usefixtures("one_registry")
-EXACT = {"steps": 200, "optimizer": "sgd", "lr": 0.2, "batch_size": "none", "schedule": "constant"}
+EXACT = {"steps": 200, "optimizer": {"name": "sgd", "lr": 0.2}, "batch_size": "none"}
 NETWORK = network_problem()
 
 

@@ -14,6 +14,7 @@ from hgms.generators.branches import Branches
 from hgms.hypergradients import Implicit, Unrolled
 from hgms.methods import Tilted
 from hgms.methods.tilted import tilted
+from hgms.optim import SGD
 from hgms.outer import ProjectedGradient
 from hgms.runs import pack, unpack
 from hgms.selectors import BestOfN, First
@@ -97,7 +98,7 @@ def test_the_tilted_gradient_of_a_batch_is_unbiased() -> None:
 def test_a_tilted_branch_on_batches_is_replayed_and_a_resumed_run_is_the_uninterrupted_one() -> (
     None
 ):
-    branches = Branches(count=2, steps=4, lr=0.1, batch_size=5)
+    branches = Branches(count=2, steps=4, optimizer=SGD(lr=0.1), batch_size=5)
     method = tilting(0.5, branches, BestOfN(), Unrolled(), lr=0.1)
     seen = tilted(PROBLEM, 0.5)
     found = branches.propose(seen, PROBLEM.theta0, branches.init(seen, Key(0)), Key(1))
@@ -113,7 +114,9 @@ def test_a_tilted_branch_on_batches_is_replayed_and_a_resumed_run_is_the_uninter
 
 def test_the_hypergradient_is_that_of_the_tilted_path() -> None:
     """Unrolled through the tilted steps, against autograd through the same steps written out."""
-    method = tilting(0.3, Branches(count=1, steps=2, lr=0.1), First(), Unrolled(), lr=1.0)
+    method = tilting(
+        0.3, Branches(count=1, steps=2, optimizer=SGD(lr=0.1)), First(), Unrolled(), lr=1.0
+    )
     following, _ = method.step(PROBLEM, method.init(PROBLEM, seed=0))
 
     def after(theta: Tree) -> torch.Tensor:
@@ -141,7 +144,7 @@ def test_the_optimistic_optimum_is_reached_as_the_tilt_vanishes() -> None:
     problem, exact = (of(0, torch.device("cpu"), F64) for of in (task.problem, task.closed_form))
     gaps = []
     for tilt in (0.0, 0.2, 0.1):
-        branches = Branches(count=2, steps=100, lr=0.2, noise=0.05)
+        branches = Branches(count=2, steps=100, optimizer=SGD(lr=0.2), noise=0.05)
         implicit = Implicit(solver=CG(ridge=1e-9, rtol=1e-10, max_steps=50))
         method = tilting(tilt, branches, BestOfN(), implicit, lr=0.3)
         state = method.init(problem, seed=0)

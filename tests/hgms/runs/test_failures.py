@@ -21,7 +21,7 @@ from hgms_core.errors import ConfigError
 
 CONFIG = """
 task = "quadratic"
-method = { name = "hg-implicit", generator = { lr = 0.05, steps = 3 } }
+method = { name = "hg-implicit", generator = { optimizer.lr = 0.05, steps = 3 } }
 budget = "4 steps"
 run = { threads = 1 }
 """

@@ -12,6 +12,7 @@ from support.helpers import rejects
 
 from hgms.generators.branches import Branches
 from hgms.hypergradients import OneStep, Unrolled
+from hgms.optim import SGD
 from hgms.outer import Adam
 from hgms.plugins import Host
 from hgms.runs import RunFolder, run
@@ -89,7 +90,7 @@ STEPPED: dict[str, tuple[Any, tuple[str, ...]]] = {
 
 def wrong(**parts: Any) -> Pipeline:
     usual = {
-        "generator": Branches(steps=2, lr=0.1),
+        "generator": Branches(steps=2, optimizer=SGD(lr=0.1)),
         "selector": First(),
         "hypergradient": Unrolled(),
         "outer": Adam(),

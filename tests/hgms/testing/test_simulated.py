@@ -17,6 +17,7 @@ from torch.utils import backend_registration as registration
 from hgms.config import Budget
 from hgms.generators.branches import Branches
 from hgms.hypergradients import Implicit
+from hgms.optim import SGD
 from hgms.outer import Adam
 from hgms.runs import run
 from hgms.selectors import BestOfN
@@ -48,7 +49,7 @@ def device() -> Iterator[torch.device]:
 
 def pipeline(solver: CG) -> Pipeline:
     return Pipeline(
-        generator=Branches(count=3, steps=4, lr=0.05, batch_size=8),
+        generator=Branches(count=3, steps=4, optimizer=SGD(lr=0.05), batch_size=8),
         selector=BestOfN(),
         hypergradient=Implicit(solver=solver),
         outer=Adam(lr=0.1),

@@ -178,7 +178,7 @@ def test_rows_and_columns_left_out_and_overlaps_are_said_once() -> None:
 @pytest.mark.parametrize(
     ("sets", "part"),
     [
-        (["method.generator.lr=1e30"], "(method.generator)"),
+        (["method.generator.optimizer.lr=1e30"], "(method.generator)"),
         (["method=uniform", "finetune.lr=1e30"], "(finetune.lr)"),
     ],
     ids=["reweight", "finetune"],

@@ -47,7 +47,7 @@ size = 20
 SMALL_STEPS = """
 [method]
 name = "hg-baseline"
-generator = { lr = 0.1, batch_size = 8, mode = "loop" }
+generator = { optimizer = { lr = 0.1 }, batch_size = 8, mode = "loop" }
 hypergradient = { upper_batch_size = 16 }
 outer = { lr = 0.1 }
 """

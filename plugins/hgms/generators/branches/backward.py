@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from hgms.compiled import programs_of
 from hgms.generators.branches.differentiable import differentiable_step
 from hgms.generators.branches.program import SMALL, table
-from hgms.generators.branches.rule import Coefficients, Rule
+from hgms.optim.rule import Coefficients, Rule
 from hgms_core import Loss, Problem, Tree, detach
 
 PATH = "path"

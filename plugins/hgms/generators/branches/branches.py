@@ -11,17 +11,8 @@ from torch import Tensor
 from hgms.config import lowering
 from hgms.generators.branches.path import Path
 from hgms.generators.branches.plan import Plan, run_all
-from hgms.generators.branches.rule import Rule
-from hgms.generators.branches.steps import (
-    add_noise_,
-    check_spread,
-    factors,
-    or_function,
-    scheduled,
-    starts,
-)
-from hgms.generators.branches.torch_rule import TorchRule, check_settings, timetable_of
-from hgms.optim import Build, Schedule, Timetable
+from hgms.generators.branches.steps import add_noise_, check_mixed, check_spread, factors, starts
+from hgms.optim import SGD, LowerOptimizer
 from hgms_core import (
     Candidates,
     Cost,
@@ -36,16 +27,7 @@ from hgms_core import (
     detach,
     repeat,
 )
-from hgms_core.validators import (
-    decay_rate,
-    decay_rates,
-    not_negative,
-    optional_positive,
-    optional_whole,
-    positive,
-    share,
-    whole,
-)
+from hgms_core.validators import not_negative, optional_positive, optional_whole, whole
 
 
 @final
@@ -64,16 +46,9 @@ class Branches:
 
     Arguments:
         count: N. ``steps``: K, lower updates of each branch in one outer step.
-        optimizer, lr, momentum, betas, eps, weight_decay: as in torch.optim (decay is decoupled for
-            both optimisers). From Python, ``optimizer`` may be a function that returns a torch
-            optimiser and sets all these options:
-            ``lambda params: torch.optim.RMSprop(params, lr=0.01)``. Each branch has a separate
-            optimiser. Its state is carried like moments. A replay differentiates through it if
-            torch has a differentiable step.
-        eps_root: ε₀ in AdamW's √(v̂ + ε₀); 0 as in torch.optim. Set it, for example to 1e-6, for
-            ``unrolled`` through AdamW. Near a stationary point, the derivative of a step is of
-            order lr/eps without it, and at most lr/√ε₀ with it. The registered ``hg-baseline`` sets
-            it.
+        optimizer: :class:`hgms.optim.SGD`, ``AdamW``, ``Torch``, or ``Clip`` of one of these, with
+            the learning rate and its schedule. In a file the name, or a table such as
+            ``{ name = "adamw", lr = 0.02 }``.
         batch_size: examples per step; None uses all. ``batches``: shared by all branches or drawn
             independently.
         accumulate: number of sequential batches per step. If g is a mean over rows, the gradient
@@ -85,18 +60,11 @@ class Branches:
             equal: no spread, and batches of all rows. In a leaf that is zero, the noise is
             absolute. 0: the branches stay equal in that case.
         lr_spread, decay_spread: (low, high) factors, log-spaced over the branches.
-        clip: bound on the norm of a branch's gradient. ``schedule``: ``constant``; ``cosine`` from
-            lr to ``floor``·lr over the K steps; ``cosine-restarts`` periodically over ``period``
-            lower steps, counted over the whole run. From Python, also a function that returns a
-            torch scheduler: ``lambda optimizer: lr_scheduler.StepLR(optimizer, 30)``. It advances
-            once per lower step, restarts with fresh moments, and must not depend on a loss.
         carry_rule: start of the next outer step: the ``selected`` branch for all, the noise-free
             ``base`` (branch 0) for all, each branch's end (``per-branch``), or a newly drawn lower
             state (``restart``).
         restart_every: also draw a new lower state after this number of outer steps (None: never),
             which discards memorised examples.
-        moments: ``carry`` keeps the optimiser's moments with their weights, ``fresh`` resets them
-            to zero in each outer step.
         mode, chunk: stacked or looped evaluation, and the number of branches stacked at a time.
             ``auto`` selects by size, and loops if torch.func.vmap cannot evaluate the loss.
         keep_graph: with one branch, build its graph while proposing, so that ``unrolled`` does not
@@ -108,10 +76,6 @@ class Branches:
             in memory instead of K graphs. It requires losses with forward-mode derivatives, and
             ``sgd`` or ``adamw``.
 
-    Errors: ConfigError for settings of ``sgd`` together with a function, for a function that does
-        not return an optimiser of these parameters, for a schedule that depends on a loss, and for
-        a replay through an optimiser without a differentiable step (LBFGS, Muon).
-
     Cost: N·K lower gradients; with ``accumulate``, that many times more gradients, each of a part;
         with LBFGS as many as it takes. Memory: 4N lower states with AdamW, 2N with SGD, activations
         of ``chunk`` branches, kept graphs.
@@ -122,7 +86,7 @@ class Branches:
     ...     g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(),
     ...     f=lambda t, x, _: x["x"].sum(),
     ... )
-    >>> branches = Branches(count=3, steps=50, lr=0.1, noise=1.0)
+    >>> branches = Branches(count=3, steps=50, noise=1.0)
     >>> candidates = branches.propose(
     ...     problem, problem.theta0, branches.init(problem, Key(0)), Key(0)
     ... )
@@ -136,15 +100,7 @@ class Branches:
     name: ClassVar[str] = "branches"
     count: int = field(default=4, validator=whole)
     steps: int = field(default=20, validator=whole)
-    optimizer: Literal["sgd", "adamw"] | Build = field(
-        default="sgd", validator=or_function("sgd", "adamw")
-    )
-    lr: float = field(default=0.1, validator=positive)
-    momentum: float = field(default=0.0, validator=decay_rate)
-    betas: tuple[float, float] = field(default=(0.9, 0.999), validator=decay_rates)
-    eps: float = field(default=1e-8, validator=positive)
-    eps_root: float = field(default=0.0, validator=not_negative)
-    weight_decay: float = field(default=0.0, validator=not_negative)
+    optimizer: LowerOptimizer = field(factory=SGD)
     batch_size: int | None = field(default=None, validator=optional_whole)
     accumulate: int = field(default=1, validator=whole)
     batches: Literal["independent", "shared"] = "independent"
@@ -153,15 +109,8 @@ class Branches:
     whole_batch_noise: float = field(default=0.1, validator=not_negative)
     lr_spread: tuple[float, float] | None = field(default=None, validator=check_spread)
     decay_spread: tuple[float, float] | None = field(default=None, validator=check_spread)
-    clip: float | None = field(default=None, validator=optional_positive)
-    schedule: Literal["constant", "cosine", "cosine-restarts"] | Schedule = field(
-        default="constant", validator=or_function("constant", "cosine", "cosine-restarts")
-    )
-    floor: float = field(default=0.0, validator=share)
-    period: int = field(default=20, validator=whole)
     carry_rule: Literal["selected", "base", "per-branch", "restart"] = "selected"
     restart_every: int | None = field(default=None, validator=optional_positive)
-    moments: Literal["carry", "fresh"] = "carry"
     mode: Mode = "auto"
     chunk: int | None = field(default=None, validator=optional_whole)
     keep_graph: bool = False
@@ -169,13 +118,13 @@ class Branches:
     lighter = lowering(same=["chunk"], other=["accumulate", "batch_size", "count"])
 
     def __attrs_post_init__(self) -> None:
-        check_settings(self, self.optimizer)
+        check_mixed(self.way_back, self.optimizer)
 
     def init(self, problem: Problem, key: Key) -> State:
         x = repeat(problem.x0, self.count if self.carry_rule == "per-branch" else 1)
         return {
             "x": x,
-            "moments": self._rule(problem).no_moments(x),
+            "moments": self.optimizer.rule(problem).no_moments(x),
             "optimizer_steps": 0,
             "lower_steps": 0,
         }
@@ -203,11 +152,11 @@ class Branches:
             return path(index).replay(theta, last)
 
         def last_step(index: Tensor) -> LastStep:
-            self._rule(problem).check_linear()
+            self.optimizer.rule(problem).check_linear()
             return path(index).last_step(theta)
 
         def next_step(index: Tensor, x: Tree, key: Key) -> LastStep:
-            self._rule(problem).check_linear()
+            self.optimizer.rule(problem).check_linear()
             rate = self._rates(problem, start)[-1][0 if self.lr_spread is None else int(index)]
             batch, rows = problem.lower_data.sample(key, self.batch_size)
             return LastStep(x=x, batch=batch, rows=rows, rate=rate)
@@ -251,11 +200,11 @@ class Branches:
                 {name: leaf.index_select(0, row) for name, leaf in tree.items()}
                 for tree in (x, moments)
             )
-        fresh = restart or self.moments == "fresh"
+        fresh = restart or self.optimizer.moments == "fresh"
         x = repeat(problem.initial(key), 1) if restart else x
         return {
             "x": x,
-            "moments": self._rule(problem).no_moments(x) if fresh else moments,
+            "moments": self.optimizer.rule(problem).no_moments(x) if fresh else moments,
             "optimizer_steps": 0 if fresh else start["optimizer_steps"] + self.steps,
             "lower_steps": start["lower_steps"] + self.steps,
         }
@@ -268,7 +217,7 @@ class Branches:
         Return (ends, moments, last losses, number of gradients).
         """
         x, moments, index = self._begin(problem, start, key, members)
-        rule = self._rule(problem, start["optimizer_steps"])
+        rule = self.optimizer.rule(problem, start["optimizer_steps"])
         rates = [[step[member] for member in members] for step in self._rates(problem, start)]
         decays = factors(self.decay_spread, self.count)
         plan = Plan(
@@ -276,27 +225,27 @@ class Branches:
             index=index,
             own=self.batches == "independent" and index is not None,
             rates=rates,
-            decays=[self._decay * decays[member] for member in members],
+            decays=[self.optimizer.decay * decays[member] for member in members],
             rows=problem.lower_data.count(self.batch_size),
             accumulate=self._parts(problem.lower_data),
             mode=self.mode,
             chunk=self.chunk,
         )
         losses, moments, calls = run_all(
-            plan, problem, theta, x, moments, self.name, remember=self.moments == "carry"
+            plan, problem, theta, x, moments, self.name, remember=self.optimizer.moments == "carry"
         )
         return x, moments, losses, calls
 
     def _path(self, problem: Problem, start: State, key: Key, member: int) -> Path:
         x, moments, index = self._begin(problem, start, key, [member])
         return Path(
-            rule=self._rule(problem, start["optimizer_steps"]),
+            rule=self.optimizer.rule(problem, start["optimizer_steps"]),
             problem=problem,
             x={name: leaf[0] for name, leaf in x.items()},
             moments={name: leaf[0] for name, leaf in moments.items()},
             index=index[0] if index is not None and self.batches == "independent" else index,
             rates=[step[member] for step in self._rates(problem, start)],
-            decay=self._decay * factors(self.decay_spread, self.count)[member],
+            decay=self.optimizer.decay * factors(self.decay_spread, self.count)[member],
             rows=problem.lower_data.count(self.batch_size),
             accumulate=self._parts(problem.lower_data),
             mixed=self.way_back == "mixed",
@@ -328,7 +277,9 @@ class Branches:
 
     def _alike(self, data: Data) -> bool:
         """Return whether all branches would be equal."""
-        spread = self.lr_spread is not None or (self.decay_spread is not None and self._decay > 0)
+        spread = self.lr_spread is not None or (
+            self.decay_spread is not None and self.optimizer.decay > 0
+        )
         return (
             not self.noise
             and not spread
@@ -336,39 +287,8 @@ class Branches:
         )
 
     def _rates(self, problem: Problem, start: State) -> list[list[float]]:
-        """Return the rate of each branch in each step.
-
-        With a torch optimiser, the results are factors on its rate.
-        """
-        rate = self.lr if isinstance(self.optimizer, str) else 1.0
-        if not callable(self.schedule):
-            shape = scheduled(
-                self.schedule, self.floor, self.period, self.steps, start["lower_steps"]
-            )
-        elif isinstance(self.optimizer, str):
-            rate = 1.0
-            done = start["optimizer_steps"]
-            shape = [
-                self._times(problem).options(done + step)[0]["lr"] for step in range(self.steps)
-            ]
-        else:  # the rule applies the schedule
-            shape = [1.0] * self.steps
-        return [
-            [rate * factor * step for factor in factors(self.lr_spread, self.count)]
-            for step in shape
-        ]
-
-    @property
-    def _decay(self) -> float:
-        return self.weight_decay if isinstance(self.optimizer, str) else 1.0
-
-    def _rule(self, problem: Problem, done: int = 0) -> Rule | TorchRule:
-        if isinstance(self.optimizer, str):
-            return Rule.of(self, done)
-        return TorchRule(self.optimizer, self._times(problem), self.clip, done)
-
-    def _times(self, problem: Problem) -> Timetable:
-        return timetable_of(problem, self.optimizer, self.schedule, self.lr)
+        spread = factors(self.lr_spread, self.count)
+        return self.optimizer.rates(problem, spread, self.steps, start)
 
     def _parts(self, data: Data) -> int:
         """Return the number of batches per step."""

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hgms.generators.branches.rule import Rule
-from hgms.generators.branches.torch_rule import TorchRule
+from hgms.optim.rule import Rule
+from hgms.optim.torch_rule import TorchRule
 from hgms_core import Loss, Tree
 from hgms_core.hypergrad import twice_differentiable_attention
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from hgms.generators.branches.backward import Run
 from hgms.generators.branches.differentiable import clipped, gradient_of_step
-from hgms.generators.branches.rule import Coefficients, Rule
 from hgms.generators.branches.steps import pieces
+from hgms.optim.rule import Coefficients, Rule
 from hgms_core import Data, Loss, Problem, Tree, detach, slopes
 from hgms_core.hypergrad import twice_differentiable_attention
 

@@ -13,9 +13,10 @@ from torch.autograd.function import once_differentiable
 from hgms.generators.branches.backward import Run, compiled_run
 from hgms.generators.branches.differentiable import differentiable_step
 from hgms.generators.branches.mixed_mode import mixed_run
-from hgms.generators.branches.rule import Rule
 from hgms.generators.branches.steps import advance, pieces, slope_of
-from hgms.generators.branches.torch_rule import TorchRule, advance_torch
+from hgms.generators.branches.torch_branches import advance_torch
+from hgms.optim.rule import Rule
+from hgms.optim.torch_rule import TorchRule
 from hgms_core import Cost, Group, LastStep, Problem, Tree, clone, detach
 
 Replay = Callable[[Tensor, Tree, int | None], tuple[Tree, Cost]]

@@ -7,9 +7,10 @@ from torch import Tensor
 
 from hgms.compiled import programs_of
 from hgms.generators.branches.program import advance_compiled
-from hgms.generators.branches.rule import Rule
 from hgms.generators.branches.steps import advance, of_part, slope_of
-from hgms.generators.branches.torch_rule import TorchRule, advance_torch, joined
+from hgms.generators.branches.torch_branches import advance_torch, joined
+from hgms.optim.rule import Rule
+from hgms.optim.torch_rule import TorchRule
 from hgms_core import Group, Mode, Problem, Tree, groups
 
 

@@ -10,8 +10,8 @@ from attrs import evolve
 from torch import Tensor
 
 from hgms.compiled import Programs
-from hgms.generators.branches.rule import Coefficients, Rule, move_
 from hgms.optim.adam import corrections
+from hgms.optim.rule import Coefficients, Rule, move_
 from hgms_core import Group, Loss, Problem, Tree, clone, gradient
 
 SMALL = 4_000_000

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,9 +9,9 @@ import torch
 from attrs import Attribute, frozen
 from torch import Tensor
 
-from hgms.generators.branches.rule import Coefficients, Rule, move_
+from hgms.optim import Clip, LowerOptimizer, Torch
+from hgms.optim.rule import Coefficients, Rule, move_
 from hgms_core import ConfigError, Data, Group, Key, Problem, State, Tree, gradient, repeat
-from hgms_core.errors import one_of
 
 
 def starts(start: State, count: int, members: list[int]) -> tuple[Tree, Tree]:
@@ -61,16 +60,17 @@ def add_noise_(
             leaf[row] += noise * scale * drawn
 
 
-def or_function(*words: str) -> Callable[[object, Any, object], None]:
-    """Return an attrs validator: the field is one of ``words``, or (from Python only) a
-    function.
-    """
-
-    def validate(instance: object, attribute: Any, value: object) -> None:
-        if not callable(value):
-            one_of(attribute.alias or attribute.name, value, words)
-
-    return validate
+def check_mixed(way_back: str, optimizer: LowerOptimizer) -> None:
+    """Raise ConfigError for mixed-mode differentiation through an optimiser of torch."""
+    inner = optimizer.optimizer if isinstance(optimizer, Clip) else optimizer
+    if way_back == "mixed" and isinstance(inner, Torch):
+        raise ConfigError(
+            "conflicting-options",
+            "way_back='mixed' requires the optimizer 'sgd' or 'adamw', but the generator has "
+            "'torch'",
+            place=("way_back",),
+            hint='change the optimizer, or set way_back = "graph"',
+        )
 
 
 def check_spread(
@@ -95,21 +95,6 @@ def factors(spread: tuple[float, float] | None, count: int) -> list[float]:
         return [1.0] * count
     low, high = spread
     return [low * (high / low) ** (i / (count - 1)) for i in range(count)]
-
-
-def scheduled(schedule: str, floor: float, period: int, steps: int, done: int) -> list[float]:
-    """Return the rate factor of each of ``steps`` steps, after ``done`` lower steps of the run.
-
-    ``cosine`` falls from 1 to ``floor`` over these steps. ``cosine-restarts`` falls over ``period``
-    lower steps, periodically.
-    """
-    if schedule == "constant":
-        return [1.0] * steps
-    turns = [
-        step / steps if schedule == "cosine" else ((done + step) % period) / period
-        for step in range(steps)
-    ]
-    return [floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * turn)) for turn in turns]
 
 
 @frozen(eq=False)

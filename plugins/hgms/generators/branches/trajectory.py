@@ -14,15 +14,10 @@ from torch import Tensor
 from hgms.config import lowering
 from hgms.generators.branches.backward import Run
 from hgms.generators.branches.path import Path, Replay, on_kept_graph
-from hgms.generators.branches.rule import Rule
-from hgms.generators.branches.steps import advance, or_function, slope_of
-from hgms.generators.branches.torch_rule import (
-    TorchRule,
-    advance_torch,
-    check_settings,
-    timetable_of,
-)
-from hgms.optim import Build
+from hgms.generators.branches.steps import advance, check_mixed, slope_of
+from hgms.generators.branches.torch_branches import advance_torch
+from hgms.optim import SGD, LowerOptimizer
+from hgms.optim.torch_rule import TorchRule
 from hgms_core import (
     Candidates,
     Cost,
@@ -36,15 +31,7 @@ from hgms_core import (
     repeat,
     stack,
 )
-from hgms_core.validators import (
-    decay_rate,
-    decay_rates,
-    not_negative,
-    optional_positive,
-    optional_whole,
-    positive,
-    whole,
-)
+from hgms_core.validators import optional_whole, whole
 
 
 @final
@@ -65,9 +52,7 @@ class Trajectory:
 
     Arguments:
         steps: K. ``every``: keep each ``every``-th iterate, and the last.
-        optimizer, lr, momentum, betas, eps, weight_decay: as in ``branches``; from Python also a
-            function that returns a torch optimiser. ``clip``: bound on ‖∇_y g‖. ``eps_root``: as in
-            ``branches``.
+        optimizer: as in ``branches``; its moments and its schedule start again in each outer step.
         batch_size: examples per step; None uses all.
         carry_rule: start of the next outer step: the ``selected`` iterate, the ``last`` iterate, or
             a newly drawn lower state (``restart``). No effect with a learned start.
@@ -85,7 +70,7 @@ class Trajectory:
     ...     g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(),
     ...     f=lambda t, x, _: x["x"].sum(),
     ... )
-    >>> trajectory = Trajectory(steps=3, lr=0.25)
+    >>> trajectory = Trajectory(steps=3, optimizer=SGD(lr=0.25))
     >>> trajectory.propose(problem, problem.theta0, trajectory.init(problem, Key(0)), Key(0)).x[
     ...     "x"
     ... ].flatten()
@@ -100,16 +85,7 @@ class Trajectory:
 
     steps: int = field(default=20, validator=whole)
     every: int = field(default=1, validator=whole)
-    optimizer: Literal["sgd", "adamw"] | Build = field(
-        default="sgd", validator=or_function("sgd", "adamw")
-    )
-    lr: float = field(default=0.1, validator=positive)
-    momentum: float = field(default=0.0, validator=decay_rate)
-    betas: tuple[float, float] = field(default=(0.9, 0.999), validator=decay_rates)
-    eps: float = field(default=1e-8, validator=positive)
-    eps_root: float = field(default=0.0, validator=not_negative)
-    weight_decay: float = field(default=0.0, validator=not_negative)
-    clip: float | None = field(default=None, validator=optional_positive)
+    optimizer: LowerOptimizer = field(factory=SGD)
     batch_size: int | None = field(default=None, validator=optional_whole)
     carry_rule: Literal["selected", "last", "restart"] = "selected"
     keep_graph: bool = False
@@ -118,7 +94,7 @@ class Trajectory:
     lighter = lowering(other=["batch_size"])
 
     def __attrs_post_init__(self) -> None:
-        check_settings(self, self.optimizer)
+        check_mixed(self.way_back, self.optimizer)
 
     def init(self, problem: Problem, key: Key) -> State:
         return {"x": dict(problem.x0)}
@@ -237,20 +213,17 @@ class Trajectory:
         self, problem: Problem, theta: Tree, start: State, index: Tensor | None, steps: int
     ) -> Path:
         x = dict(start["x"]) if problem.start is None else problem.start(theta)
-        rule: Rule | TorchRule = Rule.of(self)
-        if not isinstance(self.optimizer, str):
-            rule = TorchRule(
-                self.optimizer, timetable_of(problem, self.optimizer, None, self.lr), self.clip
-            )
-        own = isinstance(rule, Rule)
+        rule = self.optimizer.rule(problem)
+        first = {"optimizer_steps": 0, "lower_steps": 0}
+        rates = self.optimizer.rates(problem, [1.0], self.steps, first)
         return Path(
             rule=rule,
             problem=problem,
             x=x,
             moments=rule.no_moments(x),
             index=index,
-            rates=[self.lr if own else 1.0] * steps,
-            decay=self.weight_decay if own else 1.0,
+            rates=[rate for (rate,) in rates[:steps]],
+            decay=self.optimizer.decay,
             rows=problem.lower_data.count(self.batch_size),
             mixed=self.way_back == "mixed",
         )

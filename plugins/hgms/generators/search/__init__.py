@@ -18,15 +18,13 @@ RANDOM_SEARCH = Composition(
             "name": "branches",
             "count": 2,
             "steps": 200,
-            "optimizer": "adamw",
-            "lr": 2e-2,
+            "optimizer": {"name": "adamw", "lr": 2e-2, "schedule": {"name": "cosine"}},
             "batch_size": 256,
-            "schedule": "cosine",
         },
         "selector": {"name": "best-of-n"},
         "sampler": "random",
     },
-    testing={"generator": {"steps": 30, "lr": 0.1}},  # for problems of size 1
+    testing={"generator": {"steps": 30, "optimizer": {"lr": 0.1}}},  # for problems of size 1
 )
 
 TPE = Composition(

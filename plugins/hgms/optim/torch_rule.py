@@ -1,4 +1,4 @@
-"""Differentiable steps of torch optimisers.
+"""Steps of torch optimisers as functions of their inputs, also differentiable.
 
 The values equal the values of the ordinary step. The derivative is the derivative of torch's
 differentiable step.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from attrs import evolve, frozen
@@ -16,36 +16,93 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 
-from hgms.optim import Build, Stepper, Timetable
-from hgms_core import Tree
+from hgms.optim.rule import not_linear
+from hgms.optim.stepper import Build, Stepper, needs_closure
+from hgms.optim.timetable import Timetable
+from hgms_core import ConfigError, Tree
+
+DIFFERENTIABLE = "Adadelta, Adagrad, Adam, Adamax, AdamW, ASGD, NAdam, RAdam, RMSprop, Rprop, SGD"
 
 
 @frozen(eq=False)
-class Settings:
+class TorchRule:
     """A torch optimiser: its constructor ``build``, and its learning rate and decay per step.
-    ``clip`` bounds the norm of ∇g (None: no bound).
+
+    ``clip`` bounds the norm of ∇g (None: no bound). ``done`` is the number of steps already taken.
     """
 
     build: Build
     times: Timetable
-    clip: float | None
+    clip: float | None = None
+    done: int = 0
+
+    def check_linear(self) -> NoReturn:
+        raise not_linear("torch")
+
+    def check_differentiable(self) -> None:
+        """Raise ConfigError if torch cannot differentiate a step of this optimiser."""
+        optimizer = self.times.optimizer
+        if not all("differentiable" in group for group in optimizer.param_groups):
+            raise ConfigError(
+                "not-supported",
+                f"the hypergradient 'unrolled' requires differentiable steps, which "
+                f"{type(optimizer).__name__} does not have",
+                place=("generator", "optimizer"),
+                hint=f"use an optimiser of torch.optim with differentiable steps ({DIFFERENTIABLE})"
+                "\nor use the hypergradient 'implicit'",
+            )
+
+    @property
+    def needs_closure(self) -> bool:
+        return needs_closure(self.times.optimizer)
+
+    def no_moments(self, x: Tree) -> Tree:
+        return {}
+
+    def parts(self, moments: Tree, names: Sequence[str]) -> list[Tree]:
+        return [moments]
+
+    def joined(self, parts: Sequence[Tree]) -> Tree:
+        return {name: leaf for memory in parts for name, leaf in memory.items()}
+
+    def numbers(self, step: int, rate: float, decay: float) -> tuple[int, float, float]:
+        """Return (step number in the whole run, rate factor, decay factor).
+
+        ``step`` is the step number in a run that starts now.
+        """
+        return self.done + step, rate, decay
+
+    def stepped(
+        self, x: Tree, grads: Tree, moments: Sequence[Tree], numbers: tuple[int, float, float]
+    ) -> list[Tree]:
+        """Return [x, memory] after a step; differentiable if gradients are recorded."""
+        memory = moments[0] if moments else {}
+        if not torch.is_grad_enabled():
+            return plain_step(self, x, grads, memory, numbers)
+        names: list[list[str]] = []
+        tensors = [*x.values(), *grads.values(), *memory.values()]
+        outputs = DifferentiableStep.apply(self, numbers, list(x), list(memory), names, *tensors)
+        return [
+            dict(zip(x, outputs, strict=False)),
+            dict(zip(names[0], outputs[len(x) :], strict=True)),
+        ]
 
 
 def plain_step(
-    settings: Settings, x: Tree, grads: Tree, memory: Tree, numbers: tuple[int, float, float]
+    rule: TorchRule, x: Tree, grads: Tree, memory: Tree, numbers: tuple[int, float, float]
 ) -> list[Tree]:
     leaves = {name: leaf.detach().clone().requires_grad_() for name, leaf in x.items()}
-    stepper = Stepper.of(settings.build, leaves, memory)
-    return _taken(settings, stepper, grads, numbers)
+    stepper = Stepper.of(rule.build, leaves, memory)
+    return _taken(rule, stepper, grads, numbers)
 
 
 def _recorded(
-    settings: Settings, x: Tree, grads: Tree, memory: Tree, numbers: tuple[int, float, float]
+    rule: TorchRule, x: Tree, grads: Tree, memory: Tree, numbers: tuple[int, float, float]
 ) -> list[Tree]:
     """The same step with a graph, computed by the differentiable form of the torch optimiser."""
     places = {name: leaf.detach().clone().requires_grad_() for name, leaf in x.items()}
     leaves = {name: leaf.clone() for name, leaf in x.items()}
-    stepper = evolve(Stepper.of(settings.build, places), leaves=leaves)
+    stepper = evolve(Stepper.of(rule.build, places), leaves=leaves)
     optimizer = stepper.optimizer
     instead = {id(place): leaves[name] for name, place in places.items()}
     optimizer.defaults["differentiable"] = True
@@ -68,18 +125,18 @@ def _recorded(
             for name, leaf in memory.items()
         }
     )
-    return _taken(settings, stepper, grads, numbers, _Smooth())
+    return _taken(rule, stepper, grads, numbers, _Smooth())
 
 
 def _taken(
-    settings: Settings,
+    rule: TorchRule,
     stepper: Stepper,
     grads: Tree,
     numbers: tuple[int, float, float],
     form: Any = contextlib.nullcontext(),
 ) -> list[Tree]:
     number, rate, decay = numbers
-    options = settings.times.options(number)
+    options = rule.times.options(number)
     stepper.set(options, rate, decay)
     for name, leaf in stepper.leaves.items():
         leaf.grad = grads[name]
@@ -99,19 +156,19 @@ class DifferentiableStep(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        settings: Settings,
+        rule: TorchRule,
         numbers: Any,
         x: list[str],
         memory: list[str],
         names: list[list[str]],
         *tensors: Tensor,
     ) -> tuple[Tensor, ...]:
-        ctx.settings = settings
+        ctx.rule = rule
         ctx.numbers = numbers
         ctx.x = x
         ctx.memory = memory
         ctx.save_for_backward(*tensors)
-        after, kept = plain_step(settings, *_trees(tensors, x, memory), numbers)
+        after, kept = plain_step(rule, *_trees(tensors, x, memory), numbers)
         names.append(list(kept))
         ctx.names = list(kept)
         ctx.mark_non_differentiable(
@@ -132,7 +189,7 @@ class DifferentiableStep(torch.autograd.Function):
             for leaf, moves in zip(ctx.saved_tensors, moving, strict=True)
         ]
         with torch.enable_grad(), _counting():
-            after, kept = _recorded(ctx.settings, *_trees(inputs, ctx.x, ctx.memory), ctx.numbers)
+            after, kept = _recorded(ctx.rule, *_trees(inputs, ctx.x, ctx.memory), ctx.numbers)
         # Match the names without the type of the counts.
         same = {name.rpartition("|")[0]: leaf for name, leaf in kept.items()}
         outputs = [*after.values(), *(same[name.rpartition("|")[0]] for name in ctx.names)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from attrs import frozen
@@ -20,35 +20,19 @@ class Rule:
     """
 
     optimizer: Literal["sgd", "adamw"]
-    momentum: float
-    betas: tuple[float, float]
-    eps: float
-    eps_root: float
-    clip: float | None
+    momentum: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    eps_root: float = 0.0
+    clip: float | None = None
     done: int = 0
-
-    @classmethod
-    def of(cls, generator: Any, done: int = 0) -> Rule:
-        """Build a rule from the generator's fields of the same names."""
-        return cls(
-            generator.optimizer,
-            generator.momentum,
-            generator.betas,
-            generator.eps,
-            generator.eps_root,
-            generator.clip,
-            done,
-        )
 
     def check_linear(self) -> None:
         if self.optimizer != "sgd" or self.clip is not None:
-            raise ConfigError(
-                "not-supported",
-                "a step that is linear in ∇g requires optimizer='sgd' and clip=None, but the "
-                f"generator has optimizer={self.optimizer!r} and clip={self.clip}",
-                place=("generator", "optimizer" if self.optimizer != "sgd" else "clip"),
-                hint="change these options, or use the hypergradient 'unrolled' with last = 1",
-            )
+            raise not_linear(self.optimizer if self.clip is None else "clip")
+
+    def check_differentiable(self) -> None:
+        """Every step of a built-in rule is differentiable."""
 
     def no_moments(self, x: Tree) -> Tree:
         kinds = ("m", "v") if self.optimizer == "adamw" else ("m",) if self.momentum else ()
@@ -99,6 +83,17 @@ class Rule:
             return [{name: x[name] - numbers.rate * grads[name] for name in x}]
         first = {name: self.momentum * moments[0][name] + grads[name] for name in x}
         return [{name: x[name] - numbers.rate * first[name] for name in x}, first]
+
+
+def not_linear(optimizer: str) -> ConfigError:
+    """Return the error for an optimiser whose step is not linear in ∇g."""
+    return ConfigError(
+        "not-supported",
+        f"a step that is linear in ∇g requires the optimizer 'sgd', but the generator has "
+        f"{optimizer!r}",
+        place=("generator", "optimizer"),
+        hint="change the optimizer, or use the hypergradient 'unrolled' with last = 1",
+    )
 
 
 @frozen(eq=False)
