@@ -12,9 +12,9 @@ from hgms.cli.complete import (
     quietly,
     with_commas,
 )
+from hgms.cli.docstrings import folded, unmarked
 from hgms.cli.group import main
 from hgms.cli.inspect import component_row, kind_called
-from hgms.cli.markup import unmarked
 from hgms.cli.terminal import (
     json_option,
     plugin_option,
@@ -31,6 +31,7 @@ __all__ = [
     "Completer",
     "component_names",
     "component_row",
+    "folded",
     "json_option",
     "kind_called",
     "kind_names",

@@ -9,7 +9,7 @@ import attrs
 import click
 
 from hgms.cli.complete import kind_names
-from hgms.cli.markup import unmarked
+from hgms.cli.docstrings import unmarked
 from hgms.cli.terminal import files_option, json_option, plugin_option, print_json, print_table
 from hgms.plugins import KINDS, Component, Host, Kind, PluginInfo, Registry
 from hgms_core import PLUGIN_API, __version__

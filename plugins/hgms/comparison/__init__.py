@@ -8,8 +8,8 @@ from hgms.comparison.comparison import Comparison
 from hgms.comparison.from_python import compare
 from hgms.comparison.grid import Grid
 from hgms.comparison.grid_file import load
+from hgms.comparison.options import seeds_option
 from hgms.comparison.scale import scaled
-from hgms.comparison.seeds import seeds_option
 from hgms.comparison.usage import measured
 from hgms_core import hookimpl
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hgms.cli import json_option, plugin_option, print_json, print_table, track_option, trust_option
-from hgms.comparison.complete import labels
-from hgms.comparison.seeds import seeds_option
+from hgms.comparison.options import labels, seeds_option
 from hgms.config.control_characters import printable
 from hgms.executors import executor_options, stated_executor
 from hgms_core import ConfigError

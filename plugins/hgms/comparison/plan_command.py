@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hgms.cli import json_option, plugin_option, print_json, print_table, trust_option
-from hgms.comparison.seeds import seeds_option
+from hgms.comparison.options import seeds_option
 from hgms.config.control_characters import printable
 from hgms_core import ConfigError
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from hgms.executors.board import Board, to_stderr
+from hgms.executors.board import Board, RemoteProgress, to_stderr
 from hgms.executors.digests import code_of, ensure_same, installation
-from hgms.executors.in_process import Here
 from hgms.executors.jobs import (
+    TRIES,
     Ending,
     Executor,
+    Here,
     Job,
     Needs,
     Report,
@@ -17,13 +18,11 @@ from hgms.executors.jobs import (
     as_error,
     called,
     pack_error,
+    tried_again,
     unpack_error,
 )
 from hgms.executors.local import Local, cores
-from hgms.executors.lookup import executor_of
-from hgms.executors.options import executor_options, stated_executor
-from hgms.executors.remote_progress import RemoteProgress
-from hgms.executors.retries import TRIES, tried_again
+from hgms.executors.lookup import executor_of, executor_options, stated_executor
 from hgms.executors.shared_work import BUSY, Piece, carried_out_together, unless_busy
 from hgms.executors.transport import carried_out, carried_out_beside, ending_of, packed
 from hgms_core import hookimpl

@@ -17,8 +17,7 @@ from attrs import Factory, define, frozen
 
 from hgms.executors.board import Board, to_stderr
 from hgms.executors.digests import code_of
-from hgms.executors.jobs import Executor, Job, Needs, Tell
-from hgms.executors.retries import tried_again
+from hgms.executors.jobs import Executor, Job, Needs, Tell, tried_again
 from hgms.runs import Interrupted, stoppable
 from hgms.store import LEASE, FolderInUse, HeldFolders
 from hgms_core import HgmsError

@@ -19,13 +19,12 @@ import click
 import tomlkit
 import torch
 
-from hgms.cli import component_row, print_table, terminal_width, unmarked, wrapped
+from hgms.cli import component_row, folded, print_table, terminal_width, unmarked, wrapped
 from hgms.config.as_table import AT_REST, plain
 from hgms.config.convert import structured
 from hgms.config.invalid import init_fields, spell, type_hints
 from hgms.config.tables import overridden
 from hgms.plugins import Component, Registry, inside
-from hgms.runs.docstrings import folded
 from hgms.runs.traits import TRAITS, needs
 from hgms.store import described
 from hgms_core import Composition, HgmsError, Method, Pipeline

@@ -17,7 +17,7 @@ from support.fakes import call, json_of
 
 from hgms.cli import main
 from hgms.runs.describe import range_of
-from hgms.runs.docstrings import folded
+from hgms.cli.docstrings import folded
 from hgms_core.validators import decay_rate, decay_rates, optional_whole, positive, share
 
 pytestmark = pytest.mark.usefixtures("one_registry")

@@ -48,7 +48,7 @@ def test_on_a_terminal_a_job_is_shown_with_its_owner_until_it_ended(
             seen.began(each)
         seen.stage(work, "compiles")
         seen.step(work, 0.5, {"step": 3, "upper_loss": 0.25})
-        seen._view.bars._view._display.refresh()  # type: ignore[union-attr]
+        seen._view.bars._progress.refresh()  # type: ignore[union-attr]
         middle = shown()
         seen.say("worker 3 is lost")
         seen.ended(work, "failed", ERROR)

@@ -1,7 +1,4 @@
-"""Docstrings on a terminal: paragraphs without markup, wrapped to its width.
-
-Formulas and code keep their lines.
-"""
+"""Text of docstrings without its markup."""
 
 from __future__ import annotations
 
@@ -9,7 +6,32 @@ import inspect
 import re
 from collections.abc import Iterator
 
-from hgms.cli import unmarked, wrapped
+from hgms.cli.terminal import wrapped
+
+
+def unmarked(text: str) -> str:
+    """Text without roles, references and emphasis; code in single backticks.
+
+    >>> unmarked("*one* of :func:`~a.b.c`, ``x * y * z`` or `the page <https://a.b>`_")
+    'one of c, `x * y * z` or the page'
+    """
+    pieces = re.split(r"(``.+?``)", text)
+    return "".join(
+        f"`{piece[2:-2]}`" if piece.startswith("``") else _unmarked_words(piece) for piece in pieces
+    )
+
+
+def _unmarked_words(text: str) -> str:
+    text = re.sub(r":[\w:]+:`([^`]+)`", lambda match: _title(match[1]), text)
+    text = re.sub(r"`([^`<]+?) <[^`>]+>`_+", r"\1", text)
+    text = re.sub(r"(?<![\w*])(\*\*?)(?=[^\s*])(.+?)(?<=[^\s*])\1(?![\w*])", r"\2", text)
+    return re.sub(r"^\.\. (\w+)::", lambda match: f"{match[1].capitalize()}:", text)
+
+
+def _title(reference: str) -> str:
+    title, target, _ = reference.partition(" <")
+    return title.rpartition(".")[2] if title.startswith("~") and not target else title
+
 
 ITEM = re.compile(r"- |[\w*][\w*., ]*:( |$)")
 """The start of a list item: a dash, or names and a colon."""
