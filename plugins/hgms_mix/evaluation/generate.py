@@ -117,7 +117,9 @@ def prompt_cap(
 
     ``setting`` is the place of ``new_tokens``.
     """
-    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    from hgms_mix.lm import positions_of
+
+    positions = positions_of(model)
     room = (
         max_prompt_tokens if positions is None else min(max_prompt_tokens, positions - new_tokens)
     )

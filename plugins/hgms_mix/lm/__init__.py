@@ -16,7 +16,7 @@ from hgms_mix.lm.language import LanguageModel
 from hgms_mix.lm.lora import Lora, interpolated
 from hgms_mix.lm.losses import Batches, token_loss
 from hgms_mix.lm.memory import StepMemory, predicted_memory, step_memory
-from hgms_mix.lm.models import BaseModel
+from hgms_mix.lm.models import BaseModel, positions_of
 from hgms_mix.lm.near_duplicates import Near, near_copies
 from hgms_mix.lm.overlaps import overlap_warning, overlaps
 from hgms_mix.lm.ranking import (
@@ -81,6 +81,7 @@ __all__ = [
     "optional_count",
     "overlap_warning",
     "overlaps",
+    "positions_of",
     "predicted_memory",
     "prompt_tokens",
     "read_examples",

@@ -29,15 +29,14 @@ class LanguageModel:
     their number. ``x`` may contain N stacked adapters; the rows are then ``[N, B, T]``.
 
     Rows are padded on the right. The causal mask then suffices to exclude padding from scores, and
-    attention needs no mask (the fast kernels take none). Rows padded on the left need
-    ``attention``.
+    attention needs no mask (the fast kernels take none).
 
     Rows of similar length share a pass (:mod:`~hgms_mix.lm.passes`), each pass as wide as its
     longest row. The losses equal those of the batch's full width, up to rounding. A pass has at
     most ``rows`` rows of one candidate (None: all). With gradients, each such pass is computed
     again in the backward pass, so activations of one pass are in memory at a time. Passes have the
-    full width if dropout masks are drawn, if rows are padded on the left, or if torch.func
-    transforms the model (a Hessian product). ``tokens`` counts the processed tokens.
+    full width if dropout masks are drawn, or if torch.func transforms the model (a Hessian
+    product). ``tokens`` counts the processed tokens.
 
     ``parts`` is set if the base is split across ranks. All ranks must then call this model equally
     often: a batch has a number of passes that depends on ``rows`` and not on the lengths of its
@@ -91,12 +90,7 @@ class LanguageModel:
         }
 
     def nll(
-        self,
-        x: Tree,
-        tokens: Tensor,
-        mask: Tensor,
-        seeds: tuple[int, ...] | None = None,
-        attention: Tensor | None = None,
+        self, x: Tree, tokens: Tensor, mask: Tensor, seeds: tuple[int, ...] | None = None
     ) -> tuple[Tensor, Tensor]:
         """Return (Σ −log p of the masked tokens, their number) for each row.
 
@@ -104,8 +98,8 @@ class LanguageModel:
         """
         count = mask[..., 1:].sum(-1)
         batch = tokens.shape[-2]
-        if seeds is not None or attention is not None or _transformed():
-            return self._full_width(x, tokens, mask, seeds, attention), count
+        if seeds is not None or _transformed():
+            return self._full_width(x, tokens, mask, seeds), count
         lengths = needed(mask)
         order, cut = (
             passes(lengths, self.start_tokens, self.rows)
@@ -125,12 +119,7 @@ class LanguageModel:
         return torch.cat(parts, dim=-1).gather(-1, order.argsort(dim=-1)), count
 
     def _full_width(
-        self,
-        x: Tree,
-        tokens: Tensor,
-        mask: Tensor,
-        seeds: tuple[int, ...] | None,
-        attention: Tensor | None,
+        self, x: Tree, tokens: Tensor, mask: Tensor, seeds: tuple[int, ...] | None
     ) -> Tensor:
         lead = tokens.shape[:-1]
         length = tokens.shape[-1]
@@ -140,11 +129,9 @@ class LanguageModel:
         for first in range(0, batch, step):
             cut = (..., slice(first, min(first + step, batch)), slice(None))
             part, marked = (leaf[cut].reshape(-1, length) for leaf in (tokens, mask))
-            extra = None if attention is None else attention[cut].reshape(-1, length)
             own = None if seeds is None else tuple(seed + first for seed in seeds)
-            parts.append(
-                self._pass(x, part, marked, own, extra, again=step < batch).reshape(*lead[:-1], -1)
-            )
+            losses = self._pass(x, part, marked, own, again=step < batch)
+            parts.append(losses.reshape(*lead[:-1], -1))
         return torch.cat(parts, dim=-1)
 
     def _pass(
@@ -153,15 +140,15 @@ class LanguageModel:
         tokens: Tensor,
         mask: Tensor,
         seeds: tuple[int, ...] | None = None,
-        attention: Tensor | None = None,
         *,
         again: bool,
     ) -> Tensor:
         """Compute one pass; ``again``: recompute it in the backward pass, to save memory."""
+        arguments = (self._forward, x, seeds, tokens, mask)
         if again and torch.is_grad_enabled() and any(leaf.requires_grad for leaf in x.values()):
-            losses: Tensor = recomputed(self._rows, x, tokens, mask, seeds, attention)
+            losses: Tensor = recomputed(self._called, *arguments)
             return losses
-        return self._rows(x, tokens, mask, seeds, attention)
+        return self._called(*arguments)
 
     def logits(
         self, x: Tree, tokens: Tensor, mask: Tensor, seeds: tuple[int, ...] | None = None
@@ -171,16 +158,6 @@ class LanguageModel:
         The result is ``[n, V]``, computed in one pass.
         """
         return self._called(self._wanted, x, seeds, tokens, mask[:, 1:])
-
-    def _rows(
-        self,
-        x: Tree,
-        tokens: Tensor,
-        mask: Tensor,
-        seeds: tuple[int, ...] | None,
-        attention: Tensor | None,
-    ) -> Tensor:
-        return self._called(self._forward, x, seeds, tokens, mask, attention)
 
     def _called(
         self,
@@ -242,16 +219,13 @@ class LanguageModel:
         if torch.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves):
             self.tokens["backward_tokens"] += count
 
-    def _forward(self, tokens: Tensor, mask: Tensor, attention: Tensor | None) -> Tensor:
-        inputs = {"input_ids": tokens[:, :-1]}
-        if attention is not None:
-            inputs["attention_mask"] = attention[:, :-1]
-            inputs["position_ids"] = (attention[:, :-1].long().cumsum(-1) - 1).clamp_min(0)
+    def _forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
+        inputs = tokens[:, :-1]
         target = tokens[:, 1:]
         wanted = mask[:, 1:]
         if not self.plain_head:
-            return _masked(self.model(**inputs, use_cache=False).logits, target, wanted)
-        hidden = self._body(**inputs)
+            return _masked(self.model(input_ids=inputs, use_cache=False).logits, target, wanted)
+        hidden = self._body(inputs)
         if _transformed():  # shapes must not depend on data here
             return _masked(self._logits(hidden), target, wanted)
         # The head is expensive, and only completion tokens are scored.
@@ -266,7 +240,7 @@ class LanguageModel:
     def _wanted(self, tokens: Tensor, wanted: Tensor) -> Tensor:
         if not self.plain_head:
             return _float(self.model(input_ids=tokens[:, :-1], use_cache=False).logits[wanted])
-        return self._logits(self._body(input_ids=tokens[:, :-1])[wanted])
+        return self._logits(self._body(tokens[:, :-1])[wanted])
 
     def head_losses(self, hidden: Tensor, target: Tensor) -> Tensor:
         """Return −log p of each target from the body's hidden state at its position.
@@ -325,25 +299,10 @@ class LanguageModel:
 
         These are the inputs of the head at each position of rows padded on the right.
         """
-        self._count(x, tokens)
-        if self.adapters is not None:
-            with self.adapters.use(Active(x)):
-                states: Tensor = self._gathered(lambda: self._body(input_ids=tokens))
-                return states
-        body = getattr(self.model, self.model.base_model_prefix)
-        prefix = f"{self.model.base_model_prefix}."
-        own = {
-            name.removeprefix(prefix): leaf for name, leaf in x.items() if name.startswith(prefix)
-        }
-        states = torch.func.functional_call(
-            body, own, kwargs={"input_ids": tokens, "use_cache": False}
-        ).last_hidden_state
-        return torch.as_tensor(states)
+        return self._called(self._body, x, None, tokens)
 
-    def _body(self, **inputs: Any) -> Tensor:
-        hidden: Tensor = getattr(self.model, self.model.base_model_prefix)(
-            **inputs, use_cache=False
-        ).last_hidden_state
+    def _body(self, tokens: Tensor) -> Tensor:
+        hidden: Tensor = self.model.base_model(input_ids=tokens, use_cache=False).last_hidden_state
         return hidden
 
     def _head_is_plain(self) -> bool:
@@ -351,14 +310,12 @@ class LanguageModel:
 
         Some architectures scale in between.
         """
-        if self.model.get_output_embeddings() is None or not hasattr(
-            self.model, self.model.base_model_prefix
-        ):
+        if self.model.get_output_embeddings() is None or self.model.base_model is self.model:
             return False
         probe = torch.tensor([[0, 1, 2, 3]], device=next(self.model.parameters()).device)
         with torch.no_grad():
             whole = self.model(input_ids=probe, use_cache=False).logits
-            own = self._logits(self._body(input_ids=probe))
+            own = self._logits(self._body(probe))
         return bool(torch.allclose(whole.to(own.dtype), own, rtol=1e-3, atol=1e-3))
 
 

@@ -26,6 +26,7 @@ from torch.utils.checkpoint import checkpoint
 from hgms_core import ConfigError, Key, Tree, component
 from hgms_core.validators import at_least, less_than, positive, whole
 from hgms_mix.lm.hub import transformers_quietly
+from hgms_mix.lm.sharding import layers_of
 
 TARGETS = ("task", "adapter", "targets")
 """The place of the targets in the configuration."""
@@ -68,14 +69,14 @@ class Lora:
         """Whether all linear modules get an adapter: ``targets = ["all-linear"]``."""
         return self.targets == (ALL_LINEAR,)
 
-    def modules(self, model: nn.Module) -> list[str]:
+    def modules(self, model: Any) -> list[str]:
         """Return the names of the modules that get an adapter.
 
         Errors: ConfigError for a target without a linear module, for the output embedding, and for
         a model that has no default targets.
         """
         linear = [name for name, module in model.named_modules() if width_of(module) is not None]
-        head = getattr(model, "get_output_embeddings", lambda: None)()
+        head = model.get_output_embeddings()
         inner = [name for name in linear if head is None or model.get_submodule(name) is not head]
         if self.everywhere:
             return inner
@@ -121,10 +122,10 @@ class Lora:
         )
 
 
-def _usual_targets(model: nn.Module, known: str) -> tuple[str, ...]:
+def _usual_targets(model: Any, known: str) -> tuple[str, ...]:
     from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as usual
 
-    kind = str(getattr(getattr(model, "config", None), "model_type", "")) or type(model).__name__
+    kind = model.config.model_type
     if kind not in usual:
         raise ConfigError(
             "missing-option",
@@ -344,11 +345,7 @@ def checkpoint_layers(model: nn.Module, adapters: Adapters | None) -> list[nn.Mo
     Return the layers. The recomputation uses the adapters (or parameters) of the first computation.
     They are passed to it, since they are no longer installed by then.
     """
-    from transformers.modeling_layers import GradientCheckpointingLayer
-
-    layers: list[nn.Module] = [
-        module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)
-    ]
+    layers = layers_of(model)
     for layer in layers:
         layer.forward = _checkpointed(layer, layer.forward, adapters)
     return layers

@@ -49,9 +49,7 @@ class Rows:
         seeds = self._seeds(batch, dropout)
         if seeds is not None and stacked and not own:
             seeds = seeds * count  # all candidates use the mask of a single candidate
-        return self._averaged(
-            *self.model.nll(x, tokens, mask, seeds, batch.get("attention")), batch
-        )
+        return self._averaged(*self.model.nll(x, tokens, mask, seeds), batch)
 
     def logits(self, x: Tree, batch: Batch) -> Tensor:
         """Return the logits of the scored tokens, ``[n, V]``, with the batch's dropout."""

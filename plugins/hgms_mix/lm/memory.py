@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 from hgms_core import Problem, Tree
 from hgms_mix.lm.language import LOGITS, LanguageModel
 from hgms_mix.lm.losses import UpperLoss
+from hgms_mix.lm.models import positions_of
 from hgms_mix.lm.sharded_memory import gathered_bytes, messages, places, share_bytes
 
 
@@ -116,9 +117,7 @@ def probe(model: LanguageModel, x: Tree) -> dict[int, int]:
 
     The numbers are 16, 40 and 64, or fewer if the model has fewer positions.
     """
-    most = min(
-        64, getattr(getattr(model.model, "config", None), "max_position_embeddings", None) or 64
-    )
+    most = min(64, positions_of(model.model) or 64)
     if model.parts is not None:
         _taken(model, x, 2)  # from the first pass on, parts are gathered in the same storages
     return {length: _taken(model, x, length) for length in (most // 4, most * 5 // 8, most)}

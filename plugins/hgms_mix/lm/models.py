@@ -306,6 +306,12 @@ class BaseModel:
         )
 
 
+def positions_of(model: Any) -> int | None:
+    """Return the largest number of tokens of a row; None if the model has no limit."""
+    most: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return most
+
+
 def computes_bfloat16() -> bool:
     """Return whether the CPU has bfloat16 instructions; True if that is unknown."""
     if platform.machine().lower() not in ("x86_64", "amd64"):

@@ -19,6 +19,7 @@ from torch import Tensor
 from hgms.store import Digest
 from hgms_core import ConfigError, Key
 from hgms_core.errors import DataError
+from hgms_mix.lm.models import positions_of
 from hgms_mix.lm.store import Leaf, load, locked, save
 
 
@@ -231,7 +232,7 @@ def check_fits(model: Any, everything: Mapping[str, Mapping[str, TokenTable]]) -
     """
     tables = [table for tables in everything.values() for table in tables.values()]
     longest = max(int(table.lengths.max()) for table in tables)
-    most = getattr(model.config, "max_position_embeddings", None)
+    most = positions_of(model)
     if most is not None and longest > most:
         raise ConfigError(
             "out-of-range",

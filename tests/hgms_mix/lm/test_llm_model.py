@@ -73,17 +73,13 @@ def test_losses_are_of_the_completions_alone_and_an_adapter_is_what_peft_makes_o
 
 
 @every_kind
-def test_padding_on_either_side_gives_the_same(kind: str) -> None:
-    # In float64 the masks of eager attention overflow where it takes its softmax in float32.
+def test_padding_changes_no_loss(kind: str) -> None:
     model = LanguageModel.of(base(kind, torch.float32), Lora(rank=3), length=24)
     x = moved(model, torch.float32)
     tokens, mask = rows(3)
     pad = torch.full((3, 4), 7)
-    left = [torch.cat(pair, 1) for pair in ((pad, tokens), (pad > 99, mask))]
-    right = [torch.cat(pair, 1) for pair in ((tokens, pad), (mask, pad > 99))]
-    attention = torch.cat([pad > 99, mask | True], 1)
-    padded = [model.nll(x, *left, attention=attention)[0], model.nll(x, *right)[0]]
-    assert_same(padded, 2 * [model.nll(x, tokens, mask)[0]], **CLOSE)
+    padded = [torch.cat(pair, 1) for pair in ((tokens, pad), (mask, pad > 99))]
+    assert_same(model.nll(x, *padded)[0], model.nll(x, tokens, mask)[0], **CLOSE)
 
 
 @every_kind
