@@ -275,6 +275,7 @@ class ModuleParts:
 class ModuleOptions(TypedDict, total=False):
     """Fields of a problem that :func:`from_module` passes on."""
 
+    fresh: Callable[[Key], Tree] | None
     project: Callable[..., Any]
     references: Mapping[str, Any]
     counters: Callable[[], Mapping[str, int]] | None
@@ -293,7 +294,6 @@ def from_module(
     lower: Callable[..., Tensor] | None = None,
     upper: Callable[..., Tensor] | None = None,
     evaluate: Callable[..., Mapping[str, float]] | None = None,
-    fresh: Callable[[Key], Tree] | None = None,
     **options: Unpack[ModuleOptions],
 ) -> Problem:
     """Build a problem with a lower level that trains a module.
@@ -324,11 +324,10 @@ def from_module(
     evaluate
         ``evaluate(theta, model)`` returns metrics by name, for reports only. The module is in
         evaluation mode.
-    fresh
-        ``fresh(key)`` returns another initial x, for example from :func:`fresh_parameters`. By
-        default all candidates start at the parameters of the module.
     options
-        ``project``, ``references``, ``counters``, ``start``: fields of :class:`hgms_core.Problem`.
+        ``fresh(key)`` returns another initial x, for example from :func:`fresh_parameters`; by
+        default all candidates start at the parameters of the module. ``project``, ``references``,
+        ``counters``, ``start``: further fields of :class:`hgms_core.Problem`.
 
     Raises
     ------
@@ -357,7 +356,6 @@ def from_module(
     return from_losses(
         **fields(model, loss, train, theta0, lower, upper, evaluate),
         upper_data=validation,
-        fresh=fresh,
         **options,
     )
 

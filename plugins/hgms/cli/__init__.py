@@ -23,6 +23,7 @@ from hgms.cli.terminal import (
     terminal_width,
     track_option,
     trust_option,
+    words,
     wrapped,
 )
 from hgms_core import hookimpl
@@ -46,6 +47,7 @@ __all__ = [
     "trust_option",
     "unmarked",
     "with_commas",
+    "words",
     "wrapped",
 ]
 

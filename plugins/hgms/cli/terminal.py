@@ -83,6 +83,11 @@ over the file, as with --set.
 """
 
 
+def words(_context: click.Context, _option: click.Parameter, values: Sequence[str]) -> list[str]:
+    """Split comma-separated values of an option that may be repeated: a callback."""
+    return [word.strip() for value in values for word in value.split(",") if word.strip()]
+
+
 def print_json(value: object) -> None:
     """Strict JSON; an infinite or undefined number is null."""
     plain = getattr(sys.stdout, "encoding", None) in ("utf-8", "UTF-8")

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hgms.cli import json_option, plugin_option, print_json, print_table, track_option, trust_option
+from hgms.cli import (
+    json_option,
+    plugin_option,
+    print_json,
+    print_table,
+    track_option,
+    trust_option,
+    words,
+)
 from hgms.comparison.options import labels, seeds_option
 from hgms.config.control_characters import printable
 from hgms.executors import executor_options, stated_executor
@@ -19,18 +27,13 @@ if TYPE_CHECKING:
     from hgms.plugins import Registry
 
 
-def _words(_context: click.Context, _option: click.Parameter, values: Sequence[str]) -> list[str]:
-    """Split comma-separated values of an option that may be repeated."""
-    return [word.strip() for value in values for word in value.split(",") if word.strip()]
-
-
 @click.command(short_help="Compare methods on tasks under one budget.")
 @click.argument("grid", required=False, type=click.Path(path_type=Path))
 @click.option(
     "--task",
     "tasks",
     multiple=True,
-    callback=_words,
+    callback=words,
     metavar="NAME[,NAME]",
     help="Tasks; of a GRID, its labels.",
     shell_complete=labels("task"),
@@ -39,7 +42,7 @@ def _words(_context: click.Context, _option: click.Parameter, values: Sequence[s
     "--methods",
     "--method",
     multiple=True,
-    callback=_words,
+    callback=words,
     metavar="NAME[,NAME]",
     help="Methods; of a GRID, its labels.",
     shell_complete=labels("method"),

@@ -224,15 +224,15 @@ def _value(text: str) -> Any:
     if "\n" in text or len(text) > 20_000 or has_deep_key(text):
         return text
     if _NUMBER.fullmatch(text.strip()):
-        return WrittenFloat(float(text), text)
+        return _with_text(WrittenFloat(text), text)
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):
         return text
     if type(value) is float:
-        return WrittenFloat(value, text)
+        return _with_text(WrittenFloat(value), text)
     if type(value) is int:
-        return WrittenInt(value, text)
+        return _with_text(WrittenInt(value), text)
     return text if isinstance(value, datetime.date | datetime.time) else value
 
 
@@ -241,27 +241,16 @@ class WrittenInt(int):
 
     text: str
 
-    def __new__(cls, value: int, text: str) -> WrittenInt:
-        number = super().__new__(cls, value)
-        number.text = text
-        return number
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (int(self), self.text)
-
 
 class WrittenFloat(float):
     """A number from a command line, with its ``text`` for string fields."""
 
     text: str
 
-    def __new__(cls, value: float, text: str) -> WrittenFloat:
-        number = super().__new__(cls, value)
-        number.text = text
-        return number
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (float(self), self.text)
+def _with_text(number: Any, text: str) -> Any:
+    number.text = text
+    return number
 
 
 def readings(value: Any) -> list[Any]:

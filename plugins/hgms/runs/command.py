@@ -20,6 +20,7 @@ from hgms.cli import (
     track_option,
     trust_option,
     with_commas,
+    words,
 )
 from hgms.config import Budget
 from hgms.plugins import Component, Registry
@@ -139,16 +140,12 @@ def run(
     click.echo(f"  {summary['folder']}")
 
 
-def _words(_context: click.Context, _option: click.Parameter, values: Sequence[str]) -> list[str]:
-    return [word.strip() for value in values for word in value.split(",") if word.strip()]
-
-
 @click.command(short_help="Which methods fit which tasks.")
 @click.option(
     "--task",
     "tasks",
     multiple=True,
-    callback=_words,
+    callback=words,
     metavar="NAME[,NAME]",
     help="Only these tasks.",
     shell_complete=with_commas(component_names("task")),
@@ -158,7 +155,7 @@ def _words(_context: click.Context, _option: click.Parameter, values: Sequence[s
     "--methods",
     "methods",
     multiple=True,
-    callback=_words,
+    callback=words,
     metavar="NAME[,NAME]",
     shell_complete=with_commas(component_names("method")),
     help="Only these methods.",
