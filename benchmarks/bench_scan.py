@@ -35,7 +35,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -71,8 +70,7 @@ def make(out: Path, runs: int) -> int:
     left as they are.
     """
     from hgms.comparison.run_grid import run_grid
-    from hgms.runs import config_key
-    from hgms.store import sealed
+    from hgms.runs import RunFolder
 
     seeds = max(1, runs // (TASKS * METHODS))
     if not run_grid(grid(out, 1), jobs=0, progress=False).complete:
@@ -85,7 +83,7 @@ def make(out: Path, runs: int) -> int:
         }
         config = files.pop("config.toml").decode()
         summary = json.loads(files.pop("summary.json"))
-        del summary["checksum"]
+        del files["manifest.json"]
         for seed in range(1, seeds):
             folder = first.with_name(f"seed-{seed}")
             if folder.exists():
@@ -96,14 +94,10 @@ def make(out: Path, runs: int) -> int:
                 name: value + noise.gauss(0, 0.1) for name, value in summary["metrics"].items()
             }
             text = config.replace("\nseed = 0\n", f"\nseed = {seed}\n", 1)
-            ties = {"key": config_key(tomllib.loads(text)), "seed": seed, "metrics": metrics}
-            own = {
-                "config.toml": text.encode(),
-                "summary.json": sealed({**summary, **ties}, indent=2),
-            }
-            for name, data in {**files, **own}.items():
+            for name, data in {**files, "config.toml": text.encode()}.items():
                 with open(folder / name, "wb", buffering=0) as stream:
                     stream.write(data)
+            RunFolder(folder).write_summary({**summary, "seed": seed, "metrics": metrics})
     return seeds
 
 

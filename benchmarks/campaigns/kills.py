@@ -239,7 +239,7 @@ def _go(
 
     Before the first checkpoint, resuming may be rejected; the command is then restarted.
     """
-    kept = any(folder.rglob("checkpoint.json"))
+    kept = any(folder.rglob("manifest.json"))
     ending = call(
         what.again or what.argv if again else what.argv,
         folder,

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hgms.runs import RunFolder
-from hgms.store import is_stamped, sealed, stamped
+from hgms.runs.folder import LOGS, last_seconds
+from hgms_core.errors import CheckpointError
 
 CONFIG = """schema = 1
 seed = {seed}
@@ -142,26 +142,14 @@ def write_run(
 
 
 def seal(path: Path) -> None:
-    """Add the checksums of a run's files, and tie the summary to the configuration and the rows,
-    as the runner does. Files that are no JSON objects stay as they are.
+    """Record the files of a run in its manifest, as the runner does. Files that are no JSON objects
+    stay as they are.
     """
     folder = RunFolder(path)
-    if folder.timings.exists():
-        lines = folder.timings.read_bytes().split(b"\n")
-        rows = [
-            stamped(line) if line.endswith(b"}") and not is_stamped(line) else line
-            for line in lines
-        ]
-        folder.timings.write_bytes(b"\n".join(rows))
-    if not folder.summary.exists():
-        return
-    with contextlib.suppress(ValueError, RecursionError):
-        table = json.loads(folder.summary.read_bytes())
-        if isinstance(table, dict):
-            steps = folder.steps.read_bytes() if folder.steps.exists() else b""
-            ties = {"key": folder.key, "steps_sha256": hashlib.sha256(steps).hexdigest()}
-            table.pop("checksum", None)
-            folder.summary.write_bytes(sealed({**table, **ties}, indent=2))
+    names = [name for name in (*LOGS, "summary.json") if (path / name).exists()]
+    with contextlib.suppress(CheckpointError):
+        facts = {"seconds": last_seconds(folder.timings)}
+        folder.artifact.commit(names, facts=facts, done="summary.json" in names)
 
 
 def write_comparison(folder: Path, *, steps: int = 12, seeds: int = 3) -> Path:

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from hgms.store import ROWS, is_stamped, opened, read_file
+from hgms.store import ROWS, read_file
 from hgms_core.errors import CheckpointError
 
 
@@ -35,23 +35,6 @@ def read_columns(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
     return {
         name: _array(column) for name, column in zip(names, _lists(path, tuple(names)), strict=True)
     }
-
-
-def last_seconds(path: Path) -> float:
-    """Return the clock in the last complete line of a file of timings.
-
-    The result is NaN if there is no such line, or if the line does not match its crc32.
-    """
-    try:
-        with opened(path, ROWS) as stream:
-            stream.seek(0, os.SEEK_END)
-            stream.seek(-min(stream.tell(), 512), os.SEEK_CUR)
-            lines = stream.read().split(b"\n")
-        if not is_stamped(lines[-2]):
-            return float("nan")
-        return _worst(json.loads(lines[-2]).get("seconds"))
-    except (CheckpointError, ValueError, IndexError, AttributeError, RecursionError):
-        return float("nan")
 
 
 def _lists(path: Path, wanted: tuple[str, ...]) -> list[list[Any]]:

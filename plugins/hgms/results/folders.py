@@ -23,9 +23,9 @@ from typing import Any
 from attrs import field, frozen
 
 from hgms.config.tables import parse_json, parse_toml
-from hgms.results.stored import StoredRun, StoredSweep
+from hgms.results.stored import StoredRun, StoredSweep, relative
 from hgms.runs import config_key
-from hgms.store import ROWS, SMALL, ensure_seal, is_marker, read_file
+from hgms.store import ROWS, SMALL, Folder, Manifest, digest, is_marker, read_file
 from hgms_core import ConfigError, HgmsError
 from hgms_core.errors import CheckpointError
 from hgms_core.torch_errors import first_line
@@ -35,9 +35,7 @@ NULL_TEST = "null-test"
 """Folder for the runs of `hgms mix null`. They use halves of sources, so they are not results of
 the sources.
 """
-_FILES = frozenset(
-    {"config.toml", "env.json", "steps.jsonl", "timings.jsonl", "summary.json", "checkpoint.json"}
-)
+_FILES = frozenset({"config.toml", "env.json", "steps.jsonl", "timings.jsonl", "summary.json"})
 _SEED = re.compile(r"^seed = ([0-9]{1,18})\n", re.MULTILINE)
 _NAME = 300  # maximum characters of a label or metric; a folder's name has 255
 _CONFIG = 512 * 2**10  # bytes; tomllib needs seconds for a larger file
@@ -178,19 +176,8 @@ def _unreadable(error: OSError) -> CheckpointError:
     return CheckpointError("unreadable-file", f"the folder cannot be read: {error.strerror}")
 
 
-@contextlib.contextmanager
-def _relative(path: Path) -> Iterator[None]:
-    """Set the place of an error about a file of a run to the name of the file."""
-    try:
-        yield
-    except CheckpointError as error:
-        raise CheckpointError(
-            error.code, error.message, place=(path.name,), hint=error.hint
-        ) from None
-
-
 def _read(path: Path, most: int = SMALL) -> bytes:
-    with _relative(path):
+    with relative(path.parent):
         return read_file(path, most)
 
 
@@ -202,7 +189,8 @@ def _read_run(path: Path, names: set[str]) -> StoredRun:
         if "config.toml" not in names:
             raise _missing("config.toml")
         config = _config(_read(path / "config.toml", _CONFIG).decode())
-        if "summary.json" not in names:
+        manifest = _manifest(path, config)
+        if "summary.json" not in names & manifest.files.keys():
             steps = (
                 _read(path / "steps.jsonl", ROWS).count(b"\n") - 1 if "steps.jsonl" in names else 0
             )
@@ -211,17 +199,14 @@ def _read_run(path: Path, names: set[str]) -> StoredRun:
                 f"the run is not finished: it has {max(steps, 0)} steps and no summary",
                 place=("summary.json",),
             )
-        summary = _object(path / "summary.json")
-        with _relative(path / "summary.json"):
-            ensure_seal(summary, path / "summary.json")
-        summary.pop("checksum")
-        if summary.pop("key", None) != config_key(config):
+        data = _read(path / "summary.json")
+        if digest(data) != manifest.files["summary.json"].sha256:
             raise CheckpointError(
-                "other-settings",
-                "the file belongs to a run of another configuration or seed",
+                "damaged-file",
+                "the file does not match the sha256 in manifest.json",
                 place=("summary.json",),
             )
-        digest = str(summary.pop("steps_sha256", ""))
+        summary = _as_table(parse_json(data, "summary.json"), "summary.json")
         if summary.get("status") not in ("done", "failed"):
             raise CheckpointError(
                 "wrong-value",
@@ -246,12 +231,18 @@ def _read_run(path: Path, names: set[str]) -> StoredRun:
         config=config,
         summary=summary,
         environment=environment,
-        digest=digest,
+        facts=manifest.facts,
         resources=resources,
         scores=scores,
     )
     _check_run(run)
     return run
+
+
+def _manifest(path: Path, config: Mapping[str, Any]) -> Manifest:
+    """Return the manifest of a run with this configuration."""
+    with relative(path):
+        return Folder(path, config_key(config)).manifest()
 
 
 def _missing(name: str) -> CheckpointError:
@@ -348,10 +339,14 @@ def _object(path: Path, *, alike: bool = False) -> dict[str, Any]:
     modify the result.
     """
     data = _read(path)
-    value = (_json_alike if alike and len(data) <= _ALIKE else parse_json)(data, path.name)
+    parse = _json_alike if alike and len(data) <= _ALIKE else parse_json
+    return _as_table(parse(data, path.name), path.name)
+
+
+def _as_table(value: Any, name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CheckpointError(
-            "wrong-type", "the file does not contain a JSON object", place=(path.name,)
+            "wrong-type", "the file does not contain a JSON object", place=(name,)
         )
     return value
 

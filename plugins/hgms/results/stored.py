@@ -5,6 +5,7 @@ Rows are read completely, or only in the named fields.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import json
@@ -12,7 +13,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,27 @@ from attrs import field, frozen
 
 from hgms.config import Budget
 from hgms.config.tables import difference, flatten
-from hgms.results.columns import last_seconds, read_columns
+from hgms.results.columns import read_columns
 from hgms.runs import Execution, RunFolder
-from hgms.store import ROWS, digest, is_stamped, opened, read_file
+from hgms.store import ROWS, opened
 from hgms_core import ConfigError, HgmsError
 from hgms_core.errors import CheckpointError
+
+
+@contextlib.contextmanager
+def relative(folder: Path) -> Iterator[None]:
+    """Make the place of an error about a file in the folder relative to the folder."""
+    try:
+        yield
+    except CheckpointError as error:
+        file, *rest = error.place or ("",)
+        place = Path(str(file))
+        if not place.is_relative_to(folder):
+            raise
+        name = place.relative_to(folder).as_posix()
+        raise CheckpointError(
+            error.code, error.message, place=(name, *rest), hint=error.hint
+        ) from None
 
 
 @frozen(eq=False, kw_only=True)
@@ -35,15 +52,15 @@ class StoredRun:
     ``config`` is the complete configuration, and ``environment`` the content of ``env.json``.
     ``resources`` contains measurements of the run's resources (``{"peak_memory_bytes": …}``; empty
     without measurements). ``scores`` contains later measurements of the result, for example by
-    ``hgms mix`` (``{"metrics": {…}, "higher_is_better": {…}}``). ``digest`` is the sha256 of
-    ``steps.jsonl`` in the summary.
+    ``hgms mix`` (``{"metrics": {…}, "higher_is_better": {…}}``). ``facts`` are the facts of the
+    manifest: the step of the last state, and the ``seconds`` up to it.
     """
 
     path: Path
     config: Mapping[str, Any]
     summary: Mapping[str, Any]
     environment: Mapping[str, Any] = field(factory=dict)
-    digest: str = ""
+    facts: Mapping[str, Any] = field(factory=dict)
     resources: Mapping[str, Any] = field(factory=dict)
     scores: Mapping[str, Any] = field(factory=dict)
 
@@ -180,34 +197,22 @@ class StoredRun:
     @functools.cached_property
     def seconds(self) -> float:
         """The clock after the last step, without evaluation; NaN if it was not recorded."""
-        return last_seconds(self.path / "timings.jsonl")
+        return _number(self.facts.get("seconds"))
 
     def records(self) -> list[dict[str, Any]]:
         """Return every row of ``steps.jsonl`` with its ``seconds``."""
-        _ = self._checked
-        return RunFolder(self.path).records()
+        with relative(self.path):
+            return RunFolder(self.path).records()
 
     @functools.cached_property
     def _checked(self) -> bool:
-        """True if the rows match the summary and the times are intact.
+        """True if the rows and times are as recorded in the manifest.
 
         Raises:
-            CheckpointError: the files were changed after the summary was written.
+            CheckpointError: the files were changed after the run.
         """
-        path = self.path / "steps.jsonl"
-        rows = read_file(path, ROWS) if os.path.lexists(path) else b""
-        if digest(rows) != self.digest:
-            raise CheckpointError(
-                "damaged-file",
-                "the rows do not match the sha256 in summary.json",
-                place=(path.name,),
-            )
-        path = self.path / "timings.jsonl"
-        times = read_file(path, ROWS) if os.path.lexists(path) else b""
-        for number, line in enumerate(times.split(b"\n")[:-1], start=1):
-            if not is_stamped(line):
-                message = "the line does not match its crc32"
-                raise CheckpointError("damaged-file", message, place=(path.name, number))
+        with relative(self.path):
+            RunFolder(self.path).check_rows()
         return True
 
     def fields(self) -> list[str]:

@@ -14,7 +14,8 @@ from hgms.runs.clock import counted, counting
 from hgms.runs.command_line import built, load
 from hgms.runs.config import SCHEMA, UNCOMPARED, RunConfig, RunSettings, tables_of_others
 from hgms.runs.execution import Compilation, Execution
-from hgms.runs.folder import RunFolder, config_key
+from hgms.runs.folder import RunFolder
+from hgms.runs.identity import config_key
 from hgms.runs.launch import device_called, record_failure, run, run_config, show_object
 from hgms.runs.notebook import reporter
 from hgms.runs.observers import ignore

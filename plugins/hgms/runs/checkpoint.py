@@ -79,6 +79,31 @@ def unpack(
     return structure
 
 
+def state_bytes(state: State) -> bytes:
+    """Return a nested state in the format safetensors.
+
+    The header contains the structure as JSON.
+    """
+    structure, tensors = pack(state)
+    return safetensors.torch.save(tensors, metadata={"state": json.dumps(structure)})
+
+
+def state_of(data: bytes, path: Path, device: torch.device | str = "cpu") -> State:
+    """Return the state in the bytes of :func:`state_bytes`, which were read from ``path``.
+
+    Errors: CheckpointError ``damaged-file``.
+    """
+    try:
+        tensors = safetensors.torch.load(data)
+        length = int.from_bytes(data[:8], "little")
+        header = json.loads(data[8 : 8 + length])
+        structure = json.loads(header["__metadata__"]["state"])
+        state: State = unpack(structure, tensors, device)
+    except (safetensors.SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise damaged(path, f"it does not contain a state: {described(error)}") from None
+    return state
+
+
 def save_state(path: str | Path, state: State) -> None:
     """Write a nested state of tensors, numbers, strings and ``None`` into one file, atomically.
 
@@ -94,10 +119,7 @@ def save_state(path: str | Path, state: State) -> None:
     ...     load_state(f"{folder}/state.safetensors")
     {'moments': {'m': tensor([1., 1.])}, 'step': 3}
     """
-    structure, tensors = pack(state)
-    replace_file(
-        Path(path), safetensors.torch.save(tensors, metadata={"state": json.dumps(structure)})
-    )
+    replace_file(Path(path), state_bytes(state))
 
 
 def load_state(path: str | Path, device: torch.device | str = "cpu") -> State:
@@ -108,24 +130,14 @@ def load_state(path: str | Path, device: torch.device | str = "cpu") -> State:
     Errors: CheckpointError with the name of the file, if it is missing or damaged.
     """
     try:
-        with safetensors.safe_open(path, "pt") as stored:
-            names = stored.keys()  # not a dictionary
-            tensors = {name: stored.get_tensor(name) for name in names}
-            state: State = unpack(json.loads((stored.metadata() or {})["state"]), tensors, device)
+        data = Path(path).read_bytes()
     except FileNotFoundError:
         raise CheckpointError(
             "missing-file", "the file does not exist", place=(str(path),)
         ) from None
-    except (
-        safetensors.SafetensorError,
-        KeyError,
-        TypeError,
-        ValueError,
-        RecursionError,
-        OSError,
-    ) as error:
-        raise damaged(Path(path), f"it does not contain a state: {described(error)}") from None
-    return state
+    except OSError as error:
+        raise damaged(Path(path), f"it cannot be read: {error.strerror or error}") from None
+    return state_of(data, Path(path), device)
 
 
 def result_of(method: Method, state: State, checkpoint: Path, name: str) -> tuple[Tree, Tree]:

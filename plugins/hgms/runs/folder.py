@@ -2,22 +2,18 @@
 
 ::
 
-    config.toml                  the resolved configuration
-    env.json                     versions, plugins, device, git commit
-    steps.jsonl
-        one line per outer step, flushed; the same for every run of one seed, resumed or not
-    timings.jsonl
-        the clock of each step, each line with its crc32; a separate file, since times vary
-    checkpoint.json
-        the state without its tensors, and the sha256 of the tensors, of steps.jsonl and of itself
-    checkpoint-<step>.safetensors
-    diagnosis.jsonl              one line per diagnosed step (run.diagnose), each with its crc32
-    summary.json
-        written last, with its checksum, the key of the configuration and the sha256 of steps.jsonl
+    config.toml                      the resolved configuration
+    env.json                         versions, plugins, device, git commit
+    steps.jsonl                      one line per outer step; the same for every run of one seed
+    timings.jsonl                    the clock of each step; a separate file, since times vary
+    diagnosis.jsonl                  one line per diagnosed step (run.diagnose)
+    checkpoint-<step>.safetensors    the state of the method
+    summary.json                     the result, written last
+    manifest.json                    the files that belong together (:class:`hgms.store.Folder`)
 
-If a file is unreadable, the error names it, and HGMS does not guess its contents. A resuming run
-first checks all bytes that it depends on, and only then changes files. HGMS does not write through
-symbolic links.
+The key of the manifest is the digest of the configuration. If a file is unreadable, the error
+names it, and HGMS does not guess its contents. A resuming run first checks all bytes that it
+depends on, and only then changes files. HGMS does not write through symbolic links.
 """
 
 from __future__ import annotations
@@ -25,63 +21,29 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import safetensors
-import safetensors.torch
 import torch
-from attrs import field, frozen
+from attrs import define, field
 
 from hgms import store
-from hgms.config.tables import difference, flatten, parse_toml, show
-from hgms.runs.checkpoint import pack, unpack
-from hgms.runs.config import UNCOMPARED
-from hgms.store import LEASE, Digest, Lease, damaged, digest, finite, leased
+from hgms.runs.checkpoint import state_bytes, state_of
+from hgms.runs.identity import differences, is_same, text_key
+from hgms.store import LEASE, Folder, Manifest
 from hgms_core import ConfigError, State
 from hgms_core.arguments import reports_errors
 from hgms_core.components import read_by_annotation
 from hgms_core.errors import CheckpointError
 
-TIES = ("checksum", "key", "steps_sha256")
-"""Entries of ``summary.json`` that link it to other data.
-
-They link it to its own contents, to the configuration and to the rows.
-"""
-IDENTITY = "task.identity."
-"""The prefix of the digests of a problem's fields in a configuration."""
-SHOWN = 3
-"""Maximum number of different settings that a message lists for two configurations."""
-
-
-def _part_name(name: str) -> str:
-    """Return the text for a field of a problem in messages."""
-    return {"rows": "the losses of rows (rows)", "sources": "the losses of sources"}.get(name, name)
-
-
-def compared(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration without the settings that may differ within the same run."""
-    settings = config.get("run")
-    if not isinstance(settings, Mapping):
-        settings = {}
-    return {
-        **config,
-        "run": {key: value for key, value in settings.items() if key not in UNCOMPARED},
-    }
-
-
-def config_key(config: Mapping[str, Any]) -> str:
-    """Return the sha256 of a configuration, which its results store as their key.
-
-    >>> config_key({"seed": 0}) == config_key({"seed": 0, "run": {"out": "runs"}})
-    True
-    >>> config_key({"seed": 0}) == config_key({"seed": 1})
-    False
-    """
-    text = json.dumps(compared(config), sort_keys=True, default=str)
-    return digest(text)
+CONFIG = "config.toml"
+ENVIRONMENT = "env.json"
+STEPS = "steps.jsonl"
+TIMINGS = "timings.jsonl"
+DIAGNOSIS = "diagnosis.jsonl"
+SUMMARY = "summary.json"
+LOGS = (STEPS, TIMINGS, DIAGNOSIS)
 
 
 class _File:
@@ -101,13 +63,13 @@ def _path(value: str | Path) -> Path:
 
 
 @reports_errors
-@frozen(field_transformer=read_by_annotation)
+@define(eq=False, field_transformer=read_by_annotation)
 class RunFolder:
     """One run on disk: ``RunFolder("runs/mine")``.
 
     The constructor creates no files. :func:`run` and :meth:`create` do.
 
-    ``config``, ``steps``, ``timings``, ``diagnosis``, ``checkpoint``, ``summary`` and ``traceback``
+    ``config``, ``steps``, ``timings``, ``diagnosis``, ``manifest``, ``summary`` and ``traceback``
     are the paths of its files. ``begun`` is True if any of them exists. For such a run,
     :meth:`records` returns the rows with their ``seconds``. :meth:`read_summary` returns the result
     (``None`` if there is no result yet). :meth:`load` returns the state and step of the last
@@ -127,27 +89,32 @@ class RunFolder:
     """
 
     path: Path = field(converter=_path)
-    _rows: list[Digest] = field(factory=list, init=False, eq=False, repr=False)
-    _held: list[Lease] = field(factory=list, init=False, eq=False, repr=False)
+    _own: Folder | None = field(default=None, init=False, repr=False)
+    """The folder in the store while this object writes to it."""
 
-    config = _File("config.toml")
-    environment = _File("env.json")
-    steps = _File("steps.jsonl")
-    timings = _File("timings.jsonl")
-    diagnosis = _File("diagnosis.jsonl")
-    checkpoint = _File("checkpoint.json")
-    summary = _File("summary.json")
+    config = _File(CONFIG)
+    environment = _File(ENVIRONMENT)
+    steps = _File(STEPS)
+    timings = _File(TIMINGS)
+    diagnosis = _File(DIAGNOSIS)
+    manifest = _File(store.MANIFEST)
+    summary = _File(SUMMARY)
     traceback = _File("traceback.txt")
 
     @property
     def begun(self) -> bool:
         """Whether a run has written any of its files here."""
-        return any(
-            map(
-                os.path.lexists,
-                (self.config, self.steps, self.timings, self.checkpoint, self.summary),
-            )
-        )
+        paths = (self.config, self.steps, self.timings, self.manifest, self.summary)
+        return any(map(os.path.lexists, paths))
+
+    @property
+    def artifact(self) -> Folder:
+        """The folder in the store, with the key of the configuration."""
+        if self._own is not None:
+            return self._own
+        exists = os.path.lexists(self.config)
+        text = store.contents(self.config).decode(errors="replace") if exists else ""
+        return Folder(self.path, text_key(text))
 
     # --- claims
 
@@ -189,20 +156,20 @@ class RunFolder:
             )
         if self.begun:
             self._ensure_same(config, resume, word)
+        own = Folder(self.path, text_key(config))
         with contextlib.ExitStack() as held:
             try:
-                self._held[:] = [held.enter_context(leased(self.path, patience=patience))]
+                held.enter_context(own.lease(patience=patience))
             except store.DiskError:
                 # on a read-only disk, a finished run is only read back
                 if not (resume and self.summary.exists()):
                     raise
-            held.callback(self._held.clear)
+            self._own = own
+            held.callback(self._release)
             yield
 
-    def ensure_held(self) -> None:
-        """Raise FolderInUse if another process has taken over the claimed folder."""
-        for lease in self._held:
-            lease.ensure()
+    def _release(self) -> None:
+        self._own = None
 
     def _ensure_same(self, config: str, resume: bool, word: str) -> None:
         if not self.config.exists():
@@ -213,14 +180,11 @@ class RunFolder:
                 hint="restore this file, use another folder, or remove this one",
             )
         if not self.holds(config):
+            text = self.config.read_text(errors="replace")
+            message = "the folder contains a run of another configuration"
             raise CheckpointError(
                 "other-settings",
-                "\n".join(
-                    [
-                        "the folder contains a run of another configuration",
-                        *self._differences(config),
-                    ]
-                ),
+                "\n".join([message, *differences(text, config)]),
                 place=(str(self.path),),
                 hint=f"use another folder, or remove this one; see {self.config}",
             )
@@ -239,68 +203,91 @@ class RunFolder:
 
         The folder may have been renamed or relabelled: ``run.out`` and the labels are ignored.
         """
+        return is_same(store.contents(self.config).decode(errors="replace"), config)
 
-        text = store.contents(self.config).decode(errors="replace")
-        try:
-            return text == config or self._compared(text) == self._compared(config)
-        except (CheckpointError, AttributeError):  # not TOML, or not a configuration
-            return False
-
-    def _compared(self, text: str) -> dict[str, Any]:
-        return compared(parse_toml(text, self.config.name))
-
-    def _differences(self, config: str) -> list[str]:
-        """Return the first settings in which the stored configuration differs, one per line."""
-        try:
-            own, other = (
-                flatten(self._compared(text))
-                for text in (self.config.read_text(errors="replace"), config)
-            )
-        except (CheckpointError, AttributeError):
-            return []
-        keys = list(difference([own, other]))
-        parts = [key.removeprefix(IDENTITY) for key in keys if key.startswith(IDENTITY)]
-        keys = [key for key in keys if not key.startswith(IDENTITY)]
-        changed = (
-            [f"the problem has other values or code in {', '.join(map(_part_name, parts))}"]
-            if parts
-            else []
-        )
-        pairs = [
-            [show(table[key]) if key in table else "not set" for table in (own, other)]
-            for key in keys[:SHOWN]
-        ]
-        lines = [
-            f"{key}: {there} in the folder, {here} in this run"
-            for key, (there, here) in zip(keys, pairs, strict=False)
-        ]
-        return changed + lines + ([f"and {len(keys) - SHOWN} more"] if len(keys) > SHOWN else [])
+    # --- writing
 
     def create(self, config: str, environment: Mapping[str, Any]) -> None:
-        self.ensure_held()
+        """Write the configuration and ``env.json``."""
+        if self._own is None:
+            self._own = Folder(self.path, text_key(config))
         with store.writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-        self._rows.clear()
-        store.replace_file(self.config, config.encode())
-        store.replace_file(self.environment, store.as_json(environment, indent=2))
-
-    def reopen(self) -> None:
-        """Remove the summary of a failed run before its second execution.
-
-        Until the run ends, it counts as unfinished.
-        """
-        self.ensure_held()
-        with store.writing(self.summary):
-            self.summary.unlink(missing_ok=True)
+        self._own.write(CONFIG, config.encode())
+        self._own.write(ENVIRONMENT, store.as_json(environment, indent=2))
 
     def note(self, key: str, value: Any) -> None:
         """Set an entry of ``env.json``; other entries stay unchanged."""
-        self.ensure_held()
-        store.replace_file(
-            self.environment, store.as_json({**self.read_environment(), key: value}, indent=2)
-        )
+        table = {**self.read_environment(), key: value}
+        self.artifact.write(ENVIRONMENT, store.as_json(table, indent=2))
 
-    # --- contents
+    def append(self, record: Mapping[str, Any], timing: Mapping[str, Any]) -> None:
+        """Append the lines of one outer step.
+
+        The operating system has received the lines when this method returns.
+        """
+        line = store.as_json(record) + b"\n"
+        self.artifact.append({STEPS: line, TIMINGS: store.as_json(timing) + b"\n"})
+
+    def append_diagnosis(self, row: Mapping[str, Any]) -> None:
+        """Append the line of a diagnosed step."""
+        self.artifact.append({DIAGNOSIS: store.as_json(row) + b"\n"})
+
+    def save(self, state: State, step: int, summary: Mapping[str, Any] | None = None) -> None:
+        """Record the rows, a state and, at the end of the run, its summary in one atomic step."""
+        own = self.artifact
+        name = f"checkpoint-{step}.safetensors"
+        own.write(name, state_bytes(state))
+        self._commit(own, [name, *self._logs()], {"step": step, "state": name}, summary)
+        own.remove_unrecorded("checkpoint-*.safetensors*")
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Record the result. The recorded state and the recorded rows stay as they are."""
+        own = self.artifact
+        before = own.manifest()
+        keep = [name for name in before.files if name != SUMMARY]
+        logs = [name for name in self._logs() if name not in keep]
+        self._commit(own, logs, before.facts, summary, keep)
+
+    def _commit(
+        self,
+        own: Folder,
+        names: list[str],
+        facts: Mapping[str, Any],
+        summary: Mapping[str, Any] | None,
+        keep: list[str] | None = None,
+    ) -> None:
+        done = False
+        if summary is not None:
+            own.write(SUMMARY, store.as_json(summary, indent=2))
+            names = [*names, SUMMARY]
+            done = summary.get("status") == "done"
+        facts = {**facts, "seconds": last_seconds(self.timings)}
+        own.commit(names, keep=keep or (), facts=facts, done=done)
+
+    def _logs(self) -> list[str]:
+        return [name for name in LOGS if os.path.lexists(self.path / name)]
+
+    def rewind(self) -> float:
+        """Cut the rows back to the last recorded state, or to none. Remove the summary.
+
+        Return the seconds spent up to this state.
+        """
+        own = self.artifact
+        own.ensure_held()
+        manifest = own.manifest()
+        has_state = "state" in manifest.facts
+        if SUMMARY in manifest.files or not (has_state or manifest.is_new):
+            keep = [name for name in manifest.files if name != SUMMARY] if has_state else []
+            own.commit([], keep=keep, facts=manifest.facts if has_state else {})
+        with store.writing(self.summary):
+            self.summary.unlink(missing_ok=True)
+        for name in LOGS:
+            own.rewind(name)
+        own.remove_unrecorded("checkpoint-*.safetensors*")
+        return last_seconds(self.timings) or 0.0
+
+    # --- reading
 
     def read_environment(self) -> dict[str, Any]:
         """Return ``env.json``, or an empty table if it is missing or unreadable.
@@ -311,40 +298,18 @@ class RunFolder:
             return store.json_object(self.environment)
         return {}
 
-    @property
-    def key(self) -> str:
-        """The key of the configuration; empty without ``config.toml``."""
-        if not os.path.lexists(self.config):
-            return ""
-        text = store.contents(self.config).decode(errors="replace")
-        try:
-            return config_key(parse_toml(text, self.config.name))
-        except CheckpointError:
-            return digest(text)
-
-    def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Write the result, linked to the configuration and to the rows in ``steps.jsonl``."""
-        self.ensure_held()
-        ties = {"key": self.key, "steps_sha256": self._written().text}
-        store.replace_file(self.summary, store.sealed({**finite(summary), **ties}, indent=2))
+    def read_manifest(self) -> Manifest:
+        """Return the manifest: the recorded files, and the step of the last state."""
+        return self.artifact.manifest()
 
     def read_summary(self) -> dict[str, Any] | None:
         """Return the result in ``summary.json``; ``None`` if the run is not finished."""
-        if not os.path.lexists(self.summary):
+        if not (os.path.lexists(self.manifest) and os.path.lexists(self.summary)):
             return None
-        table = store.unsealed(self.summary)
-        self._ensure_own(self.summary, table)
-        return {name: value for name, value in table.items() if name not in TIES}
-
-    def _ensure_own(self, path: Path, table: Mapping[str, Any]) -> None:
-        """Raise CheckpointError if a file of another run was copied into this folder."""
-        if table.get("key") != self.key:
-            raise CheckpointError(
-                "other-settings",
-                "the file belongs to a run of another configuration or seed",
-                place=(str(path),),
-                hint=f"restore the file, or remove the folder {self.path}",
-            )
+        own = self.artifact
+        if SUMMARY not in own.manifest().files:
+            return None
+        return store.as_object(own.read(SUMMARY), self.summary)
 
     def records(self) -> list[dict[str, Any]]:
         """Return all complete lines of ``steps.jsonl``.
@@ -353,82 +318,25 @@ class RunFolder:
         """
         names = ("seconds", "compile_seconds")
         clocks: dict[int, dict[str, Any]] = {}
-        for row in store.lines(self.timings, stamped=True):
+        for row in self._rows(TIMINGS):
             clocks[row["step"]] = {name: row[name] for name in names if name in row}
         return [
-            {**row, "seconds": None, **clocks.get(row["step"], {})}
-            for row in store.lines(self.steps)
+            {**row, "seconds": None, **clocks.get(row["step"], {})} for row in self._rows(STEPS)
         ]
 
     def diagnoses(self) -> list[dict[str, Any]]:
         """Return all complete lines of ``diagnosis.jsonl``, each with its ``seconds``."""
-        times = store.lines(self.timings, stamped=True)
-        took = {row["step"]: row.get("diagnosis_seconds") for row in times}
-        rows = store.lines(self.diagnosis, stamped=True)
-        return [{**row, "seconds": took.get(row["step"])} for row in rows]
+        took = {row["step"]: row.get("diagnosis_seconds") for row in self._rows(TIMINGS)}
+        return [{**row, "seconds": took.get(row["step"])} for row in self._rows(DIAGNOSIS)]
 
-    def append_diagnosis(self, row: Mapping[str, Any]) -> None:
-        """Append the line of a diagnosed step."""
-        self.ensure_held()
-        store.append(self.diagnosis, store.stamped(store.as_json(row)) + b"\n")
+    def check_rows(self) -> None:
+        """Raise CheckpointError if rows or times differ from their record."""
+        for name in (STEPS, TIMINGS):
+            self.artifact.read_log(name)
 
-    def append(self, record: Mapping[str, Any], timing: Mapping[str, Any]) -> None:
-        """Append the lines of one outer step.
-
-        The operating system has received the lines when this method returns.
-        """
-        self.ensure_held()
-        rows = self._written()
-        line = store.as_json(record) + b"\n"
-        clock = store.as_json(timing)
-        store.append(self.steps, line)
-        store.append(self.timings, store.stamped(clock) + b"\n")
-        rows.add(line)
-
-    def _written(self) -> Digest:
-        """Return the length and digest of ``steps.jsonl``, which is read only once."""
-        if not self._rows:
-            self._rows.append(Digest(store.contents(self.steps) if self.steps.exists() else b""))
-        return self._rows[0]
-
-    # --- checkpoints
-
-    def save(self, state: State, step: int) -> None:
-        """Write a checkpoint.
-
-        The order is: the rows and the tensors under a new name, then the file that points to them,
-        then the removal of old tensors. Each part is on the disk before the next part.
-        """
-        self.ensure_held()
-        structure, tensors = pack(state)
-        name = f"checkpoint-{step}.safetensors"
-        data = safetensors.torch.save(tensors)
-        rows = self._written()
-        for path in (self.steps, self.timings):
-            if path.exists():
-                store.flush(path)
-        store.replace_file(self.path / name, data)
-        store.flush(self.path)
-        pointer = {
-            "step": step,
-            "tensors": name,
-            "key": self.key,
-            "tensors_bytes": len(data),
-            "sha256": digest(data),
-            "steps_bytes": rows.size,
-            "steps_sha256": rows.text,
-            "state": structure,
-        }
-        store.replace_file(self.checkpoint, store.sealed(pointer, indent=1))
-        store.flush(self.path)
-        self._remove_others(name)
-
-    def _remove_others(self, name: str) -> None:
-        """Remove tensors without a checkpoint, and incomplete files of a killed process."""
-        for old in self.path.glob("checkpoint-*.safetensors*"):
-            if old.name != name:
-                with contextlib.suppress(OSError):
-                    old.unlink()
+    def _rows(self, name: str) -> Iterator[dict[str, Any]]:
+        """Return the complete lines of a log, after a check of its recorded part."""
+        return store.rows(self.artifact.read_log(name), self.path / name)
 
     def load(self, device: torch.device | str = "cpu") -> tuple[State, int] | None:
         """Return (state, step) of the checkpoint; ``None`` if there is no checkpoint yet.
@@ -436,81 +344,43 @@ class RunFolder:
         All files that a resumed run depends on are checked. A damaged file raises an error, and no
         file is changed.
         """
-        for path in (self.steps, self.timings, self.diagnosis, self.environment):
-            if os.path.lexists(path):
+        for name in (*LOGS, ENVIRONMENT, SUMMARY):
+            if os.path.lexists(self.path / name):
                 # reject links, pipes and folders before any change
-                with store.regular(path):
+                with store.regular(self.path / name):
                     pass
-        for _ in store.lines(self.diagnosis, stamped=True):
-            pass  # reading rejects lines that are not rows, or were changed
-        if not os.path.lexists(self.checkpoint):
+        if not os.path.lexists(self.manifest):
             return None
-        pointer = store.unsealed(self.checkpoint)
-        self._ensure_own(self.checkpoint, pointer)
+        own = self.artifact
+        manifest = own.manifest()
+        if "state" not in manifest.facts:
+            return None
+        for name in LOGS:
+            own.read_log(name)
         try:
-            step = int(pointer["step"])
-            path = self.path / Path(pointer["tensors"]).name
-            with store.regular(path, most=sys.maxsize) as stream:
-                if os.fstat(stream.fileno()).st_size != int(pointer["tensors_bytes"]):
-                    raise damaged(path, "its size does not match the recorded size")
-                data = stream.read()
-            if digest(data) != pointer["sha256"]:
-                raise damaged(path, "its contents do not match the recorded sha256")
-            size = int(pointer["steps_bytes"])
-            self._check_digest(step, size, pointer["steps_sha256"])
-            if size:
-                self._check_lines(self.timings, step)
-            return unpack(pointer["state"], safetensors.torch.load(data), device), step
-        except (
-            KeyError,
-            TypeError,
-            ValueError,
-            RecursionError,
-            safetensors.SafetensorError,
-        ) as error:
-            raise damaged(
-                self.checkpoint, f"it does not contain a state: {store.described(error)}"
-            ) from None
+            name = manifest.facts["state"]
+            step = int(manifest.facts["step"])
+            data = own.read(name)
+        except (KeyError, TypeError, ValueError):
+            raise store.damaged(self.manifest, "it does not record a state") from None
+        return state_of(data, self.path / name, device), step
 
-    def _check_digest(self, step: int, size: int, expected: str) -> None:
-        """Check that the first ``size`` bytes of ``steps.jsonl`` are as in the checkpoint."""
-        rows = store.contents(self.steps) if size or self.steps.exists() else b""
-        if len(rows) < size:
-            raise damaged(self.steps, f"it ends before step {step} of the checkpoint")
-        if digest(rows[:size]) != expected:
-            raise damaged(self.steps, "its contents do not match the recorded sha256")
+    def results_digest(self) -> str:
+        """Return a digest of the rows and the last state: the same for every run of one seed."""
+        manifest = self.read_manifest()
+        names = (STEPS, manifest.facts["state"])
+        return store.json_digest([manifest.files[name].sha256 for name in names])
 
-    def _check_lines(self, path: Path, step: int) -> None:
-        """Check that every step up to this step has an unchanged line."""
-        expected = 0
-        for row in store.lines(path, stamped=True):
-            if expected > step:
-                return
-            if row["step"] != expected:
-                break
-            expected += 1
-        if expected <= step:
-            raise damaged(path, f"it lacks step {expected}")
 
-    def rewind(self, step: int) -> float:
-        """Remove all lines after ``step``, and the checkpoints of other steps.
-
-        An incomplete last line is also removed. Return the seconds spent up to ``step``.
-        """
-        kept = {}
-        for path in (self.steps, self.timings):
-            data = store.contents(path) if path.exists() else b""
-            rows = data.split(b"\n")[: step + 1]
-            kept[path] = b"".join(row + b"\n" for row in rows)
-            if kept[path] != data:
-                store.replace_file(path, kept[path])
-        if self.diagnosis.exists():
-            data = store.contents(self.diagnosis)
-            rows = data.split(b"\n")[:-1]
-            early = b"".join(row + b"\n" for row in rows if json.loads(row)["step"] <= step)
-            if early != data:
-                store.replace_file(self.diagnosis, early)
-        self._rows[:] = [Digest(kept[self.steps])]
-        self._remove_others(f"checkpoint-{step}.safetensors")
-        clock = kept[self.timings].split(b"\n")
-        return float(json.loads(clock[-2])["seconds"]) if len(clock) > 1 else 0.0
+def last_seconds(path: Path) -> float | None:
+    """Return the clock in the last complete line of a file of timings; None without one."""
+    if not os.path.lexists(path):
+        return None
+    with store.regular(path) as stream:
+        stream.seek(0, os.SEEK_END)
+        stream.seek(-min(stream.tell(), 512), os.SEEK_CUR)
+        lines = stream.read().split(b"\n")
+    try:
+        return float(json.loads(lines[-2])["seconds"])
+    except (ValueError, TypeError, KeyError, IndexError, RecursionError):
+        return None

@@ -176,9 +176,9 @@ class Run:
         finished = self.recorder.finished(self.plan.device)
         if finished is None or self.folder is None:
             return None
-        summary, state, step = finished
-        theta, x = result_of(self.plan.method, state, self.folder.checkpoint, self.info.method)
-        self.recorder.reread(step)
+        summary, state = finished
+        theta, x = result_of(self.plan.method, state, self.folder.manifest, self.info.method)
+        self.recorder.reread()
         self.execution = Execution.recorded(self.folder.read_environment())
         return self.result(theta, x, summary)
 
@@ -306,8 +306,8 @@ class Run:
         if loaded is not None and self.folder is not None:
             state, step = loaded
             self.position = Position(state=state, step=step)
-            theta, x = result_of(plan.method, state, self.folder.checkpoint, self.info.method)
-            ensure_of(problem, theta, x, self.folder.checkpoint)
+            theta, x = result_of(plan.method, state, self.folder.manifest, self.info.method)
+            ensure_of(problem, theta, x, self.folder.manifest)
             self.info = attrs.evolve(self.info, resumed_from=step)
         if loaded is None and problem.counters is None:  # the check would count as well
             check_losses(problem, problem.theta0, problem.x0, Key(self.info.seed))
@@ -317,8 +317,7 @@ class Run:
         if self.folder is not None:
             host = self.observers.host
             table = plan.environment(self.folder, before, self.execution, host)
-            step = -1 if loaded is None else self.position.step
-            self.clock.seconds = recorder.begin(config, table, step)
+            self.clock.seconds = recorder.begin(config, table)
             calls = int(recorder.rows[-1].get("oracle_calls") or 0) if recorder.rows else 0
             self.position = attrs.evolve(self.position, calls=calls)
         if loaded is None:
@@ -347,7 +346,7 @@ class Run:
         return self.share >= 1 or stopped or self.stepper.is_finished(self.position)
 
     def loop(self) -> None:
-        """Advance until the run is over; save at intervals, at a signal, and at the end."""
+        """Advance until the run is over; save at intervals and at a signal."""
         with (
             Interrupts(lambda: self.programs is not None and self.programs.busy) as interrupts,
             counted_suspensions() as count,
@@ -368,7 +367,6 @@ class Run:
                     raise Interrupted("interrupted", interrupts.number)
                 if unfinished and self.recorder.is_due(self.settings.checkpoint_seconds):
                     self.save()
-            self.save()
 
     def advance(self) -> None:
         """Run one outer step. The position changes after its numbers are checked."""
@@ -485,12 +483,27 @@ class Run:
     def save(self) -> None:
         """Save the position and the list of compiled functions."""
         self.recorder.save(self.position)
+        self.keep_programs()
+
+    def keep_programs(self) -> None:
+        """Record the list of compiled functions."""
         if self.execution is not None and self.before is not None and self.programs is not None:
             compiled = self.before.with_those_of(self.programs)
             self.keep(attrs.evolve(self.execution, compile=compiled))
 
     def end(self, status: str, error: HgmsError | None = None) -> dict[str, Any]:
-        """Return and write the summary.
+        """Save the position with its summary, in one atomic step; return the summary."""
+        try:
+            summary = self.summary(status, error)
+        except KeyboardInterrupt:
+            self.save()
+            raise
+        self.keep_programs()
+        self.recorder.finish(self.position, summary)
+        return summary
+
+    def summary(self, status: str, error: HgmsError | None) -> dict[str, Any]:
+        """Return the summary of the run.
 
         It contains the validation loss if the run is done, or if a NumericalError ended it.
         """
@@ -513,5 +526,4 @@ class Run:
             summary = judged(summary, self.stepper.problem, theta, x, rows)
         else:
             summary["validation_loss"] = None
-        self.recorder.finish(summary)
         return summary

@@ -60,15 +60,18 @@ class Recorder:
         resumes = self.folder is not None and self.resume
         return self.folder.read_environment() if resumes and self.folder is not None else {}
 
-    def begin(self, config: str, environment: Mapping[str, Any], step: int) -> float:
-        """Create the folder, or cut its files back to a step (-1: before the first row).
+    def begin(self, config: str, environment: Mapping[str, Any]) -> float:
+        """Create the folder, or cut its files back to the saved state.
 
-        Return the seconds that were spent up to this step.
+        Return the seconds that were spent up to this state.
         """
         assert self.folder is not None
-        self.folder.reopen()
         self.folder.create(config, environment)
-        return self.reread(step) if self.resume else 0.0
+        if not self.resume:
+            return 0.0
+        seconds = self.folder.rewind()
+        self.reread()
+        return seconds
 
     def record(self, row: Record, timing: Mapping[str, float], **beside: float) -> None:
         """Append the row of a step with its seconds.
@@ -108,13 +111,20 @@ class Recorder:
         if self.folder is not None:
             self.folder.note(key, value)
 
-    def finish(self, summary: Mapping[str, Any]) -> None:
-        """Write the summary of a run that has ended."""
-        if self.folder is not None:
+    def finish(self, position: Position, summary: Mapping[str, Any]) -> None:
+        """Write the summary of a run that has ended, and its last position."""
+        if self.folder is None:
+            return
+        summary = finite(summary)
+        if self.saved_step == position.step:
             self.folder.write_summary(summary)
+            return
+        with storable():
+            self.folder.save(position.state, position.step, summary)
+        self.saved_step = position.step
 
-    def finished(self, device: torch.device) -> tuple[dict[str, Any], State, int] | None:
-        """Return the summary, the last state and its step; ``None`` if the run is not finished."""
+    def finished(self, device: torch.device) -> tuple[dict[str, Any], State] | None:
+        """Return the summary and the last state; ``None`` if the run is not finished."""
         if self.folder is None or not self.resume:
             return None
         summary = self.folder.read_summary()
@@ -125,21 +135,16 @@ class Recorder:
             raise CheckpointError(
                 "missing-file",
                 "the folder has a summary, but no checkpoint",
-                place=(str(self.folder.checkpoint),),
+                place=(str(self.folder.manifest),),
                 hint="remove the folder, then run again",
             )
-        return summary, *loaded
+        return summary, loaded[0]
 
-    def reread(self, step: int) -> float:
-        """Cut the files back to a step and read the rows.
-
-        Return the seconds spent up to this step.
-        """
+    def reread(self) -> None:
+        """Read the rows in the folder."""
         assert self.folder is not None
-        seconds = self.folder.rewind(step)
         self.rows = self.folder.records()
         self.diagnoses = self.folder.diagnoses()
-        return seconds
 
 
 @contextlib.contextmanager

@@ -12,7 +12,6 @@ import json
 import math
 import os
 import stat
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -27,9 +26,6 @@ ROWS = 2 * 2**30
 """Limit in bytes of a file with the rows of a run."""
 
 Buffer = bytes | memoryview
-
-CRC = "crc32"
-"""The last entry of a line with a checksum."""
 
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 _APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | _NO_LINK
@@ -164,7 +160,7 @@ def flush(path: Path) -> None:
             os.close(handle)
 
 
-# --- JSON with a checksum, and lines of JSON
+# --- JSON with a checksum, and rows of JSON
 # --------------------------------------------------------------------------------------------------
 
 
@@ -203,17 +199,11 @@ def sealed(table: Mapping[str, Any], indent: int) -> bytes:
 def unsealed(path: Path) -> dict[str, Any]:
     """Return the table of a file that :func:`sealed` wrote, if it is unchanged."""
     table = json_object(path)
-    ensure_seal(table, path)
-    return table
-
-
-def ensure_seal(table: Mapping[str, Any], path: Path) -> None:
-    """Raise CheckpointError if the table from ``path`` has a wrong checksum or none."""
     if "checksum" not in table:
         raise damaged(path, "it has no checksum")
-    rest = {key: table[key] for key in table if key != "checksum"}
-    if table["checksum"] != _checksum(rest):
+    if table.pop("checksum") != _checksum(table):
         raise damaged(path, "its contents do not match its checksum")
+    return table
 
 
 def _checksum(table: Mapping[str, Any]) -> str:
@@ -221,8 +211,14 @@ def _checksum(table: Mapping[str, Any]) -> str:
 
 
 def json_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file."""
+    return as_object(contents(path), path)
+
+
+def as_object(data: bytes, path: Path) -> dict[str, Any]:
+    """Return the JSON object in ``data``, which was read from ``path``."""
     try:
-        table = json.loads(contents(path))
+        table = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise damaged(path, f"it is not valid JSON: {first_line(error)}") from None
     if not isinstance(table, dict):
@@ -230,16 +226,13 @@ def json_object(path: Path) -> dict[str, Any]:
     return table
 
 
-def lines(path: Path, *, stamped: bool = False) -> Iterator[dict[str, Any]]:
-    """Yield the complete lines of a file.
+def rows(data: bytes, path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of steps in ``data``, which was read from the log ``path``.
 
     Only the last line may be incomplete (after a kill while appending). Any other damage raises an
-    error with the line number. With ``stamped``, each line must match its crc32, which is excluded
-    from the result.
+    error with the line number.
     """
-    if not path.exists():
-        return
-    for number, line in enumerate(contents(path).split(b"\n")[:-1], start=1):
+    for number, line in enumerate(data.split(b"\n")[:-1], start=1):
         try:
             row = json.loads(line)
             if not isinstance(row["step"], int):
@@ -248,22 +241,7 @@ def lines(path: Path, *, stamped: bool = False) -> Iterator[dict[str, Any]]:
             raise damaged(path, "the line is not valid JSON", number) from None
         except (TypeError, KeyError, IndexError):
             raise damaged(path, "the line is not the row of a step", number) from None
-        if stamped:
-            if not is_stamped(line):
-                raise damaged(path, "the line does not match its crc32", number)
-            del row[CRC]
         yield row
-
-
-def stamped(line: bytes) -> bytes:
-    """Return a line of JSON with its crc32 as the last entry."""
-    return b'%s, "%s": %d}' % (line[:-1], CRC.encode(), zlib.crc32(line))
-
-
-def is_stamped(line: bytes) -> bool:
-    """Return whether a line matches the crc32 that :func:`stamped` added."""
-    head, _, number = line.rpartition(b', "%s": ' % CRC.encode())
-    return number == b"%d}" % zlib.crc32(head + b"}")
 
 
 def damaged(path: Path, why: str, *line: int) -> CheckpointError:

@@ -149,13 +149,22 @@ class Folder:
         return True
 
     def read(self, name: str) -> bytes:
-        """Return the contents of a recorded file. A log that has grown since is damaged."""
-        return self._recorded(name, self._record_of(name), whole=True)
+        """Return the contents of a recorded file."""
+        record = self._record_of(name)
+        return self._checked(name, record, has_grown=False)
 
     def read_log(self, name: str) -> bytes:
-        """Return the recorded part of a log; it is empty for a log without record."""
-        record = self.manifest().files.get(name)
-        return b"" if record is None else self._recorded(name, record, whole=False)
+        """Return the contents of a log, after a check of the recorded part.
+
+        A log without record is not checked; without a file it is empty. If the status is "done", a
+        log that has grown is damaged.
+        """
+        manifest = self.manifest()
+        record = manifest.files.get(name)
+        if record is not None:
+            return self._checked(name, record, has_grown=manifest.status != "done")
+        path = self.path / name
+        return files.contents(path) if os.path.lexists(path) else b""
 
     def checked(self, name: str) -> Path:
         """Return the path of a recorded file that is too large for :meth:`read`.
@@ -198,8 +207,11 @@ class Folder:
         A log without record becomes empty.
         """
         self.ensure_held()
-        kept = self.read_log(name)
         path = self.path / name
+        record = self.manifest().files.get(name)
+        kept = b""
+        if record is not None:
+            kept = self._checked(name, record, has_grown=True)[: record.bytes]
         if os.path.lexists(path) and files.contents(path) != kept:
             files.replace_file(path, kept)
         self._contents[name] = Digest(kept)
@@ -256,14 +268,15 @@ class Folder:
             raise files.damaged(self.path / MANIFEST, f"it does not record {name!r}")
         return record
 
-    def _recorded(self, name: str, record: FileRecord, whole: bool) -> bytes:
+    def _checked(self, name: str, record: FileRecord, has_grown: bool) -> bytes:
+        """Return the contents of a file, which may only have grown since its record."""
         path = self.path / name
         with files.regular(path, sys.maxsize) as stream:
             size = os.fstat(stream.fileno()).st_size
-            if size < record.bytes or (whole and size > record.bytes):
+            if size < record.bytes or (size > record.bytes and not has_grown):
                 raise files.damaged(path, f"its size is {size:,}, not {record.bytes:,} bytes")
-            data = stream.read(record.bytes)
-        if Digest(data).text != record.sha256:
+            data = stream.read()
+        if Digest(memoryview(data)[: record.bytes]).text != record.sha256:
             raise _differs(path)
         return data
 

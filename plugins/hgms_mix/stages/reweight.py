@@ -14,7 +14,7 @@ from hgms.comparison import measured
 from hgms.config.tables import parse_json
 from hgms.distributed import launched
 from hgms.runs import RunFolder, run_config
-from hgms.store import file_digest, read_file
+from hgms.store import read_file
 from hgms_core import Problem
 from hgms_core.components import evolve
 from hgms_core.errors import CheckpointError
@@ -73,7 +73,7 @@ def reweight(mix: Work) -> Done:
         "validation_loss": result.summary.get("validation_loss"),
     }
     return Done(
-        path=mix.folder, key=config.config_hash, facts=facts, digest=file_digest(run.checkpoint)
+        path=mix.folder, key=config.config_hash, facts=facts, digest=run.results_digest()
     )
 
 

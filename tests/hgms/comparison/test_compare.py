@@ -72,7 +72,7 @@ def test_failed_cells_are_kept_with_their_reason_and_retried_on_request(tmp_path
 def test_damaged_folders_are_named_and_left_alone(tmp_path: Path) -> None:
     damages = [
         ("summary.json", b"{", "summary.json"),
-        ("summary.json", b'{"status": "dnoe"}', "no checksum"),
+        ("summary.json", b'{"status": "dnoe"}', "size"),
         ("config.toml", b"seed = 7", "another configuration"),
         ("steps.jsonl", b"x\n", "steps.jsonl"),
     ]

@@ -87,4 +87,4 @@ def test_ctrl_c_saves_what_is_under_way(name: str, tmp_path: Path, terminal: boo
     assert (process.returncode, out) == (130, ""), err
     assert "run the same command again to resume" in err
     assert "Traceback" not in err
-    assert len(list(tmp_path.rglob("checkpoint.json"))) == 2
+    assert len(list(tmp_path.rglob("manifest.json"))) == 2

@@ -110,7 +110,7 @@ def test_a_run_of_another_machine_that_is_gone_is_taken_up_from_its_checkpoint(
     shutil.copytree(alone[2], folder / "runs")
     [path] = folder.glob("runs/bowl/*/seed-3")
     (path / "summary.json").unlink()  # it had come to its last step
-    before = (path / "checkpoint.json").read_bytes()
+    before = (path / "manifest.json").read_bytes()
     on_another_machine(path, lease.SECONDS)
     done = CliRunner().invoke(main, [*COMPARE[:-1], "--jobs", "0"])
     assert done.exit_code == 0, done.output
@@ -119,7 +119,7 @@ def test_a_run_of_another_machine_that_is_gone_is_taken_up_from_its_checkpoint(
     assert "seed 3" in again
     assert ends.startswith("[1/1] bowl, walk, seed 3: done")
     assert contents(folder / "runs") == alone[0]
-    assert (path / "checkpoint.json").read_bytes() == before, "none of its steps is done twice"
+    assert (path / "manifest.json").read_bytes() == before, "none of its steps is done twice"
 
 
 def piece_of(folder: Path, number: int, **arguments: Any) -> Piece:

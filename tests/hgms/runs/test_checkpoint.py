@@ -51,13 +51,13 @@ def test_what_a_checkpoint_stands_on_is_on_the_disk_before_it(
     monkeypatch.setattr(Path, "unlink", unlink)
     folder.save({"x": torch.ones(2)}, 1)
     assert [call for call in calls if "remove" not in call or call == calls[-1]] == [
-        "sync steps.jsonl",
-        "sync timings.jsonl",
         "sync checkpoint-1.safetensors.part",
         "name checkpoint-1.safetensors",
+        "sync steps.jsonl",
+        "sync timings.jsonl",
         "sync run",
-        "sync checkpoint.json.part",
-        "name checkpoint.json",
+        "sync manifest.json.part",
+        "name manifest.json",
         "sync run",
         "remove checkpoint-0.safetensors",
     ]

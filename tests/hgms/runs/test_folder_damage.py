@@ -44,7 +44,7 @@ def folder(tmp_path: Path, sound: Contents) -> RunFolder:
 # --- what is no longer as it was written
 
 TENSORS = "checkpoint-6.safetensors"
-JSON = ("checkpoint.json", "steps.jsonl", "timings.jsonl")
+JSON = ("manifest.json", "steps.jsonl", "timings.jsonl")
 FILES = (*JSON, TENSORS, "config.toml")
 
 
@@ -94,7 +94,7 @@ SHAPES = ("[]", "{}", "null", "[" * 100_000, '{"step": ' + "9" * 5000 + "}", '{"
         (cut(TENSORS, -8), "damaged-file", TENSORS),
         (append(TENSORS, b"\0"), "damaged-file", TENSORS),
         (without(TENSORS), "unreadable-file", TENSORS),
-        (cut("checkpoint.json", 40), "damaged-file", "checkpoint.json"),
+        (cut("manifest.json", 40), "damaged-file", "manifest.json"),
         (BREAKS_A_ROW, "damaged-file", "steps.jsonl"),
         (DROPS_A_ROW, "damaged-file", "steps.jsonl"),
         (without("steps.jsonl"), "unreadable-file", "steps.jsonl"),
@@ -102,12 +102,12 @@ SHAPES = ("[]", "{}", "null", "[" * 100_000, '{"step": ' + "9" * 5000 + "}", '{"
         *((pipe(name), "not-a-file", name) for name in (*FILES, "env.json", "summary.json")),
         # also where there is no checkpoint yet
         *(
-            (pipe(name, "checkpoint.json"), "not-a-file", name)
+            (pipe(name, "manifest.json"), "not-a-file", name)
             for name in ("steps.jsonl", "timings.jsonl", "env.json")
         ),
-        *((reads(text, "checkpoint.json"), "damaged-file", "checkpoint.json") for text in SHAPES),
-        *((reads("[" * 9999, name), "damaged-file", name) for name in (*JSON[1:], "summary.json")),
-        *((reads("{}", name), "damaged-file", name) for name in (*JSON[1:], "summary.json")),
+        *((reads(text, "manifest.json"), "damaged-file", "manifest.json") for text in SHAPES),
+        *((reads("[" * 9999, name), "damaged-file", name) for name in JSON[1:]),
+        *((reads("{}", name), "damaged-file", name) for name in JSON[1:]),
     ],
 )
 def test_a_damaged_folder_is_rejected_before_anything_is_changed(
@@ -167,7 +167,7 @@ def test_nothing_is_written_through_a_symbolic_link(
 
 def before_the_first_checkpoint(folder: RunFolder) -> None:
     """Rows that no checkpoint speaks for go too."""
-    folder.checkpoint.unlink()
+    folder.manifest.unlink()
     edit("steps.jsonl", lambda data: data.replace(b"0.", b"1."))(folder)
 
 
@@ -177,6 +177,8 @@ def before_the_first_checkpoint(folder: RunFolder) -> None:
         append("steps.jsonl", b'{"step": 7, "upper_lo'),
         append("steps.jsonl", b'{"step": 3}\n'),
         append("timings.jsonl", b'{"step": 7, "seco'),
+        append("diagnosis.jsonl", b'{"step": 7}\n'),
+        reads("[" * 9999, "summary.json"),
         append("checkpoint-3.safetensors", b"half"),
         append("checkpoint-11.safetensors.part", b"half"),
         before_the_first_checkpoint,

@@ -104,7 +104,7 @@ checkpoint_seconds = 0.0
 def contents(folder: Path) -> dict[str, bytes]:
     [path] = folder.glob("runs/*/*/*")
     kept = run_files(path) | {"config.toml": (path / "config.toml").read_bytes()}
-    assert len(kept) == 5, sorted(path.iterdir())
+    assert len(kept) == 4, sorted(path.iterdir())
     return kept
 
 

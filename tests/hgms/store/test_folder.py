@@ -100,10 +100,12 @@ def test_files_of_other_programs_are_recorded_from_the_disk(folder: Folder) -> N
 
 def test_records_that_are_kept_are_not_read_again(folder: Folder) -> None:
     other = again(folder)
+    before = other.manifest().files["log"]
     other.append({"log": b"three\n"})
     other.write("summary", b"{}")
     other.commit(["summary"], facts=other.manifest().facts, keep=["log", "gone"])
-    assert other.read_log("log") == b"one\ntwo\n"
+    assert other.manifest().files["log"] == before
+    assert other.read_log("log") == b"one\ntwo\nthree\n"
     assert list(other.manifest().files) == ["log", "summary"]
 
 
@@ -115,12 +117,16 @@ def test_a_log_is_cut_back_to_its_record(folder: Folder) -> None:
     with other.lease():
         other.append({"log": b"three\nfo", "later": b"x"})
     assert not folder.is_done(), "a finished artifact has exactly its files"
+    with rejects("damaged-file", str(folder.path / "log"), of=CheckpointError):
+        folder.read_log("log")
     with other.lease():
         assert other.rewind("log") == b"one\ntwo\n"
         assert other.rewind("later") == b""
         other.append({"log": b"3\n"})
         other.commit(["log"], facts={})
-    assert other.read("log") == b"one\ntwo\n3\n"
+        other.append({"log": b"4\n"})
+    assert other.manifest().files["log"] == FileRecord(10, digest(b"one\ntwo\n3\n"))
+    assert other.read_log("log") == b"one\ntwo\n3\n4\n"
     assert (folder.path / "later").read_bytes() == b""
 
 

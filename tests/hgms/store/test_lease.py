@@ -130,7 +130,7 @@ def test_who_has_lost_its_lease_writes_nothing_more(folder: Path) -> None:
             ("note", "a", 1),
             ("append_diagnosis", {}),
             ("create", "seed = 1", {}),
-            ("reopen",),
+            ("rewind",),
         ):
             with rejects("folder-in-use", str(folder), of=FolderInUse):
                 getattr(kept, name)(*arguments)

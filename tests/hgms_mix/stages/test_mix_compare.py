@@ -266,7 +266,7 @@ def test_a_batch_system_stops_every_mix(grid: Path) -> None:
         signal.signal(signal.SIGTERM, before)
     assert stopped.value.number == signal.SIGTERM
     assert "0 of 6" in stopped.value.args[0]
-    assert len(list(Path("mixes").rglob("checkpoint.json"))) == 1
+    assert len(list(Path("mixes").rglob("checkpoint-*.safetensors"))) == 1
 
 
 @pytest.mark.extended

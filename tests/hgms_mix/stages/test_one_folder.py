@@ -34,7 +34,7 @@ COMPARE = ("compare", "grid.toml", "--jobs", "0", "--method", "hg-baseline")
 ONE = (*COMPARE, "--seeds", "1-1")
 METHOD = ("grid.toml", "--method", "hg-baseline")
 SAMPLE = ("mix", "sample", *METHOD)
-OWN = ("config.toml", "steps.jsonl", "checkpoint.json", "summary.json")
+OWN = ("config.toml", "steps.jsonl", "checkpoint-2.safetensors", "summary.json")
 """The files of the run: not the clock's, the environment's, or what was measured beside it."""
 
 
@@ -130,7 +130,7 @@ def test_a_mix_that_is_killed_while_it_learns_goes_on_to_the_same_bytes(here: Pa
     assert "reweight: going on with hg-baseline, 40 outer steps" in again.stderr
     # nobody counted what was killed
     assert json.loads(again.stdout)["stages"]["reweight"]["processor_seconds"] is None
-    names = ("steps.jsonl", "checkpoint.json", "summary.json")
+    names = ("steps.jsonl", "checkpoint-40.safetensors", "summary.json")
     assert written(folder, names) == written(whole, names)
 
 

@@ -1,0 +1,89 @@
+"""The identity of a run: which configurations define the same run, and how others differ."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from hgms.config.tables import difference, flatten, parse_toml, show
+from hgms.runs.config import UNCOMPARED
+from hgms.store import digest
+from hgms_core.errors import CheckpointError
+
+IDENTITY = "task.identity."
+"""The prefix of the digests of a problem's fields in a configuration."""
+SHOWN = 3
+"""Maximum number of different settings that a message lists for two configurations."""
+
+
+def compared(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration without the settings that may differ within the same run."""
+    settings = config.get("run")
+    if not isinstance(settings, Mapping):
+        settings = {}
+    return {
+        **config,
+        "run": {key: value for key, value in settings.items() if key not in UNCOMPARED},
+    }
+
+
+def config_key(config: Mapping[str, Any]) -> str:
+    """Return the sha256 of a configuration, which its results store as their key.
+
+    >>> config_key({"seed": 0}) == config_key({"seed": 0, "run": {"out": "runs"}})
+    True
+    >>> config_key({"seed": 0}) == config_key({"seed": 1})
+    False
+    """
+    text = json.dumps(compared(config), sort_keys=True, default=str)
+    return digest(text)
+
+
+def text_key(text: str) -> str:
+    """Return the key of a configuration in TOML; the digest of a text that is not TOML."""
+    try:
+        return config_key(parse_toml(text, "config.toml"))
+    except CheckpointError:
+        return digest(text)
+
+
+def is_same(text: str, other: str) -> bool:
+    """Return whether two texts configure the same run; a text that is not TOML does not."""
+    try:
+        return text == other or _compared(text) == _compared(other)
+    except (CheckpointError, AttributeError):
+        return False
+
+
+def differences(own: str, other: str) -> list[str]:
+    """Return the first settings in which the folder's text and a run's text differ, one per line.
+
+    The result is empty if a text is not TOML.
+    """
+    try:
+        tables = [flatten(_compared(text)) for text in (own, other)]
+    except (CheckpointError, AttributeError):
+        return []
+    keys = list(difference(tables))
+    parts = [key.removeprefix(IDENTITY) for key in keys if key.startswith(IDENTITY)]
+    keys = [key for key in keys if not key.startswith(IDENTITY)]
+    lines = []
+    if parts:
+        names = ", ".join(map(_part_name, parts))
+        lines.append(f"the problem has other values or code in {names}")
+    for key in keys[:SHOWN]:
+        there, here = (show(table[key]) if key in table else "not set" for table in tables)
+        lines.append(f"{key}: {there} in the folder, {here} in this run")
+    if len(keys) > SHOWN:
+        lines.append(f"and {len(keys) - SHOWN} more")
+    return lines
+
+
+def _compared(text: str) -> dict[str, Any]:
+    return compared(parse_toml(text, "config.toml"))
+
+
+def _part_name(name: str) -> str:
+    """Return the text for a field of a problem in messages."""
+    return {"rows": "the losses of rows (rows)", "sources": "the losses of sources"}.get(name, name)
