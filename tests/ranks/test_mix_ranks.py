@@ -16,7 +16,7 @@ pytest.importorskip("peft")
 from launched import children_of, free_address
 from support.small_mixes import TASK, begin
 
-from hgms_mix.stages import carry_out, load
+from hgms_mix.stages import load, run_mix
 
 pytestmark = [
     pytest.mark.extended,
@@ -55,7 +55,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
         begin(MIX.replace('path = "', f'path = "{place}/'))
-    carry_out(load(place / "mix.toml", out=str(place / "runs")))
+    run_mix(load(place / "mix.toml", out=str(place / "runs")))
     return place
 
 
@@ -92,5 +92,5 @@ def test_torchrun_starts_the_ranks_of_a_mix_and_of_a_finished_one(
 def test_a_mix_on_ranks_is_that_of_one_process(made: Path, tmp_path: Path) -> None:
     (alone,) = (made / "runs").glob("*/*/seed-1")
     config = load(made / "mix.toml", ["run.ranks=2"], out=str(tmp_path / "runs"))
-    assert_alike(Path(carry_out(config)["folder"]), alone)
+    assert_alike(Path(run_mix(config)["folder"]), alone)
     assert not children_of("hgms.runs.follower")

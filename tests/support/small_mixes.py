@@ -79,5 +79,10 @@ def stages_of(done: Result) -> list[str]:
 
 def sampled(report: Any) -> list[dict[str, Any]]:
     """The rows that a mix drew."""
-    with gzip.open(Path(report["folder"]) / "sample" / "rows.jsonl.gz", "rt") as stream:
+    with gzip.open(stage_folder(report, "sample") / "rows.jsonl.gz", "rt") as stream:
         return [json.loads(line) for line in stream]
+
+
+def stage_folder(report: Any, stage: str) -> Path:
+    """The folder of a finished stage."""
+    return Path(report["stages"][stage]["folder"])

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from attrs import field, frozen
 
-from hgms.store import digest
+from hgms.store import Folder, read_manifest
 from hgms_core import ConfigError
-from hgms_core.errors import CheckpointError, DataError
-from hgms_mix.stages import Mix, Sampling, load, mix_path, read_rows
+from hgms_core.errors import DataError
+from hgms_mix.stages import MixConfig, fingerprint, load, mix_path, read_rows
 
 Row = Mapping[str, Any]
 
@@ -214,31 +214,15 @@ def sampled(
             "missing-file",
             "the folder is not a folder of hgms mix, because it has no mix.toml",
             place=(str(folder),),
-            hint="use the folder that contains sample/, or the mix file",
+            hint="use the folder that contains sample-…/, or the mix file",
         )
     file = place if folder is None else folder / "mix.toml"
     config = load(file, sets, seed=seed, out=out, method=method, scale=scale, registry=registry)
     folder = folder or mix_path(config)
     how = f"hgms mix sample {place if place.is_file() else file}"
-    manifest = _manifest(folder / "sample" / "manifest.json", how)
-    settings = json.loads(json.dumps(Sampling().inputs(Mix(config, folder))))
-    if {key: manifest["inputs"].get(key) for key in settings} != settings:
-        raise ConfigError(
-            "other-settings",
-            f"the sample was drawn with other settings than those of {file}",
-            place=(str(folder / "sample"),),
-            hint=f"draw it again: {how}",
-        )
-    rows = folder / "sample" / "rows.jsonl.gz"
-    recorded = manifest["outputs"]["rows.jsonl.gz"]["sha256"]
-    if not rows.is_file() or digest(rows.read_bytes()) != recorded:
-        raise CheckpointError(
-            "damaged-file",
-            "the file is damaged: its contents do not match the recorded SHA-256",
-            place=(str(rows),),
-            hint=f"remove the folder {rows.parent}, then run {how}",
-        )
-    facts = manifest["facts"]
+    work = _finished_sample(folder, config, how)
+    rows = work.checked("rows.jsonl.gz")
+    facts = work.manifest().facts
     by_source = dict[str, list[Row]]()
     for row in read_rows(rows):
         by_source.setdefault(row["source"], []).append(row)
@@ -270,26 +254,34 @@ def sampled(
     )
 
 
-def _manifest(path: Path, how: str) -> dict[str, Any]:
-    try:
-        manifest = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        manifest = {}
-    except ValueError:
-        raise CheckpointError(
-            "damaged-file",
-            "the file is damaged: it is not valid JSON",
-            place=(str(path),),
-            hint=f"remove the folder {path.parent}, then run {how}",
-        ) from None
-    if manifest.get("status") != "done":
+def _finished_sample(folder: Path, config: MixConfig, how: str) -> Folder:
+    """Return the folder of the finished sample with these settings; the latest of several.
+
+    ``how`` is the command that draws it.
+    """
+    found = [
+        (path.stat().st_mtime, path, manifest)
+        for path in folder.glob("sample-*")
+        if (manifest := read_manifest(path)) is not None and manifest.status == "done"
+    ]
+    if not found:
         raise ConfigError(
             "missing-file",
             "the folder contains no finished sample",
-            place=(str(path.parent),),
+            place=(str(folder),),
             hint=f"draw it first: {how}",
         )
-    return dict(manifest)
+    settings = json.loads(json.dumps(fingerprint(config.sample)))
+    same = [each for each in found if each[2].facts["inputs"]["sample"] == settings]
+    if not same:
+        raise ConfigError(
+            "other-settings",
+            "the samples were drawn with other settings than those of the mix file",
+            place=(str(folder),),
+            hint=f"draw it again: {how}",
+        )
+    _, path, manifest = max(same, key=lambda each: each[0])
+    return Folder(path, manifest.key)
 
 
 def stems_of(names: Iterable[str]) -> dict[str, str]:

@@ -18,16 +18,21 @@ if TYPE_CHECKING:
     from hgms_mix.stages.config import load as load
     from hgms_mix.stages.config import read as read
     from hgms_mix.stages.config import resolved as resolved
+    from hgms_mix.stages.graph import Finished as Finished
+    from hgms_mix.stages.graph import Log as Log
+    from hgms_mix.stages.graph import Runner as Runner
+    from hgms_mix.stages.graph import fingerprint as fingerprint
+    from hgms_mix.stages.mix import LEASES as LEASES
     from hgms_mix.stages.mix import STAGES as STAGES
-    from hgms_mix.stages.mix import Mix as Mix
-    from hgms_mix.stages.sample import Sampling as Sampling
-    from hgms_mix.stages.stage_folder import Done as Done
-    from hgms_mix.stages.summary import LEASES as LEASES
-    from hgms_mix.stages.summary import carry_out as carry_out
-    from hgms_mix.stages.summary import claimed as claimed
-    from hgms_mix.stages.summary import finished as finished
-    from hgms_mix.stages.summary import mix_path as mix_path
-    from hgms_mix.stages.work import read_rows as read_rows
+    from hgms_mix.stages.mix import claimed as claimed
+    from hgms_mix.stages.mix import ensure_runnable as ensure_runnable
+    from hgms_mix.stages.mix import finished_report as finished_report
+    from hgms_mix.stages.mix import mix_path as mix_path
+    from hgms_mix.stages.mix import run_mix as run_mix
+    from hgms_mix.stages.mix import runner_of as runner_of
+    from hgms_mix.stages.reweight import Learned as Learned
+    from hgms_mix.stages.tuned_model import TunedModel as TunedModel
+    from hgms_mix.stages.tuned_model import read_rows as read_rows
 
 
 @hookimpl
@@ -38,21 +43,26 @@ def hgms_register_commands(cli: click.Group) -> None:
 
 
 _SHARED = {
-    "Done": "stage_folder",
-    "LEASES": "summary",
-    "Mix": "mix",
+    "Finished": "graph",
+    "LEASES": "mix",
+    "Learned": "reweight",
+    "Log": "graph",
     "MixConfig": "config",
     "OF_GRIDS": "config",
+    "Runner": "graph",
     "STAGES": "mix",
-    "Sampling": "sample",
-    "carry_out": "summary",
-    "claimed": "summary",
-    "finished": "summary",
+    "TunedModel": "tuned_model",
+    "claimed": "mix",
+    "ensure_runnable": "mix",
+    "fingerprint": "graph",
+    "finished_report": "mix",
     "load": "config",
-    "mix_path": "summary",
+    "mix_path": "mix",
     "read": "config",
-    "read_rows": "work",
+    "read_rows": "tuned_model",
     "resolved": "config",
+    "run_mix": "mix",
+    "runner_of": "mix",
 }
 """Names for other programs, and their modules. They are imported on first access, because
 every command line imports this package.

@@ -9,33 +9,31 @@ import contextlib
 import gc
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hgms.config.as_table import plain
 from hgms.config.tables import parse_json
 from hgms.store import json_digest, read_file, replace_file
 from hgms_core.errors import CheckpointError
 from hgms_mix.stages.losses import RowLosses, row_losses
-
-if TYPE_CHECKING:
-    from hgms_mix.stages.work import Work
+from hgms_mix.stages.tuned_model import TunedModel
 
 
-def untuned_losses(mix: Work) -> dict[str, RowLosses]:
+def untuned_losses(model: TunedModel, folder: Path) -> dict[str, RowLosses]:
     """Return the losses of every row of the test sets, by name of the set.
 
-    The function reads them from files in the experiment's folder if an earlier mix computed them.
-    Otherwise it loads the model and releases it at the end.
+    The function reads them from ``folder`` if an earlier mix computed them. Otherwise it loads the
+    model and releases it at the end.
 
     Cost: one forward pass over the test sets, once per experiment.
     """
     losses = dict[str, RowLosses]()
     base = None
-    for name, table in mix.tuned_tables("test").items():
-        path = _place(mix, table)
+    for name, table in model.test_tables.items():
+        path = _place(model, table, folder)
         stored = None if path is None else _stored(path)
         if stored is None:
-            base = mix.base() if base is None else base
+            base = model.load() if base is None else base
             stored = row_losses(base, table)
             if path is not None:
                 path.parent.mkdir(exist_ok=True)
@@ -46,16 +44,15 @@ def untuned_losses(mix: Work) -> dict[str, RowLosses]:
     return losses
 
 
-def _place(mix: Work, table: Any) -> Path | None:
+def _place(model: TunedModel, table: Any, folder: Path) -> Path | None:
     """Return the file of a table's losses.
 
     None for a model created from a configuration: it is small, and its weights are random.
     """
-    model = mix.config.finetune.model or mix.task.model
-    if model.path is None:
+    if model.model.path is None:
         return None
-    made_of = [plain(model), model.digest(), table.digest]
-    return mix.folder.parent.parent / "untuned" / f"{json_digest(made_of)[:16]}.json"
+    inputs = [plain(model.model), model.model.digest(), table.digest]
+    return folder / f"{json_digest(inputs)[:16]}.json"
 
 
 def _stored(path: Path) -> RowLosses | None:

@@ -7,93 +7,76 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
-import torch
 from torch import Tensor
 
-from hgms.config.as_table import plain
 from hgms.config.tables import parse_json
 from hgms.results import NULL_TEST, Interval
-from hgms.runs import RunFolder
-from hgms.store import read_file
+from hgms.runs import RunConfig, RunFolder
+from hgms.store import Folder, read_file
 from hgms.uncertainty import Certainty, alignments, cost, in_words, over_rows, over_seeds
 from hgms_core import ConfigError, Key, Sources
 from hgms_core.errors import CheckpointError, OutOfMemory
 from hgms_core.torch_errors import out_of_memory
-from hgms_mix.stages.reweight import is_finished, weights_of
-from hgms_mix.stages.stage import Stage
-
-if TYPE_CHECKING:
-    from hgms_mix.stages.work import Work
+from hgms_mix.stages.graph import Facts, Log, Stage
+from hgms_mix.stages.reweight import Learned, is_finished, weights_of
+from hgms_mix.stages.settings import Resampling
 
 CORNER = 0.9
 """The smallest weight for which a mixture counts as a corner."""
 
 
-def learns(mix: Work) -> bool:
-    """Return whether the method of a mix learns weights.
+def learns(config: RunConfig) -> bool:
+    """Return whether the method of a run learns weights.
 
     References do not, so their weights have no uncertainty.
     """
-    return mix.config.role not in ("floor", "ceiling")
+    return config.role not in ("floor", "ceiling")
 
 
-class Certain(Stage):
-    """The stage `certainty`. It writes only its manifest, and later stages do not depend on it.
+def estimate(work: Folder, *, learned: Learned, certainty: Resampling, log: Log) -> Facts:
+    """Estimate the uncertainty of the mixture's direction by resampling rows.
 
     It computes no gradient for a method that does not learn weights.
     """
-
-    name: ClassVar[str] = "certainty"
-    version: ClassVar[str] = "1"
-    beside: ClassVar[bool] = True
-
-    def inputs(self, mix: Work) -> dict[str, Any]:
-        return {"settings": plain(mix.config.certainty)}
-
-    def title(self, mix: Work) -> str:
-        if not learns(mix):
-            return f"nothing to measure: {mix.config.method_name} learns no weights"
-        settings = mix.config.certainty
-        sizes = settings.validation_blocks, settings.source_blocks, settings.rows
-        return cost(len(mix.done["reweight"].facts["weights"]), len(set(settings.at)), *sizes)
-
-    def run(self, mix: Work, folder: Path) -> tuple[Iterable[Path], dict[str, Any]]:
-        if not learns(mix):
-            return [], {"left_out": f"the method {mix.config.method_name!r} learns no weights"}
-        try:
-            return [], measured(mix)
-        except ConfigError as error:
-            why = error.lines()[0]
-            mix.say(f"  not measured: {why}")
-            return [], {"left_out": why}
-        except (RuntimeError, MemoryError) as error:
-            if not out_of_memory(error):
-                raise
-            raise OutOfMemory(
-                "out-of-memory",
-                "the stage 'certainty' ran out of memory",
-                place=("certainty", "rows"),
-                hint="decrease rows or task.micro_batch",
-            ) from error
-
-    def summary(self, mix: Work, report: Mapping[str, Any]) -> dict[str, Any]:
-        return {"certainty": {**mix.done[self.name].facts, **together(mix)}}
+    method = learned.config.method_name
+    if not learns(learned.config):
+        log(f"  nothing to measure: {method} learns no weights")
+        return {"left_out": f"the method {method!r} learns no weights"}
+    sizes = certainty.validation_blocks, certainty.source_blocks, certainty.rows
+    log(f"  {cost(len(learned.weights), len(set(certainty.at)), *sizes)}")
+    try:
+        return measured(learned, certainty)
+    except ConfigError as error:
+        why = error.lines()[0]
+        log(f"  not measured: {why}")
+        return {"left_out": why}
+    except (RuntimeError, MemoryError) as error:
+        if not out_of_memory(error):
+            raise
+        raise OutOfMemory(
+            "out-of-memory",
+            "the stage 'certainty' ran out of memory",
+            place=("certainty", "rows"),
+            hint="decrease rows or task.micro_batch",
+        ) from error
 
 
-def measured(mix: Work) -> dict[str, Any]:
+CERTAINTY = Stage(name="certainty", version="1", function=estimate)
+"""It writes only its manifest, and no stage depends on it."""
+
+
+def measured(learned: Learned, settings: Resampling) -> dict[str, Any]:
     """Measure the mixture's direction, the change of x, and the validation loss at both ends."""
-    config = mix.config
-    settings = mix.config.certainty
-    problem = config.task.problem(config.seed, mix.device, getattr(torch, config.run.dtype))
+    problem = learned.problem()
     sources = problem.find(Sources)
     assert sources is not None
-    _, end = config.method.result(mix.state)
+    _, end = learned.config.method.result(learned.state())
     states = {"start": problem.x0, "end": {name: end[name] for name in problem.x0}}
-    key = Key(config.seed).fold("certainty")
+    key = Key(learned.seed).fold("certainty")
     names = sources.names
     prior = sources.weights(problem.theta0).detach().double().cpu()
     known = dict.fromkeys(settings.at)
@@ -142,14 +125,13 @@ def _change(losses: Mapping[str, Tensor]) -> dict[str, float]:
     }
 
 
-def together(mix: Work) -> dict[str, Any]:
+def summary(learned: Learned, facts: Facts) -> dict[str, Any]:
     """Collect the results of rows, seeds and the null test, as sentences and warnings."""
-    facts = mix.done["certainty"].facts
-    weights = mix.done["reweight"].facts["weights"]
+    weights = learned.weights
     prior = facts.get("prior") or dict.fromkeys(weights, 1 / len(weights))
     name = "" if max(prior.values()) - min(prior.values()) < 1e-6 else "the run's own"
-    runs = siblings(mix)
-    null = null_result(mix)
+    runs = siblings(learned)
+    null = null_result(learned.path)
     seeds = over_seeds(list(runs.values()), prior) if len(runs) > 1 else None
     sentences = (
         [f"{in_words(seeds, name)} (seeds differ, the data are the same)"]
@@ -160,14 +142,17 @@ def together(mix: Work) -> dict[str, Any]:
         sentences.append(f"{in_words(Certainty.from_dict(facts['rows']), name)} (to first order)")
     if null is not None:
         sentences.append(f"null test: {null['verdict']}")
-    if getattr(mix.config.method, "untrained", ""):
+    if getattr(learned.config.method, "untrained", ""):
         facts = {**facts, "upper_loss": None}  # the weights do not depend on this x
     return {
+        **facts,
         "weights": weights,
         "seeds": None if seeds is None else seeds.as_dict(),
         "null": null,
         "sentences": sentences,
-        "warnings": list(warnings(weights, facts, runs, null, seeds)) if learns(mix) else [],
+        "warnings": list(warnings(weights, facts, runs, null, seeds))
+        if learns(learned.config)
+        else [],
     }
 
 
@@ -231,13 +216,13 @@ def _sign(table: Mapping[str, Any], source: str) -> int:
     return next((int(row["evidence"]) for row in table["sources"] if row["source"] == source), 0)
 
 
-def siblings(mix: Work) -> dict[int, Mapping[str, float]]:
+def siblings(learned: Learned) -> dict[int, Mapping[str, float]]:
     """Return the weights of finished runs by seed.
 
     The runs share this configuration, method and data, whose hash is in the folder name.
     """
-    done = {mix.config.seed: mix.done["reweight"].facts["weights"]}
-    for folder in mix.folder.parent.glob("seed-*"):
+    done = {learned.seed: learned.weights}
+    for folder in learned.path.parent.glob("seed-*"):
         with contextlib.suppress(CheckpointError, ValueError):  # damaged, or not a run folder
             if is_finished(run := RunFolder(folder)):
                 done.setdefault(
@@ -246,13 +231,13 @@ def siblings(mix: Work) -> dict[int, Mapping[str, float]]:
     return dict(sorted(done.items()))
 
 
-def null_result(mix: Work) -> dict[str, Any] | None:
+def null_result(folder: Path) -> dict[str, Any] | None:
     """Return the result of `hgms mix null` for this configuration, method and data, or None.
 
     A damaged file counts as missing: the command rewrites it.
     """
     with contextlib.suppress(CheckpointError):
-        result = parse_json(read_file(mix.folder.parent / NULL_TEST / "null.json"), "null.json")
+        result = parse_json(read_file(folder.parent / NULL_TEST / "null.json"), "null.json")
         return result if _is_null_result(result) else None
     return None
 

@@ -176,7 +176,8 @@ def _stage(name: str, upto: str, text: str) -> None:
         from hgms.runs import Progress
         from hgms_mix.stages import plan
         from hgms_mix.stages.config import load
-        from hgms_mix.stages.summary import carry_out, show
+        from hgms_mix.stages.mix import run_mix
+        from hgms_mix.stages.summary import show
 
         settings = load(config, [*sets, *track], **choices)
         if dry_run:
@@ -184,7 +185,7 @@ def _stage(name: str, upto: str, text: str) -> None:
             (print_json if as_json else plan.show)(planned)
             return
         with Progress(enabled=not as_json) as view:
-            report = carry_out(settings, upto=upto, say=_to_stderr, view=view)
+            report = run_mix(settings, upto=upto, log=_to_stderr, view=view)
         if as_json:
             print_json(report)
         else:
@@ -312,7 +313,7 @@ def demo(out: Path | None, seeds: int | None, model: str | None, as_json: bool) 
             folder,
             seeds=seeds or (3 if model is None else 1),
             model=model,
-            say=_to_stderr,
+            log=_to_stderr,
             view=view,
         )
     if as_json:

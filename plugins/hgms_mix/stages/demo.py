@@ -6,7 +6,7 @@ pretrained model, and takes longer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,10 @@ from hgms.uncertainty import Certainty, in_words, over_seeds
 from hgms_mix.stages import pictures, texts
 from hgms_mix.stages.config import MixConfig, read
 from hgms_mix.stages.evaluate import UNIFORM
-from hgms_mix.stages.summary import carry_out, spell
+from hgms_mix.stages.graph import Log
+from hgms_mix.stages.mix import run_mix
+from hgms_mix.stages.summary import spell
+from hgms_mix.stages.training import TUNED
 
 REFERENCE = UNIFORM
 TEST = "word-problems"
@@ -127,7 +130,7 @@ class Demo:
             f"  put your own files and model into a copy of {self.folder / 'demo.toml'}, and run "
             "hgms mix on that"
         )
-        tuned = Path(first["folder"]) / "finetune" / first["finetune"]["kind"]
+        tuned = Path(first["stages"]["finetune"]["folder"]) / TUNED
         click.echo(
             "  hgms mix export that copy --to trl --out DIR hands its sample to a trainer you "
             "already use"
@@ -180,7 +183,7 @@ def run_demo(
     *,
     seeds: int = 3,
     model: str | None = None,
-    say: Callable[[str], None] = lambda line: None,
+    log: Log = lambda line: None,
     view: Progress | None = None,
 ) -> Demo:
     """Run both methods with every seed on the embedded texts.
@@ -196,9 +199,9 @@ def run_demo(
     method = mixes[-1].method_name
     reports: dict[str, dict[int, Mapping[str, Any]]] = {method: {}, REFERENCE: {}}
     for config in mixes:
-        say(f"{config.method_name}, seed {config.seed}")
-        reports[config.method_name][config.seed] = carry_out(
-            config, say=lambda line: say(f"  {line}"), view=view
+        log(f"{config.method_name}, seed {config.seed}")
+        reports[config.method_name][config.seed] = run_mix(
+            config, log=lambda line: log(f"  {line}"), view=view
         )
     demo = Demo(method=method, reports=reports, picture=None, folder=out)
     if not reports[method][0]["pictures"]:

@@ -7,108 +7,101 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from hgms.config.as_table import plain
-from hgms.store import replace_file
+from hgms.store import Folder
 from hgms_core import Key
+from hgms_mix.evaluation import Evaluate
 from hgms_mix.stages.base_losses import untuned_losses
+from hgms_mix.stages.finetune import FINETUNE, TUNED
+from hgms_mix.stages.graph import Facts, Log, Stage
 from hgms_mix.stages.losses import RowLosses, row_losses
-from hgms_mix.stages.stage import Stage
-from hgms_mix.stages.training import without_peft_warnings
+from hgms_mix.stages.tuned_model import TunedModel
 
 if TYPE_CHECKING:
-    from hgms_mix.stages.work import Work
+    from hgms_mix.stages.config import MixConfig
 
 UNIFORM = "uniform"
 """The method that a mix is compared with."""
 RESAMPLES = 10_000
+LOSSES = "losses"
+"""The folder with the losses of every test row, one file per test set."""
 
 
-class Evaluation(Stage):
-    """The stage `evaluate`. It writes the losses of every test row, so that two models can be
-    compared by row.
+def evaluate_model(
+    work: Folder,
+    tuned: Path,
+    *,
+    model: TunedModel,
+    evaluate: Evaluate,
+    seed: int,
+    untuned: Path,
+    log: Log,
+) -> Facts:
+    """Write the losses of every test row, so that two models can be compared by row.
+
+    ``untuned`` is the folder with losses of models before fine-tuning.
     """
-
-    name: ClassVar[str] = "evaluate"
-    version: ClassVar[str] = "1"
-
-    def check(self, mix: Work) -> None:
-        mix.config.evaluate.check()
-
-    def inputs(self, mix: Work) -> dict[str, Any]:
-        return {"settings": plain(mix.config.evaluate)}
-
-    def title(self, mix: Work) -> str:
-        return ", ".join([*mix.task.test, *mix.config.evaluate.titles]) or "nothing to evaluate"
-
-    def run(self, mix: Work, folder: Path) -> tuple[Iterable[Path], dict[str, Any]]:
-        evaluate = mix.config.evaluate
-        tests = dict[str, Any]()
-        untuned = untuned_losses(mix)
-        model = tuned(mix)
-        for name, table in mix.tuned_tables("test").items():
-            of_rows = row_losses(model, table)
-            before = untuned[name]
-            tests[name] = means(of_rows, seed=mix.config.seed) | {
-                "untuned": float(before.total.sum() / before.tokens.sum()),
-                "against_untuned": difference(of_rows, before, seed=mix.config.seed),
-            }
-            replace_file(
-                losses_file(folder, name),
-                json.dumps({"digest": table.digest, **of_rows.as_dict()}).encode(),
-            )
-        benchmarks = {}
-        if evaluate.titles:
-            benchmarks = evaluate.run(model, mix.tuned_tokenizer, folder / "benchmarks", mix.say)
-        return [losses_file(folder, name) for name in tests], {
-            "test": tests,
-            "benchmarks": benchmarks,
+    titles = [*model.task.test, *evaluate.titles]
+    log(f"  {', '.join(titles) or 'nothing to evaluate'}")
+    (work.path / LOSSES).mkdir(exist_ok=True)
+    tests = dict[str, Any]()
+    before = untuned_losses(model, untuned)
+    loaded = model.load_tuned(tuned)
+    for name, table in model.test_tables.items():
+        losses = row_losses(loaded, table)
+        tests[name] = means(losses, seed=seed) | {
+            "untuned": float(before[name].total.sum() / before[name].tokens.sum()),
+            "against_untuned": difference(losses, before[name], seed=seed),
         }
-
-    def summary(self, mix: Work, report: Mapping[str, Any]) -> dict[str, Any]:
-        facts = mix.done[self.name].facts
-        tests = {
-            name: {**row, "against_uniform": against_uniform(mix, report["comparable"], name)}
-            for name, row in facts["test"].items()
-        }
-        return {"test": tests, "benchmarks": facts["benchmarks"]}
+        table = {"digest": table.digest, **losses.as_dict()}
+        work.write(f"{LOSSES}/{name}.json", json.dumps(table).encode())
+    benchmarks = {}
+    if evaluate.titles:
+        benchmarks = evaluate.run(loaded, model.tokenizer, work.path / "benchmarks", log)
+    return {"test": tests, "benchmarks": benchmarks}
 
 
-def losses_file(folder: Path, test: str) -> Path:
-    return folder / f"losses-{test}.json"
+EVALUATE = Stage(
+    name="evaluate",
+    version="2",
+    function=evaluate_model,
+    reads={"tuned": FINETUNE.output(TUNED)},
+    writes=(LOSSES,),
+)
 
 
-def tuned(mix: Work) -> Any:
-    """Load the fine-tuned model from its files."""
-    finetuned = mix.done["finetune"]
-    path = finetuned.path / finetuned.facts["kind"]
-    if finetuned.facts["kind"] == "adapter":
-        from peft import PeftModel
+def summary(
+    config: MixConfig, folder: Path, losses: Path, facts: Facts, comparable: str
+) -> dict[str, Any]:
+    """Return the part of report.json: test losses, also against uniform, and benchmarks.
 
-        with without_peft_warnings():
-            return PeftModel.from_pretrained(mix.base(), path).eval()
-    from transformers import AutoModelForCausalLM
+    ``folder`` is the folder of the mix, and ``losses`` the folder of its losses.
+    """
+    tests = {}
+    for name, row in facts["test"].items():
+        gap = None
+        if config.method_name != UNIFORM:
+            gap = against_uniform(folder, losses, name, comparable, config.seed)
+        tests[name] = {**row, "against_uniform": gap}
+    return {"test": tests, "benchmarks": facts["benchmarks"]}
 
-    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).to(mix.device).eval()
 
-
-def against_uniform(mix: Work, same: str, test: str) -> dict[str, Any] | None:
+def against_uniform(
+    folder: Path, losses: Path, test: str, comparable: str, seed: int
+) -> dict[str, Any] | None:
     """Return the loss of this mix − the loss with the method `uniform`, on the same rows.
 
     This requires the same mix with `uniform`: same file, seed and folder. Other methods and
     mixtures never count as uniform, for any label. If several labels use `uniform`, the label
     `uniform` is preferred.
     """
-    if mix.config.method_name == UNIFORM:
-        return None
-    ours = json.loads(losses_file(mix.folder / "evaluate", test).read_bytes())
-    others = mix.folder.parent.parent.glob(f"*/{mix.folder.name}")
+    ours = json.loads((losses / f"{test}.json").read_bytes())
+    others = folder.parent.parent.glob(f"*/{folder.name}")
 
     def order(folder: Path) -> tuple[bool, Path]:
         label = folder.parent.name.rpartition("-")[0]
@@ -117,11 +110,12 @@ def against_uniform(mix: Work, same: str, test: str) -> dict[str, Any] | None:
     for other in sorted(others, key=order):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             report = json.loads((other / "report.json").read_bytes())
-            if report["method"] != UNIFORM or report["comparable"] != same:
+            if report["method"] != UNIFORM or report["comparable"] != comparable:
                 continue
-            theirs = json.loads(losses_file(other / "evaluate", test).read_bytes())
+            evaluated = other / Path(report["stages"]["evaluate"]["folder"]).name
+            theirs = json.loads((evaluated / LOSSES / f"{test}.json").read_bytes())
             if theirs["digest"] == ours["digest"]:
-                return difference(RowLosses.of(ours), RowLosses.of(theirs), seed=mix.config.seed)
+                return difference(RowLosses.of(ours), RowLosses.of(theirs), seed=seed)
     return None
 
 

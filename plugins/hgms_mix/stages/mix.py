@@ -1,115 +1,201 @@
-"""A mix: the run that learns the mixture, the later stages in order, and their shared objects.
-
-Each stage runs once.
-"""
+"""A mix: the run that learns the mixture, and the later stages in their order."""
 
 from __future__ import annotations
 
-import gc
+import contextlib
 import importlib.util
-from collections.abc import Sequence
+import signal
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
 
-import torch
-from attrs import define
+import tomlkit
 
-from hgms.runs import RunFolder, counting
-from hgms_core.errors import MissingExtra
-from hgms_mix.stages.certainty import Certain
-from hgms_mix.stages.evaluate import Evaluation
-from hgms_mix.stages.finetune import Finetuning
-from hgms_mix.stages.reweight import is_finished, reweight
-from hgms_mix.stages.sample import Sampling
-from hgms_mix.stages.stage import Stage
-from hgms_mix.stages.stage_folder import Done, StageFolder
-from hgms_mix.stages.work import Work
+from hgms.distributed import RankLost, alone
+from hgms.runs import Interrupted, Progress, RunFolder, View, device_called, follow_launched
+from hgms.store import LEASE, DiskError, leased, replace_file
+from hgms_core import RunInfo
+from hgms_core.errors import CheckpointError, MissingExtra
+from hgms_mix.stages import finetune
+from hgms_mix.stages.certainty import CERTAINTY
+from hgms_mix.stages.config import MixConfig, resolved
+from hgms_mix.stages.evaluate import EVALUATE
+from hgms_mix.stages.finetune import FINETUNE
+from hgms_mix.stages.graph import Finished, Log, Runner, Stage
+from hgms_mix.stages.reweight import Learned, is_finished, reweight
+from hgms_mix.stages.sample import SAMPLE
+from hgms_mix.stages.summary import write_report
+from hgms_mix.stages.training import Watch
+from hgms_mix.stages.tuned_model import TunedModel
 
-STAGES: Sequence[Stage] = (Certain(), Sampling(), Finetuning(), Evaluation())
-"""The stages after reweighting. Reweighting is not a stage with a separate folder: it is the
-run in the folder of the mix.
+STAGES: Mapping[str, Stage] = {
+    stage.name: stage for stage in (CERTAINTY, SAMPLE, FINETUNE, EVALUATE)
+}
+"""The stages after reweighting, in the order in which a mix runs them."""
+LEASES = (".mix.lease", LEASE)
+"""The leases that a process acquires in the folder of a mix: for the mix, and for the run
+that learns its mixture.
 """
 
 
-@define(eq=False)
-class Mix(Work):
-    """One mix: its shared objects, and its stages in order. Finished stages are skipped; an
-    interrupted stage resumes.
+def run_mix(
+    config: MixConfig,
+    *,
+    upto: str = "evaluate",
+    log: Log = lambda line: None,
+    view: View | None = None,
+    patience: float | None = None,
+) -> dict[str, Any]:
+    """Run the stages up to ``upto`` and report them. Finished stages are skipped.
+
+    If another process runs the same mix, wait ``patience`` seconds for it (None: until that process
+    is seen to be alive).
+
+    Raises:
+        Interrupted: Ctrl-C; the message explains how to resume.
+        CheckpointError: another process works on the same mix, or a part of its folder is damaged.
+        DiskError: a file cannot be written; finished work is kept.
+        RankLost: a rank is gone; its work since the last checkpoint is lost.
     """
-
-    def check(self, last: str) -> None:
-        """Check that the requirements of the stages up to ``last`` are available.
-
-        The check runs before the hours of reweighting.
-
-        Raises:
-            MissingExtra: a package is not installed.
-            ConfigError: a benchmark cannot be evaluated.
-        """
-        stages = up_to(last)
-        packages = [
-            "transformers",
-            *(package for stage in stages for package in stage.packages(self)),
-        ]
-        missing = [package for package in packages if importlib.util.find_spec(package) is None]
-        if missing:
-            raise MissingExtra(
-                "missing-package",
-                f"the stage {last!r} requires {' and '.join(missing)}",
-                place=(last,),
-                install="pip install 'hgms[llm]'",
+    view = view or Progress(enabled=False)
+    folder = mix_path(config)
+    ensure_runnable(config, upto)
+    # ends every process of a launcher but one
+    follow_launched(config.reweight, device_called(config.run.device))
+    now = "reweight"
+    with claimed(folder, patience=patience):
+        replace_file(folder / "mix.toml", tomlkit.dumps(resolved(config)).encode())
+        try:
+            learned = reweight(config.reweight, folder, log, view)
+            runner = runner_of(config, learned, log, view)
+            finished = dict[str, Finished]()
+            with alone():  # libraries of the later stages look for ranks in the environment
+                for now in stages_up_to(upto):
+                    finished[now] = runner.run(STAGES[now])
+        except KeyboardInterrupt as error:
+            raise Interrupted(
+                getattr(error, "message", "interrupted"),
+                getattr(error, "number", signal.SIGINT),
+                hint=f"run the same command again to resume in stage {now}",
+            ) from None
+        except (DiskError, RankLost) as error:
+            # The hint of the run names an option of `hgms run`.
+            hint = (
+                "run the same command again to resume from the last saved state"
+                if isinstance(error, RankLost)
+                else "free disk space or check the permissions, then run the same command again"
             )
-        for stage in stages:
-            stage.check(self)
-
-    def run(self, last: str = "evaluate") -> Done:
-        """Run the stage ``last`` and all earlier stages."""
-        if "reweight" not in self.done:
-            self.done["reweight"] = reweight(self)
-        for stage in up_to(last):
-            if stage.name not in self.done:
-                self.done[stage.name] = self._finish(stage)
-        return self.done[last]
-
-    def finished(self) -> bool:
-        """Return whether all stages are finished, and store them in ``done``; run no stage."""
-        if not is_finished(RunFolder(self.folder)):
-            return False
-        self.done["reweight"] = reweight(self)
-        for stage in STAGES:
-            if (done := self.stage_folder(stage).done()) is None:
-                return False
-            self.done[stage.name] = done
-        return True
-
-    def stage_folder(self, stage: Stage) -> StageFolder:
-        """Return the folder of a stage.
-
-        Its key depends on the stage's inputs and on the finished earlier stage.
-        """
-        inputs = {"version": stage.version, **stage.inputs(self)}
-        before = [
-            "reweight",
-            *(earlier.name for earlier in up_to(stage.name)[:-1] if not earlier.beside),
-        ][-1]
-        inputs[before] = [self.done[before].key, self.done[before].digest]
-        return StageFolder(name=stage.name, path=self.folder / stage.name, inputs=inputs)
-
-    def _finish(self, stage: Stage) -> Done:
-        folder = self.stage_folder(stage)
-        if (done := folder.done()) is not None:
-            self.say(f"{stage.name}: done before ({folder.path})")
-            return done
-        # Hooks and trainers create reference cycles, which only a garbage collection frees. Free
-        # the model of the last stage before this stage loads its model.
-        gc.collect()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-        going_on = folder.begin()
-        self.say(f"{stage.name}: {'going on with ' if going_on else ''}{stage.title(self)}")
-        spent = counting(going_on)
-        outputs, facts = stage.run(self, folder.path)
-        return folder.finish(outputs, {"processor_seconds": spent(), **facts})
+            raise type(error)(error.code, error.message, place=error.place, hint=hint) from error
+        return write_report(config, learned, finished)
 
 
-def up_to(last: str) -> Sequence[Stage]:
-    """Return the stages after reweighting up to and including ``last``."""
-    return STAGES[: ["reweight", *(stage.name for stage in STAGES)].index(last)]
+def runner_of(
+    config: MixConfig,
+    learned: Learned,
+    log: Log = lambda line: None,
+    view: View | None = None,
+    *,
+    model: TunedModel | None = None,
+) -> Runner:
+    """Return the runner of the stages after reweighting.
+
+    ``model``: the model to fine-tune, if its data are loaded already.
+    """
+    return Runner(
+        root=learned.path,
+        values={
+            "learned": learned,
+            "model": model or TunedModel.of(config),
+            "seed": config.seed,
+            **{name: getattr(config, name) for name in STAGES},
+        },
+        tools={
+            "log": log,
+            "watch": watch_of(config, view),
+            "untuned": learned.path.parent.parent / "untuned",
+        },
+        log=log,
+    )
+
+
+def watch_of(config: MixConfig, view: View | None) -> Watch:
+    """Return the function that shows the progress of fine-tuning in ``view``."""
+    if view is None:
+        return lambda step, steps, loss: None
+    info = RunInfo(task=config.task.name, method="finetune", seed=config.seed, budget=config.budget)
+
+    def watch(step: int, steps: int, loss: float) -> None:
+        view.watch(info, {"step": step, "lower_loss": loss}, step / steps)
+
+    return watch
+
+
+def stages_up_to(last: str) -> list[str]:
+    """Return the names of the stages after reweighting up to and including ``last``."""
+    return list(STAGES)[: ["reweight", *STAGES].index(last)]
+
+
+def ensure_runnable(config: MixConfig, last: str) -> None:
+    """Check that the requirements of the stages up to ``last`` are available.
+
+    The check runs before the hours of reweighting.
+
+    Raises:
+        MissingExtra: a package is not installed.
+        ConfigError: a benchmark cannot be evaluated, or fine-tuning does not support a setting.
+    """
+    tunes = "finetune" in stages_up_to(last)
+    peft = ["peft"] if TunedModel.of(config).adapter is not None else []
+    packages = ["transformers", *(["accelerate", *peft] if tunes else [])]
+    missing = [package for package in packages if importlib.util.find_spec(package) is None]
+    if missing:
+        raise MissingExtra(
+            "missing-package",
+            f"the stage {last!r} requires {' and '.join(missing)}",
+            place=(last,),
+            install="pip install 'hgms[llm]'",
+        )
+    if tunes:
+        finetune.ensure_supported(config)
+    if last == "evaluate":
+        config.evaluate.check()
+
+
+def claimed(folder: Path, *, patience: float | None = None) -> AbstractContextManager[object]:
+    """Reserve the folder of a mix for this process. The run in it has a separate lease.
+
+    Errors: the errors of ``leased``.
+    """
+    return leased(folder, LEASES[0], patience=patience)
+
+
+def finished_report(config: MixConfig) -> dict[str, Any] | None:
+    """Return the report of a finished mix as :func:`run_mix` does, without loading a model.
+
+    None: some work remains, or there is an error, which :func:`run_mix` raises.
+    """
+    folder = mix_path(config)
+    if not (folder / "report.json").is_file():
+        return None
+    with contextlib.suppress(CheckpointError), claimed(folder, patience=0.0):
+        if is_finished(RunFolder(folder)):
+            learned = reweight(config.reweight, folder)
+            runner = runner_of(config, learned)
+            finished = {name: runner.find(stage) for name, stage in STAGES.items()}
+            whole = {name: stage for name, stage in finished.items() if stage is not None}
+            if len(whole) == len(STAGES):
+                return write_report(config, learned, whole)
+    return None
+
+
+def mix_path(config: MixConfig) -> Path:
+    """Return the folder of a mix, which is the folder of its run.
+
+    Mixes with other settings for sampling, fine-tuning or evaluation share the folder, so all of
+    them use one learned mixture.
+
+    Errors: DataError for data that cannot be read.
+    """
+    config.task.made_of()  # type: ignore[attr-defined]  # the hash alone does not complain
+    return config.reweight.path

@@ -36,9 +36,9 @@ from hgms_core import HgmsError
 from hgms_core.components import evolve
 from hgms_mix.stages.certainty import spelled
 from hgms_mix.stages.config import MixConfig
-from hgms_mix.stages.mix import Mix
+from hgms_mix.stages.mix import ensure_runnable, mix_path
 from hgms_mix.stages.reweight import is_finished, weights_of
-from hgms_mix.stages.summary import mix_path, name_of
+from hgms_mix.stages.summary import name_of
 
 MOST_SPLITS = 1000
 PATIENCE = 0.5
@@ -77,7 +77,7 @@ def null_test(
         f"null test: {len(runs)} run{'s' * (len(runs) != 1)} of {config.budget} on "
         f"{2 * len(names)} halves"
     )
-    Mix(config, folder).check("reweight")
+    ensure_runnable(config, "reweight")
     pieces = {
         run: piece(halved(config, *run), folder / "seed-{}-split-{}".format(*run)) for run in runs
     }
@@ -134,7 +134,7 @@ def piece(run: RunConfig, path: Path) -> Piece:
         needs=Needs.of_run(run.run),
         plugins=plugins,
         finished=finished,
-        notice=lambda: "going on" if RunFolder(path).begun else "",
+        notice=lambda: "resumes" if RunFolder(path).begun else "",
         result=lambda outcome: outcome["weights"],
     )
 

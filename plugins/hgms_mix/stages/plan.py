@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import click
@@ -17,16 +16,18 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from hgms.cli import print_table
+from hgms.runs import device_called
 from hgms_core import ConfigError, Key, Sources
 from hgms_mix.stages.certainty import learns
 from hgms_mix.stages.config import MixConfig
-from hgms_mix.stages.mix import Mix
+from hgms_mix.stages.graph import Log
+from hgms_mix.stages.mix import ensure_runnable
 
 ROWS = 8
 """Rows of a timed pass."""
 
 
-def plan(config: MixConfig, say: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
+def plan(config: MixConfig, log: Log = lambda line: None) -> dict[str, Any]:
     """Return seconds and bytes on disk of each stage, row counts, and peak memory.
 
     The peak memory is in bytes, and covers only the parts that the dry run tried.
@@ -44,18 +45,18 @@ def plan(config: MixConfig, say: Callable[[str], None] = lambda line: None) -> d
             hint="add --set task.model.shard=false if the model fits into memory, or start the mix "
             "with a small budget",
         )
-    mix = Mix(config, Path(), say)
-    mix.check("evaluate")
-    task = mix.task
+    ensure_runnable(config, "evaluate")
+    task: Any = config.task
     method = config.method
-    device = mix.device
+    device = device_called(config.run.device)
+    tokenizer = task.model.load_tokenizer()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    say("dry run: reading the sources")
+    log("dry run: reading the sources")
     problem, reading = _timed(
         device, lambda: task.problem(config.seed, device, getattr(torch, config.run.dtype))
     )
-    say("dry run: two outer steps")
+    log("dry run: two outer steps")
     state = method.init(problem, config.seed)
     state, _ = method.step(problem, state, 0.0)
     (state, record), step = _timed(device, lambda: method.step(problem, state, 0.0))
@@ -81,14 +82,14 @@ def plan(config: MixConfig, say: Callable[[str], None] = lambda line: None) -> d
     )
     _, scored = _timed(device, lambda: loss(problem.theta0, problem.x0, batch))
     row = tuned / len(index)
-    tested = sum(table.size for table in mix.tables("test").values())
+    tested = sum(table.size for table in task.tables(tokenizer, "test").values())
     trained = sum(leaf.numel() for leaf in leaves)
     own = config.finetune.model is not None or config.finetune.adapter is not None
     drawn = min(config.sample.size, sum(rows.size for rows in task.rows().values()))
-    text = _bytes_of_rows(mix, drawn)
+    text = _bytes_of_rows(task.pool(tokenizer, config.seed), drawn)
     passing = None if own else row * drawn * config.finetune.epochs
     scoring = None if own or config.evaluate.benchmarks else scored / len(index) * tested
-    certain = config.certainty.rows_taken(len(sources.names)) if learns(mix) else 0
+    certain = config.certainty.rows_taken(len(sources.names)) if learns(config) else 0
     stages = {
         "reweight": {"seconds": reading + reweighting, "bytes": 2 * _held(state)},
         "certainty": {"seconds": row * certain, "bytes": 0},
@@ -152,9 +153,9 @@ def _held(state: Any) -> int:
     )
 
 
-def _bytes_of_rows(mix: Mix, count: int) -> int:
+def _bytes_of_rows(pool: Mapping[str, Any], count: int) -> int:
     """Return the bytes of the compressed file of drawn rows: about one byte per token."""
-    lengths = torch.cat([table.lengths for table in mix.pool.values()]).double()
+    lengths = torch.cat([table.lengths for table in pool.values()]).double()
     return int(count * float(lengths.mean()))
 
 

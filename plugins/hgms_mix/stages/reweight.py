@@ -1,65 +1,143 @@
 """Reweighting: a run of the mix's method, which learns the weights of the sources.
 
 The folder of the mix is the folder of this run. A mix therefore reuses weights that ``hgms run`` or
-``hgms compare`` already learned.
+``hgms compare`` already learned. Its result is an input of the later stages.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+import functools
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from attrs import define
+from torch import Tensor
 
 from hgms.comparison import measured
 from hgms.config.tables import parse_json
 from hgms.distributed import launched
-from hgms.runs import RunFolder, run_config
+from hgms.runs import Progress, RunConfig, RunFolder, View, device_called, run_config
 from hgms.store import read_file
-from hgms_core import Problem
+from hgms_core import ConfigError, Problem
 from hgms_core.components import evolve
 from hgms_core.errors import CheckpointError
-from hgms_mix.stages.stage_folder import Done
-
-if TYPE_CHECKING:
-    from hgms_mix.stages.work import Work
+from hgms_mix.stages.graph import Facts, Log, Value
 
 
-def reweight(mix: Work) -> Done:
+@define(kw_only=True, eq=False)
+class Learned(Value):
+    """A learned mixture: the run's configuration, folder, key, digest of its end, and facts."""
+
+    config: RunConfig
+    path: Path
+    key: str
+    digest: str
+    facts: Facts
+
+    @property
+    def weights(self) -> Mapping[str, float]:
+        """Learned weights of the sources."""
+        weights: Mapping[str, float] = self.facts["weights"]
+        return weights
+
+    @property
+    def task(self) -> Any:
+        return self.config.task
+
+    @property
+    def seed(self) -> int:
+        return self.config.seed
+
+    def fingerprint(self) -> list[Any]:
+        return [self.key, self.digest, self.seed]
+
+    def state(self) -> Any:
+        """Return the final state of the method."""
+        stored = RunFolder(self.path).load(device_called(self.config.run.device))
+        assert stored is not None  # a finished run has a checkpoint
+        return stored[0]
+
+    def problem(self) -> Problem:
+        """Build the problem of the run."""
+        settings = self.config.run
+        problem: Problem = self.task.problem(
+            self.seed, device_called(settings.device), getattr(torch, settings.dtype)
+        )
+        return problem
+
+    def ranking(self) -> Tensor | None:
+        """Return the method's score of each row, or None for a method that does not rank rows.
+
+        The score is NaN for rows without a rank.
+
+        Errors: ConfigError if the budget ended before the method had ranked the rows.
+        """
+        method = self.config.method
+        rank = getattr(method, "ranking", None)
+        if rank is None:
+            return None
+        state = self.state()
+        ranking: Tensor = rank(_Unbuilt(self.problem), state).detach().cpu()
+        finished = getattr(method, "finished", None)
+        if bool(ranking.isnan().all()) and finished is not None and not finished(state):
+            raise ConfigError(
+                "budget-too-small",
+                f"method {self.config.method_name!r} ranks rows when it finishes, but its budget "
+                f"of {self.config.budget} ended before",
+                place=("budget",),
+                hint="increase the budget",
+            )
+        return ranking
+
+
+class _Unbuilt:
+    """The problem of a run, built on first access.
+
+    Rankings are mostly stored with the state, and a problem contains a base model.
+    """
+
+    def __init__(self, build: Callable[[], Problem]) -> None:
+        self._build = functools.cache(build)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._build(), name)
+
+
+def reweight(
+    config: RunConfig, folder: Path, log: Log = lambda line: None, view: View | None = None
+) -> Learned:
     """Learn the weights, resume an interrupted run, or read a finished run and check its files.
-
-    Later stages depend on the configuration and data of the run (the hash). They also depend on its
-    last state and rows (the checkpoint, which contains their sha256).
 
     Errors: CheckpointError if another process works on the same run, or a file is damaged.
     """
-    config = mix.config.reweight
-    run = RunFolder(mix.folder)
+    run = RunFolder(folder)
     before = is_finished(run)
     if before:
-        mix.say(f"reweight: done before ({mix.folder})")
+        log(f"reweight: done before ({folder})")
     else:
-        mix.say(
-            f"reweight: {'going on with ' if run.begun else ''}{config.method_name}, "
-            f"{config.budget}"
+        log(
+            f"reweight: {'resumes' if run.begun else 'starts'} ({config.method_name}, "
+            f"{config.budget})"
         )
     # Reading a finished run starts no ranks; ranks of a launcher follow every run.
-    if before and launched() is None:
-        config = evolve(config, run=evolve(config.run, ranks=1))
-    with contextlib.nullcontext() if before else measured(mix.folder, config.run.device):
+    alone = before and launched() is None
+    with contextlib.nullcontext() if before else measured(folder, config.run.device):
         result = run_config(
-            config,
+            evolve(config, run=evolve(config.run, ranks=1)) if alone else config,
             resume=True,
-            view=mix.view,
-            path=mix.folder,
-            ready=lambda problem: say_memory(mix, problem),
+            view=view or Progress(enabled=False),
+            path=folder,
+            ready=lambda problem: log_memory(config, problem, log),
         )
-    if not before:
-        say_steps(mix, result.records)
-        for remark in result.summary.get("remarks") or []:
-            mix.say(f"  note: {remark}")
     weights = weights_of(result.records[-1])
     if not before:
-        say_weights(mix, weights)
+        log_steps(result.records, log)
+        for remark in result.summary.get("remarks") or []:
+            log(f"  note: {remark}")
+        log_weights(weights, log)
     facts = {
         "weights": weights,
         "method": config.method_name,
@@ -72,8 +150,8 @@ def reweight(mix: Work) -> Done:
         "metrics": result.summary.get("metrics") or {},
         "validation_loss": result.summary.get("validation_loss"),
     }
-    return Done(
-        path=mix.folder, key=config.config_hash, facts=facts, digest=run.results_digest()
+    return Learned(
+        config=config, path=folder, key=config.config_hash, digest=run.results_digest(), facts=facts
     )
 
 
@@ -90,25 +168,6 @@ def processor_seconds(run: RunFolder) -> float | None:
     return None
 
 
-def summary(mix: Work) -> dict[str, Any]:
-    """Return the part of report.json with the results of learning."""
-    learned = mix.done["reweight"].facts
-    return {
-        **{key: learned[key] for key in ("outer_steps", "seconds", "metrics")},
-        "sources": [
-            {"source": source, "weight": weight} for source, weight in learned["weights"].items()
-        ],
-        "stages": {
-            name: {
-                "key": done.key,
-                "folder": str(done.path),
-                "processor_seconds": done.facts.get("processor_seconds"),
-            }
-            for name, done in mix.done.items()
-        },
-    }
-
-
 def weights_of(record: Mapping[str, Any]) -> dict[str, float]:
     """Return the weights of the sources in a record.
 
@@ -122,18 +181,19 @@ def weights_of(record: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-MOST_SAID = 12
+SHOWN_WEIGHTS = 12
 """Number of weights printed before the later stages; the final table contains all weights."""
 
 
-def say_weights(mix: Work, weights: Mapping[str, float]) -> None:
+def log_weights(weights: Mapping[str, float], log: Log) -> None:
     """Print the largest weights immediately, because later stages may take hours."""
-    largest = sorted(weights.items(), key=lambda item: -item[1])[:MOST_SAID]
-    more = f", and {len(weights) - MOST_SAID} smaller ones" if len(weights) > MOST_SAID else ""
-    mix.say(f"  weights: {', '.join(f'{name} {weight:.3f}' for name, weight in largest)}{more}")
+    largest = sorted(weights.items(), key=lambda item: -item[1])[:SHOWN_WEIGHTS]
+    rest = len(weights) - len(largest)
+    more = f", and {rest} smaller ones" if rest else ""
+    log(f"  weights: {', '.join(f'{name} {weight:.3f}' for name, weight in largest)}{more}")
 
 
-def say_steps(mix: Work, records: list[dict[str, Any]]) -> None:
+def log_steps(records: list[dict[str, Any]], log: Log) -> None:
     """Print the cost of a step, if the problem counts tokens."""
     if steps := [row for row in records if "step_forward_tokens" in row]:
         forward, backward = (
@@ -141,31 +201,31 @@ def say_steps(mix: Work, records: list[dict[str, Any]]) -> None:
             for way in ("forward", "backward")
         )
         seconds = records[-1]["seconds"] / len(steps)
-        mix.say(
+        log(
             f"  an outer step: {forward:,.0f} tokens forward, {backward:,.0f} backward, "
             f"{seconds:.3g} s"
         )
 
 
-def say_memory(mix: Work, problem: Problem) -> None:
+def log_memory(config: RunConfig, problem: Problem, log: Log) -> None:
     """Print the predicted memory of a step, if the method has candidates with a row count."""
     from hgms_mix.lm import predicted_memory
 
-    task = mix.task
-    generator = getattr(mix.config.method, "generator", None)
+    task: Any = config.task
+    generator = getattr(config.method, "generator", None)
     count, rows = (getattr(generator, name, None) for name in ("count", "batch_size"))
     if count is None or rows is None:
         return
     mode = getattr(generator, "mode", "auto")
-    apart = mode == "loop" or (
-        mode == "auto" and (mix.device.type == "cpu" or task.adapter is None)
-    )
+    on_cpu = device_called(config.run.device).type == "cpu"
+    apart = mode == "loop" or (mode == "auto" and (on_cpu or task.adapter is None))
+    pool = task.pool(task.model.load_tokenizer(), config.seed)
     memory = predicted_memory(
         problem,
         candidates=count,
         batch=problem.lower_data.count(rows),
         chunk=1 if apart else getattr(generator, "chunk", None),
-        length=max(int(table.lengths.max()) for table in mix.pool.values()),
+        length=max(int(table.lengths.max()) for table in pool.values()),
     )
     if memory is not None:
-        mix.say(f"  {memory}")
+        log(f"  {memory}")

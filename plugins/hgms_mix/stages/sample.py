@@ -5,171 +5,110 @@ The selection follows the learned weights, or the top of a ranking.
 
 from __future__ import annotations
 
-import functools
 import gzip
 import io
 import json
-from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from hgms.config.as_table import plain
-from hgms.store import replace_file
-from hgms_core import ConfigError, Problem
+from hgms.store import Folder
 from hgms_mix.stages.apportion import apportion
-from hgms_mix.stages.stage import Stage
+from hgms_mix.stages.graph import Facts, Log, Stage
+from hgms_mix.stages.reweight import Learned
+from hgms_mix.stages.settings import Sample
 
-if TYPE_CHECKING:
-    from hgms_mix.stages.work import Work
+ROWS = "rows.jsonl.gz"
+COUNTS = "counts.json"
 
 
-class Sampling(Stage):
-    """The stage `sample`. It writes the drawn rows with their texts, so that any other program can
-    train on them too.
+def draw_sample(work: Folder, *, learned: Learned, sample: Sample, log: Log) -> Facts:
+    """Write the drawn rows with their texts, so that any other program can train on them too.
 
     ``row`` is the number of the row in its source. Some chat templates format the last answer of a
     conversation differently from earlier answers. In this case each answer is a row: answer n of
     row r has the number 1000 r + n, and earlier answers have ``"weight": 0``.
     """
+    task = learned.task
+    seed = learned.seed
+    weights = learned.weights
+    tokenizer = task.model.load_tokenizer()
+    scores = None
+    if sample.of != "sources":
+        tables = task.tables(tokenizer, sample.of)
+        weights = capacity = {name: table.size for name, table in tables.items()}
+        chosen = sample.draw(weights, capacity, seed=seed)
+    elif (ranking := learned.ranking()) is not None:
+        tables = task.pool(tokenizer, seed)
+        parts = ranking.split([table.size for table in tables.values()])
+        scores = {name: part.double() for name, part in zip(tables, parts, strict=True)}
+        chosen = sample.top(scores)
+        capacity = {name: index.size for name, index in task.rows().items()}
+    else:
+        tables, capacity = draw_rows(learned, sample, tokenizer)
+        chosen = {name: torch.arange(table.size) for name, table in tables.items()}
+    counts = {name: len(chosen.get(name, ())) for name in capacity}
+    short = [] if scores is not None else short_sources(weights, counts, sample.size)
+    for line in short:
+        rest = "the set is smaller" if sample.allow_fewer else "the others give the rest"
+        log(f"  {line}; {rest}")
+    sources = getattr(task, sample.of)
+    rows = listed(sources, tables, chosen, scores, split=task.split_answers())
+    rows = [rows[i] for i in sample.order(len(rows), seed=seed).tolist()]
+    log(f"  {len(rows)} rows")
+    work.write(ROWS, compressed(rows))
+    facts = {
+        "size": len(rows),
+        "of": sample.of,
+        "by": "weights" if scores is None else "ranking",
+        "weights": weights,
+        "counts": counts,
+        "capacity": capacity,
+        "short": short,
+        "sources": task.made_of()["files"][sample.of],
+    }
+    work.write(COUNTS, json.dumps(facts, indent=2, ensure_ascii=False).encode())
+    return facts
 
-    name: ClassVar[str] = "sample"
-    version: ClassVar[str] = "3"
 
-    def inputs(self, mix: Work) -> dict[str, Any]:
-        settings = plain(mix.config.sample).items()
-        return {
-            "settings": {
-                name: value for name, value in settings if (name, value) != ("of", "sources")
-            },
-            "seed": mix.config.seed,
-        }
+SAMPLE = Stage(name="sample", version="4", function=draw_sample, writes=(ROWS, COUNTS))
 
-    def title(self, mix: Work) -> str:
-        return f"{mix.config.sample.size} rows"
 
-    def run(self, mix: Work, folder: Path) -> tuple[Iterable[Path], dict[str, Any]]:
-        sample = mix.config.sample
-        seed = mix.config.seed
-        learned = sample.of == "sources"
-        scores = row_scores(mix) if learned else None
-        if not learned:
-            tables = mix.tables(sample.of)
-            weights = capacity = {name: table.size for name, table in tables.items()}
-            chosen = sample.draw(weights, capacity, seed=seed)
-        elif scores is not None:
-            tables = mix.pool
-            weights = mix.done["reweight"].facts["weights"]
-            chosen = sample.top(scores)
-            capacity = {name: index.size for name, index in mix.task.rows().items()}
-        else:
-            weights = mix.done["reweight"].facts["weights"]
-            tables, capacity = drawn(mix, weights)
-            chosen = {name: torch.arange(table.size) for name, table in tables.items()}
-        counts = {name: len(chosen.get(name, ())) for name in capacity}
-        short = [] if scores is not None else moved(weights, counts, sample.size)
-        for line in short:
-            mix.say(
-                f"  {line}; "
-                f"{'the set is smaller' if sample.allow_fewer else 'the others give the rest'}"
-            )
-        split = mix.task.split_answers()
-        rows = listed(getattr(mix.task, sample.of), tables, chosen, scores, split=split)
-        rows = [rows[i] for i in sample.order(len(rows), seed=seed).tolist()]
-        write_rows(folder / "rows.jsonl.gz", rows)
-        facts = {
-            "size": len(rows),
-            "of": sample.of,
-            "by": "weights" if scores is None else "ranking",
-            "weights": weights,
-            "counts": counts,
-            "capacity": capacity,
-            "short": short,
-            "sources": mix.data["files"][sample.of],
-        }
-        replace_file(
-            folder / "counts.json", json.dumps(facts, indent=2, ensure_ascii=False).encode()
-        )
-        return [folder / "rows.jsonl.gz", folder / "counts.json"], facts
-
-    def summary(self, mix: Work, report: Mapping[str, Any]) -> dict[str, Any]:
-        facts = dict(mix.done[self.name].facts)
-        counts = facts["counts"]
-        capacity = facts["capacity"]
-        rows = report["sources"]
-        if facts.get("of") == "validation":
-            rows = [
-                {"source": name, "weight": count / facts["size"]} for name, count in counts.items()
-            ]
+def sources_summary(
+    sources: Iterable[Mapping[str, Any]], facts: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """Return the weights of the report with the number of drawn rows and of all rows."""
+    counts = facts["counts"]
+    if facts["of"] == "validation":
         sources = [
-            {**row, "rows": counts[row["source"]], "of": capacity[row["source"]]} for row in rows
+            {"source": name, "weight": count / facts["size"]} for name, count in counts.items()
         ]
-        return {"sources": sources, "sample": facts}
+    return [
+        {**row, "rows": counts[row["source"]], "of": facts["capacity"][row["source"]]}
+        for row in sources
+    ]
 
 
-def drawn(mix: Work, weights: Mapping[str, float]) -> tuple[dict[str, Any], dict[str, int]]:
+def draw_rows(
+    learned: Learned, sample: Sample, tokenizer: Any
+) -> tuple[dict[str, Any], dict[str, int]]:
     """Return the drawn rows of each source as tokens, and the number of rows of each source.
 
     The number counts all rows with an answer. If a source proves to have too few rows, it counts
     only the rows that are not too long.
     """
-    sample = mix.config.sample
-    key = mix.config.sample._key(mix.config.seed)
-    capacity = {name: index.size for name, index in mix.task.rows().items()}
+    key = sample._key(learned.seed)
+    capacity = {name: index.size for name, index in learned.task.rows().items()}
     while True:
-        counts = apportion(weights, capacity, sample.size, allow_fewer=sample.allow_fewer)
+        counts = apportion(learned.weights, capacity, sample.size, allow_fewer=sample.allow_fewer)
         wanted = {name: count for name, count in counts.items() if count}
-        tables = mix.task.draw(mix.tokenizer, wanted, lambda name: key.fold("source", name))
-        if not (
-            fewer := {
-                name: table.size for name, table in tables.items() if table.size < wanted[name]
-            }
-        ):
+        tables = learned.task.draw(tokenizer, wanted, lambda name: key.fold("source", name))
+        fewer = {name: table.size for name, table in tables.items() if table.size < wanted[name]}
+        if not fewer:
             return tables, capacity
         capacity |= fewer
-
-
-def row_scores(mix: Work) -> dict[str, Tensor] | None:
-    """Return the method's ranking as a score per row of the pool, or None without a ranking.
-
-    The score is NaN for rows without a rank.
-    """
-    config = mix.config
-    method = mix.config.method
-    rank = getattr(method, "ranking", None)
-    if rank is None:
-        return None
-    state = mix.state
-    unbuilt = Unbuilt(
-        lambda: config.task.problem(config.seed, mix.device, getattr(torch, config.run.dtype))
-    )
-    ranking = rank(unbuilt, state).detach().cpu()
-    finished = getattr(method, "finished", None)
-    if bool(ranking.isnan().all()) and finished is not None and not finished(state):
-        raise ConfigError(
-            "budget-too-small",
-            f"method {config.method_name!r} ranks rows when it finishes, but its budget of "
-            f"{config.budget} ended before",
-            place=("budget",),
-            hint="increase the budget",
-        )
-    parts = ranking.split([table.size for table in mix.pool.values()])
-    return {name: part.double() for name, part in zip(mix.pool, parts, strict=True)}
-
-
-class Unbuilt:
-    """The problem of a run, built on first access.
-
-    Rankings are mostly stored with the state, and a problem contains a base model.
-    """
-
-    def __init__(self, build: Callable[[], Problem]) -> None:
-        self._build = functools.cache(build)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._build(), name)
 
 
 def listed(
@@ -207,16 +146,16 @@ def listed(
     return rows
 
 
-def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write compressed JSON lines; the same rows give the same bytes (no time stamp)."""
+def compressed(rows: Iterable[Mapping[str, Any]]) -> bytes:
+    """Return compressed JSON lines; the same rows give the same bytes (no time stamp)."""
     buffer = io.BytesIO()
     with gzip.GzipFile(fileobj=buffer, mode="wb", mtime=0, filename="") as stream:
         for row in rows:
             stream.write(json.dumps(row, ensure_ascii=False, allow_nan=False).encode() + b"\n")
-    replace_file(path, buffer.getvalue())
+    return buffer.getvalue()
 
 
-def moved(weights: Mapping[str, float], counts: Mapping[str, int], size: int) -> list[str]:
+def short_sources(weights: Mapping[str, float], counts: Mapping[str, int], size: int) -> list[str]:
     """Return a line for each source with fewer rows than its weight requires."""
     total = sum(weights.values())
     lines = []

@@ -10,6 +10,7 @@ from attrs import field
 from torch import Tensor
 
 from hgms_core import ConfigError, Key, component
+from hgms_core.components import evolve
 from hgms_core.validators import at_least, not_empty, optional
 from hgms_mix.lm import BaseModel, Lora
 from hgms_mix.stages.apportion import apportion
@@ -175,6 +176,10 @@ class Finetune(Training):
     model: BaseModel | None = None
     adapter: Lora | None = None
     trainer: Transformers | Trl = field(default=Transformers())
+
+    def with_seed(self, seed: int) -> Finetune:
+        """Return these settings with the ``seed`` of the mix, unless they have a separate seed."""
+        return self if self.seed is not None else evolve(self, seed=seed)
 
     def __attrs_post_init__(self) -> None:
         if self.epochs == 0 and self.start != "reweighted":

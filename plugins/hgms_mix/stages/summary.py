@@ -1,27 +1,22 @@
-"""Run a mix and report its results: a table, report.json and a picture."""
+"""The results of a mix: a table, report.json, scores.json and a picture."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import signal
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import click
-import tomlkit
 
 from hgms.cli import print_table
-from hgms.distributed import RankLost, alone
-from hgms.runs import Interrupted, Progress, RunFolder, View, follow_launched
-from hgms.store import LEASE, DiskError, finite, leased, replace_file
-from hgms_core.errors import CheckpointError, MissingExtra
-from hgms_mix.stages import pictures, reweight
+from hgms.runs import RunFolder
+from hgms.store import finite, replace_file
+from hgms_core.errors import MissingExtra
+from hgms_mix.stages import certainty, evaluate, pictures, sample
 from hgms_mix.stages.certainty import rows_of, spelled
-from hgms_mix.stages.config import MixConfig, comparable, resolved
-from hgms_mix.stages.mix import STAGES, Mix
+from hgms_mix.stages.config import MixConfig, comparable
+from hgms_mix.stages.graph import Finished
+from hgms_mix.stages.reweight import Learned
 
 
 def show(report: Mapping[str, Any]) -> None:
@@ -52,140 +47,64 @@ def show(report: Mapping[str, Any]) -> None:
         click.echo(f"  {line}")
 
 
-LEASES = (".mix.lease", LEASE)
-"""The leases that a process acquires in the folder of a mix: for the mix, and for the run
-that learns its mixture.
-"""
-
-
-def carry_out(
-    config: MixConfig,
-    *,
-    upto: str = "evaluate",
-    say: Callable[[str], None] = lambda line: None,
-    view: View | None = None,
-    patience: float | None = None,
-) -> dict[str, Any]:
-    """Run the stages up to ``upto`` and report all finished stages.
-
-    If another process runs the same mix, wait ``patience`` seconds for it (None: until that process
-    is seen to be alive).
-
-    Raises:
-        Interrupted: Ctrl-C; the message explains how to resume.
-        CheckpointError: another process works on the same mix, or a part of its folder is damaged.
-        DiskError: a file cannot be written; finished work is kept.
-        RankLost: a rank is gone; its work since the last checkpoint is lost.
-    """
-    folder = mix_path(config)
-    mix = Mix(config, folder, say, view or Progress(enabled=False))
-    mix.check(upto)
-    follow_launched(config.reweight, mix.device)  # ends every process of a launcher but one
-    with claimed(folder, patience=patience):
-        replace_file(folder / "mix.toml", tomlkit.dumps(resolved(config)).encode())
-        try:
-            mix.run("reweight")
-            with alone():  # libraries of the later stages look for ranks in the environment
-                mix.run(upto)
-        except KeyboardInterrupt as error:
-            reason = getattr(error, "message", "interrupted")
-            at = next(
-                (
-                    stage
-                    for stage in ("reweight", *(stage.name for stage in STAGES))
-                    if stage not in mix.done
-                ),
-                upto,
-            )
-            raise Interrupted(
-                reason,
-                getattr(error, "number", signal.SIGINT),
-                hint=f"run the same command again to resume in stage {at}",
-            ) from None
-        except (DiskError, RankLost) as error:
-            # The hint of the run names an option of `hgms run`.
-            hint = (
-                "run the same command again to resume from the last saved state"
-                if isinstance(error, RankLost)
-                else "free disk space or check the permissions, then run the same command again"
-            )
-            raise type(error)(error.code, error.message, place=error.place, hint=hint) from error
-        return report(mix)
-
-
-def claimed(folder: Path, *, patience: float | None = None) -> AbstractContextManager[object]:
-    """Reserve the folder of a mix for this process. The run in it has a separate lease.
-
-    Errors: the errors of ``leased``.
-    """
-    return leased(folder, LEASES[0], patience=patience)
-
-
-def finished(config: MixConfig) -> dict[str, Any] | None:
-    """Return the report of a finished mix as :func:`carry_out` does, without loading a model.
-
-    None: some work remains, or there is an error, which :func:`carry_out` raises.
-    """
-    folder = mix_path(config)
-    if not (folder / "report.json").is_file():
-        return None
-    mix = Mix(config, folder)
-    with contextlib.suppress(CheckpointError), claimed(folder, patience=0.0):
-        if mix.finished():
-            return report(mix)
-    return None
-
-
-def mix_path(config: MixConfig) -> Path:
-    """Return the folder of a mix, which is the folder of its run.
-
-    Mixes with other settings for sampling, fine-tuning or evaluation share the folder, so all of
-    them use one learned mixture.
-
-    Errors: DataError for data that cannot be read.
-    """
-    config.task.made_of()  # type: ignore[attr-defined]  # the hash alone does not complain
-    return config.reweight.path
-
-
 def name_of(config: MixConfig) -> str:
     """Return the name of the mix in reports."""
     return config.run.task_label or config.task.name
 
 
-def report(mix: Mix) -> dict[str, Any]:
+def write_report(
+    config: MixConfig, learned: Learned, finished: Mapping[str, Finished]
+) -> dict[str, Any]:
     """Write and return the contents of ``report.json``, and draw the mixture.
 
-    The report contains the results of all finished stages.
+    The report contains the results of all ``finished`` stages, by name.
     """
-    config = mix.config
-    done = mix.done
+    folder = learned.path
+    same = comparable(config)
+    facts = {name: stage.facts for name, stage in finished.items()}
+    parts: dict[str, Learned | Finished] = {"reweight": learned, **finished}
+    stages = {
+        name: {
+            "key": part.key,
+            "folder": str(part.path),
+            "processor_seconds": part.facts.get("processor_seconds"),
+        }
+        for name, part in parts.items()
+    }
     content: dict[str, Any] = {
         "name": name_of(config),
-        "method": done["reweight"].facts["method"],
+        "method": learned.facts["method"],
         "seed": config.seed,
         "budget": str(config.budget),
-        "folder": str(mix.folder),
-        "comparable": comparable(config),
-        **reweight.summary(mix),
+        "folder": str(folder),
+        "comparable": same,
+        **{key: learned.facts[key] for key in ("outer_steps", "seconds", "metrics")},
+        "sources": [
+            {"source": source, "weight": weight} for source, weight in learned.weights.items()
+        ],
+        "stages": stages,
     }
-    for stage in STAGES:
-        if stage.name in done:
-            content |= stage.summary(mix, content)
-    if "evaluate" in done:
+    if "certainty" in finished:
+        content["certainty"] = certainty.summary(learned, facts["certainty"])
+    if "sample" in finished:
+        content["sources"] = sample.sources_summary(content["sources"], facts["sample"])
+        content["sample"] = facts["sample"]
+    if "finetune" in finished:
+        content["finetune"] = facts["finetune"]
+    if "evaluate" in finished:
+        losses = finished["evaluate"].path / evaluate.LOSSES
+        content |= evaluate.summary(config, folder, losses, facts["evaluate"], same)
         scores = json.dumps(finite(_scores(content)), indent=2, ensure_ascii=False)
-        replace_file(mix.folder / "scores.json", scores.encode())
+        replace_file(folder / "scores.json", scores.encode())
     content |= {"pictures": [], "notes": []}
     try:
         content["pictures"].append(
-            str(pictures.mixture(RunFolder(mix.folder).records(), mix.folder / "mixture.png"))
+            str(pictures.mixture(RunFolder(folder).records(), folder / "mixture.png"))
         )
     except MissingExtra as missing:
         content["notes"].append(f"no picture: {'; '.join(missing.lines())}")
-    replace_file(
-        mix.folder / "report.json",
-        json.dumps(finite(content), indent=2, ensure_ascii=False).encode(),
-    )
+    text = json.dumps(finite(content), indent=2, ensure_ascii=False)
+    replace_file(folder / "report.json", text.encode())
     return content
 
 

@@ -44,7 +44,7 @@ class Job:
     """The inputs of a trainer.
 
     These are the ``model`` (or peft's adapter on it), ``rows`` of (tokens, completion mask), and
-    the ``folder`` of its checkpoints. The ``callback`` seals the checkpoints and stores the losses.
+    the ``folder`` of its checkpoints. The ``callback`` records checkpoints and losses.
     """
 
     settings: Training

@@ -6,27 +6,30 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
+import math
 import random
 import re
 import shutil
 import signal
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from attrs import frozen
 from torch import Tensor
 
 from hgms.runs import Interrupted, Interrupts
-from hgms.store import DiskError
+from hgms.store import DiskError, Folder
 from hgms.torch_errors import is_failed_write
-from hgms_core import Key
+from hgms_core import Key, NumericalError
 from hgms_core.errors import OutOfMemory
 from hgms_core.torch_errors import first_line, out_of_memory
-from hgms_mix.stages.checkpoints import LossLog, Watch, newest_checkpoint, remove, seal
+from hgms_mix.stages.graph import files_of
 from hgms_mix.stages.trainers import Job
 
 if TYPE_CHECKING:
@@ -34,26 +37,31 @@ if TYPE_CHECKING:
 
     from hgms_mix.stages.settings import Finetune
 
+Watch = Callable[[int, int, float], None]
+"""``watch(optimiser step, total steps, loss of the step)``."""
+CHECKPOINTS = "checkpoints"
+LOSSES = "losses.jsonl"
+"""One line per optimiser step."""
+TUNED = "tuned"
+"""The folder of the adapter or model, in the format of peft or transformers."""
+
 
 def train(
     settings: Finetune,
     model: PreTrainedModel,
     rows: Sequence[tuple[Tensor, Tensor]],
-    folder: Path,
+    work: Folder,
     *,
-    seed: int,
     adapter: Any = None,
     start: Mapping[str, Tensor] | None = None,
-    pad: int = 0,
     tokenizer: Any = None,
     watch: Watch = lambda step, steps, loss: None,
 ) -> dict[str, Any]:
     """Train ``model`` (or the peft ``adapter`` on it) on ``rows`` of (tokens, completion mask).
 
-    If ``folder`` contains a checkpoint, training resumes from it. The result is written to
-    ``adapter/`` (or ``model/``) in ``folder``. ``start`` contains initial parameters by name;
-    ``tokenizer`` is for trainers that require a tokenizer. With ``epochs = 0``, the start is
-    written without training.
+    If ``work`` contains a checkpoint, training resumes from it. The result is written to the folder
+    ``tuned``. ``start`` contains initial parameters by name; the ``tokenizer`` gives the padding
+    token (default: 0). With ``epochs = 0``, the start is written without training.
 
     Raises:
         NumericalError: the loss of a step is not finite; earlier checkpoints are kept.
@@ -62,48 +70,45 @@ def train(
         CheckpointError: a checkpoint or losses.jsonl is damaged; no file is changed.
         Interrupted: Ctrl-C; finished work is saved.
     """
-    key = Key(seed if settings.seed is None else settings.seed).fold("finetune")
-    number = key.derive() % 2**32
-    checkpoints = folder / "checkpoints"
+    number = Key(settings.seed or 0).fold("finetune").derive() % 2**32
     kind = "model" if adapter is None else "adapter"
     with (
         borrowed(number),
-        _failures(settings, folder),
+        _failures(settings, work.path),
         without_peft_warnings(),
         Interrupts() as interrupts,
     ):
+        last = resume_point(work)
         trained = _trainable(model, adapter, start)
         if not settings.epochs:
-            _save(trained, folder / kind)
+            work.write(LOSSES, b"")
+            _save(trained, work.path / TUNED)
             return {"kind": kind, "rows": 0, "optimizer_steps": 0, "parameters": _count(trained)}
         if settings.checkpointing:
             _checkpoint(model)
-        log = LossLog(folder / "losses.jsonl", watch, interrupts)
+        progress = TrainingProgress(work=work, watch=watch, interrupts=interrupts)
         job = Job(
             settings=settings,
             model=trained,
             rows=rows,
-            folder=checkpoints,
+            folder=work.path / CHECKPOINTS,
             seed=number,
-            pad=pad,
+            pad=0 if tokenizer is None else tokenizer.pad_token_id,
             tokenizer=tokenizer,
-            callback=_follow(checkpoints, log),
+            callback=_follow(progress),
         )
         trainer = settings.trainer.build(job)
-        last = newest_checkpoint(checkpoints)
-        log.rewind(last)
         with tied_are_there(trained):
             trainer.train(resume_from_checkpoint=None if last is None else str(last))
     step = trainer.state.global_step
     steps = trainer.state.max_steps
     if step < steps:
-        why = f"interrupted after {step} of {steps} optimiser steps; they are saved in {folder}"
+        why = f"interrupted after {step} of {steps} optimiser steps; they are saved in {work.path}"
         raise Interrupted(why, interrupts.number or signal.SIGINT)
-    losses = [row["loss"] for row in log.rows()]
-    with _failures(settings, folder):
-        _save(trained, folder / kind)
-    remove(checkpoints.glob("checkpoint-*"))
-    shutil.rmtree(checkpoints, ignore_errors=True)
+    with _failures(settings, work.path):
+        _save(trained, work.path / TUNED)
+    lines = (work.path / LOSSES).read_bytes().splitlines()
+    losses = [json.loads(line)["loss"] for line in lines]
     return {
         "kind": kind,
         "rows": len(rows),
@@ -113,6 +118,50 @@ def train(
         "parameters": _count(trained),
         **settings.trainer.facts(trainer),
     }
+
+
+def resume_point(work: Folder) -> Path | None:
+    """Return the checkpoint that the manifest records, or None; cut the losses back to it.
+
+    Errors: CheckpointError if one of its files, or losses.jsonl, is damaged.
+    """
+    manifest = work.manifest()
+    for name in manifest.files:
+        if name != LOSSES:
+            work.checked(name)
+    work.rewind(LOSSES)
+    checkpoint = manifest.facts.get("checkpoint")
+    return None if checkpoint is None else work.path / CHECKPOINTS / checkpoint
+
+
+@frozen(eq=False)
+class TrainingProgress:
+    """What training has done so far, in the manifest and the losses of its work folder."""
+
+    work: Folder
+    watch: Watch
+    interrupts: Interrupts
+
+    def append(self, row: Mapping[str, Any], steps: int) -> None:
+        """Append the loss of an optimiser step."""
+        if not math.isfinite(row["loss"]):
+            raise NumericalError(
+                "not-finite",
+                f"the loss of fine-tuning step {row['step']} is {row['loss']}; earlier checkpoints "
+                "are saved",
+                place=("finetune", "lr"),
+                hint="decrease lr, or set clip = 1.0",
+            )
+        self.work.append({LOSSES: json.dumps(row).encode() + b"\n"})
+        self.watch(row["step"], steps, row["loss"])
+
+    def commit(self, checkpoint: str) -> None:
+        """Record a checkpoint and the losses so far, and remove all earlier checkpoints."""
+        files = files_of(self.work.path, f"{CHECKPOINTS}/{checkpoint}")
+        self.work.commit([LOSSES, *files], facts={"checkpoint": checkpoint})
+        for other in (self.work.path / CHECKPOINTS).iterdir():
+            if other.name != checkpoint:
+                shutil.rmtree(other, ignore_errors=True)
 
 
 def _count(model: Any) -> int:
@@ -159,8 +208,8 @@ def _save(model: Any, target: Path) -> None:
     aside.rename(target)
 
 
-def _follow(folder: Path, log: LossLog) -> TrainerCallback:
-    """Return a callback that seals checkpoints, stores losses, and stops on Ctrl-C.
+def _follow(progress: TrainingProgress) -> TrainerCallback:
+    """Return a callback that records losses and checkpoints, and stops on Ctrl-C.
 
     It stops after the current step.
     """
@@ -168,11 +217,11 @@ def _follow(folder: Path, log: LossLog) -> TrainerCallback:
 
     class Follow(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            if log.interrupts.number is not None:
+            if progress.interrupts.number is not None:
                 control.should_save = control.should_training_stop = True
 
         def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            seal(folder / f"checkpoint-{state.global_step}", log)
+            progress.commit(f"checkpoint-{state.global_step}")
 
         def on_log(
             self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any
@@ -180,7 +229,7 @@ def _follow(folder: Path, log: LossLog) -> TrainerCallback:
             if logs and "loss" in logs:
                 row = {"step": state.global_step, "loss": logs["loss"], "lr": logs["learning_rate"]}
                 size = {"gradient_norm": logs["grad_norm"]} if "grad_norm" in logs else {}
-                log.append(row | size, state.max_steps)
+                progress.append(row | size, state.max_steps)
 
     return Follow()
 

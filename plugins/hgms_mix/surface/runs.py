@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import math
 import shutil
@@ -19,7 +20,16 @@ from hgms.runs import View, counting
 from hgms.store import finite, json_digest, replace_file
 from hgms_core import ConfigError, Key, NumericalError
 from hgms_core.components import evolve
-from hgms_mix.stages import STAGES, Done, Mix, MixConfig
+from hgms_mix.stages import (
+    STAGES,
+    Learned,
+    Log,
+    MixConfig,
+    Runner,
+    TunedModel,
+    ensure_runnable,
+    runner_of,
+)
 from hgms_mix.surface.design import Point
 from hgms_mix.surface.process import sklearn
 from hgms_mix.surface.tables import REPORTED, Runs
@@ -52,6 +62,13 @@ class Outcome:
         return all(math.isfinite(loss) for loss in self.metrics.values())
 
 
+class GivenMixture(Learned):
+    """The mixture of a point, which no method learned: its rows are drawn by the weights."""
+
+    def ranking(self) -> None:
+        return None
+
+
 @define(kw_only=True, eq=False)
 class DesignRuns:
     """Run the points of a design in ``folder``; reuse finished runs with the same settings and
@@ -66,16 +83,18 @@ class DesignRuns:
     folder: Path
     given: MixConfig = field(init=False)
     """The configuration before :func:`evaluated` replaced its test sets."""
-    _mix: Mix = field(init=False)
+    _model: TunedModel = field(init=False)
+    _log: Log = field(init=False, default=lambda line: None)
+    _view: View | None = field(init=False, default=None)
 
     def __attrs_post_init__(self) -> None:
         self.given, self.config = self.config, evaluated(self.config)
-        self._mix = Mix(self.config, self.folder)  # tokenises the test sets once
+        self._model = TunedModel.of(self.config)  # tokenises the test sets once
 
     def check(self) -> None:
         """Raise ConfigError or MissingExtra for failures detectable before the first run."""
         sklearn()
-        self._mix.check("evaluate")
+        ensure_runnable(self.config, "evaluate")
 
     def limits(self) -> list[str]:
         """Return a line for each source with fewer rows than a mixture may require."""
@@ -101,7 +120,7 @@ class DesignRuns:
 
     def rows(self) -> dict[str, int]:
         """Return the number of rows with an answer, by source."""
-        return {name: index.size for name, index in self._mix.task.rows().items()}
+        return {name: index.size for name, index in self._model.task.rows().items()}
 
     def tokens(self) -> dict[str, float]:
         """Return the mean row length of each source, in tokens of the tuned model.
@@ -109,8 +128,8 @@ class DesignRuns:
         The mean is over ``LOOKED`` rows of each source.
         """
         counts = dict.fromkeys(self.sources, LOOKED)
-        tables = self._mix.task.draw(
-            self._mix.tuned_tokenizer, counts, lambda name: Key(0).fold("lengths", name)
+        tables = self._model.task.draw(
+            self._model.tokenizer, counts, lambda name: Key(0).fold("lengths", name)
         )
         return {name: float(table.lengths.double().mean()) for name, table in tables.items()}
 
@@ -126,7 +145,7 @@ class DesignRuns:
 
     def finished(self, point: Point) -> Outcome | None:
         """Return the outcome of a point, or None if it has not been run."""
-        key = self._ready(point)
+        key = self._key(point)
         try:
             record = json.loads((self._folder(key) / "run.json").read_bytes())
             if record["key"] != key or record["version"] != VERSION:
@@ -154,22 +173,20 @@ class DesignRuns:
         Raises:
             Interrupted: Ctrl-C; finished work is saved.
         """
-        key = self._ready(point)
-        mix = self._mix
-        mix.folder = self._folder(key)
-        mix.folder.mkdir(parents=True, exist_ok=True)
-        seconds = counting(any(path.is_dir() for path in mix.folder.iterdir()), time.perf_counter)
+        key = self._key(point)
+        folder = self._folder(key)
+        folder.mkdir(parents=True, exist_ok=True)
+        seconds = counting(any(path.is_dir() for path in folder.iterdir()), time.perf_counter)
+        runner = self._runner(point, folder)
         try:
-            metrics = {
-                name: row["token_loss"]["value"]
-                for name, row in mix.run("evaluate").facts["test"].items()
-            }
+            tests = runner.run(STAGES["evaluate"]).facts["test"]
+            metrics = {name: row["token_loss"]["value"] for name, row in tests.items()}
         except NumericalError:
             metrics = dict.fromkeys(self.config.task.test, math.nan)  # type: ignore[attr-defined]
-        counts = np.array(
-            [mix.done["sample"].facts["counts"][name] for name in self.sources], dtype=float
-        )
-        tokens = sum(int(table.lengths.sum()) for table in mix.drawn_tables().values())
+        sample = runner.finished[STAGES["sample"]]
+        counts = np.array([sample.facts["counts"][name] for name in self.sources], dtype=float)
+        tables = self._model.sampled_tables(sample.path / "rows.jsonl.gz", "sources")
+        tokens = sum(int(table.lengths.sum()) for table in tables.values())
         outcome = Outcome(
             key=key,
             point=point,
@@ -184,46 +201,52 @@ class DesignRuns:
             **attrs.asdict(outcome),
         }
         replace_file(
-            mix.folder / "run.json",
-            json.dumps(finite(record), indent=2, ensure_ascii=False).encode(),
+            folder / "run.json", json.dumps(finite(record), indent=2, ensure_ascii=False).encode()
         )
-        for tuned in ("adapter", "model", "checkpoints"):
-            shutil.rmtree(mix.folder / "finetune" / tuned, ignore_errors=True)
+        for name in ("tuned", "checkpoints"):
+            for tuned in folder.glob(f"finetune-*/{name}"):
+                shutil.rmtree(tuned, ignore_errors=True)
         return outcome
 
     def place(self, point: Point) -> Path:
         """Return the folder of a point."""
-        return self._folder(self._ready(point))
+        return self._folder(self._key(point))
 
     def show(self, view: View, say: Callable[[str], None]) -> None:
         """Show stages and steps in ``view``, and their lines through ``say``."""
-        self._mix.view = view
-        self._mix.say = say
+        self._view = view
+        self._log = say
 
     def _folder(self, key: str) -> Path:
         return self.folder / "runs" / key[:12]
 
-    def _ready(self, point: Point) -> str:
-        """Set the mix to ``point``, and return its key.
-
-        The key is the sha256 of everything that determines the result.
-        """
-        mix = self._mix
-        mix.config = evolve(self.config, seed=point.seed)
-        weights = dict(zip(self.sources, point.weights, strict=True))
-        task = self.config.task
-        inputs = {"weights": weights, "task": self._task, "task_version": task.version, **mix.data}
-        start = json_digest(inputs)
-        known = Done(path=self.folder, key=start, facts={"weights": weights}, digest=start)
-        names = [stage.name for stage in STAGES]
-        learning = names.index("sample")
-        mix.done = dict.fromkeys(("reweight", *names[:learning]), known)
+    def _key(self, point: Point) -> str:
+        """Return the sha256 of everything that determines the result of a point."""
+        runner = self._runner(point, self.folder)
         return json_digest(
             [
-                start,
-                *([stage.name, stage.version, stage.inputs(mix)] for stage in STAGES[learning:]),
+                [stage.name, stage.version, runner.inputs(stage)]
+                for stage in STAGES["evaluate"].with_earlier()
             ]
         )
+
+    def _runner(self, point: Point, folder: Path) -> Runner:
+        """Return the runner of the stages of a point in its ``folder``."""
+        weights = dict(zip(self.sources, point.weights, strict=True))
+        version = self._model.task.version
+        inputs = {"weights": weights, "task": self._task, "task_version": version, **self._data}
+        start = json_digest(inputs)
+        config = evolve(self.config, seed=point.seed)
+        given = GivenMixture(
+            config=config, path=folder, key=start, digest=start, facts={"weights": weights}
+        )
+        return runner_of(config, given, self._log, self._view, model=self._model)
+
+    @functools.cached_property
+    def _data(self) -> dict[str, Any]:
+        """Data fingerprint of the task."""
+        data: dict[str, Any] = self._model.task.made_of()
+        return data
 
     @property
     def _task(self) -> Any:

@@ -13,6 +13,7 @@ from attrs import evolve
 from support.exports import sample_of
 from support.helpers import rejects
 
+from hgms.store import Folder, read_manifest
 from hgms_core import ConfigError
 from hgms_core.errors import CheckpointError
 from hgms_mix.exchange.configuration import of_load_dataset, read_mapping
@@ -35,22 +36,37 @@ def test_a_row_of_alpaca_is_a_prompt_and_an_answer_with_its_end_mark_or_without(
 
 
 def edited(name: str, old: str, new: str) -> Callable[[Path], object]:
-    return lambda to: (to / name).write_text((to / name).read_text().replace(old, new))
+    def edit(to: Path) -> None:
+        (path,) = to.glob(name)
+        path.write_text(path.read_text().replace(old, new))
+
+    return edit
 
 
-MANIFEST = "sample/manifest.json"
-ROWS = "sample/rows.jsonl.gz"
+def unfinished(to: Path) -> None:
+    (path,) = to.glob("sample-*")
+    work = Folder(path, read_manifest(path).key)
+    work.commit([], facts={})
+
+
+def without_rows(to: Path) -> None:
+    (path,) = to.glob(ROWS)
+    path.write_bytes(b"")
+
+
+MANIFEST = "sample-*/manifest.json"
+ROWS = "sample-*/rows.jsonl.gz"
 
 
 @pytest.mark.parametrize(
     ("change", "code", "place", "of"),
     [
         (lambda to: (to / "mix.toml").unlink(), "missing-file", "", ConfigError),
-        (lambda to: shutil.rmtree(to / "sample"), "missing-file", "sample", ConfigError),
-        (edited(MANIFEST, '"done"', '"begun"'), "missing-file", "sample", ConfigError),
-        (edited("mix.toml", "size = 30", "size = 20"), "other-settings", "sample", ConfigError),
+        (lambda to: shutil.rmtree(*to.glob("sample-*")), "missing-file", "", ConfigError),
+        (unfinished, "missing-file", "", ConfigError),
+        (edited("mix.toml", "size = 30", "size = 20"), "other-settings", "", ConfigError),
         (edited(MANIFEST, "{", ""), "damaged-file", MANIFEST, CheckpointError),
-        (lambda to: (to / ROWS).write_bytes(b""), "damaged-file", ROWS, CheckpointError),
+        (without_rows, "damaged-file", ROWS, CheckpointError),
     ],
 )
 def test_a_folder_without_a_finished_sample_is_refused(
@@ -58,8 +74,9 @@ def test_a_folder_without_a_finished_sample_is_refused(
 ) -> None:
     folder = tmp_path / "runs" / "task" / "method" / "seed-1"
     shutil.copytree(next((here / "runs").glob("plain/*/seed-1")), folder)
+    (where,) = folder.glob(place) if place else (folder,)
     change(folder)
-    with rejects(code, str(folder / place), of=of):
+    with rejects(code, str(where), of=of):
         sample_of(folder)
 
 

@@ -30,7 +30,8 @@ pytest.importorskip("peft", reason="peft is not installed: pip install 'hgms[llm
 from hgms_core.pipeline import Pipeline
 from hgms_mix.lm.store import warn
 from hgms_mix.stages.config import load
-from hgms_mix.stages.mix import Mix
+from hgms_mix.stages.mix import ensure_runnable
+from hgms_mix.stages.reweight import reweight
 
 pytestmark = [
     # peft's own calls of names that transformers has renamed
@@ -63,9 +64,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def learn(*sets: str) -> None:
     """The first stage of the mix, in Python."""
-    mix = Mix(load(Path("mix.toml"), list(sets)), Path("out"))
-    mix.check("evaluate")
-    mix.run("reweight")
+    config = load(Path("mix.toml"), list(sets))
+    ensure_runnable(config, "evaluate")
+    reweight(config.reweight, Path("out"))
 
 
 def added(text: str) -> Callable[[], Any]:
@@ -198,7 +199,7 @@ def test_out_of_memory_names_the_knobs_and_goes_on(monkeypatch: pytest.MonkeyPat
     with monkeypatch.context() as patch:
         patch.setattr(Pipeline, "step", second)
         fails(*words, parts=["step 2: ", "9.00 GiB.", "  method.generator: lower chunk"], code=1)
-    assert "reweight: going on with hg-ms" in right(*words).stderr
+    assert "reweight: resumes (hg-ms" in right(*words).stderr
 
 
 def test_near_copies_between_sets_are_told() -> None:

@@ -20,6 +20,7 @@ from support.small_mixes import (
     report_of,
     right,
     sampled,
+    stage_folder,
     stages_of,
     write_rows,
     write_sums,
@@ -31,7 +32,10 @@ pytest.importorskip("peft", reason="peft is not installed: pip install 'hgms[llm
 from hgms_mix.lm.tokens import Tokenising
 from hgms_mix.stages.config import load
 from hgms_mix.stages.finetune import chosen_rows
-from hgms_mix.stages.mix import Mix
+from hgms_mix.stages.mix import STAGES as GRAPH
+from hgms_mix.stages.mix import runner_of
+from hgms_mix.stages.reweight import reweight
+from hgms_mix.stages.tuned_model import TunedModel
 
 pytestmark = [
     # peft's own calls of names that transformers has renamed
@@ -84,8 +88,9 @@ def finished() -> Path:
 def files_of(folder: Path) -> dict[str, bytes]:
     """All that matters of a mix: not the clock, not the environment."""
     kept = [folder / "steps.jsonl", folder / "summary.json"]
+    report = json.loads((folder / "report.json").read_bytes())
     for stage in ("sample", "finetune", "evaluate"):
-        kept += [path for path in sorted((folder / stage).rglob("*")) if path.is_file()]
+        kept += [p for p in sorted(stage_folder(report, stage).rglob("*")) if p.is_file()]
     return {
         path.relative_to(folder).as_posix(): path.read_bytes()
         for path in kept
@@ -117,11 +122,11 @@ def test_what_is_finished_is_found_again_wherever_it_lies_and_settings_come_back
     before = files_of(finished())
     assert stages_of(right("mix", "mix.toml")) == FOUND
     still = right("mix", "mix.toml", sets=["finetune.lr=1e-30"])
-    assert stages_of(still) == [*FOUND[:3], "finetune: 30 rows", "evaluate: sums"]
+    assert stages_of(still) == [*FOUND[:3], "finetune: starts", "evaluate: starts"]
     # an adapter that tuning leaves as it was is the model before
     report = json.loads((finished() / "report.json").read_bytes())["test"]["sums"]
     assert report["token_loss"]["value"] == pytest.approx(report["untuned"], rel=1e-6)
-    # the settings of before are found where they stepped aside to
+    # the results of the earlier settings remain
     assert "finetune: done before" in right("mix", "mix.toml").stderr
     assert files_of(finished()) == before
     shutil.move("runs", "elsewhere")
@@ -135,7 +140,7 @@ def test_an_interrupted_mix_ends_with_the_files_of_an_uninterrupted_one(
     """Ctrl-C in each stage, of fine-tuning between two checkpoints."""
     inside = {
         "reweight": ("hgms.runs.stepper", "check_numbers", 2),
-        "sample": ("hgms_mix.stages.sample", "write_rows", 1),
+        "sample": ("hgms_mix.stages.sample", "compressed", 1),
         "finetune": ("hgms_mix.stages.trainers", "completion_loss", 5),
         "evaluate": ("hgms_mix.stages.evaluate", "row_losses", 1),
     }
@@ -159,18 +164,20 @@ def test_an_interrupted_mix_ends_with_the_files_of_an_uninterrupted_one(
         assert f"run the same command again to resume in stage {stage}" in broken.stderr
     again = right("mix", "mix.toml")
     assert stages_of(again)[:4] == FOUND[:4]
-    assert "evaluate: going on with" in again.stderr
+    assert "evaluate: resumes" in again.stderr
     assert files_of(finished()) == whole
 
 
 def test_new_content_of_a_source_is_a_new_mix_and_an_old_sample_of_it_is_rejected(
     here: Path,
 ) -> None:
-    mix = Mix(load(Path("mix.toml")), finished())
-    mix.run("sample")
+    config = load(Path("mix.toml"))
+    learned = reweight(config.reweight, finished())
+    rows = runner_of(config, learned).run(GRAPH["sample"]).path / "rows.jsonl.gz"
+    facts = json.loads((rows.parent / "counts.json").read_bytes())
     write_sums("dots", range(100, 160), "!")
     with rejects("data-changed", "task", "sources", "dots"):
-        chosen_rows(mix)
+        chosen_rows(TunedModel.of(config), facts, rows, {}, print)
     report = report_of("mix", "sample", "mix.toml")
     answers = {row["messages"][1]["content"] for row in sampled(report) if row["source"] == "dots"}
     assert answers == {"!"}
@@ -200,7 +207,8 @@ def test_benchmarks_are_answered_and_shown(here: Path) -> None:
         *("evaluate.max_new_tokens=4", "evaluate.max_prompt_tokens=30", "evaluate.instruction=''"),
     ]
     done = right("mix", "mix.toml", sets=sets)
-    assert stages_of(done)[:5] == [*FOUND[:4], "evaluate: sums, gsm8k"]
+    assert stages_of(done)[:5] == [*FOUND[:4], "evaluate: starts"]
+    assert "\n  sums, gsm8k\n" in done.stderr
     assert "\n  gsm8k: 0.00 [0.00, " in done.stdout
     report = json.loads((finished() / "report.json").read_bytes())
     assert report["benchmarks"]["gsm8k"]["score"] == 0.0  # four random bytes are no answer

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from hgms_mix.stages.config import comparable, load
-from hgms_mix.stages.evaluate import against_uniform
+from hgms_mix.stages.evaluate import against_uniform, summary
 
 GRID = """
 budget = "20 steps"
@@ -35,16 +35,17 @@ def test_a_mix_is_compared_with_the_method_uniform_whatever_labels_are(tmp_path:
     def finish(label: str, method: str, loss: float, same: str = "same") -> Path:
         """The files of a finished mix that are read: its report, and two test rows' losses."""
         folder = tmp_path / label / "seed-0"
-        (folder / "evaluate").mkdir(parents=True)
+        losses = folder / "evaluate-1" / "losses"
+        losses.mkdir(parents=True)
         table = {"digest": "rows", "total": [loss, loss], "tokens": [1, 1]}
-        (folder / "report.json").write_text(json.dumps({"method": method, "comparable": same}))
-        (folder / "evaluate" / "losses-all.json").write_text(json.dumps(table))
+        stages = {"evaluate": {"folder": f"elsewhere/{label}/evaluate-1"}}
+        report = {"method": method, "comparable": same, "stages": stages}
+        (folder / "report.json").write_text(json.dumps(report))
+        (losses / "all.json").write_text(json.dumps(table))
         return folder
 
-    def gap(method: str = "hg-ms") -> Any:
-        config = SimpleNamespace(method_name=method, seed=0)
-        mix: Any = SimpleNamespace(folder=ours, config=config)
-        return against_uniform(mix, "same", "all")
+    def gap() -> Any:
+        return against_uniform(ours, ours / "evaluate-1" / "losses", "all", "same", 0)
 
     ours = finish("hg-ms-0", "hg-ms", 1.0)
     finish("uniform-not-at-all-1", "fixed", 2.0)
@@ -54,7 +55,11 @@ def test_a_mix_is_compared_with_the_method_uniform_whatever_labels_are(tmp_path:
     assert gap() == {"value": -0.5, "low": -0.5, "high": -0.5}
     finish("uniform-4", "uniform", 1.25)
     finish("uniform-5", "uniform", 9.0, same="other")
-    assert (gap()["value"], gap("uniform")) == (-0.25, None)
+    assert gap()["value"] == -0.25
+    config: Any = SimpleNamespace(method_name="uniform", seed=0)
+    facts = {"test": {"all": {"rows": 2}}, "benchmarks": {}}
+    same = summary(config, ours, ours / "evaluate-1" / "losses", facts, "same")
+    assert same["test"] == {"all": {"rows": 2, "against_uniform": None}}
 
 
 def test_a_budget_for_uniform_alone_leaves_it_comparable(tmp_path: Path) -> None:

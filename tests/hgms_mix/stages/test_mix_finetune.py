@@ -12,6 +12,7 @@ import pytest
 import torch
 from support.finetuning import Rows, gpt, lora, parameters, random_rows
 
+from hgms.store import Folder
 from hgms_mix.lm import TokenTable
 from hgms_mix.lm.models import BaseModel
 from hgms_mix.stages.base_losses import untuned_losses
@@ -67,7 +68,7 @@ def test_one_step_is_torch_adamw_on_the_mean_over_all_tokens(tmp_path: Path) -> 
     """
     rows = random_rows(6)
     settings = Finetune(lr=1e-2, micro_batch=2, accumulation=3, weight_decay=0.0)
-    done = train(settings, gpt(), rows, tmp_path, seed=0)
+    done = train(settings, gpt(), rows, Folder(tmp_path, ""))
     assert (done["optimizer_steps"], done["kind"], done["rows"]) == (1, "model", 6)
     assert done["first_loss"] == pytest.approx(by_hand(gpt().eval(), rows), rel=1e-5)
 
@@ -90,17 +91,18 @@ def test_one_step_is_torch_adamw_on_the_mean_over_all_tokens(tmp_path: Path) -> 
 def test_the_adapter_is_one_that_peft_loads_whether_gradients_are_checkpointed_or_not(
     tmp_path: Path,
 ) -> None:
-    """With dropout by the fine-tuning's own seed, where it has one."""
+    """With dropout by the seed of fine-tuning, if it has one."""
+    assert [Finetune(seed=seed).with_seed(7).seed for seed in (3, None)] == [3, 7]
     rows = random_rows(6)
     result = []
     for on in (False, True):
         folder = tmp_path / str(on)
         folder.mkdir()
-        settings = Finetune(lr=1e-2, accumulation=2, checkpointing=on, seed=3 if on else None)
-        train(settings, gpt(), rows, folder, seed=9 if on else 3, adapter=lora(dropout=0.1))
+        settings = Finetune(lr=1e-2, accumulation=2, checkpointing=on, seed=3)
+        train(settings, gpt(), rows, Folder(folder, ""), adapter=lora(dropout=0.1))
         result.append(parameters(folder))
     assert all(torch.allclose(leaf, result[1][name], atol=1e-6) for name, leaf in result[0].items())
-    adapter = tmp_path / "True" / "adapter"
+    adapter = tmp_path / "True" / "tuned"
     tuned = peft.PeftModel.from_pretrained(gpt(), adapter).eval()
     assert by_hand(tuned, rows) < by_hand(gpt().eval(), rows)
 
@@ -139,23 +141,19 @@ def test_losses_before_tuning_are_computed_once_for_an_experiment(tmp_path: Path
     loads: list[int] = []
     tables = {"t": a_table(random_rows(5))}
 
-    def losses(method: str, seed: int = 0) -> list[float]:
-        def base(ranks: Any = None) -> Any:
+    def losses(seed: int = 0) -> list[float]:
+        def base() -> Any:
             loads.append(seed)
             return gpt(seed)
 
         path = tmp_path / f"model-{seed}"
         gpt(seed).save_pretrained(path)
-        mix: Any = SimpleNamespace(
-            config=SimpleNamespace(finetune=SimpleNamespace(model=None)),
-            task=SimpleNamespace(model=BaseModel(path=str(path), tokenizer="bytes")),
-            folder=tmp_path / method / "seed-0",
-            base=base,
-            tuned_tables=lambda which: tables,
+        model: Any = SimpleNamespace(
+            model=BaseModel(path=str(path), tokenizer="bytes"), load=base, test_tables=tables
         )
-        return untuned_losses(mix)["t"].total.tolist()
+        return untuned_losses(model, tmp_path / "untuned")["t"].total.tolist()
 
     expected = row_losses(gpt(), tables["t"]).total.tolist()
-    assert [losses("hg-ms-1"), losses("uniform-2"), loads] == [expected, expected, [0]]
-    assert losses("hg-ms-1", seed=1) != expected
+    assert [losses(), losses(), loads] == [expected, expected, [0]]
+    assert losses(seed=1) != expected
     assert loads == [0, 1]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.small_mixes import TASK, begin, report_of, right, sampled
+from support.small_mixes import TASK, begin, report_of, right, sampled, stage_folder
 
 from hgms_mix.lm import BaseModel
 from hgms_mix.lm.tokenizers import byte_tokenizer
@@ -79,7 +79,7 @@ def test_what_fine_tuning_starts_from_is_what_reweighting_ended_with(
     same = torch.equal if kind == "adapter" else torch.allclose
     assert (report["finetune"]["kind"], report["finetune"]["rows"]) == (kind, rows)
     state = next(load_file(path) for path in folder.glob("checkpoint-*.safetensors"))
-    (file,) = (folder / "finetune" / kind).glob("*.safetensors")
+    (file,) = (stage_folder(report, "finetune") / "tuned").glob("*.safetensors")
     for name, leaf in load_file(file).items():
         own = name.removeprefix("base_model.model.")
         learned_leaves = [value for key, value in state.items() if key.endswith(own)]
@@ -144,6 +144,6 @@ def test_a_small_model_learns_the_mixture_and_another_is_tuned(
     drawn = [[item["content"] for item in row["messages"]] for row in sampled(report)]
     texts = [f"{prompt}\n{answer}<eos>" for prompt, answer in drawn]
     assert [pairs.decode(ids) for ids in rows] == texts
-    folder = Path(report["folder"]) / "finetune" / "adapter"
+    folder = stage_folder(report, "finetune") / "tuned"
     saved = transformers.AutoTokenizer.from_pretrained(folder)
     assert saved("12 + 3 =")["input_ids"] == pairs("12 + 3 =")["input_ids"]

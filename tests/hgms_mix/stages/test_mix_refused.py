@@ -14,14 +14,17 @@ from support.finetuning import gpt, random_rows
 from support.helpers import rejects
 from support.small_mixes import TASK, begin, report_of, right, write_rows
 
+from hgms.store import Folder
 from hgms_core import ConfigError
 from hgms_core.errors import OutOfMemory
 from hgms_mix.stages import certainty, near_command, plan
 from hgms_mix.stages.config import load
-from hgms_mix.stages.finetune import Finetuning, chosen_rows
-from hgms_mix.stages.mix import Mix
-from hgms_mix.stages.settings import Finetune
+from hgms_mix.stages.finetune import chosen_rows, ensure_supported
+from hgms_mix.stages.mix import STAGES, runner_of
+from hgms_mix.stages.reweight import reweight
+from hgms_mix.stages.settings import Finetune, Resampling
 from hgms_mix.stages.training import train
+from hgms_mix.stages.tuned_model import TunedModel
 
 pytest.importorskip("transformers", reason="transformers is not installed: pip install 'hgms[llm]'")
 pytest.importorskip("peft", reason="peft is not installed: pip install 'hgms[llm]'")
@@ -66,7 +69,7 @@ def test_a_sharded_model_to_fine_tune_is_rejected(here: Path) -> None:
     model = "{config={model_type='gpt2', n_embd=8, n_head=2}, tokenizer='bytes', shard=true}"
     config = load(Path("mix.toml"), [f"finetune.model={model}"])
     with rejects("not-supported", "finetune", "model", "shard", of=ConfigError):
-        Finetuning().check(Mix(config, here))
+        ensure_supported(config)
 
 
 @pytest.mark.parametrize(
@@ -94,9 +97,13 @@ def test_rows_that_are_too_long_in_the_tokens_of_the_tuned_model_are_left_out(he
     sets = ["task.model.tokenizer=pairs", f"finetune.model={larger}", "task.max_length=10"]
     sets += ["sample.size=60", "sample.allow_fewer=true"]
     said: list[str] = []
-    mix = Mix(load(Path("mix.toml"), sets), here / "some", said.append)
-    mix.run("sample")
-    rows = chosen_rows(mix)
+    config = load(Path("mix.toml"), sets)
+    learned = reweight(config.reweight, here / "some")
+    sample = runner_of(config, learned).run(STAGES["sample"])
+    model = TunedModel.of(config)
+    file = sample.path / "rows.jsonl.gz"
+    tables = model.sampled_tables(file, "sources")
+    rows = chosen_rows(model, sample.facts, file, tables, said.append)
     assert 0 < len(rows) < 60
     assert all(len(bytes(tokens[:-1].tolist()).decode()) < 10 for tokens, _ in rows)
     assert any(line.startswith(f"  {60 - len(rows)} of 60 rows") for line in said)
@@ -120,25 +127,31 @@ def test_what_fine_tuning_runs_out_of_is_said_with_the_setting_that_takes_less(
     model = gpt()
     monkeypatch.setattr(model, "forward", Mock(side_effect=error))
     with rejects(code, *place):
-        train(Finetune(accumulation=1, **settings), model, random_rows(4), tmp_path, seed=0)
+        train(Finetune(accumulation=1, **settings), model, random_rows(4), Folder(tmp_path, ""))
 
 
 def test_a_certainty_that_cannot_be_measured_is_left_out_but_for_memory_and_faults(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
-    mix: Any = SimpleNamespace(config=SimpleNamespace(role=None), say=said.append)
+    config = SimpleNamespace(role=None, method_name="mine")
+    learned: Any = SimpleNamespace(config=config, weights={"a": 0.5, "b": 0.5})
     fail = Mock(side_effect=ConfigError("no-rows", "too few", place=("task",)))
     monkeypatch.setattr(certainty, "measured", fail)
-    stage = certainty.Certain()
-    files, facts = stage.run(mix, tmp_path)
-    assert (files, "too few" in facts["left_out"], len(said)) == ([], True, 1)
+
+    def estimate() -> Any:
+        return certainty.estimate(
+            Folder(tmp_path, ""), learned=learned, certainty=Resampling(), log=said.append
+        )
+
+    assert "too few" in estimate()["left_out"]
+    assert "too few" in said[-1]
     fail.side_effect = torch.OutOfMemoryError("CUDA out of memory")
     with rejects("out-of-memory", "certainty", "rows", of=OutOfMemory):
-        stage.run(mix, tmp_path)
+        estimate()
     fail.side_effect = RuntimeError("a fault")
     with pytest.raises(RuntimeError, match="a fault"):
-        stage.run(mix, tmp_path)
+        estimate()
 
 
 def test_tests_of_a_mixture_are_told_apart_in_its_table_and_its_warnings() -> None:

@@ -7,91 +7,129 @@ from __future__ import annotations
 import importlib
 import sys
 from pathlib import Path
+from typing import Any
 
+import attrs
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.helpers import rejects
 
+from hgms.store import Folder
 from hgms_core import ConfigError
 from hgms_core.errors import CheckpointError
 from hgms_mix.stages import plan
 from hgms_mix.stages.evaluate import difference, means
+from hgms_mix.stages.graph import Runner, Stage
 from hgms_mix.stages.losses import RowLosses
-from hgms_mix.stages.sample import write_rows
+from hgms_mix.stages.sample import compressed
 from hgms_mix.stages.settings import Sample
-from hgms_mix.stages.stage_folder import StageFolder
-from hgms_mix.stages.work import read_rows
+from hgms_mix.stages.tuned_model import read_rows
 
 NAN = float("nan")
 
 
-def stage_in(folder: Path, value: float = 1, name: str = "sample") -> StageFolder:
-    return StageFolder(name=name, path=folder / "sample", inputs={"value": value})
+def copy_text(work: Folder, *, text: str) -> Any:
+    """A stage of one file."""
+    started = (work.path / "half").exists()
+    work.write("half", b"")
+    work.write("text", text.encode())
+    return {"length": len(text), "resumed": started}
 
 
-def folder_of(folder: Path, value: int, text: str = "x") -> StageFolder:
-    """A finished stage that wrote one file."""
-    stage = stage_in(folder, value)
-    assert stage.done() is None
-    stage.begin()
-    (stage.path / "rows").write_text(text)
-    stage.finish([stage.path / "rows"], {"value": value})
-    return stage
+def count_words(work: Folder, source: Path, *, least: int) -> Any:
+    words = [word for word in source.read_text().split() if len(word) >= least]
+    (work.path / "words").mkdir(exist_ok=True)
+    for word in words:
+        work.write(f"words/{word}", b"")
+    return {"words": len(words)}
 
 
-def files_of(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+COPY = Stage(name="copy", version="1", function=copy_text, writes=("text",))
+COUNT = Stage(
+    name="count",
+    version="1",
+    function=count_words,
+    reads={"source": COPY.output("text")},
+    writes=("words",),
+)
+OTHER = attrs.evolve(COPY, version="2")
+
+
+def runner(
+    root: Path, lines: list[str] | None = None, text: str = "to be or", least: int = 1
+) -> Any:
+    log = (lambda line: None) if lines is None else lines.append
+    return Runner(root=root, values={"text": text, "least": least, "unused": 3}, log=log)
 
 
 def test_a_finished_stage_is_found_by_its_inputs_only_and_others_never_overwrite_it(
     tmp_path: Path,
 ) -> None:
-    first = folder_of(tmp_path, 1, "one")
-    done = stage_in(tmp_path).done()
-    assert done.facts == {"value": 1}
-    assert stage_in(tmp_path, name="finetune").done() is None
-    # its digest follows its files
-    other = folder_of(tmp_path / "other", 1, "other").done()
-    assert other.digest != done.digest == first.done().digest
-    second = folder_of(tmp_path, 2, "two")
-    places = ("sample", f"sample-{first.key[:8]}")
-    assert [(tmp_path / name / "rows").read_text() for name in places] == ["two", "one"]
-    # and comes back when its inputs do
-    assert (stage_in(tmp_path).done().path / "rows").read_text() == "one"
-    assert (tmp_path / f"sample-{second.key[:8]}" / "rows").read_text() == "two"
+    lines: list[str] = []
+    done = runner(tmp_path, lines).run(COUNT)
+    assert [line.partition(" (")[0] for line in lines] == ["copy: starts", "count: starts"]
+    assert (done.facts["words"], done.facts["inputs"]) == (3, {"least": 1})
+    assert sorted(done.files) == ["words/be", "words/or", "words/to"]
+    assert done.path.name == f"count-{done.key[:8]}"
+    # the same inputs
+    lines.clear()
+    assert runner(tmp_path, lines).run(COUNT) == done
+    assert [line.partition(" (")[0] for line in lines] == [
+        "copy: done before",
+        "count: done before",
+    ]
+    assert runner(tmp_path).find(COUNT) == done
+    # other settings, another version, another earlier result: another folder
+    for changes in ({"least": 3}, {"text": "not to be"}):
+        assert runner(tmp_path, **changes).find(COUNT) is None
+        other = runner(tmp_path, **changes).run(COUNT)
+        assert (other.facts["words"] == done.facts["words"]) == ("text" in changes)
+        assert other.path != done.path
+    assert runner(tmp_path).folder(OTHER).path != runner(tmp_path).folder(COPY).path
+    assert runner(tmp_path).run(COUNT) == done
 
 
-def test_an_unfinished_stage_is_gone_on_with_and_one_without_a_manifest_begins_again(
-    tmp_path: Path,
-) -> None:
-    stage = stage_in(tmp_path)
-    stage.path.mkdir()
-    (stage.path / "manifest.json.part").write_text('{"stage": "sam')  # killed at its first file
-    assert (stage.done(), stage.begin()) == (None, False)
-    assert set(files_of(stage.path)) == {"manifest.json"}
-    (stage.path / "half").write_text("half")
-    again = stage_in(tmp_path)
-    assert (again.done(), again.begin()) == (None, True)
-    assert (again.path / "half").read_text() == "half"
+def test_an_interrupted_stage_resumes_in_its_folder(tmp_path: Path) -> None:
+    def cut(work: Folder, *, text: str) -> Any:
+        copy_text(work, text=text)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        runner(tmp_path).run(attrs.evolve(COPY, function=cut))
+    lines: list[str] = []
+    assert runner(tmp_path).find(COPY) is None
+    done = runner(tmp_path, lines).run(COPY)
+    assert lines == ["copy: resumes"]
+    assert (done.facts["resumed"], done.facts["processor_seconds"]) == (True, None)
+    # a missing file: the stage runs again
+    (done.path / "text").unlink()
+    assert runner(tmp_path).run(COPY).facts["processor_seconds"] is not None
 
 
-def test_damage_is_named_and_a_folder_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
+def test_damage_is_named(tmp_path: Path) -> None:
     """The facts hold the learned weights: a changed digit would draw other rows."""
-    stage = folder_of(tmp_path, 1, "whole")
-    rows, manifest = stage.path / "rows", stage.path / "manifest.json"
+    done = runner(tmp_path).run(COPY)
+    text, manifest = done.path / "text", done.path / "manifest.json"
     sound = manifest.read_text()
-    changed = sound.replace('"facts": {\n    "value": 1', '"facts": {\n    "value": 7')
-    for path, text in ((rows, "whple"), (manifest, "{"), (manifest, changed)):
-        path.write_text(text)
+    for path, new in (
+        (text, "so be or"),
+        (manifest, "{"),
+        (manifest, sound.replace('"length": 8', '"length": 7')),
+    ):
+        path.write_text(new)
         with rejects("damaged-file", str(path), of=CheckpointError):
-            stage_in(tmp_path).done()
-        rows.write_text("whole")
+            runner(tmp_path).run(COPY)
+        text.write_text("to be or")
         manifest.write_text(sound)
-    manifest.unlink()
-    with rejects("file-exists", str(stage.path), of=CheckpointError):
-        stage_in(tmp_path).begin()
+    assert runner(tmp_path).run(COPY) == done
+
+
+def test_a_stage_that_does_not_write_a_declared_file_is_not_done(tmp_path: Path) -> None:
+    with rejects("unreadable-file", of=CheckpointError):
+        runner(tmp_path).run(attrs.evolve(COPY, writes=("text", "more")))
+    assert runner(tmp_path).find(COPY) is None
 
 
 WEIGHTS = {"a": 0.5, "b": 0.25, "c": 0.25}
@@ -143,8 +181,8 @@ def test_rows_on_disk_are_the_same_bytes_each_time(tmp_path: Path) -> None:
     messages = [{"role": "user", "content": "Grüße"}]
     rows = [{"source": "a", "row": 3, "position": 1, "messages": messages}]
     for name in ("one.gz", "two.gz"):
-        write_rows(tmp_path / name, rows)
-    assert len(set(files_of(tmp_path).values())) == 1
+        (tmp_path / name).write_bytes(compressed(rows))
+    assert len({path.read_bytes() for path in tmp_path.iterdir()}) == 1
     assert list(read_rows(tmp_path / "one.gz")) == rows
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from attrs import evolve
 from support.finetuning import (
     PowerCut,
     Rows,
@@ -24,6 +25,7 @@ from support.finetuning import (
 )
 from support.helpers import rejects
 
+from hgms.store import Folder
 from hgms_core import ConfigError
 from hgms_mix.lm import BaseModel
 from hgms_mix.stages.settings import Finetune
@@ -63,7 +65,8 @@ def losses(
     """The loss of every optimiser step; the adapter is in the folder."""
     folder.mkdir(exist_ok=True)
     model = gpt(dropout=dropout, **BYTES)
-    train(settings, model, rows, folder, seed=5, adapter=lora(dropout), tokenizer=tokenizer, **more)
+    own: dict[str, Any] = {"adapter": lora(dropout), "tokenizer": tokenizer, **more}
+    train(evolve(settings, seed=5), model, rows, Folder(folder, ""), **own)
     return [row["loss"] for row in logged(folder)]
 
 

@@ -127,7 +127,7 @@ def test_a_mix_that_is_killed_while_it_learns_goes_on_to_the_same_bytes(here: Pa
     [folder] = folders()
     assert not (folder / "summary.json").exists()
     again = right(*words, "--json")
-    assert "reweight: going on with hg-baseline, 40 outer steps" in again.stderr
+    assert "reweight: resumes (hg-baseline, 40 outer steps)" in again.stderr
     # nobody counted what was killed
     assert json.loads(again.stdout)["stages"]["reweight"]["processor_seconds"] is None
     names = ("steps.jsonl", "checkpoint-40.safetensors", "summary.json")

@@ -19,7 +19,7 @@ pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip instal
 pytest.importorskip("transformers", reason="transformers is not installed: pip install 'hgms[llm]'")
 pytest.importorskip("peft", reason="peft is not installed: pip install 'hgms[llm]'")
 
-from hgms_mix.stages.checkpoints import LossLog
+from hgms_mix.stages.training import TrainingProgress
 from hgms_mix.surface import read_runs
 from hgms_mix.surface.runs import DesignRuns
 from hgms_mix.surface.train import carried, load, points_of
@@ -108,12 +108,12 @@ def test_a_run_broken_off_in_fine_tuning_ends_with_the_same_losses(
     assert (whole.seconds is None, whole.tokens > 0) == (False, True)
     np.testing.assert_allclose(whole.mixture, point.weights, atol=1 / 12)
 
-    def interrupt(self: Any, row: Any, steps: int, keep: Any = LossLog.append) -> None:
+    def interrupt(self: Any, row: Any, steps: int, keep: Any = TrainingProgress.append) -> None:
         keep(self, row, steps)
         self.interrupts.number = 2 if row["step"] == 1 else None
 
     with monkeypatch.context() as patched:
-        patched.setattr(LossLog, "append", interrupt)
+        patched.setattr(TrainingProgress, "append", interrupt)
         with pytest.raises(KeyboardInterrupt):
             broken.run(point)
     again = broken.run(point)
@@ -177,10 +177,10 @@ def test_a_run_that_diverges_is_recorded_and_too_many_are_refused(
     runs = DesignRuns(config=plan.config, folder=Path("design"))
     points = points_of(plan, runs)[-2:]
     with monkeypatch.context() as patched:
-        patched.setattr(LossLog, "append", lambda *_: 1 / 0)
+        patched.setattr(TrainingProgress, "append", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):  # which is no divergence
             runs.run(points[0])
-        patched.setattr(LossLog, "append", diverge)
+        patched.setattr(TrainingProgress, "append", diverge)
         # though no run comes after it
         with rejects("diverged", "finetune", "lr", of=NumericalError):
             carried(runs, points[:1], lambda line: None, diverging=0)

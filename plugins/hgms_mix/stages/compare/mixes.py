@@ -148,7 +148,7 @@ class Contest:
             arguments=arguments,
             needs=Needs.of_run(config.run),
             plugins=self.options["plugins"],
-            finished=lambda: hgms_mix.stages.finished(config),
+            finished=lambda: hgms_mix.stages.finished_report(config),
             result=lambda outcome: outcome["report"],
         )
 
@@ -199,6 +199,6 @@ def make(arguments: Mapping[str, Any], tell: Tell) -> Mapping[str, Any]:
     )
     return {
         "report": finite(
-            hgms_mix.stages.carry_out(config, say=progress.say, view=progress, patience=PATIENCE)
+            hgms_mix.stages.run_mix(config, log=progress.say, view=progress, patience=PATIENCE)
         )
     }
