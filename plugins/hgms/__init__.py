@@ -32,6 +32,7 @@ MODULES = (
     "report",
     "results",
     "selectors",
+    "sklearn",
     "solvers",
     "tasks",
     "testing",

@@ -31,6 +31,7 @@ WHEEL = [["hgms_mix"], ["hgms"], ["hgms_core"]]
 PROGRAMS = [
     ["__main__"],
     ["demo", "testing"],
+    ["sklearn"],
     ["tuning"],
     ["comparison", "report"],
     ["executors", "integrations", "results", "uncertainty"],

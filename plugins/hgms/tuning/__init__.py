@@ -1,5 +1,21 @@
 """``hgms.tune``: hyperparameters learned by gradient, with baselines as candidates."""
 
-from hgms.tuning.result import Judgement as Judgement
-from hgms.tuning.result import TuneResult as TuneResult
-from hgms.tuning.tuner import tune as tune
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hgms.tuning.result import Judgement, TuneResult
+from hgms.tuning.tuner import TuneOptions, tune
+from hgms_core import hookimpl
+
+if TYPE_CHECKING:
+    import click
+
+__all__ = ["Judgement", "TuneOptions", "TuneResult", "tune"]
+
+
+@hookimpl
+def hgms_register_commands(cli: click.Group) -> None:
+    from hgms.tuning.command import tune_command
+
+    cli.add_command(tune_command)

@@ -70,8 +70,10 @@ def conjugate_gradients(
             break
         image = product(direction)
         curvature = (direction * image).sum(1, keepdim=True)
-        flat = direction.norm(dim=1, keepdim=True) == 0
-        if bool(((curvature < 0) & ~flat).any()):
+        # rounding: a flat direction has a curvature of about ± ε ‖p‖ ‖Hp‖
+        rounding = torch.finfo(b.dtype).eps ** 0.5
+        lengths = direction.norm(dim=1, keepdim=True) * image.norm(dim=1, keepdim=True)
+        if bool((curvature < -rounding * lengths).any()):
             raise NotConvex
         step = torch.where(curvature > 0, size / curvature.clamp_min(1e-30), 0.0)
         x = x + step * direction

@@ -81,11 +81,19 @@ class Stages:
     same numbers if the budget is in steps.
     """
 
-    def __init__(self, meter: Meter, keeper: Keeper | None = None) -> None:
+    def __init__(
+        self,
+        meter: Meter,
+        keeper: Keeper | None = None,
+        progress: Callable[[str, float], None] | None = None,
+    ) -> None:
         self.meter = meter
         self.keeper = keeper
+        self.progress = progress
 
     def run(self, name: str, function: Callable[[], Stage]) -> Stage:
+        if self.progress is not None:
+            self.progress(name, min(1.0, self.meter.share))
         stored = None if self.keeper is None else self.keeper.load(name)
         if stored is not None:
             self.meter.restore(stored["spent"])

@@ -113,6 +113,18 @@ class TuneResult:
         (path / "table.txt").write_text(f"{self}\n", encoding="utf-8")
         return path
 
+    def report(self, path: str | Path) -> Path:
+        """Write a web page with the table, the recommendation and the picture.
+
+        Errors: MissingExtra without matplotlib.
+        """
+        from hgms.tuning.picture import page
+
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(page(self), encoding="utf-8")
+        return target
+
     def plot(self) -> Any:
         """Return a matplotlib figure: learned values, and held-out losses with standard errors.
 

@@ -6,9 +6,10 @@ import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict, Unpack
 
 import torch
+from attrs import field, frozen
 from torch import Tensor, nn
 
 from hgms.config import Budget
@@ -21,12 +22,40 @@ from hgms.tuning.problem import TuningProblem, build, check_effects, check_learn
 from hgms.tuning.result import TuneResult, judgements
 from hgms.tuning.stored import StageFolder
 from hgms_core import ConfigError, Key, NumericalError
-from hgms_core.arguments import check_function
-from hgms_core.errors import one_of
+from hgms_core.arguments import check_function, reports_errors
+from hgms_core.components import read_by_annotation
+from hgms_core.validators import optional_positive
 
-ENGINES = ("auto", "implicit", "online")
 STATISTICS_ROWS = 256
 """Rows per batch when the running statistics of batch normalisation are set."""
+
+
+class TuneOptions(TypedDict, total=False):
+    """Further arguments of :func:`tune`."""
+
+    test: Any
+    engine: Literal["auto", "implicit", "online"]
+    batch_size: int | None
+    folds: int | None
+    seed: int
+    clock: Literal["wall", "cpu"]
+    folder: str | Path | None
+    progress: Callable[[str, float], None] | None
+
+
+@reports_errors
+@frozen(kw_only=True, field_transformer=read_by_annotation)
+class Options:
+    """The checked options of one call."""
+
+    test: Any = None
+    engine: Literal["auto", "implicit", "online"] = "auto"
+    batch_size: int | None = field(default=None, validator=optional_positive)
+    folds: int | None = field(default=None, validator=optional_positive)
+    seed: int = 0
+    clock: Literal["wall", "cpu"] = "wall"
+    folder: Any = None
+    progress: Callable[[str, float], None] | None = None
 
 
 def tune(
@@ -37,13 +66,7 @@ def tune(
     *,
     learn: Mapping[str, Hyper],
     budget: str | Budget = "60s",
-    test: Any = None,
-    engine: Literal["auto", "implicit", "online"] = "auto",
-    batch_size: int | None = None,
-    folds: int | None = None,
-    seed: int = 0,
-    clock: Literal["wall", "cpu"] = "wall",
-    folder: str | Path | None = None,
+    **options: Unpack[TuneOptions],
 ) -> TuneResult:
     """Learn hyperparameters by gradient, and train the model with them.
 
@@ -87,6 +110,9 @@ def tune(
         Time of a budget in seconds: wall-clock time, or processor time.
     folder
         Folder for the finished stages. A call with the same arguments resumes there.
+    progress
+        ``progress(stage, share)`` receives the name of each started stage and the spent share of
+        the budget.
 
     Returns
     -------
@@ -124,29 +150,19 @@ def tune(
     ('implicit', torch.Size([5]))
     """
     check_learn(learn)
-    one_of("engine", engine, ENGINES)
-    one_of("clock", clock, ("wall", "cpu"))
+    chosen_options = Options(**options)
     limit = Budget(budget)
     hyper = ("hyper",) if _arity(loss) > 2 else ()
     check_function("loss", loss, "model", "batch", *hyper)
-    problem = build(model, loss, train, validation, learn, folds, seed)
+    problem = build(
+        model, loss, train, validation, learn, chosen_options.folds, chosen_options.seed
+    )
     check_effects(problem)
-    meter = Meter(limit, len(problem.masks.group), clock, waits(problem.w0.device))
-    keeper = None
-    if folder is not None:
-        inputs = (
-            loss,
-            problem.parts.module,
-            problem.w0,
-            problem.rows,
-            problem.train_size,
-            learn,
-            str(limit),
-        )
-        keeper = StageFolder(folder, *inputs, engine, batch_size, folds, seed)
-    stages = Stages(meter, keeper)
+    meter = Meter(limit, len(problem.masks.group), chosen_options.clock, waits(problem.w0.device))
+    keeper = _keeper(problem, loss, learn, limit, chosen_options)
+    stages = Stages(meter, keeper, chosen_options.progress)
     with contextlib.nullcontext() if keeper is None else keeper.folder.lease():
-        chosen_engine, candidates = _candidates(problem, stages, engine, batch_size, Key(seed))
+        chosen_engine, candidates = _candidates(problem, stages, chosen_options)
     usable = [item for item in candidates if item.loss < float("inf")]
     if not usable:
         raise NumericalError(
@@ -170,15 +186,28 @@ def tune(
         spent=meter.spent(),
         budget=str(limit),
         judged_rows=len(chosen.judged),
-        test_loss=_test_loss(problem, w, test),
+        test_loss=_test_loss(problem, w, chosen_options.test),
         warnings=tuple(_warnings(problem, meter, candidates)),
     )
 
 
+def _keeper(
+    problem: TuningProblem, loss: Any, learn: Any, limit: Budget, options: Options
+) -> StageFolder | None:
+    """Return the folder of the stages; its key is the digest of all inputs of the numbers."""
+    if options.folder is None:
+        return None
+    rows = (problem.rows, problem.train_size)
+    numbers = (options.engine, options.batch_size, options.folds, options.seed)
+    inputs = (loss, problem.parts.module, problem.w0, rows, learn, str(limit), numbers)
+    return StageFolder(options.folder, *inputs)
+
+
 def _candidates(
-    problem: TuningProblem, stages: Stages, engine: str, batch_size: int | None, key: Key
+    problem: TuningProblem, stages: Stages, options: Options
 ) -> tuple[Implicit | Online, list[Candidate]]:
     """Return the engine and its candidates."""
+    engine = options.engine
     suits = problem.is_smooth and len(problem.w0) <= LARGEST
     if engine == "implicit" and not suits:
         raise ConfigError(
@@ -200,7 +229,8 @@ def _candidates(
                     place=("engine",),
                     hint='use engine="online"',
                 ) from None
-    online = Online(problem, stages.meter, batch_size, key.fold("online"))
+    key = Key(options.seed).fold("online")
+    online = Online(problem, stages.meter, options.batch_size, key)
     return online, list(online.candidates(stages))
 
 
