@@ -22,6 +22,7 @@ a = torch.randn(40, 4, generator=draw)
 train = {"a": a, "y": a[:, :1] + torch.randn(40, 1, generator=draw)}
 model = nn.Linear(4, 1)
 nn.init.zeros_(model.weight)
+nn.init.zeros_(model.bias)
 learn = {"decay": hgms.hyper.PerInput(init=0.01)}
 
 
