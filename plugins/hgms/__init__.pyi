@@ -9,6 +9,7 @@ from hgms import outer as outer
 from hgms import report as report
 from hgms import results as results
 from hgms import selectors as selectors
+from hgms import sklearn as sklearn
 from hgms import solvers as solvers
 from hgms import tasks as tasks
 from hgms import testing as testing
