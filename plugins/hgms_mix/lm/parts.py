@@ -26,9 +26,10 @@ import numpy as np
 import torch
 from attrs import define, field, frozen
 
+from hgms.store import Folder
 from hgms_core import HgmsError
 from hgms_core.errors import DataError
-from hgms_mix.lm.store import Leaf, load, write, writing
+from hgms_mix.lm.store import ARRAYS, Leaf, load, write
 
 ROWS = 8192
 """Rows in a part."""
@@ -106,13 +107,10 @@ def in_parts(
         parts.append(part.result() if isinstance(part, Future) else part)
         watch(count)
 
-    if folder is not None:
-        with writing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
     others = torch.get_num_threads()
     with _Helpers(work, others) as helpers:
         for number, chunk in itertools.chain(head, chunks):
-            path = None if folder is None else folder / f"{number:06}.safetensors"
+            path = None if folder is None else folder / f"{number:06}"
             kept = None if path is None else _kept(path, work.types)
             if kept is not None:
                 waiting.append((len(chunk), kept))
@@ -133,17 +131,22 @@ def _part(work: Work, chunk: Sequence[Any], path: Path | None) -> Part:
     if path is None:
         return Part(arrays, about, work.types, counts)
     write(
-        path,
+        _folder(path),
         {name: Leaf.of(np.asarray(arrays[name], dtype)) for name, dtype in work.types.items()},
         about,
     )
-    return Part(path, about, work.types, counts)
+    return Part(path / ARRAYS, about, work.types, counts)
 
 
 def _kept(path: Path, types: Mapping[str, str]) -> Part | None:
-    if (stored := load(path, types, "part", {})) is None:
+    if (stored := load(_folder(path), types)) is None:
         return None
-    return Part(path, stored[1], types, {name: len(leaf) for name, leaf in stored[0].items()})
+    leaves, about = stored
+    return Part(path / ARRAYS, about, types, {name: len(leaf) for name, leaf in leaves.items()})
+
+
+def _folder(path: Path) -> Folder:
+    return Folder(path, key=path.name)
 
 
 @define

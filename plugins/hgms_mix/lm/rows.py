@@ -17,14 +17,14 @@ from attrs import frozen
 from torch import Tensor
 
 from hgms.config import expand
-from hgms.store import digest, short_number
+from hgms.store import Folder, digest, short_number
 from hgms_core.errors import Place
 from hgms_mix.lm.examples import SHOWN, Example, begun, check_bad, chosen, content, example_of
 from hgms_mix.lm.files import Unread
 from hgms_mix.lm.formats import FORMATS, BadRow, Format
 from hgms_mix.lm.parts import in_parts, together
 from hgms_mix.lm.sources import Source
-from hgms_mix.lm.store import load, locked, save
+from hgms_mix.lm.store import PARTS, load, locked, save
 from hgms_mix.lm.table import Report
 from hgms_mix.lm.templates import one_answer_each
 
@@ -171,12 +171,14 @@ def index_of(
         about["fields"] = dict(source.fields)
     if split:
         about["split"] = True
-    folder = None if cache_dir is None else expand(str(cache_dir), ("cache_dir",))
-    path = None if folder is None else folder / f"{digest(json.dumps(about))}.index"
-    with contextlib.nullcontext() if path is None else locked(path):
-        stored = None if path is None else load(path, _Scan.types, "index", about)
+    folder = None
+    if cache_dir is not None:
+        key = digest(json.dumps(about))
+        folder = Folder(expand(str(cache_dir), ("cache_dir",)) / key, key)
+    with contextlib.nullcontext() if folder is None else locked(folder):
+        stored = None if folder is None else load(folder, _Scan.types)
         if stored is None or stored[1]["bad"] > source.max_bad_rows:
-            stored = _scanned(name, where, source, path, about, split)
+            stored = _scanned(name, where, source, folder, split)
     tensors, facts = stored
     arrays = {leaf: tensor.numpy() for leaf, tensor in tensors.items()}
     taken = _taken(where, arrays["rows"], source, split)
@@ -209,14 +211,9 @@ def _taken(where: Place, rows: np.ndarray, source: Source, split: bool) -> np.nd
 
 
 def _scanned(
-    name: str,
-    where: Place,
-    source: Source,
-    path: Path | None,
-    about: Mapping[str, Any],
-    split: bool,
+    name: str, where: Place, source: Source, folder: Folder | None, split: bool
 ) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
-    folder = None if path is None else path.with_suffix(".rows")
+    working = None if folder is None else folder.path / PARTS
     with meter(f"reading {name}", "B") as bar:
 
         def watch(done: int, total: int) -> None:
@@ -226,25 +223,19 @@ def _scanned(
         form, records = begun(where, source, watch)
         numbered = ((number, place, row) for number, (place, row) in enumerate(records))
         scan = _Scan(form.name if form else None, source, split)
-        parts = in_parts(numbered, scan, folder=folder)
+        parts = in_parts(numbered, scan, folder=working)
     total, bad = (sum(part.about[what] for part in parts) for what in ("total", "bad"))
     check_bad(
         where, source, form, bad, [line for part in parts for line in part.about["shown"]], total
     )
     leaves = {array: together(parts, array) for array in _Scan.types}
     unread = sorted({column for part in parts for column in part.about["unread"]})
-    facts = {
-        **about,
-        "detected": form.name if form else "",
-        "total": total,
-        "bad": bad,
-        "unread": unread,
-    }
+    facts = {"detected": form.name if form else "", "total": total, "bad": bad, "unread": unread}
     # Building the index of a small file is faster than loading it.
-    if path is None or folder is None or not folder.is_dir():
+    if folder is None or working is None or not working.is_dir():
         return {name: leaf.tensor() for name, leaf in leaves.items()}, facts
-    stored = save(path, leaves, _Scan.types, "index", facts)
-    shutil.rmtree(folder, ignore_errors=True)
+    stored = save(folder, leaves, _Scan.types, facts)
+    shutil.rmtree(working, ignore_errors=True)
     return stored, facts
 
 

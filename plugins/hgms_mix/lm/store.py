@@ -1,9 +1,6 @@
-"""Arrays on disk in safetensors files.
+"""Arrays on disk: folders of the store with one safetensors file.
 
 Arrays are written in pieces, so they may be larger than memory. They are memory-mapped for reading.
-
-The file header contains the sha256 of the arrays. A file is written under a temporary name, flushed
-and renamed. A file with the final name is therefore complete.
 """
 
 from __future__ import annotations
@@ -12,7 +9,7 @@ import contextlib
 import functools
 import json
 import logging
-import os
+import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, final
@@ -22,13 +19,14 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from hgms.store import Digest
-from hgms_core.errors import DataError
+from hgms.store import DiskError, Folder, leased
+from hgms_core.errors import CheckpointError, DataError
 from hgms_core.torch_errors import first_line
 
 NAMES = {"int64": "I64", "int32": "I32", "bool": "BOOL"}
-READ = 2**24
-"""Bytes of a file that are read at a time."""
+ARRAYS = "arrays.safetensors"
+PARTS = "parts"
+"""The folder of finished parts in an entry that is in progress."""
 
 
 @final
@@ -62,147 +60,107 @@ def warn(message: str) -> None:
 @contextlib.contextmanager
 def writing(folder: Path) -> Iterator[None]:
     """Convert an error of writing into a DataError that names the folder."""
-    from safetensors import SafetensorError
-
     try:
         yield
-    except (OSError, SafetensorError) as error:
+    except (OSError, DiskError) as error:
+        reason = error.message if isinstance(error, DiskError) else error.strerror or str(error)
         raise DataError(
             "cannot-write",
-            f"the token cache cannot be written: {getattr(error, 'strerror', None) or error}",
+            f"the token cache cannot be written: {reason}",
             place=(str(folder),),
             hint="free disk space, or set HGMS_CACHE to another folder",
         ) from error
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Give this process exclusive access for writing the file ``path``.
+def locked(folder: Folder) -> Iterator[None]:
+    """Give this process exclusive access for writing; wait for another process.
 
-    Create its folder if the folder does not exist.
+    The lease is next to the folder, which is created only by the first file.
     """
-    from filelock import SoftFileLease
-
-    with writing(path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # Use a lease: the cache may be on a disk shared by several machines, where locks of the
-        # operating system may not work.
-        lock = SoftFileLease(path.with_suffix(".lease"), lease_duration=60.0).acquire()
-    with lock:
+    root = folder.path.parent
+    with contextlib.ExitStack() as held:
+        with writing(root):
+            held.enter_context(leased(root, f".{folder.path.name}.lease", patience=math.inf))
         yield
 
 
 def save(
-    path: Path,
-    leaves: Mapping[str, Leaf],
-    types: Mapping[str, str],
-    what: str,
-    about: Mapping[str, Any],
+    folder: Folder, leaves: Mapping[str, Leaf], types: Mapping[str, str], facts: Mapping[str, Any]
 ) -> dict[str, Tensor]:
     """Write the arrays, then map the file into memory.
 
     Errors: DataError if the folder cannot be written, or if the arrays read back differ.
     """
-    write(path, leaves, about)
-    if (stored := load(path, types, what, about)) is None:
+    write(folder, leaves, facts)
+    if (stored := load(folder, types)) is None:
         raise DataError(
             "cannot-write",
             "the token cache differs from the data that was written",
-            place=(str(path.parent),),
+            place=(str(folder.path),),
             hint="check the disk",
         )
     return stored[0]
 
 
-def write(path: Path, leaves: Mapping[str, Leaf], about: Mapping[str, Any]) -> None:
-    """Write the arrays, with ``about`` (JSON) in the header.
-
-    The arrays with the widest numbers come first, so that each array is aligned.
+def write(folder: Folder, leaves: Mapping[str, Leaf], facts: Mapping[str, Any]) -> None:
+    """Write the arrays and facts about them (JSON).
 
     Errors: DataError if the folder cannot be written.
     """
-    with writing(path.parent):
-        _write(path, leaves, about)
+    with writing(folder.path.parent):
+        folder.path.mkdir(parents=True, exist_ok=True)
+        folder.write(ARRAYS, _serialized(leaves))
+        folder.commit([ARRAYS], facts=facts, done=True)
 
 
-def _write(path: Path, leaves: Mapping[str, Leaf], about: Mapping[str, Any]) -> None:
+def _serialized(leaves: Mapping[str, Leaf]) -> Iterator[bytes | memoryview]:
+    """Yield the arrays in the format safetensors.
+
+    The arrays with the widest numbers come first, so that each array is aligned.
+    """
     ordered = sorted(leaves.items(), key=lambda item: -np.dtype(item[1].dtype).itemsize)
-    aside = path.with_name(f"{path.name}.{os.getpid()}.part")
-    sha = Digest()
     at = 0
-    head: dict[str, Any] = {"__metadata__": {"about": json.dumps(about), "sha256": "0" * 64}}
+    head: dict[str, Any] = {}
     for name, leaf in ordered:
         end = at + leaf.count * np.dtype(leaf.dtype).itemsize
         head[name] = {"dtype": NAMES[leaf.dtype], "shape": [leaf.count], "data_offsets": [at, end]}
         at = end
-    try:
-        with aside.open("wb") as stream:
-            stream.write(_header(head))
-            for name, leaf in ordered:
-                written = 0
-                for piece in leaf.pieces():
-                    data = np.ascontiguousarray(piece, leaf.dtype)
-                    sha.add(data.data)
-                    stream.write(data.data)
-                    written += len(data)
-                if written != leaf.count:
-                    raise ValueError(f"{name}: {written} numbers instead of {leaf.count}")
-            head["__metadata__"]["sha256"] = sha.text
-            stream.seek(0)
-            stream.write(_header(head))
-            stream.flush()
-            os.fsync(stream.fileno())
-        aside.replace(path)
-    finally:
-        with contextlib.suppress(OSError):
-            aside.unlink(missing_ok=True)
-
-
-def _header(head: Mapping[str, Any]) -> bytes:
     text = json.dumps(head).encode()
     text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
+    yield len(text).to_bytes(8, "little") + text
+    for name, leaf in ordered:
+        written = 0
+        for piece in leaf.pieces():
+            data = np.ascontiguousarray(piece, leaf.dtype)
+            written += len(data)
+            yield data.data
+        if written != leaf.count:
+            raise ValueError(f"{name}: {written} numbers instead of {leaf.count}")
 
 
 def load(
-    path: Path, types: Mapping[str, str], what: str, about: Mapping[str, Any]
-) -> tuple[dict[str, Tensor], Any] | None:
-    """Map the arrays of a file into memory, and return them with the contents of the header.
+    folder: Folder, types: Mapping[str, str]
+) -> tuple[dict[str, Tensor], Mapping[str, Any]] | None:
+    """Map the arrays of a folder into memory, and return them with the facts about them.
 
-    Return None if the file does not exist. Warn and return None if the file is damaged or its data
-    differs from ``about``. Cost: one pass over the file.
+    Return None if the folder contains no arrays. Warn and return None if they are damaged. Cost:
+    one pass over the file.
     """
-    if not path.exists():
-        return None
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(path, framework="pt") as stored:
-            head = stored.metadata() or {}
+        manifest = folder.manifest()
+        if manifest.is_new:
+            return None
+        with safe_open(folder.checked(ARRAYS), framework="pt") as stored:
             leaves = {leaf: stored.get_tensor(leaf) for leaf in types}
-        written = json.loads(head.get("about", "{}"))
-        if any(written.get(key) != value for key, value in about.items()):
-            problem = f"it is of another {what}"
-        elif any(str(leaves[leaf].dtype) != f"torch.{dtype}" for leaf, dtype in types.items()):
-            problem = "a tensor of the wrong type"
-        elif head.get("sha256") != _checksum(path):
-            problem = "its contents do not match the recorded sha256"
-        else:
-            return leaves, written
-    except (SafetensorError, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        if all(str(leaves[leaf].dtype) == f"torch.{dtype}" for leaf, dtype in types.items()):
+            return leaves, manifest.facts
+        problem = "a tensor has another type"
+    except CheckpointError as error:
+        problem = error.message
+    except (SafetensorError, OSError, ValueError) as error:
         problem = first_line(error)
-    warn(f"the token cache entry {path} is damaged ({problem}): it is made anew")
+    warn(f"the cache entry {folder.path} is recomputed: {problem}")
     return None
-
-
-def _checksum(path: Path) -> str:
-    """Compute the checksum of the arrays.
-
-    The file is read, not mapped, so that none of its pages stay in memory.
-    """
-    sha = Digest()
-    with path.open("rb") as stream:
-        stream.seek(8 + int.from_bytes(stream.read(8), "little"))
-        while data := stream.read(READ):
-            sha.add(data)
-    return sha.text

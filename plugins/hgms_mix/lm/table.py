@@ -16,11 +16,11 @@ import torch
 from attrs import field, frozen
 from torch import Tensor
 
-from hgms.store import Digest
+from hgms.store import Digest, Folder
 from hgms_core import ConfigError, Key
 from hgms_core.errors import DataError
 from hgms_mix.lm.models import positions_of
-from hgms_mix.lm.store import Leaf, load, locked, save
+from hgms_mix.lm.store import PARTS, Leaf, load, locked, save
 
 
 def _names(value: Iterable[str]) -> tuple[str, ...]:
@@ -266,19 +266,17 @@ def cached(
 
     Errors: DataError if the folder cannot be written.
     """
-    path = folder / f"{digest}.safetensors"
-    parts = folder / f"{digest}.parts"
-    if (table := _load(path, digest)) and keep(table.report):
+    entry = Folder(folder / digest, digest)
+    parts = entry.path / PARTS
+    if (table := _load(entry)) and keep(table.report):
         return table
-    with locked(path):
+    with locked(entry):
         # Another process may have created it during the wait.
-        if (table := _load(path, digest)) and keep(table.report):
+        if (table := _load(entry)) and keep(table.report):
             return table
         pieces = make(parts)
-        report = attrs.asdict(pieces.report)
-        # A tuple is a list in JSON.
-        about = {"digest": digest, "report": report | {"unread": list(report["unread"])}}
-        table = table_of(save(path, pieces.leaves, TYPES, "table", about), digest, pieces.report)
+        facts = attrs.asdict(pieces.report)
+        table = table_of(save(entry, pieces.leaves, TYPES, facts), digest, pieces.report)
         shutil.rmtree(parts, ignore_errors=True)
     return table
 
@@ -326,12 +324,12 @@ def reordered(table: TokenTable, order: Tensor, rows: int = 4096) -> TableInPiec
     return TableInPieces(leaves, table.report)
 
 
-def _load(path: Path, digest: str) -> TokenTable | None:
+def _load(entry: Folder) -> TokenTable | None:
     """Map the stored table into memory.
 
     Return None if it does not exist, or (with a warning) if it is damaged.
     """
-    if (stored := load(path, TYPES, "table", {"digest": digest})) is None:
+    if (stored := load(entry, TYPES)) is None:
         return None
-    leaves, about = stored
-    return table_of(leaves, digest, Report(**about["report"]))
+    leaves, facts = stored
+    return table_of(leaves, entry.key, Report(**facts))

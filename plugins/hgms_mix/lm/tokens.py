@@ -315,7 +315,9 @@ def _tokenised(
         table = pieces.table(digest)
     else:
         table = table_of(
-            save(folder / "ascending", pieces.leaves, TYPES, "table", {}), digest, report
+            save(store.Folder(folder / "ascending", digest), pieces.leaves, TYPES, {}),
+            digest,
+            report,
         )
     present = table.rows.numpy()
     place = np.minimum(np.searchsorted(present, wanted), len(present) - 1)

@@ -36,8 +36,8 @@ def test_a_table_is_made_once_and_then_mapped_from_its_file(tmp_path: Path, read
     plain, first, second = (table_of(source, cache_dir=folder) for folder in (None, cache, cache))
     assert same(plain, first)
     assert same(first, second)
-    (file,) = cache.glob("*.safetensors")
-    assert file.stem == first.digest == second.digest == plain.digest
+    (file,) = cache.glob("*/*.safetensors")
+    assert file.parent.name == first.digest == second.digest == plain.digest
     if sys.platform == "linux":
         assert str(file) in Path("/proc/self/maps").read_text()
     assert reading.call_count == 2  # without the cache, and the first time with it
@@ -87,12 +87,12 @@ def test_a_damaged_entry_is_named_and_made_anew(
     source = source_of(tmp_path / "a.jsonl", ROWS)
     cache = tmp_path / "cache"
     tables = [table_of(item, cache_dir=cache) for item in (source, evolve(source, rows=1))]
-    file, other = (cache / f"{table.digest}.safetensors" for table in tables)
+    file, other = (cache / table.digest / "arrays.safetensors" for table in tables)
     file.write_bytes(damage(file.read_bytes(), other.read_bytes()))
     assert [same(table_of(source), table_of(source, cache_dir=cache)) for _ in "12"] == 2 * [True]
     assert reading.call_count == 2 + 2 + 1  # without the cache, and once with it
     (warned,) = caplog.messages
-    assert str(file) in warned
+    assert str(file.parent) in warned
 
 
 def test_an_entry_does_not_hide_bad_rows_from_a_stricter_source(tmp_path: Path) -> None:
@@ -117,5 +117,5 @@ def test_a_full_disk_is_named_and_leaves_nothing(tmp_path: Path) -> None:
             table_of(source, cache_dir=cache)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert not list(cache.glob("*.part"))
+    assert not list(cache.rglob("*.part"))
     assert table_of(source, cache_dir=cache).size == 400
