@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from hgms.compiled import calibrated, matrix_route
-from hgms.generators.branches import Branches
+from hgms.generators.branches import Branches, Diversity
 from hgms.hypergradients import ThroughStep
 from hgms.optim import SGD
 from hgms.outer import Adam
@@ -316,7 +316,7 @@ def measure(options: argparse.Namespace, problem: Problem, device: torch.device)
             count=count,
             steps=1,
             optimizer=SGD(lr=1e-4),
-            noise=1e-5,
+            diversity=Diversity(noise=1e-5),
             batch_size=batch,
             mode="stacked",
             chunk=options.chunk,

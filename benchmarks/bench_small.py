@@ -40,7 +40,7 @@ from turns import (
 
 from hgms.adapters import from_losses
 from hgms.compiled import Programs
-from hgms.generators.branches import Branches
+from hgms.generators.branches import Branches, Diversity
 from hgms.hypergradients import Implicit
 from hgms.optim import SGD
 from hgms.outer import Sgd
@@ -129,7 +129,10 @@ def problem(work: Work) -> Problem:
 def pipeline(work: Work) -> Pipeline:
     return Pipeline(
         generator=Branches(
-            count=work.candidates, steps=work.lower_steps, optimizer=SGD(lr=RATE), lr_spread=SPREAD
+            count=work.candidates,
+            steps=work.lower_steps,
+            optimizer=SGD(lr=RATE),
+            diversity=Diversity(lr_spread=SPREAD),
         ),
         selector=BestOfN(),
         # A tolerance that is not reached: every solve makes all its steps.

@@ -20,7 +20,7 @@ import attrs
 import torch
 
 from hgms.adapters import hypergradient
-from hgms.generators.branches import Branches
+from hgms.generators.branches import Branches, Diversity
 from hgms.generators.ula import Ula
 from hgms.optim import SGD
 from hgms.runs import RunConfig, run
@@ -163,7 +163,7 @@ def kink_value() -> Figures:
     apart = 3
     width = 0.02
     grid = even(KINK - 31 / 300, KINK + 31 / 300, 32)
-    branches = attrs.evolve(DESCENT, count=128, noise=STARTS)
+    branches = attrs.evolve(DESCENT, count=128, diversity=Diversity(noise=STARTS))
     best = [chosen(problem, theta, proposed(branches, problem, theta)) for theta in grid]
     near = grid[apart:-apart]
     return {
@@ -189,9 +189,7 @@ def kink_value() -> Figures:
 OUTER_STEPS = 20
 BRANCH: Mapping[str, Any] = {
     "steps": 60,
-    "optimizer": "sgd",
-    "lr": 8e-3,
-    "schedule": "constant",
+    "optimizer": {"name": "sgd", "lr": 8e-3},
     "batch_size": "none",
 }
 IMPLICIT: Mapping[str, Any] = {
@@ -217,7 +215,7 @@ def _methods(task: str, lr: float) -> dict[str, Any]:
         "hg-ms-ula": {"name": "hg-ms-ula", "generator": chains, **implicit},
         "hg-ms": {
             "name": "hg-ms",
-            "generator": {**BRANCH, "count": 32, "noise": STARTS},
+            "generator": {**BRANCH, "count": 32, "diversity": {"noise": STARTS}},
             **implicit,
         },
         "hg-implicit": {"name": "hg-implicit", "generator": dict(BRANCH), **implicit},
@@ -331,7 +329,7 @@ def degenerate_selection() -> Figures:
     numbers["height"] = [float(exact.solution(at(theta))["x"][1]) for theta in fine]
     numbers["slope"] = [float(exact.hypergradient(at(theta))["theta"]) for theta in fine]
     for count in (16, 256):
-        generator = attrs.evolve(DESCENT, count=count, noise=STARTS)
+        generator = attrs.evolve(DESCENT, count=count, diversity=Diversity(noise=STARTS))
         heights = []
         slopes = []
         for step, theta in enumerate(coarse):

@@ -38,7 +38,12 @@ def test_a_language_model_has_the_paper_s_settings() -> None:
     assert (grid.seeds, grid.budget.seconds) == ((2424,), 3600 * 9)
     one, other, third = (found[label] for label in ("hg-ms", "hg-baseline", "scalebio"))
     assert [
-        (each.generator.optimizer.lr, each.generator.noise, each.outer.lr, each.generator.count)
+        (
+            each.generator.optimizer.lr,
+            each.generator.diversity.noise,
+            each.outer.lr,
+            each.generator.count,
+        )
         for each in (one, other)
     ] == [(1e-5, 1e-3, 0.05, 4), (1e-5, 0, 0.05, 1)]
     assert (third.generator.lr, third.generator.alpha, third.outer.lr) == (1e-4, 10, 1.0)

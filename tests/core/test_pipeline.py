@@ -13,7 +13,7 @@ from attrs import evolve
 from support.helpers import F64, assert_same, counted, network_problem
 
 from hgms.adapters import hypergradient
-from hgms.generators.branches import Branches
+from hgms.generators.branches import Branches, Diversity
 from hgms.generators.ula import Ula
 from hgms.hypergradients import Fixed, Implicit, OneStep, Unrolled
 from hgms.optim import SGD, AdamW
@@ -27,7 +27,9 @@ pytestmark = pytest.mark.plugins
 
 PROBLEM = network_problem()
 GENERATORS = {
-    "branches": Branches(count=3, steps=4, optimizer=SGD(lr=0.2), batch_size=6, noise=0.05),
+    "branches": Branches(
+        count=3, steps=4, optimizer=SGD(lr=0.2), batch_size=6, diversity=Diversity(noise=0.05)
+    ),
     "adamw": Branches(
         count=2, steps=3, optimizer=AdamW(lr=0.05), batch_size=6, carry_rule="per-branch"
     ),
@@ -82,7 +84,9 @@ def test_one_step_is_algorithm_one() -> None:
         project=lambda t: {"t": t["t"].clamp(max=2.0)},
     )
     method = pipeline(
-        generator=Branches(count=3, steps=200, optimizer=SGD(lr=0.3), noise=0.1),
+        generator=Branches(
+            count=3, steps=200, optimizer=SGD(lr=0.3), diversity=Diversity(noise=0.1)
+        ),
         selector=BestOfN(),
         hypergradient=Implicit(solver=CG(rtol=1e-12)),
         outer=ProjectedGradient(lr=0.1),

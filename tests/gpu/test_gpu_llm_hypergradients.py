@@ -25,7 +25,7 @@ from hgms_core import Pipeline, Problem
 pytest.importorskip("transformers", reason="the extra llm is not installed")
 pytest.importorskip("peft", reason="the extra llm is not installed")
 
-from hgms.generators.branches import Branches
+from hgms.generators.branches import Branches, Diversity
 from hgms.generators.penalty import DynamicBarrier, GradientNorm, Minimax, ValueGap
 from hgms.generators.single_loop import Soba
 from hgms.hypergradients import Carried, Implicit, OneStep, ThroughStep, Unrolled
@@ -67,7 +67,13 @@ def pipeline(hypergradient: Any, steps: int = 1) -> Pipeline:
     """N = 2 branches; the steps are short, so that all that a cell can break on is its own
     mathematics.
     """
-    generator = Branches(count=2, steps=steps, optimizer=SGD(lr=1e-3), noise=1e-3, batch_size=ROWS)
+    generator = Branches(
+        count=2,
+        steps=steps,
+        optimizer=SGD(lr=1e-3),
+        diversity=Diversity(noise=1e-3),
+        batch_size=ROWS,
+    )
     return Pipeline(
         generator=generator,
         selector=BestOfN(batch_size=ROWS),
@@ -258,8 +264,8 @@ def hypergradient(method: Pipeline, problem: Problem) -> torch.Tensor:
     problem = evolve(problem, x0=x0)
     # Noise is drawn on the device, and CPU and GPU draw differently.
     generator: Any = method.generator
-    if getattr(generator, "noise", 0):
-        generator = evolve(generator, noise=0.0)
+    if isinstance(generator, Branches):
+        generator = evolve(generator, diversity=Diversity())
     method = evolve(method, outer=Sgd(lr=1.0), generator=generator)
     state, _ = method.step(problem, method.init(problem, 0))
     return (problem.theta0["logits"] - state["theta"]["logits"]).double().cpu()

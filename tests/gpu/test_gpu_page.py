@@ -9,7 +9,7 @@ import torch
 from support.helpers import run_files
 
 from hgms.config import Budget
-from hgms.generators.branches import Branches
+from hgms.generators.branches import Branches, Diversity
 from hgms.hypergradients import Implicit
 from hgms.outer import Adam
 from hgms.runs import run
@@ -29,7 +29,7 @@ def _cleaning(device: torch.device, hidden: int = 8, dtype: torch.dtype = F64) -
 
 
 def _method() -> Pipeline:
-    generator = Branches(count=3, steps=4, noise=0.05, batch_size=20)
+    generator = Branches(count=3, steps=4, diversity=Diversity(noise=0.05), batch_size=20)
     return Pipeline(
         generator=generator, selector=BestOfN(), hypergradient=Implicit(solver=CG()), outer=Adam()
     )

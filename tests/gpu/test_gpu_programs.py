@@ -14,7 +14,7 @@ from support.helpers import assert_same, moved, network_problem
 from hgms.compiled import Programs
 from hgms.compiled import cuda_graphs as graphs
 from hgms.compiled.cuda_graphs import Recording
-from hgms.generators.branches import Branches
+from hgms.generators.branches import Branches, Diversity
 from hgms.hypergradients import Implicit
 from hgms.optim import SGD, AdamW, Clip, Cosine
 from hgms.outer import Adam
@@ -67,11 +67,18 @@ def method(branches: dict[str, Any], hypergradient: dict[str, Any]) -> Pipeline:
             {"warm_start": True, "batch_size": 16, "upper_batch_size": 3},
         ),
         (
-            {"optimizer": AdamW(lr=0.05, schedule=Cosine()), "lr_spread": (0.5, 2.0)},
+            {
+                "optimizer": AdamW(lr=0.05, schedule=Cosine()),
+                "diversity": Diversity(lr_spread=(0.5, 2.0)),
+            },
             {"strategy": "jvp"},
         ),
         (
-            {"batch_size": None, "optimizer": Clip(optimizer=SGD(lr=0.05), clip=0.2), "noise": 0.1},
+            {
+                "batch_size": None,
+                "optimizer": Clip(optimizer=SGD(lr=0.05), clip=0.2),
+                "diversity": Diversity(noise=0.1),
+            },
             {"solver": MINRES(ridge=0.5), "strategy": "difference"},
         ),
     ],

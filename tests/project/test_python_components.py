@@ -31,7 +31,7 @@ Adam(betas=0.9) -> wrong-type betas
 Adam(betas=(0.9, 0.99, 0.999)) -> wrong-length betas
 Adam(betas=(0.9, '0.99')) -> wrong-type betas.1
 Adam(betas=(0.9, 1.0)) -> out-of-range betas
-Branches(lr_spread=(2, 1)) -> wrong-value lr_spread
+Diversity(lr_spread=(2, 1)) -> wrong-value lr_spread
 HyperCleaning(validation_split=(0.5, 0.5)) -> wrong-length validation_split
 Implicit(solver=CG(), strategy='vpj') -> unknown-choice strategy
 Implicit(solver=CG(), strategy=None) -> wrong-type strategy
@@ -186,8 +186,8 @@ SEVERAL: list[tuple[str, list[tuple[str, tuple[str, ...]]]]] = [
 TAKEN = [
     ("Branches(count=np.int64(3))", "Branches(count=3)"),
     ("SGD(lr=np.float32(0.5))", "SGD(lr=0.5)"),
-    ("Branches(lr_spread=[0.5, 2])", "Branches(lr_spread=(0.5, 2.0))"),
-    ("Branches(lr_spread=np.array([0.5, 2]))", "Branches(lr_spread=(0.5, 2.0))"),
+    ("Diversity(lr_spread=[0.5, 2])", "Diversity(lr_spread=(0.5, 2.0))"),
+    ("Diversity(lr_spread=np.array([0.5, 2]))", "Diversity(lr_spread=(0.5, 2.0))"),
     ("Adam(lr=1, betas=torch.tensor([0.5, 0.75]))", "Adam(lr=1.0, betas=(0.5, 0.75))"),
     ("CG(max_steps=torch.tensor(7), ridge=torch.tensor(0.5))", "CG(max_steps=7, ridge=0.5)"),
     (

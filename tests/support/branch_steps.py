@@ -28,7 +28,11 @@ def propose(
 
 def drawn(branches: Branches, member: int, key: Key = KEY) -> list[Tree]:
     """The batches of a branch of ``PROBLEM``."""
-    key = key.fold("batches") if branches.batches == "shared" else key.fold("batches", member)
+    key = (
+        key.fold("batches")
+        if branches.diversity.batches == "shared"
+        else key.fold("batches", member)
+    )
     index = PROBLEM.lower_data.draw(key, branches.batch_size, branches.steps)
     return [
         PROBLEM.lower_data.batch(None if index is None else index[step])

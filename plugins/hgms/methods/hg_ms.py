@@ -45,7 +45,7 @@ ONE_STEP: dict[str, Any] = {
         "count": 4,
         "steps": 1,
         "optimizer": {"name": "sgd", "lr": 1e-4},
-        "noise": 1e-5,
+        "diversity": {"noise": 1e-5},
         "batch_size": 16,
         "restart_every": None,
     },
@@ -56,7 +56,7 @@ ONE_STEP: dict[str, Any] = {
 }
 ONE_BRANCH: dict[str, Any] = {
     **ONE_STEP,
-    "generator": {**ONE_STEP["generator"], "count": 1, "noise": 0.0, "keep_graph": False},
+    "generator": {**ONE_STEP["generator"], "count": 1, "diversity": {}, "keep_graph": False},
     "selector": {"name": "first"},
 }
 

@@ -16,7 +16,7 @@ from hgms.adapters import from_losses
 from hgms.compiled import CompiledProduct, Levels, Programs, levels, linearized, programs
 from hgms.compiled import cuda_graphs as graphs
 from hgms.gauss_newton import Composite
-from hgms.generators.branches import Branches
+from hgms.generators.branches import Branches, Diversity
 from hgms.hypergradients import Implicit
 from hgms.methods import Tilted
 from hgms.optim import SGD, AdamW, Clip, Cosine
@@ -211,18 +211,17 @@ RULES: dict[str, dict[str, Any]] = {
     "sgd": {},
     "momentum": {
         "optimizer": Clip(optimizer=SGD(lr=0.05, momentum=0.9), clip=0.05),
-        "batches": "shared",
+        "diversity": Diversity(batches="shared"),
     },
     "adamw": {
         "optimizer": AdamW(lr=0.01, weight_decay=0.1, schedule=Cosine(floor=0.1)),
-        "lr_spread": (0.5, 2.0),
+        "diversity": Diversity(lr_spread=(0.5, 2.0)),
     },
     "spread": {
         "optimizer": SGD(lr=0.05, weight_decay=0.1),
-        "lr_spread": (0.5, 2.0),
-        "decay_spread": (0.5, 2.0),
+        "diversity": Diversity(lr_spread=(0.5, 2.0), decay_spread=(0.5, 2.0)),
     },
-    "noise": {"noise": 0.1, "chunk": 2, "batch_size": None},
+    "noise": {"diversity": Diversity(noise=0.1), "chunk": 2, "batch_size": None},
 }
 
 

@@ -14,7 +14,7 @@ from support.own_problems import Halve
 
 from hgms.adapters import from_losses
 from hgms.diagnosis import Diagnosing, spectrum
-from hgms.generators.branches import Branches
+from hgms.generators.branches import Branches, Diversity
 from hgms.hypergradients import Implicit, Unrolled
 from hgms.optim import SGD
 from hgms.outer import Sgd
@@ -45,7 +45,9 @@ DOUBLE = torch.float64
 
 def method(**parts: Any) -> Pipeline:
     own: dict[str, Any] = {
-        "generator": Branches(count=3, steps=4, optimizer=SGD(lr=0.3), noise=0.3),
+        "generator": Branches(
+            count=3, steps=4, optimizer=SGD(lr=0.3), diversity=Diversity(noise=0.3)
+        ),
         "selector": BestOfN(),
         "hypergradient": Implicit(solver=CG(ridge=0.0, rtol=1e-12)),
         "outer": Sgd(lr=0.1),
@@ -141,7 +143,12 @@ def test_the_flat_directions_of_a_sphere_are_its_dimension(k: int) -> None:
     problem = task.problem(0, CPU, DOUBLE)
     radius = float(task.closed_form(0, CPU, DOUBLE).radius(problem.theta0))
     row, _, _ = diagnosed(
-        method(generator=Branches(count=4, steps=80, optimizer=SGD(lr=0.3), noise=0.1)), problem
+        method(
+            generator=Branches(
+                count=4, steps=80, optimizer=SGD(lr=0.3), diversity=Diversity(noise=0.1)
+            )
+        ),
+        problem,
     )
     assert row["flat_dimension"] == k
     # radially g'' = 2r²

@@ -17,7 +17,7 @@ from torch import Tensor, optim
 from torch.optim import lr_scheduler
 
 from hgms.adapters import from_losses
-from hgms.generators.branches import Branches
+from hgms.generators.branches import Branches, Diversity
 from hgms.generators.ula import Ula
 from hgms.optim import SGD, AdamW, Clip, Cosine, LowerOptimizer, Torch
 from hgms.runs import run
@@ -47,12 +47,16 @@ every_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
 def test_each_branch_is_torch_optim(name: str, mode: str) -> None:
     optimizer, build = OPTIMIZERS[name]
     spread = SPREADS if name == "spread" else {}
-    cases: list[tuple[Any, float | None]]
-    cases = [({}, None), ({"batches": "shared"}, 0.02), ({"batch_size": None}, None), ({}, 0.2)]
-    for more, clip in cases:
-        common = {"count": 3, "steps": 5, "batch_size": 5, "mode": mode, "whole_batch_noise": 0.0}
-        lower = optimizer if clip is None else Clip(optimizer=optimizer, clip=clip)
-        branches = Branches(**{**common, **spread, **more}, optimizer=lower)
+    cases = [("independent", 5, None), ("shared", 5, 0.02), ("independent", None, None)]
+    for batches, batch_size, clip in [*cases, ("independent", 5, 0.2)]:
+        branches = Branches(
+            count=3,
+            steps=5,
+            batch_size=batch_size,
+            mode=mode,
+            diversity=Diversity(batches=batches, whole_batch_noise=0.0, **spread),
+            optimizer=optimizer if clip is None else Clip(optimizer=optimizer, clip=clip),
+        )
         found = propose(branches)
         for i, (rate, decay) in enumerate(SPREAD):
             hand = ByHand(
@@ -102,7 +106,10 @@ def test_noise_has_the_asked_size_and_spares_branch_zero(
 ) -> None:
     x0 = {"w": 3 * torch.ones(400, 5, dtype=F64), "b": torch.zeros(300, dtype=F64)}
     problem = evolve(PROBLEM, x0=x0, g=lambda t, x, b: x["w"].sum())
-    x = propose(Branches(count=3, steps=1, optimizer=SGD(lr=1e-300), **options), problem).x
+    x = propose(
+        Branches(count=3, steps=1, optimizer=SGD(lr=1e-300), diversity=Diversity(**options)),
+        problem,
+    ).x
     for name, unit in zip(("w", "b"), units, strict=True):
         noise = (x[name] - x0[name]).reshape(3, -1)
         assert not noise[0].any()
@@ -116,11 +123,14 @@ def test_noise_has_the_asked_size_and_spares_branch_zero(
     ("settings", "told_apart"),
     [
         ({"batch_size": 1000}, False),
-        ({"decay_spread": (0.5, 2.0)}, False),  # of a decay of 0
+        ({"diversity": Diversity(decay_spread=(0.5, 2.0))}, False),  # of a decay of 0
         ({"batch_size": 5}, True),
-        ({"lr_spread": (0.5, 2.0)}, True),
-        ({"decay_spread": (0.5, 2.0), "optimizer": SGD(weight_decay=0.1)}, True),
-        ({"noise": 0.05}, True),
+        ({"diversity": Diversity(lr_spread=(0.5, 2.0))}, True),
+        (
+            {"diversity": Diversity(decay_spread=(0.5, 2.0)), "optimizer": SGD(weight_decay=0.1)},
+            True,
+        ),
+        ({"diversity": Diversity(noise=0.05)}, True),
         ({"count": 1}, True),
     ],
 )
@@ -129,7 +139,8 @@ def test_where_nothing_else_tells_the_branches_apart_noise_does(
 ) -> None:
     """And where something does, nothing has changed."""
     branches = Branches(**{"count": 3, "steps": 2, **settings})
-    x, plain = (propose(b).x["w"] for b in (branches, evolve(branches, whole_batch_noise=0.0)))
+    none = evolve(branches.diversity, whole_batch_noise=0.0)
+    x, plain = (propose(b).x["w"] for b in (branches, evolve(branches, diversity=none)))
     assert torch.equal(x[0], plain[0])
     assert torch.equal(x, plain) is told_apart
     assert len(torch.unique(x, dim=0)) == branches.count
@@ -141,7 +152,9 @@ def test_where_nothing_else_tells_the_branches_apart_noise_does(
     [
         Branches(),
         Branches(batch_size=4, optimizer=Clip(optimizer=SGD(), clip=0.1)),
-        Branches(batch_size=4, batches="shared", optimizer=AdamW(weight_decay=0.1)),
+        Branches(
+            batch_size=4, diversity=Diversity(batches="shared"), optimizer=AdamW(weight_decay=0.1)
+        ),
         Branches(batch_size=4, accumulate=2),
         Branches(
             batch_size=4, optimizer=Torch(build=lambda leaves: torch.optim.RMSprop(leaves, lr=0.01))

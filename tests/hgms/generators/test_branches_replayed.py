@@ -20,25 +20,33 @@ from support.helpers import KEY, assert_same, counted
 from torch import optim
 from torch.optim import RMSprop, lr_scheduler
 
-from hgms.generators.branches import Branches
+from hgms.generators.branches import Branches, Diversity
 from hgms.optim import SGD, AdamW, Clip, Cosine, LowerOptimizer, Torch
 from hgms_core import Key, Tree
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-13}
 RUN: dict[str, Any] = {"count": 3, "steps": 5, "batch_size": 5}
 CASES = {
-    "sgd": Branches(**RUN, optimizer=SGD(lr=0.3), noise=0.05),
+    "sgd": Branches(**RUN, optimizer=SGD(lr=0.3), diversity=Diversity(noise=0.05)),
     "momentum-clip": Branches(
-        **RUN, optimizer=Clip(optimizer=SGD(lr=0.3, momentum=0.7), clip=0.05), lr_spread=(0.5, 2.0)
+        **RUN,
+        optimizer=Clip(optimizer=SGD(lr=0.3, momentum=0.7), clip=0.05),
+        diversity=Diversity(lr_spread=(0.5, 2.0)),
     ),
-    "adamw": Branches(**RUN, optimizer=AdamW(lr=0.05, weight_decay=0.1), decay_spread=(0.5, 2.0)),
+    "adamw": Branches(
+        **RUN,
+        optimizer=AdamW(lr=0.05, weight_decay=0.1),
+        diversity=Diversity(decay_spread=(0.5, 2.0)),
+    ),
     "adamw root": Branches(**RUN, optimizer=AdamW(lr=0.05, eps_root=1e-4, weight_decay=0.1)),
     "shared-cosine": Branches(
-        **RUN, optimizer=SGD(lr=0.3, schedule=Cosine()), batches="shared", noise=0.1
+        **RUN,
+        optimizer=SGD(lr=0.3, schedule=Cosine()),
+        diversity=Diversity(batches="shared", noise=0.1),
     ),
     "full-restarts": Branches(
         **{**RUN, "batch_size": None},
-        noise=0.1,
+        diversity=Diversity(noise=0.1),
         optimizer=SGD(lr=0.3, schedule=Cosine(period=3)),
         carry_rule="restart",
     ),

@@ -11,7 +11,7 @@ import torch
 from attrs import evolve
 from support.helpers import F64, KEY, assert_same, counted, network_problem, normal
 
-from hgms.generators.branches import Branches, Trajectory
+from hgms.generators.branches import Branches, Diversity, Trajectory
 from hgms.generators.branches.mixed_mode import second_products
 from hgms.hypergradients import Unrolled
 from hgms.optim import SGD, AdamW, Clip, Cosine
@@ -23,11 +23,18 @@ ONE: dict[str, Any] = {"steps": 4, "batch_size": 5}
 TWO: dict[str, Any] = {**ONE, "count": 2}
 ADAMW = AdamW(lr=0.05)
 PATHS: dict[str, Any] = {
-    "sgd": Branches(**TWO, optimizer=SGD(lr=0.4, weight_decay=0.05), noise=0.1),
+    "sgd": Branches(
+        **TWO, optimizer=SGD(lr=0.4, weight_decay=0.05), diversity=Diversity(noise=0.1)
+    ),
     "momentum": Branches(**TWO, optimizer=SGD(lr=0.4, momentum=0.8, schedule=Cosine(floor=0.1))),
-    "adamw": Branches(**TWO, optimizer=AdamW(lr=0.05, weight_decay=0.1), lr_spread=(0.5, 2.0)),
+    "adamw": Branches(
+        **TWO, optimizer=AdamW(lr=0.05, weight_decay=0.1), diversity=Diversity(lr_spread=(0.5, 2.0))
+    ),
     "clipped": Branches(
-        count=2, steps=4, optimizer=Clip(optimizer=SGD(lr=2.0), clip=0.05), whole_batch_noise=0.3
+        count=2,
+        steps=4,
+        optimizer=Clip(optimizer=SGD(lr=2.0), clip=0.05),
+        diversity=Diversity(whole_batch_noise=0.3),
     ),
     "in parts": Branches(**TWO, optimizer=Clip(optimizer=ADAMW, clip=0.1), accumulate=2),
     "kept": Branches(**ONE, count=1, optimizer=ADAMW, keep_graph=True),

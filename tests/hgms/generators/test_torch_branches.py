@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim import LBFGS, SGD, Adam, AdamW, NAdam, RMSprop
 
 from hgms import optim
-from hgms.generators.branches import Branches
+from hgms.generators.branches import Branches, Diversity
 from hgms.optim import Clip, Torch
 from hgms.runs import pack, unpack
 from hgms.testing import Check, parametrize_with_checks
@@ -108,8 +108,7 @@ def test_spreads_clipping_and_the_winners_memory() -> None:
         steps=3,
         optimizer=Clip(optimizer=Torch(build=build(1.0, 1.0), moments="carry"), clip=0.2),
         batch_size=5,
-        lr_spread=(0.25, 4.0),
-        decay_spread=(0.5, 2.0),
+        diversity=Diversity(lr_spread=(0.25, 4.0), decay_spread=(0.5, 2.0)),
     )
     reset = Torch(build=build(1.0, 1.0), moments="fresh")
     candidates = propose(branches)
@@ -190,8 +189,7 @@ def test_lbfgs_solves_each_branch_and_counts_its_gradients() -> None:
         count=2,
         steps=2,
         optimizer=Torch(build=build, moments="fresh"),
-        noise=0.1,
-        noise_scale="absolute",
+        diversity=Diversity(noise=0.1, noise_scale="absolute"),
     )
     candidates = propose(branches)
     assert_same(candidates.at(0), two_steps(), **CLOSE)
@@ -214,7 +212,7 @@ def test_batches_in_parts_are_the_whole_batch(optimizer: Any, batch_size: Any, m
         steps=3,
         batch_size=batch_size,
         mode=mode,
-        whole_batch_noise=0.1,
+        diversity=Diversity(whole_batch_noise=0.1),
         optimizer=optimizer,
     )
     plain, parted = propose(whole), propose(evolve(whole, accumulate=3))

@@ -14,7 +14,7 @@ from support.field_problems import pipeline
 from support.helpers import F64, KEY, assert_same, finite_differences, network_problem
 from torch import Tensor
 
-from hgms.generators.branches import Branches
+from hgms.generators.branches import Branches, Diversity
 from hgms.hypergradients import Averaged, Implicit, OneStep, Unrolled
 from hgms.optim import SGD
 from hgms.outer import Sgd
@@ -30,7 +30,11 @@ is looked for.
 """
 THETA = PROBLEM.theta0
 BRANCHES = Branches(
-    count=5, steps=3, optimizer=SGD(lr=0.5), batch_size=5, noise=0.5, noise_scale="relative"
+    count=5,
+    steps=3,
+    optimizer=SGD(lr=0.5),
+    batch_size=5,
+    diversity=Diversity(noise=0.5, noise_scale="relative"),
 )
 
 

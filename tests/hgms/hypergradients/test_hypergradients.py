@@ -13,7 +13,7 @@ from support.helpers import F64, KEY, assert_same, finite_differences, network_p
 from torch import Tensor
 
 from hgms.adapters import from_losses
-from hgms.generators.branches import Branches
+from hgms.generators.branches import Branches, Diversity
 from hgms.generators.ula import Ula
 from hgms.hypergradients import Aligned, Carried, Fixed, Implicit, OneStep, ThroughStep, Unrolled
 from hgms.optim import SGD, AdamW, Clip, Cosine
@@ -50,9 +50,13 @@ class Replayable:
 
 TWO: dict[str, Any] = {"count": 2, "steps": 4, "batch_size": 5}
 PATHS: dict[str, Any] = {
-    "sgd": Branches(**TWO, optimizer=SGD(lr=0.4, weight_decay=0.05), noise=0.1),
+    "sgd": Branches(
+        **TWO, optimizer=SGD(lr=0.4, weight_decay=0.05), diversity=Diversity(noise=0.1)
+    ),
     "momentum": Branches(**TWO, optimizer=SGD(lr=0.4, momentum=0.8, schedule=Cosine(floor=0.1))),
-    "adamw": Branches(**TWO, optimizer=AdamW(lr=0.05, weight_decay=0.1), lr_spread=(0.5, 2.0)),
+    "adamw": Branches(
+        **TWO, optimizer=AdamW(lr=0.05, weight_decay=0.1), diversity=Diversity(lr_spread=(0.5, 2.0))
+    ),
     "clipped": Branches(count=2, steps=4, optimizer=Clip(optimizer=SGD(lr=2.0), clip=0.05)),
     "ula": Ula(count=2, steps=4, lr=0.3, temperature=1e-2, carry_rule="selected"),
 }

@@ -11,7 +11,7 @@ from attrs import evolve
 from support.helpers import KEY, assert_same, network_problem
 from support.source_problems import network_sources
 
-from hgms.generators.branches import Branches
+from hgms.generators.branches import Branches, Diversity
 from hgms.hypergradients import ThroughStep
 from hgms.optim import SGD
 from hgms_core import Branch, Cost, LastStep, Problem, Tree, norm
@@ -96,8 +96,7 @@ def test_one_step_more_on_a_fresh_batch_is_double_backward(
         steps=2,
         optimizer=SGD(lr=0.3, momentum=0.9),
         batch_size=6,
-        noise=0.1,
-        lr_spread=(0.5, 2.0),
+        diversity=Diversity(noise=0.1, lr_spread=(0.5, 2.0)),
     )
     candidates = generator.propose(problem, problem.theta0, generator.init(problem, KEY), KEY)
     branch = evolve(candidates.branch(torch.tensor(2)), replay=never)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from support.helpers import F64, assert_same, network_problem
 
-from hgms.generators.branches import Branches
+from hgms.generators.branches import Branches, Diversity
 from hgms.hypergradients import Implicit, Unrolled
 from hgms.methods import Tilted
 from hgms.methods.tilted import tilted
@@ -144,7 +144,9 @@ def test_the_optimistic_optimum_is_reached_as_the_tilt_vanishes() -> None:
     problem, exact = (of(0, torch.device("cpu"), F64) for of in (task.problem, task.closed_form))
     gaps = []
     for tilt in (0.0, 0.2, 0.1):
-        branches = Branches(count=2, steps=100, optimizer=SGD(lr=0.2), noise=0.05)
+        branches = Branches(
+            count=2, steps=100, optimizer=SGD(lr=0.2), diversity=Diversity(noise=0.05)
+        )
         implicit = Implicit(solver=CG(ridge=1e-9, rtol=1e-10, max_steps=50))
         method = tilting(tilt, branches, BestOfN(), implicit, lr=0.3)
         state = method.init(problem, seed=0)

@@ -11,7 +11,7 @@ from support.language_models import CPU, EXTENDED, noisy, problem_of, spec, task
 from torch import Tensor
 
 from hgms.gauss_newton import by_difference, gauss_newton
-from hgms.generators.branches import Branches
+from hgms.generators.branches import Branches, Diversity
 from hgms.generators.penalty import Minimax
 from hgms.hypergradients import Implicit, ThroughStep, Unrolled
 from hgms.optim import SGD, AdamW, Clip
@@ -32,7 +32,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Source]:
 
 
 def one_step(optimizer: Any = SGD(lr=0.5), steps: int = 1) -> Branches:
-    return Branches(count=3, steps=steps, optimizer=optimizer, noise=0.05, batch_size=6)
+    return Branches(
+        count=3, steps=steps, optimizer=optimizer, diversity=Diversity(noise=0.05), batch_size=6
+    )
 
 
 def chosen(problem: Problem, generator: Branches, theta: Tree) -> Any:

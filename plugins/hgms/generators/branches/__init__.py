@@ -5,6 +5,7 @@ run).
 from __future__ import annotations
 
 from hgms.generators.branches.branches import Branches as Branches
+from hgms.generators.branches.diversity import Diversity as Diversity
 from hgms.generators.branches.trajectory import Trajectory as Trajectory
 from hgms_core import hookimpl
 

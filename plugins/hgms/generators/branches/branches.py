@@ -9,9 +9,10 @@ from attrs import field
 from torch import Tensor
 
 from hgms.config import lowering
+from hgms.generators.branches.diversity import Diversity
 from hgms.generators.branches.path import Path
 from hgms.generators.branches.plan import Plan, run_all
-from hgms.generators.branches.steps import add_noise_, check_mixed, check_spread, factors, starts
+from hgms.generators.branches.steps import check_mixed, starts
 from hgms.optim import SGD, LowerOptimizer
 from hgms_core import (
     Candidates,
@@ -27,7 +28,7 @@ from hgms_core import (
     detach,
     repeat,
 )
-from hgms_core.validators import not_negative, optional_positive, optional_whole, whole
+from hgms_core.validators import optional_positive, optional_whole, whole
 
 
 @final
@@ -49,17 +50,12 @@ class Branches:
         optimizer: :class:`hgms.optim.SGD`, ``AdamW``, ``Torch``, or ``Clip`` of one of these, with
             the learning rate and its schedule. In a file the name, or a table such as
             ``{ name = "adamw", lr = 0.02 }``.
-        batch_size: examples per step; None uses all. ``batches``: shared by all branches or drawn
-            independently.
+        batch_size: examples per step; None uses all.
+        diversity: the differences between branches (:class:`Diversity`): batches, noise, factors on
+            learning rate and weight decay.
         accumulate: number of sequential batches per step. If g is a mean over rows, the gradient
             equals the gradient on all examples up to rounding. Only one batch's activations are in
             memory at a time.
-        noise: standard deviation of the Gaussian added to the start; with
-            ``noise_scale = "relative"`` in units of each leaf's root mean square.
-        whole_batch_noise: relative noise that replaces ``noise = 0`` if the branches would be
-            equal: no spread, and batches of all rows. In a leaf that is zero, the noise is
-            absolute. 0: the branches stay equal in that case.
-        lr_spread, decay_spread: (low, high) factors, log-spaced over the branches.
         carry_rule: start of the next outer step: the ``selected`` branch for all, the noise-free
             ``base`` (branch 0) for all, each branch's end (``per-branch``), or a newly drawn lower
             state (``restart``).
@@ -86,7 +82,7 @@ class Branches:
     ...     g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(),
     ...     f=lambda t, x, _: x["x"].sum(),
     ... )
-    >>> branches = Branches(count=3, steps=50, noise=1.0)
+    >>> branches = Branches(count=3, steps=50, diversity=Diversity(noise=1.0))
     >>> candidates = branches.propose(
     ...     problem, problem.theta0, branches.init(problem, Key(0)), Key(0)
     ... )
@@ -103,12 +99,7 @@ class Branches:
     optimizer: LowerOptimizer = field(factory=SGD)
     batch_size: int | None = field(default=None, validator=optional_whole)
     accumulate: int = field(default=1, validator=whole)
-    batches: Literal["independent", "shared"] = "independent"
-    noise: float = field(default=0.0, validator=not_negative)
-    noise_scale: Literal["absolute", "relative"] = "absolute"
-    whole_batch_noise: float = field(default=0.1, validator=not_negative)
-    lr_spread: tuple[float, float] | None = field(default=None, validator=check_spread)
-    decay_spread: tuple[float, float] | None = field(default=None, validator=check_spread)
+    diversity: Diversity = field(factory=Diversity)
     carry_rule: Literal["selected", "base", "per-branch", "restart"] = "selected"
     restart_every: int | None = field(default=None, validator=optional_positive)
     mode: Mode = "auto"
@@ -157,7 +148,9 @@ class Branches:
 
         def next_step(index: Tensor, x: Tree, key: Key) -> LastStep:
             self.optimizer.rule(problem).check_linear()
-            rate = self._rates(problem, start)[-1][0 if self.lr_spread is None else int(index)]
+            rate = self._rates(problem, start)[-1][
+                0 if self.diversity.lr_spread is None else int(index)
+            ]
             batch, rows = problem.lower_data.sample(key, self.batch_size)
             return LastStep(x=x, batch=batch, rows=rows, rate=rate)
 
@@ -219,11 +212,11 @@ class Branches:
         x, moments, index = self._begin(problem, start, key, members)
         rule = self.optimizer.rule(problem, start["optimizer_steps"])
         rates = [[step[member] for member in members] for step in self._rates(problem, start)]
-        decays = factors(self.decay_spread, self.count)
+        decays = self.diversity.decays(self.count)
         plan = Plan(
             rule=rule,
             index=index,
-            own=self.batches == "independent" and index is not None,
+            own=self.diversity.batches == "independent" and index is not None,
             rates=rates,
             decays=[self.optimizer.decay * decays[member] for member in members],
             rows=problem.lower_data.count(self.batch_size),
@@ -238,14 +231,15 @@ class Branches:
 
     def _path(self, problem: Problem, start: State, key: Key, member: int) -> Path:
         x, moments, index = self._begin(problem, start, key, [member])
+        own = self.diversity.batches == "independent"
         return Path(
             rule=self.optimizer.rule(problem, start["optimizer_steps"]),
             problem=problem,
             x={name: leaf[0] for name, leaf in x.items()},
             moments={name: leaf[0] for name, leaf in moments.items()},
-            index=index[0] if index is not None and self.batches == "independent" else index,
+            index=None if index is None else index[0] if own else index,
             rates=[step[member] for step in self._rates(problem, start)],
-            decay=self.optimizer.decay * factors(self.decay_spread, self.count)[member],
+            decay=self.optimizer.decay * self.diversity.decays(self.count)[member],
             rows=problem.lower_data.count(self.batch_size),
             accumulate=self._parts(problem.lower_data),
             mixed=self.way_back == "mixed",
@@ -258,13 +252,12 @@ class Branches:
 
         The result depends only on the arguments, so a branch can be replayed.
         """
-        data, (x, moments) = problem.lower_data, starts(start, self.count, members)
-        if self._alike(data):
-            add_noise_(x, members, self.whole_batch_noise, "relative", key, of_zero=1.0)
-        else:
-            add_noise_(x, members, self.noise, self.noise_scale, key)
+        data = problem.lower_data
+        x, moments = starts(start, self.count, members)
+        whole = self.batch_size is None or self.batch_size >= data.size
+        self.diversity.add_noise_(x, members, key, whole, self.optimizer.decay)
         key = key.fold("batches")
-        if self.batches == "shared":
+        if self.diversity.batches == "shared":
             return x, moments, data.draw(key, self.batch_size, self.steps)
         drawn = [data.draw(key.fold(member), self.batch_size, self.steps) for member in members]
         return (
@@ -275,20 +268,8 @@ class Branches:
             else torch.stack([numbers for numbers in drawn if numbers is not None]),
         )
 
-    def _alike(self, data: Data) -> bool:
-        """Return whether all branches would be equal."""
-        spread = self.lr_spread is not None or (
-            self.decay_spread is not None and self.optimizer.decay > 0
-        )
-        return (
-            not self.noise
-            and not spread
-            and (self.batch_size is None or self.batch_size >= data.size)
-        )
-
     def _rates(self, problem: Problem, start: State) -> list[list[float]]:
-        spread = factors(self.lr_spread, self.count)
-        return self.optimizer.rates(problem, spread, self.steps, start)
+        return self.optimizer.rates(problem, self.diversity.rates(self.count), self.steps, start)
 
     def _parts(self, data: Data) -> int:
         """Return the number of batches per step."""

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
-from attrs import Attribute, frozen
+from attrs import frozen
 from torch import Tensor
 
 from hgms.optim import Clip, LowerOptimizer, Torch
 from hgms.optim.rule import Coefficients, Rule, move_
-from hgms_core import ConfigError, Data, Group, Key, Problem, State, Tree, gradient, repeat
+from hgms_core import ConfigError, Data, Group, Problem, State, Tree, gradient, repeat
 
 
 def starts(start: State, count: int, members: list[int]) -> tuple[Tree, Tree]:
@@ -36,30 +35,6 @@ def starts(start: State, count: int, members: list[int]) -> tuple[Tree, Tree]:
     return own(start["x"]), own(start["moments"])
 
 
-def add_noise_(
-    x: Tree, members: list[int], noise: float, unit: str, key: Key, of_zero: float = 0.0
-) -> None:
-    """Add Gaussian noise to every row except branch 0, the noise-free parent.
-
-    Each branch uses a separate key. ``unit`` is ``absolute``, or ``relative`` to each leaf's root
-    mean square. For a leaf that is zero, ``of_zero`` replaces the root mean square.
-    """
-    device = next(iter(x.values())).device
-    for row, member in enumerate(members):
-        if not noise or member == 0:
-            continue
-        generator = key.fold("noise", member).generator(device)
-        for leaf in x.values():
-            scale: float | Tensor = 1.0
-            if unit == "relative":
-                scale = leaf[row].square().mean().sqrt()
-                scale = torch.where(scale > 0, scale, of_zero)
-            drawn = torch.randn(
-                leaf[row].shape, generator=generator, dtype=leaf.dtype, device=leaf.device
-            )
-            leaf[row] += noise * scale * drawn
-
-
 def check_mixed(way_back: str, optimizer: LowerOptimizer) -> None:
     """Raise ConfigError for mixed-mode differentiation through an optimiser of torch."""
     inner = optimizer.optimizer if isinstance(optimizer, Clip) else optimizer
@@ -71,30 +46,6 @@ def check_mixed(way_back: str, optimizer: LowerOptimizer) -> None:
             place=("way_back",),
             hint='change the optimizer, or set way_back = "graph"',
         )
-
-
-def check_spread(
-    instance: object, attribute: Attribute[Any], value: tuple[float, float] | None
-) -> None:
-    """Require two factors, 0 < low ≤ high."""
-    if value is not None and not 0 < value[0] <= value[1]:
-        raise ConfigError(
-            "wrong-value",
-            f"{attribute.name}={value} must be two positive factors (low, high) with low <= high",
-            place=(attribute.name,),
-        )
-
-
-def factors(spread: tuple[float, float] | None, count: int) -> list[float]:
-    """Return one factor per branch, evenly spaced in the logarithm.
-
-    >>> factors((0.25, 4.0), 3)
-    [0.25, 1.0, 4.0]
-    """
-    if spread is None or count == 1:
-        return [1.0] * count
-    low, high = spread
-    return [low * (high / low) ** (i / (count - 1)) for i in range(count)]
 
 
 @frozen(eq=False)
