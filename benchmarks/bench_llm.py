@@ -20,12 +20,13 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from hgms.compiled import calibrated, matrix_route
 from hgms.generators.branches import Branches, Diversity
@@ -35,7 +36,7 @@ from hgms.outer import Adam
 from hgms.selectors import BestOfN
 from hgms_core import Key, Pipeline, Problem, gradient, groups, repeat
 from hgms_mix.lm import BaseModel, Lora, Source, SourceMixture
-from hgms_mix.lm.memory import peak_bytes, step_memory
+from hgms_mix.lm.memory import StorageMeter, step_memory
 
 SHAPES: dict[str, dict[str, Any]] = {
     "tiny": {
@@ -91,6 +92,24 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 # dense bfloat16, as the makers give them
 PEAK_FLOPS = {"H100": 989e12, "H200": 989e12, "A100": 312e12}
+
+
+def peak_bytes(
+    call: Callable[[], Any], device: torch.device, present: Iterable[Tensor] = ()
+) -> int:
+    """Return the peak bytes of tensors during ``call``.
+
+    On CUDA devices, torch counts them. On other devices, every storage is followed. This is slow:
+    do not use it for timed calls. ``present`` are tensors that existed before.
+    """
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        call()
+        return int(torch.cuda.max_memory_allocated(device))
+    follower = StorageMeter(present)
+    with follower:
+        call()
+    return follower.peak
 
 
 def arguments() -> argparse.Namespace:

@@ -236,9 +236,11 @@ def answering(model: PreTrainedModel, settings: Any) -> Iterator[None]:
 
     Otherwise these settings would replace unset fields of the given settings.
     """
+    from peft import PeftModel
+
     adapted: Any = model
     # peft passes on its settings
-    inner = adapted.get_base_model() if hasattr(adapted, "get_base_model") else model
+    inner = adapted.get_base_model() if isinstance(adapted, PeftModel) else model
     own = inner.generation_config
     training = model.training
     adapted.generation_config = inner.generation_config = settings

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import importlib.util
-import inspect
 import json
 import logging
 import math
@@ -22,7 +21,7 @@ import attrs
 from attrs import field
 
 from hgms.config import expand
-from hgms.store import Digest, digest, json_object
+from hgms.store import Digest, digest, file_digest, json_object
 from hgms_core import ConfigError, HgmsError, component
 from hgms_core.errors import DataError, MissingExtra, closest
 from hgms_core.validators import at_least, not_empty, optional
@@ -46,6 +45,9 @@ data set on the Hub.
 
 PLACE: Final = ("evaluate", "lm_eval")
 """The table of a mix file, for the places of errors."""
+
+FILES: Final = (".yaml", ".yml", ".py")
+"""Files that may define a task."""
 
 FEWSHOT_SEED: Final = 1234
 """The default of the harness for the order of examples in a prompt."""
@@ -225,7 +227,7 @@ class LmEval:
                 *([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]),
             }
         )
-        with _quiet(), answering(model, GenerationConfig(eos_token_id=stops or None)):
+        with answering(model, GenerationConfig(eos_token_id=stops or None)):
             any_model: Any = model  # also accepts peft's wrapper
             lm = HFLM(
                 pretrained=any_model,
@@ -263,21 +265,20 @@ def load(name: str) -> Any:
     import lm_eval.tasks
     from lm_eval.api.task import ConfigurableTask
     from lm_eval.tasks import TaskManager
+    from lm_eval.tasks._yaml_loader import load_yaml
 
-    with _quiet():
-        if name not in LOCAL:
-            with _reading(name):
-                (task,) = (
-                    TaskManager(include_defaults=False).load([str(_own(name))])["tasks"].values()
-                )
-                return task
-        definition, files = LOCAL[name]
-        table = {
-            **_definition(Path(str(lm_eval.tasks.__file__)).parent / definition),
-            "task": name,
-            "dataset_name": None,
-        }
-        return ConfigurableTask(config={**table, "custom_dataset": lambda **_: _dataset(files)})
+    _quietly()
+    if name not in LOCAL:
+        with _reading(name):
+            (task,) = TaskManager(include_defaults=False).load([str(_own(name))])["tasks"].values()
+            return task
+    definition, files = LOCAL[name]
+    table = {
+        **load_yaml(Path(str(lm_eval.tasks.__file__)).parent / definition),
+        "task": name,
+        "dataset_name": None,
+    }
+    return ConfigurableTask(config={**table, "custom_dataset": lambda **_: _dataset(files)})
 
 
 @contextlib.contextmanager
@@ -358,8 +359,8 @@ def _dataset(files: Mapping[str, str]) -> Any:
 def _digests(name: str) -> dict[str, str]:
     """Return the digests of a task's inputs.
 
-    For a built-in task, these are its files. For a user-written task, these are its definition
-    (with its includes and the files of its functions) and the loaded rows.
+    For a built-in task, these are its files. For a user-written task, these are all YAML and Python
+    files of its folder (it may include them) and the loaded rows.
     """
     if name in LOCAL:
         return {file: digest(_below_data(file).read_bytes()) for file in LOCAL[name][1].values()}
@@ -367,29 +368,9 @@ def _digests(name: str) -> dict[str, str]:
     for split, table in load(name).dataset.items():
         for row in table:
             rows.add(json.dumps([split, row], default=str))
-    definition = json.dumps(_definition(_own(name)), default=_spelled)
-    return {"definition": digest(definition), "rows": rows.text}
-
-
-def _definition(path: Path) -> dict[str, Any]:
-    from lm_eval.tasks._yaml_loader import load_yaml
-
-    table: dict[str, Any] = load_yaml(path)
-    return table
-
-
-def _spelled(value: object) -> str:
-    """Convert an entry of a definition that is neither text nor a number.
-
-    A function becomes its name and the digest of its file, which may change.
-    """
-    if not callable(value):
-        return str(value)
-    qualified = getattr(value, "__qualname__", type(value).__qualname__)
-    name = f"{getattr(value, '__module__', '')}.{qualified}"
-    with contextlib.suppress(TypeError, OSError):  # a function in C has no file
-        return f"{name} {digest(Path(inspect.getfile(value)).read_bytes())}"
-    return name
+    files = sorted(_own(name).parent.iterdir())
+    code = {file.name: file_digest(file) for file in files if file.suffix in FILES}
+    return {**code, "rows": rows.text}
 
 
 def _below_data(file: str) -> Path:
@@ -434,23 +415,9 @@ def _short(name: str) -> str:
     return name if name in LOCAL else re.sub(r"[^A-Za-z0-9._-]+", "-", Path(name).stem)
 
 
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def _quietly() -> None:
     """Suppress progress bars and the harness's warnings about a model object as argument."""
-    from datasets.utils import (
-        are_progress_bars_disabled,
-        disable_progress_bars,
-        enable_progress_bars,
-    )
+    from datasets.utils import disable_progress_bars
 
-    logger = logging.getLogger("lm_eval")
-    shown = not are_progress_bars_disabled()
-    level = logger.level
-    logger.setLevel(logging.ERROR)
     disable_progress_bars()
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-        if shown:
-            enable_progress_bars()
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)

@@ -173,7 +173,7 @@ def rows_of(path: Path) -> tuple[list[tuple[Place, dict[str, Any]]], str]:
         data = path.read_bytes()
         text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
     except (OSError, EOFError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or first_line(error)
+        why = (isinstance(error, OSError) and error.strerror) or first_line(error)
         raise DataError(
             "unreadable-file", f"the file cannot be read: {why}", place=(str(path),)
         ) from None

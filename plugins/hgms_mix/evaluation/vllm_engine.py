@@ -120,7 +120,6 @@ def replies(
     ``folder``, and moves the model off the accelerator during generation. If vLLM cannot apply an
     adapter to a base (DoRA, a GPT-2, …), the adapter is merged into the base.
     """
-    require()
     device = model.device
     move: Any = model.to
     saved = Path(tempfile.mkdtemp(prefix="vllm-", dir=folder))
@@ -158,7 +157,9 @@ def require() -> None:
 
 def _apart(model: Any) -> bool:
     """Return whether vLLM can serve the model's adapter separately from its base."""
-    if not hasattr(model, "peft_config"):
+    from peft import PeftModel
+
+    if not isinstance(model, PeftModel):
         return False
     from vllm import ModelRegistry
 
@@ -193,7 +194,9 @@ def _slot(rank: int) -> int:
 
 def _save(model: Any, folder: Path, adapters: Mapping[str, Path]) -> None:
     """Save the base into ``folder``, and its adapter separately or merged into the base."""
-    if not hasattr(model, "peft_config"):
+    from peft import PeftModel
+
+    if not isinstance(model, PeftModel):
         model.save_pretrained(folder)
     elif not adapters:
         # Merge into a copy: removing an adapter from a merged model leaves rounding errors in it.

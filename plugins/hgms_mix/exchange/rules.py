@@ -158,7 +158,9 @@ def _moments(leaves: Sequence[Tensor], optimizer: Any) -> list[_Moment | None]:
     entries are None: D = 1.
     """
     none: list[_Moment | None] = [None] * len(leaves)
-    inner = getattr(optimizer, "optimizer", optimizer)  # accelerate's wrapper
+    from accelerate.optimizer import AcceleratedOptimizer
+
+    inner = optimizer.optimizer if isinstance(optimizer, AcceleratedOptimizer) else optimizer
     if inner is None:
         return none
     groups = {id(leaf): group for group in inner.param_groups for leaf in group["params"]}

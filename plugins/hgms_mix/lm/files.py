@@ -309,9 +309,10 @@ def _parsed(line: bytes) -> Row | BadRow:
         return _object(json.loads(line.rstrip()))
     except UnicodeDecodeError as error:
         return BadRow(f"it is not UTF-8 (byte {error.start})")
-    except ValueError as error:
-        place = f" at column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
-        return BadRow(f"malformed JSON: {getattr(error, 'msg', error)}{place}")
+    except json.JSONDecodeError as error:
+        return BadRow(f"malformed JSON: {error.msg} at column {error.colno}")
+    except ValueError as error:  # a number with too many digits
+        return BadRow(f"malformed JSON: {error}")
     except RecursionError:
         return BadRow("malformed JSON: nested too deeply")
 

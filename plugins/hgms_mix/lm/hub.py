@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,7 @@ from hgms_core import ConfigError
 from hgms_core.errors import MissingExtra, Place
 
 
-def located(
-    spec: str,
-    what: str,
-    place: Place,
-    *,
-    revision: str | None = None,
-    trust_remote_code: bool = False,
-) -> str:
+def located(spec: str, what: str, place: Place, *, revision: str | None = None) -> str:
     """Return the folder that ``spec`` names, or ``spec`` itself for a name on the Hub.
 
     A name on the Hub must be in the local cache or reachable.
@@ -29,24 +21,11 @@ def located(
     Without this check, transformers would retry for most of a minute, and report a misspelt folder
     as a missing repository on the Hub.
 
-    Errors: ConfigError for a missing folder (with the nearest spelling), a folder with Python code
-    without permission, and a name that is unknown to the Hub or cannot be checked.
+    Errors: ConfigError for a missing folder (with the nearest spelling), and for a name that is
+    unknown to the Hub or cannot be checked.
     """
     folder = expand(spec, place)
     if folder.is_dir():
-        from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES as known
-
-        try:
-            config = json.loads((folder / "config.json").read_bytes())
-        except (OSError, ValueError):
-            config = {}
-        own = (
-            isinstance(config, dict)
-            and "auto_map" in config
-            and config.get("model_type") not in known
-        )
-        if own and not trust_remote_code:
-            raise own_code(what, spec, place)
         return str(folder)
     try:
         others = sorted(

@@ -11,7 +11,7 @@ stored at a time. For a sharded base this rank's share and the gathered layers a
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
@@ -140,7 +140,7 @@ def _taken(model: LanguageModel, x: Tree, length: int) -> int:
         else (places(model.parts), messages(model.parts))
     )
     present = [*leaves.values(), *own, *model.model.buffers()]
-    with _Follower(present, aside) as follower:
+    with StorageMeter(present, aside) as follower:
         already = follower.now
         losses, _ = model.nll(leaves, tokens, mask)
         torch.autograd.grad(losses.sum(), list(leaves.values()))
@@ -148,25 +148,7 @@ def _taken(model: LanguageModel, x: Tree, length: int) -> int:
     return follower.peak - already
 
 
-def peak_bytes(
-    call: Callable[[], Any], device: torch.device, present: Iterable[Tensor] = ()
-) -> int:
-    """Return the peak bytes of tensors during ``call``.
-
-    On CUDA devices, torch counts them. On other devices, every storage is followed. This is slow:
-    do not use it for timed calls. ``present`` are tensors that existed before.
-    """
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-        call()
-        return int(torch.cuda.max_memory_allocated(device))
-    follower = _Follower(present)
-    with follower:
-        call()
-    return follower.peak
-
-
-class _Follower(TorchDispatchMode):
+class StorageMeter(TorchDispatchMode):
     """Sum the sizes of live storages, except storages of the sizes in ``aside``."""
 
     def __init__(self, present: Iterable[Tensor], aside: Collection[int] = ()) -> None:

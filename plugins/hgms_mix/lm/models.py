@@ -244,9 +244,7 @@ class BaseModel:
         """Read the model from a folder or the Hub."""
         assert self.path is not None
         trust = consented(self.trust_remote_code, self.path)
-        where = located(
-            self.path, "model", (*MODEL, "path"), revision=self.revision, trust_remote_code=trust
-        )
+        where = located(self.path, "model", (*MODEL, "path"), revision=self.revision)
         which = {"revision": self.revision, "trust_remote_code": trust}
         if device.type == "meta":
             config = transformers.AutoConfig.from_pretrained(where, **which)

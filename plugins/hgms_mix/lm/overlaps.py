@@ -14,11 +14,10 @@ import numpy as np
 from attrs import frozen
 
 from hgms.store import short_number
-from hgms_mix.lm.examples import Example
-from hgms_mix.lm.rows import Index, key_of, whole_of
+from hgms_mix.lm.rows import Index
 from hgms_mix.lm.table import TokenTable
 
-Rows = TokenTable | Index | Sequence[Example]
+Rows = TokenTable | Index
 SHOWN = 5
 COPIES = 0.05
 """The smallest share of copies in a source that is reported: real sets contain some."""
@@ -66,22 +65,17 @@ def overlaps(
     every training source are compared with the sources before it and (from a share of 5 % on) with
     itself. Only pairs with matches are returned.
 
-    Sets are token tables or indices, which contain digests of their prompts, or examples. Cost: a
-    sort of every set, and one look-up per row and pair of sets; 64-bit numbers a few times over in
-    memory.
+    Sets are token tables or indices, which contain digests of their prompts. Cost: a sort of every
+    set, and one look-up per row and pair of sets; 64-bit numbers a few times over in memory.
 
-    >>> from hgms_mix.lm.formats import Message
-    >>> def rows(*prompts):
-    ...     return [
-    ...         Example((Message("user", prompt), Message("assistant", "a")), row)
-    ...         for row, prompt in enumerate(prompts)
-    ...     ]
-    >>> shared = overlaps(
-    ...     {"s": rows("What is  1 + 1?")}, {"v": rows("what is 1 + 1?", "And 2 + 2?")}
-    ... )
+    >>> from hgms_mix.lm.table import Report
+    >>> def index(*prompts):  # all with the same answer
+    ...     numbers = np.array(prompts)
+    ...     return Index(np.arange(len(prompts)), numbers, numbers, Report())
+    >>> shared = overlaps({"s": index(11)}, {"v": index(11, 22)})
     >>> [(overlap.name, overlap.other, overlap.count, overlap.size) for overlap in shared]
     [('v', 's', 1, 2)]
-    >>> copies = overlaps({"s": rows("Why?", "How?"), "t": rows("When?", "When?", "How?")})
+    >>> copies = overlaps({"s": index(33, 44), "t": index(55, 55, 44)})
     >>> [(pair.name, pair.other, pair.count) for pair in copies]
     [('t', 's', 1), ('t', 't', 1)]
     """
@@ -135,10 +129,6 @@ def _whole(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
     """
     if isinstance(rows, Index):
         return rows.whole, rows.rows
-    if not isinstance(rows, TokenTable):
-        return _numbers([whole_of(example) for example in rows]), _numbers(
-            [example.row for example in rows]
-        )
     tokens = rows.tokens.numpy()
     mask = rows.mask.numpy()
     cuts = rows.offsets.tolist()
@@ -151,15 +141,7 @@ def _whole(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
 def _prompts(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
     if isinstance(rows, Index):
         return rows.keys, rows.rows
-    if isinstance(rows, TokenTable):
-        return rows.keys.numpy(), rows.rows.numpy()
-    return _numbers([key_of(example.key) for example in rows]), _numbers(
-        [example.row for example in rows]
-    )
-
-
-def _numbers(values: Sequence[int]) -> np.ndarray:
-    return np.array(values, np.int64)
+    return rows.keys.numpy(), rows.rows.numpy()
 
 
 def overlap_warning(overlapping: Sequence[Overlap]) -> str:

@@ -149,6 +149,12 @@ def _folder(path: Path) -> Folder:
     return Folder(path, key=path.name)
 
 
+class _Own(threading.local):
+    """The process of each thread."""
+
+    process: subprocess.Popen[bytes] | None = None
+
+
 @define
 class _Helpers:
     """Processes that compute parts, each fed by a thread.
@@ -165,7 +171,7 @@ class _Helpers:
     count: int
     threads: ThreadPoolExecutor = field(init=False)
     running: list[subprocess.Popen[bytes]] = field(init=False, factory=list)
-    local: Any = field(init=False, factory=threading.local)
+    local: _Own = field(init=False, factory=_Own)
     ended: bool = field(init=False, default=False)
 
     def __enter__(self) -> _Helpers:
@@ -191,7 +197,7 @@ class _Helpers:
         return self.threads.submit(self._send, chunk, path)
 
     def _send(self, chunk: Sequence[Any], path: Path | None) -> Part:
-        process: subprocess.Popen[bytes] | None = getattr(self.local, "process", None)
+        process = self.local.process
         requests: list[Any] = [(chunk, path)]
         if process is None:
             process = self.local.process = self._start()

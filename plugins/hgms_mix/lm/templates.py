@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, final
@@ -280,7 +281,7 @@ def _time_limit(seconds: float) -> Iterator[None]:
     Signals reach only the main thread; in other threads there is no limit.
     """
     main = threading.current_thread() is threading.main_thread()
-    if not main or not hasattr(signal, "setitimer"):
+    if not main or sys.platform == "win32":
         yield
         return
 

@@ -150,9 +150,7 @@ def load_tokenizer(
     folder = expand(spec, place)
     if (folder / "encoder.json").is_file() and (folder / "vocab.bpe").is_file():
         return gpt2_tokenizer(spec, place)
-    where = located(
-        spec, "tokenizer", place, revision=revision, trust_remote_code=trust_remote_code
-    )
+    where = located(spec, "tokenizer", place, revision=revision)
     if folder.is_dir() and not any((folder / name).is_file() for name in FILES):
         files = ", ".join(sorted(entry.name for entry in folder.iterdir())[:12]) or "(none)"
         raise ConfigError(

@@ -5,22 +5,29 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 from support.source_files import source_of
 
-from hgms_mix.lm.examples import Example, read_examples
+from hgms_mix.lm.examples import Example
 from hgms_mix.lm.formats import Message
 from hgms_mix.lm.near_duplicates import near_copies, shingles
 from hgms_mix.lm.overlaps import Overlap, overlap_warning, overlaps
+from hgms_mix.lm.rows import Index, index_of, key_of, whole_of
+from hgms_mix.lm.table import Report
 from hgms_mix.lm.tokenizers import byte_tokenizer
 from hgms_mix.lm.tokens import token_table
 
 
-def examples(*prompts: str) -> list[Example]:
-    return [
+def examples(*prompts: str) -> Index:
+    """Rows with these prompts and one answer."""
+    rows = [
         Example((Message("user", prompt), Message("assistant", "a")), row)
         for row, prompt in enumerate(prompts)
     ]
+    keys = np.array([key_of(row.key) for row in rows])
+    whole = np.array([whole_of(row) for row in rows])
+    return Index(np.arange(len(rows)), keys, whole, Report())
 
 
 def test_overlaps_are_counted_between_the_parts_and_told() -> None:
@@ -40,7 +47,7 @@ def test_overlaps_are_counted_between_the_parts_and_told() -> None:
 
 def test_rows_that_stand_in_two_sources_or_twice_in_one_are_told(tmp_path: Path) -> None:
     """One file as two sources; some rows of it as a third; sixty copies of one row; the same
-    prompts with other answers. Tables and examples overlap alike.
+    prompts with other answers. Tables and indices overlap alike.
     """
     pytest.importorskip("transformers", reason="transformers is not installed")
     rows = [(f"{i} plus one", str(i + 1)) for i in range(40)]
@@ -63,7 +70,7 @@ def test_rows_that_stand_in_two_sources_or_twice_in_one_are_told(tmp_path: Path)
         Overlap("train", "copies", "train", "copies", 59, 60, (1, 2, 3, 4, 5)),
     )
     assert overlaps(tables) == expected
-    assert overlaps({name: read_examples(name, item) for name, item in sources.items()}) == expected
+    assert overlaps({name: index_of(name, item) for name, item in sources.items()}) == expected
     # one copy in 42 is what real sets hold
     assert overlaps({"few": examples("x", *map(str, range(40)), "x")}) == ()
 
