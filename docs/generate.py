@@ -47,7 +47,7 @@ from hgms.runs.describe import range_of
 
 DOCS = Path(__file__).resolve().parent
 PROGRAMS = (hgms.adapters, hgms.comparison, hgms.integrations, hgms.report, hgms.results, hgms.runs)
-CORE = (hgms_core.errors, hgms_core.validators, hgms_core.arguments)
+CORE = (hgms_core.capabilities, hgms_core.errors, hgms_core.validators, hgms_core.arguments)
 """Modules of the core in addition to its public names."""
 NO_COMPONENT = {"hgms_register_commands": "a command", "hgms_step_finished": "observers"}
 PART = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)

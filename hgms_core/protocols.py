@@ -5,9 +5,11 @@ the methods below. Its fields contain only its hyper-parameters; its methods rec
 state. State is a value: nested dictionaries of tensors, numbers, strings and None. Every run can
 therefore be saved to disk and resumed. Components do not need to inherit from these protocols.
 
-Any component may have ``lighter() -> list[str]``: changes of its settings that reduce memory. If a
-run does not fit into memory, its error message lists them. :func:`hgms.config.lowering` creates
-this method.
+A component declares optional abilities by :mod:`hgms_core.capabilities`.
+
+Any component may have ``memory_hints() -> list[str]``: changes of its settings that reduce memory.
+If a run does not fit into memory, its error message lists them. :func:`hgms.config.lowering`
+creates this method.
 
 One outer step consists of these calls, in this order. :class:`hgms_core.Pipeline` makes the calls;
 the page of the hooks lists all calls::
@@ -51,13 +53,6 @@ class CandidateGenerator(Protocol):
     in the same outer step. None (the default) means that the generator does not provide a function.
 
     Called: ``init`` once per run; ``propose`` first in every outer step; ``carry`` last.
-
-    It may also have:
-
-    - ``can_learn_start = True``: it starts from ``problem.start(theta)`` if the problem has
-      ``start``.
-    - ``count`` and ``propose_some(problem, theta, start, key, members)``: the rows ``members`` of
-      the result of ``propose``. Ranks use it to split the candidates.
 
     This generator proposes two points near its start:
 
@@ -118,10 +113,6 @@ class CandidateGenerator(Protocol):
 class Selector(Protocol):
     """Selects one of N candidates, by their upper value on one shared batch or by another score.
 
-    It may also have ``draws = True`` if its key draws the choice (softmax, Thompson). It then does
-    not always select the first of equal candidates. The conformance kit counts how often it selects
-    each candidate.
-
     Called: ``select`` in every outer step, after ``propose``.
 
     This selector selects the candidate with the smallest norm:
@@ -167,10 +158,6 @@ class LinearSolver(Protocol):
     ``b`` is ``[d]``, or ``[N, d]`` for N systems with N different operators at once (``matvec``
     maps rows to rows). A solver never raises an error for non-convergence and never returns NaN:
     ``Solution.codes`` contains the outcome.
-
-    It may also have ``with_key(key) -> LinearSolver``, which returns the same solver with random
-    numbers from ``key``. An estimator then uses another key in every outer step. Without a key,
-    the random numbers come from the field ``seed`` of the solver.
 
     Called: by hypergradient estimators that require a solver, once per outer step; by user code
     through ``hypergradient``.
@@ -304,15 +291,8 @@ class Task(Protocol):
     - ``traits``: a frozenset of the features of its problems. ``hgms compat`` compares them with
       the needs of the methods. A method that needs a missing trait is rejected before it
       runs.
-    - ``made_of() -> dict``: JSON that changes with the files that ``problem`` reads
-      (``data_fingerprint`` of ``hgms.config``). A run on other files is another run, and resuming
-      it is rejected.
-    - ``sharded``: true if each rank of a run (``run.ranks``) stores only a part of the model. The
-      ranks then build the problem together. They call each loss of the problem equally often, also
-      between steps.
 
-    Called: ``problem`` once per run; ``made_of`` on each request for a run's folder, so repeated
-        calls must be fast.
+    Called: ``problem`` once per run.
 
     In this task, θ is the centre of a quadratic bowl. The aim is a bowl with its minimum at 1:
 
@@ -348,14 +328,6 @@ class Method(Protocol):
 
     It may also have:
 
-    - ``finished(state) -> bool``: whether the method is finished before its budget is spent. The
-      run is then evaluated and ends.
-    - ``ranking(problem, state) -> Tensor``, ``[n]``: a score for each row of
-      ``problem.lower_data``. Higher is better; NaN excludes a row. It is for users who select rows
-      by the result instead of drawing rows from the mixture.
-    - ``untrained``, a property: the reason why the x of ``result`` was not trained on the mixture
-      to the end. It is empty if x was trained. With a reason, tables give no verdict on the losses
-      of the method, because these losses do not measure the mixture.
     - ``role``, a class variable: "floor" for a trivial reference, "ceiling" for a reference that
       knows the truth. Tables separate these references from other methods.
     - ``needs``, a class variable: a frozenset of the traits that a task must have (`hgms describe`

@@ -4,10 +4,10 @@
 reproducible. It evaluates one candidate after the other if ``torch.func.vmap`` cannot evaluate
 the loss: ``.item()``, an ``if`` on a value, in-place fills, boolean indexes, NumPy.
 
-A loss may have a method ``stacked(theta, x, batch, own_batch) -> [N]``, which then replaces
-``torch.func.vmap``. For example, all candidates of a language model share its frozen base, and the
+A loss that declares :class:`~hgms_core.capabilities.StacksCandidates` replaces
+``torch.func.vmap``. For example, all candidates of a language model share its frozen base, and its
 method checkpoints activations, which vmap does not support. For such a loss, ``auto`` evaluates
-one candidate after the other on a CPU, and on every device if ``stacked`` is None.
+one candidate after the other on a CPU, and on every device if it declares ``NotStackable``.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from hgms_core.capabilities import NotStackable, StacksCandidates, find
 from hgms_core.data import Batch
 from hgms_core.errors import ConfigError, HgmsError, one_of
 from hgms_core.problem import Loss
@@ -102,9 +103,10 @@ def groups(
     """
     one_of("mode", mode, get_args(Mode))
     count = next(iter(x.values())).shape[0]
-    if mode == "auto" and count > 1 and hasattr(loss, "stacked"):
+    own = find(loss, StacksCandidates)
+    if mode == "auto" and count > 1 and (own or find(loss, NotStackable)):
         # A loss with this method has a large model; one candidate then keeps all CPU cores busy.
-        mode = "stacked" if loss.stacked is not None and next(iter(x.values())).is_cuda else "loop"
+        mode = "stacked" if own and next(iter(x.values())).is_cuda else "loop"
     stacked = prefers_stack(x, rows, mode)
     if stacked and mode == "auto" and trial is not None:
         stacked = _is_stackable(loss, x, own_batch, trial)
@@ -161,9 +163,9 @@ def _vmapped(loss: Loss, own_batch: bool) -> Loss:
 
     It raises ``loss-not-stackable`` if only vmap cannot evaluate the loss.
     """
-    stacked = getattr(loss, "stacked", None)
-    if stacked is not None:
-        return lambda theta, x, batch: stacked(theta, x, batch, own_batch)
+    own = find(loss, StacksCandidates)
+    if own is not None:
+        return lambda theta, x, batch: own.stacked(theta, x, batch, own_batch)
     mapped = torch.func.vmap(loss, in_dims=(None, 0, 0 if own_batch else None))
 
     def evaluated(theta: Tree, x: Tree, batch: Batch) -> Tensor:

@@ -20,7 +20,7 @@ import hgms.runs
 import hgms.testing
 import hgms_core
 from hgms.plugins import KINDS, hookspecs
-from hgms_core import arguments, errors, protocols, torch_errors, validators
+from hgms_core import arguments, capabilities, errors, protocols, torch_errors, validators
 
 ROOT = Path(__file__).resolve().parents[2]
 PUBLIC = {
@@ -28,6 +28,7 @@ PUBLIC = {
     for module in (
         hgms_core,
         arguments,
+        capabilities,
         errors,
         validators,
         hgms.adapters,
@@ -133,7 +134,7 @@ PARTS = {"generators", "hypergradients", "methods", "outer", "selectors", "solve
 
 SHARED: dict[str, Collection[str]] = {
     "hgms_core": {*hgms_core.__all__, "__version__", ""},
-    **{module.__name__: module.__all__ for module in (arguments, errors, validators)},
+    **{module.__name__: module.__all__ for module in (arguments, capabilities, errors, validators)},
     "hgms_core.hypergrad": (
         "check_dense",
         "difference_step",

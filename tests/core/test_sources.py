@@ -7,7 +7,7 @@ import os
 import signal
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -23,6 +23,7 @@ from hgms.outer import Sgd
 from hgms.runs import Interrupted, RunFolder, RunResult, RunSettings, run
 from hgms.selectors import First
 from hgms_core import Data, Key, Pipeline, Problem, Sources, State, Tree
+from hgms_core.capabilities import Capabilities, Finishes
 
 # --- stratified draws
 # --------------------------------------------------------------------------------------------------
@@ -100,6 +101,7 @@ class Mixer:
     ``ends_at``: it is done then; ``interrupts_at``: Ctrl-C comes in that step."""
 
     name = "mixer"
+    capabilities: ClassVar[Capabilities] = frozenset({Finishes})
     ends_at: int | None = None
     interrupts_at: int | None = field(default=None, metadata={"toml": False})
 

@@ -14,6 +14,7 @@ from support.helpers import F64, KEY, assert_same, network_problem, normal, reje
 from torch import Tensor
 
 from hgms_core import Tree, gradient, groups, stack, values
+from hgms_core.capabilities import StacksCandidates
 from hgms_core.stacking import STACK_BELOW, prefers_stack
 from hgms_core.trees import take
 
@@ -88,6 +89,8 @@ def test_auto_stacks_several_small_candidates_and_loops_over_large_ones(
 
 class Own:
     """½‖x − t·a‖², which counts the ways it is evaluated."""
+
+    capabilities = frozenset({StacksCandidates})
 
     def __init__(self) -> None:
         self.calls: list[Any] = []

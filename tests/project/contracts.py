@@ -46,7 +46,7 @@ LIBRARIES = [
     ["compiled", "gauss_newton", "optim", "rows"],
     ["config"],
     ["adapters", "plugins", "store"],
-    ["arguments", "hyper", "lazy", "packages", "torch_errors"],
+    ["arguments", "facts", "hyper", "lazy", "packages", "torch_errors"],
 ]
 """What several components share, and the host of the plugins."""
 
@@ -57,7 +57,16 @@ PUBLIC_FILES = ("__init__", "__main__", "adam", "rule", "torch_rule")
 FAMILIES = ("hgms.generators", "hgms.methods", "hgms.tasks", "hgms_mix.methods")
 """Packages whose folders are families of components."""
 
-SHARED = ("arguments", "components", "errors", "hypergrad", "torch_errors", "trees", "validators")
+SHARED = (
+    "arguments",
+    "capabilities",
+    "components",
+    "errors",
+    "hypergrad",
+    "torch_errors",
+    "trees",
+    "validators",
+)
 """Modules of the core with names for plugins."""
 
 CORE = [
@@ -69,7 +78,7 @@ CORE = [
     "protocols",
     "problem | records",
     "data",
-    "seeding | arguments | torch_errors | trees | validators",
+    "seeding | arguments | capabilities | torch_errors | trees | validators",
     "errors",
 ]
 """The core's own layers."""

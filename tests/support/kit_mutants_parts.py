@@ -9,6 +9,7 @@ import torch
 from attrs import evolve
 
 from hgms_core import Candidates, Cost
+from hgms_core.capabilities import DrawsChoice
 from support.kit_parts import DOC, Boxed, Exactly, Lowest, Step, changed
 
 # --- selectors, estimators, outer optimisers
@@ -85,7 +86,11 @@ PARTS: list[tuple[str, str, Any]] = [
         "ties",
         selects(lambda s, c: evolve(s, index=(s.scores == s.scores[s.index]).nonzero().max())),
     ),
-    ("selector", "ties", type("Changed", (Lowest,), {"__doc__": DOC, "draws": True})()),
+    (
+        "selector",
+        "ties",
+        type("Changed", (Lowest,), {"__doc__": DOC, "capabilities": frozenset({DrawsChoice})})(),
+    ),
     ("selector", "single", selects(lambda s, c: evolve(s, gap=s.gap.nan_to_num(posinf=0.0)))),
     ("selector", "same-rows", scores(on_rows_of("differentiate"))),
     ("selector", "same-rows", scores(on_rows_of("stop"))),

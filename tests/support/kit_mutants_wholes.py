@@ -7,12 +7,13 @@ import math
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from attrs import evolve
 
 from hgms_core import Candidates, Cost, Key, Problem, Sources, State
+from hgms_core.capabilities import Capabilities, ProposesSome
 from support.kit_parts import DOC, changed, like
 from support.kit_wholes import Cold, Line, NoRule, Runs, Walk
 
@@ -31,8 +32,12 @@ def proposes_some(change: Callable[..., Candidates]) -> Any:
     class InParts(Runs):
         __doc__ = DOC
 
-        def propose_some(self, problem: Any, theta: Any, start: Any, key: Any, members: Any) -> Any:
-            inputs = (problem, theta, start, key)
+        capabilities: ClassVar[Capabilities] = frozenset({ProposesSome})
+
+        def propose_some(
+            self, problem: Any, theta: Any, start: Any, key: Any, progress: float, members: Any
+        ) -> Any:
+            inputs = (problem, theta, start, key, progress)
             return change(self, self.propose(*inputs), members, inputs)
 
     return InParts()

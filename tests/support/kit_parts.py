@@ -30,6 +30,7 @@ from hgms_core import (
     Tree,
     values,
 )
+from hgms_core.capabilities import Capabilities, Randomized
 
 DOC = """A small sound component to break in many ways.
 
@@ -137,6 +138,7 @@ class Keyed(MinimalResidual):
     """
 
     name: ClassVar[str] = "keyed"
+    capabilities: ClassVar[Capabilities] = frozenset({Randomized})
     seed: int = 0
 
     def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from hgms.adapters import from_losses
 from hgms_core import ConfigError, Data, Problem, Sources, State, Tree
+from hgms_core.capabilities import GivesRepresentations
 from support.helpers import F64, assert_same, normal
 
 
@@ -152,6 +153,7 @@ def with_looks(problem: Problem) -> Problem:
     """The same problem, whose rows can be compared by what they look like."""
     looks: Any = functools.partial(problem.find(Sources).examples)
     looks.representations = lambda x, batch: batch["a"] + x["b"].sum()
+    looks.capabilities = frozenset({GivesRepresentations})
     return problem.extended(evolve(problem.find(Sources), examples=looks))
 
 

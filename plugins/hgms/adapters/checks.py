@@ -32,6 +32,7 @@ from hgms_core import (
     detach,
 )
 from hgms_core.arguments import kind_of
+from hgms_core.capabilities import ExplainsRandomness, find
 from hgms_core.errors import closest
 from hgms_core.hypergrad import check_dense, lacks_gradient
 from hgms_core.torch_errors import NOT_REPEATABLE, RANDOM, explained, first_line, out_of_memory
@@ -253,8 +254,9 @@ def _random_named(loss: Any) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        if error.code == RANDOM.code and hasattr(loss, "random"):
-            raise loss.random() from None
+        explains = find(loss, ExplainsRandomness)
+        if error.code == RANDOM.code and explains is not None:
+            raise explains.random() from None
         raise
 
 

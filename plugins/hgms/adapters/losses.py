@@ -33,6 +33,7 @@ from hgms_core import (
     norm,
 )
 from hgms_core.arguments import check_function
+from hgms_core.capabilities import ExplainsRandomness, HasOutputs, NotStackable, find
 from hgms_core.errors import unknown_name
 
 NO_ROWS = Data()
@@ -165,9 +166,12 @@ def _flattened(fields: Mapping[str, Any], theta: Shape, x: Shape) -> dict[str, A
 def _of_flat(loss: Any, theta: Shape, x: Shape) -> Any:
     """A loss of nested variables as one of flat trees, with its outputs and criterion, if any."""
     flat: Any = wraps(loss)(lambda a, b, batch: loss(theta.restore(a), x.restore(b), batch))
-    if hasattr(loss, "outputs") and hasattr(loss, "criterion"):
-        flat.outputs = lambda b, batch: loss.outputs(x.restore(b), batch)
-        flat.criterion = lambda a, b, z, batch: loss.criterion(
+    flat.capabilities = frozenset(
+        kind for kind in (HasOutputs, ExplainsRandomness, NotStackable) if find(loss, kind)
+    )
+    if known := find(loss, HasOutputs):
+        flat.outputs = lambda b, batch: known.outputs(x.restore(b), batch)
+        flat.criterion = lambda a, b, z, batch: known.criterion(
             theta.restore(a), x.restore(b), z, batch
         )
     return flat

@@ -18,6 +18,7 @@ from hgms.adapters.views import Function, View, replica, require, unmasked_rates
 from hgms.arguments import arguments_named
 from hgms_core import Batch, ConfigError, Key, Problem, Rows, Tree
 from hgms_core.arguments import check_function, kind_of
+from hgms_core.capabilities import ExplainsRandomness, NotStackable
 from hgms_core.torch_errors import RANDOM
 
 PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
@@ -436,8 +437,8 @@ def fields(
             )
 
         value.random = functools.partial(_random, own, view)  # type: ignore[attr-defined]
-        if view.recurrent:
-            value.stacked = None  # type: ignore[attr-defined]  # vmap has no rule for these layers
+        recurrent = {NotStackable} if view.recurrent else set()  # vmap has no rule for these layers
+        value.capabilities = frozenset({ExplainsRandomness, *recurrent})  # type: ignore[attr-defined]
         return value
 
     plain = bound(True, lambda theta, model, batch: of_rows(model, batch))

@@ -22,6 +22,7 @@ from hgms.comparison.run_grid import run_grid
 from hgms.config import Budget, checked
 from hgms.config.as_table import plain
 from hgms.config.invalid import kinds_of
+from hgms.facts import name_of
 from hgms.plugins import KINDS, LOG, Registry
 from hgms.runs import Interrupted, OwnProblem, RunSettings, show_object
 from hgms_core import ConfigError, Problem, Task
@@ -229,7 +230,7 @@ class _Reading:
             )
         if self.is_registered(item):
             return {**plain(item), **named}
-        name = str(getattr(item, "name", type(item).__name__))
+        name = str(name_of(item))
         return self.keep(kind, name, label, item)
 
     def problem(

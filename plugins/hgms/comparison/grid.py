@@ -19,6 +19,7 @@ from hgms.config import Budget
 from hgms.config.convert import structured
 from hgms.config.invalid import init_fields
 from hgms.config.tables import laid_over, put
+from hgms.facts import traits_of
 from hgms.plugins import Registry
 from hgms.runs import OwnProblem, RunConfig, RunFolder, RunSettings
 from hgms_core import ConfigError, HgmsError, Method
@@ -309,6 +310,6 @@ class Grid:
         """Return the configuration of a pair with dotted fields of the method set to ``values``."""
         base = self.pairs[task, method]
         entry = next(entry for entry in self.methods if entry.label == method)
-        traits = frozenset(getattr(base.task, "traits", ()))
+        traits = traits_of(base.task) or frozenset()
         built = structured(entry.at(task, values), Method, self.registry, traits)
         return evolve(base, method=built, method_name=entry.name)

@@ -41,6 +41,7 @@ from typing import Any, Literal
 import attrs
 from attrs import field, frozen, validators
 
+from hgms import facts
 from hgms.comparison import space
 from hgms.comparison.grid import (
     FLAGS,
@@ -235,7 +236,7 @@ def is_promised(baseline: Entry, task: object) -> bool:
     The result is False for a task without traits, since a baseline that the user did not name could
     fail on it.
     """
-    traits = getattr(task, "traits", None)
+    traits = facts.traits_of(task)
     return traits is not None and BASELINES[baseline.name] <= traits
 
 
@@ -610,7 +611,7 @@ class _Loader:
         """Return the traits of a task, which determine the defaults of methods."""
         if task.component is None:
             return traits_of(self.registry, task.table)
-        return frozenset(getattr(task.component, "traits", None) or ())
+        return facts.traits_of(task.component) or frozenset()
 
     # --- the rest of the file
 
@@ -618,7 +619,7 @@ class _Loader:
         """Return the primary metric of each task."""
         chosen = {}
         for label, task in built.items():
-            names = list(getattr(task, "metrics", ()))
+            names = list(facts.metrics_of(task))
             if task is not None and not names:
                 message = f"the task {label!r} has no metrics, so it cannot be compared"
                 self.errors.append(
@@ -657,7 +658,7 @@ class _Loader:
         return (
             role_of(self.registry, method.name)
             if method.component is None
-            else getattr(method.component, "role", "")
+            else facts.role_of(method.component)
         )
 
     def check_run(self, run: RunSettings) -> None:

@@ -166,7 +166,7 @@ class Sweep:
                 hint=f"remove the folder {self.folder}, or choose another --out",
             )
         differing = " and ".join(
-            "content of its data" if key == "made_of" else key
+            "content of its data" if key == "data_fingerprint" else key
             for key in mine
             if mine[key] != before[key]
         )

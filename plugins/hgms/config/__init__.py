@@ -59,7 +59,7 @@ def check_memory(what: str, *shape: int, bytes_each: int = 8) -> None:
 
 
 def lowering(*, same: Sequence[str] = (), other: Sequence[str] = ()) -> Callable[[Any], list[str]]:
-    """Return the method ``lighter`` of a component whose fields limit its memory.
+    """Return the method ``memory_hints`` of a component whose fields limit its memory.
 
     The method lists the fields to decrease: first the fields that do not change the result
     (``same``), then the ``other`` fields. A field with the value 1 cannot be decreased. A field
@@ -70,12 +70,12 @@ def lowering(*, same: Sequence[str] = (), other: Sequence[str] = ()) -> Callable
     ... class Shuffle:
     ...     batch_size: int | None = None
     ...     chunk: int = 8
-    ...     lighter = lowering(same=["chunk"], other=["batch_size"])
-    >>> Shuffle().lighter()
+    ...     memory_hints = lowering(same=["chunk"], other=["batch_size"])
+    >>> Shuffle().memory_hints()
     ['lower chunk (now 8; the same result)', 'lower batch_size (now all)']
     """
 
-    def lighter(self: Any) -> list[str]:
+    def memory_hints(self: Any) -> list[str]:
         fields = [(name, "; the same result") for name in same] + [(name, "") for name in other]
         values = [(name, getattr(self, name), note) for name, note in fields]
         return [
@@ -84,4 +84,4 @@ def lowering(*, same: Sequence[str] = (), other: Sequence[str] = ()) -> Callable
             if value != 1
         ]
 
-    return lighter
+    return memory_hints

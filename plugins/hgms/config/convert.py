@@ -20,6 +20,7 @@ import attrs
 import cattrs
 from attrs import define, field
 
+from hgms import facts
 from hgms.config.as_table import is_at_rest
 from hgms.config.budget import Budget
 from hgms.config.invalid import (
@@ -49,7 +50,8 @@ def traits_of(registry: Registry, task: object) -> frozenset[str]:
     """
     name = task.get("name") if isinstance(task, Mapping) else task
     component = registry.find("task", name) if isinstance(name, str) else None
-    return frozenset(getattr(component.target, "traits", ()) if component is not None else ())
+    traits = None if component is None else facts.traits_of(component.target)
+    return traits or frozenset()
 
 
 def role_of(registry: Registry, method: object) -> str:
@@ -58,7 +60,7 @@ def role_of(registry: Registry, method: object) -> str:
     The role is ``"floor"``, ``"ceiling"`` or an empty string.
     """
     component = registry.find("method", method) if isinstance(method, str) else None
-    return str(getattr(component.target, "role", "")) if component is not None else ""
+    return "" if component is None else facts.role_of(component.target)
 
 
 def structured(

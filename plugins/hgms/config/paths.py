@@ -50,8 +50,8 @@ def expand(path: str, place: tuple[str | int, ...] = ()) -> Path:
 def data_fingerprint(files: Iterable[Path]) -> dict[str, list[str]]:
     """Return the sha256 of each file that a problem is built from.
 
-    A task returns this value from ``made_of``, and passes all files that ``problem`` reads. The
-    digests have the order of the files. Without files the result is empty.
+    A task returns this value from ``data_fingerprint``, and passes all files that ``problem``
+    reads. The digests have the order of the files. Without files the result is empty.
 
     A run belongs to the contents of its files, so a run on other files is another run.
 

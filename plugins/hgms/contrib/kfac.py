@@ -27,6 +27,7 @@ from hgms_core import (
     component,
     hookimpl,
 )
+from hgms_core.capabilities import Capabilities, UsesLoss
 from hgms_core.validators import at_least, not_negative, optional_positive, positive
 
 
@@ -68,7 +69,7 @@ class KFAC:
     Cost: as ``cg``. Each solve also needs C backward passes and an eigenvalue decomposition of each
     factor, which the count of products does not include. ``max_steps = 0``: one product, for the
     residual. If the loss is unknown (a plain ``hypergradient(f, g, …)``), the solver is ``cg``;
-    :meth:`at` returns the solver for a loss.
+    :meth:`for_loss` returns the solver for a loss.
 
     >>> import torch
     >>> solution = KFAC(ridge=1.0).solve(lambda v: 2 * v, torch.ones(2, dtype=torch.float64))
@@ -80,6 +81,7 @@ class KFAC:
     """
 
     name: ClassVar[str] = "kfac"
+    capabilities: ClassVar[Capabilities] = frozenset({UsesLoss})
 
     ridge: float = field(default=0.0, validator=not_negative)
     rtol: float = field(default=1e-6, validator=positive)
@@ -87,7 +89,7 @@ class KFAC:
     max_steps: int = field(default=100, validator=at_least(0))
     clip: float | None = field(default=None, validator=optional_positive)
 
-    def at(self, loss: Loss, theta: Tree, x: Tree, batch: Batch) -> LinearSolver:
+    def for_loss(self, loss: Loss, theta: Tree, x: Tree, batch: Batch) -> LinearSolver:
         """Return the solver of systems with the curvature of this loss at (θ, x)."""
         inverse = kronecker_inverse(loss, theta, x, batch, self.ridge)
         if self.max_steps:

@@ -22,6 +22,7 @@ from hgms_core import (
     component,
     hookimpl,
 )
+from hgms_core.capabilities import Capabilities, HasTestingInstance, Recycles
 from hgms_core.validators import at_least, not_negative, optional_positive, positive
 
 norm = LinearSystem.norm
@@ -84,6 +85,7 @@ class LancBiO:
     """
 
     name: ClassVar[str] = "lancbio"
+    capabilities: ClassVar[Capabilities] = frozenset({HasTestingInstance, Recycles})
 
     restart: int = field(default=10, validator=at_least(1))
     ridge: float = field(default=0.0, validator=not_negative)

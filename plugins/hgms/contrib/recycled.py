@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hgms.solvers.pcg import Precondition, pcg
 from hgms_core import LinearSystem, MatVec, Solution, Tree, component, hookimpl
+from hgms_core.capabilities import Capabilities, Recycles
 from hgms_core.validators import at_least, not_negative, optional_positive, positive
 
 SMALL = 1e-6
@@ -79,6 +80,7 @@ class RecycledCG:
     """
 
     name: ClassVar[str] = "recycled-cg"
+    capabilities: ClassVar[Capabilities] = frozenset({Recycles})
 
     rank: int = field(default=60, validator=at_least(1))
     ridge: float = field(default=0.0, validator=not_negative)

@@ -10,6 +10,7 @@ from attrs import field
 from torch import Tensor
 
 from hgms_core import Key, LinearSystem, MatVec, Outcome, Solution, component, hookimpl
+from hgms_core.capabilities import Capabilities, HasTestingInstance, Randomized
 from hgms_core.components import evolve
 from hgms_core.validators import at_least, decay_rate, not_negative, positive
 
@@ -65,6 +66,7 @@ class Roulette:
     """
 
     name: ClassVar[str] = "roulette"
+    capabilities: ClassVar[Capabilities] = frozenset({HasTestingInstance, Randomized})
 
     lr: float = field(default=0.1, validator=positive)
     steps: int = field(default=10, validator=at_least(1))

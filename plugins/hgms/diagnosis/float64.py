@@ -11,13 +11,11 @@ import torch
 from torch import Tensor
 
 from hgms_core import Batch, ConfigError, HgmsError, Problem, Tree
+from hgms_core.capabilities import HasOutputs, NotStackable, StacksCandidates, find
 from hgms_core.torch_errors import first_line
 
 AGREE = 1e-3
 """Maximum relative difference between the losses of the two problems at one point."""
-
-FORMS = ("outputs", "criterion", "stacked")
-"""Optional additional forms of a loss."""
 
 
 def doubled(value: Any) -> Any:
@@ -34,27 +32,25 @@ def doubled(value: Any) -> Any:
 
 
 class Double:
-    """A loss of float64 arguments; its rows are converted as well.
-
-    If the original loss has additional forms (FORMS), this loss has them too.
-    """
+    """A loss of float64 arguments; its rows are converted as well."""
 
     def __init__(self, loss: Any) -> None:
         self._loss = loss
+        forms = (HasOutputs, StacksCandidates, NotStackable)
+        self.capabilities = frozenset(form for form in forms if find(loss, form))
 
     def __call__(self, theta: Tree, x: Tree, batch: Batch) -> Tensor:
         value: Tensor = self._loss(doubled(theta), doubled(x), doubled(batch))
         return value
 
-    def __getattr__(self, name: str) -> Any:
-        if name not in FORMS:
-            raise AttributeError(name)
-        function = getattr(self._loss, name)
-        return (
-            None
-            if function is None
-            else lambda *arguments: function(*(doubled(argument) for argument in arguments))
-        )
+    def outputs(self, x: Tree, batch: Batch) -> Any:
+        return self._loss.outputs(doubled(x), doubled(batch))
+
+    def criterion(self, theta: Tree, x: Tree, z: Any, batch: Batch) -> Any:
+        return self._loss.criterion(doubled(theta), doubled(x), doubled(z), doubled(batch))
+
+    def stacked(self, theta: Tree, x: Tree, batch: Batch, own_batch: bool) -> Any:
+        return self._loss.stacked(doubled(theta), doubled(x), doubled(batch), own_batch)
 
 
 def in_double(

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hgms.distributed.mesh import Mesh
 from hgms.distributed.rows import by_rows
+from hgms.facts import name_of
 from hgms_core import (
     CandidateGenerator,
     Candidates,
@@ -30,6 +31,7 @@ from hgms_core import (
     State,
     Tree,
 )
+from hgms_core.capabilities import ProposesSome, find
 from hgms_core.components import evolve
 
 
@@ -37,9 +39,8 @@ from hgms_core.components import evolve
 class PlacedGenerator:
     """Generator whose candidates are proposed in parts, one part per group of ranks.
 
-    The inner generator must be able to propose some candidates (``count``, and
-    ``propose_some(problem, theta, start, key, members)``, which returns the rows ``members`` of the
-    result of ``propose``). Otherwise all ranks propose all candidates together, by rows.
+    The inner generator must declare ``ProposesSome``. Otherwise all ranks propose all candidates
+    together, by rows.
     """
 
     name: ClassVar[str] = "placed"
@@ -54,11 +55,11 @@ class PlacedGenerator:
         self, problem: Problem, theta: Tree, start: State, key: Key, progress: float
     ) -> Candidates:
         problem = by_rows(problem, self.mesh.rows)
-        if dist.get_world_size(self.mesh.branches) == 1:
+        generator = find(self.generator, ProposesSome)
+        if generator is None or dist.get_world_size(self.mesh.branches) == 1:
             return self.generator.propose(problem, theta, start, key, progress)
-        generator: Any = self.generator
         members = self.mesh.members(generator.count)
-        some = generator.propose_some(problem, theta, start, key, members)
+        some = generator.propose_some(problem, theta, start, key, progress, members)
         x, aux = (self.mesh.gathered(tree, generator.count) for tree in (some.x, some.aux))
         losses = (
             None
@@ -133,18 +134,16 @@ def placed(method: Any, ranks: int, device: torch.device, even: bool = False) ->
     if not isinstance(method, Pipeline):
         raise ConfigError(
             "not-supported",
-            f"ranks={ranks} requires a Pipeline, but method {getattr(method, 'name', method)!r} "
-            "is not one",
+            f"ranks={ranks} requires a Pipeline, but method {name_of(method)!r} is not one",
             place=("run", "ranks"),
             hint="remove run.ranks, or use a Pipeline of generator, selector, hypergradient and "
             "outer optimiser",
         )
-    generator: Any = method.generator
-    apart = callable(getattr(generator, "propose_some", None))
-    mesh = Mesh.of(ranks, generator.count if apart else 1, device, even)
+    parts = find(method.generator, ProposesSome)
+    mesh = Mesh.of(ranks, 1 if parts is None else parts.count, device, even)
     return evolve(
         method,
-        generator=PlacedGenerator(generator=generator, mesh=mesh),
+        generator=PlacedGenerator(generator=method.generator, mesh=mesh),
         selector=PlacedSelector(selector=method.selector, mesh=mesh),
         hypergradient=PlacedHyperGradient(hypergradient=method.hypergradient, mesh=mesh),
     )

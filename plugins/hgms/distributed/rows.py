@@ -13,6 +13,7 @@ from torch import Tensor
 from hgms.distributed.collectives import spread_tree, summed
 from hgms.plugins import LOG
 from hgms_core import Data, Key, Loss, Problem, Sources, Tree
+from hgms_core.capabilities import HasOutputs, find
 
 ROWS = 64
 """Rows per part in the test whether a loss is a mean over rows."""
@@ -113,9 +114,5 @@ def _of_parts(loss: Loss, group: Any) -> Loss:
             return loss(theta, x, batch)
         return summed(loss(spread_tree(theta, group), spread_tree(x, group), part), group) / count
 
-    outputs: Any = loss  # a Composite, whose outputs and criterion remain
-    return (
-        attrs.evolve(outputs, value=value)
-        if hasattr(loss, "outputs") and attrs.has(type(loss))
-        else value
-    )
+    outputs: Any = find(loss, HasOutputs)  # a Composite keeps its outputs and criterion
+    return value if outputs is None else attrs.evolve(outputs, value=value)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from hgms.gauss_newton.criterion import Composite as Composite
 from hgms.gauss_newton.criterion import composite as composite
-from hgms.gauss_newton.criterion import says_outputs as says_outputs
 from hgms.gauss_newton.finite_difference import by_difference as by_difference
 from hgms.gauss_newton.product import Product as Product
 from hgms.gauss_newton.product import gauss_newton as gauss_newton

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 from attrs import frozen
 from torch import Tensor
 
 from hgms_core import Batch, ConfigError, Loss, Tree
+from hgms_core.capabilities import Capabilities, HasOutputs, find
 
 Outputs = Callable[[Tree, Batch], Any]
 """``outputs(x, batch)``: a tensor, or a tree of tensors."""
@@ -37,6 +38,8 @@ class Composite:
     tensor(4.)
     """
 
+    capabilities: ClassVar[Capabilities] = frozenset({HasOutputs})
+
     outputs: Outputs
     criterion: Criterion
     value: Loss | None = None
@@ -47,17 +50,13 @@ class Composite:
         return self.criterion(theta, x, self.outputs(x, batch), batch)
 
 
-def says_outputs(loss: Loss) -> bool:
-    """Return whether the loss has ``outputs`` and ``criterion``."""
-    return hasattr(loss, "outputs") and hasattr(loss, "criterion")
-
-
-def composite(loss: Any, wanted_by: str) -> tuple[Outputs, Criterion]:
+def composite(loss: Loss, wanted_by: str) -> tuple[Outputs, Criterion]:
     """Return (outputs, criterion) of a loss.
 
     Errors: ConfigError ``not-supported`` if the loss has none.
     """
-    if not says_outputs(loss):
+    known = find(loss, HasOutputs)
+    if known is None:
         raise ConfigError(
             "not-supported",
             f"{wanted_by} requires a lower loss with outputs and a criterion, but the lower loss "
@@ -66,4 +65,4 @@ def composite(loss: Any, wanted_by: str) -> tuple[Outputs, Criterion]:
             hint="use g = hgms.gauss_newton.Composite(outputs=…, criterion=…), where g(θ, x, batch)"
             " = criterion(θ, x, outputs(x, batch), batch)",
         )
-    return loss.outputs, loss.criterion
+    return known.outputs, known.criterion

@@ -111,7 +111,7 @@ class Aligned:
     beta: float = field(default=0.999, validator=decay_rate)
     eps: float = field(default=1e-8, validator=positive)
 
-    lighter = lowering(other=["batch_size"])
+    memory_hints = lowering(other=["batch_size"])
 
     def init(self, problem: Problem) -> State:
         return {}

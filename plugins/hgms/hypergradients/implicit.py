@@ -115,7 +115,7 @@ class Implicit:
     def needs(self) -> frozenset[str]:
         return frozenset() if self.strategy == "difference" else frozenset({"smooth-lower"})
 
-    lighter = lowering(other=["batch_size"])
+    memory_hints = lowering(other=["batch_size"])
 
     def __attrs_post_init__(self) -> None:
         if self.operator == "ggn" and self.batches == "fresh":

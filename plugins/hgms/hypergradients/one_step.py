@@ -20,6 +20,7 @@ from hgms_core import (
     Tree,
     component,
 )
+from hgms_core.capabilities import Capabilities, HasTestingInstance
 from hgms_core.validators import optional_whole, positive
 
 
@@ -65,6 +66,7 @@ class OneStep:
     """
 
     name: ClassVar[str] = "one-step"
+    capabilities: ClassVar[Capabilities] = frozenset({HasTestingInstance})
     testing_failures: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("closed-form-ridge", "central-difference"),
         "one lower step stands for the solution: η·I for the inverse Hessian, exact where H = I/η",
@@ -74,7 +76,7 @@ class OneStep:
     batch_size: int | None = field(default=None, validator=optional_whole)
     upper_batch_size: int | None = field(default=None, validator=optional_whole)
 
-    lighter = lowering(other=["batch_size"])
+    memory_hints = lowering(other=["batch_size"])
 
     @classmethod
     def testing_instance(cls) -> OneStep:

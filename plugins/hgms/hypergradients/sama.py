@@ -30,6 +30,7 @@ from hgms_core import (
     norm,
     upper_gradients,
 )
+from hgms_core.capabilities import Capabilities, HasTestingInstance
 from hgms_core.validators import decay_rates, optional_positive, optional_whole, positive
 
 
@@ -94,6 +95,7 @@ class Sama:
     """
 
     name: ClassVar[str] = "sama"
+    capabilities: ClassVar[Capabilities] = frozenset({HasTestingInstance})
     testing_failures: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("closed-form-ridge", "central-difference"),
         (
@@ -109,7 +111,7 @@ class Sama:
     batch_size: int | None = field(default=None, validator=optional_whole)
     upper_batch_size: int | None = field(default=None, validator=optional_whole)
 
-    lighter = lowering(other=["batch_size"])
+    memory_hints = lowering(other=["batch_size"])
 
     @classmethod
     def testing_instance(cls) -> Sama:

@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from attrs import define
 from torch import Tensor
 
 from hgms_core import Batch, Key, LinearSolver, Loss, MatVec, Solution, State, Tree
+from hgms_core.capabilities import Randomized, Recycles, UsesLoss, find
 
 
 @define
 class Remembering:
-    """Wrap a solver with ``solve_from`` as a LinearSolver, and store its new memory.
+    """Wrap a solver that ``Recycles`` as a LinearSolver, and store its new memory.
 
-    The signature is ``solve_from(matvec, b, x0, memory) -> (solution, memory)``. A solver's memory
-    is a state: ``{}`` before the first system, and never changed in place.
+    A solver's memory is a state: ``{}`` before the first system, and never changed in place.
     """
 
     name: ClassVar[str] = "remembering"
-    solver: Any
+    solver: Recycles
     memory: State
 
     def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
-        solution: Solution
         solution, self.memory = self.solver.solve_from(matvec, b, x0, self.memory)
         return solution
 
@@ -40,15 +39,16 @@ def prepared(
 ) -> LinearSolver:
     """Prepare the solver for one solve.
 
-    Call ``with_key(key)``, then ``at(loss, theta, x, batch)`` on the lower ``batch()``, if the
-    solver defines them. Wrap a solver that has ``solve_from`` with the memory in ``state``. Return
-    other solvers unchanged.
+    Pass the key to a ``Randomized`` solver, then g on the lower ``batch()`` to one that
+    ``UsesLoss``. Wrap a solver that ``Recycles`` with the memory in ``state``. Return other solvers
+    unchanged.
     """
-    if hasattr(solver, "with_key"):
-        solver = solver.with_key(key)
-    if hasattr(solver, "at"):
-        solver = solver.at(g, theta, x, batch())
-    return Remembering(solver, state.get("memory", {})) if hasattr(solver, "solve_from") else solver
+    if randomized := find(solver, Randomized):
+        solver = randomized.with_key(key)
+    if uses_loss := find(solver, UsesLoss):
+        solver = uses_loss.for_loss(g, theta, x, batch())
+    recycles = find(solver, Recycles)
+    return solver if recycles is None else Remembering(recycles, state.get("memory", {}))
 
 
 def remembered(solver: LinearSolver) -> State:

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, final
 
 from attrs import Attribute, evolve, field, validators
 
+from hgms.facts import needs_of
 from hgms.methods.inner import another, around_a_pipeline, innermost
 from hgms_core import (
     ConfigError,
@@ -20,6 +21,7 @@ from hgms_core import (
     component,
     hookimpl,
 )
+from hgms_core.capabilities import LearnsStart, find
 
 START = "start."
 """The prefix of the names of a learned start's leaves in θ."""
@@ -27,7 +29,7 @@ START = "start."
 
 def _starts_from_theta(_wrapper: object, _attribute: Attribute[Any], value: Any) -> None:
     generator = innermost(value).generator
-    if not getattr(generator, "can_learn_start", False):
+    if find(generator, LearnsStart) is None:
         raise ConfigError(
             "not-supported",
             "learn_start requires a generator that starts from θ, but generator "
@@ -54,7 +56,7 @@ class LearnedStart:
     point.
 
     Arguments:
-        method: a pipeline with a generator that has ``can_learn_start``, or a wrapper around one.
+        method: a pipeline with a generator that declares ``LearnsStart``, or a wrapper around one.
         learn_start: true; the key of a configuration.
 
     Cost: the cost of the method.
@@ -82,7 +84,7 @@ class LearnedStart:
 
     @property
     def needs(self) -> frozenset[str]:
-        return frozenset(getattr(self.method, "needs", ()))
+        return needs_of(self.method)
 
     def init(self, problem: Problem, seed: int) -> State:
         return self.method.init(with_learned_start(problem), seed)

@@ -7,6 +7,7 @@ from typing import ClassVar, final
 import torch
 from attrs import evolve, field
 
+from hgms.facts import needs_of
 from hgms.methods.inner import around_a_pipeline
 from hgms_core import Key, Method, Problem, Record, State, Tree, component
 from hgms_core.validators import at_least
@@ -56,7 +57,7 @@ class RandomTheta:
 
     @property
     def needs(self) -> frozenset[str]:
-        return frozenset(getattr(self.method, "needs", ()))
+        return needs_of(self.method)
 
     def init(self, problem: Problem, seed: int) -> State:
         return self.method.init(

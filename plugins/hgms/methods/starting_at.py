@@ -7,6 +7,7 @@ from typing import ClassVar, final
 
 from attrs import evolve, field
 
+from hgms.facts import needs_of
 from hgms.methods.inner import around_a_pipeline
 from hgms_core import (
     ConfigError,
@@ -67,7 +68,7 @@ class StartingAt:
         """The requirements of the initial θ and of the method."""
         reference = {f"reference:{self.reference}"} if self.reference is not None else set()
         mixture = {"sources"} if self.mixture is not None else set()
-        return frozenset(reference | mixture | set(getattr(self.method, "needs", ())))
+        return frozenset(reference | mixture) | needs_of(self.method)
 
     def init(self, problem: Problem, seed: int) -> State:
         return self.method.init(

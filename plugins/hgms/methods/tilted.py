@@ -8,7 +8,8 @@ import attrs
 from attrs import evolve, field
 from torch import Tensor
 
-from hgms.gauss_newton import Composite, says_outputs
+from hgms.facts import needs_of
+from hgms.gauss_newton import Composite
 from hgms.methods.inner import another, around_a_pipeline, innermost
 from hgms.rows import trained_on
 from hgms_core import (
@@ -26,6 +27,7 @@ from hgms_core import (
     component,
     hookimpl,
 )
+from hgms_core.capabilities import HasOutputs, find
 from hgms_core.validators import at_least
 
 UPPER = "upper."
@@ -76,7 +78,7 @@ class Tilted:
 
     @property
     def needs(self) -> frozenset[str]:
-        return frozenset(getattr(self.method, "needs", ()))
+        return needs_of(self.method)
 
     def init(self, problem: Problem, seed: int) -> State:
         return self.method.init(self._tilted(problem), seed)
@@ -164,24 +166,24 @@ def _rows(rows: Rows, f: Loss, tilt: float) -> Rows:
     )
 
 
-def _composite(g: Any, f: Any, tilt: float, value: Loss) -> Loss:
+def _composite(g: Loss, f: Loss, tilt: float, value: Loss) -> Loss:
     """Return ``value``, which is g + tilt·f, with the outputs of both losses.
 
     If g or f does not provide outputs, ``value`` is returned unchanged.
     """
-    if not (says_outputs(g) and says_outputs(f)):
+    lower = find(g, HasOutputs)
+    upper = find(f, HasOutputs)
+    if lower is None or upper is None:
         return value
 
     def outputs(x: Tree, batch: Batch) -> tuple[Any, Any]:
         below, above = _parts(batch)
-        return g.outputs(x, below), f.outputs(x, above)
+        return lower.outputs(x, below), upper.outputs(x, above)
 
     def criterion(theta: Tree, x: Tree, z: tuple[Any, Any], batch: Batch) -> Tensor:
         below, above = _parts(batch)
-        total: Tensor = g.criterion(theta, x, z[0], below) + tilt * f.criterion(
-            theta, x, z[1], above
-        )
-        return total
+        penalty = tilt * upper.criterion(theta, x, z[1], above)
+        return lower.criterion(theta, x, z[0], below) + penalty
 
     return Composite(outputs=outputs, criterion=criterion, value=value)
 

@@ -6,6 +6,7 @@ from typing import ClassVar, final
 
 from attrs import evolve
 
+from hgms.facts import needs_of
 from hgms.rows import trained_on
 from hgms_core import Method, Problem, Record, Rows, State, Tree, component
 
@@ -63,7 +64,7 @@ class ValidationOnly:
 
     @property
     def needs(self) -> frozenset[str]:
-        return frozenset({"validation-rows"}) | frozenset(getattr(self.method, "needs", ()))
+        return frozenset({"validation-rows"}) | needs_of(self.method)
 
     def init(self, problem: Problem, seed: int) -> State:
         return self.method.init(on_validation(problem), seed)

@@ -14,6 +14,7 @@ from hgms.optim import Schedule as TorchSchedule
 from hgms.optim import Timetable
 from hgms.outer.shape import Schedule
 from hgms_core import ConfigError, State, Tree, component, hookimpl
+from hgms_core.capabilities import Capabilities, HasTestingInstance
 from hgms_core.errors import unknown_name
 from hgms_core.torch_errors import first_line, out_of_memory
 
@@ -106,6 +107,7 @@ class TorchOptimizer:
     """
 
     name: ClassVar[str] = "torch"
+    capabilities: ClassVar[Capabilities] = frozenset({HasTestingInstance})
 
     optimizer: str | Callable[..., torch.optim.Optimizer] = field(default="Adam", validator=_usable)
     settings: Mapping[str, Setting] = field(factory=dict, hash=False)

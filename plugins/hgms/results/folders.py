@@ -138,7 +138,8 @@ def _changed(run: StoredRun, other: StoredRun) -> str:
     """
     here = run.environment
     there = other.environment
-    if (here.get("task") or {}).get("made_of") != (there.get("task") or {}).get("made_of"):
+    files = [(known.get("task") or {}).get("data_fingerprint") for known in (here, there)]
+    if files[0] != files[1]:
         return "the task's data have changed"
     return (
         "the code of a component has changed"

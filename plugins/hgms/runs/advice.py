@@ -75,7 +75,7 @@ def explained(error: BaseException, step: int, kept: str, **components: object) 
             "the last; `slopes` and `backward` free the graph",
         )
     if out_of_memory(error):
-        hints = [line for place, part in components.items() for line in _lighter(part, place)]
+        hints = [line for place, part in components.items() for line in _memory_hints(part, place)]
         return OutOfMemory(
             "out-of-memory",
             f"step {step}: out of memory: {first_line(error)}; {kept}",
@@ -249,18 +249,18 @@ def broken(value: object) -> bool:
     return isinstance(value, float) and not math.isfinite(value)
 
 
-def _lighter(component: object, place: str) -> Iterator[str]:
-    """Yield the memory hints of a component and its parts (``lighter``).
+def _memory_hints(component: object, place: str) -> Iterator[str]:
+    """Yield the memory hints of a component and its parts (``memory_hints``).
 
     Each has its place in the configuration.
     """
     cls = type(component)
-    advice: list[str] = getattr(component, "lighter", list)()
+    advice: list[str] = getattr(component, "memory_hints", list)()
     if advice:
         yield f"{place}: {', '.join(advice)}"
     for field in attrs.fields(cls) if attrs.has(cls) else ():
         part = getattr(component, field.name)
         if attrs.has(type(part)):
-            yield from _lighter(
+            yield from _memory_hints(
                 part, place if field.name == inside(cls) else f"{place}.{field.name}"
             )

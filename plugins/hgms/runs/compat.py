@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from hgms.cli import print_table, terminal_width, wrapped
+from hgms.facts import traits_of
 from hgms.plugins import Registry
 from hgms.runs.command_line import built
 from hgms.runs.traits import missing_traits, similar_traits, wanted_traits
@@ -42,9 +43,7 @@ def _cells(registry: Registry, name: str, tasks: Mapping[str, Any]) -> Iterator[
     """
     for task, target in tasks.items():
         try:
-            method = built(
-                name, Method, traits=frozenset(getattr(target, "traits", ())), registry=registry
-            )
+            method = built(name, Method, traits=traits_of(target) or frozenset(), registry=registry)
         except HgmsError:
             method = None
         lacking = missing_traits(method, target) if method is not None else None

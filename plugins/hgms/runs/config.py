@@ -19,12 +19,14 @@ import attrs
 import tomlkit
 from attrs import Factory, field
 
+from hgms import facts
 from hgms.config import Budget, expand
 from hgms.config.as_table import described, plain
 from hgms.config.budget import as_budget
 from hgms.config.convert import role_of, structured, traits_of
 from hgms.config.invalid import init_fields
 from hgms.config.tables import read_toml
+from hgms.facts import version_of
 from hgms.plugins import Host, Registry
 from hgms.runs.provenance import data_of, digests
 from hgms.store import digest
@@ -185,7 +187,7 @@ class RunConfig:
         default=Factory(lambda self: self.method.name, takes_self=True), metadata={"toml": False}
     )
     role: str = field(
-        default=Factory(lambda self: getattr(self.method, "role", ""), takes_self=True),
+        default=Factory(lambda self: facts.role_of(self.method), takes_self=True),
         eq=False,
         metadata={"toml": False},
     )
@@ -295,10 +297,5 @@ class RunConfig:
             table["run"].pop(key, None)
         code = digests([self.task, self.method])
         data = data_of(self.task)
-        parts = [
-            table,
-            str(getattr(self.task, "version", "")),
-            *([code] if code else []),
-            *([data] if data else []),
-        ]
+        parts = [table, version_of(self.task), *([code] if code else []), *([data] if data else [])]
         return digest(json.dumps(parts, sort_keys=True))[:8]

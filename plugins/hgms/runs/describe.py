@@ -24,6 +24,7 @@ from hgms.config.as_table import AT_REST, plain
 from hgms.config.convert import structured
 from hgms.config.invalid import init_fields, spell, type_hints
 from hgms.config.tables import overridden
+from hgms.facts import needs_of, traits_of
 from hgms.plugins import Component, Registry, inside
 from hgms.runs.traits import TRAITS, needs
 from hgms.store import described
@@ -91,8 +92,7 @@ def _needs(component: Component, registry: Registry) -> dict[str, str]:
     try:
         return needs(structured({"name": component.name}, Method, registry))
     except HgmsError:  # without defaults: use the declaration of the class
-        own = getattr(component.target, "needs", ())
-        return {} if isinstance(own, property) else dict.fromkeys(sorted(own), component.name)
+        return dict.fromkeys(sorted(needs_of(component.target)), component.name)
 
 
 # --- fields
@@ -215,7 +215,7 @@ def _parts(validator: Any) -> Iterator[Any]:
 def _about_task(target: Any) -> dict[str, Any]:
     about: dict[str, Any] = {
         "metrics": dict(target.metrics),
-        "traits": sorted(getattr(target, "traits", ())),
+        "traits": sorted(traits_of(target) or ()),
     }
     required = [key for key, field in init_fields(target).items() if field.default is attrs.NOTHING]
     if required:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
+from hgms import facts
 from hgms.config import Budget, checked
 from hgms.config.as_table import described, plain
 from hgms.config.convert import role_of, structured
@@ -201,11 +202,7 @@ def named_method(
             place=("method",),
             hint="use an object, or a registered name such as 'hg-ms' (see `hgms list method`)",
         )
-    return (
-        str(getattr(method, "name", type(method).__name__)),
-        str(getattr(method, "role", "")),
-        method,
-    )
+    return (facts.name_of(method), facts.role_of(method), method)
 
 
 def show_object(value: object) -> str:

@@ -54,6 +54,7 @@ from hgms_core import (
     Task,
     Tree,
 )
+from hgms_core.capabilities import HasPlaceholder, find
 from hgms_core.torch_errors import out_of_memory
 
 MANY = 4096
@@ -517,8 +518,9 @@ class Run:
                 summary["metrics"] |= {
                     name.removeprefix("metric."): value for name, value in numbers.items()
                 }
-        if why := getattr(self.plan.method, "untrained", ""):
-            summary["untrained"] = why
+        untrained = find(self.plan.method, HasPlaceholder)
+        if untrained is not None and untrained.placeholder_reason:
+            summary["untrained"] = untrained.placeholder_reason
         if self.plan.role:
             summary["role"] = self.plan.role
         if error is None or isinstance(error, NumericalError):

@@ -21,6 +21,7 @@ from hgms.store import described
 from hgms.torch_errors import once_differentiable
 from hgms_core import ROLES, Batch, ConfigError, Data, Key, Problem, Rows, Sources, Tree
 from hgms_core.arguments import check_function
+from hgms_core.capabilities import GivesRepresentations, find
 from hgms_core.errors import unknown_name
 from hgms_core.hypergrad import twice_differentiable_attention
 
@@ -323,7 +324,7 @@ def traits_of_problem(problem: Problem) -> frozenset[str]:
     sources = problem.find(Sources)
     if sources is not None:
         traits |= {"sources", "per-example-losses"}
-        if hasattr(sources.examples, "representations"):
+        if find(sources.examples, GivesRepresentations):
             traits.add("representations")
     if problem.find(Rows) is not None:
         traits |= {"row-weights", "per-example-losses"}

@@ -20,9 +20,11 @@ import attrs
 import torch
 
 from hgms.config.fingerprinting import fingerprint, first_party, source_digests
+from hgms.facts import metric_rows_of, metrics_of, version_of
 from hgms.plugins import Host
 from hgms.store import digest
 from hgms_core import ConfigError, HgmsError
+from hgms_core.capabilities import HasData, find
 from hgms_core.errors import CheckpointError
 from hgms_core.torch_errors import first_line
 
@@ -89,32 +91,32 @@ def environment(device: torch.device, host: Host | None = None) -> dict[str, Any
 
 
 def data_of(task: Any) -> dict[str, Any]:
-    """Return the data fingerprint of a task under the name ``made_of``.
+    """Return the data fingerprint of a task under the name ``data_fingerprint``.
 
     The result is empty for a task that reads no files. If the data is not readable, the result
     contains the reason. A run on such data has a separate folder, and fails for this reason when it
     builds its problem.
 
-    Errors: ConfigError if ``made_of`` of the task returns a value that JSON cannot store. Such a
-        value could not distinguish two runs.
+    Errors: ConfigError if ``data_fingerprint`` of the task returns a value that JSON cannot store.
+        Such a value could not distinguish two runs.
     """
-    if (made_of := getattr(task, "made_of", None)) is None:
+    if (known := find(task, HasData)) is None:
         return {}
     try:
-        contents = made_of()
+        contents = known.data_fingerprint()
     except (HgmsError, OSError) as error:
-        return {"made_of": str(error)}
+        return {"data_fingerprint": str(error)}
     try:
         json.dumps(contents)
     except (TypeError, ValueError) as error:
         raise ConfigError(
             "wrong-result",
-            f"made_of of {type(task).__module__}:{type(task).__qualname__} returns a value that "
-            f"JSON cannot store: {first_line(error)}",
-            place=("task", "made_of"),
+            f"data_fingerprint of {type(task).__module__}:{type(task).__qualname__} returns "
+            f"a value that JSON cannot store: {first_line(error)}",
+            place=("task", "data_fingerprint"),
             hint="return strings, numbers, and lists and tables of them",
         ) from None
-    return {"made_of": contents} if contents else {}
+    return {"data_fingerprint": contents} if contents else {}
 
 
 def ensure_same_inputs(before: Mapping[str, Any], task: Any, method: Any, place: str) -> None:
@@ -129,7 +131,7 @@ def ensure_same_inputs(before: Mapping[str, Any], task: Any, method: Any, place:
     about = about if isinstance(about, Mapping) else {}
     now = json.loads(json.dumps({**about_task(task), "code": digests([task, method])}))
     hint = "run without resuming to start a new run, or restore {}"
-    if about.get("made_of") != now.get("made_of") and about:
+    if about.get("data_fingerprint") != now.get("data_fingerprint") and about:
         raise CheckpointError(
             "data-changed",
             "the files of the task have changed since this run began",
@@ -160,12 +162,12 @@ def about_task(task: Any) -> dict[str, Any]:
     """Return the facts about a task that its configuration does not contain.
 
     These are the version, the better direction and the rows of each metric (``metric_rows``), and
-    the data fingerprint (``made_of``) if the task has one.
+    the data fingerprint (``data_fingerprint``) if the task has one.
     """
-    rows = dict(getattr(task, "metric_rows", {}))
+    rows = dict(metric_rows_of(task))
     return {
-        "version": str(getattr(task, "version", "")),
-        "metrics": dict(getattr(task, "metrics", {})),
+        "version": version_of(task),
+        "metrics": dict(metrics_of(task)),
         **({"metric_rows": rows} if rows else {}),
         **data_of(task),
     }

@@ -23,6 +23,7 @@ from hgms.distributed import (
 )
 from hgms.runs.config import RunConfig, RunSettings
 from hgms_core import ConfigError, Method, Problem
+from hgms_core.capabilities import Sharded, find
 from hgms_core.components import evolve
 
 
@@ -123,4 +124,5 @@ def follow_config(config: RunConfig, device: torch.device, ranks: Ranks) -> None
 
 def is_sharded(config: RunConfig) -> bool:
     """Return whether each rank stores only a part of the task's model."""
-    return bool(getattr(config.task, "sharded", False))
+    task = find(config.task, Sharded)
+    return task is not None and task.sharded

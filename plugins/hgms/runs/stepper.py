@@ -12,6 +12,7 @@ from attrs import frozen
 
 from hgms.runs.advice import check_growth, check_numbers
 from hgms_core import ConfigError, Method, Problem, Record, Sources, State, Tree, norm
+from hgms_core.capabilities import Finishes, find
 from hgms_core.errors import raise_all
 
 IDLE_STEPS = 1000
@@ -101,8 +102,8 @@ class Stepper:
 
     def is_finished(self, position: Position) -> bool:
         """Return whether the method ends before its budget."""
-        finished = getattr(self.method, "finished", None)
-        return finished is not None and bool(finished(position.state))
+        method = find(self.method, Finishes)
+        return method is not None and bool(method.finished(position.state))
 
     def result(self, state: State, step: int) -> tuple[Tree, Tree]:
         """Return (θ, x) of a state after ``step`` steps. A method may leave θ empty.

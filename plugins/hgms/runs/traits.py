@@ -15,6 +15,7 @@ from typing import Any
 
 import attrs
 
+from hgms.facts import name_of, needs_of, traits_of
 from hgms_core import ConfigError
 from hgms_core.errors import closest
 
@@ -54,9 +55,7 @@ def needs(component: Any) -> dict[str, str]:
     {'smooth-lower': 'my-solver'}
     """
     cls = type(component)
-    traits = dict.fromkeys(
-        sorted(getattr(component, "needs", ())), str(getattr(component, "name", cls.__name__))
-    )
+    traits = dict.fromkeys(sorted(needs_of(component)), name_of(component))
     for field in attrs.fields(cls) if attrs.has(cls) else ():
         for trait, part in needs(getattr(component, field.name)).items():
             traits.setdefault(trait, part)
@@ -69,10 +68,10 @@ def missing_traits(method: Any, task: Any) -> dict[str, str] | None:
     The values are the names of the parts that require them ("" for the method itself). The result
     is ``None`` if the task declares no traits.
     """
-    traits = getattr(task, "traits", None)
+    traits = traits_of(task)
     if traits is None:
         return None
-    own = getattr(method, "needs", ())
+    own = needs_of(method)
     return {
         trait: "" if trait in own else part
         for trait, part in needs(method).items()

@@ -99,7 +99,7 @@ class BestOfN:
     mode: Mode = "auto"
     chunk: int | None = field(default=None, validator=optional_whole)
 
-    lighter = lowering(same=["chunk"], other=["batch_size"])
+    memory_hints = lowering(same=["chunk"], other=["batch_size"])
 
     def select(self, problem: Problem, theta: Tree, candidates: Candidates, key: Key) -> Selection:
         return _selection(problem, theta, candidates, key, self.batch_size, self.mode, self.chunk)
@@ -137,7 +137,7 @@ class Worst:
     mode: Mode = "auto"
     chunk: int | None = field(default=None, validator=optional_whole)
 
-    lighter = lowering(same=["chunk"], other=["batch_size"])
+    memory_hints = lowering(same=["chunk"], other=["batch_size"])
 
     def select(self, problem: Problem, theta: Tree, candidates: Candidates, key: Key) -> Selection:
         return _selection(

@@ -10,6 +10,7 @@ import attrs
 import click
 
 from hgms.cli import component_names, json_option, plugin_option, print_json, print_table
+from hgms.facts import traits_of
 from hgms.plugins import Registry
 from hgms.runs import built
 from hgms.testing import check as checks
@@ -148,7 +149,7 @@ def check_gradient(
     instance = built(
         task, Task, [text for text in sets if text.startswith("task.")], registry=registry
     )
-    traits = frozenset(getattr(instance, "traits", ()))
+    traits = traits_of(instance) or frozenset()
     fields = [text for text in sets if text.startswith("method.")]
     other = built(method, Method, fields, traits, registry) if method else None
 

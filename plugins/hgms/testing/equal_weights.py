@@ -38,6 +38,7 @@ from hgms.runs import needs
 from hgms.testing import problems
 from hgms.testing.kit import F64, ask_if, fail, refused, stepped
 from hgms_core import Problem, Sources, Tree
+from hgms_core.capabilities import Finishes, find
 
 LOOKS = {4: 1.5, 8: 2.0, 16: 4.0}
 """The limit of t per number of seeds; the last limit decides."""
@@ -146,7 +147,7 @@ def _sides(up: float, down: float, what: str) -> dict[str, Departure]:
 
 def _trained(method: Any, problem: Problem, seed: int) -> Tree:
     # The weights of a method with phases exist after its last phase.
-    phases = "sources" in needs(method) and hasattr(method, "finished")
+    phases = "sources" in needs(method) and find(method, Finishes) is not None
     state = start = method.init(problem, seed)
     for step, (after, record) in enumerate(
         stepped(method, problem, start, 60 if phases else STEPS)

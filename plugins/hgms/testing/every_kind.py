@@ -17,6 +17,7 @@ import torch
 from hgms.config.as_table import plain
 from hgms.config.convert import converter_for
 from hgms.config.invalid import plain_attribute, type_hints
+from hgms.facts import needs_of
 from hgms.plugins import Kind, Registry, faults_of, summary_of, undone
 from hgms.runs import meant
 from hgms.testing import imports
@@ -55,8 +56,7 @@ def check_registration(component: Any, kind: Kind) -> None:
     """
     faults = faults_of(kind, _class(component))
     demand(not faults, "; ".join(faults))
-    needs = getattr(_class(component), "needs", ())
-    for trait in () if isinstance(needs, property) else needs:
+    for trait in needs_of(_class(component)):
         demand(
             not meant(trait),
             f"it needs {trait!r}, which no task has; did you mean {meant(trait)!r}?",

@@ -26,6 +26,7 @@ from hgms.testing.kit import (
     with_fields,
 )
 from hgms_core import Candidates, Cost, Key, Problem, Ravel, State, Tree
+from hgms_core.capabilities import ProposesSome, find
 
 KEY = Key(11)
 
@@ -227,7 +228,8 @@ def check_parts(generator: Any) -> None:
     problem = _usual(generator)
     at = partial(numbers, dtype=torch.int64)
     for variant in _on_batches(generator):
-        if not callable(getattr(variant, "propose_some", None)):
+        parts = find(variant, ProposesSome)
+        if parts is None:
             return
         proposal = proposed(variant, problem)
         whole = proposal.candidates
@@ -235,7 +237,7 @@ def check_parts(generator: Any) -> None:
         for members in (list(range(whole.count))[1:], [0]):
             if not members:
                 continue
-            some = variant.propose_some(problem, problem.theta0, proposal.start, KEY, members)
+            some = parts.propose_some(problem, problem.theta0, proposal.start, KEY, 0.0, members)
             cost = cost + some.cost
             for row, member in enumerate(members):
                 where = f"candidate {member} of propose_some(…, {members})"

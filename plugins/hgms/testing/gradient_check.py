@@ -34,6 +34,7 @@ from hgms_core import (
     curvature,
     upper_gradients,
 )
+from hgms_core.capabilities import HasClosedForm, find
 
 LARGEST = 3_000
 """The maximum number of lower variables: H is dense and factored. Larger problems are rejected."""
@@ -260,7 +261,8 @@ def check_task(task: Any, *, seed: int = 0, **options: Any) -> Report:
     A closed form is used if the task has one. The options are those of :func:`check_problem`.
     """
     setting = seed, torch.device("cpu"), torch.float64
-    exact = task.closed_form(*setting) if hasattr(task, "closed_form") else None
+    known = find(task, HasClosedForm)
+    exact = None if known is None else known.closed_form(*setting)
     return check_problem(task.problem(*setting), exact, seed=seed, **options)
 
 

@@ -14,6 +14,7 @@ from hgms.config.tables import overridden
 from hgms.plugins import KINDS, Kind, Registry, faults_of, inside
 from hgms.testing.kit import Check
 from hgms_core import Composition, ConfigError, HgmsError
+from hgms_core.capabilities import HasTestingInstance, find
 from hgms_core.errors import PluginError, closest, unknown_name
 from hgms_core.torch_errors import first_line
 
@@ -55,8 +56,8 @@ def instance_of(cls: Any, check: Check | None = None, registry: Registry | None 
             )
         except HgmsError as error:
             raise AssertionError(str(error.at(f"the composition {cls.name!r}"))) from None
-    if hasattr(cls, "testing_instance"):
-        return cls.testing_instance()
+    if known := find(cls, HasTestingInstance):
+        return known.testing_instance()
     if inside(cls) is not None:
         registry = registry or Registry.load()
         for component in registry.components("method"):

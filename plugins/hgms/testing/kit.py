@@ -19,9 +19,11 @@ import torch
 from attrs import field, frozen
 from torch import Tensor
 
+from hgms.facts import name_of
 from hgms.plugins import KINDS
 from hgms.runs import line_of, pack, unpack
 from hgms_core import ConfigError, Data, HgmsError, Key, Problem, Record, State, Tree
+from hgms_core.capabilities import Finishes, find
 
 PAGE = "docs/reference/kit.md"
 """The page that describes all checks, with one heading per kind."""
@@ -148,7 +150,7 @@ class Check:
         came = self.fault(component)
         if came:
             raise CheckFailed(
-                f"{self.kind} {getattr(component, 'name', type(component).__name__)!r} fails the "
+                f"{self.kind} {name_of(component)!r} fails the "
                 f"check {self.name}\n"
                 f"  expected: {self.demands}\n  got: {came}\n  component: {component!r}\n"
                 f"  read more: {PAGE}#{self.heading}"
@@ -368,8 +370,9 @@ def stepped(
 
     The iteration ends earlier if the method is finished.
     """
+    finishes = find(method, Finishes)
     for step in steps or range(of):
-        if getattr(method, "finished", lambda _: False)(state):
+        if finishes is not None and finishes.finished(state):
             return
         state, record = method.step(problem, state, step / of)
         yield state, record

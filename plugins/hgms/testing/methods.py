@@ -16,6 +16,7 @@ from hgms.runs import RunFolder, RunResult, RunSettings, needs, run
 from hgms.testing import oracle, problems
 from hgms.testing.kit import F64, ask_if, demand, demand_equal, place, shapes, stepped, unsound
 from hgms_core import HgmsError, Problem, Tree
+from hgms_core.capabilities import Finishes, find
 
 EVERY_STEP = RunSettings(checkpoint_seconds=0.0)
 STEPS = 60
@@ -204,7 +205,7 @@ def check_budget(method: Any) -> None:
     problem = problem_for(method)
     done = _run(method, problem, Budget(outer_steps=3))
     steps = done.summary["outer_steps"]
-    demand(steps == 3 or hasattr(method, "finished"), f"with a budget of 3 steps it made {steps}")
+    demand(steps == 3 or find(method, Finishes), f"with a budget of 3 steps it made {steps}")
     records = [row["oracle_calls"] for row in done.records if row["step"]]
     if len(records) >= 2 and records[1] > records[0] > 0:
         short = _run(_Within(method, 50), problem, Budget(oracle_calls=records[0] + 1))

@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from hgms.testing.kit import demand
 from hgms_core import Batch, Cost, Data, Loss, Problem, Rows, Sources, Tree
+from hgms_core.capabilities import GivesRepresentations, find
 
 Note = Callable[[int, Tensor], None]
 """A function (number of candidates evaluated at once, tensor that was passed on)."""
@@ -122,8 +123,9 @@ def watched(problem: Problem) -> tuple[Problem, Tally]:
     if sources is not None:
         pooled = tally.loss("g", sources.pooled)
         examples: Any = of_x(sources.examples)
-        if hasattr(sources.examples, "representations"):
-            examples.representations = of_x(sources.examples.representations)
+        if known := find(sources.examples, GivesRepresentations):
+            examples.representations = of_x(known.representations)
+            examples.capabilities = frozenset({GivesRepresentations})
         sources = evolve(sources, losses=of_x(sources.losses), examples=examples, pooled=pooled)
     return evolve(
         problem,

@@ -27,6 +27,7 @@ from hgms_core import (
     detach,
     gradient,
 )
+from hgms_core.capabilities import GivesRepresentations
 
 
 @frozen
@@ -420,6 +421,7 @@ def _of_sources(
         return examples(x, batch)
 
     each.representations = lambda _, batch: batch["a"]  # type: ignore[attr-defined]
+    each.capabilities = frozenset({GivesRepresentations})  # type: ignore[attr-defined]
 
     def theta(weights: Mapping[str, float]) -> Tree:
         if set(weights) - set(names) or not sum(weights.values()) > 0:

@@ -23,6 +23,7 @@ from hgms.testing.kit import (
     with_fields,
 )
 from hgms_core import Candidates, Key, Selection
+from hgms_core.capabilities import DrawsChoice, find
 
 KEY = Key(3)
 COUNT = 6
@@ -116,7 +117,7 @@ DRAWS = 200
 """Keys per selector with a random choice, to estimate the frequency of each candidate."""
 
 
-MEANT = "; say draws = True where its choice is meant to be drawn"
+MEANT = "; declare DrawsChoice where its choice is meant to be drawn"
 
 
 def _choices(selector: Any, stack: Candidates, keys: int = DRAWS) -> Tensor:
@@ -132,14 +133,14 @@ def _choices(selector: Any, stack: Candidates, keys: int = DRAWS) -> Tensor:
 def _randomised(selector: Any) -> bool:
     """Whether the choice is random by design (softmax, Thompson).
 
-    This is true if the selector has `draws = True`, or if its choice between equal candidates
+    This is true if the selector declares `DrawsChoice`, or if its choice between equal candidates
     depends on the key.
     """
     return _says_so(selector) or bool((_choices(selector, rows(EQUAL), 16) > 0).sum() > 1)
 
 
 def _says_so(selector: Any) -> bool:
-    return getattr(selector, "draws", False) is True
+    return find(selector, DrawsChoice) is not None
 
 
 def check_permutation(selector: Any) -> None:
@@ -201,8 +202,8 @@ def check_ties(selector: Any) -> None:
         demand(
             other,
             (
-                f"it says draws = True, and of {COUNT} equal candidates it chose the same one with "
-                f"{DRAWS} keys"
+                f"it declares DrawsChoice, but of {COUNT} equal candidates it chose the same one "
+                f"with {DRAWS} keys"
             ),
         )
     if _randomised(selector):

@@ -27,7 +27,8 @@ from hgms.testing.kit import (
     shown,
     with_fields,
 )
-from hgms_core import Key, Outcome, Solution
+from hgms_core import Key, LinearSolver, Outcome, Solution
+from hgms_core.capabilities import Randomized, find
 
 SIZE = 24
 
@@ -411,12 +412,14 @@ def check_key(solver: Any) -> None:
     """A method `with_key(key)`, if it exists, returns a solver with random numbers from the key:
     the same solution for the same key, other numbers for another key.
     """
-    ask_if(hasattr(solver, "with_key"), "it has no method with_key")
+    randomized = find(solver, Randomized)
+    ask_if(randomized, "it does not declare Randomized")
+    assert randomized is not None
     h = Operator(matrix(0.5, 1.5, seed=34))
     b = normal(SIZE, seed=35)
     key = Key(9)
-    keyed = [solver.with_key(own) for own in (key, key, key.fold("another"))]
-    kinds = {type(other).__name__ for other in keyed if not hasattr(other, "solve")}
+    keyed = [randomized.with_key(own) for own in (key, key, key.fold("another"))]
+    kinds = {type(other).__name__ for other in keyed if not isinstance(other, LinearSolver)}
     demand(not kinds, f"with_key returns {', '.join(kinds)}; return a solver")
     (drawn, first), (_, again), (others, _) = (
         oracle.drawn(other.solve, h, b, None) for other in keyed

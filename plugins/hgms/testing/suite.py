@@ -7,6 +7,7 @@ from typing import Any
 
 import attrs
 
+from hgms.facts import name_of
 from hgms.plugins import KINDS, Kind, Registry
 from hgms.testing import equal_weights as equal
 from hgms.testing import every_kind as every
@@ -160,7 +161,7 @@ def parametrize_with_checks(
 
 def _labels(components: Sequence[Any]) -> list[str]:
     """Return the names, extended by a distinguishing suffix for names that occur twice."""
-    names = [str(getattr(item, "name", type(item).__name__)) for item in components]
+    names = [str(name_of(item)) for item in components]
     labels = []
     for position, (name, component) in enumerate(zip(names, components, strict=True)):
         if isinstance(component, type):

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from hgms.config.fingerprinting import is_library_file
+from hgms.facts import traits_of
 from hgms.runs import meant
 from hgms.store import cache_folder
 from hgms.testing import oracle
@@ -47,6 +48,7 @@ from hgms_core import (
     stack,
     values,
 )
+from hgms_core.capabilities import HasData, NotStackable, find
 
 MODES: tuple[Mode, Mode] = ("loop", "stacked")
 SECONDS = 10.0
@@ -134,17 +136,18 @@ def check_other_seed(task: Any) -> None:
 
 
 def check_files(task: Any) -> None:
-    """A task that reads files has a data fingerprint (`made_of`), which is the same in two
+    """A task that reads files has a data fingerprint (`data_fingerprint`), which is the same in two
     calls.
     """
     with opened_files() as files:
         built(task)
     own = sorted(path for path in files if not _belongs_to_python(path))
     ask_if(own, "it reads no file")
-    made_of = getattr(task, "made_of", dict)
-    hint = "return data_fingerprint(paths) of hgms.config"
-    demand(made_of(), f"it reads {own[0]}, but made_of is missing or empty; {hint}")
-    demand_equal(made_of(), made_of(), "made_of called twice:")
+    known = find(task, HasData)
+    first = {} if known is None else known.data_fingerprint()
+    hint = "declare HasData, and return data_fingerprint(paths) of hgms.config"
+    demand(first, f"it reads {own[0]}, but data_fingerprint is missing or empty; {hint}")
+    demand_equal(first, known and known.data_fingerprint(), "data_fingerprint called twice:")
 
 
 _opened: list[set[str]] = []
@@ -236,7 +239,7 @@ def check_metrics(task: Any) -> None:
     """`evaluate` returns the metrics declared in `metrics`, as finite numbers. No name in
     `traits` is a misspelt trait.
     """
-    for trait in getattr(task, "traits", ()):
+    for trait in traits_of(task) or ():
         demand(
             not meant(trait),
             f"its trait {trait!r} is none that methods ask for; did you mean {meant(trait)!r}?",
@@ -292,8 +295,8 @@ def check_twice_differentiable(task: Any) -> None:
     """∇²_xx g·v is finite, symmetric and equal to differences of ∇_x g, and ∇²_θx g·v exists,
     unless `traits` declare less.
     """
-    smooth = "smooth-lower" in getattr(task, "traits", {"smooth-lower"})
-    ask_if(smooth, "its traits do not have smooth-lower")
+    traits = traits_of(task)
+    ask_if(traits is None or "smooth-lower" in traits, "its traits do not have smooth-lower")
     problem = built(task)
     rows = batch(problem.lower_data)
     x = near(problem.x0, 0.01, seed=90)
@@ -340,7 +343,7 @@ def check_stacked(task: Any) -> None:
         ("g", problem.g, problem.lower_data),
         ("f", problem.f, problem.upper_data["select"]),
     ):
-        if getattr(loss, "stacked", loss) is None:
+        if find(loss, NotStackable):
             continue
         alone, together = (
             values(loss, problem.theta0, x, batch(data), mode=mode) for mode in MODES

@@ -24,6 +24,7 @@ from hgms_core import (
     component,
     hookimpl,
 )
+from hgms_core.capabilities import Capabilities, Finishes, HasTestingInstance
 from hgms_core.validators import (
     at_least,
     at_most,
@@ -85,6 +86,7 @@ class Aioli:
     """
 
     name: ClassVar[str] = "aioli"
+    capabilities: ClassVar[Capabilities] = frozenset({Finishes, HasTestingInstance})
     needs: ClassVar[frozenset[str]] = frozenset({"sources", "per-example-losses"})
 
     rounds: int | None = field(default=20, validator=optional_whole)
@@ -102,7 +104,7 @@ class Aioli:
     batch_size: int = field(default=32, validator=whole)
     chunk: int = field(default=32, validator=whole)
 
-    lighter = lowering(same=["chunk"], other=["batch_size"])
+    memory_hints = lowering(same=["chunk"], other=["batch_size"])
 
     @classmethod
     def testing_instance(cls) -> Aioli:

@@ -25,6 +25,7 @@ from hgms_core import (
     component,
     hookimpl,
 )
+from hgms_core.capabilities import Capabilities, Finishes, HasTestingInstance
 from hgms_core.validators import decay_rates, not_negative, optional_whole, positive, whole
 from hgms_mix.methods.online import training
 
@@ -71,6 +72,7 @@ class SkillIt:
     """
 
     name: ClassVar[str] = "skill-it"
+    capabilities: ClassVar[Capabilities] = frozenset({Finishes, HasTestingInstance})
     needs: ClassVar[frozenset[str]] = frozenset({"sources", "per-example-losses"})
 
     graph_steps: int = field(default=100, validator=whole)
@@ -86,7 +88,7 @@ class SkillIt:
     batch_size: int = field(default=32, validator=whole)
     chunk: int = field(default=32, validator=whole)
 
-    lighter = lowering(same=["chunk"], other=["batch_size"])
+    memory_hints = lowering(same=["chunk"], other=["batch_size"])
 
     @classmethod
     def testing_instance(cls) -> SkillIt:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from attrs import field, frozen
@@ -11,6 +11,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from hgms_core import Batch, ConfigError, Data, Key, Tree
+from hgms_core.capabilities import (
+    Capabilities,
+    GivesRepresentations,
+    HasOutputs,
+    HasSizes,
+    NotStackable,
+    StacksCandidates,
+)
 from hgms_mix.lm.language import LanguageModel
 from hgms_mix.lm.table import TokenTable
 
@@ -104,6 +112,8 @@ class Examples:
     2202.08904).
     """
 
+    capabilities: ClassVar[Capabilities] = frozenset({GivesRepresentations, HasSizes})
+
     rows: Rows
     sizes: Mapping[str, float]
 
@@ -136,10 +146,10 @@ class MixtureLoss:
         return self._mixed(theta, self.rows(x, batch, dropout=True), batch["source"])
 
     @property
-    def stacked(self) -> object:
-        return self._stacked if self.rows.model.adapters is not None else None
+    def capabilities(self) -> Capabilities:
+        return _stacking(self.rows) | {HasOutputs}
 
-    def _stacked(self, theta: Tree, x: Tree, batch: Batch, own_batch: bool) -> Tensor:
+    def stacked(self, theta: Tree, x: Tree, batch: Batch, own_batch: bool) -> Tensor:
         losses = self.rows(x, batch, dropout=True, stacked=True, own=own_batch)
         return self._mixed(theta, losses, batch["source"].expand(losses.shape))
 
@@ -181,11 +191,15 @@ class UpperLoss:
         return self.rows(x, batch).mean(-1)
 
     @property
-    def stacked(self) -> object:
-        return self._stacked if self.rows.model.adapters is not None else None
+    def capabilities(self) -> Capabilities:
+        return _stacking(self.rows)
 
-    def _stacked(self, theta: Tree, x: Tree, batch: Batch, own_batch: bool) -> Tensor:
+    def stacked(self, theta: Tree, x: Tree, batch: Batch, own_batch: bool) -> Tensor:
         return self.rows(x, batch, stacked=True, own=own_batch).mean(-1)
+
+
+def _stacking(rows: Rows) -> Capabilities:
+    return frozenset({NotStackable if rows.model.adapters is None else StacksCandidates})
 
 
 def weights(theta: Tree) -> Tensor:

@@ -121,7 +121,7 @@ class BaseModel:
                 hint='set tokenizer = "bytes", for example',
             )
 
-    def lighter(self) -> list[str]:
+    def memory_hints(self) -> list[str]:
         """Return options that reduce memory."""
         return ['set quantize = "4bit"'] if self.quantize is None and self.path is not None else []
 

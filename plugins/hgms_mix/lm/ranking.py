@@ -29,6 +29,7 @@ from hgms_core import (
     Tree,
     gradient,
 )
+from hgms_core.capabilities import HasSizes, find
 from hgms_core.validators import at_least, at_most, greater_than, optional, whole_number
 
 some_share: Any = [greater_than(0), at_most(1)]
@@ -170,8 +171,8 @@ def source_sizes(problem: Problem) -> dict[str, int]:
     {'near': 12, 'far': 12}
     """
     sources = problem.find(Sources)
-    own = None if sources is None else getattr(sources.examples, "sizes", None)
-    return dict(own or problem.lower_data.strata or ())
+    known = None if sources is None else find(sources.examples, HasSizes)
+    return dict(problem.lower_data.strata or ()) if known is None else dict(known.sizes)
 
 
 def set_losses(problem: Problem, x: Tree, role: str, chunk: int, step: int) -> tuple[Tensor, Cost]:

@@ -20,6 +20,7 @@ from torch import Tensor
 from hgms.config import lowering, validation_shares
 from hgms.store import cache_folder
 from hgms_core import ConfigError, HgmsError, Key, Problem, Sources, Tree, component, roles
+from hgms_core.capabilities import Capabilities, HasData, HasTestingInstance, Sharded
 from hgms_core.validators import at_least, optional, optional_whole
 from hgms_mix.lm.examples import content, look
 from hgms_mix.lm.language import LanguageModel
@@ -141,6 +142,7 @@ class SourceMixture:
     """
 
     name: ClassVar[str] = "source-mixture"
+    capabilities: ClassVar[Capabilities] = frozenset({HasData, HasTestingInstance, Sharded})
     version: ClassVar[str] = "1"
     metric_rows: ClassVar[Mapping[str, str]] = {"validation_loss": "validation"}
     metrics: ClassVar[Mapping[str, bool]] = _Metrics()  # type: ignore[assignment]
@@ -200,7 +202,7 @@ class SourceMixture:
         """Whether each rank of a run stores only a part of the base."""
         return self.model.shard
 
-    def lighter(self) -> list[str]:
+    def memory_hints(self) -> list[str]:
         """Return options that reduce memory without changing a result."""
         again = [] if self.checkpointing else ["set checkpointing = true (the same result)"]
         return [*lowering(same=["micro_batch"])(self), *again]
@@ -280,7 +282,7 @@ class SourceMixture:
                 raise error.at("task", which) from error
         return results
 
-    def made_of(self) -> dict[str, Any]:
+    def data_fingerprint(self) -> dict[str, Any]:
         """Return the inputs of the problem that are not in this configuration.
 
         These are the contents of its files, and of the model's folder.

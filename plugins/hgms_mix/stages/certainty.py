@@ -19,6 +19,7 @@ from hgms.runs import RunConfig, RunFolder
 from hgms.store import Folder, read_file
 from hgms.uncertainty import Certainty, alignments, cost, in_words, over_rows, over_seeds
 from hgms_core import ConfigError, Key, Sources
+from hgms_core.capabilities import HasPlaceholder, find
 from hgms_core.errors import CheckpointError, OutOfMemory
 from hgms_core.torch_errors import out_of_memory
 from hgms_mix.stages.graph import Facts, Log, Stage
@@ -142,7 +143,8 @@ def summary(learned: Learned, facts: Facts) -> dict[str, Any]:
         sentences.append(f"{in_words(Certainty.from_dict(facts['rows']), name)} (to first order)")
     if null is not None:
         sentences.append(f"null test: {null['verdict']}")
-    if getattr(learned.config.method, "untrained", ""):
+    untrained = find(learned.config.method, HasPlaceholder)
+    if untrained is not None and untrained.placeholder_reason:
         facts = {**facts, "upper_loss": None}  # the weights do not depend on this x
     return {
         **facts,

@@ -17,6 +17,7 @@ from hgms.store import json_digest
 from hgms_core import ConfigError
 from hgms_core.errors import unknown_name
 from hgms_mix.evaluation import Evaluate
+from hgms_mix.lm import SourceMixture
 from hgms_mix.stages.settings import Finetune, Resampling, Sample
 
 
@@ -85,14 +86,14 @@ def read(
         "MixConfig", MixConfig.from_dict(table, source=source, sets=places, registry=registry)
     )
     # A mix requires sources: other tasks have no rows to sample.
-    if not (hasattr(config.task, "sources") and hasattr(config.task, "tables")):
+    if not isinstance(config.task, SourceMixture):
         raise ConfigError(
             "not-supported",
             f"the task {config.task.name!r} has no data sources to mix",
             place=("task", "name"),
             hint='set name = "source-mixture", or use hgms run',
         )
-    if getattr(config.task, "halves", None) is not None:
+    if config.task.halves is not None:
         raise ConfigError(
             "not-supported",
             "a mix cannot sample from halves of sources",

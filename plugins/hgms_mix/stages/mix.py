@@ -197,5 +197,5 @@ def mix_path(config: MixConfig) -> Path:
 
     Errors: DataError for data that cannot be read.
     """
-    config.task.made_of()  # type: ignore[attr-defined]  # the hash alone does not complain
+    config.task.data_fingerprint()  # type: ignore[attr-defined]  # the hash alone does not complain
     return config.reweight.path

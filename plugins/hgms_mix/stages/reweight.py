@@ -22,6 +22,7 @@ from hgms.distributed import launched
 from hgms.runs import Progress, RunConfig, RunFolder, View, device_called, run_config
 from hgms.store import read_file
 from hgms_core import ConfigError, Problem
+from hgms_core.capabilities import Finishes, RanksRows, find
 from hgms_core.components import evolve
 from hgms_core.errors import CheckpointError
 from hgms_mix.stages.graph import Facts, Log, Value
@@ -76,13 +77,14 @@ class Learned(Value):
         Errors: ConfigError if the budget ended before the method had ranked the rows.
         """
         method = self.config.method
-        rank = getattr(method, "ranking", None)
-        if rank is None:
+        ranks = find(method, RanksRows)
+        if ranks is None:
             return None
         state = self.state()
-        ranking: Tensor = rank(_Unbuilt(self.problem), state).detach().cpu()
-        finished = getattr(method, "finished", None)
-        if bool(ranking.isnan().all()) and finished is not None and not finished(state):
+        unbuilt: Any = _Unbuilt(self.problem)
+        ranking = ranks.ranking(unbuilt, state).detach().cpu()
+        finishes = find(method, Finishes)
+        if bool(ranking.isnan().all()) and finishes is not None and not finishes.finished(state):
             raise ConfigError(
                 "budget-too-small",
                 f"method {self.config.method_name!r} ranks rows when it finishes, but its budget "

@@ -67,7 +67,7 @@ def draw_sample(work: Folder, *, learned: Learned, sample: Sample, log: Log) -> 
         "counts": counts,
         "capacity": capacity,
         "short": short,
-        "sources": task.made_of()["files"][sample.of],
+        "sources": task.data_fingerprint()["files"][sample.of],
     }
     work.write(COUNTS, json.dumps(facts, indent=2, ensure_ascii=False).encode())
     return facts

@@ -245,7 +245,7 @@ class DesignRuns:
     @functools.cached_property
     def _data(self) -> dict[str, Any]:
         """Data fingerprint of the task."""
-        data: dict[str, Any] = self._model.task.made_of()
+        data: dict[str, Any] = self._model.task.data_fingerprint()
         return data
 
     @property

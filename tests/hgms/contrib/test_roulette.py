@@ -22,6 +22,7 @@ from hgms.solvers import CG, Neumann
 from hgms.testing import problems
 from hgms.testing.methods import check_resume
 from hgms_core import Branch, Key, LinearSystem, MatVec, Outcome, Pipeline, Solution
+from hgms_core.capabilities import Capabilities, Randomized, UsesLoss
 
 SPECTRUM = torch.linspace(0.5, 1.5, 6, dtype=F64)
 B = normal(6, seed=2)
@@ -81,13 +82,14 @@ class Tells:
 
     calls: Any
     name: ClassVar[str] = "tells"
+    capabilities: ClassVar[Capabilities] = frozenset({Randomized, UsesLoss})
 
     def with_key(self, key: Key) -> Tells:
         self.calls.append(key)
         return self
 
-    def at(self, loss: Any, theta: Any, x: Any, batch: Any) -> Tells:
-        self.calls.append("at")
+    def for_loss(self, loss: Any, theta: Any, x: Any, batch: Any) -> Tells:
+        self.calls.append("for_loss")
         return self
 
     def solve(self, matvec: MatVec, b: torch.Tensor, x0: torch.Tensor | None = None) -> Solution:
@@ -105,7 +107,7 @@ def test_an_estimator_gives_a_key_of_its_own_before_all_else() -> None:
             key,
             {"v": None},
         )
-    assert seen[1::2] == ["at"] * 3
+    assert seen[1::2] == ["for_loss"] * 3
     keys = seen[::2]
     assert keys[0] == keys[1] != keys[2]
     assert keys[0] not in (Key(1), Key(1).fold("lower"), Key(1).fold("upper"))

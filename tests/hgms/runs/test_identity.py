@@ -103,7 +103,9 @@ def test_every_task_that_reads_files_has_their_fingerprint(
         ImbalancedLoss(dataset="mnist"): 2,
     }
     before = {task: data_of(task) for task in counts}
-    assert [len(data["made_of"]["files"]) for data in before.values()] == list(counts.values())
+    assert [len(data["data_fingerprint"]["files"]) for data in before.values()] == list(
+        counts.values()
+    )
     for name in names[1:4]:
         (folder / name).write_text("other")
     same = [data_of(task) == before[task] for task in counts]

@@ -26,6 +26,7 @@ from support.source_problems import (
 from hgms.outer import DualAveraging
 from hgms.selectors import First
 from hgms_core import ConfigError, Data, NumericalError, Pipeline, Problem, Sources, State
+from hgms_core.capabilities import Finishes, find
 from hgms_mix.contrib import Aioli, OpMix, SkillIt
 from hgms_mix.methods.fastmix import FastMix
 from hgms_mix.methods.less import Less
@@ -81,14 +82,14 @@ CONTRIBUTED = ["op-mix", "skill-it", "aioli", "aioli-average"]
 
 def ended(method: Any, problem: Problem) -> tuple[State, dict[str, Any]]:
     """After the last step, or after four of a method that does not end."""
-    ends = hasattr(method, "finished")
+    ends = find(method, Finishes) is not None
     return list(through(method, problem) if ends else stepped(method, problem, 4))[-1]
 
 
 @every_method
 def test_a_state_read_back_goes_on_bit_for_bit(name: str) -> None:
     method = METHODS[name]
-    if not hasattr(method, "finished"):
+    if find(method, Finishes) is None:
         assert_goes_on(method, PROBLEM, most=5)
         return
     state = assert_goes_on(method, PROBLEM)
@@ -117,7 +118,7 @@ def test_x_is_trained_on_the_rows_that_were_chosen_by_adamw(name: str) -> None:
     batches = seen["pool"][-5:]
     x = by_torch(PROBLEM.x0, on_rows(PROBLEM, batches), weight_decay=0.1)[-1]
     assert_same(method.result(state)[1], x, rtol=1e-9, atol=1e-11)
-    assert (method.finished(state), method.untrained) == (True, "")
+    assert (method.finished(state), method.placeholder_reason) == (True, "")
     if "kept" in state:
         assert sorted(torch.cat(batches[:2]).tolist()) == sorted(state["kept"].tolist())
 

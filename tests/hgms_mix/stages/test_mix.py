@@ -220,6 +220,7 @@ from typing import Any, ClassVar, final
 import torch
 from attrs import frozen
 from hgms_core import hookimpl
+from hgms_core.capabilities import Finishes, RanksRows
 
 
 @final
@@ -232,6 +233,7 @@ class ByNumber:
     """
 
     name: ClassVar[str] = "by-number"
+    capabilities = frozenset({Finishes, RanksRows})
 
     def init(self, problem: Any, seed: int) -> Any:
         return {"theta": problem.theta0, "x": problem.x0, "left": 2}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar, Literal, final
 
 import torch
@@ -28,6 +29,7 @@ from hgms_core import (
     detach,
     repeat,
 )
+from hgms_core.capabilities import Capabilities, ProposesSome
 from hgms_core.validators import optional_positive, optional_whole, whole
 
 
@@ -94,6 +96,7 @@ class Branches:
     """
 
     name: ClassVar[str] = "branches"
+    capabilities: ClassVar[Capabilities] = frozenset({ProposesSome})
     count: int = field(default=4, validator=whole)
     steps: int = field(default=20, validator=whole)
     optimizer: LowerOptimizer = field(factory=SGD)
@@ -106,7 +109,7 @@ class Branches:
     chunk: int | None = field(default=None, validator=optional_whole)
     keep_graph: bool = False
     way_back: Literal["graph", "mixed"] = "graph"
-    lighter = lowering(same=["chunk"], other=["accumulate", "batch_size", "count"])
+    memory_hints = lowering(same=["chunk"], other=["accumulate", "batch_size", "count"])
 
     def __attrs_post_init__(self) -> None:
         check_mixed(self.way_back, self.optimizer)
@@ -123,10 +126,17 @@ class Branches:
     def propose(
         self, problem: Problem, theta: Tree, start: State, key: Key, progress: float = 0.0
     ) -> Candidates:
-        return self.propose_some(problem, theta, start, key, list(range(self.count)))
+        members = range(self.count)
+        return self.propose_some(problem, theta, start, key, progress, members)
 
     def propose_some(
-        self, problem: Problem, theta: Tree, start: State, key: Key, members: list[int]
+        self,
+        problem: Problem,
+        theta: Tree,
+        start: State,
+        key: Key,
+        progress: float,
+        members: Sequence[int],
     ) -> Candidates:
         """Return the candidates with the numbers ``members``.
 
@@ -203,7 +213,7 @@ class Branches:
         }
 
     def _forward(
-        self, problem: Problem, theta: Tree, start: State, key: Key, members: list[int]
+        self, problem: Problem, theta: Tree, start: State, key: Key, members: Sequence[int]
     ) -> tuple[Tree, Tree, Tensor, int]:
         """Run the branches ``members`` without a graph.
 
@@ -246,7 +256,7 @@ class Branches:
         )
 
     def _begin(
-        self, problem: Problem, start: State, key: Key, members: list[int]
+        self, problem: Problem, start: State, key: Key, members: Sequence[int]
     ) -> tuple[Tree, Tree, Tensor | None]:
         """Return starts, moments and row numbers of the branches ``members``.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal, final
 
 import torch
@@ -55,7 +56,9 @@ class Diversity:
         """Return the factor of each branch on the weight decay."""
         return factors(self.decay_spread, count)
 
-    def add_noise_(self, x: Tree, members: list[int], key: Key, whole: bool, decay: float) -> None:
+    def add_noise_(
+        self, x: Tree, members: Sequence[int], key: Key, whole: bool, decay: float
+    ) -> None:
         """Add Gaussian noise to every row except branch 0.
 
         Each branch uses a separate key. ``whole`` and ``decay`` are whether a batch contains all

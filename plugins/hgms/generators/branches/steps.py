@@ -13,7 +13,7 @@ from hgms.optim.rule import Coefficients, Rule, move_
 from hgms_core import ConfigError, Data, Group, Problem, State, Tree, gradient, repeat
 
 
-def starts(start: State, count: int, members: list[int]) -> tuple[Tree, Tree]:
+def starts(start: State, count: int, members: Sequence[int]) -> tuple[Tree, Tree]:
     """Return separate copies of x and of the moments for the ``members`` of ``count`` branches."""
     carried = next(iter(start["x"].values())).shape[0]
     if carried not in (1, count):

@@ -31,6 +31,7 @@ from hgms_core import (
     repeat,
     stack,
 )
+from hgms_core.capabilities import Capabilities, LearnsStart
 from hgms_core.validators import optional_whole, whole
 
 
@@ -81,7 +82,7 @@ class Trajectory:
     """
 
     name: ClassVar[str] = "trajectory"
-    can_learn_start: ClassVar[bool] = True
+    capabilities: ClassVar[Capabilities] = frozenset({LearnsStart})
 
     steps: int = field(default=20, validator=whole)
     every: int = field(default=1, validator=whole)
@@ -91,7 +92,7 @@ class Trajectory:
     keep_graph: bool = False
     way_back: Literal["graph", "mixed"] = "graph"
 
-    lighter = lowering(other=["batch_size"])
+    memory_hints = lowering(other=["batch_size"])
 
     def __attrs_post_init__(self) -> None:
         check_mixed(self.way_back, self.optimizer)

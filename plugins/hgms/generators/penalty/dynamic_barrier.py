@@ -87,7 +87,7 @@ class DynamicBarrier:
     noise: float = field(default=0.0, validator=not_negative)
     carry_rule: Literal["selected", "per-branch"] = "selected"
 
-    lighter = lowering(other=["batch_size", "count"])
+    memory_hints = lowering(other=["batch_size", "count"])
 
     init = shared.begin
 

@@ -99,7 +99,7 @@ class ValueGap:
     noise: float = field(default=0.0, validator=not_negative)
     carry_rule: Literal["selected", "per-branch"] = "selected"
 
-    lighter = lowering(other=["batch_size", "count"])
+    memory_hints = lowering(other=["batch_size", "count"])
 
     def init(self, problem: Problem, key: Key) -> State:
         return shared.begin(

@@ -79,7 +79,7 @@ class Soba:
     upper_batch_size: int | None = field(default=None, validator=optional_whole)
     max_norm: float | None = field(default=None, validator=optional_positive)
 
-    lighter = lowering(other=["batch_size"])
+    memory_hints = lowering(other=["batch_size"])
 
     def init(self, problem: Problem, key: Key) -> State:
         return {

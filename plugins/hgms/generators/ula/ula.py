@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Sequence
 from functools import partial
 from typing import ClassVar, Literal, final
 
@@ -29,6 +30,7 @@ from hgms_core import (
     groups,
     repeat,
 )
+from hgms_core.capabilities import Capabilities, ProposesSome
 from hgms_core.hypergrad import twice_differentiable_attention
 from hgms_core.validators import not_negative, optional_whole, positive, whole
 
@@ -83,6 +85,7 @@ class Ula:
     """
 
     name: ClassVar[str] = "ula"
+    capabilities: ClassVar[Capabilities] = frozenset({ProposesSome})
 
     count: int = field(default=8, validator=whole)
     steps: int = field(default=100, validator=whole)
@@ -94,7 +97,7 @@ class Ula:
     mode: Mode = "auto"
     chunk: int | None = field(default=None, validator=optional_whole)
 
-    lighter = lowering(same=["chunk"], other=["batch_size", "count"])
+    memory_hints = lowering(same=["chunk"], other=["batch_size", "count"])
 
     def init(self, problem: Problem, key: Key) -> State:
         return {"x": repeat(problem.x0, self.count if self.carry_rule == "per-branch" else 1)}
@@ -102,10 +105,17 @@ class Ula:
     def propose(
         self, problem: Problem, theta: Tree, start: State, key: Key, progress: float = 0.0
     ) -> Candidates:
-        return self.propose_some(problem, theta, start, key, list(range(self.count)))
+        members = range(self.count)
+        return self.propose_some(problem, theta, start, key, progress, members)
 
     def propose_some(
-        self, problem: Problem, theta: Tree, start: State, key: Key, members: list[int]
+        self,
+        problem: Problem,
+        theta: Tree,
+        start: State,
+        key: Key,
+        progress: float,
+        members: Sequence[int],
     ) -> Candidates:
         """Return the candidates of the chains ``members``.
 
@@ -234,7 +244,7 @@ class Ula:
     def _scale(self) -> float:
         return math.sqrt(2 * self.temperature * self.lr)
 
-    def _generators(self, start: State, key: Key, members: list[int]) -> list[torch.Generator]:
+    def _generators(self, start: State, key: Key, members: Sequence[int]) -> list[torch.Generator]:
         device = next(iter(start["x"].values())).device
         return [key.fold("noise", member).generator(device) for member in members]
 
@@ -243,7 +253,7 @@ class Ula:
         problem: Problem,
         start: State,
         key: Key,
-        members: list[int],
+        members: Sequence[int],
         generators: list[torch.Generator],
     ) -> tuple[Tree, Tensor | None]:
         carried = next(iter(start["x"].values())).shape[0]

@@ -118,7 +118,7 @@ class CrossFit:
     finish: float = field(default=0.8, validator=share)
 
     needs: ClassVar[frozenset[str]] = frozenset({"smooth-lower", "row-weights", "stop-rows"})
-    lighter = lowering(other=["batch_size", "upper_batch_size", "count"])
+    memory_hints = lowering(other=["batch_size", "upper_batch_size", "count"])
 
     def init(self, problem: Problem, seed: int) -> State:
         if problem.find(Rows) is None:

@@ -79,7 +79,7 @@ class FlatBranches:
     noise: float = field(default=0.0, validator=not_negative)
     restart_every: int | None = field(default=None, validator=optional_positive)
 
-    lighter = lowering(other=["batch_size", "count"])
+    memory_hints = lowering(other=["batch_size", "count"])
 
     def init(self, problem: Problem, key: Key) -> State:
         starts = [

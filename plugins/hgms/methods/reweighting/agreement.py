@@ -12,6 +12,7 @@ from attrs import field
 from hgms.config import lowering
 from hgms.methods.reweighting import joint, shared
 from hgms_core import Key, Problem, Record, State, Tree, component
+from hgms_core.capabilities import Capabilities, HasTestingInstance
 from hgms_core.validators import not_negative, optional_whole, positive, share, whole
 
 
@@ -71,6 +72,7 @@ class Agreement:
     """
 
     name: ClassVar[str] = "agreement"
+    capabilities: ClassVar[Capabilities] = frozenset({HasTestingInstance})
     needs: ClassVar[frozenset[str]] = frozenset({"row-weights", "stop-rows"})
 
     steps: int = field(default=300, validator=whole)
@@ -81,7 +83,7 @@ class Agreement:
     upper_batch_size: int | None = field(default=100, validator=optional_whole)
     keep: Literal["last", "best"] = "best"
 
-    lighter = lowering(other=["batch_size", "upper_batch_size"])
+    memory_hints = lowering(other=["batch_size", "upper_batch_size"])
 
     @classmethod
     def testing_instance(cls) -> Agreement:

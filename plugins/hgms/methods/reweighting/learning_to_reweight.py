@@ -25,6 +25,7 @@ from hgms_core import (
     component,
     gradient,
 )
+from hgms_core.capabilities import Capabilities, HasTestingInstance
 from hgms_core.hypergrad import twice_differentiable_attention
 from hgms_core.validators import decay_rate, optional_whole, positive, whole
 
@@ -90,6 +91,7 @@ class LearningToReweight:
     """
 
     name: ClassVar[str] = "learning-to-reweight"
+    capabilities: ClassVar[Capabilities] = frozenset({HasTestingInstance})
 
     steps: int = field(default=20, validator=whole)
     optimizer: Literal["sgd", "adam"] = "adam"
@@ -101,7 +103,7 @@ class LearningToReweight:
     memory: float = field(default=0.95, validator=decay_rate)
     keep: Literal["last", "best"] = "best"
 
-    lighter = lowering(other=["batch_size", "upper_batch_size"])
+    memory_hints = lowering(other=["batch_size", "upper_batch_size"])
 
     @property
     def needs(self) -> frozenset[str]:

@@ -26,6 +26,7 @@ from hgms_core import (
     component,
     gradient,
 )
+from hgms_core.capabilities import Capabilities, HasTestingInstance
 from hgms_core.validators import decay_rate, optional_whole, positive, whole
 
 
@@ -72,6 +73,7 @@ class MwNet:
     """
 
     name: ClassVar[str] = "mw-net"
+    capabilities: ClassVar[Capabilities] = frozenset({HasTestingInstance})
 
     steps: int = field(default=20, validator=whole)
     optimizer: Literal["sgd", "adam"] = "adam"
@@ -85,7 +87,7 @@ class MwNet:
     upper_batch_size: int | None = field(default=100, validator=optional_whole)
     keep: Literal["last", "best"] = "best"
 
-    lighter = lowering(other=["batch_size", "upper_batch_size"])
+    memory_hints = lowering(other=["batch_size", "upper_batch_size"])
 
     @property
     def needs(self) -> frozenset[str]:

@@ -13,6 +13,7 @@ from hgms.compiled import Numbers, launch, programs_of
 from hgms.config import lowering
 from hgms.methods.reweighting import joint, shared
 from hgms_core import Batch, Cost, Key, Loss, Problem, Record, Rows, State, Tree, component
+from hgms_core.capabilities import Capabilities, HasTestingInstance
 from hgms_core.validators import (
     all_of,
     at_least,
@@ -76,6 +77,7 @@ class SmallLoss:
     """
 
     name: ClassVar[str] = "small-loss"
+    capabilities: ClassVar[Capabilities] = frozenset({HasTestingInstance})
     needs: ClassVar[frozenset[str]] = frozenset({"row-weights", "stop-rows"})
 
     steps: int = field(default=20, validator=whole)
@@ -93,7 +95,7 @@ class SmallLoss:
     upper_batch_size: int | None = field(default=100, validator=optional_whole)
     keep: Literal["last", "best"] = "best"
 
-    lighter = lowering(other=["batch_size", "upper_batch_size"])
+    memory_hints = lowering(other=["batch_size", "upper_batch_size"])
 
     @classmethod
     def testing_instance(cls) -> SmallLoss:

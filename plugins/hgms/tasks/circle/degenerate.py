@@ -23,6 +23,7 @@ from hgms.tasks.circle.functions import (
     well,
 )
 from hgms_core import Problem, Tree, component
+from hgms_core.capabilities import Capabilities, HasClosedForm
 from hgms_core.validators import positive
 
 
@@ -97,6 +98,7 @@ class CircleDegenerate:
     """
 
     name: ClassVar[str] = "circle-degenerate"
+    capabilities: ClassVar[Capabilities] = frozenset({HasClosedForm})
     version: ClassVar[str] = "1"
     traits: ClassVar[frozenset[str]] = TRAITS
     metrics: ClassVar[Mapping[str, bool]] = METRICS

@@ -23,6 +23,7 @@ from hgms.tasks.circle.functions import (
     radius,
 )
 from hgms_core import Problem, Tree, component
+from hgms_core.capabilities import Capabilities, HasClosedForm
 
 
 def _upper(theta: Tree, x: Tree, batch: Tree) -> Tensor:
@@ -96,6 +97,7 @@ class CircleKink:
     """
 
     name: ClassVar[str] = "circle-kink"
+    capabilities: ClassVar[Capabilities] = frozenset({HasClosedForm})
     version: ClassVar[str] = "1"
     traits: ClassVar[frozenset[str]] = TRAITS
     metrics: ClassVar[Mapping[str, bool]] = METRICS

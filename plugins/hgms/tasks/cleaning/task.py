@@ -18,6 +18,7 @@ from hgms.gauss_newton import Composite
 from hgms.tasks.cleaning.rows import corrupt, draw, redrawn, standardise
 from hgms.tasks.images import contents, cross_entropy, image_set, load_images
 from hgms_core import Data, Key, Problem, Rows, Tree, component, roles
+from hgms_core.capabilities import Capabilities, HasData
 from hgms_core.validators import at_least, at_most, optional
 
 QUANTILES = {"q10": 0.1, "q50": 0.5, "q90": 0.9}
@@ -96,6 +97,7 @@ class HyperCleaning:
     """
 
     name: ClassVar[str] = "hyper-cleaning"
+    capabilities: ClassVar[Capabilities] = frozenset({HasData})
     version: ClassVar[str] = "1"
     traits: ClassVar[frozenset[str]] = frozenset(
         {
@@ -144,7 +146,7 @@ class HyperCleaning:
         default=(0.6, 0.2, 0.2), validator=validation_shares
     )
 
-    def made_of(self) -> dict[str, list[str]]:
+    def data_fingerprint(self) -> dict[str, list[str]]:
         """The checksums of the files of the image set."""
         return contents(self.dataset)
 

@@ -17,6 +17,7 @@ from hgms.tasks.images import contents, cross_entropy, image_set, load_images
 from hgms.tasks.imbalanced.network import Network
 from hgms.tasks.imbalanced.rows import class_weights, maps, split, views
 from hgms_core import ConfigError, Data, Key, Problem, Tree, component, roles
+from hgms_core.capabilities import Capabilities, HasData
 from hgms_core.validators import at_least, at_most, greater_than, less_than, optional
 
 CLASSES = 10
@@ -90,6 +91,7 @@ class ImbalancedLoss:
     """
 
     name: ClassVar[str] = "imbalanced-loss"
+    capabilities: ClassVar[Capabilities] = frozenset({HasData})
     version: ClassVar[str] = "1"
     traits: ClassVar[frozenset[str]] = frozenset(
         {
@@ -134,7 +136,7 @@ class ImbalancedLoss:
     bound_delta: float = field(default=0.5, validator=at_least(0))
     bound_gamma: float = field(default=0.15, validator=[at_least(0), less_than(1)])
 
-    def made_of(self) -> dict[str, list[str]]:
+    def data_fingerprint(self) -> dict[str, list[str]]:
         """The checksums of the files of the image set."""
         return contents(self.dataset)
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hgms.config import check_memory
 from hgms_core import ConfigError, Data, Key, Problem, Tree, component, hookimpl
+from hgms_core.capabilities import Capabilities, HasClosedForm
 from hgms_core.validators import at_least, not_negative
 
 
@@ -107,6 +108,7 @@ class Quadratic:
     """
 
     name: ClassVar[str] = "quadratic"
+    capabilities: ClassVar[Capabilities] = frozenset({HasClosedForm})
     version: ClassVar[str] = "1"
     traits: ClassVar[frozenset[str]] = frozenset(
         {

@@ -24,6 +24,7 @@ from hgms.tasks.regression.tables import (
     table_name,
 )
 from hgms_core import Key, NumericalError, Problem, Tree, component
+from hgms_core.capabilities import Capabilities, HasClosedForm, HasData
 from hgms_core.errors import DataError
 from hgms_core.validators import optional, positive
 
@@ -79,6 +80,7 @@ class LogisticCv:
     """
 
     name: ClassVar[str] = "logistic-cv"
+    capabilities: ClassVar[Capabilities] = frozenset({HasClosedForm, HasData})
     version: ClassVar[str] = "1"
     traits: ClassVar[frozenset[str]] = TRAITS
     metric_rows: ClassVar[Mapping[str, str]] = {"upper_loss": "validation"}
@@ -95,7 +97,7 @@ class LogisticCv:
     bound: float = field(default=10.0, validator=positive)
     exact: bool = True
 
-    def made_of(self) -> dict[str, list[str]]:
+    def data_fingerprint(self) -> dict[str, list[str]]:
         """The checksums of the files of the tables."""
         return contents(self.dataset, self.validation)
 

@@ -26,6 +26,7 @@ from hgms.tasks.regression.tables import (
     table_name,
 )
 from hgms_core import Key, Problem, Tree, component
+from hgms_core.capabilities import Capabilities, HasClosedForm, HasData
 from hgms_core.errors import DataError
 from hgms_core.validators import positive
 
@@ -119,6 +120,7 @@ class RidgeCv:
     """
 
     name: ClassVar[str] = "ridge-cv"
+    capabilities: ClassVar[Capabilities] = frozenset({HasClosedForm, HasData})
     version: ClassVar[str] = "1"
     traits: ClassVar[frozenset[str]] = TRAITS
     metric_rows: ClassVar[Mapping[str, str]] = {"upper_loss": "validation"}
@@ -128,7 +130,7 @@ class RidgeCv:
     shares: tuple[float, float, float] = field(default=(0.5, 0.25, 0.25), validator=split_shares)
     bound: float = field(default=10.0, validator=positive)
 
-    def made_of(self) -> dict[str, list[str]]:
+    def data_fingerprint(self) -> dict[str, list[str]]:
         """The checksums of the files of the table."""
         return contents(self.dataset)
 

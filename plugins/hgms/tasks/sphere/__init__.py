@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hgms.config import check_memory
 from hgms_core import ConfigError, Key, Problem, Tree, component, hookimpl
+from hgms_core.capabilities import Capabilities, HasClosedForm
 from hgms_core.validators import at_least, not_negative, positive
 
 
@@ -154,6 +155,7 @@ class Sphere:
     """
 
     name: ClassVar[str] = "sphere"
+    capabilities: ClassVar[Capabilities] = frozenset({HasClosedForm})
     version: ClassVar[str] = "1"
     traits: ClassVar[frozenset[str]] = frozenset(
         {"smooth-lower", "direct-upper", "few-upper", "stop-rows", "closed-form"}

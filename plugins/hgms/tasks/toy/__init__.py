@@ -11,6 +11,7 @@ from attrs import field
 from torch import Tensor
 
 from hgms_core import Key, Problem, Tree, component, hookimpl
+from hgms_core.capabilities import Capabilities, HasClosedForm
 from hgms_core.validators import at_least, at_most
 
 LOW = 0.0
@@ -92,6 +93,7 @@ class ToyPenalty:
     """
 
     name: ClassVar[str] = "toy-penalty"
+    capabilities: ClassVar[Capabilities] = frozenset({HasClosedForm})
     version: ClassVar[str] = "1"
     traits: ClassVar[frozenset[str]] = frozenset(
         {"smooth-lower", "direct-upper", "few-upper", "stop-rows", "closed-form"}

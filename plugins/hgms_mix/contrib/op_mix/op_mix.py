@@ -22,6 +22,7 @@ from hgms_core import (
     Tree,
     component,
 )
+from hgms_core.capabilities import Capabilities, Finishes, HasPlaceholder, HasTestingInstance
 from hgms_core.validators import (
     at_least,
     decay_rates,
@@ -84,6 +85,7 @@ class OpMix:
     """
 
     name: ClassVar[str] = "op-mix"
+    capabilities: ClassVar[Capabilities] = frozenset({Finishes, HasPlaceholder, HasTestingInstance})
     needs: ClassVar[frozenset[str]] = frozenset({"sources", "per-example-losses"})
 
     steps: int = field(default=100, validator=whole)
@@ -99,7 +101,7 @@ class OpMix:
     chunk: int = field(default=32, validator=whole)
     train_steps: int | None = field(default=0, validator=hgms_mix.lm.optional_count)
 
-    lighter = lowering(same=["chunk"], other=["batch_size"])
+    memory_hints = lowering(same=["chunk"], other=["batch_size"])
 
     @classmethod
     def testing_instance(cls) -> OpMix:
@@ -160,7 +162,7 @@ class OpMix:
         return state["theta"], hgms_mix.lm.adamw_part(state["train"], "x")
 
     @property
-    def untrained(self) -> str:
+    def placeholder_reason(self) -> str:
         """The reason why x was not trained on the mixture; empty if it was."""
         return "x is a probe's (train_steps = 0)" if self.train_steps == 0 else ""
 

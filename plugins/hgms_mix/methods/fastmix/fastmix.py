@@ -25,6 +25,7 @@ from hgms_core import (
     component,
     gradient,
 )
+from hgms_core.capabilities import Capabilities, HasTestingInstance
 from hgms_core.validators import decay_rates, not_negative, optional_whole, positive, whole
 
 
@@ -71,6 +72,7 @@ class FastMix:
     """
 
     name: ClassVar[str] = "fastmix"
+    capabilities: ClassVar[Capabilities] = frozenset({HasTestingInstance})
     needs: ClassVar[frozenset[str]] = frozenset({"sources", "per-example-losses"})
 
     updates: int = field(default=10, validator=whole)
@@ -85,7 +87,7 @@ class FastMix:
     upper_batch_size: int | None = field(default=32, validator=optional_whole)
     leaves: str = ""
 
-    lighter = lowering(other=["batch_size", "search_batch_size", "upper_batch_size"])
+    memory_hints = lowering(other=["batch_size", "search_batch_size", "upper_batch_size"])
 
     def __attrs_post_init__(self) -> None:
         try:

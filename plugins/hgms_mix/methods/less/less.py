@@ -12,6 +12,7 @@ from torch import Tensor
 import hgms_mix.lm
 from hgms.config import lowering
 from hgms_core import Cost, Key, Problem, Record, State, Tree, component
+from hgms_core.capabilities import Capabilities, Finishes, HasPlaceholder, RanksRows
 from hgms_core.validators import (
     decay_rates,
     less_than,
@@ -77,6 +78,7 @@ class Less:
     """
 
     name: ClassVar[str] = "less"
+    capabilities: ClassVar[Capabilities] = frozenset({Finishes, HasPlaceholder, RanksRows})
     needs: ClassVar[frozenset[str]] = frozenset({"sources", "per-example-losses"})
 
     warmup_share: float = field(default=0.05, validator=hgms_mix.lm.some_share)
@@ -97,7 +99,7 @@ class Less:
     store: str | None = None
     train_steps: int | None = field(default=0, validator=hgms_mix.lm.optional_count)
 
-    lighter = lowering(same=["chunk"], other=["batch_size"])
+    memory_hints = lowering(same=["chunk"], other=["batch_size"])
 
     def init(self, problem: Problem, seed: int) -> State:
         sources = sources_of(problem)
@@ -142,7 +144,7 @@ class Less:
         return state["theta"], hgms_mix.lm.adamw_part(state["train"], "x")
 
     @property
-    def untrained(self) -> str:
+    def placeholder_reason(self) -> str:
         """The reason why x was not trained on the mixture; empty if it was."""
         return "x is the warm-up's (train_steps = 0)" if self.train_steps == 0 else ""
 

@@ -100,7 +100,7 @@ class AlignedMeans:
     batch_size: int | None = field(default=None, validator=optional_whole)
     upper_batch_size: int | None = field(default=None, validator=optional_whole)
 
-    lighter = lowering(other=["batch_size", "upper_batch_size"])
+    memory_hints = lowering(other=["batch_size", "upper_batch_size"])
 
     def init(self, problem: Problem) -> State:
         count = len(hgms_mix.lm.sources_of(problem, f"hypergradient {self.name!r} compares").names)

@@ -25,6 +25,7 @@ from hgms_core import (
     component,
     gradient,
 )
+from hgms_core.capabilities import Capabilities, Finishes, HasPlaceholder, HasTestingInstance
 from hgms_core.validators import (
     decay_rates,
     not_negative,
@@ -82,6 +83,7 @@ class DoGE:
     """
 
     name: ClassVar[str] = "doge"
+    capabilities: ClassVar[Capabilities] = frozenset({Finishes, HasPlaceholder, HasTestingInstance})
     needs: ClassVar[frozenset[str]] = frozenset({"sources", "per-example-losses"})
 
     steps: int = field(default=200, validator=whole)
@@ -98,7 +100,7 @@ class DoGE:
     validation_batch_size: int | None = field(default=32, validator=optional_whole)
     train_steps: int | None = field(default=0, validator=hgms_mix.lm.optional_count)
 
-    lighter = lowering(other=["batch_size", "validation_batch_size"])
+    memory_hints = lowering(other=["batch_size", "validation_batch_size"])
 
     def __attrs_post_init__(self) -> None:
         if len(self.bounds) != 2 or not self.bounds[0] < self.bounds[1]:
@@ -148,7 +150,7 @@ class DoGE:
         return state["theta"], hgms_mix.lm.adamw_part(state["train"], "x")
 
     @property
-    def untrained(self) -> str:
+    def placeholder_reason(self) -> str:
         """The reason why x was not trained on the mixture; empty if it was."""
         return "x is the proxy's (train_steps = 0)" if self.train_steps == 0 else ""
 

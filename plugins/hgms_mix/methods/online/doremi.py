@@ -14,6 +14,7 @@ from torch import Tensor
 import hgms_mix.lm
 from hgms.config import lowering
 from hgms_core import Batch, Cost, Key, Problem, Record, Sources, State, Tree, component
+from hgms_core.capabilities import Capabilities, Finishes, HasPlaceholder, HasTestingInstance
 from hgms_core.validators import decay_rates, not_negative, positive, share, whole
 from hgms_mix.methods.online import training
 
@@ -61,6 +62,7 @@ class DoReMi:
     """
 
     name: ClassVar[str] = "doremi"
+    capabilities: ClassVar[Capabilities] = frozenset({Finishes, HasPlaceholder, HasTestingInstance})
     needs: ClassVar[frozenset[str]] = frozenset({"sources", "per-example-losses"})
     testing_failures: ClassVar[Mapping[str, str]] = {
         "optimum": "it is blind to validation rows: no weight is better to it"
@@ -78,7 +80,7 @@ class DoReMi:
     batch_size: int = field(default=32, validator=whole)
     train_steps: int | None = field(default=0, validator=hgms_mix.lm.optional_count)
 
-    lighter = lowering(other=["batch_size"])
+    memory_hints = lowering(other=["batch_size"])
 
     @classmethod
     def testing_instance(cls) -> DoReMi:
@@ -119,7 +121,7 @@ class DoReMi:
         return state["theta"], hgms_mix.lm.adamw_part(state["train"], "x")
 
     @property
-    def untrained(self) -> str:
+    def placeholder_reason(self) -> str:
         """The reason why x was not trained on the mixture; empty if it was."""
         return "x is the proxy's (train_steps = 0)" if self.train_steps == 0 else ""
 

@@ -96,7 +96,7 @@ class MixtureBranches:
     weight_decay: float = field(default=0.0, validator=not_negative)
     schedule: Literal["constant", "linear"] = "constant"
 
-    lighter = lowering(other=["batch_size", "upper_batch_size", "count"])
+    memory_hints = lowering(other=["batch_size", "upper_batch_size", "count"])
 
     def init(self, problem: Problem, key: Key) -> State:
         hgms_mix.lm.sources_of(problem, f"generator {self.name!r} draws rows of")

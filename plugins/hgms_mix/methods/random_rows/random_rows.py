@@ -12,6 +12,7 @@ from torch import Tensor
 import hgms_mix.lm
 from hgms.config import lowering
 from hgms_core import Cost, Key, Problem, Record, State, Tree, component
+from hgms_core.capabilities import Capabilities, Finishes, HasPlaceholder
 from hgms_core.validators import decay_rates, not_negative, positive, whole
 
 
@@ -55,6 +56,7 @@ class RandomRows:
     """
 
     name: ClassVar[str] = "random-rows"
+    capabilities: ClassVar[Capabilities] = frozenset({Finishes, HasPlaceholder})
     role: ClassVar[str] = "floor"
     needs: ClassVar[frozenset[str]] = frozenset({"sources", "per-example-losses"})
     testing_failures: ClassVar[Mapping[str, str]] = {"optimum": "its θ stays where it is"}
@@ -67,7 +69,7 @@ class RandomRows:
     updates: int = field(default=1, validator=whole)
     train_steps: int | None = field(default=None, validator=hgms_mix.lm.optional_count)
 
-    lighter = lowering(other=["batch_size"])
+    memory_hints = lowering(other=["batch_size"])
 
     def init(self, problem: Problem, seed: int) -> State:
         sources = hgms_mix.lm.sources_of(problem, "method 'random-rows' draws from")
@@ -91,7 +93,7 @@ class RandomRows:
         return state["theta"], hgms_mix.lm.adamw_part(state["train"], "x")
 
     @property
-    def untrained(self) -> str:
+    def placeholder_reason(self) -> str:
         """The reason why x was not trained on the mixture; empty if it was."""
         return "x is where it starts (train_steps = 0)" if self.train_steps == 0 else ""
 

@@ -23,6 +23,14 @@ from hgms_core import (
     Tree,
     component,
 )
+from hgms_core.capabilities import (
+    Capabilities,
+    Finishes,
+    GivesRepresentations,
+    HasPlaceholder,
+    RanksRows,
+    find,
+)
 from hgms_core.validators import decay_rates, not_negative, optional_whole, positive, whole
 
 
@@ -67,6 +75,7 @@ class Rds:
     """
 
     name: ClassVar[str] = "rds"
+    capabilities: ClassVar[Capabilities] = frozenset({Finishes, HasPlaceholder, RanksRows})
     needs: ClassVar[frozenset[str]] = frozenset({"sources", "representations"})
 
     turns: Literal["rows", "sets"] = "rows"
@@ -80,18 +89,18 @@ class Rds:
     batch_size: int = field(default=32, validator=whole)
     train_steps: int | None = field(default=0, validator=hgms_mix.lm.optional_count)
 
-    lighter = lowering(same=["chunk"], other=["batch_size"])
+    memory_hints = lowering(same=["chunk"], other=["batch_size"])
 
     def init(self, problem: Problem, seed: int) -> State:
         sources = _sources(problem)
         pool = problem.lower_data
-        if not hasattr(sources.examples, "representations"):
+        if find(sources.examples, GivesRepresentations) is None:
             raise ConfigError(
                 "not-supported",
                 "method 'rds' requires representations of rows, but the problem has none",
                 place=("method",),
-                hint="add the attribute `representations` to the `examples` of the sources: "
-                "(x, batch) -> one vector per row",
+                hint="let `examples` of the sources declare GivesRepresentations: "
+                "representations(x, batch) returns one vector per row",
             )
         hgms_mix.lm.check_role(problem, "method 'rds' compares with", "differentiate")
         hgms_mix.lm.check_size(self.size, pool)
@@ -121,7 +130,7 @@ class Rds:
         return state["theta"], hgms_mix.lm.adamw_part(state["train"], "x")
 
     @property
-    def untrained(self) -> str:
+    def placeholder_reason(self) -> str:
         """The reason why x was not trained on the kept rows; empty if it was."""
         return "x is where it starts (train_steps = 0)" if self.train_steps == 0 else ""
 

@@ -22,6 +22,7 @@ from hgms_core import (
     Tree,
     component,
 )
+from hgms_core.capabilities import Capabilities, Finishes, HasPlaceholder, HasTestingInstance
 from hgms_core.validators import (
     at_least,
     decay_rates,
@@ -86,6 +87,7 @@ class RegMix:
     """
 
     name: ClassVar[str] = "regmix"
+    capabilities: ClassVar[Capabilities] = frozenset({Finishes, HasPlaceholder, HasTestingInstance})
     needs: ClassVar[frozenset[str]] = frozenset({"sources", "per-example-losses"})
 
     runs: int = field(default=64, validator=at_least(3))
@@ -104,7 +106,7 @@ class RegMix:
     chunk: int = field(default=32, validator=whole)
     train_steps: int | None = field(default=0, validator=hgms_mix.lm.optional_count)
 
-    lighter = lowering(same=["chunk"], other=["batch_size"])
+    memory_hints = lowering(same=["chunk"], other=["batch_size"])
 
     def __attrs_post_init__(self) -> None:
         if self.top > self.simulated:
@@ -153,7 +155,7 @@ class RegMix:
         return state["theta"], state["x"] if trained else state["best"]
 
     @property
-    def untrained(self) -> str:
+    def placeholder_reason(self) -> str:
         """The reason why x was not trained on the mixture; empty if it was."""
         return "x is a proxy run's (train_steps = 0)" if self.train_steps == 0 else ""
 

@@ -25,6 +25,7 @@ from hgms_core import (
     Tree,
     component,
 )
+from hgms_core.capabilities import Capabilities, Finishes, HasPlaceholder, RanksRows
 from hgms_core.validators import decay_rates, not_negative, optional_whole, positive, whole
 
 
@@ -82,6 +83,7 @@ class RhoLoss:
     """
 
     name: ClassVar[str] = "rho-loss"
+    capabilities: ClassVar[Capabilities] = frozenset({Finishes, HasPlaceholder, RanksRows})
     needs: ClassVar[frozenset[str]] = frozenset({"sources", "per-example-losses"})
 
     mode: Literal["static", "online"] = "static"
@@ -101,7 +103,7 @@ class RhoLoss:
     chunk: int = field(default=32, validator=whole)
     train_steps: int | None = field(default=0, validator=hgms_mix.lm.optional_count)
 
-    lighter = lowering(same=["chunk"], other=["batch_size"])
+    memory_hints = lowering(same=["chunk"], other=["batch_size"])
 
     def __attrs_post_init__(self) -> None:
         if self.mode == "online" and self.train_steps == 0:
@@ -156,7 +158,7 @@ class RhoLoss:
         return state["theta"], hgms_mix.lm.adamw_part(state["train"], "x")
 
     @property
-    def untrained(self) -> str:
+    def placeholder_reason(self) -> str:
         """The reason why x was not trained on the mixture; empty if it was."""
         return (
             "x did not learn from the chosen rows (train_steps = 0)"

@@ -14,6 +14,7 @@ from attrs import field
 from torch import Tensor
 
 from hgms_core import Candidates, Cost, Key, Problem, State, Tree, component, detach, repeat
+from hgms_core.capabilities import Capabilities, HasTestingInstance
 from hgms_core.hypergrad import twice_differentiable_attention
 from hgms_core.validators import not_negative, optional_whole, positive, share, whole
 
@@ -72,6 +73,7 @@ class CyclicalLangevin:
     """
 
     name: ClassVar[str] = "cyclical-langevin"
+    capabilities: ClassVar[Capabilities] = frozenset({HasTestingInstance})
 
     count: int = field(default=4, validator=whole)
     cycle_steps: int = field(default=50, validator=whole)

@@ -1,0 +1,47 @@
+"""Facts that a component may state about itself, with their defaults.
+
+Each fact is a class variable, or a property of instances.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+
+def name_of(component: object) -> str:
+    """Return the ``name`` of a component; for other objects, the name of their class."""
+    return str(getattr(component, "name", type(component).__name__))
+
+
+def needs_of(component: object) -> frozenset[str]:
+    """Return the traits that a task must have for this component (``needs``), without its parts."""
+    needs: Iterable[str] | property = getattr(component, "needs", frozenset())
+    return frozenset() if isinstance(needs, property) else frozenset(needs)
+
+
+def traits_of(task: object) -> frozenset[str] | None:
+    """Return the features of the problems of a task (``traits``); None if it declares none."""
+    traits = getattr(task, "traits", None)
+    return None if traits is None else frozenset(traits)
+
+
+def role_of(method: object) -> str:
+    """Return "floor" for a trivial reference, "ceiling" for one that knows the truth, else ""."""
+    return str(getattr(method, "role", ""))
+
+
+def version_of(task: object) -> str:
+    """Return the version of the results of a task; empty for a problem without a task."""
+    return str(getattr(task, "version", ""))
+
+
+def metrics_of(task: object) -> Mapping[str, bool]:
+    """Return the metrics of a task, with True if higher is better."""
+    metrics: Mapping[str, bool] = getattr(task, "metrics", {})
+    return metrics
+
+
+def metric_rows_of(task: object) -> Mapping[str, str]:
+    """Return the rows of metrics that methods also use: "train" or "validation", by metric."""
+    rows: Mapping[str, str] = getattr(task, "metric_rows", {})
+    return rows
