@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import json
 import math
 import shutil
 import time
@@ -17,9 +16,10 @@ import numpy as np
 from attrs import define, field, frozen
 
 from hgms.runs import View, counting
-from hgms.store import finite, json_digest, replace_file
+from hgms.store import Folder, finite, json_digest
 from hgms_core import ConfigError, Key, NumericalError
 from hgms_core.components import evolve
+from hgms_core.errors import CheckpointError
 from hgms_mix.stages import (
     STAGES,
     Learned,
@@ -145,24 +145,25 @@ class DesignRuns:
 
     def finished(self, point: Point) -> Outcome | None:
         """Return the outcome of a point, or None if it has not been run."""
-        key = self._key(point)
+        folder = self._folder(point)
         try:
-            record = json.loads((self._folder(key) / "run.json").read_bytes())
-            if record["key"] != key or record["version"] != VERSION:
-                return None
-            return Outcome(
-                key=key,
-                point=point,
-                mixture=tuple(record["mixture"]),
-                metrics={
-                    name: math.nan if loss is None else loss
-                    for name, loss in record["metrics"].items()
-                },
-                seconds=record["seconds"],
-                tokens=record["tokens"],
-            )
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return None  # missing or damaged: run it again
+            manifest = folder.manifest()
+        except CheckpointError:
+            return None  # damaged: run it again
+        if manifest.status != "done":
+            return None
+        facts = manifest.facts
+        metrics = {
+            name: math.nan if loss is None else loss for name, loss in facts["metrics"].items()
+        }
+        return Outcome(
+            key=folder.key,
+            point=point,
+            mixture=tuple(facts["mixture"]),
+            metrics=metrics,
+            seconds=facts["seconds"],
+            tokens=facts["tokens"],
+        )
 
     def run(self, point: Point) -> Outcome:
         """Sample, fine-tune and evaluate a point, or resume this work.
@@ -173,11 +174,10 @@ class DesignRuns:
         Raises:
             Interrupted: Ctrl-C; finished work is saved.
         """
-        key = self._key(point)
-        folder = self._folder(key)
-        folder.mkdir(parents=True, exist_ok=True)
-        seconds = counting(any(path.is_dir() for path in folder.iterdir()), time.perf_counter)
-        runner = self._runner(point, folder)
+        folder = self._folder(point)
+        folder.path.mkdir(parents=True, exist_ok=True)
+        seconds = counting(any(path.is_dir() for path in folder.path.iterdir()), time.perf_counter)
+        runner = self._runner(point, folder.path)
         try:
             tests = runner.run(STAGES["evaluate"]).facts["test"]
             metrics = {name: row["token_loss"]["value"] for name, row in tests.items()}
@@ -188,47 +188,39 @@ class DesignRuns:
         tables = self._model.sampled_tables(sample.path / "rows.jsonl.gz", "sources")
         tokens = sum(int(table.lengths.sum()) for table in tables.values())
         outcome = Outcome(
-            key=key,
+            key=folder.key,
             point=point,
             mixture=tuple((counts / counts.sum()).tolist()),
             metrics=metrics,
             seconds=seconds(),
             tokens=tokens * self.config.finetune.epochs,
         )
-        record = {
-            "version": VERSION,
-            "weights": dict(zip(self.sources, point.weights, strict=True)),
-            **attrs.asdict(outcome),
-        }
-        replace_file(
-            folder / "run.json", json.dumps(finite(record), indent=2, ensure_ascii=False).encode()
-        )
+        weights = dict(zip(self.sources, point.weights, strict=True))
+        facts = finite({"weights": weights, **attrs.asdict(outcome)})
+        folder.commit([], facts=facts, done=True)
         for name in ("tuned", "checkpoints"):
-            for tuned in folder.glob(f"finetune-*/{name}"):
+            for tuned in folder.path.glob(f"finetune-*/{name}"):
                 shutil.rmtree(tuned, ignore_errors=True)
         return outcome
 
     def place(self, point: Point) -> Path:
         """Return the folder of a point."""
-        return self._folder(self._key(point))
+        return self._folder(point).path
 
     def show(self, view: View, say: Callable[[str], None]) -> None:
         """Show stages and steps in ``view``, and their lines through ``say``."""
         self._view = view
         self._log = say
 
-    def _folder(self, key: str) -> Path:
-        return self.folder / "runs" / key[:12]
-
-    def _key(self, point: Point) -> str:
-        """Return the sha256 of everything that determines the result of a point."""
+    def _folder(self, point: Point) -> Folder:
+        """Return the folder of a point; its key covers everything that determines the result."""
         runner = self._runner(point, self.folder)
-        return json_digest(
-            [
-                [stage.name, stage.version, runner.inputs(stage)]
-                for stage in STAGES["evaluate"].with_earlier()
-            ]
-        )
+        stages = [
+            [stage.name, stage.version, runner.inputs(stage)]
+            for stage in STAGES["evaluate"].with_earlier()
+        ]
+        key = json_digest([VERSION, stages])
+        return Folder(self.folder / "runs" / key[:12], key)
 
     def _runner(self, point: Point, folder: Path) -> Runner:
         """Return the runner of the stages of a point in its ``folder``."""

@@ -13,7 +13,8 @@ from support.helpers import assert_same, counted, rejects
 from support.less_runs import PROBLEM, less, ranked
 from support.source_problems import through
 
-from hgms_core import ConfigError, Problem
+from hgms_core import Problem
+from hgms_core.errors import CheckpointError
 from hgms_mix.methods.less import Less
 
 
@@ -29,7 +30,7 @@ def test_scores_come_from_the_stored_features(tmp_path: Path) -> None:
     assert_same(first, plain, atol=1e-3)  # half precision
     assert_same(ranked(stored(tmp_path), problem), first)
     assert calls["pooled"] - spent == spent - 2 * 6  # no pass over the pool
-    features = np.load(tmp_path / "store" / "features-2.npy", mmap_mode="r")
+    features = np.load(tmp_path / "store" / "epoch-2" / "features.npy", mmap_mode="r")
     assert (features.shape, features.dtype) == ((40, 16), np.float16)
 
 
@@ -55,6 +56,7 @@ def with_another_row(method: Less) -> Problem:
 
 def test_a_store_of_something_else_or_a_damaged_one_is_refused(tmp_path: Path) -> None:
     method = stored(tmp_path, epochs=1)
+    folder = tmp_path / "store" / "epoch-1"
     ranked(method, PROBLEM)
     changes: list[tuple[dict[str, Any], Problem]] = [
         ({"lr": 0.03}, PROBLEM),
@@ -64,8 +66,22 @@ def test_a_store_of_something_else_or_a_damaged_one_is_refused(tmp_path: Path) -
         ({}, with_another_row(method)),
     ]
     for change, problem in changes:
-        with rejects("other-settings", str(tmp_path / "store" / "store-1.json"), of=ConfigError):
+        with rejects("other-settings", str(folder / "manifest.json"), of=CheckpointError):
             ranked(evolve(method, **change), problem)
-    (tmp_path / "store" / "features-1.npy").write_bytes(b"")
-    with rejects("damaged-file", str(tmp_path / "store"), of=ConfigError):
+    features = folder / "features.npy"
+    data = features.read_bytes()
+    for damaged in (b"", data[:-1] + bytes([data[-1] ^ 1])):
+        features.write_bytes(damaged)
+        with rejects("damaged-file", str(features), of=CheckpointError):
+            ranked(method, PROBLEM)
+
+
+def test_an_incomplete_store_without_its_features_is_rejected(tmp_path: Path) -> None:
+    method = stored(tmp_path, epochs=1)
+    for state, row in through(method, PROBLEM):
+        if row["phase"] == "pool" and state["at"] == 14:
+            break
+    features = tmp_path / "store" / "epoch-1" / "features.npy"
+    features.write_bytes(b"")
+    with rejects("damaged-file", str(features), of=CheckpointError):
         ranked(method, PROBLEM)

@@ -56,7 +56,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def losses() -> dict[str, Any]:
-    records = (json.loads(path.read_bytes()) for path in DESIGN.glob("runs/*/run.json"))
+    paths = DESIGN.glob("runs/*/manifest.json")
+    records = (json.loads(path.read_bytes())["facts"] for path in paths)
     return {record["key"]: record["metrics"] for record in records}
 
 

@@ -114,7 +114,7 @@ class Features:
         if self.store is None:
             return compute(), loss
         store = FeatureStore(
-            folder=Path(self.store),
+            path=Path(self.store),
             epoch=state["epoch"] + 1,
             digest=state["digest"],
             rows=problem.lower_data.size,

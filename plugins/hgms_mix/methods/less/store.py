@@ -1,10 +1,7 @@
-"""Features on disk: written once, memory-mapped, and rejected for other rows, models or
-settings.
-"""
+"""Features on disk: written once, memory-mapped, and rejected for other rows or settings."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,8 +10,12 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from hgms.store import Digest
-from hgms_core import ConfigError, Data, Tree
+from hgms.store import Digest, Folder, damaged, json_digest
+from hgms_core import Data, Tree
+from hgms_core.torch_errors import first_line
+
+FEATURES = "features.npy"
+PRESENT = "present.npy"
 
 
 @frozen(kw_only=True)
@@ -24,79 +25,68 @@ class FeatureStore:
 
     ::
 
-        features-<epoch>.npy     [rows, dims], half precision
-        present-<epoch>.npy      [rows], written after the features
-        store-<epoch>.json       digest, rows, dims
+        epoch-<n>/features.npy     [rows, dims], half precision
+        epoch-<n>/present.npy      [rows], written after the features
+        epoch-<n>/manifest.json    key of the digest, rows and dims; sha256 of complete features
 
     Scores are also computed from half precision, so that stored features give the same scores as
-    new features.
+    new features. Complete features are checked when they are mapped, and are read-only.
+
+    Errors: CheckpointError of :class:`hgms.store.Folder`: ``other-settings`` for a store of other
+        rows, models or settings.
     """
 
-    folder: Path
+    path: Path
     epoch: int
     digest: str
     rows: int
     dims: int
 
-    def _path(self, what: str, suffix: str = "npy") -> Path:
-        return self.folder / f"{what}-{self.epoch}.{suffix}"
-
-    def _mapped(self) -> tuple[np.memmap, np.memmap]:
-        """Map the features and the flags; create the files if they do not exist.
-
-        Errors: ConfigError for a store of other rows, models or settings.
-        """
-        about = {"digest": self.digest, "rows": self.rows, "dims": self.dims}
-        marker = self._path("store", "json")
-        if not marker.exists():
-            self.folder.mkdir(parents=True, exist_ok=True)
-            shapes = {
-                "features": ((self.rows, self.dims), np.float16),
-                "present": ((self.rows,), np.bool_),
-            }
-            for what, (shape, dtype) in shapes.items():
-                np.lib.format.open_memmap(
-                    self._path(what), mode="w+", dtype=dtype, shape=shape
-                ).flush()
-            marker.write_text(json.dumps(about), encoding="utf-8")
-        try:
-            stored = json.loads(marker.read_text(encoding="utf-8"))
-            maps = tuple(
-                np.lib.format.open_memmap(self._path(what), mode="r+")
-                for what in ("features", "present")
-            )
-        except (OSError, ValueError) as error:
-            raise ConfigError(
-                "damaged-file",
-                f"the feature store cannot be read: {error}",
-                place=(str(self.folder),),
-                hint="remove the folder",
-            ) from None
-        if (
-            stored != about
-            or maps[0].shape != (self.rows, self.dims)
-            or maps[1].shape != (self.rows,)
-        ):
-            raise ConfigError(
-                "other-settings",
-                "the feature store belongs to other rows, another model or other settings",
-                place=(str(marker),),
-                hint="remove the folder, or use another `store`",
-            )
-        return maps[0], maps[1]
+    @property
+    def folder(self) -> Folder:
+        key = json_digest([self.digest, self.rows, self.dims])
+        return Folder(self.path / f"epoch-{self.epoch}", key)
 
     def rows_of(self, first: int, last: int, like: Tensor, compute: Callable[[], Tensor]) -> Tensor:
         """Return the features of rows first … last − 1 with the device and type of ``like``.
 
         If a row is missing, the features are computed and stored.
         """
-        features, present = self._mapped()
+        folder = self.folder
+        status = folder.manifest().status
+        if status == "done":
+            features = np.load(folder.checked(FEATURES), mmap_mode="r")
+            return torch.from_numpy(np.array(features[first:last])).to(like)
+        if status == "new":
+            self._create(folder)
+        features, present = (self._mapped(folder.path / name) for name in (FEATURES, PRESENT))
         if not present[first:last].all():
             features[first:last] = compute().to("cpu", torch.float16).numpy()
             features.flush()
             present[first:last] = True
             present.flush()
+            if present.all():
+                folder.commit([FEATURES], facts={}, done=True)
         return torch.from_numpy(np.array(features[first:last])).to(like)
+
+    def _create(self, folder: Folder) -> None:
+        """Create the files without features."""
+        folder.path.mkdir(parents=True, exist_ok=True)
+        open_memmap = np.lib.format.open_memmap
+        shape = self.rows, self.dims
+        open_memmap(folder.path / FEATURES, mode="w+", dtype=np.float16, shape=shape).flush()
+        open_memmap(folder.path / PRESENT, mode="w+", dtype=np.bool_, shape=shape[:1]).flush()
+        folder.commit([], facts={})
+
+    def _mapped(self, path: Path) -> np.memmap:
+        """Map a file of an incomplete store, which may be written."""
+        try:
+            array = np.lib.format.open_memmap(path, mode="r+")
+        except (OSError, ValueError) as error:
+            raise damaged(path, f"it does not contain features: {first_line(error)}") from None
+        if len(array) != self.rows:
+            raise damaged(path, f"it has {len(array)} rows, not {self.rows}")
+        return array
 
 
 def fingerprint(data: Data, piece: int = 256) -> str:
