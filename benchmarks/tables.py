@@ -837,7 +837,7 @@ def speed_hypergradient() -> str:
 
 
 def speed_methods() -> str:
-    """Return the duration of an outer step of every method, in this checkout and the previous one."""
+    """Return the duration of an outer step of every method, now and in the previous checkout."""
     parts = figures_of("speed")["parts"]
     table = []
     for part in ("digits", "others"):
@@ -850,7 +850,7 @@ def speed_methods() -> str:
 
 
 def products() -> str:
-    """Return the products of every solver to a relative residual of 1e-6, along two trajectories."""
+    """Return the products of every solver to a residual of 1e-6, along two trajectories."""
     table = []
     for row in figures_of("products")["products"]:
         each = " ".join(map(str, row["each"]))

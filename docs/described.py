@@ -207,7 +207,7 @@ def arguments(doc: str | None) -> dict[str, str]:
 
 @attrs.frozen
 class Member:
-    """A method or property: its name, its directive with argument and options, and its docstring."""
+    """A method or property: name, directive with argument and options, docstring."""
 
     name: str
     directive: str

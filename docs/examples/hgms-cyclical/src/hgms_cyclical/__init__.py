@@ -1,6 +1,4 @@
-"""Cyclical Langevin candidates for HGMS: generator `cyclical-langevin`, which cycle won
-(`cycles.jsonl`), `hgms cycles`.
-"""
+"""Cyclical Langevin candidates for HGMS: a generator, records of the selected cycles, a command."""
 
 from __future__ import annotations
 
@@ -18,9 +16,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 hgms_plugin_api = 2
-"""The version of hooks and protocols that this was written for; a host of another one says so
-instead of failing later.
-"""
+"""The supported version of hooks and protocols. A host with another version prints a message."""
 
 
 @hookimpl
@@ -30,7 +26,7 @@ def hgms_register_generators() -> list[type]:
 
 @hookimpl
 def hgms_register_commands(cli: click.Group) -> None:
-    # only now, so that a run does not import what it does not use
+    # imported here, so that other commands do not load it
     from hgms_cyclical.command import cycles
 
     cli.add_command(cycles)

@@ -1,5 +1,5 @@
-"""`hgms cycles`: which cycle's candidate was selected how often, from the `cycles.jsonl` of
-finished and unfinished runs.
+"""`hgms cycles`: the share of steps per cycle, from the `cycles.jsonl` of finished and unfinished
+runs.
 """
 
 from __future__ import annotations
@@ -46,15 +46,13 @@ class Group:
 
     @property
     def shares(self) -> list[float | None]:
-        """For each cycle the share of outer steps that it won; None where there is no step yet."""
+        """Return the share of outer steps that each cycle won, or None without steps."""
         won = [row["cycle"] for run in self.runs for row in run.rows]
         return [won.count(cycle) / len(won) if won else None for cycle in range(1, self.cycles + 1)]
 
     @property
     def mean_gap(self) -> float | None:
-        """The mean distance of the best two upper values, over the steps that have two finite
-        ones.
-        """
+        """Return the mean gap of the best two upper values, over steps with finite ones."""
         gaps = [row["gap"] for run in self.runs for row in run.rows if row["gap"] is not None]
         return sum(gaps) / len(gaps) if gaps else None
 
@@ -70,7 +68,10 @@ class Group:
 
 
 def read(path: Path) -> Record:
-    """Raises CheckpointError for a damaged file; a last line that was being written is left out."""
+    """Read a record.
+
+    Raises CheckpointError for a damaged file; an incomplete last line is skipped.
+    """
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
     number = 0
     try:
@@ -100,10 +101,11 @@ def read(path: Path) -> Record:
 
 
 def groups(folders: Iterable[Path]) -> list[Group]:
-    """All runs below ``folders`` with a record of their cycles, grouped, in the order of their
-    paths; trials of a pilot sweep are left out.
+    """Return all runs with a record of their cycles below ``folders``, grouped, in the order of
+    paths.
 
-    Raises ConfigError where a folder is not there, or where nothing below it is such a run.
+    Trials of a pilot sweep are excluded. Raises ConfigError if a folder does not exist, or contains
+    no such run.
     """
     by_run: dict[tuple[str, str, int], Group] = {}
     for folder in folders:
@@ -116,7 +118,7 @@ def groups(folders: Iterable[Path]) -> list[Group]:
             )
         names = []
         for place, inside, files in os.walk(folder):
-            # trials of a pilot sweep are no results
+            # skip trials of a pilot sweep
             inside[:] = [name for name in inside if name != "sweeps"]
             names += [Path(place, name) for name in files]
         records = [read(path) for path in sorted(names) if path.name == FILE]
@@ -141,7 +143,7 @@ def groups(folders: Iterable[Path]) -> list[Group]:
 
 
 def row(group: Group, columns: int) -> dict[str, str]:
-    """A line of the table: shares in per cent, one column a cycle."""
+    """Return a line of the table: shares in per cent, one column per cycle."""
     shares = ["" if share is None else f"{share:.0%}" for share in group.shares] + [""] * (
         columns - group.cycles
     )
@@ -161,10 +163,9 @@ def row(group: Group, columns: int) -> dict[str, str]:
 )
 @json_option
 def cycles(runs: Sequence[Path], plot: Path | None, as_json: bool) -> None:
-    """Which cycle of `cyclical-langevin` won: the share of outer steps whose selected candidate
-    each cycle ended in.
+    """Show the share of outer steps per cycle of `cyclical-langevin`, by the selected candidate.
 
-    RUNS are run folders or directories of them; seeds of one method are taken together.
+    RUNS are run folders or directories of them; seeds of one method are combined.
     """
     counted = groups(runs)
     if plot is not None:

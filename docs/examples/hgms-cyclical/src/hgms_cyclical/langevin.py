@@ -1,6 +1,4 @@
-"""One Langevin chain whose step size comes back again and again: the state at the end of every
-cycle is a candidate.
-"""
+"""One Langevin chain with a cyclical step size: each cycle ends in a candidate."""
 
 from __future__ import annotations
 
@@ -31,16 +29,16 @@ class CyclicalLangevin:
         x ← x − α_k ∇_x g(θ, x; B_k)    while mod(k − 1, C)/C < β   (exploration)
         x ← x − α_k ∇_x g(θ, x; B_k) + √(2 α_k λ) ξ           after that                  (sampling)
 
-    and candidate i = 1, …, N is the state after i·C steps. So every cycle starts warm, from the
-    candidate before it.
+    Candidate i = 1, …, N is the state after i·C steps. Every cycle therefore starts from the
+    previous candidate.
 
     Noise-free steps contract: with β > 0 candidates spread less than exp(−g/λ) does, unless the
     sampling steps of one cycle are enough to forget its start (Σ α_k over them well above
     1/curvature).
 
-    Use when N views of the lower minimisers are wanted for the price of one long chain, and large
-    steps can leave a basin. Avoid when candidates must be independent (``ula``, ``branches``): each
-    cycle starts where the last one ended, and a candidate is replayed through all cycles before it.
+    Use when you need N lower minimisers at the price of one long chain, and large steps can leave a
+    basin. Avoid when candidates must be independent (``ula``, ``branches``): each cycle starts at
+    the end of the last, and the replay of a candidate runs all earlier cycles.
 
     Arguments:
         count: N, cycles and candidates. ``cycle_steps``: C, lower steps of a cycle.
@@ -49,13 +47,13 @@ class CyclicalLangevin:
         exploration: β in [0, 1], the share of a cycle without noise; 1 is gradient descent with
             warm restarts.
         temperature: λ ≥ 0, in the units of g.
-        batch_size: examples a step; None uses all.
+        batch_size: examples per step; None uses all.
         carry_rule: the next outer step starts from the ``selected`` candidate, from the ``last``
             one, as one chain that never ends, or from a newly drawn lower state (``restart``).
 
     Cost: N·C lower gradients; to replay candidate i, i·C and as many products and cross products.
-    Memory: N + 2 lower states and one gradient; replayed, the graphs of as many gradients as are
-    gone back through.
+    Memory: N + 2 lower states and one gradient; in a replay, the graphs of all differentiated
+    gradients.
 
     >>> problem = Problem(
     ...     theta0={"t": torch.zeros(1)},
@@ -68,7 +66,7 @@ class CyclicalLangevin:
     tensor([1.5000, 0.5625, 0.2109])
 
     Source: Zhang, Li, Zhang, Chen, Wilson, *Cyclical stochastic gradient MCMC for Bayesian deep
-    learning*, ICLR 2020 (arXiv 1902.03932), equation 1 and Algorithm 1; here with one sample a
+    learning*, ICLR 2020 (arXiv 1902.03932), equation 1 and Algorithm 1; here with one sample per
     cycle, at its end.
     """
 
@@ -85,17 +83,17 @@ class CyclicalLangevin:
 
     @classmethod
     def testing_instance(cls) -> CyclicalLangevin:
-        """For ``hgms check``: short cycles that sample for most of their steps, warm enough to
-        cross a barrier of 1/4.
+        """Return an instance for ``hgms check``: short cycles with many sampling steps, hot enough
+        to cross a barrier of 1/4.
         """
         return cls(count=3, cycle_steps=10, lr=0.2, exploration=0.1, temperature=0.2)
 
     def step_size(self, k: int) -> float:
-        """α_k of step k = 1, 2, …"""
+        """Return α_k of step k = 1, 2, …"""
         return self.lr / 2 * (math.cos(math.pi * self._place(k)) + 1)
 
     def samples(self, k: int) -> bool:
-        """Whether step k adds noise."""
+        """Return whether step k adds noise."""
         return self._place(k) >= self.exploration
 
     def init(self, problem: Problem, key: Key) -> State:
@@ -131,7 +129,7 @@ class CyclicalLangevin:
         steps = (index + 1) * self.cycle_steps
         within = steps if last is None else min(last, steps)
         if not any(leaf.requires_grad for leaf in theta.values()):
-            within = 0  # a run forward, and nothing to go back through
+            within = 0  # forward only, without a graph
         *_, (point, _) = self._chain(problem, theta, start["x"], key, steps, within)
         rows = problem.lower_data.count(self.batch_size) * (steps + 2 * within)
         return point, Cost(lower_gradients=steps, products=within, cross_products=within, rows=rows)
@@ -153,11 +151,11 @@ class CyclicalLangevin:
     def _chain(
         self, problem: Problem, theta: Tree, x: Tree, key: Key, steps: int, within: int
     ) -> Iterator[tuple[Tree, Tensor]]:
-        """The state after each step, and g before it; the last ``within`` steps keep their graph in
-        ``theta``.
+        """Yield the state after each step, and g before it. The last ``within`` steps keep their
+        graph in ``theta``.
 
-        Batches and noise depend on ``key`` alone, in the order of the steps, so a replayed chain is
-        the chain again.
+        Batches and noise depend only on ``key``, in the order of the steps, so a replay repeats the
+        chain.
         """
         data = problem.lower_data
         still = detach(theta)

@@ -1,13 +1,13 @@
-"""Which cycle won at each outer step, beside the run's own files: ``cycles.jsonl``.
+"""Record the selected cycle of each outer step in the run folder: ``cycles.jsonl``.
 
-Its first line says what the run is, every other one is an outer step::
+The first line describes the run, every other line is an outer step::
 
     {"cycles": 4, "task": "sphere", "method": "hg-ms", "seed": 0}
     {"step": 1, "cycle": 3, "gap": 0.0121}
 
-``cycle`` counts from 1 (candidate ``selected`` of the record, plus 1); ``gap`` is null where it is
-not finite. An observer gets copies, outside the budget's clock, and changes nothing of the run.
-Where it raises, the run goes on without it.
+``cycle`` counts from 1 (candidate ``selected`` of the record, plus 1); ``gap`` is null if it is not
+finite. An observer receives copies, outside the budget's clock, and does not change the run. If it
+raises an error, the run continues without it.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ def hgms_run_started(run: RunInfo) -> None:
         "seed": run.seed,
     }
     path.write_text("".join(json.dumps(row) + "\n" for row in (head, *rows)), encoding="utf-8")
-    # a line is out when it is written
+    # each line is flushed
     run.state["cyclical"] = path.open("a", encoding="utf-8", buffering=1)
 
 
 @hookimpl
 def hgms_step_finished(run: RunInfo, record: dict[str, Any]) -> None:
     stream: TextIO | None = run.state.get("cyclical")
-    if stream is not None and record.get("selected") is not None:  # step 0 has chosen nothing yet
+    if stream is not None and record.get("selected") is not None:  # step 0 has no selection
         row = {"step": record["step"], "cycle": record["selected"] + 1, "gap": record["gap"]}
         stream.write(json.dumps(row) + "\n")
 
@@ -60,8 +60,10 @@ def hgms_run_finished(run: RunInfo) -> None:
 
 
 def kept(path: Path, step: int) -> list[dict[str, Any]]:
-    """The rows of ``path`` that a run resumed from ``step`` goes on from. The steps after it were
-    lost with the kill and come again; a last line without an end was being written then."""
+    """Return the rows of ``path`` before the step from which a run resumes.
+
+    The kill lost later steps, and the run repeats them. A last line without an end is incomplete.
+    """
     if step == 0 or not path.exists():
         return []
     lines = path.read_text(encoding="utf-8").split("\n")[1:-1]

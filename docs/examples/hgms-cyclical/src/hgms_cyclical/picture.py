@@ -1,6 +1,4 @@
-"""The picture of `hgms cycles --plot`. The one module that needs matplotlib, and only when it is
-asked to draw.
-"""
+"""The picture of `hgms cycles --plot`. Only this module needs matplotlib."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ FORMATS = (".png", ".svg", ".pdf")
 
 # start: extra
 def bars(groups: Sequence[Group]) -> Figure:
-    """Bars side by side, one colour a method: the share of outer steps that each cycle won.
+    """Draw one bar per cycle and method: the share of outer steps that each cycle won.
 
     Raises MissingExtra without matplotlib.
     """
@@ -58,7 +56,7 @@ def bars(groups: Sequence[Group]) -> Figure:
 
 
 def draw(groups: Sequence[Group], path: Path) -> None:
-    """Writes the bars; ConfigError for a file type that is none of FORMATS."""
+    """Write the bars. Raises ConfigError for a file type outside FORMATS."""
     if path.suffix.lower() not in FORMATS:
         raise ConfigError(
             "unknown-suffix",

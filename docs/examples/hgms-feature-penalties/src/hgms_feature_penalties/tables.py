@@ -1,4 +1,4 @@
-"""scikit-learn's embedded tables, with features of noise added and split into standardised rows."""
+"""scikit-learn's embedded tables, with noise features, split into standardised rows."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ REGRESSION = frozenset({"diabetes"})
 
 @frozen(eq=False)
 class Table:
-    """Rows of features ``[n, d]`` and their target ``[n]``, which the last ``noise`` features say
-    nothing about.
+    """Rows of features ``[n, d]`` with their target ``[n]``; the last ``noise`` features are
+    irrelevant.
 
-    The target is one of ``classes`` classes, or a number where there are 0.
+    The target is one of ``classes`` classes, or a number if ``classes`` is 0.
     """
 
     features: Tensor
@@ -58,11 +58,10 @@ def load(dataset: str) -> Table:
 
 
 def with_noise(table: Table, count: int, kind: str, key: Key) -> Table:
-    """The table with ``count`` more features that are independent of the target and of each other.
+    """Return the table with ``count`` more features, independent of the target and of each other.
 
-    ``gaussian``: N(0, 1). ``permuted``: the table's own features, taken in a random order as often
-    as is needed, each with its rows permuted, so that no single column shows by its values that it
-    is noise.
+    ``gaussian``: N(0, 1). ``permuted``: the table's features in a random order, repeated if
+    necessary, each with permuted rows, so that the values of a single column do not reveal noise.
     """
     rows, d = table.features.shape
     draw = key.generator()
@@ -82,11 +81,11 @@ def with_noise(table: Table, count: int, kind: str, key: Key) -> Table:
 
 
 def split(table: Table, shares: tuple[float, ...], key: Key) -> list[dict[str, Tensor]]:
-    """Disjoint rows ``{"a": features, "y": target}`` for training, validation and test, in an order
-    drawn from ``key``.
+    """Split the rows into ``{"a": features, "y": target}`` for training, validation and test, in an
+    order drawn from ``key``.
 
-    Features, and a target that is a number, have mean 0 and standard deviation 1 over the training
-    rows; a feature that is constant there becomes 0 there and is left in its own units elsewhere.
+    Features, and a numeric target, have mean 0 and standard deviation 1 over the training rows. A
+    feature that is constant there becomes 0 there, and keeps its units elsewhere.
     """
     order = torch.randperm(len(table.target), generator=key.generator())
     ends = [round(sum(shares[: i + 1]) * len(order)) for i in range(3)]

@@ -16,17 +16,14 @@ from hgms_core.validators import at_least, at_most, positive
 from hgms_feature_penalties.tables import load, split, with_noise
 
 MOST = 900
-"""Features of noise at most, so that there are fewer than 1,000 penalties, as the trait
-`few-upper` says.
-"""
+"""The maximum number of noise features, for fewer than 1,000 penalties (trait `few-upper`)."""
 
 
 def predictions(x: Tree, a: Tensor, classes: int) -> Tensor:
-    """``[rows, classes]`` scores, or ``[rows]`` numbers where there are no classes.
+    """Return ``[rows, classes]`` scores, or ``[rows]`` numbers without classes.
 
-    The first class's intercept is 0, and of two classes the first one's weights are 0 too (its
-    score is then 0): shifting all scores by one number changes no probability, so that the
-    minimiser would not be unique otherwise.
+    The first class's intercept is 0, and with two classes also the first class's weights. Otherwise
+    a shift of all scores would change no probability, and the minimiser would not be unique.
     """
     scores = a @ x["weight"].T
     if not classes:
@@ -46,7 +43,7 @@ def loss(x: Tree, batch: Batch, classes: int) -> Tensor:
 
 
 def score(x: Tree, batch: Batch, classes: int) -> Tensor:
-    """What ``score`` of scikit-learn's estimators gives: the share of right classes, or R²."""
+    """Return the ``score`` of scikit-learn's estimators: the accuracy, or R²."""
     fitted = predictions(x, batch["a"], classes)
     if classes:
         return (fitted.argmax(-1) == batch["y"]).to(fitted.dtype).mean()
@@ -54,8 +51,7 @@ def score(x: Tree, batch: Batch, classes: int) -> Tensor:
 
 
 def separation(penalties: Tensor, noise: int) -> Tensor:
-    """P(the penalty of a feature of noise > that of a real one) + ½ P(they are equal): the area
-    under the ROC curve.
+    """Return P(noise penalty > real penalty) + ½ P(equal penalties): the area under the ROC curve.
 
     >>> separation(torch.tensor([0.0, 1.0, 1.0, 2.0]), noise=2)
     tensor(0.8750)
@@ -78,7 +74,7 @@ def _shares(instance: object, attribute: Attribute[Any], value: tuple[float, ...
 @final
 @component
 class FeaturePenalties:
-    """One L2 penalty per feature of a linear model; some of the features are known to be noise.
+    """One L2 penalty per feature of a linear model with known noise features.
 
     With ℓ the cross-entropy of the softmax of the scores x_cᵀa + b_c (``diabetes``: half the
     squared error of xᵀa + b)::
@@ -87,28 +83,26 @@ class FeaturePenalties:
             f(x, b) = (1/m) Σ_i ℓ(x, b; a'_i, y'_i)
 
     over θ_j in [log ``low``, log ``high``], by projection. The set's own features come first, then
-    ``noise_features`` that say nothing about the target. What is to be learned: large penalties for
-    these. The reference `clean` of the problem knows them: ``high`` for noise, ``penalty`` for the
-    rest.
+    ``noise_features`` irrelevant ones, which should get large penalties. The reference `clean` of
+    the problem is the known result: ``high`` for noise, ``penalty`` for the rest.
 
-    Use when a method is to be judged by what it finds out about single upper variables, on real
-    data and in seconds. Avoid for seeing what selection among lower minimisers does: g has one
-    minimiser.
+    Use when you judge a method by its results for single upper variables, on real data and in
+    seconds. Avoid for the effect of selection among lower minimisers: g has one minimiser.
 
     Arguments:
         dataset: of scikit-learn's embedded ones ``breast-cancer`` (569 × 30, 2 classes), ``wine``
             (178 × 13, 3), ``digits`` (1797 × 61, 10) or ``diabetes`` (442 × 10, a number).
-        noise_features: how many features of noise are added, 1 to 900. ``noise``: ``permuted``
-            copies of the set's own, or ``gaussian``.
+        noise_features: the number of noise features, 1 to 900. ``noise``: ``permuted``
+            copies of the set's features, or ``gaussian``.
         shares: of the rows that train, validate and test, drawn from the seed.
         validation_split: shares of the validation rows for the roles differentiate, select and
             stop.
-        penalty: where every penalty starts. ``low``, ``high``: bounds of a penalty. In units of the
+        penalty: the start of every penalty. ``low``, ``high``: bounds of a penalty. In units of the
             mean loss per squared coefficient of a feature with standard deviation 1.
 
     Metrics: ``test_loss``; ``test_score`` (accuracy, or R² for ``diabetes``); ``noise_auc``, the
-    chance that a feature of noise has a larger penalty than one of the set's own (0.5: nothing was
-    learned about them).
+    probability that a noise feature has a larger penalty than a feature of the set (0.5: no
+    effect).
 
     Errors: ConfigError for settings out of range, DataError for shares that leave a part without
     rows, MissingExtra without scikit-learn.
@@ -164,7 +158,7 @@ class FeaturePenalties:
     def problem(self, seed: int, device: torch.device, dtype: torch.dtype) -> Problem:
         key = Key(seed).fold("feature-penalties")
         table = with_noise(load(self.dataset), self.noise_features, self.noise, key.fold("noise"))
-        # Rows are made in float64 on the CPU, so that every device and precision sees the same
+        # Rows are created in float64 on the CPU, so that every device and precision gets the same
         # ones.
         train, validation, test = (
             {
