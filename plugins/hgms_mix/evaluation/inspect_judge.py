@@ -148,24 +148,11 @@ class InspectJudge:
         by_key = {request.key: request for request in todo}
         for sample in log.samples or []:
             request = by_key[sample.metadata["id"], sample.metadata["turn"]]
-            reply = sample.store.get("reply")
-            record = {
-                "id": request.id,
-                "turn": request.turn,
-                "judge": self.where,
-                "asked": request.digest,
-                "rating": None if reply is None else rating(reply),
-                "attempts": sample.store.get("attempts", 0),
-                "reply": reply,
-            }
-            if record["rating"] is None:
-                failed = (
-                    f"refused: {' '.join(sample.error.message.split())[:200]}"
-                    if sample.error
-                    else "malformed: no text"
-                )
-                record["reason"] = failed if reply is None else "no rating in the reply"
-            yield record
+            failed = "malformed: no text"
+            if sample.error:
+                failed = f"refused: {' '.join(sample.error.message.split())[:200]}"
+            store = sample.store
+            yield request.record(self.where, store.get("attempts", 0), store.get("reply"), failed)
         if log.status != "success":
             why = " ".join(str(log.error.message if log.error else log.status).split())[:200]
             raise HgmsError(

@@ -7,7 +7,7 @@ import os
 import re
 import string
 from collections.abc import Mapping, Sequence
-from typing import final
+from typing import Any, final
 from urllib.parse import urlsplit
 
 from attrs import field, frozen
@@ -235,3 +235,21 @@ class Request:
     @property
     def digest(self) -> str:
         return json_digest(self.messages)
+
+    def record(self, judge: str, attempts: int, reply: str | None, failed: str) -> dict[str, Any]:
+        """Return what is stored about this request to ``judge``, after some attempts.
+
+        ``failed`` is the reason why there is no ``reply``.
+        """
+        value = None if reply is None else rating(reply)
+        why = failed if reply is None else "no rating in the reply"
+        return {
+            "id": self.id,
+            "turn": self.turn,
+            "judge": judge,
+            "asked": self.digest,
+            "rating": value,
+            "attempts": attempts,
+            "reply": reply,
+            **({"reason": why} if value is None else {}),
+        }

@@ -15,7 +15,7 @@ from hgms.store import digest
 from hgms_core import HgmsError
 from hgms_mix.evaluation import records
 from hgms_mix.evaluation.inspect_judge import InspectJudge
-from hgms_mix.evaluation.judge import Judge, Request, rating
+from hgms_mix.evaluation.judge import Judge, Request
 
 if TYPE_CHECKING:
     from openai import OpenAI
@@ -129,12 +129,7 @@ class _Session:
 
     def _rate(self, request: Request) -> dict[str, Any] | None:
         """Return the record of a request, or None if another request failed before it."""
-        record: dict[str, Any] = {
-            "id": request.id,
-            "turn": request.turn,
-            "judge": self._judge.where,
-            "asked": request.digest,
-        }
+        record = None
         for attempt in range(1, self._judge.attempts + 1):
             with self._lock:
                 start = max(self._next, time.monotonic())
@@ -142,16 +137,13 @@ class _Session:
             if self._stop.wait(max(0.0, start - time.monotonic())):
                 return None
             try:
-                text, reason = self._reply(request)
+                reply, failed = self._reply(request)
             except BaseException:
                 self._stop.set()
                 raise
-            value = None if text is None else rating(text)
-            record |= {"rating": value, "attempts": attempt, "reply": text}
-            if value is not None:
-                record.pop("reason", None)
+            record = request.record(self._judge.where, attempt, reply, failed)
+            if record["rating"] is not None:
                 break
-            record["reason"] = reason or "no rating in the reply"
         return record
 
     def _reply(self, request: Request) -> tuple[str | None, str]:

@@ -165,7 +165,7 @@ def _apart(model: Any) -> bool:
 
     (config,) = model.peft_config.values()
     plain = (
-        str(getattr(config.peft_type, "value", config.peft_type)) == "LORA"
+        config.peft_type == "LORA"
         and config.bias == "none"
     )
     if not plain or any(getattr(config, name, None) for name in MERGED_ONLY):

@@ -44,7 +44,7 @@ def main() -> None:
     logger = logging.getLogger("math_verify")
     logger.addHandler(heard)
     logger.propagate = False
-    own = hasattr(signal, "setitimer")
+    own = sys.platform != "win32"
 
     def stop(*_: object) -> None:
         raise TimeoutException("Operation timed out!")

@@ -99,14 +99,6 @@ def _ask(spec: str, what: str, place: Place, revision: str | None, near: list[st
                 return
         huggingface_hub.HfApi().model_info(spec, revision=revision, timeout=15)
         return
-    except errors.HFValidationError:
-        raise ConfigError(
-            "unknown-model",
-            f"the {what} {spec!r} is neither a folder nor a valid name on the Hub",
-            place=place,
-            hint="use a folder that exists, or OWNER/NAME on the Hub",
-            did_you_mean=near,
-        ) from None
     except errors.RevisionNotFoundError:
         raise ConfigError(
             "unknown-revision",
@@ -114,12 +106,13 @@ def _ask(spec: str, what: str, place: Place, revision: str | None, near: list[st
             place=place,
             hint="set revision to one of its commits",
         ) from None
-    except errors.RepositoryNotFoundError:
+    except (errors.HFValidationError, errors.RepositoryNotFoundError):
         raise ConfigError(
             "unknown-model",
             f"the {what} {spec!r} is neither a folder nor visible on the Hub",
             place=place,
-            hint="check the spelling; a private or gated one requires `hf auth login`",
+            hint="use a folder that exists, or OWNER/NAME on the Hub; a private or gated one "
+            "requires `hf auth login`",
             did_you_mean=near,
         ) from None
     except Exception as error:  # errors of httpx and the Hub: the Hub cannot be queried

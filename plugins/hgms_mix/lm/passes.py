@@ -34,7 +34,7 @@ def start_tokens(model: Any) -> int:
     A model of 135 million parameters and 30 layers: 5 on a CPU, 11,000 on a GPU, which needs much
     work at a time. A model of 7 billion parameters on a GPU: 200.
     """
-    layers = int(getattr(model.config, "num_hidden_layers", 1))
+    layers = int(model.config.get_text_config().num_hidden_layers)
     parameters = sum(leaf.numel() for leaf in model.parameters())
     rate = RATE.get(next(model.parameters()).device.type, RATE["cuda"])
     return int(layers * SECONDS_A_LAYER * rate / (2 * parameters))

@@ -116,7 +116,9 @@ def _given_back(layer: Any, _args: Any, _output: Any) -> None:
 
 
 def in_parts(leaf: Tensor) -> bool:
-    return hasattr(leaf, "to_local")  # a DTensor
+    from torch.distributed.tensor import DTensor
+
+    return isinstance(leaf, DTensor)
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:

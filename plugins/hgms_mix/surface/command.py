@@ -28,10 +28,6 @@ FILE = click.Path(path_type=Path)
     type=FILE,
     help="… and their metrics, as olmix's metrics.csv has them. Lower is better.",
 )
-@click.option("--points", type=int, help="Runs in all. The same as --set surface.points=N.")
-@click.option(
-    "--repeats", type=int, help="Runs of each anchor. The same as --set surface.repeats=N."
-)
 @click.option(
     "--target",
     "targets",
@@ -75,8 +71,6 @@ def surface(
     metrics: Path | None,
     targets: Sequence[str],
     prior: str | None,
-    points: int | None,
-    repeats: int | None,
     sets: Sequence[str],
     as_json: bool,
     registry: Registry,
@@ -100,7 +94,7 @@ def surface(
     where, sets = stated_executor(executor, address, jobs, sets, registry.host)
     if where is None and jobs is not None:
         where = Local(jobs=jobs)
-    laid = [*sets, *_laid(targets, prior, points=points, repeats=repeats)]
+    laid = [*sets, *_laid(targets, prior)]
     if (config is None) == (ratios is None and metrics is None):
         raise click.UsageError("give either CONFIG, or --ratios and --metrics")
     if config is not None:
@@ -114,15 +108,10 @@ def surface(
             registry=registry,
             **choices,
         )
-    elif (
-        dry_run
-        or check
-        or where is not None
-        or any(each is not None for each in (choices["device"], points, repeats))
-    ):
+    elif dry_run or check or where is not None or choices["device"] is not None:
         raise click.UsageError(
-            "--dry-run, --check, --device, --points, --repeats, --jobs and --executor are of no "
-            "use without CONFIG: nothing is trained"
+            "--dry-run, --check, --device, --jobs and --executor are of no use without CONFIG: "
+            "nothing is trained"
         )
     else:
         report = _of_files(
@@ -179,9 +168,9 @@ def _shown(findings: Any, report: dict[str, Any]) -> None:
     show(findings, report)
 
 
-def _laid(targets: Sequence[str], prior: str | None, **numbers: int | None) -> list[str]:
+def _laid(targets: Sequence[str], prior: str | None) -> list[str]:
     """Convert options to equivalent values of --set."""
-    laid = [f"surface.{key}={value}" for key, value in numbers.items() if value is not None]
+    laid = []
     if targets:
         laid.append(f"surface.targets={_table(targets, '--target')}")
     if prior is not None:

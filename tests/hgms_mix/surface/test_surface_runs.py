@@ -152,7 +152,7 @@ def test_a_run_is_the_same_as_a_job_of_values_alone(here: Path) -> None:
     [
         (["--check", "4"], "(finetune.model)"),
         (["--check", "2", "--set", LARGER], "(--check)"),
-        (["--points", "6"], "(surface.points)"),
+        (["--set", "surface.points=6"], "(surface.points)"),
         (["--set", "sample.seed=1"], "(sample.seed)"),
         (["--set", "surface=3"], "(mix.toml: surface)"),
         (["--set", "surface={point=3}"], "surface.point)"),
