@@ -281,7 +281,7 @@ def test_only_rows_that_are_drawn_become_tokens(
     seen: dict[str, set[int]] = {"sums": set(), "dots": set(), "validation": set(), "test": set()}
 
     def watched(self: Any, rows: Any, original: Any = Tokenising.__call__) -> Any:
-        seen[Path(self.file).stem].update(row[0] for row in rows)
+        seen[Path(self.source.path).stem].update(row[0] for row in rows)
         return original(self, rows)
 
     monkeypatch.setattr(Tokenising, "__call__", watched)
