@@ -4,7 +4,8 @@ stretches.
 
 from __future__ import annotations
 
-from typing import ClassVar, final
+from collections.abc import Mapping
+from typing import Any, ClassVar, final
 
 import torch
 from attrs import field
@@ -12,26 +13,13 @@ from torch import Tensor
 
 import hgms_mix.lm
 from hgms.config import lowering
-from hgms_core import (
-    ConfigError,
-    Cost,
-    Key,
-    Problem,
-    Record,
-    Sources,
-    State,
-    Tree,
-    component,
-    hookimpl,
-)
-from hgms_core.capabilities import Capabilities, Finishes, HasTestingInstance
+from hgms_core import ConfigError, Cost, Key, Problem, Record, State, Tree, component, hookimpl
+from hgms_core.capabilities import Capabilities, HasTestingInstance
 from hgms_core.validators import (
     at_least,
     at_most,
-    decay_rates,
     greater_than,
     less_than,
-    not_negative,
     optional,
     optional_whole,
     positive,
@@ -42,7 +30,7 @@ from hgms_mix.methods.online import training
 
 @final
 @component
-class Aioli:
+class Aioli(training.RoundsMethod):
     """Online mixing by a linear law that is estimated again in every round::
 
         L_j after p  =  L_j − Σ_s A_js p_s
@@ -86,8 +74,7 @@ class Aioli:
     """
 
     name: ClassVar[str] = "aioli"
-    capabilities: ClassVar[Capabilities] = frozenset({Finishes, HasTestingInstance})
-    needs: ClassVar[frozenset[str]] = frozenset({"sources", "per-example-losses"})
+    capabilities: ClassVar[Capabilities] = training.RoundsMethod.capabilities | {HasTestingInstance}
 
     rounds: int | None = field(default=20, validator=optional_whole)
     round_steps: int = field(default=100, validator=whole)
@@ -96,13 +83,6 @@ class Aioli:
     focus: float = field(default=0.75, validator=[greater_than(0), at_most(1)])
     eta: float = field(default=0.2, validator=positive)
     average: float | None = field(default=None, validator=optional([at_least(0), less_than(1)]))
-    updates: int = field(default=10, validator=whole)
-    lr: float = field(default=1e-4, validator=positive)
-    weight_decay: float = field(default=0.01, validator=not_negative)
-    betas: tuple[float, float] = field(default=(0.9, 0.999), validator=decay_rates)
-    eps: float = field(default=1e-8, validator=positive)
-    batch_size: int = field(default=32, validator=whole)
-    chunk: int = field(default=32, validator=whole)
 
     memory_hints = lowering(same=["chunk"], other=["batch_size"])
 
@@ -115,8 +95,8 @@ class Aioli:
         return cls(rounds=6, round_steps=10, sweeps=1, eta=2.0, lr=0.1)
 
     def init(self, problem: Problem, seed: int) -> State:
-        sources = _sources(problem)
-        hgms_mix.lm.check_role(problem, "method 'aioli' measures its law on", "differentiate")
+        sources = self.sources(problem)
+        started = self.start(problem, seed, "sweeps")
         if len(sources.names) < 2:
             raise ConfigError(
                 "not-supported",
@@ -132,40 +112,31 @@ class Aioli:
                 place=("method", "focus"),
             )
         return {
-            **hgms_mix.lm.first_state(seed, "sweeps", sources),
-            "train": hgms_mix.lm.adamw_start(problem.x0),
+            **started,
             "round": 0,
             "count": 0,
             "before": torch.empty(0, dtype=torch.float64),
             "falls": torch.empty(0, 0, dtype=torch.float64),
             "law": torch.empty(0, 0, dtype=torch.float64),
-            "weights": training.even(sources),
-            "used": torch.zeros(len(sources.names), dtype=torch.float64),
         }
 
-    def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
-        phases = {"sweeps": self._sweep, "train": self._train}
-        return hgms_mix.lm.in_phases(
-            phases, problem, state, finished=self.finished(state), round=state["round"] + 1
-        )
+    @property
+    def phases(self) -> Mapping[str, hgms_mix.lm.Phase]:
+        return {"sweeps": self._sweep, "train": self._train}
+
+    def shown(self, state: State) -> dict[str, Any]:
+        return {"round": state["round"] + 1}
 
     def finished(self, state: State) -> bool:
         """Whether all rounds are complete."""
         return self.rounds is not None and state["round"] >= self.rounds
-
-    def result(self, state: State) -> tuple[Tree, Tree]:
-        """Return (θ, x) with the current x.
-
-        θ is the even mixture until the first sweeps are complete, then the mean mixture so far.
-        """
-        return state["theta"], hgms_mix.lm.adamw_part(state["train"], "x")
 
     def _sweep(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
         """Run updates at W_i and measure the decrease of the losses.
 
         After the last stretch of the round, the law and its mixture are computed.
         """
-        sources = _sources(problem)
+        sources = self.sources(problem)
         at = state["at"]
         before = state["before"]
         falls = state["falls"]
@@ -209,41 +180,24 @@ class Aioli:
 
     def _train(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
         """Run some updates at the mixture of the round."""
-        sources = _sources(problem)
         at = state["at"]
-        weights = state["weights"]
         count = min(self.updates, self.round_steps - at)
         key = Key(state["seed"]).fold("round", state["round"], "train")
-        train, record, spent = self._updates(problem, state, weights, key, count)
-        used = state["used"] + count * weights
-        changes: State = {
-            "train": train,
-            "at": at + count,
-            "count": state["count"] + count,
-            "used": used,
-        }
-        changes["theta"] = training.theta_of(sources, used / used.sum())
+        train, record, spent = self._updates(problem, state, state["weights"], key, count)
+        changes: State = {"train": train, "at": at + count, "count": state["count"] + count}
+        changes |= self.used_changes(problem, state, count)
         if changes["at"] == self.round_steps:
             changes |= {"phase": "sweeps", "at": 0, "round": state["round"] + 1}
         return changes, record, spent
 
     def _losses(self, problem: Problem, train: Tree, state: State) -> tuple[Tensor, Cost]:
-        x = hgms_mix.lm.adamw_part(train, "x")
-        return hgms_mix.lm.set_losses(problem, x, "differentiate", self.chunk, state["step"] + 1)
+        return self.losses(problem, hgms_mix.lm.adamw_part(train, "x"), state)
 
     def _updates(
         self, problem: Problem, state: State, weights: Tensor, key: Key, count: int
     ) -> tuple[Tree, Record, Cost]:
-        train, loss, spent = training.trained(
-            problem,
-            weights,
-            state["train"],
-            self,
-            key=key,
-            done=state["count"],
-            count=count,
-            step=state["step"] + 1,
-        )
+        done = state["count"]
+        train, loss, spent = training.trained(problem, weights, state, self, key, done, count)
         return train, {"lower_loss": loss}, spent
 
 
@@ -268,10 +222,6 @@ def mixing_law(falls: Tensor, focus: float) -> Tensor:
     law = torch.linalg.solve(focused_mixtures(falls.shape[1], focus), falls.T).T
     law = law - law.min().clamp_max(0)
     return law / law.sum() if law.sum() > 0 else torch.full_like(law, 1 / law.numel())
-
-
-def _sources(problem: Problem) -> Sources:
-    return hgms_mix.lm.sources_of(problem, "method 'aioli' mixes")
 
 
 @hookimpl

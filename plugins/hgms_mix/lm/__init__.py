@@ -19,6 +19,7 @@ from hgms_mix.lm.memory import StepMemory, predicted_memory, step_memory
 from hgms_mix.lm.models import BaseModel, positions_of
 from hgms_mix.lm.near_duplicates import Near, near_copies
 from hgms_mix.lm.overlaps import overlap_warning, overlaps
+from hgms_mix.lm.phased_methods import MixtureMethod, PhasedMethod, RowSelection, TrainedMethod
 from hgms_mix.lm.ranking import (
     Phase,
     adamw,
@@ -55,12 +56,16 @@ __all__ = [
     "LanguageModel",
     "Lora",
     "Message",
+    "MixtureMethod",
     "Near",
     "Phase",
+    "PhasedMethod",
+    "RowSelection",
     "Source",
     "SourceMixture",
     "StepMemory",
     "TokenTable",
+    "TrainedMethod",
     "adamw",
     "adamw_moved",
     "adamw_on_mixture",

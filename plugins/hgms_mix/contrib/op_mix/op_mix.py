@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar, final
 
 import torch
@@ -10,33 +11,15 @@ from torch import Tensor
 
 import hgms_mix.lm
 from hgms.config import lowering
-from hgms_core import (
-    ConfigError,
-    Cost,
-    Key,
-    NumericalError,
-    Problem,
-    Record,
-    Sources,
-    State,
-    Tree,
-    component,
-)
-from hgms_core.capabilities import Capabilities, Finishes, HasPlaceholder, HasTestingInstance
-from hgms_core.validators import (
-    at_least,
-    decay_rates,
-    not_negative,
-    optional_whole,
-    positive,
-    whole,
-)
+from hgms_core import ConfigError, Cost, Key, NumericalError, Problem, Record, State, component
+from hgms_core.capabilities import Capabilities, HasTestingInstance
+from hgms_core.validators import at_least, positive, whole
 from hgms_mix.contrib.op_mix.law import fit, propose
 
 
 @final
 @component
-class OpMix:
+class OpMix(hgms_mix.lm.MixtureMethod):
     """A law of the validation losses of mixtures that are simulated, not trained::
 
         x_s = x0 after ``steps`` AdamW updates on g(p_s, ·)
@@ -85,21 +68,16 @@ class OpMix:
     """
 
     name: ClassVar[str] = "op-mix"
-    capabilities: ClassVar[Capabilities] = frozenset({Finishes, HasPlaceholder, HasTestingInstance})
-    needs: ClassVar[frozenset[str]] = frozenset({"sources", "per-example-losses"})
+    capabilities: ClassVar[Capabilities] = hgms_mix.lm.MixtureMethod.capabilities | {
+        HasTestingInstance
+    }
+    placeholder: ClassVar[str] = "x is a probe's"
 
     steps: int = field(default=100, validator=whole)
-    updates: int = field(default=10, validator=whole)
-    lr: float = field(default=1e-4, validator=positive)
-    weight_decay: float = field(default=0.0, validator=not_negative)
-    betas: tuple[float, float] = field(default=(0.9, 0.999), validator=decay_rates)
-    eps: float = field(default=1e-8, validator=positive)
-    batch_size: int | None = field(default=32, validator=optional_whole)
     own: float = field(default=0.9, validator=hgms_mix.lm.some_share)
     candidates: int = field(default=32, validator=at_least(4))
     kl: float = field(default=0.05, validator=positive)
     chunk: int = field(default=32, validator=whole)
-    train_steps: int | None = field(default=0, validator=hgms_mix.lm.optional_count)
 
     memory_hints = lowering(same=["chunk"], other=["batch_size"])
 
@@ -113,7 +91,7 @@ class OpMix:
         return cls(steps=20, lr=0.1, candidates=9, kl=1e-3)
 
     def init(self, problem: Problem, seed: int) -> State:
-        sources = _sources(problem)
+        sources = self.sources(problem)
         count = len(sources.names)
         hgms_mix.lm.check_role(problem, "method 'op-mix' compares mixtures on", "select")
         if count < 2:
@@ -137,46 +115,26 @@ class OpMix:
                 place=("method", "own"),
             )
         return {
-            **hgms_mix.lm.first_state(seed, "probes", sources),
+            **self.start(problem, seed, "probes"),
             "theta": dict(problem.theta0),
             "run": 0,
             "probes": {},
             "losses": torch.empty(0, 0, dtype=torch.float64),
-            "train": hgms_mix.lm.adamw_start(problem.x0),
         }
 
-    def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
-        phases = {"probes": self._probe, "candidates": self._candidate, "train": self._train}
-        return hgms_mix.lm.in_phases(phases, problem, state, finished=self.finished(state))
-
-    def finished(self, state: State) -> bool:
-        """Whether the mixture is known and the training of x is complete."""
-        return (
-            state["phase"] == "train"
-            and self.train_steps is not None
-            and state["at"] >= self.train_steps
-        )
-
-    def result(self, state: State) -> tuple[Tree, Tree]:
-        """Return (θ, x): initially the prior and x of the current probe."""
-        return state["theta"], hgms_mix.lm.adamw_part(state["train"], "x")
-
     @property
-    def placeholder_reason(self) -> str:
-        """The reason why x was not trained on the mixture; empty if it was."""
-        return "x is a probe's (train_steps = 0)" if self.train_steps == 0 else ""
+    def phases(self) -> Mapping[str, hgms_mix.lm.Phase]:
+        return {"probes": self._probe, "candidates": self._candidate, "train": self.train}
 
     def _probe(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
         """Run some updates of a probe; all probes use the same batches."""
-        sources = _sources(problem)
+        sources = self.sources(problem)
         run = state["run"]
         at = state["at"]
         mixture = self._trained_on(len(sources.names))[run]
         theta = sources.theta(dict(zip(sources.names, mixture.tolist(), strict=True)))
         count = min(self.updates, self.steps - at)
-        changes, record, spent = self._updates(
-            problem, theta, state, count, Key(state["seed"]).fold("batches")
-        )
+        changes, record, spent = self.update_on(problem, theta, state, count, "batches")
         if changes["at"] == self.steps:
             probes = {**state["probes"], str(run): hgms_mix.lm.adamw_part(changes["train"], "x")}
             changes |= {
@@ -194,7 +152,7 @@ class OpMix:
 
         After the last mixture, the laws and the best mixture are computed.
         """
-        sources = _sources(problem)
+        sources = self.sources(problem)
         at = state["at"]
         probes = list(state["probes"].values())
         points = self._points(len(probes), Key(state["seed"]).fold("points"))
@@ -235,33 +193,6 @@ class OpMix:
             }
         return changes, record, spent
 
-    def _train(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
-        count = (
-            self.updates
-            if self.train_steps is None
-            else min(self.updates, self.train_steps - state["at"])
-        )
-        return self._updates(
-            problem, state["theta"], state, count, Key(state["seed"]).fold("train")
-        )
-
-    def _updates(
-        self, problem: Problem, theta: Tree, state: State, count: int, key: Key
-    ) -> tuple[State, Record, Cost]:
-        train, loss, spent = hgms_mix.lm.adamw_on_mixture(
-            problem,
-            theta,
-            state["train"],
-            self,
-            lr=self.lr,
-            batch_size=self.batch_size,
-            key=key,
-            at=state["at"],
-            count=count,
-            step=state["step"] + 1,
-        )
-        return {"train": train, "at": state["at"] + count}, {"lower_loss": loss}, spent
-
     def _trained_on(self, count: int) -> Tensor:
         """Return p_s of each probe, ``[S, S]``."""
         rest = (1 - self.own) / (count - 1)
@@ -277,7 +208,3 @@ class OpMix:
         return torch.cat(
             [torch.eye(count, dtype=torch.float64), even, spacings / spacings.sum(1, keepdim=True)]
         )
-
-
-def _sources(problem: Problem) -> Sources:
-    return hgms_mix.lm.sources_of(problem, "method 'op-mix' mixes")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import ClassVar, final
 
 import torch
@@ -19,7 +20,6 @@ from hgms_core import (
     NumericalError,
     Problem,
     Record,
-    Sources,
     State,
     Tree,
     component,
@@ -31,7 +31,7 @@ from hgms_core.validators import decay_rates, not_negative, optional_whole, posi
 
 @final
 @component
-class FastMix:
+class FastMix(hgms_mix.lm.PhasedMethod):
     """One model is trained on the mixture while the mixture is learned; one step is::
 
         x ← AdamW on g(ω, x) = Σ_s ω_s ℓ_s(x),
@@ -72,14 +72,14 @@ class FastMix:
     """
 
     name: ClassVar[str] = "fastmix"
-    capabilities: ClassVar[Capabilities] = frozenset({HasTestingInstance})
-    needs: ClassVar[frozenset[str]] = frozenset({"sources", "per-example-losses"})
+    capabilities: ClassVar[Capabilities] = hgms_mix.lm.PhasedMethod.capabilities | {
+        HasTestingInstance
+    }
 
     updates: int = field(default=10, validator=whole)
     lr: float = field(default=4e-4, validator=positive)
     weight_decay: float = field(default=0.1, validator=not_negative)
     betas: tuple[float, float] = field(default=(0.9, 0.95), validator=decay_rates)
-    eps: float = field(default=1e-8, validator=positive)
     batch_size: int | None = field(default=16, validator=optional_whole)
     outer_lr: float = field(default=0.01, validator=positive)
     outer_betas: tuple[float, float] = field(default=(0.5, 0.999), validator=decay_rates)
@@ -105,26 +105,17 @@ class FastMix:
         return cls(updates=1, lr=0.02, weight_decay=0.0, outer_lr=0.1)
 
     def init(self, problem: Problem, seed: int) -> State:
-        sources = _sources(problem)
+        started = self.start(problem, seed, "mix")
         hgms_mix.lm.check_role(
             problem, "method 'fastmix' compares gradients with that of", "differentiate"
         )
         self._compared(problem.x0)
         zeros = {name: torch.zeros_like(leaf) for name, leaf in problem.theta0.items()}
-        start = hgms_mix.lm.first_state(seed, "mix", sources)
-        return {
-            **start,
-            "theta": dict(problem.theta0),
-            "train": hgms_mix.lm.adamw_start(problem.x0),
-            "m": zeros,
-            "v": dict(zeros),
-        }
+        return {**started, "theta": dict(problem.theta0), "m": zeros, "v": dict(zeros)}
 
-    def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
-        return hgms_mix.lm.in_phases({"mix": self._mix}, problem, state, finished=False)
-
-    def result(self, state: State) -> tuple[Tree, Tree]:
-        return state["theta"], hgms_mix.lm.adamw_part(state["train"], "x")
+    @property
+    def phases(self) -> Mapping[str, hgms_mix.lm.Phase]:
+        return {"mix": self._mix}
 
     def _mix(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
         key = Key(state["seed"])
@@ -160,7 +151,7 @@ class FastMix:
         }
         shown = {
             f"product.{name}": product
-            for name, product in zip(_sources(problem).names, products, strict=True)
+            for name, product in zip(self.sources(problem).names, products, strict=True)
         }
         return changes, {"lower_loss": loss, "upper_loss": upper, **shown}, spent + cost
 
@@ -168,7 +159,7 @@ class FastMix:
         self, problem: Problem, x: Tree, key: Key, step: int
     ) -> tuple[Tensor, Tensor, Cost]:
         """Return a_s of each source (0 for a source without rows in the batch), f and the cost."""
-        sources = _sources(problem)
+        sources = self.sources(problem)
         upper, count = problem.upper_data["differentiate"].sample(
             key.fold("upper"), self.upper_batch_size
         )
@@ -213,7 +204,7 @@ class FastMix:
         """∂/∂θ (−lr Σ_s ω_s(θ) a_s)."""
         leaves = {name: leaf.detach().requires_grad_() for name, leaf in theta.items()}
         with torch.enable_grad():
-            weights = _sources(problem).weights(leaves)
+            weights = self.sources(problem).weights(leaves)
             grads = torch.autograd.grad(
                 -self.lr * (weights * products.to(weights)).sum(), list(leaves.values())
             )
@@ -232,7 +223,3 @@ class FastMix:
                 "train the output layer",
             )
         return places
-
-
-def _sources(problem: Problem) -> Sources:
-    return hgms_mix.lm.sources_of(problem, "method 'fastmix' mixes")

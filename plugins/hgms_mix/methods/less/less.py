@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal, final
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, final
 
 import torch
 from attrs import field
-from torch import Tensor
 
 import hgms_mix.lm
 from hgms.config import lowering
-from hgms_core import Cost, Key, Problem, Record, State, Tree, component
-from hgms_core.capabilities import Capabilities, Finishes, HasPlaceholder, RanksRows
-from hgms_core.validators import (
-    decay_rates,
-    less_than,
-    not_negative,
-    optional_whole,
-    positive,
-    whole,
-)
-from hgms_mix.methods.less.features import Features, Preconditioner, sources_of
+from hgms_core import Cost, Key, Problem, Record, State, component
+from hgms_core.validators import less_than, not_negative, optional_whole, positive, whole
+from hgms_mix.methods.less.features import Features, Preconditioner
 from hgms_mix.methods.less.projection import Kind, Projector
 from hgms_mix.methods.less.schedule import Schedule, warn_of_few
 from hgms_mix.methods.less.store import fingerprint
@@ -29,7 +21,7 @@ from hgms_mix.methods.less.store import fingerprint
 
 @final
 @component
-class Less:
+class Less(hgms_mix.lm.RowSelection):
     """Low-rank gradient similarity search: the rows whose Adam step lowers validation loss most, to
     first order::
 
@@ -78,100 +70,70 @@ class Less:
     """
 
     name: ClassVar[str] = "less"
-    capabilities: ClassVar[Capabilities] = frozenset({Finishes, HasPlaceholder, RanksRows})
-    needs: ClassVar[frozenset[str]] = frozenset({"sources", "per-example-losses"})
+    placeholder: ClassVar[str] = "x is the warm-up's"
 
     warmup_share: float = field(default=0.05, validator=hgms_mix.lm.some_share)
     epochs: int = field(default=4, validator=whole)
-    batch_size: int = field(default=32, validator=whole)
     lr: float = field(default=2e-5, validator=positive)
     rising: float = field(default=0.03, validator=[not_negative, less_than(1)])
-    weight_decay: float = field(default=0.0, validator=not_negative)
-    betas: tuple[float, float] = field(default=(0.9, 0.999), validator=decay_rates)
-    eps: float = field(default=1e-8, validator=positive)
     eps_placement: Literal["inside", "outside"] = "inside"
     projection: int | None = field(default=8192, validator=optional_whole)
     projector: Kind = "sparse"
     projection_seed: int = 0
     chunk: int = field(default=8, validator=whole)
-    keep: float = field(default=0.05, validator=hgms_mix.lm.some_share)
-    size: int | None = field(default=None, validator=optional_whole)
     store: str | None = None
-    train_steps: int | None = field(default=0, validator=hgms_mix.lm.optional_count)
 
     memory_hints = lowering(same=["chunk"], other=["batch_size"])
 
     def init(self, problem: Problem, seed: int) -> State:
-        sources = sources_of(problem)
         pool = problem.lower_data
-        hgms_mix.lm.check_size(self.size, pool)
+        started = self.start(problem, seed, "warmup")
         count = max(1, round(self.warmup_share * pool.size))
         warn_of_few(self.epochs, self.batch_size, count, pool.size)
         chosen = torch.randperm(pool.size, generator=Key(seed).fold("warmup").generator())[:count]
+        parts = len(self.sources(problem).parts)
         return {
-            **hgms_mix.lm.first_state(seed, "warmup", sources),
+            **started,
             "epoch": 0,
             "warmup": chosen,
-            "train": hgms_mix.lm.adamw_start(problem.x0),
             "val": {},
-            "scores": torch.zeros(len(sources.parts), pool.size, dtype=torch.float64),
-            "ranking": torch.full((pool.size,), torch.nan, dtype=torch.float64),
+            "scores": torch.zeros(parts, pool.size, dtype=torch.float64),
             "pool": fingerprint(pool) if self.store is not None else "",
             "digest": "",
-            "kept": torch.empty(0, dtype=torch.int64),
         }
 
-    def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
-        phases = {
+    @property
+    def phases(self) -> Mapping[str, hgms_mix.lm.Phase]:
+        return {
             "warmup": self._warm_up,
             "validation": self._validate,
             "pool": self._score,
-            "train": self._train,
+            "train": self.train,
         }
-        return hgms_mix.lm.in_phases(
-            phases, problem, state, finished=self.finished(state), epoch=state["epoch"] + 1
-        )
 
-    def finished(self, state: State) -> bool:
-        """Whether all rows are scored and the training of x is complete."""
-        return (
-            state["phase"] == "train"
-            and self.train_steps is not None
-            and state["at"] >= self.train_steps
-        )
-
-    def result(self, state: State) -> tuple[Tree, Tree]:
-        return state["theta"], hgms_mix.lm.adamw_part(state["train"], "x")
-
-    @property
-    def placeholder_reason(self) -> str:
-        """The reason why x was not trained on the mixture; empty if it was."""
-        return "x is the warm-up's (train_steps = 0)" if self.train_steps == 0 else ""
-
-    def ranking(self, problem: Problem, state: State) -> Tensor:
-        """Return the score of each row over the epochs scored so far; NaN before the first
-        epoch.
-        """
-        return torch.as_tensor(state["ranking"])
+    def shown(self, state: State) -> dict[str, Any]:
+        return {"epoch": state["epoch"] + 1}
 
     def _warm_up(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
         schedule = self._schedule(state)
         at = state["at"]
         done = state["epoch"] * schedule.updates + at
-        trained, record, cost = self._update(
-            problem, state, state["warmup"], "order", done, schedule.rate(done)
-        )
+        key = Key(state["seed"]).fold("order")
+        warmup = state["warmup"]
+        rows = warmup[hgms_mix.lm.epoch_rows(key, len(warmup), done, self.batch_size)]
+        lr = schedule.rate(done)
+        trained, record, cost = self.update_on_rows(problem, state, rows, lr=lr, count=done + 1)
         over = at + 1 == schedule.updates
         return (
             {**trained, "at": 0 if over else at + 1, "phase": "validation" if over else "warmup"},
-            record,
+            {**record, "lr": lr},
             cost,
         )
 
     def _validate(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
         """Add the directions of some validation rows to the sums of their sets."""
         data = problem.upper_data["differentiate"]
-        parts = len(sources_of(problem).parts)
+        parts = len(self.sources(problem).parts)
         index = torch.arange(state["at"], min(state["at"] + self.chunk, data.size))
         features, part, loss = self._features(state).of_validation(problem, state, index)
         val = state["val"] or {
@@ -197,7 +159,7 @@ class Less:
 
         After the last rows of an epoch, its ranking is computed.
         """
-        sources = sources_of(problem)
+        sources = self.sources(problem)
         pool = problem.lower_data
         first = state["at"]
         epoch = state["epoch"]
@@ -216,52 +178,15 @@ class Less:
         if last == pool.size:
             # A validation set without rows of this role has no mean.
             ranking = scores[val["counts"].cpu() > 0].amax(0)
-            kept = hgms_mix.lm.highest(
-                ranking, self.size or max(1, round(self.keep * len(ranking)))
-            )
+            kept = self.best(ranking)
             counts = hgms_mix.lm.source_counts(pool, kept)
             theta = sources.theta({name: number / len(kept) for name, number in counts.items()})
             changes |= {"ranking": ranking, "kept": kept, "theta": theta, "at": 0, "val": {}}
             if epoch + 1 < self.epochs:
                 changes |= {"phase": "warmup", "epoch": epoch + 1}
             else:
-                changes |= {"phase": "train"} | (
-                    {"train": hgms_mix.lm.adamw_start(problem.x0)} if self.train_steps != 0 else {}
-                )
+                changes |= {"phase": "train", **self.fresh(problem)}
         return changes, {"lower_loss": loss}, Cost(lower_gradients=last - first, rows=last - first)
-
-    def _train(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
-        changes, record, cost = self._update(
-            problem, state, state["kept"], "train", state["at"], self.lr
-        )
-        return {**changes, "at": state["at"] + 1}, record, cost
-
-    def _update(
-        self, problem: Problem, state: State, pool: Tensor, order: str, done: int, lr: float
-    ) -> tuple[State, Record, Cost]:
-        """Run the next update of x on some rows of ``pool`` in a seeded order.
-
-        ``done`` is the number of earlier updates.
-        """
-        data = problem.lower_data
-        rows = pool[
-            hgms_mix.lm.epoch_rows(Key(state["seed"]).fold(order), len(pool), done, self.batch_size)
-        ]
-        trained, loss = hgms_mix.lm.adamw(
-            sources_of(problem).pooled,
-            problem.theta0,
-            data.rows(rows.to(data.device)),
-            state["train"],
-            self,
-            lr=lr,
-            count=done + 1,
-            step=state["step"] + 1,
-        )
-        return (
-            {"train": trained},
-            {"lower_loss": loss, "lr": lr},
-            Cost(lower_gradients=1, rows=len(rows)),
-        )
 
     def _schedule(self, state: State) -> Schedule:
         updates = math.ceil(len(state["warmup"]) / self.batch_size)

@@ -4,6 +4,7 @@ training.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar, Literal, final
 
 import torch
@@ -19,27 +20,19 @@ from hgms_core import (
     NumericalError,
     Problem,
     Record,
-    Sources,
     State,
     Tree,
     component,
     gradient,
 )
-from hgms_core.capabilities import Capabilities, Finishes, HasPlaceholder, HasTestingInstance
-from hgms_core.validators import (
-    decay_rates,
-    not_negative,
-    optional_positive,
-    optional_whole,
-    positive,
-    whole,
-)
+from hgms_core.capabilities import Capabilities, HasTestingInstance
+from hgms_core.validators import optional_positive, optional_whole, positive
 from hgms_mix.methods.online import gradients, training
 
 
 @final
 @component
-class DoGE:
+class DoGE(training.ProxyMethod):
     """Domain reweighting with generalisation estimation: mirror descent on the agreement of
     gradients::
 
@@ -83,22 +76,13 @@ class DoGE:
     """
 
     name: ClassVar[str] = "doge"
-    capabilities: ClassVar[Capabilities] = frozenset({Finishes, HasPlaceholder, HasTestingInstance})
-    needs: ClassVar[frozenset[str]] = frozenset({"sources", "per-example-losses"})
+    capabilities: ClassVar[Capabilities] = training.ProxyMethod.capabilities | {HasTestingInstance}
 
-    steps: int = field(default=200, validator=whole)
-    updates: int = field(default=10, validator=whole)
     target: Literal["validation", "sources"] = "validation"
     rate: float = field(default=0.05, validator=positive)
     bounds: tuple[float, float] = (0.0, 5.0)
     max_norm: float | None = field(default=5.0, validator=optional_positive)
-    lr: float = field(default=1e-4, validator=positive)
-    weight_decay: float = field(default=0.01, validator=not_negative)
-    betas: tuple[float, float] = field(default=(0.9, 0.999), validator=decay_rates)
-    eps: float = field(default=1e-8, validator=positive)
-    batch_size: int = field(default=32, validator=whole)
     validation_batch_size: int | None = field(default=32, validator=optional_whole)
-    train_steps: int | None = field(default=0, validator=hgms_mix.lm.optional_count)
 
     memory_hints = lowering(other=["batch_size", "validation_batch_size"])
 
@@ -119,44 +103,18 @@ class DoGE:
         return cls(steps=200, updates=20, rate=0.5, lr=0.1)
 
     def init(self, problem: Problem, seed: int) -> State:
-        sources = _sources(problem)
-        training.check_batch(sources, self.name, self.batch_size)
+        started = self.start(problem, seed, "proxy")
         if self.target == "validation":
             hgms_mix.lm.check_role(problem, "method 'doge' takes its target from", "differentiate")
-        return {
-            **hgms_mix.lm.first_state(seed, "proxy", sources),
-            "train": hgms_mix.lm.adamw_start(problem.x0),
-            "weights": training.even(sources),
-            "sum": torch.zeros(len(sources.names), dtype=torch.float64),
-        }
-
-    def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
-        phases = {"proxy": self._proxy, "train": self._train}
-        return hgms_mix.lm.in_phases(phases, problem, state, finished=self.finished(state))
-
-    def finished(self, state: State) -> bool:
-        """Whether the mixture is known and the training of x is complete."""
-        return (
-            state["phase"] == "train"
-            and self.train_steps is not None
-            and state["at"] >= self.train_steps
-        )
-
-    def result(self, state: State) -> tuple[Tree, Tree]:
-        """Return (θ, x): the mean of the proxy's mixtures so far, and x of the proxy.
-
-        After the proxy, x is the freshly trained x.
-        """
-        return state["theta"], hgms_mix.lm.adamw_part(state["train"], "x")
+        return started
 
     @property
-    def placeholder_reason(self) -> str:
-        """The reason why x was not trained on the mixture; empty if it was."""
-        return "x is the proxy's (train_steps = 0)" if self.train_steps == 0 else ""
+    def phases(self) -> Mapping[str, hgms_mix.lm.Phase]:
+        return {"proxy": self._proxy, "train": self.train}
 
     def _proxy(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
         """Run updates of the proxy; each follows an update of its weights."""
-        sources = _sources(problem)
+        sources = self.sources(problem)
         at = state["at"]
         key = Key(state["seed"]).fold("proxy", state["at"])
         count = min(self.updates, self.steps - at)
@@ -185,13 +143,7 @@ class DoGE:
             )
             record |= {"lower_loss": weights.to(losses) @ losses}
             spent += Cost(lower_gradients=len(losses), rows=index[i].numel()) + cost
-        changes: State = {"train": train, "weights": weights, "sum": total, "at": at + count}
-        changes["theta"] = training.theta_of(sources, total / changes["at"])
-        if changes["at"] == self.steps:
-            changes |= {"phase": "train", "at": 0}
-            changes |= (
-                {"train": hgms_mix.lm.adamw_start(problem.x0)} if self.train_steps != 0 else {}
-            )
+        changes = self.proxy_changes(problem, state, train, weights, total)
         record |= {
             f"score.{name}": float(value) for name, value in zip(sources.names, scores, strict=True)
         }
@@ -219,25 +171,3 @@ class DoGE:
             {"upper_loss": loss},
             Cost(upper_gradients=1, rows=rows),
         )
-
-    def _train(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
-        count = (
-            self.updates
-            if self.train_steps is None
-            else min(self.updates, self.train_steps - state["at"])
-        )
-        train, loss, spent = training.trained(
-            problem,
-            state["sum"] / self.steps,
-            state["train"],
-            self,
-            key=Key(state["seed"]).fold("train"),
-            done=state["at"],
-            count=count,
-            step=state["step"] + 1,
-        )
-        return {"train": train, "at": state["at"] + count}, {"lower_loss": loss}, spent
-
-
-def _sources(problem: Problem) -> Sources:
-    return hgms_mix.lm.sources_of(problem, "method 'doge' mixes")

@@ -13,15 +13,15 @@ from torch import Tensor
 
 import hgms_mix.lm
 from hgms.config import lowering
-from hgms_core import Batch, Cost, Key, Problem, Record, Sources, State, Tree, component
-from hgms_core.capabilities import Capabilities, Finishes, HasPlaceholder, HasTestingInstance
-from hgms_core.validators import decay_rates, not_negative, positive, share, whole
+from hgms_core import Batch, Cost, Key, Problem, Record, State, Tree, component
+from hgms_core.capabilities import Capabilities, HasTestingInstance
+from hgms_core.validators import positive, share
 from hgms_mix.methods.online import training
 
 
 @final
 @component
-class DoReMi:
+class DoReMi(training.ProxyMethod):
     """Domain reweighting with minimax optimisation, in three stages::
 
         x_ref = x0 after ``steps`` AdamW updates at the mixture ``prior``
@@ -62,23 +62,14 @@ class DoReMi:
     """
 
     name: ClassVar[str] = "doremi"
-    capabilities: ClassVar[Capabilities] = frozenset({Finishes, HasPlaceholder, HasTestingInstance})
-    needs: ClassVar[frozenset[str]] = frozenset({"sources", "per-example-losses"})
+    capabilities: ClassVar[Capabilities] = training.ProxyMethod.capabilities | {HasTestingInstance}
     testing_failures: ClassVar[Mapping[str, str]] = {
         "optimum": "it is blind to validation rows: no weight is better to it"
     }
 
-    steps: int = field(default=200, validator=whole)
-    updates: int = field(default=10, validator=whole)
     eta: float = field(default=1.0, validator=positive)
     smoothing: float = field(default=1e-3, validator=share)
     prior: Literal["uniform", "rows"] = "uniform"
-    lr: float = field(default=1e-4, validator=positive)
-    weight_decay: float = field(default=0.01, validator=not_negative)
-    betas: tuple[float, float] = field(default=(0.9, 0.999), validator=decay_rates)
-    eps: float = field(default=1e-8, validator=positive)
-    batch_size: int = field(default=32, validator=whole)
-    train_steps: int | None = field(default=0, validator=hgms_mix.lm.optional_count)
 
     memory_hints = lowering(other=["batch_size"])
 
@@ -91,50 +82,24 @@ class DoReMi:
         return cls(steps=20, lr=0.1)
 
     def init(self, problem: Problem, seed: int) -> State:
-        sources = _sources(problem)
-        training.check_batch(sources, self.name, self.batch_size)
-        return {
-            **hgms_mix.lm.first_state(seed, "reference", sources),
-            "train": hgms_mix.lm.adamw_start(problem.x0),
-            "reference": {},
-            "weights": training.even(sources),
-            "sum": torch.zeros(len(sources.names), dtype=torch.float64),
-        }
-
-    def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
-        phases = {"reference": self._reference, "proxy": self._proxy, "train": self._train}
-        return hgms_mix.lm.in_phases(phases, problem, state, finished=self.finished(state))
-
-    def finished(self, state: State) -> bool:
-        """Whether the mixture is known and the training of x is complete."""
-        return (
-            state["phase"] == "train"
-            and self.train_steps is not None
-            and state["at"] >= self.train_steps
-        )
-
-    def result(self, state: State) -> tuple[Tree, Tree]:
-        """Return (θ, x).
-
-        θ is the even mixture until the proxy trains, then the mean of its mixtures so far.
-        """
-        return state["theta"], hgms_mix.lm.adamw_part(state["train"], "x")
+        return self.start(problem, seed, "reference", reference={})
 
     @property
-    def placeholder_reason(self) -> str:
-        """The reason why x was not trained on the mixture; empty if it was."""
-        return "x is the proxy's (train_steps = 0)" if self.train_steps == 0 else ""
+    def phases(self) -> Mapping[str, hgms_mix.lm.Phase]:
+        return {"reference": self._reference, "proxy": self._proxy, "train": self.train}
 
     def _reference(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
-        sources = _sources(problem)
+        sources = self.sources(problem)
         count = min(self.updates, self.steps - state["at"])
         prior = (
             training.even(sources)
             if self.prior == "uniform"
             else training.shares_of_rows(problem, sources)
         )
-        train, loss, spent = self._updates(problem, state, prior, "reference", count)
-        changes: State = {"train": train, "at": state["at"] + count}
+        at = state["at"]
+        key = Key(state["seed"]).fold("reference")
+        train, loss, spent = training.trained(problem, prior, state, self, key, at, count)
+        changes: State = {"train": train, "at": at + count}
         if changes["at"] == self.steps:
             reference = hgms_mix.lm.adamw_part(train, "x")
             fresh = hgms_mix.lm.adamw_start(problem.x0)
@@ -143,7 +108,7 @@ class DoReMi:
 
     def _proxy(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
         """Run updates of the proxy; each follows an update of its weights."""
-        sources = _sources(problem)
+        sources = self.sources(problem)
         data = problem.lower_data
         at = state["at"]
         step = state["step"] + 1
@@ -183,13 +148,9 @@ class DoReMi:
                 step=step,
             )
             total = total + weights
-        changes: State = {"train": train, "weights": weights, "sum": total, "at": at + count}
-        changes["theta"] = training.theta_of(sources, total / changes["at"])
-        if changes["at"] == self.steps:
-            changes |= {"phase": "train", "at": 0, "reference": {}}
-            changes |= (
-                {"train": hgms_mix.lm.adamw_start(problem.x0)} if self.train_steps != 0 else {}
-            )
+        changes = self.proxy_changes(problem, state, train, weights, total)
+        if changes.get("phase") == "train":
+            changes["reference"] = {}
         record = {
             f"excess.{name}": float(value)
             for name, value in zip(sources.names, excess, strict=True)
@@ -206,33 +167,6 @@ class DoReMi:
             weights, self.eta * excess
         ) + self.smoothing / len(weights)
 
-    def _train(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
-        count = (
-            self.updates
-            if self.train_steps is None
-            else min(self.updates, self.train_steps - state["at"])
-        )
-        train, loss, spent = self._updates(
-            problem, state, state["sum"] / self.steps, "train", count
-        )
-        return {"train": train, "at": state["at"] + count}, {"lower_loss": loss}, spent
-
-    def _updates(
-        self, problem: Problem, state: State, weights: Tensor, label: str, count: int
-    ) -> tuple[Tree, Tensor, Cost]:
-        key = Key(state["seed"]).fold(label)
-        step = state["step"] + 1
-        return training.trained(
-            problem,
-            weights,
-            state["train"],
-            self,
-            key=key,
-            done=state["at"],
-            count=count,
-            step=step,
-        )
-
 
 def source_means(rows: Tensor, source: Tensor, count: int) -> Tensor:
     """Return the mean of the rows of every source, ``[count]``.
@@ -242,7 +176,3 @@ def source_means(rows: Tensor, source: Tensor, count: int) -> Tensor:
     """
     member = torch.nn.functional.one_hot(source, count).to(rows)
     return (rows @ member) / member.sum(0)
-
-
-def _sources(problem: Problem) -> Sources:
-    return hgms_mix.lm.sources_of(problem, "method 'doremi' mixes")

@@ -1,31 +1,120 @@
-"""Functions that the four methods share: mixtures, batches drawn by a mixture, and training on
-them.
+"""Bases of methods that learn a mixture while a model trains: batches drawn by a mixture, and
+training on them.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from abc import abstractmethod
+from typing import Any, ClassVar
 
 import torch
+from attrs import field
 from torch import Tensor
 
 import hgms_mix.lm
-from hgms_core import ConfigError, Cost, Data, Key, Problem, Sources, Tree
+from hgms_core import ConfigError, Cost, Data, Key, Problem, Record, Sources, State, Tree, component
+from hgms_core.capabilities import Capabilities, Finishes
+from hgms_core.validators import not_negative, optional_whole, whole
 
 
-class Settings(Protocol):
-    """The settings that training requires of a method: AdamW and the batch size."""
+@component
+class ProxyMethod(hgms_mix.lm.TrainedMethod):
+    """A method that learns the mixture as the mean of the weights α of a proxy's updates.
 
-    @property
-    def lr(self) -> float: ...
-    @property
-    def batch_size(self) -> int: ...
-    @property
-    def betas(self) -> tuple[float, float]: ...
-    @property
-    def eps(self) -> float: ...
-    @property
-    def weight_decay(self) -> float: ...
+    x is then trained on batches drawn by this mixture.
+
+    Arguments:
+        steps: updates of the proxy. ``updates``: the maximum in one outer step.
+        batch_size: lower rows of an update.
+    """
+
+    placeholder: ClassVar[str] = "x is the proxy's"
+
+    steps: int = field(default=200, validator=whole)
+    updates: int = field(default=10, validator=whole)
+    weight_decay: float = field(default=0.01, validator=not_negative)
+    batch_size: int = field(default=32, validator=whole)
+
+    def start(self, problem: Problem, seed: int, phase: str, **more: Any) -> State:
+        """Return the state before the first step: even weights.
+
+        Errors: ConfigError for more sources than ``batch_size``.
+        """
+        sources = self.sources(problem)
+        if self.batch_size < len(sources.names):
+            raise ConfigError(
+                "out-of-range",
+                f"batch_size={self.batch_size} must be at least {len(sources.names)}: method "
+                f"{self.name!r} requires rows of all sources in a batch",
+                place=("method", "batch_size"),
+            )
+        total = torch.zeros(len(sources.names), dtype=torch.float64)
+        weights = even(sources)
+        return super().start(problem, seed, phase, weights=weights, sum=total, **more)
+
+    def proxy_changes(
+        self, problem: Problem, state: State, train: Tree, weights: Tensor, total: Tensor
+    ) -> State:
+        """Return the changes of the state after a step of the proxy, ``total`` being Σ α."""
+        at = state["at"] + min(self.updates, self.steps - state["at"])
+        theta = theta_of(self.sources(problem), total / at)
+        changes = {"train": train, "weights": weights, "sum": total, "at": at, "theta": theta}
+        if at == self.steps:
+            changes |= {"phase": "train", "at": 0, **self.fresh(problem)}
+        return changes
+
+    def train(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
+        """Run updates of x at the learned mixture."""
+        count = self.next_updates(state, self.updates)
+        key = Key(state["seed"]).fold("train")
+        weights = state["sum"] / self.steps
+        train, loss, cost = trained(problem, weights, state, self, key, state["at"], count)
+        return {"train": train, "at": state["at"] + count}, {"lower_loss": loss}, cost
+
+
+@component
+class RoundsMethod(hgms_mix.lm.PhasedMethod):
+    """A method that learns the mixture in rounds, from validation losses of the x it trains.
+
+    Arguments:
+        rounds: how many (None: until the budget is spent). ``round_steps``: updates at the mixture
+            of each round. ``updates``: the maximum of updates in one outer step.
+        batch_size: lower rows of an update. ``chunk``: validation rows whose losses are computed at
+            a time.
+    """
+
+    capabilities: ClassVar[Capabilities] = frozenset({Finishes})
+
+    rounds: int | None = field(default=10, validator=optional_whole)
+    round_steps: int = field(default=50, validator=whole)
+    updates: int = field(default=10, validator=whole)
+    weight_decay: float = field(default=0.01, validator=not_negative)
+    batch_size: int = field(default=32, validator=whole)
+    chunk: int = field(default=32, validator=whole)
+
+    def start(self, problem: Problem, seed: int, phase: str, **more: Any) -> State:
+        """Return the state before the first step: even weights."""
+        sources = self.sources(problem)
+        hgms_mix.lm.check_role(problem, f"method {self.name!r} measures losses of", "differentiate")
+        used = torch.zeros(len(sources.names), dtype=torch.float64)
+        return super().start(problem, seed, phase, weights=even(sources), used=used, **more)
+
+    def has_ended(self, state: State) -> bool:
+        return self.finished(state)
+
+    @abstractmethod
+    def finished(self, state: State) -> bool:
+        """Return whether all rounds are complete."""
+
+    def used_changes(self, problem: Problem, state: State, count: int) -> State:
+        """Return the mean of the mixtures so far, after ``count`` updates at the current one."""
+        used = state["used"] + count * state["weights"]
+        return {"used": used, "theta": theta_of(self.sources(problem), used / used.sum())}
+
+    def losses(self, problem: Problem, x: Tree, state: State) -> tuple[Tensor, Cost]:
+        """Return the mean loss of each validation set at x."""
+        step = state["step"] + 1
+        return hgms_mix.lm.set_losses(problem, x, "differentiate", self.chunk, step)
 
 
 def even(sources: Sources) -> Tensor:
@@ -94,22 +183,21 @@ def mixture_rows(
 def trained(
     problem: Problem,
     weights: Tensor,
-    train: Tree,
-    method: Settings,
-    *,
+    state: State,
+    method: ProxyMethod | RoundsMethod,
     key: Key,
     done: int,
     count: int,
-    step: int,
 ) -> tuple[Tree, Tensor, Cost]:
     """Run ``count`` further updates of AdamW, after ``done``, on batches drawn by the mixture.
 
-    Returns the state, the loss of the last batch and the cost.
+    Return the new state of AdamW, the loss of the last batch and the cost.
 
     Cost: 1 lower gradient per update.
     """
     data = problem.lower_data
-    sources = _sources(problem)
+    sources = method.sources(problem)
+    train = state["train"]
     loss = torch.empty(())
     index = mixture_rows(data, sources, weights, key.fold(done), method.batch_size, count)
     for i in range(count):
@@ -121,21 +209,6 @@ def trained(
             method,
             lr=method.lr,
             count=done + i + 1,
-            step=step,
+            step=state["step"] + 1,
         )
     return train, loss, Cost(lower_gradients=count, rows=count * method.batch_size)
-
-
-def check_batch(sources: Sources, method: str, batch_size: int) -> None:
-    """Raise ConfigError if a batch is too small for rows of all sources."""
-    if batch_size < len(sources.names):
-        raise ConfigError(
-            "out-of-range",
-            f"batch_size={batch_size} must be at least {len(sources.names)}: method {method!r} "
-            "requires rows of all sources in a batch",
-            place=("method", "batch_size"),
-        )
-
-
-def _sources(problem: Problem) -> Sources:
-    return hgms_mix.lm.sources_of(problem, "training by a mixture draws from")

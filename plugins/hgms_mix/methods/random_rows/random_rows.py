@@ -11,14 +11,13 @@ from torch import Tensor
 
 import hgms_mix.lm
 from hgms.config import lowering
-from hgms_core import Cost, Key, Problem, Record, State, Tree, component
-from hgms_core.capabilities import Capabilities, Finishes, HasPlaceholder
-from hgms_core.validators import decay_rates, not_negative, positive, whole
+from hgms_core import Cost, Key, Problem, Record, State, component
+from hgms_core.validators import whole
 
 
 @final
 @component
-class RandomRows:
+class RandomRows(hgms_mix.lm.TrainedMethod):
     """Equal-compute random: x is trained on rows drawn at random from all rows, until the budget is
     spent::
 
@@ -56,15 +55,11 @@ class RandomRows:
     """
 
     name: ClassVar[str] = "random-rows"
-    capabilities: ClassVar[Capabilities] = frozenset({Finishes, HasPlaceholder})
+    use: ClassVar[str] = "draws from"
+    placeholder: ClassVar[str] = "x is where it starts"
     role: ClassVar[str] = "floor"
-    needs: ClassVar[frozenset[str]] = frozenset({"sources", "per-example-losses"})
     testing_failures: ClassVar[Mapping[str, str]] = {"optimum": "its θ stays where it is"}
 
-    lr: float = field(default=1e-4, validator=positive)
-    weight_decay: float = field(default=0.0, validator=not_negative)
-    betas: tuple[float, float] = field(default=(0.9, 0.999), validator=decay_rates)
-    eps: float = field(default=1e-8, validator=positive)
     batch_size: int = field(default=16, validator=whole)
     updates: int = field(default=1, validator=whole)
     train_steps: int | None = field(default=None, validator=hgms_mix.lm.optional_count)
@@ -72,53 +67,26 @@ class RandomRows:
     memory_hints = lowering(other=["batch_size"])
 
     def init(self, problem: Problem, seed: int) -> State:
-        sources = hgms_mix.lm.sources_of(problem, "method 'random-rows' draws from")
-        state = hgms_mix.lm.first_state(seed, "train", sources)
-        return {
-            **state,
-            "theta": sources.theta(shares(problem)),
-            "train": hgms_mix.lm.adamw_start(problem.x0),
-        }
-
-    def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
-        return hgms_mix.lm.in_phases(
-            {"train": self._train}, problem, state, finished=self.finished(state)
-        )
-
-    def finished(self, state: State) -> bool:
-        """Whether the training of x is complete."""
-        return self.train_steps is not None and state["at"] >= self.train_steps
-
-    def result(self, state: State) -> tuple[Tree, Tree]:
-        return state["theta"], hgms_mix.lm.adamw_part(state["train"], "x")
+        started = self.start(problem, seed, "train")
+        return {**started, "theta": self.sources(problem).theta(shares(problem))}
 
     @property
-    def placeholder_reason(self) -> str:
-        """The reason why x was not trained on the mixture; empty if it was."""
-        return "x is where it starts (train_steps = 0)" if self.train_steps == 0 else ""
+    def phases(self) -> Mapping[str, hgms_mix.lm.Phase]:
+        return {"train": self._train}
 
     def _train(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
-        sources = hgms_mix.lm.sources_of(problem, "method 'random-rows' draws from")
-        train = state["train"]
         at = state["at"]
-        loss = torch.empty(())
-        count = (
-            self.updates if self.train_steps is None else min(self.updates, self.train_steps - at)
-        )
+        record: Record = {"lower_loss": torch.empty(())}
+        count = self.next_updates(state, self.updates)
+        spent = Cost()
+        changes: State = {"train": state["train"]}
         for update in range(at, at + count):
             rows = drawn(problem, Key(state["seed"]).fold("rows", update), self.batch_size)
-            train, loss = hgms_mix.lm.adamw(
-                sources.pooled,
-                problem.theta0,
-                problem.lower_data.rows(rows.to(problem.lower_data.device)),
-                train,
-                self,
-                lr=self.lr,
-                count=update + 1,
-                step=state["step"] + 1,
+            changes, record, cost = self.update_on_rows(
+                problem, {**state, **changes}, rows, lr=self.lr, count=update + 1
             )
-        spent = Cost(lower_gradients=count, rows=count * self.batch_size)
-        return {"train": train, "at": at + count}, {"lower_loss": loss}, spent
+            spent += cost
+        return {**changes, "at": at + count}, record, spent
 
 
 def shares(problem: Problem) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, final
 
 import torch
@@ -18,25 +19,16 @@ from hgms_core import (
     NumericalError,
     Problem,
     Record,
-    Sources,
     State,
-    Tree,
     component,
 )
-from hgms_core.capabilities import (
-    Capabilities,
-    Finishes,
-    GivesRepresentations,
-    HasPlaceholder,
-    RanksRows,
-    find,
-)
-from hgms_core.validators import decay_rates, not_negative, optional_whole, positive, whole
+from hgms_core.capabilities import GivesRepresentations, find
+from hgms_core.validators import positive
 
 
 @final
 @component
-class Rds:
+class Rds(hgms_mix.lm.RowSelection):
     """Representation-based data selection: rows are ordered by the turns in which validation rows
     select them::
 
@@ -75,25 +67,16 @@ class Rds:
     """
 
     name: ClassVar[str] = "rds"
-    capabilities: ClassVar[Capabilities] = frozenset({Finishes, HasPlaceholder, RanksRows})
+    placeholder: ClassVar[str] = "x is where it starts"
     needs: ClassVar[frozenset[str]] = frozenset({"sources", "representations"})
 
     turns: Literal["rows", "sets"] = "rows"
-    chunk: int = field(default=32, validator=whole)
-    keep: float = field(default=0.05, validator=hgms_mix.lm.some_share)
-    size: int | None = field(default=None, validator=optional_whole)
     lr: float = field(default=2e-5, validator=positive)
-    weight_decay: float = field(default=0.0, validator=not_negative)
-    betas: tuple[float, float] = field(default=(0.9, 0.999), validator=decay_rates)
-    eps: float = field(default=1e-8, validator=positive)
-    batch_size: int = field(default=32, validator=whole)
-    train_steps: int | None = field(default=0, validator=hgms_mix.lm.optional_count)
 
     memory_hints = lowering(same=["chunk"], other=["batch_size"])
 
     def init(self, problem: Problem, seed: int) -> State:
-        sources = _sources(problem)
-        pool = problem.lower_data
+        sources = self.sources(problem)
         if find(sources.examples, GivesRepresentations) is None:
             raise ConfigError(
                 "not-supported",
@@ -103,42 +86,14 @@ class Rds:
                 "representations(x, batch) returns one vector per row",
             )
         hgms_mix.lm.check_role(problem, "method 'rds' compares with", "differentiate")
-        hgms_mix.lm.check_size(self.size, pool)
-        return {
-            **hgms_mix.lm.first_state(seed, "validation", sources),
-            "target": torch.empty(0),
-            "part": torch.empty(0, dtype=torch.int64),
-            "cosines": [],
-            "ranking": torch.full((pool.size,), torch.nan, dtype=torch.float64),
-            "kept": torch.empty(0, dtype=torch.int64),
-            "train": hgms_mix.lm.adamw_start(problem.x0),
-        }
-
-    def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
-        phases = {"validation": self._validate, "pool": self._compare, "train": self._train}
-        return hgms_mix.lm.in_phases(phases, problem, state, finished=self.finished(state))
-
-    def finished(self, state: State) -> bool:
-        """Whether rows are selected and the training of x is complete."""
-        return (
-            state["phase"] == "train"
-            and self.train_steps is not None
-            and state["at"] >= self.train_steps
+        empty = torch.empty(0, dtype=torch.int64)
+        return self.start(
+            problem, seed, "validation", target=torch.empty(0), part=empty, cosines=[]
         )
 
-    def result(self, state: State) -> tuple[Tree, Tree]:
-        return state["theta"], hgms_mix.lm.adamw_part(state["train"], "x")
-
     @property
-    def placeholder_reason(self) -> str:
-        """The reason why x was not trained on the kept rows; empty if it was."""
-        return "x is where it starts (train_steps = 0)" if self.train_steps == 0 else ""
-
-    def ranking(self, problem: Problem, state: State) -> Tensor:
-        """Return minus the number of the first turn of each row; NaN before all rows are
-        compared.
-        """
-        return torch.as_tensor(state["ranking"])
+    def phases(self) -> Mapping[str, hgms_mix.lm.Phase]:
+        return {"validation": self._validate, "pool": self._compare, "train": self.train}
 
     def _validate(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
         """Compute the directions of some validation rows."""
@@ -159,7 +114,7 @@ class Rds:
 
         After the last rows, the turns and the kept rows are computed.
         """
-        sources = _sources(problem)
+        sources = self.sources(problem)
         pool = problem.lower_data
         directions, _, spent = self._directions(problem, state, pool)
         # on the device after a resume
@@ -180,9 +135,7 @@ class Rds:
             order = torch.randperm(pool.size, generator=Key(state["seed"]).fold("ties").generator())
             turns = torch.empty_like(order).index_copy_(0, order, first_turns(likeness[:, order]))
             ranking = -turns.double()
-            kept = hgms_mix.lm.highest(
-                ranking, self.size or max(1, round(self.keep * len(ranking)))
-            )
+            kept = self.best(ranking)
             theta = sources.theta(hgms_mix.lm.source_counts(pool, kept))
             changes |= {"phase": "train", "at": 0, "ranking": ranking, "kept": kept, "theta": theta}
             changes |= {"target": torch.empty(0), "part": state["part"][:0], "cosines": []}
@@ -195,7 +148,7 @@ class Rds:
         """
         index = torch.arange(state["at"], min(state["at"] + self.chunk, data.size))
         batch = data.rows(index.to(data.device))
-        examples: Any = _sources(problem).examples
+        examples: Any = self.sources(problem).examples
         with torch.no_grad():
             vectors = examples.representations(problem.x0, batch)
         if not torch.isfinite(vectors).all():
@@ -210,30 +163,6 @@ class Rds:
             torch.nn.functional.normalize(vectors, dim=1),
             batch,
             Cost(upper_values=1, rows=len(index)),
-        )
-
-    def _train(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
-        """Run one update on the kept rows, in epochs of separate random orders."""
-        kept = state["kept"]
-        at = state["at"]
-        data = problem.lower_data
-        rows = kept[
-            hgms_mix.lm.epoch_rows(Key(state["seed"]).fold("train"), len(kept), at, self.batch_size)
-        ]
-        trained, loss = hgms_mix.lm.adamw(
-            _sources(problem).pooled,
-            problem.theta0,
-            data.rows(rows.to(data.device)),
-            state["train"],
-            self,
-            lr=self.lr,
-            count=at + 1,
-            step=state["step"] + 1,
-        )
-        return (
-            {"train": trained, "at": at + 1},
-            {"lower_loss": loss},
-            Cost(lower_gradients=1, rows=len(rows)),
         )
 
 
@@ -257,7 +186,3 @@ def first_turns(likeness: Tensor) -> Tensor:
         )
         first = torch.minimum(first, turns)
     return first
-
-
-def _sources(problem: Problem) -> Sources:
-    return hgms_mix.lm.sources_of(problem, "method 'rds' chooses among the rows of")

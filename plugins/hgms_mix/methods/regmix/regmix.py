@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar, Literal, final
 
 import torch
@@ -17,20 +18,12 @@ from hgms_core import (
     NumericalError,
     Problem,
     Record,
-    Sources,
     State,
     Tree,
     component,
 )
-from hgms_core.capabilities import Capabilities, Finishes, HasPlaceholder, HasTestingInstance
-from hgms_core.validators import (
-    at_least,
-    decay_rates,
-    not_negative,
-    optional_whole,
-    positive,
-    whole,
-)
+from hgms_core.capabilities import Capabilities, HasTestingInstance
+from hgms_core.validators import at_least, whole
 from hgms_mix.methods.regmix.regression import Mixtures, Regressor, best, fit, sklearn
 
 
@@ -45,7 +38,7 @@ def _range(instance: object, attribute: object, value: tuple[float, float]) -> N
 
 @final
 @component
-class RegMix:
+class RegMix(hgms_mix.lm.MixtureMethod):
     """A regression from mixtures to validation losses, fitted on short proxy runs::
 
         ω_r ~ Dirichlet(c_r S prior),  log c_r uniform          r = 1 … runs
@@ -87,24 +80,19 @@ class RegMix:
     """
 
     name: ClassVar[str] = "regmix"
-    capabilities: ClassVar[Capabilities] = frozenset({Finishes, HasPlaceholder, HasTestingInstance})
-    needs: ClassVar[frozenset[str]] = frozenset({"sources", "per-example-losses"})
+    capabilities: ClassVar[Capabilities] = hgms_mix.lm.MixtureMethod.capabilities | {
+        HasTestingInstance
+    }
+    placeholder: ClassVar[str] = "x is a proxy run's"
 
     runs: int = field(default=64, validator=at_least(3))
     steps: int = field(default=100, validator=whole)
-    updates: int = field(default=10, validator=whole)
-    lr: float = field(default=1e-4, validator=positive)
-    weight_decay: float = field(default=0.0, validator=not_negative)
-    betas: tuple[float, float] = field(default=(0.9, 0.999), validator=decay_rates)
-    eps: float = field(default=1e-8, validator=positive)
-    batch_size: int | None = field(default=32, validator=optional_whole)
     concentration: tuple[float, float] = field(default=(0.1, 5.0), validator=_range)
     prior: Literal["uniform", "rows"] = "uniform"
     regressor: Regressor = "quadratic"
     simulated: int = field(default=100_000, validator=whole)
     top: int = field(default=100, validator=whole)
     chunk: int = field(default=32, validator=whole)
-    train_steps: int | None = field(default=0, validator=hgms_mix.lm.optional_count)
 
     memory_hints = lowering(same=["chunk"], other=["batch_size"])
 
@@ -125,63 +113,48 @@ class RegMix:
         return cls(runs=12, steps=20, updates=10, lr=0.1, simulated=2000, top=20)
 
     def init(self, problem: Problem, seed: int) -> State:
-        sources = _sources(problem)
+        started = self.start(problem, seed, "proxies")
         hgms_mix.lm.check_role(problem, "method 'regmix' compares runs on", "select")
         sklearn()
         return {
-            **hgms_mix.lm.first_state(seed, "proxies", sources),
+            **started,
             "run": 0,
             "mixtures": self._mixtures(problem).draw(Key(seed).fold("mixtures"), self.runs),
             "losses": torch.empty(0, dtype=torch.float64),
             "best": dict(problem.x0),
-            **_fresh(problem.x0),
         }
 
-    def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
-        phases = {"proxies": self._proxy, "train": self._train}
-        return hgms_mix.lm.in_phases(phases, problem, state, finished=self.finished(state))
-
-    def finished(self, state: State) -> bool:
-        """Whether the mixture is known and the training of x is complete."""
-        return (
-            state["phase"] == "train"
-            and self.train_steps is not None
-            and state["at"] >= self.train_steps
-        )
+    @property
+    def phases(self) -> Mapping[str, hgms_mix.lm.Phase]:
+        return {"proxies": self._proxy, "train": self.train}
 
     def result(self, state: State) -> tuple[Tree, Tree]:
         """Return (θ, x): initially the even mixture and x of the best proxy run so far."""
         trained = state["phase"] == "train" and self.train_steps != 0
-        return state["theta"], state["x"] if trained else state["best"]
-
-    @property
-    def placeholder_reason(self) -> str:
-        """The reason why x was not trained on the mixture; empty if it was."""
-        return "x is a proxy run's (train_steps = 0)" if self.train_steps == 0 else ""
+        return state["theta"], super().result(state)[1] if trained else state["best"]
 
     def _proxy(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
         """Run some updates of a proxy run.
 
         At its end the validation loss is computed, and after the last run the regression.
         """
-        sources = _sources(problem)
+        sources = self.sources(problem)
         run = state["run"]
         mixtures = state["mixtures"]
         losses = state["losses"]
         theta = sources.theta(dict(zip(sources.names, mixtures[run].tolist(), strict=True)))
         count = min(self.updates, self.steps - state["at"])
-        trained, loss, spent = self._updates(
-            problem, theta, state, count, Key(state["seed"]).fold("batches")
-        )
-        record: Record = {"run": run + 1, "lower_loss": loss}
-        changes: State = {**trained, "at": state["at"] + count}
+        changes, record, spent = self.update_on(problem, theta, state, count, "batches")
+        record = {"run": run + 1, **record}
         if changes["at"] < self.steps:
             return changes, record, spent
-        validation = self._validation_loss(problem, theta, trained["x"], state["step"] + 1)
+        x = hgms_mix.lm.adamw_part(changes["train"], "x")
+        validation = self._validation_loss(problem, theta, x, state["step"] + 1)
         losses = torch.cat([losses, validation[None].cpu()])
-        changes |= {**_fresh(problem.x0), "at": 0, "run": run + 1, "losses": losses}
+        fresh = hgms_mix.lm.adamw_start(problem.x0)
+        changes |= {"train": fresh, "at": 0, "run": run + 1, "losses": losses}
         if int(losses.argmin()) == run:
-            changes["best"] = trained["x"]
+            changes["best"] = x
         if run + 1 == self.runs:
             regression = fit(
                 mixtures, losses, self.regressor, Key(state["seed"]).fold("regression").derive()
@@ -200,36 +173,6 @@ class RegMix:
         spent += Cost(upper_values=1, rows=problem.upper_data["select"].size)
         return changes, {**record, "upper_loss": validation}, spent
 
-    def _train(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
-        count = (
-            self.updates
-            if self.train_steps is None
-            else min(self.updates, self.train_steps - state["at"])
-        )
-        trained, loss, spent = self._updates(
-            problem, state["theta"], state, count, Key(state["seed"]).fold("train")
-        )
-        return {**trained, "at": state["at"] + count}, {"lower_loss": loss}, spent
-
-    def _updates(
-        self, problem: Problem, theta: Tree, state: State, count: int, key: Key
-    ) -> tuple[State, Tensor, Cost]:
-        """Run ``count`` updates of AdamW on the lower loss."""
-        train = {f"{part}.{name}": leaf for part in "xmv" for name, leaf in state[part].items()}
-        train, loss, spent = hgms_mix.lm.adamw_on_mixture(
-            problem,
-            theta,
-            train,
-            self,
-            lr=self.lr,
-            batch_size=self.batch_size,
-            key=key,
-            at=state["at"],
-            count=count,
-            step=state["step"] + 1,
-        )
-        return {part: hgms_mix.lm.adamw_part(train, part) for part in "xmv"}, loss, spent
-
     def _validation_loss(self, problem: Problem, theta: Tree, x: Tree, step: int) -> Tensor:
         """Return f on all rows of the role ``select``; f is a mean over rows."""
         data = problem.upper_data["select"]
@@ -247,20 +190,10 @@ class RegMix:
         return loss
 
     def _mixtures(self, problem: Problem) -> Mixtures:
-        names, (low, high) = _sources(problem).names, self.concentration
+        names, (low, high) = self.sources(problem).names, self.concentration
         sizes = (
             hgms_mix.lm.source_sizes(problem) if self.prior == "rows" else dict.fromkeys(names, 1)
         )
         return Mixtures(
             prior=tuple(sizes[name] / sum(sizes.values()) for name in names), low=low, high=high
         )
-
-
-def _sources(problem: Problem) -> Sources:
-    return hgms_mix.lm.sources_of(problem, "method 'regmix' mixes")
-
-
-def _fresh(x0: Tree) -> State:
-    """Return the state of training that starts at ``x0``."""
-    zeros = {name: torch.zeros_like(leaf) for name, leaf in x0.items()}
-    return {"x": dict(x0), "m": zeros, "v": dict(zeros)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from functools import partial
 from typing import ClassVar, Literal, final
 
@@ -20,18 +21,16 @@ from hgms_core import (
     NumericalError,
     Problem,
     Record,
-    Sources,
     State,
     Tree,
     component,
 )
-from hgms_core.capabilities import Capabilities, Finishes, HasPlaceholder, RanksRows
-from hgms_core.validators import decay_rates, not_negative, optional_whole, positive, whole
+from hgms_core.validators import not_negative, positive, whole
 
 
 @final
 @component
-class RhoLoss:
+class RhoLoss(hgms_mix.lm.RowSelection):
     """Reducible holdout loss: rank rows by the part of their loss that can still be learned::
 
         score(z) = ℓ(x; z) − ℓ(x_ref; z)
@@ -83,25 +82,16 @@ class RhoLoss:
     """
 
     name: ClassVar[str] = "rho-loss"
-    capabilities: ClassVar[Capabilities] = frozenset({Finishes, HasPlaceholder, RanksRows})
-    needs: ClassVar[frozenset[str]] = frozenset({"sources", "per-example-losses"})
+    placeholder: ClassVar[str] = "x did not learn from the chosen rows"
 
     mode: Literal["static", "online"] = "static"
     reference: Literal["held-out", "validation"] = "held-out"
     reference_epochs: int = field(default=4, validator=whole)
     reference_lr: float = field(default=1e-4, validator=positive)
     target_steps: int | None = field(default=None, validator=hgms_mix.lm.optional_count)
-    lr: float = field(default=1e-4, validator=positive)
     weight_decay: float = field(default=0.01, validator=not_negative)
-    betas: tuple[float, float] = field(default=(0.9, 0.999), validator=decay_rates)
-    eps: float = field(default=1e-8, validator=positive)
-    batch_size: int = field(default=32, validator=whole)
     big_batch: int = field(default=320, validator=whole)
     top: float = field(default=0.1, validator=hgms_mix.lm.some_share)
-    keep: float = field(default=0.05, validator=hgms_mix.lm.some_share)
-    size: int | None = field(default=None, validator=optional_whole)
-    chunk: int = field(default=32, validator=whole)
-    train_steps: int | None = field(default=0, validator=hgms_mix.lm.optional_count)
 
     memory_hints = lowering(same=["chunk"], other=["batch_size"])
 
@@ -116,55 +106,35 @@ class RhoLoss:
             )
 
     def init(self, problem: Problem, seed: int) -> State:
-        sources = sources_of(problem)
-        pool = problem.lower_data
+        sources = self.sources(problem)
         for role in ("differentiate", "stop") if self.reference == "validation" else ("stop",):
             hgms_mix.lm.check_role(problem, "the reference of method 'rho-loss' requires", role)
-        hgms_mix.lm.check_size(self.size, pool)
-        missing = torch.full((pool.size,), torch.nan, dtype=torch.float64)
+        started = self.start(problem, seed, "reference")
+        size = problem.lower_data.size
         return {
-            **hgms_mix.lm.first_state(seed, "reference", sources),
+            **started,
             "half": 0,
-            "order": torch.randperm(pool.size, generator=Key(seed).fold("halves").generator()),
-            "train": hgms_mix.lm.adamw_start(problem.x0),
+            "order": torch.randperm(size, generator=Key(seed).fold("halves").generator()),
             "best": {"x": dict(problem.x0), "loss": None},
-            "irreducible": missing,
-            "ranking": missing,
-            "kept": torch.empty(0, dtype=torch.int64),
+            "irreducible": started["ranking"],
             "used": torch.zeros(len(sources.names), dtype=torch.int64),
         }
 
-    def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
-        phases: dict[str, hgms_mix.lm.Phase] = {
+    @property
+    def phases(self) -> Mapping[str, hgms_mix.lm.Phase]:
+        return {
             "reference": partial(train_reference, self),
             "irreducible": partial(score_unseen, self),
             "target": self._target,
             "scores": self._score,
             "online": self._online,
-            "train": self._train,
+            "train": self.train,
         }
-        return hgms_mix.lm.in_phases(phases, problem, state, finished=self.finished(state))
 
     def finished(self, state: State) -> bool:
-        """Whether rows are selected and the training of x is complete."""
-        return (
-            state["phase"] in ("train", "online")
-            and self.train_steps is not None
-            and state["at"] >= self.train_steps
-        )
-
-    def result(self, state: State) -> tuple[Tree, Tree]:
-        """Return (θ, x); until x is trained, x is the x of the reference."""
-        return state["theta"], hgms_mix.lm.adamw_part(state["train"], "x")
-
-    @property
-    def placeholder_reason(self) -> str:
-        """The reason why x was not trained on the mixture; empty if it was."""
-        return (
-            "x did not learn from the chosen rows (train_steps = 0)"
-            if self.train_steps == 0
-            else ""
-        )
+        """Return whether rows are selected and the training of x is complete."""
+        trains = state["phase"] in ("train", "online")
+        return trains and self.train_steps is not None and state["at"] >= self.train_steps
 
     def ranking(self, problem: Problem, state: State) -> Tensor:
         """Return the last computed reducible loss of each row; NaN if it was not computed.
@@ -200,17 +170,14 @@ class RhoLoss:
         )
         changes: State = {"ranking": ranking, "at": state["at"] + len(index)}
         if changes["at"] == pool.size:
-            kept = hgms_mix.lm.highest(
-                ranking, self.size or max(1, round(self.keep * len(ranking)))
-            )
-            theta = sources_of(problem).theta(hgms_mix.lm.source_counts(pool, kept))
+            kept = self.best(ranking)
+            theta = self.sources(problem).theta(hgms_mix.lm.source_counts(pool, kept))
             changes |= {"phase": "train", "at": 0, "kept": kept, "theta": theta}
-            if self.train_steps != 0:
-                changes["train"] = hgms_mix.lm.adamw_start(problem.x0)
+            changes |= self.fresh(problem)
         return changes, {"lower_loss": losses.mean()}, spent
 
-    def _train(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
-        """Run one update on the kept rows, in repeated epochs."""
+    def train(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
+        """Run one update on the kept rows, in epochs of separate random orders."""
         kept = state["kept"]
         at = state["at"]
         epoch, place = divmod(at, math.ceil(len(kept) / self.batch_size))
@@ -223,7 +190,7 @@ class RhoLoss:
 
     def _online(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
         pool = problem.lower_data
-        sources = sources_of(problem)
+        sources = self.sources(problem)
         big = min(self.big_batch, pool.size)
         index = hgms_mix.lm.epoch_rows(
             Key(state["seed"]).fold("online"), pool.size, state["at"], big
@@ -340,7 +307,7 @@ def update(
     batch = data.rows(rows.to(data.device))
     count = state["at"] + 1
     step = state["step"] + 1
-    loss = sources_of(problem).pooled if lower else problem.f
+    loss = method.sources(problem).pooled if lower else problem.f
     trained, value = hgms_mix.lm.adamw(
         loss, problem.theta0, batch, state["train"], method, lr=lr, count=count, step=step
     )
@@ -376,7 +343,7 @@ def row_losses(
 
     Rows are processed in pieces of ``chunk``.
     """
-    examples = sources_of(problem).examples
+    examples = method.sources(problem).examples
     parts = torch.split(index, method.chunk)
     with torch.no_grad():
         losses = torch.cat([examples(x, data.rows(part.to(data.device))) for part in parts])
@@ -388,7 +355,3 @@ def row_losses(
             hint="decrease lr and reference_lr, or check the rows",
         )
     return losses.cpu()
-
-
-def sources_of(problem: Problem) -> Sources:
-    return hgms_mix.lm.sources_of(problem, "method 'rho-loss' chooses among the rows of")

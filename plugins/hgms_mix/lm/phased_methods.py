@@ -1,0 +1,223 @@
+"""Bases of methods that work in phases: they learn a mixture or select rows, and then train x."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from attrs import field
+from torch import Tensor
+
+from hgms_core import Cost, Key, Problem, Record, Sources, State, Tree, component
+from hgms_core.capabilities import Capabilities, Finishes, HasPlaceholder, RanksRows
+from hgms_core.validators import decay_rates, not_negative, optional_whole, positive, whole
+from hgms_mix.lm.ranking import (
+    Phase,
+    adamw,
+    adamw_on_mixture,
+    adamw_part,
+    adamw_start,
+    check_size,
+    epoch_rows,
+    first_state,
+    highest,
+    in_phases,
+    optional_count,
+    some_share,
+    sources_of,
+)
+
+
+@component
+class PhasedMethod:
+    """A method that works in phases, and trains x by AdamW.
+
+    A subclass defines :attr:`phases`, ``init`` and ``finished``. The state of AdamW is
+    ``state["train"]``, and the mixture ``state["theta"]``. ``use`` completes the message "method
+    'x' … data sources".
+
+    Arguments:
+        lr, weight_decay, betas, eps: AdamW.
+    """
+
+    name: ClassVar[str]
+    use: ClassVar[str] = "mixes"
+    needs: ClassVar[frozenset[str]] = frozenset({"sources", "per-example-losses"})
+    capabilities: ClassVar[Capabilities] = frozenset()
+
+    lr: float = field(default=1e-4, validator=positive)
+    weight_decay: float = field(default=0.0, validator=not_negative)
+    betas: tuple[float, float] = field(default=(0.9, 0.999), validator=decay_rates)
+    eps: float = field(default=1e-8, validator=positive)
+
+    @property
+    @abstractmethod
+    def phases(self) -> Mapping[str, Phase]:
+        """The work of one step, by phase."""
+
+    def has_ended(self, state: State) -> bool:
+        """Return whether nothing is left to do."""
+        return False
+
+    def shown(self, state: State) -> dict[str, Any]:
+        """Return entries for the records of all phases."""
+        return {}
+
+    def sources(self, problem: Problem) -> Sources:
+        """Return the problem's sources.
+
+        Errors: ConfigError if there are none.
+        """
+        return sources_of(problem, f"method {self.name!r} {self.use}")
+
+    def start(self, problem: Problem, seed: int, phase: str, **more: Any) -> State:
+        """Return the state before the first step, with an even mixture and x at x0."""
+        common = first_state(seed, phase, self.sources(problem))
+        return {**common, "train": adamw_start(problem.x0), **more}
+
+    def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
+        ended = self.has_ended(state)
+        return in_phases(self.phases, problem, state, finished=ended, **self.shown(state))
+
+    def result(self, state: State) -> tuple[Tree, Tree]:
+        """Return (θ, x): the mixture so far, and the x that is trained now."""
+        return state["theta"], adamw_part(state["train"], "x")
+
+
+@component
+class TrainedMethod(PhasedMethod):
+    """A method that trains x in its last phase, ``train``, on what it has learned.
+
+    ``placeholder`` states what x is without this training.
+
+    Arguments:
+        train_steps: updates of a fresh x; 0: x is that of an earlier phase; None: until the budget
+            is spent.
+    """
+
+    placeholder: ClassVar[str]
+    capabilities: ClassVar[Capabilities] = frozenset({Finishes, HasPlaceholder})
+
+    train_steps: int | None = field(default=0, validator=optional_count)
+
+    def has_ended(self, state: State) -> bool:
+        return self.finished(state)
+
+    def finished(self, state: State) -> bool:
+        """Return whether the training of x is complete."""
+        ends = self.train_steps is not None and state["at"] >= self.train_steps
+        return state["phase"] == "train" and ends
+
+    @property
+    def placeholder_reason(self) -> str:
+        """The reason why x was not trained on the mixture; empty if it was."""
+        return f"{self.placeholder} (train_steps = 0)" if self.train_steps == 0 else ""
+
+    def fresh(self, problem: Problem) -> State:
+        """Return the change of the state at the start of training; empty without training."""
+        return {"train": adamw_start(problem.x0)} if self.train_steps != 0 else {}
+
+    def next_updates(self, state: State, most: int) -> int:
+        """Return the number of updates of the next step of training, at most ``most``."""
+        return most if self.train_steps is None else min(most, self.train_steps - state["at"])
+
+    def update_on_rows(
+        self, problem: Problem, state: State, rows: Tensor, *, lr: float, count: int
+    ) -> tuple[State, Record, Cost]:
+        """Run one update of x on some rows of the pool; ``count`` includes this update."""
+        data = problem.lower_data
+        trained, loss = adamw(
+            self.sources(problem).pooled,
+            problem.theta0,
+            data.rows(rows.to(data.device)),
+            state["train"],
+            self,
+            lr=lr,
+            count=count,
+            step=state["step"] + 1,
+        )
+        cost = Cost(lower_gradients=1, rows=len(rows))
+        return {"train": trained}, {"lower_loss": loss}, cost
+
+
+@component
+class MixtureMethod(TrainedMethod):
+    """A method that learns a mixture by updates on g(θ, ·), and then trains x at the mixture.
+
+    Arguments:
+        batch_size: rows of an update (None: all). ``updates``: the maximum in one outer step.
+    """
+
+    batch_size: int | None = field(default=32, validator=optional_whole)
+    updates: int = field(default=10, validator=whole)
+
+    def train(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
+        """Run updates of x at the learned mixture."""
+        count = self.next_updates(state, self.updates)
+        return self.update_on(problem, state["theta"], state, count, "train")
+
+    def update_on(
+        self, problem: Problem, theta: Tree, state: State, count: int, label: str
+    ) -> tuple[State, Record, Cost]:
+        """Run ``count`` updates of x at a mixture; ``label`` determines their batches."""
+        train, loss, cost = adamw_on_mixture(
+            problem,
+            theta,
+            state["train"],
+            self,
+            lr=self.lr,
+            batch_size=self.batch_size,
+            key=Key(state["seed"]).fold(label),
+            at=state["at"],
+            count=count,
+            step=state["step"] + 1,
+        )
+        return {"train": train, "at": state["at"] + count}, {"lower_loss": loss}, cost
+
+
+@component
+class RowSelection(TrainedMethod):
+    """A method that ranks all rows of the pool, keeps the best, and trains x on them.
+
+    Arguments:
+        chunk: rows that are computed at a time. ``keep``: share of all rows to keep, or ``size``:
+            their number. ``batch_size``: rows of an update.
+    """
+
+    use: ClassVar[str] = "chooses among the rows of"
+    capabilities: ClassVar[Capabilities] = TrainedMethod.capabilities | {RanksRows}
+
+    batch_size: int = field(default=32, validator=whole)
+    chunk: int = field(default=32, validator=whole)
+    keep: float = field(default=0.05, validator=some_share)
+    size: int | None = field(default=None, validator=optional_whole)
+
+    def start(self, problem: Problem, seed: int, phase: str, **more: Any) -> State:
+        """Return the state before the first step: no row has a rank.
+
+        Errors: ConfigError for a ``size`` beyond the pool.
+        """
+        pool = problem.lower_data
+        started = super().start(problem, seed, phase)
+        check_size(self.size, pool)
+        ranks = torch.full((pool.size,), torch.nan, dtype=torch.float64)
+        return {**started, "ranking": ranks, "kept": torch.empty(0, dtype=torch.int64), **more}
+
+    def ranking(self, problem: Problem, state: State) -> Tensor:
+        """Return the score of each row of the pool; NaN for rows without a score."""
+        return torch.as_tensor(state["ranking"])
+
+    def best(self, ranking: Tensor) -> Tensor:
+        """Return the rows to keep."""
+        return highest(ranking, self.size or max(1, round(self.keep * len(ranking))))
+
+    def train(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
+        """Run one update on the kept rows, in epochs of separate random orders."""
+        kept = state["kept"]
+        at = state["at"]
+        key = Key(state["seed"]).fold("train")
+        rows = kept[epoch_rows(key, len(kept), at, self.batch_size)]
+        changes, record, cost = self.update_on_rows(problem, state, rows, lr=self.lr, count=at + 1)
+        return {**changes, "at": at + 1}, record, cost
