@@ -61,6 +61,7 @@ class Block:
         value: maps u to the value that the loss receives and users read.
         index: the entry of u that penalises each parameter, ``[d]``; -1 for no penalty.
         weigh: maps ``(u, batch)`` to one factor per training row of the batch.
+        is_per_row: whether each training row has an entry of u.
     """
 
     start: Tensor
@@ -71,6 +72,7 @@ class Block:
     value: Callable[[Tensor], Tensor]
     index: Tensor | None = None
     weigh: Callable[[Tensor, Batch], Tensor] | None = None
+    is_per_row: bool = False
 
 
 class Hyper(Protocol):
@@ -382,6 +384,7 @@ class PerRow:
             high=3.0,
             value=lambda u: 2 * torch.sigmoid(u),
             weigh=lambda u, batch: (2 * torch.sigmoid(u))[batch["index"]],
+            is_per_row=True,
         )
 
 

@@ -8,7 +8,8 @@
 2. A scan shifts all penalties by a shared amount in log space, from large to small. Its best level
    is a baseline, and the start of learning.
 3. RPROP moves u along the sign of the hypergradient. A Gaussian prior around the mean of each kind
-   has the standard deviation s, which is relaxed level by level. Each level is a candidate, judged
+   of penalty, and around the start of other kinds, has the standard deviation s, which is relaxed
+   level by level. Each level is a candidate, judged
    on rows that it has not used: without a prior, one penalty per feature overfits the validation
    rows.
 
@@ -17,7 +18,8 @@ Cost of one step of RPROP: one Newton solve from a warm start, one CG solve, one
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 import torch
@@ -26,6 +28,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from hgms.tuning.candidate import Candidate
+from hgms.tuning.filtered import filter_start, fold_masks, kept_rows, row_mask
 from hgms.tuning.meter import Meter, Stage, Stages
 from hgms.tuning.problem import TuningProblem
 from hgms_core import Key
@@ -33,14 +36,19 @@ from hgms_core import Key
 LARGEST = 10_000
 """The largest number of parameters for this engine."""
 
-LEVELS = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
+LEVELS = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4)
 STEPS_PER_LEVEL = 12
 PATIENCE = 2
 SHIFTS = (8, 6, 4, 2, 0, -2, -4, -6, -8)
 WORSE = 1.3
 """The scan ends at a level that is worse than the best level by this factor."""
 
-SCAN_SHARE = 0.4
+BASELINE_SHARE = 0.1
+SCAN_SHARE = 0.25
+"""Shares of the budget that one baseline, and the scan, may use."""
+
+LAST_SHARE = 0.97
+"""No step of RPROP starts after this share: a step, and the judgement of a level, take time."""
 
 
 class NotConvex(Exception):
@@ -93,6 +101,12 @@ class Implicit:
     meter: Meter
     curvature: Tensor = field(init=False)
     scale: float = field(default=0.0, init=False)
+    lowest: float = field(default=math.inf, init=False)
+    centre: Tensor = field(init=False)
+
+    @centre.default
+    def _start(self) -> Tensor:
+        return self.problem.space.start
 
     @curvature.default
     def _flat(self) -> Tensor:
@@ -190,8 +204,18 @@ class Implicit:
     def baseline(self, fit: Tensor) -> Stage:
         problem = self.problem
         u = problem.space.start.expand(len(fit), -1)
-        w = self.solve(problem.w0.expand(len(fit), -1), u, fit, limit=SCAN_SHARE)
+        limit = self.meter.share + BASELINE_SHARE
+        w = self.solve(problem.w0.expand(len(fit), -1), u, fit, limit=limit)
         return {"judged": problem.held_out(w)}
+
+    def filtered(self) -> Stage:
+        """Return which training rows the out-of-fold filter keeps."""
+        problem = self.problem
+        fit, held = fold_masks(problem, Key(0).fold("filter"))
+        u = problem.space.start.expand(len(fit), -1)
+        limit = self.meter.share + BASELINE_SHARE
+        w = self.solve(problem.w0.expand(len(fit), -1), u, fit, limit=limit)
+        return {"keep": kept_rows(problem, w, held)}
 
     def scan(self) -> Stage:
         """Shift all penalties together, from large to small; return the best level."""
@@ -200,15 +224,16 @@ class Implicit:
         last = masks.group == masks.folds
         w = problem.w0.expand(len(masks.group), -1)
         best: tuple[float, Tensor, Tensor] | None = None
+        limit = self.meter.share + SCAN_SHARE
         for shift in SHIFTS if bool(space.is_penalty.any()) else (0,):
-            u = torch.where(space.is_penalty, space.start + shift, space.start)
+            u = torch.where(space.is_penalty, self.centre + shift, self.centre)
             u = u.clamp(space.low, space.high)
             w = self.solve(w, u.expand(len(w), -1), masks.fit)
             each = vmap(partial(problem.outer_loss, batch=problem.rows))(w, masks.outer)
             outer = float(each[last].sum())
             if best is None or outer < best[0]:
                 best = (outer, u, w)
-            if outer > WORSE * best[0] or self.meter.share > SCAN_SHARE:
+            if outer > WORSE * best[0] or self.meter.share > limit:
                 break
         assert best is not None
         u = best[1].expand(masks.folds + 1, -1).clone()
@@ -230,16 +255,16 @@ class Implicit:
         length, before = state["length"], state["before"]
         for _ in range(STEPS_PER_LEVEL):
             slope, v = self.hypergradient(w, u, v)
-            parts = u.split(space.sizes, 1)
-            centre = torch.cat([part.mean(1, keepdim=True).expand_as(part) for part in parts], 1)
+            means = [part.mean(1, keepdim=True).expand_as(part) for part in u.split(space.sizes, 1)]
+            centre = torch.where(space.is_penalty, torch.cat(means, 1), self.centre)
             slope = slope + spread / masks.count[:, None] / level**2 * (u - centre)
             turn = slope.sign() * before.sign()
             factor = torch.where(turn > 0, 1.3, torch.where(turn < 0, 0.5, 1.0))
             length = (length * factor).clamp(1e-3, 1.0)
             before = torch.where(turn < 0, 0.0, slope)
             u = (u - length * space.unit * before.sign()).clamp(space.low, space.high)
-            w = self.solve(w, u[masks.group], masks.fit)
-            if self.meter.share >= 1:
+            w = self.solve(w, u[masks.group], masks.fit, limit=LAST_SHARE)
+            if self.meter.share >= LAST_SHARE:
                 break
         return {
             "u": u,
@@ -259,14 +284,40 @@ class Implicit:
         self.scale = float(units["scale"])
         every = torch.ones_like(masks.fit[0])
         is_training = (problem.rows["index"] < problem.train_size).to(every)
-        start = problem.space.start
         fits = {"start": (masks.fit, is_training)}
         if problem.has_validation:
             fits["start, with validation rows"] = (masks.fit + masks.outer, every)
             fits["validation rows only"] = (masks.outer, every - is_training)
+        yield from self._baselines(stages, fits)
+        if problem.space.is_per_row:
+            keep = stages.run("filter", self.filtered)["keep"]
+            kept = row_mask(problem, keep)
+            fits = {"out-of-fold filter": (masks.fit * kept, is_training * kept)}
+            if problem.has_validation:
+                fits["out-of-fold filter, with validation rows"] = (
+                    masks.fit * kept + masks.outer,
+                    every - is_training * (1 - kept),
+                )
+            before = self.lowest
+            yield from self._baselines(stages, fits)
+            if self.lowest < before:
+                self.centre = filter_start(problem, self.centre, keep)
+        yield from self._learned(stages, every)
+
+    def _baselines(
+        self, stages: Stages, fits: Mapping[str, tuple[Tensor, Tensor]]
+    ) -> Iterator[Candidate]:
+        """Solve with the values at the start on other rows: of the replicas, and at the end."""
         for name, (fit, final) in fits.items():
-            stage = stages.run(name, partial(self.baseline, fit))
-            yield Candidate(name=name, is_baseline=True, judged=stage["judged"], u=start, fit=final)
+            judged = stages.run(name, partial(self.baseline, fit))["judged"]
+            found = Candidate(
+                name=name, is_baseline=True, judged=judged, u=self.problem.space.start, fit=final
+            )
+            self.lowest = min(self.lowest, found.loss)
+            yield found
+
+    def _learned(self, stages: Stages, every: Tensor) -> Iterator[Candidate]:
+        """Yield the shared level, then one candidate per level of the prior."""
         state = stages.run("shared level", self.scan)
         judged = state["judged"]
         yield Candidate(
@@ -276,7 +327,7 @@ class Implicit:
         lowest = float(judged.mean())
         worse = 0
         for level in LEVELS:
-            if self.meter.share >= 1:
+            if self.meter.share >= LAST_SHARE:
                 return
             state = stages.run(f"prior {level}", partial(self.relax, level, state, spread))
             yield Candidate(

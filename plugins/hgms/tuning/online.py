@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from hgms.tuning.candidate import Candidate
+from hgms.tuning.filtered import filter_start, fold_masks, kept_rows, row_mask
 from hgms.tuning.meter import Meter, Stage, Stages
 from hgms.tuning.problem import Space, TuningProblem
 from hgms_core import Batch, Key
@@ -182,7 +183,7 @@ class Online:
         problem = self.problem
         masks, space = problem.masks, problem.space
         self.left = len(SHARES) + 2 * problem.has_validation
-        self.left += 2 * bool(space.is_penalty.any()) + 2 * space.has_row_weights
+        self.left += 2 * bool(space.is_penalty.any()) + 2 * space.is_per_row
         losses: dict[float, float] = {}
         for share in SHARES:
             self.rate = share * self.fastest
@@ -215,11 +216,10 @@ class Online:
         """Train without the rows that an out-of-fold model finds improbable."""
         problem = self.problem
         masks, space = problem.masks, problem.space
-        if not space.has_row_weights or self.meter.share >= BASELINE_SHARE:
+        if not space.is_per_row or self.meter.share >= BASELINE_SHARE:
             return
         keep = stages.run("filter", self.filtered)["keep"]
-        kept = torch.ones(problem.total).to(problem.w0)
-        kept[: problem.train_size] = keep.to(kept)
+        kept = row_mask(problem, keep)
         fits = {"out-of-fold filter": masks.fit * kept}
         if problem.has_validation:
             fits["out-of-fold filter, with validation rows"] = masks.fit * kept + masks.outer
@@ -228,7 +228,7 @@ class Online:
             found = self._trained(stages, name, space.start, fit)
             yield found
             if found.loss < before:
-                self.centre = self._weights_of(keep)
+                self.centre = filter_start(problem, self.centre, keep)
 
     def _learned(self, stages: Stages) -> Iterator[Candidate]:
         """Train with moving u, in restarts, until the share of learning is spent; then fix u."""
@@ -267,15 +267,6 @@ class Online:
             self.lowest = found.loss
             self.best_step = int(stage["step"])
         return found
-
-    def _weights_of(self, keep: Tensor) -> Tensor:
-        """Return the start of learning with row weights that follow the filter."""
-        space = self.problem.space
-        parts = space.parts(self.centre)
-        for name, part in parts.items():
-            if space.blocks[name].weigh is not None and len(part) == len(keep):
-                parts[name] = torch.where(keep, 1.0, -6.0).to(part)
-        return torch.cat(list(parts.values()))
 
     # --- the stages
 
@@ -330,22 +321,11 @@ class Online:
         return {"w": trained.w, "u": u, "judged": trained.judged}
 
     def filtered(self) -> Stage:
-        """Return which training rows to keep: those with a low out-of-fold loss.
-
-        The threshold separates the logarithms of the losses into two groups with the smallest
-        variance within the groups (Otsu's method). No validation row is used.
-        """
+        """Return which training rows the out-of-fold filter keeps."""
         problem = self.problem
-        folds = problem.masks.folds
-        size = problem.train_size
-        draw = self.key.fold("filter").generator()
-        fold = torch.cat(
-            [torch.randperm(size, generator=draw) % folds, torch.full((problem.total - size,), -1)]
-        )
-        held = torch.stack([(fold == k).to(problem.w0) for k in range(folds)])
-        fit = (fold >= 0).to(problem.w0) - held
-        w = problem.w0.expand(folds, -1)
-        u = problem.space.start.expand(folds, -1)
+        fit, held = fold_masks(problem, self.key.fold("filter"))
+        w = problem.w0.expand(len(fit), -1)
+        u = problem.space.start.expand(len(fit), -1)
         slope_of = vmap(grad(problem.train_loss), in_dims=(0, 0, 0, None))
         adam = Adam.of(w, self.rate)
         for numbers in self.batches(fit, self.key.fold("filter", "rows"), self.best_step):
@@ -354,8 +334,7 @@ class Online:
             self.meter.count()
             if self.meter.share >= BASELINE_SHARE:
                 break
-        losses = problem.losses_under(w, held)[:size]
-        return {"keep": losses <= threshold(losses)}
+        return {"keep": kept_rows(problem, w, held)}
 
     # --- one training
 
@@ -439,20 +418,3 @@ def _candidate(name: str, stage: Stage, is_baseline: bool) -> Candidate:
 
 def _taken(masks: Tensor, numbers: Tensor | None) -> Tensor:
     return masks if numbers is None else masks[:, numbers]
-
-
-def threshold(losses: Tensor) -> float:
-    """Return the loss that separates low and high losses best (Otsu's method, log scale).
-
-    >>> threshold(torch.tensor([0.1, 0.12, 0.09, 3.0, 3.5])) < 3.0
-    True
-    """
-    ordered = losses.clamp_min(1e-6).log().sort().values.double()
-    count = len(ordered)
-    sizes = torch.arange(1, count, dtype=torch.float64)
-    sums = ordered.cumsum(0)
-    low = sums[:-1] / sizes
-    high = (sums[-1] - sums[:-1]) / (count - sizes)
-    between = sizes * (count - sizes) * (low - high).square()
-    split = int(between.argmax())
-    return float(ordered[split].exp()) * (1 + 1e-6)

@@ -78,6 +78,10 @@ class Space:
     def has_row_weights(self) -> bool:
         return any(block.weigh is not None for block in self.blocks.values())
 
+    @cached_property
+    def is_per_row(self) -> bool:
+        return any(block.is_per_row for block in self.blocks.values())
+
     def parts(self, u: Tensor) -> dict[str, Tensor]:
         """Return the slices of u by name; the last axis is split."""
         return dict(zip(self.blocks, u.split(self.sizes, -1), strict=True))

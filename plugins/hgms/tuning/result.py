@@ -19,7 +19,7 @@ class Judgement:
     """One candidate in the table of a result.
 
     ``gain`` is the mean held-out loss of the best baseline minus that of the candidate, and
-    ``error`` its standard error over rows.
+    ``error`` its standard error over rows. ``test_loss`` is reported only.
     """
 
     name: str
@@ -27,6 +27,7 @@ class Judgement:
     loss: float
     gain: float
     error: float
+    test_loss: float | None = None
 
 
 @frozen(eq=False, kw_only=True)
@@ -84,18 +85,21 @@ class TuneResult:
             yield f"  {name:<{width}}  {_short(self.starts[name]):>22}  {_short(value)}"
         yield ""
         width = max(len(row.name) for row in self.table)
-        yield f"  {'candidate':<{width}}  held-out loss  gain ± standard error"
+        has_test = self.test_loss is not None
+        test = "test loss  " if has_test else ""
+        yield f"  {'candidate':<{width}}  held-out loss  {test}gain ± standard error"
         for row in self.table:
             mark = "→" if row.name == self.selected else " "
             kind = "baseline" if row.is_baseline else "learned"
             gain = "" if row.gain == 0 else f"{row.gain:+.4f} ± {row.error:.4f}"
-            yield f"{mark} {row.name:<{width}}  {row.loss:13.4f}  {gain:<21} {kind}"
+            test = "" if row.test_loss is None else f"{row.test_loss:9.4f}  "
+            yield f"{mark} {row.name:<{width}}  {row.loss:13.4f}  {test}{gain:<21} {kind}"
         yield ""
         yield (
             f"held-out loss: {self.judged_rows} rows, each judged by a model that has not used it"
         )
-        if self.test_loss is not None:
-            yield f"test loss: {self.test_loss:.4f} (reported only)"
+        if has_test:
+            yield "test loss: reported only, no decision used it"
         yield (
             f"spent: {self.spent['seconds']:.3g} s, {self.spent['steps']:.0f} lower steps; "
             f"budget {self.budget}"
@@ -135,7 +139,9 @@ class TuneResult:
         return draw(self)
 
 
-def judgements(candidates: list[Candidate], reference: Candidate) -> tuple[Judgement, ...]:
+def judgements(
+    candidates: list[Candidate], reference: Candidate, tests: Mapping[str, float]
+) -> tuple[Judgement, ...]:
     """Return the rows of the table, the lowest loss first, baselines first."""
     rows = []
     for item in candidates:
@@ -147,6 +153,7 @@ def judgements(candidates: list[Candidate], reference: Candidate) -> tuple[Judge
                 loss=item.loss,
                 gain=-mean,
                 error=error,
+                test_loss=tests.get(item.name),
             )
         )
     return tuple(sorted(rows, key=lambda row: (not row.is_baseline, row.loss)))

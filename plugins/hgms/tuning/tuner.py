@@ -95,7 +95,8 @@ def tune(
         Seconds (``"60s"``), lower steps of all replicas (``"500 steps"``), or gradients
         (``"1e5 calls"``). Baselines use at most 40 % of it.
     test
-        Rows of the test set, only for ``test_loss``.
+        Rows of the test set, only for the test losses of the result. The implicit engine then
+        trains every candidate once more, outside the budget.
     engine
         ``"implicit"``: Newton's method and implicit hypergradients, for convex losses with at most
         10,000 parameters. ``"online"``: Adam and look-ahead hypergradients, for networks.
@@ -173,21 +174,24 @@ def tune(
         )
     chosen, reference = choose(usable)
     w = chosen_engine.final(chosen)
+    spent = meter.spent()
+    warnings = tuple(_warnings(problem, meter, candidates))
     space = problem.space
     values = {name: value.detach() for name, value in space.values(chosen.u).items()}
     trained = _trained(problem, w, values)
+    tests = _test_losses(problem, chosen_engine, usable, chosen_options.test)
     return TuneResult(
         model=trained,
         values=values,
         starts={name: value.detach() for name, value in space.values(space.start).items()},
         selected=chosen.name,
-        table=judgements(usable, reference),
+        table=judgements(usable, reference, tests),
         engine="implicit" if isinstance(chosen_engine, Implicit) else "online",
-        spent=meter.spent(),
+        spent=spent,
         budget=str(limit),
         judged_rows=len(chosen.judged),
-        test_loss=_test_loss(problem, w, chosen_options.test),
-        warnings=tuple(_warnings(problem, meter, candidates)),
+        test_loss=tests.get(chosen.name),
+        warnings=warnings,
     )
 
 
@@ -271,13 +275,20 @@ def _trained(problem: TuningProblem, w: Tensor, values: Mapping[str, Tensor]) ->
     return trained
 
 
-def _test_loss(problem: TuningProblem, w: Tensor, test: Any) -> float | None:
+def _test_losses(
+    problem: TuningProblem, engine: Implicit | Online, candidates: list[Candidate], test: Any
+) -> dict[str, float]:
+    """Return the mean loss of the test rows of each candidate by name."""
     if test is None:
-        return None
+        return {}
     rows = rows_of(test, "test", problem.w0).batch(None)
-    with torch.no_grad():
-        losses = problem.row_losses(w, problem.space.neutral, rows, False)
-    return float(losses.mean())
+    losses = {}
+    for candidate in candidates:
+        w = engine.final(candidate)
+        with torch.no_grad():
+            each = problem.row_losses(w, problem.space.neutral, rows, False)
+        losses[candidate.name] = float(each.mean())
+    return losses
 
 
 def _warnings(problem: TuningProblem, meter: Meter, candidates: list[Candidate]) -> Iterator[str]:

@@ -1,0 +1,235 @@
+"""Problems for ``hgms.tune``: ``PROBLEMS[name](seed)`` returns the arguments of a call.
+
+Tables of scikit-learn and synthetic rows for the implicit engine; digits and MNIST (from the folder
+``HGMS_DATA``) for the online engine. A seed draws the split, the noise and the initial weights.
+"""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+
+from hgms import hyper
+
+Arguments = dict[str, Any]
+
+
+def squares(model: Any, batch: Mapping[str, Tensor]) -> Tensor:
+    return (model(batch["x"]).squeeze(1) - batch["y"]).square()
+
+
+def binary(model: Any, batch: Mapping[str, Tensor]) -> Tensor:
+    return binary_cross_entropy_with_logits(
+        model(batch["x"]).squeeze(1), batch["y"], reduction="none"
+    )
+
+
+def several(model: Any, batch: Mapping[str, Tensor]) -> Tensor:
+    return cross_entropy(model(batch["x"]), batch["y"], reduction="none")
+
+
+def smoothed(model: Any, batch: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> Tensor:
+    logits = model(batch["x"]).log_softmax(-1)
+    own = logits.gather(1, batch["y"][:, None])[:, 0]
+    share = values["smoothing"]
+    return -(1 - share) * own - share * logits.mean(1)
+
+
+def shifted(model: Any, batch: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> Tensor:
+    return cross_entropy(model(batch["x"]) + values["shift"], batch["y"], reduction="none")
+
+
+# --- linear models
+
+
+def linear(x: Tensor, y: Tensor, rows: int, loss: Any, groups: Any = None) -> Arguments:
+    mean = x[:rows].mean(0)
+    scale = x[:rows].std(0).clamp_min(1e-6)
+    x = (x - mean) / scale
+    if loss is squares:
+        y = (y - y[:rows].mean()) / y[:rows].std()
+    model = nn.Linear(x.shape[1], 1)
+    nn.init.zeros_(model.weight)
+    nn.init.zeros_(model.bias)
+    return {
+        "model": model,
+        "loss": loss,
+        "train": {"x": x[:rows], "y": y[:rows]},
+        "test": {"x": x[rows:], "y": y[rows:]},
+        "learn": {"penalty": hyper.PerInput(init=0.01, groups=groups)},
+    }
+
+
+def synthetic(relevant: int, features: int, rows: int, classes: bool, groups: int = 0) -> Any:
+    def problem(seed: int) -> Arguments:
+        draw = torch.Generator().manual_seed(seed)
+        x = torch.randn(rows + 2000, features, generator=draw)
+        weights = torch.zeros(features)
+        weights[:relevant] = torch.randn(relevant, generator=draw)
+        scale = weights.norm().clamp_min(0.3)
+        y = x @ weights + scale * 0.6 * torch.randn(len(x), generator=draw)
+        of_feature = None
+        if groups:
+            of_feature = tuple(feature * groups // features for feature in range(features))
+        target = (y > 0).float() if classes else y
+        return linear(x, target, rows, binary if classes else squares, of_feature)
+
+    return problem
+
+
+def table(name: str, rows: int, classes: bool, degree: int = 1) -> Any:
+    def problem(seed: int) -> Arguments:
+        from sklearn import datasets
+        from sklearn.preprocessing import PolynomialFeatures
+
+        found = getattr(datasets, f"load_{name}")()
+        x = PolynomialFeatures(degree, include_bias=False).fit_transform(
+            (found.data - found.data.mean(0)) / found.data.std(0)
+        )
+        order = np.random.default_rng(seed).permutation(len(x))
+        y = (found.target == 0) if classes else found.target
+        return linear(
+            torch.tensor(x[order], dtype=torch.float32),
+            torch.tensor(y[order], dtype=torch.float32),
+            rows,
+            binary if classes else squares,
+        )
+
+    return problem
+
+
+# --- networks
+
+
+def digits(seed: int) -> tuple[Tensor, Tensor, torch.Generator]:
+    from sklearn.datasets import load_digits
+
+    found = load_digits()
+    draw = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(found.target), generator=draw)
+    x = torch.tensor(found.data, dtype=torch.float32) / 16
+    return x[order], torch.tensor(found.target)[order], draw
+
+
+def mnist(seed: int) -> tuple[Tensor, Tensor, torch.Generator]:
+    folder = Path(os.environ["HGMS_DATA"], "mnist")
+    images = gzip.decompress((folder / "train-images-idx3-ubyte.gz").read_bytes())[16:]
+    labels = gzip.decompress((folder / "train-labels-idx1-ubyte.gz").read_bytes())[8:]
+    x = torch.tensor(np.frombuffer(images, np.uint8).reshape(-1, 784)[:20_000].copy())
+    y = torch.tensor(np.frombuffer(labels, np.uint8)[:20_000].copy()).long()
+    draw = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(y), generator=draw)
+    return x[order].float() / 255, y[order], draw
+
+
+def with_noise(y: Tensor, share: float, draw: torch.Generator) -> Tensor:
+    wrong = torch.rand(len(y), generator=draw) < share
+    return torch.where(wrong, torch.randint(0, 10, y.shape, generator=draw), y)
+
+
+def split(x: Tensor, y: Tensor, train: int, validation: int) -> Arguments:
+    ends = (0, train, train + validation, min(len(x), train + validation + 4000))
+    parts = [slice(first, end) for first, end in itertools.pairwise(ends)]
+    names = ("train", "validation", "test")
+    return {name: {"x": x[part], "y": y[part]} for name, part in zip(names, parts, strict=True)}
+
+
+def network(inputs: int, hidden: int, seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, 10))
+
+
+def noisy_digits(seed: int) -> Arguments:
+    x, y, draw = digits(seed)
+    rows = split(x, y, 600, 150)
+    rows["train"]["y"] = with_noise(rows["train"]["y"], 0.4, draw)
+    learn = {"rows": hyper.PerRow()}
+    return {"model": network(64, 64, seed), "loss": several, "learn": learn, **rows}
+
+
+def noisy_mnist(seed: int) -> Arguments:
+    x, y, draw = mnist(seed)
+    rows = split(x, y, 1000, 250)
+    rows["train"]["y"] = with_noise(rows["train"]["y"], 0.6, draw)
+    learn = {"rows": hyper.PerRow()}
+    return {"model": network(784, 64, seed), "loss": several, "learn": learn, **rows}
+
+
+def smooth_digits(seed: int) -> Arguments:
+    x, y, _ = digits(seed)
+    learn = {
+        "penalty": hyper.PerParameter(init=1e-3),
+        "smoothing": hyper.Scalar(0.2, low=0.0, high=0.5, neutral=0.0),
+    }
+    rows = split(x, y, 300, 150)
+    return {"model": network(64, 30, seed), "loss": smoothed, "learn": learn, **rows}
+
+
+def rare_digits(seed: int) -> Arguments:
+    x, y, draw = digits(seed)
+    keep = (y < 5) | (torch.rand(len(y), generator=draw) < 0.15)
+    first = torch.arange(len(y)) < 800
+    pool = torch.nonzero(keep & first)[:, 0]
+    rest = torch.nonzero(~first)[:, 0]
+    learn = {
+        "class": hyper.PerClass("y", count=10),
+        "shift": hyper.Values(torch.zeros(10), low=-4.0, high=4.0),
+    }
+    return {
+        "model": network(64, 32, seed),
+        "loss": shifted,
+        "learn": learn,
+        "train": {"x": x[pool], "y": y[pool]},
+        "validation": {"x": x[rest[:150]], "y": y[rest[:150]]},
+        "test": {"x": x[rest[150:]], "y": y[rest[150:]]},
+    }
+
+
+def convolution(seed: int) -> Arguments:
+    x, y, _ = digits(seed)
+    rows = split(x.reshape(-1, 1, 8, 8), y, 300, 150)
+    torch.manual_seed(seed)
+    model = nn.Sequential(
+        nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 10)
+    )
+    learn = {"penalty": hyper.PerLayer(init=1e-4)}
+    return {"model": model, "loss": several, "learn": learn, **rows}
+
+
+def noisy_linear(seed: int) -> Arguments:
+    x, y, draw = digits(seed)
+    rows = split(x, y, 400, 150)
+    rows["train"]["y"] = with_noise(rows["train"]["y"], 0.4, draw)
+    torch.manual_seed(seed)
+    learn = {"rows": hyper.PerRow(), "penalty": hyper.PerLayer(init=1e-3)}
+    return {"model": nn.Linear(64, 10), "loss": several, "learn": learn, **rows}
+
+
+TABLES: dict[str, Callable[[int], Arguments]] = {
+    "sparse-regression": synthetic(10, 210, 200, False),
+    "sparse-classes": synthetic(10, 210, 300, True),
+    "all-relevant": synthetic(100, 100, 200, True),
+    "none-relevant": synthetic(0, 100, 200, False),
+    "grouped-16": synthetic(26, 208, 200, False, groups=16),
+    "diabetes-2": table("diabetes", 221, False, 2),
+    "breast-cancer": table("breast_cancer", 285, True),
+    "wine-2": table("wine", 90, True, 2),
+}
+NETWORKS: dict[str, Callable[[int], Arguments]] = {
+    "digits-noise": noisy_digits,
+    "mnist-noise": noisy_mnist,
+    "digits-smoothing": smooth_digits,
+    "digits-rare": rare_digits,
+    "digits-conv": convolution,
+    "digits-linear-noise": noisy_linear,
+}
+PROBLEMS = {**TABLES, **NETWORKS}
