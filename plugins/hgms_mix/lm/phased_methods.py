@@ -10,7 +10,7 @@ import torch
 from attrs import field
 from torch import Tensor
 
-from hgms_core import Cost, Key, Problem, Record, Sources, State, Tree, component
+from hgms_core import ConfigError, Cost, Key, Problem, Record, Sources, State, Tree, component
 from hgms_core.capabilities import Capabilities, Finishes, HasPlaceholder, RanksRows
 from hgms_core.validators import decay_rates, not_negative, optional_whole, positive, whole
 from hgms_mix.lm.ranking import (
@@ -19,11 +19,8 @@ from hgms_mix.lm.ranking import (
     adamw_on_mixture,
     adamw_part,
     adamw_start,
-    check_size,
     epoch_rows,
-    first_state,
     highest,
-    in_phases,
     optional_count,
     some_share,
     sources_of,
@@ -73,13 +70,47 @@ class PhasedMethod:
         return sources_of(problem, f"method {self.name!r} {self.use}")
 
     def start(self, problem: Problem, seed: int, phase: str, **more: Any) -> State:
-        """Return the state before the first step, with an even mixture and x at x0."""
-        common = first_state(seed, phase, self.sources(problem))
-        return {**common, "train": adamw_start(problem.x0), **more}
+        """Return the state before the first step, with an even mixture and x at x0.
+
+        ``at`` is the progress in the current ``phase``.
+        """
+        sources = self.sources(problem)
+        return {
+            "seed": seed,
+            "step": 0,
+            "phase": phase,
+            "at": 0,
+            "theta": sources.theta(dict.fromkeys(sources.names, 1.0)),
+            "cost": Cost().numbers(),
+            "train": adamw_start(problem.x0),
+            **more,
+        }
 
     def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
+        """Run one step of the phase ``state["phase"]``. A method that has ended does no work.
+
+        Phases receive a state whose own tensors, all indexed by rows, are on the CPU. Lower
+        variables stay on their device. The state's ``cost`` is the sum of the costs of the phases.
+        """
+        step = state["step"] + 1
+        on_host = {
+            name: value.cpu() if isinstance(value, Tensor) else value
+            for name, value in state.items()
+        }
         ended = self.has_ended(state)
-        return in_phases(self.phases, problem, state, finished=ended, **self.shown(state))
+        changes, record, spent = (
+            ({}, {}, Cost()) if ended else self.phases[state["phase"]](problem, on_host)
+        )
+        cost = Cost(**state["cost"]) + spent
+        record = {
+            "step": step,
+            "phase": state["phase"],
+            **self.shown(state),
+            **record,
+            **{f"cost_{name}": number for name, number in cost.numbers().items()},
+            "oracle_calls": cost.calls,
+        }
+        return {**state, **changes, "step": step, "cost": cost.numbers()}, record
 
     def result(self, state: State) -> tuple[Tree, Tree]:
         """Return (θ, x): the mixture so far, and the x that is trained now."""
@@ -167,8 +198,6 @@ class MixtureMethod(TrainedMethod):
             theta,
             state["train"],
             self,
-            lr=self.lr,
-            batch_size=self.batch_size,
             key=Key(state["seed"]).fold(label),
             at=state["at"],
             count=count,
@@ -201,7 +230,12 @@ class RowSelection(TrainedMethod):
         """
         pool = problem.lower_data
         started = super().start(problem, seed, phase)
-        check_size(self.size, pool)
+        if self.size is not None and self.size > pool.size:
+            raise ConfigError(
+                "out-of-range",
+                f"size={self.size} must be at most {pool.size}, the number of rows",
+                place=("method", "size"),
+            )
         ranks = torch.full((pool.size,), torch.nan, dtype=torch.float64)
         return {**started, "ranking": ranks, "kept": torch.empty(0, dtype=torch.int64), **more}
 

@@ -7,7 +7,7 @@ scores.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -41,52 +41,6 @@ Phase = Callable[[Problem, State], tuple[State, Record, Cost]]
 """The work of one step: it returns the changes of the state, the record's entries and the cost."""
 
 
-def first_state(seed: int, phase: str, sources: Sources) -> State:
-    """Return the common start state of methods in phases.
-
-    ``at`` is the progress in the current ``phase``, and θ starts with equal weights.
-    """
-    theta = sources.theta(dict.fromkeys(sources.names, 1.0))
-    return {
-        "seed": seed,
-        "step": 0,
-        "phase": phase,
-        "at": 0,
-        "theta": theta,
-        "cost": Cost().numbers(),
-    }
-
-
-def in_phases(
-    phases: Mapping[str, Phase], problem: Problem, state: State, *, finished: bool, **shown: Any
-) -> tuple[State, Record]:
-    """Run one step of a method that works in phases.
-
-    The step is that of the phase ``state["phase"]``. A finished method does no work.
-
-    Phases receive a state whose own tensors, all indexed by rows, are on the CPU. Lower variables
-    stay on their device. The state's ``cost`` is the sum of the costs of the phases.
-    """
-    step = state["step"] + 1
-    on_host = {
-        name: value.cpu() if isinstance(value, Tensor) else value for name, value in state.items()
-    }
-    changes, record, spent = (
-        ({}, {}, Cost()) if finished else phases[state["phase"]](problem, on_host)
-    )
-    cost = Cost(**state["cost"]) + spent
-    costs = {f"cost_{name}": number for name, number in cost.numbers().items()}
-    record = {
-        "step": step,
-        "phase": state["phase"],
-        **shown,
-        **record,
-        **costs,
-        "oracle_calls": cost.calls,
-    }
-    return {**state, **changes, "step": step, "cost": cost.numbers()}, record
-
-
 def sources_of(problem: Problem, use: str) -> Sources:
     """Return the problem's sources.
 
@@ -114,16 +68,6 @@ def check_role(problem: Problem, use: str, role: str) -> None:
             f"{use} validation rows in the role {role!r}, but there are 0",
             place=("problem", "upper_data", role),
             hint="add validation rows with this role",
-        )
-
-
-def check_size(size: int | None, pool: Data) -> None:
-    """Raise ConfigError if ``size`` is larger than the number of rows."""
-    if size is not None and size > pool.size:
-        raise ConfigError(
-            "out-of-range",
-            f"size={size} must be at most {pool.size}, the number of rows",
-            place=("method", "size"),
         )
 
 
@@ -228,6 +172,15 @@ class Moments(Protocol):
     def weight_decay(self) -> float: ...
 
 
+class Training(Moments, Protocol):
+    """The settings of AdamW with its learning rate, and the rows of an update (None: all)."""
+
+    @property
+    def lr(self) -> float: ...
+    @property
+    def batch_size(self) -> int | None: ...
+
+
 def adamw(
     loss: Loss,
     theta: Tree,
@@ -297,10 +250,8 @@ def adamw_on_mixture(
     problem: Problem,
     theta: Tree,
     state: Tree,
-    moments: Moments,
+    training: Training,
     *,
-    lr: float,
-    batch_size: int | None,
     key: Key,
     at: int,
     count: int,
@@ -312,13 +263,20 @@ def adamw_on_mixture(
     """
     data = problem.lower_data
     loss = torch.empty(())
-    index = data.draw(key.fold(at), batch_size, count)
+    index = data.draw(key.fold(at), training.batch_size, count)
     for number in range(count):
         batch = data.batch(None if index is None else index[number])
         state, loss = adamw(
-            problem.g, theta, batch, state, moments, lr=lr, count=at + number + 1, step=step
+            problem.g,
+            theta,
+            batch,
+            state,
+            training,
+            lr=training.lr,
+            count=at + number + 1,
+            step=step,
         )
-    return state, loss, Cost(lower_gradients=count, rows=count * data.count(batch_size))
+    return state, loss, Cost(lower_gradients=count, rows=count * data.count(training.batch_size))
 
 
 def adamw_start(x: Tree) -> Tree:

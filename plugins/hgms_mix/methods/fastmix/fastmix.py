@@ -125,8 +125,6 @@ class FastMix(hgms_mix.lm.PhasedMethod):
             state["theta"],
             state["train"],
             self,
-            lr=self.lr,
-            batch_size=self.batch_size,
             key=key.fold("batches"),
             at=state["at"],
             count=self.updates,
