@@ -6,7 +6,6 @@ import os
 import threading
 from collections import UserDict
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -51,8 +50,7 @@ def on_ranks(*parts: Callable[[], Any]) -> list[Any]:
     with pytest.MonkeyPatch.context() as patch:
         environ = _Own(os.environ)
         patch.setattr(launcher, "os", type("Os", (), {"environ": environ}))
-        patch.setattr(launcher, "_MET", _Own({"groups": 0, "calls": 0, "store": store}))
-        patch.setattr(launcher, "NEVER", timedelta(seconds=20))
+        patch.setattr(launcher, "_MET", _Own({"groups": 0, "store": store}))
         patch.setattr(dist, "init_process_group", joined)
         torch._C._distributed_c10d._set_thread_isolation_mode(True)
         threaded._install_threaded_pg()

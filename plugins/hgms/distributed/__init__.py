@@ -6,7 +6,7 @@ This package is a library for programs.
 from __future__ import annotations
 
 from hgms.distributed.group import LAUNCHED, RankLost, Ranks, begun, device_of, join, start
-from hgms.distributed.launcher import alone, as_launched, call, ensure_launched, heard, launched
+from hgms.distributed.launcher import alone, ensure_launched, launched
 from hgms.distributed.mesh import Mesh
 from hgms.distributed.method import OnRanks, follow
 from hgms.distributed.placing import placed
@@ -19,14 +19,11 @@ __all__ = [
     "RankLost",
     "Ranks",
     "alone",
-    "as_launched",
     "begun",
     "by_rows",
-    "call",
     "device_of",
     "ensure_launched",
     "follow",
-    "heard",
     "join",
     "launched",
     "placed",

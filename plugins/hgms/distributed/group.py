@@ -69,23 +69,11 @@ class Ranks:
         )
         return heard
 
-    def any(self, flag: bool) -> bool:
-        """Return whether the flag is set on any rank. All ranks call this function and then
-        continue together.
-        """
-        return bool(self.total(torch.tensor(int(flag))))
-
-    def total(self, value: torch.Tensor) -> torch.Tensor:
-        """Return Σ over all ranks of a tensor on the CPU."""
-        total = value.clone()
-        dist.all_reduce(total, group=_talk())
-        return total
-
     @contextlib.contextmanager
-    def together(self, where: str, then: str = "--resume") -> Iterator[None]:
+    def together(self, where: str) -> Iterator[None]:
         """Convert a broken connection inside the context to a RankLost that names the lost rank.
 
-        ``where`` is the location of the failure; ``then`` is the option that resumes the run.
+        ``where`` is the location of the failure.
         """
         try:
             yield
@@ -97,7 +85,7 @@ class Ranks:
                 "rank-lost",
                 f"{where}: {who}",
                 place=("run", "ranks"),
-                hint=f"use {then} to resume from the last saved state",
+                hint="use --resume to resume from the last saved state",
             ) from error
 
     def _gone(self) -> str:
@@ -129,12 +117,12 @@ class Ranks:
         lines = Path(self.place.name, "errors").read_text(errors="replace").strip().splitlines()
         return f"; its last output: {lines[-1]}" if lines else ""
 
-    def close(self, say: bool = True) -> None:
+    def close(self) -> None:
         """End the other ranks; those that this process started end at once.
 
-        ``say``: send a message to launched ranks, which wait for it.
+        Launched ranks wait for a message.
         """
-        if say and self.rank == 0 and not self.processes and dist.is_initialized():
+        if self.rank == 0 and not self.processes and dist.is_initialized():
             with contextlib.suppress(RuntimeError):
                 self.say(None)
         for process in self.processes:

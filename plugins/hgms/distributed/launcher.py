@@ -1,19 +1,16 @@
 """Ranks that a launcher such as torchrun has started.
 
-The module reads the launcher's settings, provides meeting points, and sends calls from rank 0 to
-the other ranks.
+The module reads the launcher's settings and provides meeting points.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
@@ -21,10 +18,6 @@ from hgms_core import ConfigError
 
 PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 """Variables with which a launcher identifies this rank; libraries read only the first three."""
-NEVER = timedelta(days=365)
-"""Time limit for waiting ranks: rank 0 may do other work for any length of time. If rank 0 ends,
-the launcher ends the other ranks.
-"""
 
 
 def launched() -> tuple[int, int] | None:
@@ -51,7 +44,7 @@ def ensure_launched(count: int) -> int:
     return place[0]
 
 
-_MET: dict[str, Any] = {"groups": 0, "calls": 0}
+_MET: dict[str, Any] = {"groups": 0}
 
 
 def meeting(rank: int, count: int) -> Any:
@@ -69,71 +62,19 @@ def _store(rank: int, count: int) -> Any:
     return _MET["store"]
 
 
-def call(what: Mapping[str, Any] | None) -> None:
-    """Send a call from rank 0 to the other launched ranks; None ends them.
-
-    The other ranks may have been waiting for a long time.
-    """
-    place = launched()
-    assert place is not None
-    _MET["calls"] += 1
-    _store(*place).set(f"hgms-call-{_MET['calls']}", json.dumps(what))
-
-
-def heard() -> Any:
-    """Return the next call of rank 0, on another launched rank."""
-    place = launched()
-    assert place is not None
-    _MET["calls"] += 1
-    key = f"hgms-call-{_MET['calls']}"
-    store = _store(*place)
-    store.wait([key], NEVER)
-    return json.loads(store.get(key))
-
-
-@contextlib.contextmanager
-def as_launched(rank: int, count: int) -> Iterator[None]:
-    """Set the environment variables of this rank as torchrun does, inside the context.
-
-    Libraries such as accelerate read them.
-    """
-    threads = str(torch.get_num_threads())
-    own = {"RANK": str(rank), "WORLD_SIZE": str(count), "OMP_NUM_THREADS": threads}
-    if launched() is None:
-        own |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(count)}
-    with _environment(own):
-        yield
-
-
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
     """Remove all variables about ranks from the environment, inside the context.
 
     A single rank can then use such a library without the other ranks.
     """
-    with _environment(dict.fromkeys(PLACE)):
-        yield
-
-
-@contextlib.contextmanager
-def _environment(changes: Mapping[str, str | None]) -> Iterator[None]:
-    """Set these variables, and restore them afterwards.
-
-    The variables that accelerate sets in addition are restored too.
-    """
-    before = {
-        name: os.environ.get(name) for name in (*changes, *PLACE, "MASTER_ADDR", "MASTER_PORT")
-    }
+    before = dict(os.environ)
+    for name in PLACE:
+        os.environ.pop(name, None)
     try:
-        _set(changes)
         yield
     finally:
-        _set(before)
-
-
-def _set(values: Mapping[str, str | None]) -> None:
-    for name, value in values.items():
-        if value is None:
+        for name in (*PLACE, "MASTER_ADDR", "MASTER_PORT"):  # accelerate sets them
             os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
+            if name in before:
+                os.environ[name] = before[name]

@@ -25,7 +25,7 @@ from hgms.distributed import (
     OnRanks,
     RankLost,
     Ranks,
-    as_launched,
+    alone,
     follow,
     join,
     launched,
@@ -127,22 +127,20 @@ def test_each_step_and_each_loss_between_steps_is_taken_by_all_ranks(sharded: bo
     assert calls == ([results[-1][0]["scale"].item()] if sharded else [])
 
 
-def test_messages_and_sums_reach_every_rank_and_another_theta_is_an_error() -> None:
+def test_messages_reach_every_rank_and_another_theta_is_an_error() -> None:
     def rank() -> Any:
         number, count = launched() or (0, 1)
         ranks = Ranks(number, count)
         join(number, count, CPU, LAUNCHED)
         said = ranks.say({"a": torch.arange(3), "b": ["c", 1.5]} if number == 0 else None)
-        sums = [ranks.any(number == 2), ranks.any(False), ranks.total(torch.tensor(number + 0.5))]
         ensure_agreement({}, ranks)
         ensure_agreement({"t": torch.tensor([1.0, float("nan")])}, ranks)
         with rejects("ranks-differ", "run", "ranks", of=ConfigError) as caught:
             ensure_agreement({"t": torch.full((2,), 1.0 + (number == 1))}, ranks)
-        return said, sums, "rank 1" in caught.value.message
+        return said, "rank 1" in caught.value.message
 
-    for said, sums, named in on_ranks(rank, rank, rank):
+    for said, named in on_ranks(rank, rank, rank):
         assert_same(said, {"a": torch.arange(3), "b": ["c", 1.5]})
-        assert_same(sums, [True, False, torch.tensor(4.5)])
         assert named
 
 
@@ -150,16 +148,18 @@ def test_messages_and_sums_reach_every_rank_and_another_theta_is_an_error() -> N
 def test_a_world_of_one_rank_meets_by_gloo_and_is_left(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launcher, "_MET", {"groups": 0, "calls": 0})
-    for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}.items():
+    monkeypatch.setattr(launcher, "_MET", {"groups": 0})
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    for name, value in {**address, "RANK": "0", "WORLD_SIZE": "1"}.items():
         monkeypatch.setenv(name, value)
-    with as_launched(0, 1):
-        join(0, 1, CPU, method.format(tmp_path))
-        ranks = Ranks(0, 1)
-        assert ranks.say({"a": 1}) == {"a": 1}
-        assert float(ranks.total(torch.tensor(2.0))) == 2.0
-        ranks.close()
+    join(0, 1, CPU, method.format(tmp_path))
+    ranks = Ranks(0, 1)
+    assert ranks.say({"a": 1}) == {"a": 1}
+    ranks.close()
     assert not dist.is_initialized()
+    with alone():
+        assert launched() is None
+    assert launched() == (0, 1)
 
 
 @pytest.mark.parametrize(

@@ -63,20 +63,19 @@ class Contest:
         seeds: int | Sequence[int] | None = None,
         reference: str | None = None,
         *,
-        out: str | None = None,
-        scale: str | None = None,
-        sets: Sequence[str] = (),
         registry: Registry | None = None,
+        **options: Any,
     ) -> Contest:
         """Return the contest of the methods in a grid.
 
-        References that the grid only adds to `hgms compare` have no mix.
+        ``options`` of every mix are ``out``, ``scale`` and ``sets``. References that the grid only
+        adds to `hgms compare` have no mix.
 
         Raises:
             ConfigError: the grid is invalid, has several tasks or no test set, or lacks a requested
                 method.
         """
-        table = scaled(tables_of(grid, "grid"), scale, grid.name)
+        table = scaled(tables_of(grid, "grid"), options.get("scale"), grid.name)
         if not isinstance(table.get("method"), list):
             raise ConfigError(
                 "nothing-to-do",
@@ -104,7 +103,7 @@ class Contest:
             )
         of_method = {
             method.label: hgms_mix.stages.load(
-                grid, sets, out=out, method=method.label, scale=scale, registry=registry
+                grid, method=method.label, registry=registry, **options
             )
             for method in runs.methods
         }
@@ -115,12 +114,7 @@ class Contest:
                 place=(grid.name, "task", "test"),
                 hint="add a table [task.test.NAME]",
             )
-        options = {
-            "out": out,
-            "scale": scale,
-            "sets": list(sets),
-            "plugins": unannounced(registry.host),
-        }
+        options["plugins"] = unannounced(registry.host)
         mixes = {
             (label, seed): evolve(config, seed=seed)
             for seed in runs.seeds
@@ -193,10 +187,9 @@ def make(arguments: Mapping[str, Any], tell: Tell) -> Mapping[str, Any]:
     """
     registry = Registry.load(arguments["plugins"])
     progress = RemoteProgress(tell)
-    settings = {key: arguments[key] for key in ("seed", "out", "method", "scale")}
-    config = hgms_mix.stages.load(
-        Path(arguments["grid"]), arguments["sets"], registry=registry, **settings
-    )
+    names = ("sets", "seed", "out", "method", "scale")
+    settings = {name: arguments[name] for name in names if name in arguments}
+    config = hgms_mix.stages.load(Path(arguments["grid"]), registry=registry, **settings)
     return {
         "report": finite(
             hgms_mix.stages.run_mix(config, log=progress.say, view=progress, patience=PATIENCE)
