@@ -24,9 +24,10 @@ from hgms.plugins import LOG, Host, Registry
 from hgms.runs.config import UNCOMPARED, RunConfig, RunSettings
 from hgms.runs.execution import Execution
 from hgms.runs.folder import RunFolder
-from hgms.runs.loop import Plan, Run
+from hgms.runs.loop import Run
 from hgms.runs.observers import Observers, ignore
 from hgms.runs.own_problem import OwnProblem
+from hgms.runs.plan import Plan
 from hgms.runs.provenance import digests, ensure_same_inputs, unannounced
 from hgms.runs.rank import follow_launched, objects_on_ranks, on_ranks
 from hgms.runs.recorder import Recorder
@@ -49,7 +50,6 @@ def run(
     budget: Budget | str,
     *,
     seed: int = 0,
-    info: RunInfo | None = None,
     folder: RunFolder | str | Path | None = None,
     resume: bool = False,
     settings: RunSettings | Mapping[str, Any] = RunSettings(),
@@ -81,8 +81,8 @@ def run(
     readable, are in its ``config.toml``.
 
     ``settings`` define when to evaluate, the clock, the route of matrix products, and whether steps
-    are compiled. The problem defines device and dtype. ``info`` names task, method and seed in
-    records and reports. Defaults are "problem", the method's name and ``seed``.
+    are compiled. The problem defines device and dtype. ``label`` and ``task_label`` in ``settings``
+    name the method and the task in reports; the defaults are the method's name and "problem".
 
     Raises:
         NumericalError: θ, x, the upper loss or the hypergradient is not finite, or no candidate is
@@ -140,10 +140,10 @@ def run(
         own = OwnProblem.of(problem) if folder is not None or named else None
         called, role, method = named_method(method, own, host)
     device = next(iter(problem.x0.values())).device
-    info = info or RunInfo(task=OwnProblem.name, method=called, seed=seed, budget=budget)
+    info = RunInfo(task=OwnProblem.name, method=called, seed=seed, budget=budget)
     if folder is not None:
         folder = folder if isinstance(folder, RunFolder) else RunFolder(folder)
-        config = info.config or _described(info, method, own, device, settings)
+        config = _described(info, method, own, device, settings)
         info = attrs.evolve(info, folder=folder.path, config=config)
     plan = Plan(
         method=method,
@@ -237,7 +237,8 @@ def _described(
         "budget": plain(info.budget),
         "run": {"device": str(device)}
         | {key: table[key] for key in ("evaluate_every", "evaluations", "clock")}
-        | {key: table[key] for key in ("matmul", "compile") if table[key] != "auto"},
+        | {key: table[key] for key in ("matmul", "compile") if table[key] != "auto"}
+        | {key: table[key] for key in ("label", "task_label") if table[key] is not None},
     }
 
 

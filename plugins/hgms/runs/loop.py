@@ -7,136 +7,47 @@ everything around it: resuming, budgets, signals, compilation, and errors that e
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import signal
 import time
-from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import attrs
-import click
 import tomlkit
 import torch
-from attrs import define, field, frozen
+from attrs import define, field
 
 from hgms.adapters import check_losses
-from hgms.compiled import Programs
 from hgms.diagnosis import Diagnosing, Diagnosis
 from hgms.distributed import RankLost
 from hgms.plugins import LOG
 from hgms.runs.advice import STILL, explained, still_leaves, still_note
 from hgms.runs.checkpoint import ensure_of, result_of
 from hgms.runs.clock import Clock
+from hgms.runs.compiling import StepCompiler
 from hgms.runs.config import RunSettings
 from hgms.runs.evaluator import Evaluator
-from hgms.runs.execution import KEY, Compilation, Execution, device_of
+from hgms.runs.execution import Execution
 from hgms.runs.folder import RunFolder
 from hgms.runs.observers import Observers
-from hgms.runs.own_problem import OwnProblem
-from hgms.runs.parts import WrongPart, wrong_part
-from hgms.runs.provenance import about_task, digests, environment, goes_on
+from hgms.runs.plan import Plan
 from hgms.runs.recorder import Recorder
 from hgms.runs.result import RunResult, judged, summarise
 from hgms.runs.signals import Interrupted, Interrupts, counted_suspensions, nothing_saved
 from hgms.runs.stepper import Position, Stepper
 from hgms.store import finite
-from hgms_core import (
-    ConfigError,
-    HgmsError,
-    Key,
-    Method,
-    NumericalError,
-    Problem,
-    Record,
-    RunInfo,
-    State,
-    Task,
-    Tree,
-)
+from hgms_core import HgmsError, Key, NumericalError, Record, RunInfo, State, Tree
 from hgms_core.capabilities import HasPlaceholder, find
 from hgms_core.torch_errors import out_of_memory
 
-MANY = 4096
-"""Rows on which the losses are checked after the first step has failed."""
-ANNOUNCEMENT = "compiling the steps, once for this run; Ctrl-C interrupts it"
-
-
-@frozen(kw_only=True)
-class Plan:
-    """The definition of a run.
-
-    ``make`` builds the problem, of ``task`` if it has one. ``execution`` defines how the steps are
-    computed, if another run has decided it. The recorded decision of a resumed run takes
-    precedence. ``restore`` gives θ and x of the result the form of the user's problem. ``role`` is
-    the role of the method in comparisons.
-    """
-
-    method: Method
-    make: Callable[[], Problem]
-    info: RunInfo
-    device: torch.device
-    settings: RunSettings
-    task: Task | OwnProblem | None = None
-    execution: Execution | None = None
-    role: str = ""
-    restore: Callable[[Tree, Tree], tuple[Any, Any]] = lambda theta, x: (theta, x)
-
-    def in_double(self) -> Callable[[], Problem] | None:
-        """Return a function that builds the problem in float64; ``None`` without a task."""
-        task = self.task
-        if task is None or isinstance(task, OwnProblem):
-            return None
-        return lambda: task.problem(self.info.seed, self.device, torch.float64)
-
-    def decide(self, problem: Problem, before: Mapping[str, Any], resumed: bool) -> Execution:
-        """Decide how the steps are computed.
-
-        The recorded decision of a resumed run takes precedence, then :attr:`execution`. On several
-        ranks the settings decide, because the other ranks only have the settings.
-        """
-        decided = partial(Execution.decided, self.settings, self.info.budget, problem)
-        if self.settings.ranks > 1:
-            return decided()
-        recorded = Execution.recorded(before)
-        handed = None if self.execution is None else self.execution.anew
-        if resumed and recorded is None:
-            LOG.warning(
-                "env.json no longer contains how this run was computed; its last digits may "
-                "differ from here on"
-            )
-        return recorded or handed or decided()
-
-    def environment(
-        self, folder: RunFolder, before: Mapping[str, Any], execution: Execution, host: Any
-    ) -> dict[str, Any]:
-        """Return the contents of ``env.json``.
-
-        A run that resumes in another environment keeps its environment of ``before``, and a warning
-        lists the differences.
-        """
-        about = {} if self.task is None else {"task": about_task(self.task)}
-        if isinstance(self.task, OwnProblem) and self.task.varies:
-            about["task"]["instance"] = self.task.instance(self.info.seed)
-        own = {"code": digests([self.task, self.method]), KEY: execution.as_table()}
-        table, changes = goes_on(dict(before), {**environment(self.device, host), **own, **about})
-        if changes:
-            kept = "".join(f"; as recorded, {remark}" for remark in execution.remarks())
-            LOG.warning(
-                "%s goes on under other conditions (%s); env.json keeps both%s",
-                folder.path,
-                ", ".join(changes),
-                kept,
-            )
-        return table
+FIRST_STEP = "the first step failed: `hgms check` tests what each component returns"
 
 
 @define(eq=False, kw_only=True)
 class Run:
     """A run in progress: a plan, its recorder, its observers and its position.
 
-    ``programs`` compiles functions of the steps, in addition to the functions that were compiled
-    ``before``.
+    ``still`` are the leaves of θ without a gradient that a warning has named.
     """
 
     plan: Plan
@@ -146,9 +57,7 @@ class Run:
     stepper: Stepper = field(init=False)
     position: Position = field(factory=lambda: Position(state={}), init=False)
     clock: Clock = field(init=False)
-    execution: Execution | None = field(default=None, init=False)
-    programs: Programs | None = field(default=None, init=False)
-    before: Compilation | None = field(default=None, init=False)
+    compiler: StepCompiler = field(init=False)
     diagnosing: Diagnosing | None = field(default=None, init=False)
     still: set[str] = field(factory=set, init=False)
 
@@ -180,10 +89,12 @@ class Run:
         summary, state = finished
         theta, x = result_of(self.plan.method, state, self.folder.manifest, self.info.method)
         self.recorder.reread()
-        self.execution = Execution.recorded(self.folder.read_environment())
-        return self.result(theta, x, summary)
+        execution = Execution.recorded(self.folder.read_environment())
+        return self.result(theta, x, summary, execution)
 
-    def result(self, theta: Tree, x: Tree, summary: dict[str, Any]) -> RunResult:
+    def result(
+        self, theta: Tree, x: Tree, summary: dict[str, Any], execution: Execution | None
+    ) -> RunResult:
         theta, x = self.plan.restore(theta, x)
         return RunResult(
             info=self.info,
@@ -191,7 +102,7 @@ class Run:
             x=x,
             summary=summary,
             records=self.recorder.rows,
-            execution=self.execution,
+            execution=execution,
             diagnosis=Diagnosis(self.recorder.diagnoses),
         )
 
@@ -228,6 +139,8 @@ class Run:
             failure = self.explained(error)
             ending = failure or error
             if failure is None:
+                if self.position.step == 0 and isinstance(error, Exception):
+                    error.add_note(FIRST_STEP)
                 raise
             self.save()
             summary = self.end("failed", failure)
@@ -236,7 +149,8 @@ class Run:
             raise failure from error
         finally:
             self.observers.notify("hgms_run_finished", self.info, summary=summary, error=ending)
-        return self.result(*self.plan.method.result(self.position.state), summary)
+        theta, x = self.plan.method.result(self.position.state)
+        return self.result(theta, x, summary, self.compiler.execution)
 
     def interrupted(self, number: int) -> Interrupted:
         saved = self.recorder.saved_step
@@ -257,35 +171,8 @@ class Run:
             torch.cuda.empty_cache()
         step, state = self.position.step, self.position.state
         kept = f"the state after step {step} is kept" if state else "nothing was begun"
-        cause = self.wrong_losses(error) or self.wrong_part(error)
         plan = self.plan
-        return cause or explained(error, step + 1, kept, method=plan.method, task=plan.task)
-
-    def in_first_step(self, error: BaseException) -> bool:
-        failed_early = not self.position.step and bool(self.position.state)
-        return failed_early and isinstance(error, Exception) and not out_of_memory(error)
-
-    def wrong_losses(self, error: BaseException) -> HgmsError | None:
-        """Return the error in the losses if the first step fails.
-
-        They are checked on more rows than before the step.
-        """
-        known = isinstance(error, HgmsError) and not isinstance(error, NumericalError)
-        if known or not self.in_first_step(error) or self.stepper.problem.counters is not None:
-            return None
-        problem = self.stepper.problem
-        try:
-            check_losses(problem, problem.theta0, problem.x0, Key(self.info.seed), MANY)
-        except Exception as cause:
-            return cause if isinstance(cause, HgmsError) else None
-        return None
-
-    def wrong_part(self, error: BaseException) -> WrongPart | None:
-        """Return the error of the part that returned a wrong value if the first step fails."""
-        known = isinstance(error, HgmsError) and not isinstance(error, ConfigError)
-        if known or not self.in_first_step(error) or self.settings.ranks > 1:
-            return None
-        return wrong_part(self.plan.method, self.stepper.problem, self.position.state)
+        return explained(error, step + 1, kept, method=plan.method, task=plan.task)
 
     # --- the beginning
 
@@ -313,11 +200,12 @@ class Run:
         if loaded is None and problem.counters is None:  # the check would count as well
             check_losses(problem, problem.theta0, problem.x0, Key(self.info.seed))
         before = recorder.environment()
-        self.execution = plan.decide(problem, before, resumed=loaded is not None)
-        in_force.enter_context(self.execution.in_force(plan.device))
+        execution = plan.decide(problem, before, resumed=loaded is not None)
+        in_force.enter_context(execution.in_force(plan.device))
+        self.compiler = StepCompiler(plan, recorder, execution)
         if self.folder is not None:
             host = self.observers.host
-            table = plan.environment(self.folder, before, self.execution, host)
+            table = plan.environment(self.folder, before, execution, host)
             self.clock.seconds = recorder.begin(config, table)
             calls = int(recorder.rows[-1].get("oracle_calls") or 0) if recorder.rows else 0
             self.position = attrs.evolve(self.position, calls=calls)
@@ -348,12 +236,9 @@ class Run:
 
     def loop(self) -> None:
         """Advance until the run is over; save at intervals and at a signal."""
-        with (
-            Interrupts(lambda: self.programs is not None and self.programs.busy) as interrupts,
-            counted_suspensions() as count,
-        ):
+        with Interrupts(lambda: self.compiler.busy) as interrupts, counted_suspensions() as count:
             self.clock.suspensions = count
-            self.prepare(partial(self.stop_compiling, interrupts))
+            self.prepare(interrupts)
             if not self.recorder.rows:
                 self.record({"step": 0, **self.stepper.start(self.position), **self.evaluation()})
             if self.info.budget.seconds is not None and not self.over:
@@ -395,7 +280,7 @@ class Run:
 
     def record(self, row: Record, **beside: float) -> None:
         """Record the row of a step, and show it to the observers."""
-        timing = {"seconds": self.clock.seconds, "compile_seconds": self.compile_seconds}
+        timing = {"seconds": self.clock.seconds, "compile_seconds": self.compiler.seconds}
         self.recorder.record(row, timing, **beside)
         self.observers.see(self.info, self.recorder.rows[-1], self.share)
 
@@ -422,39 +307,21 @@ class Run:
 
     # --- compilation
 
-    def prepare(self, before: Callable[[str], None]) -> None:
-        """Set up the compilation of the steps; ``before`` is called before each compilation.
-
-        If the budget does not determine whether compilation saves time, the duration of a step
-        does.
-        """
-        assert self.execution is not None
-        problem = self.stepper.problem
-        if self.execution.compile is None and not self.over:
-            settled = Compilation.settled(self.settings.compile, self.info.budget, problem)
-            decided = settled or Compilation.timed(self.discarded_step, device_of(problem))
-            self.keep(attrs.evolve(self.execution, compile=decided))
-        self.before = self.execution.compile
-        if self.before is not None and self.before.wanted:
-            self.programs = programs = self.before.programs(self.clock.now)
-            programs.before = before
-            self.clock.apart = lambda: programs.seconds
-            compiled = attrs.evolve(problem, compiler=programs)
-            self.stepper = attrs.evolve(self.stepper, problem=compiled)
+    def prepare(self, interrupts: Interrupts) -> None:
+        """Compile the functions of the steps if this is expected to save time."""
+        compiled = self.compiler.prepare(
+            self.stepper.problem,
+            self.clock,
+            step=None if self.over else self.discarded_step,
+            before=partial(self.stop_compiling, interrupts),
+        )
+        self.stepper = attrs.evolve(self.stepper, problem=compiled)
 
     def stop_compiling(self, interrupts: Interrupts, name: str) -> None:
-        """End the run after a signal, and announce the first compilation.
-
-        This method is called before each compilation.
-        """
+        """End the run after a signal; this method is called before each compilation."""
         if interrupts.number is not None:
             self.save()
             raise Interrupted("interrupted", interrupts.number)
-        assert self.programs is not None
-        # a worker of a comparison has no separate terminal
-        if self.programs.waited == 0 and multiprocessing.parent_process() is None:
-            with contextlib.suppress(OSError, ValueError):
-                click.echo(ANNOUNCEMENT, err=True)
 
     def discarded_step(self) -> tuple[float, float]:
         """Return the seconds of a step, and the part of the budget that it would spend.
@@ -467,30 +334,12 @@ class Run:
         calls = int(row.get("oracle_calls", position.calls)) - position.calls
         return clock.seconds, self.info.budget.spent(0.0, 1, calls)
 
-    @property
-    def compile_seconds(self) -> float:
-        """The seconds of compilation so far, which no budget counts."""
-        before = 0.0 if self.before is None else self.before.seconds
-        return before + (0.0 if self.programs is None else self.programs.waited)
-
-    def keep(self, execution: Execution) -> None:
-        """Record how the steps are computed."""
-        if execution != self.execution:
-            self.recorder.note(KEY, execution.as_table())
-        self.execution = execution
-
     # --- the end
 
     def save(self) -> None:
         """Save the position and the list of compiled functions."""
         self.recorder.save(self.position)
-        self.keep_programs()
-
-    def keep_programs(self) -> None:
-        """Record the list of compiled functions."""
-        if self.execution is not None and self.before is not None and self.programs is not None:
-            compiled = self.before.with_those_of(self.programs)
-            self.keep(attrs.evolve(self.execution, compile=compiled))
+        self.compiler.save()
 
     def end(self, status: str, error: HgmsError | None = None) -> dict[str, Any]:
         """Save the position with its summary, in one atomic step; return the summary."""
@@ -499,7 +348,7 @@ class Run:
         except KeyboardInterrupt:
             self.save()
             raise
-        self.keep_programs()
+        self.compiler.save()
         self.recorder.finish(self.position, summary)
         return summary
 

@@ -17,7 +17,7 @@ from hgms.compiled import programs, programs_of
 from hgms.plugins import Host
 from hgms.runs import Execution, Interrupted, RunFolder, RunResult, RunSettings, run
 from hgms.runs.clock import Clock
-from hgms.runs.loop import ANNOUNCEMENT
+from hgms.runs.compiling import ANNOUNCEMENT
 from hgms.runs.signals import COMPILING
 from hgms.tasks.quadratic import Quadratic
 from hgms_core import Problem, State

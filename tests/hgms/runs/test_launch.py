@@ -146,3 +146,10 @@ def test_a_device_is_one_that_torch_has(
     else:
         with rejects(code, "run", "device", of=ConfigError):
             device_called(name)
+
+
+def test_labels_name_a_run_from_python(tmp_path: Path) -> None:
+    settings = {"label": "mine", "task_label": "two-bowls"}
+    run(HALF, bowl(), "1 step", folder=tmp_path / "run", settings=settings, host=Host())
+    stored = read_run(tmp_path / "run")
+    assert (stored.label, stored.task_label) == ("mine", "two-bowls")

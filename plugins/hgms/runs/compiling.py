@@ -1,0 +1,95 @@
+"""The compilation of the steps of a run: the decision, the time it takes, and its record."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+from collections.abc import Callable
+
+import attrs
+import click
+from attrs import define, field
+
+from hgms.compiled import Programs
+from hgms.runs.clock import Clock
+from hgms.runs.execution import KEY, Compilation, Execution, device_of
+from hgms.runs.plan import Plan
+from hgms.runs.recorder import Recorder
+from hgms_core import Problem
+
+ANNOUNCEMENT = "compiling the steps, once for this run; Ctrl-C interrupts it"
+
+
+@define(eq=False)
+class StepCompiler:
+    """Compiles functions of the steps, and records how the steps are computed.
+
+    ``programs`` compiles functions in addition to those that were compiled ``earlier``, before the
+    run was interrupted.
+    """
+
+    plan: Plan
+    recorder: Recorder
+    execution: Execution
+    programs: Programs | None = field(default=None, init=False)
+    earlier: Compilation | None = field(default=None, init=False)
+
+    def prepare(
+        self,
+        problem: Problem,
+        clock: Clock,
+        step: Callable[[], tuple[float, float]] | None,
+        before: Callable[[str], None],
+    ) -> Problem:
+        """Return the problem with a compiler, or unchanged if compilation saves no time.
+
+        If the budget does not determine this, the duration of ``step`` does (``None``: no step is
+        left). ``before`` is called before each compilation. The clock does not count compilation.
+        """
+        if self.execution.compile is None and step is not None:
+            plan = self.plan
+            settled = Compilation.settled(plan.settings.compile, plan.info.budget, problem)
+            decided = settled or Compilation.timed(step, device_of(problem))
+            self._record(attrs.evolve(self.execution, compile=decided))
+        self.earlier = self.execution.compile
+        if self.earlier is None or not self.earlier.wanted:
+            return problem
+        self.programs = programs = self.earlier.programs(clock.now)
+
+        def begin(name: str) -> None:
+            before(name)
+            announce(programs)
+
+        programs.before = begin
+        clock.apart = lambda: programs.seconds
+        return attrs.evolve(problem, compiler=programs)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a function is being compiled."""
+        return self.programs is not None and self.programs.busy
+
+    @property
+    def seconds(self) -> float:
+        """The seconds of compilation so far, which no budget counts."""
+        earlier = 0.0 if self.earlier is None else self.earlier.seconds
+        return earlier + (0.0 if self.programs is None else self.programs.waited)
+
+    def save(self) -> None:
+        """Record which functions are compiled."""
+        if self.earlier is not None and self.programs is not None:
+            compiled = self.earlier.with_those_of(self.programs)
+            self._record(attrs.evolve(self.execution, compile=compiled))
+
+    def _record(self, execution: Execution) -> None:
+        if execution != self.execution:
+            self.recorder.note(KEY, execution.as_table())
+        self.execution = execution
+
+
+def announce(programs: Programs) -> None:
+    """Announce the first compilation on the terminal."""
+    # a worker of a comparison has no separate terminal
+    if programs.waited == 0 and multiprocessing.parent_process() is None:
+        with contextlib.suppress(OSError, ValueError):
+            click.echo(ANNOUNCEMENT, err=True)
