@@ -10,12 +10,12 @@ import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, Protocol
 
 from hgms_core import protocols
 from hgms_core.arguments import brief, check_part, methods_of
 from hgms_core.errors import ConfigError, Place, dotted, unknown_name
-from hgms_core.linear import as_solver
+from hgms_core.linear import as_solver, is_solver
 
 Read = Callable[[Place, Any], Any]
 """Returns the value of a field from the value that a user wrote, else raises ConfigError."""
@@ -59,7 +59,7 @@ def reader(hint: Any) -> Read | None:
 
 
 def _is_protocol(hint: Any) -> bool:
-    return bool(getattr(hint, "_is_protocol", False))
+    return Protocol in hint.__bases__
 
 
 def words(hint: Any) -> str:
@@ -93,7 +93,7 @@ def wrong(code: str, place: Place, value: object, requirement: str) -> NoReturn:
 
 def number(place: Place, value: Any) -> float:
     """Return a finite number as a float."""
-    value = _plain(value)
+    value = plain_number(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
         wrong("wrong-type", place, value, "a number")
     if isinstance(value, float) and math.isnan(value):
@@ -105,7 +105,7 @@ def number(place: Place, value: Any) -> float:
 
 def integer(place: Place, value: Any) -> int:
     """Return an integer of at most 64 bits."""
-    value = _plain(value)
+    value = plain_number(value)
     if isinstance(value, bool) or not isinstance(value, int):
         wrong("wrong-type", place, value, "an integer")
     if not -(2**63) <= value < 2**63:
@@ -115,7 +115,7 @@ def integer(place: Place, value: Any) -> int:
 
 def truth(place: Place, value: Any) -> bool:
     """Return a boolean; 0 and 1 are rejected."""
-    value = _plain(value)
+    value = plain_number(value)
     return value if isinstance(value, bool) else wrong("wrong-type", place, value, "True or False")
 
 
@@ -135,10 +135,14 @@ WORDS = {
 }
 
 
-def _plain(value: Any) -> Any:
+def plain_number(value: Any) -> Any:
     """Convert a single number of NumPy or torch to a Python number."""
-    is_single = getattr(value, "ndim", None) == 0 and hasattr(value, "item")
-    return value.item() if is_single else value
+    return value.item() if _dimensions(value) == 0 else value
+
+
+def _dimensions(value: object) -> int | None:
+    """Return the number of axes of an array or tensor; None for other values."""
+    return getattr(value, "ndim", None)
 
 
 def _choice(hint: Any, choices: tuple[Any, ...], place: Place, value: Any) -> Any:
@@ -168,7 +172,7 @@ def _union(hint: Any, members: tuple[Any, ...], place: Place, value: Any) -> Any
 
 
 def _sequence(hint: Any, members: tuple[Any, ...], place: Place, value: Any) -> Any:
-    value = value.tolist() if getattr(value, "ndim", None) == 1 else value
+    value = value.tolist() if _dimensions(value) == 1 else value
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
         wrong("wrong-type", place, value, words(hint))
     kind = typing.get_origin(hint)
@@ -201,7 +205,7 @@ def _object(cls: type, place: Place, value: Any) -> Any:
 
 
 def _part(kind: Any, place: Place, value: Any) -> Any:
-    is_function = callable(value) and not isinstance(value, type) and not hasattr(value, "solve")
+    is_function = callable(value) and not isinstance(value, type) and not is_solver(value)
     if kind is protocols.LinearSolver and is_function:
         return as_solver(value)
     names = methods_of(kind)

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import attrs
+import torch
 
 from hgms_core.errors import ConfigError, HgmsError, raise_all, unknown_name
 
@@ -55,7 +56,7 @@ def check_function(what: str, function: Any, *arguments: str) -> None:
             f"{what} must be a function of ({wanted}), not {kind_of(function)}",
             place=tuple(what.split(".")),
         )
-    module = hasattr(function, "state_dict") and hasattr(function, "forward")
+    module = isinstance(function, torch.nn.Module)
     try:
         signature = inspect.signature(function.forward if module else function)
     except (TypeError, ValueError):  # builtins may have no signature
@@ -106,13 +107,14 @@ def check_part(place: str, value: object, label: str, methods: Collection[str]) 
     hgms_core.errors.ConfigError: selector must be a selector, an object with select, not ...
     """
     fits = all(callable(getattr(value, name, None)) for name in methods)
-    kind = getattr(value, "__name__", type(value).__name__)
+    cls = value if isinstance(value, type) else type(value)
+    kind = cls.__name__
     if fits and not isinstance(value, type):
         return
     hint: str | None
     if isinstance(value, str):
         hint = "pass an object; names work in configurations only (see `hgms list`)"
-    elif hasattr(value, "add_param_group"):
+    elif issubclass(cls, torch.optim.Optimizer):
         hint = f"use TorchOptimizer(optimizer={kind!r}, settings={{…}})"
     else:
         hint = f"use {kind}()" if fits else None

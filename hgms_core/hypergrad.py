@@ -21,7 +21,7 @@ from typing import Any, Literal, get_args
 import torch
 from attrs import frozen
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+from torch.autograd.function import BackwardCFunction, once_differentiable
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hgms_core.errors import ConfigError, one_of
@@ -217,8 +217,8 @@ def _check_graph(value: Tensor, wrong: frozenset[str] = WRONG_TWICE) -> None:
     as for a loss. The second derivative is then silently zero.
     """
     for node in _nodes(value):
-        backward = getattr(getattr(node, "_forward_cls", None), "backward", None)
-        marked = getattr(backward, "__code__", None) is _MARKED
+        own = isinstance(node, BackwardCFunction)  # of a torch.autograd.Function in Python
+        marked = own and getattr(node._forward_cls.backward, "__code__", None) is _MARKED
         if marked or node.name() in wrong:
             reason = "is marked with @once_differentiable" if marked else "is wrong in torch"
             raise no_second_derivative(RuntimeError(f"{node.name()} {reason}"))

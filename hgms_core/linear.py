@@ -199,11 +199,16 @@ def check_real(b: Tensor) -> None:
         raise ConfigError("wrong-shape", "b contains no number", place=("b",))
 
 
+def is_solver(value: object) -> bool:
+    """Return whether a value has ``solve``; other callables are plain functions."""
+    return hasattr(value, "solve")
+
+
 def as_solver(solver: Any) -> Any:
     """Return the solver, or a LinearSolver for a plain callable ``solve(matvec, b) -> x``."""
-    if isinstance(solver, str | type) or not (hasattr(solver, "solve") or callable(solver)):
+    if isinstance(solver, str | type) or not (is_solver(solver) or callable(solver)):
         check_part("solver", solver, "a linear solver", ["solve"])
-    if hasattr(solver, "solve"):
+    if is_solver(solver):
         check_function("solve", solver.solve, "matvec", "b", "x0")
         return solver
     check_function("solver", solver, "matvec", "b")

@@ -98,7 +98,7 @@ class Rows:
 def _start(value: Any) -> Any:
     # A start must not belong to a graph. The validator rejects values that are not trees.
     trained = isinstance(value, Mapping) and any(
-        getattr(leaf, "requires_grad", False) for leaf in value.values()
+        isinstance(leaf, Tensor) and leaf.requires_grad for leaf in value.values()
     )
     return detach(value) if trained else value
 

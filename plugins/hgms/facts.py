@@ -5,12 +5,43 @@ Each fact is a class variable, or a property of instances.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
+from typing import Any
+
+import attrs
 
 
 def name_of(component: object) -> str:
     """Return the ``name`` of a component; for other objects, the name of their class."""
     return str(getattr(component, "name", type(component).__name__))
+
+
+def module_file(name: str) -> str | None:
+    """Return the file of an imported module; None without a file or an import."""
+    return getattr(sys.modules.get(name), "__file__", None)
+
+
+def is_package(name: str) -> bool:
+    """Return whether an imported module is a package."""
+    return hasattr(sys.modules.get(name), "__path__")
+
+
+def declared_name(cls: object) -> object:
+    """Return the ``name`` of a class of components; None if it has none."""
+    return getattr(cls, "name", None)
+
+
+def settings_of(component: object) -> dict[str, Any]:
+    """Return the fields of a component with their values; empty for other objects."""
+    cls = type(component)
+    fields = attrs.fields(cls) if attrs.has(cls) else ()
+    return {field.name: getattr(component, field.name) for field in fields}
+
+
+def inner_method(method: object) -> Any:
+    """Return the method inside a wrapper (its ``method``); None for other methods."""
+    return getattr(method, "method", None)
 
 
 def needs_of(component: object) -> frozenset[str]:

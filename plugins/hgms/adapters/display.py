@@ -46,6 +46,9 @@ def as_html(value: Any) -> str:
     )
 
 
+FACTORY: Any = attrs.Factory  # a class, which attrs types as a function
+
+
 def changed(component: Any) -> dict[str, bool]:
     """Map each field of an attrs object to whether its value differs from its default."""
     usual = {
@@ -54,7 +57,7 @@ def changed(component: Any) -> dict[str, bool]:
         if field.init and field.repr
     }
     made = {
-        name: d.factory(*[component] * d.takes_self) if hasattr(d, "factory") else d
+        name: d.factory(*[component] * d.takes_self) if isinstance(d, FACTORY) else d
         for name, d in usual.items()
     }
     return {name: repr(getattr(component, name)) != repr(default) for name, default in made.items()}

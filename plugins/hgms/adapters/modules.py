@@ -166,7 +166,7 @@ def inner(model: Any) -> Any:
             "call model.gradient_checkpointing_disable() first",
         )
         require(
-            getattr(part, "max_norm", None) is None or not isinstance(part, EMBEDDINGS),
+            not isinstance(part, EMBEDDINGS) or part.max_norm is None,
             "loss-with-state",
             f"{kind} has max_norm, which changes its parameter in place",
             "remove max_norm, or scale the rows in the loss",

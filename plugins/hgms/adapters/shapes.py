@@ -6,7 +6,7 @@ Users may nest θ and x in any way. All parts of a run work with flat trees.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from attrs import frozen
@@ -93,18 +93,31 @@ class Shape:
         return text if len(text) < 300 else f"{text[:300]}…"
 
 
+@runtime_checkable
+class Array(Protocol):
+    """Converts itself to an array of NumPy."""
+
+    def __array__(self) -> Any: ...
+
+
+def field_names(value: object) -> tuple[str, ...]:
+    """Return the names of the items of a named tuple; empty for other values."""
+    names: tuple[str, ...] = getattr(value, "_fields", ())
+    return names
+
+
 def _mapped(
     value: Any, leaf: Callable[[tuple[str, ...], Any], Any], path: tuple[str, ...] = ()
 ) -> Any:
     if isinstance(value, Mapping):
         return {key: _mapped(child, leaf, (*path, str(key))) for key, child in value.items()}
     if isinstance(value, list | tuple):
-        names = getattr(value, "_fields", range(len(value)))
+        names = field_names(value)
         parts = [
             _mapped(child, leaf, (*path, str(name)))
-            for name, child in zip(names, value, strict=True)
+            for name, child in zip(names or range(len(value)), value, strict=True)
         ]
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+        return type(value)(*parts) if names else type(value)(parts)
     return leaf(path, value)
 
 
@@ -134,7 +147,7 @@ def _no_tensor(place: tuple[str, ...], leaf: object) -> ConfigError:
         "wrong-type",
         f"{name} is a {kind}, not a tensor",
         place=place,
-        hint="use torch.as_tensor" if hasattr(leaf, "__array__") else "use tensors as leaves",
+        hint="use torch.as_tensor" if isinstance(leaf, Array) else "use tensors as leaves",
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from torch.utils.data import (
     default_collate,
 )
 
+from hgms.adapters.shapes import Array, field_names
 from hgms_core import ROLES, ConfigError, Data
 from hgms_core.arguments import kind_of
 from hgms_core.errors import one_of
@@ -91,35 +92,59 @@ def placed_roles(rows: Any, place: str, like: Tensor) -> Data | dict[str, Data]:
     return placed(rows, place, like)
 
 
+@runtime_checkable
+class Frame(Protocol):
+    """A data frame of pandas or polars."""
+
+    columns: Any
+
+
+@runtime_checkable
+class Named(Protocol):
+    """A table of pyarrow, or a dataset of the library `datasets`."""
+
+    column_names: Any
+
+
+@runtime_checkable
+class Formatted(Protocol):
+    """A dataset of the library `datasets`."""
+
+    format: dict[str, Any]
+
+    def with_format(self, kind: str, *, columns: Any) -> Any: ...
+
+
+@runtime_checkable
+class Indexed(Protocol):
+    """Rows by number, as a sequence."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: Any) -> Any: ...
+
+
 def is_table(value: object) -> bool:
     """Whether this is a table, and not a column of a table."""
-    frame = hasattr(value, "columns") or hasattr(value, "column_names")
-    return frame or isinstance(value, Mapping | Dataset | DataLoader)
+    return isinstance(value, Frame | Named | Mapping | Dataset | DataLoader)
 
 
 def columns_of(rows: Any, dtype: torch.dtype) -> dict[str, Tensor]:
     """Return the columns of a table of any kind. ``dtype`` is the type of floats in arrays or
     lists.
     """
-    names = (
-        None
-        if isinstance(rows, Dataset)
-        else getattr(rows, "column_names", getattr(rows, "columns", None))
-    )
+    names = None
+    if isinstance(rows, Named | Frame) and not isinstance(rows, Dataset):
+        names = rows.column_names if isinstance(rows, Named) else rows.columns
     if isinstance(rows, DataLoader):
         table = _loaded(rows)
     elif isinstance(rows, Mapping):
         table = dict(rows)
-    elif (
-        hasattr(rows, "with_format")
-        and getattr(rows, "format", {}).get("type", "custom") != "custom"
-    ):
-        # a dataset of the library `datasets`
+    elif isinstance(rows, Formatted) and rows.format.get("type", "custom") != "custom":
         table = rows.with_format("numpy", columns=rows.format["columns"])[:]
     elif isinstance(rows, TensorDataset | tuple):
         arrays = rows if isinstance(rows, tuple) else rows.tensors
-        table = dict(zip(getattr(rows, "_fields", range(len(arrays))), arrays, strict=True))
-    elif names is not None and hasattr(rows, "__len__") and not hasattr(rows, "with_format"):
+        table = dict(zip(field_names(rows) or range(len(arrays)), arrays, strict=True))
+    elif names is not None and isinstance(rows, Indexed) and not isinstance(rows, Formatted):
         if len(set(names)) != len(names):
             raise ConfigError(
                 "duplicate-name",
@@ -141,10 +166,8 @@ def columns_of(rows: Any, dtype: torch.dtype) -> dict[str, Tensor]:
 
 
 def _is_sequence(rows: object) -> bool:
-    other = isinstance(rows, str | bytes | Tensor | torch.nn.Module | IterableDataset) or hasattr(
-        rows, "__array__"
-    )
-    return hasattr(rows, "__len__") and hasattr(rows, "__getitem__") and not other
+    other = str | bytes | Tensor | torch.nn.Module | IterableDataset | Array
+    return isinstance(rows, Indexed) and not isinstance(rows, other)
 
 
 def _no_table(rows: object) -> ConfigError:
@@ -153,7 +176,7 @@ def _no_table(rows: object) -> ConfigError:
         hint = "use Data() for a loss without data"
     elif isinstance(rows, str | bytes):
         hint = f"read the file first, for example by pandas.read_csv({rows!r})"
-    elif isinstance(rows, Tensor) or hasattr(rows, "__array__"):
+    elif isinstance(rows, Tensor | Array):
         hint = "give it a name: {'x': …}"
     elif isinstance(rows, Iterable):
         hint = "read a finite number of rows: list(itertools.islice(rows, 10_000))"
@@ -278,11 +301,8 @@ def _same(a: Any, b: Any) -> bool:
 
 def _column(name: str, values: Any, dtype: torch.dtype) -> Tensor:
     if is_table(values):
-        other = (
-            "call .to_numpy()"
-            if hasattr(values, "to_numpy")
-            else f"select one of the tables, rows[{name!r}]"
-        )
+        is_frame = isinstance(values, Frame) and not isinstance(values, Named)
+        other = "call .to_numpy()" if is_frame else f"select one of the tables, rows[{name!r}]"
         raise ConfigError(
             "wrong-column",
             f"the column {name!r} is {kind_of(values)}",
@@ -313,15 +333,13 @@ def _from_array(name: str, values: Any, dtype: torch.dtype) -> Tensor:
     """
     import numpy as np
 
-    if isinstance(values, str) or not (
-        hasattr(values, "__array__") or isinstance(values, list | tuple | range)
-    ):
+    if isinstance(values, str) or not isinstance(values, Array | list | tuple | range):
         raise ConfigError(
             "wrong-column",
             f"the column {name!r} is {kind_of(values)}",
             place=(name,),
             hint="call .toarray()"
-            if hasattr(values, "toarray")
+            if type(values).__module__.startswith("scipy.sparse")
             else "remove it, or convert it to numbers",
         )
     try:

@@ -6,6 +6,7 @@ notebook, a class that no plugin registers) are used unchanged, and are compared
 
 from __future__ import annotations
 
+import inspect
 import shutil
 import tempfile
 import weakref
@@ -236,7 +237,7 @@ class _Reading:
     def problem(
         self, label: str | None, problem: Problem | Callable[[int], Problem]
     ) -> dict[str, Any]:
-        function = getattr(problem, "__name__", "")
+        function = problem.__name__ if inspect.isroutine(problem) else ""
         default = (
             function
             if function.isidentifier() and not isinstance(problem, Problem)
@@ -286,7 +287,7 @@ class _Reading:
         if not attrs.has(cls):
             return False
         kinds = kinds_of(cls)
-        known = [self.registry.find(kind.name, getattr(component, "name", "")) for kind in kinds]
+        known = [self.registry.find(kind.name, name_of(component)) for kind in kinds]
         if kinds and not any(other is not None and other.target is cls for other in known):
             return False
         try:

@@ -15,6 +15,7 @@ import attrs
 
 from hgms.comparison.grid import Entry
 from hgms.config.convert import role_of, structured
+from hgms.facts import inner_method
 from hgms.plugins import Registry, inside
 from hgms_core import HgmsError, Method
 
@@ -120,10 +121,11 @@ def _keep(method: Any) -> tuple[list[str], str]:
     """
     path: list[str] = []
     while not hasattr(method, "keep"):
-        if not hasattr(method, "method"):
+        inner = inner_method(method)
+        if inner is None:
             return [], ""
         path += [] if inside(type(method)) == "method" else ["method"]
-        method = method.method
+        method = inner
     return [*path, "keep"], method.keep
 
 

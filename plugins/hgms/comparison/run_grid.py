@@ -10,7 +10,6 @@ import contextlib
 import errno
 import itertools
 import os
-import signal
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -110,7 +109,7 @@ def run_grid(
             cells = grid.cells(chosen)
             carry_out(cells)
     except KeyboardInterrupt as error:  # at any point, also between two runs
-        number = getattr(error, "number", signal.SIGINT)
+        number = Interrupted.number_of(error)
         hint = "run the same command again to resume"
         raise Interrupted("interrupted", number, hint=hint) from None
     with uncollected():

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from attrs import frozen
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.func import functionalize
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -176,9 +177,11 @@ def _without_repetitions(graph: Graph) -> Graph:
     copies: dict[Node, Node] = {}
     known: dict[Any, Node] = {}
     for node in graph.nodes:
-        if node.op != "call_function" or torch.Tag.nondeterministic_seeded in getattr(
-            node.target, "tags", ()
-        ):
+        draws = (
+            isinstance(node.target, OpOverload)
+            and torch.Tag.nondeterministic_seeded in node.target.tags
+        )
+        if node.op != "call_function" or draws:
             copies[node] = fresh.node_copy(node, copies.__getitem__)
             continue
         if node.target in SAME:
@@ -248,7 +251,9 @@ def split(graph: Graph, late: range, groups: Sequence[int]) -> Split:
 
 
 def _is_view(node: Node) -> bool:
-    return node.op == "call_function" and getattr(node.target, "is_view", False)
+    return (
+        node.op == "call_function" and isinstance(node.target, OpOverload) and node.target.is_view
+    )
 
 
 def _behind(wanted: Sequence[Node], through: Callable[[Node], bool]) -> set[Node]:

@@ -17,6 +17,7 @@ import attrs
 from hgms.config.budget import Budget
 from hgms.config.fingerprinting import fingerprint
 from hgms.config.invalid import init_fields, origin_is, type_hints
+from hgms.facts import declared_name
 from hgms.plugins import inside
 from hgms_core import ConfigError, Pipeline
 
@@ -66,7 +67,8 @@ def described(component: Any, name: str) -> dict[str, Any]:
 
 
 def _shown(value: Any) -> str:
-    return f"{getattr(value, '__name__', type(value).__name__)}: {fingerprint(value)}"
+    is_named = isinstance(value, type) or inspect.isroutine(value)
+    return f"{value.__name__ if is_named else type(value).__name__}: {fingerprint(value)}"
 
 
 def _refused(value: Any) -> Any:
@@ -113,7 +115,7 @@ def plain(value: Any, hint: Any = None, otherwise: Callable[[Any], Any] = _refus
 def _plain_fields(value: Any, otherwise: Callable[[Any], Any]) -> dict[str, Any]:
     cls = type(value)
     hints = type_hints(cls)
-    name = getattr(cls, "name", None)
+    name = declared_name(cls)
     named: dict[str, Any] = {"name": name} if isinstance(name, str) else {}
     items = {}
     for key, field in init_fields(cls).items():

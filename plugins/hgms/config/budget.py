@@ -10,6 +10,7 @@ import attrs
 from attrs import field, frozen
 
 from hgms_core import ConfigError
+from hgms_core.annotations import plain_number
 from hgms_core.errors import closest, unknown_name
 
 _UNITS = {
@@ -74,10 +75,7 @@ class Budget:
                 text if isinstance(text, Budget) else self.parse(text),
                 filter=lambda _, limit: limit,
             )
-        numbers = {
-            name: limit.item() if getattr(limit, "ndim", None) == 0 else limit
-            for name, limit in limits.items()
-        }
+        numbers = {name: plain_number(limit) for name, limit in limits.items()}
         self.__attrs_init__(**numbers)
 
     def __attrs_post_init__(self) -> None:

@@ -286,7 +286,7 @@ class _Reader:
             return None
         wrappers = [member for member in members if inside(member) is not None]
         members = [member for member in members if member not in (type(None), *wrappers)]
-        names = {member: getattr(member, "name", None) for member in members if attrs.has(member)}
+        names = {member: facts.declared_name(member) for member in members if attrs.has(member)}
         parts = {name: member for member, name in names.items() if isinstance(name, str)}
         if len(members) > 1 and parts and (len(parts) == len(members) or _is_named(value)):
             return self.part(value, parts, wrappers)

@@ -39,6 +39,7 @@ import attrs
 import numpy as np
 import torch
 
+from hgms.facts import is_package, module_file
 from hgms.plugins import FIRST_PARTY
 from hgms.store import Digest, digest
 from hgms_core import Problem
@@ -452,14 +453,13 @@ def _file_of(module: str) -> tuple[str | None, bool]:
 
     The result is the same before and after the import, and so is a digest of the sources.
     """
-    loaded = sys.modules.get(module)
-    if loaded is not None:
-        return getattr(loaded, "__file__", None), hasattr(loaded, "__path__")
+    if sys.modules.get(module) is not None:
+        return module_file(module), is_package(module)
     parent = module.rpartition(".")[0]
     folders = None
     if parent:
-        file, is_package = _file_of(parent)
-        if file is None or not is_package:
+        file, has_modules = _file_of(parent)
+        if file is None or not has_modules:
             return None, False
         folders = [str(Path(file).parent)]
     with contextlib.suppress(ImportError, ValueError, AttributeError):
@@ -515,9 +515,7 @@ def _libraries() -> Callable[[str | None], bool]:
 
     def is_library(module: str | None) -> bool:
         top = (module or "").partition(".")[0]
-        file = (
-            getattr(sys.modules.get(module or ""), "__file__", None) if top != "__main__" else None
-        )
+        file = None if top == "__main__" else module_file(module or "")
         return top in known or (file is not None and is_library_file(file))
 
     return is_library

@@ -15,6 +15,7 @@ import attrs
 
 from hgms.config.budget import Budget
 from hgms.config.tables import show
+from hgms.facts import declared_name
 from hgms.plugins import KINDS, Kind, Registry, faults_of, inside, method_faults
 from hgms_core import ConfigError
 from hgms_core.errors import unknown_name
@@ -91,7 +92,7 @@ def _known(hint: Any) -> str | None:
     if hint in (None, type(None)):
         return '"none"'
     if attrs.has(hint):
-        name = getattr(hint, "name", None)
+        name = declared_name(hint)
         return show(name) if isinstance(name, str) else f"a table ({hint.__name__})"
     return hint.__name__ if isinstance(hint, type) else None
 

@@ -154,7 +154,7 @@ def tables_of(path: Path, what: str) -> dict[str, Any]:
             data = stream.read(LARGEST + 1)
         text = data.decode()
     except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or error
+        why = (error.strerror if isinstance(error, OSError) else None) or error
         message = f"the {what} cannot be read: {why}"
         raise ConfigError("unreadable-file", message, place=(str(path),)) from None
     if len(data) > LARGEST:

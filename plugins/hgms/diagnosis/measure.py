@@ -17,6 +17,7 @@ from hgms.diagnosis.choice import choice
 from hgms.diagnosis.float64 import doubled, in_double
 from hgms.diagnosis.spectrum import FLAT, Spectrum, spectrum
 from hgms.diagnosis.stationarity import Reference, bias, compared, flat
+from hgms.facts import settings_of
 from hgms_core import (
     Batch,
     Branch,
@@ -153,13 +154,14 @@ def _of_step(measured: Measured, seen: Seen, build: Callable[[], Problem] | None
             "curvature": float(solution.curvature.min()),
             "outcome": estimate.outcome.label,
         }
-    solver = getattr(seen.pipeline.hypergradient, "solver", None)
-    how = getattr(solver, "ridge", None), getattr(seen.pipeline.hypergradient, "strategy", "vjp")
+    settings = settings_of(seen.pipeline.hypergradient)
+    ridge = settings_of(settings.get("solver")).get("ridge")
+    how = ridge, settings.get("strategy", "vjp")
     _of_point(measured, seen.problem, seen.theta, seen.branch.x, build, key, *how)
     kept = (
         {"count": float(measured.row["flat_dimension"])} if "flat_dimension" in measured.row else {}
     )
-    temperature = getattr(seen.pipeline.generator, "temperature", None)
+    temperature = settings_of(seen.pipeline.generator).get("temperature")
     if isinstance(temperature, float) and "normal_inverses" in measured.row:
         measured.row["tube"] = math.sqrt(temperature * measured.row["normal_inverses"])
     measured.add("longer", lambda: _longer(measured, seen, h, key))
@@ -182,8 +184,8 @@ def _longer(measured: Measured, seen: Seen, h: Tensor, key: Key) -> dict[str, An
     generator = seen.pipeline.generator
     index = seen.selection.index
     start = seen.start
-    steps = getattr(generator, "steps", None)
-    if type(steps) is int and attrs.has(type(generator)):
+    steps = settings_of(generator).get("steps")
+    if type(steps) is int:
         more: Any = attrs.evolve(generator, steps=LONGER * steps)  # type: ignore[misc]
         candidates = more.propose(seen.problem, seen.theta, start, seen.proposing, seen.progress)
         measured.cost += candidates.cost

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hgms.distributed.mesh import Mesh
 from hgms.distributed.rows import by_rows
-from hgms.facts import name_of
+from hgms.facts import inner_method, name_of
 from hgms_core import (
     CandidateGenerator,
     Candidates,
@@ -129,8 +129,8 @@ def placed(method: Any, ranks: int, device: torch.device, even: bool = False) ->
 
     Errors: ConfigError for a method without parts.
     """
-    if hasattr(method, "method"):
-        return attrs.evolve(method, method=placed(method.method, ranks, device, even))
+    if (inner := inner_method(method)) is not None:
+        return attrs.evolve(method, method=placed(inner, ranks, device, even))
     if not isinstance(method, Pipeline):
         raise ConfigError(
             "not-supported",

@@ -9,6 +9,7 @@ import click
 
 from hgms.config.tables import lay_options
 from hgms.executors.jobs import Executor
+from hgms.facts import declared_name
 from hgms.plugins import Host
 from hgms_core import ConfigError, HgmsError
 from hgms_core.errors import PluginError, unknown_name
@@ -29,8 +30,8 @@ def registered(host: Host) -> dict[str, type[Any]]:
             lacking = [
                 name for name in ("carry_out", "close") if not callable(getattr(cls, name, None))
             ]
-            if lacking or not isinstance(getattr(cls, "name", None), str):
-                called = getattr(cls, "__qualname__", repr(cls))
+            if lacking or not isinstance(declared_name(cls), str):
+                called = cls.__qualname__ if isinstance(cls, type) else repr(cls)
                 what = ", ".join(lacking) or "a class variable `name`"
                 fault = PluginError(
                     "wrong-plugin", f"{called} is not an executor: it lacks {what}", place=(HOOK,)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -112,7 +111,7 @@ def carried_out_together(
             f"interrupted after {len(together.results)} of {len(pieces)} "
             f"{_several(kind, len(pieces))}"
         )
-        number = getattr(error, "number", signal.SIGINT)
+        number = Interrupted.number_of(error)
         raise Interrupted(why, number, hint="run the same command again to resume") from None
     return {
         piece: together.results[piece] for piece in pieces if piece in together.results

@@ -33,7 +33,7 @@ def _loss(_self: object, attribute: Attribute[Any], value: Any) -> None:
 
 
 def _iterable(_: object, attribute: Any, value: object) -> None:
-    if not hasattr(value, "__iter__") and not hasattr(value, "__getitem__"):
+    if not isinstance(value, Iterable) and not hasattr(value, "__getitem__"):
         reject("wrong-type", attribute, value, "an iterable of batches")
 
 

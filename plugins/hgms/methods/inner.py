@@ -7,13 +7,14 @@ from typing import Any
 
 from attrs import Attribute
 
+from hgms.facts import inner_method
 from hgms_core import ConfigError, Pipeline, Problem
 
 
 def innermost(method: Any) -> Any:
     """Return the innermost method, through the fields ``method`` of wrappers."""
-    while hasattr(method, "method"):
-        method = method.method
+    while (inner := inner_method(method)) is not None:
+        method = inner
     return method
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from attrs import field, frozen
 
+from hgms.facts import module_file
 from hgms_core.errors import MissingExtra, PluginError, closest
 
 GROUP = "hgms"
@@ -136,7 +137,7 @@ def import_plugin(where: str) -> ModuleType:
             did_you_mean=(str(path.with_name(near)),) if near else (),
         )
     name = "hgms_file_" + re.sub(r"\W", "_", path.stem)
-    if name in sys.modules and getattr(sys.modules[name], "__file__", None) != str(path.resolve()):
+    if name in sys.modules and module_file(name) != str(path.resolve()):
         # keep both modules if files in two folders have the same name
         name += f"_{zlib.crc32(str(path.resolve()).encode()):x}"
     spec = importlib.util.spec_from_file_location(name, path.resolve())

@@ -6,7 +6,6 @@ Only the configuration and the command line use it.
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +15,7 @@ import attrs
 from attrs import frozen
 
 import hgms_core
+from hgms.facts import declared_name, is_package
 from hgms.plugins.discovery import FIRST_PARTY
 from hgms.plugins.host import Host, PluginInfo, describe
 from hgms_core import (
@@ -102,8 +102,7 @@ class Component:
         """The package that exports a class: its plugin's module, or that module's package."""
         module = self.plugin.module
         parent = module.rpartition(".")[0]
-        is_package = hasattr(sys.modules.get(module), "__path__")
-        return parent if parent and not is_package else module
+        return parent if parent and not is_package(module) else module
 
     @property
     def where(self) -> str:
@@ -329,7 +328,7 @@ def faults_of(kind: Kind, target: object, wrappers: Iterable[type] = ()) -> list
     if not inspect.isclass(target):
         return ["it is an object, not a class; return the class itself, without parentheses"]
     plain = "it is not an attrs class; put @component of hgms_core above it"
-    faults = _name_faults(getattr(target, "name", None)) + (
+    faults = _name_faults(declared_name(target)) + (
         _init_faults(target) if attrs.has(target) else [plain]
     )
     variables = [name for name in vars(kind.protocol).get("__annotations__", {}) if name != "name"]

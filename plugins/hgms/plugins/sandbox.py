@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import io
 import logging
 import os
@@ -86,7 +87,9 @@ def undone() -> Iterator[list[str]]:
             value, restore = before[name]
             if after != value:
                 restore(value)
-                old, new = (getattr(item, "__name__", item) for item in (value, after))
+                old, new = (
+                    item.__name__ if inspect.isroutine(item) else item for item in (value, after)
+                )
                 changed.append(f"{name} from {old} to {new}")
 
 

@@ -18,6 +18,7 @@ import attrs
 import click
 import tomlkit
 import torch
+from attrs import validators
 
 from hgms.cli import component_row, folded, print_table, terminal_width, unmarked, wrapped
 from hgms.config.as_table import AT_REST, plain
@@ -29,7 +30,7 @@ from hgms.plugins import Component, Registry, inside
 from hgms.runs.traits import TRAITS, needs
 from hgms.store import described
 from hgms_core import Composition, HgmsError, Method, Pipeline
-from hgms_core.validators import whole_number
+from hgms_core.validators import at_least, each, whole_number
 
 
 def description(component: Component, registry: Registry) -> dict[str, Any]:
@@ -141,6 +142,13 @@ def _cells(field: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
+BOUNDS: Any = type(at_least(0)), type(validators.ge(0))
+SHORTEST: Any = type(validators.min_len(1))
+LONGEST: Any = type(validators.max_len(1))
+CHOICES: Any = type(validators.in_(()))
+MEMBERS: Any = type(each(at_least(0))), type(validators.deep_iterable(validators.ge(0)))
+
+
 def range_of(validator: Any) -> str:
     """Return a text for the values that a validator allows.
 
@@ -163,15 +171,15 @@ def range_of(validator: Any) -> str:
     bounds: dict[str, Any] = {}
     words: list[str] = []
     for part in _parts(validator):
-        if hasattr(part, "compare_op"):
+        if isinstance(part, BOUNDS):
             bounds[part.compare_op] = part.bound
-        elif hasattr(part, "min_length"):
+        elif isinstance(part, SHORTEST):
             words.append(f"at least {part.min_length} long")
-        elif hasattr(part, "max_length"):
+        elif isinstance(part, LONGEST):
             words.append(f"at most {part.max_length} long")
-        elif hasattr(part, "options"):
+        elif isinstance(part, CHOICES):
             words.append("one of " + ", ".join(map(repr, part.options)))
-        elif hasattr(part, "member_validator"):
+        elif isinstance(part, MEMBERS):
             inner = range_of(part.member_validator)
             words += [f"each {inner}"] * bool(inner)
         elif inspect.isfunction(part) and part.__doc__ and part is not whole_number:

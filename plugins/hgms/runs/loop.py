@@ -7,7 +7,6 @@ everything around it: resuming, budgets, signals, compilation, and errors that e
 from __future__ import annotations
 
 import contextlib
-import signal
 import time
 from functools import partial
 from typing import Any
@@ -129,7 +128,7 @@ class Run:
             summary = self.end("done")
         except KeyboardInterrupt as error:
             ending = error
-            number = getattr(error, "number", signal.SIGINT)
+            number = Interrupted.number_of(error)
             raise self.interrupted(number) from None
         except RankLost as error:  # the run itself has no error
             ending = error

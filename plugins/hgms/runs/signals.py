@@ -41,6 +41,11 @@ class Interrupted(KeyboardInterrupt):
         self.number = number
         self.hint = hint
 
+    @staticmethod
+    def number_of(error: KeyboardInterrupt) -> int:
+        """Return the signal of an interruption; SIGINT for another KeyboardInterrupt."""
+        return error.number if isinstance(error, Interrupted) else signal.SIGINT
+
     def __str__(self) -> str:
         return self.message if self.hint is None else f"{self.message}\n  {self.hint}"
 

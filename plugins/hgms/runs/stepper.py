@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 from attrs import frozen
+from torch import Tensor
 
 from hgms.runs.advice import check_growth, check_numbers
 from hgms_core import ConfigError, Method, Problem, Record, Sources, State, Tree, norm
 from hgms_core.capabilities import Finishes, find
 from hgms_core.errors import raise_all
+from hgms_core.trees import shape_of
 
 IDLE_STEPS = 1000
 """Outer steps without an oracle call after which a budget in calls is assumed not to end."""
@@ -113,10 +115,7 @@ class Stepper:
         theta, x = pair_of("result", "(theta, x)", self.method.result(state))
         pairs = (("theta", theta, self.problem.theta0), ("x", x, self.problem.x0))
         for name, own, start in () if step else pairs:
-            kinds = [
-                {key: getattr(leaf, "shape", None) for key, leaf in tree.items()}
-                for tree in (own, start)
-            ]
+            kinds = [{key: shape_of(leaf) for key, leaf in tree.items()} for tree in (own, start)]
             if own and kinds[0] != kinds[1]:
                 raise ConfigError(
                     "wrong-result",
@@ -178,7 +177,7 @@ def pair_of(what: str, expected: str, outcome: Any) -> tuple[Any, Any]:
 def leaves_of(tree: Tree) -> str:
     """Return the leaves with their shapes, or the type of a value: ``{w [3], b float}``."""
     shapes = (
-        f"{name} {list(leaf.shape) if hasattr(leaf, 'shape') else type(leaf).__name__}"
+        f"{name} {list(leaf.shape) if isinstance(leaf, Tensor) else type(leaf).__name__}"
         for name, leaf in tree.items()
     )
     return f"{{{', '.join(shapes)}}}"

@@ -12,6 +12,7 @@ import json
 import math
 import os
 import stat
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -27,7 +28,12 @@ ROWS = 2 * 2**30
 
 Buffer = bytes | memoryview
 
-_NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+if sys.platform == "win32":
+    _NO_LINK = os.O_BINARY
+    _NO_WAIT = 0
+else:
+    _NO_LINK = os.O_NOFOLLOW
+    _NO_WAIT = os.O_NONBLOCK
 _APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | _NO_LINK
 
 
@@ -46,9 +52,9 @@ def opened(path: Path, most: int) -> Iterator[IO[bytes]]:
             bytes or unreadable.
     """
     # without O_NONBLOCK, opening a pipe waits for its other end
-    flags = os.O_RDONLY | _NO_LINK | getattr(os, "O_NONBLOCK", 0)
+    flags = os.O_RDONLY | _NO_LINK | _NO_WAIT
     try:
-        if not hasattr(os, "O_NOFOLLOW") and path.is_symlink():
+        if sys.platform == "win32" and path.is_symlink():
             raise OSError(errno.ELOOP, "")
         with os.fdopen(os.open(path, flags), "rb") as stream:
             about = os.fstat(stream.fileno())

@@ -26,7 +26,7 @@ from hgms.plugins import (
 )
 from hgms.runs import unannounced
 from hgms.testing.every_kind import class_checks
-from hgms.testing.instances import failures_of, instance_of
+from hgms.testing.instances import declared_failures, failures_of, instance_of
 from hgms.testing.instances import kind_of as kind_of
 from hgms.testing.kit import Check
 from hgms.testing.suite import checks_of, checks_of_kind, verdict
@@ -74,7 +74,7 @@ def check(
         return
     kind = kind if kind is not None else kind_of(cls)
     answered = []
-    declared = getattr(cls, "testing_failures", None)
+    declared = declared_failures(cls)
     for question in class_checks(kind):
         answered.append(question.name)
         result = Result(

@@ -22,7 +22,7 @@ from hgms.plugins import Kind, Registry, faults_of, summary_of, undone
 from hgms.runs import meant
 from hgms.testing import imports
 from hgms.testing.kit import Check, Exercise, demand, demand_equal, fail, place, snapshot, tensors
-from hgms_core import HgmsError
+from hgms_core import HgmsError, LinearSolver
 
 
 def checks(kind: Kind, exercise: Exercise, registry: Registry | None = None) -> Iterator[Check]:
@@ -190,7 +190,7 @@ def check_global_rng(component: Any, exercise: Exercise) -> None:
         np.random.set_state(kept[1])  # noqa: NPY002
     instead = "use key.generator()"
     # Numbers drawn without a key must come from a seed in a field, the same in every call.
-    if hasattr(component, "solve"):
+    if isinstance(component, LinearSolver):
         instead = (
             "give it a field `seed`, use Key(self.seed).generator(), and let with_key(key) "
             "set the seed to key.derive()"

@@ -10,6 +10,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from hgms.facts import settings_of
 from hgms.runs import needs
 from hgms.testing import kit, oracle, problems
 from hgms.testing.kit import (
@@ -93,7 +94,7 @@ def proposed(
 
 def _few(generator: Any, **values: Any) -> Any:
     """Return the generator with at most 3 candidates."""
-    return with_fields(generator, count=min(3, int(getattr(generator, "count", 3))), **values)
+    return with_fields(generator, count=min(3, settings_of(generator).get("count", 3)), **values)
 
 
 def _on_batches(generator: Any) -> list[Any]:
@@ -117,7 +118,7 @@ def check_candidates(generator: Any) -> None:
     """
     problem = _usual(generator)
     candidates = proposed(generator, problem).candidates
-    count = int(getattr(generator, "count", candidates.count))
+    count = settings_of(generator).get("count", candidates.count)
     wanted = {name: [count, *shape] for name, shape in shapes(problem.x0).items()}
     came = shapes(candidates.x)
     demand(came == wanted, f"x has the shapes {came}; they are {wanted}")
@@ -436,7 +437,7 @@ def check_wells(generator: Any) -> None:
         generator,
         count=8,
         noise=1.0,
-        temperature=max(1e-2, float(getattr(generator, "temperature", 0.0))),
+        temperature=max(1e-2, settings_of(generator).get("temperature", 0.0)),
     )
     start = many.init(problem, KEY)
     sides: set[bool] = set()

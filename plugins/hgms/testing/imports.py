@@ -12,6 +12,8 @@ import tempfile
 from pathlib import Path
 from typing import IO
 
+from hgms.facts import module_file
+
 PATIENCE = 300
 """Seconds allowed for all imports of one request."""
 
@@ -92,7 +94,7 @@ _started: dict[int, Interpreter] = {}
 
 def announce(module: str) -> tuple[str, str]:
     """Register a module for observation: all registered modules are imported in one request."""
-    where = module, str(getattr(sys.modules.get(module), "__file__", "") or "")
+    where = module, module_file(module) or ""
     if where not in _seen:
         _waiting.add(where)
     return where

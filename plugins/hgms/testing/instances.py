@@ -83,12 +83,17 @@ def instance_of(cls: Any, check: Check | None = None, registry: Registry | None 
         ) from None
 
 
+def declared_failures(cls: object) -> object:
+    """Return ``testing_failures`` of a class, unchecked."""
+    return getattr(cls, "testing_failures", {})
+
+
 def failures_of(cls: type | Composition, checks: list[Check]) -> Mapping[str, str]:
     """Return ``testing_failures``: the reason for each check that instances need not pass.
 
     Errors: ConfigError for a check that does not exist, or for an empty reason.
     """
-    declared: Mapping[str, str] = getattr(cls, "testing_failures", {})
+    declared: Any = declared_failures(cls)
     owner = (
         f"the composition {cls.name!r}"
         if isinstance(cls, Composition)

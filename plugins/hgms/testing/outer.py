@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from hgms.facts import settings_of
 from hgms.testing.kit import (
     F64,
     ask_if,
@@ -113,7 +114,8 @@ def check_feasible(outer: Any) -> None:
     """If the optimiser has a field `projection`, its constraint is met after every step of any
     size.
     """
-    project = getattr(getattr(outer, "projection", None), "apply", dict)
+    projection = settings_of(outer).get("projection")
+    project = dict if projection is None else projection.apply
     theta = start()
     state = outer.init(theta)
     for step in range(5):

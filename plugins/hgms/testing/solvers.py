@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hgms.facts import settings_of
 from hgms.testing import oracle
 from hgms.testing.kit import (
     F64,
@@ -131,7 +132,7 @@ def _far(claimed: Tensor, true: Tensor) -> Tensor:
 
 
 def ridge_of(solver: Any) -> float:
-    return float(getattr(solver, "ridge", 0.0))
+    return float(settings_of(solver).get("ridge", 0.0))
 
 
 def _off(v: Tensor, exact: Tensor) -> float:
@@ -140,7 +141,7 @@ def _off(v: Tensor, exact: Tensor) -> float:
 
 
 def _tolerance(solver: Any) -> float:
-    return float(getattr(solver, "rtol", 1e-2))
+    return float(settings_of(solver).get("rtol", 1e-2))
 
 
 def check_residual(solver: Any) -> None:

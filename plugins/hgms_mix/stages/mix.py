@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import signal
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -75,8 +74,8 @@ def run_mix(
                     finished[now] = runner.run(STAGES[now])
         except KeyboardInterrupt as error:
             raise Interrupted(
-                getattr(error, "message", "interrupted"),
-                getattr(error, "number", signal.SIGINT),
+                error.message if isinstance(error, Interrupted) else "interrupted",
+                Interrupted.number_of(error),
                 hint=f"run the same command again to resume in stage {now}",
             ) from None
         except (DiskError, RankLost) as error:

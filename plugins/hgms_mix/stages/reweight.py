@@ -19,6 +19,7 @@ from torch import Tensor
 from hgms.comparison import measured
 from hgms.config.tables import parse_json
 from hgms.distributed import launched
+from hgms.facts import settings_of
 from hgms.runs import Progress, RunConfig, RunFolder, View, device_called, run_config
 from hgms.store import read_file
 from hgms_core import ConfigError, Problem
@@ -214,11 +215,12 @@ def log_memory(config: RunConfig, problem: Problem, log: Log) -> None:
     from hgms_mix.lm import predicted_memory
 
     task: Any = config.task
-    generator = getattr(config.method, "generator", None)
-    count, rows = (getattr(generator, name, None) for name in ("count", "batch_size"))
+    generator = settings_of(settings_of(config.method).get("generator"))
+    count = generator.get("count")
+    rows = generator.get("batch_size")
     if count is None or rows is None:
         return
-    mode = getattr(generator, "mode", "auto")
+    mode = generator.get("mode", "auto")
     on_cpu = device_called(config.run.device).type == "cpu"
     apart = mode == "loop" or (mode == "auto" and (on_cpu or task.adapter is None))
     pool = task.pool(task.model.load_tokenizer(), config.seed)
@@ -226,7 +228,7 @@ def log_memory(config: RunConfig, problem: Problem, log: Log) -> None:
         problem,
         candidates=count,
         batch=problem.lower_data.count(rows),
-        chunk=1 if apart else getattr(generator, "chunk", None),
+        chunk=1 if apart else generator.get("chunk"),
         length=max(int(table.lengths.max()) for table in pool.values()),
     )
     if memory is not None:

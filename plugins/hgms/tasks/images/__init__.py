@@ -204,7 +204,8 @@ def _npz(path: Path, split: Split) -> Images:
             raise OSError("it is not a file")
         with path.open("rb") as stream:
             archive = np.load(stream, allow_pickle=False)
-            held = getattr(archive, "files", [])  # an .npy file contains one array without a name
+            # an .npy file contains one array without a name
+            held = archive.files if isinstance(archive, np.lib.npyio.NpzFile) else []
             names = next((pair for pair in NPZ_NAMES[split] if set(pair) <= set(held)), None)
             if names is None:
                 pairs = " or ".join(" and ".join(pair) for pair in NPZ_NAMES[split])
