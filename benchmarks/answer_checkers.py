@@ -1,11 +1,10 @@
-"""Two checkers of answers on the same recorded texts: ours, and that of the lm-eval harness, item
-by item.
+"""Compare two answer checkers on the same recorded texts: HGMS and the lm-eval harness.
 
     HGMS_DATA=… python benchmarks/answer_checkers.py [--questions 500]
 
-Each text is made of a real known answer of GSM8K or MATH in a form that a model may write it in. A
-table says, for each form and each filter of the harness, how many texts both call right, only ours,
-only the harness's, and neither.
+Each text contains the known answer of a question of GSM8K or MATH in a possible form. For each form
+and each filter of the harness, a table counts the texts that both accept, only HGMS, only the
+harness, and neither.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from hgms_mix.evaluation.questions import Question
 from hgms_mix.evaluation.scores import score
 
 Form = Callable[[str, Mapping[str, Any]], str | None]
-"""The text of a response, from the known answer and the question's row; None: this form does not
-fit this answer.
+"""Creates a response from the known answer and the question's row, or None if the form does not
+apply.
 """
 
 NUMBER: Mapping[str, tuple[bool, Form]] = {
@@ -107,9 +106,7 @@ def _solved(row: Mapping[str, Any]) -> str:
 
 
 def theirs(task: Any, row: Mapping[str, Any], text: str) -> dict[str, bool]:
-    """What the harness's filters and metric say of a text, cut where the task stops a model, by
-    filter.
-    """
+    """Return the verdict of the harness's filters and metric, on the text up to the task's stop."""
     from lm_eval.api.instance import Instance
 
     for stop in task.config.generation_kwargs["until"]:
@@ -135,7 +132,7 @@ def compared(
     rows: Sequence[Mapping[str, Any]],
     forms: Mapping[str, tuple[bool, Form]],
 ) -> Iterable[tuple[str, str, str, bool, bool]]:
-    """(form, filter, text, ours, theirs) for every row that has the form."""
+    """Yield (form, filter, text, ours, theirs) for every row that has the form."""
     read = questions._gsm8k if name == "gsm8k" else questions._math
     for number, row in enumerate(rows):
         gold = read(row, "")[1]

@@ -1,5 +1,4 @@
-"""A standing campaign against the command line: kills, damaged files, hostile input. One line per
-violation.
+"""Test the command line in a campaign: kills, damaged files, hostile input.
 
 ::
 
@@ -8,12 +7,12 @@ violation.
     python benchmarks/campaign.py damage --count 1000
         # files of run folders flipped, cut, replaced; then --resume and report
     python benchmarks/campaign.py inputs --count 10000
-        # configurations, grids, data, command lines, run folders of strangers
+        # configurations, grids, data, command lines, third-party run folders
 
-Every trial has a number and is a function of it and ``--seed`` alone (but for the instants of
-signals); ``--only NUMBER`` repeats one and keeps its folder, ``--kind`` takes the trials of one
-kind. Leaves with 1 if anything was violated. Most of the time goes into flushing files: with
-``TMPDIR`` in memory (/dev/shm) it is several times as fast.
+It prints one line per violation. Every trial is a function of its number and ``--seed`` (except the
+times of signals); ``--only NUMBER`` repeats a trial and keeps its folder, ``--kind`` selects the
+trials of one kind. The exit code is 1 after a violation. Flushing files takes most of the time:
+``TMPDIR`` in memory (/dev/shm) is several times as fast.
 """
 
 from __future__ import annotations

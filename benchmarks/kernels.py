@@ -1,13 +1,11 @@
-"""How many kernels a step of ``hg-ms`` is, counted where there is no GPU: operations as they are
-written, and kernels compiled.
+"""Count the kernels of a step of ``hg-ms`` without a GPU: eager operations and compiled kernels.
 
     python benchmarks/kernels.py [--json benchmarks/results/kernels.json] [--dataset digits]
 
-For the cleaning network, each part of a step: the operations of the eager code (views and empty
-tensors left out; what each would launch on a GPU), those of its traced graph, the products of
-matrices among these, and the kernels that torch's inductor generates for the rest on the CPU. A GPU
-has another generator with other rules of fusion, so its number is about that one and not the same.
-Nothing is timed.
+For the cleaning network, each part of a step: the operations of the eager code (without views and
+empty tensors; each would be a launch on a GPU), the operations of its traced graph, its matrix
+products, and the kernels of torch's inductor for the rest on the CPU. The number for a GPU differs,
+because its generator fuses by other rules. The script measures no time.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ FREE = {
 
 
 class Operations(TorchDispatchMode):
-    """How many operations ran that compute something."""
+    """Counts the operations that compute something."""
 
     count = 0
 
@@ -61,7 +59,7 @@ def counted(call: Callable[[], Any]) -> int:
 
 
 def eager(problem: Problem) -> dict[str, int]:
-    """Operations of each part of a step as it is written; names as in :func:`step_graphs`."""
+    """Return the eager operations of each part of a step; names as in :func:`step_graphs`."""
 
     def propose(steps: int) -> Any:
         generator = branches(steps=steps)
@@ -106,9 +104,7 @@ def eager(problem: Problem) -> dict[str, int]:
 
 
 def generated(graph: torch.fx.GraphModule, leaves: Any) -> int:
-    """Kernels of the program on the CPU, beside products of matrices and other calls of
-    libraries.
-    """
+    """Return the number of CPU kernels, without matrix products and other library calls."""
     from torch._inductor import metrics
 
     metrics.reset()

@@ -1,8 +1,8 @@
-"""Published figures beside ours: benchmarks/published.toml and the raw records, as rows of tables.
+"""Compare published figures with the raw records: benchmarks/published.toml as rows of tables.
 
-A mark says in words how ours stands to what is published: ``reproduced`` where the interval of the
-difference of the two means includes zero, ``above`` or ``below`` where it does not, ``not the same
-protocol`` where the file says what differs, ``not run`` where there is no record of ours.
+Marks: ``reproduced`` if the interval of the difference of the two means includes zero, otherwise
+``above`` or ``below``; ``not the same protocol`` if the file lists differences; ``not run`` without
+a record.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FILE = Path(__file__).resolve().parent / "published.toml"
 HEAD = ("method", "task", "metric", "published", "source", "ours", "mark")
 
 Records = Callable[[str], Sequence[Mapping[str, Any]]]
-"""The rows of a file of runs by its name; none where the file is not there."""
+"""Returns the rows of a file of runs by its name, or an empty list without the file."""
 
 
 def entries() -> dict[str, Any]:
@@ -27,7 +27,7 @@ def entries() -> dict[str, Any]:
 
 
 def methods() -> set[str]:
-    """Those that have an entry."""
+    """Return the methods with an entry."""
     table = entries()
     return {figure["method"] for figure in table["figure"]} | {
         name for none in table["none"] for name in none["methods"]
@@ -35,7 +35,7 @@ def methods() -> set[str]:
 
 
 def published(figure: Mapping[str, Any]) -> Interval:
-    """A figure as an interval; a half width of NaN where none is published."""
+    """Return a figure as an interval, with a half width of NaN if it is not published."""
     if "seeds" in figure:
         return Interval.of(figure["seeds"])
     return Interval(figure["value"], figure.get("half_width", math.nan), 1)
@@ -44,8 +44,10 @@ def published(figure: Mapping[str, Any]) -> Interval:
 def ours(
     figure: Mapping[str, Any], protocol: Mapping[str, Any], records: Records
 ) -> tuple[str, Interval] | None:
-    """Of the first file with runs of the method: its name, and the interval over our seeds in the
-    unit of what is published; of curves, each seed's best."""
+    """Return the first file with runs of the method, and the interval over its seeds.
+
+    The interval has the unit of the published figure; for curves it uses each seed's best value.
+    """
     if "measured" in figure:
         return figure["where"], Interval(*figure["measured"], 1)
     for name in protocol.get("records", ()):
@@ -72,7 +74,7 @@ def mark(theirs: Interval, mine: Interval | None, protocol: Mapping[str, Any]) -
 
 
 def rows(only: set[str], records: Records) -> list[list[str]]:
-    """A line for each figure of the methods, then one for each reason why there is none."""
+    """Return a line per figure of the methods, then a line per reason for a missing figure."""
     table = entries()
     lines = []
     for figure in table["figure"]:
@@ -81,7 +83,7 @@ def rows(only: set[str], records: Records) -> list[list[str]]:
             theirs = published(figure)
             mine = ours(figure, protocol, records)
             shown = f"{_spelt(mine[1], protocol)} ({mine[0]})" if mine else "–"
-            # as many digits as were published
+            # the number of published digits
             text = spell(theirs) if "seeds" in figure else f"{figure['value']:g}"
             if "half_width" in figure:
                 text = f"{figure['value']:.2f} ± {figure['half_width']:.2f}"
@@ -108,9 +110,7 @@ def _spelt(interval: Interval, protocol: Mapping[str, Any]) -> str:
 
 
 def differences(only: set[str]) -> list[str]:
-    """What is not the same in ours, a sentence for each source that says so of one of the
-    methods.
-    """
+    """Return the differences from the published protocols, one sentence per source."""
     table = entries()
     said = {}
     for figure in table["figure"]:

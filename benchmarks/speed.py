@@ -1,13 +1,12 @@
-"""How fast, in one table: what is required, what is aimed at, and what is measured (``tox -e
-bench``; docs/benchmarks.md).
+"""Measure speed in one table: required, targeted and measured values (``tox -e bench``).
 
     python benchmarks/speed.py [--json FILE] [--against a87e5bd] [--budget 60] [--only hypergradient
     small …] [--quick]
 
-Every part is a script of this folder, run by itself with --json; here its figures become one row
-for each piece of work. Within a part the sides take turns. Ratios are medians with quartiles. What
-cannot be measured here (no JAX, no git) is left empty. ``--against`` is the commit or the checkout
-that "before" means.
+Every part is a script of this folder, executed with --json; its figures become one row per piece of
+work in docs/benchmarks.md. Within a part the sides take turns. Ratios are medians with quartiles.
+Parts that cannot be measured (no JAX, no git) are empty. ``--against`` is the commit or the
+checkout for "before".
 """
 
 from __future__ import annotations
@@ -26,17 +25,18 @@ from tables import SPEED, speed_row
 from turns import machine, show
 
 HERE = Path(__file__).resolve().parent
-BEFORE = "a87e5bd"  # the last commit whose steps are not compiled
+BEFORE = "a87e5bd"  # the last commit with eager steps
 SHIPPED = "ours, compiled"
-"""The side of bench_hypergradient.py that counts as ours."""
+"""The side of bench_hypergradient.py that represents HGMS."""
 
 Figures = dict[str, Any]
 
 
 @frozen
 class Row:
-    """A piece of work: which ``part`` measures it, and what of the part's figures is its value: a
-    ratio or seconds with quartiles, and a word on whose they are. A value must be at most
+    """A piece of work: its ``part``, and its value in the part's figures.
+
+    The value is a ratio or seconds with quartiles, and a note on their origin. It must be at most
     (``greater``: at least) ``required``.
     """
 
@@ -60,15 +60,13 @@ def _method(name: str) -> Callable[[Figures], tuple[dict[str, float], str]]:
 
 
 def _worst(figures: Figures) -> tuple[dict[str, float], str]:
-    """The slowest of the methods."""
+    """Return the slowest of the methods."""
     name = max(figures["methods"], key=lambda name: figures["methods"][name]["ratio"]["median"])
     return figures["methods"][name]["ratio"], f"{name}, the slowest"
 
 
 def _fewest(figures: Figures) -> tuple[dict[str, float], str]:
-    """The solver that needs fewest products, on the trajectory and at the ridge where that is
-    most.
-    """
+    """Return the solver with the fewest products, on its worst trajectory and ridge."""
     best: dict[tuple[str, float], dict[str, Any]] = {}
     for row in figures["products"]:
         where = row["trajectory"], row["ridge"]
@@ -129,7 +127,7 @@ ROWS = (
 
 
 def commands(options: argparse.Namespace) -> dict[str, list[str]]:
-    """Each part's script with its arguments."""
+    """Return each part's script with its arguments."""
     against = ["bench_today.py", "--against", options.against]
     fewer = ["--pairs", "5", "--seconds", "0.1"] if options.quick else []
     few = ["--repetitions", "5"] if options.quick else []
@@ -181,7 +179,7 @@ def commands(options: argparse.Namespace) -> dict[str, list[str]]:
 
 
 def run(command: list[str]) -> Figures | None:
-    """The figures of a part; None, with what it said, where it failed."""
+    """Return the figures of a part, or None with its output after a failure."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "figures.json"
         script, *arguments = command

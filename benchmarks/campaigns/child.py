@@ -1,8 +1,7 @@
-"""A command line in a forked child, which costs a few milliseconds because its parent has imported
-everything.
+"""Run a command line in a forked child, within milliseconds, because the parent has all imports.
 
-The child works in a folder of its own, may use so much memory and so many seconds, and may be
-struck: killed by a signal at a moment, or in the midst of one of its own writes.
+The child has a separate folder and limits of memory and seconds. It may be killed by a signal at a
+moment, or during one of its writes.
 """
 
 from __future__ import annotations
@@ -24,15 +23,16 @@ from typing import Any
 from attrs import define, frozen
 
 SECONDS = 10.0
-"""Processor time of a command, at most; ten times as much by the clock of a busy machine."""
+"""The maximum processor time of a command; ten times as much by the clock."""
 MEMORY = 6 << 30
 HEARD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @frozen
 class Ending:
-    """How a command ended: its exit code (or minus the signal), what it printed, how long it took,
-    and its ``operations`` on files, where they were counted."""
+    """The end of a command: exit code (or minus the signal), output, time, and counted
+    ``operations`` on files.
+    """
 
     code: int
     out: str
@@ -44,15 +44,16 @@ class Ending:
 
 @define
 class Strike:
-    """Counts the operations that change files, and kills its process at the ``at``-th: before it,
-    after it, or with half of the bytes written. ``at`` = 0 only counts."""
+    """Counts the operations that change files, and kills its process at operation ``at``: before
+    it, after it, or with half of the bytes written. ``at`` = 0 only counts.
+    """
 
     at: int = 0
     when: str = "before"
     count: int = 0
 
     def install(self) -> None:
-        """Puts itself around the functions through which Python changes files."""
+        """Wrap the functions through which Python changes files."""
         for name in (
             "replace",
             "rename",
@@ -72,7 +73,7 @@ class Strike:
             if not set(mode) & set("wax+"):
                 return real(file, mode, *rest, **named)
             stream = self._around(real)(file, mode, *rest, **named)
-            with contextlib.suppress(AttributeError):  # an unbuffered stream takes no attributes
+            with contextlib.suppress(AttributeError):  # an unbuffered stream has no attributes
                 stream.write = self._halved(stream.write, stream.flush)
             return stream
 
@@ -128,9 +129,10 @@ def call(
     signals: Sequence[tuple[float, int]] = (),
     enough: Callable[[], bool] = lambda: False,
 ) -> Ending:
-    """``hgms ARGV`` in ``folder``. ``signals`` are (seconds after the start, signal); ``enough`` is
-    asked after a second, and from then on every quarter of one, whether what was to be seen has
-    been seen: then the command is killed.
+    """Run ``hgms ARGV`` in ``folder``.
+
+    ``signals`` are (seconds after the start, signal). After one second, and then every quarter of a
+    second, ``enough`` checks whether the command may be killed.
     """
     folder.mkdir(parents=True, exist_ok=True)
     log = folder.parent / "log"
@@ -141,7 +143,7 @@ def call(
     sys.stdout.flush()
     sys.stderr.flush()
     began = time.monotonic()
-    signal.pthread_sigmask(signal.SIG_BLOCK, HEARD)  # a child hears none before it is one
+    signal.pthread_sigmask(signal.SIG_BLOCK, HEARD)  # a child receives signals only after the fork
     child = os.fork()
     if child == 0:
         _become(argv, folder, log, memory, strike)
@@ -176,8 +178,8 @@ def call(
 
 @contextlib.contextmanager
 def _reaped(child: int) -> Iterator[Callable[[], int | None]]:
-    """Asks whether the child has ended (its status + 1, so that it is true); in the end nothing
-    of it is left.
+    """Return the child's status + 1 if it has ended, else 0; at the end, remove all its
+    processes.
     """
     known: list[int] = []
 
@@ -192,7 +194,7 @@ def _reaped(child: int) -> Iterator[Callable[[], int | None]]:
         yield ended
     finally:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(child, signal.SIGKILL)  # what the child has started
+            os.killpg(child, signal.SIGKILL)  # processes of the child
         if not known:
             os.waitpid(child, 0)
 
@@ -200,7 +202,7 @@ def _reaped(child: int) -> Iterator[Callable[[], int | None]]:
 def _become(
     argv: Sequence[str], folder: Path, log: Path, memory: int, strike: Strike | None
 ) -> None:
-    """The child: from here on it is a process of its own, which never returns."""
+    """Become the child: a separate process that never returns."""
     code = 70
     try:
         with contextlib.suppress(PermissionError):
@@ -248,8 +250,9 @@ def _main(argv: Sequence[str]) -> int:
 
 
 def ready(*commands: Sequence[str], folder: Path) -> None:
-    """Imports all that the commands import, so that no child does; the commands themselves run
-    in a child.
+    """Import all modules of the commands, so no child imports them.
+
+    Commands run only in a child.
     """
     import sklearn.datasets  # noqa: F401
     import torch

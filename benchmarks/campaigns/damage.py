@@ -1,7 +1,6 @@
-"""Damaged run folders: one file flipped, cut, replaced; then the run is resumed or reported.
+"""Damaged run folders: one file is flipped, cut or replaced; then the run is resumed or reported.
 
-Resuming must either refuse, with everything left as it was, or end with the result of the undamaged
-run.
+A resume must either raise an error without any change, or end with the result of the undamaged run.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ def shape(path: Path, chance: random.Random) -> None:
 
 
 def value(path: Path, chance: random.Random) -> None:
-    """Another value for one thing that the file says, where it is text."""
+    """Replace one value in a text file."""
     try:
         text = path.read_text()
     except UnicodeDecodeError:
@@ -120,19 +119,19 @@ def replace(target: Callable[[Path], object]) -> Callable[[Path, random.Random],
 
 
 def outside_of(path: Path) -> Path:
-    """The folder beside the one that the command works in."""
+    """Return the folder next to the working folder of the command."""
     return next(parent for parent in path.parents if parent.name == "work").parent / "outside"
 
 
 def linked_copy(path: Path, chance: random.Random) -> None:
-    """The same content, through a link: what is written over it would be written outside."""
+    """Replace a file by a link to a copy: a write would change a file outside."""
     copy = outside_of(path) / "copy"
     shutil.move(path, copy)
     path.symlink_to(copy)
 
 
 def part_link(path: Path, chance: random.Random) -> None:
-    """A link where something half-written would be put."""
+    """Put a link at the path of a temporary file."""
     path.with_name(path.name + chance.choice([".part", ".tmp", ".lock"])).symlink_to(
         outside_of(path) / "precious.json"
     )
@@ -169,7 +168,7 @@ def trial(chance: random.Random, scratch: Path, counts: Counter[str], kind: str)
         for path in folder.rglob("*")
         if path.is_file() and path.name != ".lock" and path.suffix != ".png"
     )
-    files = [path for path in files if path.parent != folder]  # the inputs are the user's own
+    files = [path for path in files if path.parent != folder]  # inputs of the user
     if not files:
         return
     path = chance.choice(files)
@@ -208,7 +207,7 @@ def trial(chance: random.Random, scratch: Path, counts: Counter[str], kind: str)
             if verdict.SECRET.encode() in (folder / name).read_bytes()
         ]
     elif ending.code == 2:
-        # a stage that begins again says so in its manifest before it looks further
+        # a restarted stage first writes this to its manifest
         own = ("manifest.json", "manifest.json.part", "mix.toml") if kind == "mix" else ()
         differing = verdict.changed(before, after, new=True)
         wrong += [
@@ -229,7 +228,7 @@ def trial(chance: random.Random, scratch: Path, counts: Counter[str], kind: str)
 def _folder(
     chance: random.Random, scratch: Path, kind: str
 ) -> tuple[kills.Command, Path, kills.Whole]:
-    """A folder that a command has left: finished for reports, else broken off in the midst."""
+    """Return the folder of a command: finished for reports, otherwise interrupted."""
     what = kills.command(
         chance, {"resume": "run", "report": chance.choice(["run", "compare"]), "mix": "mix"}[kind]
     )
@@ -249,7 +248,7 @@ def _folder(
 
 
 def _steady(what: kills.Command) -> kills.Command:
-    """The command with a checkpoint after every step."""
+    """Return the command with a checkpoint after every step."""
     files = tuple(
         (name, re.sub(r"checkpoint_seconds = \S+", "checkpoint_seconds = 0.0", text))
         for name, text in what.files

@@ -1,6 +1,6 @@
 """Malformed input of mixes: chat templates, Parquet, compressed files, trainers' configurations.
 
-Each maker writes a working folder and returns the command line and whether it must be refused:
+Each maker writes a working folder and returns the command line and whether it must be rejected:
 True for an input that no reading makes valid, False for a damaged one that may still be valid.
 """
 

@@ -1,6 +1,4 @@
-"""Hostile input: configurations, grids, data, command lines and run folders, each a sound one
-with something wrong in it.
-"""
+"""Hostile input: valid configurations, grids, data, command lines and run folders with errors."""
 
 from __future__ import annotations
 
@@ -35,7 +33,7 @@ KINDS = {
     "trainer": 0.05,
 }
 MEMORY = 3 << 30
-"""Bytes that a command may use."""
+"""The maximum memory of a command in bytes."""
 
 VALUES: list[Any] = [
     *(
@@ -114,13 +112,13 @@ FOLDERS = [
     "~nobody-at-all/x",
     "run.toml",
 ]
-"""Values of ``out``: it may be anywhere, so only such as leave nothing behind outside."""
+"""Values of ``out`` that leave no files outside the working folder."""
 
 Place = tuple[Any, ...]
 
 
 def leaves(table: Any, place: Place = ()) -> Iterator[Place]:
-    """Every place in nested tables and lists."""
+    """Yield every place in nested tables and lists."""
     for key, below in table.items() if isinstance(table, dict) else enumerate(table):
         yield (*place, key)
         if isinstance(below, dict | list):
@@ -128,7 +126,7 @@ def leaves(table: Any, place: Place = ()) -> Iterator[Place]:
 
 
 def mutate(table: dict[str, Any], chance: random.Random) -> None:
-    """One thing wrong: a value, a key, a table."""
+    """Insert one error: a value, a key, a table."""
     place = chance.choice(list(leaves(table)))
     holder: Any = table
     for key in place[:-1]:
@@ -149,9 +147,7 @@ def mutate(table: dict[str, Any], chance: random.Random) -> None:
 
 
 def garble(text: bytes, chance: random.Random) -> bytes:
-    """The same bytes with a piece changed, doubled, cut, or something deep, long or strange put
-    in.
-    """
+    """Change, double or cut a piece of the bytes, or insert a deep, long or strange piece."""
     at = chance.randrange(len(text) + 1)
     strange = [
         *(
@@ -187,13 +183,13 @@ def garble(text: bytes, chance: random.Random) -> bytes:
 
 
 def wrong(table: dict[str, Any], chance: random.Random) -> bytes:
-    """The table as TOML with one to three things wrong."""
+    """Return the table as TOML with one to three errors."""
     table = copy.deepcopy(table)
     for _ in range(chance.choice([1, 1, 2, 3])):
         mutate(table, chance)
     try:
         text = tomlkit.dumps(table).encode(errors="surrogatepass")
-    except Exception:  # what TOML has no word for
+    except Exception:  # values that TOML cannot express
         text = repr(table).encode(errors="replace")
     return garble(text, chance) if chance.random() < 0.2 else text
 
@@ -206,7 +202,7 @@ def of_run(folder: Path, chance: random.Random) -> list[str]:
     what = kills.command(chance, "run")
     [(_, text)] = what.files
     table = tomlkit.parse(text).unwrap()
-    if chance.random() < 0.7:  # every field with its default
+    if chance.random() < 0.7:  # all fields with defaults
         from hgms.runs import RunConfig
 
         table = RunConfig.from_dict(table).resolved()
@@ -249,7 +245,7 @@ def of_mix(folder: Path, chance: random.Random) -> list[str]:
 
 
 def of_data(folder: Path, chance: random.Random) -> list[str]:
-    """Image sets and tables, plain and compressed."""
+    """Return image sets and tables, plain and compressed."""
     form = chance.choice(["idx", "npz", "libsvm"])
     task = chance.choice(["hyper-cleaning", "imbalanced-loss"])
     numbers = np.random.default_rng(chance.randrange(1000))
@@ -390,7 +386,7 @@ WORDS += ["method.generator={name=" + "[" * 2000]
 
 
 def of_words(folder: Path, chance: random.Random) -> list[str]:
-    """A command line of words that may stand in one, most of them in the wrong place."""
+    """Return a command line of valid words, most of them in the wrong place."""
     for kind in ("run", "compare"):
         for name, text in kills.command(chance, kind).files:
             (folder / name).write_text(text)
@@ -412,7 +408,7 @@ def of_words(folder: Path, chance: random.Random) -> list[str]:
 
 
 def of_report(folder: Path, chance: random.Random) -> list[str]:
-    """Folders of runs of a stranger: their files and names are not what a run has left."""
+    """Return third-party run folders with unusual files and names."""
     shutil.copytree(folder.parent.parent / "ready" / "runs", folder / "runs")
     for _ in range(chance.choice([1, 2, 4])):
         files = sorted(
@@ -455,7 +451,9 @@ def of_report(folder: Path, chance: random.Random) -> list[str]:
 
 
 def _toned(path: Path, chance: random.Random) -> None:
-    """A label, name or error with markup, escapes or quotes; or rows with odd numbers."""
+    """Return a label, name or error with markup, escapes or quotes; or rows with unusual
+    numbers.
+    """
     odd = [
         "<script>alert(1)</script>",
         "\\u001b[31m",
@@ -511,8 +509,8 @@ def trial(chance: random.Random, scratch: Path, counts: Counter[str], kind: str)
     running: list[bool] = []
 
     def enough() -> bool:
-        """It was accepted: a first row is written, so what it does from here on is what it was
-        asked to do.
+        """Return whether the input was accepted: the first row is written, and the rest is
+        normal work.
         """
         if any((folder).rglob("steps.jsonl")) and kind != "report":
             running.append(True)

@@ -1,5 +1,5 @@
-"""What a command may do with bad input: leave with 2 and one message, or with the right result.
-All else is a violation.
+"""Valid reactions of a command to bad input: exit code 2 with one message, or the correct
+result.
 """
 
 from __future__ import annotations
@@ -13,22 +13,20 @@ from pathlib import Path
 from campaigns.child import Ending
 
 SECRET = "7f3a-not-to-be-seen-9c1e"
-"""Stands in a file beside the folder that a command works in: nothing printed or written may
-hold it.
-"""
+"""The content of a file next to the working folder: no output may contain it."""
 
 LONGEST = 20_000
-"""Characters of a message that a person can still be asked to read."""
+"""The maximum length of a readable message."""
 
 FAILED = re.compile(r"step \d+|out of memory|cannot write|cannot use|failed", re.IGNORECASE)
-"""What a message says where the input was sound and the run itself failed, which leaves with 1."""
+"""Messages of a run that failed with valid input, with exit code 1."""
 
 
 CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\x9b]")
 
 
 def faults(ending: Ending, *, stopped: bool = False) -> Iterator[str]:
-    """What is wrong with how a command ended; ``stopped``: it was accepted, ran, and was stopped
+    """Return the violations at the end of a command; ``stopped``: it was accepted and stopped
     for time.
     """
     last = " / ".join(ending.err.strip().splitlines()[-3:])[-300:]
@@ -53,7 +51,7 @@ def faults(ending: Ending, *, stopped: bool = False) -> Iterator[str]:
 
 
 def beside(scratch: Path) -> Path:
-    """A folder that no command has any business in, with a secret in it."""
+    """Return a folder with a secret that no command may use."""
     outside = scratch / "outside"
     outside.mkdir(parents=True)
     (outside / "secret").write_text(SECRET + "\n")
@@ -63,7 +61,7 @@ def beside(scratch: Path) -> Path:
 
 
 def snapshot(folder: Path, *, without: tuple[str, ...] = (".lock",)) -> dict[str, object]:
-    """Every entry below a folder: what a file holds, where a link points, what else it is."""
+    """Return every entry below a folder: content, target of a link, or other type."""
     held: dict[str, object] = {}
     for directory, folders, files in os.walk(folder):
         for name in [*folders, *files]:
@@ -80,7 +78,7 @@ def snapshot(folder: Path, *, without: tuple[str, ...] = (".lock",)) -> dict[str
 
 
 def changed(before: dict[str, object], after: dict[str, object], *, new: bool = False) -> list[str]:
-    """The entries that are gone or others; with ``new`` also those that came."""
+    """Return removed and changed entries; with ``new`` also added ones."""
     lost = [
         f"{name} {'is other' if name in after else 'is gone'}"
         for name in before

@@ -1,13 +1,13 @@
-"""What runs of the grids beside this file are worth, as a Markdown table:
+"""Print the results of the grids in this folder as a Markdown table.
 
     python benchmarks/mls/table.py runs/mls/linear [runs/mls/published …]
 
-Two choices of the step that counts stand beside each other: ours, without test labels (the step
-that the method itself keeps: by its held-out rows with ``keep = "best"``, else its last), and
-MLS-Bench's, the best step of the run by *test* accuracy, among the steps that were evaluated. F1 is
-the published measure (``cleaning_f1_redrawn``), at that step. A figure is the mean over seeds with
-its 95 % interval. The last column compares the best by test accuracy with the published mean, both
-spreads counted; a published figure of one seed has no spread.
+Two choices of the step are compared. The choice of HGMS uses no test labels: the step that the
+method keeps, by holdout rows with ``keep = "best"``, else the last. MLS-Bench uses the best
+evaluated step by *test* accuracy. F1 is the published measure (``cleaning_f1_redrawn``) at that
+step. A figure is the mean over seeds with its 95 % interval. The last column compares the best by
+test accuracy with the published mean, with both spreads; a published figure of one seed has no
+spread.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ F1 = "cleaning_f1_redrawn"
 
 
 def published() -> dict[tuple[str, str], Interval]:
-    """Test accuracy by task label and method, in percent."""
+    """Return the test accuracy by task label and method, in percent."""
     table = tomllib.loads(FIGURES.read_text(encoding="utf-8"))
     values = {
         (one["protocol"], one["method"]): one.get("seeds") or [one["value"]]
@@ -42,7 +42,7 @@ def published() -> dict[tuple[str, str], Interval]:
 
 
 def best_by_test(accuracy: Sequence[float], f1: Sequence[float]) -> tuple[float, float]:
-    """Accuracy and F1 of the step with the highest test accuracy; of equal ones, the higher F1.
+    """Return accuracy and F1 of the step with the highest test accuracy, then the higher F1.
 
     >>> best_by_test([0.5, 0.9, 0.9, float("nan")], [0.1, 0.2, 0.3, 0.9])
     (0.9, 0.3)
@@ -58,7 +58,7 @@ def spelled(values: Sequence[float]) -> str:
 
 
 def reached(values: Sequence[float], figure: Interval | None) -> str:
-    """Ours against the published mean.
+    """Compare the result with the published mean.
 
     >>> (
     ...     reached([0.905, 0.907, 0.906], Interval.of([90.1])),

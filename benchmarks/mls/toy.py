@@ -1,12 +1,12 @@
-"""The steps that V-PBGD and G-PBGD take on the toy problem of Shen and Chen (2023), section 5.1,
-from 1,000 starts:
+"""Count the steps of V-PBGD and G-PBGD on the toy problem of Shen and Chen (2023), section 5.1.
 
     python benchmarks/mls/toy.py [--seed 0] [--json FILE]
 
-The settings are the published ones: γ = 10 from the first step, α = 0.1/γ for both variables, θ
-projected onto [0, 3]. A start has converged when its projected gradient, (old − new)/α of both
-variables, is at most 1e-5 long. The code of the authors and of MLS-Bench has 1 + (e^{2−4θ})² where
-the derivative ∂f/∂θ has (1 + e^{2−4θ})²; ``published`` follows that code, ``exact`` the function f.
+There are 1,000 starts, with the published settings: γ = 10 from the first step, α = 0.1/γ for both
+variables, θ projected onto [0, 3]. A start has converged when its projected gradient, (old − new)/α
+of both variables, is at most 1e-5 long. The code of the authors and of MLS-Bench contains
+1 + (e^{2−4θ})² instead of (1 + e^{2−4θ})² in ∂f/∂θ; ``published`` follows that code, ``exact`` the
+function f.
 """
 
 from __future__ import annotations

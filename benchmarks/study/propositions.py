@@ -1,10 +1,10 @@
-"""What the paper's bounds predict, measured apart from any run: P1, P2, P3 and S of
-docs/explanation/where-n-pays.md.
+"""Measure the predictions of the paper's bounds without runs: P1, P2, P3 and S.
 
     python benchmarks/study/propositions.py FILE.json       about one minute of processor time
     python benchmarks/tables.py figures study/propositions FILE.json
 
-In float64 on the CPU, with fixed seeds; spheres of dimension 1 … 5 in R¹⁰, and many-minima.
+docs/explanation/where-n-pays-plan.md defines them. In float64 on the CPU, with fixed seeds; spheres
+of dimension 1 … 5 in R¹⁰, and many-minima.
 """
 
 from __future__ import annotations
@@ -31,26 +31,28 @@ COUNTS = (32, 64, 128, 256, 512, 1024)
 
 
 def slope(x: list[float], y: list[float]) -> float:
-    """The least-squares exponent p of y ∝ x^p."""
+    """Return the least-squares exponent p of y ∝ x^p."""
     a = torch.tensor(x, dtype=DOUBLE).log()
     b = torch.tensor(y, dtype=DOUBLE).log()
     return float(((a - a.mean()) * (b - b.mean())).sum() / (a - a.mean()).square().sum())
 
 
 def root(errors: Tensor) -> float:
-    """The root mean square of vectors, ``[n, d]``, or of numbers, ``[n]``."""
+    """Return the root mean square of vectors ``[n, d]`` or numbers ``[n]``."""
     return float((errors.square().sum(-1) if errors.dim() > 1 else errors.square()).mean().sqrt())
 
 
 def uniform(exact: SphereClosedForm, theta: Tree, count: int, key: Key) -> Tensor:
-    """Points spread evenly over S(θ), ``[count, d]``."""
+    """Return points spread evenly over S(θ), ``[count, d]``."""
     direction = torch.randn(count, exact.inside.shape[1], generator=key.generator(), dtype=DOUBLE)
     direction = direction / direction.norm(dim=1, keepdim=True)
     return vmap(lambda u: exact.point(theta, u)["x"])(direction)
 
 
 def tube(problem: Problem, exact: SphereClosedForm) -> dict[str, float]:
-    """P1: how far Langevin chains are from S(θ0), by temperature, and the selected of 16."""
+    """Measure P1: the distance of Langevin chains from S(θ0), by temperature, and of the
+    selected of 16.
+    """
     theta = problem.theta0
     found = {}
     distances = []
@@ -80,7 +82,7 @@ def tube(problem: Problem, exact: SphereClosedForm) -> dict[str, float]:
 
 
 def estimate(problem: Problem, x: Tensor, ridge: float) -> Tensor:
-    """∇_θ f − ∂²_θx g (H + γI)⁻¹ ∇_x f at one point."""
+    """Return ∇_θ f − ∂²_θx g (H + γI)⁻¹ ∇_x f at one point."""
     t = problem.theta0["theta"]
 
     def g(t: Tensor, x: Tensor) -> Tensor:
@@ -97,8 +99,8 @@ def estimate(problem: Problem, x: Tensor, ridge: float) -> Tensor:
 def selection(
     problem: Problem, exact: SphereClosedForm
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """P2: the squared error of the best of N uniform points; and of P3, that of the
-    hypergradient there.
+    """Measure P2, the squared error of the best of N uniform points, and for P3 the
+    hypergradient's error there.
     """
     theta = problem.theta0
     best = exact.solution(problem.theta0)["x"]
@@ -126,8 +128,8 @@ def selection(
 
 
 def ridges(problem: Problem, exact: SphereClosedForm) -> dict[str, float]:
-    """P3: the hypergradient's error by ridge, at x* and at points of the tube of λ = 1e-3 around
-    it.
+    """Measure P3: the hypergradient's error by ridge, at x* and at points of the tube of λ =
+    1e-3.
     """
     best = exact.solution(problem.theta0)["x"]
     truth = exact.hypergradient(problem.theta0)["theta"]
@@ -157,7 +159,7 @@ def ridges(problem: Problem, exact: SphereClosedForm) -> dict[str, float]:
 
 
 def trained(problem: Problem, key: Key, starts: int, steps: int = 600) -> Tree:
-    """Minima of g(θ0, ·) that full-batch Adam reaches from fresh starts, stacked."""
+    """Return minima of g(θ0, ·) by full-batch Adam from fresh starts, stacked."""
     assert problem.fresh is not None
     draws = [problem.fresh(key.fold(i)) for i in range(starts)]
     x = {name: torch.stack([draw[name] for draw in draws]) for name in draws[0]}
@@ -171,13 +173,13 @@ def trained(problem: Problem, key: Key, starts: int, steps: int = 600) -> Tree:
 
 
 def values_on(problem: Problem, x: Tree, rows: Tree) -> Tensor:
-    """f at θ0 of every minimum on these rows."""
+    """Return f at θ0 of every minimum on these rows."""
     return vmap(lambda y: problem.f(problem.theta0, y, rows))(x).double()
 
 
 def minima(ambiguous: float, seeds: int = 10, starts: int = 64) -> dict[str, float]:
-    """S: the spread of f over minima of θ0, what a selection on few rows gains, and how far it
-    flatters itself.
+    """Measure S: the spread of f over minima of θ0, the gain from selection on few rows, and its
+    optimism.
     """
     fresh = ManyMinima(train_size=1, test_size=1, validation_size=20000, validation_split=(1, 1, 1))
     rows = []
@@ -196,8 +198,8 @@ def minima(ambiguous: float, seeds: int = 10, starts: int = 64) -> dict[str, flo
 
 
 def spread(problem: Problem, x: Tree, large: Tree, key: Key) -> dict[str, float]:
-    """The figures of one seed: ``x`` holds its minima, ``large`` rows that nothing was selected
-    on.
+    """Return the figures of one seed: ``x`` contains its minima, ``large`` rows without
+    selection.
     """
     few = problem.upper_data["select"].whole
     starts = len(x["output.bias"])

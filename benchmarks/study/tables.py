@@ -1,13 +1,11 @@
-"""The tables and the picture of docs/explanation/where-n-pays.md, made from the raw records in
-benchmarks/results/study.
+"""Write the tables and the picture of docs/explanation/where-n-pays.md from the raw records.
 
     python benchmarks/study/tables.py           write the tables into the page, and draw its picture
-    python benchmarks/study/tables.py --check   say which tables are not what the records make;
-    status 1
+    python benchmarks/study/tables.py --check   list tables that differ from the records; status 1
 
-Records come there by ``python benchmarks/tables.py runs study/NAME runs/study/NAME`` and ``…
-figures study/propositions FILE``. The rule that decides is section 3 of the page. What was not run
-yet has no rows.
+The records are in benchmarks/results/study, written by ``python benchmarks/tables.py runs
+study/NAME runs/study/NAME`` and ``… figures study/propositions FILE``. Section 3 of
+docs/explanation/where-n-pays-plan.md is the rule. Missing runs have no rows.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ PICTURE = ROOT / "docs" / "images" / "where-n-pays.png"
 
 
 def _beside() -> ModuleType:
-    """benchmarks/tables.py, whose form of page these tables have."""
+    """Load benchmarks/tables.py for the format of tables on a page."""
     spec = importlib.util.spec_from_file_location(
         "hgms_benchmark_tables", ROOT / "benchmarks" / "tables.py"
     )
@@ -86,9 +84,7 @@ def file_of(task: str, equal: str) -> str:
 
 
 def values(task: str, equal: str) -> Values:
-    """The metric at equal ``time``, ``updates`` or ``calls``; nothing where there are no
-    records.
-    """
+    """Return the metric at equal ``time``, ``updates`` or ``calls``; empty without records."""
     name = file_of(task, equal)
     metric = f"metric.{METRICS[task]}"
     rows = [row for row in records(name) if row["task"] == task]
@@ -102,7 +98,7 @@ def values(task: str, equal: str) -> Values:
         along = "step" if equal == "updates" else "oracle_calls"
         points = curves(name, task)
         found = {label: {} for label in dict.fromkeys(row["method"] for row in rows)}
-        for row in rows:  # of runs that failed there is no value
+        for row in rows:  # failed runs have no value
             found[row["method"]][row["seed"]] = math.nan
         most = limit(task, along) if points else 0
         for (method, seed), own in points.items():
@@ -113,7 +109,7 @@ def values(task: str, equal: str) -> Values:
 
 
 def curves(name: str, task: str) -> dict[tuple[str, int], list[dict[str, Any]]]:
-    """The points of the runs that ended, by label and seed."""
+    """Return the points of finished runs, by label and seed."""
     done = {
         (row["method"], row["seed"])
         for row in records(name)
@@ -127,7 +123,7 @@ def curves(name: str, task: str) -> dict[tuple[str, int], list[dict[str, Any]]]:
 
 
 def limit(task: str, along: str) -> float:
-    """U or C: what every run that ended has reached."""
+    """Return U or C: the value that every finished run has reached."""
     return min(float(own[-1][along]) for own in curves(file_of(task, "time"), task).values())
 
 
@@ -151,8 +147,8 @@ def _with_failures(found: Values, *, higher: bool) -> Values:
 
 @frozen
 class Test:
-    """One (task, N, factor): differences to both N = 1 labels, in favour of N where positive,
-    and what the rule says.
+    """One (task, N, factor): differences to both N = 1 labels, positive in favour of N, and the
+    result of the rule.
     """
 
     task: str
@@ -168,8 +164,8 @@ class Test:
 
 
 def difference(mine: Mapping[int, float], theirs: Mapping[int, float], sign: int = 1) -> Interval:
-    """sign·(mine − theirs) by seed; what is below a millionth of the values in every seed is
-    rounding, and zero.
+    """Return sign·(mine − theirs) by seed; below a millionth of the values in every seed, it is
+    rounding and zero.
     """
     interval = paired(mine, theirs)
     size = max(max(abs(mine[seed]), abs(theirs[seed])) for seed in mine)
@@ -179,8 +175,8 @@ def difference(mine: Mapping[int, float], theirs: Mapping[int, float], sign: int
 
 
 def chance(interval: Interval) -> float:
-    """The two-sided p-value of the paired t-test; 0 where the difference is the same in every
-    seed, and not zero.
+    """Return the two-sided p-value of the paired t-test; 0 for an equal nonzero difference in
+    every seed.
     """
     from scipy import special, stats
 
@@ -194,7 +190,7 @@ def chance(interval: Interval) -> float:
 
 
 def tests(equal: str, images: bool) -> list[Test]:
-    """One family, with Holm's rule over all of it."""
+    """Return one family, with Holm's rule over all of it."""
     from statsmodels.stats.multitest import multipletests
 
     plain = []
@@ -262,7 +258,7 @@ def shown(task: str, interval: Interval, *, signed: bool = False) -> str:
 
 
 def value_table(equal: str) -> str:
-    """Means with 95 % t-intervals: N = 1, and the candidates of starts of their own."""
+    """Return means with 95 % t-intervals: N = 1, and candidates with separate starts."""
     table = []
     for task, metric in METRICS.items():
         found = values(task, equal)
@@ -283,7 +279,7 @@ def value_table(equal: str) -> str:
 
 
 def difference_table(equal: str) -> str:
-    """What N is ahead of N = 1, positive where better; bold where N pays."""
+    """Return the differences of N to N = 1, positive if better; bold if N pays."""
     found = verdicts(equal)
     table = []
     for task in METRICS:
@@ -299,7 +295,7 @@ def difference_table(equal: str) -> str:
 
 
 def cost_table() -> str:
-    """Updates and oracle calls within equal time, the median run of a label."""
+    """Return updates and oracle calls within equal time, for the median run of a label."""
     table = []
     for task in METRICS:
         rows = [
@@ -460,7 +456,7 @@ TABLES: dict[str, Callable[[], str]] = {
 
 
 def draw() -> None:
-    """The metric by N, at equal time and at equal updates, for each task that was run."""
+    """Draw the metric by N, at equal time and at equal updates, for each task with runs."""
     from matplotlib.figure import Figure
 
     tasks = [task for task in METRICS if values(task, "time")]
@@ -515,7 +511,7 @@ def page(text: str) -> str:
 
 
 def stale(text: str, made: Mapping[str, Callable[[], str]] = TABLES) -> list[str]:
-    """The tables on the page that are not what the records make."""
+    """Return the tables on the page that differ from the records."""
     return [
         match[1] for match in MARKED.finditer(text) if match[3].strip() != made[match[1]]().strip()
     ]
