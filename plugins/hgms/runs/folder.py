@@ -336,7 +336,7 @@ class RunFolder:
 
     def _rows(self, name: str) -> Iterator[dict[str, Any]]:
         """Return the complete lines of a log, after a check of its recorded part."""
-        return store.rows(self.artifact.read_log(name), self.path / name)
+        return step_rows(self.artifact.read_log(name), self.path / name)
 
     def load(self, device: torch.device | str = "cpu") -> tuple[State, int] | None:
         """Return (state, step) of the checkpoint; ``None`` if there is no checkpoint yet.
@@ -344,10 +344,10 @@ class RunFolder:
         All files that a resumed run depends on are checked. A damaged file raises an error, and no
         file is changed.
         """
-        for name in (*LOGS, ENVIRONMENT, SUMMARY):
-            if os.path.lexists(self.path / name):
+        for path in (self.path / name for name in (*LOGS, ENVIRONMENT, SUMMARY)):
+            if os.path.lexists(path):
                 # reject links, pipes and folders before any change
-                with store.regular(self.path / name):
+                with store.opened(path, store.ROWS, store.remedy(path)):
                     pass
         if not os.path.lexists(self.manifest):
             return None
@@ -376,7 +376,7 @@ def last_seconds(path: Path) -> float | None:
     """Return the clock in the last complete line of a file of timings; None without one."""
     if not os.path.lexists(path):
         return None
-    with store.regular(path) as stream:
+    with store.opened(path, store.ROWS) as stream:
         stream.seek(0, os.SEEK_END)
         stream.seek(-min(stream.tell(), 512), os.SEEK_CUR)
         lines = stream.read().split(b"\n")
@@ -384,3 +384,21 @@ def last_seconds(path: Path) -> float | None:
         return float(json.loads(lines[-2])["seconds"])
     except (ValueError, TypeError, KeyError, IndexError, RecursionError):
         return None
+
+
+def step_rows(data: bytes, path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of steps in ``data``, which was read from the log ``path``.
+
+    Only the last line may be incomplete (after a kill while appending). Any other damage raises an
+    error with the line number.
+    """
+    for number, line in enumerate(data.split(b"\n")[:-1], start=1):
+        try:
+            row = json.loads(line)
+            if not isinstance(row["step"], int):
+                raise TypeError
+        except (ValueError, RecursionError):
+            raise store.damaged(path, "the line is not valid JSON", number) from None
+        except (TypeError, KeyError, IndexError):
+            raise store.damaged(path, "the line is not the row of a step", number) from None
+        yield row

@@ -15,7 +15,6 @@ from hgms.store.files import ROWS as ROWS
 from hgms.store.files import SMALL as SMALL
 from hgms.store.files import DiskError as DiskError
 from hgms.store.files import append as append
-from hgms.store.files import appending as appending
 from hgms.store.files import as_json as as_json
 from hgms.store.files import as_object as as_object
 from hgms.store.files import contents as contents
@@ -26,11 +25,8 @@ from hgms.store.files import flush as flush
 from hgms.store.files import json_object as json_object
 from hgms.store.files import opened as opened
 from hgms.store.files import read_file as read_file
-from hgms.store.files import regular as regular
+from hgms.store.files import remedy as remedy
 from hgms.store.files import replace_file as replace_file
-from hgms.store.files import rows as rows
-from hgms.store.files import sealed as sealed
-from hgms.store.files import unsealed as unsealed
 from hgms.store.files import writing as writing
 from hgms.store.folder import MANIFEST as MANIFEST
 from hgms.store.folder import FileRecord as FileRecord

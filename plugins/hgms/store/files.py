@@ -17,7 +17,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from hgms.store.digests import digest
 from hgms_core.errors import CheckpointError
 from hgms_core.torch_errors import first_line
 
@@ -44,8 +43,8 @@ class DiskError(CheckpointError):
 
 
 @contextlib.contextmanager
-def opened(path: Path, most: int) -> Iterator[IO[bytes]]:
-    """Open a regular file for reading.
+def opened(path: Path, most: int, hint: str | None = None) -> Iterator[IO[bytes]]:
+    """Open a regular file for reading; ``hint`` is the remedy in errors.
 
     Raises:
         CheckpointError: the path is a link, a pipe or a device, or the file is larger than ``most``
@@ -60,12 +59,12 @@ def opened(path: Path, most: int) -> Iterator[IO[bytes]]:
             about = os.fstat(stream.fileno())
             if not stat.S_ISREG(about.st_mode):
                 raise CheckpointError(
-                    "not-a-file", "the path is not a regular file", place=(str(path),)
+                    "not-a-file", "the path is not a regular file", place=(str(path),), hint=hint
                 )
             if about.st_size > most:
                 size = f"{most >> 20} MiB" if most >> 20 else f"{most >> 10} KiB"
                 raise CheckpointError(
-                    "too-large", f"the file is larger than {size}", place=(str(path),)
+                    "too-large", f"the file is larger than {size}", place=(str(path),), hint=hint
                 )
             yield stream
     except OSError as error:
@@ -74,17 +73,19 @@ def opened(path: Path, most: int) -> Iterator[IO[bytes]]:
                 "not-a-file",
                 "the file is a symbolic link, and links are not followed",
                 place=(str(path),),
+                hint=hint,
             ) from None
         raise CheckpointError(
             "unreadable-file",
             f"the file cannot be read: {error.strerror or error}",
             place=(str(path),),
+            hint=hint,
         ) from None
 
 
-def read_file(path: Path, most: int = SMALL) -> bytes:
+def read_file(path: Path, most: int = SMALL, hint: str | None = None) -> bytes:
     """Return the bytes of a regular file; see :func:`opened`."""
-    with opened(path, most) as stream:
+    with opened(path, most, hint) as stream:
         # the file may grow, so read at most its checked size
         return stream.read(os.fstat(stream.fileno()).st_size)
 
@@ -117,14 +118,6 @@ def append(path: Path, data: bytes) -> None:
                 data = data[os.write(handle, data) :]
         finally:
             os.close(handle)
-
-
-def appending(path: Path) -> IO[bytes]:
-    """Open a file for appending.
-
-    Errors: OSError if the path is a symbolic link.
-    """
-    return os.fdopen(os.open(path, _APPEND, 0o666), "ab")
 
 
 def replace_file(path: Path, data: Buffer | Iterable[Buffer]) -> None:
@@ -166,54 +159,19 @@ def flush(path: Path) -> None:
             os.close(handle)
 
 
-# --- JSON with a checksum, and rows of JSON
+# --- JSON
 # --------------------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def regular(path: Path, most: int = ROWS) -> Iterator[IO[bytes]]:
-    """Open a regular file for reading; errors contain a remedy."""
-    try:
-        with opened(path, most) as stream:
-            yield stream
-    except CheckpointError as error:
-        raise CheckpointError(
-            error.code, error.message, place=error.place, hint=_restore(path)
-        ) from None
-
-
-def contents(path: Path, most: int = ROWS) -> bytes:
-    with regular(path, most) as stream:
-        return stream.read()
+def contents(path: Path) -> bytes:
+    """Return the bytes of a regular file of a folder; errors contain a remedy."""
+    return read_file(path, ROWS, hint=remedy(path))
 
 
 def as_json(value: Mapping[str, Any], indent: int | None = None) -> bytes:
     return json.dumps(finite(value), indent=indent, allow_nan=False, ensure_ascii=False).encode(
         errors="backslashreplace"
     )
-
-
-def sealed(table: Mapping[str, Any], indent: int) -> bytes:
-    """Return the table as JSON, with a checksum as its last entry.
-
-    The checksum is the sha256 of all other entries.
-    """
-    table = {**table, "checksum": _checksum(table)}
-    return json.dumps(table, indent=indent, ensure_ascii=False).encode(errors="backslashreplace")
-
-
-def unsealed(path: Path) -> dict[str, Any]:
-    """Return the table of a file that :func:`sealed` wrote, if it is unchanged."""
-    table = json_object(path)
-    if "checksum" not in table:
-        raise damaged(path, "it has no checksum")
-    if table.pop("checksum") != _checksum(table):
-        raise damaged(path, "its contents do not match its checksum")
-    return table
-
-
-def _checksum(table: Mapping[str, Any]) -> str:
-    return digest(json.dumps(table))
 
 
 def json_object(path: Path) -> dict[str, Any]:
@@ -232,32 +190,15 @@ def as_object(data: bytes, path: Path) -> dict[str, Any]:
     return table
 
 
-def rows(data: bytes, path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of steps in ``data``, which was read from the log ``path``.
-
-    Only the last line may be incomplete (after a kill while appending). Any other damage raises an
-    error with the line number.
-    """
-    for number, line in enumerate(data.split(b"\n")[:-1], start=1):
-        try:
-            row = json.loads(line)
-            if not isinstance(row["step"], int):
-                raise TypeError
-        except (ValueError, RecursionError):
-            raise damaged(path, "the line is not valid JSON", number) from None
-        except (TypeError, KeyError, IndexError):
-            raise damaged(path, "the line is not the row of a step", number) from None
-        yield row
-
-
 def damaged(path: Path, why: str, *line: int) -> CheckpointError:
     """Return the error for a file whose contents cannot be used."""
     return CheckpointError(
-        "damaged-file", f"the file is damaged: {why}", place=(str(path), *line), hint=_restore(path)
+        "damaged-file", f"the file is damaged: {why}", place=(str(path), *line), hint=remedy(path)
     )
 
 
-def _restore(path: Path) -> str:
+def remedy(path: Path) -> str:
+    """Return the remedy for a file of a folder that cannot be used."""
     return f"restore the file, or remove the folder {path.parent}; it is unchanged"
 
 

@@ -13,6 +13,7 @@ counts once :meth:`Folder.commit` has recorded it. A log may grow after that;
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import stat
 import sys
@@ -23,7 +24,7 @@ from typing import Any
 from attrs import asdict, field, frozen
 
 from hgms.store import files
-from hgms.store.digests import Digest, file_digest
+from hgms.store.digests import Digest, digest, file_digest
 from hgms.store.lease import LEASE, Lease, is_marker, leased
 from hgms_core.errors import CheckpointError
 
@@ -244,7 +245,7 @@ class Folder:
             "facts": dict(facts),
             "files": {name: asdict(record) for name, record in records.items()},
         }
-        files.replace_file(self.path / MANIFEST, files.sealed(manifest, indent=1))
+        files.replace_file(self.path / MANIFEST, sealed(manifest))
         files.flush(self.path)
 
     def remove_unrecorded(self, pattern: str) -> None:
@@ -271,7 +272,7 @@ class Folder:
     def _checked(self, name: str, record: FileRecord, has_grown: bool) -> bytes:
         """Return the contents of a file, which may only have grown since its record."""
         path = self.path / name
-        with files.regular(path, sys.maxsize) as stream:
+        with files.opened(path, sys.maxsize, files.remedy(path)) as stream:
             size = os.fstat(stream.fileno()).st_size
             if size < record.bytes or (size > record.bytes and not has_grown):
                 raise files.damaged(path, f"its size is {size:,}, not {record.bytes:,} bytes")
@@ -304,10 +305,20 @@ class Folder:
                 files.flush(path)
                 self._unflushed.remove(name)
             return FileRecord(contents.size, contents.text)
-        with files.regular(path, sys.maxsize) as stream:
+        with files.opened(path, sys.maxsize, files.remedy(path)) as stream:
             size = os.fstat(stream.fileno()).st_size
         files.flush(path)
         return FileRecord(size, file_digest(path))
+
+
+def sealed(manifest: Mapping[str, Any]) -> bytes:
+    """Return a manifest as JSON, with the sha256 of all other entries as its last entry."""
+    table = {**manifest, "checksum": _checksum(manifest)}
+    return json.dumps(table, indent=1, ensure_ascii=False).encode(errors="backslashreplace")
+
+
+def _checksum(table: Mapping[str, Any]) -> str:
+    return digest(json.dumps(table))
 
 
 def read_manifest(folder: Path) -> Manifest | None:
@@ -318,7 +329,9 @@ def read_manifest(folder: Path) -> Manifest | None:
     path = folder / MANIFEST
     if not os.path.lexists(path):
         return None
-    table = files.unsealed(path)
+    table = files.json_object(path)
+    if table.pop("checksum", None) != _checksum(table):
+        raise files.damaged(path, "its contents do not match its checksum")
     try:
         manifest = Manifest(
             key=table["key"],

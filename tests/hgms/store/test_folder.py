@@ -17,8 +17,9 @@ from support.descent import files
 from support.helpers import rejects
 from support.processes import forked
 
-from hgms.store import DiskError, FileRecord, Folder, FolderInUse, digest, read_manifest, sealed
+from hgms.store import DiskError, FileRecord, Folder, FolderInUse, digest, read_manifest
 from hgms.store import files as stored_files
+from hgms.store.folder import sealed
 from hgms_core.errors import CheckpointError
 
 FACTS = {"step": 2, "state": {"list": [1, None, 0.5]}}
@@ -182,7 +183,7 @@ def test_other_settings_are_rejected(folder: Folder) -> None:
         (lambda path: path.write_bytes(b"[" * 9999), "damaged-file"),
         (lambda path: path.write_bytes(b"{}"), "damaged-file"),
         *(
-            (lambda path, table=table: path.write_bytes(sealed(table, 1)), "damaged-file")
+            (lambda path, table=table: path.write_bytes(sealed(table)), "damaged-file")
             for table in (
                 {},
                 {"key": "key", "status": "done", "facts": {}},
