@@ -40,6 +40,7 @@ from hgms.cli import main as cli
 from hgms.config.as_table import plain
 from hgms.config.invalid import init_fields, spell, type_hints
 from hgms.executors.lookup import registered as executors
+from hgms.facts import CAPABILITIES, members_of
 from hgms.lazy import stub
 from hgms.plugins import FIRST_PARTY, Host, Registry, hookspecs, registry
 from hgms.runs import config
@@ -399,6 +400,18 @@ def kinds() -> str:
                 _directive(member.directive, member.text, member.options),
                 _prose_of(member.doc),
             ]
+        rows = [
+            (
+                f"`{known.__name__}`",
+                ", ".join(f"`{name}`" for name in members_of(known)),
+                _safe(registry.summary_of(known.__doc__)),
+            )
+            for known in CAPABILITIES[kind.name]
+        ]
+        shown += [
+            "It may declare these capabilities ([signatures](functions.md)):",
+            _columns(("capability", "members", "a component that declares it"), rows),
+        ]
     return "\n\n".join(filter(None, shown)) + "\n"
 
 

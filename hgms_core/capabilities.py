@@ -60,6 +60,7 @@ __all__ = [
     "Sharded",
     "StacksCandidates",
     "UsesLoss",
+    "declared",
     "find",
 ]
 
@@ -75,8 +76,13 @@ def find(component: object, capability: type[C]) -> C | None:
     >>> find(object(), Finishes) is None
     True
     """
-    declared: Capabilities = getattr(component, "capabilities", frozenset())
-    return cast(C, component) if capability in declared else None
+    return cast(C, component) if capability in declared(component) else None
+
+
+def declared(component: object) -> Capabilities:
+    """Return ``capabilities`` of a component; empty for a class that computes it per instance."""
+    known = getattr(component, "capabilities", frozenset())
+    return frozenset() if isinstance(known, property) else known
 
 
 # --- candidate generators

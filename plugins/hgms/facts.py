@@ -11,6 +11,22 @@ from typing import Any
 
 import attrs
 
+from hgms_core.capabilities import (
+    DrawsChoice,
+    Finishes,
+    HasClosedForm,
+    HasData,
+    HasPlaceholder,
+    HasTestingInstance,
+    LearnsStart,
+    ProposesSome,
+    Randomized,
+    RanksRows,
+    Recycles,
+    Sharded,
+    UsesLoss,
+)
+
 
 def name_of(component: object) -> str:
     """Return the ``name`` of a component; for other objects, the name of their class."""
@@ -25,6 +41,28 @@ def module_file(name: str) -> str | None:
 def is_package(name: str) -> bool:
     """Return whether an imported module is a package."""
     return hasattr(sys.modules.get(name), "__path__")
+
+
+CAPABILITIES: Mapping[str, tuple[type, ...]] = {
+    "generator": (ProposesSome, LearnsStart, HasTestingInstance),
+    "selector": (DrawsChoice, HasTestingInstance),
+    "solver": (Randomized, UsesLoss, Recycles, HasTestingInstance),
+    "hypergradient": (HasTestingInstance,),
+    "outer": (HasTestingInstance,),
+    "task": (HasData, HasClosedForm, Sharded, HasTestingInstance),
+    "method": (Finishes, RanksRows, HasPlaceholder, HasTestingInstance),
+}
+"""The capabilities that callers look for, by kind of component."""
+
+
+def members_of(capability: type) -> tuple[str, ...]:
+    """Return the names of the members of a capability; none for a marker.
+
+    >>> members_of(ProposesSome), members_of(LearnsStart)
+    (('count', 'propose_some'), ())
+    """
+    own = vars(capability)
+    return tuple(name for name in {**own.get("__annotations__", {}), **own} if name[0] != "_")
 
 
 def declared_name(cls: object) -> object:

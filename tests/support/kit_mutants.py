@@ -14,6 +14,7 @@ from attrs import evolve
 from torch import Tensor
 
 from hgms_core import LinearSystem, Outcome
+from hgms_core.capabilities import Recycles
 from support.kit_parts import DOC, Exact, Keyed, MinimalResidual, changed, exact, like
 
 # --- components of every kind
@@ -47,6 +48,8 @@ FLOAT = attrs.field(type=float, default=1.0)
 UNSOUND: list[tuple[str, Any]] = [
     ("registration", named_otherwise(name="Exact_Solver")),
     ("registration", named_otherwise(solve=lambda own, operator, b: exact(operator, b))),
+    ("capabilities", named_otherwise(with_key=lambda own, key: own)),
+    ("capabilities", named_otherwise(capabilities=frozenset({Recycles}))),
     ("docstring", named_otherwise(__doc__=None)),
     ("docstring", named_otherwise(__doc__="An exact solver.")),
     ("source", named_otherwise(__doc__="An exact solver.\n\n>>> 1 + 1\n2")),

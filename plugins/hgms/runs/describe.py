@@ -30,6 +30,7 @@ from hgms.plugins import Component, Registry, inside
 from hgms.runs.traits import TRAITS, needs
 from hgms.store import described
 from hgms_core import Composition, HgmsError, Method, Pipeline
+from hgms_core.capabilities import declared
 from hgms_core.validators import at_least, each, whole_number
 
 
@@ -42,6 +43,7 @@ def description(component: Component, registry: Registry) -> dict[str, Any]:
         on = {trait: plain(overridden(target, {}, [trait])) for trait in target.on}
         doc = f"{target.summary}\n\nSource: {target.source}"
         return row | {"doc": doc, "parts": plain(target.parts), "on": on}
+    row |= {"capabilities": sorted(known.__name__ for known in declared(target))}
     fields = _fields(target)
     if target is Pipeline:  # its table may contain the fields of wrappers
         wrapped = [
@@ -68,6 +70,8 @@ def show(component: Component, known: Mapping[str, Any]) -> None:
         click.echo(wrapped(f"Needs {trait}: {TRAITS.get(trait, 'of its own')}{whose}", columns))
     if known.get("needs"):
         click.echo()
+    if known.get("capabilities"):
+        click.echo(wrapped(f"Capabilities: {', '.join(known['capabilities'])}", columns) + "\n")
     if "metrics" in known:
         for line in _task_lines(known):
             click.echo(wrapped(line, columns))

@@ -27,8 +27,8 @@ TRAITS: Mapping[str, str] = {
     ),
     "per-example-losses": "a loss for each single example",
     "representations": (
-        "a vector for each row that says what it is like (`representations` of "
-        "`Problem.sources.examples`)"
+        "a vector for each row that describes it (`Sources.examples` declares "
+        "`GivesRepresentations`)"
     ),
     "row-weights": "one weight for each lower row (`Problem.rows`)",
     "sources": "named data sources with one weight each",

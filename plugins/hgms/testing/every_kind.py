@@ -17,12 +17,13 @@ import torch
 from hgms.config.as_table import plain
 from hgms.config.convert import converter_for
 from hgms.config.invalid import plain_attribute, type_hints
-from hgms.facts import needs_of
+from hgms.facts import CAPABILITIES, members_of, needs_of
 from hgms.plugins import Kind, Registry, faults_of, summary_of, undone
 from hgms.runs import meant
 from hgms.testing import imports
 from hgms.testing.kit import Check, Exercise, demand, demand_equal, fail, place, snapshot, tensors
-from hgms_core import HgmsError, LinearSolver
+from hgms_core import ConfigError, HgmsError, LinearSolver
+from hgms_core.capabilities import declared
 
 
 def checks(kind: Kind, exercise: Exercise, registry: Registry | None = None) -> Iterator[Check]:
@@ -42,6 +43,7 @@ def checks(kind: Kind, exercise: Exercise, registry: Registry | None = None) -> 
 def class_checks(kind: Kind) -> Iterator[Check]:
     """Yield the checks that apply to a class without an instance."""
     yield Check(kind.name, check_registration, (kind,))
+    yield Check(kind.name, check_capabilities, (kind,))
     for question in (check_docstring, check_source, check_types):
         yield Check(kind.name, question)
 
@@ -61,6 +63,36 @@ def check_registration(component: Any, kind: Kind) -> None:
             not meant(trait),
             f"it needs {trait!r}, which no task has; did you mean {meant(trait)!r}?",
         )
+
+
+def check_capabilities(component: Any, kind: Kind) -> None:
+    """A component with all members of a capability declares it in `capabilities`, and has all
+    members of each capability that it declares.
+    """
+    faults = capability_faults(_class(component), kind)
+    demand(not faults, "; ".join(map(str, faults)))
+
+
+def capability_faults(cls: type, kind: Kind) -> list[ConfigError]:
+    """Return the errors in the capabilities of a class: undeclared, or without a member."""
+    known = {*vars(cls), *dir(cls), *(attrs.fields_dict(cls) if attrs.has(cls) else ())}
+    if any(isinstance(vars(base).get("capabilities"), property) for base in cls.__mro__):
+        return []  # a wrapper: instances compute their capabilities
+    faults = []
+    for capability in sorted({*CAPABILITIES[kind.name], *declared(cls)}, key=lambda c: c.__name__):
+        name = capability.__name__
+        members = members_of(capability)
+        missing = [member for member in members if member not in known]
+        if capability in declared(cls) and missing:
+            message = f"it declares {name}, but has no {' and no '.join(missing)}"
+            faults.append(ConfigError("missing-member", message, place=("capabilities",)))
+        if capability not in declared(cls) and members and not missing:
+            message = f"it has {' and '.join(members)}, but does not declare {name}"
+            hint = f"capabilities = frozenset({{{name}}}), of hgms_core.capabilities"
+            faults.append(
+                ConfigError("undeclared-capability", message, place=("capabilities",), hint=hint)
+            )
+    return faults
 
 
 def check_docstring(component: Any) -> None:

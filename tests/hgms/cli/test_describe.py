@@ -252,3 +252,15 @@ def hgms_register_methods():
     assert "1 another-task-with-a-long-name-0" in text
     assert "(all but another-task-with-a-long-name-2)" in text
     assert call("compat", "--method", "empty").stdout.startswith("method empty\n")
+
+
+def test_a_description_lists_the_declared_capabilities() -> None:
+    assert json_of("describe", "solver", "roulette")["capabilities"] == [
+        "HasTestingInstance",
+        "Randomized",
+    ]
+    assert (
+        "Capabilities: HasTestingInstance, Randomized"
+        in call("describe", "solver", "roulette").stdout
+    )
+    assert "Capabilities" not in call("describe", "selector", "first").stdout

@@ -12,6 +12,7 @@ import torch
 from support.helpers import rejects
 from support.kit_parts import DOC, Exact
 
+from hgms.plugins import KINDS
 from hgms.testing import (
     check_component,
     checks_of,
@@ -25,6 +26,7 @@ from hgms.testing import (
 from hgms.testing import every_kind as every
 from hgms.testing.check import check as hgms_check
 from hgms.testing.kit import Check, place, snapshot, tensors
+from hgms_core.capabilities import Randomized, Recycles
 from hgms_core.errors import MissingExtra, PluginError
 
 MODULE = """
@@ -173,3 +175,22 @@ def test_inputs_are_made_where_asked() -> None:
 def test_a_result_elsewhere_than_the_inputs_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(every, "place", lambda: torch.device("cuda"))
     assert "is on cpu, the inputs on cuda" in named("precision", Exact()).fault(Exact())
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "member"),
+    [
+        ({"with_key": lambda own, key: own}, "undeclared-capability", "with_key"),
+        ({"capabilities": frozenset({Recycles})}, "missing-member", "solve_from"),
+        ({"capabilities": frozenset({Randomized}), "with_key": lambda own, key: own}, "", ""),
+        ({"capabilities": property(lambda own: frozenset()), "with_key": print}, "", ""),
+    ],
+)
+def test_a_capability_is_declared_if_and_only_if_its_members_exist(
+    body: dict[str, Any], code: str, member: str
+) -> None:
+    faults = every.capability_faults(type("Changed", (Exact,), body), KINDS["solver"])
+    assert [(fault.code, fault.place) for fault in faults] == [(code, ("capabilities",))] * bool(
+        code
+    )
+    assert all(member in fault.message for fault in faults)
