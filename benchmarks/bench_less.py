@@ -28,12 +28,12 @@ import torch
 
 from hgms_core import Problem, State
 from hgms_mix.lm import BaseModel, Lora, Source, SourceMixture
-from hgms_mix.methods.less import Less
+from hgms_mix.methods.less import GradientProjection, Less, Warmup
 
 KINDS: dict[str, dict[str, object]] = {
     "none": {"projection": None},
-    "sparse 8192": {"projection": 8192, "projector": "sparse"},
-    "rademacher 8192": {"projection": 8192, "projector": "rademacher"},
+    "sparse 8192": {"projection": GradientProjection()},
+    "rademacher 8192": {"projection": GradientProjection(kind="rademacher")},
 }
 
 
@@ -122,7 +122,7 @@ def main() -> None:
         size = sum(leaf.numel() for leaf in task_problem.x0.values())
         chunk: Any = options.chunk
         methods = {
-            kind: Less(epochs=1, warmup_share=0.1, batch_size=8, chunk=chunk, **settings)
+            kind: Less(warmup=Warmup(share=0.1, epochs=1), batch_size=8, chunk=chunk, **settings)
             for kind, settings in KINDS.items()
         }
         states = {kind: at_the_pool(task_problem, method) for kind, method in methods.items()}

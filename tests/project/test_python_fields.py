@@ -71,7 +71,7 @@ SIGNED = {
     "Search.high",
     "NystromCG.seed",
     "Roulette.seed",
-    "Less.projection_seed",
+    "GradientProjection.seed",
     "Source.shuffle_seed",
     "BaseModel.seed",
     "HyperCleaning.theta0",

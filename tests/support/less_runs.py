@@ -10,17 +10,16 @@ from torch import Tensor
 
 from hgms_core import Data, Problem, Sources, Tree
 from hgms_mix.lm import adamw_part
-from hgms_mix.methods.less import Less
+from hgms_mix.methods.less import Less, Warmup
 from support.helpers import F64
 from support.source_problems import network_sources, through, token_losses
 
 PROBLEM = network_sources()
 
 
-def less(**options: Any) -> Less:
+def less(*, share: float = 0.5, epochs: int = 3, rising: float = 0.03, **options: Any) -> Less:
     settings = {
-        "warmup_share": 0.5,
-        "epochs": 3,
+        "warmup": Warmup(share=share, epochs=epochs, rising=rising),
         "batch_size": 8,
         "lr": 0.02,
         "chunk": 7,
@@ -43,7 +42,7 @@ def checkpoints(method: Less, problem: Problem) -> list[Tree]:
         for state, row in through(method, problem)
         if row["phase"] == "warmup" and state["at"] == 0
     ]
-    assert len(results) == method.epochs
+    assert len(results) == method.warmup.epochs
     return results
 
 
@@ -65,7 +64,7 @@ def _flat(leaves: Any) -> Tensor:
 def scores_by_hand(method: Less, problem: Problem) -> Tensor:
     """The definition, with loops: one backward pass a row, no projection."""
     rates = [row["lr"] for _, row in through(method, problem) if row["phase"] == "warmup"]
-    weights = np.array(rates).reshape(method.epochs, -1).mean(1)
+    weights = np.array(rates).reshape(method.warmup.epochs, -1).mean(1)
     weights /= weights.sum()
     validation = problem.upper_data["differentiate"]
     pool = problem.lower_data

@@ -29,17 +29,19 @@ from hgms_core import ConfigError, Data, NumericalError, Pipeline, Problem, Sour
 from hgms_core.capabilities import Finishes, find
 from hgms_mix.contrib import Aioli, OpMix, SkillIt
 from hgms_mix.methods.fastmix import FastMix
-from hgms_mix.methods.less import Less
+from hgms_mix.methods.less import GradientProjection, Less, Warmup
 from hgms_mix.methods.online import AlignedMeans, DoGE, DoReMi, MixtureBranches
 from hgms_mix.methods.random_rows import RandomRows
 from hgms_mix.methods.rds import Rds
 from hgms_mix.methods.regmix import RegMix
-from hgms_mix.methods.rho_loss import RhoLoss
+from hgms_mix.methods.rho_loss import Reference, RhoLoss
 
 PROBLEM = with_looks(network_sources())
 ADAMW: dict[str, Any] = {"lr": 0.02, "batch_size": 7}
-LESS = Less(**ADAMW, warmup_share=0.5, epochs=2, chunk=7, projection=None, keep=0.2)
-RHO = RhoLoss(**ADAMW, reference_epochs=2, reference_lr=0.02, chunk=9, keep=0.2)
+WARMUP = Warmup(share=0.5, epochs=2)
+LESS = Less(**ADAMW, warmup=WARMUP, chunk=7, projection=None, keep=0.2)
+REFERENCE = Reference(epochs=2, lr=0.02)
+RHO = RhoLoss(**ADAMW, reference=REFERENCE, chunk=9, keep=0.2)
 REGMIX = RegMix(**ADAMW, runs=4, steps=7, updates=3, simulated=200, top=10, chunk=5)
 RDS = Rds(**ADAMW, chunk=7, keep=0.2, train_steps=3)
 DOREMI = DoReMi(**ADAMW, steps=7, updates=3, eta=3.0, smoothing=0.05, prior="rows")
@@ -49,7 +51,7 @@ AIOLI = Aioli(**ROUNDS, rounds=2, round_steps=4, sweeps=2, sweep_steps=3, focus=
 FASTMIX = FastMix(**ADAMW, updates=2, outer_lr=0.1, upper_batch_size=5)
 METHODS: dict[str, Any] = {
     "less": LESS,
-    "less-projected": evolve(LESS, projection=16, train_steps=4),
+    "less-projected": evolve(LESS, projection=GradientProjection(dims=16), train_steps=4),
     "rho-loss": evolve(RHO, target_steps=3, train_steps=3),
     "rho-loss-online": evolve(RHO, mode="online", train_steps=4, big_batch=9),
     "regmix": REGMIX,
@@ -176,8 +178,7 @@ COSTS: list[tuple[Any, dict[str, int], dict[str, int]]] = [
     (
         evolve(
             RHO,
-            reference="validation",
-            reference_epochs=3,
+            reference=Reference(rows="validation", epochs=3, lr=0.02),
             train_steps=5,
             target_steps=2,
             batch_size=4,
@@ -219,7 +220,11 @@ def test_validation_rows_without_a_finite_loss_stop_the_run(name: str) -> None:
         for role, data in PROBLEM.upper_data.items()
     }
     problem = evolve(PROBLEM, upper_data=upper)
-    method = evolve(RHO, reference="validation") if name == "rho-loss" else METHODS[name]
+    method = (
+        evolve(RHO, reference=evolve(REFERENCE, rows="validation"))
+        if name == "rho-loss"
+        else METHODS[name]
+    )
     with rejects("not-finite", of=NumericalError):
         ended(method, problem)
 
@@ -247,7 +252,7 @@ def test_a_role_needs_rows(name: str, role: str) -> None:
         (Less, "out-of-range", {"keep": 0.0}),
         (Less, "out-of-range", {"keep": 1.5}),
         (Less, "out-of-range", {"betas": (0.9, 1.0)}),
-        (Less, "unknown-choice", {"projector": "hadamard"}),
+        (GradientProjection, "unknown-choice", {"kind": "hadamard"}),
         (Less, "out-of-range", {"train_steps": -1}),
         (RhoLoss, "conflicting-options", {"train_steps": 0, "mode": "online"}),
         (RhoLoss, "out-of-range", {"top": 1.5}),

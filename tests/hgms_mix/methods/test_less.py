@@ -20,7 +20,7 @@ from torch import Tensor
 
 from hgms_core import Key, Problem
 from hgms_mix.lm import adamw_part
-from hgms_mix.methods.less import Less
+from hgms_mix.methods.less import GradientProjection, Less
 from hgms_mix.methods.less.projection import Projector
 
 CLOSE = {"rtol": 1e-6, "atol": 1e-9}
@@ -53,7 +53,7 @@ def test_scores_are_those_of_a_loop_over_rows() -> None:
 def test_rows_count_by_their_tokens_where_means_are_over_tokens(sets: int) -> None:
     """With fewer validation sets than sources, and as many."""
     problem = language_sources(sets)
-    method = less(warmup_share=0.3, epochs=1, batch_size=4, lr=0.01, eps=1e-2)
+    method = less(share=0.3, epochs=1, batch_size=4, lr=0.01, eps=1e-2)
     (trained,) = checkpoints(method, problem)
     batches = updates(method, problem)
     warm = method.init(problem, 3)["warmup"]
@@ -86,7 +86,7 @@ def test_projected_scores_are_within_the_projections_error(kind: str) -> None:
     wide = network_sources(hidden=160)  # 1120 lower variables, projected to 512
     exact = ranked(less(epochs=1), wide)
     first, other = (
-        ranked(less(epochs=1, projection=512, projector=kind, projection_seed=seed), wide)
+        ranked(less(epochs=1, projection=GradientProjection(dims=512, kind=kind, seed=seed)), wide)
         for seed in (0, 1)
     )
     # A product of unit vectors errs by at most √(2/D) in root mean square; the scores are
@@ -121,7 +121,11 @@ def test_projection_is_one_linear_map_in_blocks(kind: str, monkeypatch: pytest.M
 def test_neither_chunks_nor_a_projection_to_more_dimensions_matter() -> None:
     expected = ranked(less(epochs=1, chunk=100), PROBLEM)
     assert_same(ranked(less(epochs=1, chunk=1), PROBLEM), expected, rtol=1e-9, atol=1e-12)
-    assert_same(ranked(less(epochs=1, chunk=100, projection=8192), PROBLEM), expected, rtol=1e-12)
+    assert_same(
+        ranked(less(epochs=1, chunk=100, projection=GradientProjection()), PROBLEM),
+        expected,
+        rtol=1e-12,
+    )
 
 
 def test_a_ranking_is_that_of_the_last_whole_epoch() -> None:

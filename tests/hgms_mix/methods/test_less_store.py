@@ -15,18 +15,20 @@ from support.source_problems import through
 
 from hgms_core import Problem
 from hgms_core.errors import CheckpointError
-from hgms_mix.methods.less import Less
+from hgms_mix.methods.less import GradientProjection, Less
+
+SHORT = GradientProjection(dims=16)
 
 
 def stored(folder: Path, **options: Any) -> Less:
-    return less(**({"epochs": 2, "store": str(folder / "store"), "projection": 16} | options))
+    return less(**({"epochs": 2, "store": str(folder / "store"), "projection": SHORT} | options))
 
 
 def test_scores_come_from_the_stored_features(tmp_path: Path) -> None:
     problem, calls = counted(PROBLEM)
     first = ranked(stored(tmp_path), problem)
     spent = calls["pooled"]
-    plain = ranked(less(epochs=2, projection=16), PROBLEM)
+    plain = ranked(less(epochs=2, projection=SHORT), PROBLEM)
     assert_same(first, plain, atol=1e-3)  # half precision
     assert_same(ranked(stored(tmp_path), problem), first)
     assert calls["pooled"] - spent == spent - 2 * 6  # no pass over the pool
@@ -61,8 +63,8 @@ def test_a_store_of_something_else_or_a_damaged_one_is_refused(tmp_path: Path) -
     changes: list[tuple[dict[str, Any], Problem]] = [
         ({"lr": 0.03}, PROBLEM),
         ({"eps": 1e-3}, PROBLEM),
-        ({"projection_seed": 1}, PROBLEM),
-        ({"projector": "gaussian"}, PROBLEM),
+        ({"projection": GradientProjection(dims=16, seed=1)}, PROBLEM),
+        ({"projection": GradientProjection(dims=16, kind="gaussian")}, PROBLEM),
         ({}, with_another_row(method)),
     ]
     for change, problem in changes:

@@ -19,7 +19,7 @@ from support.source_problems import (
 from torch import Tensor
 
 from hgms_core import Data, Sources, Tree
-from hgms_mix.methods.rho_loss import RhoLoss
+from hgms_mix.methods.rho_loss import Reference, RhoLoss
 
 PROBLEM = network_sources()
 CLOSE = {"rtol": 1e-9, "atol": 1e-11}
@@ -27,13 +27,11 @@ CLOSE = {"rtol": 1e-9, "atol": 1e-11}
 
 def rho(**options: Any) -> RhoLoss:
     settings = {
-        "reference_epochs": 3,
-        "reference_lr": 0.02,
+        "reference": Reference(rows="validation", epochs=3, lr=0.02),
         "lr": 0.02,
         "batch_size": 4,
         "chunk": 7,
         "keep": 0.2,
-        "reference": "validation",
         "target_steps": 0,
     }
     return RhoLoss(**(settings | options))
@@ -72,7 +70,7 @@ def test_scores_are_the_difference_of_two_models_losses() -> None:
 def test_by_default_a_reference_of_one_half_scores_the_other_at_a_trained_x() -> None:
     problem, seen = watched(PROBLEM)
     method = RhoLoss(
-        reference_epochs=2, reference_lr=0.02, lr=0.02, batch_size=4, chunk=7, keep=0.2
+        reference=Reference(epochs=2, lr=0.02), lr=0.02, batch_size=4, chunk=7, keep=0.2
     )
     *_, (state, row) = through(method, problem)
     halves = torch.tensor_split(state["order"], 2)

@@ -101,7 +101,7 @@ def test_one_base_is_in_memory_whenever_another_stage_loads_its_own(
         loaded.append(weakref.ref(model))
         return model
 
-    less = "{ name = 'less', epochs = 1, projection = 'none', batch_size = 4, lr = 1e-3 }"
+    less = "{ name = 'less', warmup.epochs = 1, projection = 'none', batch_size = 4, lr = 1e-3 }"
     sets = [f"method={less}", "budget=60 steps", "sample.size=10", "task.cache=8"]
     monkeypatch.setattr(BaseModel, "load", counting)
     gc.collect()

@@ -5,7 +5,9 @@ rows.
 from __future__ import annotations
 
 from hgms_core import hookimpl
+from hgms_mix.methods.less.less import GradientProjection as GradientProjection
 from hgms_mix.methods.less.less import Less as Less
+from hgms_mix.methods.less.less import Warmup as Warmup
 
 
 @hookimpl

@@ -75,7 +75,7 @@ class Features:
     """
 
     gamma: Preconditioner
-    projector: Projector
+    projector: Projector | None
     store: str | None
 
     def of_validation(
@@ -118,7 +118,7 @@ class Features:
             epoch=state["epoch"] + 1,
             digest=state["digest"],
             rows=problem.lower_data.size,
-            dims=self.projector.size(Ravel.of(adamw_part(state["train"], "x")).size),
+            dims=self._size(Ravel.of(adamw_part(state["train"], "x")).size),
         )
         return store.rows_of(first, last, state["val"]["sums"], compute), loss
 
@@ -134,7 +134,15 @@ class Features:
         )
 
     def _directions(self, vectors: Sequence[Tensor]) -> Tensor:
-        return torch.nn.functional.normalize(self.projector.apply(vectors), dim=1)
+        projected = (
+            torch.cat([leaf.flatten(1) for leaf in vectors], dim=1)
+            if self.projector is None
+            else self.projector.apply(vectors)
+        )
+        return torch.nn.functional.normalize(projected, dim=1)
+
+    def _size(self, total: int) -> int:
+        return total if self.projector is None else self.projector.size(total)
 
 
 def sources_of(problem: Problem) -> Sources:

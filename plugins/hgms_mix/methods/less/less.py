@@ -12,10 +12,11 @@ from attrs import field
 import hgms_mix.lm
 from hgms.config import lowering
 from hgms_core import Cost, Key, Problem, Record, State, component
-from hgms_core.validators import less_than, not_negative, optional_whole, positive, whole
+from hgms_core.validators import positive, whole
 from hgms_mix.methods.less.features import Features, Preconditioner
-from hgms_mix.methods.less.projection import Kind, Projector
+from hgms_mix.methods.less.projection import GradientProjection as GradientProjection
 from hgms_mix.methods.less.schedule import Schedule, warn_of_few
+from hgms_mix.methods.less.schedule import Warmup as Warmup
 from hgms_mix.methods.less.store import fingerprint
 
 
@@ -41,13 +42,10 @@ class Less(hgms_mix.lm.RowSelection):
     homogeneous sources is required: the gradient of every row costs as much as training on it.
 
     Arguments:
-        warmup_share: of the pool's rows. ``epochs``, ``batch_size``, ``lr``, ``weight_decay``,
-            ``betas``, ``eps``: of the warm-up (AdamW; ``lr`` rises over the ``rising`` share of its
-            updates, then falls linearly to 0).
+        warmup: a :class:`Warmup`. ``batch_size``, ``lr``, ``weight_decay``, ``betas``, ``eps``: of
+            its updates by AdamW.
         eps_placement: in Γ, ``inside`` the root as in the authors' program, or ``outside``.
-        projection: dimensions (None: no projection). ``projector``: ``sparse``, or the dense
-            ``rademacher`` (the authors') and ``gaussian``, 2000 times the work at 8192 dimensions.
-            ``projection_seed``: for another projection of the same run.
+        projection: a :class:`GradientProjection`; None: no projection.
         chunk: rows whose gradients are in memory at a time. ``keep``: share of all rows to keep, or
             ``size``: their number.
         store: a folder for the projected features of all rows, memory-mapped and reused; None keeps
@@ -62,7 +60,7 @@ class Less(hgms_mix.lm.RowSelection):
         if the store contains them) and 1 upper gradient for each validation row. Memory: 3 lower
         states, 3·``chunk`` more during scoring.
 
-    >>> Less(epochs=2, projection=None).keep
+    >>> Less(warmup=Warmup(epochs=2), projection=None).keep
     0.05
 
     Source: Xia, Malladi, Gururangan, Arora, Chen, *LESS: selecting influential data for targeted
@@ -72,14 +70,10 @@ class Less(hgms_mix.lm.RowSelection):
     name: ClassVar[str] = "less"
     placeholder: ClassVar[str] = "x is the warm-up's"
 
-    warmup_share: float = field(default=0.05, validator=hgms_mix.lm.some_share)
-    epochs: int = field(default=4, validator=whole)
+    warmup: Warmup = Warmup()
     lr: float = field(default=2e-5, validator=positive)
-    rising: float = field(default=0.03, validator=[not_negative, less_than(1)])
     eps_placement: Literal["inside", "outside"] = "inside"
-    projection: int | None = field(default=8192, validator=optional_whole)
-    projector: Kind = "sparse"
-    projection_seed: int = 0
+    projection: GradientProjection | None = GradientProjection()
     chunk: int = field(default=8, validator=whole)
     store: str | None = None
 
@@ -88,8 +82,8 @@ class Less(hgms_mix.lm.RowSelection):
     def init(self, problem: Problem, seed: int) -> State:
         pool = problem.lower_data
         started = self.start(problem, seed, "warmup")
-        count = max(1, round(self.warmup_share * pool.size))
-        warn_of_few(self.epochs, self.batch_size, count, pool.size)
+        count = max(1, round(self.warmup.share * pool.size))
+        warn_of_few(self.warmup.epochs, self.batch_size, count, pool.size)
         chosen = torch.randperm(pool.size, generator=Key(seed).fold("warmup").generator())[:count]
         parts = len(self.sources(problem).parts)
         return {
@@ -168,7 +162,7 @@ class Less(hgms_mix.lm.RowSelection):
         schedule = self._schedule(state)
         val = state["val"]
         weight = schedule.average(epoch) / sum(
-            schedule.average(number) for number in range(self.epochs)
+            schedule.average(number) for number in range(self.warmup.epochs)
         )
         scores = state["scores"].clone()
         scores[:, first:last] += (
@@ -182,7 +176,7 @@ class Less(hgms_mix.lm.RowSelection):
             counts = hgms_mix.lm.source_counts(pool, kept)
             theta = sources.theta({name: number / len(kept) for name, number in counts.items()})
             changes |= {"ranking": ranking, "kept": kept, "theta": theta, "at": 0, "val": {}}
-            if epoch + 1 < self.epochs:
+            if epoch + 1 < self.warmup.epochs:
                 changes |= {"phase": "warmup", "epoch": epoch + 1}
             else:
                 changes |= {"phase": "train", **self.fresh(problem)}
@@ -190,13 +184,12 @@ class Less(hgms_mix.lm.RowSelection):
 
     def _schedule(self, state: State) -> Schedule:
         updates = math.ceil(len(state["warmup"]) / self.batch_size)
-        return Schedule(lr=self.lr, warmup=self.rising, epochs=self.epochs, updates=updates)
+        return Schedule(lr=self.lr, warmup=self.warmup, updates=updates)
 
     def _features(self, state: State) -> Features:
-        key = Key(state["seed"]).fold("projection", self.projection_seed)
         gamma = Preconditioner(betas=self.betas, eps=self.eps, eps_placement=self.eps_placement)
         return Features(
             gamma=gamma,
-            projector=Projector(key=key, dims=self.projection, kind=self.projector),
+            projector=self.projection and self.projection.projector(Key(state["seed"])),
             store=self.store,
         )

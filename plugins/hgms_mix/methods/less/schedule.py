@@ -4,8 +4,32 @@ from __future__ import annotations
 
 import logging
 import math
+from typing import final
 
-from attrs import frozen
+from attrs import field, frozen
+
+from hgms_core import component
+from hgms_core.validators import less_than, not_negative, whole
+from hgms_mix.lm import some_share
+
+
+@final
+@component
+class Warmup:
+    """Table ``warmup`` of LESS: training on a random part of all rows.
+
+    Arguments:
+        share: of the pool's rows. ``epochs``: passes over them; gradients are compared after each.
+        rising: share of the updates over which lr rises; then it falls linearly to 0.
+
+    >>> Warmup(epochs=2).share
+    0.05
+    """
+
+    share: float = field(default=0.05, validator=some_share)
+    epochs: int = field(default=4, validator=whole)
+    rising: float = field(default=0.03, validator=[not_negative, less_than(1)])
+
 
 FEW = 100
 """The minimum number of warm-up updates without a warning."""
@@ -13,10 +37,9 @@ FEW = 100
 
 @frozen(kw_only=True)
 class Schedule:
-    """A linear increase over the first ``warmup`` share of all updates, then a linear decrease to
-    (almost) 0.
+    """The learning rates of a ``warmup``: a linear increase, then a linear decrease to (almost) 0.
 
-    >>> schedule = Schedule(lr=2e-5, warmup=0.03, epochs=4, updates=1000)
+    >>> schedule = Schedule(lr=2e-5, warmup=Warmup(), updates=1000)
     >>> [
     ...     f"{schedule.average(epoch):.2e}" for epoch in range(4)
     ... ]  # what the LESS authors report, to two digits
@@ -24,14 +47,13 @@ class Schedule:
     """
 
     lr: float
-    warmup: float
-    epochs: int
+    warmup: Warmup
     updates: int
     """Updates of one epoch."""
 
     def rate(self, update: int) -> float:
-        total = self.epochs * self.updates
-        rising = math.ceil(self.warmup * total)
+        total = self.warmup.epochs * self.updates
+        rising = math.ceil(self.warmup.rising * total)
         if update < rising:
             return self.lr * (update + 1) / rising
         return self.lr * (total - update) / (total - rising)
@@ -49,7 +71,7 @@ def warn_of_few(epochs: int, batch_size: int, count: int, size: int) -> None:
         needed = math.ceil(FEW / epochs) * batch_size
         share = math.ceil(100 * needed / size) / 100
         advice = (
-            f"set warmup_share = {share:g}" if share <= 1 else f"lower batch_size ({batch_size})"
+            f"set warmup.share = {share:g}" if share <= 1 else f"lower batch_size ({batch_size})"
         )
         logging.getLogger("hgms").warning(
             f"less: the warm-up takes {updates} updates on {count} of the pool's {size} rows, "

@@ -6,6 +6,7 @@ A reference model estimates this part.
 from __future__ import annotations
 
 from hgms_core import hookimpl
+from hgms_mix.methods.rho_loss.rho_loss import Reference as Reference
 from hgms_mix.methods.rho_loss.rho_loss import RhoLoss as RhoLoss
 
 

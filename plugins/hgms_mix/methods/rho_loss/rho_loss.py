@@ -30,6 +30,24 @@ from hgms_core.validators import not_negative, positive, whole
 
 @final
 @component
+class Reference:
+    """Table ``reference`` of RHO-LOSS: the training of x_ref.
+
+    Arguments:
+        rows: ``held-out`` rows of the pool, or ``validation`` rows.
+        epochs, lr: passes over the rows, and the learning rate of AdamW.
+
+    >>> Reference(rows="validation").epochs
+    4
+    """
+
+    rows: Literal["held-out", "validation"] = "held-out"
+    epochs: int = field(default=4, validator=whole)
+    lr: float = field(default=1e-4, validator=positive)
+
+
+@final
+@component
 class RhoLoss(hgms_mix.lm.RowSelection):
     """Reducible holdout loss: rank rows by the part of their loss that can still be learned::
 
@@ -37,11 +55,11 @@ class RhoLoss(hgms_mix.lm.RowSelection):
 
     The reference x_ref is trained without z. The pool is split into two random halves. For each
     half, a reference is trained on it from x0, and computes the irreducible loss ℓ(x_ref; z) of the
-    rows of the other half once (the paper's form for data without a holdout set). With ``reference
-    = "validation"``, a single reference is trained on the validation rows of the role
-    ``differentiate`` instead. Then a low irreducible loss also means that a row is like the target.
-    A reference has a state after each epoch, and x0. The state with the lowest mean loss on the
-    rows of the role ``stop`` is kept. The test set is not used.
+    rows of the other half once (the paper's form for data without a holdout set). With
+    ``reference.rows = "validation"``, a single reference is trained on the validation rows of the
+    role ``differentiate`` instead. Then a low irreducible loss also means that a row is like the
+    target. A reference has a state after each epoch, and x0. The state with the lowest mean loss on
+    the rows of the role ``stop`` is kept. The test set is not used.
 
     ``static``: x is x0 after ``target_steps`` updates on random rows of the pool; the ``keep``
     share with the highest scores is kept, and θ has the sources' shares of it. ``online``: every
@@ -56,9 +74,8 @@ class RhoLoss(hgms_mix.lm.RowSelection):
 
     Arguments:
         mode: ``static`` or ``online``.
-        reference: the training rows of x_ref, ``held-out`` rows or ``validation`` rows.
-            ``reference_epochs``, ``reference_lr``: of x_ref. ``target_steps``: before static scores
-            (None: one pass over the pool).
+        reference: a :class:`Reference`. ``target_steps``: updates of x before static scores (None:
+            one pass over the pool).
         lr, weight_decay, betas, eps: AdamW of x (the last three of x_ref too). ``batch_size``: rows
             of an update (not online).
         big_batch, top: of an online update. ``keep``: share of all rows that static scores keep, or
@@ -85,9 +102,7 @@ class RhoLoss(hgms_mix.lm.RowSelection):
     placeholder: ClassVar[str] = "x did not learn from the chosen rows"
 
     mode: Literal["static", "online"] = "static"
-    reference: Literal["held-out", "validation"] = "held-out"
-    reference_epochs: int = field(default=4, validator=whole)
-    reference_lr: float = field(default=1e-4, validator=positive)
+    reference: Reference = Reference()
     target_steps: int | None = field(default=None, validator=hgms_mix.lm.optional_count)
     weight_decay: float = field(default=0.01, validator=not_negative)
     big_batch: int = field(default=320, validator=whole)
@@ -107,7 +122,7 @@ class RhoLoss(hgms_mix.lm.RowSelection):
 
     def init(self, problem: Problem, seed: int) -> State:
         sources = self.sources(problem)
-        for role in ("differentiate", "stop") if self.reference == "validation" else ("stop",):
+        for role in ("differentiate", "stop") if self.reference.rows == "validation" else ("stop",):
             hgms_mix.lm.check_role(problem, "the reference of method 'rho-loss' requires", role)
         started = self.start(problem, seed, "reference")
         size = problem.lower_data.size
@@ -234,13 +249,13 @@ def train_reference(method: RhoLoss, problem: Problem, state: State) -> tuple[St
         best, spent = _better(method, problem, state, state["train"], best)
     key = Key(state["seed"]).fold("reference", state["half"])
     rows = own[hgms_mix.lm.epoch_rows(key, len(own), at, method.batch_size)]
-    trained, loss, cost = update(method, problem, state, data, rows, method.reference_lr)
+    trained, loss, cost = update(method, problem, state, data, rows, method.reference.lr)
     spent += cost
     if (at + 1) % updates == 0:
         best, cost = _better(method, problem, state, trained, best)
         spent += cost
     changes: State = {"train": trained, "best": best, "at": at + 1}
-    if at + 1 == updates * method.reference_epochs:
+    if at + 1 == updates * method.reference.epochs:
         changes |= {
             "phase": "irreducible",
             "at": 0,
@@ -262,7 +277,7 @@ def score_unseen(method: RhoLoss, problem: Problem, state: State) -> tuple[State
     changes: State = {"irreducible": irreducible, "at": state["at"] + len(index)}
     if changes["at"] == len(rows):
         changes |= {"at": 0, "train": hgms_mix.lm.adamw_start(problem.x0)}
-        if method.reference == "held-out" and state["half"] == 0:
+        if method.reference.rows == "held-out" and state["half"] == 0:
             changes |= {
                 "phase": "reference",
                 "half": 1,
@@ -289,7 +304,7 @@ def _halves(method: RhoLoss, problem: Problem, state: State) -> tuple[Data, Tens
     """Return the training data and rows of the current reference, and the pool rows that it
     scores.
     """
-    if method.reference == "validation":
+    if method.reference.rows == "validation":
         data = problem.upper_data["differentiate"]
         return data, torch.arange(data.size), torch.arange(problem.lower_data.size)
     halves = torch.tensor_split(state["order"], 2)
@@ -352,6 +367,6 @@ def row_losses(
             "not-finite",
             f"step {state['step'] + 1}: the loss of a row is not finite",
             place=("method", "lr"),
-            hint="decrease lr and reference_lr, or check the rows",
+            hint="decrease lr and reference.lr, or check the rows",
         )
     return losses.cpu()
