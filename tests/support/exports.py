@@ -13,9 +13,9 @@ from attrs import evolve
 
 from hgms.plugins import Registry
 from hgms_mix.exchange.folder import TRAINERS, export
-from hgms_mix.exchange.import_mix import bring
-from hgms_mix.exchange.sample import Sampled, sampled
-from hgms_mix.exchange.trainer import Brought
+from hgms_mix.exchange.import_mix import write_mix_file
+from hgms_mix.exchange.sample import Sampled, load_sample
+from hgms_mix.exchange.trainer import ImportedMix
 
 plugins = functools.cache(Registry.load)
 
@@ -23,7 +23,7 @@ plugins = functools.cache(Registry.load)
 def sample_of(name: str | Path = "chat", sets: Sequence[str] = (), **more: Any) -> Sampled:
     """That of ``name``.toml, or of a folder of `hgms mix`."""
     place = name if isinstance(name, Path) else Path(f"{name}.toml")
-    return sampled(place, sets, registry=plugins(), **more)
+    return load_sample(place, sets, registry=plugins(), **more)
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -54,7 +54,7 @@ def several_answers(marks: bool) -> Any:
     return sample
 
 
-def brought(trainer: str, text: str, info: Any = None, file: str = "c.yaml") -> Brought:
+def brought(trainer: str, text: str, info: Any = None, file: str = "c.yaml") -> ImportedMix:
     """What a configuration of a trainer becomes; beside it is the dataset_info.json ``info``."""
     Path(file).write_text(text)
     if info is None:
@@ -62,7 +62,7 @@ def brought(trainer: str, text: str, info: Any = None, file: str = "c.yaml") -> 
         info = {name: {"file_name": f"{name}.jsonl", "columns": columns} for name in "ab"}
     Path("dataset_info.json").write_text(json.dumps(info))
     Path("mix.toml").unlink(missing_ok=True)
-    return bring(TRAINERS[trainer], Path(file), Path("mix.toml"))
+    return write_mix_file(TRAINERS[trainer], Path(file), Path("mix.toml"))
 
 
 def sources() -> Any:

@@ -38,7 +38,7 @@ def main() -> None:
     )
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args().folder
-    from hgms_mix.lm.examples import chosen
+    from hgms_mix.lm.examples import select_rows
     from hgms_mix.lm.sources import Source
 
     path = Path(os.environ["HGMS_DATA"], "alpaca_de", "alpaca_de_6000.jsonl.gz")
@@ -46,7 +46,7 @@ def main() -> None:
         rows = [json.loads(line) for line in stream]
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "shuffled.jsonl").open("w", encoding="utf-8") as stream:
-        for number in chosen(
+        for number in select_rows(
             path.name, len(rows), Source(path=str(path), shuffle_seed=0, skip=FIRST)
         ).tolist():
             row = {**rows[number], "output": shuffled(rows[number]["output"], number)}

@@ -33,13 +33,13 @@ Answers = dict[tuple[int, int], dict[str, Any]]
 Report = Callable[[str], None]
 
 
-def _known(_self: object, attribute: Any, value: Iterable[str]) -> None:
+def _check_names(_self: object, attribute: Any, value: Iterable[str]) -> None:
     for name in value:
         if name not in NEW_TOKENS:
             raise unknown_name("benchmark", name, NEW_TOKENS, (attribute.name,))
 
 
-def _once(_self: object, _attribute: object, value: Sequence[str]) -> None:
+def _check_distinct(_self: object, _attribute: object, value: Sequence[str]) -> None:
     if len(set(value)) < len(value):
         raise ConfigError(
             "wrong-value",
@@ -90,9 +90,9 @@ class Evaluate:
     """
 
     benchmarks: tuple[Literal["gsm8k", "math", "mt-bench"], ...] = field(
-        default=(), validator=_once
+        default=(), validator=_check_distinct
     )
-    paths: dict[str, str] = field(factory=dict, validator=_known)
+    paths: dict[str, str] = field(factory=dict, validator=_check_names)
     limit: int | None = field(default=None, validator=optional(at_least(1)))
     max_new_tokens: int | None = field(default=None, validator=optional(at_least(1)))
     max_prompt_tokens: int = field(default=1024, validator=at_least(1))
@@ -139,9 +139,9 @@ class Evaluate:
             for name, (listed, source) in loaded.items():
                 self._generate(name, listed, source, model, tokenizer, folder, report)
                 if name != "mt-bench":
-                    _write(folder, name, _scored(verifier, name, listed, folder, report))
+                    _write(folder, name, _score_answers(verifier, name, listed, folder, report))
         if "mt-bench" in self.benchmarks:
-            _write(folder, "mt-bench", self._rated(folder, report, ask=False))
+            _write(folder, "mt-bench", self._rate_answers(folder, report, ask=False))
             if self.judge is not None:
                 self.rate(folder, report)
         results = _results(folder)
@@ -171,7 +171,7 @@ class Evaluate:
                 hint="set a judge",
             )
         self.judge.require()
-        _write(folder, "mt-bench", self._rated(folder, report, ask=True))
+        _write(folder, "mt-bench", self._rate_answers(folder, report, ask=True))
         return _results(folder)
 
     def check(self) -> None:
@@ -288,7 +288,7 @@ class Evaluate:
                 hint=f"use another folder, or remove {answers} to answer again",
             )
 
-    def _rated(self, folder: Path, report: Report, *, ask: bool) -> dict[str, Any]:
+    def _rate_answers(self, folder: Path, report: Report, *, ask: bool) -> dict[str, Any]:
         place = questions.place("mt-bench", self.paths.get("mt-bench"))
         listed, _ = questions.load("mt-bench", place, self.limit)
         turns = [
@@ -331,7 +331,7 @@ class Evaluate:
         }
 
 
-def _scored(
+def _score_answers(
     verifier: Verifier, name: Benchmark, listed: Sequence[Question], folder: Path, report: Report
 ) -> dict[str, Any]:
     known = _answers(folder, name)

@@ -179,13 +179,13 @@ def replies(
     greedy = GenerationConfig(do_sample=False, num_beams=1, use_cache=True, **lengths)
     seen = prompts.seen()
     order = sorted(range(len(seen)), key=lambda position: (-len(seen[position]), position))
-    with answering(model, GenerationConfig()):
+    with without_own_settings(model, GenerationConfig()):
         while order:
             now = order[:batch_size]
             try:
                 new = _batch(model, [seen[position] for position in now], greedy, pad)
             except torch.OutOfMemoryError:
-                batch_size = _halved(len(now), prompts.new_tokens, len(seen[now[0]]), report)
+                batch_size = _halve(len(now), prompts.new_tokens, len(seen[now[0]]), report)
                 continue
             order = order[batch_size:]
             yield [
@@ -212,7 +212,7 @@ def _batch(
     return new
 
 
-def _halved(rows: int, new: int, longest: int, report: Callable[[str], None]) -> int:
+def _halve(rows: int, new: int, longest: int, report: Callable[[str], None]) -> int:
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     if rows == 1:
@@ -231,7 +231,7 @@ def _halved(rows: int, new: int, longest: int, report: Callable[[str], None]) ->
 
 
 @contextlib.contextmanager
-def answering(model: PreTrainedModel, settings: Any) -> Iterator[None]:
+def without_own_settings(model: PreTrainedModel, settings: Any) -> Iterator[None]:
     """Disable dropout and the model's generation settings inside the block.
 
     Otherwise these settings would replace unset fields of the given settings.

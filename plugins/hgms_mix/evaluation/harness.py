@@ -26,7 +26,7 @@ from hgms_core import ConfigError, HgmsError, component
 from hgms_core.errors import DataError, MissingExtra, closest
 from hgms_core.validators import at_least, not_empty, optional
 from hgms_mix.evaluation import questions, records, scores
-from hgms_mix.evaluation.generate import answering, fingerprint, own_stops, prompt_cap
+from hgms_mix.evaluation.generate import fingerprint, own_stops, prompt_cap, without_own_settings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -56,7 +56,7 @@ GENERATES: Final = "generate_until"
 """The harness's name for tasks with generated answers; other tasks compare choices."""
 
 
-def _known(_self: object, _attribute: object, value: Sequence[str]) -> None:
+def _check_names(_self: object, _attribute: object, value: Sequence[str]) -> None:
     for name in value:
         if [_short(other) for other in value].count(_short(name)) > 1:
             raise ConfigError(
@@ -109,7 +109,7 @@ class LmEval:
     Source: Gao et al., lm-evaluation-harness 0.4.13.
     """
 
-    tasks: tuple[str, ...] = field(validator=[not_empty, _known])
+    tasks: tuple[str, ...] = field(validator=[not_empty, _check_names])
     num_fewshot: int | None = field(default=None, validator=optional(at_least(0)))
     limit: int | None = field(default=None, validator=optional(at_least(1)))
     max_new_tokens: int = field(default=256, validator=at_least(1))
@@ -227,7 +227,7 @@ class LmEval:
                 *([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]),
             }
         )
-        with answering(model, GenerationConfig(eos_token_id=stops or None)):
+        with without_own_settings(model, GenerationConfig(eos_token_id=stops or None)):
             any_model: Any = model  # also accepts peft's wrapper
             lm = HFLM(
                 pretrained=any_model,

@@ -189,11 +189,11 @@ def messages(
     else:
         values |= {f"question_{place}": text for place, text in enumerate(question.turns, 1)}
         values |= {f"answer_{place}": text for place, text in enumerate(answers, 1)}
-    user = _filled(name, prompts[name].template, values)
+    user = _fill(name, prompts[name].template, values)
     return [{"role": "system", "content": prompts[name].system}, {"role": "user", "content": user}]
 
 
-def _filled(name: str, template: str, values: Mapping[str, str]) -> str:
+def _fill(name: str, template: str, values: Mapping[str, str]) -> str:
     """Fill the fields of a template from a file; reject attributes, items and widths of fields."""
     parts = []
     try:

@@ -59,7 +59,7 @@ def rate(
     path = ratings_path(judge, folder)
     report(f"mt-bench: {judge.where} rates {len(todo)} of {len(requests)} turns ({judge.sends})")
     kept = len(requests) - len(todo)
-    with _asked(judge, folder, todo) as answers:
+    with _ratings_of(judge, folder, todo) as answers:
         try:
             for record in answers:
                 records.add(path, record)
@@ -81,7 +81,7 @@ def rate(
 
 
 @contextlib.contextmanager
-def _asked(
+def _ratings_of(
     judge: Judge | InspectJudge, folder: Path, todo: Sequence[Request]
 ) -> Iterator[Iterator[dict[str, Any]]]:
     """Yield the records of the requested ratings in the order of completion."""
@@ -152,7 +152,7 @@ class _Session:
 
         judge = self._judge
         try:
-            text = self._sent(request).choices[0].message.content
+            text = self._send(request).choices[0].message.content
         except openai.BadRequestError as error:
             return None, f"refused: {_short(error)}"
         except (openai.APIStatusError, openai.APIConnectionError) as error:
@@ -176,7 +176,7 @@ class _Session:
             return None, "malformed: no text"
         return text.encode(errors="replace").decode(), ""  # half a surrogate pair cannot be written
 
-    def _sent(self, request: Request) -> Any:
+    def _send(self, request: Request) -> Any:
         """Send a request, with the retries of the client."""
         judge = self._judge
         calls: Any = self._client.chat.completions

@@ -82,7 +82,7 @@ class Verifier:
         )
         assert process.stdout is not None
         lines: queue.Queue[str] = queue.Queue()
-        threading.Thread(target=_pass_on, args=(process.stdout, lines), daemon=True).start()
+        threading.Thread(target=_forward_lines, args=(process.stdout, lines), daemon=True).start()
         self._process = process
         self._lines = lines
         try:
@@ -131,7 +131,7 @@ def _box(text: str) -> str:
     return "\\boxed{" + text + "}"
 
 
-def _pass_on(stream: IO[str], lines: queue.Queue[str]) -> None:
+def _forward_lines(stream: IO[str], lines: queue.Queue[str]) -> None:
     with contextlib.suppress(ValueError):  # closed during a read
         for line in stream:
             lines.put(line.strip())

@@ -164,10 +164,7 @@ def _apart(model: Any) -> bool:
     from vllm import ModelRegistry
 
     (config,) = model.peft_config.values()
-    plain = (
-        config.peft_type == "LORA"
-        and config.bias == "none"
-    )
+    plain = config.peft_type == "LORA" and config.bias == "none"
     if not plain or any(getattr(config, name, None) for name in MERGED_ONLY):
         return False
     known = ModelRegistry.models.get(type(model.get_base_model()).__name__)

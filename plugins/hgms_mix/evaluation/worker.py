@@ -19,7 +19,7 @@ import sys
 MEMORY = 4 << 30
 
 
-class _Heard(logging.Handler):
+class _TimeoutCounter(logging.Handler):
     """Count the comparisons that math-verify gave up: it logs a warning, but reports them as
     unequal.
     """
@@ -40,9 +40,9 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     except (ImportError, ValueError, OSError):
         pass  # no such limit on this system
-    heard = _Heard()
+    counter = _TimeoutCounter()
     logger = logging.getLogger("math_verify")
-    logger.addHandler(heard)
+    logger.addHandler(counter)
     logger.propagate = False
     own = sys.platform != "win32"
 
@@ -58,7 +58,7 @@ def main() -> None:
             signal.setitimer(signal.ITIMER_PROF, seconds, seconds)
 
     def verdict(gold: str, answer: str, seconds: int) -> str:
-        before = heard.count
+        before = counter.count
         timeout = None if own else seconds
         try:
             try:
@@ -69,7 +69,7 @@ def main() -> None:
                 limit(0)
         except (MemoryError, TimeoutException):
             return "undecided"
-        return "right" if same else "wrong" if heard.count == before else "undecided"
+        return "right" if same else "wrong" if counter.count == before else "undecided"
 
     answers = sys.stdout
     sys.stdout = sys.stderr

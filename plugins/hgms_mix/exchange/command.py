@@ -53,10 +53,10 @@ def export(
     """
     from hgms_mix.exchange.folder import TRAINERS
     from hgms_mix.exchange.folder import export as write
-    from hgms_mix.exchange.sample import sampled
+    from hgms_mix.exchange.sample import load_sample
     from hgms_mix.exchange.trainer import differences
 
-    sample = sampled(place, sets, **choices)
+    sample = load_sample(place, sets, **choices)
     files = write(sample, TRAINERS[trainer], folder)
     rows = [
         {
@@ -117,25 +117,25 @@ def import_(file: Path, trainer: str, out: Path, validation: str | None, as_json
     each, whatever its weights mean.
     """
     from hgms_mix.exchange.folder import TRAINERS
-    from hgms_mix.exchange.import_mix import bring
+    from hgms_mix.exchange.import_mix import write_mix_file
 
-    brought = bring(TRAINERS[trainer], file, out, validation)
+    imported = write_mix_file(TRAINERS[trainer], file, out, validation)
     rows = [
         {
             "source": name,
             "share": share,
-            "from": brought.sources[name].get("path") or brought.sources[name]["hub"],
+            "from": imported.sources[name].get("path") or imported.sources[name]["hub"],
         }
-        for name, share in brought.mixture.items()
+        for name, share in imported.mixture.items()
     ]
     if as_json:
         print_json(
-            {"trainer": trainer, "file": str(out), "sources": rows, "notes": list(brought.notes)}
+            {"trainer": trainer, "file": str(out), "sources": rows, "notes": list(imported.notes)}
         )
         return
     print_table(
         ("source", "share", "from"), [{**row, "share": f"{row['share']:.4f}"} for row in rows]
     )
-    for note in brought.notes:
+    for note in imported.notes:
         click.echo(f"  {note}")
     click.echo(f"  {out}")

@@ -121,11 +121,11 @@ def data_sets(listed: Any, path: Path, option: str, key: str) -> list[dict[str, 
             f"{option}={listed!r} must be a list of tables, each with {key}",
             place=(str(path), option),
         )
-    several(listed, (str(path), option))
+    check_several(listed, (str(path), option))
     return listed
 
 
-def several(listed: Sequence[Any], place: Place) -> None:
+def check_several(listed: Sequence[Any], place: Place) -> None:
     """Raise ConfigError for a single data set, before its rows are counted."""
     if len(listed) < 2:
         raise ConfigError(
@@ -243,7 +243,7 @@ def place_of(name: str, file: Path) -> Path | None:
     return None
 
 
-def located(name: str, file: Path, *option: str | int) -> str:
+def locate(name: str, file: Path, *option: str | int) -> str:
     """Return the path of a data file for the mix file.
 
     The path is relative if it is below the working directory, else absolute. ``option`` is the
@@ -313,7 +313,7 @@ def of_load_dataset(
         hub = of_hub(part["path"], part.get("revision"), part.get("name"), part.get("split"))
         return part["path"].split("/")[-1], {**hub, **columns}
     name = name_of(local)
-    source = {"path": located(local, file, *option, "data_files"), **columns}
+    source = {"path": locate(local, file, *option, "data_files"), **columns}
     place = (str(file), *option, "split")
     return name, source | part_of(part.get("split"), name, source, file, place)
 

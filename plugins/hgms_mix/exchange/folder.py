@@ -49,7 +49,7 @@ def export(sample: Sampled, trainer: Trainer, folder: Path) -> list[str]:
 
     Errors: ConfigError if the folder contains other files; DiskError if it cannot be written.
     """
-    before = _written(folder, trainer)
+    before = _exported_files(folder, trainer)
     aside = folder / ASIDE
     try:
         shutil.rmtree(aside, ignore_errors=True)
@@ -68,14 +68,14 @@ def export(sample: Sampled, trainer: Trainer, folder: Path) -> list[str]:
                         place=(str(folder / name),),
                         hint="use another --out, or move the file",
                     )
-            _list(folder, trainer, before | files)  # after a kill, the next export knows both
+            _write_list(folder, trainer, before | files)  # after a kill, the next export knows both
             for name in before - files:
                 # From other sources: OLMo-core reads all files in the folder.
                 (folder / name).unlink(missing_ok=True)
             for name in files:
                 (folder / name).parent.mkdir(exist_ok=True)
                 (aside / name).replace(folder / name)
-            _list(folder, trainer, files)
+            _write_list(folder, trainer, files)
         finally:
             shutil.rmtree(aside, ignore_errors=True)
     except OSError as error:
@@ -88,14 +88,14 @@ def export(sample: Sampled, trainer: Trainer, folder: Path) -> list[str]:
     return ["README.md", *trainer.files]
 
 
-def _list(folder: Path, trainer: Trainer, files: Set[str]) -> None:
+def _write_list(folder: Path, trainer: Trainer, files: Set[str]) -> None:
     replace_file(
         folder / LIST,
         json.dumps({"trainer": trainer.name, "files": sorted(files)}, indent=2).encode(),
     )
 
 
-def _written(folder: Path, trainer: Trainer) -> Set[str]:
+def _exported_files(folder: Path, trainer: Trainer) -> Set[str]:
     """Return the files of an earlier export in the folder.
 
     Raise ConfigError if the folder contains any other file.

@@ -14,13 +14,13 @@ import tomlkit
 from hgms.store import replace_file
 from hgms_core import ConfigError, HgmsError
 from hgms_mix.exchange.configuration import COMMIT
-from hgms_mix.exchange.trainer import Brought, Trainer
+from hgms_mix.exchange.trainer import ImportedMix, Trainer
 
 SIZE = 1000
 
 
 def mix_file(
-    brought: Brought, trainer: Trainer, origin: Path, validation: str | None = None
+    imported: ImportedMix, trainer: Trainer, origin: Path, validation: str | None = None
 ) -> str:
     """Return the text of a mix file.
 
@@ -28,17 +28,17 @@ def mix_file(
     """
     document = tomlkit.document()
     document.add(tomlkit.comment(f"From {origin.name}, a configuration of {trainer.name}."))
-    for note in brought.notes:
+    for note in imported.notes:
         document.add(tomlkit.comment(f"{note[0].upper()}{note[1:]}."))
     document["budget"] = "1 step"
     document["seed"] = 0
-    document["method"] = _table(name="fixed", mixture=_table(**brought.mixture))
+    document["method"] = _table(name="fixed", mixture=_table(**imported.mixture))
     task = _table(
         name="source-mixture",
-        model=_table(path=brought.model or "MODEL"),
-        sources=_table(**{name: _table(**table) for name, table in brought.sources.items()}),
+        model=_table(path=imported.model or "MODEL"),
+        sources=_table(**{name: _table(**table) for name, table in imported.sources.items()}),
     )
-    if brought.model is None:
+    if imported.model is None:
         task["model"].comment("the configuration names none")
     if validation is not None:
         task["validation"] = _table(validation=_table(path=validation))
@@ -62,7 +62,9 @@ def _table(**items: Any) -> Any:
     return table
 
 
-def bring(trainer: Trainer, origin: Path, out: Path, validation: str | None = None) -> Brought:
+def write_mix_file(
+    trainer: Trainer, origin: Path, out: Path, validation: str | None = None
+) -> ImportedMix:
     """Read ``origin`` and write the mix file ``out``, which must not exist.
 
     Errors: ConfigError for a configuration that cannot be read, or whose shares are unknown.
@@ -78,19 +80,19 @@ def bring(trainer: Trainer, origin: Path, out: Path, validation: str | None = No
         )
     if not origin.is_file():
         raise ConfigError("missing-file", "the file does not exist", place=(str(origin),))
-    brought = trainer.read(origin)
-    for name, table in brought.sources.items():
+    imported = trainer.read(origin)
+    for name, table in imported.sources.items():
         pinned = {"revision": "0" * 40} if table.get("revision") == COMMIT else {}
         try:
             Source(**{**table, **pinned})
         except HgmsError as error:
             raise error.at(str(origin), name) from None
-    unknown = [name for name, table in brought.sources.items() if table.get("revision") == COMMIT]
+    unknown = [name for name, table in imported.sources.items() if table.get("revision") == COMMIT]
     if unknown:
         note = (
             f"put the commit of {', '.join(unknown)} in the place of {COMMIT}: `git "
             "ls-remote` prints it"
         )
-        brought = attrs.evolve(brought, notes=[*brought.notes, note])
-    replace_file(out, mix_file(brought, trainer, origin, validation).encode())
-    return brought
+        imported = attrs.evolve(imported, notes=[*imported.notes, note])
+    replace_file(out, mix_file(imported, trainer, origin, validation).encode())
+    return imported

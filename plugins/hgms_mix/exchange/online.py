@@ -23,7 +23,7 @@ from hgms_core import ConfigError, HgmsError, Key, OuterOptimizer, State
 from hgms_core.errors import CheckpointError, MissingExtra
 from hgms_mix.exchange.plan import Epochs, Plan
 from hgms_mix.exchange.rules import Alignment, Loss, Losses, Rule
-from hgms_mix.exchange.trainer import normalised
+from hgms_mix.exchange.trainer import normalise
 
 try:
     from transformers import Trainer, TrainerCallback
@@ -160,7 +160,7 @@ class MixtureCallback(TrainerCallback):
             self.rule.check(tuple(sources))
         except HgmsError as error:
             raise error.at("rule") from None
-        first = normalised(shares, ("start",))
+        first = normalise(shares, ("start",))
         weights = torch.tensor([first[name] for name in sources], dtype=torch.float64)
         self._start = (weights / weights.max()).clamp_min(math.exp(-30)).log()
         self.key = Key(seed)
@@ -198,7 +198,7 @@ class MixtureCallback(TrainerCallback):
                 place=("trainer", "train_dataset"),
                 hint="create a new trainer for each callback",
             )
-        if not _by_number(rows):
+        if not _is_indexed(rows):
             raise ConfigError(
                 "wrong-type",
                 f"train_dataset of type {type(rows).__name__} must have rows by number",
@@ -212,7 +212,7 @@ class MixtureCallback(TrainerCallback):
                 place=("trainer", "train_dataset"),
                 hint="concatenate the rows of the sources in this order, without packing",
             )
-        if self.rule.upper and not (_by_number(validation) and len(validation)):
+        if self.rule.upper and not (_is_indexed(validation) and len(validation)):
             raise ConfigError(
                 "no-rows",
                 f"rule={self.rule.name!r} requires validation rows by number, but there are none",
@@ -220,7 +220,7 @@ class MixtureCallback(TrainerCallback):
                 hint="call attach(trainer, validation=...), or set eval_dataset of the trainer, "
                 "with rows by number",
             )
-        self._checked(trainer.args)
+        self._check_arguments(trainer.args)
         self._trainer = trainer
         self._validation = validation
         self._upper = (
@@ -239,7 +239,7 @@ class MixtureCallback(TrainerCallback):
                 place=("trainer",),
                 hint="call callback.attach(trainer) instead of trainer.add_callback(callback)",
             )
-        self._checked(args)
+        self._check_arguments(args)
         if state.global_step > 0 and not self._loaded:
             self.load(Path(args.output_dir) / f"checkpoint-{state.global_step}")
         elif not self._loaded:
@@ -366,7 +366,7 @@ class MixtureCallback(TrainerCallback):
         def batch(rows: list[Any]) -> Any:
             return moved(self._collate(rows), device)
 
-        with undisturbed(model, device), _statistics_kept(self._trainer):
+        with undisturbed(model, device), _keep_statistics(self._trainer):
             lower = {
                 name: batch([self.rows.of(name, row) for row in epochs.rows(change * count, count)])
                 for name, epochs in self._lower.items()
@@ -408,7 +408,7 @@ class MixtureCallback(TrainerCallback):
             )
         return int(place)
 
-    def _checked(self, args: Any) -> None:
+    def _check_arguments(self, args: Any) -> None:
         if not hasattr(args, "train_sampling_strategy"):
             raise ConfigError(
                 "not-supported",
@@ -460,7 +460,7 @@ class MixtureCallback(TrainerCallback):
 
 
 @contextlib.contextmanager
-def _statistics_kept(trainer: Any) -> Iterator[None]:
+def _keep_statistics(trainer: Any) -> Iterator[None]:
     """Restore the statistics of TRL's trainers.
 
     TRL counts statistics of every loss in a private attribute. The losses here are not training
@@ -474,6 +474,6 @@ def _statistics_kept(trainer: Any) -> Iterator[None]:
             trainer._metrics = before
 
 
-def _by_number(rows: Any) -> bool:
+def _is_indexed(rows: Any) -> bool:
     """Return whether rows are indexed by number: not a stream, nor data sets by name."""
     return isinstance(rows, Sized) and not isinstance(rows, IterableDataset | Mapping)

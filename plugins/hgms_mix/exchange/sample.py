@@ -193,7 +193,7 @@ def is_learned(turn: Mapping[str, Any]) -> bool:
     return bool(turn.get("weight", 1))
 
 
-def sampled(
+def load_sample(
     place: Path,
     sets: Sequence[str] = (),
     *,
@@ -294,16 +294,16 @@ def stems_of(names: Iterable[str]) -> dict[str, str]:
     """
     stems: dict[str, str] = {}
     for name in names:
-        stems[name] = unused(
+        stems[name] = unique_name(
             stems.values(), re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "source"
         )
     return stems
 
 
-def unused(names: Iterable[str], wanted: str) -> str:
+def unique_name(names: Iterable[str], wanted: str) -> str:
     """Return ``wanted``, with a number if the name is in use, ignoring case.
 
-    >>> unused(["Code", "code-2"], "code")
+    >>> unique_name(["Code", "code-2"], "code")
     'code-3'
     """
     taken = {known.casefold() for known in names}

@@ -28,7 +28,7 @@ A network with random weights is created separately in every program.
 
 @final
 @frozen(kw_only=True)
-class Brought:
+class ImportedMix:
     """The data part of a configuration.
 
     It contains the rows of each source (tables as in ``[task.sources.NAME]``), the share of each
@@ -55,7 +55,7 @@ class Trainer:
     command: str
     write: Callable[[Sampled, Path], Sequence[str]]
     whole: Callable[[Sampled], Mapping[str, str]]
-    read: Callable[[Path], Brought]
+    read: Callable[[Path], ImportedMix]
 
 
 def write_rows(folder: Path, part: Part, rows: Iterable[Mapping[str, Any]]) -> str:
@@ -94,12 +94,12 @@ def model_name(sample: Sampled) -> str:
     return str(folder.resolve()) if folder.is_dir() else str(sample.model.path)
 
 
-def normalised(weights: Mapping[str, float], place: Place = ()) -> dict[str, float]:
+def normalise(weights: Mapping[str, float], place: Place = ()) -> dict[str, float]:
     """Normalise weights to the sum one.
 
     ``place`` is the place of the weights, for the error if all are zero.
 
-    >>> normalised({"a": 3, "b": 1})
+    >>> normalise({"a": 3, "b": 1})
     {'a': 0.75, 'b': 0.25}
     """
     total = sum(weights.values())

@@ -19,14 +19,14 @@ from hgms_mix.exchange.configuration import (
     unread_keys,
 )
 from hgms_mix.exchange.messages import conversations
-from hgms_mix.exchange.sample import Part, Sampled, unused
+from hgms_mix.exchange.sample import Part, Sampled, unique_name
 from hgms_mix.exchange.trainer import (
-    Brought,
+    ImportedMix,
     Trainer,
     epochs,
     lora_alpha,
     model_name,
-    normalised,
+    normalise,
     schedule,
     warmup,
     write_rows,
@@ -125,7 +125,7 @@ def whole(sample: Sampled) -> Mapping[str, str]:
     }
 
 
-def read(path: Path) -> Brought:
+def read(path: Path) -> ImportedMix:
     table = read_mapping(path, "configuration of axolotl")
     listed = data_sets(table.get("datasets"), path, "datasets", "path")
     notes = unread_keys({"rl": table.get("rl")}, (str(path),), read=(), rejected=("rl",))
@@ -137,7 +137,7 @@ def read(path: Path) -> Brought:
         columns, more = _columns(part, place)
         notes += more
         name, source = of_load_dataset(part, path, "datasets", number, columns=columns)
-        name = unused(sources, name)
+        name = unique_name(sources, name)
         share = part.get("weight", 1.0)
         if not isinstance(share, int | float) or not 0 < share <= 1:
             raise ConfigError(
@@ -147,9 +147,9 @@ def read(path: Path) -> Brought:
                 place=(str(path), "datasets", number, "weight"),
             )
         sources[name], weights[name] = source, share * count_rows(name, source, path)
-    return Brought(
+    return ImportedMix(
         sources=sources,
-        mixture=normalised(weights, (str(path),)),
+        mixture=normalise(weights, (str(path),)),
         model=table.get("base_model"),
         notes=notes,
     )

@@ -11,15 +11,15 @@ from hgms.store import replace_file
 from hgms_core import ConfigError
 from hgms_core.errors import Place, unknown_name
 from hgms_mix.exchange.configuration import (
+    check_several,
     count_rows,
     expect,
     in_columns,
-    located,
+    locate,
     of_hub,
     part_of,
     place_of,
     read_mapping,
-    several,
     shares_of,
     table_at,
     unread_keys,
@@ -27,11 +27,11 @@ from hgms_mix.exchange.configuration import (
 from hgms_mix.exchange.messages import conversations, only_last, texts
 from hgms_mix.exchange.sample import Sampled
 from hgms_mix.exchange.trainer import (
-    Brought,
+    ImportedMix,
     Trainer,
     lora_alpha,
     model_name,
-    normalised,
+    normalise,
     settings,
     warmup,
     write_rows,
@@ -109,7 +109,7 @@ def whole(sample: Sampled) -> Mapping[str, str]:
     return {name: f"{weight:.6g} {how}" for name, weight in sample.weights.items()}
 
 
-def read(path: Path) -> Brought:
+def read(path: Path) -> ImportedMix:
     table = read_mapping(path, "configuration of LLaMA-Factory")
     names = table.get("dataset")
     names = [name.strip() for name in names.split(",")] if isinstance(names, str) else names
@@ -119,7 +119,7 @@ def read(path: Path) -> Brought:
             f"dataset={names!r} must be names of dataset_info.json, separated by commas",
             place=(str(path), "dataset"),
         )
-    several(names, (str(path), "dataset"))
+    check_several(names, (str(path), "dataset"))
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise ConfigError(
             "duplicate-name",
@@ -152,9 +152,9 @@ def read(path: Path) -> Brought:
         weights = dict.fromkeys(names, 1.0)  # in turn
     else:
         weights = shares_of(shares, names, (str(path), "interleave_probs"))
-    return Brought(
+    return ImportedMix(
         sources=sources,
-        mixture=normalised(weights, (str(path),)),
+        mixture=normalise(weights, (str(path),)),
         model=table.get("model_name_or_path"),
         notes=notes,
     )
@@ -178,7 +178,7 @@ def _source(name: str, info: Mapping[str, Any], folder: Path, place: Place) -> d
     listed = folder / "dataset_info.json"
     columns = _columns(entry, (str(listed), name))
     if isinstance(file := entry.get("file_name"), str):
-        source = {"path": located(str(folder / file), listed, name, "file_name"), **columns}
+        source = {"path": locate(str(folder / file), listed, name, "file_name"), **columns}
         place_of_split = (str(listed), name, "split")
         return source | part_of(entry.get("split"), name, source, listed, place_of_split)
     if isinstance(hub := entry.get("hf_hub_url"), str):

@@ -9,25 +9,25 @@ from typing import Any
 
 from hgms_core import ConfigError
 from hgms_mix.exchange.configuration import (
+    check_several,
     count_rows,
     in_columns,
-    located,
+    locate,
     name_of,
     of_hub,
     place_of,
     read_mapping,
-    several,
     shares_of,
     unread_keys,
 )
 from hgms_mix.exchange.messages import conversations, only_last, texts
-from hgms_mix.exchange.sample import Sampled, unused
+from hgms_mix.exchange.sample import Sampled, unique_name
 from hgms_mix.exchange.trainer import (
-    Brought,
+    ImportedMix,
     Trainer,
     lora_alpha,
     model_name,
-    normalised,
+    normalise,
     settings,
     warmup,
     write_rows,
@@ -79,7 +79,7 @@ def whole(sample: Sampled) -> Mapping[str, str]:
     }
 
 
-def read(path: Path) -> Brought:
+def read(path: Path) -> ImportedMix:
     table = read_mapping(path, "configuration of ms-swift")
     listed = table.get("dataset")
     listed = [listed] if isinstance(listed, str) else listed
@@ -93,7 +93,7 @@ def read(path: Path) -> Brought:
             f"dataset={listed!r} must be a list of files or data sets, optionally with #ROWS",
             place=(str(path), "dataset"),
         )
-    several(listed, (str(path), "dataset"))
+    check_several(listed, (str(path), "dataset"))
     given = {key: table.get(key) for key in REJECTED}
     notes = unread_keys(given, (str(path),), read=(), rejected=REJECTED)
     columns = _columns(table.get("columns"), path)
@@ -101,7 +101,7 @@ def read(path: Path) -> Brought:
     counts: dict[str, int | None] = {}
     for entry in listed:
         name, source, count = _entry(entry, path)
-        name = unused(sources, name)
+        name = unique_name(sources, name)
         sources[name], counts[name] = {**source, **columns}, count
     shares = table.get("interleave_prob")
     if shares is not None:
@@ -112,9 +112,9 @@ def read(path: Path) -> Brought:
             name: float(count_rows(name, sources[name], path) if count is None else count)
             for name, count in counts.items()
         }
-    return Brought(
+    return ImportedMix(
         sources=sources,
-        mixture=normalised(weights, (str(path),)),
+        mixture=normalise(weights, (str(path),)),
         model=table.get("model"),
         notes=notes,
     )
@@ -159,7 +159,7 @@ def _entry(entry: str, file: Path) -> tuple[str, dict[str, Any], int | None]:
     head, mark, tail = entry.rpartition("#")
     place, count = (head, int(tail)) if mark and tail.isdigit() else (entry, None)
     if place_of(place, file) is not None:
-        return name_of(place), {"path": located(place, file)}, count
+        return name_of(place), {"path": locate(place, file)}, count
     hub, _, rest = place.partition("::") if "::" in place else ("ms", "", place)
     if hub.lower() != "hf":
         raise ConfigError(

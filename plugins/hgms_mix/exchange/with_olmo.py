@@ -10,9 +10,9 @@ import numpy as np
 
 from hgms_core import ConfigError
 from hgms_core.errors import DataError
-from hgms_mix.exchange.configuration import data_sets, located, read_mapping, shares_of, unread_keys
-from hgms_mix.exchange.sample import Part, Sampled, stems_of, unused
-from hgms_mix.exchange.trainer import Brought, Trainer, normalised, write_rows, write_yaml
+from hgms_mix.exchange.configuration import data_sets, locate, read_mapping, shares_of, unread_keys
+from hgms_mix.exchange.sample import Part, Sampled, stems_of, unique_name
+from hgms_mix.exchange.trainer import ImportedMix, Trainer, normalise, write_rows, write_yaml
 
 DTYPES = (np.uint8, np.uint16, np.uint32)
 
@@ -77,7 +77,7 @@ def write(sample: Sampled, folder: Path) -> Sequence[str]:
         )
         lengths[part.name] = len(flat)
         write_rows(folder, part, ({"messages": row["messages"]} for row in part.rows))
-    shares = normalised(lengths)
+    shares = normalise(lengths)
     table = {
         "sources": [
             {
@@ -119,17 +119,17 @@ def write(sample: Sampled, folder: Path) -> Sequence[str]:
 def whole(sample: Sampled) -> Mapping[str, str]:
     """Return ω as shares of tokens: a source of long rows has a larger share."""
     lengths = {name: float(table.lengths.double().mean()) for name, table in sample.tables.items()}
-    shares = normalised({name: weight * lengths[name] for name, weight in sample.weights.items()})
+    shares = normalise({name: weight * lengths[name] for name, weight in sample.weights.items()})
     return {name: f"`target_ratio: {share:.6g}`" for name, share in shares.items()}
 
 
-def read(path: Path) -> Brought:
+def read(path: Path) -> ImportedMix:
     table = read_mapping(path, "list of sources of OLMo-core")
     listed = data_sets(table.get("sources"), path, "sources", "source_name")
     stems = stems_of(sorted({part["source_name"] for part in listed}))
     names: list[str] = []
     for part in listed:
-        names.append(unused(names, part["source_name"]))
+        names.append(unique_name(names, part["source_name"]))
     ratios = shares_of(
         [part.get("target_ratio") for part in listed], names, (str(path), "sources", "target_ratio")
     )
@@ -145,7 +145,9 @@ def read(path: Path) -> Brought:
         for note in unread_keys(part, (str(path), "sources", number), read=keys)
     ]
     note = "shares of tokens were made shares of rows by the mean number of characters of a row"
-    return Brought(sources=sources, mixture=normalised(weights, (str(path),)), notes=[note, *notes])
+    return ImportedMix(
+        sources=sources, mixture=normalise(weights, (str(path),)), notes=[note, *notes]
+    )
 
 
 def _rows(name: str, stems: Mapping[str, str], file: Path) -> str:
@@ -159,7 +161,7 @@ def _rows(name: str, stems: Mapping[str, str], file: Path) -> str:
             place=(str(rows),),
             hint=f"write the rows of {name!r} to this file",
         )
-    return located(str(rows), file)
+    return locate(str(rows), file)
 
 
 def _mean_length(name: str, table: Mapping[str, Any]) -> float:

@@ -19,13 +19,13 @@ from hgms_mix.exchange.configuration import (
     unread_keys,
 )
 from hgms_mix.exchange.messages import dialogues, each_answer, only_last
-from hgms_mix.exchange.sample import Sampled, is_learned, unused
+from hgms_mix.exchange.sample import Sampled, is_learned, unique_name
 from hgms_mix.exchange.trainer import (
-    Brought,
+    ImportedMix,
     Trainer,
     lora_alpha,
     model_name,
-    normalised,
+    normalise,
     settings,
     write_rows,
     write_yaml,
@@ -75,7 +75,7 @@ def write(sample: Sampled, folder: Path) -> Sequence[str]:
         part.name: list(each_answer(part) if sample.chat and not masks else dialogues(sample, part))
         for part in sample.parts
     }
-    shares = normalised({name: len(listed) for name, listed in rows.items()})
+    shares = normalise({name: len(listed) for name, listed in rows.items()})
     data = [
         {
             "path": "json",
@@ -126,7 +126,7 @@ def whole(sample: Sampled) -> Mapping[str, str]:
     return {name: f"`fraction: {weight:.6g}`" for name, weight in sample.weights.items()}
 
 
-def read(path: Path) -> Brought:
+def read(path: Path) -> ImportedMix:
     table = read_mapping(path, "configuration of trl sft")
     listed = table.get("datasets")
     if listed is None and isinstance(table.get("dataset_name"), str):
@@ -145,7 +145,7 @@ def read(path: Path) -> Brought:
         notes += unread_keys(part, place, **KEYS)
         columns = _columns(part.get("columns"), (*place, "columns"))
         name, source = of_load_dataset(part, path, "datasets", number, columns=columns)
-        sources[unused(sources, name)] = source
+        sources[unique_name(sources, name)] = source
     fractions = [part.get("fraction") for part in listed]
     if all(fraction is None for fraction in fractions):
         weights = row_counts(sources, path)
@@ -157,9 +157,9 @@ def read(path: Path) -> Brought:
         )
     else:
         weights = shares_of(fractions, sources, (str(path), "datasets", "fraction"))
-    return Brought(
+    return ImportedMix(
         sources=sources,
-        mixture=normalised(weights, (str(path),)),
+        mixture=normalise(weights, (str(path),)),
         model=table.get("model_name_or_path"),
         notes=notes,
     )

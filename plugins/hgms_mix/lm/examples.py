@@ -14,7 +14,7 @@ from torch import Tensor
 from hgms.store import digest, file_digest
 from hgms_core import Key
 from hgms_core.errors import DataError, Place
-from hgms_mix.lm.files import Raw, Unread, files_at, parsed, raw_rows, reading
+from hgms_mix.lm.files import Raw, Unread, files_at, parse, raw_rows, reading
 from hgms_mix.lm.formats import FORMATS, BadRow, Format, Message, Row, detect, read_row
 from hgms_mix.lm.sources import OWN_NAMES, Source
 from hgms_mix.lm.table import Report
@@ -68,7 +68,7 @@ def read_examples(name: str, source: Source) -> list[Example]:
 def read(name: str, source: Source) -> tuple[list[Example], Report]:
     """Return the rows of ``source`` as conversations, and the counts of rows; all in memory."""
     where = (name,)
-    form, records = begun(where, source)
+    form, records = open_rows(where, source)
     examples: list[Example] = []
     bad: list[str] = []
     unread: set[str] = set()
@@ -81,7 +81,7 @@ def read(name: str, source: Source) -> tuple[list[Example], Report]:
         else:
             unread |= examples[-1].unread
     check_bad(where, source, form, len(bad), bad, total)
-    examples = [examples[i] for i in chosen(where, len(examples), source).tolist()]
+    examples = [examples[i] for i in select_rows(where, len(examples), source).tolist()]
     return examples, Report(
         format=form.name if form else "",
         total=total,
@@ -91,7 +91,7 @@ def read(name: str, source: Source) -> tuple[list[Example], Report]:
     )
 
 
-def begun(
+def open_rows(
     where: Place, source: Source, watch: Callable[[int, int], None] = lambda done, total: None
 ) -> tuple[Format | None, Raw]:
     """Return the format of a source's rows, and all rows.
@@ -106,7 +106,7 @@ def begun(
     whole: list[Row] = []  # enough rows to detect the format
     while len(whole) < PROBED and len(first) < MOST_PROBED and (record := next(records, None)):
         first.append(record)
-        if not isinstance(row := parsed(record[1], source.fields), BadRow):
+        if not isinstance(row := parse(record[1], source.fields), BadRow):
             whole.append(row)
     if not first:
         raise DataError(
@@ -118,28 +118,28 @@ def begun(
     form = (
         FORMATS[source.format]
         if source.format != "auto"
-        else _detected(where, source, whole)
+        else _detect_format(where, source, whole)
         if whole
         else None
     )
     return form, itertools.chain(first, records)
 
 
-def look(name: str, source: Source) -> None:
+def check_first_rows(name: str, source: Source) -> None:
     """Raise DataError if the first rows of ``source`` cannot be read, or have no known format.
 
     This check is possible before a model is loaded.
     """
-    begun((name,), source)
+    open_rows((name,), source)
 
 
 def example_of(row: Unread, number: int, form: Format | None, source: Source) -> Example:
     """Return a row as a conversation. Raise BadRow if it is not a conversation."""
-    row = parsed(row, source.fields)
+    row = parse(row, source.fields)
     if form is None or isinstance(row, BadRow):
         raise row if isinstance(row, BadRow) else BadRow("it has no known format")
     messages, unread = read_row(form, row)
-    return Example(_replaced(messages, source.completion), number, unread)
+    return Example(_replace_answers(messages, source.completion), number, unread)
 
 
 def check_bad(
@@ -154,12 +154,12 @@ def check_bad(
     whole = [
         row
         for _, raw in itertools.islice(raw_rows(where, source), PROBED)
-        if not isinstance(row := parsed(raw, source.fields), BadRow)
+        if not isinstance(row := parse(raw, source.fields), BadRow)
     ]
-    raise _bad(where, form, bad, some, total, detect(whole), source)
+    raise _bad_rows_error(where, form, bad, some, total, detect(whole), source)
 
 
-def _detected(where: Place, source: Source, rows: list[Row]) -> Format:
+def _detect_format(where: Place, source: Source, rows: list[Row]) -> Format:
     if (form := detect(rows)) is not None:
         return form
     keys = list(dict.fromkeys(str(key) for row in rows for key in row))
@@ -202,7 +202,7 @@ def _detected(where: Place, source: Source, rows: list[Row]) -> Format:
     )
 
 
-def _replaced(messages: tuple[Message, ...], completion: str | None) -> tuple[Message, ...]:
+def _replace_answers(messages: tuple[Message, ...], completion: str | None) -> tuple[Message, ...]:
     for message in messages:
         try:
             message.text.encode()
@@ -218,7 +218,7 @@ def _replaced(messages: tuple[Message, ...], completion: str | None) -> tuple[Me
     )
 
 
-def _bad(
+def _bad_rows_error(
     where: Place,
     form: Format | None,
     count: int,
@@ -249,7 +249,7 @@ def _bad(
     return DataError("wrong-row", "\n".join(lines), place=(*where, source.origin), hint=hint)
 
 
-def chosen(where: Place, have: int, source: Source) -> Tensor:
+def select_rows(where: Place, have: int, source: Source) -> Tensor:
     """Return the positions, among ``have`` valid rows, that the source selects, in its order."""
     skip = source.skip
     if skip + (source.rows or 1) > have:

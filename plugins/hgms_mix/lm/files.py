@@ -46,7 +46,7 @@ and the file.
 """
 
 
-def as_written(text: str, path: str) -> str:
+def without_expansion(text: str, path: str) -> str:
     """Return a message of a library with the path as in the configuration.
 
     The value of a variable may be confidential.
@@ -154,7 +154,7 @@ def raw_rows(
     before = 0
     for file, size in zip(files, sizes, strict=True):
         name = source.path if len(files) == 1 else file.name
-        with reading(name, at), file.open("rb") as raw, _opened(name, at, file, raw) as stream:
+        with reading(name, at), file.open("rb") as raw, _open(name, at, file, raw) as stream:
             for number, (place, row) in enumerate(READERS[_ending(file)](name, at, stream)):
                 if number % WATCHED == 0:
                     watch(before + raw.tell(), sum(sizes))
@@ -162,7 +162,7 @@ def raw_rows(
         before += size
 
 
-def _opened(name: str, at: Place, file: Path, raw: io.BufferedReader) -> Any:
+def _open(name: str, at: Place, file: Path, raw: io.BufferedReader) -> Any:
     """Return the decompressed contents, as a stream with ``peek``."""
     if file.suffix == ".zst":
         pa, _ = _arrow(name, at)
@@ -273,7 +273,7 @@ def _json(name: str, at: Place, stream: BinaryIO, *, lines: bool) -> Raw:
         first.append(line)
         rows += [line[1]] if line[1].strip() else []
     if start == b"[" or (
-        not lines and start == b"{" and (len(rows) < 2 or isinstance(_parsed(rows[0]), BadRow))
+        not lines and start == b"{" and (len(rows) < 2 or isinstance(_parse_json(rows[0]), BadRow))
     ):
         yield from _array(name, at, b"".join([*(text for _, text in first), stream.read()]))
         return
@@ -282,12 +282,12 @@ def _json(name: str, at: Place, stream: BinaryIO, *, lines: bool) -> Raw:
             yield f"line {number}", text
 
 
-def parsed(row: Unread, fields: Mapping[str, str] | None) -> Row | BadRow:
+def parse(row: Unread, fields: Mapping[str, str] | None) -> Row | BadRow:
     """Return the row with its columns renamed to ``fields``.
 
     A line of JSON is parsed; return BadRow with the reason if it is not an object.
     """
-    row = _parsed(row) if isinstance(row, bytes) else row
+    row = _parse_json(row) if isinstance(row, bytes) else row
     if not fields or isinstance(row, BadRow):
         return row
     for name, column in fields.items():
@@ -304,7 +304,7 @@ def parsed(row: Unread, fields: Mapping[str, str] | None) -> Row | BadRow:
     return own | {name: row[column] for name, column in fields.items()}
 
 
-def _parsed(line: bytes) -> Row | BadRow:
+def _parse_json(line: bytes) -> Row | BadRow:
     try:
         return _object(json.loads(line.rstrip()))
     except UnicodeDecodeError as error:

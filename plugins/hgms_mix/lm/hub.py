@@ -12,7 +12,7 @@ from hgms_core import ConfigError
 from hgms_core.errors import MissingExtra, Place
 
 
-def located(spec: str, what: str, place: Place, *, revision: str | None = None) -> str:
+def resolve_name(spec: str, what: str, place: Place, *, revision: str | None = None) -> str:
     """Return the folder that ``spec`` names, or ``spec`` itself for a name on the Hub.
 
     A name on the Hub must be in the local cache or reachable.
@@ -46,11 +46,11 @@ def located(spec: str, what: str, place: Place, *, revision: str | None = None) 
             hint=f"available in {Path(spec).parent}: {there}\nor use a name on the Hub, OWNER/NAME",
             did_you_mean=near,
         )
-    _ask(spec, what, place, revision, near)
+    _check_hub(spec, what, place, revision, near)
     return spec
 
 
-def own_code(what: str, spec: str | None, place: Place) -> ConfigError:
+def untrusted_code(what: str, spec: str | None, place: Place) -> ConfigError:
     """Return the error for a model or tokenizer that contains Python code without the user's
     consent.
     """
@@ -63,7 +63,7 @@ def own_code(what: str, spec: str | None, place: Place) -> ConfigError:
     )
 
 
-def consented(in_file: bool, spec: str | None) -> bool:
+def may_run_code(in_file: bool, spec: str | None) -> bool:
     """Return whether a model may run its Python code.
 
     Two consents are required. The configuration must state that the model contains code. The user
@@ -83,7 +83,7 @@ def consented(in_file: bool, spec: str | None) -> bool:
     return in_file
 
 
-def _ask(spec: str, what: str, place: Place, revision: str | None, near: list[str]) -> None:
+def _check_hub(spec: str, what: str, place: Place, revision: str | None, near: list[str]) -> None:
     """Raise ConfigError for a name that is not on the Hub.
 
     The Hub gets one request, since downloads retry for a long time.

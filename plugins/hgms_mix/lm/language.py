@@ -13,9 +13,9 @@ from torch.nn import functional
 
 from hgms_core import ConfigError, Key, Tree
 from hgms_core.hypergrad import twice_differentiable_attention
-from hgms_mix.lm.lora import Active, Adapters, Lora, checkpoint_layers, recomputed
+from hgms_mix.lm.lora import Active, Adapters, Lora, checkpoint_layers, recompute
 from hgms_mix.lm.passes import equal_parts, needed, passes, start_tokens
-from hgms_mix.lm.sharding import FIRST_ORDER, Sharded, once
+from hgms_mix.lm.sharding import FIRST_ORDER, Sharded, first_derivative_only
 
 LOGITS = 2**26
 """The number of logits in memory at a time (a quarter of a gigabyte in float32)."""
@@ -146,7 +146,7 @@ class LanguageModel:
         """Compute one pass; ``again``: recompute it in the backward pass, to save memory."""
         arguments = (self._forward, x, seeds, tokens, mask)
         if again and torch.is_grad_enabled() and any(leaf.requires_grad for leaf in x.values()):
-            losses: Tensor = recomputed(self._called, *arguments)
+            losses: Tensor = recompute(self._called, *arguments)
             return losses
         return self._called(*arguments)
 
@@ -199,7 +199,7 @@ class LanguageModel:
             return function(*args)
         result: Any = self.parts(function, *args)
         if isinstance(result, Tensor) and result.requires_grad:
-            return once(result)  # the backward pass frees the gathered parts
+            return first_derivative_only(result)  # the backward pass frees the gathered parts
         self.parts.reshard()
         return result
 
@@ -261,10 +261,7 @@ class LanguageModel:
                 return losses
             # At the time of the second run the model has its original weights.
             return torch.cat(
-                [
-                    recomputed(self._scored, hidden[piece], target[piece], weights)
-                    for piece in pieces
-                ]
+                [recompute(self._scored, hidden[piece], target[piece], weights) for piece in pieces]
             )
         return torch.cat([self._scored(hidden[piece], target[piece]) for piece in pieces])
 

@@ -321,7 +321,7 @@ class _SameKernels(contextlib.ExitStack):
         return self
 
 
-def recomputed(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def recompute(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Compute ``function`` of the arguments, and compute it again in the backward pass.
 
     The recomputation uses the attention kernels of the first computation. The kernels allowed
@@ -347,11 +347,11 @@ def checkpoint_layers(model: nn.Module, adapters: Adapters | None) -> list[nn.Mo
     """
     layers = layers_of(model)
     for layer in layers:
-        layer.forward = _checkpointed(layer, layer.forward, adapters)
+        layer.forward = _checkpoint_layer(layer, layer.forward, adapters)
     return layers
 
 
-def _checkpointed(
+def _checkpoint_layer(
     layer: nn.Module, forward: Callable[..., Any], adapters: Adapters | None
 ) -> Callable[..., Any]:
     replaying = False
@@ -374,6 +374,6 @@ def _checkpointed(
             finally:
                 replaying = False
 
-        return recomputed(run, *args, **kwargs)
+        return recompute(run, *args, **kwargs)
 
     return again

@@ -282,7 +282,7 @@ class Batches:
         return tokens.reshape(*index.shape, longest), mask.reshape(*index.shape, longest)
 
 
-def shuffled(count: int, key: Key) -> Tensor:
+def random_order(count: int, key: Key) -> Tensor:
     return torch.randperm(count, generator=key.generator())
 
 

@@ -119,11 +119,11 @@ def probe(model: LanguageModel, x: Tree) -> dict[int, int]:
     """
     most = min(64, positions_of(model.model) or 64)
     if model.parts is not None:
-        _taken(model, x, 2)  # from the first pass on, parts are gathered in the same storages
-    return {length: _taken(model, x, length) for length in (most // 4, most * 5 // 8, most)}
+        _measure(model, x, 2)  # from the first pass on, parts are gathered in the same storages
+    return {length: _measure(model, x, length) for length in (most // 4, most * 5 // 8, most)}
 
 
-def _taken(model: LanguageModel, x: Tree, length: int) -> int:
+def _measure(model: LanguageModel, x: Tree, length: int) -> int:
     """Return the peak bytes of a gradient on one row of ``length`` tokens.
 
     One token of the row is scored by the head.

@@ -18,9 +18,9 @@ from hgms.store import file_digest, json_digest
 from hgms_core import ConfigError, HgmsError, Key, component
 from hgms_core.errors import MissingExtra, OutOfMemory, Place, unknown_name
 from hgms_core.torch_errors import out_of_memory
-from hgms_mix.lm.files import as_written
-from hgms_mix.lm.hub import consented, located, own_code, transformers_quietly
-from hgms_mix.lm.sharding import ensure_ranks, sharded
+from hgms_mix.lm.files import without_expansion
+from hgms_mix.lm.hub import may_run_code, resolve_name, transformers_quietly, untrusted_code
+from hgms_mix.lm.sharding import ensure_ranks, shard_model
 from hgms_mix.lm.store import warn
 
 MODEL = ("task", "model")
@@ -130,7 +130,7 @@ class BaseModel:
         transformers_quietly()
         from hgms_mix.lm.tokenizers import load_tokenizer
 
-        trust = consented(self.trust_remote_code, self.path or self.tokenizer)
+        trust = may_run_code(self.trust_remote_code, self.path or self.tokenizer)
         if self.tokenizer is not None:
             return load_tokenizer(self.tokenizer, trust_remote_code=trust)
         assert self.path is not None
@@ -178,9 +178,9 @@ class BaseModel:
                 "this processor has no instructions for bfloat16, so the model takes several times "
                 'as long as in float32: set task.model.dtype = "float32" if it fits into memory'
             )
-        return self._loaded(device, weights, vocabulary)
+        return self._load(device, weights, vocabulary)
 
-    def in_parts(
+    def load_sharded(
         self,
         device: torch.device,
         dtype: torch.dtype = torch.float32,
@@ -194,9 +194,9 @@ class BaseModel:
         """
         ensure_ranks()
         weights = self._weights(device, dtype)
-        whole = functools.partial(self._loaded, torch.device("cpu"), weights, vocabulary)
-        outline = functools.partial(self._loaded, torch.device("meta"), weights, vocabulary)
-        return sharded(whole, outline, device)
+        whole = functools.partial(self._load, torch.device("cpu"), weights, vocabulary)
+        outline = functools.partial(self._load, torch.device("meta"), weights, vocabulary)
+        return shard_model(whole, outline, device)
 
     def _weights(self, device: torch.device, dtype: torch.dtype) -> torch.dtype:
         fast = device.type == "cuda" and torch.cuda.is_bf16_supported() and dtype == torch.float32
@@ -209,7 +209,7 @@ class BaseModel:
         )
         return named
 
-    def _loaded(
+    def _load(
         self, device: torch.device, weights: torch.dtype, vocabulary: int | None
     ) -> nn.Module:
         """Load the model; on the meta device its outline, without the weights."""
@@ -219,7 +219,7 @@ class BaseModel:
             options["attn_implementation"] = self.attention
         try:
             if self.path is None:
-                model = self._built(transformers, options, vocabulary, device)
+                model = self._build(transformers, options, vocabulary, device)
             else:
                 model = self._read(transformers, options, device)
             if self.quantize is None:
@@ -236,15 +236,15 @@ class BaseModel:
                     hint='set task.model.dtype = "bfloat16" or task.model.quantize = "4bit", or '
                     "use a smaller model",
                 ) from error
-            raise self._why(error) from error
+            raise self._load_error(error) from error
         module: nn.Module = model.eval().requires_grad_(False)
         return module
 
     def _read(self, transformers: Any, options: dict[str, Any], device: torch.device) -> Any:
         """Read the model from a folder or the Hub."""
         assert self.path is not None
-        trust = consented(self.trust_remote_code, self.path)
-        where = located(self.path, "model", (*MODEL, "path"), revision=self.revision)
+        trust = may_run_code(self.trust_remote_code, self.path)
+        where = resolve_name(self.path, "model", (*MODEL, "path"), revision=self.revision)
         which = {"revision": self.revision, "trust_remote_code": trust}
         if device.type == "meta":
             config = transformers.AutoConfig.from_pretrained(where, **which)
@@ -259,7 +259,7 @@ class BaseModel:
             }
         return transformers.AutoModelForCausalLM.from_pretrained(where, **which, **options)
 
-    def _built(
+    def _build(
         self,
         transformers: Any,
         options: dict[str, Any],
@@ -269,7 +269,7 @@ class BaseModel:
         assert self.config is not None
         fields = dict(self.config)
         kind = fields.pop("model_type")
-        _known(transformers, kind, fields)
+        _check_config(transformers, kind, fields)
         ends = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
         sizes = {"vocab_size": vocabulary} if vocabulary is not None else {}
         config = transformers.AutoConfig.for_model(kind, **{**ends, **sizes, **fields})
@@ -282,12 +282,12 @@ class BaseModel:
             with torch.device("meta"):
                 size = make().num_parameters()
             place = device if size > DRAWN_ON_CPU else place
-        with _lent(place, Key(self.seed).fold("model").derive() % 2**32), place:
+        with _temporary_seed(place, Key(self.seed).fold("model").derive() % 2**32), place:
             return make()
 
-    def _why(self, error: Exception) -> ConfigError:
+    def _load_error(self, error: Exception) -> ConfigError:
         if "trust_remote_code" in str(error):
-            return own_code("model", self.path, (*MODEL, "path"))
+            return untrusted_code("model", self.path, (*MODEL, "path"))
         if self.path is None:
             return ConfigError(
                 "cannot-load",
@@ -297,7 +297,7 @@ class BaseModel:
         return ConfigError(
             "cannot-load",
             f"the model {self.path!r} cannot be loaded: "
-            f"{as_written(_first_line(error), self.path)}",
+            f"{without_expansion(_first_line(error), self.path)}",
             place=(*MODEL, "path"),
             hint="check that it is complete (config.json, *.safetensors) and a causal language "
             "model",
@@ -354,7 +354,7 @@ def _contents(spec: str, place: Place) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _lent(device: torch.device, seed: int) -> Iterator[None]:
+def _temporary_seed(device: torch.device, seed: int) -> Iterator[None]:
     """Seed the global generator of a device, and restore it afterwards.
 
     Transformers draws initial weights from this generator. (``torch.manual_seed`` would seed the
@@ -371,7 +371,7 @@ def _lent(device: torch.device, seed: int) -> Iterator[None]:
         yield
 
 
-def _known(transformers: Any, kind: str, fields: Mapping[str, Any]) -> None:
+def _check_config(transformers: Any, kind: str, fields: Mapping[str, Any]) -> None:
     """Reject an unknown architecture and unknown fields.
 
     Transformers stores unknown fields without a warning.

@@ -100,19 +100,19 @@ def overlaps(
     for part, other_part in (("validation", "train"), ("test", "train"), ("test", "validation")):
         for name, (values, rows) in keys[part].items():
             for other, having in known[other_part].items():
-                add(part, name, other_part, other, rows[_among(values, having)], len(rows))
+                add(part, name, other_part, other, rows[_is_in(values, having)], len(rows))
     before: dict[str, np.ndarray] = {}
     for name, source in train.items():
         values, rows = _whole(source)
         for other, earlier in before.items():
-            add("train", name, "train", other, rows[_among(values, earlier)], len(rows))
+            add("train", name, "train", other, rows[_is_in(values, earlier)], len(rows))
         before[name], first = np.unique(values, return_index=True)
         if len(rows) - len(first) >= max(1, COPIES * len(rows)):
             add("train", name, "train", name, np.delete(rows, first), len(rows))
     return tuple(overlapping)
 
 
-def _among(values: np.ndarray, known: np.ndarray) -> np.ndarray:
+def _is_in(values: np.ndarray, known: np.ndarray) -> np.ndarray:
     """Return which values are in ``known``, which is ascending."""
     if not len(known):
         return np.zeros(len(values), np.bool_)

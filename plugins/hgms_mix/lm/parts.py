@@ -73,13 +73,13 @@ class Part:
         return array
 
 
-def together(parts: Sequence[Part], name: str) -> Leaf:
+def concatenate_parts(parts: Sequence[Part], name: str) -> Leaf:
     """Concatenate the arrays with this name from all parts."""
     count = sum(part.counts[name] for part in parts)
     return Leaf(parts[0].types[name], count, lambda: (part.array(name) for part in parts))
 
 
-def in_parts(
+def compute_parts(
     rows: Iterable[Any],
     work: Work,
     *,
@@ -111,7 +111,7 @@ def in_parts(
     with _Helpers(work, others) as helpers:
         for number, chunk in itertools.chain(head, chunks):
             path = None if folder is None else folder / f"{number:06}"
-            kept = None if path is None else _kept(path, work.types)
+            kept = None if path is None else _load_part(path, work.types)
             if kept is not None:
                 waiting.append((len(chunk), kept))
             elif others > 1 and number >= ALONE:
@@ -138,7 +138,7 @@ def _part(work: Work, chunk: Sequence[Any], path: Path | None) -> Part:
     return Part(path / ARRAYS, about, work.types, counts)
 
 
-def _kept(path: Path, types: Mapping[str, str]) -> Part | None:
+def _load_part(path: Path, types: Mapping[str, str]) -> Part | None:
     if (stored := load(_folder(path), types)) is None:
         return None
     leaves, about = stored

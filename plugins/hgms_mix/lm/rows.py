@@ -19,10 +19,18 @@ from torch import Tensor
 from hgms.config import expand
 from hgms.store import Folder, digest, short_number
 from hgms_core.errors import Place
-from hgms_mix.lm.examples import SHOWN, Example, begun, check_bad, chosen, content, example_of
+from hgms_mix.lm.examples import (
+    SHOWN,
+    Example,
+    check_bad,
+    content,
+    example_of,
+    open_rows,
+    select_rows,
+)
 from hgms_mix.lm.files import Unread
 from hgms_mix.lm.formats import FORMATS, BadRow, Format
-from hgms_mix.lm.parts import in_parts, together
+from hgms_mix.lm.parts import compute_parts, concatenate_parts
 from hgms_mix.lm.sources import Source
 from hgms_mix.lm.store import PARTS, load, locked, save
 from hgms_mix.lm.table import Report
@@ -178,10 +186,10 @@ def index_of(
     with contextlib.nullcontext() if folder is None else locked(folder):
         stored = None if folder is None else load(folder, _Scan.types)
         if stored is None or stored[1]["bad"] > source.max_bad_rows:
-            stored = _scanned(name, where, source, folder, split)
+            stored = _scan_source(name, where, source, folder, split)
     tensors, facts = stored
     arrays = {leaf: tensor.numpy() for leaf, tensor in tensors.items()}
-    taken = _taken(where, arrays["rows"], source, split)
+    taken = _select(where, arrays["rows"], source, split)
     kept = taken[~arrays["blank"][taken]]
     report = Report(
         format=facts["detected"],
@@ -197,20 +205,20 @@ def index_of(
     return Index(arrays["rows"][kept], arrays["keys"][kept], arrays["whole"][kept], report)
 
 
-def _taken(where: Place, rows: np.ndarray, source: Source, split: bool) -> np.ndarray:
+def _select(where: Place, rows: np.ndarray, source: Source, split: bool) -> np.ndarray:
     """Return the positions of the valid rows that the source selects, in its order.
 
     Conversations are not divided: two parts of a file do not share any.
     """
     if not split:
-        return chosen(where, len(rows), source).numpy()
+        return select_rows(where, len(rows), source).numpy()
     conversations, first, counts = np.unique(rows // ANSWERS, return_index=True, return_counts=True)
-    order = chosen(where, len(conversations), source).numpy()
+    order = select_rows(where, len(conversations), source).numpy()
     ranges = [np.arange(first[at], first[at] + counts[at]) for at in order]
     return np.concatenate([np.zeros(0, np.int64), *ranges])
 
 
-def _scanned(
+def _scan_source(
     name: str, where: Place, source: Source, folder: Folder | None, split: bool
 ) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
     working = None if folder is None else folder.path / PARTS
@@ -220,15 +228,15 @@ def _scanned(
             bar.total = total
             bar.update(done - bar.n)
 
-        form, records = begun(where, source, watch)
+        form, records = open_rows(where, source, watch)
         numbered = ((number, place, row) for number, (place, row) in enumerate(records))
         scan = _Scan(form.name if form else None, source, split)
-        parts = in_parts(numbered, scan, folder=working)
+        parts = compute_parts(numbered, scan, folder=working)
     total, bad = (sum(part.about[what] for part in parts) for what in ("total", "bad"))
     check_bad(
         where, source, form, bad, [line for part in parts for line in part.about["shown"]], total
     )
-    leaves = {array: together(parts, array) for array in _Scan.types}
+    leaves = {array: concatenate_parts(parts, array) for array in _Scan.types}
     unread = sorted({column for part in parts for column in part.about["unread"]})
     facts = {"detected": form.name if form else "", "total": total, "bad": bad, "unread": unread}
     # Building the index of a small file is faster than loading it.
@@ -247,7 +255,7 @@ def records_at(
     Other rows are skipped without parsing. A conversation that is ``split`` is returned once per
     answer.
     """
-    form, records = begun(where, source)
+    form, records = open_rows(where, source)
 
     def wanted() -> Iterator[Record]:
         following = map(int, numbers)

@@ -7,13 +7,13 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from hgms_mix.lm.sharding import in_parts, layers_of
+from hgms_mix.lm.sharding import is_split, layers_of
 
 
 def share_bytes(model: nn.Module) -> int:
     """Return the bytes of the base that this rank stores."""
     leaves: Any = (*model.parameters(), *model.buffers())
-    parts = [leaf.to_local() if in_parts(leaf) else leaf for leaf in leaves]
+    parts = [leaf.to_local() if is_split(leaf) else leaf for leaf in leaves]
     return sum(
         {
             part.untyped_storage().data_ptr(): part.untyped_storage().nbytes() for part in parts
@@ -43,7 +43,7 @@ def places(model: nn.Module) -> list[Tensor]:
     found: list[Tensor] = []
     for unit in _units(model):
         unit.unshard()
-        found += [leaf for leaf in unit.parameters() if not in_parts(leaf)]
+        found += [leaf for leaf in unit.parameters() if not is_split(leaf)]
         unit.reshard()
     return found
 

@@ -68,7 +68,7 @@ class Sharded(nn.Module):
         return function(*args, **named)
 
 
-def sharded(
+def shard_model(
     make: Callable[[], nn.Module], outline: Callable[[], nn.Module], device: torch.device
 ) -> Sharded:
     """Split the model from ``make`` across the ranks: one equal part per rank, on ``device``.
@@ -85,23 +85,23 @@ def sharded(
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     first = dist.get_rank() == 0
     model = make() if first else outline()
-    _alike(model, device)
+    _match_types(model, device)
     known: dict[int, Tensor] = {}
     for unit in (*layers_of(model), model):
         for table, name, leaf in _leaves(unit):
             if id(leaf) not in known:
-                known[id(leaf)] = _handed(leaf, device)
+                known[id(leaf)] = _broadcast(leaf, device)
             table[name] = known[id(leaf)]
         known.clear()  # parameters are tied only within a unit
         if unit is not model:
             fully_shard(unit, mesh=mesh)
-            unit.register_forward_hook(_given_back)
+            unit.register_forward_hook(_free_recomputed_layer)
     root: Any = fully_shard(Sharded(model), mesh=mesh)
     root.eval().requires_grad_(False)
     return root
 
 
-def _given_back(layer: Any, _args: Any, _output: Any) -> None:
+def _free_recomputed_layer(layer: Any, _args: Any, _output: Any) -> None:
     """Free a layer whose forward pass is computed again for the backward pass.
 
     Torch would keep such layers, so that all layers would be whole at once. A layer whose backward
@@ -115,7 +115,7 @@ def _given_back(layer: Any, _args: Any, _output: Any) -> None:
         layer.reshard()
 
 
-def in_parts(leaf: Tensor) -> bool:
+def is_split(leaf: Tensor) -> bool:
     from torch.distributed.tensor import DTensor
 
     return isinstance(leaf, DTensor)
@@ -140,11 +140,11 @@ def _leaves(unit: nn.Module) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
     for module in unit.modules():
         for table in (module._parameters, module._buffers):
             for name, leaf in table.items():
-                if leaf is not None and not in_parts(leaf):
+                if leaf is not None and not is_split(leaf):
                     yield table, name, leaf
 
 
-def _handed(leaf: Tensor, device: torch.device) -> Tensor:
+def _broadcast(leaf: Tensor, device: torch.device) -> Tensor:
     """Copy rank 0's values to every rank's device."""
     own = (
         leaf.detach().to(device) if dist.get_rank() == 0 else torch.empty_like(leaf, device=device)
@@ -154,7 +154,7 @@ def _handed(leaf: Tensor, device: torch.device) -> Tensor:
     return nn.Parameter(own, requires_grad=False) if isinstance(leaf, nn.Parameter) else own
 
 
-def _alike(model: nn.Module, device: torch.device) -> None:
+def _match_types(model: nn.Module, device: torch.device) -> None:
     """Give the outlines the types of rank 0's parameters.
 
     Errors: ConfigError if an outline has other parameters.
@@ -164,7 +164,7 @@ def _alike(model: nn.Module, device: torch.device) -> None:
         name: [list(leaf.shape), str(leaf.dtype).removeprefix("torch.")]
         for name, leaf in own.items()
     }
-    theirs = json.loads(_said(json.dumps(table), device))
+    theirs = json.loads(_broadcast_text(json.dumps(table), device))
     if {name: shape for name, (shape, _) in theirs.items()} != {
         name: shape for name, (shape, _) in table.items()
     }:
@@ -186,7 +186,7 @@ def _named(model: nn.Module) -> Iterator[tuple[str, Any]]:
     yield "buffer", model.named_buffers()
 
 
-def _said(text: str, device: torch.device) -> str:
+def _broadcast_text(text: str, device: torch.device) -> str:
     """Broadcast a text of rank 0 to all ranks."""
     own = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).to(device)
     size = torch.tensor([len(own)], device=device)
@@ -197,7 +197,7 @@ def _said(text: str, device: torch.device) -> str:
     return bytes(own.cpu().numpy()).decode()
 
 
-class _Once(Function):
+class _FirstDerivative(Function):
     """A value with a first derivative only.
 
     The parameters used to build its graph are freed after each pass.
@@ -214,10 +214,10 @@ class _Once(Function):
         return slope
 
 
-def once(value: Tensor) -> Tensor:
+def first_derivative_only(value: Tensor) -> Tensor:
     """Return the value, for first derivatives only.
 
     Errors: ConfigError if a second derivative is computed.
     """
-    result: Tensor = _Once.apply(value)
+    result: Tensor = _FirstDerivative.apply(value)
     return result

@@ -187,7 +187,7 @@ def in_halves(tables: Mapping[str, TokenTable], key: Key) -> dict[str, TokenTabl
     return halves
 
 
-def left_out(parts: Mapping[str, Mapping[str, TokenTable]]) -> str:
+def skipped_rows(parts: Mapping[str, Mapping[str, TokenTable]]) -> str:
     """Return the message about unused rows, by part and name; empty if all rows are used."""
     lines = []
     for part, tables in parts.items():
@@ -252,7 +252,7 @@ def check_fits(model: Any, everything: Mapping[str, Mapping[str, TokenTable]]) -
         )
 
 
-def cached(
+def load_or_create(
     folder: Path,
     digest: str,
     make: Callable[[Path], TableInPieces],
@@ -301,7 +301,7 @@ def table_of(leaves: Mapping[str, Tensor], digest: str, report: Report) -> Token
     return TokenTable("", tokens, mask, offsets, rows, digest, keys, report=report)
 
 
-def reordered(table: TokenTable, order: Tensor, rows: int = 4096) -> TableInPieces:
+def reorder(table: TokenTable, order: Tensor, rows: int = 4096) -> TableInPieces:
     """Reorder rows of a table, ``rows`` rows at a time."""
     lengths = table.lengths[order]
     count = int(lengths.sum())

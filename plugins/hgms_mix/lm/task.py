@@ -22,7 +22,7 @@ from hgms.store import cache_folder
 from hgms_core import ConfigError, HgmsError, Key, Problem, Sources, Tree, component, roles
 from hgms_core.capabilities import Capabilities, HasData, HasTestingInstance, Sharded
 from hgms_core.validators import at_least, optional, optional_whole
-from hgms_mix.lm.examples import content, look
+from hgms_mix.lm.examples import check_first_rows, content
 from hgms_mix.lm.language import LanguageModel
 from hgms_mix.lm.lora import Lora
 from hgms_mix.lm.losses import (
@@ -33,7 +33,7 @@ from hgms_mix.lm.losses import (
     Rows,
     UpperLoss,
     mean_lengths,
-    shuffled,
+    random_order,
     token_loss,
     weights,
 )
@@ -44,16 +44,23 @@ from hgms_mix.lm.rows import Index, index_of
 from hgms_mix.lm.sharding import ensure_ranks
 from hgms_mix.lm.sources import Source, check_names, mixture_shares
 from hgms_mix.lm.store import warn
-from hgms_mix.lm.table import TokenTable, check_fits, halves_of, in_halves, left_out, unread_columns
-from hgms_mix.lm.templates import Template, known_template, template_for
-from hgms_mix.lm.tokens import NothingLeft, drawn_table, token_table
+from hgms_mix.lm.table import (
+    TokenTable,
+    check_fits,
+    halves_of,
+    in_halves,
+    skipped_rows,
+    unread_columns,
+)
+from hgms_mix.lm.templates import Template, check_template, template_for
+from hgms_mix.lm.tokens import NoRowsLeft, drawn_table, token_table
 
 T = TypeVar("T")
 Which = Literal["sources", "validation", "test"]
 SETS: tuple[Which, ...] = ("sources", "validation", "test")
 
 
-def _some(_task: object, attribute: Any, value: Mapping[str, Source]) -> None:
+def _check_sources(_task: object, attribute: Any, value: Mapping[str, Source]) -> None:
     if not value:
         raise ConfigError(
             "missing-option",
@@ -64,7 +71,7 @@ def _some(_task: object, attribute: Any, value: Mapping[str, Source]) -> None:
     check_names(value, place=(attribute.name,))
 
 
-def _test_names(_task: object, attribute: Any, value: Mapping[str, Source]) -> None:
+def _check_test_names(_task: object, attribute: Any, value: Mapping[str, Source]) -> None:
     check_names(value, "test set", (attribute.name,))
 
 
@@ -159,12 +166,12 @@ class SourceMixture:
         }
     )
 
-    sources: Mapping[str, Source] = field(validator=_some, hash=False)
-    validation: Mapping[str, Source] = field(validator=_some, hash=False)
-    test: Mapping[str, Source] = field(factory=dict, validator=_test_names, hash=False)
+    sources: Mapping[str, Source] = field(validator=_check_sources, hash=False)
+    validation: Mapping[str, Source] = field(validator=_check_sources, hash=False)
+    test: Mapping[str, Source] = field(factory=dict, validator=_check_test_names, hash=False)
     model: BaseModel
     adapter: Lora | None = None
-    template: str = field(default="model", validator=known_template)
+    template: str = field(default="model", validator=check_template)
     max_length: int = field(default=512, validator=at_least(4))
     too_long: Literal["drop", "truncate"] = "drop"
     cache: int | None = field(default=None, validator=optional_whole)
@@ -232,7 +239,8 @@ class SourceMixture:
         Rows that are too long are excluded.
         """
         tables = self._by_name(
-            which, functools.partial(token_table, tokenizer=tokenizer, **self._written(tokenizer))
+            which,
+            functools.partial(token_table, tokenizer=tokenizer, **self._token_options(tokenizer)),
         )
         return (
             tables
@@ -299,7 +307,7 @@ class SourceMixture:
         if self.halves is not None:
             tables = self.tables(tokenizer)
             drawn = {
-                name: shuffled(table.size, Key(seed).fold("cache", name))[: self.cache]
+                name: random_order(table.size, Key(seed).fold("cache", name))[: self.cache]
                 for name, table in tables.items()
             }
             return {name: table.take(drawn[name].sort().values) for name, table in tables.items()}
@@ -319,7 +327,7 @@ class SourceMixture:
         source has fewer.
         """
 
-        written = self._written(tokenizer)
+        written = self._token_options(tokenizer)
 
         def some(name: str, source: Source) -> TokenTable:
             return drawn_table(
@@ -336,12 +344,12 @@ class SourceMixture:
         Rows that are too long in the tokenizer's tokens are excluded.
         """
 
-        written = self._written(tokenizer)
+        written = self._token_options(tokenizer)
 
         def some(name: str, source: Source) -> TokenTable | None:
             try:
                 return token_table(name, source, tokenizer, pick=numbers[name], **written)
-            except NothingLeft:
+            except NoRowsLeft:
                 return None
 
         tables = self._by_name(which, some, numbers)
@@ -372,7 +380,7 @@ class SourceMixture:
         except ConfigError as error:
             raise error.at("task") from error
 
-    def _written(self, tokenizer: Any) -> dict[str, Any]:
+    def _token_options(self, tokenizer: Any) -> dict[str, Any]:
         """Return the settings of tokenisation.
 
         The task's own model determines which rows exist.
@@ -384,7 +392,7 @@ class SourceMixture:
     def language_model(
         self, tokenizer: Any, device: torch.device, dtype: torch.dtype
     ) -> LanguageModel:
-        load = self.model.in_parts if self.sharded else self.model.load
+        load = self.model.load_sharded if self.sharded else self.model.load
         base = load(device, dtype, len(tokenizer))
         options: Any = {"rows": self.micro_batch, "checkpointing": self.checkpointing}
         model = LanguageModel.of(base, self.adapter, length=self.max_length, **options)
@@ -397,7 +405,7 @@ class SourceMixture:
             ensure_ranks()
         for which in SETS:
             # Report errors of files before a model is downloaded or converted.
-            self._by_name(which, look)
+            self._by_name(which, check_first_rows)
         tokenizer = self.model.load_tokenizer()
         pool = self.pool(tokenizer, seed)
         judged: dict[str, dict[str, TokenTable]] = {
@@ -408,7 +416,7 @@ class SourceMixture:
         if self.cache is not None:
             read = self.rows() if self.halves is None else self.tables(tokenizer)
         messages = (
-            left_out(everything),
+            skipped_rows(everything),
             unread_columns(everything),
             overlap_warning(overlaps(read, *judged.values())),
         )
@@ -426,7 +434,7 @@ class SourceMixture:
         upper = Batches(tuple(everything["validation"].values()), device)
         test = Batches(tuple(everything["test"].values()), device) if everything["test"] else None
         # Shuffled, so that each role has rows of each validation set.
-        order = {"row": shuffled(upper.size, Key(seed).fold("validation"))}
+        order = {"row": random_order(upper.size, Key(seed).fold("validation"))}
         shares = {
             role: data.batch(None)["row"]
             for role, data in roles(order, self.validation_split).items()

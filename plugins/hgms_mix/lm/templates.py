@@ -76,7 +76,7 @@ class Template:
     last_only: bool = False
 
 
-def known_template(instance: object, attribute: Any, value: str) -> None:
+def check_template(instance: object, attribute: Any, value: str) -> None:
     """Require model, plain, alpaca or chatml."""
     one_of(attribute.name, value, TEMPLATES)
 
@@ -205,13 +205,13 @@ def _named_template(name: str, tokenizer: PreTrainedTokenizerBase) -> Template:
         return pieces
 
     def pieces(messages: Sequence[Message]) -> list[Piece]:
-        written = _joined(write(answered(messages)))
+        written = _merge_texts(write(until_last_answer(messages)))
         while written and not written[-1][1]:
             written.pop()  # the text after the last answer is not learned
         return written
 
     def opening(messages: Sequence[Message]) -> list[Piece]:
-        return _joined([*write(messages), *_prompt(style.head)])
+        return _merge_texts([*write(messages), *_prompt(style.head)])
 
     return Template(name, pieces, opening, specials=False)
 
@@ -220,7 +220,7 @@ def _prompt(parts: Iterable[str | int]) -> list[Piece]:
     return [(part, False) for part in parts]
 
 
-def _joined(pieces: Iterable[Piece]) -> list[Piece]:
+def _merge_texts(pieces: Iterable[Piece]) -> list[Piece]:
     """Merge neighbouring texts of the prompt, and remove empty texts."""
     merged: list[Piece] = []
     for text, learned in pieces:
@@ -239,7 +239,7 @@ def _joined(pieces: Iterable[Piece]) -> list[Piece]:
     return merged
 
 
-def answered(messages: Sequence[Message]) -> Sequence[Message]:
+def until_last_answer(messages: Sequence[Message]) -> Sequence[Message]:
     """Return the conversation up to its last learned answer."""
     return messages[: max(answers_of(messages), default=-1) + 1]
 
@@ -393,7 +393,7 @@ class _Chat:
         return begin if header else prompt
 
     def pieces(self, messages: Sequence[Message]) -> list[Piece]:
-        messages = answered(messages)
+        messages = until_last_answer(messages)
         whole = self.render(messages)
         answers = answers_of(messages)
         if len(answers) == 1 and (row := self._last(whole, messages[-1].text)):

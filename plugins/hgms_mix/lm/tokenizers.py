@@ -13,8 +13,8 @@ from hgms.config import expand
 from hgms_core import ConfigError
 from hgms_core.errors import DataError, Place
 from hgms_core.torch_errors import first_line
-from hgms_mix.lm.files import as_written
-from hgms_mix.lm.hub import located, own_code, transformers_quietly
+from hgms_mix.lm.files import without_expansion
+from hgms_mix.lm.hub import resolve_name, transformers_quietly, untrusted_code
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -83,7 +83,7 @@ def gpt2_tokenizer(folder: str | Path, place: Place = ("folder",)) -> PreTrained
             hint="add both files, encoder.json and vocab.bpe",
         ) from None
     except (OSError, ValueError) as error:
-        why = as_written(first_line(error), str(spec))
+        why = without_expansion(first_line(error), str(spec))
         raise DataError(
             "unreadable-file",
             f"the GPT-2 tokenizer in {spec} cannot be read: {why}",
@@ -150,7 +150,7 @@ def load_tokenizer(
     folder = expand(spec, place)
     if (folder / "encoder.json").is_file() and (folder / "vocab.bpe").is_file():
         return gpt2_tokenizer(spec, place)
-    where = located(spec, "tokenizer", place, revision=revision)
+    where = resolve_name(spec, "tokenizer", place, revision=revision)
     if folder.is_dir() and not any((folder / name).is_file() for name in FILES):
         files = ", ".join(sorted(entry.name for entry in folder.iterdir())[:12]) or "(none)"
         raise ConfigError(
@@ -167,8 +167,8 @@ def load_tokenizer(
     except Exception as error:
         # transformers raises its own errors and those of the Hub and the Rust library.
         if "trust_remote_code" in str(error):
-            raise own_code("tokenizer", spec, place) from None
-        why = as_written(first_line(error), spec)
+            raise untrusted_code("tokenizer", spec, place) from None
+        why = without_expansion(first_line(error), spec)
         raise ConfigError(
             "cannot-load",
             f"the tokenizer {spec!r} cannot be loaded: {type(error).__name__}: {why}",

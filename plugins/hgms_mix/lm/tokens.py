@@ -30,11 +30,19 @@ from hgms_core import ConfigError, Key
 from hgms_core.errors import DataError, Place, one_of
 from hgms_mix.lm.examples import content
 from hgms_mix.lm.formats import FORMATS, Message
-from hgms_mix.lm.parts import Part, in_parts, together
+from hgms_mix.lm.parts import Part, compute_parts, concatenate_parts
 from hgms_mix.lm.rows import Record, index_of, key_of, meter, numbered_example, records_at
 from hgms_mix.lm.sources import Source
 from hgms_mix.lm.store import Leaf, save, warn
-from hgms_mix.lm.table import TYPES, Report, TableInPieces, TokenTable, cached, reordered, table_of
+from hgms_mix.lm.table import (
+    TYPES,
+    Report,
+    TableInPieces,
+    TokenTable,
+    load_or_create,
+    reorder,
+    table_of,
+)
 from hgms_mix.lm.templates import Piece, Template, template_for
 
 if TYPE_CHECKING:
@@ -52,7 +60,7 @@ PROBED_LENGTHS = 256
 TooLong = Literal["drop", "truncate"]
 
 
-class NothingLeft(DataError):
+class NoRowsLeft(DataError):
     """Raised if no row of a source passes."""
 
 
@@ -124,13 +132,15 @@ def token_table(
         Tokenising, tokenizer, written.name, max_length, too_long == "truncate", split=split
     )
     folder = None if cache_dir is None else expand(str(cache_dir), ("cache_dir",))
-    make = functools.partial(_tokenised, name, source, work, pick, digest, folder, split)
+    make = functools.partial(_tokenise, name, source, work, pick, digest, folder, split)
     if folder is None:
         table = make(None).table(digest)
     else:
         # Recreate a table that was created with a larger limit of bad rows: reading the source
         # reports these rows.
-        table = cached(folder, digest, make, keep=lambda report: report.bad <= source.max_bad_rows)
+        table = load_or_create(
+            folder, digest, make, keep=lambda report: report.bad <= source.max_bad_rows
+        )
     return attrs.evolve(table, name=name, pad_id=int(tokenizer.pad_token_id))
 
 
@@ -167,7 +177,7 @@ def drawn_table(
         )
         try:
             table = token_table(name, source, tokenizer, **options, pick=pick)
-        except NothingLeft:
+        except NoRowsLeft:
             if pick is None:
                 raise
             passed = torch.zeros(0, dtype=torch.int64)
@@ -272,7 +282,7 @@ class Tokenising:
         }
 
 
-def _tokenised(
+def _tokenise(
     name: str,
     source: Source,
     work: Callable[..., Tokenising],
@@ -294,7 +304,7 @@ def _tokenised(
         _warn_of_lengths(name, working(first)[1], len(first), working.max_length)
         records = itertools.chain(first, records)
     with meter(f"tokenising {name}", " rows", len(numbers)) as bar:
-        parts = in_parts(records, working, folder=folder, watch=bar.update)
+        parts = compute_parts(records, working, folder=folder, watch=bar.update)
     report = attrs.evolve(
         index.report,
         looked=len(numbers),
@@ -303,8 +313,8 @@ def _tokenised(
         **{what: sum(part.about[what] for part in parts) for what in ("too_long", "truncated")},
     )
     if not sum(part.counts["rows"] for part in parts):
-        raise _nothing_left(source.where, origin, report, working.max_length, working.cut)
-    leaves = {leaf: together(parts, leaf) for leaf in TYPES}
+        raise _no_rows_error(source.where, origin, report, working.max_length, working.cut)
+    leaves = {leaf: concatenate_parts(parts, leaf) for leaf in TYPES}
     pieces = TableInPieces(
         {**leaves, "offsets": Leaf("int64", leaves["offsets"].count + 1, lambda: _offsets(parts))},
         report,
@@ -321,7 +331,7 @@ def _tokenised(
         )
     present = table.rows.numpy()
     place = np.minimum(np.searchsorted(present, wanted), len(present) - 1)
-    return reordered(table, torch.from_numpy(place[present[place] == wanted]))
+    return reorder(table, torch.from_numpy(place[present[place] == wanted]))
 
 
 def _warn_of_lengths(name: str, lengths: Mapping[str, Any], rows: int, most: int) -> None:
@@ -342,11 +352,11 @@ def _offsets(parts: Sequence[Part]) -> Iterator[np.ndarray]:
         before += part.counts["tokens"]
 
 
-def _nothing_left(
+def _no_rows_error(
     file: str, place: Place, report: Report, max_length: int, cut: bool
-) -> NothingLeft:
+) -> NoRowsLeft:
     if report.blank == report.examples:
-        return NothingLeft(
+        return NoRowsLeft(
             "no-rows",
             f"all {report.examples} rows of {file} have empty answers",
             place=place,
@@ -358,7 +368,7 @@ def _nothing_left(
         f"increase max_length to {report.shortest} (the shortest row) or more; all rows fit into "
         f"{report.longest}"
     )
-    return NothingLeft(
+    return NoRowsLeft(
         "no-rows",
         f"{report.too_long} of {report.examples} rows of {file} have {so} "
         f"max_length={max_length} tokens{also}, so no row remains",

@@ -10,7 +10,7 @@ import numpy as np
 from attrs import frozen
 
 from hgms_core import ConfigError, Key
-from hgms_mix.surface.outliers import gone_wrong
+from hgms_mix.surface.outliers import find_diverged
 from hgms_mix.surface.process import Surface, fit
 from hgms_mix.surface.recommend import Gap, Recommendation, gap, recommend
 from hgms_mix.surface.settings import SurfaceSettings
@@ -109,7 +109,7 @@ def learn(
     The mixture has the best weighted mean of the metrics that decide.
 
     The function sets aside runs with a non-finite loss, or a loss far above all others
-    (:func:`hgms_mix.surface.outliers.gone_wrong`). It fits the weighted mean directly. Repeats
+    (:func:`hgms_mix.surface.outliers.find_diverged`). It fits the weighted mean directly. Repeats
     therefore show the noise of the mean for any correlation of the metrics.
 
     Cost: a second or two per metric for some tens of mixtures.
@@ -130,7 +130,7 @@ def learn(
     wrong = ~np.isfinite(np.array([*runs.metrics.values()])).all(0)
     kept = runs.only(~wrong)
     if len(kept.names) > sources:
-        wrong[~wrong] = gone_wrong(kept.mixtures, weighted(kept, targets))
+        wrong[~wrong] = find_diverged(kept.mixtures, weighted(kept, targets))
     every, runs, aside = runs, runs.only(~wrong), runs.only(wrong)
     tried = np.unique(runs.mixtures.round(6), axis=0)
     if len(tried) < sources + 2:

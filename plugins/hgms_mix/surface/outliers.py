@@ -16,7 +16,7 @@ surface itself is then rough.
 """
 
 
-def gone_wrong(mixtures: np.ndarray, losses: np.ndarray) -> np.ndarray:
+def find_diverged(mixtures: np.ndarray, losses: np.ndarray) -> np.ndarray:
     """Return a mask of the runs to set aside.
 
     A run is set aside if it meets two conditions:
@@ -33,7 +33,7 @@ def gone_wrong(mixtures: np.ndarray, losses: np.ndarray) -> np.ndarray:
     >>> places = np.linspace(0, 1, 12)
     >>> losses = places**2 + 0.01 * np.sin(9.0 * np.arange(12))
     >>> losses[4] = 5.0
-    >>> np.flatnonzero(gone_wrong(np.column_stack([places, 1 - places]), losses))
+    >>> np.flatnonzero(find_diverged(np.column_stack([places, 1 - places]), losses))
     array([4])
     """
     _, inverse, counts = np.unique(

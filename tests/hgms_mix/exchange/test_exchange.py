@@ -14,7 +14,7 @@ from support.exports import lines, rows_in, sample_of, write
 from support.helpers import rejects
 
 from hgms_mix.exchange.folder import TRAINERS, export
-from hgms_mix.exchange.import_mix import bring
+from hgms_mix.exchange.import_mix import write_mix_file
 
 pytest.importorskip("transformers", reason="transformers is not installed: pip install 'hgms[llm]'")
 yaml = pytest.importorskip("yaml", reason="pyyaml is not installed: pip install 'hgms[llm]'")
@@ -50,7 +50,9 @@ def test_every_export_holds_the_sample_and_is_imported_with_its_shares(
     turns = (row["messages"] for part in sample_of().parts for row in part.rows)
     assert texts_of(out) == Counter("|".join(turn["content"] for turn in row) for row in turns)
     monkeypatch.chdir(tmp_path)
-    bring(known, Path("out", FILES[trainer]), Path("back.toml"), str(here / "validation.jsonl"))
+    write_mix_file(
+        known, Path("out", FILES[trainer]), Path("back.toml"), str(here / "validation.jsonl")
+    )
     mixture = list(tomllib.loads(Path("back.toml").read_text())["method"]["mixture"].values())
     # with olmo characters stand for tokens, which chat templates add to
     assert mixture == pytest.approx([0.7, 0.3], abs=0.03 if trainer == "olmo" else 1e-12)

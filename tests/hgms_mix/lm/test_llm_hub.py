@@ -16,7 +16,7 @@ from support.language_models import CPU, VOCABULARY, spec
 from hgms_core import ConfigError
 from hgms_core.errors import DataError, MissingExtra, OutOfMemory
 from hgms_mix.lm import BaseModel, models
-from hgms_mix.lm.hub import located
+from hgms_mix.lm.hub import resolve_name
 from hgms_mix.lm.tokenizers import byte_tokenizer, gpt2_tokenizer, load_tokenizer
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -44,10 +44,10 @@ def failure(name: str) -> Exception:
 def test_a_name_on_the_hub_is_asked_for_once_and_not_where_it_is_in_the_cache(
     asked: Mock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert located("owner/name", "model", PLACE, revision="abc") == "owner/name"
+    assert resolve_name("owner/name", "model", PLACE, revision="abc") == "owner/name"
     asked.assert_called_once_with("owner/name", revision="abc", timeout=15)
     monkeypatch.setattr(hub, "try_to_load_from_cache", lambda *_, **__: "/cache/file")
-    assert located("owner/name", "tokenizer", PLACE) == "owner/name"
+    assert resolve_name("owner/name", "tokenizer", PLACE) == "owner/name"
     assert asked.call_count == 1
 
 
@@ -68,7 +68,7 @@ def test_what_the_hub_answers_is_told_apart(
     (tmp_path / "my-model").mkdir()
     asked.side_effect = TimeoutError() if error is None else failure(error)
     with rejects(code, *PLACE, of=ConfigError) as caught:
-        located("my-modle", "model", PLACE)
+        resolve_name("my-modle", "model", PLACE)
     assert caught.value.did_you_mean == (() if code == "unknown-revision" else ("my-model",))
 
 
@@ -174,7 +174,7 @@ def test_one_rank_alone_holds_no_part_and_contents_that_cannot_be_read_are_named
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with rejects("not-supported", *MODEL, "shard", of=ConfigError):
-        spec("gpt2").in_parts(CPU)
+        spec("gpt2").load_sharded(CPU)
     (tmp_path / "config.json").write_text("{}")
     base = BaseModel(path=str(tmp_path), tokenizer="bytes")
     monkeypatch.setattr(models, "file_digest", Mock(side_effect=PermissionError(13, "denied")))

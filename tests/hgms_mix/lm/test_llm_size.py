@@ -24,7 +24,7 @@ import hgms_mix.lm.tokens
 from hgms_core import HgmsError, Key
 from hgms_core.errors import DataError
 from hgms_mix.lm import read_examples
-from hgms_mix.lm.parts import in_parts, serve, together
+from hgms_mix.lm.parts import compute_parts, concatenate_parts, serve
 from hgms_mix.lm.rows import index_of
 from hgms_mix.lm.sources import Source
 from hgms_mix.lm.table import TokenTable
@@ -172,7 +172,7 @@ def test_what_goes_wrong_in_another_process_is_said(
     monkeypatch.setattr(hgms_mix.lm.parts, "ALONE", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     with pytest.raises((HgmsError, RuntimeError)) as caught:
-        in_parts(range(60), Counting({55: error}), folder=tmp_path)
+        compute_parts(range(60), Counting({55: error}), folder=tmp_path)
     assert getattr(caught.value, "code", None) == code
     assert (code is None) == ("ZeroDivisionError: a fault" in str(caught.value))
 
@@ -199,6 +199,6 @@ def test_a_process_that_computes_parts_answers_each_and_goes_on_after_a_failure(
         os.close(kept)
     with os.fdopen(read, "rb") as stream:
         first, refused, odd, last = [pickle.load(stream) for _ in parts]
-    assert together([first, last], "square").tensor().tolist() == [1, 4, 9]
+    assert concatenate_parts([first, last], "square").tensor().tolist() == [1, 4, 9]
     assert (refused.place, type(odd)) == (("it",), RuntimeError)
     assert "ZeroDivisionError: odd" in str(odd)

@@ -80,7 +80,7 @@ def test_first_rows_that_are_all_too_long_are_warned_of_before_the_others_become
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(hgms_mix.lm.tokens, "PROBED_LENGTHS", 3)
-    monkeypatch.setattr(hgms_mix.lm.tokens, "in_parts", lambda *arguments, **options: 1 / 0)
+    monkeypatch.setattr(hgms_mix.lm.tokens, "compute_parts", lambda *arguments, **options: 1 / 0)
     hgms_mix.lm.tokens.warn.cache_clear()
     rows = [("Q" * 30, str(number)) for number in range(4)]
     for number, short in enumerate(([("Q", "A")], [])):  # one short row among the first ones

@@ -22,7 +22,7 @@ from hgms_core import ConfigError, Key
 from hgms_mix.lm import LanguageModel, Lora, step_memory
 from hgms_mix.lm.memory import probe
 from hgms_mix.lm.sharded_memory import gathered_bytes, messages, places, share_bytes
-from hgms_mix.lm.sharding import once, sharded
+from hgms_mix.lm.sharding import first_derivative_only, shard_model
 
 pytestmark = pytest.mark.extended
 
@@ -60,7 +60,7 @@ def in_parts(model: Any) -> Any:
     def outline() -> Any:
         return copy.deepcopy(model).to("meta")
 
-    return sharded(lambda: copy.deepcopy(model), outline, CPU)
+    return shard_model(lambda: copy.deepcopy(model), outline, CPU)
 
 
 def language(model: Any, **options: Any) -> LanguageModel:
@@ -131,7 +131,7 @@ def test_an_outline_of_another_type_takes_the_type_of_rank_0(whole: Any) -> None
 
 def test_a_loss_of_parts_has_a_first_derivative_alone() -> None:
     x = torch.tensor(3.0, requires_grad=True)
-    (slope,) = torch.autograd.grad(once(x**2), x)
+    (slope,) = torch.autograd.grad(first_derivative_only(x**2), x)
     assert float(slope) == 6.0
     with rejects("no-second-derivative", "task", "model", "shard", of=ConfigError):
-        torch.autograd.grad(once(x**2), x, create_graph=True)
+        torch.autograd.grad(first_derivative_only(x**2), x, create_graph=True)

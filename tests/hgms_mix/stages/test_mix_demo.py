@@ -15,7 +15,7 @@ import attrs
 import pytest
 from support.small_mixes import report_of, right
 
-from hgms_mix.lm.table import left_out
+from hgms_mix.lm.table import skipped_rows
 from hgms_mix.lm.tokenizers import byte_tokenizer
 from hgms_mix.stages import demo
 from hgms_mix.stages.config import MixConfig, load
@@ -71,7 +71,7 @@ def test_the_demos_texts_share_no_prompt_are_right_and_none_is_cut(tmp_path: Pat
     assert len({json.loads(line)["prompt"] for line in rows}) == len(rows) == 1520
     sets = ("sources", "validation", "test")
     tables = {which: config.task.tables(byte_tokenizer(), which) for which in sets}
-    assert left_out(tables) == ""
+    assert skipped_rows(tables) == ""
     longest = max(int(table.lengths.max()) for part in tables.values() for table in part.values())
     assert longest <= config.task.max_length
 

@@ -30,7 +30,7 @@ from hgms_mix.surface import (
 )
 from hgms_mix.surface.design import spread
 from hgms_mix.surface.noise import noise_of
-from hgms_mix.surface.outliers import gone_wrong
+from hgms_mix.surface.outliers import find_diverged
 from hgms_mix.surface.proxy import rank_correlation
 from hgms_mix.surface.recommend import Gap, gap
 
@@ -208,7 +208,7 @@ def test_targets_are_weighted_test_sets_never_decide_and_diverged_runs_are_set_a
 def test_a_steep_surface_is_no_reason_to_set_runs_aside(steepness: float) -> None:
     for runs in (tried(seed, 1.0 - steepness, 0.01) for seed in range(5)):
         losses = runs.metrics["loss"] - steepness * np.log(runs.mixtures[:, 0] + 0.01)
-        assert not gone_wrong(runs.mixtures, losses).any()
+        assert not find_diverged(runs.mixtures, losses).any()
 
 
 @pytest.mark.extended
