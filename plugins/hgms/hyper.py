@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Protocol, TypeVar, dataclass_transform
+from typing import Any, Literal, Protocol, TypeVar, dataclass_transform, runtime_checkable
 
 import attrs
 import torch
@@ -75,6 +75,7 @@ class Block:
     is_per_row: bool = False
 
 
+@runtime_checkable
 class Hyper(Protocol):
     """A kind of hyperparameter."""
 

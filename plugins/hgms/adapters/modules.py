@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any, TypedDict, Unpack
 
+import numpy as np
 import torch
 from attrs import frozen
 from torch import Tensor, nn
@@ -376,7 +377,7 @@ def fields(
     names = places(model, own)
     like = next(iter(x0.values()))
     data = placed(train, "train", like)
-    few = lower is None and theta0 is not None and getattr(theta0, "shape", None) != (data.size,)
+    few = lower is None and theta0 is not None and np.shape(theta0) != (data.size,)
     require(
         not few,
         "wrong-size",

@@ -15,7 +15,7 @@ import attrs
 
 from hgms.comparison.grid import Entry
 from hgms.config.convert import role_of, structured
-from hgms.facts import inner_method
+from hgms.facts import inner_method, settings_of
 from hgms.plugins import Registry, inside
 from hgms_core import HgmsError, Method
 
@@ -120,7 +120,7 @@ def _keep(method: Any) -> tuple[list[str], str]:
     path is empty if no method has this field.
     """
     path: list[str] = []
-    while not hasattr(method, "keep"):
+    while "keep" not in settings_of(method):
         inner = inner_method(method)
         if inner is None:
             return [], ""

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import numpy as np
+from torch import Tensor
 
 from hgms.config.budget import Budget
 from hgms.config.fingerprinting import fingerprint
@@ -163,9 +165,8 @@ def got(value: object) -> str:
         return f"the class {value.__name__}"
     if inspect.isroutine(value):
         return f"the function {value.__name__}"
-    shape = getattr(value, "shape", None)
-    if shape is not None:
-        return f"{_article(type(value).__name__)} of shape {list(shape)}"
+    if isinstance(value, Tensor | np.ndarray):
+        return f"{_article(type(value).__name__)} of shape {list(value.shape)}"
     text = repr(value)
     return text if len(text) <= 80 and "\n" not in text else _article(type(value).__name__)
 

@@ -293,10 +293,8 @@ class _Fingerprints:
         if library == "datasets" and isinstance(mark := getattr(value, "_fingerprint", None), str):
             yield mark
         elif library in ("pandas", "polars"):
-            yield from (
-                self.of(list(getattr(value, "columns", ()))),
-                *self._array(np.asarray(value)),
-            )
+            columns = list(value.columns) if type(value).__name__ == "DataFrame" else []
+            yield from (self.of(columns), *self._array(np.asarray(value)))
         elif library != "logging" and not isinstance(value, _RANDOM):
             names = dict.fromkeys(name for cls in type(value).__mro__ for name in _slots(cls))
             held = {name: getattr(value, name) for name in names if hasattr(value, name)} | getattr(

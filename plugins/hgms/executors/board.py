@@ -11,6 +11,7 @@ import click
 
 from hgms.config.control_characters import printable
 from hgms.executors.jobs import Tell
+from hgms.facts import settings_of
 from hgms.runs import Progress
 from hgms.store import holder
 from hgms_core import HgmsError
@@ -96,12 +97,13 @@ class Board:
 
     def _who(self, job: object) -> str:
         """Return the process that runs a job; the lookup is repeated at intervals."""
-        path = getattr(job, "path", None)
+        settings = settings_of(job)
+        path = settings.get("path")
         if not (self._view.bars.visible and isinstance(path, Path)):
             return ""
         looked, who = self._whose.get(str(job), (float("-inf"), ""))
         if time.monotonic() - looked >= _LOOK:
-            who = holder(path, *getattr(job, "leases", ()))
+            who = holder(path, *settings.get("leases", ()))
             self._whose[str(job)] = time.monotonic(), who
         return who
 

@@ -400,7 +400,7 @@ def check_learn(learn: object) -> None:
             place=("learn",),
         )
     for name, kind in learn.items():
-        if isinstance(kind, type) or not hasattr(kind, "block"):
+        if isinstance(kind, type) or not isinstance(kind, Hyper):
             hint = f"create it: {kind.__name__}()" if isinstance(kind, type) else None
             raise ConfigError(
                 "wrong-part",

@@ -302,7 +302,7 @@ def _failures(settings: Finetune, folder: Path) -> Iterator[None]:
             raise
         raise DiskError(
             "cannot-write",
-            f"fine-tuning cannot write: {getattr(error, 'strerror', None) or why}",
+            f"fine-tuning cannot write: {(isinstance(error, OSError) and error.strerror) or why}",
             place=(str(folder),),
             hint="free disk space, then run the same command again to resume from the last "
             "checkpoint",
