@@ -16,13 +16,13 @@ import click
 import tomlkit
 from attrs import frozen
 
-from hgms.cli import print_table
 from hgms.config.tables import read_toml
-from hgms.results import Interval, paired
+from hgms.results import Interval
 from hgms.runs import Progress, RunFolder
 from hgms.store import replace_file
 from hgms.uncertainty import Certainty, in_words, over_seeds
 from hgms_mix.stages import pictures, texts
+from hgms_mix.stages.compare.outcome import Outcome
 from hgms_mix.stages.config import MixConfig, read
 from hgms_mix.stages.evaluate import UNIFORM
 from hgms_mix.stages.graph import Log
@@ -36,109 +36,67 @@ TEST = "word-problems"
 
 @frozen(kw_only=True)
 class Demo:
-    """The reports of the demo's mixes, by method and seed."""
+    """The results of the demo: ``method`` against the reference."""
 
     method: str
-    reports: Mapping[str, Mapping[int, Mapping[str, Any]]]
+    outcome: Outcome
     picture: Path | None
     folder: Path
 
-    def losses(self, method: str) -> dict[int, float]:
-        """Return the test losses by seed, as means over tokens."""
-        return {
-            seed: report["test"][TEST]["token_loss"]["value"]
-            for seed, report in self.reports[method].items()
-        }
-
     @property
-    def difference(self) -> Interval:
-        """HG-MS − uniform over the seeds."""
-        return paired(self.losses(self.method), self.losses(REFERENCE))
+    def reports(self) -> list[Mapping[str, Any]]:
+        """The reports of ``method``, by seed."""
+        return [report for (label, _), report in self.outcome.reports.items() if label != REFERENCE]
 
     @property
     def certainty(self) -> Certainty | None:
         """Uncertainty of the learned weights over seeds; None for one seed."""
         runs = [
-            {row["source"]: row["weight"] for row in report["sources"]}
-            for report in self.reports[self.method].values()
+            {row["source"]: row["weight"] for row in report["sources"]} for report in self.reports
         ]
         return over_seeds(runs, dict.fromkeys(runs[0], 1 / len(runs[0]))) if len(runs) > 1 else None
-
-    def rows(self) -> list[dict[str, str]]:
-        """Return the table: mean weights, row counts of the sources, test loss, per method."""
-        rows = []
-        for method, reports in self.reports.items():
-            row = {"method": method}
-            for sources in zip(*(report["sources"] for report in reports.values()), strict=True):
-                weight = Interval.of([source["weight"] for source in sources])
-                count = sum(source["rows"] for source in sources) / len(sources)
-                row[sources[0]["source"]] = f"{weight.mean:.3f} ({count:.0f} rows)"
-            row["test loss"] = str(Interval.of(list(self.losses(method).values())))
-            rows.append(row)
-        return rows
 
     def as_dict(self) -> dict[str, Any]:
         def spread(interval: Interval) -> dict[str, float | int]:
             return {"mean": interval.mean, "half_width": interval.half_width, "n": interval.count}
 
-        methods = {}
-        for method, reports in self.reports.items():
-            losses = Interval.of(list(self.losses(method).values()))
-            methods[method] = {
-                "test_loss": spread(losses),
-                "mixes": [dict(report) for report in reports.values()],
+        reports = self.outcome.reports.items()
+        methods = {
+            label: {
+                "test_loss": spread(Interval.of([*losses.values()])),
+                "mixes": [dict(report) for (own, _), report in reports if own == label],
             }
-        picture = None if self.picture is None else str(self.picture)
+            for label, losses in self.outcome.losses(TEST).items()
+        }
         return {
             "methods": methods,
-            "difference": spread(self.difference),
-            "picture": picture,
+            "difference": spread(self.outcome.pairs(TEST)[self.method, REFERENCE]),
+            "picture": None if self.picture is None else str(self.picture),
             "folder": str(self.folder),
         }
 
     def print(self) -> None:
-        first = next(iter(self.reports[self.method].values()))
-        click.echo(
-            f"{first['budget']} of reweighting a mix; mean ± half width of the 95 % interval "
-            "over seeds (more with --json)"
-        )
-        rows = self.rows()
-        print_table(tuple(rows[0]), rows)
-        gap = self.difference
-        verdict = "lower" if gap.mean < 0 else "higher"
-        sure = ""
-        if gap.count >= 2:
-            sure = (
-                ", and the interval excludes zero"
-                if gap.excludes_zero
-                else ", but the interval holds zero"
-            )
-        click.echo(f"{self.method}'s test loss − {REFERENCE}'s, by seed: {gap}: {verdict}{sure}")
-        if gap.count < 2:
+        first = self.reports[0]
+        click.echo(f"{first['budget']} of reweighting per mix (more with --json)")
+        self.outcome.print()
+        if len(self.reports) < 2:
             rows = first["test"][TEST]
             click.echo(
-                f"  over the {rows['rows']} test rows of this seed: "
+                f"  {self.method} − {REFERENCE} over the {rows['rows']} test rows of this seed: "
                 f"{spell(rows['against_uniform'])} (95 % interval, paired)"
             )
         if (certainty := self.certainty) is not None:
             click.echo(f"{self.method}'s weights {in_words(certainty)}")
         if self.picture is not None:
             click.echo(f"  {self.picture}")
-        click.echo(f"  {self.folder}")
-        click.echo("next:")
-        click.echo(
-            f"  put your own files and model into a copy of {self.folder / 'demo.toml'}, and run "
-            "hgms mix on that"
-        )
         tuned = Path(first["stages"]["finetune"]["folder"]) / TUNED
         click.echo(
-            "  hgms mix export that copy --to trl --out DIR hands its sample to a trainer you "
-            "already use"
-        )
-        click.echo(f"  what was tuned first, in transformers' or peft's format: {tuned}")
-        click.echo(
-            "  docs/how-to/mix-data.md: your own sources, other methods, and what the figures do "
-            "not say"
+            f"  {self.folder}\nnext:\n"
+            f"  put your files and model into a copy of {self.folder / 'demo.toml'}, and run hgms "
+            "mix on it\n"
+            "  hgms mix export that copy --to trl --out DIR writes its sample for another trainer\n"
+            f"  the first tuned model or adapter, in the format of transformers or peft: {tuned}\n"
+            "  docs/how-to/mix-data.md: your sources, other methods, and the limits of the figures"
         )
 
 
@@ -197,15 +155,17 @@ def run_demo(
     texts.write(out / "texts")
     mixes = configs(out, seeds, model)
     method = mixes[-1].method_name
-    reports: dict[str, dict[int, Mapping[str, Any]]] = {method: {}, REFERENCE: {}}
+    reports = dict[tuple[str, int], Mapping[str, Any]]()
     for config in mixes:
         log(f"{config.method_name}, seed {config.seed}")
-        reports[config.method_name][config.seed] = run_mix(
+        reports[config.method_name, config.seed] = run_mix(
             config, log=lambda line: log(f"  {line}"), view=view
         )
-    demo = Demo(method=method, reports=reports, picture=None, folder=out)
-    if not reports[method][0]["pictures"]:
+    roles = {method: "", REFERENCE: "floor"}
+    outcome = Outcome(reports=reports, failures={}, roles=roles, reference=REFERENCE)
+    demo = Demo(method=method, outcome=outcome, picture=None, folder=out)
+    if not demo.reports[0]["pictures"]:
         return demo  # matplotlib is not installed; the report explains how to install it
-    runs = [RunFolder(Path(report["folder"])).records() for report in reports[method].values()]
-    losses = {method: list(demo.losses(method).values()) for method in reports}
+    runs = [RunFolder(Path(report["folder"])).records() for report in demo.reports]
+    losses = {label: list(own.values()) for label, own in outcome.losses(TEST).items()}
     return attrs.evolve(demo, picture=pictures.against_uniform(runs, losses, out / "demo.png"))
