@@ -21,9 +21,9 @@ import attrs
 from attrs import field
 
 from hgms.config import expand
-from hgms.store import Digest, digest, file_digest, json_object
+from hgms.store import Digest, file_digest, json_object
 from hgms_core import ConfigError, HgmsError, component
-from hgms_core.errors import DataError, MissingExtra, closest
+from hgms_core.errors import MissingExtra, closest
 from hgms_core.validators import at_least, not_empty, optional
 from hgms_mix.evaluation import questions, records, scores
 from hgms_mix.evaluation.generate import fingerprint, own_stops, prompt_cap, without_own_settings
@@ -45,6 +45,8 @@ data set on the Hub.
 
 PLACE: Final = ("evaluate", "lm_eval")
 """The table of a mix file, for the places of errors."""
+
+TASKS: Final = (*PLACE, "tasks")
 
 FILES: Final = (".yaml", ".yml", ".py")
 """Files that may define a task."""
@@ -293,7 +295,7 @@ def _reading(name: str) -> Iterator[None]:
         raise ConfigError(
             "wrong-format",
             f"lm-eval cannot use the task file {name}: {type(error).__name__}: {why}",
-            place=(*PLACE, "tasks"),
+            place=TASKS,
             hint="write one task per file, with paths relative to the current folder",
         ) from error
 
@@ -351,7 +353,9 @@ def _dataset(files: Mapping[str, str]) -> Any:
     from datasets import Dataset, DatasetDict
 
     def rows(file: str) -> Any:
-        return Dataset.from_list([row for _, row in questions.rows_of(_below_data(file))[0]])
+        return Dataset.from_list(
+            [row for _, row in questions.rows_of(questions.data_path(file, TASKS))[0]]
+        )
 
     return DatasetDict({split: rows(file) for split, file in files.items()})
 
@@ -363,7 +367,9 @@ def _digests(name: str) -> dict[str, str]:
     files of its folder (it may include them) and the loaded rows.
     """
     if name in LOCAL:
-        return {file: digest(_below_data(file).read_bytes()) for file in LOCAL[name][1].values()}
+        return {
+            file: file_digest(questions.data_path(file, TASKS)) for file in LOCAL[name][1].values()
+        }
     rows = Digest()
     for split, table in load(name).dataset.items():
         for row in table:
@@ -373,39 +379,19 @@ def _digests(name: str) -> dict[str, str]:
     return {**code, "rows": rows.text}
 
 
-def _below_data(file: str) -> Path:
-    if "HGMS_DATA" not in os.environ:
-        raise DataError(
-            "missing-variable",
-            f"lm_eval requires {file}, but the environment variable HGMS_DATA is not set",
-            place=(*PLACE, "tasks"),
-            hint="set HGMS_DATA to the folder that contains it",
-        )
-    path = Path(os.environ["HGMS_DATA"], file)
-    if not path.exists():
-        raise DataError(
-            "missing-file",
-            f"lm_eval requires {file} below HGMS_DATA, but it does not exist",
-            place=(*PLACE, "tasks"),
-        )
-    return path
-
-
 def _own(name: str) -> Path:
     """Return the path of a user-written task file, if the user allows it.
 
     The harness renders its templates outside any sandbox.
     """
-    path = expand(name, (*PLACE, "tasks"))
+    path = expand(name, TASKS)
     if not path.is_file():
-        raise ConfigError(
-            "missing-file", f"there is no task file {name!r}", place=(*PLACE, "tasks")
-        )
+        raise ConfigError("missing-file", f"there is no task file {name!r}", place=TASKS)
     if os.environ.get("HGMS_TRUST_REMOTE_CODE") != "1":
         raise ConfigError(
             "untrusted-code",
             f"the task file {name!r} can run code in its templates and functions",
-            place=(*PLACE, "tasks"),
+            place=TASKS,
             hint="read it first; then add --trust-remote-code to the command",
         )
     return path.resolve()

@@ -57,25 +57,31 @@ def place(benchmark: Benchmark, named: str | None) -> Path:
 
     It is the path ``named``, or the path below $HGMS_DATA.
     """
-    if named is not None:
-        path = expand(named, ("evaluate", "paths", benchmark))
-    elif "HGMS_DATA" in os.environ:
-        path = Path(os.environ["HGMS_DATA"], PLACES[benchmark])
-    else:
-        raise DataError(
-            "missing-variable",
-            f"the path of {benchmark} is unknown, because HGMS_DATA is not set",
-            place=("evaluate", "paths", benchmark),
-            hint=f"set HGMS_DATA to the folder that contains {PLACES[benchmark]}, or set the path "
-            f'in the table [evaluate.paths]: {benchmark} = "…/{PLACES[benchmark]}"',
-        )
+    option = ("evaluate", "paths", benchmark)
+    if named is None:
+        return data_path(PLACES[benchmark], option)
+    path = expand(named, option)
     if not path.exists():
         # report the unexpanded path, so that the message does not contain values of variables
         raise DataError(
-            "missing-file",
-            f"the path of {benchmark} does not exist",
-            place=(str(path) if named is None else named,),
+            "missing-file", f"the path of {benchmark} does not exist", place=(*option, named)
         )
+    return path
+
+
+def data_path(file: str, option: Place) -> Path:
+    """Return the path of a file below $HGMS_DATA; ``option`` is its place in errors."""
+    if "HGMS_DATA" not in os.environ:
+        raise DataError(
+            "missing-variable",
+            f"the path of {file} is unknown, because HGMS_DATA is not set",
+            place=option,
+            hint=f"set HGMS_DATA to the folder that contains {file}, or set the path of a "
+            "benchmark in the table [evaluate.paths]",
+        )
+    path = Path(os.environ["HGMS_DATA"], file)
+    if not path.exists():
+        raise DataError("missing-file", f"{file} does not exist below HGMS_DATA", place=option)
     return path
 
 
