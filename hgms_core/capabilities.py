@@ -81,7 +81,7 @@ def find(component: object, capability: type[C]) -> C | None:
 
 def declared(component: object) -> Capabilities:
     """Return ``capabilities`` of a component; empty for a class that computes it per instance."""
-    known = getattr(component, "capabilities", frozenset())
+    known: Any = getattr(component, "capabilities", frozenset())
     return frozenset() if isinstance(known, property) else known
 
 

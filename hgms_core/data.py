@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from attrs import field, frozen
@@ -27,10 +28,9 @@ class Data:
     of all ``size`` rows. If it is empty, ``batch(None)`` reads all rows through ``rows``.
     ``Data()`` is for a loss without data.
 
-    ``strata`` contains the names and sizes of consecutive groups of rows (the sources of a
-    mixture). A batch then contains equally many rows per group, up to one. Each batch draws the
-    groups that contribute one more row. The drawn rows of a group depend on its name, not on its
-    position. Within one call, no row of a group is repeated before all its rows are drawn.
+    ``strata``, if any, draws the rows: ``numbers(key, batch_size, steps)`` returns row numbers. As
+    an iterable, it contains the names and sizes of consecutive groups of rows, such as the sources
+    of a mixture (``hgms.rows.Strata``).
 
     >>> table = torch.arange(10.0)
     >>> data = Data(size=10, whole={"t": table}, rows=lambda index: {"t": table[index]})
@@ -42,7 +42,7 @@ class Data:
     whole: Batch = field(factory=dict, repr=summary)
     rows: Callable[[Tensor], Batch] = field(default=lambda index: {}, eq=False, repr=False)
     device: torch.device = torch.device("cpu")
-    strata: tuple[tuple[str, int], ...] | None = None
+    strata: Any = None
 
     @classmethod
     def of(cls, columns: Batch) -> Data:
@@ -120,39 +120,8 @@ class Data:
         """Return row numbers, ``[steps, batch_size]``, even if a batch is larger than the data."""
         if self.strata is None:
             return key.indices(self.size, batch_size, steps, self.device)
-        return self._stratified(key, batch_size, steps, self.strata).to(
-            self.device, non_blocking=True
-        )
-
-    def _stratified(
-        self, key: Key, batch_size: int, steps: int, strata: tuple[tuple[str, int], ...]
-    ) -> Tensor:
-        even, odd = divmod(batch_size, len(strata))
-        # Sorted by name, so that the order of the groups does not change the drawn rows.
-        names = sorted(name for name, _ in strata)
-        generator = key.fold("odd").generator()
-        luck = [
-            torch.randperm(len(names), generator=generator)[:odd].tolist() if odd else []
-            for _ in range(steps)
-        ]
-        chosen = [[names[i] for i in sorted(step)] for step in luck]
-        own = {}
-        first = 0
-        for name, size in strata:
-            counts = [even + (name in step) for step in chosen]
-            numbers = key.fold("stratum", name).indices(size, max(1, sum(counts)), 1)[
-                0, : sum(counts)
-            ]
-            own[name] = torch.split(first + numbers, counts)
-            first += size
-        batches = [
-            [
-                *(own[name][step][:even] for name, _ in strata),
-                *(own[name][step][even:] for name in more),
-            ]
-            for step, more in enumerate(chosen)
-        ]
-        return torch.stack([torch.cat(parts) for parts in batches])
+        drawn: Tensor = self.strata.numbers(key, batch_size, steps)
+        return drawn.to(self.device, non_blocking=True)
 
     def batch(self, index: Tensor | None) -> Batch:
         if index is not None:

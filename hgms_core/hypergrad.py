@@ -46,16 +46,11 @@ def twice_differentiable_attention() -> Iterator[None]:
     have no second derivative. Functions of ``torch.compile`` run eagerly: the gradient of compiled
     code has no graph, so its second derivative would be treated as zero.
     """
-    with explained(), _uncompiled(), sdpa_kernel(SDPBackend.MATH):
-        yield
-
-
-def _uncompiled() -> contextlib.AbstractContextManager[Any]:
     # If this module is not imported, there are no compiled functions. Its import takes seconds.
-    if "torch._dynamo" not in sys.modules or torch.compiler.is_dynamo_compiling():
-        return contextlib.nullcontext()
-    eager: contextlib.AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
-    return eager
+    can_compile = "torch._dynamo" in sys.modules and not torch.compiler.is_dynamo_compiling()
+    eager = torch.compiler.set_stance("force_eager") if can_compile else contextlib.nullcontext()
+    with explained(), eager, sdpa_kernel(SDPBackend.MATH):
+        yield
 
 
 @contextlib.contextmanager

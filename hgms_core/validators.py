@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import attrs
@@ -51,26 +52,6 @@ __all__ = [
 
 Validator = Callable[[Any, Any, Any], None]
 """A validator of attrs: ``(instance, attribute, value)``; it raises ConfigError."""
-
-
-def at_least(bound: float) -> Validator:
-    """Require a finite number of at least ``bound``."""
-    return _Bound(">=", bound, "at least")
-
-
-def at_most(bound: float) -> Validator:
-    """Require a finite number of at most ``bound``."""
-    return _Bound("<=", bound, "at most")
-
-
-def greater_than(bound: float) -> Validator:
-    """Require a finite number greater than ``bound``."""
-    return _Bound(">", bound, "greater than")
-
-
-def less_than(bound: float) -> Validator:
-    """Require a finite number less than ``bound``."""
-    return _Bound("<", bound, "less than")
 
 
 def whole_number(instance: object, attribute: Any, value: Any) -> None:
@@ -126,6 +107,16 @@ class _Bound:
             reject("out-of-range", attribute, value, f"{self.requirement} {self.bound}")
         if isinstance(value, float) and math.isinf(value):
             reject("out-of-range", attribute, value, "finite")
+
+
+at_least: Callable[[float], Validator] = partial(_Bound, ">=", requirement="at least")
+"""Require a finite number of at least a bound."""
+at_most: Callable[[float], Validator] = partial(_Bound, "<=", requirement="at most")
+"""Require a finite number of at most a bound."""
+greater_than: Callable[[float], Validator] = partial(_Bound, ">", requirement="greater than")
+"""Require a finite number greater than a bound."""
+less_than: Callable[[float], Validator] = partial(_Bound, "<", requirement="less than")
+"""Require a finite number less than a bound."""
 
 
 @frozen

@@ -10,6 +10,7 @@ from attrs import field, frozen
 from torch import Tensor
 from torch.nn import functional
 
+from hgms.rows import Strata
 from hgms_core import Batch, ConfigError, Data, Key, Tree
 from hgms_core.capabilities import (
     Capabilities,
@@ -248,11 +249,10 @@ class Batches:
 
     def data(self, names: tuple[str, ...] | None = None) -> Data:
         """Return all rows; with ``names`` of the tables, drawn evenly from each."""
-        strata = (
-            None
-            if names is None
-            else tuple((name, table.size) for name, table in zip(names, self.tables, strict=True))
-        )
+        strata = None
+        if names is not None:
+            sizes = [table.size for table in self.tables]
+            strata = Strata(zip(names, sizes, strict=True))
         return Data(self.size, {}, self.rows, torch.device("cpu"), strata=strata)
 
     def share(self, numbers: Tensor) -> Data:

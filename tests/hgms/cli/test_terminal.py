@@ -16,8 +16,8 @@ from click.testing import CliRunner
 from support.fakes import call, json_of
 
 from hgms.cli import main
-from hgms.runs.describe import range_of
 from hgms.cli.docstrings import folded
+from hgms.runs.describe import range_of
 from hgms_core.validators import decay_rate, decay_rates, optional_whole, positive, share
 
 pytestmark = pytest.mark.usefixtures("one_registry")
