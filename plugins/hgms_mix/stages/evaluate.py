@@ -16,10 +16,9 @@ from torch import Tensor
 from hgms.store import Folder
 from hgms_core import Key
 from hgms_mix.evaluation import Evaluate
-from hgms_mix.stages.base_losses import untuned_losses
 from hgms_mix.stages.finetune import FINETUNE, TUNED
 from hgms_mix.stages.graph import Facts, Log, Stage
-from hgms_mix.stages.losses import RowLosses, row_losses
+from hgms_mix.stages.losses import RowLosses, row_losses, untuned_losses
 from hgms_mix.stages.tuned_model import TunedModel
 
 if TYPE_CHECKING:

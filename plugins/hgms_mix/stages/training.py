@@ -82,7 +82,7 @@ def train(
         trained = _trainable(model, adapter, start)
         if not settings.epochs:
             work.write(LOSSES, b"")
-            _save(trained, work.path / TUNED)
+            _save(trained, work.path / TUNED, kind)
             return {"kind": kind, "rows": 0, "optimizer_steps": 0, "parameters": _count(trained)}
         if settings.checkpointing:
             _checkpoint(model)
@@ -106,7 +106,7 @@ def train(
         why = f"interrupted after {step} of {steps} optimiser steps; they are saved in {work.path}"
         raise Interrupted(why, interrupts.number or signal.SIGINT)
     with _failures(settings, work.path):
-        _save(trained, work.path / TUNED)
+        _save(trained, work.path / TUNED, kind)
     lines = (work.path / LOSSES).read_bytes().splitlines()
     losses = [json.loads(line)["loss"] for line in lines]
     return {
@@ -195,15 +195,14 @@ def _checkpoint(model: PreTrainedModel) -> None:
     model.enable_input_require_grads()
 
 
-def _save(model: Any, target: Path) -> None:
+def _save(model: Any, target: Path, kind: str) -> None:
     """Save a model to a temporary folder, then rename it: a folder named ``target`` is complete."""
     aside = target.with_name(target.name + ".part")
     shutil.rmtree(aside, ignore_errors=True)
     # Without this option, peft requests the Hub to detect resized embeddings; these are not
     # trained.
-    model.save_pretrained(
-        aside, **({"save_embedding_layers": False} if hasattr(model, "peft_config") else {})
-    )
+    options = {"save_embedding_layers": False} if kind == "adapter" else {}
+    model.save_pretrained(aside, **options)
     shutil.rmtree(target, ignore_errors=True)
     aside.rename(target)
 

@@ -15,9 +15,8 @@ from support.finetuning import Rows, gpt, lora, parameters, random_rows
 from hgms.store import Folder
 from hgms_mix.lm import TokenTable
 from hgms_mix.lm.models import BaseModel
-from hgms_mix.stages.base_losses import untuned_losses
 from hgms_mix.stages.batches import collate, completion_loss
-from hgms_mix.stages.losses import row_losses
+from hgms_mix.stages.losses import row_losses, untuned_losses
 from hgms_mix.stages.settings import Finetune
 from hgms_mix.stages.training import train
 
