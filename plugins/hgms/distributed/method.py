@@ -12,6 +12,7 @@ from attrs import define, field, frozen
 
 from hgms.distributed.group import Ranks
 from hgms_core import ConfigError, Method, Problem, Record, State, Tree
+from hgms_core.capabilities import Capabilities, Finishes, HasPlaceholder, NotStackable, declared
 
 
 @define(eq=False)
@@ -39,8 +40,16 @@ class OnRanks:
     _before: State | None = field(default=None, init=False)
     _after: State | None = field(default=None, init=False)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(object.__getattribute__(self, "method"), name)  # finished, untrained, …
+    @property
+    def capabilities(self) -> Capabilities:
+        return declared(self.method) & {Finishes, HasPlaceholder}
+
+    @property
+    def placeholder_reason(self) -> str:
+        return str(self.method.placeholder_reason)
+
+    def finished(self, state: State) -> bool:
+        return bool(self.method.finished(state))
 
     def build(self, make: Callable[[], Problem]) -> Problem:
         """Return the problem for the run; all other ranks build their problem at the same time."""
@@ -81,8 +90,10 @@ class OnRanks:
 class _OnAllRanks:
     """A function of the problem that rank 0 calls between steps, together with the other ranks.
 
-    It returns the value without a graph.
+    It returns the value without a graph, and one candidate after the other: only calls are sent.
     """
+
+    capabilities: ClassVar[Capabilities] = frozenset({NotStackable})
 
     run: OnRanks
     name: str
@@ -92,9 +103,6 @@ class _OnAllRanks:
         with self.run.ranks.together(f"step {self.run._step}"), torch.no_grad():
             self.run.ranks.say({"do": "call", "name": self.name, "args": list(args)})
             return self.function(*args)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(object.__getattribute__(self, "function"), name)
 
 
 def follow(method: Method, make: Callable[[], Problem], ranks: Ranks) -> None:
