@@ -15,6 +15,7 @@ from pathlib import Path
 
 from campaigns import kills, verdict
 from campaigns.child import Strike, call
+from hgms.store import is_marker
 
 KINDS = {"resume": 0.6, "report": 0.38, "mix": 0.02}
 
@@ -166,7 +167,7 @@ def trial(chance: random.Random, scratch: Path, counts: Counter[str], kind: str)
     files = sorted(
         path
         for path in folder.rglob("*")
-        if path.is_file() and path.name != ".lock" and path.suffix != ".png"
+        if path.is_file() and not is_marker(path.name) and path.suffix != ".png"
     )
     files = [path for path in files if path.parent != folder]  # inputs of the user
     if not files:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from campaigns.child import Ending
+from hgms.store import is_marker
 
 SECRET = "7f3a-not-to-be-seen-9c1e"
 """The content of a file next to the working folder: no output may contain it."""
@@ -60,14 +61,17 @@ def beside(scratch: Path) -> Path:
     return outside
 
 
-def snapshot(folder: Path, *, without: tuple[str, ...] = (".lock",)) -> dict[str, object]:
-    """Return every entry below a folder: content, target of a link, or other type."""
+def snapshot(folder: Path) -> dict[str, object]:
+    """Return every entry below a folder: content, target of a link, or other type.
+
+    Markers of leases are excluded, because they belong to no run.
+    """
     held: dict[str, object] = {}
     for directory, folders, files in os.walk(folder):
         for name in [*folders, *files]:
             path = Path(directory, name)
             mode = path.lstat().st_mode
-            if name in without:
+            if is_marker(name):
                 continue
             if stat.S_ISLNK(mode):
                 what: object = ("link", os.readlink(path))
