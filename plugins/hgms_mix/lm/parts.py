@@ -29,7 +29,7 @@ from attrs import define, field, frozen
 from hgms.store import Folder
 from hgms_core import HgmsError
 from hgms_core.errors import DataError
-from hgms_mix.lm.store import ARRAYS, Leaf, load, write
+from hgms_mix.lm.store import Leaf, file_of, load, write
 
 ROWS = 8192
 """Rows in a part."""
@@ -56,7 +56,7 @@ class Work(Protocol):
 @final
 @frozen
 class Part:
-    """A finished part: its arrays (in memory or in a file), their lengths, and facts about them."""
+    """A finished part: its arrays (in memory or in a folder), their lengths, and facts."""
 
     arrays: Arrays | Path
     about: Mapping[str, Any]
@@ -66,10 +66,7 @@ class Part:
     def array(self, name: str) -> np.ndarray:
         if not isinstance(self.arrays, Path):
             return self.arrays[name]
-        from safetensors import safe_open
-
-        with safe_open(self.arrays, framework="np") as stored:
-            array: np.ndarray = stored.get_tensor(name)
+        array: np.ndarray = np.load(self.arrays / file_of(name))
         return array
 
 
@@ -135,14 +132,14 @@ def _part(work: Work, chunk: Sequence[Any], path: Path | None) -> Part:
         {name: Leaf.of(np.asarray(arrays[name], dtype)) for name, dtype in work.types.items()},
         about,
     )
-    return Part(path / ARRAYS, about, work.types, counts)
+    return Part(path, about, work.types, counts)
 
 
 def _load_part(path: Path, types: Mapping[str, str]) -> Part | None:
     if (stored := load(_folder(path), types)) is None:
         return None
     leaves, about = stored
-    return Part(path / ARRAYS, about, types, {name: len(leaf) for name, leaf in leaves.items()})
+    return Part(path, about, types, {name: len(leaf) for name, leaf in leaves.items()})
 
 
 def _folder(path: Path) -> Folder:

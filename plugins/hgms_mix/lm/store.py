@@ -1,4 +1,4 @@
-"""Arrays on disk: folders of the store with one safetensors file.
+"""Arrays on disk: folders of the store with one NumPy file per array.
 
 Arrays are written in pieces, so they may be larger than memory. They are memory-mapped for reading.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
+import io
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -21,10 +21,7 @@ from torch import Tensor
 
 from hgms.store import DiskError, Folder, leased
 from hgms_core.errors import CheckpointError, DataError
-from hgms_core.torch_errors import first_line
 
-NAMES = {"int64": "I64", "int32": "I32", "bool": "BOOL"}
-ARRAYS = "arrays.safetensors"
 PARTS = "parts"
 """The folder of finished parts in an entry that is in progress."""
 
@@ -110,33 +107,30 @@ def write(folder: Folder, leaves: Mapping[str, Leaf], facts: Mapping[str, Any]) 
     """
     with writing(folder.path.parent):
         folder.path.mkdir(parents=True, exist_ok=True)
-        folder.write(ARRAYS, _serialized(leaves))
-        folder.commit([ARRAYS], facts=facts, done=True)
+        for name, leaf in leaves.items():
+            folder.write(file_of(name), _serialized(leaf))
+        folder.commit(map(file_of, leaves), facts=facts, done=True)
 
 
-def _serialized(leaves: Mapping[str, Leaf]) -> Iterator[bytes | memoryview]:
-    """Yield the arrays in the format safetensors.
+def file_of(name: str) -> str:
+    """Return the name of the file of an array."""
+    return f"{name}.npy"
 
-    The arrays with the widest numbers come first, so that each array is aligned.
-    """
-    ordered = sorted(leaves.items(), key=lambda item: -np.dtype(item[1].dtype).itemsize)
-    at = 0
-    head: dict[str, Any] = {}
-    for name, leaf in ordered:
-        end = at + leaf.count * np.dtype(leaf.dtype).itemsize
-        head[name] = {"dtype": NAMES[leaf.dtype], "shape": [leaf.count], "data_offsets": [at, end]}
-        at = end
-    text = json.dumps(head).encode()
-    text += b" " * (-len(text) % 8)
-    yield len(text).to_bytes(8, "little") + text
-    for name, leaf in ordered:
-        written = 0
-        for piece in leaf.pieces():
-            data = np.ascontiguousarray(piece, leaf.dtype)
-            written += len(data)
-            yield data.data
-        if written != leaf.count:
-            raise ValueError(f"{name}: {written} numbers instead of {leaf.count}")
+
+def _serialized(leaf: Leaf) -> Iterator[bytes | memoryview]:
+    """Yield an array in NumPy's file format."""
+    head = io.BytesIO()
+    kind = np.lib.format.dtype_to_descr(np.dtype(leaf.dtype))
+    shape = {"descr": kind, "fortran_order": False, "shape": (leaf.count,)}
+    np.lib.format.write_array_header_1_0(head, shape)
+    yield head.getvalue()
+    written = 0
+    for piece in leaf.pieces():
+        data = np.ascontiguousarray(piece, leaf.dtype)
+        written += len(data)
+        yield data.data
+    if written != leaf.count:
+        raise ValueError(f"{written} numbers instead of {leaf.count}")
 
 
 def load(
@@ -145,22 +139,16 @@ def load(
     """Map the arrays of a folder into memory, and return them with the facts about them.
 
     Return None if the folder contains no arrays. Warn and return None if they are damaged. Cost:
-    one pass over the file.
+    one pass over the files.
     """
-    from safetensors import SafetensorError, safe_open
-
     try:
         manifest = folder.manifest()
         if manifest.is_new:
             return None
-        with safe_open(folder.checked(ARRAYS), framework="pt") as stored:
-            leaves = {leaf: stored.get_tensor(leaf) for leaf in types}
-        if all(str(leaves[leaf].dtype) == f"torch.{dtype}" for leaf, dtype in types.items()):
-            return leaves, manifest.facts
-        problem = "a tensor has another type"
+        files = {name: folder.checked(file_of(name)) for name in types}
     except CheckpointError as error:
-        problem = error.message
-    except (SafetensorError, OSError, ValueError) as error:
-        problem = first_line(error)
-    warn(f"the cache entry {folder.path} is recomputed: {problem}")
-    return None
+        warn(f"the cache entry {folder.path} is recomputed: {error.message}")
+        return None
+    # "c": torch requires arrays that may be written, and nothing reaches the file.
+    leaves = {name: torch.from_numpy(np.load(file, mmap_mode="c")) for name, file in files.items()}
+    return leaves, manifest.facts

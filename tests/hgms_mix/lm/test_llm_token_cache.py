@@ -36,7 +36,7 @@ def test_a_table_is_made_once_and_then_mapped_from_its_file(tmp_path: Path, read
     plain, first, second = (table_of(source, cache_dir=folder) for folder in (None, cache, cache))
     assert same(plain, first)
     assert same(first, second)
-    (file,) = cache.glob("*/*.safetensors")
+    (file,) = cache.glob("*/tokens.npy")
     assert file.parent.name == first.digest == second.digest == plain.digest
     if sys.platform == "linux":
         assert str(file) in Path("/proc/self/maps").read_text()
@@ -87,7 +87,7 @@ def test_a_damaged_entry_is_named_and_made_anew(
     source = source_of(tmp_path / "a.jsonl", ROWS)
     cache = tmp_path / "cache"
     tables = [table_of(item, cache_dir=cache) for item in (source, evolve(source, rows=1))]
-    file, other = (cache / table.digest / "arrays.safetensors" for table in tables)
+    file, other = (cache / table.digest / "tokens.npy" for table in tables)
     file.write_bytes(damage(file.read_bytes(), other.read_bytes()))
     assert [same(table_of(source), table_of(source, cache_dir=cache)) for _ in "12"] == 2 * [True]
     assert reading.call_count == 2 + 2 + 1  # without the cache, and once with it
@@ -103,7 +103,7 @@ def test_an_entry_does_not_hide_bad_rows_from_a_stricter_source(tmp_path: Path) 
 
 
 def test_a_full_disk_is_named_and_leaves_nothing(tmp_path: Path) -> None:
-    """A limit on the size of files, which safetensors meets as it meets a full disk."""
+    """A limit on the size of files, which writing meets as it meets a full disk."""
     import resource
 
     source = source_of(
