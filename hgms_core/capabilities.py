@@ -23,7 +23,7 @@ reports a component that has all members of a capability but does not declare it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, cast
 
 from torch import Tensor
@@ -32,7 +32,6 @@ if TYPE_CHECKING:  # the core itself uses capabilities of losses
     import torch
 
     from hgms_core.data import Batch
-    from hgms_core.errors import HgmsError
     from hgms_core.problem import Loss, Problem
     from hgms_core.protocols import LinearSolver, MatVec, State
     from hgms_core.records import Candidates, Solution
@@ -42,14 +41,12 @@ if TYPE_CHECKING:  # the core itself uses capabilities of losses
 __all__ = [
     "Capabilities",
     "DrawsChoice",
-    "ExplainsRandomness",
     "Finishes",
     "GivesRepresentations",
     "HasClosedForm",
     "HasData",
     "HasOutputs",
     "HasPlaceholder",
-    "HasSizes",
     "HasTestingInstance",
     "LearnsStart",
     "NotStackable",
@@ -167,13 +164,6 @@ class HasOutputs(Protocol):
     criterion: Callable[[Tree, Tree, Any, Batch], Tensor]
 
 
-class ExplainsRandomness(Protocol):
-    """Names the layers that may cause the random numbers of a loss."""
-
-    def random(self) -> HgmsError:
-        """Return the error for a loss that is not repeatable."""
-
-
 # --- methods
 
 
@@ -244,12 +234,6 @@ class GivesRepresentations(Protocol):
 
     def representations(self, x: Tree, batch: Batch) -> Tensor:
         """Return one vector per row, ``[B, d]``."""
-
-
-class HasSizes(Protocol):
-    """Knows the number of rows in the file of each source."""
-
-    sizes: Mapping[str, int]
 
 
 # --- any component

@@ -56,7 +56,7 @@ def task(folder: Path, shard: bool) -> dict[str, Any]:
 def method(count: int = 4, **hypergradient: Any) -> dict[str, Any]:
     return {
         "name": "hg-ms",
-        "generator": {"count": count, "steps": 2, "batch_size": 4, "lr": 0.3},
+        "generator": {"count": count, "steps": 2, "batch_size": 4, "optimizer": {"lr": 0.3}},
         "hypergradient": {"name": "through-step", **hypergradient},
         "outer": {"name": "adam", "lr": 0.1},
     }

@@ -8,7 +8,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -32,7 +32,7 @@ from hgms_core import (
     detach,
 )
 from hgms_core.arguments import kind_of
-from hgms_core.capabilities import ExplainsRandomness, find
+from hgms_core.capabilities import find
 from hgms_core.errors import closest
 from hgms_core.hypergrad import check_dense, lacks_gradient
 from hgms_core.torch_errors import NOT_REPEATABLE, RANDOM, explained, first_line, out_of_memory
@@ -246,6 +246,13 @@ def check_repeats(name: str, loss: Bound, theta: Tree, x: Tree) -> None:
 def _differs(loss: Bound, theta: Tree, x: Tree, first: Tensor, rtol: float) -> bool:
     with torch.no_grad():
         return not torch.allclose(first, loss(theta, x), rtol=rtol, atol=0.0)
+
+
+class ExplainsRandomness(Protocol):
+    """A capability of losses: names the layers that may cause random numbers."""
+
+    def random(self) -> HgmsError:
+        """Return the error for a loss that is not repeatable."""
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
-from hgms.adapters.checks import check_used, guarded, pure
+from hgms.adapters.checks import ExplainsRandomness, check_used, guarded, pure
 from hgms.adapters.display import as_html, as_text, number, sizes
 from hgms.adapters.shapes import Nested, Shape, check_floating
 from hgms.adapters.tables import placed, placed_roles
@@ -33,7 +33,7 @@ from hgms_core import (
     norm,
 )
 from hgms_core.arguments import check_function
-from hgms_core.capabilities import ExplainsRandomness, HasOutputs, NotStackable, find
+from hgms_core.capabilities import HasOutputs, NotStackable, find
 from hgms_core.errors import unknown_name
 
 NO_ROWS = Data()

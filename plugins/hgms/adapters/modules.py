@@ -13,13 +13,14 @@ from attrs import frozen
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from hgms.adapters.checks import ExplainsRandomness
 from hgms.adapters.losses import check_options, from_losses
 from hgms.adapters.tables import placed
 from hgms.adapters.views import Function, View, replica, require, unmasked_rates
 from hgms.arguments import arguments_named
 from hgms_core import Batch, ConfigError, Key, Problem, Rows, Tree
 from hgms_core.arguments import check_function, kind_of
-from hgms_core.capabilities import ExplainsRandomness, NotStackable
+from hgms_core.capabilities import NotStackable
 from hgms_core.torch_errors import RANDOM
 
 PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Protocol
 
 import torch
 from attrs import field, frozen
@@ -16,7 +16,6 @@ from hgms_core.capabilities import (
     Capabilities,
     GivesRepresentations,
     HasOutputs,
-    HasSizes,
     NotStackable,
     StacksCandidates,
 )
@@ -97,6 +96,12 @@ class Rows:
                 hint='set dropout = 0, or mode = "loop" in the generator',
             )
         return tuple(int(seed) for seed in batch["seed"].reshape(-1))
+
+
+class HasSizes(Protocol):
+    """A capability of ``Sources.examples``: knows the numbers of rows in the sources' files."""
+
+    sizes: Mapping[str, int]
 
 
 @frozen(eq=False)

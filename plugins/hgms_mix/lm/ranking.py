@@ -29,8 +29,9 @@ from hgms_core import (
     Tree,
     gradient,
 )
-from hgms_core.capabilities import HasSizes, find
+from hgms_core.capabilities import find
 from hgms_core.validators import at_least, at_most, greater_than, optional, whole_number
+from hgms_mix.lm.losses import HasSizes
 
 some_share: Any = [greater_than(0), at_most(1)]
 """A number in (0, 1]."""
