@@ -171,7 +171,7 @@ class Aioli(training.RoundsMethod):
             weights = training.tilted(base, self.eta * law.sum(0))
             changes |= {"phase": "train", "at": 0, "law": law, "weights": weights}
             if state["round"] == 0:
-                changes["theta"] = training.theta_of(sources, weights)
+                changes["theta"] = self.theta(problem, weights)
         return (
             changes,
             {"source": sources.names[number], **record, "upper_loss": losses.mean()},

@@ -140,7 +140,7 @@ class SkillIt(training.RoundsMethod):
                 "phase": "rounds",
                 "weights": self._weights(graph, torch.ones_like(start)[None]),
             }
-            changes["theta"] = training.theta_of(sources, changes["weights"])
+            changes["theta"] = self.theta(problem, changes["weights"])
         return changes, {"source": sources.names[number], **record}, spent
 
     def _round(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:

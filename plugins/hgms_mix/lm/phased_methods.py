@@ -23,6 +23,7 @@ from hgms_mix.lm.ranking import (
     highest,
     optional_count,
     some_share,
+    source_counts,
     sources_of,
 )
 
@@ -68,6 +69,11 @@ class PhasedMethod:
         Errors: ConfigError if there are none.
         """
         return sources_of(problem, f"method {self.name!r} {self.use}")
+
+    def theta(self, problem: Problem, weights: Tensor) -> Tree:
+        """Return the θ that gives these weights of the sources."""
+        sources = self.sources(problem)
+        return sources.theta(dict(zip(sources.names, weights.tolist(), strict=True)))
 
     def start(self, problem: Problem, seed: int, phase: str, **more: Any) -> State:
         """Return the state before the first step, with an even mixture and x at x0.
@@ -243,9 +249,12 @@ class RowSelection(TrainedMethod):
         """Return the score of each row of the pool; NaN for rows without a score."""
         return torch.as_tensor(state["ranking"])
 
-    def best(self, ranking: Tensor) -> Tensor:
-        """Return the rows to keep."""
-        return highest(ranking, self.size or max(1, round(self.keep * len(ranking))))
+    def selection(self, problem: Problem, ranking: Tensor) -> State:
+        """Return the changes of the state with a ranking: the kept rows, and their mixture."""
+        kept = highest(ranking, self.size or max(1, round(self.keep * len(ranking))))
+        counts = source_counts(problem.lower_data, kept)
+        theta = self.sources(problem).theta(counts)
+        return {"ranking": ranking, "kept": kept, "theta": theta, "at": 0}
 
     def train(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
         """Run one update on the kept rows, in epochs of separate random orders."""

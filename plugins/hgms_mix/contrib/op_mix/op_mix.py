@@ -132,7 +132,7 @@ class OpMix(hgms_mix.lm.MixtureMethod):
         run = state["run"]
         at = state["at"]
         mixture = self._trained_on(len(sources.names))[run]
-        theta = sources.theta(dict(zip(sources.names, mixture.tolist(), strict=True)))
+        theta = self.theta(problem, mixture)
         count = min(self.updates, self.steps - at)
         changes, record, spent = self.update_on(problem, theta, state, count, "batches")
         if changes["at"] == self.steps:
@@ -183,11 +183,10 @@ class OpMix(hgms_mix.lm.MixtureMethod):
             best = (
                 probes[int(means[: len(probes)].argmin())] if self.train_steps == 0 else problem.x0
             )
-            theta = sources.theta(dict(zip(sources.names, omega.tolist(), strict=True)))
             changes |= {
                 "phase": "train",
                 "at": 0,
-                "theta": theta,
+                "theta": self.theta(problem, omega),
                 "probes": {},
                 "train": hgms_mix.lm.adamw_start(best),
             }

@@ -153,7 +153,6 @@ class Less(hgms_mix.lm.RowSelection):
 
         After the last rows of an epoch, its ranking is computed.
         """
-        sources = self.sources(problem)
         pool = problem.lower_data
         first = state["at"]
         epoch = state["epoch"]
@@ -172,10 +171,7 @@ class Less(hgms_mix.lm.RowSelection):
         if last == pool.size:
             # A validation set without rows of this role has no mean.
             ranking = scores[val["counts"].cpu() > 0].amax(0)
-            kept = self.best(ranking)
-            counts = hgms_mix.lm.source_counts(pool, kept)
-            theta = sources.theta({name: number / len(kept) for name, number in counts.items()})
-            changes |= {"ranking": ranking, "kept": kept, "theta": theta, "at": 0, "val": {}}
+            changes |= {**self.selection(problem, ranking), "val": {}}
             if epoch + 1 < self.warmup.epochs:
                 changes |= {"phase": "warmup", "epoch": epoch + 1}
             else:

@@ -57,7 +57,7 @@ class ProxyMethod(hgms_mix.lm.TrainedMethod):
     ) -> State:
         """Return the changes of the state after a step of the proxy, ``total`` being Σ α."""
         at = state["at"] + min(self.updates, self.steps - state["at"])
-        theta = theta_of(self.sources(problem), total / at)
+        theta = self.theta(problem, total / at)
         changes = {"train": train, "weights": weights, "sum": total, "at": at, "theta": theta}
         if at == self.steps:
             changes |= {"phase": "train", "at": 0, **self.fresh(problem)}
@@ -109,7 +109,7 @@ class RoundsMethod(hgms_mix.lm.PhasedMethod):
     def used_changes(self, problem: Problem, state: State, count: int) -> State:
         """Return the mean of the mixtures so far, after ``count`` updates at the current one."""
         used = state["used"] + count * state["weights"]
-        return {"used": used, "theta": theta_of(self.sources(problem), used / used.sum())}
+        return {"used": used, "theta": self.theta(problem, used / used.sum())}
 
     def losses(self, problem: Problem, x: Tree, state: State) -> tuple[Tensor, Cost]:
         """Return the mean loss of each validation set at x."""
@@ -130,11 +130,6 @@ def shares_of_rows(problem: Problem, sources: Sources) -> Tensor:
     sizes = hgms_mix.lm.source_sizes(problem)
     counts = torch.tensor([sizes[name] for name in sources.names], dtype=torch.float64)
     return counts / counts.sum()
-
-
-def theta_of(sources: Sources, weights: Tensor) -> Tree:
-    """Return the θ that gives these weights of the sources."""
-    return sources.theta(dict(zip(sources.names, weights.tolist(), strict=True)))
 
 
 def tilted(weights: Tensor, scores: Tensor) -> Tensor:

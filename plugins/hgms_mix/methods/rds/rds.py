@@ -114,7 +114,6 @@ class Rds(hgms_mix.lm.RowSelection):
 
         After the last rows, the turns and the kept rows are computed.
         """
-        sources = self.sources(problem)
         pool = problem.lower_data
         directions, _, spent = self._directions(problem, state, pool)
         # on the device after a resume
@@ -134,10 +133,7 @@ class Rds(hgms_mix.lm.RowSelection):
             # another source is as good.
             order = torch.randperm(pool.size, generator=Key(state["seed"]).fold("ties").generator())
             turns = torch.empty_like(order).index_copy_(0, order, first_turns(likeness[:, order]))
-            ranking = -turns.double()
-            kept = self.best(ranking)
-            theta = sources.theta(hgms_mix.lm.source_counts(pool, kept))
-            changes |= {"phase": "train", "at": 0, "ranking": ranking, "kept": kept, "theta": theta}
+            changes |= {**self.selection(problem, -turns.double()), "phase": "train"}
             changes |= {"target": torch.empty(0), "part": state["part"][:0], "cosines": []}
         return changes, {"cosine": cosines.amax(0).mean()}, spent
 

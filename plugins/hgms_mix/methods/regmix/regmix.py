@@ -138,11 +138,10 @@ class RegMix(hgms_mix.lm.MixtureMethod):
 
         At its end the validation loss is computed, and after the last run the regression.
         """
-        sources = self.sources(problem)
         run = state["run"]
         mixtures = state["mixtures"]
         losses = state["losses"]
-        theta = sources.theta(dict(zip(sources.names, mixtures[run].tolist(), strict=True)))
+        theta = self.theta(problem, mixtures[run])
         count = min(self.updates, self.steps - state["at"])
         changes, record, spent = self.update_on(problem, theta, state, count, "batches")
         record = {"run": run + 1, **record}
@@ -163,8 +162,7 @@ class RegMix(hgms_mix.lm.MixtureMethod):
                 Key(state["seed"]).fold("simulated"), self.simulated
             )
             omega, predicted = best(regression, simulated, self.top)
-            theta = sources.theta(dict(zip(sources.names, omega.tolist(), strict=True)))
-            changes |= {"phase": "train", "theta": theta}
+            changes |= {"phase": "train", "theta": self.theta(problem, omega)}
             record |= {
                 "predicted_loss": predicted,
                 "regression_error": regression.error,

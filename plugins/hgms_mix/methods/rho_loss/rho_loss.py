@@ -185,10 +185,7 @@ class RhoLoss(hgms_mix.lm.RowSelection):
         )
         changes: State = {"ranking": ranking, "at": state["at"] + len(index)}
         if changes["at"] == pool.size:
-            kept = self.best(ranking)
-            theta = self.sources(problem).theta(hgms_mix.lm.source_counts(pool, kept))
-            changes |= {"phase": "train", "at": 0, "kept": kept, "theta": theta}
-            changes |= self.fresh(problem)
+            changes |= {**self.selection(problem, ranking), "phase": "train", **self.fresh(problem)}
         return changes, {"lower_loss": losses.mean()}, spent
 
     def train(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
@@ -205,7 +202,6 @@ class RhoLoss(hgms_mix.lm.RowSelection):
 
     def _online(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
         pool = problem.lower_data
-        sources = self.sources(problem)
         big = min(self.big_batch, pool.size)
         index = hgms_mix.lm.epoch_rows(
             Key(state["seed"]).fold("online"), pool.size, state["at"], big
@@ -222,7 +218,7 @@ class RhoLoss(hgms_mix.lm.RowSelection):
             "at": state["at"] + 1,
             "ranking": state["ranking"].index_copy(0, index, scores),
             "used": used,
-            "theta": sources.theta(dict(zip(sources.names, used.tolist(), strict=True))),
+            "theta": self.theta(problem, used),
         }
         return (
             changes,
