@@ -211,8 +211,6 @@ class RunFolder:
         """Write the configuration and ``env.json``."""
         if self._own is None:
             self._own = Folder(self.path, text_key(config))
-        with store.writing(self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
         self._own.write(CONFIG, config.encode())
         self._own.write(ENVIRONMENT, store.as_json(environment, indent=2))
 

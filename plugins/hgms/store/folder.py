@@ -181,12 +181,14 @@ class Folder:
     # --- writing
 
     def write(self, name: str, data: bytes | Iterable[files.Buffer]) -> None:
-        """Replace a file atomically by ``data``, or by its pieces in order."""
+        """Replace a file atomically by ``data``, or by its pieces in order.
+
+        Folders of the file are created if necessary.
+        """
         self.ensure_held()
         path = self.path / name
-        if path.parent != self.path:
-            with files.writing(path):
-                path.parent.mkdir(parents=True, exist_ok=True)
+        with files.writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
         contents = Digest()
         pieces = [data] if isinstance(data, bytes) else data
         files.replace_file(path, _digested(pieces, contents))

@@ -106,7 +106,6 @@ def write(folder: Folder, leaves: Mapping[str, Leaf], facts: Mapping[str, Any]) 
     Errors: DataError if the folder cannot be written.
     """
     with writing(folder.path.parent):
-        folder.path.mkdir(parents=True, exist_ok=True)
         for name, leaf in leaves.items():
             folder.write(file_of(name), _serialized(leaf))
         folder.commit(map(file_of, leaves), facts=facts, done=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import Mock
@@ -10,11 +12,14 @@ from unittest.mock import Mock
 import pytest
 from attrs import evolve
 from support.helpers import rejects
+from support.processes import forked
 from support.source_files import source_of
 from support.token_tables import same, table_of
 
 import hgms_mix.lm.tokens
+from hgms.store import Folder
 from hgms_core.errors import DataError
+from hgms_mix.lm.store import locked
 from hgms_mix.lm.tokenizers import byte_tokenizer
 
 pytest.importorskip("transformers", reason="transformers is not installed")
@@ -119,3 +124,22 @@ def test_a_full_disk_is_named_and_leaves_nothing(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert not list(cache.rglob("*.part"))
     assert table_of(source, cache_dir=cache).size == 400
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_process_waits_for_another_that_makes_the_same_entry(tmp_path: Path) -> None:
+    entry = Folder(tmp_path / "cache" / "key", "key")
+    ends, begins = os.pipe()
+
+    def make() -> None:
+        with locked(entry):
+            os.write(begins, b"held")
+            time.sleep(0.3)
+            entry.write("arrays", b"made")
+
+    process = forked(make)
+    assert os.read(ends, 4) == b"held"
+    with locked(entry):
+        assert (entry.path / "arrays").read_bytes() == b"made"
+    os.waitpid(process, 0)
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["key"]
