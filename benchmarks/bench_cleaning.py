@@ -1,12 +1,11 @@
-"""MNIST hyper-cleaning by the paper's protocol: test accuracy after a fixed budget of seconds, over
-seeds.
+"""Measure MNIST hyper-cleaning by the paper's protocol: accuracy after a budget of seconds.
 
     python benchmarks/bench_cleaning.py --out runs/cleaning [--seconds 120] [--seeds 5]
         [--first-seed 0] [--threads 1] [--corruption 0.4 0.6 0.8] [--variants hg-ms "N = 1" ...]
 
-Needs MNIST's IDX files under HGMS_DATA/mnist. Runs are resumable: the same command goes on where it
-stopped. Settings are those of ``benchmarks/cleaning.toml``; a variant changes some of them. Nothing
-that a run decides depends on test images.
+Needs MNIST's IDX files under HGMS_DATA/mnist. The same command resumes interrupted runs. Settings
+are those of ``benchmarks/cleaning.toml``; a variant changes some of them. No decision of a run
+depends on test images.
 """
 
 from __future__ import annotations

@@ -1,15 +1,13 @@
-"""How much an executor costs: 1,000 short runs by two workers, with every tenth worker killed,
-through each executor.
+"""Measure the cost of each executor: 1,000 short runs by two workers, every tenth worker killed.
 
     OMP_NUM_THREADS=1 python benchmarks/bench_executors.py [--runs 1000] [--every 10] [--executors
     local,ray] [--json FILE]
 
-The task and the method are those of tests/support/grid_plugin.py: 12 outer steps, a checkpoint
-after each. The overhead of a run is what the whole took, times two workers, less what the runs
-themselves took (their own wall seconds; of a killed one those after the kill). Starting a worker in
-place of a killed one is overhead. Processor time of this process, which hands the runs out and
-reads their results, stands beside it: it bounds how many workers can be kept busy. All folders are
-compared with those of one process, without kills, bit for bit.
+Task and method are those of tests/support/grid_plugin.py: 12 outer steps with a checkpoint after
+each. The overhead of a run is the total time, times two workers, minus the wall seconds of the runs
+(for a killed run those after the kill). It includes the start of a worker after a kill. The
+processor time of this process, which assigns the runs and reads their results, limits the number of
+busy workers. All folders must equal the folders of one process without kills, bit for bit.
 """
 
 from __future__ import annotations

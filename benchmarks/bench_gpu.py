@@ -1,21 +1,21 @@
-"""One outer step on a GPU in the paper's setting: N = 8 branches of 20 steps on 256 rows, CG of
-30 products on all 5,000 rows.
+"""Measure one outer step on a GPU in the paper's setting.
 
     python benchmarks/bench_gpu.py [--json FILE] [--seconds 5] [--device cuda] [--only outer
             stacking compiled products profile]
     python benchmarks/bench_gpu.py --device cpu --quick
-            only to try the script: everything small, on a CPU
+            only to test the script: small sizes, on a CPU
 
-The paper completes 312 outer updates of hyper-cleaning in 60 s on an H100. Variants differ in
-how work reaches the device, and in the precision of matrix products where a name says TF32:
-branches looped or stacked, kernels launched one by one or compiled (``run.compile``), and
-``straight down``, the same step as one writes it by hand. Parts of a step are timed with the
-device awaited between them, so they add up to a little more than the step.
+The setting has N = 8 branches of 20 steps on 256 rows, and CG of 30 products on all 5,000 rows. The
+paper completes 312 outer updates of hyper-cleaning in 60 s on an H100. Variants differ in the
+launch of work, and in the precision of matrix products (TF32 in a name): branches looped or
+stacked, kernels launched one by one or compiled (``run.compile``), and ``straight down``, the same
+step by hand. The device is awaited between timed parts, so they add up to slightly more than the
+step.
 
-``compiled`` is the method ``hg-ms`` as it ships on data of the size of digits and of MNIST, as
-it is written and as compiled programs (``run.compile``), each on both routes of matrix products
-(``run.matmul``); ``products`` is the same for one Hessian product and one solve. The time to make
-the programs is a separate column.
+``compiled`` is the method ``hg-ms`` as registered on data of the size of digits and of MNIST, eager
+and compiled (``run.compile``), each on both routes of matrix products (``run.matmul``);
+``products`` is the same for one Hessian product and one solve. Compilation time is a separate
+column.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ PRODUCTS = 30
 ROWS = 5000
 
 DATA = {"digits": ((64, 32, 10), 600), "MNIST": ((784, 300, 10), ROWS)}
-"""Layers and rows: learnable labels of random images, so that nothing has to be there."""
+"""Layers and rows: learnable labels of random images, so no files are necessary."""
 QUICK = {"digits": ((16, 8, 10), 40)}
 FORMS = {"eager": False, "compiled": True}
 """By name: whether steps are compiled."""
@@ -67,7 +67,7 @@ def method(mode: str, optimizer: str = "sgd") -> Pipeline:
             mode=mode,
         ),
         selector=BestOfN(mode=mode),
-        # A tolerance that is not reached: every solve makes all products.
+        # A tolerance that no solve reaches: every solve makes all products.
         hypergradient=Implicit(solver=CG(ridge=1.0, rtol=1e-12, max_steps=PRODUCTS)),
         outer=Adam(lr=0.1),
     )
@@ -81,8 +81,8 @@ def wait(device: torch.device) -> None:
 def milliseconds(
     call: Callable[[], Any], device: torch.device, seconds: float
 ) -> tuple[float, float]:
-    """The median and the fastest of as many calls as fit into ``seconds``, after three that warm
-    up; of one where it is 0.
+    """Return the median and the minimum of the calls within ``seconds``, after three warm-up
+    calls; of one call for 0.
     """
     least = 3 if seconds else 1
     for _ in range(least):
@@ -178,8 +178,8 @@ def compare_outer_step(
 def compare_stacking(
     device: torch.device, seconds: float, several: Mapping[str, Any] = SIZES
 ) -> dict[str, dict[str, float]]:
-    """A lower step of 8 branches, each on its own batch: looped, stacked, compiled, at several
-    sizes.
+    """Compare a lower step of 8 branches with separate batches: looped, stacked, compiled, at
+    several sizes.
     """
     table: dict[str, dict[str, float]] = {}
     for name, (sizes, batch_size) in several.items():
@@ -215,7 +215,7 @@ def hg_ms() -> Any:
 def compare_compiled(
     device: torch.device, seconds: float, sizes: Mapping[str, Any] = DATA
 ) -> dict[str, dict[str, Any]]:
-    """An outer step of ``hg-ms``, after ten that make and warm up what there is to make."""
+    """Time an outer step of ``hg-ms``, after ten warm-up steps."""
     table: dict[str, dict[str, Any]] = {}
     for size, (layers, rows) in sizes.items():
         problem = moved(cleaning(layers, rows=rows), device)
@@ -255,7 +255,7 @@ def compare_compiled(
 def compare_products(
     device: torch.device, seconds: float, sizes: Mapping[str, Any] = DATA
 ) -> dict[str, dict[str, Any]]:
-    """One Hessian product and one solve of 30 products, on all rows."""
+    """Time one Hessian product and one solve of 30 products, on all rows."""
     table: dict[str, dict[str, Any]] = {}
     for size, (layers, rows) in sizes.items():
         problem = moved(cleaning(layers, rows=rows), device)
@@ -295,7 +295,7 @@ def compare_products(
 def profile(
     device: torch.device, layers: tuple[int, int, int] = (784, 300, 10), rows: int = ROWS
 ) -> str:
-    """Which kernels a compiled step spends its time in."""
+    """Print the kernels that take most of a compiled step."""
     problem = evolve(moved(cleaning(layers, rows=rows), device), compiler=Programs())
     pipeline = method("stacked")
     state = pipeline.init(problem, seed=0)

@@ -1,11 +1,10 @@
-"""What the plugin host costs: a step with ten observers, and `hgms list` with 50 installed plugins.
+"""Measure the plugin host: a step with ten observers, and `hgms list` with 50 installed plugins.
 
     python benchmarks/bench_host.py [--observers 10] [--plugins 50] [--repeats 7] [--json FILE]
 
-The first is the time of ``Host.notify`` on the record of a real step, against no observer. The
-second is the processor time of a whole process beyond that of ``import torch``, the two taken in
-turns, with as many distributions made on the spot as are missing to that number. Targets: 1 ms, 0.5
-s.
+The first is the time of ``Host.notify`` on the record of a real step, compared with no observer.
+The second is the processor time of a whole process beyond ``import torch``, in turns, with
+temporary distributions up to that number. Targets: 1 ms, 0.5 s.
 """
 
 from __future__ import annotations
@@ -49,7 +48,9 @@ def hgms_step_finished(run, record): pass
 
 
 def observed(observers: int) -> tuple[float, float]:
-    """Milliseconds of a notification of that many observers, and of none, on a real record."""
+    """Return milliseconds of a notification of this number of observers, and of none, on a real
+    record.
+    """
     with TemporaryDirectory() as folder:
         table = {
             "task": "quadratic",
@@ -80,7 +81,7 @@ def observed(observers: int) -> tuple[float, float]:
 
 
 def seconds(command: list[str], path: Path) -> float:
-    """Processor seconds of a process; on an idle machine they are those of the clock."""
+    """Return the processor seconds of a process."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     environment = {**os.environ, "PYTHONPATH": str(path)}
     subprocess.run(
@@ -91,7 +92,9 @@ def seconds(command: list[str], path: Path) -> float:
 
 
 def listed(plugins: int, repeats: int) -> tuple[float, float]:
-    """Median seconds of `import torch`, and of `hgms list` with that many plugins, in turns."""
+    """Return median seconds of `import torch`, and of `hgms list` with this number of plugins,
+    in turns.
+    """
     with TemporaryDirectory() as folder:
         site = Path(folder)
         missing = plugins - len(Host.load().infos)

@@ -1,19 +1,18 @@
-"""One implicit hypergradient of the cleaning network (784-300-10, 5,000 rows, 30 CG steps): ours,
-by hand, TorchOpt, JAX.
+"""Compare one implicit hypergradient of the cleaning network: HGMS, by hand, TorchOpt, JAX.
 
     python benchmarks/bench_hypergradient.py [--json FILE] [--repetitions 9] [--processors 1]
     [--only "ours" "jax, …"]
 
-The problem is MNIST hyper-cleaning where $HGMS_DATA/mnist has the images (500 upper rows), else
-random images with labels that can be learnt, at a network trained for 600 steps. Sides take turns
-in one process on the same processors, in float32; the clock is the processor time of the process
-(on several processors the time of day). Before it starts, every side must give the hypergradient
-that our CG gives, to the rounding of float32; compiling is not timed. What is not installed is left
-out (``pip install "hgms[peers]"``). "As documented" is TorchOpt with the solver of its
-documentation's examples and its default, CG on the normal equations: two products a step, and after
-30 steps another answer, which ours gives as well when it solves that system.
+The network is 784-300-10 with 5,000 rows and 30 CG steps. The problem is MNIST hyper-cleaning if
+$HGMS_DATA/mnist contains the images (500 upper rows), otherwise random images with learnable
+labels, at a network trained for 600 steps. Sides take turns in one process on the same processors,
+in float32; the clock is the processor time of the process (on several processors wall time). Every
+side must first return HGMS's CG hypergradient, to the rounding of float32; compilation is not
+timed. Sides without their library are skipped (``pip install "hgms[peers]"``). "As documented" is
+TorchOpt with the default solver of its examples, CG on the normal equations: two products per step,
+and another result after 30 steps, which HGMS also returns for that system.
 
-To add a side: write a function of a :class:`Point` that returns a call without arguments, and name
+To add a side, write a function of a :class:`Point` that returns a call without arguments, and name
 it in SIDES.
 """
 
@@ -51,15 +50,16 @@ from hgms_core import CallableSolver, Data, Estimate, Problem, Tree, implicit
 STEPS = 30
 ROWS = 5000
 ROUNDING = STEPS * ROWS**0.5 * torch.finfo(torch.float32).eps
-"""Relative differences of float32 between processors: a product sums ROWS terms, which round to
-about √ROWS·ε, in each of the STEPS of CG (2.5e-4).
+"""Relative differences of float32 between processors.
+
+A product sums ROWS terms, which round to about √ROWS·ε, in each of the STEPS of CG (2.5e-4).
 """
-RIDGES = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # the first with which CG uses up its steps is taken
+RIDGES = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # the first with which CG uses all its steps
 
 
 @frozen(eq=False)
 class Point:
-    """Where the hypergradient is taken, on whole batches."""
+    """The point of the hypergradient, on whole batches."""
 
     problem: Problem
     x: Tree
@@ -91,7 +91,7 @@ class Point:
 
 
 def cleaning(dataset: str, **sizes: int) -> Problem:
-    """The task as it ships; every validation image is differentiated."""
+    """Return the registered task; all validation images are differentiated."""
     table = {
         "name": "hyper-cleaning",
         "dataset": dataset,
@@ -105,8 +105,8 @@ def cleaning(dataset: str, **sizes: int) -> Problem:
 
 
 def _of_mnist_s_shape(problem: Problem, rows: int = ROWS) -> Problem:
-    """The losses of a task, on random images of MNIST's shape whose labels a linear teacher
-    gives.
+    """Return the losses of a task on random images of MNIST's shape, with labels of a linear
+    teacher.
     """
     generator = torch.Generator().manual_seed(0)
     teacher = torch.randn(784, 10, generator=generator)
@@ -137,8 +137,9 @@ def _of_mnist_s_shape(problem: Problem, rows: int = ROWS) -> Problem:
 
 
 def trained(problem: Problem, steps: int, batch_size: int = 250) -> Tree:
-    """The lower state after some steps of Adam: on a random one CG would meet negative curvature
-    before its steps are spent.
+    """Return the lower state after some steps of Adam.
+
+    A random state would give CG negative curvature.
     """
     generator = torch.Generator().manual_seed(0)
     leaves = {name: leaf.clone().requires_grad_() for name, leaf in problem.x0.items()}
@@ -175,7 +176,7 @@ def plain(at: Point) -> Tensor:
 
 
 def ours(at: Point, route: Literal["exact", "fast"] | None = None) -> Callable[[], Tensor]:
-    """With matrix products on the route that a run measures and takes, or on another."""
+    """Return the side of HGMS, with matrix products on the measured route, or on another."""
     taken = calibrated(at.problem).route if route is None else route
 
     def call() -> Tensor:
@@ -186,7 +187,7 @@ def ours(at: Point, route: Literal["exact", "fast"] | None = None) -> Callable[[
 
 
 def ours_compiled(at: Point) -> Callable[[], Tensor]:
-    """The same by programs, as a run that compiles has them."""
+    """Return the side of HGMS with compiled functions."""
     programs = Programs()
     taken = calibrated(at.problem).route
 
@@ -211,8 +212,8 @@ def ours_compiled(at: Point) -> Callable[[], Tensor]:
 
 
 def by_hand(at: Point) -> Callable[[], Tensor]:
-    """The loop one would write: one retained graph of the gradient, one backward pass through it
-    a step.
+    """Return the loop by hand: one retained graph of the gradient, one backward pass through it
+    per step.
     """
     theta = at.theta["logits"].detach().requires_grad_()
     leaves = [leaf.detach().requires_grad_() for leaf in at.x.values()]
@@ -250,9 +251,10 @@ def by_hand(at: Point) -> Callable[[], Tensor]:
 
 
 def with_torchopt(at: Point, solver: str) -> Callable[[], Tensor]:
-    """``custom_root`` of the stationarity condition. Its documentation's examples take
-    ``solve_normal_cg``, which squares the operator, so there the ridge belongs to the condition;
-    ``solve_cg`` is the solver that does what the others do.
+    """Return TorchOpt's ``custom_root`` of the stationarity condition.
+
+    Its documentation's examples use ``solve_normal_cg``, which squares the operator, so the ridge
+    belongs to the condition; ``solve_cg`` is comparable with the others.
     """
     import torchopt
 
@@ -289,7 +291,7 @@ def with_torchopt(at: Point, solver: str) -> Callable[[], Tensor]:
 
 
 def in_jax(at: Point, program: str) -> Callable[[], Any]:
-    """A program of jax_programs.py, called with what lies in JAX's arrays already, and awaited."""
+    """Return a function of jax_programs.py, called with existing JAX arrays, and awaited."""
     import jax_programs
 
     run = getattr(jax_programs, program)(at.decay, at.ridge, at.steps)
@@ -304,8 +306,8 @@ def arrays(tree: Tree) -> dict[str, Any]:
 
 
 def normal_equations(at: Point) -> Tensor:
-    """CG on the squared operator: what a solver of the normal equations has to give after as
-    many steps.
+    """Return CG on the squared operator: the expected result of a solver of the normal
+    equations.
     """
 
     def solve(matvec: Callable[[Tensor], Tensor], b: Tensor) -> Tensor:
@@ -323,8 +325,9 @@ def normal_equations(at: Point) -> Tensor:
 
 @frozen
 class Side:
-    """``start(point)`` is a call that gives the hypergradient; ``needs`` a library;
-    ``expected(point)`` what it must give, to a relative ``tolerance``."""
+    """``start(point)`` returns a call for the hypergradient; ``needs`` names a library;
+    ``expected(point)`` is the required result, to a relative ``tolerance``.
+    """
 
     start: Callable[[Point], Callable[[], Any]]
     needs: str | None = None
@@ -349,7 +352,7 @@ SIDES = {
     "jax, linearize + scan": Side(partial(in_jax, program="hypergradient"), "jax"),
 }
 REFERENCES = ("by hand", "torchopt, as documented", "jaxopt, jitted", "jax, linearize + scan")
-"""What the others are divided by."""
+"""The denominators of the ratios."""
 
 
 # 3. Agreement, and the clock
@@ -357,9 +360,7 @@ REFERENCES = ("by hand", "torchopt, as documented", "jaxopt, jitted", "jax, line
 
 
 def agreeing(at: Point, names: list[str]) -> tuple[dict[str, Callable[[], Any]], dict[str, float]]:
-    """The sides that are installed, and by how much each differs from ours; SystemExit where
-    that is too much.
-    """
+    """Return the installed sides with their differences. Raises SystemExit if one is too large."""
     calls = {}
     errors = {}
     expected = {}

@@ -1,13 +1,12 @@
-"""LESS, timed: rows a second that it scores, against a plain backward pass for each row.
+"""Measure LESS: scored rows per second, against a plain backward pass per row.
 
     python benchmarks/bench_less.py [--json FILE] [--layers 4] [--width 256] [--rank 8] [--length
                                     128] [--chunk 16] [--repetitions 5] [--threads 1] [--device cpu]
 
-The model is a GPT-2 with random weights and LoRA adapters, the rows random text of one length (so
-that neither side is padded). The plain loop takes ∇ of one row's loss after another and does
-nothing with it; LESS takes the same gradients a chunk in one pass, makes Adam's step of each,
-projects, normalises and scores it. Ratios are of times in turns within this one run: read them, not
-the seconds. The target is 0.8.
+The model is a GPT-2 with random weights and LoRA adapters, the rows random text of one length, so
+neither side has padding. The plain loop computes the gradient of one row's loss after another. LESS
+computes the same gradients for a chunk per pass, and makes Adam's step of each, projects,
+normalises and scores it. Compare ratios of alternating times, not seconds. The target is 0.8.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""One outer step of source reweighting against its floor: the same passes, each alone, on the
-same model and batches.
+"""Compare one outer step of source reweighting with its floor: the same passes, one by one.
 
     python benchmarks/bench_llm.py                                    # a small GPT-2 on the CPU
     python benchmarks/bench_llm.py --shape smollm2-135m --clock cpu
@@ -7,12 +6,12 @@ same model and batches.
     python benchmarks/bench_llm.py --shape qwen-2-7b --length 512
             # the true shape, random weights, on a GPU
 
-The floor of a step with N candidates: N training passes (forward and backward), N scoring
-forward passes, one validation pass (forward and backward), and for the hypergradient one
-training pass on a fresh batch and two forward passes. Beside it plain fine-tuning of the same
-adapter with transformers' Trainer, on rows of the same size. Prints the ratio, tokens, model
-FLOP utilisation where the device's peak is known, the measured peak of memory beside the one
-predicted, and what a pass is made of.
+Both use the same model and batches. The floor of a step with N candidates: N training passes
+(forward and backward), N scoring forward passes, one validation pass (forward and backward), and
+for the hypergradient one training pass on a fresh batch and two forward passes. A further
+comparison is plain fine-tuning of the same adapter with transformers' Trainer, on rows of the same
+size. The output contains the ratio, tokens, model FLOP utilisation if the device's peak is known,
+measured and predicted peak memory, and the parts of a pass.
 """
 
 from __future__ import annotations
@@ -90,7 +89,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 32768,
     },
 }
-# dense bfloat16, as the makers give them
+# dense bfloat16, from the manufacturers
 PEAK_FLOPS = {"H100": 989e12, "H200": 989e12, "A100": 312e12}
 
 
@@ -143,7 +142,7 @@ def arguments() -> argparse.Namespace:
 
 
 def rows(folder: Path, name: str, count: int, length: int) -> Source:
-    """Rows of exactly ``length`` bytes, so that every batch has the same shape."""
+    """Return rows of exactly ``length`` bytes, so every batch has the same shape."""
     path = folder / f"{name}.jsonl"
     path.write_text(
         "".join(
@@ -174,7 +173,7 @@ def problem_of(options: argparse.Namespace, folder: Path, device: torch.device) 
 
 
 def seconds(call: Callable[[], Any], device: torch.device, repeats: int, clock: str) -> float:
-    """The median of ``repeats`` calls, after one that warms up."""
+    """Return the median of ``repeats`` calls after a warm-up call."""
     now = time.perf_counter if clock == "wall" else time.process_time
     times = []
     for _ in range(repeats + 1):
@@ -189,7 +188,7 @@ def seconds(call: Callable[[], Any], device: torch.device, repeats: int, clock: 
 
 
 def attention_kernels(call: Callable[[], Any]) -> str:
-    """Which kernels of scaled dot-product attention a call runs."""
+    """Return the kernels of scaled dot-product attention in a call."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         call()
     kernels = {
@@ -204,7 +203,7 @@ def print_profile(call: Callable[[], Any], device: torch.device) -> None:
     kind = "cuda" if device.type == "cuda" else "cpu"
     activities = [torch.profiler.ProfilerActivity.CPU]
     if device.type == "cuda":
-        # the kernels alone: tracing the host takes long and much memory
+        # only kernels: tracing the host takes much time and memory
         activities = [torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profile:
         call()
@@ -230,9 +229,7 @@ def print_profile(call: Callable[[], Any], device: torch.device) -> None:
 def head_seconds(
     problem: Problem, options: argparse.Namespace, device: torch.device
 ) -> tuple[float, float]:
-    """Of logits and loss at all places of one candidate's rows: without a gradient, and with one
-    to the places.
-    """
+    """Time logits and loss at all places of one candidate's rows, with and without a gradient."""
     model: Any = problem.g.rows.model  # type: ignore[attr-defined]
     weight = model.model.get_output_embeddings().weight
     count = options.batch * (options.length - 1)
@@ -253,8 +250,8 @@ def head_seconds(
 
 
 def trainer_seconds(options: argparse.Namespace, device: torch.device) -> float:
-    """Of one optimiser step of transformers' Trainer on the rows of a training pass: the median,
-    the first left out.
+    """Time one optimiser step of transformers' Trainer on the rows of a training pass: the
+    median without the first.
     """
     import peft
     import transformers
@@ -296,9 +293,11 @@ def trainer_seconds(options: argparse.Namespace, device: torch.device) -> float:
 
 
 def flops_of(problem: Problem, tokens: dict[str, int], length: int) -> float:
-    """Model FLOPs: a frozen weight costs 2 a token forward and 2 back (it has no gradient of its
-    own), also the head's, but not the table of input embeddings; attention under a causal mask
-    2·width·length a layer forward and twice that back.
+    """Return the model FLOPs.
+
+    A frozen weight costs 2 per token forward and 2 backward (it has no gradient), including the
+    head's, but not the table of input embeddings; attention under a causal mask costs
+    2·width·length per layer forward and twice that backward.
     """
     model: Any = problem.g.rows.model.model  # type: ignore[attr-defined]
     config = model.config
@@ -361,7 +360,7 @@ def measure(options: argparse.Namespace, problem: Problem, device: torch.device)
     peak = peak_bytes(lambda: method.step(problem, state), device, [*base, *x.values()])
     tokens = {name: value - before[name] for name, value in problem.counters().items()}
     step = seconds(lambda: method.step(problem, state), device, options.repeats, options.clock)
-    # Training passes of all N candidates, ``chunk`` of them stacked, beside N of them one after the
+    # Training passes of all N candidates, ``chunk`` of them stacked, and N of them one after the
     # other.
     parts = groups(problem.g, repeat(x, count), own_batch=True, mode="stacked", chunk=options.chunk)
     index = torch.stack([problem.lower_data.draw(Key(i), batch, 1)[0] for i in range(count)])

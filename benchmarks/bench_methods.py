@@ -1,18 +1,16 @@
-"""One outer step of every method against the same step written straight down in PyTorch, on
-hyper-cleaning.
+"""Compare one outer step of every method with the same step by hand in PyTorch.
 
     python benchmarks/bench_methods.py [--json FILE] [--only v-pbgd scalebio ...] [--pairs 31]
     [--seconds 0.3] [--dataset mnist]
 
-MNIST (784-300-10, 5,000 training images) where $HGMS_DATA/mnist has it, else scikit-learn's digits,
-whose small network shows what a step of the pipeline costs by itself. A pair is one block of steps
-of each side, in random order; the clock is the processor time of this process (other programs
-disturb it less than the time of day), one thread, garbage collection between blocks only. Read the
-ratio (median over the pairs, with quartiles), not the milliseconds. Before the clock starts, both
+The task is hyper-cleaning on MNIST (784-300-10, 5,000 training images) if $HGMS_DATA/mnist contains
+it, else on scikit-learn's digits, whose small network shows the overhead of the pipeline. A pair is
+one block of steps per side, in random order; the clock is the processor time of this process (less
+affected by other programs than wall time), with one thread and garbage collection only between
+blocks. Compare the ratio (median over the pairs, with quartiles), not the milliseconds. First, both
 sides make two steps on whole batches and must agree.
 
-To add a method: write the stepper that a person would write for this problem alone into
-straight_down.py.
+To add a method, write its stepper for this problem into straight_down.py.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ COLUMNS = ("pipeline [ms]", "straight down [ms]", "ratio", "q25", "q75", "overhe
 
 
 def composed(name: str) -> Method:
-    """A registered method with the settings it ships with."""
+    """Return a registered method with its default settings."""
     method = RunConfig.from_dict(
         {"task": "hyper-cleaning", "method": name, "budget": "1 steps"}
     ).method
@@ -49,12 +47,12 @@ def composed(name: str) -> Method:
 
 
 def innermost(method: Any) -> Any:
-    """The pipeline inside the wrappers of a method."""
+    """Return the pipeline inside the wrappers of a method."""
     return innermost(method.method) if hasattr(method, "method") else method
 
 
 def whole(method: Any) -> Any:
-    """The same on whole batches."""
+    """Return the same method on whole batches."""
     if hasattr(method, "method"):
         return evolve(method, method=whole(method.method))
 
@@ -70,7 +68,7 @@ def whole(method: Any) -> Any:
 
 
 def through(problem: Problem, method: Method) -> Stepper:
-    """The pipeline as a stepper."""
+    """Return the pipeline as a stepper."""
     state = method.init(problem, seed=0)
 
     def step() -> tuple[Tree, Tree]:
@@ -82,7 +80,7 @@ def through(problem: Problem, method: Method) -> Stepper:
 
 
 def agree(problem: Problem, method: Method, straight: Straight) -> None:
-    """Two steps on whole batches give the same (θ, x)."""
+    """Check that two steps on whole batches give the same (θ, x)."""
     ours = through(problem, whole(method))
     other = straight(problem, innermost(whole(method)))
     for _ in range(2):
@@ -94,7 +92,7 @@ def agree(problem: Problem, method: Method, straight: Straight) -> None:
 
 
 def block(step: Stepper, steps: int) -> float:
-    """Seconds of processor time of one step."""
+    """Return the processor seconds of one step."""
     gc.collect()
     gc.disable()
     begin = time.process_time()

@@ -1,11 +1,10 @@
-"""The pipeline, timed: its overhead over plain PyTorch, stacked against looped branches, chains'
-memory, `hgms list`.
+"""Measure the pipeline: overhead over PyTorch, stacked branches, memory of chains, `hgms list`.
 
     python benchmarks/bench_pipeline.py [--json FILE] [--repetitions 9] [--threads 1] [--only outer
     stacking memory list]
 
-Times are medians of repetitions that take turns within this one run; read the ratios (medians of
-the turns' own ratios), not the seconds. One thread by default: with more, a busy machine decides.
+Times are medians of alternating repetitions; compare ratios (medians of the ratios per turn), not
+seconds. One thread by default, because a busy machine distorts more.
 """
 
 from __future__ import annotations
@@ -72,7 +71,9 @@ def upper(theta: Tree, x: Tree, batch: Tree) -> Tensor:
 
 
 def cleaning(sizes: tuple[int, int, int], rows: int) -> Problem:
-    """Data of the cleaning task's shape with learnable labels, and a fresh sigmoid network."""
+    """Return data of the cleaning task's shape with learnable labels, and a fresh sigmoid
+    network.
+    """
     generator = torch.Generator().manual_seed(0)
     inputs, hidden, classes = sizes
     teacher = torch.randn(inputs, classes, generator=generator)
@@ -96,7 +97,7 @@ def cleaning(sizes: tuple[int, int, int], rows: int) -> Problem:
 
 
 def turns(rounds: int, contestants: Mapping[str, Callable[[], object]]) -> dict[str, list[float]]:
-    """Seconds of each contestant in each round; the order turns around from round to round."""
+    """Return seconds of each contestant in each round; the order alternates."""
     for contestant in contestants.values():
         contestant()
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
@@ -124,9 +125,7 @@ def straight_down(
     count: int = COUNT,
     products: int = PRODUCTS,
 ) -> tuple[Tensor, Tree]:
-    """One outer step of HG-MS as one writes it for this problem alone: no records, no counts, no
-    choices.
-    """
+    """One outer step of HG-MS by hand for this problem: no records, counts or choices."""
     train = problem.lower_data.whole
     validation = problem.upper_data["differentiate"].whole
     rows = theta.shape[0]
@@ -240,9 +239,7 @@ SIZES = {
 
 
 def compare_stacking(rounds: int, count: int = 8) -> dict[str, dict[str, float | str]]:
-    """The gradient step of N branches, each on its own batch, as one computation and one after
-    the other.
-    """
+    """Compare the gradient step of N branches with separate batches, stacked and looped."""
     table: dict[str, dict[str, float | str]] = {}
     for name, (sizes, batch_size) in SIZES.items():
         problem = cleaning(sizes, rows=2000)
@@ -280,7 +277,7 @@ def compare_stacking(rounds: int, count: int = 8) -> dict[str, dict[str, float |
 
 
 def measure_memory() -> dict[str, float]:
-    """Peak bytes of tensors that a proposal makes, in lower states |x| (784-300-10, 64 rows,
+    """Return the peak bytes of tensors in a proposal, in lower states |x| (784-300-10, 64 rows,
     decay in g).
     """
     peaks = {}

@@ -1,19 +1,17 @@
-"""Gauss–Newton products to a relative residual of 1e-6 along an outer trajectory, of every solver
-that may save some.
+"""Count Gauss–Newton products to a residual of 1e-6 along an outer trajectory, for many solvers.
 
     python benchmarks/bench_products.py [--json FILE] [--dataset mnist] [--trajectories shipped slow
                                         followed] [--ridges 0.02] [--steps 16] [--solvers cg
                                         recycled-cg …]
 
-Every solver meets the same systems: the lower loss of hyper-cleaning on all training rows at the
-states (θ, x) that a method goes through. ``shipped`` is `hg-ms` as registered, whose branches go
-far in every outer step; ``slow`` is `hg-implicit` that has trained for 20 outer steps and then
-takes 20 lower steps at a rate of 1e-3. Both draw a new lower state after ten outer steps, once
-within a trajectory. ``followed`` is ``slow`` without that: a lower solution is followed and not
-found again. Ridge 0.02 is the one `hg-ms` ships with. The first system of a trajectory, with
-nothing to start from, is in no figure. Products count sketches, checks and warm starts; the factors
-of K-FAC are in the seconds alone. The product is a compiled program, the loops around it are not,
-so that all solvers differ in nothing else; compiling is in no figure.
+Every solver gets the same systems: the lower loss of hyper-cleaning on all training rows at the
+states (θ, x) of a method. ``shipped`` is `hg-ms` as registered, whose branches move far in every
+outer step; ``slow`` is `hg-implicit` after 20 outer steps, with 20 lower steps at a rate of 1e-3.
+Both draw a new lower state after ten outer steps, once within a trajectory. ``followed`` is
+``slow`` without this. Ridge 0.02 is that of `hg-ms`. Figures exclude the first system of a
+trajectory, which has no start. Products include sketches, checks and warm starts; only the seconds
+include K-FAC's factors. The product is compiled and the loops are not, so solvers differ in no
+other way; figures exclude compilation.
 """
 
 from __future__ import annotations
@@ -56,8 +54,9 @@ SOLVERS = [
     *(["kfac"] if importlib.util.find_spec("curvlinops") else []),
 ]
 NEAR = 1.1e-6
-"""In single precision some solves stagnate just above the tolerance. They count as they are, up
-to this residual.
+"""In single precision, some solves stagnate just above the tolerance.
+
+They count up to this residual.
 """
 HEAD = ("solver", "trajectory", "ridge", "products", "quartiles", "/ cg", "seconds / cg")
 
@@ -76,8 +75,8 @@ def configured(dataset: str, **method: Any) -> tuple[Method, Problem]:
 def through(
     method: Method, problem: Problem, state: State, steps: int
 ) -> Iterator[tuple[State, Tree]]:
-    """The state after each step, and the θ that the step's hypergradient was taken at (its x is
-    the new state's).
+    """Yield the state after each step, and the θ of the step's hypergradient (its x is the new
+    state's).
     """
     for _ in range(steps):
         theta = state["theta"]
@@ -102,8 +101,8 @@ def trajectory(name: str, dataset: str, steps: int) -> tuple[Problem, list[tuple
 
 @frozen
 class Plainly:
-    """A solver that is handed the product as a mere function, so that its loop is the same
-    Python as the others'.
+    """A solver that receives the product as a plain function, so its loop is Python like the
+    others'.
     """
 
     solver: LinearSolver
@@ -182,7 +181,7 @@ def compare(
 
 
 def same_work(row: dict[str, Any]) -> tuple[Any, ...]:
-    """What a row is of: a new one takes the place of an older one."""
+    """Return the key of a row: a new row replaces an older one."""
     return row["what"], row["trajectory"], row["dataset"], row["ridge"]
 
 

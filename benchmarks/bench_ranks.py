@@ -1,18 +1,17 @@
-"""One rank against two, with what ranks say to each other shown apart: by the clock, on the
-processor, in calls and bytes.
+"""Compare a step on one rank and on two, with communication separately.
 
     export HGMS_DATA=…; OMP_NUM_THREADS=1 python benchmarks/bench_ranks.py [--ranks 1,2] [--steps 6]
     [--set KEY=VALUE]
 
-The run is benchmarks/ranks.toml (MNIST cleaning, eight branches) for a few outer steps; what is
-measured is between the ends of the first and the last but one. In the process of rank 0 a timer is
-put around torch.distributed's collectives, which hgms.distributed calls, for as long as this script
-lasts: a run knows nothing of it. A collective's seconds hold the wait for ranks that come later;
-those of the other ranks on the processor are read from /proc.
+The output contains clock time, processor time, calls and bytes. The run is benchmarks/ranks.toml
+(MNIST cleaning, eight branches) for a few outer steps, measured from the end of the first to the
+end of the last but one. In the process of rank 0, a timer wraps torch.distributed's collectives
+while the script runs. The seconds of a collective include the wait for later ranks; /proc provides
+the processor time of other ranks.
 
-``--sizes`` measures a sum over ranks (``all_reduce`` of gloo) alone, by its size and the number of
-ranks, on processes of this machine: least and median of 50 calls. Where ranks are more than cores
-they take turns, so processor time is what to read.
+``--sizes`` measures only a sum over ranks (``all_reduce`` of gloo), by its size and the number of
+ranks, on processes of this machine: minimum and median of 50 calls. Use processor time if there are
+more ranks than cores.
 """
 
 from __future__ import annotations
@@ -43,8 +42,8 @@ REPEATS = 50
 
 
 class Timed:
-    """Totals of the collectives of this process, by name: calls, bytes, seconds of the clock and
-    of the processor.
+    """Totals of the collectives of this process, by name: calls, bytes, clock and processor
+    seconds.
     """
 
     def __init__(self) -> None:
@@ -82,7 +81,7 @@ class Timed:
 
 
 def others() -> float:
-    """Seconds that the processes which this one has started have spent on the processor."""
+    """Return the processor seconds of the child processes."""
     ticks = 0
     for task in Path("/proc/self/task").iterdir():
         for pid in (task / "children").read_text().split():
@@ -93,7 +92,7 @@ def others() -> float:
 
 
 def measure(ranks: int, steps: int, sets: list[str]) -> dict[str, Any]:
-    """A step of the run on so many ranks."""
+    """Measure a step of the run on this number of ranks."""
     table = tables_of(PROBLEM, "configuration")
     timer = Timed()
     lay_options(table, [*sets, f"run.ranks={ranks}", f"budget={steps} steps"])
@@ -130,7 +129,7 @@ def measure(ranks: int, steps: int, sets: list[str]) -> dict[str, Any]:
 
 
 def sum_over(rank: int, count: int, place: str) -> None:
-    """What one rank measures of sums, by size; rank 0 writes it down."""
+    """Measure sums on one rank, by size; rank 0 stores the result."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{place}/meet", rank=rank, world_size=count)
     figures = []

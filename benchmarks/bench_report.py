@@ -1,10 +1,10 @@
-"""`hgms report` over 1,000 runs of 1,000 steps: seconds, peak memory and the size of the page.
+"""Measure `hgms report` over 1,000 runs of 1,000 steps: seconds, peak memory and size of the page.
 
     python benchmarks/bench_report.py [--runs 1000] [--steps 1000] [--keep FOLDER] [--json FILE]
 
-The runs are made up (four tasks, ten methods), but are written as the runner writes them, every
-field of every line; the report is a process of its own, timed from its start to its end. Asked for:
-under 20 s, 1 GB and 15 MB. Leaves with 1 where it is not.
+The runs are synthetic (four tasks, ten methods), in the format of the runner with every field. The
+report is a separate process, timed from start to end. Required: under 20 s, 1 GB and 15 MB;
+otherwise the exit code is 1.
 """
 
 from __future__ import annotations
@@ -96,9 +96,7 @@ ENVIRONMENT = {
 def rows(
     random_: random.Random, rank: int, steps: int
 ) -> tuple[list[str], list[str], dict[str, float], int]:
-    """The lines of a run that learns at its own pace, its clock, its last metrics and its oracle
-    calls.
-    """
+    """Return the lines of a run with its learning curve, clock, last metrics and oracle calls."""
     top = 0.95 - 0.02 * rank + random_.gauss(0, 0.008)
     pace = (20 + 6 * rank) * steps / 300
     count = 1 + rank % 4
@@ -161,8 +159,9 @@ def make(
     methods: tuple[str, ...] = METHODS,
     tasks: tuple[str, ...] = TASKS,
 ) -> int:
-    """Run folders below ``folder``; the bytes written. One run's lines serve all tasks, or
-    making them would take longest.
+    """Create run folders below ``folder`` and return the written bytes.
+
+    Tasks share the lines of a run, for speed.
     """
     written = 0
     seeds = -(-runs // (len(methods) * len(tasks)))
@@ -210,8 +209,8 @@ def make(
 
 
 def measure(folder: Path, out: Path) -> dict[str, float]:
-    """`hgms report` in a process of its own: seconds by the clock and on the processor, and the
-    highest resident memory.
+    """Run `hgms report` in a separate process: clock and processor seconds, and peak resident
+    memory.
     """
     command = [sys.executable, "-m", "hgms", "report", str(folder), "--out", str(out)]
     started = time.perf_counter()

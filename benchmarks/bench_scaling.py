@@ -1,13 +1,12 @@
-"""Where which cost of an outer step begins: the step of bench_small.py at growing sizes, ours and
-jitted JAX.
+"""Compare an outer step with jitted JAX at growing sizes: the step of bench_small.py.
 
     python benchmarks/bench_scaling.py [--json FILE] [--picture FILE] [--repetitions 5] [--seconds
     0.1] [--only n d N K]
 
 From 100 rows, 20 unknowns, N = 4 candidates and K = 20 lower steps, one size grows and the others
-stay. At every size both sides must agree before the clock starts (:func:`bench_small.agreeing`).
-Seconds are processor time on one processor, medians of repetitions that take turns. ``--draw``
-makes the picture from a file of figures alone.
+are constant. At every size both sides must first agree (:func:`bench_small.agreeing`). Seconds are
+processor time on one processor, medians of alternating repetitions. ``--draw`` only draws the
+picture from a file of figures.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ def sweep(name: str, rounds: int, seconds: float) -> list[dict[str, Any]]:
 
 
 def draw(figures: dict[str, Any], path: Path) -> None:
-    """Four curves of milliseconds against a size, with the quartiles as a band."""
+    """Draw four curves of milliseconds against a size, with the quartiles as a band."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(13, 3.4), layout="constrained")

@@ -1,26 +1,21 @@
-"""How long results of very many runs take to be read: 1,000, 10,000 and 100,000 finished runs, step
-by step.
+"""Measure how long results of 1,000, 10,000 and 100,000 finished runs take to read, step by step.
 
     OMP_NUM_THREADS=1 python benchmarks/bench_scan.py [--runs 1000,10000,100000] [--steps
     find,scan,…] [--json FILE]
 
-The grid has four tasks and 25 methods, so 100 pairs. Seed 0 of each pair is carried out (twelve
-steps); the other seeds are its folder once more, file by file as a run leaves them, with their
-seed, other metrics and a new seal in ``summary.json``. 100,000 folders are 800,000 files and 4 GB.
-Steps, each in a process of its own:
+The grid has four tasks and 25 methods, so 100 pairs. Seed 0 of each pair is executed (twelve
+steps). The other seeds are copies of its folder with their seed, other metrics and a new checksum
+in ``summary.json``. 100,000 folders are 800,000 files and 4 GB. Steps, each in a separate process:
 
 * ``find``: the run folders below a directory.
-* ``scan``: the same, and every result read: ``hgms.results.scan``, with which ``hgms report``
-  begins.
+* ``scan``: also reads every result: ``hgms.results.scan``, the first step of ``hgms report``.
 * ``table``: after a scan, means, intervals and paired differences of each task.
-* ``report``: all that ``hgms report`` computes before it draws (rows of every run included).
-* ``compare``: `hgms compare` on a grid that is finished: load it, see what is left to do, gather,
-  tables.
-* ``plan``: what is left of the grid, as `hgms plan` looks for it.
+* ``report``: the computations of ``hgms report`` before drawing (including rows of every run).
+* ``compare``: `hgms compare` on a finished grid: load, find remaining runs, gather, tables.
+* ``plan``: the remaining runs of the grid, as for `hgms plan`.
 
-Of ``scan`` and ``compare`` there is a cold figure as well: the kernel is told to drop what it has
-of the files' contents (``posix_fadvise``), though not of their names. Asked for: 100,000 results
-within 60 s on one core.
+``scan`` and ``compare`` also have a cold figure: the kernel drops the cached contents of the files
+(``posix_fadvise``), not their names. Required: 100,000 results within 60 s on one core.
 """
 
 from __future__ import annotations
@@ -66,8 +61,9 @@ def grid(out: Path, seeds: int) -> Any:
 
 
 def make(out: Path, runs: int) -> int:
-    """Folders of so many runs; returns the number of seeds. Those that are there already are
-    left as they are.
+    """Create folders of this number of runs and return the number of seeds.
+
+    Existing folders stay.
     """
     from hgms.comparison.run_grid import run_grid
     from hgms.runs import RunFolder
@@ -102,7 +98,7 @@ def make(out: Path, runs: int) -> int:
 
 
 def forget(out: Path) -> None:
-    """The kernel drops the contents of the files, as far as it follows advice."""
+    """Advise the kernel to drop the contents of the files."""
     os.sync()
     for folder, _, names in os.walk(out):
         for name in names:
@@ -112,8 +108,8 @@ def forget(out: Path) -> None:
 
 
 def measure(step: str, out: Path, seeds: int) -> dict[str, float]:
-    """Seconds of one step, by the clock and on the processor, without imports; and the highest
-    resident memory.
+    """Return clock and processor seconds of one step without imports, and the peak resident
+    memory.
     """
     import hgms.report.compute as report
     from hgms.comparison.run_grid import run_grid

@@ -1,16 +1,15 @@
-"""A whole outer step so small that calls decide, through Pipeline.step and as one jitted JAX
-program.
+"""Compare a very small outer step through Pipeline.step with one jitted JAX function.
 
     python benchmarks/bench_small.py [--json FILE] [--repetitions 15] [--seconds 0.2] [--processors
     1]
 
-20 unknowns, 100 rows with a weight each: N = 4 branches of 20 gradient steps on all rows, the best
-on validation, the implicit hypergradient by 10 steps of CG, a step of SGD on the weights. The
-branches differ by their rates and not by noise, so that both sides have the same numbers; three
-steps of both must agree to 1e-5 before the clock starts. Every step is awaited. Sides take turns in
-one process on the same processors, in float32; the clock is the processor time of the process.
+20 unknowns, 100 weighted rows: N = 4 branches of 20 gradient steps on all rows, the best on
+validation, the implicit hypergradient by 10 steps of CG, a step of SGD on the weights. The branches
+differ by their rates instead of noise, so both sides have the same numbers; three steps of both
+must first agree to 1e-5. Every step is awaited. Sides take turns in one process on the same
+processors, in float32; the clock is the processor time of the process.
 
-To add a side: write a function of a :class:`Work` that returns a stepper, and name it in SIDES.
+To add a side, write a function of a :class:`Work` that returns a stepper, and name it in SIDES.
 """
 
 from __future__ import annotations
@@ -54,8 +53,8 @@ SPREAD = (0.5, 2.0)
 RIDGE = 2e-3
 TOLERANCE = 1e-5
 START_AGAIN = 20
-"""Outer steps after which a side begins at its first θ again: the sides make unequal numbers of
-steps in the same time.
+"""Outer steps after which a side restarts at its first θ, because sides make unequal numbers of
+steps.
 """
 
 
@@ -75,7 +74,7 @@ class Work:
 
     @property
     def factors(self) -> list[float]:
-        """Of the branches' rates, evenly spaced in the logarithm."""
+        """Return the factors of the branches' rates, evenly spaced in the logarithm."""
         low, high = SPREAD
         count = self.candidates
         return (
@@ -84,7 +83,7 @@ class Work:
 
 
 Stepper = Callable[[], tuple[Any, Any]]
-"""One outer step after the other; each call gives (θ, x)."""
+"""Makes one outer step per call and returns (θ, x)."""
 
 
 def losses(x: Tree, batch: Tree) -> Tensor:
@@ -100,9 +99,10 @@ def upper(theta: Tree, x: Tree, batch: Tree) -> Tensor:
 
 
 def problem(work: Work) -> Problem:
-    """Two classes that a linear teacher separates; validation has another teacher, so that ∇f is no
-    small difference of large sums. Columns have scales from 1 down to 1/10, so that CG has
-    something to do, and rows a length of about 1.
+    """Return two classes that a linear teacher separates.
+
+    Validation has another teacher, so ∇f is not a small difference of large sums. Columns have
+    scales from 1 to 1/10, for a nontrivial CG, and rows a length of about 1.
     """
     generator = torch.Generator().manual_seed(0)
     scales = torch.logspace(0, -1, work.unknowns)
@@ -135,7 +135,7 @@ def pipeline(work: Work) -> Pipeline:
             diversity=Diversity(lr_spread=SPREAD),
         ),
         selector=BestOfN(),
-        # A tolerance that is not reached: every solve makes all its steps.
+        # A tolerance that no solve reaches: every solve makes all its steps.
         hypergradient=Implicit(solver=CG(ridge=RIDGE, rtol=1e-12, max_steps=work.products)),
         outer=Sgd(lr=work.outer_lr),
     )
@@ -191,7 +191,7 @@ def in_jax(work: Work) -> Stepper:
 
 SIDES: dict[
     str, tuple[Callable[[Work], Stepper], str | None]
-] = {  # and the library without which a side is left out
+] = {  # and the library that a side requires
     "ours": (ours, None),
     "ours, compiled": (partial(ours, compiled=True), None),
     "jax, one program": (in_jax, "jax"),
@@ -199,8 +199,8 @@ SIDES: dict[
 
 
 def agreeing(work: Work) -> tuple[dict[str, Stepper], dict[str, float]]:
-    """The sides that are installed, after three steps, and by how much the movement of θ and x
-    differs from ours.
+    """Return the installed sides after three steps, with their differences in the movement of θ
+    and x.
     """
     steppers = {
         name: start(work)

@@ -1,9 +1,9 @@
-"""Linear solvers along an outer trajectory: what Nyström and warm starts save.
+"""Measure the savings of Nyström and warm starts for linear solvers along an outer trajectory.
 
     python benchmarks/bench_solvers.py [--json FILE] [--threads 2]
 
-Every solver sees the same systems; read products and ratios, not seconds. What one hypergradient
-takes beside other libraries: ``bench_hypergradient.py``.
+Every solver gets the same systems. Compare products and ratios, not seconds.
+``bench_hypergradient.py`` compares one hypergradient with other libraries.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ Tree = dict[str, Tensor]
 
 
 def ill_conditioned() -> tuple[Tree, Tree, Callable, Callable]:
-    """Hyper-cleaning of scikit-learn's digits with a 64–32–10 tanh network, 1000 rows, half the
-    labels redrawn, float64.
+    """Return hyper-cleaning of scikit-learn's digits: 64–32–10 tanh network, 1000 rows, float64.
 
-    The weight decay of 5e-4 alone keeps the lower Hessian positive definite.
+    Half the labels are redrawn. Only the weight decay of 5e-4 keeps the lower Hessian positive
+    definite.
     """
     pictures, digits = load_digits(return_X_y=True)
     generator = torch.Generator().manual_seed(0)
@@ -94,7 +94,7 @@ def minimise(g: Callable, theta: Tree, x: Tree, steps: int) -> Tree:
 
 
 def compare_products(outer_steps: int, ranks: tuple[int, ...]) -> list[dict]:
-    """Every solver sees the same outer trajectory: steps along plain CG's hypergradient, at most
+    """Give every solver the same outer trajectory: steps along plain CG's hypergradient, at most
     0.02 in each θ_i.
     """
     theta, x, f, g = ill_conditioned()
@@ -124,8 +124,8 @@ def compare_products(outer_steps: int, ranks: tuple[int, ...]) -> list[dict]:
                     h = result.value["t"]
             at = {"t": at["t"] - 0.02 * h / h.abs().max()}
             point = minimise(g, at, point, 400)
-        # The first solve of a trajectory has nothing to start from, so it is not what a warm start
-        # costs.
+        # The first solve of a trajectory has no start, so it does not represent the cost of a warm
+        # start.
         plain = statistics.median(products["cg"][1:])
         for name in solvers:
             median = statistics.median(products[name][1:])

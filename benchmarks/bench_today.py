@@ -1,5 +1,4 @@
-"""This checkout against another, or one setting against another: seconds of an outer step, and
-outer steps in a budget.
+"""Compare two checkouts or two settings: seconds of an outer step, and outer steps in a budget.
 
     python benchmarks/bench_today.py --against COMMIT
             COMMIT may be the folder of a checkout
@@ -10,14 +9,13 @@ outer steps in a budget.
     python benchmarks/bench_today.py --first --set compile=true --dataset mnist --only hg-ms
     [--json FILE] [--dataset digits] [--only METHOD …] [--pairs 11] [--seconds 0.3]
 
-Hyper-cleaning (float32, one thread, corruption 0.6), the method as it ships. Each side is a
-worker, a process with its checkout on the path, and carries out a run as ``hgms run`` does, so
-every setting of ``[run]`` means what it means there and what a run does not charge to its budget
-is not counted. Steps: workers make blocks of steps in turns, in random order; read the ratio of
-processor time (median over the pairs, with quartiles). ``--budget``: outer steps that fit into
-so many seconds of processor time. ``--first``: seconds on the wall until the first step is
-there, with an empty cache of compiled code, and again with the cache that this left.
-``--language``: one step on a small language model (N = 4), by each checkout's own
+Hyper-cleaning (float32, one thread, corruption 0.6) with registered methods. Each side is a worker,
+a process with its checkout on the path, which executes a run like ``hgms run``: settings of
+``[run]`` keep their meaning, and time outside the budget is not counted. Steps: workers execute
+blocks of steps in turns, in random order; compare the ratio of processor time (median over the
+pairs, with quartiles). ``--budget``: outer steps within a number of seconds of processor time.
+``--first``: wall seconds until the first step, with an empty cache of compiled code, and with the
+resulting cache. ``--language``: one step on a small language model (N = 4), by each checkout's
 ``bench_llm.py``.
 """
 
@@ -99,7 +97,7 @@ answer([len(result.records) - 1, time.perf_counter() - begin])
 
 
 class Worker:
-    """A run in a process of its own, in one of the checkouts."""
+    """A run in a separate process, in one of the checkouts."""
 
     def __init__(
         self,
@@ -127,8 +125,8 @@ class Worker:
         )
 
     def answer(self) -> tuple[float, float]:
-        """Processor time of the block that ends (of a budget: its steps), and seconds on the
-        wall since the run began.
+        """Return the processor time of the finished block (for a budget: its steps), and wall
+        seconds since the start.
         """
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
@@ -138,7 +136,7 @@ class Worker:
         return first, wall
 
     def block(self, steps: int) -> float:
-        """Seconds of processor time of one step."""
+        """Return the processor seconds of one step."""
         assert self.process.stdin is not None
         self.process.stdin.write(f"{steps}\n")
         self.process.stdin.flush()
@@ -156,8 +154,8 @@ class Worker:
 
 
 def environment(checkout: Path) -> dict[str, str]:
-    """The variables with which Python imports a checkout's packages and finds the components
-    that its pyproject.toml names.
+    """Return the variables with which Python imports a checkout's packages and finds the
+    components in its pyproject.toml.
     """
     folders = [checkout, checkout / "plugins"]
     path = [str(_metadata(checkout)), *(str(folder) for folder in folders if folder.exists())]
@@ -165,7 +163,7 @@ def environment(checkout: Path) -> dict[str, str]:
 
 
 def _metadata(checkout: Path) -> Path:
-    """A folder with the checkout's entry points as an installed distribution has them."""
+    """Create a folder with the checkout's entry points, as in an installed distribution."""
     project = tomllib.loads((checkout / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     number = hashlib.sha256(str(checkout).encode()).hexdigest()[:8]
     folder = Path(METADATA.name, number, f"hgms-{project['version']}.dist-info")
@@ -188,7 +186,7 @@ def _metadata(checkout: Path) -> Path:
 
 @contextmanager
 def checked_out(what: str | None) -> Iterator[Path]:
-    """A folder as it is, a commit in a temporary one; None is this checkout."""
+    """Return a folder, or a commit in a temporary folder; None is this checkout."""
     if what is None or Path(what).is_dir():
         yield ROOT if what is None else Path(what).resolve()
         return
@@ -235,7 +233,7 @@ def compare_steps(
 def compare_budgets(
     sides: Sides, dataset: str, method: str, seconds: float, repetitions: int
 ) -> dict[str, Any]:
-    """Outer steps in a budget; sides take turns."""
+    """Count outer steps in a budget; sides take turns."""
     order = random.Random(0)
     steps = {name: [] for name in sides}
     for _ in range(repetitions):
@@ -249,8 +247,8 @@ def compare_budgets(
 
 
 def time_first_step(sides: Sides, dataset: str, method: str) -> dict[str, Any]:
-    """Seconds on the wall until the first outer step is there: an empty cache, then the cache
-    that it left.
+    """Return wall seconds until the first outer step, with an empty cache and the resulting
+    cache.
     """
     checkout, settings = sides["this"]
     spent: dict[str, Any] = {}
@@ -267,8 +265,8 @@ def time_first_step(sides: Sides, dataset: str, method: str) -> dict[str, Any]:
 
 
 def compare_language(sides: Sides, repetitions: int) -> dict[str, Any]:
-    """Processor seconds of one outer step on a language model, by the script of each checkout;
-    sides take turns.
+    """Return processor seconds of one outer step on a language model, by each checkout's script,
+    in turns.
     """
     order = random.Random(0)
     spent = {name: [] for name in sides}

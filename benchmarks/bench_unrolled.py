@@ -1,11 +1,10 @@
-"""The two ways back through an unrolled run: through the graph of its path, and step by step by
-mixed-mode differentiation.
+"""Compare two backward passes through an unrolled run: the graph of its path, and mixed mode.
 
     python benchmarks/bench_unrolled.py [--json FILE] [--repetitions 1] [--threads 1]
 
-A run of K AdamW steps on 5,000 images with a weight each, then the derivative of the validation
-loss in the weights. Memory is the peak of the tensors that run and derivative make, in lower states
-|x|; times are medians, in processor seconds.
+A run of K AdamW steps on 5,000 weighted images, then the derivative of the validation loss in the
+weights. Memory is the peak of the tensors of run and derivative, in lower states |x|; times are
+medians, in processor seconds.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The other side of the benchmarks: the same work in JAX, one jitted program each.
+"""JAX implementations for the benchmarks, one jitted function each.
 
-Loops are ``lax.scan``, products with the Hessian come from one ``jax.linearize`` of the gradient,
-branches are ``vmap``ped, and nothing goes back to Python within a program. CG makes a fixed number
-of steps and judges nothing (no residual, no curvature, no outcome): JAX can be as fast as this, and
-a solver that also says how good its answer is does more.
+Loops are ``lax.scan``, Hessian products come from one ``jax.linearize`` of the gradient, branches
+use ``vmap``, and a function does not return to Python. CG makes a fixed number of steps without a
+residual, curvature or outcome. This is the maximal speed of JAX; a solver that reports its accuracy
+does more work.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from jax import Array, lax
 Tree = dict[str, Array]
 Data = dict[str, Array]
 Losses = Callable[[Tree, Data], Array]
-"""The losses of a lower state on every row of some data."""
+"""Returns the losses of a lower state on every row of some data."""
 
 
 def conjugate_gradients(product: Callable[[Tree], Tree], b: Tree, ridge: float, steps: int) -> Tree:
-    """``steps`` steps of CG on (H + ridge)·v = b from v = 0."""
+    """Make ``steps`` steps of CG on (H + ridge)·v = b from v = 0."""
 
     def dot(a: Tree, b: Tree) -> Array:
         return sum(jnp.vdot(a[name], b[name]) for name in a)
@@ -46,7 +46,7 @@ def conjugate_gradients(product: Callable[[Tree], Tree], b: Tree, ridge: float, 
 
 
 def weighted(losses: Losses, decay: float, theta: Array, x: Tree, data: Data) -> Array:
-    """The lower level of hyper-cleaning: mean σ(θ_i)·loss_i + decay·‖x‖²."""
+    """Return the lower level of hyper-cleaning: mean σ(θ_i)·loss_i + decay·‖x‖²."""
     return (jax.nn.sigmoid(theta) * losses(x, data)).mean() + decay * sum(
         (leaf * leaf).sum() for leaf in x.values()
     )
@@ -62,7 +62,7 @@ def implicit(
     ridge: float,
     steps: int,
 ) -> Array:
-    """−∇²_θx g·v with (∇²_xx g + ridge)·v ≈ ∇_x f: f does not depend on θ."""
+    """Return −∇²_θx g·v with (∇²_xx g + ridge)·v ≈ ∇_x f; f does not depend on θ."""
     g = partial(weighted, losses, decay)
     b = jax.grad(lambda x: losses(x, validation).mean())(x)
     _, product = jax.linearize(lambda x: jax.grad(g, argnums=1)(theta, x, train), x)
@@ -79,7 +79,7 @@ def implicit(
 
 
 def network_losses(x: Tree, data: Data) -> Array:
-    """Cross-entropy of the sigmoid network of hyper-cleaning."""
+    """Return the cross-entropy of the sigmoid network of hyper-cleaning."""
     hidden = jax.nn.sigmoid(data["pixels"] @ x["hidden.weight"].T + x["hidden.bias"])
     logs = jax.nn.log_softmax(hidden @ x["output.weight"].T + x["output.bias"])
     return -jnp.take_along_axis(logs, data["label"][:, None], 1)[:, 0]
@@ -88,7 +88,9 @@ def network_losses(x: Tree, data: Data) -> Array:
 def hypergradient(
     decay: float, ridge: float, steps: int
 ) -> Callable[[Array, Tree, Data, Data], Array]:
-    """The CG hypergradient of the cleaning network as one program of (θ, x, train, validation)."""
+    """Return the CG hypergradient of the cleaning network as one function of (θ, x, train,
+    validation).
+    """
 
     @jax.jit
     def program(theta: Array, x: Tree, train: Data, validation: Data) -> Array:
@@ -100,7 +102,7 @@ def hypergradient(
 def jaxopt_hypergradient(
     decay: float, ridge: float, steps: int
 ) -> Callable[[Array, Tree, Data, Data], Array]:
-    """The same by ``jaxopt.implicit_diff.custom_root`` and its CG."""
+    """Return the same by ``jaxopt.implicit_diff.custom_root`` and its CG."""
     from jaxopt import implicit_diff, linear_solve
 
     solve = partial(linear_solve.solve_cg, tol=1e-12, maxiter=steps, ridge=ridge)
@@ -138,8 +140,9 @@ def outer_step(
     products: int,
     outer_lr: float,
 ) -> Callable[[Array, Tree, Data, Data], tuple[Array, Tree, dict[str, Any]]]:
-    """N branches of gradient descent with a rate each, the best of them on validation, its CG
-    hypergradient, a step of SGD: one program (θ, x, train, validation) → (θ, x, record)."""
+    """Return one function (θ, x, train, validation) → (θ, x, record): N branches of gradient
+    descent with separate rates, the best on validation, its CG hypergradient, a step of SGD.
+    """
 
     def branch(theta: Array, x: Tree, train: Data, rate: Array) -> Tree:
         slope = jax.grad(partial(weighted, linear_losses, decay), argnums=1)

@@ -46,7 +46,7 @@ PACKAGES = ("hgms_core", "plugins")
 TIERS = {"default": [], "extended": ["-m", "extended and not nightly"]}
 """The options of pytest that select a tier."""
 PATIENCE = 900
-"""Seconds that the tests of one mutation may take. A hang is not a test that fails."""
+"""The maximum time for the tests of one mutation, in seconds. A hang is not a failure."""
 
 RUN = """
 import importlib.util, pathlib, sys
@@ -58,7 +58,7 @@ for package in ("hgms", "hgms_core", "hgms_mix"):
 import pytest
 sys.exit(pytest.main(sys.argv[2:]))
 """
-"""Runs pytest in a process that imports the copy, or nothing at all."""
+"""Runs pytest in a process that imports only the copy."""
 
 
 class NotApplicable(Exception):
@@ -73,7 +73,7 @@ class Mutation:
     new: str
 
     def applied(self, texts: Mapping[Path, str]) -> tuple[Path, str]:
-        """The one module that contains ``old``, and its text with ``new`` instead."""
+        """Return the single module that contains ``old``, and its text with ``new`` instead."""
         pattern = re.compile(r"\s+".join(map(re.escape, self.old.split())))
         hits = [(path, match) for path, text in texts.items() for match in pattern.finditer(text)]
         if len(hits) != 1:
@@ -89,7 +89,7 @@ class Verdict:
     what: str
     tier: Literal["default", "extended", "none"]
     reason: str
-    """The test that fails, or why none does."""
+    """The failing test, or the reason why no test failed."""
 
 
 def mutations() -> list[Mutation]:
@@ -148,7 +148,7 @@ def _imports(module: Path) -> Iterator[str]:
 
 
 def tests_of(module: Path, root: Path) -> list[Path]:
-    """What is run for a mutated module, in the order in which it is likely to fail."""
+    """Return the tests for a mutated module, in order of their likelihood to fail."""
     package = package_of(module, root)
     own = folder_of(package, root)
     stem = module.parent.name if module.stem == "__init__" else module.stem
@@ -187,7 +187,7 @@ def run(root: Path, nodes: Sequence[str], tier: str) -> subprocess.CompletedProc
 
 
 def failing(root: Path, nodes: Sequence[str], tier: str) -> tuple[str | None, str]:
-    """The first test that fails, and why there is none."""
+    """Return the first failing test, or the reason why none failed."""
     try:
         done = run(root, nodes, tier)
     except subprocess.TimeoutExpired:
@@ -200,7 +200,7 @@ def failing(root: Path, nodes: Sequence[str], tier: str) -> tuple[str | None, st
 
 
 def tried(mutation: Mutation, root: Path, tier: Literal["default", "extended"]) -> Verdict:
-    """Whether the tests of a tier catch a mutation in the copy ``root``."""
+    """Return whether the tests of a tier catch a mutation in the copy ``root``."""
     verdict = Verdict(area=mutation.area, what=mutation.what, tier="none", reason="")
     try:
         path, broken = mutation.applied(texts(root))

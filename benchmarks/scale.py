@@ -1,11 +1,10 @@
-"""What grids and ranks take on more workers than this machine has, computed from what was measured
-on it.
+"""Predict the duration of grids and ranks on many workers from measurements on this machine.
 
     python benchmarks/scale.py [--write]
 
-prints the tables of docs/explanation/scale.md, which says what each figure means; ``--write`` puts
-them there. The figures of MEASURED are those of the scripts named beside them; everything else here
-follows from them by the page's equations.
+prints the tables of docs/explanation/scale.md, which explains each figure; ``--write`` stores them
+there. MEASURED contains figures of the scripts in its comments; all others follow by the page's
+equations.
 """
 
 from __future__ import annotations
@@ -43,15 +42,13 @@ RANKS = {
 
 
 def grid(runs: int, seconds: float, workers: int, coordinators: int = 1) -> tuple[float, str]:
-    """Seconds that so many runs of so many seconds take, and which term is the largest beside the
-    runs themselves.
+    """Return the seconds of n runs of L seconds, and the largest term besides the runs.
 
-    One coordinator hands out all runs; or each worker is a coordinator with the whole grid before
-    it.
+    One coordinator assigns all runs, or each worker is a coordinator of the whole grid.
     """
     m = MEASURED
     rounds = math.ceil(runs / workers)
-    # those that others have are looked at once more
+    # a second look at runs of other processes
     look = runs * m["look"] * (1 if coordinators == 1 else 2)
     terms = {
         "start": m["load"],
@@ -66,8 +63,8 @@ def grid(runs: int, seconds: float, workers: int, coordinators: int = 1) -> tupl
 
 
 def sums(ranks: int, calls: float, size: float) -> float:
-    """Seconds a step of collectives in a ring: 2 (R − 1) messages in turn, 2 (R − 1)/R of the
-    bytes through each rank.
+    """Return the seconds per step of collectives in a ring: 2 (R − 1) sequential messages, 2 (R
+    − 1)/R of the bytes through each rank.
     """
     if ranks == 1:
         return 0.0
@@ -78,8 +75,8 @@ def sums(ranks: int, calls: float, size: float) -> float:
 
 
 def step(ranks: int, one: float, two: float, calls: float, size: float) -> float:
-    """Seconds of a step: Amdahl's law through one rank and two, and what sums take beyond those
-    of two.
+    """Return the seconds of a step: Amdahl's law through one rank and two, and the additional
+    time of sums.
     """
     if ranks == 1:
         return one

@@ -1,8 +1,7 @@
-"""Every bilevel method as a person would write its outer step for one problem alone: no records, no
-counts, no choices.
+"""The outer step of every bilevel method by hand for one problem: no records, counts or choices.
 
-Each function takes the problem and the method's Pipeline (for its numbers only) and returns a
-stepper that changes its own variables in place. ``bench_methods.py`` checks them against the
+Each function takes the problem and the method's Pipeline (only for its numbers) and returns a
+stepper that changes its variables in place. ``bench_methods.py`` checks them against the
 pipeline and times both.
 """
 
@@ -19,13 +18,13 @@ from torch import Tensor
 from hgms_core import Key, Pipeline, Problem, Tree, clone
 
 Stepper = Callable[[], tuple[Tree, Tree]]
-"""Makes one more outer step in place; returns (θ, x)."""
+"""Makes one outer step in place and returns (θ, x)."""
 Straight = Callable[[Problem, Pipeline], Stepper]
 
 
 class Batches:
-    """Rows of both losses, drawn by one generator as a plain training loop draws them; the sizes
-    are those of ``part``.
+    """Rows of both losses, drawn by one generator as in a plain training loop; the sizes are
+    those of ``part``.
     """
 
     def __init__(self, problem: Problem, part: Any, seed: int = 0) -> None:
@@ -62,8 +61,8 @@ def descend(tree: Tree, grads: Iterable[Tensor], rate: float) -> None:
 
 
 def adam_for(theta: Tree, outer: Any) -> Callable[[Iterable[Tensor]], None]:
-    """torch.optim's Adam or AdamW with the outer optimiser's numbers, as a function of the
-    gradient.
+    """Return torch.optim's Adam or AdamW with the outer optimiser's numbers, as a function of
+    the gradient.
     """
     decay = {"weight_decay": outer.weight_decay} if hasattr(outer, "weight_decay") else {}
     kind = torch.optim.AdamW if decay else torch.optim.Adam
@@ -343,8 +342,8 @@ def slopes_of(problem: Problem, theta: Tree, x: Tree, rows: Tree) -> tuple[Tenso
 
 
 def mixed(problem: Problem, theta: Tree, x: Tree, rows: Tree, v: list[Tensor]) -> list[Tensor]:
-    """∇²_θx g·v: forward mode in x, then reverse mode in θ (a second backward pass through the
-    model costs more).
+    """Return ∇²_θx g·v: forward mode in x, then reverse mode in θ, cheaper than a second
+    backward pass through the model.
     """
     along = dict(zip(x, v, strict=True))
     slope: Tensor = torch.func.jvp(
@@ -464,7 +463,7 @@ def hg_ms(problem: Problem, method: Pipeline) -> Stepper:  # noqa: C901 - read f
 
 
 def trained(problem: Problem, method: Pipeline, theta: Tree, x: Tree) -> Callable[[], None]:
-    """K steps of SGD on x."""
+    """Make K steps of SGD on x."""
     generator: Any = method.generator
     batches = Batches(problem, generator)
     first = [torch.zeros_like(leaf) for leaf in x.values()]

@@ -1,6 +1,4 @@
-"""What the benchmarks against other sides share: processors, repetitions that take turns,
-quartiles, the machine's name.
-"""
+"""Shared parts of benchmarks with several sides: processors, turns, quartiles, machine names."""
 
 from __future__ import annotations
 
@@ -24,11 +22,11 @@ Sides = Mapping[str, Callable[[], Any]]
 
 
 def use_processors(count: int) -> None:
-    """This process, and what it starts, runs on ``count`` processors, torch with as many threads.
+    """Bind this process and its children to ``count`` processors, with as many threads of torch.
 
-    XLA's CPU client makes a thread for each processor that it may use when JAX is imported, so this
-    comes first. An affinity binds all of its pools; the XLA flags that are in use for this
-    (``--xla_cpu_multi_thread_eigen=false``) bind one of them.
+    XLA's CPU client creates a thread per available processor when JAX is imported, so call this
+    first. An affinity binds all of its pools; the usual XLA flags
+    (``--xla_cpu_multi_thread_eigen=false``) bind only one.
     """
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:count])
@@ -36,7 +34,7 @@ def use_processors(count: int) -> None:
 
 
 def arguments(description: str | None, repetitions: int) -> argparse.ArgumentParser:
-    """What every benchmark of sides that take turns is told."""
+    """Return the shared options of benchmarks with alternating sides."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -47,8 +45,8 @@ def arguments(description: str | None, repetitions: int) -> argparse.ArgumentPar
 
 
 def clock_of(processors: int) -> Callable[[], float]:
-    """The processor time of this process on one processor, which other programs disturb least;
-    on several the time of day.
+    """Return the processor time of this process on one processor, which other programs affect
+    least; on several processors wall time.
     """
     return time.process_time if processors == 1 else time.perf_counter
 
@@ -56,9 +54,10 @@ def clock_of(processors: int) -> Callable[[], float]:
 def take_turns(
     sides: Sides, rounds: int, seconds: float, clock: Callable[[], float]
 ) -> dict[str, list[float]]:
-    """Seconds of one call of each side in each round. In a round every side has one block of calls
-    of about ``seconds``, in random order, so that a slow moment of the machine hits all of them;
-    garbage is collected between blocks only.
+    """Return seconds of one call of each side in each round.
+
+    In a round every side has one block of calls of about ``seconds``, in random order, so slow
+    moments of the machine affect all sides. Garbage is collected only between blocks.
     """
 
     def block(call: Callable[[], Any], calls: int) -> float:
@@ -75,7 +74,7 @@ def take_turns(
     for name, call in sides.items():
         call()  # compiles, and warms up allocators
         once = block(call, 1)
-        if once < seconds / 10:  # a single call is too short for the clock
+        if once < seconds / 10:  # one call is too short for the clock
             once = block(call, 10)
         calls[name] = max(1, round(seconds / max(once, 1e-6)))
     order = random.Random(0)
@@ -87,7 +86,7 @@ def take_turns(
 
 
 def quartiles(values: list[float]) -> dict[str, float]:
-    """Median and quartiles; of fewer than four values the least and the largest.
+    """Return median and quartiles; for fewer than four values the minimum and the maximum.
 
     >>> quartiles([1.0, 2.0, 3.0])
     {'median': 2.0, 'q25': 1.0, 'q75': 3.0}
@@ -99,7 +98,7 @@ def quartiles(values: list[float]) -> dict[str, float]:
 
 
 def ratios(above: list[float], below: list[float]) -> dict[str, float]:
-    """Quartiles of the rounds' own ratios.
+    """Return the quartiles of the ratios per round.
 
     >>> ratios([2.0, 2.0], [1.0, 4.0])
     {'median': 1.25, 'q25': 0.5, 'q75': 2.0}
@@ -108,7 +107,7 @@ def ratios(above: list[float], below: list[float]) -> dict[str, float]:
 
 
 def difference(value: Any, expected: Any) -> float:
-    """‖a − b‖/‖b‖ of two arrays, torch's or JAX's.
+    """Return ‖a − b‖/‖b‖ of two arrays of torch or JAX.
 
     >>> difference(torch.tensor([1.0, 1.0]), np.array([1.0, 0.0]))
     1.0
@@ -121,7 +120,7 @@ def difference(value: Any, expected: Any) -> float:
 
 
 def machine() -> dict[str, str]:
-    """The processor's name and the versions that decide the figures."""
+    """Return the processor's name and the relevant versions."""
     name = platform.processor() or platform.machine()
     information = Path("/proc/cpuinfo")
     if information.exists():
@@ -141,7 +140,7 @@ def machine() -> dict[str, str]:
 
 
 def show(title: str, head: tuple[str, ...], rows: list[tuple[object, ...]]) -> None:
-    """A table in Markdown; numbers with three digits."""
+    """Return a table in Markdown; numbers with three digits."""
     print(f"\n{title}\n\n| {' | '.join(head)} |\n|---|" + "---:|" * (len(head) - 1))
     for row in rows:
         print(

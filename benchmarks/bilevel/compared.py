@@ -1,18 +1,17 @@
-"""benchopt's bilevel benchmark with our methods beside its own solvers: problems out, records
-in, a table and a picture.
+"""Compare HGMS with the solvers of benchopt's bilevel benchmark: problems, records, tables.
 
     python benchmarks/bilevel/compared.py export GRID FOLDER
             every problem of a grid as a .npz file
     python benchmarks/bilevel/compared.py keep GRID RUNS FILE.npz …
-            our runs below RUNS and what peers.py wrote, as records
+            store the runs below RUNS and the output of peers.py as records
     python benchmarks/bilevel/compared.py
-            write the tables into README.md here, draw the picture
+            write the tables into this folder's README.md, draw the picture
     python benchmarks/bilevel/compared.py --check
-            status 1 if a table is not what the records make
+            status 1 if a table differs from the records
 
-Every point of every run, ours and theirs, is measured by the task's own ``evaluate``: the value
-function F(θ) by an exact lower solve in float64, or the error on test rows. F* is the lowest F
-of all those points and of two bounded quasi-Newton descents with exact hypergradients.
+The task's ``evaluate`` measures every point of all runs: the value function F(θ) by an exact lower
+solve in float64, or the error on test rows. F* is the lowest F of all points and of two bounded
+quasi-Newton descents with exact hypergradients.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ CPU = torch.device("cpu")
 
 
 def tasks_of(path: Path) -> tuple[dict[str, Any], list[int]]:
-    """The tasks of a grid by their labels, and its seeds."""
+    """Return the tasks of a grid by their labels, and its seeds."""
     grid = load(
         tomllib.loads(path.read_text(encoding="utf-8")), source=path.name, sets=['run.device="cpu"']
     )
@@ -58,15 +57,15 @@ def tasks_of(path: Path) -> tuple[dict[str, Any], list[int]]:
 
 
 def kind_of(problem: Problem) -> str:
-    """Which of the benchmark's data sets has this problem's losses."""
+    """Return the benchmark's data set with this problem's losses."""
     if "logits" in problem.theta0:
         return "mnist"
     return "ijcnn1" if problem.theta0["log_penalty"].ndim == 1 else "covtype"
 
 
 def flat(kind: str, theta: Tree, x: Tree) -> tuple[np.ndarray, np.ndarray]:
-    """(θ, x) as the benchmark stores them: coefficients feature by feature, a bias as that of a
-    last feature.
+    """Return (θ, x) in the benchmark's format: coefficients by feature, a bias as the last
+    feature.
     """
     upper = theta["logits" if kind == "mnist" else "log_penalty"].flatten()
     lower = (
@@ -78,7 +77,7 @@ def flat(kind: str, theta: Tree, x: Tree) -> tuple[np.ndarray, np.ndarray]:
 
 
 def nested(kind: str, problem: Problem, theta: np.ndarray, x: np.ndarray) -> tuple[Tree, Tree]:
-    """The way back from ``flat``."""
+    """Invert ``flat``."""
     name, leaf = next(iter(problem.theta0.items()))
     upper = {name: torch.from_numpy(np.array(theta)).to(leaf).reshape(leaf.shape)}
     if kind == "mnist":
@@ -96,7 +95,7 @@ def nested(kind: str, problem: Problem, theta: np.ndarray, x: np.ndarray) -> tup
 
 
 def exported(problem: Problem, seed: int, reg: float = 0.0) -> dict[str, np.ndarray]:
-    """The arrays of a problem and its first point, for peers.py."""
+    """Return the arrays of a problem and its first point, for peers.py."""
     kind = kind_of(problem)
     arrays = {}
     for name, rows in (
@@ -136,7 +135,7 @@ def export(grid: Path, folder: Path, count: int | None) -> None:
 
 
 def ours(runs: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """(a row for each run, a row for each of its points)."""
+    """Return (a row per run, a row per point)."""
     rows = []
     points = []
     for section in report.build([runs]).sections:
@@ -167,7 +166,9 @@ def ours(runs: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
 def theirs(
     path: Path, task: Any, label: str, seed: int
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The same of what peers.py wrote; its seconds, and our measures of its points."""
+    """Return the same for the output of peers.py: its seconds, and the task's measures of its
+    points.
+    """
     problem = task.problem(seed, CPU, torch.float32)
     stored = np.load(path)
     kind = kind_of(problem)
@@ -198,7 +199,7 @@ def theirs(
 
 
 def lowest(task: Any, seed: int, points: Sequence[Mapping[str, Any]]) -> float:
-    """F*: of L-BFGS-B on F in the task's box from two places, and of all points."""
+    """Return F*: of L-BFGS-B on F in the task's box from two starts, and of all points."""
     exact = task.closed_form(seed, CPU, torch.float64)
     theta0 = task.problem(seed, CPU, torch.float64).theta0["log_penalty"]
 
@@ -225,7 +226,10 @@ def lowest(task: Any, seed: int, points: Sequence[Mapping[str, Any]]) -> float:
 
 
 def keep(grid: Path, runs: Path, files: Sequence[Path]) -> list[Path]:
-    """Records of a grid's tasks. A file of peers.py is called TASK-SEED.npz, like the problem."""
+    """Store the records of a grid's tasks.
+
+    A file of peers.py is called TASK-SEED.npz, like the problem.
+    """
     tasks, _ = tasks_of(grid)
     rows, points = ours(runs)
     for path in files:
@@ -262,7 +266,7 @@ def read(name: str) -> list[dict[str, Any]]:
 
 
 def curves(name: str) -> dict[str, dict[tuple[str, str], list[Curve]]]:
-    """By task and by (method, of): seconds and the measure of each seed."""
+    """Return seconds and the measure of each seed, by task and by (method, of)."""
     minimum = {(row["task"], row["seed"]): row["minimum"] for row in read(name)}
     lines: dict[tuple[str, str, str, int], list[tuple[float, float]]] = {}
     for point in read(f"{name}.curves"):
@@ -281,13 +285,13 @@ def curves(name: str) -> dict[str, dict[tuple[str, str], list[Curve]]]:
 
 
 def at(curve: Curve, second: float) -> float:
-    """The measure at the last point that was there by then."""
+    """Return the measure at the last point before that time."""
     seconds, values = curve
     return float(values[max(np.searchsorted(seconds, second * 1.02, side="right") - 1, 0)])
 
 
 def table_of(name: str) -> str:
-    """The median of the seeds at a tenth, a third and all of the budget."""
+    """Return the median of the seeds at a tenth, a third and all of the budget."""
     text = []
     for methods in curves(name).values():
         end = max(seconds[-1] for lines in methods.values() for seconds, _ in lines)
@@ -312,7 +316,7 @@ def page(text: str) -> str:
 
 
 def draw(names: Sequence[str]) -> None:
-    """A panel for each problem: the median of the seeds against processor seconds; theirs
+    """Draw one panel per problem: the median of the seeds against processor seconds; peers
     dashed.
     """
     from matplotlib.figure import Figure

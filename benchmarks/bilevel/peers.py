@@ -1,13 +1,12 @@
-"""Runs solvers of benchopt's bilevel benchmark, from a clone of it, on problems that compared.py
-exported.
+"""Run solvers of a clone of benchopt's bilevel benchmark on problems exported by compared.py.
 
     python benchmarks/bilevel/peers.py CLONE PROBLEM.npz OUT.npz --budget 10
     'SOBA[step_size=0.03125,outer_ratio=0.01]' 'F2SA'
 
-Needs benchopt, jax, jaxopt and scikit-learn, and nothing of this project. Losses, metrics and
-solvers are the clone's own; the arrays and the first point are those of the file. Each solver
-compiles outside the clock, as in its benchmark; the clock is the processor time of all threads (one
-core, as long as the process is bound to one), and stands still while a point is kept.
+Needs benchopt, jax, jaxopt and scikit-learn, and no module of this project. Losses, metrics and
+solvers are the clone's; the arrays and the first point come from the file. Each solver compiles
+outside the clock, as in its benchmark. The clock is the processor time of all threads (one core, if
+the process is bound to one), and pauses while a point is stored.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ import numpy as np
 
 
 class Same:
-    """In the place of a scaler: the arrays come scaled."""
+    """Replaces a scaler, because the arrays are already scaled."""
 
     def fit_transform(self, rows: np.ndarray) -> np.ndarray:
         return rows
@@ -45,7 +44,9 @@ class Same:
 
 
 def module_of(clone: Path, folder: str, name: str) -> Any:
-    """By its file: a package of the same name as one of the clone's folders may be installed."""
+    """Load a module by its file: an installed package may have the name of a folder of the
+    clone.
+    """
     spec = importlib.util.spec_from_file_location(
         f"{folder}_{name}_of_the_clone", clone / folder / f"{name}.py"
     )
@@ -55,9 +56,7 @@ def module_of(clone: Path, folder: str, name: str) -> Any:
 
 
 def problem_of(clone: Path, kind: str, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
-    """What the clone's own data set returns, on these arrays instead of those that it would
-    download.
-    """
+    """Return the result of the clone's data set for these arrays instead of a download."""
     parts = {
         name: (arrays[f"{name}_a"], arrays[f"{name}_label"]) for name in ("train", "validation")
     }
@@ -106,7 +105,7 @@ def problem_of(clone: Path, kind: str, arrays: dict[str, np.ndarray]) -> dict[st
 
 
 def solver_of(clone: Path, text: str, seed: int, every: int) -> Any:
-    """``NAME[setting=value,…]`` with the clone's defaults for the rest."""
+    """Parse ``NAME[setting=value,…]``, with the clone's defaults for the rest."""
     name, settings = re.fullmatch(r"(\w+)(?:\[(.*)\])?", text).groups()  # type: ignore[union-attr]
     cls = module_of(clone, "solvers", name.lower()).Solver
     values = {key: choices[0] for key, choices in cls.parameters.items()}
@@ -124,8 +123,8 @@ def solver_of(clone: Path, text: str, seed: int, every: int) -> Any:
 
 
 class Clock:
-    """The solver's callback: keeps the point every so often, outside the clock, until the budget
-    is spent.
+    """The solver's callback: stores points periodically, outside the clock, until the budget is
+    spent.
     """
 
     def __init__(self, solver: Any, budget: float) -> None:
@@ -151,7 +150,7 @@ class Clock:
 def run(
     solver: Any, data: dict[str, Any], arrays: dict[str, np.ndarray], budget: float
 ) -> tuple[Clock, dict[str, float]]:
-    """The solver from the file's point; and the clone's own metrics of where it ends."""
+    """Run the solver from the file's point, and return the clone's metrics of its end."""
     import jax.numpy as jnp
 
     (inner, rows, *_), (outer, upper_rows, *_) = data["pb_inner"], data["pb_outer"]
@@ -200,7 +199,7 @@ def main() -> None:
         try:
             solver = solver_of(options.clone, text, int(arrays["seed"]), options.every)
             clock, metrics = run(solver, data, arrays, options.budget)
-        except Exception as error:  # one solver that does not run must not cost the others' results
+        except Exception as error:  # a failing solver must not lose the results of others
             print(f"{text}: {type(error).__name__}: {error}", file=sys.stderr)
             continue
         seconds, rounds, thetas, points = map(np.stack, zip(*clock.points, strict=True))

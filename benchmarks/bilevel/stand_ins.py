@@ -1,14 +1,13 @@
-"""LIBSVM files with the shape of the benchmark's, for machines without them: made-up data, good
-for timing only.
+"""Write synthetic LIBSVM files with the shape of the benchmark's, only for timing.
 
     python benchmarks/bilevel/stand_ins.py FOLDER
             ijcnn1.bz2 and ijcnn1.t.bz2, 49,990 and 91,701 rows of 22
     python benchmarks/bilevel/stand_ins.py FOLDER --covtype 0.1
             covtype.bz2 as well: a tenth of 581,012 rows of 54, 7 classes
 
-Columns are of the original's kind (ijcnn1: the first ten a row's turn among ten, twelve numbers;
-covtype: ten numbers of very different size, forty-four zeros and ones), classes about as
-frequent, and their borders not linear.
+Columns resemble the originals (ijcnn1: the first ten mark a row's turn of ten, then twelve numbers;
+covtype: ten numbers of very different size, forty-four zeros and ones). Classes have about their
+frequencies, with nonlinear borders.
 """
 
 from __future__ import annotations
@@ -29,7 +28,9 @@ def write(path: Path, features: np.ndarray, target: np.ndarray) -> None:
 
 
 def ijcnn1(rows: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers around 0 that follow from the ones before; about one row in ten is positive."""
+    """Return numbers around 0 that depend on the previous ones; about one row in ten is
+    positive.
+    """
     turn = np.eye(10)[np.arange(rows) % 10]
     numbers = 0.3 * rng.normal(size=(rows, 12))
     for column in range(1, 12):
@@ -45,8 +46,8 @@ def ijcnn1(rows: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]
 
 
 def covtype(rows: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Classes 1 … 7 of about covtype's frequencies, by a score for each with a product of two
-    numbers in it.
+    """Return classes 1 … 7 of about covtype's frequencies, by a score per class with a product
+    of two numbers.
     """
     numbers = rng.normal(size=(rows, 10))
     zones = np.hstack([np.eye(4)[rng.integers(0, 4, rows)], np.eye(40)[rng.integers(0, 40, rows)]])

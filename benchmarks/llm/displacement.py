@@ -1,14 +1,13 @@
-"""How far apart the two points of a finite difference should lie where the base is bfloat16: on
-real weights.
+"""Measure the best distance of the points of a finite difference for a bfloat16 base.
 
     python benchmarks/llm/displacement.py       # needs HGMS_DATA and SMOLLM2 (smollm2.py)
 
 The mixed derivative ∇²_θx g·v of `through-step` with `derivative = "difference"` is a central
-difference of ∇_θ g over the length τ to each side of x. Here v = ∇_x f of the float32 model, and
-the exact product of the float32 model is the truth, on a few batches at a fresh adapter and at a
-trained one. Printed are relative errors (2-norm over sources, after the mean over sources is taken
-off: softmax does not see it) and how many signs are right, by τ; last the default, which comes from
-the base's type.
+difference of ∇_θ g over the length τ on each side of x. Here v = ∇_x f of the float32 model, and
+the exact product of the float32 model is the reference, on a few batches of real weights at a fresh
+and a trained adapter. The output contains relative errors (2-norm over sources, without the mean
+over sources, which softmax ignores) and the number of correct signs, by τ; the last τ is the
+default, from the base's type.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""How much of what goes through a model is padding, in batches of rows drawn evenly from several
-sources.
+"""Measure the share of padding in batches of rows drawn evenly from several sources.
 
 python benchmarks/llm/padding.py --tokenizer "$HGMS_DATA/gpt2_bpe" a.jsonl b.jsonl …
 """

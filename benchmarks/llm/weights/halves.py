@@ -1,12 +1,12 @@
-"""Every mix of a grid, and how far each method parts two halves of one source over its seeds (A/A).
+"""Measure how far each method of a grid separates two halves of one source over its seeds (A/A).
 
     python benchmarks/llm/weights/halves.py runs/weights/denoising german-1 german-2 [--json FILE]
 
-For each method z = log(weight of the first half / weight of the second) of every seed: their mean
-with its 95 % t-interval, and the standard deviation of one run. A method that prefers neither half
-has an interval that holds 0; one that lets luck decide has a large deviation. Halves have the same
-rows in every run, so their luck is part of the mean. The file has a row a mix: method, seed,
-weights, z, test losses, and processor seconds of all stages but evaluation.
+For each method z = log(weight of the first half / weight of the second) of every seed: the mean
+with its 95 % t-interval, and the standard deviation of one run. For a method without preference,
+the interval contains 0; a method with random weights has a large deviation. Halves have the same rows
+in every run, so their luck is part of the mean. The file has a row per mix: method, seed, weights,
+z, test losses, and processor seconds of all stages except evaluation.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from hgms.results import Interval
 from hgms_mix.stages.compare.outcome import processor_seconds
 
 LEAST = 1e-6
-"""A weight below it counts as this much: of zero there is no logarithm."""
+"""Smaller weights count as this value, because zero has no logarithm."""
 
 
 def mixes(folder: Path, first: str, second: str) -> list[dict[str, Any]]:
-    """The finished mixes as rows of the file. A method is its label with the hash of its run; z
-    is None without both halves.
+    """Return the finished mixes as rows of the file.
+
+    A method is its label with the hash of its run; z is None without both halves.
     """
     rows = []
     for path in sorted(folder.glob("**/seed-*/report.json")):
@@ -52,7 +53,7 @@ def mixes(folder: Path, first: str, second: str) -> list[dict[str, Any]]:
 
 
 def line(method: str, values: list[float]) -> str:
-    """What is printed of a method.
+    """Return the line of a method.
 
     >>> line("hg-ms", [0.0, 1.0, 2.0])
     'hg-ms                            +1.00 ± 2.48, of one run 1.00   seeds: 3'
