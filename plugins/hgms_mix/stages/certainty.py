@@ -6,6 +6,7 @@ The estimates are over rows, over finished seeds, and by the null test.
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,10 +14,9 @@ from typing import Any
 
 from torch import Tensor
 
-from hgms.config.tables import parse_json
 from hgms.results import NULL_TEST, Interval
 from hgms.runs import RunConfig, RunFolder
-from hgms.store import Folder, read_file
+from hgms.store import Folder, read_manifest
 from hgms.uncertainty import Certainty, alignments, cost, in_words, over_rows, over_seeds
 from hgms_core import ConfigError, Key, Sources
 from hgms_core.capabilities import HasPlaceholder, find
@@ -238,23 +238,12 @@ def null_result(folder: Path) -> dict[str, Any] | None:
 
     A damaged file counts as missing: the command rewrites it.
     """
+    path = folder.parent / NULL_TEST
     with contextlib.suppress(CheckpointError):
-        result = parse_json(read_file(folder.parent / NULL_TEST / "null.json"), "null.json")
-        return result if _is_null_result(result) else None
+        if (manifest := read_manifest(path)) is not None:
+            result: dict[str, Any] = json.loads(Folder(path, manifest.key).read("null.json"))
+            return result
     return None
-
-
-def _is_null_result(table: Any) -> bool:
-    """Return whether the table contains all fields that the stage reads."""
-    kinds = {"verdict": str, "evidence": bool, "sources": list}
-    of_source = {"source": str, "evidence": int}
-    return _holds(table, kinds) and all(_holds(row, of_source) for row in table["sources"])
-
-
-def _holds(table: Any, kinds: Mapping[str, type]) -> bool:
-    return isinstance(table, dict) and all(
-        isinstance(table.get(key), kind) for key, kind in kinds.items()
-    )
 
 
 def rows_of(certainty: Mapping[str, Any]) -> list[dict[str, str]]:

@@ -30,7 +30,7 @@ from hgms.executors import (
 from hgms.plugins import Registry
 from hgms.results import NULL_TEST
 from hgms.runs import RunConfig, RunFolder, run_config, unannounced
-from hgms.store import leased, replace_file
+from hgms.store import Folder
 from hgms.uncertainty import halves_test
 from hgms_core import HgmsError
 from hgms_core.components import evolve
@@ -105,10 +105,10 @@ def null_test(
         **halves_test(table, names).as_dict(),
         "weights": learned,
     }
-    with leased(folder, patience=60.0):  # other processes write the same result
-        replace_file(
-            folder / "null.json", json.dumps(result, indent=2, ensure_ascii=False).encode()
-        )
+    store = Folder(folder, config.reweight.config_hash)
+    with store.lease(patience=60.0):  # other processes write the same result
+        store.write("null.json", json.dumps(result, indent=2, ensure_ascii=False).encode())
+        store.commit(["null.json"], facts={}, done=True)
     return result
 
 
