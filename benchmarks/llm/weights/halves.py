@@ -4,9 +4,9 @@
 
 For each method z = log(weight of the first half / weight of the second) of every seed: the mean
 with its 95 % t-interval, and the standard deviation of one run. For a method without preference,
-the interval contains 0; a method with random weights has a large deviation. Halves have the same rows
-in every run, so their luck is part of the mean. The file has a row per mix: method, seed, weights,
-z, test losses, and processor seconds of all stages except evaluation.
+the interval contains 0; a method with random weights has a large deviation. Halves have the same
+rows in every run, so their luck is part of the mean. The file has a row per mix: method, seed,
+weights, z, test losses, and processor seconds of all stages except evaluation.
 """
 
 from __future__ import annotations
