@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, final
 import attrs
 from attrs import field
 
-from hgms.store import json_object
+from hgms.store import Folder, json_object
 from hgms_core import ConfigError, component
 from hgms_core.errors import CheckpointError, unknown_name
 from hgms_core.validators import at_least, optional
@@ -207,12 +207,8 @@ class Evaluate:
     ) -> None:
         from hgms_mix.evaluation import generate, vllm_engine
 
-        self._claim(
-            folder,
-            name,
-            source,
-            {"model": generate.fingerprint(model), "chat_template": tokenizer.chat_template},
-        )
+        claim = Folder(folder, key=generate.fingerprint(model))
+        self._claim(claim, name, source, tokenizer.chat_template)
         for turn in range(1, max(len(question.turns) for question in listed) + 1):
             done = _answers(folder, name)
             todo = [
@@ -259,10 +255,11 @@ class Evaluate:
             ]
         return [*turns, ("user", question.turns[turn - 1])]
 
-    def _claim(self, folder: Path, name: Benchmark, source: str, model: Mapping[str, Any]) -> None:
+    def _claim(self, folder: Folder, name: Benchmark, source: str, chat_template: Any) -> None:
         """Store the settings that determine the answers, or check that they are unchanged.
 
-        Batch size and engine are excluded: answers are greedy for all values.
+        Batch size and engine are excluded: answers are greedy for all values. The key of the folder
+        is the fingerprint of the model.
         """
         now = {
             "questions": source,
@@ -270,21 +267,21 @@ class Evaluate:
             "template": self.template,
             "max_new_tokens": self.new_tokens(name),
             "max_prompt_tokens": self.max_prompt_tokens,
-            **model,
+            "chat_template": chat_template,
         }
-        path = folder / f"{name}.settings.json"
         answers = f"{name}.answers.jsonl"
-        records.require_same_model(folder, now["model"], but=path)
-        if not (folder / answers).exists() or not path.exists():
-            records.replace(path, now)
+        facts = folder.manifest().facts
+        settings = facts.get("settings", {})
+        if not (folder.path / answers).exists() or name not in settings:
+            folder.commit([], facts={**facts, "settings": {**settings, name: now}})
             return
-        before = json_object(path)
+        before = settings[name]
         if changed := [key for key in now if before.get(key) != now[key]]:
             raise CheckpointError(
                 "other-settings",
                 f"the folder contains answers to {name} that were made with other settings: "
                 f"{', '.join(changed)}",
-                place=(str(folder),),
+                place=(str(folder.path),),
                 hint=f"use another folder, or remove {answers} to answer again",
             )
 

@@ -21,7 +21,7 @@ import attrs
 from attrs import field
 
 from hgms.config import expand
-from hgms.store import Digest, file_digest, json_object
+from hgms.store import Digest, Folder, file_digest
 from hgms_core import ConfigError, HgmsError, component
 from hgms_core.errors import MissingExtra, closest
 from hgms_core.validators import at_least, not_empty, optional
@@ -164,9 +164,10 @@ class LmEval:
                 place=(*PLACE, "chat_template"),
                 hint="set chat_template = false",
             )
+        answers = Folder(folder, key=fingerprint(model))
+        facts = answers.manifest().facts
+        stored = dict(facts.get("lm_eval", {}))
         folder.mkdir(parents=True, exist_ok=True)
-        of_model = fingerprint(model)
-        records.require_same_model(folder, of_model)
         common = {
             key: value
             for key, value in attrs.asdict(cast(Any, self)).items()
@@ -177,16 +178,13 @@ class LmEval:
             settings = {
                 **common,
                 "files": _digests(name),
-                "model": of_model,
                 "chat_template_text": tokenizer.chat_template,
             }
-            path, done = (
-                folder / f"lm-eval.{_short(name)}{suffix}.json" for suffix in ("", ".settings")
-            )
-            if not done.exists() or json_object(done) != settings:
-                records.replace(path, self._task(name, model, tokenizer, folder, report))
-                records.replace(done, settings)
-            results |= json_object(path)
+            if stored.get(name, {}).get("settings") != settings:
+                found = self._task(name, model, tokenizer, folder, report)
+                stored[name] = {"settings": settings, "results": found}
+                answers.commit([], facts={**facts, "lm_eval": stored})
+            results |= stored[name]["results"]
         return results
 
     def _prepared(self, name: str) -> Any:

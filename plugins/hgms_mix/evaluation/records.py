@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hgms.store import append, flush, json_object, replace_file
+from hgms.store import append, flush, replace_file
 from hgms_core.errors import CheckpointError
 from hgms_core.torch_errors import first_line
 
@@ -53,22 +53,6 @@ def add(path: Path, record: Mapping[str, Any]) -> None:
     """
     append(path, _line(record))
     flush(path)
-
-
-def require_same_model(folder: Path, model: str, *, but: Path | None = None) -> None:
-    """Raise CheckpointError if settings in ``folder`` contain the fingerprint of another model.
-
-    Settings in the file ``but`` are ignored.
-    """
-    for path in sorted(folder.glob("*.settings.json")):
-        if path != but and json_object(path).get("model") != model:
-            which = path.name.removesuffix(".settings.json")
-            raise CheckpointError(
-                "other-settings",
-                f"the folder contains answers of another model to {which}",
-                place=(str(folder),),
-                hint="use another folder",
-            )
 
 
 def _object(text: bytes) -> dict[str, Any]:

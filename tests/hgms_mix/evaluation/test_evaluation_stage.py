@@ -142,7 +142,7 @@ def test_answers_made_otherwise_are_not_taken_and_a_higher_limit_goes_on(
     only = attrs.evolve(bench, benchmarks=("gsm8k",), limit=2)
     assert only.run(*llama, limited)["gsm8k"]["n"] == 2
     assert attrs.evolve(only, limit=5, batch_size=1).run(*llama, limited)["gsm8k"]["n"] == 5
-    with rejects("other-settings", str(limited), of=CheckpointError):
+    with rejects("other-settings", str(limited / "manifest.json"), of=CheckpointError):
         only.run(*small_model(seed=1), limited)
 
 
