@@ -183,12 +183,9 @@ class _Helpers:
                 process.kill()
         self.threads.shutdown(cancel_futures=True)
         for process in self.running:
-            for stream in (process.stdin, process.stdout):
-                if stream is not None:
-                    # Ignore unsent data for a process that has exited.
-                    with contextlib.suppress(OSError):
-                        stream.close()
-            process.wait()
+            # Ignore unsent data for a process that has exited.
+            with contextlib.suppress(OSError), process:
+                pass
 
     def submit(self, chunk: Sequence[Any], path: Path | None) -> Future[Part]:
         return self.threads.submit(self._send, chunk, path)
