@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
-import queue
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, Literal, cast
+from typing import Literal, cast
 
 from hgms_core.errors import MissingExtra
 
@@ -45,7 +45,7 @@ class Verifier:
         self._seconds = seconds
         self._lock = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
-        self._lines: queue.Queue[str] = queue.Queue()
+        self._reader = ThreadPoolExecutor(1)
 
     def verdict(self, gold: str, answer: str, *, whole: bool = False) -> Verdict:
         """Return whether ``answer`` equals ``gold``.
@@ -55,17 +55,23 @@ class Verifier:
         pair = [_box(gold), answer if whole else _box(answer), self._seconds]
         with self._lock:
             process = self._process or self._start()
-            try:
-                assert process.stdin is not None
+            assert process.stdin is not None
+            with contextlib.suppress(BrokenPipeError):
                 process.stdin.write(json.dumps(pair) + "\n")
                 process.stdin.flush()
-                line = self._lines.get(timeout=PATIENCE * self._seconds)
-            except (queue.Empty, BrokenPipeError):
-                line = ""
-            if not line:
-                self._stop()
-                return "undecided"
+            line = self._line(process, PATIENCE * self._seconds)
         return cast(Verdict, line) if line in ("right", "wrong") else "undecided"
+
+    def _line(self, process: subprocess.Popen[str], seconds: float) -> str:
+        """Return the next line of the process; stop the process if it prints none in time."""
+        assert process.stdout is not None
+        try:
+            line = self._reader.submit(process.stdout.readline).result(seconds).strip()
+        except TimeoutError:
+            line = ""
+        if not line:
+            self._stop()
+        return line
 
     def _start(self) -> subprocess.Popen[str]:
         require_math_verify()
@@ -80,17 +86,8 @@ class Verifier:
             text=True,
             encoding="utf-8",
         )
-        assert process.stdout is not None
-        lines: queue.Queue[str] = queue.Queue()
-        threading.Thread(target=_forward_lines, args=(process.stdout, lines), daemon=True).start()
         self._process = process
-        self._lines = lines
-        try:
-            ready = lines.get(timeout=120)
-        except queue.Empty:
-            ready = ""
-        if ready != "ready":
-            self._stop()
+        if self._line(process, 120) != "ready":
             raise MissingExtra(
                 "missing-package",
                 "math-verify cannot be used: its process ended before the first comparison",
@@ -104,10 +101,8 @@ class Verifier:
         self._process = None
         if process is not None:
             process.kill()
-            process.wait()
-            for stream in filter(None, (process.stdin, process.stdout)):
-                with contextlib.suppress(BrokenPipeError, ValueError):
-                    stream.close()
+            with contextlib.suppress(BrokenPipeError), process:
+                pass
 
     def __enter__(self) -> Verifier:
         return self
@@ -129,10 +124,3 @@ def require_math_verify() -> None:
 
 def _box(text: str) -> str:
     return "\\boxed{" + text + "}"
-
-
-def _forward_lines(stream: IO[str], lines: queue.Queue[str]) -> None:
-    with contextlib.suppress(ValueError):  # closed during a read
-        for line in stream:
-            lines.put(line.strip())
-    lines.put("")
