@@ -58,7 +58,7 @@ def losses(x: Tree, batch: Tree) -> Tensor:
 
 
 def decay(x: Tree) -> Tensor:
-    # leaf·leaf instead of leaf², whose derivative is a power again
+    # leaf·leaf instead of leaf², with a power as its derivative
     return 1e-4 * sum((leaf * leaf).sum() for leaf in x.values())  # type: ignore[return-value]
 
 

@@ -78,7 +78,7 @@ def main(arguments: list[str] | None = None) -> int:
     violations = 0
     number = chosen.only or 0
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with contextlib.suppress(KeyboardInterrupt):  # what was found until then is told
+    with contextlib.suppress(KeyboardInterrupt):  # print the violations found so far
         while chosen.only is not None or sum(counts.values()) < chosen.count:
             chance = random.Random(f"{chosen.campaign} {chosen.seed} {number}")
             [kind] = chance.choices(list(kinds), list(kinds.values()))
@@ -107,7 +107,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _campaign(name: str, counts: Counter[str]) -> tuple[dict[str, float], Trial]:
-    """The kinds of trials with their shares, and the trial."""
+    """Return the kinds of trials with their shares, and the trial."""
     if name == "kills":
         wholes: dict[kills.Command, kills.Whole] = {}
         shares = {"run": 0.8, "compare": 0.15, "mix": 0.05}
@@ -120,7 +120,7 @@ def _campaign(name: str, counts: Counter[str]) -> tuple[dict[str, float], Trial]
 
 
 def prepare(folder: Path, kinds: set[str]) -> None:
-    """Imports what the commands import, once; its runs are those that reports are asked of."""
+    """Import the modules of the commands once; its runs are the input of reports."""
     folder.mkdir(parents=True)
     for name, text in (
         ("run.toml", READY),

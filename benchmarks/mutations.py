@@ -1,16 +1,16 @@
 """Deliberate mistakes in a copy of the project, and whether the tests catch them.
 
-Each mutation of ``mutations/*.toml`` is applied alone to a copy of the working tree. Then the tests
-run that belong to the mutated package: the doctests of the module, the test file of the module, the
-tests of its package, and those of the packages that import it. A mutation is caught if one of them
-fails, provided that this test passes in the copy without the mutation::
+Each mutation of ``mutations/*.toml`` is applied separately to a copy of the working tree. Then
+the tests run that belong to the mutated package: the doctests of the module, the test file of the
+module, the tests of its package, and those of the packages that import it. A mutation is caught
+if a test fails, provided that this test passes in the copy without the mutation::
 
     python benchmarks/mutations.py                   # by the default tier
     python benchmarks/mutations.py --tier extended   # those that the default tier missed
     python benchmarks/mutations.py --only 7 12
     python benchmarks/mutations.py --list
 
-A mutation has an ``area``, says ``what`` is wrong, and replaces the text ``old`` by ``new``. It
+A mutation has an ``area``, a description ``what``, and replaces the text ``old`` by ``new``. It
 names no path and no test, so it survives a move: ``old`` occurs exactly once in all modules of
 ``hgms_core`` and ``plugins`` (line breaks and indentation do not count).
 
@@ -62,7 +62,7 @@ sys.exit(pytest.main(sys.argv[2:]))
 
 
 class NotApplicable(Exception):
-    """A mutation whose text is not found, or found in several places."""
+    """A mutation with a missing or ambiguous text."""
 
 
 @frozen(kw_only=True)

@@ -6,7 +6,7 @@
             covtype.bz2 as well: a tenth of 581,012 rows of 54, 7 classes
 
 Columns resemble the originals (ijcnn1: the first ten mark a row's turn of ten, then twelve numbers;
-covtype: ten numbers of very different size, forty-four zeros and ones). Classes have about their
+covtype: ten numbers of very different size, forty-four binary columns). Classes have about their
 frequencies, with nonlinear borders.
 """
 

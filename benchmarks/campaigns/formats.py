@@ -1,7 +1,7 @@
 """Malformed input of mixes: chat templates, Parquet, compressed files, trainers' configurations.
 
 Each maker writes a working folder and returns the command line and whether it must be rejected:
-True for an input that no reading makes valid, False for a damaged one that may still be valid.
+True for an input that is always invalid, False for damaged input that may still be valid.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def of_parquet(folder: Path, chance: random.Random) -> Case:
 
 
 def repeated(pa: Any, letters: int, rows: int) -> Any:
-    """A table of few bytes whose texts have ``letters · rows`` letters when it is decoded."""
+    """Return a small table that decodes to ``letters · rows`` letters."""
     indices = pa.array([0] * rows, pa.int32())
     column = pa.DictionaryArray.from_arrays(indices, pa.array(["x" * letters]))
     return pa.table({"prompt": column, "completion": ["1"] * rows})

@@ -41,7 +41,7 @@ GENERATORS: dict[str, ValueGap | GradientNorm] = {
 
 
 def published_upper(theta: Tree, x: Tree, batch: Tree) -> Tensor:
-    """A function of the gradient that the published code follows; its value means nothing.
+    """Return a function with the gradient of the published code; its value has no meaning.
 
     −arctan(e^{2−4θ}) has the derivative 4e^{2−4θ}/(1 + e^{2(2−4θ)})."""
     t = theta["theta"]
@@ -54,8 +54,8 @@ def published_upper(theta: Tree, x: Tree, batch: Tree) -> Tensor:
 def steps_to_convergence(
     generator: ValueGap | GradientNorm, problem: Problem, most: int = 20_000
 ) -> Tensor:
-    """The steps of each start until its projected gradient is short enough, ``[starts]``;
-    ``most`` where it never is.
+    """Return the steps of each start until its projected gradient is short enough, ``[starts]``;
+    ``most`` without convergence.
     """
     method = Pipeline(
         generator=generator, selector=First(), hypergradient=Carried(), outer=Sgd(lr=RATE)
