@@ -11,9 +11,9 @@ from torch import Tensor
 from hgms.tuning.problem import TuningProblem
 from hgms_core import Key
 
-KEPT = 1.0
+KEPT = 0.0
 REMOVED = -6.0
-"""u of the weights 2σ(u) of kept and removed rows, if learning starts at the filter."""
+"""u of kept and removed rows: the weights 2σ(u) are 1 and 0.005."""
 
 
 def fold_masks(problem: TuningProblem, key: Key) -> tuple[Tensor, Tensor]:

@@ -299,20 +299,23 @@ class Implicit:
                     every - is_training * (1 - kept),
                 )
             before = self.lowest
-            yield from self._baselines(stages, fits)
+            u = filter_start(problem, self.centre, keep)
+            yield from self._baselines(stages, fits, u)
             if self.lowest < before:
-                self.centre = filter_start(problem, self.centre, keep)
+                self.centre = u
         yield from self._learned(stages, every)
 
     def _baselines(
-        self, stages: Stages, fits: Mapping[str, tuple[Tensor, Tensor]]
+        self, stages: Stages, fits: Mapping[str, tuple[Tensor, Tensor]], u: Tensor | None = None
     ) -> Iterator[Candidate]:
-        """Solve with the values at the start on other rows: of the replicas, and at the end."""
+        """Solve with the values at the start on other rows: of the replicas, and at the end.
+
+        ``u`` contains the values that the result shows, if they are not those at the start.
+        """
+        shown = self.problem.space.start if u is None else u
         for name, (fit, final) in fits.items():
             judged = stages.run(name, partial(self.baseline, fit))["judged"]
-            found = Candidate(
-                name=name, is_baseline=True, judged=judged, u=self.problem.space.start, fit=final
-            )
+            found = Candidate(name=name, is_baseline=True, judged=judged, u=shown, fit=final)
             self.lowest = min(self.lowest, found.loss)
             yield found
 

@@ -22,7 +22,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 from torch import Tensor
 from torch.func import grad, vmap
 
@@ -223,12 +223,13 @@ class Online:
         fits = {"out-of-fold filter": masks.fit * kept}
         if problem.has_validation:
             fits["out-of-fold filter, with validation rows"] = masks.fit * kept + masks.outer
+        u = filter_start(problem, self.centre, keep)
         for name, fit in fits.items():
             before = self.lowest
             found = self._trained(stages, name, space.start, fit)
-            yield found
+            yield evolve(found, u=u)
             if found.loss < before:
-                self.centre = filter_start(problem, self.centre, keep)
+                self.centre = u
 
     def _learned(self, stages: Stages) -> Iterator[Candidate]:
         """Train with moving u, in restarts, until the share of learning is spent; then fix u."""

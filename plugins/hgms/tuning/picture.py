@@ -6,7 +6,7 @@ import html
 import io
 from typing import TYPE_CHECKING, Any
 
-from hgms.report import new_figure
+from hgms.report import new_figure, shown_in_notebook
 
 if TYPE_CHECKING:
     from hgms.tuning.result import TuneResult
@@ -31,7 +31,7 @@ def draw(result: TuneResult) -> Any:
         line = axis.axvline if len(numbers) > 20 else axis.axhline
         line(float(start), color="tab:gray", linestyle="--", label="start")
         axis.legend()
-    return figure
+    return shown_in_notebook(figure)
 
 
 def _losses(axis: Any, result: TuneResult) -> None:

@@ -30,7 +30,7 @@ class Judgement:
     test_loss: float | None = None
 
 
-@frozen(eq=False, kw_only=True)
+@frozen(eq=False, kw_only=True, repr=False)
 class TuneResult:
     """The learned hyperparameters and the model that was trained with them.
 
@@ -72,6 +72,9 @@ class TuneResult:
         if not learned:
             return f"use {self.selected}; the budget ended before a hyperparameter was learned"
         return f"use {self.selected}; no learned value is better by more than its standard error"
+
+    def __repr__(self) -> str:
+        return str(self)
 
     def __str__(self) -> str:
         return "\n".join(self._lines())

@@ -188,7 +188,7 @@ def tune(
         table=judgements(usable, reference, tests),
         engine="implicit" if isinstance(chosen_engine, Implicit) else "online",
         spent=spent,
-        budget=str(limit),
+        budget=str(limit).replace("outer step", "lower step").replace("oracle call", "gradient"),
         judged_rows=len(chosen.judged),
         test_loss=tests.get(chosen.name),
         warnings=warnings,
