@@ -52,15 +52,13 @@ class Pipeline:
     """HG-MS's outer loop with replaceable parts (Algorithm 1 of the paper).
 
     One step: N candidates, the selected one, a hypergradient through it, an outer update and a
-    projection onto Θ. ``keep = "best"`` returns the state with the lowest upper loss on the
-    validation rows of the role ``stop`` (held-out stopping, one more upper value a step) instead of
-    the last one. ``answer = "last"`` returns the last candidate as x (the end of a trajectory,
-    where selecting only truncates it). Another problem or another first θ is the business of a
-    wrapper.
+    projection onto Θ. ``answer = "last"`` returns the last candidate as x (the end of a trajectory,
+    where selecting only truncates it). Wrappers change the problem, the first θ or the result
+    (``hgms.methods.KeepBest``).
 
-    Errors: ConfigError for a part of another kind, for ``keep="best"`` without rows of the role
-    ``stop``, and for an empty x0; in the first step for losses that draw random numbers, and if no
-    loss depends on θ, provided that the problem has a ``guard``. ``hgms.run`` checks all problems.
+    Errors: ConfigError for a part of another kind, and for an empty x0. In the first step, also for
+    losses that draw random numbers, and if no loss depends on θ, provided that the problem has a
+    ``guard``. ``hgms.run`` checks all problems.
 
     >>> from hgms.generators.branches import Branches
     >>> from hgms.hypergradients import Unrolled
@@ -93,21 +91,9 @@ class Pipeline:
     selector: Selector = field(validator=_signatures(Selector))
     hypergradient: HyperGradient = field(validator=_signatures(HyperGradient))
     outer: OuterOptimizer = field(validator=_signatures(OuterOptimizer))
-    keep: Literal["last", "best"] = "last"
     answer: Literal["selected", "last"] = "selected"
 
-    @property
-    def needs(self) -> frozenset[str]:
-        return frozenset({"stop-rows"} if self.keep == "best" else ())
-
     def init(self, problem: Problem, seed: int) -> State:
-        if self.keep == "best" and "stop" not in problem.upper_data:
-            raise ConfigError(
-                "no-rows-for-role",
-                "keep=\"best\" requires validation rows in the role 'stop', but there are 0",
-                place=("method", "keep"),
-                hint='set keep = "last", or add rows with this role',
-            )
         if not problem.x0:
             raise ConfigError(
                 "wrong-value", "x0 contains no tensor, so there is no lower level", place=("x0",)
@@ -123,7 +109,6 @@ class Pipeline:
             "hypergradient": hypergradient,
             "outer": self.outer.init(problem.theta0),
             "cost": Cost().numbers(),
-            "best": None,
         }
 
     def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
@@ -152,8 +137,7 @@ class Pipeline:
 
         last = self.answer == "last"
         x = candidates.at(candidates.count - 1) if last else candidates.branch(index).x
-        best, loss, stopping = self._best(problem, state, x, key)
-        spent = selection.cost + candidates.cost + estimate.cost + stopping
+        spent = selection.cost + candidates.cost + estimate.cost
         cost = Cost(**state["cost"]) + spent
         advanced = {
             **state,
@@ -164,28 +148,11 @@ class Pipeline:
             "hypergradient": memory,
             "outer": outer,
             "cost": cost.numbers(),
-            "best": best,
         }
-        return advanced, step_record(advanced, theta, candidates, selection, estimate, cost, loss)
-
-    def _best(self, problem: Problem, state: State, x: Tree, key: Key) -> tuple[Any, Any, Cost]:
-        """Return the best state so far, the upper loss on the rows of the role ``stop``, its cost.
-
-        Both are None for ``keep="last"``.
-        """
-        best = state["best"]
-        if self.keep == "last":
-            return best, None, Cost()
-        batch, rows = problem.upper_data["stop"].sample(key, None)
-        with torch.no_grad():
-            loss = problem.f(state["theta"], x, batch)
-        if best is None or not torch.isfinite(best["loss"]) or bool(loss < best["loss"]):
-            best = {"loss": loss, "theta": state["theta"], "x": x}
-        return best, loss, Cost(upper_values=1, rows=rows)
+        return advanced, step_record(advanced, theta, candidates, selection, estimate, cost)
 
     def result(self, state: State) -> tuple[Tree, Tree]:
-        kept = state["best"] if self.keep == "best" and state["best"] is not None else state
-        return kept["theta"], kept["x"]
+        return state["theta"], state["x"]
 
 
 def step_record(
@@ -195,7 +162,6 @@ def step_record(
     selection: Selection,
     estimate: Estimate,
     cost: Cost,
-    stop_loss: Any,
 ) -> Record:
     """Return the record of a step that led from ``theta`` to ``state``."""
     losses = candidates.losses
@@ -214,10 +180,8 @@ def step_record(
         "residual": estimate.residual,
         "iterations": estimate.iterations,
         "curvature": estimate.curvature,
+        "outcome": estimate.outcome.label,
     }
-    if stop_loss is not None:
-        record["stop_loss"] = stop_loss
-    record["outcome"] = estimate.outcome.label
     if len(theta) > 1:  # in the order of θ
         lengths = torch._foreach_norm([estimate.value[name] for name in theta])
         record["hypergradient_norms"] = torch.stack(lengths)

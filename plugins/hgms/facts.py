@@ -82,6 +82,13 @@ def inner_method(method: object) -> Any:
     return getattr(method, "method", None)
 
 
+def innermost(method: Any) -> Any:
+    """Return the innermost method, through the fields ``method`` of wrappers."""
+    while (inner := inner_method(method)) is not None:
+        method = inner
+    return method
+
+
 def needs_of(component: object) -> frozenset[str]:
     """Return the traits that a task must have for this component (``needs``), without its parts."""
     needs: Iterable[str] | property = getattr(component, "needs", frozenset())

@@ -16,6 +16,7 @@ from hgms.adapters import hypergradient
 from hgms.generators.branches import Branches, Diversity
 from hgms.generators.ula import Ula
 from hgms.hypergradients import Fixed, Implicit, OneStep, Unrolled
+from hgms.methods import KeepBest
 from hgms.optim import SGD, AdamW
 from hgms.outer import Adam, ProjectedGradient, Sgd
 from hgms.selectors import BestOfN
@@ -147,12 +148,12 @@ def test_a_step_is_its_parts_one_after_the_other() -> None:
 )
 def test_the_counts_are_the_calls_that_happened(generator: str, estimator: str) -> None:
     problem, calls = counted(PROBLEM)
-    method = pipeline(
+    inner = pipeline(
         generator=evolve(GENERATORS[generator], mode="loop"),
         selector=BestOfN(batch_size=7, mode="loop"),
         hypergradient=ESTIMATORS[estimator],
-        keep="best",
     )
+    method = KeepBest(method=inner)
     _, records = run(method, problem, 2)
     cost = {
         name.removeprefix("cost_"): value
@@ -184,12 +185,12 @@ def tensors(state: Any) -> list[torch.Tensor]:
 def test_a_state_is_a_plain_value_that_continues_its_run_and_is_not_changed(
     generator: str, estimator: str
 ) -> None:
-    method = pipeline(
+    inner = pipeline(
         generator=GENERATORS[generator],
         hypergradient=ESTIMATORS[estimator],
         outer=Sgd(momentum=0.9) if estimator == "one-step" else Adam(lr=0.05),
-        keep="best",
     )
+    method = KeepBest(method=inner)
     whole, records = run(method, PROBLEM, 4)
     half, first = run(method, PROBLEM, 2)
     assert not any(leaf.requires_grad for leaf in tensors(half))
@@ -204,11 +205,10 @@ def test_a_state_is_a_plain_value_that_continues_its_run_and_is_not_changed(
 
 def test_keep_best_returns_the_state_with_the_lowest_stop_loss() -> None:
     # A step size that overshoots: the best state is not the last one.
-    method = pipeline(
-        outer=Sgd(lr=1.0),
-        generator=Branches(count=2, steps=8, optimizer=SGD(lr=0.5), batch_size=6),
-        keep="best",
+    inner = pipeline(
+        outer=Sgd(lr=1.0), generator=Branches(count=2, steps=8, optimizer=SGD(lr=0.5), batch_size=6)
     )
+    method = KeepBest(method=inner)
     state = method.init(PROBLEM, seed=3)
     assert_same(method.result(state), (PROBLEM.theta0, PROBLEM.x0))
     losses = []
@@ -224,11 +224,11 @@ def test_keep_best_returns_the_state_with_the_lowest_stop_loss() -> None:
     best = min(range(6), key=losses.__getitem__)
     assert best != 5
     assert_same(method.result(state), pairs[best])
-    assert_same(evolve(method, keep="last").result(state), (state["theta"], state["x"]))
+    assert_same(inner.result(state), (state["theta"], state["x"]))
 
 
 def test_keep_best_survives_a_non_finite_step() -> None:
-    method = pipeline(keep="best")
+    method = KeepBest(method=pipeline())
     state, _ = run(method, PROBLEM, 1)
     state["best"]["loss"] = torch.tensor(torch.nan, dtype=F64)
     after, record = method.step(PROBLEM, state)

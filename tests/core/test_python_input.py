@@ -14,6 +14,7 @@ from support.weighted_rows import MODULE, A, Y, f, g, h, pipeline, problem
 from torch import nn
 
 from hgms.generators.branches import Branches
+from hgms.methods import KeepBest
 from hgms.outer import Sgd
 from hgms.runs import run
 from hgms.solvers import CG
@@ -234,11 +235,15 @@ PIPELINE: dict[str, tuple[Any, ...]] = {
     "a misspelt part": (lambda: pipeline(optimizer=Sgd()), "unknown-option", ("optimizer",)),
     "a missing part": (lambda: pipeline(outer=...), "missing-option", ("outer",)),
     "stopping without rows": (
-        lambda: pipeline(keep="best").init(problem(upper_data={"select": {"a": A}}), 0),
+        lambda: KeepBest(method=pipeline()).init(problem(upper_data={"select": {"a": A}}), 0),
         "no-rows-for-role",
         ("method", "keep"),
     ),
-    "what to keep": (lambda: pipeline(keep="median"), "unknown-choice", ("keep",)),
+    "what to keep": (
+        lambda: KeepBest(method=pipeline(), keep="median"),
+        "unknown-choice",
+        ("keep",),
+    ),
     "no x": (lambda: pipeline().init(problem(x0={}), 0), "wrong-value", ("x0",)),
 }
 

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal, final
 import pytest
 from attrs import field, frozen, validators
 
+from hgms.methods import KeepBest
 from hgms.plugins import Host, Registry
 from hgms.runs import RunConfig
 from hgms_core import Composition, LinearSolver, Method, hookimpl
@@ -148,7 +149,7 @@ HOOKS: dict[str, list[Any]] = {
     "hgms_register_hypergradients": [Estimate],
     "hgms_register_outer_optimizers": [Move],
     "hgms_register_tasks": [Work],
-    "hgms_register_methods": [RECIPE, Around],
+    "hgms_register_methods": [KeepBest, RECIPE, Around],
 }
 
 

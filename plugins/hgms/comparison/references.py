@@ -17,7 +17,7 @@ from hgms.comparison.grid import Entry
 from hgms.config.convert import role_of, structured
 from hgms.facts import inner_method, settings_of
 from hgms.plugins import Registry, inside
-from hgms_core import HgmsError, Method
+from hgms_core import HgmsError, Method, Pipeline
 
 LEFT_OUT = {
     "theta0": "it is uniform by another name",
@@ -121,6 +121,8 @@ def _keep(method: Any) -> tuple[list[str], str]:
     """
     path: list[str] = []
     while "keep" not in settings_of(method):
+        if isinstance(method, Pipeline):
+            return [*path, "keep"], "last"
         inner = inner_method(method)
         if inner is None:
             return [], ""

@@ -12,6 +12,7 @@ from hgms.lazy import Places, attach
 
 PLACES: Places = {
     "hgms.methods.crossfit": "CrossFit FlatBranches",
+    "hgms.methods.keep_best": "KeepBest",
     "hgms.methods.learned_start": "LearnedStart",
     "hgms.methods.random_theta": "RandomTheta",
     "hgms.methods.reweighting": "Agreement LearningToReweight MwNet SmallLoss",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from hgms.methods.keep_best import KeepBest
 from hgms.methods.tilted import Tilted
 from hgms_core import Composition, hookimpl
 
@@ -95,6 +96,7 @@ HG_MS = Composition(
         "cosine schedule."
     ),
     source="HG-MS paper, section on the algorithm and experiment appendix.",
+    of=KeepBest,
     parts={
         "generator": {
             "name": "branches",

@@ -7,15 +7,8 @@ from typing import Any
 
 from attrs import Attribute
 
-from hgms.facts import inner_method
+from hgms.facts import innermost
 from hgms_core import ConfigError, Pipeline, Problem
-
-
-def innermost(method: Any) -> Any:
-    """Return the innermost method, through the fields ``method`` of wrappers."""
-    while (inner := inner_method(method)) is not None:
-        method = inner
-    return method
 
 
 def another(problem: Problem, key: Hashable, make: Callable[[], Problem]) -> Problem:

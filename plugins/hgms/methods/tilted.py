@@ -8,9 +8,9 @@ import attrs
 from attrs import evolve, field
 from torch import Tensor
 
-from hgms.facts import needs_of
+from hgms.facts import innermost, needs_of
 from hgms.gauss_newton import Composite
-from hgms.methods.inner import another, around_a_pipeline, innermost
+from hgms.methods.inner import another, around_a_pipeline
 from hgms.rows import trained_on
 from hgms_core import (
     Batch,

@@ -23,7 +23,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from hgms.facts import settings_of
+from hgms.facts import innermost, settings_of
 from hgms_core import (
     Branch,
     ConfigError,
@@ -294,6 +294,7 @@ def check_problem(
             place=("task",),
             hint="decrease the size of the task with --set task.FIELD=VALUE",
         )
+    method = innermost(method)
     if method is not None and "hypergradient" not in settings_of(method):
         raise ConfigError(
             "not-supported",

@@ -19,7 +19,7 @@ from torch import Tensor
 from hgms.comparison import measured
 from hgms.config.tables import parse_json
 from hgms.distributed import launched
-from hgms.facts import settings_of
+from hgms.facts import innermost, settings_of
 from hgms.runs import Progress, RunConfig, RunFolder, View, device_called, run_config
 from hgms.store import read_file
 from hgms_core import ConfigError, Problem
@@ -215,7 +215,7 @@ def log_memory(config: RunConfig, problem: Problem, log: Log) -> None:
     from hgms_mix.lm import predicted_memory
 
     task: Any = config.task
-    generator = settings_of(settings_of(config.method).get("generator"))
+    generator = settings_of(settings_of(innermost(config.method)).get("generator"))
     count = generator.get("count")
     rows = generator.get("batch_size")
     if count is None or rows is None:

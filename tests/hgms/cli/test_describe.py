@@ -40,7 +40,7 @@ def test_a_class_is_described_by_its_fields_and_needs(fake: Site) -> None:
     second(fake, ('= "one"', '= "two"'), needs)
     assert json_of("describe", "method", "needing")["needs"] == {"sources": "needing"}
     fields = {row["name"]: row for row in json_of("describe", "method", "pipeline")["fields"]}
-    assert (fields["generator"]["required"], fields["keep"]["default"]) == (True, "last")
+    assert (fields["generator"]["required"], fields["answer"]["default"]) == (True, "selected")
 
 
 def test_a_task_is_described_by_metrics_traits_and_sizes(fake: Site) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from attrs import evolve, field, frozen
 from support.config_parts import HOOKS, RECIPE, Around, config_of, error_of, make_registry
 
+from hgms.methods import KeepBest
 from hgms.plugins import KINDS, Registry, faults_of
 from hgms_core import Method
 from hgms_core.errors import ConfigError
@@ -19,7 +20,8 @@ def registry_with(*methods: Any, **options: Any) -> Registry:
 def test_a_wrappers_key_stands_among_those_of_the_pipeline() -> None:
     plain = config_of(method={"name": "recipe"})
     wrapped = config_of(method={"name": "recipe", "margin": 2, "generator": {"count": 3}})
-    inside = evolve(plain.method, generator=evolve(plain.method.generator, count=3))
+    pipeline: Any = plain.method.method
+    inside = KeepBest(method=evolve(pipeline, generator=evolve(pipeline.generator, count=3)))
     assert wrapped.method == Around(method=inside, margin=2.0)
     table = wrapped.resolved()["method"]
     assert (table["name"], table["margin"], table["generator"]["count"]) == ("recipe", 2.0, 3)
@@ -55,8 +57,8 @@ def test_a_key_belongs_to_the_first_wrapper_that_has_it() -> None:
         method: Method = field(metadata={"flat": True})
         other: int = 3
 
-    registry = registry_with(RECIPE, Around, Second, Broken, tolerant=True)
-    assert registry.wrappers == [Around, Second]
+    registry = registry_with(KeepBest, RECIPE, Around, Second, Broken, tolerant=True)
+    assert registry.wrappers == [KeepBest, Around, Second]
     one, both = (
         config_of(registry, method={"name": "recipe", "margin": 2.0, **more}).method
         for more in ({}, {"patience": 5})
@@ -67,10 +69,11 @@ def test_a_key_belongs_to_the_first_wrapper_that_has_it() -> None:
 
 def test_a_composition_may_hold_a_wrappers_key() -> None:
     kind = KINDS["method"]
-    wide = evolve(RECIPE, name="wide", parts={**RECIPE.parts, "margin": 3.0})
+    plain = {key: part for key, part in RECIPE.parts.items() if key != "keep"}
+    wide = evolve(RECIPE, name="wide", parts={**plain, "margin": 3.0})
     assert faults_of(kind, wide, [Around]) == faults_of(kind, evolve(wide, of=Around)) == []
     assert faults_of(kind, wide) != []
-    assert faults_of(kind, evolve(RECIPE, of=Around)) == ["it has no part 'margin'"]
+    assert faults_of(kind, evolve(RECIPE, parts=plain, of=Around)) == ["it has no part 'margin'"]
 
 
 def test_the_key_of_a_wrapper_that_is_not_installed_may_only_say_that_it_is_not_there() -> None:

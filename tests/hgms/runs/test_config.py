@@ -30,6 +30,7 @@ from support.config_parts import (
 from support.helpers import rejects
 
 from hgms.config import Budget
+from hgms.methods import KeepBest
 from hgms.runs import RunConfig, RunSettings, load
 from hgms_core import Pipeline
 from hgms_core.errors import ConfigError
@@ -47,12 +48,13 @@ PLAIN = Pipeline(
     [
         (
             "recipe",
-            Pipeline(
-                generator=Generator(count=8, batch_size=64),
-                selector=Choose(),
-                hypergradient=Estimate(solver=Direct(rtol=1e-3)),
-                outer=Move(schedule=Schedule(kind="cosine", final=0.1)),
-                keep="best",
+            KeepBest(
+                method=Pipeline(
+                    generator=Generator(count=8, batch_size=64),
+                    selector=Choose(),
+                    hypergradient=Estimate(solver=Direct(rtol=1e-3)),
+                    outer=Move(schedule=Schedule(kind="cosine", final=0.1)),
+                )
             ),
         ),
         # overrides change fields or replace parts
@@ -63,12 +65,13 @@ PLAIN = Pipeline(
                 "hypergradient": {"solver": {"name": "other", "shift": 2}},
                 "outer": {"schedule": {"final": 0.5}},
             },
-            Pipeline(
-                generator=Generator(count=2, batch_size=None),
-                selector=Choose(),
-                hypergradient=Estimate(solver=Other(shift=2.0)),
-                outer=Move(schedule=Schedule(kind="cosine", final=0.5)),
-                keep="best",
+            KeepBest(
+                method=Pipeline(
+                    generator=Generator(count=2, batch_size=None),
+                    selector=Choose(),
+                    hypergradient=Estimate(solver=Other(shift=2.0)),
+                    outer=Move(schedule=Schedule(kind="cosine", final=0.5)),
+                )
             ),
         ),
         (
@@ -209,11 +212,12 @@ def test_set_lays_values_over_the_file(tmp_path: Path) -> None:
         "run.dtype=float64",
     ]
     config = load(write(tmp_path), sets, seed=5, out="elsewhere", registry=REGISTRY)
-    assert isinstance(config.method, Pipeline)
-    assert config.method.generator == Generator(
+    assert isinstance(config.method, KeepBest)
+    pipeline: Any = config.method.method
+    assert pipeline.generator == Generator(
         count=4, batch_size=64, betas=(0.5, 0.9), label="two words"
     )
-    assert config.method.hypergradient == Estimate(solver=Other())
+    assert pipeline.hypergradient == Estimate(solver=Other())
     assert (config.task, config.seed, config.budget) == (Work(size=7), 5, Budget(outer_steps=25))
     assert config.run == RunSettings(out="elsewhere", dtype="float64")
 
@@ -279,7 +283,7 @@ generators = st.builds(
 solvers = st.builds(Other, shift=numbers) | st.builds(
     Direct, rtol=positive.filter(lambda x: x <= 0.1), max_steps=naturals
 )
-pipelines = st.builds(
+plain_pipelines = st.builds(
     Pipeline,
     generator=generators,
     selector=st.just(Choose()),
@@ -289,8 +293,8 @@ pipelines = st.builds(
         lr=numbers,
         schedule=st.builds(Schedule, kind=st.sampled_from(["constant", "cosine"]), final=positive),
     ),
-    keep=st.sampled_from(["last", "best"]),
 )
+pipelines = plain_pipelines | st.builds(KeepBest, method=plain_pipelines)
 budgets = st.one_of(
     st.builds(Budget, seconds=positive),
     st.builds(Budget, outer_steps=naturals),
