@@ -139,7 +139,7 @@ def _trace(estimator: Callable[[Trace], Any]) -> list[tuple[int, str]]:
             problem,
             Budget(outer_steps=1),
             folder=RunFolder(Path(folder)),
-            host=Observers(),
+            watch=Observers(),
         )  # type: ignore[arg-type]
     return trace.lines
 

@@ -86,7 +86,10 @@ def problem(evaluate_seconds: float = 0.0) -> Problem:
 def descend(method: Any = Descent(), steps: int = STEPS, **options: Any) -> RunResult:
     """A run without plugins, whose loading takes longer than the run."""
     budget = options.pop("budget", Budget(outer_steps=steps))
-    return run(method, options.pop("problem", problem()), budget, host=Host(), **options)
+    watch = options.pop("watch", ())
+    several = watch if isinstance(watch, list | tuple) else [watch]
+    made = options.pop("problem", problem())
+    return run(method, made, budget, watch=[Host(), *several], **options)
 
 
 def resumed(folder: RunFolder, **options: Any) -> RunResult:

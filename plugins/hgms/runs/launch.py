@@ -53,8 +53,7 @@ def run(
     folder: RunFolder | str | Path | None = None,
     resume: bool = False,
     settings: RunSettings | Mapping[str, Any] = RunSettings(),
-    watch: Watcher | Sequence[Watcher] = ignore,
-    host: Host | None = None,
+    watch: Watcher | Host | Sequence[Watcher | Host] = (),
 ) -> RunResult:
     """Run ``method`` on ``problem`` until the budget is spent.
 
@@ -67,7 +66,8 @@ def run(
     ``watch(info, record, share of the budget)``, or a list of such functions, is called after every
     step, outside the clock. A watcher that returns ``True`` or raises :class:`StopRun` ends the
     run. The run is then done, and ``summary["stopped_by"]`` gives the reason. Any other exception
-    is raised, and a run in a folder can resume later.
+    is raised, and a run in a folder can resume later. A plugin host among the watchers calls the
+    hooks of its plugins, and provides registered methods.
 
     With a ``folder`` (a path, or a :class:`RunFolder`), the run is stored there in the format of
     ``hgms run``, which ``hgms report`` reads. Every step is appended. A checkpoint is written every
@@ -135,10 +135,11 @@ def run(
             raise error.at("settings") from None
     if settings.ranks > 1:
         raise objects_on_ranks(settings.ranks)
+    observers = Observers.of(watch)
     with nothing_saved():
         named = isinstance(method, str | Mapping)
         own = OwnProblem.of(problem) if folder is not None or named else None
-        called, role, method = named_method(method, own, host)
+        called, role, method = named_method(method, own, observers.host)
     device = next(iter(problem.x0.values())).device
     info = RunInfo(task=OwnProblem.name, method=called, seed=seed, budget=budget)
     if folder is not None:
@@ -156,7 +157,6 @@ def run(
         restore=problem.restore,
     )
     recorder = Recorder(folder=folder, resume=resume)
-    observers = Observers(watch=watch, host=host)
     result = Run(plan=plan, recorder=recorder, observers=observers).carry_out()
     for remark in result.summary.get("remarks") or []:
         LOG.warning("%s", remark)

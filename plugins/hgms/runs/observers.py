@@ -32,6 +32,13 @@ class Observers:
     host: Host | None = None
     stopped: str | None = field(default=None, init=False)
 
+    @classmethod
+    def of(cls, watch: Watcher | Host | Sequence[Watcher | Host]) -> Observers:
+        """Return the observers for one watcher or several; a host stands for its plugins."""
+        several: list[Any] = list(watch) if isinstance(watch, list | tuple) else [watch]
+        host = next((item for item in several if isinstance(item, Host)), None)
+        return cls(watch=[item for item in several if not isinstance(item, Host)], host=host)
+
     @contextlib.contextmanager
     def may_stop(self, who: str) -> Iterator[None]:
         """End the run after this step if StopRun or StopIteration is raised inside."""

@@ -34,7 +34,8 @@ def stopped(monkeypatch: pytest.MonkeyPatch, interpreted: None) -> None:
 
 def walk(budget: str, walker: Any = None, **options: Any) -> RunResult:
     made = options.pop("problem", problem())
-    return run(walker or Walker(), made, budget, host=Host(), **options)
+    watch = [Host(), *options.pop("watch", ())]
+    return run(walker or Walker(), made, budget, watch=watch, **options)
 
 
 def compilation(result: Any) -> Any:
@@ -134,7 +135,7 @@ def test_a_resumed_run_of_compiled_steps_equals_an_uninterrupted_one(
             if record["step"] == stop:
                 raise KeyboardInterrupt
 
-        options |= {"folder": tmp_path / folder, "settings": COMPILED, "watch": watch}
+        options |= {"folder": tmp_path / folder, "settings": COMPILED, "watch": [watch]}
         return run(method, made, "4 steps", **options)
 
     with pytest.raises(Interrupted):

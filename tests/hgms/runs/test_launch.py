@@ -71,7 +71,7 @@ def test_wrong_arguments_are_rejected(
 @pytest.mark.parametrize("kind", [str, RunFolder])
 def test_a_run_in_a_folder_is_kept_like_any_other(tmp_path: Path, kind: Callable[..., Any]) -> None:
     place = tmp_path / "new" / "mine"
-    result = run(HALF, bowl(), "3 steps", folder=kind(place), host=Host())
+    result = run(HALF, bowl(), "3 steps", folder=kind(place), watch=Host())
     stored = read_run(place)
     assert (stored.task_name, stored.label, stored.status) == ("problem", "follow", "done")
     metrics = {name: result.records[-1][f"metric.{name}"] for name in ("distance", "curious")}
@@ -88,7 +88,7 @@ def test_a_run_in_a_folder_is_kept_like_any_other(tmp_path: Path, kind: Callable
 
 
 def test_a_run_is_resumed_with_its_own_problem_method_and_budget_only(tmp_path: Path) -> None:
-    run(HALF, bowl(), "3 steps", folder=tmp_path, host=Host())
+    run(HALF, bowl(), "3 steps", folder=tmp_path, watch=Host())
     changes: list[tuple[Any, Problem, str]] = [
         (HALF, bowl(1), "3 steps"),
         (HALF, bowl(scale=2.0), "3 steps"),
@@ -97,7 +97,7 @@ def test_a_run_is_resumed_with_its_own_problem_method_and_budget_only(tmp_path: 
     ]
     for method, made, budget in changes:
         with rejects("other-settings", str(tmp_path), of=CheckpointError):
-            run(method, made, budget, folder=tmp_path, resume=True, host=Host())
+            run(method, made, budget, folder=tmp_path, resume=True, watch=Host())
 
 
 def test_a_loss_that_cannot_be_stacked_gives_what_the_loop_gives() -> None:
@@ -150,6 +150,6 @@ def test_a_device_is_one_that_torch_has(
 
 def test_labels_name_a_run_from_python(tmp_path: Path) -> None:
     settings = {"label": "mine", "task_label": "two-bowls"}
-    run(HALF, bowl(), "1 step", folder=tmp_path / "run", settings=settings, host=Host())
+    run(HALF, bowl(), "1 step", folder=tmp_path / "run", settings=settings, watch=Host())
     stored = read_run(tmp_path / "run")
     assert (stored.label, stored.task_label) == ("mine", "two-bowls")

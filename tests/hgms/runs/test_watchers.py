@@ -20,7 +20,9 @@ from hgms_core import ConfigError, RunInfo
 def half(budget: str = "9 steps", **options: Any) -> RunResult:
     method: Any = Follow(0.25)
     made = options.pop("problem", bowl())
-    return run(method, made, budget, **({"host": Host()} | options))
+    watch = options.pop("watch", ())
+    several = watch if isinstance(watch, list | tuple) else [watch]
+    return run(method, made, budget, watch=[Host(), *several], **options)
 
 
 def at(step: int, answer: Any = True) -> Any:

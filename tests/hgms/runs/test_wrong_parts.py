@@ -118,7 +118,7 @@ def test_a_part_that_returns_something_else_ends_the_first_step(
     """Either the result is rejected, or a note on the error names the conformance kit."""
     folder = RunFolder(tmp_path / "run")
     with pytest.raises(Exception) as caught:  # noqa: PT011
-        run(method, quadratic(), "2 steps", folder=folder, host=Host())
+        run(method, quadratic(), "2 steps", folder=folder, watch=Host())
     error = caught.value
     if isinstance(error, ConfigError):
         assert (error.code, error.place[:2]) == ("wrong-result", ("method", "result"))
