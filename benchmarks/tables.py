@@ -1,9 +1,9 @@
-"""Write the tables of docs/benchmarks.md and the published figures in plugins' READMEs.
+"""Write the tables of docs/benchmarks*.md and the published figures in plugins' READMEs.
 
 The sources are the raw records in benchmarks/results, and benchmarks/published.toml:
 
     python benchmarks/tables.py
-            write the tables into the page, and draw its picture
+            write the tables into the pages, and draw the pictures
     python benchmarks/tables.py --check
             list the tables that differ from the records; status 1
     python benchmarks/tables.py runs cleaning runs/paper/cleaning
@@ -50,7 +50,7 @@ import published
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-PAGE = ROOT / "docs" / "benchmarks.md"
+PAGES = tuple(sorted((ROOT / "docs").glob("benchmarks*.md")))
 MARKED = re.compile(
     r"(?<=<!-- table: )([a-z0-9-]+)( -->\n)(.*?)(?=<!-- end of table -->)", re.DOTALL
 )
@@ -897,7 +897,7 @@ def environment() -> str:
 # --- the picture
 # --------------------------------------------------------------------------------------------------
 
-PICTURE = PAGE.parent / "images" / "cleaning-methods.png"
+PICTURE = ROOT / "docs" / "images" / "cleaning-methods.png"
 DRAWN = (
     "hg-ms-tilted",
     "hg-ms",
@@ -1029,9 +1029,7 @@ def main() -> int:
         own.add_argument("name")
         own.add_argument("sources", type=Path, nargs="+" if command == "runs" else 1)
         if command == "runs":
-            own.add_argument(
-                "--add", action="store_true", help="beside the runs that are kept already"
-            )
+            own.add_argument("--add", action="store_true", help="keep the stored runs")
     options = parser.parse_args()
     if options.command:
         kept = (
@@ -1043,12 +1041,13 @@ def main() -> int:
         return 0
     from bench_scaling import draw as draw_scaling
 
-    text = PAGE.read_text(encoding="utf-8")
+    texts = {path: path.read_text(encoding="utf-8") for path in PAGES}
     if options.check:
-        wrong = stale(text) + stale_readmes()
+        wrong = [name for text in texts.values() for name in stale(text)] + stale_readmes()
         print("\n".join(wrong))
         return int(bool(wrong))
-    PAGE.write_text(page(text), encoding="utf-8")
+    for path, text in texts.items():
+        path.write_text(page(text), encoding="utf-8")
     for path, made in made_readmes().items():
         path.write_text(made, encoding="utf-8")
     draw()
