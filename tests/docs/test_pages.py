@@ -31,6 +31,7 @@ RUN = [
 ]
 SLOW = {
     "compare",
+    "compare-in-python",
     "compose-in-python",
     "index",
     "mix-data",
