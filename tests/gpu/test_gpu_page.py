@@ -42,5 +42,5 @@ def test_one_seed_gives_the_same_bits_twice(device: torch.device, tmp_path: Path
         problem = _cleaning(device, dtype=torch.float32)
         run(_method(), problem, Budget(outer_steps=6), seed=5, folder=tmp_path / name)
         files.append(run_files(tmp_path / name))
-    assert len(files[0]) == 4
+    assert len(files[0]) == 3
     assert files[0] == files[1]
