@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from hgms.cli import json_option, plugin_option, print_json, track_option, trust_option
-from hgms.executors import Local, executor_options, stated_executor
+from hgms.executors import Local, executor_options, stated_executor, to_stderr
 from hgms.plugins import Registry
 from hgms_core.errors import PluginError, closest
 
@@ -181,11 +181,11 @@ def _stage(name: str, upto: str, text: str) -> None:
 
         settings = load(config, [*sets, *track], **choices)
         if dry_run:
-            planned = plan.plan(settings, _to_stderr)
+            planned = plan.plan(settings, to_stderr)
             (print_json if as_json else plan.show)(planned)
             return
         with Progress(enabled=not as_json) as view:
-            report = run_mix(settings, upto=upto, log=_to_stderr, view=view)
+            report = run_mix(settings, upto=upto, log=to_stderr, view=view)
         if as_json:
             print_json(report)
         else:
@@ -313,14 +313,10 @@ def demo(out: Path | None, seeds: int | None, model: str | None, as_json: bool) 
             folder,
             seeds=seeds or (3 if model is None else 1),
             model=model,
-            log=_to_stderr,
+            log=to_stderr,
             view=view,
         )
     if as_json:
         print_json(result.as_dict())
     else:
         result.print()
-
-
-def _to_stderr(line: str) -> None:
-    click.echo(line, err=True)

@@ -99,7 +99,7 @@ def draw_rows(
     The number counts all rows with an answer. If a source proves to have too few rows, it counts
     only the rows that are not too long.
     """
-    key = sample._key(learned.seed)
+    key = sample.key(learned.seed)
     capacity = {name: index.size for name, index in learned.task.rows().items()}
     while True:
         counts = apportion(learned.weights, capacity, sample.size, allow_fewer=sample.allow_fewer)

@@ -54,7 +54,7 @@ class Sample:
     ) -> dict[str, Tensor]:
         """Return the drawn row positions of each source, ascending."""
         counts = apportion(weights, capacity, self.size, allow_fewer=self.allow_fewer)
-        key = self._key(seed)
+        key = self.key(seed)
         drawn = {}
         for name, count in counts.items():
             order = torch.randperm(capacity[name], generator=key.fold("source", name).generator())
@@ -91,9 +91,10 @@ class Sample:
 
     def order(self, count: int, *, seed: int) -> Tensor:
         """Return the order of the drawn rows."""
-        return torch.randperm(count, generator=self._key(seed).fold("order").generator())
+        return torch.randperm(count, generator=self.key(seed).fold("order").generator())
 
-    def _key(self, seed: int) -> Key:
+    def key(self, seed: int) -> Key:
+        """Return the key of the draw; ``seed`` is the seed of the mix."""
         return Key(seed if self.seed is None else self.seed).fold("sample")
 
 
