@@ -66,12 +66,12 @@ def plugin_row(info: PluginInfo) -> dict[str, Any]:
     }
 
 
-@click.command("list", short_help="The components there are, by kind.")
+@click.command("list", short_help="List the components by kind.")
 @click.argument("kind", required=False, shell_complete=kind_names)
 @plugin_option
 @json_option
 def list_components(kind: str | None, registry: Registry, as_json: bool) -> None:
-    """What there is to choose from: all components, or those of one KIND.
+    """List the available components, or the components of one KIND.
 
     Kinds: generator, selector, solver, hypergradient, outer, task, method.
     """
@@ -88,12 +88,12 @@ def list_components(kind: str | None, registry: Registry, as_json: bool) -> None
     print_table(("kind", "name", "maturity", "summary"), rows)
 
 
-@click.command("plugins", short_help="Every plugin found, and what became of it.")
+@click.command("plugins", short_help="List the plugins and their status.")
 @click.option("-v", "--verbose", is_flag=True, help="Show errors with their tracebacks.")
 @files_option
 @json_option
 def list_plugins(verbose: bool, files: Sequence[str], as_json: bool) -> None:
-    """Every plugin found: where it is from, whether it loaded, what it does."""
+    """List the plugins with their origin, status and hooks."""
     host = Host.load(files, tolerant=True)
     commands: dict[str, list[str]] = {}
     for entries in host.programs.values():

@@ -65,7 +65,7 @@ trust_option = click.option(
     is_flag=True,
     expose_value=False,
     callback=_trust,
-    help="Let a model bring Python code, where the file asks for it. Read that code first.",
+    help="Allow Python code of a model, if the file requests it. Read this code first.",
 )
 """Option ``--trust-remote-code`` of commands that execute runs; a file cannot enable code
 execution.

@@ -61,13 +61,13 @@ if TYPE_CHECKING:
     "--budget", metavar="TEXT", help="The same for every run: 60s, 25 steps or 1e5 calls."
 )
 @seeds_option
-@click.option("--out", metavar="FOLDER", help="Where run folders go.")
-@click.option("--metric", help="What to compare by; by default each task's first metric.")
+@click.option("--out", metavar="FOLDER", help="The folder for run folders.")
+@click.option("--metric", help="The metric to compare; by default each task's first.")
 @click.option(
     "--reference",
     metavar="LABEL",
     shell_complete=labels("method"),
-    help="What differences are taken to. Default: uniform, if named, else the first.",
+    help="The reference of differences. Default: uniform, if named, else the first.",
 )
 @click.option(
     "--no-baselines",
@@ -89,16 +89,14 @@ if TYPE_CHECKING:
     ),
 )
 @executor_options
-@click.option(
-    "--scale", metavar="NAME", help="A scale of the GRID: its table [scale.NAME] is laid over it."
-)
+@click.option("--scale", metavar="NAME", help="A scale of the GRID: apply its table [scale.NAME].")
 @click.option(
     "--fresh",
     is_flag=True,
-    help="A new process for every run (slower; memory is then each run's own everywhere).",
+    help="Start a new process for every run (slower; separates the memory of runs).",
 )
-@click.option("--retry-failed", is_flag=True, help="Run what failed before once more.")
-@click.option("--dry-run", is_flag=True, help="Check everything, list the cells, run nothing.")
+@click.option("--retry-failed", is_flag=True, help="Run failed cells again.")
+@click.option("--dry-run", is_flag=True, help="Check everything and list the cells, without a run.")
 @track_option
 @trust_option
 @plugin_option

@@ -15,7 +15,7 @@ from hgms.config.control_characters import printable
 @click.argument("target", type=click.Path(path_type=Path))
 @click.argument("sources", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option(
-    "--dry-run", is_flag=True, help="Check everything, list what would be done, do nothing."
+    "--dry-run", is_flag=True, help="Check everything and list the changes, without making them."
 )
 @json_option
 def merge(target: Path, sources: tuple[Path, ...], dry_run: bool, as_json: bool) -> None:

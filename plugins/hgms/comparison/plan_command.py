@@ -35,7 +35,7 @@ def _counts(_context: click.Context, option: click.Parameter, text: str | None) 
     return counts
 
 
-@click.command("plan", short_help="What a grid will cost, before anything of it runs.")
+@click.command("plan", short_help="Estimate the cost of a grid before its runs.")
 @click.argument("grid", type=click.Path(path_type=Path))
 @click.option(
     "--methods", metavar="NAME[,NAME]", help="Labels of the grid's methods. Default: all."
@@ -47,12 +47,10 @@ def _counts(_context: click.Context, option: click.Parameter, text: str | None) 
     "sets",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Lay a value over the grid. Repeatable.",
+    help="Replace a value of the grid. Repeatable.",
 )
 @click.option(
-    "--out",
-    metavar="FOLDER",
-    help="Where its run folders are, or will be: what is finished costs nothing.",
+    "--out", metavar="FOLDER", help="The folder for its run folders. Finished runs are not counted."
 )
 @click.option(
     "--workers",
@@ -60,13 +58,13 @@ def _counts(_context: click.Context, option: click.Parameter, text: str | None) 
     default="1,2,8,64,512",
     show_default=True,
     callback=_counts,
-    help="Foretell its time for so many workers.",
+    help="Estimate its time on these numbers of workers.",
 )
 @click.option(
     "--ranks",
     metavar="R[,R]",
     callback=_counts,
-    help="Foretell it for runs on so many ranks too, measured on one rank and on two.",
+    help="Also estimate runs on these numbers of ranks, measured on one and two.",
 )
 @trust_option
 @plugin_option

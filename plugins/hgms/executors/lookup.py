@@ -76,12 +76,12 @@ def executor_options(command: Callable[..., Any]) -> Callable[..., Any]:
     name = click.option(
         "--executor",
         metavar="NAME",
-        help="What carries it out instead of processes of this machine: ray, slurm.",
+        help="Where to run instead of processes of this machine: ray, slurm.",
     )
     address = click.option(
         "--address",
         metavar="HOST:PORT",
-        help="Where the executor's cluster is; short for --set executor.address=HOST:PORT.",
+        help="The address of the executor's cluster; short for --set executor.address=HOST:PORT.",
     )
     return name(address(command))
 

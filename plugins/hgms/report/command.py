@@ -26,7 +26,7 @@ def _what(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--separate",
             is_flag=True,
-            help="A section each for runs of one task under different budgets or task versions.",
+            help="Separate sections for runs of one task under different budgets or versions.",
         ),
         click.option(
             "--metric",
@@ -40,21 +40,21 @@ def _what(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-@click.command(short_help="Tables and curves of finished runs, on one page.")
+@click.command(short_help="Write tables and curves of finished runs on one page.")
 @_what
 @click.option(
     "--reference",
     metavar="METHOD",
-    help="Method that differences are taken to (default: uniform, where it ran).",
+    help="The reference of differences (default: uniform, if it ran).",
 )
 @click.option("--title", help="Heading of the report.")
-@click.option("--steps", is_flag=True, help="Parquet: also every step, in a file of its own.")
+@click.option("--steps", is_flag=True, help="Parquet: also every step, in a separate file.")
 @click.option(
     "--out",
     type=_FOLDER,
     default=Path("report.html"),
     show_default=True,
-    help="Its suffix decides: .html .tex .parquet",
+    help="The suffix determines the format: .html .tex .parquet",
 )
 @json_option
 def report(
@@ -94,12 +94,12 @@ def report(
         click.echo(printable(f"  {path}"))
 
 
-@click.command(short_help="Curves of finished runs, for a paper.")
+@click.command(short_help="Draw curves of finished runs for a paper.")
 @_what
 @click.option(
     "--mixture",
     is_flag=True,
-    help="The learned weights of data sources over time instead, a panel a method.",
+    help="Draw the learned weights of data sources over time, one panel per method.",
 )
 @click.option(
     "--ranks",
@@ -111,7 +111,7 @@ def report(
     type=_FOLDER,
     default=Path("curves.svg"),
     show_default=True,
-    help="Its suffix decides: .svg .pdf .png",
+    help="The suffix determines the format: .svg .pdf .png",
 )
 @json_option
 def plot(

@@ -33,7 +33,7 @@ from hgms_core import ConfigError
 from hgms_core.errors import unknown_name
 
 
-@click.command(short_help="Everything about one component.")
+@click.command(short_help="Describe one component.")
 @click.argument(
     "words", metavar="[KIND] NAME", nargs=-1, required=True, shell_complete=kind_then_name
 )
@@ -75,18 +75,18 @@ def _component(registry: Registry, name: str) -> Component:
     return hits[0]
 
 
-@click.command(short_help="Run what a configuration file describes.")
+@click.command(short_help="Run a configuration file.")
 @click.argument("config", type=click.Path(path_type=Path))
 @click.option(
     "--set",
     "sets",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Lay a value over the file's. Repeatable.",
+    help="Replace a value of the file. Repeatable.",
 )
-@click.option("--seed", type=int, help="Another seed than the file's.")
-@click.option("--out", help="Where run folders go.")
-@click.option("--resume", is_flag=True, help="Go on from the run's checkpoint.")
+@click.option("--seed", type=int, help="Replace the seed of the file.")
+@click.option("--out", help="The folder for run folders.")
+@click.option("--resume", is_flag=True, help="Resume from the run's checkpoint.")
 @track_option
 @trust_option
 @plugin_option
@@ -140,7 +140,7 @@ def run(
     click.echo(f"  {summary['folder']}")
 
 
-@click.command(short_help="Which methods fit which tasks.")
+@click.command(short_help="Show the methods that fit each task.")
 @click.option(
     "--task",
     "tasks",

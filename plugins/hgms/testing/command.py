@@ -20,7 +20,7 @@ from hgms_core import ConfigError, Method, Task
 _COUNT = click.IntRange(min=1)
 
 
-@click.command(short_help="Is a class of yours fit to be a component?")
+@click.command(short_help="Check a class as a component.")
 @click.argument("spec", metavar="MODULE:CLASS", shell_complete=component_names())
 @plugin_option
 @json_option
@@ -75,7 +75,7 @@ def check(ctx: click.Context, spec: str, registry: Registry, as_json: bool) -> N
     ctx.exit(1 if failures else 0)
 
 
-@click.command("check-gradient", short_help="Is a task's hypergradient the slope of its F?")
+@click.command("check-gradient", short_help="Check a task's hypergradient by differences of F.")
 @click.argument("task", shell_complete=component_names("task"))
 @click.option(
     "--set",
@@ -92,14 +92,18 @@ def check(ctx: click.Context, spec: str, registry: Registry, as_json: bool) -> N
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option(
-    "--points", type=_COUNT, default=3, show_default=True, help="θ0, and others around it."
+    "--points",
+    type=_COUNT,
+    default=3,
+    show_default=True,
+    help="The number of points: θ0, and others near it.",
 )
 @click.option(
     "--directions",
     type=_COUNT,
     default=5,
     show_default=True,
-    help="At each point; if θ has no more numbers, all of them.",
+    help="Coordinates per point; at most all of θ.",
 )
 @click.option(
     "--tolerance",

@@ -18,28 +18,24 @@ NAMES = ("axolotl", "datasets", "llamafactory", "ms-swift", "olmo", "trl")
 @click.command("export", short_help="Write a drawn sample for another trainer.")
 @click.argument("place", metavar="CONFIG_OR_FOLDER", type=FILE)
 @click.option(
-    "--to",
-    "trainer",
-    required=True,
-    type=click.Choice(NAMES),
-    help="The trainer that shall train on it.",
+    "--to", "trainer", required=True, type=click.Choice(NAMES), help="The trainer to export to."
 )
 @click.option(
     "--out", "folder", required=True, type=FILE, metavar="DIR", help="The folder to write."
 )
 @click.option(
-    "--mixes", "out", metavar="FOLDER", help="Where the mix is, if it was made with --out."
+    "--mixes", "out", metavar="FOLDER", help="The folder of the mix, if it was written with --out."
 )
 @click.option(
     "--set",
     "sets",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Lay a value over the file's. Repeatable.",
+    help="Replace a value of the file. Repeatable.",
 )
-@click.option("--seed", type=click.IntRange(min=0), help="Another seed than the file's.")
-@click.option("--method", metavar="LABEL", help="One of the methods, where CONFIG is a grid.")
-@click.option("--scale", metavar="NAME", help="A scale of CONFIG, where it is a grid.")
+@click.option("--seed", type=click.IntRange(min=0), help="Replace the seed of the file.")
+@click.option("--method", metavar="LABEL", help="A method of CONFIG, if it is a grid.")
+@click.option("--scale", metavar="NAME", help="A scale of CONFIG, if it is a grid.")
 @plugin_option
 @json_option
 def export(
@@ -90,14 +86,14 @@ def export(
     click.echo(f"train with it: cd {shlex.quote(str(folder))} && {TRAINERS[trainer].command}")
 
 
-@click.command("import", short_help="A mix file from another trainer's configuration.")
+@click.command("import", short_help="Create a mix file from another trainer's configuration.")
 @click.argument("file", type=FILE)
 @click.option(
     "--from",
     "trainer",
     required=True,
     type=click.Choice(NAMES),
-    help="The trainer whose configuration FILE is.",
+    help="The trainer of the configuration FILE.",
 )
 @click.option(
     "--out",

@@ -134,25 +134,23 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
             metavar="HOST",
             expose_value=False,
             callback=_send_key,
-            help="Let the key that evaluate.judge names be sent to this host. Repeatable.",
+            help="Send the key of evaluate.judge to this host. Repeatable.",
         ),
         click.option(
             "--device",
             metavar="NAME",
             help="cpu, cuda or cuda:N. The same as --set run.device=NAME.",
         ),
-        click.option("--out", metavar="FOLDER", help="Where mix folders go."),
-        click.option("--scale", metavar="NAME", help="A scale of CONFIG, where it is a grid."),
-        click.option(
-            "--method", metavar="LABEL", help="One of the methods, where CONFIG is a grid."
-        ),
-        click.option("--seed", type=click.IntRange(min=0), help="Another seed than the file's."),
+        click.option("--out", metavar="FOLDER", help="The folder for mix folders."),
+        click.option("--scale", metavar="NAME", help="A scale of CONFIG, if it is a grid."),
+        click.option("--method", metavar="LABEL", help="A method of CONFIG, if it is a grid."),
+        click.option("--seed", type=click.IntRange(min=0), help="Replace the seed of the file."),
         click.option(
             "--set",
             "sets",
             multiple=True,
             metavar="KEY=VALUE",
-            help="Lay a value over the file's. Repeatable.",
+            help="Replace a value of the file. Repeatable.",
         ),
         click.argument("config", type=FILE),
     ):
@@ -163,7 +161,9 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
 def _stage(name: str, upto: str, text: str) -> None:
     @_options
     @click.option(
-        "--dry-run", is_flag=True, help="Say what all stages will take: seconds, peak memory, disk."
+        "--dry-run",
+        is_flag=True,
+        help="Estimate seconds, peak memory and disk space of all stages.",
     )
     def stage(
         config: Path,
@@ -202,7 +202,7 @@ _stage("finetune", "finetune", "Fine-tune the model on the drawn rows.")
 _stage("evaluate", "evaluate", "Losses on the test sets, and the benchmarks.")
 
 
-@mix.command("null", short_help="Do sources part further than halves of one source?")
+@mix.command("null", short_help="Test whether sources differ more than halves of one source.")
 @click.option(
     "--seeds",
     type=click.IntRange(min=1),
@@ -215,13 +215,13 @@ _stage("evaluate", "evaluate", "Losses on the test sets, and the benchmarks.")
     type=click.IntRange(1, 1000),
     default=1,
     show_default=True,
-    help="Splits of the sources a seed.",
+    help="Splits of the sources per seed.",
 )
 @executor_options
 @click.option(
     "--jobs",
     type=click.IntRange(min=1),
-    help="Runs at a time, in processes.  [default: one by one, in this one]",
+    help="Concurrent processes.  [default: one run at a time, in this process]",
 )
 @_options
 def null(
@@ -258,7 +258,7 @@ def null(
         show(result)
 
 
-@mix.command("near", short_help="Near-duplicates between the sources and sets of a mix file.")
+@mix.command("near", short_help="Find near-duplicates between the sources and sets of a mix file.")
 @_options
 @click.option(
     "--threshold",
@@ -285,11 +285,9 @@ def near(
     (print_json if as_json else copies.show)(table)
 
 
-@mix.command("demo", short_help="HG-MS against uniform weights on small texts.")
+@mix.command("demo", short_help="Compare HG-MS with uniform weights on small texts.")
 @click.option(
-    "--out",
-    type=FILE,
-    help="Folder for results.  [default: hgms-mix-demo, with the model's name after it]",
+    "--out", type=FILE, help="Folder for results.  [default: hgms-mix-demo, then the model's name]"
 )
 @click.option(
     "--seeds",

@@ -16,17 +16,17 @@ from hgms.plugins import Registry
 FILE = click.Path(path_type=Path)
 
 
-@click.command(short_help="A mixture with error bars, from many short runs.")
+@click.command(short_help="Fit a mixture with error bars from many short runs.")
 @click.argument("config", type=FILE, required=False)
 @click.option(
     "--ratios",
     type=FILE,
-    help="Fit finished runs instead: mixtures as olmix's ratios.csv has them.",
+    help="Fit finished runs instead: mixtures in the format of olmix's ratios.csv.",
 )
 @click.option(
     "--metrics",
     type=FILE,
-    help="… and their metrics, as olmix's metrics.csv has them. Lower is better.",
+    help="… and their metrics, in the format of olmix's metrics.csv. Lower is better.",
 )
 @click.option(
     "--target",
@@ -41,18 +41,18 @@ FILE = click.Path(path_type=Path)
     "sets",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Lay a value over the file's. Repeatable.",
+    help="Replace a value of the file. Repeatable.",
 )
-@click.option("--seed", type=click.IntRange(min=0), help="Another seed than the file's.")
-@click.option("--out", metavar="FOLDER", help="Where results go.")
+@click.option("--seed", type=click.IntRange(min=0), help="Replace the seed of the file.")
+@click.option("--out", metavar="FOLDER", help="The folder for results.")
 @click.option(
     "--device", metavar="NAME", help="cpu, cuda or cuda:N. The same as --set run.device=NAME."
 )
-@click.option("--dry-run", is_flag=True, help="Only say what it will cost: runs, seconds, tokens.")
+@click.option("--dry-run", is_flag=True, help="Only estimate the cost: runs, seconds, tokens.")
 @click.option(
     "--jobs",
     type=click.IntRange(min=1),
-    help="Runs at a time, in processes.  [default: one by one, in this one]",
+    help="Concurrent processes.  [default: one run at a time, in this process]",
 )
 @executor_options
 @click.option(

@@ -37,12 +37,12 @@ TESTED_WITH = {
 """
 
 
-@click.group(short_help="A plugin of your own from a template.")
+@click.group(short_help="Create a plugin from a template.")
 def new() -> None:
     """Start something of your own from a template."""
 
 
-@new.command(short_help="A plugin as a distribution of its own.")
+@new.command(short_help="Create a plugin as a separate distribution.")
 @click.argument("name")
 @click.option(
     "--kind",
@@ -57,7 +57,7 @@ def new() -> None:
     "--into",
     type=click.Path(path_type=Path),
     default=Path("."),
-    help="Where the folder hgms-NAME is made.  [default: here]",
+    help="The parent of the folder hgms-NAME.  [default: here]",
 )
 @json_option
 def plugin(name: str, words: str, into: Path, as_json: bool) -> None:

@@ -13,38 +13,38 @@ from hgms.comparison import seeds_option
 from hgms.executors import Local, executor_options, stated_executor
 
 
-@click.command(short_help="The models that the mixtures of a grid make, compared.")
+@click.command(short_help="Compare the models tuned on the mixtures of a grid.")
 @click.argument("grid", type=click.Path(path_type=Path))
 @click.option(
     "--methods",
     "--method",
     metavar="NAME[,NAME]",
-    help="Labels of the grid's methods. Default: all that it names.",
+    help="Labels of the grid's methods. Default: all.",
 )
 @seeds_option
 @click.option(
     "--reference",
     metavar="LABEL",
-    help="What differences are taken to. Default: the grid's, else uniform.",
+    help="The reference of differences. Default: the grid's, else uniform.",
 )
-@click.option("--out", metavar="FOLDER", help="Where mix folders go.")
+@click.option("--out", metavar="FOLDER", help="The folder for mix folders.")
 @click.option("--scale", metavar="NAME", help="A scale of the GRID.")
 @click.option(
     "--set",
     "sets",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Lay a value over every mix. Repeatable.",
+    help="Replace a value of every mix. Repeatable.",
 )
 @click.option(
     "--jobs",
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
-    help="Mixes at a time, a process each.",
+    help="Concurrent mixes, one process each.",
 )
 @executor_options
-@click.option("--dry-run", is_flag=True, help="Check everything, list the mixes, run nothing.")
+@click.option("--dry-run", is_flag=True, help="Check everything and list the mixes, without a run.")
 @trust_option
 @plugin_option
 @json_option
