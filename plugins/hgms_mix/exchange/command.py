@@ -41,11 +41,11 @@ NAMES = ("axolotl", "datasets", "llamafactory", "ms-swift", "olmo", "trl")
 def export(
     place: Path, trainer: str, folder: Path, sets: Sequence[str], as_json: bool, **choices: Any
 ) -> None:
-    """Write a finished sample of hgms mix as another trainer reads it: configuration, rows, and a
-    README with the command.
+    """Write a finished sample of hgms mix for another trainer: configuration, rows, and a README
+    with the command.
 
-    CONFIG_OR_FOLDER is a mix file, or the folder that hgms mix wrote for it (the one with mix.toml
-    in it). The rows are those of the stage `sample`.
+    CONFIG_OR_FOLDER is a mix file, or its folder of hgms mix (with mix.toml). The rows come from
+    the stage `sample`.
     """
     from hgms_mix.exchange.folder import TRAINERS
     from hgms_mix.exchange.folder import export as write
@@ -109,8 +109,8 @@ def import_(file: Path, trainer: str, out: Path, validation: str | None, as_json
     """Read the data sets of another trainer's configuration, and write a mix file with them as
     sources.
 
-    Their shares become the mixture of the method `fixed`: the rows that the trainer would take of
-    each, whatever its weights mean.
+    Their shares in the rows of the trainer, for its meaning of weights, become the mixture of the
+    method `fixed`.
     """
     from hgms_mix.exchange.folder import TRAINERS
     from hgms_mix.exchange.import_mix import write_mix_file

@@ -297,7 +297,7 @@ def near(
 @click.option("--model", metavar="NAME", help="A pretrained model: a folder, or a name on the Hub.")
 @json_option
 def demo(out: Path | None, seeds: int | None, model: str | None, as_json: bool) -> None:
-    """HG-MS against uniform weights on three small embedded sources. The same as `hgms mix
+    """Compare HG-MS with uniform weights on three small embedded sources. The same as `hgms mix
     --demo`.
     """
     from hgms.runs import Progress

@@ -39,7 +39,7 @@ TESTED_WITH = {
 
 @click.group(short_help="Create a plugin from a template.")
 def new() -> None:
-    """Start something of your own from a template."""
+    """Create a plugin from a template."""
 
 
 @new.command(short_help="Create a plugin as a separate distribution.")
@@ -61,11 +61,11 @@ def new() -> None:
 )
 @json_option
 def plugin(name: str, words: str, into: Path, as_json: bool) -> None:
-    """Write a plugin as a distribution of its own.
+    """Write a plugin as a separate distribution.
 
-    The folder hgms-NAME then holds one working component called NAME for each KIND, a small real
-    method, with its tests, a README, a run to try it in and a CI file. It passes every check of the
-    conformance kit as it is, and is yours to change. Nothing that exists is overwritten.
+    The folder hgms-NAME then contains one working component NAME per KIND, a small real method,
+    with tests, a README, an example run and a CI file. It passes every check of the conformance
+    kit. Existing files are not overwritten.
 
     \b
     hgms new plugin minimal-residual --kind solver
