@@ -37,7 +37,9 @@ def test_a_comparison_from_python(tmp_path: Path) -> None:
     [results] = comparison.tables
     assert (results.task, results.metric, results.higher_is_better) == ("bowl", "distance", False)
     assert (comparison.complete, results.reference, results.winner) == (True, "still", "quick")
-    assert [(row.cost.outer_steps.mean, row.cost.oracle_calls.mean) for row in results.rows] == [(2, 4)] * 2
+    assert [(row.cost.outer_steps.mean, row.cost.oracle_calls.mean) for row in results.rows] == [
+        (2, 4)
+    ] * 2
     [resources] = tmp_path.glob("bowl/quick-*/seed-0/resources.json")
     assert json.loads(resources.read_bytes())["peak_memory_bytes"] > 1e7
 
