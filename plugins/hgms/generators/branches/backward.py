@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from hgms.compiled import programs_of
-from hgms.generators.branches.differentiable import differentiable_step
+from hgms.generators.branches.differentiable import Course, differentiable_step
 from hgms.generators.branches.program import SMALL, table
 from hgms.optim.rule import Coefficients, Rule
-from hgms_core import Loss, Problem, Tree, detach
+from hgms_core import Loss, Tree, detach
 
 PATH = "path"
 BACK = "way back"
@@ -73,31 +73,34 @@ class Run:
         return [*sums.values(), *along[0].values()]
 
 
-def compiled_run(
-    problem: Problem,
-    theta: Tree,
-    rule: Rule,
-    x: Tree,
-    moments: list[Tree],
-    index: Tensor | None,
-    rates: Sequence[float],
-    decay: float,
-    rows: int,
-) -> Run | None:
+@frozen
+class StepForm:
+    """What a compiled step depends on: the loss, the rule, and whether weights decay."""
+
+    g: Loss
+    rule: Rule
+    decayed: bool
+
+
+def compiled_run(course: Course, rule: Rule, theta: Tree) -> Run | None:
     """Run compiled steps. Return None if compilation is off or steps exceed SMALL.
 
     For larger steps, the recomputation in the backward pass takes longer than the launches that it
     saves.
     """
+    problem = course.problem
     programs = programs_of(problem)
-    work = sum(leaf.numel() for leaf in x.values()) * rows
+    work = sum(leaf.numel() for leaf in course.x.values()) * course.rows
     if programs is None or work > SMALL:
         return None
-    how = (problem.g, evolve(rule, done=0), bool(decay))
-    ahead = programs((PATH, *how), partial(_ahead, *how))
-    back = programs((BACK, *how), partial(_back, *how))
+    form = StepForm(problem.g, evolve(rule, done=0), bool(course.decay))
+    ahead = programs((PATH, form), partial(_ahead, form))
+    back = programs((BACK, form), partial(_back, form))
+    x, *moments = course.state()
     run = Run(theta, x, [[detach(x), *moments]], [], [], back)
-    numbers = table(rule, [[rate] for rate in rates], [decay], next(iter(x.values())))
+    rates = [[rate] for rate in course.rates]
+    numbers = table(rule, rates, [course.decay], next(iter(x.values())))
+    index = course.index
     still = detach(theta)
     whole = problem.lower_data.batch(None) if index is None else None
     for step, row in enumerate(numbers.unbind()):
@@ -110,17 +113,14 @@ def compiled_run(
 
 
 def _ahead(
-    g: Loss, rule: Rule, decayed: bool, theta: Tree, state: list[Tree], batch: Tree, numbers: Tensor
+    form: StepForm, theta: Tree, state: list[Tree], batch: Tree, numbers: Tensor
 ) -> tuple[list[Tree], Tensor]:
-    return differentiable_step(
-        g, rule, theta, state, [(1.0, batch)], _coefficients(numbers, decayed), False
-    )
+    coefficients = _coefficients(numbers, form.decayed)
+    return differentiable_step(form.g, form.rule, theta, state, [(1.0, batch)], coefficients, False)
 
 
 def _back(
-    g: Loss,
-    rule: Rule,
-    decayed: bool,
+    form: StepForm,
     theta: Tree,
     state: list[Tree],
     batch: Tree,
@@ -137,8 +137,9 @@ def _back(
         {name: leaf.detach().requires_grad_() for name, leaf in tree.items()}
         for tree in (theta, *state)
     )
+    coefficients = _coefficients(numbers, form.decayed)
     after, _ = differentiable_step(
-        g, rule, upper, before, [(1.0, batch)], _coefficients(numbers, decayed), True
+        form.g, form.rule, upper, before, [(1.0, batch)], coefficients, True
     )
     inputs = [leaf for tree in (upper, *before) for leaf in tree.values()]
     ends, slopes = [[leaf for tree in trees for leaf in tree.values()] for trees in (after, along)]

@@ -12,8 +12,8 @@ from torch import Tensor
 from hgms.config import lowering
 from hgms.generators.branches.diversity import Diversity
 from hgms.generators.branches.path import Path
-from hgms.generators.branches.plan import Plan, run_all
-from hgms.generators.branches.steps import check_mixed, starts
+from hgms.generators.branches.plan import run_all
+from hgms.generators.branches.steps import Plan, check_mixed, starts
 from hgms.optim import SGD, LowerOptimizer
 from hgms_core import (
     Candidates,

@@ -7,15 +7,39 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from attrs import frozen
 from torch import Tensor
 
 from hgms.optim.rule import Rule
 from hgms.optim.torch_rule import TorchRule
-from hgms_core import Loss, Tree
+from hgms_core import Loss, Problem, Tree
 from hgms_core.hypergrad import twice_differentiable_attention
 
 Batches = Sequence[tuple[float, Tree]]
 """The batches of a step, each with its share of the gradient."""
+
+
+@frozen(eq=False)
+class Course:
+    """A run with one step per rate: its start, its moments and its row numbers (None: all rows).
+
+    ``accumulate`` is the number of batches per step. With a torch optimiser, rates and decay are
+    factors on the optimiser's settings.
+    """
+
+    rule: Rule | TorchRule
+    problem: Problem
+    x: Tree
+    moments: Tree
+    index: Tensor | None
+    rates: list[float]
+    decay: float
+    rows: int
+    accumulate: int = 1
+
+    def state(self) -> list[Tree]:
+        """Return [x, optimiser state] before the first step."""
+        return [self.x, *self.rule.parts(self.moments, list(self.x))]
 
 
 def differentiable_step(

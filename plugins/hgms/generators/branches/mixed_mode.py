@@ -5,7 +5,6 @@ Each step uses reverse over forward mode.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -13,42 +12,35 @@ import torch
 from torch import Tensor
 
 from hgms.generators.branches.backward import Run
-from hgms.generators.branches.differentiable import clipped, gradient_of_step
+from hgms.generators.branches.differentiable import Course, clipped, gradient_of_step
 from hgms.generators.branches.steps import pieces
 from hgms.optim.rule import Coefficients, Rule
-from hgms_core import Data, Loss, Problem, Tree, detach, slopes
+from hgms_core import Loss, Tree, detach, slopes
 from hgms_core.hypergrad import twice_differentiable_attention
 
 
-def mixed_run(
-    problem: Problem,
-    theta: Tree,
-    rule: Rule,
-    x: Tree,
-    moments: list[Tree],
-    index: Tensor | None,
-    numbers: Sequence[Coefficients],
-    accumulate: int,
-    first: int,
-) -> Run:
-    """Run one step per entry of ``numbers``, for a backward pass from the end to step ``first``.
+def mixed_run(course: Course, rule: Rule, theta: Tree, first: int) -> Run:
+    """Run the steps of ``course``, for a backward pass from the end to step ``first``.
 
     The run stores the state before each of these steps and the gradient used (MixFlow-MG saves
     both), but no graph. In the backward pass, a step costs one Hessian product, which also yields
     the mixed product.
     """
-    g = problem.g
-    data = problem.lower_data
+    g = course.problem.g
+    data = course.problem.lower_data
     still = detach(theta)
+    index = course.index
+    x, *moments = course.state()
     state = [detach(x), *moments]
     start = x
     states = []
     steps = []
     losses = []
-    for step, coefficients in enumerate(numbers):
+    for step, rate in enumerate(course.rates):
+        coefficients = rule.numbers(step, rate, course.decay)
         rows = None if index is None else index[step]
         point, taken, loss = gradient_of_step(
-            g, still, state[0], pieces(data, rows, accumulate), graph=False
+            g, still, state[0], pieces(data, rows, course.accumulate), graph=False
         )
         losses.append(loss)
         if step >= first:
@@ -59,16 +51,12 @@ def mixed_run(
             state = rule.stepped(
                 detach(point), clipped(rule.clip, taken, list(x)), state[1:], coefficients
             )
-    return Run(
-        theta, start, [*states, state], steps, losses, partial(_back, g, rule, data, accumulate)
-    )
+    return Run(theta, start, [*states, state], steps, losses, partial(_back, course, rule))
 
 
 def _back(
-    g: Loss,
+    course: Course,
     rule: Rule,
-    data: Data,
-    accumulate: int,
     theta: Tree,
     state: list[Tree],
     rows: Tensor | None,
@@ -93,8 +81,8 @@ def _back(
     grads = iter(torch.autograd.grad(ends, inputs, weights, materialize_grads=True))
     v = {name: next(grads) for name in x}
     before = [{name: next(grads) for name in tree} for tree in (x, *moments)]
-    for share, batch in pieces(data, rows, accumulate):
-        mixed, product = second_products(g, theta, state[0], batch, v)
+    for share, batch in pieces(course.problem.lower_data, rows, course.accumulate):
+        mixed, product = second_products(course.problem.g, theta, state[0], batch, v)
         sums = {name: leaf + share * mixed[name] for name, leaf in sums.items()}
         before[0] = {name: leaf + share * product[name] for name, leaf in before[0].items()}
     return sums, before

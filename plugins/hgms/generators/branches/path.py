@@ -11,36 +11,21 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from hgms.generators.branches.backward import Run, compiled_run
-from hgms.generators.branches.differentiable import differentiable_step
+from hgms.generators.branches.differentiable import Course, differentiable_step
 from hgms.generators.branches.mixed_mode import mixed_run
 from hgms.generators.branches.steps import advance, pieces, slope_of
 from hgms.generators.branches.torch_branches import advance_torch
-from hgms.optim.rule import Rule
 from hgms.optim.torch_rule import TorchRule
-from hgms_core import Cost, Group, LastStep, Problem, Tree, clone, detach
+from hgms_core import Cost, Group, LastStep, Tree, clone, detach
 
 Replay = Callable[[Tensor, Tree, int | None], tuple[Tree, Cost]]
 """The type of ``replay`` in :class:`hgms_core.Candidates`: (index, θ, last) → (candidate, cost)."""
 
 
 @frozen(eq=False)
-class Path:
-    """A run with one step per rate: its start, its moments and its row numbers (None: all rows).
+class Path(Course):
+    """A run that can be repeated; ``mixed`` selects mixed-mode differentiation backward."""
 
-    ``accumulate`` is the number of batches per step. ``mixed`` selects mixed-mode differentiation
-    for the backward pass. With a torch optimiser, rates and decay are factors on the optimiser's
-    settings.
-    """
-
-    rule: Rule | TorchRule
-    problem: Problem
-    x: Tree
-    moments: Tree
-    index: Tensor | None
-    rates: list[float]
-    decay: float
-    rows: int
-    accumulate: int = 1
     mixed: bool = False
 
     def states(self, theta: Tree, last: int) -> Iterator[tuple[list[Tree], Tensor]]:
@@ -50,7 +35,7 @@ class Path:
         ``last`` graphs of a gradient.
         """
         still = detach(theta)
-        state = [self.x, *self.rule.parts(self.moments, list(self.x))]
+        state = self.state()
         for step, rate in enumerate(self.rates):
             graph = step >= len(self.rates) - last
             numbers = self.rule.numbers(step, rate, self.decay)
@@ -65,18 +50,7 @@ class Path:
         """Return the run by compiled functions, or None if it is not compiled."""
         if isinstance(self.rule, TorchRule) or self.accumulate > 1:
             return None
-        moments = self.rule.parts(self.moments, list(self.x))
-        return compiled_run(
-            self.problem,
-            theta,
-            self.rule,
-            self.x,
-            moments,
-            self.index,
-            self.rates,
-            self.decay,
-            self.rows,
-        )
+        return compiled_run(self, self.rule, theta)
 
     def kept(self, theta: Tree, graphs: int) -> Run | None:
         """Return the run with the data for a backward pass through its last ``graphs`` steps.
@@ -86,22 +60,7 @@ class Path:
         steps = len(self.rates)
         if not self.mixed or not graphs or isinstance(self.rule, TorchRule):
             return self.compiled(theta) if graphs in (0, steps) else None
-        numbers = [
-            self.rule.numbers(step, rate, self.decay) for step, rate in enumerate(self.rates)
-        ]
-        moments = self.rule.parts(self.moments, list(self.x))
-        first = steps - graphs
-        return mixed_run(
-            self.problem,
-            theta,
-            self.rule,
-            self.x,
-            moments,
-            self.index,
-            numbers,
-            self.accumulate,
-            first,
-        )
+        return mixed_run(self, self.rule, theta, first=steps - graphs)
 
     def replay(self, theta: Tree, last: int | None) -> tuple[Tree, Cost]:
         """Return the end of the run, and the cost of the forward and backward pass."""

@@ -2,37 +2,16 @@
 
 from __future__ import annotations
 
-from attrs import frozen
+from attrs import evolve
 from torch import Tensor
 
 from hgms.compiled import programs_of
 from hgms.generators.branches.program import advance_compiled
-from hgms.generators.branches.steps import advance, of_part, slope_of
+from hgms.generators.branches.steps import Plan, advance, of_part, slope_of
 from hgms.generators.branches.torch_branches import advance_torch, joined
 from hgms.optim.rule import Rule
 from hgms.optim.torch_rule import TorchRule
 from hgms_core import Group, Mode, Problem, Tree, groups
-
-
-@frozen(kw_only=True, eq=False)
-class Plan:
-    """The steps of N branches.
-
-    ``index`` contains the row numbers of each step (None: all rows). With ``own``, a branch axis
-    comes first. ``rates`` has one rate per step and branch, ``decays`` one per branch. With a torch
-    optimiser, both are factors on the optimiser's settings. A step uses ``rows`` rows, in
-    ``accumulate`` batches.
-    """
-
-    rule: Rule | TorchRule
-    index: Tensor | None
-    own: bool
-    rates: list[list[float]]
-    decays: list[float]
-    rows: int
-    accumulate: int
-    mode: Mode
-    chunk: int | None
 
 
 def run_all(
@@ -83,10 +62,8 @@ def _run(
     decays = plan.decays[members]
     calls = len(rates) * len(decays)
     if programs is not None and isinstance(rule, Rule) and plan.accumulate == 1:
-        loss = advance_compiled(
-            programs, name, problem, theta, rule, group, moments, index, rates, decays, plan.rows
-        )
-        return loss, [], calls
+        mine = evolve(plan, index=index, rates=rates, decays=decays)
+        return advance_compiled(programs, name, mine, problem, theta, group, moments), [], calls
     slope = slope_of(problem, theta, group, index, accumulate=plan.accumulate)
     if isinstance(rule, TorchRule):
         loss, memories, took = advance_torch(rule, group, moments, slope, rates, decays, remember)

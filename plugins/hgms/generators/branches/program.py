@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from functools import partial
 
 import torch
-from attrs import evolve
+from attrs import evolve, frozen
 from torch import Tensor
 
 from hgms.compiled import Programs
+from hgms.generators.branches.steps import Plan
 from hgms.optim.adam import corrections
 from hgms.optim.rule import Coefficients, Rule, move_
 from hgms_core import Group, Loss, Problem, Tree, clone, gradient
@@ -24,33 +25,48 @@ TINY = 100_000
 """Maximum multiply-adds per step for twice as many steps per compiled function."""
 
 
+@frozen
+class Block:
+    """What compiled steps depend on: the rule, a stack or one branch, decay, and the axis of steps.
+
+    The axis is that of the batches (None: all steps use the same batch).
+    """
+
+    rule: Rule
+    stacked: bool
+    decayed: bool
+    axis: int | None
+
+
 def advance_compiled(
     programs: Programs,
     name: str,
+    plan: Plan,
     problem: Problem,
     theta: Tree,
-    rule: Rule,
     group: Group,
     moments: Tree,
-    index: Tensor | None,
-    rates: Sequence[Sequence[float]],
-    decays: Sequence[float],
-    rows: int,
 ) -> Tensor:
     """Run :func:`advance` with compiled functions, requested under the generator's ``name``.
 
-    ``index`` contains the row numbers of every step, ``[steps, rows]`` (None: all rows). A member
-    axis comes first if members have different rows.
+    ``plan`` is that of the group. Its index contains the row numbers of every step, ``[steps,
+    rows]`` (None: all rows). A member axis comes first if members have different rows.
     """
-    stacked = isinstance(group.part, slice)
+    rule = plan.rule
+    assert isinstance(rule, Rule), "steps of torch optimisers are not compiled"
+    index = plan.index
+    rates = plan.rates
     like = next(iter(group.x.values()))
-    numbers = table(rule, rates, decays, like)
-    decayed = any(decays)
-    axis = None if index is None else index.dim() - 2
+    numbers = table(rule, rates, plan.decays, like)
+    form = Block(
+        evolve(rule, done=0),
+        isinstance(group.part, slice),
+        any(plan.decays),
+        None if index is None else index.dim() - 2,
+    )
     # The key uses the problem's loss, because the group's loss may be a new object in each call.
-    key = (name, problem.g, evolve(rule, done=0), stacked, decayed, axis)
-    block = programs(key, partial(_block, group.loss, rule, stacked, decayed, axis))
-    length = _length(len(rates), sum(leaf.numel() for leaf in group.x.values()) * rows)
+    block = programs((name, problem.g, form), partial(_block, group.loss, form))
+    length = _length(len(rates), sum(leaf.numel() for leaf in group.x.values()) * plan.rows)
     x = group.x
     last = moments
     value = torch.empty(())
@@ -64,21 +80,12 @@ def advance_compiled(
 
 
 def _block(
-    loss: Loss,
-    rule: Rule,
-    stacked: bool,
-    decayed: bool,
-    axis: int | None,
-    theta: Tree,
-    x: Tree,
-    moments: Tree,
-    batches: Tree,
-    numbers: Tensor,
+    loss: Loss, form: Block, theta: Tree, x: Tree, moments: Tree, batches: Tree, numbers: Tensor
 ) -> tuple[Tree, Tree, Tensor]:
     """Take one step per row of ``numbers`` and return (x, moments, lower losses before the last
     step).
 
-    ``batches`` contains one batch per step along ``axis`` (None: all steps use the same batch).
+    ``batches`` contains one batch per step along ``form.axis``.
     """
     x = clone(x)
     moments = clone(moments)
@@ -86,14 +93,16 @@ def _block(
     for step, row in enumerate(numbers.unbind()):
         batch = (
             batches
-            if axis is None
-            else {name: leaf.select(axis, step) for name, leaf in batches.items()}
+            if form.axis is None
+            else {name: leaf.select(form.axis, step) for name, leaf in batches.items()}
         )
         grads, value = gradient(loss, theta, x, batch)
         coefficients = Coefficients(
-            row[0], row[1] if decayed else None, row[2], row[3].reshape(-1)[0]
+            row[0], row[1] if form.decayed else None, row[2], row[3].reshape(-1)[0]
         )
-        move_(rule, list(x.values()), list(moments.values()), grads, coefficients, stacked)
+        move_(
+            form.rule, list(x.values()), list(moments.values()), grads, coefficients, form.stacked
+        )
     return x, moments, value
 
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from hgms.optim import Clip, LowerOptimizer, Torch
 from hgms.optim.rule import Coefficients, Rule, move_
-from hgms_core import ConfigError, Data, Group, Problem, State, Tree, gradient, repeat
+from hgms.optim.torch_rule import TorchRule
+from hgms_core import ConfigError, Data, Group, Mode, Problem, State, Tree, gradient, repeat
 
 
 def starts(start: State, count: int, members: Sequence[int]) -> tuple[Tree, Tree]:
@@ -46,6 +47,27 @@ def check_mixed(way_back: str, optimizer: LowerOptimizer) -> None:
             place=("way_back",),
             hint='change the optimizer, or set way_back = "graph"',
         )
+
+
+@frozen(kw_only=True, eq=False)
+class Plan:
+    """The steps of N branches.
+
+    ``index`` contains the row numbers of each step (None: all rows). With ``own``, a branch axis
+    comes first. ``rates`` has one rate per step and branch, ``decays`` one per branch. With a torch
+    optimiser, both are factors on the optimiser's settings. A step uses ``rows`` rows, in
+    ``accumulate`` batches.
+    """
+
+    rule: Rule | TorchRule
+    index: Tensor | None
+    own: bool
+    rates: list[list[float]]
+    decays: list[float]
+    rows: int
+    accumulate: int
+    mode: Mode
+    chunk: int | None
 
 
 @frozen(eq=False)
