@@ -151,8 +151,8 @@ def test_the_long_description_has_no_links_to_files() -> None:
     assert not links.search(text)
 
 
-PARAMETERS = (8, 40)
-FIELDS = (12, 23)
+PARAMETERS = (8, 24)
+FIELDS = (12, 9)
 PUBLIC_NAMES = 60
 """Concepts, not lines, are capped: how many one may have, and how many functions or classes have
 more. The second numbers and the last are ratchets: lower them when the code allows."""
