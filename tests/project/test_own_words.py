@@ -38,7 +38,6 @@ RECORDED = {"hypergradient_norm", "upper_loss", "validation_loss"}
 
 ALLOWED = {
     "hgms_core": {
-        "last": "a value of keep",
         "floor": "a role of methods",
         "validation_split": "the place of an error",
     },
@@ -65,8 +64,8 @@ ALLOWED = {
             ("learn_start", "mixture", "reference", "tilt"), "defaults of a configuration file"
         ),
         "identity": "a mark of functions that are told apart",
-        "last": "a value of keep",
     },
+    "hgms.distributed": {"store": "an argument of torch.distributed"},
     "hgms.integrations": {"runs": "a folder of trackers"},
     "hgms.runs": {"runs": "the default folder", "scipy": "a library, whose version is recorded"},
     "hgms_mix.surface": {
@@ -77,7 +76,6 @@ ALLOWED = {
     "hgms.testing": {
         "branches": "the part that the kit takes first",
         "penalty": "a variable of the kit's own problems",
-        "projection": "a check",
         "restart": "a value of carry_rule",
     },
 }
