@@ -39,14 +39,14 @@ LENGTHS = (5, 20)
 WAYS = ("graph", "mixed")
 
 
-def hypergradient(problem: Problem, steps: int, rows: int, way_back: Any) -> Estimate:
+def hypergradient(problem: Problem, steps: int, rows: int, backward: Any) -> Estimate:
     generator = Branches(
         count=1,
         steps=steps,
         optimizer=AdamW(lr=1e-3),
         batch_size=rows,
         keep_graph=True,
-        way_back=way_back,
+        backward=backward,
     )
     candidates = generator.propose(problem, problem.theta0, generator.init(problem, Key(0)), Key(0))
     return Unrolled().estimate(

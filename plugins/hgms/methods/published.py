@@ -149,7 +149,7 @@ MIXFLOW = Composition(
     source="Kemaev et al., ICML 2025 (arXiv 2505.00793).",
     parts={
         **HG_BASELINE.parts,
-        "generator": {**HG_BASELINE.parts["generator"], "way_back": "mixed"},
+        "generator": {**HG_BASELINE.parts["generator"], "backward": "mixed"},
     },
     on=HG_BASELINE.on,
 )

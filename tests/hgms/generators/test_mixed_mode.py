@@ -69,7 +69,7 @@ def test_it_is_the_derivative_of_the_graph(path: str, last: int | None) -> None:
     generator = PATHS.get(path, PATHS["trajectory"])
     problem = LEARNED if path == "learned start" else PROBLEM
     expected, value = (
-        ended(evolve(generator, way_back=way), last, problem) for way in ("graph", "mixed")
+        ended(evolve(generator, backward=way), last, problem) for way in ("graph", "mixed")
     )
     assert_same(value[0], expected[0], rtol=1e-11, atol=1e-15)
     assert value[1] == expected[1]
@@ -77,7 +77,7 @@ def test_it_is_the_derivative_of_the_graph(path: str, last: int | None) -> None:
 
 def test_it_calls_the_loss_once_a_step_on_each_way_and_holds_no_graph() -> None:
     problem, calls = counted(PROBLEM)
-    generator = Branches(count=1, steps=6, optimizer=AdamW(lr=0.05), way_back="mixed")
+    generator = Branches(count=1, steps=6, optimizer=AdamW(lr=0.05), backward="mixed")
     candidates = generator.propose(problem, THETA, generator.init(problem, KEY), KEY)
     branch: Any = candidates.branch(torch.tensor(0))
     leaves = {name: leaf.clone().requires_grad_() for name, leaf in THETA.items()}

@@ -68,7 +68,7 @@ class Branches:
         keep_graph: with one branch, build its graph while proposing, so that ``unrolled`` does not
             replay it: saves K lower gradients per outer step. With several branches, the selected
             branch is still replayed, so the memory is the memory of one branch.
-        way_back: backward pass of a replay: through the ``graph`` of all its steps, or ``mixed``.
+        backward: backward pass of a replay: through the ``graph`` of all its steps, or ``mixed``.
             ``mixed`` goes step by step from the end, each step from the state before it, with
             reverse-over-forward products (MixFlow-MG). It gives the same derivative, with K states
             in memory instead of K graphs. It requires losses with forward-mode derivatives, and
@@ -108,11 +108,11 @@ class Branches:
     mode: Mode = "auto"
     chunk: int | None = field(default=None, validator=optional_whole)
     keep_graph: bool = False
-    way_back: Literal["graph", "mixed"] = "graph"
+    backward: Literal["graph", "mixed"] = "graph"
     memory_hints = lowering(same=["chunk"], other=["accumulate", "batch_size", "count"])
 
     def __attrs_post_init__(self) -> None:
-        check_mixed(self.way_back, self.optimizer)
+        check_mixed(self.backward, self.optimizer)
 
     def init(self, problem: Problem, key: Key) -> State:
         x = repeat(problem.x0, self.count if self.carry_rule == "per-branch" else 1)
@@ -252,7 +252,7 @@ class Branches:
             decay=self.optimizer.decay * self.diversity.decays(self.count)[member],
             rows=problem.lower_data.count(self.batch_size),
             accumulate=self._parts(problem.lower_data),
-            mixed=self.way_back == "mixed",
+            mixed=self.backward == "mixed",
         )
 
     def _begin(

@@ -36,16 +36,16 @@ def starts(start: State, count: int, members: Sequence[int]) -> tuple[Tree, Tree
     return own(start["x"]), own(start["moments"])
 
 
-def check_mixed(way_back: str, optimizer: LowerOptimizer) -> None:
+def check_mixed(backward: str, optimizer: LowerOptimizer) -> None:
     """Raise ConfigError for mixed-mode differentiation through an optimiser of torch."""
     inner = optimizer.optimizer if isinstance(optimizer, Clip) else optimizer
-    if way_back == "mixed" and isinstance(inner, Torch):
+    if backward == "mixed" and isinstance(inner, Torch):
         raise ConfigError(
             "conflicting-options",
-            "way_back='mixed' requires the optimizer 'sgd' or 'adamw', but the generator has "
+            "backward='mixed' requires the optimizer 'sgd' or 'adamw', but the generator has "
             "'torch'",
-            place=("way_back",),
-            hint='change the optimizer, or set way_back = "graph"',
+            place=("backward",),
+            hint='change the optimizer, or set backward = "graph"',
         )
 
 

@@ -60,7 +60,7 @@ class Trajectory:
         keep_graph: build the run's graph while proposing, so that ``unrolled`` does not replay it:
             saves up to K lower gradients per outer step. Only for ``unrolled``, and for runs whose
             K graphs fit into memory.
-        way_back: as in ``branches``.
+        backward: as in ``branches``.
 
     Cost: K lower gradients. Memory: N + 1 lower states, and the moments of one state; with
         ``keep_graph`` K graphs of a gradient.
@@ -90,12 +90,12 @@ class Trajectory:
     batch_size: int | None = field(default=None, validator=optional_whole)
     carry_rule: Literal["selected", "last", "restart"] = "selected"
     keep_graph: bool = False
-    way_back: Literal["graph", "mixed"] = "graph"
+    backward: Literal["graph", "mixed"] = "graph"
 
     memory_hints = lowering(other=["batch_size"])
 
     def __attrs_post_init__(self) -> None:
-        check_mixed(self.way_back, self.optimizer)
+        check_mixed(self.backward, self.optimizer)
 
     def init(self, problem: Problem, key: Key) -> State:
         return {"x": dict(problem.x0)}
@@ -226,5 +226,5 @@ class Trajectory:
             rates=[rate for (rate,) in rates[:steps]],
             decay=self.optimizer.decay,
             rows=problem.lower_data.count(self.batch_size),
-            mixed=self.way_back == "mixed",
+            mixed=self.backward == "mixed",
         )
