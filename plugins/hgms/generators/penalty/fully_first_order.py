@@ -112,7 +112,7 @@ class FullyFirstOrder:
         penalty = self.penalty * age**self.growth
         slower = age**-self.decay
         numbers = (self.lr * slower, self.inner_lr * slower, penalty)
-        function = partial(self._moved, problem.g, problem.f)
+        function = partial(self._moved, (problem.g, problem.f))
         programs = programs_of(problem) if self.steps <= shared.STEPS else None
 
         def step(y: Tree, aux: Tree, key: Key) -> tuple[Tree, Tree, Tensor]:
@@ -142,8 +142,7 @@ class FullyFirstOrder:
 
     def _moved(
         self,
-        g: Loss,
-        f: Loss,
+        losses: tuple[Loss, Loss],
         numbers: Numbers,
         y: Tree,
         z: Tree,
@@ -152,6 +151,7 @@ class FullyFirstOrder:
         above: list[Tree],
     ) -> tuple[Tree, Tree, Tensor]:
         """Take the step of one pair, as a function of tensors; ``numbers`` are η_y, η_z and λ_k."""
+        g, f = losses
         rate, inner_rate, penalty = numbers
         for batch, upper_batch in zip(below[:-1], above[:-1], strict=True):
             y, _ = shared.penalised_step(g, f, rate, penalty, theta, y, batch, upper_batch)

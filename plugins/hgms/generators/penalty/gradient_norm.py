@@ -114,7 +114,7 @@ class GradientNorm:
         passes = 1 if shared.is_full(data, self.batch_size) else 2
 
         programs = programs_of(problem)
-        function = partial(self._moved, problem.g, problem.f)
+        function = partial(self._moved, (problem.g, problem.f))
 
         def step(y: Tree, aux: Tree, key: Key) -> tuple[Tree, Tree, Tensor]:
             # Each batch has a separate key: batches from one shuffled epoch would not be
@@ -151,8 +151,7 @@ class GradientNorm:
 
     def _moved(
         self,
-        g: Loss,
-        f: Loss,
+        losses: tuple[Loss, Loss],
         weights: Numbers,
         y: Tree,
         m: Tree,
@@ -163,6 +162,7 @@ class GradientNorm:
         """Take the step of one branch, as a function of tensors; ``weights`` are c_k and ½ c_k
         γ_k.
         """
+        g, f = losses
         scale, penalty = weights
         upper = shared.tracked(theta)
         lower = shared.tracked(y)

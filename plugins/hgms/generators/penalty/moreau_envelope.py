@@ -105,7 +105,7 @@ class MoreauEnvelope:
     ) -> Candidates:
         numbers = (1 / (self.penalty * (start["step"] + 1) ** self.growth),)
         programs = programs_of(problem)
-        function = partial(self._moved, problem.g, problem.f)
+        function = partial(self._moved, (problem.g, problem.f))
 
         def step(y: Tree, aux: Tree, key: Key) -> tuple[Tree, Tree, Tensor]:
             below, above = shared.draw_each(problem, key, self, 2)
@@ -134,8 +134,7 @@ class MoreauEnvelope:
 
     def _moved(
         self,
-        g: Loss,
-        f: Loss,
+        losses: tuple[Loss, Loss],
         numbers: Numbers,
         y: Tree,
         z: Tree,
@@ -144,6 +143,7 @@ class MoreauEnvelope:
         above: Tree,
     ) -> tuple[Tree, Tree, Tensor]:
         """Take the step of one pair, as a function of tensors; the only number is 1/c_k."""
+        g, f = losses
         (scale,) = numbers
         grads, _ = gradient(g, theta, z, below[0])
         pulled = {

@@ -94,7 +94,7 @@ class Soba:
         (below, rows), (above, upper_rows) = self._batches(problem, key)
         rates = [lr / (start["step"] + 1) ** self.decay for lr in (self.lr, self.v_lr)]
         settings = (self.name, self, problem.g, problem.f)
-        function = partial(self._moved, problem.g, problem.f)
+        function = partial(self._moved, (problem.g, problem.f))
         trees = (start["x"], start["v"], theta, below, above)
         moved, aux, loss = launch(programs_of(problem), settings, function, rates, *trees)
         cost = Cost(
@@ -113,8 +113,7 @@ class Soba:
 
     def _moved(
         self,
-        g: Loss,
-        f: Loss,
+        losses: tuple[Loss, Loss],
         rates: Numbers,
         x: Tree,
         v: Tree,
@@ -126,6 +125,7 @@ class Soba:
 
         ``rates`` are η_k and ρ_k.
         """
+        g, f = losses
         upper, lower = (
             [leaf.detach().requires_grad_() for leaf in tree.values()] for tree in (theta, x)
         )
