@@ -100,18 +100,14 @@ class Agreement:
         if not state["step"]:  # the first network is not trained: no lower row is selected
             x = problem.x0
             theta = self._kept(problem, torch.zeros_like(theta[rows.leaf], dtype=torch.bool))
-        x, lower, upper, cost = joint.train(
-            problem,
-            self.name,
-            theta,
-            x,
-            key,
+        training = joint.Training(
             steps=self.steps,
             lr=self.lr,
             tilt=self.tilt,
             batch_size=self.batch_size,
             upper_batch_size=self.upper_batch_size,
         )
+        x, lower, upper, cost = joint.train(problem, self.name, theta, x, key, training)
         losses, spent = shared.all_losses(problem, rows, x)
         usual, more = shared.usual_loss(self, problem, rows, x, self.share)
         fits = losses <= usual

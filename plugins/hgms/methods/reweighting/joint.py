@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from attrs import frozen
 from torch import Tensor
 
 from hgms.compiled import Numbers, launch, programs_of
@@ -14,21 +15,31 @@ from hgms.methods.reweighting import shared
 from hgms_core import Batch, Cost, Key, Loss, Problem, Tree
 
 
+@frozen
+class Training:
+    """Steps of Adam on g(θ, ·) + tilt·f; the rate decreases from ``lr`` to 0 as a cosine."""
+
+    steps: int
+    lr: float
+    tilt: float
+    batch_size: int | None
+    upper_batch_size: int | None
+
+
+@frozen
+class Losses:
+    """g, and f over validation rows: the mean of each part, weighted by its share of the rows."""
+
+    g: Loss
+    f: Loss
+    shares: tuple[float, ...]
+    tilt: float
+
+
 def train(
-    problem: Problem,
-    name: str,
-    theta: Tree,
-    x: Tree,
-    key: Key,
-    *,
-    steps: int,
-    lr: float,
-    tilt: float,
-    batch_size: int | None,
-    upper_batch_size: int | None,
+    problem: Problem, name: str, theta: Tree, x: Tree, key: Key, training: Training
 ) -> tuple[Tree, Tensor, Tensor, Cost]:
-    """Run ``steps`` steps of Adam on g(θ, ·) + tilt·f; the rate decreases from ``lr`` to 0 as a
-    cosine.
+    """Run the steps of ``training``.
 
     Return x, the last g and f, and the cost. f is on the rows of the roles ``differentiate`` and
     ``select``.
@@ -36,13 +47,16 @@ def train(
     moments = shared.no_moments("adam", x)
     cost = Cost()
     shares = tuple(share for share, _ in shared.joint_parts(problem))
-    settings = (f"{name} training", problem.g, problem.f, shares, tilt)
-    function = partial(_moved, problem.g, problem.f, shares, tilt)
+    losses = Losses(problem.g, problem.f, shares, training.tilt)
+    settings = (f"{name} training", losses)
+    function = partial(_moved, losses)
     lower = upper = torch.empty(())
-    for number in range(steps):
-        below, size = shared.lower_batch(problem, key.derive(), number, batch_size)
-        above, upper_size = shared.joint_batches(problem, key.fold(number), upper_batch_size)
-        rate = lr * 0.5 * (1 + math.cos(math.pi * number / steps))
+    for number in range(training.steps):
+        below, size = shared.lower_batch(problem, key.derive(), number, training.batch_size)
+        above, upper_size = shared.joint_batches(
+            problem, key.fold(number), training.upper_batch_size
+        )
+        rate = training.lr * 0.5 * (1 + math.cos(math.pi * number / training.steps))
         numbers = shared.numbers(rate, number + 1)
         x, moments, lower, upper = launch(
             programs_of(problem), settings, function, numbers, x, moments, theta, below, above
@@ -52,10 +66,7 @@ def train(
 
 
 def _moved(
-    g: Loss,
-    f: Loss,
-    shares: tuple[float, ...],
-    tilt: float,
+    losses: Losses,
     numbers: Numbers,
     x: Tree,
     moments: Tree,
@@ -65,9 +76,9 @@ def _moved(
 ) -> tuple[Tree, Tree, Tensor, Tensor]:
     leaves = shared.tracked(x)
     with torch.enable_grad():
-        lower = g(theta, leaves, below)
-        upper = joint_loss(f, shares, theta, leaves, above)
-        slope = shared.gradient_of(lower + tilt * upper, leaves)
+        lower = losses.g(theta, leaves, below)
+        upper = joint_loss(losses.f, losses.shares, theta, leaves, above)
+        slope = shared.gradient_of(lower + losses.tilt * upper, leaves)
     x, moments = shared.moved("adam", 0.0, numbers, x, slope, moments)
     return x, moments, lower.detach(), upper.detach()
 

@@ -190,18 +190,15 @@ class SmallLoss:
         none = shared.as_theta(
             problem, rows, torch.full_like(problem.theta0[rows.leaf], -shared.LARGEST)
         )
-        x, _, _, cost = joint.train(
-            problem,
-            self.name,
-            none,
-            problem.initial(key),
-            key,
+        training = joint.Training(
             steps=self.estimate_steps,
             lr=1e-2,
             tilt=1.0,
             batch_size=self.batch_size,
             upper_batch_size=self.upper_batch_size,
         )
+        start = problem.initial(key)
+        x, _, _, cost = joint.train(problem, self.name, none, start, key, training)
         losses, spent = shared.all_losses(problem, rows, x)
         usual, more = shared.usual_loss(self, problem, rows, x, 0.8)
         share = float((losses <= usual).double().mean())
