@@ -237,7 +237,11 @@ class RunFolder:
         name = f"checkpoint-{step}.safetensors"
         own.write(name, state_bytes(state))
         self._commit(own, [name, *self._logs()], {"step": step, "state": name}, summary)
-        own.remove_unrecorded("checkpoint-*.safetensors*")
+        self.remove_old_states()
+
+    def remove_old_states(self) -> None:
+        """Remove the states that a killed process left next to the recorded state."""
+        self.artifact.remove_unrecorded("checkpoint-*.safetensors*")
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Record the result. The recorded state and the recorded rows stay as they are."""
@@ -282,7 +286,6 @@ class RunFolder:
             self.summary.unlink(missing_ok=True)
         for name in LOGS:
             own.rewind(name)
-        own.remove_unrecorded("checkpoint-*.safetensors*")
         return last_seconds(self.timings) or 0.0
 
     # --- reading

@@ -143,6 +143,7 @@ class Recorder:
     def reread(self) -> None:
         """Read the rows in the folder."""
         assert self.folder is not None
+        self.folder.remove_old_states()
         self.rows = self.folder.records()
         self.diagnoses = self.folder.diagnoses()
 

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from support.descent import Descent, descend, resumed, signals
+from support.descent import Descent, descend, files, resumed, signals
 from support.helpers import run_files
 from support.processes import Server, forked, rows_written, strike
 
@@ -74,6 +74,14 @@ def test_the_first_signal_is_heard_and_a_second_one_stops_at_once(
         descend(Descent(before=twice))
     assert len(heard) == 1
     assert "a second Ctrl-C stops at once" in heard[0]
+
+
+def test_a_kill_right_after_the_end_leaves_no_old_state(tmp_path: Path) -> None:
+    descend(folder=tmp_path / "run")
+    before = files(tmp_path / "run")
+    (tmp_path / "run" / "checkpoint-3.safetensors").write_bytes(b"of an earlier step")
+    assert descend(folder=tmp_path / "run", resume=True).summary["status"] == "done"
+    assert files(tmp_path / "run") == before
 
 
 # --- the command, in a process of its own
