@@ -305,7 +305,9 @@ def of_data(folder: Path, chance: random.Random) -> list[str]:
         else ""
     )
     sizes = (
-        ", validation_size = 50, test_size = 50, hidden = 4" if task == "imbalanced-loss" else sizes
+        ", validation_size = 50, test_size = 50, network.hidden = 4"
+        if task == "imbalanced-loss"
+        else sizes
     )
     text = 'budget = "1 step"\nmethod = { name = "hg-implicit", generator.steps = 2 }\n'
     text += f'task = {{ name = "{task}", dataset = "{name}"{sizes} }}\n'

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from hgms.tasks.cleaning import HyperCleaning
+from hgms.tasks.cleaning import HyperCleaning, Start
 from hgms.tasks.regression import LogisticCv
 
 CLONE = os.environ.get("BENCHMARK_BILEVEL", "")
@@ -54,8 +54,7 @@ def task_of(kind: str, tmp_path: Path) -> LogisticCv | HyperCleaning:
         hidden=0,
         omega=0.2,
         standardise=True,
-        theta0=-2.0,
-        start="zeros",
+        start=Start(lower="zeros", theta0=-2.0),
         train_size=20_000,
         validation_size=5_000,
         test_size=100,

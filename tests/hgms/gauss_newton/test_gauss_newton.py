@@ -18,7 +18,7 @@ from hgms.hypergradients import Implicit
 from hgms.methods.tilted import tilted
 from hgms.solvers import CG
 from hgms.tasks.cleaning import HyperCleaning
-from hgms.tasks.imbalanced import ImbalancedLoss
+from hgms.tasks.imbalanced import ImbalancedLoss, Layers
 from hgms.tasks.regression import LogisticCv, RidgeCv
 from hgms_core import Branch, Data, Outcome, Problem, Ravel, Tree, roles
 from hgms_core.capabilities import HasOutputs, find
@@ -113,7 +113,10 @@ def test_the_operator_of_a_tilted_level_is_the_sum_of_both() -> None:
     [
         HyperCleaning(train_size=30, validation_size=20, test_size=10, hidden=3),
         ImbalancedLoss(
-            validation_size=20, test_size=20, views=0, hidden=3, channels=(2, 2), smooth=True
+            validation_size=20,
+            test_size=20,
+            views=0,
+            network=Layers(hidden=3, channels=(2, 2), smooth=True),
         ),
         RidgeCv(),
         LogisticCv(dataset="sklearn:iris"),

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from hgms.adapters import hypergradient
-from hgms.tasks.cleaning import HyperCleaning
+from hgms.tasks.cleaning import HyperCleaning, Start
 from hgms_core import MatVec, Problem, Ravel, Tree
 
 CPU = torch.device("cpu")
@@ -137,7 +137,7 @@ def test_without_a_hidden_layer_it_is_softmax_regression_on_standardised_pixels(
     fit = cross_entropy(rows["pixels"] @ x["output.weight"].T + x["output.bias"], rows["label"])
     expected = 0.5 * fit + 0.2 * sum(leaf.square().sum() for leaf in x.values())
     assert_same(problem.g(problem.theta0, x, rows), expected, rtol=1e-12)
-    elsewhere = small(tmp_path, hidden=0, theta0=-2.0, start="zeros")
+    elsewhere = small(tmp_path, hidden=0, start=Start(lower="zeros", theta0=-2.0))
     assert elsewhere.theta0["logits"].unique().tolist() == [-2]
     zeros = (*elsewhere.x0.values(), elsewhere.references["uniform"]["logits"])
     assert not any(leaf.any() for leaf in zeros)

@@ -9,7 +9,7 @@ from support.helpers import rejects
 
 from hgms.tasks.circle import CircleDegenerate, CircleKink
 from hgms.tasks.cleaning import HyperCleaning
-from hgms.tasks.imbalanced import ImbalancedLoss
+from hgms.tasks.imbalanced import Adjustment, ImbalancedLoss, Layers
 from hgms.tasks.quadratic import Quadratic
 from hgms.tasks.regression import LogisticCv, RidgeCv
 from hgms.tasks.sphere import Sphere
@@ -40,8 +40,8 @@ from hgms_core import ConfigError
         (ImbalancedLoss, {"dataset": "minst"}, "wrong-value", "dataset"),
         (ImbalancedLoss, {"ratio": 0.0}, "out-of-range", "ratio"),
         (ImbalancedLoss, {"least": -1}, "out-of-range", "least"),
-        (ImbalancedLoss, {"channels": (3, 0)}, "wrong-value", "channels"),
-        (ImbalancedLoss, {"bound_gamma": 1.0}, "out-of-range", "bound_gamma"),
+        (Layers, {"channels": (3, 0)}, "wrong-value", "channels"),
+        (Adjustment, {"bound_gamma": 1.0}, "out-of-range", "bound_gamma"),
         (ImbalancedLoss, {"validation_split": (0.5, 0.5)}, "wrong-length", "validation_split"),
         (HyperCleaning, {"dataset": "minst"}, "wrong-value", "dataset"),
         (HyperCleaning, {"dataset": "idx:"}, "wrong-value", "dataset"),

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import hgms_core
 from hgms.adapters import hypergradient
-from hgms.tasks.imbalanced import ImbalancedLoss
+from hgms.tasks.imbalanced import Adjustment, ImbalancedLoss, Layers
 from hgms.tasks.imbalanced.rows import views
 from hgms_core import Key, Problem, Ravel, Tree
 
@@ -32,14 +32,12 @@ def tiny(folder: Path) -> Problem:
     np.savez(folder / "tiny.npz", images=pixels, labels=np.arange(120) % 10)
     return problem_of(
         dataset=f"npz:{folder / 'tiny.npz'}",
-        channels=(1, 2),
-        hidden=2,
+        network=Layers(channels=(1, 2), hidden=2, smooth=True),
         least=2,
         views=2,
         validation_size=25,
         test_size=20,
         validation_split=(1, 1, 1),
-        smooth=True,
         omega=0.02,
     )
 
@@ -51,7 +49,12 @@ def numbered(folder: Path, images: int = 1000, **fields: Any) -> Problem:
     pixels = np.zeros((images, 4, 5), np.uint8)
     pixels[:, 1, 2], pixels[:, 2, 2] = np.arange(images) // 256, np.arange(images) % 256
     np.savez(folder / "n.npz", images=pixels, labels=np.arange(images) % 10)
-    small = {"views": 0, "channels": (1, 1), "hidden": 2, "validation_size": 20, "test_size": 20}
+    small = {
+        "views": 0,
+        "network": Layers(channels=(1, 1), hidden=2),
+        "validation_size": 20,
+        "test_size": 20,
+    }
     return problem_of(dataset=f"npz:{folder / 'n.npz'}", **(small | fields))
 
 
@@ -128,8 +131,12 @@ def test_no_view_of_a_validation_image_is_drawn_and_epochs_cover_the_views() -> 
 
 @pytest.mark.parametrize("smooth", [False, True])
 def test_the_losses_are_those_of_a_module_written_down_plainly(smooth: bool) -> None:
-    omegas = {"omega": 0.03, "omega_delta": 0.2, "omega_gamma": 0.7}
-    problem = problem_of(channels=(3, 4), hidden=5, smooth=smooth, validation_size=37, **omegas)
+    problem = problem_of(
+        network=Layers(channels=(3, 4), hidden=5, smooth=smooth),
+        validation_size=37,
+        omega=0.03,
+        adjustment=Adjustment(omega_delta=0.2, omega_gamma=0.7),
+    )
     act, pool = (nn.SiLU, nn.AvgPool2d) if smooth else (nn.ReLU, nn.MaxPool2d)
     layers = {
         "conv1": nn.Conv2d(1, 3, 5, padding=2),

@@ -5,6 +5,7 @@ images.
 from __future__ import annotations
 
 from hgms.tasks.cleaning.task import HyperCleaning as HyperCleaning
+from hgms.tasks.cleaning.task import Start as Start
 from hgms_core import hookimpl
 
 

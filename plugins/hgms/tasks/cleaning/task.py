@@ -10,7 +10,7 @@ from typing import ClassVar, Literal, final
 
 import torch
 import torch.nn.functional as F
-from attrs import field
+from attrs import field, frozen
 from torch import Tensor
 
 from hgms.config import check_memory, validation_shares
@@ -45,6 +45,21 @@ def _mean(theta: Tree, x: Tree, scores: Tensor, batch: Tree) -> Tensor:
 UPPER = Composite(outputs=_outputs, criterion=_mean)
 
 
+@frozen(kw_only=True)
+class Start:
+    """The start of a run: every entry of θ0, and y0.
+
+    ``lower``: y0 is a ``fresh`` draw, or ``zeros`` (for ``hidden`` = 0: a hidden layer of zeros
+    stays symmetric).
+    """
+
+    shorthand: ClassVar[str] = "lower"
+    """The field that a string in place of the table sets."""
+
+    lower: Literal["fresh", "zeros"] = "fresh"
+    theta0: float = 0.0
+
+
 @final
 @component
 class HyperCleaning:
@@ -77,8 +92,7 @@ class HyperCleaning:
         5000, 500, 10000, 300 (the paper's) for other sets. ``test_size`` = 0: the test split of the
         set. ``hidden`` = 0: softmax regression, whose lower level is convex (strongly, if ω > 0).
         ``classes``: labels are 0 … classes − 1. ``omega``: ω.
-        theta0: every entry of θ0. ``start``: y0 is a ``fresh`` draw, or ``zeros`` (for ``hidden`` =
-            0: a hidden layer of zeros stays symmetric).
+        start: ``lower``, ``fresh`` or ``zeros``, and ``theta0``: see :class:`Start`.
         standardise: pixels with the mean and standard deviation of the training images, per pixel.
         validation_split: shares of the validation images for the roles differentiate, select and
             stop, in disjoint parts; (1, 1, 1): every role uses all images (as in the paper).
@@ -140,8 +154,7 @@ class HyperCleaning:
     classes: int = field(default=10, validator=at_least(2))
     omega: float = field(default=1e-4, validator=at_least(0))
     standardise: bool = False
-    theta0: float = 0.0
-    start: Literal["fresh", "zeros"] = "fresh"
+    start: Start = Start()
     validation_split: tuple[float, float, float] = field(
         default=(0.6, 0.2, 0.2), validator=validation_shares
     )
@@ -241,10 +254,10 @@ class HyperCleaning:
 
         uniform_weights = torch.zeros(len(true_label), dtype=dtype, device=device)
         x0 = fresh(key.fold("x0"))
-        if self.start == "zeros":
+        if self.start.lower == "zeros":
             x0 = {name: torch.zeros_like(leaf) for name, leaf in x0.items()}
         return Problem(
-            theta0={"logits": uniform_weights + self.theta0},
+            theta0={"logits": uniform_weights + self.start.theta0},
             x0=x0,
             g=Composite(outputs=_outputs, criterion=weighted),
             f=UPPER,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from hgms.tasks.imbalanced.task import Adjustment as Adjustment
 from hgms.tasks.imbalanced.task import ImbalancedLoss as ImbalancedLoss
+from hgms.tasks.imbalanced.task import Layers as Layers
 from hgms_core import hookimpl
 
 

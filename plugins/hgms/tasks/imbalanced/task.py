@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import ClassVar, final
 
 import torch
-from attrs import Attribute, field
+from attrs import Attribute, field, frozen
 from torch import Tensor
 
 from hgms.config import check_memory, validation_shares
@@ -35,6 +35,30 @@ def _two(
         raise ConfigError("wrong-value", message, place=("channels",))
 
 
+@frozen(kw_only=True)
+class Layers:
+    """The network's sizes; None for (8, 16), 32 on digits and (32, 64), 256 (the paper's) for other
+    sets.
+
+    ``smooth``: SiLU and mean pooling instead of ReLU and maximum pooling; g is then smooth
+    everywhere, not almost everywhere.
+    """
+
+    channels: tuple[int, int] | None = field(default=None, validator=_two)
+    hidden: int | None = field(default=None, validator=count)
+    smooth: bool = False
+
+
+@frozen(kw_only=True)
+class Adjustment:
+    """The bounds B_δ, B_γ of the shift and the scale, and their penalties ω_δ, ω_γ in f."""
+
+    bound_delta: float = field(default=0.5, validator=at_least(0))
+    bound_gamma: float = field(default=0.15, validator=[at_least(0), less_than(1)])
+    omega_delta: float = field(default=1e-2, validator=at_least(0))
+    omega_gamma: float = field(default=1e-2, validator=at_least(0))
+
+
 @final
 @component
 class ImbalancedLoss:
@@ -53,8 +77,8 @@ class ImbalancedLoss:
     ``_adjusted`` of h_y ⊙ γ + δ.
 
     Use when f has a direct θ term and the lower level is a real network. Avoid on a CPU with the
-    paper's sizes: a step on 64 MNIST images is 2 · 10⁹ multiply-adds (set ``channels`` and
-    ``hidden``, or use the digits).
+    paper's sizes: a step on 64 MNIST images is 2 · 10⁹ multiply-adds (decrease ``network``, or use the
+    digits).
 
     Arguments:
         dataset: ``digits`` (scikit-learn's, 8 × 8), ``mnist`` (IDX files in $HGMS_DATA/mnist;
@@ -72,11 +96,9 @@ class ImbalancedLoss:
         views, shift, rotation: each training image is replaced by ``views`` views (0: the unchanged
             image), drawn once from the seed: shifted by up to ``shift`` pixels (None for 1 on
             digits, 2 for other sets) and turned by up to ``rotation`` degrees.
-        channels, hidden: sizes of the network; None for (8, 16), 32 on digits and (32, 64), 256
-            (the paper's) for other sets.
-        smooth: SiLU and mean pooling instead of ReLU and maximum pooling; g is then smooth
-            everywhere, not almost everywhere.
-        omega, omega_delta, omega_gamma, bound_delta, bound_gamma: ω, ω_δ, ω_γ, B_δ, B_γ.
+        network: ``channels`` and ``hidden``, its sizes, and ``smooth``: see :class:`Layers`.
+        omega: ω. ``adjustment``: ``bound_delta``, ``bound_gamma``, ``omega_delta`` and
+            ``omega_gamma``, which are B_δ, B_γ, ω_δ, ω_γ.
 
     Errors: DataError (missing, damaged or too few images), MissingExtra (scikit-learn or datasets).
         Cost of ``evaluate``: one forward pass over each of test, validation and (unaugmented)
@@ -127,14 +149,9 @@ class ImbalancedLoss:
     views: int = field(default=4, validator=at_least(0))
     shift: int | None = field(default=None, validator=optional(at_least(0)))
     rotation: float = field(default=0.0, validator=[at_least(0), at_most(180)])
-    channels: tuple[int, int] | None = field(default=None, validator=_two)
-    hidden: int | None = field(default=None, validator=count)
-    smooth: bool = False
+    network: Layers = Layers()
     omega: float = field(default=5e-4, validator=at_least(0))
-    omega_delta: float = field(default=1e-2, validator=at_least(0))
-    omega_gamma: float = field(default=1e-2, validator=at_least(0))
-    bound_delta: float = field(default=0.5, validator=at_least(0))
-    bound_gamma: float = field(default=0.15, validator=[at_least(0), less_than(1)])
+    adjustment: Adjustment = Adjustment()
 
     def data_fingerprint(self) -> dict[str, list[str]]:
         """The checksums of the files of the image set."""
@@ -186,24 +203,24 @@ class ImbalancedLoss:
         )
         network = Network(
             shape=(colours, height, width),
-            channels=self.channels or ((8, 16) if digits else (32, 64)),
-            hidden=self.hidden or (32 if digits else 256),
+            channels=self.network.channels or ((8, 16) if digits else (32, 64)),
+            hidden=self.network.hidden or (32 if digits else 256),
             classes=CLASSES,
-            smooth=self.smooth,
+            smooth=self.network.smooth,
         )
 
+        by = self.adjustment
+
         def adjust(theta: Tree) -> tuple[Tensor, Tensor]:
-            return self.bound_delta * theta["delta_raw"].tanh(), self.bound_gamma * theta[
-                "gamma_raw"
-            ].tanh()
+            delta = by.bound_delta * theta["delta_raw"].tanh()
+            return delta, by.bound_gamma * theta["gamma_raw"].tanh()
 
         def losses(delta: Tensor, scale: Tensor, own: Tensor, batch: Tree) -> Tensor:
             return cross_entropy(own * (1 + scale) + delta, batch["label"])
 
         def penalty(delta: Tensor, scale: Tensor) -> Tensor:
-            return 0.5 * (
-                self.omega_delta * (delta * delta).sum() + self.omega_gamma * (scale * scale).sum()
-            )
+            of_delta = by.omega_delta * (delta * delta).sum()
+            return 0.5 * (of_delta + by.omega_gamma * (scale * scale).sum())
 
         def lower(theta: Tree, x: Tree, own: Tensor, batch: Tree) -> Tensor:
             return losses(*adjust(theta), own, batch).mean() + 0.5 * self.omega * _square(x)
