@@ -26,7 +26,8 @@ TASKS = {
     "circle-degenerate": "",
     "hyper-cleaning": "train_size = 60, validation_size = 20, test_size = 30, hidden = 4",
     "imbalanced-loss": (
-        "validation_size = 20, test_size = 20, network = { channels = [2, 2], hidden = 4 }, views = 1"
+        "validation_size = 20, test_size = 20, views = 1, "
+        "network = { channels = [2, 2], hidden = 4 }"
     ),
     "ridge-cv": "",
     "logistic-cv": 'dataset = "sklearn:iris"',

@@ -77,8 +77,8 @@ class ImbalancedLoss:
     ``_adjusted`` of h_y ⊙ γ + δ.
 
     Use when f has a direct θ term and the lower level is a real network. Avoid on a CPU with the
-    paper's sizes: a step on 64 MNIST images is 2 · 10⁹ multiply-adds (decrease ``network``, or use the
-    digits).
+    paper's sizes: a step on 64 MNIST images is 2 · 10⁹ multiply-adds (decrease ``network``, or use
+    the digits).
 
     Arguments:
         dataset: ``digits`` (scikit-learn's, 8 × 8), ``mnist`` (IDX files in $HGMS_DATA/mnist;
