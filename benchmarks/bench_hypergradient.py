@@ -45,7 +45,7 @@ from turns import (
 from hgms.compiled import Levels, Programs, calibrated, linearized, matrix_route
 from hgms.runs import RunConfig
 from hgms.solvers import CG
-from hgms_core import CallableSolver, Data, Estimate, Problem, Tree, implicit
+from hgms_core import CallableSolver, Data, Estimate, Linearization, Problem, Tree
 
 STEPS = 30
 ROWS = 5000
@@ -168,7 +168,9 @@ def point(
 
 
 def estimate(at: Point) -> Estimate:
-    return implicit(at.f, at.g, at.theta, at.x, CG(ridge=at.ridge, rtol=1e-12, max_steps=at.steps))
+    return Linearization.of(at.f, at.g, at.theta, at.x).hypergradient(
+        CG(ridge=at.ridge, rtol=1e-12, max_steps=at.steps)
+    )
 
 
 def plain(at: Point) -> Tensor:
@@ -320,7 +322,8 @@ def normal_equations(at: Point) -> Tensor:
             .value
         )
 
-    return implicit(at.f, at.g, at.theta, at.x, CallableSolver(solve)).value["logits"]
+    levels = Linearization.of(at.f, at.g, at.theta, at.x)
+    return levels.hypergradient(CallableSolver(solve)).value["logits"]
 
 
 @frozen

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hgms.solvers import CG, NystromCG
-from hgms_core import Outcome, implicit
+from hgms_core import Linearization, Outcome
 
 Tree = dict[str, Tensor]
 
@@ -113,9 +113,8 @@ def compare_products(outer_steps: int, ranks: tuple[int, ...]) -> list[dict]:
         for _ in range(outer_steps):
             for name, solver in solvers.items():
                 start = time.perf_counter()
-                result = implicit(
-                    f, g, at, point, solver, v0=last[name] if "warm" in name else None
-                )
+                start_value = last[name] if "warm" in name else None
+                result = Linearization.of(f, g, at, point).hypergradient(solver, start_value)
                 seconds[name].append(time.perf_counter() - start)
                 assert result.outcome is Outcome.CONVERGED, (name, result.outcome)
                 products[name].append(result.solution.products)

@@ -17,7 +17,6 @@ from hgms_core.hypergrad import (
     Strategy,
     cross_product,
     curvature,
-    implicit,
     upper_gradients,
 )
 from hgms_core.linear import CallableSolver, Inexact, LinearSystem, as_solver
@@ -104,7 +103,6 @@ __all__ = [
     "gradient",
     "groups",
     "hookimpl",
-    "implicit",
     "norm",
     "repeat",
     "roles",

@@ -451,22 +451,3 @@ class Linearization:
             solution=solution,
             cost=cost,
         )
-
-
-def implicit(
-    f: Bound,
-    g: Bound,
-    theta: Tree,
-    x: Tree,
-    solver: Any,
-    strategy: Strategy = "vjp",
-    v0: Tensor | None = None,
-    rows: tuple[int, int] = (1, 1),
-    precision: torch.dtype | None = None,
-) -> Estimate:
-    """Return the implicit hypergradient at a given lower state: equation (3) of the paper.
-
-    ``rows`` contains the numbers of examples in one call of (f, g), for the cost. ``precision`` is
-    the same as in :func:`curvature`.
-    """
-    return Linearization.of(f, g, theta, x, strategy, precision).hypergradient(solver, v0, rows)

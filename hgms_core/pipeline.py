@@ -136,7 +136,7 @@ class Pipeline:
         start = self.generator.carry(start, candidates, index, carry, problem)
 
         last = self.answer == "last"
-        x = candidates.at(candidates.count - 1) if last else candidates.branch(index).x
+        x = candidates.at(candidates.count - 1) if last else candidates.at(index)
         spent = selection.cost + candidates.cost + estimate.cost
         cost = Cost(**state["cost"]) + spent
         advanced = {

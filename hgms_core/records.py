@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from attrs import Factory, field, fields, frozen
+from attrs import Factory, fields, frozen
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
@@ -185,7 +185,6 @@ class Candidates:
     replay: Callable[[Tensor, Tree, int | None], tuple[Tree, Cost]] | None = None
     last_step: Callable[[Tensor], LastStep] | None = None
     next_step: Callable[[Tensor, Tree, Key], LastStep] | None = None
-    _latest: list[tuple[Tensor, Branch]] = field(factory=list, init=False, eq=False, repr=False)
 
     @property
     def count(self) -> int:
@@ -197,29 +196,22 @@ class Candidates:
     def branch(self, index: Tensor) -> Branch:
         """Return candidate ``index`` as a :class:`Branch`, with its backward functions.
 
-        A second call with the same tensor returns the same branch, without another copy of its x.
-
         >>> branch = Candidates(x={"x": torch.tensor([1.0, 2.0])}).branch(torch.tensor(1))
         >>> branch.x, branch.replay is None
         ({'x': tensor(2.)}, True)
         """
 
-        if self._latest and self._latest[0][0] is index:
-            return self._latest[0][1]
-
         def bound(function: Callable[..., Any] | None, *arguments: object) -> Any:
             return None if function is None else partial(function, index, *arguments)
 
         x = self.at(index)
-        branch = Branch(
+        return Branch(
             x=x,
             aux=take(self.aux, index),
             replay=bound(self.replay),
             last_step=bound(self.last_step),
             next_step=bound(self.next_step, x),
         )
-        self._latest[:] = [(index, branch)]
-        return branch
 
     @property
     def finite(self) -> Tensor:
@@ -290,15 +282,8 @@ class Solution:
 
     @property
     def outcome(self) -> Outcome:
-        """Return the outcome of a single system, or the worst outcome of a batch (see
-        ``outcomes``).
-        """
+        """Return the outcome of a single system, or the worst outcome of a batch."""
         return list(Outcome)[int(self.codes.max())]
-
-    @property
-    def outcomes(self) -> tuple[Outcome, ...]:
-        members = list(Outcome)
-        return tuple(members[code] for code in self.codes.reshape(-1).tolist())
 
     @property
     def converged(self) -> Tensor:

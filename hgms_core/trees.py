@@ -37,7 +37,7 @@ def check_alike(what: str, tree: object, like: Tree, verb: str = "returns") -> N
     """
     shapes = {name: leaf.shape for name, leaf in like.items()}
     leaves = tree if isinstance(tree, Mapping) else {}
-    own = {name: shape_of(leaf) for name, leaf in leaves.items()}
+    own = {name: leaf.shape if isinstance(leaf, Tensor) else None for name, leaf in leaves.items()}
     if own != shapes or not isinstance(tree, Mapping):
         shown = summary(leaves) if leaves else type(tree).__name__
         raise ConfigError(
@@ -46,11 +46,6 @@ def check_alike(what: str, tree: object, like: Tree, verb: str = "returns") -> N
             place=tuple(what.split(".")),
             hint="add a return statement" if tree is None else None,
         )
-
-
-def shape_of(leaf: object) -> torch.Size | None:
-    """Return the shape of a tensor; None for other values."""
-    return leaf.shape if isinstance(leaf, Tensor) else None
 
 
 def summary(tree: Mapping[str, object], most: int = 4) -> str:

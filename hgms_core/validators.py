@@ -34,7 +34,6 @@ __all__ = [
     "at_least",
     "at_most",
     "decay_rate",
-    "decay_rates",
     "each",
     "greater_than",
     "less_than",
@@ -147,9 +146,3 @@ optional_positive = optional(positive)
 """A number > 0, or None."""
 optional_whole = optional(whole)
 """A whole number > 0, or None."""
-
-
-def decay_rates(instance: object, attribute: Any, value: tuple[float, float]) -> None:
-    """Two numbers in [0, 1): Adam's β₁ and β₂."""
-    if len(value) != 2 or not all(0 <= beta < 1 for beta in value):
-        reject("out-of-range", attribute, value, "two numbers in [0, 1)")

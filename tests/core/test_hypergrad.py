@@ -10,8 +10,7 @@ import torch
 from support.helpers import F64, assert_same, network_problem, normal
 from torch import Tensor
 
-from hgms_core import Ravel, Tree, cross_product, curvature, stack
-from hgms_core.hypergrad import implicit
+from hgms_core import Linearization, Ravel, Tree, cross_product, curvature, stack
 
 STRATEGIES = ("vjp", "jvp", "difference")
 
@@ -137,15 +136,10 @@ def test_differences_of_a_loss_in_bfloat16_reach_as_far_as_its_rounding_asks() -
         product = curvature(lambda p: g(theta, p), x, "difference", precision=precision).matvec(v)
         mixed = cross_product(g, theta, x, {"x": v}, "difference", precision=precision)["t"]
         asked: list[Tensor] = []
-        found = implicit(
-            lambda t, p: (v * p["x"]).sum(),
-            g,
-            theta,
-            x,
-            lambda matvec, b: asked.append(matvec(b)) or b,
-            "difference",
-            precision=precision,
+        levels = Linearization.of(
+            lambda t, p: (v * p["x"]).sum(), g, theta, x, "difference", precision
         )
+        found = levels.hypergradient(lambda matvec, b: asked.append(matvec(b)) or b)
         assert_same(asked[0], product)
         hessian = theta["t"] * x["x"] ** 2
         return error(product, hessian * v), error(mixed, right), error(-found.value["t"], right)

@@ -14,8 +14,15 @@ from torch import Tensor
 
 from hgms.adapters import hypergradient
 from hgms.integrations.lower_solution import lower_solution
-from hgms_core import CallableSolver, ConfigError, Cost, Outcome, cross_product, curvature
-from hgms_core.hypergrad import implicit
+from hgms_core import (
+    CallableSolver,
+    ConfigError,
+    Cost,
+    Linearization,
+    Outcome,
+    cross_product,
+    curvature,
+)
 
 A = spd(5)
 B = normal(5, 3, seed=1)
@@ -102,14 +109,13 @@ def test_losses_without_x_or_theta_leave_the_other_term() -> None:
 
 
 def test_the_cost_is_what_was_called() -> None:
-    found = implicit(
+    levels = Linearization.of(
         lambda t, x: quadratic_upper(t["t"], x["x"]),
         lambda t, x: quadratic_lower(t["t"], x["x"]),
         {"t": normal(3)},
         {"x": normal(5)},
-        dense,
-        rows=(7, 11),
     )
+    found = levels.hypergradient(dense, rows=(7, 11))
     # five columns and one product to check the answer
     assert found.cost == Cost(
         upper_gradients=1, lower_gradients=1, products=6, cross_products=1, rows=7 + 11 * 8

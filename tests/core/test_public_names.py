@@ -141,7 +141,7 @@ SHARED: dict[str, Collection[str]] = {
         "lacks_gradient",
         "twice_differentiable_attention",
     ),
-    "hgms_core.trees": ("check_alike", "require_grad", "shape_of", "summary"),
+    "hgms_core.trees": ("check_alike", "require_grad", "summary"),
     "hgms_core.torch_errors": vars(torch_errors),
 }
 """What all plugins may use, by module."""

@@ -24,12 +24,12 @@ from hgms_core import (
     Data,
     Estimate,
     Key,
+    Linearization,
     Problem,
     Ravel,
     Rows,
     Sources,
     Strategy,
-    implicit,
     norm,
 )
 from hgms_core.arguments import check_function
@@ -287,9 +287,10 @@ def hypergradient(
 
     losses = bound("f", f), bound("g", g)
     with differences_named():
-        estimate = implicit(
-            pure(losses[0], "f"), pure(losses[1], "g"), upper, lower, solver, strategy, v0
+        levels = Linearization.of(
+            pure(losses[0], "f"), pure(losses[1], "g"), upper, lower, strategy
         )
+        estimate = levels.hypergradient(solver, v0)
     if not any(bool(leaf.any()) for leaf in estimate.value.values()):
         check_used(*losses, upper, lower)
     parts = attrs.asdict(estimate, recurse=False)

@@ -30,7 +30,6 @@ from hgms_core import (
     Tree,
     component,
     detach,
-    implicit,
 )
 from hgms_core.validators import optional_whole
 
@@ -164,7 +163,8 @@ class Implicit:
         else:
             f = partial(_on, problem.f, upper_batch)
             g = partial(_on, problem.g, batch)
-            estimate = implicit(f, g, theta, x, solver, self.strategy, v0, rows, problem.precision)
+            here = Linearization.of(f, g, theta, x, self.strategy, problem.precision)
+            estimate = here.hypergradient(solver, v0, rows)
         assert estimate.solution is not None
         return estimate, {"v": estimate.solution.value if self.warm_start else None} | remembered(
             solver

@@ -31,7 +31,7 @@ from hgms_core import (
     upper_gradients,
 )
 from hgms_core.capabilities import Capabilities, HasTestingInstance
-from hgms_core.validators import decay_rates, optional_positive, optional_whole, positive
+from hgms_core.validators import decay_rate, each, optional_positive, optional_whole, positive
 
 
 @attrs.frozen
@@ -104,7 +104,7 @@ class Sama:
         ),
     )
     lr: float = field(default=1e-3, validator=positive)
-    betas: tuple[float, float] = field(default=(0.9, 0.999), validator=decay_rates)
+    betas: tuple[float, float] = field(default=(0.9, 0.999), validator=each(decay_rate))
     eps: float = field(default=1e-8, validator=positive)
     derivative: Literal["difference", "exact"] = "difference"
     displacement: float | None = field(default=None, validator=optional_positive)

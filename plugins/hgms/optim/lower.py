@@ -14,14 +14,7 @@ from hgms.optim.stepper import Build
 from hgms.optim.timetable import Schedule, Timetable
 from hgms.optim.torch_rule import TorchRule
 from hgms_core import Problem, State, component
-from hgms_core.validators import (
-    decay_rate,
-    decay_rates,
-    not_negative,
-    optional_whole,
-    positive,
-    share,
-)
+from hgms_core.validators import decay_rate, each, not_negative, optional_whole, positive, share
 
 
 @final
@@ -125,7 +118,7 @@ class AdamW(_BuiltIn):
     name: ClassVar[str] = "adamw"
 
     lr: float = field(default=1e-3, validator=positive)
-    betas: tuple[float, float] = field(default=(0.9, 0.999), validator=decay_rates)
+    betas: tuple[float, float] = field(default=(0.9, 0.999), validator=each(decay_rate))
     eps: float = field(default=1e-8, validator=positive)
     eps_root: float = field(default=0.0, validator=not_negative)
 

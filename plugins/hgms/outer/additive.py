@@ -9,7 +9,7 @@ from attrs import field
 
 from hgms.outer.shape import Projection, Schedule, clipped
 from hgms_core import State, Tree, component, hookimpl
-from hgms_core.validators import decay_rate, decay_rates, not_negative, optional_positive, positive
+from hgms_core.validators import decay_rate, each, not_negative, optional_positive, positive
 
 
 @final
@@ -148,7 +148,7 @@ class Adam:
 
     name: ClassVar[str] = "adam"
     lr: float = field(default=0.1, validator=positive)
-    betas: tuple[float, float] = field(default=(0.9, 0.999), validator=decay_rates)
+    betas: tuple[float, float] = field(default=(0.9, 0.999), validator=each(decay_rate))
     eps: float = field(default=1e-8, validator=positive)
     clip: float | None = field(default=None, validator=optional_positive)
     projection: Projection = Projection()
@@ -183,7 +183,7 @@ class AdamW:
     name: ClassVar[str] = "adamw"
     lr: float = field(default=0.1, validator=positive)
     weight_decay: float = field(default=0.0, validator=not_negative)
-    betas: tuple[float, float] = field(default=(0.9, 0.999), validator=decay_rates)
+    betas: tuple[float, float] = field(default=(0.9, 0.999), validator=each(decay_rate))
     eps: float = field(default=1e-8, validator=positive)
     clip: float | None = field(default=None, validator=optional_positive)
     projection: Projection = Projection()

@@ -15,7 +15,6 @@ from hgms.runs.advice import check_growth, check_numbers
 from hgms_core import ConfigError, Method, Problem, Record, Sources, State, Tree, norm
 from hgms_core.capabilities import Finishes, find
 from hgms_core.errors import raise_all
-from hgms_core.trees import shape_of
 
 IDLE_STEPS = 1000
 """Outer steps without an oracle call after which a budget in calls is assumed not to end."""
@@ -115,7 +114,7 @@ class Stepper:
         theta, x = pair_of("result", "(theta, x)", self.method.result(state))
         pairs = (("theta", theta, self.problem.theta0), ("x", x, self.problem.x0))
         for name, own, start in () if step else pairs:
-            kinds = [{key: shape_of(leaf) for key, leaf in tree.items()} for tree in (own, start)]
+            kinds = [{key: _shape_of(leaf) for key, leaf in tree.items()} for tree in (own, start)]
             if own and kinds[0] != kinds[1]:
                 raise ConfigError(
                     "wrong-result",
@@ -236,3 +235,7 @@ def to_numbers(record: Mapping[str, Any]) -> Record:
     return {
         name: moved[name].tolist() if name in moved else value for name, value in record.items()
     }
+
+
+def _shape_of(leaf: object) -> torch.Size | None:
+    return leaf.shape if isinstance(leaf, Tensor) else None

@@ -259,7 +259,7 @@ def check_nonfinite(solver: Any) -> None:
         ("a NaN in the second b", lambda v: v @ h, second),
     ):
         beside: Solution = solver.solve(matvec, rhs, None)
-        labels = [outcome.label for outcome in beside.outcomes]
+        labels = [list(Outcome)[code].label for code in beside.codes.tolist()]
         demand(
             torch.isfinite(beside.value).all(),
             f"in a batch with {what} the value is {shown(beside.value)}",

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hgms_core import ConfigError, Cost, Key, Problem, Record, Sources, State, Tree, component
 from hgms_core.capabilities import Capabilities, Finishes, HasPlaceholder, RanksRows
-from hgms_core.validators import decay_rates, not_negative, optional_whole, positive, whole
+from hgms_core.validators import decay_rate, each, not_negative, optional_whole, positive, whole
 from hgms_mix.lm.ranking import (
     Phase,
     adamw,
@@ -47,7 +47,7 @@ class PhasedMethod:
 
     lr: float = field(default=1e-4, validator=positive)
     weight_decay: float = field(default=0.0, validator=not_negative)
-    betas: tuple[float, float] = field(default=(0.9, 0.999), validator=decay_rates)
+    betas: tuple[float, float] = field(default=(0.9, 0.999), validator=each(decay_rate))
     eps: float = field(default=1e-8, validator=positive)
 
     @property

@@ -15,7 +15,7 @@ from hgms_core.validators import (
     all_of,
     at_least,
     at_most,
-    decay_rates,
+    decay_rate,
     each,
     greater_than,
     less_than,
@@ -53,7 +53,7 @@ ROWS: list[tuple[Any, Any, Any, str, tuple[str | int, ...]]] = [
         for validator in (at_least(0), greater_than(0), at_most(1), less_than(1))
         for value in (float("inf"), -float("inf"))
     ),
-    (decay_rates, (0.9, 0.99), (0.9, 1.0), "out-of-range", ("rate",)),
+    (each(decay_rate), (0.9, 0.99), (0.9, 1.0), "out-of-range", ("rate", 1)),
     (validation_shares, (0.6, 0.2, 0.2), (0.6, 0.2, 0.1), "wrong-value", ("rate",)),
 ]
 

@@ -33,7 +33,8 @@ from hgms_core import (
 )
 from hgms_core.validators import (
     at_least,
-    decay_rates,
+    decay_rate,
+    each,
     not_negative,
     optional_positive,
     optional_whole,
@@ -113,7 +114,7 @@ class Minimax:
     optimizer: Literal["sgd", "adamw"] = "sgd"
     lr: float = field(default=0.01, validator=positive)
     lr_u: float | None = field(default=None, validator=optional_positive)
-    betas: tuple[float, float] = field(default=(0.9, 0.999), validator=decay_rates)
+    betas: tuple[float, float] = field(default=(0.9, 0.999), validator=each(decay_rate))
     eps: float = field(default=1e-8, validator=positive)
     weight_decay: float = field(default=0.0, validator=not_negative)
     alpha: float = field(default=10.0, validator=positive)

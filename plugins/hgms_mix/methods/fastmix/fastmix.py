@@ -26,7 +26,7 @@ from hgms_core import (
     gradient,
 )
 from hgms_core.capabilities import Capabilities, HasTestingInstance
-from hgms_core.validators import decay_rates, not_negative, optional_whole, positive, whole
+from hgms_core.validators import decay_rate, each, not_negative, optional_whole, positive, whole
 
 
 @final
@@ -79,10 +79,10 @@ class FastMix(hgms_mix.lm.PhasedMethod):
     updates: int = field(default=10, validator=whole)
     lr: float = field(default=4e-4, validator=positive)
     weight_decay: float = field(default=0.1, validator=not_negative)
-    betas: tuple[float, float] = field(default=(0.9, 0.95), validator=decay_rates)
+    betas: tuple[float, float] = field(default=(0.9, 0.95), validator=each(decay_rate))
     batch_size: int | None = field(default=16, validator=optional_whole)
     outer_lr: float = field(default=0.01, validator=positive)
-    outer_betas: tuple[float, float] = field(default=(0.5, 0.999), validator=decay_rates)
+    outer_betas: tuple[float, float] = field(default=(0.5, 0.999), validator=each(decay_rate))
     search_batch_size: int | None = field(default=None, validator=optional_whole)
     upper_batch_size: int | None = field(default=32, validator=optional_whole)
     leaves: str = ""

@@ -25,7 +25,7 @@ from hgms_core import (
     gradient,
     repeat,
 )
-from hgms_core.validators import decay_rates, not_negative, optional_whole, positive, whole
+from hgms_core.validators import decay_rate, each, not_negative, optional_whole, positive, whole
 from hgms_mix.methods.online.gradients import directions_of
 from hgms_mix.methods.online.training import mixture_rows
 
@@ -91,7 +91,7 @@ class MixtureBranches:
     tilt: float = field(default=0.0, validator=not_negative)
     upper_batch_size: int | None = field(default=None, validator=optional_whole)
     lr: float = field(default=2e-4, validator=positive)
-    betas: tuple[float, float] = field(default=(0.9, 0.999), validator=decay_rates)
+    betas: tuple[float, float] = field(default=(0.9, 0.999), validator=each(decay_rate))
     eps: float = field(default=1e-8, validator=positive)
     weight_decay: float = field(default=0.0, validator=not_negative)
     schedule: Literal["constant", "linear"] = "constant"
