@@ -41,22 +41,13 @@ __all__ = [
     "not_negative",
     "optional",
     "optional_positive",
-    "optional_whole",
     "positive",
     "reject",
     "share",
-    "whole",
-    "whole_number",
 ]
 
 Validator = Callable[[Any, Any, Any], None]
 """A validator of attrs: ``(instance, attribute, value)``; it raises ConfigError."""
-
-
-def whole_number(instance: object, attribute: Any, value: Any) -> None:
-    """Require an int."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        reject("wrong-type", attribute, value, "a whole number")
 
 
 def not_empty(instance: object, attribute: Any, value: Any) -> None:
@@ -140,9 +131,5 @@ share = all_of(at_least(0), at_most(1))
 """A number in [0, 1]."""
 decay_rate = all_of(at_least(0), less_than(1))
 """A number in [0, 1): the decay rate of a running mean."""
-whole = all_of(whole_number, greater_than(0))
-"""A whole number > 0."""
 optional_positive = optional(positive)
 """A number > 0, or None."""
-optional_whole = optional(whole)
-"""A whole number > 0, or None."""

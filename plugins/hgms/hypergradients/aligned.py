@@ -32,7 +32,7 @@ from hgms_core import (
     slopes,
     upper_gradients,
 )
-from hgms_core.validators import at_least, decay_rate, optional, optional_whole, positive
+from hgms_core.validators import at_least, decay_rate, optional, optional_positive, positive
 
 
 @final
@@ -107,7 +107,7 @@ class Aligned:
         )
     }
     batch_size: int | None = field(default=None, validator=optional(at_least(2)))
-    upper_batch_size: int | None = field(default=None, validator=optional_whole)
+    upper_batch_size: int | None = field(default=None, validator=optional_positive)
     beta: float = field(default=0.999, validator=decay_rate)
     eps: float = field(default=1e-8, validator=positive)
 

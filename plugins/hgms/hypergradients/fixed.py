@@ -9,7 +9,7 @@ import torch
 from attrs import field
 
 from hgms_core import Candidates, Cost, Estimate, Key, Problem, Selection, State, Tree, component
-from hgms_core.validators import optional_whole
+from hgms_core.validators import optional_positive
 
 
 @final
@@ -48,7 +48,7 @@ class Fixed:
         ),
         "h = 0 is its definition",
     )
-    upper_batch_size: int | None = field(default=None, validator=optional_whole)
+    upper_batch_size: int | None = field(default=None, validator=optional_positive)
 
     def init(self, problem: Problem) -> State:
         return {}

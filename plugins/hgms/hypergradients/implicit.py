@@ -31,7 +31,7 @@ from hgms_core import (
     component,
     detach,
 )
-from hgms_core.validators import optional_whole
+from hgms_core.validators import optional_positive
 
 
 @final
@@ -103,8 +103,8 @@ class Implicit:
     solver: LinearSolver
     strategy: Strategy = "vjp"
     operator: Literal["hessian", "ggn"] = "hessian"
-    batch_size: int | None = field(default=None, validator=optional_whole)
-    upper_batch_size: int | None = field(default=None, validator=optional_whole)
+    batch_size: int | None = field(default=None, validator=optional_positive)
+    upper_batch_size: int | None = field(default=None, validator=optional_positive)
     batches: Literal["one", "fresh"] = "one"
     warm_start: bool = False
 

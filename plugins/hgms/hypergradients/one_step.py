@@ -21,7 +21,7 @@ from hgms_core import (
     component,
 )
 from hgms_core.capabilities import Capabilities, HasTestingInstance
-from hgms_core.validators import optional_whole, positive
+from hgms_core.validators import optional_positive, positive
 
 
 @final
@@ -73,8 +73,8 @@ class OneStep:
     )
     lr: float = field(default=0.1, validator=positive)
     derivative: Literal["exact", "difference"] = "exact"
-    batch_size: int | None = field(default=None, validator=optional_whole)
-    upper_batch_size: int | None = field(default=None, validator=optional_whole)
+    batch_size: int | None = field(default=None, validator=optional_positive)
+    upper_batch_size: int | None = field(default=None, validator=optional_positive)
 
     memory_hints = lowering(other=["batch_size"])
 

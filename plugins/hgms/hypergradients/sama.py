@@ -31,7 +31,7 @@ from hgms_core import (
     upper_gradients,
 )
 from hgms_core.capabilities import Capabilities, HasTestingInstance
-from hgms_core.validators import decay_rate, each, optional_positive, optional_whole, positive
+from hgms_core.validators import decay_rate, each, optional_positive, positive
 
 
 @attrs.frozen
@@ -108,8 +108,8 @@ class Sama:
     eps: float = field(default=1e-8, validator=positive)
     derivative: Literal["difference", "exact"] = "difference"
     displacement: float | None = field(default=None, validator=optional_positive)
-    batch_size: int | None = field(default=None, validator=optional_whole)
-    upper_batch_size: int | None = field(default=None, validator=optional_whole)
+    batch_size: int | None = field(default=None, validator=optional_positive)
+    upper_batch_size: int | None = field(default=None, validator=optional_positive)
 
     memory_hints = lowering(other=["batch_size"])
 

@@ -24,7 +24,7 @@ from hgms_core import (
     Tree,
     component,
 )
-from hgms_core.validators import optional_positive, optional_whole
+from hgms_core.validators import optional_positive
 
 
 @final
@@ -98,7 +98,7 @@ class ThroughStep:
     batch: Literal["fresh", "own"] = "fresh"
     derivative: Literal["difference", "exact", "per-source"] = "difference"
     displacement: float | None = field(default=None, validator=optional_positive)
-    upper_batch_size: int | None = field(default=None, validator=optional_whole)
+    upper_batch_size: int | None = field(default=None, validator=optional_positive)
 
     @property
     def needs(self) -> frozenset[str]:

@@ -21,7 +21,7 @@ from hgms_core import (
     detach,
     slopes,
 )
-from hgms_core.validators import optional_whole
+from hgms_core.validators import optional_positive
 
 
 @final
@@ -67,8 +67,8 @@ class Unrolled:
 
     name: ClassVar[str] = "unrolled"
     needs: ClassVar[frozenset[str]] = frozenset({"smooth-lower"})
-    last: int | None = field(default=None, validator=optional_whole)
-    upper_batch_size: int | None = field(default=None, validator=optional_whole)
+    last: int | None = field(default=None, validator=optional_positive)
+    upper_batch_size: int | None = field(default=None, validator=optional_positive)
 
     def init(self, problem: Problem) -> State:
         return {}

@@ -14,7 +14,7 @@ from hgms.optim.stepper import Build
 from hgms.optim.timetable import Schedule, Timetable
 from hgms.optim.torch_rule import TorchRule
 from hgms_core import Problem, State, component
-from hgms_core.validators import decay_rate, each, not_negative, optional_whole, positive, share
+from hgms_core.validators import decay_rate, each, not_negative, optional_positive, positive, share
 
 
 @final
@@ -34,7 +34,7 @@ class Cosine:
     name: ClassVar[str] = "cosine"
 
     floor: float = field(default=0.0, validator=share)
-    period: int | None = field(default=None, validator=optional_whole)
+    period: int | None = field(default=None, validator=optional_positive)
 
     def factors(self, steps: int, done: int) -> list[float]:
         """Return the factor of each of ``steps`` steps, after ``done`` lower steps of the run."""

@@ -33,7 +33,7 @@ from hgms.store import digest
 from hgms_core import ConfigError, HgmsError, Method, RunInfo, Task, component
 from hgms_core.components import evolve
 from hgms_core.errors import raise_all
-from hgms_core.validators import at_least, at_most, not_empty, optional, optional_whole
+from hgms_core.validators import at_least, at_most, not_empty, optional, optional_positive
 
 SCHEMA = 1
 """The version of configuration files; a file may state it."""
@@ -145,7 +145,7 @@ class RunSettings:
     track: tuple[str, ...] = ()
     matmul: Literal["auto", "exact", "fast"] = "auto"
     compile: Literal["auto", True, False] = "auto"
-    diagnose: int | None = field(default=None, validator=optional_whole)
+    diagnose: int | None = field(default=None, validator=optional_positive)
     ranks: int = field(default=1, validator=[at_least(1), at_most(1024)])
 
 

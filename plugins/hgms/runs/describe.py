@@ -31,7 +31,7 @@ from hgms.runs.traits import TRAITS, needs
 from hgms.store import described
 from hgms_core import Composition, HgmsError, Method, Pipeline
 from hgms_core.capabilities import declared
-from hgms_core.validators import at_least, each, whole_number
+from hgms_core.validators import at_least, each
 
 
 def description(component: Component, registry: Registry) -> dict[str, Any]:
@@ -159,15 +159,8 @@ def range_of(validator: Any) -> str:
     The text is empty if the validator does not restrict the type further.
 
     >>> from attrs import validators
-    >>> from hgms_core.validators import (
-    ...     all_of,
-    ...     at_least,
-    ...     each,
-    ...     greater_than,
-    ...     less_than,
-    ...     whole_number,
-    ... )
-    >>> range_of([whole_number, at_least(1)]), range_of(all_of(at_least(0), less_than(1)))
+    >>> from hgms_core.validators import all_of, at_least, each, greater_than, less_than
+    >>> range_of(at_least(1)), range_of(all_of(at_least(0), less_than(1)))
     ('≥ 1', 'in [0, 1)')
     >>> range_of(each(greater_than(0))), range_of(validators.in_(["a", "b"]))
     ('each > 0', "one of 'a', 'b'")
@@ -186,7 +179,7 @@ def range_of(validator: Any) -> str:
         elif isinstance(part, MEMBERS):
             inner = range_of(part.member_validator)
             words += [f"each {inner}"] * bool(inner)
-        elif inspect.isfunction(part) and part.__doc__ and part is not whole_number:
+        elif inspect.isfunction(part) and part.__doc__:
             sentence = re.split(r"[.:](?:\s|$)", unmarked(" ".join(part.__doc__.split())))[0]
             sentence = sentence.removeprefix("Require ")
             words += [sentence[0].lower() + sentence[1:]] * ("validator" not in sentence)

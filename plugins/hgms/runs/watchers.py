@@ -22,7 +22,7 @@ from hgms_core import ConfigError, Record, RunInfo
 from hgms_core.arguments import check_function, reports_errors
 from hgms_core.components import read_by_annotation
 from hgms_core.errors import unknown_name
-from hgms_core.validators import not_negative, whole
+from hgms_core.validators import not_negative, positive
 
 Watcher = Callable[[RunInfo, Record, float], Any]
 """``watch(info, record, share of the budget spent)``, called after every step, outside the clock.
@@ -96,7 +96,7 @@ class Patience:
     """
 
     metric: str
-    steps: int = field(validator=whole)
+    steps: int = field(validator=positive)
     least: float = field(default=0.0, validator=not_negative)
     higher_is_better: bool | None = None
     _gained: list[tuple[float, int]] = field(factory=list, init=False, repr=False)

@@ -24,7 +24,7 @@ from hgms_core import (
     groups,
     values,
 )
-from hgms_core.validators import optional_whole
+from hgms_core.validators import optional_positive
 
 
 def _selection(
@@ -95,9 +95,9 @@ class BestOfN:
     """
 
     name: ClassVar[str] = "best-of-n"
-    batch_size: int | None = field(default=None, validator=optional_whole)
+    batch_size: int | None = field(default=None, validator=optional_positive)
     mode: Mode = "auto"
-    chunk: int | None = field(default=None, validator=optional_whole)
+    chunk: int | None = field(default=None, validator=optional_positive)
 
     memory_hints = lowering(same=["chunk"], other=["batch_size"])
 
@@ -133,9 +133,9 @@ class Worst:
     """
 
     name: ClassVar[str] = "worst"
-    batch_size: int | None = field(default=None, validator=optional_whole)
+    batch_size: int | None = field(default=None, validator=optional_positive)
     mode: Mode = "auto"
-    chunk: int | None = field(default=None, validator=optional_whole)
+    chunk: int | None = field(default=None, validator=optional_positive)
 
     memory_hints = lowering(same=["chunk"], other=["batch_size"])
 

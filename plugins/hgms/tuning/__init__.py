@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hgms.tuning.result import Judgement, TuneResult
+from hgms.tuning.candidate import Judgement
+from hgms.tuning.result import TuneResult
 from hgms.tuning.tuner import TuneOptions, tune
 from hgms_core import hookimpl
 

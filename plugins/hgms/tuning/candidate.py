@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from attrs import frozen
 from torch import Tensor
@@ -60,3 +60,39 @@ def choose(candidates: Sequence[Candidate]) -> tuple[Candidate, Candidate]:
     learned = [item for item in candidates if not item.is_baseline and math.isfinite(item.loss)]
     best = max(learned, key=gain, default=reference)
     return (best if best is not reference and gain(best) > 0 else reference), reference
+
+
+@frozen(eq=False, kw_only=True)
+class Judgement:
+    """One candidate in the table of a result.
+
+    ``gain`` is the mean held-out loss of the best baseline minus that of the candidate, and
+    ``error`` its standard error over rows. ``test_loss`` is reported only.
+    """
+
+    name: str
+    is_baseline: bool
+    loss: float
+    gain: float
+    error: float
+    test_loss: float | None = None
+
+
+def judgements(
+    candidates: list[Candidate], reference: Candidate, tests: Mapping[str, float]
+) -> tuple[Judgement, ...]:
+    """Return the rows of the table, the lowest loss first, baselines first."""
+    rows = []
+    for item in candidates:
+        mean, error = (0.0, 0.0) if item is reference else difference(item, reference)
+        rows.append(
+            Judgement(
+                name=item.name,
+                is_baseline=item.is_baseline,
+                loss=item.loss,
+                gain=-mean,
+                error=error,
+                test_loss=tests.get(item.name),
+            )
+        )
+    return tuple(sorted(rows, key=lambda row: (not row.is_baseline, row.loss)))

@@ -11,23 +11,7 @@ import torch
 from attrs import frozen
 from torch import Tensor, nn
 
-from hgms.tuning.candidate import Candidate, difference
-
-
-@frozen(eq=False, kw_only=True)
-class Judgement:
-    """One candidate in the table of a result.
-
-    ``gain`` is the mean held-out loss of the best baseline minus that of the candidate, and
-    ``error`` its standard error over rows. ``test_loss`` is reported only.
-    """
-
-    name: str
-    is_baseline: bool
-    loss: float
-    gain: float
-    error: float
-    test_loss: float | None = None
+from hgms.tuning.candidate import Judgement
 
 
 @frozen(eq=False, kw_only=True, repr=False)
@@ -129,7 +113,7 @@ class TuneResult:
 
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(page(self), encoding="utf-8")
+        target.write_text(page(self.plot(), self.table, str(self)), encoding="utf-8")
         return target
 
     def plot(self) -> Any:
@@ -139,27 +123,7 @@ class TuneResult:
         """
         from hgms.tuning.picture import draw
 
-        return draw(self)
-
-
-def judgements(
-    candidates: list[Candidate], reference: Candidate, tests: Mapping[str, float]
-) -> tuple[Judgement, ...]:
-    """Return the rows of the table, the lowest loss first, baselines first."""
-    rows = []
-    for item in candidates:
-        mean, error = (0.0, 0.0) if item is reference else difference(item, reference)
-        rows.append(
-            Judgement(
-                name=item.name,
-                is_baseline=item.is_baseline,
-                loss=item.loss,
-                gain=-mean,
-                error=error,
-                test_loss=tests.get(item.name),
-            )
-        )
-    return tuple(sorted(rows, key=lambda row: (not row.is_baseline, row.loss)))
+        return draw(self.table, self.selected, self.values, self.starts)
 
 
 def _short(value: Tensor) -> str:

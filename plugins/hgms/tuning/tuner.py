@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from hgms.config import Budget
 from hgms.hyper import Hyper
-from hgms.tuning.candidate import Candidate, choose
+from hgms.tuning.candidate import Candidate, choose, judgements
 from hgms.tuning.implicit import LARGEST, Implicit, NotConvex
 from hgms.tuning.meter import Meter, Stages, waits
 from hgms.tuning.online import Online
 from hgms.tuning.problem import TuningProblem, build, check_effects, check_learn, rows_of
-from hgms.tuning.result import TuneResult, judgements
+from hgms.tuning.result import TuneResult
 from hgms.tuning.stored import StageFolder
 from hgms_core import ConfigError, Key, NumericalError
 from hgms_core.arguments import check_function, reports_errors

@@ -21,9 +21,8 @@ from hgms_core.validators import (
     greater_than,
     less_than,
     optional,
-    optional_whole,
+    optional_positive,
     positive,
-    whole,
 )
 from hgms_mix.methods.online import training
 
@@ -76,10 +75,10 @@ class Aioli(training.RoundsMethod):
     name: ClassVar[str] = "aioli"
     capabilities: ClassVar[Capabilities] = training.RoundsMethod.capabilities | {HasTestingInstance}
 
-    rounds: int | None = field(default=20, validator=optional_whole)
-    round_steps: int = field(default=100, validator=whole)
-    sweeps: int = field(default=4, validator=whole)
-    sweep_steps: int = field(default=4, validator=whole)
+    rounds: int | None = field(default=20, validator=optional_positive)
+    round_steps: int = field(default=100, validator=positive)
+    sweeps: int = field(default=4, validator=positive)
+    sweep_steps: int = field(default=4, validator=positive)
     focus: float = field(default=0.75, validator=[greater_than(0), at_most(1)])
     eta: float = field(default=0.2, validator=positive)
     average: float | None = field(default=None, validator=optional([at_least(0), less_than(1)]))

@@ -16,7 +16,7 @@ import hgms_mix.lm
 from hgms.config import lowering
 from hgms_core import Cost, Key, NumericalError, Problem, Record, State, Tree, component, hookimpl
 from hgms_core.capabilities import Capabilities, HasTestingInstance
-from hgms_core.validators import positive, whole
+from hgms_core.validators import positive
 from hgms_mix.methods.online import training
 
 
@@ -64,9 +64,9 @@ class SkillIt(training.RoundsMethod):
     name: ClassVar[str] = "skill-it"
     capabilities: ClassVar[Capabilities] = training.RoundsMethod.capabilities | {HasTestingInstance}
 
-    graph_steps: int = field(default=100, validator=whole)
+    graph_steps: int = field(default=100, validator=positive)
     eta: float = field(default=0.2, validator=positive)
-    window: int = field(default=3, validator=whole)
+    window: int = field(default=3, validator=positive)
 
     memory_hints = lowering(same=["chunk"], other=["batch_size"])
 

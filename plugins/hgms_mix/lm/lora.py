@@ -24,7 +24,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from hgms_core import ConfigError, Key, Tree, component
-from hgms_core.validators import at_least, less_than, positive, whole
+from hgms_core.validators import at_least, less_than, positive
 from hgms_mix.lm.hub import transformers_quietly
 from hgms_mix.lm.sharding import layers_of
 
@@ -55,7 +55,7 @@ class Lora:
     Source: Hu et al., *LoRA: low-rank adaptation of large language models*, ICLR 2022.
     """
 
-    rank: int = field(default=16, validator=whole)
+    rank: int = field(default=16, validator=positive)
     alpha: float = field(default=32.0, validator=positive)
     dropout: float = field(default=0.0, validator=[at_least(0), less_than(1)])
     targets: tuple[str, ...] | None = None

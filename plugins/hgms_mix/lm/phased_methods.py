@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hgms_core import ConfigError, Cost, Key, Problem, Record, Sources, State, Tree, component
 from hgms_core.capabilities import Capabilities, Finishes, HasPlaceholder, RanksRows
-from hgms_core.validators import decay_rate, each, not_negative, optional_whole, positive, whole
+from hgms_core.validators import decay_rate, each, not_negative, optional_positive, positive
 from hgms_mix.lm.ranking import (
     Phase,
     adamw,
@@ -187,8 +187,8 @@ class MixtureMethod(TrainedMethod):
         batch_size: rows of an update (None: all). ``updates``: the maximum in one outer step.
     """
 
-    batch_size: int | None = field(default=32, validator=optional_whole)
-    updates: int = field(default=10, validator=whole)
+    batch_size: int | None = field(default=32, validator=optional_positive)
+    updates: int = field(default=10, validator=positive)
 
     def train(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
         """Run updates of x at the learned mixture."""
@@ -224,10 +224,10 @@ class RowSelection(TrainedMethod):
     use: ClassVar[str] = "chooses among the rows of"
     capabilities: ClassVar[Capabilities] = TrainedMethod.capabilities | {RanksRows}
 
-    batch_size: int = field(default=32, validator=whole)
-    chunk: int = field(default=32, validator=whole)
+    batch_size: int = field(default=32, validator=positive)
+    chunk: int = field(default=32, validator=positive)
     keep: float = field(default=0.05, validator=some_share)
-    size: int | None = field(default=None, validator=optional_whole)
+    size: int | None = field(default=None, validator=optional_positive)
 
     def start(self, problem: Problem, seed: int, phase: str, **more: Any) -> State:
         """Return the state before the first step: no row has a rank.

@@ -30,12 +30,12 @@ from hgms_core import (
     gradient,
 )
 from hgms_core.capabilities import find
-from hgms_core.validators import at_least, at_most, greater_than, optional, whole_number
+from hgms_core.validators import at_least, at_most, greater_than, optional
 from hgms_mix.lm.losses import HasSizes
 
 some_share: Any = [greater_than(0), at_most(1)]
 """A number in (0, 1]."""
-optional_count: Any = optional([whole_number, at_least(0)])
+optional_count: Any = optional(at_least(0))
 """A whole number >= 0, or None."""
 
 Phase = Callable[[Problem, State], tuple[State, Record, Cost]]

@@ -11,7 +11,7 @@ from attrs import field, validators
 
 from hgms_core import ConfigError, component
 from hgms_core.errors import Place, unknown_name
-from hgms_core.validators import at_least, not_empty, optional, whole_number
+from hgms_core.validators import at_least, not_empty, optional
 from hgms_mix.lm.formats import FORMATS
 
 LONGEST_NAME = 120
@@ -121,7 +121,7 @@ class Source:
     fields: Mapping[str, str] | None = field(default=None, validator=optional(_fields), hash=False)
     skip: int = field(default=0, validator=count)
     rows: int | None = field(default=None, validator=optional(at_least(1)))
-    shuffle_seed: int | None = field(default=None, validator=optional([whole_number]))
+    shuffle_seed: int | None = None
     completion: str | None = field(default=None, validator=text)
     max_bad_rows: int = field(default=0, validator=count)
 

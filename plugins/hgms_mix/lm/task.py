@@ -21,7 +21,7 @@ from hgms.config import lowering, validation_shares
 from hgms.store import cache_folder
 from hgms_core import ConfigError, HgmsError, Key, Problem, Sources, Tree, component, roles
 from hgms_core.capabilities import Capabilities, HasData, HasTestingInstance, Sharded
-from hgms_core.validators import at_least, optional, optional_whole
+from hgms_core.validators import at_least, optional, optional_positive
 from hgms_mix.lm.examples import check_first_rows, content
 from hgms_mix.lm.language import LanguageModel
 from hgms_mix.lm.lora import Lora
@@ -174,7 +174,7 @@ class SourceMixture:
     template: str = field(default="model", validator=check_template)
     max_length: int = field(default=512, validator=at_least(4))
     too_long: Literal["drop", "truncate"] = "drop"
-    cache: int | None = field(default=None, validator=optional_whole)
+    cache: int | None = field(default=None, validator=optional_positive)
     halves: int | None = field(default=None, validator=optional(at_least(0)))
     average: Average = "example"
     validation_split: tuple[float, float, float] = field(
@@ -182,7 +182,7 @@ class SourceMixture:
     )
     prior: Mapping[str, float] | Literal["uniform", "size"] = field(default="uniform", hash=False)
     reference: Mapping[str, float] | None = field(default=None, hash=False)
-    micro_batch: int | None = field(default=None, validator=optional_whole)
+    micro_batch: int | None = field(default=None, validator=optional_positive)
     checkpointing: bool = False
 
     def __attrs_post_init__(self) -> None:

@@ -18,7 +18,7 @@ from support.fakes import call, json_of
 from hgms.cli import main
 from hgms.cli.docstrings import folded
 from hgms.runs.describe import range_of
-from hgms_core.validators import decay_rate, optional_whole, positive, share
+from hgms_core.validators import decay_rate, optional_positive, positive, share
 
 pytestmark = pytest.mark.usefixtures("one_registry")
 
@@ -104,7 +104,7 @@ def test_paragraphs_items_formulas_and_examples() -> None:
         (positive, "> 0"),
         (share, "in [0, 1]"),
         (decay_rate, "in [0, 1)"),
-        (optional_whole, "> 0"),
+        (optional_positive, "> 0"),
         (validators.min_len(1), "at least 1 long"),
         ([validators.instance_of(int), validators.ge(1), validators.le(9)], "in [1, 9]"),
     ],

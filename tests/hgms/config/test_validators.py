@@ -21,7 +21,6 @@ from hgms_core.validators import (
     less_than,
     not_empty,
     optional,
-    whole_number,
 )
 
 
@@ -40,8 +39,6 @@ ROWS: list[tuple[Any, Any, Any, str, tuple[str | int, ...]]] = [
     (at_most(1), 1, 1.5, "out-of-range", ("rate",)),
     (greater_than(0), 0.1, 0, "out-of-range", ("rate",)),
     (less_than(1), 0.9, 1, "out-of-range", ("rate",)),
-    (whole_number, 3, 3.0, "wrong-type", ("rate",)),
-    (whole_number, 3, True, "wrong-type", ("rate",)),
     (not_empty, [1], [], "wrong-length", ("rate",)),
     (optional(at_least(1)), None, 0, "out-of-range", ("rate",)),
     (optional([at_least(1), at_most(2)]), 2, 3, "out-of-range", ("rate",)),

@@ -30,7 +30,7 @@ from hgms_core import (
     repeat,
 )
 from hgms_core.capabilities import Capabilities, ProposesSome
-from hgms_core.validators import optional_positive, optional_whole, whole
+from hgms_core.validators import optional_positive, positive
 
 
 @final
@@ -97,16 +97,16 @@ class Branches:
 
     name: ClassVar[str] = "branches"
     capabilities: ClassVar[Capabilities] = frozenset({ProposesSome})
-    count: int = field(default=4, validator=whole)
-    steps: int = field(default=20, validator=whole)
+    count: int = field(default=4, validator=positive)
+    steps: int = field(default=20, validator=positive)
     optimizer: LowerOptimizer = field(factory=SGD)
-    batch_size: int | None = field(default=None, validator=optional_whole)
-    accumulate: int = field(default=1, validator=whole)
+    batch_size: int | None = field(default=None, validator=optional_positive)
+    accumulate: int = field(default=1, validator=positive)
     diversity: Diversity = field(factory=Diversity)
     carry_rule: Literal["selected", "base", "per-branch", "restart"] = "selected"
     restart_every: int | None = field(default=None, validator=optional_positive)
     mode: Mode = "auto"
-    chunk: int | None = field(default=None, validator=optional_whole)
+    chunk: int | None = field(default=None, validator=optional_positive)
     keep_graph: bool = False
     backward: Literal["graph", "mixed"] = "graph"
     memory_hints = lowering(same=["chunk"], other=["accumulate", "batch_size", "count"])

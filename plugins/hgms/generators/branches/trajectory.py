@@ -32,7 +32,7 @@ from hgms_core import (
     stack,
 )
 from hgms_core.capabilities import Capabilities, LearnsStart
-from hgms_core.validators import optional_whole, whole
+from hgms_core.validators import optional_positive, positive
 
 
 @final
@@ -84,10 +84,10 @@ class Trajectory:
     name: ClassVar[str] = "trajectory"
     capabilities: ClassVar[Capabilities] = frozenset({LearnsStart})
 
-    steps: int = field(default=20, validator=whole)
-    every: int = field(default=1, validator=whole)
+    steps: int = field(default=20, validator=positive)
+    every: int = field(default=1, validator=positive)
     optimizer: LowerOptimizer = field(factory=SGD)
-    batch_size: int | None = field(default=None, validator=optional_whole)
+    batch_size: int | None = field(default=None, validator=optional_positive)
     carry_rule: Literal["selected", "last", "restart"] = "selected"
     keep_graph: bool = False
     backward: Literal["graph", "mixed"] = "graph"

@@ -25,7 +25,7 @@ from hgms_core import (
     component,
     hookimpl,
 )
-from hgms_core.validators import not_negative, optional_whole, positive, whole
+from hgms_core.validators import not_negative, optional_positive, positive
 
 
 @final
@@ -77,13 +77,13 @@ class DynamicBarrier:
 
     name: ClassVar[str] = "dynamic-barrier"
 
-    count: int = field(default=1, validator=whole)
-    steps: int = field(default=10, validator=whole)
+    count: int = field(default=1, validator=positive)
+    steps: int = field(default=10, validator=positive)
     inner_lr: float = field(default=0.1, validator=positive)
     lr: float = field(default=0.1, validator=positive)
     eta: float = field(default=0.5, validator=positive)
-    batch_size: int | None = field(default=None, validator=optional_whole)
-    upper_batch_size: int | None = field(default=None, validator=optional_whole)
+    batch_size: int | None = field(default=None, validator=optional_positive)
+    upper_batch_size: int | None = field(default=None, validator=optional_positive)
     noise: float = field(default=0.0, validator=not_negative)
     carry_rule: Literal["selected", "per-branch"] = "selected"
 

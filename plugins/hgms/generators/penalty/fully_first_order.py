@@ -29,7 +29,7 @@ from hgms_core import (
     gradient,
     hookimpl,
 )
-from hgms_core.validators import not_negative, optional_whole, positive, share, whole
+from hgms_core.validators import not_negative, optional_positive, positive, share
 
 
 @final
@@ -88,15 +88,15 @@ class FullyFirstOrder:
 
     name: ClassVar[str] = "fully-first-order"
 
-    count: int = field(default=1, validator=whole)
-    steps: int = field(default=1, validator=whole)
+    count: int = field(default=1, validator=positive)
+    steps: int = field(default=1, validator=positive)
     lr: float = field(default=0.01, validator=positive)
     inner_lr: float = field(default=0.01, validator=positive)
     decay: float = field(default=0.0, validator=share)
     penalty: float = field(default=10.0, validator=positive)
     growth: float = field(default=1 / 7, validator=share)
-    batch_size: int | None = field(default=None, validator=optional_whole)
-    upper_batch_size: int | None = field(default=None, validator=optional_whole)
+    batch_size: int | None = field(default=None, validator=optional_positive)
+    upper_batch_size: int | None = field(default=None, validator=optional_positive)
     noise: float = field(default=0.0, validator=not_negative)
     carry_rule: Literal["selected", "per-branch"] = "selected"
 

@@ -26,7 +26,7 @@ from hgms_core import (
     hookimpl,
 )
 from hgms_core.hypergrad import twice_differentiable_attention
-from hgms_core.validators import decay_rate, not_negative, optional_whole, positive, whole
+from hgms_core.validators import decay_rate, not_negative, optional_positive, positive
 
 
 @final
@@ -89,15 +89,15 @@ class GradientNorm:
     name: ClassVar[str] = "gradient-norm"
     needs: ClassVar[frozenset[str]] = frozenset({"smooth-lower"})
 
-    count: int = field(default=1, validator=whole)
+    count: int = field(default=1, validator=positive)
     lr: float = field(default=0.1, validator=positive)
     momentum: float = field(default=0.0, validator=decay_rate)
     gamma: float = field(default=37.0, validator=positive)
     gamma_start: float = field(default=0.0, validator=not_negative)
     gamma_steps: int = field(default=1000, validator=not_negative)
     normalise: bool = True
-    batch_size: int | None = field(default=None, validator=optional_whole)
-    upper_batch_size: int | None = field(default=None, validator=optional_whole)
+    batch_size: int | None = field(default=None, validator=optional_positive)
+    upper_batch_size: int | None = field(default=None, validator=optional_positive)
     noise: float = field(default=0.0, validator=not_negative)
     carry_rule: Literal["selected", "per-branch"] = "selected"
 

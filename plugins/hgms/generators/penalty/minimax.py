@@ -37,9 +37,7 @@ from hgms_core.validators import (
     each,
     not_negative,
     optional_positive,
-    optional_whole,
     positive,
-    whole,
 )
 
 
@@ -110,7 +108,7 @@ class Minimax:
 
     name: ClassVar[str] = "minimax"
 
-    count: int = field(default=1, validator=whole)
+    count: int = field(default=1, validator=positive)
     optimizer: Literal["sgd", "adamw"] = "sgd"
     lr: float = field(default=0.01, validator=positive)
     lr_u: float | None = field(default=None, validator=optional_positive)
@@ -119,14 +117,14 @@ class Minimax:
     weight_decay: float = field(default=0.0, validator=not_negative)
     alpha: float = field(default=10.0, validator=positive)
     stage_factor: float = field(default=1.0, validator=positive)
-    stage_steps: int | None = field(default=None, validator=optional_whole)
+    stage_steps: int | None = field(default=None, validator=optional_positive)
     clip: float | None = field(default=None, validator=optional_positive)
     warmup: int = field(default=0, validator=at_least(0))
     schedule: Literal["constant", "cosine"] = "constant"
-    blocks: int | None = field(default=None, validator=optional_whole)
-    block_every: int = field(default=20, validator=whole)
-    batch_size: int | None = field(default=None, validator=optional_whole)
-    upper_batch_size: int | None = field(default=None, validator=optional_whole)
+    blocks: int | None = field(default=None, validator=optional_positive)
+    block_every: int = field(default=20, validator=positive)
+    batch_size: int | None = field(default=None, validator=optional_positive)
+    upper_batch_size: int | None = field(default=None, validator=optional_positive)
     noise: float = field(default=0.0, validator=not_negative)
     carry_rule: Literal["selected", "per-branch"] = "selected"
 

@@ -25,7 +25,7 @@ from hgms_core import (
     component,
     hookimpl,
 )
-from hgms_core.validators import not_negative, optional_whole, positive, whole
+from hgms_core.validators import not_negative, optional_positive, positive
 
 
 @final
@@ -75,12 +75,12 @@ class ValueFree:
     name: ClassVar[str] = "value-free"
     needs: ClassVar[frozenset[str]] = frozenset({"direct-upper"})
 
-    count: int = field(default=1, validator=whole)
-    steps: int = field(default=1, validator=whole)
+    count: int = field(default=1, validator=positive)
+    steps: int = field(default=1, validator=positive)
     lr: float = field(default=0.01, validator=positive)
     gamma: float = field(default=10.0, validator=positive)
-    batch_size: int | None = field(default=None, validator=optional_whole)
-    upper_batch_size: int | None = field(default=None, validator=optional_whole)
+    batch_size: int | None = field(default=None, validator=optional_positive)
+    upper_batch_size: int | None = field(default=None, validator=optional_positive)
     noise: float = field(default=0.0, validator=not_negative)
     carry_rule: Literal["selected", "per-branch"] = "selected"
 

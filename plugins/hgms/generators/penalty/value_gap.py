@@ -29,7 +29,7 @@ from hgms_core import (
     gradient,
     hookimpl,
 )
-from hgms_core.validators import decay_rate, not_negative, optional_whole, positive, whole
+from hgms_core.validators import decay_rate, not_negative, optional_positive, positive
 
 
 @final
@@ -85,8 +85,8 @@ class ValueGap:
 
     name: ClassVar[str] = "value-gap"
 
-    count: int = field(default=1, validator=whole)
-    steps: int = field(default=1, validator=whole)
+    count: int = field(default=1, validator=positive)
+    steps: int = field(default=1, validator=positive)
     lr: float = field(default=0.01, validator=positive)
     inner_lr: float = field(default=0.01, validator=positive)
     momentum: float = field(default=0.0, validator=decay_rate)
@@ -94,8 +94,8 @@ class ValueGap:
     gamma_start: float = field(default=0.0, validator=not_negative)
     gamma_steps: int = field(default=1000, validator=not_negative)
     normalise: bool = True
-    batch_size: int | None = field(default=None, validator=optional_whole)
-    upper_batch_size: int | None = field(default=None, validator=optional_whole)
+    batch_size: int | None = field(default=None, validator=optional_positive)
+    upper_batch_size: int | None = field(default=None, validator=optional_positive)
     noise: float = field(default=0.0, validator=not_negative)
     carry_rule: Literal["selected", "per-branch"] = "selected"
 

@@ -16,7 +16,7 @@ from hgms.compiled import Numbers, launch, programs_of
 from hgms.config import lowering
 from hgms_core import Candidates, Cost, Key, Loss, Problem, State, Tree, component
 from hgms_core.hypergrad import twice_differentiable_attention
-from hgms_core.validators import optional_positive, optional_whole, positive, share
+from hgms_core.validators import optional_positive, positive, share
 
 
 @final
@@ -75,8 +75,8 @@ class Soba:
     lr: float = field(default=0.1, validator=positive)
     v_lr: float = field(default=0.1, validator=positive)
     decay: float = field(default=0.0, validator=share)
-    batch_size: int | None = field(default=None, validator=optional_whole)
-    upper_batch_size: int | None = field(default=None, validator=optional_whole)
+    batch_size: int | None = field(default=None, validator=optional_positive)
+    upper_batch_size: int | None = field(default=None, validator=optional_positive)
     max_norm: float | None = field(default=None, validator=optional_positive)
 
     memory_hints = lowering(other=["batch_size"])

@@ -32,7 +32,7 @@ from hgms_core import (
 )
 from hgms_core.capabilities import Capabilities, ProposesSome
 from hgms_core.hypergrad import twice_differentiable_attention
-from hgms_core.validators import not_negative, optional_whole, positive, whole
+from hgms_core.validators import not_negative, optional_positive, positive
 
 NOISE_BLOCK = 4096
 """Noise values drawn at a time for one chain."""
@@ -87,15 +87,15 @@ class Ula:
     name: ClassVar[str] = "ula"
     capabilities: ClassVar[Capabilities] = frozenset({ProposesSome})
 
-    count: int = field(default=8, validator=whole)
-    steps: int = field(default=100, validator=whole)
+    count: int = field(default=8, validator=positive)
+    steps: int = field(default=100, validator=positive)
     lr: float = field(default=1e-2, validator=positive)
     temperature: float = field(default=1e-3, validator=not_negative)
     spread: float = field(default=1.0, validator=not_negative)
     carry_rule: Literal["selected", "per-branch", "restart"] = "restart"
-    batch_size: int | None = field(default=None, validator=optional_whole)
+    batch_size: int | None = field(default=None, validator=optional_positive)
     mode: Mode = "auto"
-    chunk: int | None = field(default=None, validator=optional_whole)
+    chunk: int | None = field(default=None, validator=optional_positive)
 
     memory_hints = lowering(same=["chunk"], other=["batch_size", "count"])
 

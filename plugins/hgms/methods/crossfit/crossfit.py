@@ -35,7 +35,7 @@ from hgms_core import (
     norm,
     stack,
 )
-from hgms_core.validators import decay_rate, not_negative, optional_whole, positive, share, whole
+from hgms_core.validators import decay_rate, not_negative, optional_positive, positive, share
 
 
 @final
@@ -105,14 +105,14 @@ class CrossFit:
     hypergradient: HyperGradient
     outer: OuterOptimizer
     selector: Selector
-    count: int = field(default=4, validator=whole)
-    steps: int = field(default=25, validator=whole)
-    warmup: int = field(default=100, validator=whole)
+    count: int = field(default=4, validator=positive)
+    steps: int = field(default=25, validator=positive)
+    warmup: int = field(default=100, validator=positive)
     lr: float = field(default=0.01, validator=positive)
     sharpness: float = field(default=0.05, validator=not_negative)
     averaging: float = field(default=0.98, validator=decay_rate)
-    batch_size: int | None = field(default=256, validator=optional_whole)
-    upper_batch_size: int | None = field(default=64, validator=optional_whole)
+    batch_size: int | None = field(default=256, validator=optional_positive)
+    upper_batch_size: int | None = field(default=64, validator=optional_positive)
     slope: float = field(default=2.0, validator=positive)
     tilt: float = field(default=3.0, validator=positive)
     finish: float = field(default=0.8, validator=share)

@@ -15,14 +15,7 @@ from hgms.compiled import Numbers, launch, programs_of
 from hgms.config import lowering
 from hgms.methods.crossfit.lower import advanced, branch, numbers, part
 from hgms_core import Batch, Candidates, Cost, Key, Loss, Problem, State, Tree, component, stack
-from hgms_core.validators import (
-    decay_rate,
-    not_negative,
-    optional_positive,
-    optional_whole,
-    positive,
-    whole,
-)
+from hgms_core.validators import decay_rate, not_negative, optional_positive, positive
 
 
 @final
@@ -70,12 +63,12 @@ class FlatBranches:
     name: ClassVar[str] = "flat-branches"
     needs: ClassVar[frozenset[str]] = frozenset()
 
-    count: int = field(default=1, validator=whole)
-    steps: int = field(default=25, validator=whole)
+    count: int = field(default=1, validator=positive)
+    steps: int = field(default=25, validator=positive)
     lr: float = field(default=0.01, validator=positive)
     sharpness: float = field(default=0.05, validator=not_negative)
     averaging: float = field(default=0.98, validator=decay_rate)
-    batch_size: int | None = field(default=256, validator=optional_whole)
+    batch_size: int | None = field(default=256, validator=optional_positive)
     noise: float = field(default=0.0, validator=not_negative)
     restart_every: int | None = field(default=None, validator=optional_positive)
 

@@ -13,7 +13,7 @@ from hgms.config import lowering
 from hgms.methods.reweighting import joint, shared
 from hgms_core import Key, Problem, Record, State, Tree, component
 from hgms_core.capabilities import Capabilities, HasTestingInstance
-from hgms_core.validators import not_negative, optional_whole, positive, share, whole
+from hgms_core.validators import not_negative, optional_positive, positive, share
 
 
 @final
@@ -75,12 +75,12 @@ class Agreement:
     capabilities: ClassVar[Capabilities] = frozenset({HasTestingInstance})
     needs: ClassVar[frozenset[str]] = frozenset({"row-weights", "stop-rows"})
 
-    steps: int = field(default=300, validator=whole)
+    steps: int = field(default=300, validator=positive)
     lr: float = field(default=1e-2, validator=positive)
     tilt: float = field(default=1.0, validator=not_negative)
     share: float = field(default=0.9, validator=share)
-    batch_size: int | None = field(default=256, validator=optional_whole)
-    upper_batch_size: int | None = field(default=100, validator=optional_whole)
+    batch_size: int | None = field(default=256, validator=optional_positive)
+    upper_batch_size: int | None = field(default=100, validator=optional_positive)
     keep: Literal["last", "best"] = "best"
 
     memory_hints = lowering(other=["batch_size", "upper_batch_size"])

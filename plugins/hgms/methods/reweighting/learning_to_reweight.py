@@ -27,7 +27,7 @@ from hgms_core import (
 )
 from hgms_core.capabilities import Capabilities, HasTestingInstance
 from hgms_core.hypergrad import twice_differentiable_attention
-from hgms_core.validators import decay_rate, optional_whole, positive, whole
+from hgms_core.validators import decay_rate, optional_positive, positive
 
 
 @final
@@ -93,13 +93,13 @@ class LearningToReweight:
     name: ClassVar[str] = "learning-to-reweight"
     capabilities: ClassVar[Capabilities] = frozenset({HasTestingInstance})
 
-    steps: int = field(default=20, validator=whole)
+    steps: int = field(default=20, validator=positive)
     optimizer: Literal["sgd", "adam"] = "adam"
     lr: float = field(default=3e-3, validator=positive)
     momentum: float = field(default=0.9, validator=decay_rate)
     schedule: Literal["constant", "cosine"] = "cosine"
-    batch_size: int | None = field(default=256, validator=optional_whole)
-    upper_batch_size: int | None = field(default=None, validator=optional_whole)
+    batch_size: int | None = field(default=256, validator=optional_positive)
+    upper_batch_size: int | None = field(default=None, validator=optional_positive)
     memory: float = field(default=0.95, validator=decay_rate)
     keep: Literal["last", "best"] = "best"
 

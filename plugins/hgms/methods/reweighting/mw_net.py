@@ -27,7 +27,7 @@ from hgms_core import (
     gradient,
 )
 from hgms_core.capabilities import Capabilities, HasTestingInstance
-from hgms_core.validators import decay_rate, optional_whole, positive, whole
+from hgms_core.validators import decay_rate, optional_positive, positive
 
 
 @final
@@ -75,16 +75,16 @@ class MwNet:
     name: ClassVar[str] = "mw-net"
     capabilities: ClassVar[Capabilities] = frozenset({HasTestingInstance})
 
-    steps: int = field(default=20, validator=whole)
+    steps: int = field(default=20, validator=positive)
     optimizer: Literal["sgd", "adam"] = "adam"
     lr: float = field(default=3e-3, validator=positive)
     momentum: float = field(default=0.9, validator=decay_rate)
     schedule: Literal["constant", "cosine"] = "cosine"
     look_ahead: float = field(default=1.0, validator=positive)
     meta_lr: float = field(default=1e-2, validator=positive)
-    hidden: int = field(default=100, validator=whole)
-    batch_size: int | None = field(default=256, validator=optional_whole)
-    upper_batch_size: int | None = field(default=100, validator=optional_whole)
+    hidden: int = field(default=100, validator=positive)
+    batch_size: int | None = field(default=256, validator=optional_positive)
+    upper_batch_size: int | None = field(default=100, validator=optional_positive)
     keep: Literal["last", "best"] = "best"
 
     memory_hints = lowering(other=["batch_size", "upper_batch_size"])

@@ -21,9 +21,8 @@ from hgms_core.validators import (
     less_than,
     not_negative,
     optional,
-    optional_whole,
+    optional_positive,
     positive,
-    whole,
 )
 
 
@@ -80,19 +79,19 @@ class SmallLoss:
     capabilities: ClassVar[Capabilities] = frozenset({HasTestingInstance})
     needs: ClassVar[frozenset[str]] = frozenset({"row-weights", "stop-rows"})
 
-    steps: int = field(default=20, validator=whole)
+    steps: int = field(default=20, validator=positive)
     noise_rate: float | None = field(
         default=None, validator=optional(all_of(at_least(0), less_than(1)))
     )
-    estimate_steps: int = field(default=100, validator=whole)
+    estimate_steps: int = field(default=100, validator=positive)
     forget_epochs: float = field(default=10.0, validator=positive)
     tilt: float = field(default=1.0, validator=not_negative)
     optimizer: Literal["sgd", "adam"] = "adam"
     lr: float = field(default=3e-3, validator=positive)
     momentum: float = field(default=0.9, validator=decay_rate)
     schedule: Literal["constant", "cosine"] = "cosine"
-    batch_size: int | None = field(default=256, validator=optional_whole)
-    upper_batch_size: int | None = field(default=100, validator=optional_whole)
+    batch_size: int | None = field(default=256, validator=optional_positive)
+    upper_batch_size: int | None = field(default=100, validator=optional_positive)
     keep: Literal["last", "best"] = "best"
 
     memory_hints = lowering(other=["batch_size", "upper_batch_size"])

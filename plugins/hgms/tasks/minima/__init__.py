@@ -14,7 +14,7 @@ from torch import Tensor
 from hgms.config import check_memory, validation_shares
 from hgms.gauss_newton import Composite
 from hgms_core import Data, Key, Problem, Tree, component, hookimpl, roles
-from hgms_core.validators import at_least, at_most, not_negative, positive, share, whole
+from hgms_core.validators import at_least, at_most, not_negative, positive, share
 
 LOW = math.log(1e-5)
 HIGH = math.log(1.0)
@@ -111,13 +111,13 @@ class ManyMinima:
     ambiguous: float = field(default=1.0, validator=share)
     views: int = field(default=4, validator=at_least(2))
     noise: float = field(default=0.3, validator=not_negative)
-    hidden: int = field(default=8, validator=whole)
+    hidden: int = field(default=8, validator=positive)
     penalty: float = field(default=1e-3, validator=[at_least(1e-5), at_most(1)])
     omega: float = field(default=1e-3, validator=positive)
     tied: bool = False
-    train_size: int = field(default=200, validator=whole)
-    validation_size: int = field(default=200, validator=whole)
-    test_size: int = field(default=2000, validator=whole)
+    train_size: int = field(default=200, validator=positive)
+    validation_size: int = field(default=200, validator=positive)
+    test_size: int = field(default=2000, validator=positive)
     validation_split: tuple[float, float, float] = field(
         default=(0.6, 0.2, 0.2), validator=validation_shares
     )

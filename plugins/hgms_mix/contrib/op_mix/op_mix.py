@@ -13,7 +13,7 @@ import hgms_mix.lm
 from hgms.config import lowering
 from hgms_core import ConfigError, Cost, Key, NumericalError, Problem, Record, State, component
 from hgms_core.capabilities import Capabilities, HasTestingInstance
-from hgms_core.validators import at_least, positive, whole
+from hgms_core.validators import at_least, positive
 from hgms_mix.contrib.op_mix.law import fit, propose
 
 
@@ -73,11 +73,11 @@ class OpMix(hgms_mix.lm.MixtureMethod):
     }
     placeholder: ClassVar[str] = "x is a probe's"
 
-    steps: int = field(default=100, validator=whole)
+    steps: int = field(default=100, validator=positive)
     own: float = field(default=0.9, validator=hgms_mix.lm.some_share)
     candidates: int = field(default=32, validator=at_least(4))
     kl: float = field(default=0.05, validator=positive)
-    chunk: int = field(default=32, validator=whole)
+    chunk: int = field(default=32, validator=positive)
 
     memory_hints = lowering(same=["chunk"], other=["batch_size"])
 

@@ -26,7 +26,7 @@ from hgms_core import (
     gradient,
 )
 from hgms_core.capabilities import Capabilities, HasTestingInstance
-from hgms_core.validators import decay_rate, each, not_negative, optional_whole, positive, whole
+from hgms_core.validators import decay_rate, each, not_negative, optional_positive, positive
 
 
 @final
@@ -76,15 +76,15 @@ class FastMix(hgms_mix.lm.PhasedMethod):
         HasTestingInstance
     }
 
-    updates: int = field(default=10, validator=whole)
+    updates: int = field(default=10, validator=positive)
     lr: float = field(default=4e-4, validator=positive)
     weight_decay: float = field(default=0.1, validator=not_negative)
     betas: tuple[float, float] = field(default=(0.9, 0.95), validator=each(decay_rate))
-    batch_size: int | None = field(default=16, validator=optional_whole)
+    batch_size: int | None = field(default=16, validator=optional_positive)
     outer_lr: float = field(default=0.01, validator=positive)
     outer_betas: tuple[float, float] = field(default=(0.5, 0.999), validator=each(decay_rate))
-    search_batch_size: int | None = field(default=None, validator=optional_whole)
-    upper_batch_size: int | None = field(default=32, validator=optional_whole)
+    search_batch_size: int | None = field(default=None, validator=optional_positive)
+    upper_batch_size: int | None = field(default=32, validator=optional_positive)
     leaves: str = ""
 
     memory_hints = lowering(other=["batch_size", "search_batch_size", "upper_batch_size"])

@@ -12,7 +12,7 @@ from attrs import field
 import hgms_mix.lm
 from hgms.config import lowering
 from hgms_core import Cost, Key, Problem, Record, State, component
-from hgms_core.validators import positive, whole
+from hgms_core.validators import positive
 from hgms_mix.methods.less.features import Features, Preconditioner
 from hgms_mix.methods.less.projection import GradientProjection as GradientProjection
 from hgms_mix.methods.less.schedule import Schedule, warn_of_few
@@ -74,7 +74,7 @@ class Less(hgms_mix.lm.RowSelection):
     lr: float = field(default=2e-5, validator=positive)
     eps_placement: Literal["inside", "outside"] = "inside"
     projection: GradientProjection | None = GradientProjection()
-    chunk: int = field(default=8, validator=whole)
+    chunk: int = field(default=8, validator=positive)
     store: str | None = None
 
     memory_hints = lowering(same=["chunk"], other=["batch_size"])

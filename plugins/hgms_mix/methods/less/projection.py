@@ -10,7 +10,7 @@ from attrs import field, frozen
 from torch import Tensor
 
 from hgms_core import Key, component
-from hgms_core.validators import whole
+from hgms_core.validators import positive
 
 Kind = Literal["rademacher", "gaussian", "sparse"]
 
@@ -36,7 +36,7 @@ class GradientProjection:
     8192
     """
 
-    dims: int = field(default=8192, validator=whole)
+    dims: int = field(default=8192, validator=positive)
     kind: Kind = "sparse"
     seed: int = 0
 

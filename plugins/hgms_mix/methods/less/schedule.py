@@ -9,7 +9,7 @@ from typing import final
 from attrs import field, frozen
 
 from hgms_core import component
-from hgms_core.validators import less_than, not_negative, whole
+from hgms_core.validators import less_than, not_negative, positive
 from hgms_mix.lm import some_share
 
 
@@ -27,7 +27,7 @@ class Warmup:
     """
 
     share: float = field(default=0.05, validator=some_share)
-    epochs: int = field(default=4, validator=whole)
+    epochs: int = field(default=4, validator=positive)
     rising: float = field(default=0.03, validator=[not_negative, less_than(1)])
 
 

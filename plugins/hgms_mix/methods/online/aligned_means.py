@@ -27,7 +27,7 @@ from hgms_core import (
     component,
     upper_gradients,
 )
-from hgms_core.validators import decay_rate, optional_whole, positive
+from hgms_core.validators import decay_rate, optional_positive, positive
 from hgms_mix.methods.online.gradients import directions_of
 
 
@@ -97,8 +97,8 @@ class AlignedMeans:
     }
     decay: float = field(default=0.95, validator=decay_rate)
     eps: float = field(default=1e-8, validator=positive)
-    batch_size: int | None = field(default=None, validator=optional_whole)
-    upper_batch_size: int | None = field(default=None, validator=optional_whole)
+    batch_size: int | None = field(default=None, validator=optional_positive)
+    upper_batch_size: int | None = field(default=None, validator=optional_positive)
 
     memory_hints = lowering(other=["batch_size", "upper_batch_size"])
 

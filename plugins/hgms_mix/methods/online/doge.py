@@ -26,7 +26,7 @@ from hgms_core import (
     gradient,
 )
 from hgms_core.capabilities import Capabilities, HasTestingInstance
-from hgms_core.validators import optional_positive, optional_whole, positive
+from hgms_core.validators import optional_positive, positive
 from hgms_mix.methods.online import gradients, training
 
 
@@ -82,7 +82,7 @@ class DoGE(training.ProxyMethod):
     rate: float = field(default=0.05, validator=positive)
     bounds: tuple[float, float] = (0.0, 5.0)
     max_norm: float | None = field(default=5.0, validator=optional_positive)
-    validation_batch_size: int | None = field(default=32, validator=optional_whole)
+    validation_batch_size: int | None = field(default=32, validator=optional_positive)
 
     memory_hints = lowering(other=["batch_size", "validation_batch_size"])
 

@@ -25,7 +25,7 @@ from hgms_core import (
     gradient,
     repeat,
 )
-from hgms_core.validators import decay_rate, each, not_negative, optional_whole, positive, whole
+from hgms_core.validators import decay_rate, each, not_negative, optional_positive, positive
 from hgms_mix.methods.online.gradients import directions_of
 from hgms_mix.methods.online.training import mixture_rows
 
@@ -85,11 +85,11 @@ class MixtureBranches:
     name: ClassVar[str] = "mixture-branches"
     needs: ClassVar[frozenset[str]] = frozenset({"sources"})
 
-    count: int = field(default=1, validator=whole)
-    steps: int = field(default=4, validator=whole)
-    batch_size: int = field(default=8, validator=whole)
+    count: int = field(default=1, validator=positive)
+    steps: int = field(default=4, validator=positive)
+    batch_size: int = field(default=8, validator=positive)
     tilt: float = field(default=0.0, validator=not_negative)
-    upper_batch_size: int | None = field(default=None, validator=optional_whole)
+    upper_batch_size: int | None = field(default=None, validator=optional_positive)
     lr: float = field(default=2e-4, validator=positive)
     betas: tuple[float, float] = field(default=(0.9, 0.999), validator=each(decay_rate))
     eps: float = field(default=1e-8, validator=positive)

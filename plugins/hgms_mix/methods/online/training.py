@@ -14,7 +14,7 @@ from torch import Tensor
 import hgms_mix.lm
 from hgms_core import ConfigError, Cost, Data, Key, Problem, Record, Sources, State, Tree, component
 from hgms_core.capabilities import Capabilities, Finishes
-from hgms_core.validators import not_negative, optional_whole, whole
+from hgms_core.validators import not_negative, optional_positive, positive
 
 
 @component
@@ -30,10 +30,10 @@ class ProxyMethod(hgms_mix.lm.TrainedMethod):
 
     placeholder: ClassVar[str] = "x is the proxy's"
 
-    steps: int = field(default=200, validator=whole)
-    updates: int = field(default=10, validator=whole)
+    steps: int = field(default=200, validator=positive)
+    updates: int = field(default=10, validator=positive)
     weight_decay: float = field(default=0.01, validator=not_negative)
-    batch_size: int = field(default=32, validator=whole)
+    batch_size: int = field(default=32, validator=positive)
 
     def start(self, problem: Problem, seed: int, phase: str, **more: Any) -> State:
         """Return the state before the first step: even weights.
@@ -85,12 +85,12 @@ class RoundsMethod(hgms_mix.lm.PhasedMethod):
 
     capabilities: ClassVar[Capabilities] = frozenset({Finishes})
 
-    rounds: int | None = field(default=10, validator=optional_whole)
-    round_steps: int = field(default=50, validator=whole)
-    updates: int = field(default=10, validator=whole)
+    rounds: int | None = field(default=10, validator=optional_positive)
+    round_steps: int = field(default=50, validator=positive)
+    updates: int = field(default=10, validator=positive)
     weight_decay: float = field(default=0.01, validator=not_negative)
-    batch_size: int = field(default=32, validator=whole)
-    chunk: int = field(default=32, validator=whole)
+    batch_size: int = field(default=32, validator=positive)
+    chunk: int = field(default=32, validator=positive)
 
     def start(self, problem: Problem, seed: int, phase: str, **more: Any) -> State:
         """Return the state before the first step: even weights."""

@@ -12,7 +12,7 @@ from torch import Tensor
 import hgms_mix.lm
 from hgms.config import lowering
 from hgms_core import Cost, Key, Problem, Record, State, component
-from hgms_core.validators import whole
+from hgms_core.validators import positive
 
 
 @final
@@ -60,8 +60,8 @@ class RandomRows(hgms_mix.lm.TrainedMethod):
     role: ClassVar[str] = "floor"
     testing_failures: ClassVar[Mapping[str, str]] = {"optimum": "its θ stays where it is"}
 
-    batch_size: int = field(default=16, validator=whole)
-    updates: int = field(default=1, validator=whole)
+    batch_size: int = field(default=16, validator=positive)
+    updates: int = field(default=1, validator=positive)
     train_steps: int | None = field(default=None, validator=hgms_mix.lm.optional_count)
 
     memory_hints = lowering(other=["batch_size"])

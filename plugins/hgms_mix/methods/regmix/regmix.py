@@ -23,7 +23,7 @@ from hgms_core import (
     component,
 )
 from hgms_core.capabilities import Capabilities, HasTestingInstance
-from hgms_core.validators import at_least, whole
+from hgms_core.validators import at_least, positive
 from hgms_mix.methods.regmix.regression import Mixtures, Regressor, best, fit, sklearn
 
 
@@ -86,13 +86,13 @@ class RegMix(hgms_mix.lm.MixtureMethod):
     placeholder: ClassVar[str] = "x is a proxy run's"
 
     runs: int = field(default=64, validator=at_least(3))
-    steps: int = field(default=100, validator=whole)
+    steps: int = field(default=100, validator=positive)
     concentration: tuple[float, float] = field(default=(0.1, 5.0), validator=_range)
     prior: Literal["uniform", "rows"] = "uniform"
     regressor: Regressor = "quadratic"
-    simulated: int = field(default=100_000, validator=whole)
-    top: int = field(default=100, validator=whole)
-    chunk: int = field(default=32, validator=whole)
+    simulated: int = field(default=100_000, validator=positive)
+    top: int = field(default=100, validator=positive)
+    chunk: int = field(default=32, validator=positive)
 
     memory_hints = lowering(same=["chunk"], other=["batch_size"])
 

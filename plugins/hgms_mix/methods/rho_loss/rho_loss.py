@@ -25,7 +25,7 @@ from hgms_core import (
     Tree,
     component,
 )
-from hgms_core.validators import not_negative, positive, whole
+from hgms_core.validators import not_negative, positive
 
 
 @final
@@ -42,7 +42,7 @@ class Reference:
     """
 
     rows: Literal["held-out", "validation"] = "held-out"
-    epochs: int = field(default=4, validator=whole)
+    epochs: int = field(default=4, validator=positive)
     lr: float = field(default=1e-4, validator=positive)
 
 
@@ -105,7 +105,7 @@ class RhoLoss(hgms_mix.lm.RowSelection):
     reference: Reference = Reference()
     target_steps: int | None = field(default=None, validator=hgms_mix.lm.optional_count)
     weight_decay: float = field(default=0.01, validator=not_negative)
-    big_batch: int = field(default=320, validator=whole)
+    big_batch: int = field(default=320, validator=positive)
     top: float = field(default=0.1, validator=hgms_mix.lm.some_share)
 
     memory_hints = lowering(same=["chunk"], other=["batch_size"])

@@ -14,7 +14,7 @@ from torch import Tensor
 from hgms_core import Candidates, Cost, Key, Problem, State, Tree, component, detach, repeat
 from hgms_core.capabilities import Capabilities, HasTestingInstance
 from hgms_core.hypergrad import twice_differentiable_attention
-from hgms_core.validators import not_negative, optional_whole, positive, share, whole
+from hgms_core.validators import not_negative, optional_positive, positive, share
 
 
 @final
@@ -73,12 +73,12 @@ class CyclicalLangevin:
     name: ClassVar[str] = "cyclical-langevin"
     capabilities: ClassVar[Capabilities] = frozenset({HasTestingInstance})
 
-    count: int = field(default=4, validator=whole)
-    cycle_steps: int = field(default=50, validator=whole)
+    count: int = field(default=4, validator=positive)
+    cycle_steps: int = field(default=50, validator=positive)
     lr: float = field(default=0.1, validator=positive)
     exploration: float = field(default=0.25, validator=share)
     temperature: float = field(default=1e-3, validator=not_negative)
-    batch_size: int | None = field(default=None, validator=optional_whole)
+    batch_size: int | None = field(default=None, validator=optional_positive)
     carry_rule: Literal["selected", "last", "restart"] = "selected"
 
     @classmethod
