@@ -16,7 +16,7 @@ from hgms.sklearn import TunedClassifier, TunedRegressor
 def test_the_checks_of_scikit_learn_pass(kind: Any) -> None:
     from sklearn.utils.estimator_checks import check_estimator
 
-    results = check_estimator(kind(budget="10 steps"), on_fail=None)
+    results = check_estimator(kind(budget="20 steps"), on_fail=None)
     assert len(results) > 40
     failed = [row["check_name"] for row in results if row["status"] == "failed"]
     assert failed == []
