@@ -171,7 +171,7 @@ def test_sparse_regression_learns_larger_penalties_for_irrelevant_features() -> 
         squares,
         sparse_rows(),
         learn={"decay": hgms.hyper.PerInput(init=0.01)},
-        budget="150 steps",
+        budget="100 steps",
         test=sparse_rows(500, seed=2),
     )
     decay = result.values["decay"]
@@ -195,7 +195,7 @@ def test_wrong_labels_get_small_weights_or_are_removed() -> None:
         train,
         class_rows(60, seed=1),
         learn={"rows": hgms.hyper.PerRow()},
-        budget="900 steps",
+        budget="400 steps",
     )
     assert result.engine == "online"
     names = {row.name for row in result.table}
@@ -219,7 +219,7 @@ def test_batch_normalisation_and_dropout_are_trained_in_batches() -> None:
         class_rows(90),
         class_rows(60, seed=1),
         learn={"decay": hgms.hyper.PerLayer(init=1e-3)},
-        budget="300 steps",
+        budget="160 steps",
         batch_size=32,
     )
     assert result.engine == "online"
@@ -276,7 +276,7 @@ def test_a_learned_candidate_must_gain_more_than_its_standard_error() -> None:
 
 
 def test_a_budget_in_steps_is_met() -> None:
-    for budget in (40, 120):
+    for budget in (40, 80):
         result = hgms.tune(
             network(),
             entropies,
@@ -299,7 +299,7 @@ def test_an_interrupted_call_resumes_with_equal_numbers(
             sparse_rows(40, 4),
             sparse_rows(20, 4, seed=1),
             learn={"decay": hgms.hyper.PerInput(init=0.01)},
-            budget="120 steps",
+            budget="60 steps",
             engine=engine,
             folder=folder,
         )
@@ -330,7 +330,7 @@ def test_an_interrupted_call_resumes_with_equal_numbers(
             sparse_rows(40, 4, seed=3),
             sparse_rows(20, 4, seed=1),
             learn={"decay": hgms.hyper.PerInput(init=0.01)},
-            budget="120 steps",
+            budget="60 steps",
             engine=engine,
             folder=tmp_path / "whole",
         )
