@@ -45,11 +45,14 @@ class Seen:
     progress: float
     candidates: Candidates
     selection: Selection
-    branch: Branch
     estimating: Key
     memory: State
     estimate: Estimate
     theta_after: Tree
+
+    @property
+    def branch(self) -> Branch:
+        return self.candidates.branch(self.selection.index)
 
     @property
     def cost(self) -> Cost:
@@ -106,8 +109,7 @@ class _HyperGradient(_Part):
         key: Key,
         state: State,
     ) -> tuple[Estimate, State]:
-        branch = candidates.branch(selection.index)
-        self._notes.update(branch=branch, estimating=key, memory=state)
+        self._notes.update(estimating=key, memory=state)
         estimate, memory = self._part.estimate(problem, theta, candidates, selection, key, state)
         self._notes["estimate"] = estimate
         return estimate, memory
