@@ -30,7 +30,7 @@ Ula(temperature=10**400) -> out-of-range temperature
 Adam(betas=0.9) -> wrong-type betas
 Adam(betas=(0.9, 0.99, 0.999)) -> wrong-length betas
 Adam(betas=(0.9, '0.99')) -> wrong-type betas.1
-Adam(betas=(0.9, 1.0)) -> out-of-range betas
+Adam(betas=(0.9, 1.0)) -> out-of-range betas.1
 Diversity(lr_spread=(2, 1)) -> wrong-value lr_spread
 HyperCleaning(validation_split=(0.5, 0.5)) -> wrong-length validation_split
 Implicit(solver=CG(), strategy='vpj') -> unknown-choice strategy

@@ -50,7 +50,7 @@ def checks_of(
 
     >>> from hgms.solvers import CG
     >>> [check.name for check in checks_of(CG())][:3]
-    ['registration', 'docstring', 'source']
+    ['registration', 'capabilities', 'docstring']
     """
     kind = kind or kind_of(type(component))
     yield from every.checks(kind, OF_KIND[kind.name].exercise, registry)

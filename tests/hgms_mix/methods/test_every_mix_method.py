@@ -277,5 +277,6 @@ def test_a_role_needs_rows(name: str, role: str) -> None:
     ],
 )
 def test_wrong_settings_are_refused(method: Any, code: str, options: dict[str, Any]) -> None:
-    with rejects(code, next(iter(options)), of=ConfigError):
+    with rejects(code, of=ConfigError) as caught:
         method(**options)
+    assert caught.value.place[0] == next(iter(options))
