@@ -1,5 +1,6 @@
 from hgms.methods.crossfit import CrossFit as CrossFit
 from hgms.methods.crossfit import FlatBranches as FlatBranches
+from hgms.methods.crossfit import SharpnessAware as SharpnessAware
 from hgms.methods.keep_best import KeepBest as KeepBest
 from hgms.methods.learned_start import LearnedStart as LearnedStart
 from hgms.methods.random_theta import RandomTheta as RandomTheta

@@ -14,7 +14,7 @@ from support.row_weights import table, weighing
 from torch import Tensor
 
 from hgms.hypergradients import Fixed, Implicit
-from hgms.methods.crossfit import CrossFit, FlatBranches, fold_problem, weights
+from hgms.methods.crossfit import CrossFit, FlatBranches, SharpnessAware, fold_problem, weights
 from hgms.methods.crossfit.folds import Folds
 from hgms.methods.crossfit.lower import part
 from hgms.outer import Sgd
@@ -53,10 +53,9 @@ def method(**more: Any) -> CrossFit:
         "hypergradient": Implicit(solver=CG(ridge=1e-3)),
         "outer": Sgd(lr=0.5),
         "selector": BestOfN(),
+        "optimizer": SharpnessAware(lr=0.05),
     }
-    return CrossFit(
-        **{**parts, "count": 3, "steps": 4, "warmup": 10, "lr": 0.05, "batch_size": None, **more}
-    )
+    return CrossFit(**{**parts, "count": 3, "steps": 4, "warmup": 10, "batch_size": None, **more})
 
 
 def test_folds_part_the_rows_and_every_branch_keeps_equally_many() -> None:
@@ -70,7 +69,8 @@ def test_folds_part_the_rows_and_every_branch_keeps_equally_many() -> None:
 
 def test_the_lower_step_is_adam_at_a_point_up_the_slope() -> None:
     p = problem()
-    generator = FlatBranches(count=2, steps=5, lr=0.05, batch_size=None, sharpness=0.3)
+    optimizer = SharpnessAware(lr=0.05, sharpness=0.3)
+    generator = FlatBranches(count=2, steps=5, optimizer=optimizer, batch_size=None)
     candidates = generator.propose(p, p.theta0, generator.init(p, Key(0)), Key(0))
     slope = torch.func.grad(lambda w: p.g(p.theta0, {"w": w}, p.lower_data.batch(None)))
     x, average = p.x0["w"].clone(), p.x0["w"]
@@ -178,7 +178,7 @@ def test_a_branch_trains_on_the_other_folds() -> None:
 
 
 def test_the_answer_is_the_best_branch_of_all_steps_on_rows_that_none_saw() -> None:
-    p, m = problem(), method(lr=0.3)
+    p, m = problem(), method(optimizer=SharpnessAware(lr=0.3))
     state = m.init(p, 0)
     best = []
     stop = p.upper_data["stop"].batch(None)

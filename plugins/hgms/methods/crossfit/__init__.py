@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from hgms.methods.crossfit.crossfit import CrossFit as CrossFit
 from hgms.methods.crossfit.flat import FlatBranches as FlatBranches
+from hgms.methods.crossfit.lower import SharpnessAware as SharpnessAware
 from hgms_core import Composition, hookimpl
 
 HG_MS_CROSSFIT = Composition(

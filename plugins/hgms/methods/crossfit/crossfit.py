@@ -15,7 +15,7 @@ from hgms.compiled import launch, programs_of
 from hgms.config import lowering
 from hgms.methods.crossfit import fold_problem, weights
 from hgms.methods.crossfit.folds import Folds
-from hgms.methods.crossfit.lower import advanced, branch, numbers, part
+from hgms.methods.crossfit.lower import SharpnessAware, advanced, branch, part
 from hgms.rows import trained_on
 from hgms_core import (
     Branch,
@@ -35,7 +35,7 @@ from hgms_core import (
     norm,
     stack,
 )
-from hgms_core.validators import decay_rate, not_negative, optional_positive, positive, share
+from hgms_core.validators import optional_positive, positive, share
 
 
 @final
@@ -67,15 +67,16 @@ class CrossFit:
 
     Use for hyper-cleaning: wrong labels, and a few validation rows that are trusted. Avoid if a
     row's loss does not indicate whether the row helps, or if validation rows are so few that a
-    part is not informative. ``lr`` is tuned for small dense networks: convolutions need a smaller
-    rate.
+    part is not informative. ``optimizer.lr`` is tuned for small dense networks: convolutions need a
+    smaller rate.
 
     Arguments:
         hypergradient: the estimator of h on each branch's problem. ``outer``: the optimiser of α.
             ``selector``: the rule that selects x.
         count: N. ``steps``: lower steps of each branch in one outer step; ``warmup``: in the first
             outer step.
-        lr: rate of a lower step. ``sharpness``: ρ. ``averaging``: the decay of the average.
+        optimizer: the rate of a lower step, ρ, and the decay of the average
+            (:class:`SharpnessAware`).
         batch_size, upper_batch_size: lower rows of a step, drawn in proportion to their weights,
             and validation rows.
         slope, tilt: b and ε at the start. ``finish``: see above; 1 never finishes.
@@ -108,9 +109,7 @@ class CrossFit:
     count: int = field(default=4, validator=positive)
     steps: int = field(default=25, validator=positive)
     warmup: int = field(default=100, validator=positive)
-    lr: float = field(default=0.01, validator=positive)
-    sharpness: float = field(default=0.05, validator=not_negative)
-    averaging: float = field(default=0.98, validator=decay_rate)
+    optimizer: SharpnessAware = field(factory=SharpnessAware)
     batch_size: int | None = field(default=256, validator=optional_positive)
     upper_batch_size: int | None = field(default=64, validator=optional_positive)
     slope: float = field(default=2.0, validator=positive)
@@ -235,7 +234,7 @@ class CrossFit:
         losses = fold_problem.losses_of(problem, folds)
         tilt = float(alpha[weights.TILT].exp()) * (upper.size if finishing else folds.kept.shape[1])
         left = (1 - progress) / (1 - self.finish) if finishing and self.finish < 1 else 1.0
-        rate = self.lr * max(0.05, left)
+        factor = max(0.05, left)
         steps = self._steps(state)
         size = problem.lower_data.size
         function = partial(advanced, losses.objective)
@@ -258,13 +257,8 @@ class CrossFit:
                     problem.lower_data.batch(below[lower_step]),
                     upper.batch(above[lower_step]),
                 )
-                setting = numbers(
-                    rate,
-                    state["lower_steps"] + lower_step + 1,
-                    self.sharpness,
-                    self.averaging,
-                    scales,
-                )
+                count = state["lower_steps"] + lower_step + 1
+                setting = self.optimizer.numbers(count, scales, factor)
                 tree, loss = launch(
                     programs_of(problem),
                     settings,

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from hgms.compiled import Numbers, launch, programs_of
 from hgms.config import lowering
-from hgms.methods.crossfit.lower import advanced, branch, numbers, part
+from hgms.methods.crossfit.lower import SharpnessAware, advanced, branch, part
 from hgms_core import Batch, Candidates, Cost, Key, Loss, Problem, State, Tree, component, stack
-from hgms_core.validators import decay_rate, not_negative, optional_positive, positive
+from hgms_core.validators import not_negative, optional_positive, positive
 
 
 @final
@@ -31,10 +31,8 @@ class FlatBranches:
     train with it show the gain from this step without the rest of the method.
 
     Arguments:
-        count: N; each branch draws separate batches. ``steps``: K. ``lr``: Adam's; its moments have
-            β = 0.9, 0.99.
-        sharpness: ρ, relative to ‖x‖; 0 is a plain Adam step, at twice its cost. ``averaging``: d,
-            smaller in the first steps.
+        count: N; each branch draws separate batches. ``steps``: K.
+        optimizer: the rate, ρ and d of a lower step (:class:`SharpnessAware`).
         batch_size: lower rows of a step (``None``: all).
         noise: standard deviation of the noise that is added once to the start of each branch except
             the first.
@@ -49,7 +47,8 @@ class FlatBranches:
     ...     g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(),
     ...     f=lambda t, x, _: x["x"].sum(),
     ... )
-    >>> branches = FlatBranches(count=1, steps=300, lr=0.1, averaging=0.5)
+    >>> optimizer = SharpnessAware(lr=0.1, averaging=0.5)
+    >>> branches = FlatBranches(count=1, steps=300, optimizer=optimizer)
     >>> candidates = branches.propose(
     ...     problem, problem.theta0, branches.init(problem, Key(0)), Key(0)
     ... )
@@ -65,9 +64,7 @@ class FlatBranches:
 
     count: int = field(default=1, validator=positive)
     steps: int = field(default=25, validator=positive)
-    lr: float = field(default=0.01, validator=positive)
-    sharpness: float = field(default=0.05, validator=not_negative)
-    averaging: float = field(default=0.98, validator=decay_rate)
+    optimizer: SharpnessAware = field(factory=SharpnessAware)
     batch_size: int | None = field(default=256, validator=optional_positive)
     noise: float = field(default=0.0, validator=not_negative)
     restart_every: int | None = field(default=None, validator=optional_positive)
@@ -94,13 +91,7 @@ class FlatBranches:
             drawn = data.draw(key.fold("branch", number), self.batch_size, self.steps)
             for step in range(self.steps):
                 below = data.batch(None if drawn is None else drawn[step])
-                setting = numbers(
-                    self.lr,
-                    start["lower_steps"] + step + 1,
-                    self.sharpness,
-                    self.averaging,
-                    (1.0, 0.0),
-                )
+                setting = self.optimizer.numbers(start["lower_steps"] + step + 1, (1.0, 0.0))
                 tree, loss = launch(
                     programs_of(problem), settings, function, setting, tree, theta, below, {}
                 )

@@ -5,13 +5,16 @@ iterates.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import final
 
 import torch
+from attrs import field
 from torch import Tensor
 
 from hgms.compiled import Numbers
 from hgms.optim.adam import adam, corrections
-from hgms_core import Batch, Tree, norm
+from hgms_core import Batch, Tree, component, norm
+from hgms_core.validators import decay_rate, not_negative, positive
 
 BETAS = (0.9, 0.99)
 EPS = 1e-8
@@ -43,14 +46,28 @@ def part(which: str, tree: Tree) -> Tree:
     return {name[2:]: leaf for name, leaf in tree.items() if name[0] == which}
 
 
-def numbers(
-    lr: float, count: int, sharpness: float, decay: float, scales: tuple[float, float]
-) -> list[float]:
-    """Return the scalar arguments of :func:`advanced` for step number ``count``, which starts at 1.
+@final
+@component
+class SharpnessAware:
+    """Sharpness-aware Adam with averaged iterates, the step of :func:`advanced`.
 
-    The decay of the average is smaller in the first steps.
+    Arguments:
+        lr: Adam's rate; its moments have β = 0.9, 0.99.
+        sharpness: ρ, relative to ‖x‖; 0 is a plain Adam step, at twice its cost.
+        averaging: the decay of the average, smaller in the first steps.
     """
-    return [*corrections(lr, count, BETAS), sharpness, min(decay, count / (count + 9)), *scales]
+
+    lr: float = field(default=0.01, validator=positive)
+    sharpness: float = field(default=0.05, validator=not_negative)
+    averaging: float = field(default=0.98, validator=decay_rate)
+
+    def numbers(self, count: int, scales: tuple[float, float], factor: float = 1.0) -> list[float]:
+        """Return the scalar arguments of :func:`advanced` for step number ``count``.
+
+        ``count`` starts at 1. ``factor`` multiplies the rate.
+        """
+        decay = min(self.averaging, count / (count + 9))
+        return [*corrections(self.lr * factor, count, BETAS), self.sharpness, decay, *scales]
 
 
 def advanced(
