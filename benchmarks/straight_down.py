@@ -86,8 +86,7 @@ def weight_of(generator: Any, k: int) -> tuple[float, float]:
     """(γ_k, c_k)."""
     gamma = min(
         generator.gamma,
-        generator.gamma_start
-        + (generator.gamma - generator.gamma_start) * k / generator.gamma_steps,
+        generator.ramp.start + (generator.gamma - generator.ramp.start) * k / generator.ramp.steps,
     )
     return gamma, min(1 / gamma, 1.0) if gamma else 1.0
 

@@ -19,7 +19,7 @@ import torch
 from attrs import evolve
 from torch import Tensor
 
-from hgms.generators.penalty import GradientNorm, ValueGap
+from hgms.generators.penalty import GradientNorm, Ramp, ValueGap
 from hgms.hypergradients import Carried
 from hgms.outer import Sgd
 from hgms.selectors import First
@@ -34,9 +34,11 @@ TOLERANCE = 1e-5
 # The published V-PBGD knows that min g = 0 and needs no ω; here ω finds it, in 20 steps of rate 0.1
 # each time.
 GENERATORS: dict[str, ValueGap | GradientNorm] = {
-    "v-pbgd": ValueGap(steps=20, inner_lr=0.1, lr=RATE, gamma=GAMMA, gamma_steps=0),
-    "v-pbgd, one step on ω": ValueGap(steps=1, inner_lr=0.1, lr=RATE, gamma=GAMMA, gamma_steps=0),
-    "g-pbgd": GradientNorm(lr=RATE, gamma=GAMMA, gamma_steps=0),
+    "v-pbgd": ValueGap(steps=20, inner_lr=0.1, lr=RATE, gamma=GAMMA, ramp=Ramp(steps=0)),
+    "v-pbgd, one step on ω": ValueGap(
+        steps=1, inner_lr=0.1, lr=RATE, gamma=GAMMA, ramp=Ramp(steps=0)
+    ),
+    "g-pbgd": GradientNorm(lr=RATE, gamma=GAMMA, ramp=Ramp(steps=0)),
 }
 
 

@@ -21,6 +21,7 @@ from hgms.generators.penalty import (
     GradientNorm,
     Minimax,
     MoreauEnvelope,
+    Ramp,
     ValueFree,
     ValueGap,
 )
@@ -57,12 +58,12 @@ def pipeline(generator: Any, hypergradient: Any, selector: Any = None, **fields:
 
 ROWS = {"batch_size": 6, "upper_batch_size": 5}
 GENERATORS = {
-    "value-gap": ValueGap(steps=2, lr=0.05, inner_lr=0.05, gamma=5.0, gamma_steps=4, **ROWS),
+    "value-gap": ValueGap(steps=2, lr=0.05, inner_lr=0.05, gamma=5.0, ramp=Ramp(steps=4), **ROWS),
     "value-gap, momentum": ValueGap(
         lr=0.05, inner_lr=0.05, momentum=0.9, normalise=False, batch_size=6, count=2
     ),
-    "value-gap, whole": ValueGap(lr=0.05, inner_lr=0.05, gamma_steps=0),
-    "gradient-norm": GradientNorm(lr=0.05, gamma=5.0, gamma_steps=4, momentum=0.5, **ROWS),
+    "value-gap, whole": ValueGap(lr=0.05, inner_lr=0.05, ramp=Ramp(steps=0)),
+    "gradient-norm": GradientNorm(lr=0.05, gamma=5.0, ramp=Ramp(steps=4), momentum=0.5, **ROWS),
     "minimax": Minimax(lr=0.05, alpha=3.0, stage_factor=1.5, stage_steps=2, batch_size=6, clip=0.1),
     "minimax, sgd": Minimax(
         optimizer="sgd", lr=0.05, lr_u=0.02, weight_decay=0.1, alpha=3.0, batch_size=6

@@ -20,6 +20,7 @@ from hgms.generators.penalty import (
     GradientNorm,
     Minimax,
     MoreauEnvelope,
+    Ramp,
     ValueFree,
     ValueGap,
 )
@@ -40,8 +41,8 @@ SCALAR = Problem(
 )
 BATCHES: dict[str, Any] = {"batch_size": 5, "upper_batch_size": 4}
 GENERATORS: dict[str, Any] = {
-    "value-gap": ValueGap(count=3, momentum=0.5, gamma_steps=0, **BATCHES),
-    "gradient-norm": GradientNorm(count=3, momentum=0.5, gamma_steps=0, **BATCHES),
+    "value-gap": ValueGap(count=3, momentum=0.5, ramp=Ramp(steps=0), **BATCHES),
+    "gradient-norm": GradientNorm(count=3, momentum=0.5, ramp=Ramp(steps=0), **BATCHES),
     "minimax": Minimax(count=3, optimizer="adamw", **BATCHES),
     "dynamic-barrier": DynamicBarrier(count=3, eta=20.0, **BATCHES),
     "fully-first-order": FullyFirstOrder(count=3, lr=0.1, **BATCHES),

@@ -17,6 +17,7 @@ from hgms.generators.penalty import (
     GradientNorm,
     Minimax,
     MoreauEnvelope,
+    Ramp,
     ValueGap,
 )
 from hgms.hypergradients import Carried
@@ -76,7 +77,7 @@ def log_penalty(generator: Any, rate: float, steps: int) -> float:
 @pytest.mark.parametrize("gamma", [4.0, 10.0])
 def test_fixed_penalties_converge_to_the_penalised_optimum(gamma: float) -> None:
     """Five times nearer to it than it is to the true optimum, so the two cannot be confused."""
-    settings: dict[str, Any] = {"gamma": gamma, "gamma_start": 4.0, "gamma_steps": 100, "lr": 0.3}
+    settings: dict[str, Any] = {"gamma": gamma, "ramp": Ramp(start=4.0, steps=100), "lr": 0.3}
     steps, rate = (400, 0.25) if gamma == 4 else (500, 0.1)
     best = penalised_minimiser("gap", None)
     game = Minimax(lr=0.3 / gamma, lr_u=0.7 / gamma, alpha=gamma)
@@ -93,7 +94,7 @@ def test_fixed_penalties_converge_to_the_penalised_optimum(gamma: float) -> None
 @pytest.mark.extended
 def test_a_growing_penalty_and_a_barrier_come_near_the_true_optimum() -> None:
     best, small = (penalised_minimiser("gap", gamma) for gamma in (None, 4.0))
-    growing = ValueGap(lr=0.3, inner_lr=0.7, gamma=40.0, gamma_start=4.0, gamma_steps=1000)
+    growing = ValueGap(lr=0.3, inner_lr=0.7, gamma=40.0, ramp=Ramp(start=4.0, steps=1000))
     assert abs(log_penalty(growing, 1.0, 1000) - best) < abs(small - best) / 4
     barrier = DynamicBarrier(steps=5, inner_lr=0.5, lr=0.03, eta=0.5)
     assert abs(log_penalty(barrier, 0.15, 400) - best) < 0.05
@@ -143,7 +144,7 @@ def on_sphere(generator: Any, rate: float, seed: int = 0, selector: Any = None) 
 @pytest.mark.parametrize(
     ("generator", "rate"),
     [
-        (ValueGap(gamma=20.0, gamma_steps=0, lr=0.2, inner_lr=0.2), 0.2),
+        (ValueGap(gamma=20.0, ramp=Ramp(steps=0), lr=0.2, inner_lr=0.2), 0.2),
         (Minimax(alpha=20.0, lr=0.01), 0.01),
     ],
 )

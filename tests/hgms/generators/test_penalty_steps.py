@@ -16,6 +16,7 @@ from hgms.generators.penalty import (
     GradientNorm,
     Minimax,
     MoreauEnvelope,
+    Ramp,
     ValueFree,
     ValueGap,
 )
@@ -42,27 +43,31 @@ SCALAR = Problem(
 HAND = {
     # ω = 0 + 0.25·2 = 0.5, c = 1/4.   ∇_y L = (−6 + 4·(−2))/4 = −3.5.   ∇_t L = (1 + 4·(2 −
     # 2·0.5))/4 = 1.25.
-    "value-gap": (ValueGap(steps=1, inner_lr=0.25, lr=0.1, gamma=4.0, gamma_steps=0), 0.35, 0.875),
+    "value-gap": (
+        ValueGap(steps=1, inner_lr=0.25, lr=0.1, gamma=4.0, ramp=Ramp(steps=0)),
+        0.35,
+        0.875,
+    ),
     # the same without c: four times as far in t, and in y at half the rate
     "value-gap plain": (
-        ValueGap(steps=1, inner_lr=0.25, lr=0.05, gamma=4.0, gamma_steps=0, normalise=False),
+        ValueGap(steps=1, inner_lr=0.25, lr=0.05, gamma=4.0, ramp=Ramp(steps=0), normalise=False),
         0.7,
         0.5,
     ),
     # a step of 1.4 is cut to max(1, ‖y‖)
     "value-gap long": (
-        ValueGap(steps=1, inner_lr=0.25, lr=0.1, gamma=4.0, gamma_steps=0, normalise=False),
+        ValueGap(steps=1, inner_lr=0.25, lr=0.1, gamma=4.0, ramp=Ramp(steps=0), normalise=False),
         1.0,
         0.5,
     ),
     # γ_0 = 4 of a ramp to 8 in 10 steps
     "value-gap ramp": (
-        ValueGap(steps=1, inner_lr=0.25, lr=0.1, gamma=8.0, gamma_start=4.0, gamma_steps=10),
+        ValueGap(steps=1, inner_lr=0.25, lr=0.1, gamma=8.0, ramp=Ramp(start=4.0, steps=10)),
         0.35,
         0.875,
     ),
     # ½·4·(2(y − t))² = 8(y − t)².   ∇_y L = (−6 − 16)/4 = −5.5.   ∇_t L = (1 + 16)/4 = 4.25.
-    "gradient-norm": (GradientNorm(lr=0.1, gamma=4.0, gamma_steps=0), 0.55, 0.575),
+    "gradient-norm": (GradientNorm(lr=0.1, gamma=4.0, ramp=Ramp(steps=0)), 0.55, 0.575),
     # y^1 = 0.5, ∇q = (2 − 1, −2), ⟨∇f, ∇q⟩ = 1 + 12, λ = 3 − 13/5 = 0.4.   y: −6 − 0.8 = −6.8.   t:
     # 1 + 0.4 = 1.4.
     "dynamic-barrier": (DynamicBarrier(steps=1, inner_lr=0.25, lr=0.1, eta=3.0), 0.68, 0.86),
@@ -148,7 +153,7 @@ def drawn(problem: Problem, k: int, evaluation: int, one: Any) -> tuple[Tree, Tr
 
 def ramp(one: Any, k: int) -> tuple[float, float]:
     """γ at outer step k, and the factor of the whole loss."""
-    gamma = min(one.gamma, one.gamma_start + (one.gamma - one.gamma_start) * k / one.gamma_steps)
+    gamma = min(one.gamma, one.ramp.start + (one.gamma - one.ramp.start) * k / one.ramp.steps)
     return gamma, min(1 / gamma, 1.0) if one.normalise and gamma else 1.0
 
 
@@ -290,7 +295,7 @@ def value_free(p: Problem, one: ValueFree, rate: float, k: int, s: dict[str, Tre
     s["theta"] = down(theta, lambda t: p.f(t, s["y"], drawn(p, k, one.steps, one)[1]), rate)
 
 
-RAMP: dict[str, Any] = {"gamma": 5.0, "gamma_start": 0.5, "gamma_steps": 3, "lr": 0.2}
+RAMP: dict[str, Any] = {"gamma": 5.0, "ramp": Ramp(start=0.5, steps=3), "lr": 0.2}
 BATCHES: dict[str, Any] = {"batch_size": 5, "upper_batch_size": 4}
 STRAIGHT: dict[str, tuple[Any, Callable[..., None]]] = {
     "value-gap": (ValueGap(steps=2, inner_lr=0.3, **RAMP), value_gap),

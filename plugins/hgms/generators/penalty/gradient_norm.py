@@ -13,6 +13,7 @@ from hgms.compiled import Numbers, launch, programs_of
 from hgms.config import lowering
 from hgms.generators.penalty import shared
 from hgms.generators.penalty.compositions import single_loop
+from hgms.generators.penalty.ramp import Ramp
 from hgms_core import (
     Candidates,
     Composition,
@@ -55,7 +56,7 @@ class GradientNorm:
 
     Arguments:
         lr: η. ``momentum``: of y.
-        gamma, gamma_start, gamma_steps: γ, γ_0 and K (in outer steps; 0: γ from the start).
+        gamma: γ. ``ramp``: γ_0 and K (:class:`Ramp`).
         normalise: multiply by c_k, which keeps the step bounded as γ grows; else c_k = 1.
         batch_size, upper_batch_size: rows of each of the two lower batches and of the upper batch
             (None: all).
@@ -73,7 +74,7 @@ class GradientNorm:
     ...     g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(),
     ...     f=lambda t, x, _: (x["x"] ** 2).sum(),
     ... )
-    >>> generator = GradientNorm(lr=0.25, gamma=2.0, gamma_steps=0)
+    >>> generator = GradientNorm(lr=0.25, gamma=2.0, ramp=Ramp(steps=0))
     >>> candidates = generator.propose(
     ...     problem, problem.theta0, generator.init(problem, Key(0)), Key(0)
     ... )
@@ -93,8 +94,7 @@ class GradientNorm:
     lr: float = field(default=0.1, validator=positive)
     momentum: float = field(default=0.0, validator=decay_rate)
     gamma: float = field(default=37.0, validator=positive)
-    gamma_start: float = field(default=0.0, validator=not_negative)
-    gamma_steps: int = field(default=1000, validator=not_negative)
+    ramp: Ramp = field(factory=Ramp)
     normalise: bool = True
     batch_size: int | None = field(default=None, validator=optional_positive)
     upper_batch_size: int | None = field(default=None, validator=optional_positive)
@@ -196,7 +196,7 @@ G_PBGD = single_loop(
     "g-pbgd",
     "Penalty on ‖∇_y g‖²: y and θ move together, one Hessian product a step.",
     "Shen and Chen 2023, G-PBGD.",
-    {"name": "gradient-norm", "lr": 0.1, "gamma": 5.0, "gamma_steps": 1000},
+    {"name": "gradient-norm", "lr": 0.1, "gamma": 5.0, "ramp": {"steps": 1000}},
 )
 
 

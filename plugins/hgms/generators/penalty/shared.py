@@ -277,13 +277,6 @@ def penalised_step(
 
 
 def penalty_weights(method: Any, step: int) -> tuple[float, float]:
-    """Return (γ_k, c_k) at outer step k.
-
-    γ_k grows linearly from γ_0 to γ at ``gamma_steps``, and is constant afterwards.
-    """
-    first = method.gamma_start
-    gamma = method.gamma
-    steps = method.gamma_steps
-    if step < steps:
-        gamma = first + (gamma - first) * step / steps
+    """Return (γ_k, c_k) at outer step k."""
+    gamma = method.ramp.at(method.gamma, step)
     return gamma, 1 / gamma if method.normalise and gamma > 1 else 1.0

@@ -16,6 +16,7 @@ from hgms.compiled import Numbers, launch, programs_of
 from hgms.config import lowering
 from hgms.generators.penalty import shared
 from hgms.generators.penalty.compositions import best_of_n, single_loop
+from hgms.generators.penalty.ramp import Ramp
 from hgms_core import (
     Candidates,
     Composition,
@@ -53,7 +54,7 @@ class ValueGap:
 
     Arguments:
         steps: T. ``lr``: η_y. ``inner_lr``: η_ω. ``momentum``: of y.
-        gamma, gamma_start, gamma_steps: γ, γ_0 and K (in outer steps; 0: γ from the start).
+        gamma: γ. ``ramp``: γ_0 and K (:class:`Ramp`).
         normalise: multiply by c_k, which keeps the step bounded as γ grows; else c_k = 1.
         batch_size, upper_batch_size: rows of a lower and an upper batch (None: all).
         count: N pairs, each on separate batches. ``carry_rule``: all pairs start the next step from
@@ -73,7 +74,7 @@ class ValueGap:
     ...     g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(),
     ...     f=lambda t, x, _: (x["x"] ** 2).sum(),
     ... )
-    >>> generator = ValueGap(steps=1, inner_lr=0.5, lr=0.25, gamma=2.0, gamma_steps=0)
+    >>> generator = ValueGap(steps=1, inner_lr=0.5, lr=0.25, gamma=2.0, ramp=Ramp(steps=0))
     >>> candidates = generator.propose(
     ...     problem, problem.theta0, generator.init(problem, Key(0)), Key(0)
     ... )
@@ -91,8 +92,7 @@ class ValueGap:
     inner_lr: float = field(default=0.01, validator=positive)
     momentum: float = field(default=0.0, validator=decay_rate)
     gamma: float = field(default=10.0, validator=positive)
-    gamma_start: float = field(default=0.0, validator=not_negative)
-    gamma_steps: int = field(default=1000, validator=not_negative)
+    ramp: Ramp = field(factory=Ramp)
     normalise: bool = True
     batch_size: int | None = field(default=None, validator=optional_positive)
     upper_batch_size: int | None = field(default=None, validator=optional_positive)
@@ -111,7 +111,7 @@ class ValueGap:
     ) -> Candidates:
         gamma, scale = shared.penalty_weights(self, start["step"])
         data = problem.lower_data
-        function = partial(self._moved, problem.g, problem.f)
+        function = partial(self._moved, (problem.g, problem.f))
         programs = programs_of(problem) if self.steps <= shared.STEPS else None
 
         def step(y: Tree, aux: Tree, key: Key) -> tuple[Tree, Tree, Tensor]:
@@ -123,10 +123,8 @@ class ValueGap:
             above = shared.upper_batch(problem, key, self)
             settings = (self.name, self, problem.g, problem.f)
             weights = (scale, scale * gamma)
-            omega = shared.untagged("omega", aux)
-            m = shared.untagged("m", aux)
             x, kept, loss = launch(
-                programs, settings, function, weights, y, omega, m, theta, below, above
+                programs, settings, function, weights, y, aux, theta, below, above
             )
             return x, kept, loss
 
@@ -140,12 +138,10 @@ class ValueGap:
 
     def _moved(
         self,
-        g: Loss,
-        f: Loss,
+        losses: tuple[Loss, Loss],
         weights: Numbers,
         y: Tree,
-        omega: Tree,
-        m: Tree,
+        aux: Tree,
         theta: Tree,
         below: list[Tree],
         above: Tree,
@@ -153,7 +149,10 @@ class ValueGap:
         """Take the step of one branch, as a function of tensors; ``weights`` are c_k and c_k
         γ_k.
         """
+        g, f = losses
         scale, penalty = weights
+        omega = shared.untagged("omega", aux)
+        m = shared.untagged("m", aux)
         for batch in below[:-1]:
             grads, _ = gradient(g, theta, omega, batch)
             omega = shared.descended(omega, dict(zip(omega, grads, strict=True)), self.inner_lr)
@@ -189,7 +188,7 @@ V_PBGD = single_loop(
         "lr": 0.3,
         "inner_lr": 0.3,
         "gamma": 10.0,
-        "gamma_steps": 1000,
+        "ramp": {"steps": 1000},
     },
 )
 
