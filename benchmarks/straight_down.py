@@ -152,6 +152,7 @@ def g_pbgd(problem: Problem, method: Pipeline) -> Stepper:
 
 def scalebio(problem: Problem, method: Pipeline) -> Stepper:
     generator: Any = method.generator
+    optimizer = generator.optimizer
     rate = method.outer.lr  # type: ignore[attr-defined]
     theta = trainable(problem.theta0)
     w = trainable(problem.x0)
@@ -165,8 +166,8 @@ def scalebio(problem: Problem, method: Pipeline) -> Stepper:
         )
         grads = torch.autograd.grad(game, [*theta.values(), *w.values(), *u.values()])
         descend(theta, grads[: len(theta)], rate)
-        descend(w, grads[len(theta) : -len(u)], generator.lr)
-        descend(u, grads[-len(u) :], -(generator.lr_u or generator.lr))
+        descend(w, grads[len(theta) : -len(u)], optimizer.lr)
+        descend(u, grads[-len(u) :], -(optimizer.lr_u or optimizer.lr))
         return theta, w
 
     return step

@@ -46,4 +46,4 @@ def test_a_language_model_has_the_paper_s_settings() -> None:
         )
         for each in (one, other)
     ] == [(1e-5, 1e-3, 0.05, 4), (1e-5, 0, 0.05, 1)]
-    assert (third.generator.lr, third.generator.alpha, third.outer.lr) == (1e-4, 10, 1.0)
+    assert (third.generator.optimizer.lr, third.generator.alpha, third.outer.lr) == (1e-4, 10, 1.0)

@@ -26,7 +26,7 @@ pytest.importorskip("transformers", reason="the extra llm is not installed")
 pytest.importorskip("peft", reason="the extra llm is not installed")
 
 from hgms.generators.branches import Branches, Diversity
-from hgms.generators.penalty import DynamicBarrier, GradientNorm, Minimax, ValueGap
+from hgms.generators.penalty import DynamicBarrier, GradientNorm, Minimax, PairOptimizer, ValueGap
 from hgms.generators.single_loop import Soba
 from hgms.hypergradients import Carried, Implicit, OneStep, ThroughStep, Unrolled
 from hgms.optim import SGD
@@ -110,7 +110,9 @@ METHODS: dict[str, Callable[[], Pipeline]] = {
     "implicit, vjp": lambda: implicit("vjp"),
     "implicit, jvp": lambda: implicit("jvp"),
     "implicit, difference": lambda: implicit("difference"),
-    "scalebio": lambda: carried(Minimax(lr=1e-3, batch_size=ROWS, upper_batch_size=ROWS)),
+    "scalebio": lambda: carried(
+        Minimax(optimizer=PairOptimizer(lr=1e-3), batch_size=ROWS, upper_batch_size=ROWS)
+    ),
     "v-pbgd": lambda: carried(
         ValueGap(lr=1e-3, inner_lr=1e-3, batch_size=ROWS, upper_batch_size=ROWS)
     ),

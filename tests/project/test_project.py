@@ -152,7 +152,7 @@ def test_the_long_description_has_no_links_to_files() -> None:
 
 
 PARAMETERS = (8, 18)
-FIELDS = (12, 4)
+FIELDS = (12, 3)
 PUBLIC_NAMES = 60
 """Concepts, not lines, are capped: how many one may have, and how many functions or classes have
 more. The second numbers and the last are ratchets: lower them when the code allows."""

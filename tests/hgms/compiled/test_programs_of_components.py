@@ -21,7 +21,9 @@ from hgms.generators.penalty import (
     GradientNorm,
     Minimax,
     MoreauEnvelope,
+    PairOptimizer,
     Ramp,
+    Stages,
     ValueFree,
     ValueGap,
 )
@@ -64,15 +66,18 @@ GENERATORS = {
     ),
     "value-gap, whole": ValueGap(lr=0.05, inner_lr=0.05, ramp=Ramp(steps=0)),
     "gradient-norm": GradientNorm(lr=0.05, gamma=5.0, ramp=Ramp(steps=4), momentum=0.5, **ROWS),
-    "minimax": Minimax(lr=0.05, alpha=3.0, stage_factor=1.5, stage_steps=2, batch_size=6, clip=0.1),
+    "minimax": Minimax(
+        optimizer=PairOptimizer(lr=0.05),
+        alpha=3.0,
+        stages=Stages(factor=1.5, steps=2),
+        batch_size=6,
+        clip=0.1,
+    ),
     "minimax, sgd": Minimax(
-        optimizer="sgd", lr=0.05, lr_u=0.02, weight_decay=0.1, alpha=3.0, batch_size=6
+        optimizer=PairOptimizer(lr=0.05, lr_u=0.02, weight_decay=0.1), alpha=3.0, batch_size=6
     ),
     "minimax, adamw": Minimax(
-        optimizer="adamw",
-        lr=0.05,
-        weight_decay=0.1,
-        schedule="cosine",
+        optimizer=PairOptimizer(kind="adamw", lr=0.05, weight_decay=0.1, schedule="cosine"),
         count=2,
         noise=0.1,
         carry_rule="per-branch",
@@ -95,7 +100,7 @@ def test_single_loop_steps(generator: Any) -> None:
 @pytest.mark.parametrize(
     "generator",
     [
-        Minimax(optimizer="adamw", blocks=1, block_every=1),
+        Minimax(optimizer=PairOptimizer(kind="adamw"), blocks=1, block_every=1),
         ValueGap(steps=30),
         Trajectory(steps=4, batch_size=6, keep_graph=True),
     ],

@@ -20,6 +20,7 @@ from hgms.generators.penalty import (
     GradientNorm,
     Minimax,
     MoreauEnvelope,
+    PairOptimizer,
     Ramp,
     ValueFree,
     ValueGap,
@@ -43,7 +44,7 @@ BATCHES: dict[str, Any] = {"batch_size": 5, "upper_batch_size": 4}
 GENERATORS: dict[str, Any] = {
     "value-gap": ValueGap(count=3, momentum=0.5, ramp=Ramp(steps=0), **BATCHES),
     "gradient-norm": GradientNorm(count=3, momentum=0.5, ramp=Ramp(steps=0), **BATCHES),
-    "minimax": Minimax(count=3, optimizer="adamw", **BATCHES),
+    "minimax": Minimax(count=3, optimizer=PairOptimizer(kind="adamw"), **BATCHES),
     "dynamic-barrier": DynamicBarrier(count=3, eta=20.0, **BATCHES),
     "fully-first-order": FullyFirstOrder(count=3, lr=0.1, **BATCHES),
     "moreau-envelope": MoreauEnvelope(count=3, lr=0.1, **BATCHES),
@@ -175,7 +176,7 @@ def test_a_loss_that_lacks_a_variable_gives_zeros(name: str) -> None:
 
 
 def test_all_blocks_are_all_leaves_and_leaves_of_one_module_move_together() -> None:
-    blocks = Minimax(optimizer="sgd", blocks=3, batch_size=5)
+    blocks = Minimax(blocks=3, batch_size=5)
     ends = [
         advance(method(each), PROBLEM, 3)["x"] for each in (blocks, evolve(blocks, blocks=None))
     ]
@@ -195,7 +196,7 @@ def test_all_blocks_are_all_leaves_and_leaves_of_one_module_move_together() -> N
 
 def test_scalebio_on_sources_is_as_its_authors_run_it() -> None:
     parts = overridden(SCALEBIO, {}, ["sources"])
-    wanted = {"optimizer": "adamw", "weight_decay": 5e-4, "schedule": "cosine"}
-    assert parts["generator"].items() >= wanted.items()
+    wanted = {"kind": "adamw", "weight_decay": 5e-4, "schedule": "cosine"}
+    assert parts["generator"]["optimizer"].items() >= wanted.items()
     outer = {"name": "adamw", "lr": 1e-2, "weight_decay": 1e-2}
     assert parts["outer"] == {**outer, "schedule": {"kind": "cosine", "final": 0.0}}

@@ -17,6 +17,7 @@ from hgms.generators.penalty import (
     GradientNorm,
     Minimax,
     MoreauEnvelope,
+    PairOptimizer,
     Ramp,
     ValueGap,
 )
@@ -80,7 +81,7 @@ def test_fixed_penalties_converge_to_the_penalised_optimum(gamma: float) -> None
     settings: dict[str, Any] = {"gamma": gamma, "ramp": Ramp(start=4.0, steps=100), "lr": 0.3}
     steps, rate = (400, 0.25) if gamma == 4 else (500, 0.1)
     best = penalised_minimiser("gap", None)
-    game = Minimax(lr=0.3 / gamma, lr_u=0.7 / gamma, alpha=gamma)
+    game = Minimax(optimizer=PairOptimizer(lr=0.3 / gamma, lr_u=0.7 / gamma), alpha=gamma)
     for generator, scale, kind in (
         (ValueGap(inner_lr=0.7, **settings), rate * gamma, "gap"),
         (game, rate, "gap"),
@@ -145,7 +146,7 @@ def on_sphere(generator: Any, rate: float, seed: int = 0, selector: Any = None) 
     ("generator", "rate"),
     [
         (ValueGap(gamma=20.0, ramp=Ramp(steps=0), lr=0.2, inner_lr=0.2), 0.2),
-        (Minimax(alpha=20.0, lr=0.01), 0.01),
+        (Minimax(alpha=20.0, optimizer=PairOptimizer(lr=0.01)), 0.01),
     ],
 )
 def test_on_a_manifold_of_minima_selection_makes_up_for_the_slow_drift_along_it(

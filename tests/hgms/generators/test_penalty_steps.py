@@ -16,7 +16,9 @@ from hgms.generators.penalty import (
     GradientNorm,
     Minimax,
     MoreauEnvelope,
+    PairOptimizer,
     Ramp,
+    Stages,
     ValueFree,
     ValueGap,
 )
@@ -97,7 +99,7 @@ def test_one_step_by_hand(case: str) -> None:
 
 
 def test_two_steps_of_the_game_by_hand() -> None:
-    game = method(Minimax(optimizer="sgd", alpha=2.0, lr=0.05, lr_u=0.1))
+    game = method(Minimax(alpha=2.0, optimizer=PairOptimizer(lr=0.05, lr_u=0.1)))
     # w: −6 + 2·(−2) = −10.  u: 2·(−2) = −4.  w = u, so t feels f alone: 1.  Then w: 2(0.5 − 3) +
     # 4(0.5 − 0.9) = −6.6.  u: 4(0.4 − 0.9) = −2.  t: 1 + 2(2·0.4 − 2·0.5) = 0.6.
     state = game.init(SCALAR, 0)
@@ -190,18 +192,20 @@ def gradient_norm(p: Problem, one: GradientNorm, rate: float, k: int, s: dict[st
 
 
 def minimax(p: Problem, one: Minimax, rate: float, k: int, s: dict[str, Any]) -> None:
+    rule = one.optimizer
     if k == 0:
         s["u"], s["y"] = (
             {name: torch.nn.Parameter(leaf.clone()) for name, leaf in p.x0.items()} for _ in "uy"
         )
-        kind: Any = torch.optim.AdamW if one.optimizer == "adamw" else torch.optim.SGD
-        more = {"betas": one.betas, "eps": one.eps} if one.optimizer == "adamw" else {}
-        s["of_y"] = kind(s["y"].values(), weight_decay=one.weight_decay, **more)
-        s["of_u"] = kind(s["u"].values(), weight_decay=one.weight_decay, maximize=True, **more)
-    growth = one.stage_factor ** (k // (one.stage_steps or 10**9))
+        adamw = rule.kind == "adamw"
+        kind: Any = torch.optim.AdamW if adamw else torch.optim.SGD
+        more = {"betas": rule.betas, "eps": rule.eps} if adamw else {}
+        s["of_y"] = kind(s["y"].values(), weight_decay=rule.weight_decay, **more)
+        s["of_u"] = kind(s["u"].values(), weight_decay=rule.weight_decay, maximize=True, **more)
+    growth = one.stages.factor ** (k // (one.stages.steps or 10**9))
     alpha = one.alpha * growth
-    s["of_y"].param_groups[0]["lr"] = one.lr / growth
-    s["of_u"].param_groups[0]["lr"] = (one.lr_u or one.lr) / growth
+    s["of_y"].param_groups[0]["lr"] = rule.lr / growth
+    s["of_u"].param_groups[0]["lr"] = (rule.lr_u or rule.lr) / growth
     [below], above = rows_of(p, k, one)
     theta = {name: leaf.clone().requires_grad_() for name, leaf in s["theta"].items()}
     for leaf in (*s["u"].values(), *s["y"].values()):
@@ -309,12 +313,25 @@ STRAIGHT: dict[str, tuple[Any, Callable[..., None]]] = {
         gradient_norm,
     ),
     "minimax, sgd, stages": (
-        Minimax(alpha=3.0, lr=0.1, lr_u=0.2, stage_factor=2.0, stage_steps=2, batch_size=5),
+        Minimax(
+            alpha=3.0,
+            optimizer=PairOptimizer(lr=0.1, lr_u=0.2),
+            stages=Stages(factor=2.0, steps=2),
+            batch_size=5,
+        ),
         minimax,
     ),
-    "minimax, clip": (Minimax(alpha=3.0, lr=0.1, clip=0.01, upper_batch_size=4), minimax),
+    "minimax, clip": (
+        Minimax(alpha=3.0, optimizer=PairOptimizer(lr=0.1), clip=0.01, upper_batch_size=4),
+        minimax,
+    ),
     "minimax, adamw, warm-up": (
-        Minimax(optimizer="adamw", alpha=3.0, lr=0.05, weight_decay=0.1, warmup=2, batch_size=5),
+        Minimax(
+            optimizer=PairOptimizer(kind="adamw", lr=0.05, weight_decay=0.1),
+            alpha=3.0,
+            warmup=2,
+            batch_size=5,
+        ),
         minimax,
     ),
     "dynamic-barrier": (DynamicBarrier(steps=3, inner_lr=0.3, lr=0.2, eta=0.7), dynamic_barrier),

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hgms.gauss_newton import by_difference, gauss_newton
 from hgms.generators.branches import Branches, Diversity
-from hgms.generators.penalty import Minimax
+from hgms.generators.penalty import Minimax, PairOptimizer
 from hgms.hypergradients import Implicit, ThroughStep, Unrolled
 from hgms.optim import SGD, AdamW, Clip
 from hgms.selectors import BestOfN
@@ -180,7 +180,7 @@ def test_the_lower_loss_says_its_logits(files: dict[str, Source], fields: dict[s
 def test_scalebio_moves_the_logits_by_its_formula(files: dict[str, Source]) -> None:
     """h_s = α ω_s [(ℓ_s(w) − ℓ_s(u)) − Σ_j ω_j (ℓ_j(w) − ℓ_j(u))] at the losses before the step."""
     problem = problem_of(files, adapter=Lora(rank=2))
-    generator = Minimax(alpha=10.0, lr=0.1)
+    generator = Minimax(alpha=10.0, optimizer=PairOptimizer(lr=0.1))
     u = noisy(problem.x0, 5, 0.2)
     aux = {f"u.{name}": leaf[None] for name, leaf in u.items()}
     start = {**generator.init(problem, Key(0)), "aux": aux}

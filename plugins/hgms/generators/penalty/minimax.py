@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from typing import ClassVar, Literal, final
 
 import torch
-from attrs import field
+from attrs import field, frozen
 from torch import Tensor
 
 from hgms.compiled import Numbers, launch, programs_of
@@ -15,7 +14,7 @@ from hgms.config import lowering
 from hgms.generators.penalty import shared
 from hgms.generators.penalty.compositions import best_of_n, single_loop
 from hgms.generators.penalty.layers import layers, moving
-from hgms.optim.adam import adam_, corrections
+from hgms.generators.penalty.pair import PairOptimizer, Stages
 from hgms_core import (
     Candidates,
     Composition,
@@ -26,19 +25,19 @@ from hgms_core import (
     Problem,
     State,
     Tree,
-    clone,
     component,
     hookimpl,
     norm,
 )
-from hgms_core.validators import (
-    at_least,
-    decay_rate,
-    each,
-    not_negative,
-    optional_positive,
-    positive,
-)
+from hgms_core.validators import at_least, not_negative, optional_positive, positive
+
+
+@frozen
+class _Moving:
+    """The leaves of w and of u that move, and whether a leaf always moves."""
+
+    names: dict[str, list[str]]
+    always: dict[str, bool]
 
 
 @final
@@ -62,11 +61,8 @@ class Minimax:
     fixed rate: α multiplies the step of u and w (AdamW does not depend on it).
 
     Arguments:
-        optimizer: of u and w. ``lr``: η_w. ``lr_u``: η_u (None: η_w). ``betas``, ``eps``,
-            ``weight_decay``: as in torch.optim.AdamW (decay is decoupled for sgd too).
-            ``schedule``: ``constant`` or ``cosine``, of both rates.
-        alpha: α. ``stage_factor``, ``stage_steps``: τ and the outer steps of a stage (None: one
-            stage).
+        optimizer: D, η_w, η_u, c and the weight decay (:class:`PairOptimizer`).
+        alpha: α. ``stages``: τ and the outer steps of a stage (:class:`Stages`).
         clip: bounds the norms of w's and of u's gradient by clip·α_k (None: no bound).
         warmup: number of first outer steps in which u does not move.
         blocks: number of layers that move (LISA), drawn for u and for w separately every
@@ -91,7 +87,7 @@ class Minimax:
     ...     g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(),
     ...     f=lambda t, x, _: ((x["x"] - 3) ** 2).sum(),
     ... )
-    >>> generator = Minimax(alpha=2.0, lr=0.05, optimizer="sgd")
+    >>> generator = Minimax(alpha=2.0, optimizer=PairOptimizer(lr=0.05))
     >>> candidates = generator.propose(
     ...     problem, problem.theta0, generator.init(problem, Key(0)), Key(0)
     ... )
@@ -109,18 +105,11 @@ class Minimax:
     name: ClassVar[str] = "minimax"
 
     count: int = field(default=1, validator=positive)
-    optimizer: Literal["sgd", "adamw"] = "sgd"
-    lr: float = field(default=0.01, validator=positive)
-    lr_u: float | None = field(default=None, validator=optional_positive)
-    betas: tuple[float, float] = field(default=(0.9, 0.999), validator=each(decay_rate))
-    eps: float = field(default=1e-8, validator=positive)
-    weight_decay: float = field(default=0.0, validator=not_negative)
+    optimizer: PairOptimizer = field(factory=PairOptimizer)
     alpha: float = field(default=10.0, validator=positive)
-    stage_factor: float = field(default=1.0, validator=positive)
-    stage_steps: int | None = field(default=None, validator=optional_positive)
+    stages: Stages = field(factory=Stages)
     clip: float | None = field(default=None, validator=optional_positive)
     warmup: int = field(default=0, validator=at_least(0))
-    schedule: Literal["constant", "cosine"] = "constant"
     blocks: int | None = field(default=None, validator=optional_positive)
     block_every: int = field(default=20, validator=positive)
     batch_size: int | None = field(default=None, validator=optional_positive)
@@ -148,11 +137,8 @@ class Minimax:
         self, problem: Problem, theta: Tree, start: State, key: Key, progress: float = 0.0
     ) -> Candidates:
         done = start["step"]
-        stages = 0 if self.stage_steps is None else done // self.stage_steps
-        alpha = self.alpha * self.stage_factor**stages
-        slower = self.stage_factor**-stages
-        if self.schedule == "cosine":
-            slower *= 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+        growth, slower = self.stages.at(done)
+        alpha = self.alpha * growth
         since = done if self.blocks is None else done % self.block_every
         drawn = Key(start["blocks"]).fold(done - since)
         active_names = {which: moving(problem.x0, self.blocks, drawn.fold(which)) for which in "wu"}
@@ -164,36 +150,29 @@ class Minimax:
             which: {True: done - first + 1, False: done - max(done - since, first) + 1}
             for which, first in begun.items()
         }
-        # u ascends
-        rates = {
-            "w": self.lr * slower,
-            "u": -(self.lr if self.lr_u is None else self.lr_u) * slower,
-        }
         if done < self.warmup:
             active_names["u"] = []
         always = {name: layer_of.get(name, "") == "" for name in problem.x0}
         numbers = [alpha]
-        for which, rate in rates.items():
-            numbers += [rate, 1 - abs(rate) * self.weight_decay]
-            for kind in (True, False):
-                numbers += corrections(rate, max(counts[which][kind], 1), self.betas)
+        for which, rate in self.optimizer.rates(slower, progress).items():
+            numbers += self.optimizer.numbers(rate, (counts[which][True], counts[which][False]))
         # A new draw of layers would require a new compilation each time.
         programs = programs_of(problem) if self.blocks is None else None
-        function = partial(self._moved, problem.g, problem.f, active_names, always)
+        function = partial(self._moved, (problem.g, problem.f), _Moving(active_names, always))
 
         def step(w: Tree, aux: Tree, key: Key) -> tuple[Tree, Tree, Tensor]:
             models = {"w": w, "u": shared.untagged("u", aux)}
-            moments: Tree = {}
-            for which, names in active_names.items() if self.optimizer == "adamw" else ():
+            following: Tree = shared.tagged("u", models["u"])
+            for which, names in active_names.items() if self.optimizer.kind == "adamw" else ():
                 for tag, name in (
                     (f"{kind}{which}.{name}", name) for kind in "mv" for name in names
                 ):
                     begins = counts[which][always[name]] <= 1
-                    moments[tag] = torch.zeros_like(models[which][name]) if begins else aux[tag]
+                    following[tag] = torch.zeros_like(models[which][name]) if begins else aux[tag]
             settings = (self.name, self, problem.g, problem.f, bool(active_names["u"]))
             batches = shared.draw(problem, key, self)
             x, kept, loss = launch(
-                programs, settings, function, numbers, w, models["u"], moments, theta, *batches
+                programs, settings, function, numbers, w, following, theta, batches
             )
             return x, kept, loss
 
@@ -210,28 +189,27 @@ class Minimax:
 
     def _moved(
         self,
-        g: Loss,
-        f: Loss,
-        active_names: dict[str, list[str]],
-        always: dict[str, bool],
+        losses: tuple[Loss, Loss],
+        moving: _Moving,
         numbers: Numbers,
         w: Tree,
-        u: Tree,
-        moments: Tree,
+        aux: Tree,
         theta: Tree,
-        below: Tree,
-        above: Tree,
+        batches: tuple[Tree, Tree],
     ) -> tuple[Tree, Tree, Tensor]:
         """Take the step of one pair, as a function of tensors.
 
-        ``numbers`` are α_k and, for w and for u: the rate, the decay factor, and Adam's two
-        coefficients for leaves that always move and for layers.
+        ``aux`` contains u and, with AdamW, the moments. ``numbers`` are α_k and, for w and for u:
+        the rate, the decay factor, and Adam's two coefficients for leaves that always move and for
+        layers.
         """
+        g, f = losses
+        below, above = batches
         alpha, *rest = numbers
-        models = {"w": w, "u": u}
+        models = {"w": w, "u": shared.untagged("u", aux)}
         upper = shared.tracked(theta)
         active = {
-            which: shared.tracked({name: models[which][name] for name in active_names[which]})
+            which: shared.tracked({name: models[which][name] for name in moving.names[which]})
             for which in models
         }
         with torch.enable_grad():
@@ -248,16 +226,16 @@ class Minimax:
                 continue
             slope = self._clipped(slope, alpha)
             for kind, adam in ((True, adams[:2]), (False, adams[2:])):
-                own = {name: leaf for name, leaf in slope.items() if always[name] == kind}
+                own = {name: leaf for name, leaf in slope.items() if moving.always[name] == kind}
                 if not own:
                     continue
                 before = (
-                    {m: {name: moments[f"{m}{which}.{name}"] for name in own} for m in "mv"}
-                    if moments
+                    {m: {name: aux[f"{m}{which}.{name}"] for name in own} for m in "mv"}
+                    if self.optimizer.kind == "adamw"
                     else {}
                 )
                 old = {name: models[which][name] for name in own}
-                moved, after = self._stepped(old, own, before, rate, left, *adam)
+                moved, after = self.optimizer.stepped(old, own, before, rate, left, *adam)
                 models[which] = models[which] | moved
                 for m, moment in after.items():
                     kept |= shared.tagged(f"{m}{which}", moment)
@@ -270,36 +248,6 @@ class Minimax:
         scale = bound / norm(slope).clamp_min(bound)
         return {name: leaf * scale for name, leaf in slope.items()}
 
-    def _stepped(
-        self,
-        x: Tree,
-        slope: Tree,
-        before: dict[str, Tree],
-        rate: float | Tensor,
-        left: float | Tensor,
-        scale: float | Tensor,
-        correction: float | Tensor,
-    ) -> tuple[Tree, dict[str, Tree]]:
-        """Take one step of sgd or AdamW against ``slope``.
-
-        A negative rate moves along ``slope``, because both directions are odd in the rate.
-        """
-        if self.weight_decay:
-            x = {name: leaf * left for name, leaf in x.items()}
-        if self.optimizer == "sgd":
-            return shared.descended(x, slope, rate), {}
-        x = clone(x)
-        moments = {kind: clone(tree) for kind, tree in before.items()}
-        trees = (x, slope, moments["m"], moments["v"])
-        adam_(
-            *(list(tree.values()) for tree in trees),
-            scale=scale,
-            correction=correction,
-            betas=self.betas,
-            eps=self.eps,
-        )
-        return x, moments
-
 
 SCALEBIO = single_loop(
     "scalebio",
@@ -308,17 +256,19 @@ SCALEBIO = single_loop(
         "g(u)), first order."
     ),
     "Pan et al. 2025, ScaleBiO.",
-    {"name": "minimax", "lr": 0.03, "alpha": 10.0},
+    {"name": "minimax", "optimizer": {"lr": 0.03}, "alpha": 10.0},
     # The authors use AdamW for u, w and the logits, with all rates falling to 0 as a cosine. Their
     # rates are 1e-5 and 1e-2 with whole models, where `blocks = 2` is their LISA. The rate 1e-4 is
     # for adapters, which they do not combine with LISA.
     on={
         "sources": {
             "generator": {
-                "optimizer": "adamw",
-                "lr": 1e-4,
-                "weight_decay": 5e-4,
-                "schedule": "cosine",
+                "optimizer": {
+                    "kind": "adamw",
+                    "lr": 1e-4,
+                    "weight_decay": 5e-4,
+                    "schedule": "cosine",
+                },
                 "batch_size": 16,
                 "upper_batch_size": 16,
             },
