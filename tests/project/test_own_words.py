@@ -75,6 +75,7 @@ ALLOWED = {
     },
     "hgms.testing": {
         "branches": "the part that the kit takes first",
+        "implicit": "the part that the kit takes first",
         "penalty": "a variable of the kit's own problems",
         "restart": "a value of carry_rule",
     },

@@ -38,7 +38,11 @@ def registered() -> dict[str, type]:
 
 
 CLASSES = registered()
-BASES = {"Source": {"path": "rows.jsonl"}, "BaseModel": {"path": "gpt2"}}
+BASES = {
+    "Source": {"path": "rows.jsonl"},
+    "BaseModel": {"path": "gpt2"},
+    "Torch": {"build": torch.optim.RMSprop},
+}
 
 WRONG: dict[str, Any] = {
     "object": object(),
@@ -74,7 +78,7 @@ SIGNED = {
     "GradientProjection.seed",
     "Source.shuffle_seed",
     "BaseModel.seed",
-    "HyperCleaning.theta0",
+    "Start.theta0",
     "LogisticCv.theta0",
 }
 """Numbers that may be negative."""

@@ -257,6 +257,7 @@ class ModuleParts:
 
     @property
     def has_dropout(self) -> bool:
+        """Whether a layer draws masks in training mode."""
         layers = self.module.modules()
         kind = nn.modules.dropout._DropoutNd
         return any(isinstance(part, kind) and part.training and part.p > 0 for part in layers)

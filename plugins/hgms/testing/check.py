@@ -62,7 +62,7 @@ def check(
     """
     registry = registry or Registry.load()
     if isinstance(cls, Composition):
-        yield Result("registration", "; ".join(faults_of(METHOD, cls)))
+        yield Result("registration", "; ".join(faults_of(METHOD, cls, registry.wrappers)))
         yield Result(
             "docstring", "" if cls.summary.strip() else "its summary is empty; `hgms list` shows it"
         )

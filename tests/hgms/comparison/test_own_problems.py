@@ -223,7 +223,7 @@ def test_with_too_few_rows_to_hold_some_out_nothing_is_ranked(tmp_path: Path) ->
     ).tables
     assert (results.winner, results.floor) == (None, None)
     assert "upper_loss is of validation rows" in results.remarks[0]
-    assert build([tmp_path / "runs"]).sections[0].unjudged == results.unjudged
+    assert build([tmp_path / "runs"]).sections[0].compared.unjudged == results.unjudged
 
 
 @pytest.mark.parametrize(("metric", "judged"), [("upper_loss", False), ("value", True)])

@@ -162,6 +162,7 @@ def test_real_runs(tmp_path: Path) -> None:
     assert (study.skipped, section.metric, section.higher) == ([], "value", False)
     assert seeds(section) == {"hg-ms": [0, 1], "uniform": [0, 1]}
     [diagnosis] = [entry for entry in section.entries if entry.label == "hg-ms"]
-    assert sum(diagnosis.branches.values()) == sum(diagnosis.outcomes.values()) == 6
+    assert sum(diagnosis.steps.branches.values()) == 6
+    assert sum(diagnosis.steps.outcomes.values()) == 6
     written = [report.write(study, tmp_path / f"r{suffix}") for suffix in report.SUFFIXES]
     assert all(path.stat().st_size > 1000 for paths in written for path in paths)

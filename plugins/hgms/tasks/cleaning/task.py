@@ -10,7 +10,7 @@ from typing import ClassVar, Literal, final
 
 import torch
 import torch.nn.functional as F
-from attrs import field, frozen
+from attrs import field
 from torch import Tensor
 
 from hgms.config import check_memory, validation_shares
@@ -45,7 +45,7 @@ def _mean(theta: Tree, x: Tree, scores: Tensor, batch: Tree) -> Tensor:
 UPPER = Composite(outputs=_outputs, criterion=_mean)
 
 
-@frozen(kw_only=True)
+@component
 class Start:
     """The start of a run: every entry of θ0, and y0.
 

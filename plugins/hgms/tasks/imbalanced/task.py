@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import ClassVar, final
 
 import torch
-from attrs import Attribute, field, frozen
+from attrs import Attribute, field
 from torch import Tensor
 
 from hgms.config import check_memory, validation_shares
@@ -35,7 +35,7 @@ def _two(
         raise ConfigError("wrong-value", message, place=("channels",))
 
 
-@frozen(kw_only=True)
+@component
 class Layers:
     """The network's sizes; None for (8, 16), 32 on digits and (32, 64), 256 (the paper's) for other
     sets.
@@ -49,7 +49,7 @@ class Layers:
     smooth: bool = False
 
 
-@frozen(kw_only=True)
+@component
 class Adjustment:
     """The bounds B_δ, B_γ of the shift and the scale, and their penalties ω_δ, ω_γ in f."""
 
