@@ -6,6 +6,7 @@ from functools import partial
 from typing import Literal
 
 import torch
+from attrs import frozen
 from torch import Tensor
 
 from hgms.compiled import Numbers, launch, programs_of
@@ -23,6 +24,18 @@ from hgms_core import (
     norm,
     upper_gradients,
 )
+
+
+@frozen
+class _Levels:
+    """Both losses, and how the mixed term is computed: by source if there are ``sources``."""
+
+    f: Loss
+    g: Loss
+    derivative: Literal["exact", "difference", "per-source"]
+    displacement: float | None
+    precision: torch.dtype | None
+    sources: Sources | None
 
 
 def through(
@@ -44,10 +57,10 @@ def through(
     ``end`` is x⁺ if it is known; otherwise the step starts at a = x and costs one lower gradient.
     """
     sources = _sources(problem) if derivative == "per-source" else None
-    how = (derivative, displacement, problem.precision)
+    levels = _Levels(problem.f, problem.g, derivative, displacement, problem.precision, sources)
     programs = None if sources is not None else programs_of(problem)
-    key = ("through", problem.f, problem.g, *how)
-    function = partial(_through, problem.f, problem.g, *how, sources)
+    key = ("through", levels)
+    function = partial(_through, levels)
     loss, value, length = launch(
         programs, key, function, (step.rate,), step.x, theta, step.batch, above, end
     )
@@ -62,12 +75,7 @@ def through(
 
 
 def _through(
-    f: Loss,
-    g: Loss,
-    derivative: str,
-    displacement: float | None,
-    precision: torch.dtype | None,
-    sources: Sources | None,
+    levels: _Levels,
     rates: Numbers,
     x: Tree,
     theta: Tree,
@@ -79,16 +87,21 @@ def _through(
     (rate,) = rates
     slope = None
     if end is None:
-        grads, _ = gradient(g, theta, x, below)
+        grads, _ = gradient(levels.g, theta, x, below)
         slope = dict(zip(x, grads, strict=True))
         end = {name: leaf - rate * slope[name] for name, leaf in x.items()}
-    loss, direct, v = upper_gradients(lambda theta, x: f(theta, x, above), theta, end)
-    if sources is not None:
-        mixed = _per_source(sources, theta, x, below, v)
+    loss, direct, v = upper_gradients(lambda theta, x: levels.f(theta, x, above), theta, end)
+    if levels.sources is not None:
+        mixed = _per_source(levels.sources, theta, x, below, v)
     else:
-        strategy: Literal["vjp", "difference"] = "vjp" if derivative == "exact" else "difference"
         mixed = cross_product(
-            lambda theta, x: g(theta, x, below), theta, x, v, strategy, displacement, precision
+            lambda theta, x: levels.g(theta, x, below),
+            theta,
+            x,
+            v,
+            "vjp" if levels.derivative == "exact" else "difference",
+            levels.displacement,
+            levels.precision,
         )
     value = {name: direct[name] - rate * mixed[name] for name in direct}
     return loss, value, None if slope is None else norm(slope)
