@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from functools import partial
 
 import torch
-from attrs import evolve
+from attrs import evolve, frozen
 from torch import Tensor
 
-from hgms.compiled import Programs, form
+from hgms.compiled import Levels, Programs, form
 from hgms_core import (
     Batch,
     Cost,
@@ -27,32 +27,39 @@ from hgms_core import (
 )
 
 
+@frozen
+class Batches:
+    """The upper batch, the first lower batch, and ``more`` lower batches for the products."""
+
+    above: Batch
+    below: Batch
+    more: Iterator[Batch]
+
+
 def on_fresh_batches(
-    f: Loss,
-    g: Loss,
-    above: Batch,
-    below: Batch,
-    more: Iterator[Batch],
+    levels: Levels,
+    batches: Batches,
     theta: Tree,
     x: Tree,
     solver: LinearSolver,
-    strategy: Strategy,
     v0: Tensor | None,
     rows: tuple[int, int],
-    precision: torch.dtype | None,
     programs: Programs | None,
 ) -> Estimate:
     """Return the implicit hypergradient with a new lower batch for each product and the mixed term.
 
-    The batches come from ``more``. ‖∇_x g‖ refers to the first of these batches (to ``below`` if
-    there was no product). A product with ``vjp`` also computes a gradient, because it
-    differentiates the gradient's graph; the cost counts it.
+    The batches come from ``batches.more``. ‖∇_x g‖ refers to the first of these batches (to
+    ``batches.below`` if there was no product). A product with ``vjp`` also computes a gradient,
+    because it differentiates the gradient's graph; the cost counts it.
     """
     theta = detach(theta)
     x = detach(x)
-    how = (strategy, precision)
+    f = levels.f
+    g = levels.g
+    strategy = levels.strategy
+    how = (strategy, levels.precision)
     upper_loss, direct, rhs_tree = form(programs, ("upper gradients", f), partial(_upper, f))(
-        theta, x, above
+        theta, x, batches.above
     )
     spec = Ravel.of(x)
     slope: Tensor | None = None
@@ -64,7 +71,7 @@ def on_fresh_batches(
         multiply = form(
             programs, ("fresh product", g, *how, wanted), partial(_product, g, *how, wanted)
         )
-        result, at_x = multiply(theta, x, next(more), v)
+        result, at_x = multiply(theta, x, next(batches.more), v)
         gradients += wanted
         slope = at_x if slope is None else slope
         vector: Tensor = result
@@ -72,7 +79,7 @@ def on_fresh_batches(
 
     def mixed(v: Tensor) -> Tree:
         mix = form(programs, ("fresh mixed product", g, *how), partial(_mixed, g, *how))
-        tree: Tree = mix(theta, x, next(more), spec.unravel(v))
+        tree: Tree = mix(theta, x, next(batches.more), spec.unravel(v))
         return tree
 
     rhs = spec.ravel(rhs_tree)
@@ -81,7 +88,7 @@ def on_fresh_batches(
         solver, v0, rows
     )
     if slope is None:
-        slope = curvature(lambda point: g(theta, point, below), x, strategy).gradient
+        slope = curvature(lambda point: g(theta, point, batches.below), x, strategy).gradient
         gradients = 1
     spent = Cost(lower_gradients=gradients - 1, rows=rows[1] * (gradients - 1))
     return evolve(

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from functools import partial
 from itertools import count
 from typing import ClassVar, Literal, final
 
-from attrs import field
+from attrs import evolve, field
 from torch import Tensor
 
 from hgms.compiled import Levels, linearized, programs_of
 from hgms.config import lowering
 from hgms.gauss_newton import Product, by_difference, gauss_newton
-from hgms.hypergradients.fresh import on_fresh_batches
+from hgms.hypergradients.fresh import Batches, on_fresh_batches
 from hgms.hypergradients.operator import with_operator
 from hgms.hypergradients.solver_state import prepared, remembered
 from hgms_core import (
@@ -22,7 +21,6 @@ from hgms_core import (
     Key,
     Linearization,
     LinearSolver,
-    Loss,
     Problem,
     Selection,
     State,
@@ -148,22 +146,23 @@ class Implicit:
         if (here := self._compiled(problem, theta, x, batch, upper_batch)) is not None:
             estimate = here.hypergradient(solver, v0, rows)
         elif self.operator == "ggn":
-            f = partial(_on, problem.f, upper_batch)
-            g = partial(_on, problem.g, batch)
             mixed: Strategy = "difference" if self.strategy == "difference" else "jvp"
-            levels = (self._product(problem), batch, f, g)
-            estimate = with_operator(*levels, theta, x, solver, v0, rows, mixed, problem.precision)
+            levels = evolve(self._levels(problem), strategy=mixed)
+            estimate = with_operator(levels, batch, upper_batch, theta, x, solver, v0, rows)
         elif self.batches == "fresh" and below is not None:
             more = (lower.sample(key.fold("lower", i), self.batch_size)[0] for i in count(1))
-            both = (problem.f, problem.g, upper_batch, batch, more)
-            how = (theta, x, solver, self.strategy)
             estimate = on_fresh_batches(
-                *both, *how, v0, rows, problem.precision, programs_of(problem)
+                self._levels(problem),
+                Batches(upper_batch, batch, more),
+                theta,
+                x,
+                solver,
+                v0,
+                rows,
+                programs_of(problem),
             )
         else:
-            f = partial(_on, problem.f, upper_batch)
-            g = partial(_on, problem.g, batch)
-            here = Linearization.of(f, g, theta, x, self.strategy, problem.precision)
+            here = self._levels(problem).linearization(theta, x, batch, upper_batch)
             estimate = here.hypergradient(solver, v0, rows)
         assert estimate.solution is not None
         return estimate, {"v": estimate.solution.value if self.warm_start else None} | remembered(
@@ -175,6 +174,15 @@ class Implicit:
             return by_difference(problem.g, precision=problem.precision)
         return gauss_newton(problem.g)
 
+    def _levels(self, problem: Problem) -> Levels:
+        return Levels(
+            f=problem.f,
+            g=problem.g,
+            strategy=self.strategy,
+            precision=problem.precision,
+            operator=self._product(problem) if self.operator == "ggn" else None,
+        )
+
     def _compiled(
         self, problem: Problem, theta: Tree, x: Tree, below: Tree, above: Tree
     ) -> Linearization | None:
@@ -184,19 +192,9 @@ class Implicit:
         if programs is None:
             return None
         key = (self.name, problem.f, problem.g)
-        levels = Levels(
-            f=problem.f,
-            g=problem.g,
-            strategy=self.strategy,
-            precision=problem.precision,
-            operator=self._product(problem) if self.operator == "ggn" else None,
-        )
+        levels = self._levels(problem)
         return linearized(programs, key, levels, detach(theta), detach(x), below, above)
 
 
 def _single(numbers: Tensor | None) -> Tensor | None:
     return None if numbers is None else numbers[0]
-
-
-def _on(loss: Loss, batch: Tree, theta: Tree, x: Tree) -> Tensor:
-    return loss(theta, x, batch)
