@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
+from attrs import frozen
 from torch import Tensor
 
 from hgms.compiled import Programs
@@ -23,6 +24,16 @@ Draw = Callable[[int], Tensor]
 """The noise of a step, ``[chains, numbers]``; steps are drawn in order."""
 
 
+@frozen
+class Walk:
+    """``steps`` steps x ← x − lr ∇g + scale·ξ, each on ``rows`` rows."""
+
+    lr: float
+    scale: float
+    steps: int
+    rows: int
+
+
 def moved_compiled(
     programs: Programs,
     problem: Problem,
@@ -30,27 +41,24 @@ def moved_compiled(
     group: Group,
     index: Tensor | None,
     draw: Draw,
-    lr: float,
-    scale: float,
-    steps: int,
-    rows: int,
+    walk: Walk,
 ) -> Tensor:
     """Move ``group.x`` in place through all steps; return the losses before the last step.
 
-    ``index`` contains the row numbers of every step, ``[steps, rows]`` (None: all rows). A chain
-    axis comes first if chains are stacked.
+    ``index`` contains the row numbers of every step, ``[walk.steps, walk.rows]`` (None: all
+    rows). A chain axis comes first if chains are stacked.
     """
     axis = None if index is None else index.dim() - 2
     # the group's loss may be a new object in each call
-    key = ("ula", problem.g, isinstance(group.part, slice), axis, lr, scale)
-    block = programs(key, partial(_block, group.loss, axis, lr, scale))
-    most = STEPS if sum(leaf.numel() for leaf in group.x.values()) * rows <= SMALL else 1
-    length = max(length for length in range(1, most + 1) if steps % length == 0)
+    key = ("ula", problem.g, isinstance(group.part, slice), axis, walk.lr, walk.scale)
+    block = programs(key, partial(_block, group.loss, axis, walk.lr, walk.scale))
+    most = STEPS if sum(leaf.numel() for leaf in group.x.values()) * walk.rows <= SMALL else 1
+    length = max(length for length in range(1, most + 1) if walk.steps % length == 0)
     x = group.x
     value = torch.empty(())
     data = problem.lower_data
     whole = data.batch(None) if index is None else None
-    for first in range(0, steps, length):
+    for first in range(0, walk.steps, length):
         batches = whole if index is None else data.batch(index[..., first : first + length, :])
         x, value = block(
             theta, x, batches, torch.stack([draw(step) for step in range(first, first + length)])

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hgms.compiled import programs_of
 from hgms.config import lowering
-from hgms.generators.ula.program import add_noise_, moved_compiled
+from hgms.generators.ula.program import Walk, add_noise_, moved_compiled
 from hgms_core import (
     Candidates,
     ConfigError,
@@ -128,6 +128,7 @@ class Ula:
         losses = next(iter(x.values())).new_empty(len(members))
         theta = detach(theta)
         programs = programs_of(problem)
+        walk = Walk(self.lr, self._scale, self.steps, rows)
 
         def trial() -> tuple[Tree, Tree]:
             return theta, problem.lower_data.batch(None if index is None else index[:, 0])
@@ -154,16 +155,7 @@ class Ula:
             if programs is not None and noise.in_blocks(chains):
                 draw = partial(noise.drawn, chains)
                 losses[group.part] = moved_compiled(
-                    programs,
-                    problem,
-                    theta,
-                    group,
-                    drawn,
-                    draw,
-                    self.lr,
-                    self._scale,
-                    self.steps,
-                    rows,
+                    programs, problem, theta, group, drawn, draw, walk
                 )
                 continue
             for step in range(self.steps):
