@@ -20,7 +20,7 @@ from hgms.compiled.trace import Trace, trace
 from hgms.generators.branches import Branches
 from hgms.optim import AdamW, Cosine
 from hgms.selectors import BestOfN
-from hgms.solvers.pcg import begun, iteration, whole
+from hgms.solvers.pcg import Settings, begun, iteration, whole
 from hgms_core import Data, Key, LinearSystem, Problem, Tree
 
 RIDGE = 0.02
@@ -134,11 +134,7 @@ def step_graphs(
                 b,
                 None,
                 None,
-                RIDGE,
-                1e-3,
-                0.0,
-                SOLVED,
-                None,
+                Settings(ridge=RIDGE, rtol=1e-3, atol=0.0, max_steps=SOLVED, clip=None),
                 SOLVED,
             )
 

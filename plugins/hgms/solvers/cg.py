@@ -8,7 +8,7 @@ from attrs import field, validators
 from torch import Tensor
 
 from hgms.compiled import CompiledProduct
-from hgms.solvers.pcg import Precondition, pcg, whole
+from hgms.solvers.pcg import Precondition, Settings, pcg, whole
 from hgms_core import LinearSystem, MatVec, Solution, component, hookimpl
 from hgms_core.validators import at_least, not_negative, optional, optional_positive, positive
 
@@ -76,8 +76,8 @@ class CG:
 
     def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
         if isinstance(matvec, CompiledProduct) and self.preconditioner is None:
-            settings = (self.ridge, self.rtol, self.atol, self.max_steps, self.clip)
-            solution = matvec.whole("cg", settings, whole, b, x0, self.max_steps)
+            settings = Settings(self.ridge, self.rtol, self.atol, self.max_steps, self.clip)
+            solution = matvec.whole("cg", (settings,), whole, b, x0, self.max_steps)
             if solution is not None:
                 return solution
         system = LinearSystem.of(matvec, b, ridge=self.ridge, rtol=self.rtol, atol=self.atol)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from attrs import frozen
 from torch import Tensor
 
 from hgms.compiled import CompiledProduct
@@ -230,16 +231,23 @@ def iteration(
     }
 
 
+@frozen
+class Settings:
+    """The system's ridge and tolerances, and the bounds of the iterations and of the solution."""
+
+    ridge: float
+    rtol: float
+    atol: float
+    max_steps: int
+    clip: float | None
+
+
 def whole(
     matvec: MatVec,
     b: Tensor,
     x0: Tensor | None,
     earlier: Tree | None,
-    ridge: float,
-    rtol: float,
-    atol: float,
-    max_steps: int,
-    clip: float | None,
+    settings: Settings,
     count: int,
 ) -> tuple[Tree, Tensor, Tensor, Tree]:
     """Run :func:`pcg` with ``count`` iterations and one check, as a function of tensors only.
@@ -247,7 +255,10 @@ def whole(
     It starts from ``x0`` or from the state of an ``earlier`` call. Return the fields of the
     solution, the number of products, whether to continue, and the state to continue from.
     """
-    system = LinearSystem.of(matvec, b, ridge=ridge, rtol=rtol, atol=atol)
+    max_steps = settings.max_steps
+    system = LinearSystem.of(
+        matvec, b, ridge=settings.ridge, rtol=settings.rtol, atol=settings.atol
+    )
     if earlier is None:
         state = begun(system, x0, max_steps, None, None)
         verified = state["size"]
@@ -267,7 +278,7 @@ def whole(
     verified = torch.where(claimed & ~going, ended["size"], verified)
     state = {name: torch.where(going, leaf, ended[name]) for name, leaf in state.items()}
     solution = system.solution(
-        state["x"], state["size"], state["codes"], state["steps"], state["curvature"], clip
+        state["x"], state["size"], state["codes"], state["steps"], state["curvature"], settings.clip
     )
     numbers = {
         name: getattr(solution, name)
