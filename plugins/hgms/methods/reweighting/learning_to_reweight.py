@@ -12,19 +12,7 @@ from torch import Tensor
 from hgms.compiled import Numbers, launch, programs_of
 from hgms.config import lowering
 from hgms.methods.reweighting import shared
-from hgms_core import (
-    Batch,
-    Cost,
-    Key,
-    Loss,
-    Problem,
-    Record,
-    Rows,
-    State,
-    Tree,
-    component,
-    gradient,
-)
+from hgms_core import Batch, Cost, Key, Problem, Record, Rows, State, Tree, component, gradient
 from hgms_core.capabilities import Capabilities, HasTestingInstance
 from hgms_core.hypergrad import twice_differentiable_attention
 from hgms_core.validators import decay_rate, optional_positive, positive
@@ -132,8 +120,9 @@ class LearningToReweight:
         averages = state["averages"]
         cost = Cost()
         rate = shared.rate_of(self, progress)
-        settings = (self.name, self, rows, problem.f)
-        function = partial(self._moved, rows, problem.f)
+        losses = shared.Losses(rows, problem.f)
+        settings = (self.name, self, losses)
+        function = partial(self._moved, losses)
         for number in range(state["lower_steps"], state["lower_steps"] + self.steps):
             below, size = shared.lower_batch(problem, state["seed"], number, self.batch_size)
             above, upper_size = data.sample(
@@ -169,8 +158,7 @@ class LearningToReweight:
 
     def _moved(
         self,
-        rows: Rows,
-        f: Loss,
+        losses: shared.Losses,
         numbers: Numbers,
         x: Tree,
         moments: Tree,
@@ -182,7 +170,8 @@ class LearningToReweight:
 
         Return x and its moments, the weights, and the weighted loss and f before the step.
         """
-        slopes, upper = gradient(f, theta, x, above)
+        rows = losses.rows
+        slopes, upper = gradient(losses.f, theta, x, above)
         weights = aligned(rows, x, dict(zip(x, slopes, strict=True)), below).clamp_min(0)
         total = weights.sum()
         weights = weights / torch.where(total > 0, total, torch.ones_like(total))

@@ -9,11 +9,25 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from attrs import frozen
 from torch import Tensor
 
 from hgms.compiled import Numbers
 from hgms.optim.adam import adam_, corrections
-from hgms_core import Batch, ConfigError, Cost, Data, Key, Problem, Record, Rows, State, Tree, clone
+from hgms_core import (
+    Batch,
+    ConfigError,
+    Cost,
+    Data,
+    Key,
+    Loss,
+    Problem,
+    Record,
+    Rows,
+    State,
+    Tree,
+    clone,
+)
 
 BETAS = (0.9, 0.999)
 EPS = 1e-8
@@ -21,6 +35,14 @@ LARGEST = 10.0
 """Upper bound of the logit of a weight: σ(10) = 0.99995."""
 CHUNK = 1024
 """Rows per chunk when all lower rows are evaluated."""
+
+
+@frozen
+class Losses:
+    """The losses of lower rows, and f."""
+
+    rows: Rows
+    f: Loss
 
 
 def rows_of(method: Any, problem: Problem) -> Rows:
