@@ -24,7 +24,7 @@ from torch.func import functional_call
 from hgms.adapters import hypergradient
 from hgms.generators.branches import Branches
 from hgms.hypergradients import Unrolled
-from hgms.optim import SGD, Torch
+from hgms.optim import SGD
 from hgms.solvers import CG
 from hgms_core import Key, Problem, Tree
 
@@ -139,7 +139,7 @@ def test_a_branch_has_the_slope_of_a_run_by_hand(name: str, lr: float, script: A
         end = steps_by_hand(inner, made["loss"], theta["theta"], batches, lr=lr)
         return made["loss"](lambda a: functional_call(inner, end, (a,)), rows).mean().detach()
 
-    assert_slope(p, Branches(count=1, steps=3, optimizer=Torch(build=SGD(lr=lr))), by_hand)
+    assert_slope(p, Branches(count=1, steps=3, optimizer=SGD(lr=lr)), by_hand)
 
 
 def solved(p: Problem, theta: Tensor, x: Tree, **options: Any) -> Any:

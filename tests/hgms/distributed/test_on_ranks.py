@@ -105,7 +105,7 @@ def test_each_step_and_each_loss_between_steps_is_taken_by_all_ranks(sharded: bo
         ranks = Ranks(0, 2)
         join(0, 2, CPU, LAUNCHED)
         method = OnRanks(placed(METHOD, 2, CPU, sharded), ranks, sharded)
-        assert method.outer == METHOD.outer
+        assert method.method.outer == METHOD.outer
         problem = method.build(network_problem)
         results = steps(method, problem)
         batch = problem.lower_data.batch(None)

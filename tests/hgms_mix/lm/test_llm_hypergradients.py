@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from attrs import evolve
 from support.helpers import assert_same, finite_differences, rejects
 from support.language_models import CPU, EXTENDED, noisy, problem_of, spec, task_of, text_files
 from torch import Tensor
@@ -147,7 +148,7 @@ def test_a_second_derivative_through_activations_computed_again(
     """
     solvers = (CG(ridge=20.0, max_steps=2), Neumann(ridge=20.0, lr=1e-2, steps=2))
     ways = [*(Implicit(solver=solver, batch_size=6) for solver in solvers), Unrolled()]
-    generator = one_step(steps=2, count=1)
+    generator = evolve(one_step(steps=2), count=1)
     plain, saved = (
         hypergradients(problem_of(files, adapter=Lora(rank=2), **how), generator, *ways)
         for how in ({}, saving)
