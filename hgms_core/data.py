@@ -18,6 +18,16 @@ Batch = Tree
 """Rows of a data set by the names of their columns, each ``[B, …]``."""
 
 
+def _draws(data: object, attribute: Any, value: object) -> None:
+    if value is not None and not callable(getattr(value, "numbers", None)):
+        raise ConfigError(
+            "wrong-type",
+            "strata must draw row numbers",
+            place=("strata",),
+            hint="use hgms.rows.Strata(groups) for the names and sizes of groups",
+        )
+
+
 @reports_errors
 @frozen
 class Data:
@@ -42,7 +52,7 @@ class Data:
     whole: Batch = field(factory=dict, repr=summary)
     rows: Callable[[Tensor], Batch] = field(default=lambda index: {}, eq=False, repr=False)
     device: torch.device = torch.device("cpu")
-    strata: Any = None
+    strata: Any = field(default=None, validator=_draws)
 
     @classmethod
     def of(cls, columns: Batch) -> Data:

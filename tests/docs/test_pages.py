@@ -32,6 +32,7 @@ RUN = [
 SLOW = {
     "compare",
     "compare-in-python",
+    "tune",
     "compose-in-python",
     "index",
     "mix-data",

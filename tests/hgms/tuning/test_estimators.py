@@ -10,7 +10,7 @@ import pytest
 from hgms.sklearn import TunedClassifier, TunedRegressor
 
 
-@pytest.mark.extended
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", [TunedRegressor, TunedClassifier])
 @pytest.mark.filterwarnings("ignore")
 def test_the_checks_of_scikit_learn_pass(kind: Any) -> None:
