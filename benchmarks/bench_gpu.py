@@ -36,7 +36,7 @@ from support.helpers import moved
 from hgms.compiled import Levels, Programs, linearized, matrix_route
 from hgms.generators.branches import Branches
 from hgms.hypergradients import Implicit
-from hgms.optim import SGD, Torch
+from hgms.optim import SGD, AdamW
 from hgms.outer import Adam
 from hgms.runs import RunConfig
 from hgms.selectors import BestOfN
@@ -62,7 +62,7 @@ def method(mode: str, optimizer: str = "sgd") -> Pipeline:
         generator=Branches(
             count=COUNT,
             steps=STEPS,
-            optimizer=Torch(build=optimizer, lr=0.1),
+            optimizer=(SGD if optimizer == "sgd" else AdamW)(lr=0.1),
             batch_size=BATCH,
             mode=mode,
         ),
