@@ -37,10 +37,7 @@ RECORDED = {"hypergradient_norm", "upper_loss", "validation_loss"}
 """Columns of every record, which a task may also measure."""
 
 ALLOWED = {
-    "hgms_core": {
-        "floor": "a role of methods",
-        "validation_split": "the place of an error",
-    },
+    "hgms_core": {"floor": "a role of methods", "validation_split": "the place of an error"},
     "hgms.comparison": {
         "tpe": "a sampler of sweeps",
         "uniform": "the reference that theta0 is another name of",
