@@ -40,7 +40,7 @@ DARK = (
     "#FF5C77",
     "#C9A27E",
 )
-"""Colors of methods on a dark background."""
+"""Colours of methods on a dark background."""
 EITHER = (
     "#2A86C8",
     "#D9661F",
@@ -54,9 +54,8 @@ EITHER = (
     "#A0714C",
 )
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
-"""Line styles, for more methods than there are colours.
+"""Line styles, for more methods than there are colours."""
 # this offset gives different colours to the methods that are most often compared
-"""
 _SALT = (13648625).to_bytes(8, "big")
 
 

@@ -33,10 +33,8 @@ same value.
 GRACE = 5.0
 """Additional seconds before a marker is removed that could not be replaced.
 
-NFS does not support the replacement.
+NFS does not support the replacement. A marker without a record is removed after this time alone.
 """
-
-
 LOOK = 1.0
 """Seconds between two checks whether the holder has renewed its lease."""
 
@@ -105,12 +103,13 @@ class Lease:
                 hint="remove it",
             )
         self._look()
-        pause = 0.0 if patience is None else patience
+        until = time.monotonic() + (patience or 0.0)
+        pause = 0.0
         while not self._taken(pause):
             alive = self._look() or self._is_here()
-            if not alive and time.monotonic() - self._seen[1] > SECONDS + GRACE:
+            if not alive and self._is_abandoned():
                 self._lease.force_break()
-            elif alive or patience is not None:
+            elif alive if patience is None else time.monotonic() >= until:
                 who = holder(self.path.parent, self.path.name)
                 raise FolderInUse(
                     "folder-in-use",
@@ -118,7 +117,7 @@ class Lease:
                     place=(str(self.path.parent),),
                     hint="wait until it ends, or use another folder",
                 )
-            pause = LOOK
+            pause = LOOK if patience is None else min(LOOK, max(0.0, until - time.monotonic()))
         about = self.path.stat()
         self._marker = about.st_dev, about.st_ino
         self._remove_remains()
@@ -146,11 +145,21 @@ class Lease:
         # opening the file makes NFS request its state from the server
         with contextlib.suppress(OSError), self.path.open("rb") as stream:
             about = os.fstat(stream.fileno())
-            marker = about.st_ino, about.st_mtime_ns, about.st_ctime_ns
+            marker = about.st_ino, about.st_mtime_ns, about.st_ctime_ns, about.st_size
         before = self._seen[0]
         if marker != before:
             self._seen = marker, time.monotonic()
         return marker is not None and marker != before
+
+    def _is_abandoned(self) -> bool:
+        """Return whether the marker has been unchanged for so long that it can be removed.
+
+        A process writes its record right after it creates the marker. A marker that stays empty
+        remains from a process that was killed in between, and ``filelock`` never removes it.
+        """
+        marker, since = self._seen
+        is_empty = marker is not None and marker[-1] == 0
+        return time.monotonic() - since > (GRACE if is_empty else SECONDS + GRACE)
 
     def _is_here(self) -> bool:
         """Return whether the holder is a running process of this machine."""

@@ -114,6 +114,26 @@ def test_a_clock_that_jumps_keeps_no_run_for_a_holder_that_is_gone(
         held.ensure()
 
 
+@pytest.mark.parametrize("patience", [None, 60.0])
+def test_a_marker_without_a_record_does_not_block_the_folder(
+    folder: Path, patience: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that is killed between creating its marker and writing its record leaves it
+    empty.
+    """
+    monkeypatch.setattr(lease, "GRACE", 0.3)
+    monkeypatch.setattr(lease, "LOOK", 0.05)
+    folder.mkdir()
+    (folder / ".lease").touch()
+    began = time.monotonic()
+    with rejects("folder-in-use", str(folder), of=FolderInUse), leased(folder, patience=0.1):
+        pass  # its process may still write the record
+    with leased(folder, patience=patience) as held:
+        assert 0.3 <= time.monotonic() - began < 30.0
+        held.ensure()
+    assert list(folder.iterdir()) == []
+
+
 def test_who_has_lost_its_lease_writes_nothing_more(folder: Path) -> None:
     kept = RunFolder(folder)
     with kept.claimed("seed = 0"):
