@@ -18,7 +18,7 @@ the page of the hooks lists all calls::
     selection  = selector.select(problem, theta, candidates, key)         the selected candidate
     estimate   = hypergradient.estimate(problem, theta, candidates, selection, …)  h ≈ ∇F(θ)
     theta      = outer.step(theta, h, …)                            then problem.project
-    start      = generator.carry(start, candidates, selection)      the start of the next step
+    start      = generator.carry(start, candidates, selection.index, …)  for the next step
 """
 
 from __future__ import annotations
@@ -56,8 +56,7 @@ class CandidateGenerator(Protocol):
 
     This generator proposes two points near its start:
 
-    >>> from hgms_core import component
-    >>> from hgms_core import repeat
+    >>> from hgms_core import component, repeat
     >>> @component
     ... class Beside:
     ...     name = "beside"

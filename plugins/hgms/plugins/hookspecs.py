@@ -112,7 +112,7 @@ def hgms_register_commands(cli: click.Group) -> None:
     """Add commands to the ``hgms`` command line.
 
     A plugin cannot replace an existing command. If a command raises HgmsError, ``hgms`` prints the
-    message and exits with code 2.
+    message and exits with its ``exit_code``.
 
     Called: when the user runs a command that is not built in, or requests the list of commands.
 
@@ -152,7 +152,9 @@ def hgms_ready(settings: Mapping[str, Any]) -> None:
     ...         import attrs  # the client of your tracker
     ...     except ModuleNotFoundError:
     ...         raise MissingExtra(
-    ...             "tracking needs attrs\\n  pip install 'hgms-mine[track]'"
+    ...             "missing-package",
+    ...             "tracking requires attrs, which is not installed",
+    ...             install="pip install 'hgms-mine[track]'",
     ...         ) from None
     """
 

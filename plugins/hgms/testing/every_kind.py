@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import random
 import re
+import sys
 import tomllib
 from collections.abc import Iterator
 from typing import Any
@@ -133,10 +134,7 @@ def check_frozen(component: Any) -> None:
             setattr(component, name, getattr(component, name))
         except (attrs.exceptions.FrozenError, AttributeError):
             continue
-        fail(
-            f"its attribute {name!r} can be set; use @frozen(kw_only=True), of hgms.config or of "
-            "attrs"
-        )
+        fail(f"its attribute {name!r} can be set; put @component of hgms_core above the class")
 
 
 def check_hashable(component: Any) -> None:
@@ -152,9 +150,7 @@ def check_hashable(component: Any) -> None:
 
 def check_pickle(component: Any) -> None:
     """The component can be pickled for another process."""
-    if type(component).__qualname__ not in vars(
-        __import__(type(component).__module__, fromlist=["_"])
-    ):
+    if type(component).__qualname__ not in vars(sys.modules[type(component).__module__]):
         return  # a local class: pickle cannot find it by name
     again = pickle.loads(pickle.dumps(component))
     demand(again == component, f"it comes back as {again!r}")
@@ -177,8 +173,8 @@ def check_import(component: Any) -> None:
     changes no setting of the process (torch's default dtype, threads, …), prints no text and
     does not exit.
     """
-    seen = imports.observed(type(component).__module__)
     module = type(component).__module__
+    seen = imports.observed(module)
     demand(not seen["error"], f"importing {module} ends in {seen['error']}")
     demand(not seen["touched"], f"importing {module} touches {seen['touched']}")
     demand(not seen["changed"], f"importing {module} changes {seen['changed']} for everybody")

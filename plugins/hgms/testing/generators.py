@@ -84,7 +84,7 @@ def proposed(
     generator: Any, problem: Problem, start: State | None = None, key: Key = KEY
 ) -> Proposal:
     start = generator.init(problem, KEY) if start is None else start
-    candidates: Candidates = generator.propose(problem, problem.theta0, start, key)
+    candidates: Candidates = generator.propose(problem, problem.theta0, start, key, 0.0)
     demand(
         isinstance(candidates, Candidates),
         f"propose returns {type(candidates).__name__}; return hgms_core.Candidates",
@@ -222,9 +222,9 @@ def check_descends(generator: Any) -> None:
 
 
 def check_parts(generator: Any) -> None:
-    """`propose_some`, if it exists, returns the same candidates as `propose`, with the same
-    `aux`. Its replay uses the number of a candidate among all, and the costs of the parts sum to
-    the total cost.
+    """If the generator declares `ProposesSome`, `propose_some` returns the same candidates as
+    `propose`, with the same `aux`. Its replay uses the number of a candidate among all, and the
+    costs of the parts sum to the total cost.
     """
     problem = _usual(generator)
     at = partial(numbers, dtype=torch.int64)
@@ -271,7 +271,7 @@ def check_replay(generator: Any) -> None:
             continue
         for theta, where in ((problem.theta0, ""), (_elsewhere(problem), " at another θ")):
             wanted = (
-                variant.propose(problem, theta, proposal.start, KEY)
+                variant.propose(problem, theta, proposal.start, KEY, 0.0)
                 if where
                 else proposal.candidates
             )
@@ -328,7 +328,7 @@ def _slopes(proposal: Proposal, theta: Tree) -> tuple[float, float]:
 
     def moved(step: float) -> float:
         there = spec.unravel(flat + step * direction)
-        candidates = proposal.generator.propose(proposal.problem, there, proposal.start, KEY)
+        candidates = proposal.generator.propose(proposal.problem, there, proposal.start, KEY, 0.0)
         return float(state.ravel(candidates.at(last)) @ weights)
 
     return float(spec.ravel_leaves(list(grads)) @ direction), float(kit.differences(moved))

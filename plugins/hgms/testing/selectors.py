@@ -194,8 +194,8 @@ def check_all_nan(selector: Any) -> None:
 
 
 def check_ties(selector: Any) -> None:
-    """Of equal candidates, the first is always selected. A random choice (the class has `draws =
-    True`) depends on the key.
+    """Of equal candidates, the first is always selected. A random choice (the selector declares
+    `DrawsChoice`) depends on the key.
     """
     if _says_so(selector):
         other = (_choices(selector, rows(EQUAL)) > 0).sum() > 1

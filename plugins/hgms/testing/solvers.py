@@ -410,8 +410,8 @@ def check_clip(solver: Any) -> None:
 
 
 def check_key(solver: Any) -> None:
-    """A method `with_key(key)`, if it exists, returns a solver with random numbers from the key:
-    the same solution for the same key, other numbers for another key.
+    """If the solver declares `Randomized`, `with_key(key)` returns a solver with random numbers
+    from the key: the same solution for the same key, other numbers for another key.
     """
     randomized = find(solver, Randomized)
     ask_if(randomized, "it does not declare Randomized")

@@ -12,6 +12,7 @@ import torch
 from support.helpers import rejects
 from support.kit_parts import DOC, Exact
 
+import hgms_core
 from hgms.plugins import KINDS
 from hgms.testing import (
     check_component,
@@ -175,6 +176,27 @@ def test_inputs_are_made_where_asked() -> None:
 def test_a_result_elsewhere_than_the_inputs_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(every, "place", lambda: torch.device("cuda"))
     assert "is on cpu, the inputs on cuda" in named("precision", Exact()).fault(Exact())
+
+
+@hgms_core.component
+class Copies:
+    """Two copies of the start. ``progress`` is required, as in the protocol."""
+
+    name = "copies"
+
+    def init(self, problem: Any, key: Any) -> Any:
+        return {"x": problem.x0}
+
+    def propose(self, problem: Any, theta: Any, start: Any, key: Any, progress: float) -> Any:
+        return hgms_core.Candidates(x=hgms_core.repeat(start["x"], 2))
+
+    def carry(self, start: Any, candidates: Any, index: Any, key: Any, problem: Any) -> Any:
+        return {"x": candidates.at(index)}
+
+
+def test_a_generator_may_require_progress() -> None:
+    for name in ("candidates", "state", "repeatable"):
+        assert named(name, Copies()).fault(Copies()) == ""
 
 
 @pytest.mark.parametrize(
