@@ -158,7 +158,7 @@ def point(
     x = trained(problem, training_steps)
     for ridge in RIDGES:
         at = Point(problem, x, ridge, steps, decay)
-        if int(estimate(at).iterations) == steps:
+        if int(estimate(at).solution.iterations) == steps:
             return at
     raise SystemExit(f"with no ridge of {RIDGES} does CG make {steps} steps")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from itertools import accumulate
 
 import torch
 from attrs import field, frozen
@@ -18,16 +18,6 @@ Batch = Tree
 """Rows of a data set by the names of their columns, each ``[B, …]``."""
 
 
-def _draws(data: object, attribute: Any, value: object) -> None:
-    if value is not None and not callable(getattr(value, "numbers", None)):
-        raise ConfigError(
-            "wrong-type",
-            "strata must draw row numbers",
-            place=("strata",),
-            hint="use hgms.rows.Strata(groups) for the names and sizes of groups",
-        )
-
-
 @reports_errors
 @frozen
 class Data:
@@ -38,9 +28,10 @@ class Data:
     of all ``size`` rows. If it is empty, ``batch(None)`` reads all rows through ``rows``.
     ``Data()`` is for a loss without data.
 
-    ``strata``, if any, draws the rows: ``numbers(key, batch_size, steps)`` returns row numbers. As
-    an iterable, it contains the names and sizes of consecutive groups of rows, such as the sources
-    of a mixture (``hgms.rows.Strata``).
+    ``strata`` contains the names and sizes of consecutive groups of rows, such as the sources of a
+    mixture. A batch then contains equally many rows per group, up to one. Each batch draws the
+    groups that contribute one more row. The drawn rows of a group depend on its name, not on its
+    position. Within one call, no row of a group is repeated before all its rows are drawn.
 
     >>> table = torch.arange(10.0)
     >>> data = Data(size=10, whole={"t": table}, rows=lambda index: {"t": table[index]})
@@ -52,7 +43,7 @@ class Data:
     whole: Batch = field(factory=dict, repr=summary)
     rows: Callable[[Tensor], Batch] = field(default=lambda index: {}, eq=False, repr=False)
     device: torch.device = torch.device("cpu")
-    strata: Any = field(default=None, validator=_draws)
+    strata: tuple[tuple[str, int], ...] | None = None
 
     @classmethod
     def of(cls, columns: Batch) -> Data:
@@ -130,8 +121,34 @@ class Data:
         """Return row numbers, ``[steps, batch_size]``, even if a batch is larger than the data."""
         if self.strata is None:
             return key.indices(self.size, batch_size, steps, self.device)
-        drawn: Tensor = self.strata.numbers(key, batch_size, steps)
-        return drawn.to(self.device, non_blocking=True)
+        even, odd = divmod(batch_size, len(self.strata))
+        # Sorted by name, so that the order of the groups does not change the drawn rows.
+        names = sorted(name for name, _ in self.strata)
+        generator = key.fold("odd").generator()
+        extra = [
+            {names[i] for i in torch.randperm(len(names), generator=generator)[:odd].tolist()}
+            for _ in range(steps)
+        ]
+        counts = {name: [even + (name in step) for step in extra] for name in names}
+        drawn = {
+            name: key.fold("stratum", name).indices(size, max(1, sum(counts[name])), 1)[0]
+            for name, size in self.strata
+        }
+        firsts = accumulate((size for _, size in self.strata), initial=0)
+        own = {
+            name: torch.split(first + drawn[name][: sum(counts[name])], counts[name])
+            for (name, _), first in zip(self.strata, firsts, strict=False)
+        }
+        evenly = [
+            [
+                *(own[name][step][:even] for name, _ in self.strata),
+                *(own[name][step][even:] for name in names),
+            ]
+            for step in range(steps)
+        ]
+        return torch.stack([torch.cat(parts) for parts in evenly]).to(
+            self.device, non_blocking=True
+        )
 
     def batch(self, index: Tensor | None) -> Batch:
         if index is not None:

@@ -166,6 +166,7 @@ def step_record(
     """Return the record of a step that led from ``theta`` to ``state``."""
     losses = candidates.losses
     index = selection.index
+    solution = estimate.solution
     record: Record = {
         "step": state["step"],
         "upper_loss": estimate.upper_loss,
@@ -177,9 +178,9 @@ def step_record(
         "hypergradient_norm": norm(estimate.value),
         "lower_gradient_norm": estimate.lower_gradient_norm,
         "update_norm": norm({name: state["theta"][name] - leaf for name, leaf in theta.items()}),
-        "residual": estimate.residual,
-        "iterations": estimate.iterations,
-        "curvature": estimate.curvature,
+        "residual": None if solution is None else solution.residual,
+        "iterations": None if solution is None else solution.iterations,
+        "curvature": None if solution is None else solution.curvature,
         "outcome": estimate.outcome.label,
     }
     if len(theta) > 1:  # in the order of θ

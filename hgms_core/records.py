@@ -324,18 +324,6 @@ class Estimate:
         worst, total = torch.stack([code.to(total), total]).tolist()
         return list(Outcome)[int(worst)] if math.isfinite(total) else Outcome.NONFINITE
 
-    @property
-    def residual(self) -> Tensor | None:
-        return self.solution.residual if self.solution is not None else None
-
-    @property
-    def iterations(self) -> Tensor | None:
-        return self.solution.iterations if self.solution is not None else None
-
-    @property
-    def curvature(self) -> Tensor | None:
-        return self.solution.curvature if self.solution is not None else None
-
 
 Record = dict[str, Any]
 """One outer step as a flat row. The runner converts its tensors to numbers in one transfer."""

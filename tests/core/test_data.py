@@ -12,7 +12,7 @@ from support.helpers import F64, assert_same
 from torch.utils.data import DataLoader, Dataset, StackDataset, Subset, TensorDataset
 
 from hgms.adapters import as_data
-from hgms_core import ConfigError, Data, Key
+from hgms_core import Key
 
 A = np.arange(12.0).reshape(6, 2) / 8
 Y = np.array([0, 1, 0, 1, 1, 0])
@@ -131,9 +131,3 @@ def test_the_types_of_columns() -> None:
     assert (mixed["0"].dtype, mixed["1"].dtype) == (torch.float32, F64)
     nullable = pd.DataFrame({"n": pd.array([1, 2], dtype="Int64"), "c": pd.Categorical([3, 4])})
     assert [leaf.tolist() for leaf in as_data(nullable).whole.values()] == [[1, 2], [3, 4], [0, 1]]
-
-
-def test_strata_that_draw_no_rows_are_an_error() -> None:
-    with pytest.raises(ConfigError) as caught:
-        Data(size=5, strata=(("a", 2), ("b", 3)))
-    assert (caught.value.code, caught.value.place) == ("wrong-type", ("strata",))

@@ -20,7 +20,6 @@ from hgms.generators.branches import Branches
 from hgms.hypergradients import Fixed, Unrolled
 from hgms.optim import SGD
 from hgms.outer import Sgd
-from hgms.rows import Strata
 from hgms.runs import Interrupted, RunFolder, RunResult, RunSettings, run
 from hgms.selectors import First
 from hgms_core import Data, Key, Pipeline, Problem, Sources, State, Tree
@@ -33,7 +32,7 @@ SIZES = {"a": 40, "b": 25, "c": 33}
 
 
 def stratified(sizes: dict[str, int]) -> Data:
-    return Data(size=sum(sizes.values()), strata=Strata(sizes.items()))
+    return Data(size=sum(sizes.values()), strata=tuple(sizes.items()))
 
 
 def drawn(

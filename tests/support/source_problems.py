@@ -15,7 +15,6 @@ from attrs import evolve
 from torch import Tensor
 
 from hgms.adapters import from_losses
-from hgms.rows import Strata
 from hgms_core import ConfigError, Data, Problem, Sources, State, Tree
 from hgms_core.capabilities import GivesRepresentations
 from support.helpers import F64, assert_same, normal
@@ -47,7 +46,7 @@ def _problem(
     }
     sizes = [len(next(iter(table.values()))) for table in tables.values()]
     pool["source"] = torch.repeat_interleave(torch.arange(len(names)), torch.tensor(sizes))
-    data = evolve(Data.of(pool), strata=Strata(zip(names, sizes, strict=True)))
+    data = evolve(Data.of(pool), strata=tuple(zip(names, sizes, strict=True)))
 
     def losses(x: Tree, batch: Tree) -> Tensor:
         rows = examples(x, batch)  # type: ignore[operator]

@@ -28,6 +28,7 @@ from hgms_core import (
     Problem,
     Ravel,
     Rows,
+    Solution,
     Sources,
     Strategy,
     norm,
@@ -187,7 +188,27 @@ def _rows_of_flat(rows: Rows, theta: Shape, x: Shape) -> Rows:
 
 @frozen(kw_only=True)
 class Hypergradient(Estimate):
-    """The estimate of :func:`hypergradient`: ``value`` is nested as θ."""
+    """The estimate of :func:`hypergradient`: ``value`` is nested as θ.
+
+    ``residual``, ``iterations`` and ``curvature`` are those of ``solution``.
+    """
+
+    solution: Solution
+
+    @property
+    def residual(self) -> Tensor:
+        """The relative residual of the linear solve."""
+        return self.solution.residual
+
+    @property
+    def iterations(self) -> Tensor:
+        """The iterations of the linear solve."""
+        return self.solution.iterations
+
+    @property
+    def curvature(self) -> Tensor:
+        """The smallest Rayleigh quotient that the solver computed."""
+        return self.solution.curvature
 
     __repr__ = as_text
     _repr_html_ = as_html

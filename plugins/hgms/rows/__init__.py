@@ -6,7 +6,6 @@ The gradient in θ is computed from one number per source.
 from __future__ import annotations
 
 from hgms.rows.alignment import mixture_slope
-from hgms.rows.strata import Strata
 from hgms.rows.tables import joined, trained_on
 
-__all__ = ["Strata", "joined", "mixture_slope", "trained_on"]
+__all__ = ["joined", "mixture_slope", "trained_on"]

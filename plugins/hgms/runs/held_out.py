@@ -8,7 +8,6 @@ import attrs
 import torch
 from torch import Tensor
 
-from hgms.rows import Strata
 from hgms_core import Data, Key, Problem, Tree
 
 ONE_OF = 4
@@ -72,11 +71,11 @@ def _split(data: Data) -> tuple[Data, Data]:
         kept.append(order[count:].sort().values)
         strata.append((name, size - count))
         first += size
-    groups = Strata(strata) if data.strata else None
+    groups = tuple(strata) if data.strata else None
     return _rows_of(data, torch.cat(kept), groups), _rows_of(data, torch.cat(held), None)
 
 
-def _rows_of(data: Data, numbers: Tensor, strata: Strata | None) -> Data:
+def _rows_of(data: Data, numbers: Tensor, strata: tuple[tuple[str, int], ...] | None) -> Data:
     """Return the rows with these numbers. Each keeps its number in ``data`` as its ``index``."""
     moved = numbers.to(data.device)
     rows = data.rows

@@ -12,7 +12,6 @@ import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
-from hgms.rows import Strata
 from hgms.testing.kit import F64, normal, numbers, place
 from hgms_core import (
     ROLES,
@@ -451,7 +450,7 @@ def _of_sources(
         x0=x0,
         g=lambda theta, x, batch: weights(theta) @ losses(x, batch),
         f=lambda _, x, batch: examples(x, batch).mean(),
-        lower_data=evolve(Data.of(pool), strata=Strata(zip(names, sizes, strict=True))),
+        lower_data=evolve(Data.of(pool), strata=tuple(zip(names, sizes, strict=True))),
         upper_data={role: part(table) for role, table in zip(ROLES, upper, strict=True)},
         extensions=(
             Sources(names=names, weights=weights, theta=theta, losses=losses, examples=each),

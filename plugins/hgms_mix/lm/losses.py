@@ -10,7 +10,6 @@ from attrs import field, frozen
 from torch import Tensor
 from torch.nn import functional
 
-from hgms.rows import Strata
 from hgms_core import Batch, ConfigError, Data, Key, Tree
 from hgms_core.capabilities import (
     Capabilities,
@@ -257,7 +256,7 @@ class Batches:
         strata = None
         if names is not None:
             sizes = [table.size for table in self.tables]
-            strata = Strata(zip(names, sizes, strict=True))
+            strata = tuple(zip(names, sizes, strict=True))
         return Data(self.size, {}, self.rows, torch.device("cpu"), strata=strata)
 
     def share(self, numbers: Tensor) -> Data:

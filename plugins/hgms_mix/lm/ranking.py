@@ -97,8 +97,7 @@ def highest(scores: Tensor, count: int) -> Tensor:
 def source_counts(data: Data, rows: Tensor) -> dict[str, int]:
     """Count the given rows of each source.
 
-    >>> from hgms.rows import Strata
-    >>> source_counts(Data(size=5, strata=Strata([("a", 2), ("b", 3)])), torch.tensor([1, 2, 3, 4]))
+    >>> source_counts(Data(size=5, strata=(("a", 2), ("b", 3))), torch.tensor([1, 2, 3, 4]))
     {'a': 1, 'b': 3}
     """
     strata = data.strata or ()

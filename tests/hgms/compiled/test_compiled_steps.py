@@ -200,7 +200,7 @@ def test_a_compiled_solve_takes_the_same_steps(solver: Any, problem: Problem) ->
         assert_same(compiled.value, plain.value, rtol=1e-8, atol=1e-10)
         assert compiled.outcome is plain.outcome
         assert compiled.cost == plain.cost
-        assert int(compiled.iterations) == int(plain.iterations)  # type: ignore[arg-type]
+        assert int(compiled.solution.iterations) == int(plain.solution.iterations)  # type: ignore[arg-type]
         if problem.g is SADDLE.g:
             assert compiled.outcome is Outcome.NEGATIVE_CURVATURE
 

@@ -194,7 +194,7 @@ def test_implicit_is_equation_3_with_the_dense_gauss_newton_matrix() -> None:
     assert exact.outcome is ours.outcome is Outcome.CONVERGED
     assert_same(exact.value["t"], -mixed, rtol=1e-8, atol=1e-11)
     assert_same(ours.value["t"], exact.value["t"], rtol=1e-6, atol=1e-9)
-    assert exact.curvature >= 1e-2
+    assert exact.solution.curvature >= 1e-2
     # the Hessian is not positive definite here
     assert estimate(PROBLEM).outcome is Outcome.NEGATIVE_CURVATURE
 

@@ -104,7 +104,7 @@ def test_candidates_draw_batches_of_their_own_and_their_costs_add_up() -> None:
     assert len(losses.unique()) == 5
     products = sum(draw.cost.products for draw in draws)
     assert mean.cost.products == mean.solution.products == products
-    assert float(mean.residual) == max(float(draw.residual) for draw in draws)  # type: ignore[arg-type]
+    assert float(mean.solution.residual) == max(float(draw.solution.residual) for draw in draws)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -175,7 +175,12 @@ def test_a_warm_start_saves_products() -> None:
     assert_same((state["v"], again["v"]), (cold.solution.value, state["v"]), rtol=1e-12)
     nudged = {"log_penalty": problem.theta0["log_penalty"] + 1e-3}
     near, _ = estimate(nudged, state)
-    assert 0 == int(warm.iterations) < int(near.iterations) < int(cold.iterations)
+    assert (
+        0
+        == int(warm.solution.iterations)
+        < int(near.solution.iterations)
+        < int(cold.solution.iterations)
+    )
     assert warm.cost.products < cold.cost.products
     assert_same(near.value, exact.hypergradient(nudged), rtol=1e-6, atol=1e-9)
 
@@ -206,7 +211,7 @@ def test_costs_count_batches_products_and_the_way_back() -> None:
     products = found.solution.products
     one = Cost(lower_gradients=1, upper_gradients=1, cross_products=1)
     assert found.cost == one + Cost(products=products, rows=4 + 7 * (2 + products))
-    assert float(found.curvature) > 0
+    assert float(found.solution.curvature) > 0
     branch = Replayable(PATHS["sgd"]).branch(0)
     for through, last in ((4, None), (2, 2), (4, 9)):
         unrolled = Unrolled(last=last, upper_batch_size=4)
