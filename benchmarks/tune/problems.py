@@ -21,6 +21,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from hgms import hyper
 
 Arguments = dict[str, Any]
+Images = Callable[[int], tuple[Tensor, Tensor, torch.Generator]]
 
 
 def squares(model: Any, batch: Mapping[str, Tensor]) -> Tensor:
@@ -148,20 +149,17 @@ def network(inputs: int, hidden: int, seed: int) -> nn.Module:
     return nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, 10))
 
 
-def noisy_digits(seed: int) -> Arguments:
-    x, y, draw = digits(seed)
-    rows = split(x, y, 600, 150)
-    rows["train"]["y"] = with_noise(rows["train"]["y"], 0.4, draw)
-    learn = {"rows": hyper.PerRow()}
-    return {"model": network(64, 64, seed), "loss": several, "learn": learn, **rows}
+def noisy(images: Images, train: int, validation: int, share: float) -> Any:
+    """Row weights of a network, for images of which a share has wrong labels."""
 
+    def problem(seed: int) -> Arguments:
+        x, y, draw = images(seed)
+        rows = split(x, y, train, validation)
+        rows["train"]["y"] = with_noise(rows["train"]["y"], share, draw)
+        model = network(x.shape[1], 64, seed)
+        return {"model": model, "loss": several, "learn": {"rows": hyper.PerRow()}, **rows}
 
-def noisy_mnist(seed: int) -> Arguments:
-    x, y, draw = mnist(seed)
-    rows = split(x, y, 1000, 250)
-    rows["train"]["y"] = with_noise(rows["train"]["y"], 0.6, draw)
-    learn = {"rows": hyper.PerRow()}
-    return {"model": network(784, 64, seed), "loss": several, "learn": learn, **rows}
+    return problem
 
 
 def smooth_digits(seed: int) -> Arguments:
@@ -225,8 +223,8 @@ TABLES: dict[str, Callable[[int], Arguments]] = {
     "wine-2": table("wine", 90, True, 2),
 }
 NETWORKS: dict[str, Callable[[int], Arguments]] = {
-    "digits-noise": noisy_digits,
-    "mnist-noise": noisy_mnist,
+    "digits-noise": noisy(digits, 600, 150, 0.4),
+    "mnist-noise": noisy(mnist, 1000, 250, 0.6),
     "digits-smoothing": smooth_digits,
     "digits-rare": rare_digits,
     "digits-conv": convolution,

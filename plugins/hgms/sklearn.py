@@ -29,7 +29,8 @@ from hgms.tuning import TuneResult, tune
 
 __all__ = ["TunedClassifier", "TunedRegressor"]
 
-MOST_FOLDS = 4
+FEW_ROWS = 12
+"""With fewer rows there are three folds, the smallest number."""
 LEAST_ROWS = 9
 """With fewer rows, a nested cross-validation has folds of one row: the penalty stays at its start.
 """
@@ -75,7 +76,7 @@ class _Tuned(BaseEstimator):
             learn={"penalty": PerInput(init=self.penalty, groups=groups)},
             budget=self.budget if count >= LEAST_ROWS else "1 steps",
             engine="implicit",
-            folds=min(MOST_FOLDS, max(3, count // 3)) if count < LEAST_ROWS * 4 else None,
+            folds=3 if count < FEW_ROWS else None,
             seed=self.random_state,
         )
         self.result_: TuneResult = result

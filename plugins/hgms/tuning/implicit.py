@@ -144,7 +144,7 @@ class Implicit:
             return image
 
         size = w.shape[1]
-        penalty = torch.stack([problem.space.decay(row, size) for row in u.detach()])
+        penalty = vmap(partial(problem.space.decay, size=size))(u.detach())
         self.meter.count()
         return w, value.detach(), slope, product, penalty + self.curvature
 

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Protocol
 
-import torch
 from torch import Tensor
 
 from hgms.config import Budget
@@ -20,7 +19,8 @@ class Meter:
 
     A budget in seconds limits the time since the start; time of earlier, interrupted calls counts.
     A budget in steps limits the lower steps, where one step moves all replicas. A budget in calls
-    limits the gradients of all replicas.
+    limits the gradients of all replicas. A GPU may be a few steps behind the clock: the engines
+    wait for it when they judge the replicas.
 
     >>> meter = Meter(Budget("10 steps"), models=4)
     >>> meter.count(5)
@@ -28,20 +28,16 @@ class Meter:
     0.5
     """
 
-    def __init__(
-        self, budget: Budget, models: int, kind: Literal["wall", "cpu"] = "wall", wait: Any = None
-    ) -> None:
+    def __init__(self, budget: Budget, models: int, kind: Literal["wall", "cpu"] = "wall") -> None:
         self.budget = budget
         self.models = models
         self.steps = 0
         self.earlier = 0.0
         self._time = time.perf_counter if kind == "wall" else time.process_time
-        self._wait = wait or (lambda: None)
         self._started = self._time()
 
     @property
     def seconds(self) -> float:
-        self._wait()
         return self.earlier + self._time() - self._started
 
     def count(self, steps: int = 1) -> None:
@@ -90,10 +86,18 @@ class Stages:
         self.meter = meter
         self.keeper = keeper
         self.progress = progress
+        self.prefix = ""
+
+    def of(self, engine: str) -> Stages:
+        """Return the stages of an engine: equal names of two engines are different stages."""
+        stages = Stages(self.meter, self.keeper, self.progress)
+        stages.prefix = f"{engine} "
+        return stages
 
     def run(self, name: str, function: Callable[[], Stage]) -> Stage:
         if self.progress is not None:
             self.progress(name, min(1.0, self.meter.share))
+        name = self.prefix + name
         stored = None if self.keeper is None else self.keeper.load(name)
         if stored is not None:
             self.meter.restore(stored["spent"])
@@ -107,10 +111,3 @@ class Stages:
 
 def _detached(value: Any) -> Any:
     return value.detach() if isinstance(value, Tensor) else value
-
-
-def waits(device: torch.device) -> Callable[[], None]:
-    """Return a function that waits for the device."""
-    if device.type != "cuda":
-        return lambda: None
-    return lambda: torch.cuda.synchronize(device)

@@ -22,6 +22,7 @@ from torch.func import vmap
 from hgms.adapters import ModuleParts, as_data
 from hgms.hyper import Block, Hyper
 from hgms_core import Batch, ConfigError, Data, Key, Ravel, Tree, slopes
+from hgms_core.arguments import check_function
 
 FEW_ROWS = 400
 """Below this number of training rows there are four folds, otherwise three."""
@@ -239,6 +240,14 @@ class TuningProblem:
             parts.append(torch.where(masks[:, numbers] > 0, each, 0.0).sum(0))
         return torch.cat(parts)
 
+    def mean_loss(self, w: Tensor, rows: Data) -> float:
+        """Return the mean loss of other rows, at neutral values."""
+        total = 0.0
+        for numbers in torch.arange(rows.size, device=self.w0.device).split(CHUNK):
+            with torch.no_grad():
+                total += float(self._neutral(rows.batch(numbers), w).sum())
+        return total / rows.size
+
     def _neutral(self, batch: Batch, w: Tensor) -> Tensor:
         return self.row_losses(w, self.space.neutral, batch, False)
 
@@ -330,10 +339,15 @@ def _block(name: str, kind: Any, x: Tree, rows: Batch) -> Block:
 
 
 def _takes_hyper(loss: Callable[..., Any], space: Space) -> bool:
-    """Return whether the loss has the parameter ``hyper``; require it if a kind is for the loss."""
-    parameters = list(inspect.signature(loss).parameters.values())
-    is_open = any(item.kind is item.VAR_POSITIONAL for item in parameters)
-    takes = is_open or len(parameters) >= 3
+    """Return whether the loss has the parameter ``hyper``; require it if a kind is for the loss.
+
+    Errors: ConfigError ``wrong-type``, ``wrong-signature`` for a loss with other parameters.
+    """
+    try:
+        takes = len(inspect.signature(loss).parameters) > 2
+    except (TypeError, ValueError):  # builtins may have no signature; check_function reports others
+        takes = False
+    check_function("loss", loss, "model", "batch", *["hyper"] * takes)
     for name, block in space.blocks.items():
         if block.index is None and block.weigh is None and not takes:
             raise ConfigError(
@@ -367,9 +381,10 @@ def check_effects(problem: TuningProblem) -> None:
     noise = torch.randn(problem.w0.shape, generator=generator).to(problem.w0)
     w = problem.w0 + 0.1 * noise * problem.w0.abs().mean().clamp_min(0.1)
     u = problem.space.start.detach().clone().requires_grad_()
-    mask = problem.masks.fit[-1]
+    numbers = torch.arange(min(problem.total, CHUNK), device=w.device)
+    mask = problem.masks.fit[-1][numbers]
     try:
-        value = problem.train_loss(w, u, mask, problem.rows)
+        value = problem.train_loss(w, u, mask, problem.batch(numbers))
         (slope,) = slopes(value, [u])
     except RuntimeError as error:
         raise ConfigError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
@@ -16,13 +15,13 @@ from hgms.config import Budget
 from hgms.hyper import Hyper
 from hgms.tuning.candidate import Candidate, choose, judgements
 from hgms.tuning.implicit import LARGEST, Implicit, NotConvex
-from hgms.tuning.meter import Meter, Stages, waits
+from hgms.tuning.meter import Meter, Stages
 from hgms.tuning.online import Online
 from hgms.tuning.problem import TuningProblem, build, check_effects, check_learn, rows_of
 from hgms.tuning.result import TuneResult
 from hgms.tuning.stored import StageFolder
 from hgms_core import ConfigError, Key, NumericalError
-from hgms_core.arguments import check_function, reports_errors
+from hgms_core.arguments import reports_errors
 from hgms_core.components import read_by_annotation
 from hgms_core.validators import optional_positive
 
@@ -153,13 +152,11 @@ def tune(
     check_learn(learn)
     chosen_options = Options(**options)
     limit = Budget(budget)
-    hyper = ("hyper",) if _arity(loss) > 2 else ()
-    check_function("loss", loss, "model", "batch", *hyper)
     problem = build(
         model, loss, train, validation, learn, chosen_options.folds, chosen_options.seed
     )
     check_effects(problem)
-    meter = Meter(limit, len(problem.masks.group), chosen_options.clock, waits(problem.w0.device))
+    meter = Meter(limit, len(problem.masks.group), chosen_options.clock)
     keeper = _keeper(problem, loss, learn, limit, chosen_options)
     stages = Stages(meter, keeper, chosen_options.progress)
     with contextlib.nullcontext() if keeper is None else keeper.folder.lease():
@@ -224,7 +221,7 @@ def _candidates(
     if engine == "implicit" or (engine == "auto" and suits):
         implicit = Implicit(problem, stages.meter)
         try:
-            return implicit, list(implicit.candidates(stages))
+            return implicit, list(implicit.candidates(stages.of("implicit")))
         except NotConvex:
             if engine == "implicit":
                 raise ConfigError(
@@ -235,14 +232,7 @@ def _candidates(
                 ) from None
     key = Key(options.seed).fold("online")
     online = Online(problem, stages.meter, options.batch_size, key)
-    return online, list(online.candidates(stages))
-
-
-def _arity(loss: Any) -> int:
-    try:
-        return len(inspect.signature(loss).parameters)
-    except (TypeError, ValueError):
-        return 2
+    return online, list(online.candidates(stages.of("online")))
 
 
 def _trained(problem: TuningProblem, w: Tensor, values: Mapping[str, Tensor]) -> nn.Module:
@@ -281,14 +271,10 @@ def _test_losses(
     """Return the mean loss of the test rows of each candidate by name."""
     if test is None:
         return {}
-    rows = rows_of(test, "test", problem.w0).batch(None)
-    losses = {}
-    for candidate in candidates:
-        w = engine.final(candidate)
-        with torch.no_grad():
-            each = problem.row_losses(w, problem.space.neutral, rows, False)
-        losses[candidate.name] = float(each.mean())
-    return losses
+    rows = rows_of(test, "test", problem.w0)
+    return {
+        candidate.name: problem.mean_loss(engine.final(candidate), rows) for candidate in candidates
+    }
 
 
 def _warnings(problem: TuningProblem, meter: Meter, candidates: list[Candidate]) -> Iterator[str]:
