@@ -20,9 +20,7 @@ from hgms_mix.evaluation.questions import Question
 from hgms_mix.evaluation.scores import score
 
 Form = Callable[[str, Mapping[str, Any]], str | None]
-"""Creates a response from the known answer and the question's row, or None if the form does not
-apply.
-"""
+"""Creates a response from the known answer and the question's row; ``None`` if it cannot."""
 
 NUMBER: Mapping[str, tuple[bool, Form]] = {
     "the data set's own solution": (True, lambda gold, row: row["answer"]),

@@ -140,6 +140,6 @@ def _table(columns: Iterable[tuple[str, str]]) -> str:
     for name, kind in columns:
         family = next((prefix for prefix in FAMILIES if name.startswith(prefix)), name)
         if family not in MEANING:
-            raise KeyError(f"docs/columns.py does not say what the column {name!r} means")
+            raise KeyError(f"docs/columns.py has no meaning of the column {name!r}")
         rows.append(f"| `{name}` | {kind} | {MEANING[family]} |")
     return "| column | type | meaning |\n|---|---|---|\n" + "\n".join(rows) + "\n"

@@ -18,7 +18,7 @@ class Candidate:
         is_baseline: whether no hyperparameter was learned by gradient.
         judged: the loss of each judged row.
         u: the hyperparameters ``[m]``.
-        w: the parameters ``[d]``; None if the engine trains the selected candidate at the end.
+        w: the parameters ``[d]``; absent if the engine trains the selected candidate later.
         fit: the rows that the final training uses, ``[rows]``.
     """
 
@@ -66,7 +66,7 @@ def choose(candidates: Sequence[Candidate]) -> tuple[Candidate, Candidate]:
 class Judgement:
     """One candidate in the table of a result.
 
-    ``gain`` is the mean held-out loss of the best baseline minus that of the candidate, and
+    ``gain`` is the mean judged loss of the best baseline minus the loss of the candidate, and
     ``error`` its standard error over rows. ``test_loss`` is reported only.
     """
 

@@ -23,10 +23,10 @@ class TuneResult:
         values: the hyperparameters by name.
         starts: their values at the start.
         selected: the name of the selected candidate.
-        table: all candidates with their held-out losses, the best baseline first.
+        table: all candidates with their judged losses, the best baseline first.
         engine: ``"implicit"`` or ``"online"``.
         spent: seconds and lower steps.
-        test_loss: the mean loss of the test rows; None without test rows.
+        test_loss: the mean loss of the test rows, if they were given.
         warnings: remarks about the budget and the hyperparameters.
     """
 

@@ -75,7 +75,7 @@ def tune(
         w(u) = argmin_w  mean_i ω_i(u) ℓ_i(w, u) + ½ Σ_k λ_k(u) w_k²
 
     Baselines are candidates. A learned candidate is returned only if its loss on rows that it has
-    not used is better than that of the best baseline by more than the standard error of the paired
+    not used is lower than the loss of the best baseline by more than the standard error of the paired
     difference.
 
     Parameters
@@ -130,7 +130,7 @@ def tune(
     Notes
     -----
     Cost: one lower step computes one gradient per replica. A hypergradient of the online engine
-    costs about four gradients, that of the implicit engine one Newton solve and one CG solve.
+    costs about four gradients; the implicit engine needs one Newton solve and one CG solve.
 
     Examples
     --------

@@ -46,7 +46,7 @@ class Group:
 
     @property
     def shares(self) -> list[float | None]:
-        """Return the share of outer steps that each cycle won, or None without steps."""
+        """Return the share of outer steps that each cycle won; ``None`` without steps."""
         won = [row["cycle"] for run in self.runs for row in run.rows]
         return [won.count(cycle) / len(won) if won else None for cycle in range(1, self.cycles + 1)]
 
@@ -104,8 +104,8 @@ def groups(folders: Iterable[Path]) -> list[Group]:
     """Return all runs with a record of their cycles below ``folders``, grouped, in the order of
     paths.
 
-    Trials of a pilot sweep are excluded. Raises ConfigError if a folder does not exist, or contains
-    no such run.
+    Trials of a pilot sweep are excluded. Raises ConfigError for a missing folder, or a folder
+    without such runs.
     """
     by_run: dict[tuple[str, str, int], Group] = {}
     for folder in folders:
@@ -125,7 +125,7 @@ def groups(folders: Iterable[Path]) -> list[Group]:
         if not records:
             runs = sum(path.name == "steps.jsonl" for path in names)
             what = (
-                f"none of the {runs} runs in the folder has a {FILE}"
+                f"the {runs} runs in the folder have no {FILE}"
                 if runs
                 else "the folder contains no runs"
             )
