@@ -22,6 +22,7 @@ from hgms.config.invalid import init_fields, origin_is, type_hints
 from hgms.facts import declared_name
 from hgms.plugins import inside
 from hgms_core import ConfigError, Pipeline
+from hgms_core.arguments import kind_of
 
 AT_REST: Mapping[str, Any] = {
     "reference": "none",
@@ -162,14 +163,10 @@ def _arguments(hint: Any, *classes: Any) -> tuple[Any, ...]:
 def got(value: object) -> str:
     """Return a short text for a value of Python."""
     if isinstance(value, type):
-        return f"the class {value.__name__}"
+        return kind_of(value)
     if inspect.isroutine(value):
         return f"the function {value.__name__}"
     if isinstance(value, Tensor | np.ndarray):
-        return f"{_article(type(value).__name__)} of shape {list(value.shape)}"
+        return f"{kind_of(value)} of shape {list(value.shape)}"
     text = repr(value)
-    return text if len(text) <= 80 and "\n" not in text else _article(type(value).__name__)
-
-
-def _article(name: str) -> str:
-    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
+    return text if len(text) <= 80 and "\n" not in text else kind_of(value)

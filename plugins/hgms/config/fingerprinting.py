@@ -60,7 +60,6 @@ _UNTOLD = {
     "__firstlineno__",
     "__static_attributes__",
     "__slots__",
-} | {
     "__annotations__",
     "__attrs_attrs__",
     "__attrs_own_setattr__",

@@ -197,17 +197,17 @@ def lay(table: dict[str, Any], assignment: str, written: str | None = None) -> t
     The value is TOML. Numbers may also be written as ``.5`` and ``5.``. Other text, and dates,
     become strings. ``written`` is the whole option as the user wrote it, for messages.
     """
+    option = f"--set {written or assignment}"
     key, equals, text = assignment.partition("=")
     path = tuple(part.strip() for part in key.split("."))
     if not equals or not all(path):
         raise ConfigError(
             "wrong-format",
             f"{assignment!r} is not an assignment",
-            place=(f"--set {written or assignment}",),
+            place=(option,),
             hint="use --set key=value, for example --set method.generator.count=4",
         )
     value = _value(text)
-    option = f"--set {written or assignment}"
     if len(path) > SETTING_DEPTH:
         message = f"the key has {len(path)} levels, but at most {SETTING_DEPTH} are supported"
         raise ConfigError("too-deep", message, place=(option,))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import attrs
 import torch
@@ -29,6 +29,7 @@ from hgms_core import (
     Problem,
     Ravel,
     State,
+    Strategy,
     Tree,
     curvature,
     values,
@@ -41,7 +42,6 @@ HESSIAN_ROWS = 1024
 """Maximum number of rows for products with the lower Hessian."""
 LONGER = 4
 """Length of the longer lower run, as a multiple of the normal length."""
-STRATEGIES = ("vjp", "jvp", "difference")
 
 
 @define(eq=False, kw_only=True)
@@ -379,7 +379,7 @@ def _of_point(
         }
 
     def rule(ridge: float) -> Reference:
-        exact: Any = strategy if strategy in STRATEGIES else "vjp"
+        exact: Any = strategy if strategy in get_args(Strategy) else "vjp"
         return Reference(reference, theta, below, above, ridge, exact)
 
     def flatness() -> dict[str, Any]:

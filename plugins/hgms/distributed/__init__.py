@@ -5,8 +5,8 @@ This package is a library for programs.
 
 from __future__ import annotations
 
-from hgms.distributed.group import LAUNCHED, RankLost, Ranks, begun, device_of, join, start
-from hgms.distributed.launcher import alone, ensure_launched, launched
+from hgms.distributed.group import RankLost, Ranks, begun, device_of, join, start
+from hgms.distributed.launcher import LAUNCHED, alone, ensure_launched, launched
 from hgms.distributed.mesh import Mesh
 from hgms.distributed.method import OnRanks, follow
 from hgms.distributed.placing import placed

@@ -13,7 +13,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -21,7 +20,7 @@ import torch
 import torch.distributed as dist
 from attrs import define
 
-from hgms.distributed.launcher import meeting
+from hgms.distributed.launcher import LAUNCHED, SILENCE, meeting
 from hgms.torch_errors import is_lost_connection
 from hgms_core import ConfigError, HgmsError
 from hgms_core.torch_errors import first_line
@@ -32,9 +31,6 @@ of the run.
 """
 READY = b"ready\n"
 """First line that another rank prints, after it has loaded."""
-LAUNCHED = "env://"
-SILENCE = timedelta(minutes=30)
-"""Time without a reply after which a rank counts as lost, even if no process saw it end."""
 
 
 class RankLost(HgmsError):

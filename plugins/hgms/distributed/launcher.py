@@ -16,6 +16,10 @@ from torch.distributed.rendezvous import rendezvous
 
 from hgms_core import ConfigError
 
+LAUNCHED = "env://"
+"""The meeting point of ranks that a launcher has started."""
+SILENCE = timedelta(minutes=30)
+"""Time without a reply after which a rank counts as lost, even if no process saw it end."""
 PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 """Variables with which a launcher identifies this rank; libraries read only the first three."""
 
@@ -58,7 +62,7 @@ def meeting(rank: int, count: int) -> Any:
 
 def _store(rank: int, count: int) -> Any:
     if "store" not in _MET:
-        _MET["store"] = next(rendezvous("env://", rank, count, timeout=timedelta(minutes=30)))[0]
+        _MET["store"] = next(rendezvous(LAUNCHED, rank, count, timeout=SILENCE))[0]
     return _MET["store"]
 
 

@@ -45,7 +45,6 @@ from hgms.plugins.discovery import (
     installed,
 )
 from hgms.plugins.sandbox import Watch, watched
-from hgms.plugins.sandbox import undone as undone
 from hgms_core import PLUGIN_API
 from hgms_core.errors import (
     ConfigError,

@@ -49,6 +49,8 @@ minimisers.
 """
 ACROSS = 1e-6
 """The share of ‖∇_x f‖ along flat directions up to which the slope counts as zero."""
+MISMATCH = "MISMATCH"
+"""The verdict of a comparison that differs by more than the tolerance."""
 
 
 class Unsolved(Exception):
@@ -303,6 +305,7 @@ def check_problem(
         )
     rows: list[Row] = []
     notes: list[str] = []
+    bad = 0
     for number, theta in enumerate(_points(problem, Key(seed).fold("check-gradient"), points)):
         try:
             point = _Point.at(problem, theta, exact)
@@ -326,23 +329,37 @@ def check_problem(
                 f"point {number}: {_counted(flat)} of {size}, along which f has no slope: any "
                 "lower solution will do"
             )
-        if any(row.verdict == "MISMATCH" for row in new) and (gap := point.kink()) > 1e-3:
+        differing = sum(row.verdict == MISMATCH for row in new)
+        if differing and (gap := point.kink()) > 1e-3:
             notes.append(
                 f"point {number}: g is not twice differentiable at its minimiser (products with "
                 f"H are off by {gap:.0e})"
             )
-        notes += _compare_others(point, formula, number, tolerance, method, seed)
-    bad = sum("MISMATCH" in text for text in (*(row.verdict for row in rows), *notes))
-    verdict = "nothing could be checked"
-    if rows:
-        largest = max(row.error for row in rows)
-        verdict = (
-            f"agrees: {len(rows)} directions within {tolerance:g} (largest relative error "
-            f"{largest:.1e})"
-        )
-    if rows and bad:
-        verdict = f"MISMATCH: {bad} of {len(rows)} comparisons differ by more than {tolerance:g}"
+        if hasattr(point.exact, "hypergradient"):
+            error = _distance(point.exact.hypergradient(theta), formula)
+            agrees = error <= tolerance
+            notes.append(
+                f"point {number}: closed form {'ok' if agrees else MISMATCH} (relative error "
+                f"{error:.1e})"
+            )
+            differing += not agrees
+        bad += differing
+        if method is not None:
+            notes.append(_compare_estimator(point, formula, number, method.hypergradient, seed))
+    verdict = _verdict(rows, bad, tolerance)
     return Report(tuple(rows), tuple(notes), verdict, agrees=bool(rows) and not bad)
+
+
+def _verdict(rows: list[Row], bad: int, tolerance: float) -> str:
+    if not rows:
+        return "nothing could be checked"
+    if bad:
+        return f"{MISMATCH}: {bad} of {len(rows)} comparisons differ by more than {tolerance:g}"
+    largest = max(row.error for row in rows)
+    return (
+        f"agrees: {len(rows)} directions within {tolerance:g} (largest relative error "
+        f"{largest:.1e})"
+    )
 
 
 def _counted(flat: int) -> str:
@@ -382,7 +399,7 @@ def _compare(
         gap = abs(formula_slope - difference)
         error = gap / max(abs(difference), float(slope.norm()) / len(flat) ** 0.5, 1e-300)
         verdict = (
-            "ok" if error <= tolerance else "ok, to rounding" if gap <= 10 * doubt else "MISMATCH"
+            "ok" if error <= tolerance else "ok, to rounding" if gap <= 10 * doubt else MISMATCH
         )
         yield Row(number, name, formula_slope, difference, error, verdict)
 
@@ -399,51 +416,35 @@ def _slope(value: Callable[[float], float], step: float) -> tuple[float, float]:
     return (4 * narrow - wide) / 3, rounding
 
 
-def _compare_others(
-    point: _Point, formula: Tree, number: int, tolerance: float, method: Any, seed: int
-) -> list[str]:
-    """Return notes on the hypergradient of the closed form and on the estimator of a method.
-
-    Each is compared as a whole vector.
-    """
+def _distance(other: Tree, formula: Tree) -> float:
+    """Return ‖other − h‖ / ‖h‖."""
     spec = Ravel.of(formula)
-    slope = spec.ravel(formula)
+    h = spec.ravel(formula)
+    return float((spec.ravel(other) - h).norm() / h.norm().clamp_min(1e-300))
 
-    def off(other: Tree) -> float:
-        return float((spec.ravel(other) - slope).norm() / slope.norm().clamp_min(1e-300))
 
+def _compare_estimator(point: _Point, formula: Tree, number: int, estimator: Any, seed: int) -> str:
+    """Return a note on the estimate of a method, compared as a whole vector."""
     level = point.level
-    notes = []
-    if hasattr(point.exact, "hypergradient"):
-        error = off(point.exact.hypergradient(level.theta))
-        notes.append(
-            f"point {number}: closed form {'ok' if error <= tolerance else 'MISMATCH'} (relative "
-            f"error {error:.1e})"
+    branch = Branch(x=level.spec.unravel(point.x), replay=_no_path)
+    try:
+        estimate, _ = estimator.estimate(
+            level.problem,
+            level.theta,
+            *branch.as_candidates(),
+            Key(seed),
+            estimator.init(level.problem),
         )
-    if method is not None:
-        branch = Branch(x=level.spec.unravel(point.x), replay=_no_path)
-        estimator = method.hypergradient
-        try:
-            estimate, _ = estimator.estimate(
-                level.problem,
-                level.theta,
-                *branch.as_candidates(),
-                Key(seed),
-                estimator.init(level.problem),
-            )
-        except _NeedsPath:
-            notes.append(
-                f"estimator {estimator.name!r}: it differentiates a path, and there is none at a "
-                "solved lower level"
-            )
-        else:
-            error = off(estimate.value)
-            ended = estimate.outcome.label
-            notes.append(
-                f"point {number}: estimator {estimator.name!r} is off by {error:.1e} of ‖h‖ "
-                f"({ended})"
-            )
-    return notes
+    except _NeedsPath:
+        return (
+            f"estimator {estimator.name!r}: it differentiates a path, and there is none at a "
+            "solved lower level"
+        )
+    error = _distance(estimate.value, formula)
+    return (
+        f"point {number}: estimator {estimator.name!r} is off by {error:.1e} of ‖h‖ "
+        f"({estimate.outcome.label})"
+    )
 
 
 class _NeedsPath(Exception):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
 import importlib.util
 import keyword
@@ -302,15 +301,14 @@ def check_name(name: str, kinds: Sequence[Kind]) -> None:
             hint=f"{advice}; `hgms plugins` lists all plugins",
         )
     module = f"hgms_{name.replace('-', '_')}"
-    with contextlib.suppress(ImportError):  # the core has moved this name
-        if importlib.util.find_spec(module) is not None:
-            raise ConfigError(
-                "name-taken",
-                f"the name {name!r} requires the module name {module}, and a module of that name "
-                "can already be imported",
-                place=("NAME",),
-                hint=advice,
-            )
+    if importlib.util.find_spec(module) is not None:
+        raise ConfigError(
+            "name-taken",
+            f"the name {name!r} requires the module name {module}, and a module of that name "
+            "can already be imported",
+            place=("NAME",),
+            hint=advice,
+        )
     try:
         version = importlib.metadata.version(f"hgms-{name}")
     except importlib.metadata.PackageNotFoundError:
