@@ -23,7 +23,7 @@ values.
 class Needs:
     """Resources of a running job: ``memory`` in bytes, ``hours`` of wall time.
 
-    None means unknown, and no request is sent to the executor.
+    For an unknown amount (None), the executor receives no request.
 
     >>> Needs(cpus=2, memory=2**30)
     Needs(cpus=2, gpus=0, memory=1073741824, hours=None)
@@ -79,7 +79,7 @@ class Ending:
 
     @property
     def failure(self) -> HgmsError:
-        """Return the error, or the error ``worker-lost`` of a job whose worker is lost."""
+        """Return the error; for a lost worker, the error ``worker-lost``."""
         return self.error or HgmsError("worker-lost", self.lost)
 
 
@@ -129,7 +129,7 @@ def as_error(error: Exception) -> HgmsError:
 
 
 def pack_error(error: HgmsError) -> dict[str, Any]:
-    """Return an error as plain values, as JSON holds them.
+    """Return an error as values that JSON can store.
 
     >>> unpack_error(pack_error(ConfigError("wrong-value", "lr=0", place=("outer", 0))))
     ConfigError('lr=0')
@@ -207,7 +207,7 @@ def tried_again(
 ) -> Iterator[Ending]:
     """Yield the endings of all ``jobs`` as they arrive; ``jobs`` yields each job once.
 
-    A job whose worker is lost is retried, up to TRIES runs in total. ``say`` receives one line per
+    A job with a lost worker is retried, up to TRIES runs in total. ``say`` receives one line per
     loss.
     """
     losses = Counter[Job]()

@@ -64,7 +64,7 @@ def plot_run(result: RunResult) -> Figure:
     if not names:
         raise ConfigError(
             "nothing-to-do",
-            "the records contain neither an upper loss nor a metric, so there is nothing to draw",
+            "the records contain neither an upper loss nor a metric, so the figure would be empty",
         )
     columns = min(len(names), 3)
     figure = new_figure(3.2 * columns, 2.5 * math.ceil(len(names) / columns))
@@ -103,7 +103,7 @@ def shown_in_notebook(figure: Figure) -> Figure:
 
 
 def _grid(figure: Figure, count: int, columns: int) -> Sequence[Axes]:
-    """Add panels in rows of ``columns``; return ``count`` of them and hide the rest."""
+    """Add panels in rows of ``columns``; return the first ``count`` and hide the rest."""
     panels = figure.subplots(math.ceil(count / columns), columns, squeeze=False).flat
     for axis in panels[count:]:
         axis.set_visible(False)

@@ -17,7 +17,7 @@ from hgms_core import Record, RunInfo
 
 
 def ignore(*_: Any, **__: Any) -> None:
-    """Do nothing: the default watcher."""
+    """Ignore all arguments: the default watcher."""
 
 
 @define(eq=False, kw_only=True)
@@ -34,7 +34,7 @@ class Observers:
 
     @classmethod
     def of(cls, watch: Watcher | Host | Sequence[Watcher | Host]) -> Observers:
-        """Return the observers for one watcher or several; a host stands for its plugins."""
+        """Return the observers for one watcher or several; a host adds its plugins."""
         several: list[Any] = list(watch) if isinstance(watch, list | tuple) else [watch]
         host = next((item for item in several if isinstance(item, Host)), None)
         return cls(watch=[item for item in several if not isinstance(item, Host)], host=host)

@@ -42,7 +42,7 @@ class FileRecord:
 
 @frozen(kw_only=True)
 class Manifest:
-    """What is recorded about a folder.
+    """The record of a folder.
 
     ``key`` is the digest of the inputs. ``status`` is "new" for a folder without manifest, "open",
     or "done". ``facts`` are JSON values, and ``files`` the recorded files by name.
@@ -253,7 +253,7 @@ class Folder:
     def remove_unrecorded(self, pattern: str) -> None:
         """Remove the files with names like ``pattern`` that the manifest does not record.
 
-        Files that cannot be removed stay, because nothing refers to them.
+        Files that cannot be removed stay, because no record refers to them.
         """
         self.ensure_held()
         recorded = {MANIFEST, *self.manifest().files}
@@ -324,7 +324,7 @@ def _checksum(table: Mapping[str, Any]) -> str:
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """Return the manifest of the folder, whatever its key; None if there is none.
+    """Return the manifest of the folder with any key; None without a manifest.
 
     Errors: CheckpointError if the manifest is damaged, or is not a regular file.
     """
