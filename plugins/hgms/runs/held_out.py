@@ -17,9 +17,9 @@ ONE_OF = 4
 def hold_out(problem: Problem) -> tuple[Problem, list[Data]]:
     """Return the problem without a quarter of its validation rows, and these rows.
 
-    A fixed key selects the rows, so the held-out rows are the same in all runs of a problem. Roles with
-    equally many rows lose the same row numbers. Equal tables therefore stay equal, and a row that
-    is held out of one table does not stay in another. Groups of rows (``Data.strata``) keep their
+    A fixed key selects the rows, so they are the same in all runs of a problem. Roles with equally
+    many rows lose the same row numbers. Equal tables therefore stay equal, and a row that is
+    removed from one table does not stay in another. Groups of rows (``Data.strata``) keep their
     shares. A part with fewer than four rows keeps all rows.
 
     >>> rows = Data.of({"a": torch.arange(8.0)})

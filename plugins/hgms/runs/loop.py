@@ -207,7 +207,9 @@ class Run:
             table = plan.environment(self.folder, before, execution, host)
             self.clock.seconds = recorder.begin(config, table)
             calls = int(recorder.rows[-1].get("oracle_calls") or 0) if recorder.rows else 0
-            self.position = attrs.evolve(self.position, calls=calls)
+            losses = (row["upper_loss"] for row in recorder.rows if row.get("upper_loss"))
+            first = next(losses, 0.0)
+            self.position = attrs.evolve(self.position, calls=calls, first_loss=first)
         if loaded is None:
             self.position = attrs.evolve(
                 self.stepper.begin(self.info.seed), calls=self.position.calls
@@ -261,8 +263,7 @@ class Run:
         counted = self.stepper.counters()
         with self.clock:
             outcome = self.stepper.step(previous, before)
-        losses = (row["upper_loss"] for row in self.recorder.rows if row.get("upper_loss"))
-        self.position, row = self.stepper.read(previous, outcome, counted, next(losses, 0.0))
+        self.position, row = self.stepper.read(previous, outcome, counted)
         step = self.position.step
         if self.over or Evaluator(self.settings).is_due(step, before, self.share):
             row.update(self.evaluation())

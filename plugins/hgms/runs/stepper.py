@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -25,13 +26,15 @@ class Position:
     """The position of a run: all that its method needs to continue.
 
     ``state`` belongs to the method. ``step`` and ``calls`` count outer steps and oracle calls, and
-    ``idle`` the outer steps since the last oracle call.
+    ``idle`` the outer steps since the last oracle call. ``first_loss`` is the first upper loss that
+    is not 0, or 0.
     """
 
     state: State
     step: int = 0
     calls: int = 0
     idle: int = 0
+    first_loss: float = 0.0
 
 
 @frozen(kw_only=True)
@@ -71,12 +74,11 @@ class Stepper:
             )
 
     def read(
-        self, position: Position, outcome: Any, counted: Mapping[str, int], first: float
+        self, position: Position, outcome: Any, counted: Mapping[str, int]
     ) -> tuple[Position, Record]:
         """Return the position after a step, and its record as plain numbers.
 
-        ``counted`` are the counters of the problem before the step, and ``first`` is the first
-        upper loss of the run.
+        ``counted`` are the counters of the problem before the step.
         """
         state, raw = pair_of("step", "(state, record)", outcome)
         self._check_calls(raw)
@@ -96,10 +98,18 @@ class Stepper:
         size = record.pop("norm of theta")
         number = position.step + 1
         check_numbers(record, number)
-        check_growth(record, number, first, size, float(norm(self.problem.theta0)))
+        first = position.first_loss
+        check_growth(record, number, first, size, self._start_norm)
         calls = int(record.get("oracle_calls", position.calls))
         idle = position.idle + 1 if calls <= position.calls else 0
-        return Position(state=state, step=number, calls=calls, idle=idle), record
+        first = first or record.get("upper_loss") or 0.0
+        after = Position(state=state, step=number, calls=calls, idle=idle, first_loss=first)
+        return after, record
+
+    @functools.cached_property
+    def _start_norm(self) -> float:
+        """‖θ‖ at the start of the problem."""
+        return float(norm(self.problem.theta0))
 
     def is_finished(self, position: Position) -> bool:
         """Return whether the method ends before its budget."""
