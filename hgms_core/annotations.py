@@ -35,7 +35,7 @@ PARTS: dict[Any, str] = {
 def reader_in(names: dict[str, Any], hint: Any) -> Read | None:
     """Return the reader for an annotation that may be written as text, as ``__future__`` does.
 
-    ``names`` are those of the module that contains the annotation. A type that is imported for
+    ``names`` is the namespace of the module with the annotation. A type that is imported for
     type checkers only accepts all values.
     """
     try:
@@ -141,7 +141,7 @@ def plain_number(value: Any) -> Any:
 
 
 def _dimensions(value: object) -> int | None:
-    """Return the number of axes of an array or tensor; None for other values."""
+    """Return the number of axes of an array or tensor; ``None`` for other values."""
     return getattr(value, "ndim", None)
 
 

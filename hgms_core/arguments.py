@@ -61,14 +61,13 @@ def check_function(what: str, function: Any, *arguments: str) -> None:
         signature = inspect.signature(function.forward if module else function)
     except (TypeError, ValueError):  # builtins may have no signature
         return
+    own = list(signature.parameters)[: len(arguments)]
     try:
         signature.bind(*arguments)
-        swapped = sorted(own := list(signature.parameters)[: len(arguments)]) == sorted(
-            arguments
-        ) and own != list(arguments)
+        wrong = own != list(arguments) and sorted(own) == sorted(arguments)
     except TypeError:
-        swapped = True
-    if swapped:
+        wrong = True
+    if wrong:
         raise ConfigError(
             "wrong-signature",
             f"{what} must accept ({wanted}), but takes ({', '.join(signature.parameters)})",
@@ -111,13 +110,11 @@ def check_part(place: str, value: object, label: str, methods: Collection[str]) 
     kind = cls.__name__
     if fits and not isinstance(value, type):
         return
-    hint: str | None
+    hint = f"use {kind}()" if fits else None
     if isinstance(value, str):
         hint = "pass an object; names work in configurations only (see `hgms list`)"
     elif issubclass(cls, torch.optim.Optimizer):
         hint = f"use TorchOptimizer(optimizer={kind!r}, settings={{…}})"
-    else:
-        hint = f"use {kind}()" if fits else None
     shown = repr(value) if isinstance(value, str) else kind_of(value)
     raise ConfigError(
         "wrong-part",

@@ -30,7 +30,7 @@ def component(cls: type[T]) -> type[T]:
     Its value is checked by the annotation: numbers, strings, booleans, ``Literal``, ``None``,
     tuples and mappings of these, classes, functions, and kinds of component. Numbers of NumPy and
     tensors with one number are accepted as numbers, and lists as tuples. Then the validator of
-    the field runs (:mod:`hgms_core.validators`). A field with an own converter is not checked by
+    the field runs (:mod:`hgms_core.validators`). A field with a custom converter is not checked by
     its annotation.
 
     Errors: ConfigError ``bad-name`` at import. ``unknown-option``, ``missing-option`` and

@@ -1,6 +1,6 @@
-"""Seeds: every random number comes from a generator derived from (seed, what it is for, step).
+"""Seeds: every random number comes from a generator derived from (seed, purpose, step).
 
-The global generators of torch, numpy and random are never touched, so two runs with one seed are
+The global generators of torch, numpy and random are never used, so two runs with one seed are
 equal, a resumed run equals an uninterrupted one, and two parts of a program cannot disturb each
 other's draws.
 """
@@ -16,7 +16,7 @@ from torch import Tensor
 
 @frozen
 class Key:
-    """A seed with a path. Folding in a label gives an independent stream.
+    """A seed with a path. Each path gives an independent stream of random numbers.
 
     >>> Key(0).fold("branch", 1) == Key(0).fold("branch", 1)
     True
@@ -26,26 +26,25 @@ class Key:
     path: tuple[str | int, ...] = ()
 
     def fold(self, *labels: str | int) -> Key:
-        """The key one or more labels further down."""
+        """Return the key with these labels appended to its path."""
         return Key(self.seed, self.path + labels)
 
     def derive(self) -> int:
-        """A 63-bit integer seed: the sha256 of the whole path."""
+        """Return a 63-bit integer seed: the sha256 of the seed and the path."""
         digest = hashlib.sha256(repr((self.seed, self.path)).encode()).digest()
         return int.from_bytes(digest[:8], "little") >> 1
 
     def generator(self, device: torch.device | str = "cpu") -> torch.Generator:
-        """A fresh torch generator for this key."""
+        """Return a new torch generator for this key."""
         return torch.Generator(device=device).manual_seed(self.derive())
 
     def indices(
         self, size: int, batch_size: int, steps: int, device: torch.device | str = "cpu"
     ) -> Tensor:
-        """``[steps, batch_size]`` row numbers below ``size``: consecutive pieces of reshuffled
-        epochs.
+        """Return row numbers below ``size``, ``[steps, batch_size]``: parts of reshuffled epochs.
 
-        Within one call no row comes twice before every row has come once. The numbers are drawn on
-        the CPU, so a GPU run sees the batches that a CPU run sees.
+        Within one call, each row occurs once before any row occurs again. The numbers are drawn on
+        the CPU, so a run on a GPU has the same batches as a run on a CPU.
         """
         generator = self.generator()
         needed = steps * batch_size

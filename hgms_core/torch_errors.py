@@ -42,7 +42,7 @@ def out_of_memory(error: BaseException) -> bool:
 
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    # the last of cuBLAS, cuSOLVER, cuDNN and their like, which have memory of their own
+    # the last sign is of libraries that allocate memory themselves: cuBLAS, cuSOLVER, cuDNN
     signs = ("can't allocate memory", "CUDA error: out of memory", "_STATUS_ALLOC_FAILED")
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
 

@@ -34,7 +34,7 @@ def name_of(component: object) -> str:
 
 
 def module_file(name: str) -> str | None:
-    """Return the file of an imported module; None without a file or an import."""
+    """Return the file of an imported module; ``None`` without a file or an import."""
     return getattr(sys.modules.get(name), "__file__", None)
 
 
@@ -56,7 +56,7 @@ CAPABILITIES: Mapping[str, tuple[type, ...]] = {
 
 
 def members_of(capability: type) -> tuple[str, ...]:
-    """Return the names of the members of a capability; none for a marker.
+    """Return the names of the members of a capability; a marker has no members.
 
     >>> members_of(ProposesSome), members_of(LearnsStart)
     (('count', 'propose_some'), ())
@@ -66,7 +66,7 @@ def members_of(capability: type) -> tuple[str, ...]:
 
 
 def declared_name(cls: object) -> object:
-    """Return the ``name`` of a class of components; None if it has none."""
+    """Return the ``name`` of a class of components; ``None`` for other classes."""
     return getattr(cls, "name", None)
 
 
@@ -78,7 +78,7 @@ def settings_of(component: object) -> dict[str, Any]:
 
 
 def inner_method(method: object) -> Any:
-    """Return the method inside a wrapper (its ``method``); None for other methods."""
+    """Return the method inside a wrapper (its ``method``); ``None`` for other methods."""
     return getattr(method, "method", None)
 
 
@@ -96,13 +96,13 @@ def needs_of(component: object) -> frozenset[str]:
 
 
 def traits_of(task: object) -> frozenset[str] | None:
-    """Return the features of the problems of a task (``traits``); None if it declares none."""
+    """Return the features of a task's problems (``traits``); ``None`` if they are not declared."""
     traits = getattr(task, "traits", None)
     return None if traits is None else frozenset(traits)
 
 
 def role_of(method: object) -> str:
-    """Return "floor" for a trivial reference, "ceiling" for one that knows the truth, else ""."""
+    """Return the role of a method in comparisons: "floor", "ceiling" or ""."""
     return str(getattr(method, "role", ""))
 
 

@@ -230,7 +230,7 @@ def _not_supported(message: str) -> ConfigError:
 def _read(
     rows: Any, collate: Callable[[list[Any]], Any], numbers: Sequence[int] | None = None
 ) -> dict[Any, Any]:
-    """Collate all rows of a dataset with numbered rows, or some of them, in one call."""
+    """Collate the rows of a dataset with these numbers (default: all rows) in one call."""
     numbers = range(len(rows)) if numbers is None else numbers
     if not numbers:
         raise ConfigError(

@@ -1,7 +1,6 @@
-"""The command line: parses, calls, prints. Every table is also there as ``--json``.
+"""The command line: parses, calls, prints. ``--json`` prints each table as JSON.
 
-Leaves with 0, with 1 if a run or check failed, with 2 if the input was wrong, with 130 on Ctrl-C
-(143 on SIGTERM).
+Exit codes: 0; 1 if a run or check failed; 2 if the input was wrong; 130 on Ctrl-C (143 on SIGTERM).
 """
 
 from __future__ import annotations
@@ -60,9 +59,8 @@ class _Commands(click.Group):
         return super().resolve_command(ctx, args)
 
     def main(self, *args: Any, **more: Any) -> Any:
-        # Torch is in memory by now: hundreds of thousands of objects that stay. Without this every
-        # full collection goes through all of them, while plugins are imported and in runs alike (a
-        # quarter of a second of `hgms list`).
+        # torch has created hundreds of thousands of permanent objects. The collector must not
+        # search them in every full collection, during the import of plugins and in runs.
         gc.freeze()
         for name in ("stdout", "stderr"):
             stream = getattr(sys, name)
@@ -120,7 +118,7 @@ class _Commands(click.Group):
             for name, command in ({} if info.program else self._of(host, info)).items():
                 if name in host.programs or name in commands:
                     LOG.warning(
-                        "plugin %r (%s): there is a command %r already; its own is left out",
+                        "plugin %r (%s): the command %r already exists, so this one is not added",
                         info.name,
                         info.owner,
                         name,

@@ -27,7 +27,7 @@ def compared(
     graph: GraphModule | None = None,
     leaves: Sequence[Tensor] = (),
 ) -> str:
-    """Return how the actual values differ from the expected ones; empty if they agree.
+    """Return how the actual values differ from the expected values; empty if they agree.
 
     Two ways to compute the same function round differently, and a step may amplify the difference
     (a difference of two nearly equal numbers, a residual that is nearly zero). The amplification is

@@ -140,7 +140,7 @@ class Budget:
 def as_budget(value: Any) -> Budget:
     """Convert a text or a table to a budget: the converter of a field.
 
-    Errors: ConfigError ``wrong-type``, and those of :class:`Budget`.
+    Errors: ConfigError ``wrong-type``, and the errors of :class:`Budget`.
     """
     if isinstance(value, Mapping):
         return Budget(**value)

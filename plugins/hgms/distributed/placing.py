@@ -37,7 +37,7 @@ from hgms_core.components import evolve
 
 @frozen(kw_only=True)
 class PlacedGenerator:
-    """Generator whose candidates are proposed in parts, one part per group of ranks.
+    """Generator that proposes candidates in parts, one part per group of ranks.
 
     The inner generator must declare ``ProposesSome``. Otherwise all ranks propose all candidates
     together, by rows.
@@ -84,7 +84,7 @@ class PlacedGenerator:
 
 @frozen(kw_only=True)
 class PlacedSelector:
-    """Selector whose upper values all ranks compute together, by rows."""
+    """Selector with upper values that all ranks compute together, by rows."""
 
     name: ClassVar[str] = "placed"
 
@@ -97,7 +97,7 @@ class PlacedSelector:
 
 @frozen(kw_only=True)
 class PlacedHyperGradient:
-    """Estimator whose gradients and products all ranks compute together, by rows."""
+    """Estimator with gradients and products that all ranks compute together, by rows."""
 
     name: ClassVar[str] = "placed"
 

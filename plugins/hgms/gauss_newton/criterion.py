@@ -27,7 +27,7 @@ class Composite:
             ``[B, C]``).
         criterion: a scalar function of the outputs; convex in (x, z) for a Gauss–Newton matrix
             without negative curvature.
-        value: the same loss, if its value must be computed in another order (None: as above).
+        value: the same loss, if its value must be computed in another order (by default: as above).
 
     >>> import torch
     >>> loss = Composite(
@@ -53,7 +53,7 @@ class Composite:
 def composite(loss: Loss, wanted_by: str) -> tuple[Outputs, Criterion]:
     """Return (outputs, criterion) of a loss.
 
-    Errors: ConfigError ``not-supported`` if the loss has none.
+    Errors: ConfigError ``not-supported`` if the loss does not declare them.
     """
     known = find(loss, HasOutputs)
     if known is None:
