@@ -170,7 +170,7 @@ class Coordinator:
             RunFolder(cell.path).summary.exists() for cell in self._elsewhere
         ):
             if (count := len(self._elsewhere)) != self._awaited:
-                say(f"waiting for {count} run{'s' * (count > 1)} that another process carries out")
+                say(f"waiting for {count} run{'s' * (count > 1)} of other processes")
             self._awaited = count
             time.sleep(POLL)
         others = self._elsewhere
@@ -182,7 +182,7 @@ class Coordinator:
             if status not in ("new", "begun"):
                 yield Ending(cell=cell, status=status, error=error)
             elif free:
-                say(f"{cell}: nobody carries it out any more; it is taken up again")
+                say(f"{cell}: its process has ended; it resumes here")
                 waiting.append(cell)
             else:
                 if (row := newest(cell)) is not None:

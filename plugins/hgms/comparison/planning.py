@@ -14,7 +14,7 @@ from attrs import frozen
 
 from hgms.comparison.cell import job_of
 from hgms.comparison.grid import Cell, Grid
-from hgms.comparison.rank_times import Parted, measured_on_ranks, step_of, threads_of
+from hgms.comparison.rank_times import RankTimes, measured_on_ranks, step_of, threads_of
 from hgms.comparison.usage import measured
 from hgms.config import Budget
 from hgms.config.tables import parse_json
@@ -47,7 +47,7 @@ class Cost:
     memory: float = 0.0
     disk: float = 0.0
     row: float = 0.0
-    parted: Parted | None = None
+    parted: RankTimes | None = None
     error: HgmsError | None = None
 
     def steps(self, budget: Budget) -> float:
@@ -191,8 +191,8 @@ def _cost(ending: Ending) -> Cost:
     told = dict(ending.outcome)
     parted = told.pop("parted", None)
     if parted is not None and "error" in parted:
-        return Cost(**told, parted=Parted(error=unpack_error(parted["error"])))
-    return Cost(**told, parted=None if parted is None else Parted(**parted))
+        return Cost(**told, parted=RankTimes(error=unpack_error(parted["error"])))
+    return Cost(**told, parted=None if parted is None else RankTimes(**parted))
 
 
 def _plain(_cost: object, attribute: attrs.Attribute[Any], value: Any) -> Any:

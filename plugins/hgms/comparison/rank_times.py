@@ -16,7 +16,7 @@ from hgms_core.components import evolve
 
 
 @frozen(kw_only=True)
-class Parted:
+class RankTimes:
     """Seconds of a step on one rank and on two; each rank has equally many threads.
 
     With p the share of the step that is split across ranks, Amdahl's law states::
@@ -28,10 +28,10 @@ class Parted:
     more ranks communicate more, or communicate over a network. With more ranks than candidates,
     only rows are split. ``error`` is the reason if it could not be measured.
 
-    >>> half = Parted(one=2.0, two=1.5)
+    >>> half = RankTimes(one=2.0, two=1.5)
     >>> half.share, half.step(2), half.step(8)
     (0.5, 1.5, 1.125)
-    >>> Parted(one=1.0, two=1.3).step(64), Parted(one=2.0, two=0.8).step(4)
+    >>> RankTimes(one=1.0, two=1.3).step(64), RankTimes(one=2.0, two=0.8).step(4)
     (1.3, 0.4)
     """
 

@@ -221,7 +221,7 @@ def tried_again(
                 continue
             losses[ending.job] += 1
             if losses[ending.job] < TRIES:
-                say(f"{ending.job.title}: {ending.lost}; it is taken up again")
+                say(f"{ending.job.title}: {ending.lost}; it is retried")
                 left.lost.append(ending.job)
             else:
                 yield evolve(ending, lost=f"{ending.lost}, for the {TRIES}rd time")

@@ -165,9 +165,7 @@ class _Together:
         if not self.elsewhere:
             return
         if (count := len(self.elsewhere)) != self.awaited:
-            self.board.say(
-                f"waiting for {count} {_several(self.kind, count)} that another process makes"
-            )
+            self.board.say(f"waiting for {count} {_several(self.kind, count)} of other processes")
         self.awaited = count
         time.sleep(POLL)
         for piece in list(self.elsewhere):

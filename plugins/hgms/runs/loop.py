@@ -169,7 +169,7 @@ class Run:
         if out_of_memory(error) and torch.cuda.is_available():
             torch.cuda.empty_cache()
         step, state = self.position.step, self.position.state
-        kept = f"the state after step {step} is kept" if state else "nothing was begun"
+        kept = f"the state after step {step} is kept" if state else "no step was taken"
         plan = self.plan
         return explained(error, step + 1, kept, method=plan.method, task=plan.task)
 

@@ -14,7 +14,7 @@ from hgms.runs.config import RunSettings
 from hgms.runs.execution import KEY, Execution
 from hgms.runs.folder import RunFolder
 from hgms.runs.own_problem import OwnProblem
-from hgms.runs.provenance import about_task, digests, environment, goes_on
+from hgms.runs.provenance import about_task, digests, environment, merge_environments
 from hgms_core import Method, Problem, RunInfo, Task, Tree
 
 
@@ -75,11 +75,13 @@ class Plan:
         if isinstance(self.task, OwnProblem) and self.task.varies:
             about["task"]["instance"] = self.task.instance(self.info.seed)
         own = {"code": digests([self.task, self.method]), KEY: execution.as_table()}
-        table, changes = goes_on(dict(before), {**environment(self.device, host), **own, **about})
+        table, changes = merge_environments(
+            dict(before), {**environment(self.device, host), **own, **about}
+        )
         if changes:
             kept = "".join(f"; as recorded, {remark}" for remark in execution.remarks())
             LOG.warning(
-                "%s goes on under other conditions (%s); env.json keeps both%s",
+                "%s resumes in another environment (%s); env.json keeps both%s",
                 folder.path,
                 ", ".join(changes),
                 kept,

@@ -173,7 +173,9 @@ def about_task(task: Any) -> dict[str, Any]:
     }
 
 
-def goes_on(before: dict[str, Any], now: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def merge_environments(
+    before: dict[str, Any], now: dict[str, Any]
+) -> tuple[dict[str, Any], list[str]]:
     """Return the ``env.json`` of a run that resumed from ``before``, and the changes.
 
     If the environment is different, the new ``env.json`` also stores the earlier one.

@@ -14,7 +14,7 @@ from hgms.cli import main
 from hgms.comparison.from_python import compare
 from hgms.comparison.grid_file import load
 from hgms.comparison.planning import Cost, makespan, plan
-from hgms.comparison.rank_times import Parted
+from hgms.comparison.rank_times import RankTimes
 from hgms.config import Budget
 from hgms.executors import Ending, Job, as_error, called
 
@@ -107,12 +107,12 @@ def test_costs_by_each_kind_of_budget() -> None:
 
 
 def test_ranks_are_foretold_by_amdahls_law_from_one_and_two() -> None:
-    parted = Parted(one=4.0, two=2.5)  # 1 s is no rank's alone, 3 s are parted
+    parted = RankTimes(one=4.0, two=2.5)  # 1 s is no rank's alone, 3 s are parted
     assert parted.share == 0.75
     assert [parted.step(ranks) for ranks in (1, 2, 3, 6)] == [4.0, 2.5, 2.0, 1.5]
     # p is at most 1: faster by luck, and never below 0 s
-    assert Parted(one=1.0, two=0.4).step(4) == pytest.approx(0.2)
-    assert Parted(one=1.0, two=1.5).step(512) == 1.5, "ranks that cost more than they bring"
+    assert RankTimes(one=1.0, two=0.4).step(4) == pytest.approx(0.2)
+    assert RankTimes(one=1.0, two=1.5).step(512) == 1.5, "ranks that cost more than they bring"
     cost = Cost(step=9.0, around=2.0, calls=10.0, parted=parted)
     budgets = Budget(outer_steps=10), Budget(oracle_calls=100), Budget(seconds=5.0)
     assert [cost.seconds_on(3, budget) for budget in budgets] == [22.0, 22.0, 7.0]

@@ -96,7 +96,7 @@ def test_a_run_whose_worker_is_killed_is_taken_up_again(
     comparison = run_grid(grid(tmp_path / "local", {**WALK, **kills}, seeds=2), executor=local)
     assert comparison.complete, comparison
     assert [path.name for path in (tmp_path / "marks").iterdir()] == ["0"]
-    assert capsys.readouterr().err.count("it is taken up again") == 1
+    assert capsys.readouterr().err.count("it is retried") == 1
     assert steps(tmp_path / "local") == steps(tmp_path / "alone")
 
 

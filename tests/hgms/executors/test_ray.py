@@ -97,7 +97,7 @@ def test_runs_of_a_node_that_is_gone_are_taken_up_by_another(
     assert contents(tmp_path / "ray") == contents(tmp_path / "alone")
     said = capsys.readouterr().err
     assert said.count("its worker is gone") == 1, said
-    assert "it is taken up again" in said
+    assert "it is retried" in said
     assert len(begun_twice(tmp_path / "ray")) == 1, "what the node had begun, nothing else"
 
 
