@@ -18,10 +18,12 @@ from hgms.torch_errors import (
     is_batch_of_one,
     is_device_mismatch,
     is_dtype_mismatch,
+    is_failed_write,
     is_freed_graph,
     is_inside_functorch,
     is_lost_connection,
     is_overflow,
+    is_unpacked_dictionary,
     once_differentiable,
 )
 from hgms_core.errors import ConfigError
@@ -79,6 +81,11 @@ def changed_under_vmap(x: Tensor) -> Tensor:
     return y
 
 
+def unpacked() -> None:
+    first, second = {"a": torch.ones(1)}
+    torch.cat([first, second])
+
+
 def joined_after_vmap() -> None:
     kept = []
     torch.vmap(lambda x: kept.append(x) or x)(torch.ones(3, 2))
@@ -96,6 +103,10 @@ CAUSES: dict[str, tuple[Callable[[BaseException], bool], Callable[[], object]]] 
     "freed graph": (is_freed_graph, freed_graph),
     "overflow": (is_overflow, lambda: torch.full((1,), 1e300, dtype=torch.float32)),
     "batch of one": (is_batch_of_one, lambda: nn.BatchNorm1d(2)(torch.ones(1, 2))),
+    "unpacked dictionary": (is_unpacked_dictionary, unpacked),
+    "keys of a dictionary": (is_unpacked_dictionary, lambda: torch.exp(*{"a": torch.ones(1)})),
+    "product with a key": (is_unpacked_dictionary, lambda: "a" @ torch.ones(1)),
+    "failed write": (is_failed_write, lambda: torch.save(torch.ones(2**16), "/dev/full")),
     "dtype": (is_dtype_mismatch, lambda: torch.ones(2, 2).mm(torch.ones(2, 2).double())),
 }
 

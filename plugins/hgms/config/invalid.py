@@ -130,7 +130,7 @@ def spell(hint: Any) -> str:
 def kinds_of(target: type) -> list[Kind]:
     """Return the kinds whose methods the class has, the nearest first.
 
-    The order is given by :func:`nearness`. If the signatures are right for some kinds, only these
+    :func:`match_score` determines the order. If the signatures are right for some kinds, only these
     kinds are returned.
     """
     likely = [
@@ -139,7 +139,7 @@ def kinds_of(target: type) -> list[Kind]:
         if all(callable(getattr(target, name, None)) for name in kind.methods())
     ]
     right = [kind for kind in likely if not faults_of(kind, target)]
-    return right or sorted(likely, key=lambda kind: -nearness(kind, target))
+    return right or sorted(likely, key=lambda kind: -match_score(kind, target))
 
 
 def available(registry: Registry, kind: Kind) -> str:
@@ -149,7 +149,7 @@ def available(registry: Registry, kind: Kind) -> str:
     return f"{hint}\nrun `hgms list {kind.name}` for their descriptions"
 
 
-def nearness(kind: Kind, target: type) -> int:
+def match_score(kind: Kind, target: type) -> int:
     """Return how closely a class matches the protocol of a kind.
 
     The score is the number of methods of the kind, plus the number of methods with the right

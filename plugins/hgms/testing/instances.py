@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 
 from hgms.config.convert import converter_for
-from hgms.config.invalid import PROTOCOLS, kinds_of, nearness, type_hints
+from hgms.config.invalid import PROTOCOLS, kinds_of, match_score, type_hints
 from hgms.config.tables import overridden
 from hgms.plugins import KINDS, Kind, Registry, faults_of, inside
 from hgms.testing.kit import Check
@@ -25,8 +25,8 @@ def kind_of(cls: type) -> Kind:
     if kinds and not faults_of(kinds[0], cls):
         return kinds[0]
     likely = [*kinds, *(kind for kind in KINDS.values() if kind not in kinds)]
-    best = max(likely, key=lambda kind: nearness(kind, cls))
-    if not nearness(best, cls):
+    best = max(likely, key=lambda kind: match_score(kind, cls))
+    if not match_score(best, cls):
         shown = [name for name, value in vars(cls).items() if callable(value) and name[0] != "_"]
         every = [name for kind in KINDS.values() for name in kind.methods()]
         near = [(name, closest(name, every)) for name in shown]

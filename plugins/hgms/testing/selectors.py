@@ -117,7 +117,7 @@ DRAWS = 200
 """Keys per selector with a random choice, to estimate the frequency of each candidate."""
 
 
-MEANT = "; declare DrawsChoice where its choice is meant to be drawn"
+MEANT = "; declare DrawsChoice if the choice is random by design"
 
 
 def _choices(selector: Any, stack: Candidates, keys: int = DRAWS) -> Tensor:
@@ -136,11 +136,8 @@ def _randomised(selector: Any) -> bool:
     This is true if the selector declares `DrawsChoice`, or if its choice between equal candidates
     depends on the key.
     """
-    return _says_so(selector) or bool((_choices(selector, rows(EQUAL), 16) > 0).sum() > 1)
-
-
-def _says_so(selector: Any) -> bool:
-    return find(selector, DrawsChoice) is not None
+    draws = find(selector, DrawsChoice) is not None
+    return draws or bool((_choices(selector, rows(EQUAL), 16) > 0).sum() > 1)
 
 
 def check_permutation(selector: Any) -> None:
@@ -197,7 +194,7 @@ def check_ties(selector: Any) -> None:
     """Of equal candidates, the first is always selected. A random choice (the selector declares
     `DrawsChoice`) depends on the key.
     """
-    if _says_so(selector):
+    if find(selector, DrawsChoice) is not None:
         other = (_choices(selector, rows(EQUAL)) > 0).sum() > 1
         demand(
             other,

@@ -184,5 +184,5 @@ def test_fused_cells_compute_the_numbers_of_the_plain_ones_but_have_no_forward_m
         slopes = torch.autograd.grad((leaf**2).sum(), list(layer.parameters()))
         found.append([leaf.detach().cpu(), *(slope.cpu() for slope in slopes)])
     torch.testing.assert_close(found[1], found[0], rtol=1e-12, atol=1e-14)
-    with pytest.raises(NotImplementedError):
+    with pytest.raises(NotImplementedError, match="forward AD with _thnn_fused"):
         torch.func.jvp(layer, (x.to(device),), (x.to(device),))
