@@ -209,7 +209,7 @@ def _part(kind: Any, place: Place, value: Any) -> Any:
     if kind is protocols.LinearSolver and is_function:
         return as_solver(value)
     names = methods_of(kind)
-    check_part(dotted(place), value, PARTS[kind], names)
+    check_part(place, value, PARTS[kind], names)
     # a method has the methods of an outer optimiser, but is no outer optimiser
     for other, label in PARTS.items():
         more = methods_of(other)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import attrs
 import torch
 
-from hgms_core.errors import ConfigError, HgmsError, raise_all, unknown_name
+from hgms_core.errors import ConfigError, HgmsError, Place, dotted, raise_all, unknown_name
 
 T = TypeVar("T")
 
@@ -95,12 +95,12 @@ def methods_of(protocol: type) -> tuple[str, ...]:
     return tuple(name for name, value in members if inspect.isfunction(value) and name[0] != "_")
 
 
-def check_part(place: str, value: object, label: str, methods: Collection[str]) -> None:
+def check_part(place: Place, value: object, label: str, methods: Collection[str]) -> None:
     """Raise ConfigError unless ``value`` is an object with these methods.
 
     ``label`` is the kind of component for the message.
 
-    >>> check_part("selector", "first", "a selector", ["select"])  # doctest: +ELLIPSIS
+    >>> check_part(("selector",), "first", "a selector", ["select"])  # doctest: +ELLIPSIS
     Traceback (most recent call last):
         ...
     hgms_core.errors.ConfigError: selector must be a selector, an object with select, not ...
@@ -118,8 +118,8 @@ def check_part(place: str, value: object, label: str, methods: Collection[str]) 
     shown = repr(value) if isinstance(value, str) else kind_of(value)
     raise ConfigError(
         "wrong-part",
-        f"{place} must be {label}, an object with {', '.join(methods)}, not {shown}",
-        place=(place,),
+        f"{dotted(place)} must be {label}, an object with {', '.join(methods)}, not {shown}",
+        place=place,
         hint=hint,
     )
 

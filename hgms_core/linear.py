@@ -207,7 +207,7 @@ def is_solver(value: object) -> bool:
 def as_solver(solver: Any) -> Any:
     """Return the solver, or a LinearSolver for a plain callable ``solve(matvec, b) -> x``."""
     if isinstance(solver, str | type) or not (is_solver(solver) or callable(solver)):
-        check_part("solver", solver, "a linear solver", ["solve"])
+        check_part(("solver",), solver, "a linear solver", ["solve"])
     if is_solver(solver):
         check_function("solve", solver.solve, "matvec", "b", "x0")
         return solver

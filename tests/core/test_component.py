@@ -33,6 +33,7 @@ class Step:
     weights: Mapping[str, float] = {}
     seeds: Sequence[int] | int = 0
     solver: LinearSolver | None = None
+    fallbacks: Mapping[str, LinearSolver] = {}
     function: Callable[..., Any] | None = None
     nested: bool = False
 
@@ -67,6 +68,7 @@ def zero(matvec: Callable[[Any], Any], b: torch.Tensor) -> torch.Tensor:
         ({"weights": {"a": "x"}}, "wrong-type", ("weights", "a")),
         ({"seeds": [1, 2.5]}, "wrong-type", ("seeds", 1)),
         ({"solver": "cg"}, "wrong-part", ("solver",)),
+        ({"fallbacks": {"large": "cg"}}, "wrong-part", ("fallbacks", "large")),
         ({"solver": Step}, "wrong-part", ("solver",)),
         ({"function": 3}, "wrong-type", ("function",)),
         ({"nested": 1}, "wrong-type", ("nested",)),
