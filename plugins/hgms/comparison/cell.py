@@ -75,10 +75,10 @@ def newest(cell: Cell) -> tuple[float, Mapping[str, Any]] | None:
     return None
 
 
-def _last_line(path: Path, block: int = 1 << 16) -> bytes:
+def _last_line(path: Path) -> bytes:
     """Return the last complete line of a file that another process may be writing."""
     with path.open("rb") as stream:
-        stream.seek(max(0, path.stat().st_size - block))
+        stream.seek(max(0, path.stat().st_size - (1 << 16)))
         return stream.read().rpartition(b"\n")[0].rpartition(b"\n")[2]
 
 

@@ -122,8 +122,8 @@ def tokens(rows: Mapping[StoredRun, Mapping[str, Any]]) -> dict[StoredRun, tuple
     return means
 
 
-def spell_mixture(mixture: Mixture, top: int = 3) -> str:
-    """Format the largest sources with their mean weights.
+def spell_mixture(mixture: Mixture) -> str:
+    """Format the three largest sources with their mean weights.
 
     The format is the same as in the paper's tables.
 
@@ -139,7 +139,7 @@ def spell_mixture(mixture: Mixture, top: int = 3) -> str:
         return f"uniform, each {1 / len(mixture.sources):.3f}"
     return "; ".join(
         f"{source} {spell_weight(interval)}"
-        for source, interval in list(mixture.weights.items())[:top]
+        for source, interval in list(mixture.weights.items())[:3]
     )
 
 

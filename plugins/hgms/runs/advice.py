@@ -27,12 +27,6 @@ BOUND = 1e8
 """Factor by which the upper loss or ‖θ‖ may grow before a run counts as diverged."""
 STILL = 5
 """Steps in succession without a gradient in a leaf of θ that cause a warning."""
-FEW = 3
-"""Number of steps after which a run without any gradient is an error.
-
-The first gradient may be 0 by definition. Examples are twins that start at the same point, and a
-penalty that starts at 0.
-"""
 OUTLIER = 1e3
 """Ratio of a hypergradient's norm to the norms around it that causes a warning."""
 NEAR = 5
@@ -179,10 +173,8 @@ def leaves_without_gradient(row: Record, leaves: Iterable[str]) -> set[str]:
     return set(str(row["zero_gradient"]).split(", ")) if "zero_gradient" in row else set()
 
 
-def still_leaves(
-    records: Sequence[Record], leaves: Sequence[str], least: int = STILL
-) -> dict[str, int]:
-    """Return the leaves of θ without a gradient in at least the ``least`` last steps.
+def still_leaves(records: Sequence[Record], leaves: Sequence[str]) -> dict[str, int]:
+    """Return the leaves of θ without a gradient in at least the :data:`STILL` last steps.
 
     The values are the first steps of these periods.
 
@@ -199,7 +191,7 @@ def still_leaves(
             break
         since |= dict.fromkeys(remaining, int(row["step"]))
     last = int(records[-1]["step"]) if records else 0
-    return {name: since[name] for name in leaves if last - since.get(name, last) >= least - 1}
+    return {name: since[name] for name in leaves if last - since.get(name, last) >= STILL - 1}
 
 
 def still_note(since: Mapping[str, int]) -> str:
