@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, final
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
 
 import torch
 from attrs import field
@@ -85,29 +85,6 @@ class Job:
         }
 
 
-class TrainerPart(Protocol):
-    """A training library. It builds a ``transformers.Trainer``, so checkpoints and losses
-    have the same form.
-    """
-
-    name: ClassVar[str]
-
-    def check(self, targets: Sequence[str] | None) -> None:
-        """Check that the library is installed and supports the settings.
-
-        ``targets`` are the targets of an adapter (None: all parameters are trained).
-
-        Raises:
-            MissingExtra, ConfigError: before the first stage.
-        """
-
-    def build(self, job: Job) -> Trainer:
-        """Return the trainer, ready for ``train``."""
-
-    def facts(self, trainer: Trainer) -> dict[str, Any]:
-        """Return the library's part of the report, in addition to the losses."""
-
-
 @final
 @component
 class Transformers:
@@ -126,9 +103,16 @@ class Transformers:
     name: ClassVar[str] = "transformers"
 
     def check(self, targets: Sequence[str] | None) -> None:
-        return
+        """Check that the library is installed and supports the settings.
+
+        ``targets`` are the targets of an adapter (None: all parameters are trained).
+
+        Raises:
+            MissingExtra, ConfigError: before the first stage.
+        """
 
     def build(self, job: Job) -> Trainer:
+        """Return the trainer, ready for ``train``."""
         from transformers import PrinterCallback, Trainer, TrainingArguments
 
         trainer = by_length(Trainer, job)(
@@ -145,6 +129,7 @@ class Transformers:
         return trainer
 
     def facts(self, trainer: Trainer) -> dict[str, Any]:
+        """Return the library's part of the report, in addition to the losses."""
         return {}
 
 
