@@ -120,7 +120,7 @@ class Examples:
     capabilities: ClassVar[Capabilities] = frozenset({GivesRepresentations, HasSizes})
 
     rows: Rows
-    sizes: Mapping[str, float]
+    sizes: Mapping[str, int]
 
     def __call__(self, x: Tree, batch: Batch) -> Tensor:
         return self.rows(x, batch)

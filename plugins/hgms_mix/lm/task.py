@@ -449,12 +449,9 @@ class SourceMixture:
             share = torch.tensor(self._shares(mixture, "mixture"), dtype=dtype, device=device)
             return {"logits": (share / share.max()).clamp_min(math.exp(-30)).log()}
 
-        sizes = {name: float(table.size) for name, table in read.items()}
-        prior = (
-            {"uniform": dict.fromkeys(names, 1.0), "size": sizes}[self.prior]
-            if isinstance(self.prior, str)
-            else self.prior
-        )
+        sizes = {name: table.size for name, table in read.items()}
+        priors: dict[str, Mapping[str, float]] = {"uniform": dict.fromkeys(names, 1), "size": sizes}
+        prior = priors[self.prior] if isinstance(self.prior, str) else self.prior
 
         best = (
             None
