@@ -1,7 +1,7 @@
 """The answer in a response, and the known answers of GSM8K and MATH.
 
 The known answer of GSM8K follows ``####``. The known answer of MATH is the content of the last
-balanced ``\\boxed{}`` of its solution. math-verify decides whether two answers are equal.
+balanced ``\\boxed{}`` of its solution. math-verify decides equality.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _LATEX = re.compile(r"[\\^_](?!text|mathrm|[$,%!;()\[\]])|/(?=\s*\\)")
 
 @frozen
 class Extracted:
-    """``text``: the answer, None if there is none; ``by``: the rule that found it."""
+    """``text``: the answer (None if no rule applies); ``by``: the rule that found it."""
 
     text: str | None
     by: Literal["boxed", "####", "answer is", "last number", "whole response", "nothing"]
@@ -136,7 +136,7 @@ def extract(response: str, *, number: bool) -> Extracted:
     - for questions whose answer is a ``number`` (GSM8K): the number after the first ``####``; else
       the number in the sentence after the last "answer is" or "Answer:"; else the last number. In
       a sentence or box the number is the first after the last "=", outside of parentheses;
-    - else (MATH): the whole response, in which math-verify finds the answer by its own rules.
+    - else (MATH): the whole response, in which math-verify locates the answer.
 
     An answer is not compared with its hundredfold.
 

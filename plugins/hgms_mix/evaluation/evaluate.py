@@ -1,4 +1,4 @@
-"""The stage `evaluate`: answers, scores and ratings of one model, in one folder."""
+"""The stage `evaluate`: responses, scores and ratings of one model, in one folder."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ def _check_distinct(_self: object, _attribute: object, value: Sequence[str]) -> 
 @final
 @component
 class Evaluate:
-    """The table ``[evaluate]`` of a mix file: the benchmarks, and the settings for answers and
-    scores.
+    """The table ``[evaluate]`` of a mix file: the benchmarks, and the settings for generation
+    and scoring.
 
-    Answers are greedy. The score of GSM8K (1,319 questions) and MATH (5,000) is the share of right
-    answers, with Wilson's interval. The score of MT-Bench (80 questions of two turns) is the mean
+    Decoding is greedy. The score of GSM8K (1,319 questions) and MATH (5,000) is the accuracy in
+    percent, with Wilson's interval. The score of MT-Bench (80 questions of two turns) is the mean
     of a judge's ratings, with a percentile bootstrap over questions.
 
     Use when: comparing a fine-tuned model with the tables of the paper or with another mixture.
@@ -65,9 +65,9 @@ class Evaluate:
     Args:
         benchmarks: any of "gsm8k", "math", "mt-bench"; () evaluates no benchmark.
         paths: file (MT-Bench: folder) by benchmark, if it is not below $HGMS_DATA.
-        limit: number of questions of each benchmark, from the first (None: all).
-        max_new_tokens: largest number of tokens per answer (None: 1,024 for GSM8K and MATH, 512 for
-            MT-Bench, as in the paper).
+        limit: number of questions of each benchmark, from the first (default: all).
+        max_new_tokens: largest number of tokens per response (default: 1,024 for GSM8K and MATH,
+            512 for MT-Bench, as in the paper).
         max_prompt_tokens: longer prompts lose their beginning; the results contain the number of
             such prompts.
         batch_size: prompts per batch; halved automatically if memory runs out.
@@ -76,7 +76,7 @@ class Evaluate:
         template: "model" (the tokenizer's chat template), or the name of a template: use the
             template of fine-tuning.
         judge: the judge of MT-Bench; with ``name = "inspect"`` through Inspect (an extra package).
-            With "none", rate the answers later by :meth:`rate`.
+            With "none", the ratings can be added later by :meth:`rate`.
         lm_eval: additional tasks of the lm-eval harness (an extra package).
 
     Cost: one generation per turn. Scoring takes about 7 ms per right and 20 ms per wrong answer on
@@ -113,14 +113,14 @@ class Evaluate:
         folder: Path,
         report: Report = lambda _: None,
     ) -> dict[str, Any]:
-        """Answer all questions without an answer in ``folder``, and score all answers.
+        """Generate the missing responses in ``folder``, and score all responses.
 
         Write and return results.json.
 
         The package's README lists the files. results.json is updated after each benchmark.
 
         Raises:
-            CheckpointError: the folder contains answers of another model or of other settings.
+            CheckpointError: the responses in the folder are from another model or other settings.
             DataError: a benchmark's file is missing or malformed.
             ConfigError: MT-Bench has no key for its judge, or the new tokens exceed the positions
                 of the model.
@@ -154,19 +154,19 @@ class Evaluate:
         return mine
 
     def rate(self, folder: Path, report: Report = lambda _: None) -> dict[str, Any]:
-        """Rate the MT-Bench answers in ``folder`` without generating answers.
+        """Rate the MT-Bench responses in ``folder``, without generation.
 
         Update and return results.json.
 
         Raises:
             ConfigError: no judge, or no key for the judge.
-            DataError, CheckpointError: the folder has no answers to MT-Bench.
+            DataError, CheckpointError: the folder has no responses to MT-Bench.
             HgmsError: the judge does not respond. Finished ratings are kept.
         """
         if self.judge is None:
             raise ConfigError(
                 "missing-option",
-                'rating the answers requires a judge, but judge="none"',
+                'rating requires a judge, but judge="none"',
                 place=("evaluate", "judge"),
                 hint="set a judge",
             )
@@ -242,7 +242,7 @@ class Evaluate:
     def _conversation(
         self, name: Benchmark, question: Question, turn: int, done: Answers
     ) -> list[Turn]:
-        """Return the conversation up to this answer, with the model's own earlier answers."""
+        """Return the conversation up to this turn, with the model's earlier responses."""
         if name != "mt-bench":
             return [
                 ("user", question.turns[0] + ("\n" + self.instruction if self.instruction else ""))
@@ -256,9 +256,9 @@ class Evaluate:
         return [*turns, ("user", question.turns[turn - 1])]
 
     def _claim(self, folder: Folder, name: Benchmark, source: str, chat_template: Any) -> None:
-        """Store the settings that determine the answers, or check that they are unchanged.
+        """Store the settings that determine the responses, or check that they are unchanged.
 
-        Batch size and engine are excluded: answers are greedy for all values. The key of the folder
+        Batch size and engine are excluded: decoding is greedy for all values. The key of the folder
         is the fingerprint of the model.
         """
         now = {
@@ -279,10 +279,9 @@ class Evaluate:
         if changed := [key for key in now if before.get(key) != now[key]]:
             raise CheckpointError(
                 "other-settings",
-                f"the folder contains answers to {name} that were made with other settings: "
-                f"{', '.join(changed)}",
+                f"the responses to {name} in the folder have other settings: {', '.join(changed)}",
                 place=(str(folder.path),),
-                hint=f"use another folder, or remove {answers} to answer again",
+                hint=f"use another folder, or remove {answers} to repeat the generation",
             )
 
     def _rate_answers(self, folder: Path, report: Report, *, ask: bool) -> dict[str, Any]:
@@ -296,7 +295,7 @@ class Evaluate:
         if missing:
             raise CheckpointError(
                 "too-few-rows",
-                f"{missing} of {len(turns)} answers to mt-bench are missing",
+                f"{missing} of {len(turns)} responses to mt-bench are missing",
                 place=(str(folder),),
                 hint="generate them first",
             )

@@ -55,7 +55,7 @@ FEWSHOT_SEED: Final = 1234
 """The default of the harness for the order of examples in a prompt."""
 
 GENERATES: Final = "generate_until"
-"""The harness's name for tasks with generated answers; other tasks compare choices."""
+"""The harness's name for generation tasks; other tasks compare choices."""
 
 
 def _check_names(_self: object, _attribute: object, value: Sequence[str]) -> None:
@@ -94,9 +94,9 @@ class LmEval:
             harness's format, each with one task. Such a file can run code (templates, Python
             functions) and load data and metrics from the Hub. The command must therefore allow it:
             ``--trust-remote-code``; from Python HGMS_TRUST_REMOTE_CODE=1.
-        num_fewshot: examples in a prompt; None: the default of the task.
-        limit: number of questions, from the first; None: all.
-        max_new_tokens: largest number of tokens per answer. Answers are greedy for every task.
+        num_fewshot: examples in a prompt (default: set by the task).
+        limit: number of questions, from the first (default: all).
+        max_new_tokens: largest number of tokens per response. Decoding is greedy for every task.
         batch_size: prompts per batch.
         chat_template: whether prompts use the tokenizer's chat template.
 
@@ -152,7 +152,7 @@ class LmEval:
             MissingExtra, DataError, ConfigError: as :meth:`check`; a task generates and the model
                 has too few positions for the new tokens; or a chat template is required and the
                 tokenizer has none.
-            CheckpointError: the folder contains answers of another model.
+            CheckpointError: the responses in the folder are from another model.
         """
         self.check()
         if any(name in LOCAL or load(name).OUTPUT_TYPE == GENERATES for name in self.tasks):

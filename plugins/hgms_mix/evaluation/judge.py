@@ -55,10 +55,10 @@ class Judge:
 
     Use when: the benchmarks include MT-Bench. Avoid comparing scores of different judges, or of one
     judge at different times. A GPT-4 judge at temperature 0 still varies by about 0.2 points
-    between passes over the same answers.
+    between passes over the same responses.
 
     Args:
-        base_url, model: the endpoint (None: the endpoint of OpenAI), and the name of the judge
+        base_url, model: the endpoint (default: the endpoint of OpenAI), and the name of the judge
             there.
         api_key_env: the environment variable that contains the key; it may be unset if ``base_url``
             is given. OPENAI_API_KEY is sent to OpenAI. Any other variable, or any other host,
@@ -105,7 +105,7 @@ class Judge:
 
     @property
     def sends(self) -> str:
-        """A message about the key that is sent to the judge with questions and answers."""
+        """A message about the key that is sent to the judge with the requests."""
         return (
             "no key is sent"
             if self.key() == NO_KEY
@@ -140,7 +140,7 @@ class Judge:
             f"{self.api_key_env} is not set",
             place=("evaluate", "judge", "api_key_env"),
             hint=f"set {self.api_key_env}, or set base_url and model to another judge\n"
-            'set evaluate.judge = "none" to generate the answers now and rate them later',
+            'set evaluate.judge = "none" to generate the responses now and rate them later',
         )
 
     def require(self) -> None:
@@ -178,7 +178,7 @@ def messages(
     """Return the request to the judge about turn 1 or 2.
 
     For turn 2 it contains the whole conversation. For mathematics, reasoning and coding it contains
-    the reference answers.
+    the reference solutions.
     """
     name = ("single-math-v1" if question.category in REFERENCES else "single-v1") + (
         "-multi-turn" if turn == 2 else ""
@@ -237,7 +237,7 @@ class Request:
         return json_digest(self.messages)
 
     def record(self, judge: str, attempts: int, reply: str | None, failed: str) -> dict[str, Any]:
-        """Return what is stored about this request to ``judge``, after some attempts.
+        """Return the stored record of this request to ``judge``, after some attempts.
 
         ``failed`` is the reason why there is no ``reply``.
         """

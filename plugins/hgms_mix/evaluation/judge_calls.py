@@ -33,7 +33,7 @@ def ratings_path(judge: Judge | InspectJudge, folder: Path) -> Path:
 
 
 def stored(judge: Judge | InspectJudge, folder: Path, requests: Sequence[Request]) -> Ratings:
-    """Return the stored records of this judge for exactly these answers; the last record counts."""
+    """Return this judge's stored records for exactly these requests; the last record counts."""
     wanted = {request.key: request.digest for request in requests}
     ratings = records.by_turn(ratings_path(judge, folder), NEEDS)
     return {key: record for key, record in ratings.items() if wanted.get(key) == record["asked"]}

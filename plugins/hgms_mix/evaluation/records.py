@@ -16,7 +16,7 @@ from hgms_core.torch_errors import first_line
 
 
 def by_turn(path: Path, needs: Sequence[str]) -> dict[tuple[int, int], dict[str, Any]]:
-    """Return the records of ``path`` by question and turn (none if the file does not exist).
+    """Return the records of ``path`` by question and turn (empty if the file does not exist).
 
     ``needs`` lists required fields. If a turn has two records, the later record counts. A last line
     without newline is an interrupted write. The function removes it from the file, so that the next
@@ -39,7 +39,7 @@ def by_turn(path: Path, needs: Sequence[str]) -> dict[tuple[int, int], dict[str,
                 "wrong-row",
                 f"the record is damaged: {first_line(error)}",
                 place=(str(path), number),
-                hint="remove this line; its question is then answered again",
+                hint="remove this line and repeat the command, which generates the record",
             ) from None
         records[record["id"], record["turn"]] = record
     return records

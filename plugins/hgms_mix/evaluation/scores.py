@@ -1,4 +1,4 @@
-"""Compute the numbers in results.json from answers and ratings.
+"""Compute the numbers in results.json from responses and ratings.
 
 Scores have Wilson's interval, or a bootstrap interval over questions.
 """
@@ -108,9 +108,9 @@ def score(verifier: Verifier, name: Benchmark, question: Question, response: str
 def accuracy(
     name: Benchmark, rows: Sequence[Mapping[str, Any]], answers: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Return the share of right answers in percent, with Wilson's interval.
+    """Return the accuracy in percent, with Wilson's interval.
 
-    The result also counts undecided and missing answers.
+    The result also counts undecided comparisons and responses without an answer.
     """
     correct = sum(row["verdict"] == "right" for row in rows)
     return {

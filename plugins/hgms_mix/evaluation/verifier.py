@@ -1,4 +1,4 @@
-"""Compare two answers with math-verify, in a separate process."""
+"""Equality of two mathematical expressions by math-verify, in a separate process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ timeout.
 
 
 class Verifier:
-    """Compare answers with math-verify in a separate process.
+    """Compare mathematical expressions with math-verify in a separate process.
 
     The process is restarted if a comparison takes too long or all memory. The verifier may be
     called from any thread.
@@ -63,7 +63,7 @@ class Verifier:
         return cast(Verdict, line) if line in ("right", "wrong") else "undecided"
 
     def _line(self, process: subprocess.Popen[str], seconds: float) -> str:
-        """Return the next line of the process; stop the process if it prints none in time."""
+        """Return the next line of the process; stop the process after the timeout."""
         assert process.stdout is not None
         try:
             line = self._reader.submit(process.stdout.readline).result(seconds).strip()

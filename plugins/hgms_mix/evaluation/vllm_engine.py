@@ -1,4 +1,4 @@
-"""The same greedy answers through vLLM.
+"""Greedy generation through vLLM, with the same responses.
 
 One base model in memory serves any number of LoRA adapters.
 """
@@ -85,7 +85,7 @@ class Engine:
     def replies(
         self, tokenizer: PreTrainedTokenizerBase, prompts: Prompts, adapter: str | None = None
     ) -> Iterator[list[tuple[int, Reply]]]:
-        """Yield the answers of the base with ``adapter`` (None: without adapter).
+        """Yield the responses of the base with ``adapter`` (None: without adapter).
 
         The form is the same as for :func:`hgms_mix.evaluation.generate.replies`.
 
@@ -114,7 +114,7 @@ class Engine:
 def replies(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Prompts, folder: Path
 ) -> Iterator[list[tuple[int, Reply]]]:
-    """Yield answers as :func:`hgms_mix.evaluation.generate.replies` does.
+    """Yield responses as :func:`hgms_mix.evaluation.generate.replies` does.
 
     vLLM requires the model as files. The function saves base and adapter to a temporary folder in
     ``folder``, and moves the model off the accelerator during generation. If vLLM cannot apply an

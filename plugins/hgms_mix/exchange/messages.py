@@ -1,4 +1,4 @@
-"""Rows of an export: conversations, prompts with answers as texts, and TRL's types of both."""
+"""Rows of an export: conversations, pairs of prompt and completion, and TRL's types of both."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hgms_mix.exchange.sample import Part, Sampled, is_learned
 
 
 def conversations(part: Part) -> Iterator[dict[str, Any]]:
-    """Yield rows in which all answers are learned.
+    """Yield rows with a loss on all assistant turns.
 
     Errors: ConfigError for a row with an excluded answer: the trainer would learn it.
     """
@@ -38,7 +38,7 @@ def texts(
     """Yield prompt and last answer under these keys, as the named template writes them.
 
     The texts equal the texts used for reweighting. ``eos``: append the end mark, if the trainer
-    adds none.
+    does not.
     """
     for pieces in sample.written(part):
         question, answer = sample.pair(pieces, eos=eos)
@@ -60,7 +60,7 @@ def dialogues(sample: Sampled, part: Part) -> Iterator[dict[str, Any]]:
 
 
 def each_answer(part: Part) -> Iterator[dict[str, Any]]:
-    """Yield a row with ``prompt`` and ``completion`` as turns for each learned answer."""
+    """Yield a row with ``prompt`` and ``completion`` as turns for each learned turn."""
     for row in part.rows:
         turns = [{"role": turn["role"], "content": turn["content"]} for turn in row["messages"]]
         for number, turn in enumerate(row["messages"]):
@@ -73,8 +73,5 @@ def only_last(sample: Sampled) -> list[str]:
     if sample.chat or sample.turns == 1:
         return []
     return [
-        (
-            "Some rows have several answers; here only the last one is learned from, where `hgms "
-            "mix` learns from all."
-        )
+        "In rows with several answers, this export learns only the last; `hgms mix` learns all."
     ]

@@ -133,16 +133,14 @@ def differences(sample: Sampled) -> list[str]:
     ]
     if own.epochs == 0:
         notes.append(
-            "`hgms mix` trains nothing on these rows: with `[finetune] epochs = 0` its model is "
-            "the one that learning ended "
-            "with. A training here makes another one: from the base model on, in one epoch over "
-            "the rows."
+            "With `[finetune] epochs = 0`, `hgms mix` does not train on these rows: its model is "
+            "the model at the end of learning. The training here starts from the base model, and "
+            "takes one epoch over the rows."
         )
     elif own.start == "reweighted":
         notes.append(
-            "`hgms mix` goes on with the parameters that learning ended with (`[finetune] start "
-            '= "reweighted"`). A training '
-            "here begins at the base model."
+            "`hgms mix` starts from the parameters at the end of learning (`[finetune] start = "
+            '"reweighted"`). The training here starts from the base model.'
         )
     return notes
 

@@ -130,7 +130,7 @@ def read(path: Path) -> ImportedMix:
     if table.get("stage") not in (None, "sft", "pt"):
         raise ConfigError(
             "not-supported",
-            f"stage={table['stage']!r} does not learn from answers alone",
+            f"stage={table['stage']!r} must be sft or pt",
             place=(str(path), "stage"),
             hint="use a configuration with stage: sft",
         )
@@ -188,12 +188,12 @@ def _source(name: str, info: Mapping[str, Any], folder: Path, place: Place) -> d
         "missing-option",
         f"the data set {name!r} has no file_name or hf_hub_url",
         place=(str(folder / "dataset_info.json"), name),
-        hint="set one of them to a text",
+        hint="set a text for one of these keys",
     )
 
 
 def _columns(entry: Mapping[str, Any], place: Place) -> dict[str, Any]:
-    """Return the format and the columns of a data set; by default those of alpaca."""
+    """Return the format and the columns of a data set; by default alpaca's."""
     from hgms_mix.lm import ROLES
 
     names = table_at(entry, "columns", place)
@@ -249,13 +249,11 @@ LLAMAFACTORY = Trainer(
     name="llamafactory",
     files=("train.yaml", "dataset_info.json"),
     meaning=(
-        "`interleave_probs` are the chances that the next row comes from a data set, and count "
-        "only with an interleaving "
-        "`mix_strategy`: `interleave_under` ends with the first data set that runs out, "
-        "`interleave_over` repeats small ones "
-        "until all are through, `interleave_once` takes each row once (so the shares are those "
-        "of the rows). `concat`, the "
-        "default, takes all rows. `num_samples` of a data set repeats rows where it has fewer"
+        "`interleave_probs` are the probabilities that the next row is from a data set. They "
+        "require an interleaving `mix_strategy`: `interleave_under` ends with the first data set "
+        "without further rows, `interleave_over` repeats small data sets until all have been "
+        "read, `interleave_once` takes each row once (the shares are the shares of the rows). "
+        "`concat`, the default, takes all rows. `num_samples` repeats rows of a smaller data set"
     ),
     command="llamafactory-cli train train.yaml",
     write=write,

@@ -39,11 +39,11 @@ KEYS = {
 COLUMNS = {("messages",): "chat", ("completion", "prompt"): "prompt-completion", ("text",): "text"}
 """Formats by the selected columns."""
 OLDER = (
-    "With transformers before 5.20 write `gradient_checkpointing` in the place of "
-    "`activation_checkpointing`: it had that name then."
+    "With transformers before 5.20, replace `activation_checkpointing` by its earlier name "
+    "`gradient_checkpointing`."
 )
 ON_A_CPU = (
-    "Without a GPU trl wants to be told so: `trl sft --config sft.yaml --use_cpu true "
+    "Without a GPU, trl requires two options: `trl sft --config sft.yaml --use_cpu true "
     "--bf16 false`."
 )
 
@@ -111,9 +111,10 @@ def write(sample: Sampled, folder: Path) -> Sequence[str]:
 
 
 def _masks_answers(sample: Sampled) -> bool:
-    """Return whether TRL learns all answers of a conversation, and all should be learned.
+    """Return whether TRL learns all assistant turns, and all should be learned.
 
-    TRL detects answers by marks of the chat template, and adds the marks only to a few templates.
+    TRL detects these turns by marks of the chat template, and adds the marks only to a few
+    templates.
     """
     template = sample.tokenizer.chat_template
     text = template["default"] if isinstance(template, dict) else template
@@ -152,7 +153,7 @@ def read(path: Path) -> ImportedMix:
     elif any(fraction is None for fraction in fractions):
         raise ConfigError(
             "missing-option",
-            "fraction must be set for all data sets or for none",
+            "fraction is missing for some data sets",
             place=(str(path), "datasets", fractions.index(None), "fraction"),
         )
     else:
@@ -166,7 +167,7 @@ def read(path: Path) -> ImportedMix:
 
 
 def _columns(columns: Any, place: Place) -> dict[str, Any]:
-    """Return the format of a data set by its selected columns; None selected: it is detected."""
+    """Return the format of a data set by its selected columns; empty without a selection."""
     if columns is None:
         return {}
     names = tuple(sorted(map(str, columns))) if isinstance(columns, list) else ()

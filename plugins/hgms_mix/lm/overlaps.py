@@ -152,20 +152,20 @@ def overlap_warning(overlapping: Sequence[Overlap]) -> str:
     lines = []
     if judged := [str(overlap) for overlap in overlapping if overlap.part != "train"]:
         lines += [
-            "prompts that stand in two sets (exact matches; case and white space do not count):",
+            "prompts that are in two sets (exact matches; case and white space do not count):",
             *judged,
         ]
         lines.append(
-            "  scores on such rows flatter whatever saw them before: take the rows out of one of "
-            "the two sets"
+            "  scores on such rows are too good for a model that was trained on them: remove the "
+            "rows from one of the two sets"
         )
     if copied := [str(overlap) for overlap in overlapping if overlap.part == "train"]:
         lines += [
-            "rows that stand in two sources, or more than once in one (prompt and answer alike):",
+            "rows that are in two sources, or several times in one (equal prompt and answer):",
             *copied,
         ]
         lines.append(
-            "  such rows are weighed more than once, and weights between two sources that share "
-            "them mean little"
+            "  such rows have a multiple weight, and the weights of two sources that share them "
+            "are hard to interpret"
         )
     return "\n".join(lines)

@@ -56,7 +56,7 @@ class PhasedMethod:
         """The work of one step, by phase."""
 
     def has_ended(self, state: State) -> bool:
-        """Return whether nothing is left to do."""
+        """Return whether all phases are complete."""
         return False
 
     def shown(self, state: State) -> dict[str, Any]:
@@ -66,7 +66,7 @@ class PhasedMethod:
     def sources(self, problem: Problem) -> Sources:
         """Return the problem's sources.
 
-        Errors: ConfigError if there are none.
+        Errors: ConfigError for a problem without sources.
         """
         return sources_of(problem, f"method {self.name!r} {self.use}")
 
@@ -95,7 +95,7 @@ class PhasedMethod:
     def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
         """Run one step of the phase ``state["phase"]``. A method that has ended does no work.
 
-        Phases receive a state whose own tensors, all indexed by rows, are on the CPU. Lower
+        Phases receive a state with all its tensors, which are indexed by rows, on the CPU. Lower
         variables stay on their device. The state's ``cost`` is the sum of the costs of the phases.
         """
         step = state["step"] + 1
@@ -125,12 +125,12 @@ class PhasedMethod:
 
 @component
 class TrainedMethod(PhasedMethod):
-    """A method that trains x in its last phase, ``train``, on what it has learned.
+    """A method that trains x in its last phase, ``train``, with the learned mixture or rows.
 
-    ``placeholder`` states what x is without this training.
+    ``placeholder`` describes x without this training.
 
     Arguments:
-        train_steps: updates of a fresh x; 0: x is that of an earlier phase; None: until the budget
+        train_steps: updates of a fresh x; 0: x is from an earlier phase; None: until the budget
             is spent.
     """
 

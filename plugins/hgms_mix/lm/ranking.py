@@ -73,9 +73,9 @@ def check_role(problem: Problem, use: str, role: str) -> None:
 
 
 def epoch_rows(key: Key, count: int, update: int, batch_size: int) -> Tensor:
-    """Return the positions, among ``count`` rows, of the rows of an update.
+    """Return the positions of the rows of an update in a pool of ``count`` rows.
 
-    Every epoch has its own order and contains each row once.
+    Every epoch has a separate order and contains each row once.
 
     >>> sorted(epoch_rows(Key(0), 5, 0, 3).tolist() + epoch_rows(Key(0), 5, 1, 3).tolist())
     [0, 1, 2, 3, 4]
@@ -86,7 +86,7 @@ def epoch_rows(key: Key, count: int, update: int, batch_size: int) -> Tensor:
 
 
 def highest(scores: Tensor, count: int) -> Tensor:
-    """Return the positions of the ``count`` highest scores; among equal scores the first.
+    """Return the positions of the ``count`` highest scores; of equal scores the first.
 
     >>> highest(torch.tensor([0.1, 0.5, 0.5, 0.2]), 2)
     tensor([1, 2])

@@ -1,4 +1,4 @@
-"""A frozen base whose parameters are split across the ranks of a run (FSDP2).
+"""A frozen base, with parameters split across the ranks of a run (FSDP2).
 
 Rank 0 loads the base. Each decoder layer is gathered when a pass reaches it and freed after it, in
 the forward and in the backward pass. Parameters outside the layers (embeddings, last norm, head)
@@ -76,8 +76,8 @@ def shard_model(
     Only rank 0 creates the model, on its CPU. The other ranks use its ``outline``, the same model
     on the meta device.
 
-    The model is distributed one layer at a time. A rank therefore holds its share and one whole
-    layer (at the end embeddings and head). Rank 0 also holds the remaining layers, on the CPU.
+    The model is distributed one layer at a time. A rank therefore stores its share and one whole
+    layer (at the end embeddings and head). Rank 0 also stores the remaining layers, on the CPU.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -102,10 +102,10 @@ def shard_model(
 
 
 def _free_recomputed_layer(layer: Any, _args: Any, _output: Any) -> None:
-    """Free a layer whose forward pass is computed again for the backward pass.
+    """Free a layer after its forward pass is recomputed for the backward pass.
 
-    Torch would keep such layers, so that all layers would be whole at once. A layer whose backward
-    pass has begun is not freed.
+    Torch would keep such layers, so that all layers would be whole at once. A layer is not freed
+    after its backward pass has started.
     """
     from torch.distributed.fsdp import fully_shard
 

@@ -148,6 +148,6 @@ def load(
     except CheckpointError as error:
         warn(f"the cache entry {folder.path} is recomputed: {error.message}")
         return None
-    # "c": torch requires arrays that may be written, and nothing reaches the file.
+    # "c": torch requires writable arrays, and the file stays unchanged.
     leaves = {name: torch.from_numpy(np.load(file, mmap_mode="c")) for name, file in files.items()}
     return leaves, manifest.facts

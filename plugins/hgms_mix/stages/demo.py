@@ -50,7 +50,7 @@ class Demo:
 
     @property
     def certainty(self) -> Certainty | None:
-        """Uncertainty of the learned weights over seeds; None for one seed."""
+        """Uncertainty of the learned weights, for at least two seeds."""
         runs = [
             {row["source"]: row["weight"] for row in report["sources"]} for report in self.reports
         ]
@@ -148,7 +148,7 @@ def run_demo(
 
     Results are in folders under ``out``; existing results are reused.
 
-    ``model``: a pretrained model, in the form of ``task.model.path``; None: a small model that
+    ``model``: a pretrained model, in the form of ``task.model.path``; by default a small model that
     learns from scratch.
     """
     out = Path(out)

@@ -43,9 +43,9 @@ class Cost:
         """
         >>> settings = {"seconds_each": 90.0, "tokens": 1_250_000, "basis": "4 finished runs"}
         >>> print(str(Cost(runs=24, finished=4, **settings)).partition(";")[0])
-        24 runs, 4 of them finished
+        24 runs, 4 finished
         """
-        head = f"{self.runs} runs, {self.finished} of them finished"
+        head = f"{self.runs} runs, {self.finished} finished"
         if self.finished == self.runs:
             return f"{head}: nothing to train"
         each = f"{self.seconds_each:.3g} s each, by {self.basis}"

@@ -42,8 +42,8 @@ class SurfaceSettings:
     """Table ``[surface]``: the mixtures to run, and the criterion of the recommendation.
 
     Arguments:
-        points: total number of runs, including repeats; None: the runs of the anchors plus 4 per
-            source.
+        points: total number of runs, including repeats (default: the runs of the anchors plus 4
+            per source).
         repeats: runs per anchor, each with another seed. The anchors are the prior and, for each
             source, one mixture that consists mostly of this source. The spread of repeats is the
             noise.
@@ -97,7 +97,7 @@ class SurfaceSettings:
         return weights / weights.sum()
 
     def target_weights(self, names: list[str]) -> dict[str, float]:
-        """Return the share of each target among the metrics ``names``, without targets of weight 0.
+        """Return the share of each target in the metrics ``names``, without targets of weight 0.
 
         The name of a validation set may omit ``validation_``, the prefix of its metric.
         """

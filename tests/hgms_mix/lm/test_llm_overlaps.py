@@ -1,4 +1,4 @@
-"""Rows that stand in two sets, twice in one, or almost so."""
+"""Rows in two sets, copies within one set, and near copies."""
 
 from __future__ import annotations
 

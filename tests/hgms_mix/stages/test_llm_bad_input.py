@@ -168,7 +168,7 @@ def test_rows_and_columns_left_out_and_overlaps_are_said_once() -> None:
     for once, part in (
         ("columns that are not read", "\n  sources 'sums': 'grade', 'note'\n"),
         ("rows left out or cut", "sources 'sums': 10 bad, of 20"),
-        ("prompts that stand in two sets", "  test 'sums' and train 'dots': 12 of 12 (100.0%)"),
+        ("prompts that are in two sets", "  test 'sums' and train 'dots': 12 of 12 (100.0%)"),
     ):
         assert (done.stderr.count(once), done.stderr.count(part)) == (1, 1)
     said = {row["messages"][-1]["content"] for row in sampled(json.loads(done.stdout))}

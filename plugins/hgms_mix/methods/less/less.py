@@ -23,8 +23,8 @@ from hgms_mix.methods.less.store import fingerprint
 @final
 @component
 class Less(hgms_mix.lm.RowSelection):
-    """Low-rank gradient similarity search: the rows whose Adam step lowers validation loss most, to
-    first order::
+    """Low-rank gradient similarity search: the rows with the largest decrease of the
+    validation loss by an Adam step, to first order::
 
         score(z) = max over validation sets p of mean over z′ in p of Σ_t w_t ⟨Γ_t(z), ∇ℓ(x_t; z′)⟩
         Γ_t(z) = m′/√(v′ + ε),  m′ = β1 m_t + (1 − β1) ∇ℓ(x_t; z),
@@ -33,7 +33,7 @@ class Less(hgms_mix.lm.RowSelection):
     with both vectors projected at random and scaled to length 1. (x_t, m_t, v_t) is the state of
     Adam after epoch t of a warm-up on a random part of all rows. w_t is the average learning rate
     of that epoch, normalised to Σ w_t = 1. The rows with the highest scores are kept, from any
-    source; θ has the sources' shares of them.
+    source; θ has the shares of the sources in the kept rows.
 
     One step is an update of the warm-up or a pass over ``chunk`` rows. Validation rows have the
     role ``differentiate``.
@@ -46,8 +46,8 @@ class Less(hgms_mix.lm.RowSelection):
             its updates by AdamW.
         eps_placement: in Γ, ``inside`` the root as in the authors' program, or ``outside``.
         projection: a :class:`GradientProjection`; None: no projection.
-        chunk: rows whose gradients are in memory at a time. ``keep``: share of all rows to keep, or
-            ``size``: their number.
+        chunk: number of rows with gradients in memory at a time. ``keep``: share of all rows to
+            keep, or ``size``: their number.
         store: a folder for the projected features of all rows, memory-mapped and reused; None keeps
             scores only.
         train_steps: updates of a fresh x on the kept rows (constant ``lr``); 0: x is the warm-up's;
