@@ -130,13 +130,12 @@ class StoredRun:
 
         Example: ``{"matmul": "fast"}``.
         """
-        recorded = Execution.recorded(self.environment)
-        return {} if recorded is None else recorded.choices()
+        return {} if self._execution is None else self._execution.choices()
 
     @property
     def compile_seconds(self) -> float:
         """The seconds of compilation, which count toward no budget; 0 without compilation."""
-        recorded = Execution.recorded(self.environment)
+        recorded = self._execution
         return 0.0 if recorded is None or recorded.compile is None else recorded.compile.seconds
 
     @property
@@ -147,8 +146,13 @@ class StoredRun:
 
         A value is "compiled", or "as written" with the reason.
         """
-        recorded = Execution.recorded(self.environment)
+        recorded = self._execution
         return {} if recorded is None or recorded.compile is None else recorded.compile.outcomes
+
+    @functools.cached_property
+    def _execution(self) -> Execution | None:
+        """How the steps were executed; ``None`` if ``env.json`` does not contain it."""
+        return Execution.recorded(self.environment)
 
     def _label(self, key: str) -> str:
         label = self.settings.get(key)
