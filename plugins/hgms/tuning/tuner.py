@@ -75,8 +75,8 @@ def tune(
         w(u) = argmin_w  mean_i ω_i(u) ℓ_i(w, u) + ½ Σ_k λ_k(u) w_k²
 
     Baselines are candidates. A learned candidate is returned only if its loss on rows that it has
-    not used is lower than the loss of the best baseline by more than the standard error of the paired
-    difference.
+    not used is lower than the loss of the best baseline. The difference must exceed the standard
+    error of the paired differences.
 
     Parameters
     ----------
