@@ -225,9 +225,7 @@ class DesignRuns:
     def _runner(self, point: Point, folder: Path) -> Runner:
         """Return the runner of the stages of a point in its ``folder``."""
         weights = dict(zip(self.sources, point.weights, strict=True))
-        version = self._model.task.version
-        inputs = {"weights": weights, "task": self._task, "task_version": version, **self._data}
-        start = json_digest(inputs)
+        start = json_digest({"weights": weights, **self._task_inputs})
         config = evolve(self.config, seed=point.seed)
         given = GivenMixture(
             config=config, path=folder, key=start, digest=start, facts={"weights": weights}
@@ -235,14 +233,11 @@ class DesignRuns:
         return runner_of(config, given, self._log, self._view, model=self._model)
 
     @functools.cached_property
-    def _data(self) -> dict[str, Any]:
-        """Data fingerprint of the task."""
-        data: dict[str, Any] = self._model.task.data_fingerprint()
-        return data
-
-    @property
-    def _task(self) -> Any:
-        return self.config.resolved()["task"]
+    def _task_inputs(self) -> dict[str, Any]:
+        """Settings, version and data fingerprint of the task, which all points share."""
+        task = self._model.task
+        settings = self.config.resolved()["task"]
+        return {"task": settings, "task_version": task.version, **task.data_fingerprint()}
 
 
 def evaluated(config: MixConfig) -> MixConfig:
