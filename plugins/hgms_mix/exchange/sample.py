@@ -18,8 +18,7 @@ from attrs import field, frozen
 
 from hgms.store import Folder, read_manifest
 from hgms_core import ConfigError
-from hgms_core.errors import DataError
-from hgms_mix.stages import MixConfig, fingerprint, load, mix_path, read_rows
+from hgms_mix.stages import MixConfig, fingerprint, load, mix_path, read_rows, unchanged_source
 
 Row = Mapping[str, Any]
 
@@ -171,21 +170,9 @@ class Sampled:
         return prompt, answer
 
     def _source(self, part: Part) -> Any:
-        """Return the source of ``part``.
-
-        The sample refers to rows by number, and editing a file changes the numbers.
-        """
-        from hgms_mix.lm import content
-
-        source = getattr(self.config.task, self.config.sample.of)[part.name]
-        if content(part.name, source) != self.digests[part.name]:
-            raise DataError(
-                "data-changed",
-                f"source {part.name!r} changed after its rows were drawn",
-                place=("task", self.config.sample.of, part.name),
-                hint="run hgms mix sample to draw them again",
-            )
-        return source
+        """Return the source of ``part``; raise DataError if it changed after sampling."""
+        of = self.config.sample.of
+        return unchanged_source(self.config.task, of, part.name, self.digests[part.name])
 
 
 def is_learned(turn: Mapping[str, Any]) -> bool:

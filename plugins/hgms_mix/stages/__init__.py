@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from hgms_mix.stages.reweight import Learned as Learned
     from hgms_mix.stages.tuned_model import TunedModel as TunedModel
     from hgms_mix.stages.tuned_model import read_rows as read_rows
+    from hgms_mix.stages.tuned_model import unchanged_source as unchanged_source
 
 
 @hookimpl
@@ -63,6 +64,7 @@ _SHARED = {
     "resolved": "config",
     "run_mix": "mix",
     "runner_of": "mix",
+    "unchanged_source": "tuned_model",
 }
 """Names for other programs, and their modules. They are imported on first access, because
 every command line imports this package.
