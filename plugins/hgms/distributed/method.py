@@ -149,10 +149,9 @@ def ensure_agreement(theta: Tree, ranks: Ranks) -> None:
     own = torch.stack([leaf.double().sum() for leaf in theta.values()])
     gathered = [torch.empty_like(own) for _ in range(ranks.count)]
     dist.all_gather(gathered, own)
+    first = gathered[0].nan_to_num()
     other = [
-        rank
-        for rank, sums in enumerate(gathered)
-        if not torch.equal(sums.nan_to_num(), gathered[0].nan_to_num())
+        rank for rank, sums in enumerate(gathered) if not torch.equal(sums.nan_to_num(), first)
     ]
     if other:
         raise ConfigError(

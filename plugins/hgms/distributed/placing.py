@@ -72,9 +72,10 @@ class PlacedGenerator:
 
     def _of_all(self, cost: Cost, like: Tensor) -> Cost:
         """Return the total cost of all parts."""
-        numbers = torch.tensor(list(cost.numbers().values()), device=like.device)
-        dist.all_reduce(numbers, group=self.mesh.branches)
-        return Cost(**dict(zip(cost.numbers(), numbers.tolist(), strict=True)))
+        numbers = cost.numbers()
+        totals = torch.tensor(list(numbers.values()), device=like.device)
+        dist.all_reduce(totals, group=self.mesh.branches)
+        return Cost(**dict(zip(numbers, totals.tolist(), strict=True)))
 
     def carry(
         self, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem
