@@ -11,7 +11,7 @@ from attrs import field
 from torch import Tensor
 
 from hgms_core import ConfigError, Cost, Key, Problem, Record, Sources, State, Tree, component
-from hgms_core.capabilities import Capabilities, Finishes, HasPlaceholder, RanksRows
+from hgms_core.capabilities import Capabilities, Finishes, HasPlaceholder, RanksRows, find
 from hgms_core.validators import decay_rate, each, not_negative, optional_positive, positive
 from hgms_mix.lm.ranking import (
     Phase,
@@ -55,10 +55,6 @@ class PhasedMethod:
     def phases(self) -> Mapping[str, Phase]:
         """The work of one step, by phase."""
 
-    def has_ended(self, state: State) -> bool:
-        """Return whether all phases are complete."""
-        return False
-
     def shown(self, state: State) -> dict[str, Any]:
         """Return entries for the records of all phases."""
         return {}
@@ -95,15 +91,17 @@ class PhasedMethod:
     def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
         """Run one step of the phase ``state["phase"]``. A method that has ended does no work.
 
-        Phases receive a state with all its tensors, which are indexed by rows, on the CPU. Lower
-        variables stay on their device. The state's ``cost`` is the sum of the costs of the phases.
+        Phases receive the state with its top-level tensors, which are indexed by rows, on the CPU.
+        Lower variables stay on their device. The state's ``cost`` is the sum of the costs of the
+        phases.
         """
         step = state["step"] + 1
         on_host = {
             name: value.cpu() if isinstance(value, Tensor) else value
             for name, value in state.items()
         }
-        ended = self.has_ended(state)
+        ends = find(self, Finishes)
+        ended = ends is not None and ends.finished(state)
         changes, record, spent = (
             ({}, {}, Cost()) if ended else self.phases[state["phase"]](problem, on_host)
         )
@@ -138,9 +136,6 @@ class TrainedMethod(PhasedMethod):
     capabilities: ClassVar[Capabilities] = frozenset({Finishes, HasPlaceholder})
 
     train_steps: int | None = field(default=0, validator=optional_count)
-
-    def has_ended(self, state: State) -> bool:
-        return self.finished(state)
 
     def finished(self, state: State) -> bool:
         """Return whether the training of x is complete."""

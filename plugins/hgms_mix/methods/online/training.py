@@ -99,9 +99,6 @@ class RoundsMethod(hgms_mix.lm.PhasedMethod):
         used = torch.zeros(len(sources.names), dtype=torch.float64)
         return super().start(problem, seed, phase, weights=even(sources), used=used, **more)
 
-    def has_ended(self, state: State) -> bool:
-        return self.finished(state)
-
     @abstractmethod
     def finished(self, state: State) -> bool:
         """Return whether all rounds are complete."""
