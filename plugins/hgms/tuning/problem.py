@@ -363,11 +363,14 @@ def _per_row(value: Any, rows: int) -> Tensor:
     """Require one loss per row."""
     if not isinstance(value, Tensor) or value.shape not in ((rows,), (rows, 1)):
         shown = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        is_square = isinstance(value, Tensor) and value.shape == (rows, rows)
         raise ConfigError(
             "wrong-shape",
             f"the loss returns {shown} for {rows} rows, but must return one loss per row",
             place=("loss",),
-            hint='use reduction="none"',
+            hint="call .squeeze(1) on the outputs, which have another shape than the labels"
+            if is_square
+            else 'use reduction="none"',
         )
     return value.reshape(rows)
 

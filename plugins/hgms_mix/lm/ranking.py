@@ -45,15 +45,22 @@ Phase = Callable[[Problem, State], tuple[State, Record, Cost]]
 def sources_of(problem: Problem, use: str) -> Sources:
     """Return the problem's sources.
 
-    Raise ConfigError if there are no sources. ``use`` states their purpose in the
-    message ("method 'x' mixes").
+    Raise ConfigError if there are no sources, or no ``Data.strata``. ``use`` states their purpose
+    in the message ("method 'x' mixes").
     """
     sources = problem.find(Sources)
-    if sources is None or problem.lower_data.strata is None:
+    if sources is None:
         raise ConfigError(
             "not-supported",
-            f"{use} data sources, but the problem has none",
+            f"{use} data sources, but the problem has no extension Sources",
             place=("problem", "sources"),
+        )
+    if problem.lower_data.strata is None:
+        raise ConfigError(
+            "not-supported",
+            f"{use} data sources, but the lower rows have no strata",
+            place=("problem", "lower_data", "strata"),
+            hint="create them with Data(..., strata=((name, number of rows), ...))",
         )
     return sources
 
