@@ -32,6 +32,7 @@ from hgms_core import (
     slopes,
     upper_gradients,
 )
+from hgms_core.trees import require_grad
 from hgms_core.validators import at_least, decay_rate, optional, optional_positive, positive
 
 
@@ -164,7 +165,7 @@ class Aligned:
         present = torch.zeros(number, dtype=torch.bool)
         for source in below["source"].unique().tolist():
             batch = _rows_of(below, source)
-            leaves = {name: leaf.detach().requires_grad_() for name, leaf in branch.x.items()}
+            leaves = require_grad(branch.x)
             with torch.enable_grad():
                 losses = sources.losses(leaves, batch)
             grads = dict(zip(leaves, slopes(losses[source], list(leaves.values())), strict=True))

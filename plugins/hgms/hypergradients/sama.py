@@ -31,6 +31,7 @@ from hgms_core import (
     upper_gradients,
 )
 from hgms_core.capabilities import Capabilities, HasTestingInstance
+from hgms_core.trees import require_grad
 from hgms_core.validators import decay_rate, each, optional_positive, positive
 
 
@@ -193,7 +194,7 @@ def adapted(slope: Tree, grads: Tree, x: Tree, moments: list[Tree], step: Step) 
     """
     if any(len(tree) < len(x) for tree in moments):
         return {name: step.lr * leaf for name, leaf in slope.items()}
-    leaves = {name: leaf.detach().requires_grad_() for name, leaf in grads.items()}
+    leaves = require_grad(grads)
     with torch.enable_grad():
         after, _, _ = adam(
             x, leaves, *moments, scale=step.lr, correction=1.0, betas=step.betas, eps=step.eps

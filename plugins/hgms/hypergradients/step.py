@@ -24,6 +24,7 @@ from hgms_core import (
     norm,
     upper_gradients,
 )
+from hgms_core.trees import require_grad
 
 
 @frozen
@@ -124,7 +125,7 @@ def _per_source(sources: Sources, theta: Tree, x: Tree, below: Tree, v: Tree) ->
     """Return ∂_θ Σ_s ω_s(θ) a_s with a_s = ⟨v, ∇ℓ_s(x; B)⟩: one graph, one backward pass per
     source.
     """
-    leaves = {name: leaf.detach().requires_grad_() for name, leaf in x.items()}
+    leaves = require_grad(x)
     with torch.enable_grad():
         slopes = []
         for loss in sources.losses(leaves, below).unbind():
@@ -136,7 +137,7 @@ def _per_source(sources: Sources, theta: Tree, x: Tree, below: Tree, v: Tree) ->
                     [(grad * v[name]).sum() for name, grad in zip(leaves, grads, strict=True)]
                 ).sum()
             )
-        upper = {name: leaf.detach().requires_grad_() for name, leaf in theta.items()}
+        upper = require_grad(theta)
         value = (sources.weights(upper) * torch.stack(slopes).detach()).sum()
         mixed = torch.autograd.grad(value, list(upper.values()), materialize_grads=True)
     return dict(zip(upper, mixed, strict=True))

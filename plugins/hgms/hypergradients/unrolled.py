@@ -21,6 +21,7 @@ from hgms_core import (
     detach,
     slopes,
 )
+from hgms_core.trees import require_grad
 from hgms_core.validators import optional_positive
 
 
@@ -95,7 +96,7 @@ class Unrolled:
         batch, rows = problem.upper_data["differentiate"].sample(
             key.fold("upper"), self.upper_batch_size
         )
-        leaves = {name: leaf.detach().requires_grad_() for name, leaf in theta.items()}
+        leaves = require_grad(theta)
         x, cost = branch.replay(leaves, self.last)
         with torch.enable_grad():
             value = problem.f(leaves, x, batch)

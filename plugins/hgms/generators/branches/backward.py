@@ -19,6 +19,7 @@ from hgms.generators.branches.differentiable import Course, differentiable_step
 from hgms.generators.branches.program import SMALL, table
 from hgms.optim.rule import Coefficients, Rule
 from hgms_core import Loss, Tree, detach
+from hgms_core.trees import require_grad
 
 PATH = "path"
 BACK = "way back"
@@ -133,10 +134,7 @@ def _back(
     Return ``sums`` plus the step's derivative in θ, and the derivative in the state before the
     step.
     """
-    upper, *before = (
-        {name: leaf.detach().requires_grad_() for name, leaf in tree.items()}
-        for tree in (theta, *state)
-    )
+    upper, *before = (require_grad(tree) for tree in (theta, *state))
     coefficients = _coefficients(numbers, form.decayed)
     after, _ = differentiable_step(
         form.g, form.rule, upper, before, [(1.0, batch)], coefficients, True

@@ -17,6 +17,7 @@ from hgms.generators.branches.steps import pieces
 from hgms.optim.rule import Coefficients, Rule
 from hgms_core import Loss, Tree, detach, slopes
 from hgms_core.hypergrad import twice_differentiable_attention
+from hgms_core.trees import require_grad
 
 
 def mixed_run(course: Course, rule: Rule, theta: Tree, first: int) -> Run:
@@ -70,9 +71,7 @@ def _back(
     step.
     """
     numbers, taken = step
-    x, *moments = (
-        {name: leaf.detach().requires_grad_() for name, leaf in tree.items()} for tree in state
-    )
+    x, *moments = (require_grad(tree) for tree in state)
     taken = [slope.detach().requires_grad_() for slope in taken]
     with torch.enable_grad():
         after = rule.stepped(x, clipped(rule.clip, taken, list(x)), moments, numbers)
@@ -105,9 +104,7 @@ def second_products(g: Loss, theta: Tree, x: Tree, batch: Any, v: Tree) -> tuple
     ... )
     ({'t': tensor([4.])}, {'x': tensor([6.])})
     """
-    upper, lower = (
-        {name: leaf.detach().requires_grad_() for name, leaf in tree.items()} for tree in (theta, x)
-    )
+    upper, lower = (require_grad(tree) for tree in (theta, x))
     with torch.enable_grad(), twice_differentiable_attention():
         along = torch.func.jvp(lambda point: g(upper, point, batch), (lower,), (v,))[1]
         grads = slopes(along, [*upper.values(), *lower.values()])

@@ -17,6 +17,7 @@ from hgms.generators.branches.steps import advance, pieces, slope_of
 from hgms.generators.branches.torch_branches import advance_torch
 from hgms.optim.torch_rule import TorchRule
 from hgms_core import Cost, Group, LastStep, Tree, clone, detach
+from hgms_core.trees import require_grad
 
 Replay = Callable[[Tensor, Tree, int | None], tuple[Tree, Cost]]
 """The type of ``replay`` in :class:`hgms_core.Candidates`: (index, θ, last) → (candidate, cost)."""
@@ -90,7 +91,7 @@ class Path(Course):
 
         Return the end as the only candidate (x, moments, loss), and its replay.
         """
-        leaves = {name: leaf.detach().requires_grad_() for name, leaf in theta.items()}
+        leaves = require_grad(theta)
         steps = len(self.rates)
         if isinstance(self.rule, TorchRule):
             self.rule.check_differentiable()

@@ -32,6 +32,7 @@ from hgms_core import (
     stack,
 )
 from hgms_core.capabilities import Capabilities, LearnsStart
+from hgms_core.trees import require_grad
 from hgms_core.validators import optional_positive, positive
 
 
@@ -112,7 +113,7 @@ class Trajectory:
             return path(theta, self._kept[int(index)]).replay(theta, last)
 
         if self.keep_graph:
-            leaves = {name: leaf.detach().requires_grad_() for name, leaf in theta.items()}
+            leaves = require_grad(theta)
             (x, losses, replay), calls = (
                 self._with_graph(path(leaves, self.steps), leaves, run_again),
                 self.steps,

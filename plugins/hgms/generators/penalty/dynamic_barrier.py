@@ -25,6 +25,7 @@ from hgms_core import (
     component,
     hookimpl,
 )
+from hgms_core.trees import require_grad
 from hgms_core.validators import not_negative, optional_positive, positive
 
 
@@ -123,8 +124,8 @@ class DynamicBarrier:
         self, g: Loss, f: Loss, y: Tree, theta: Tree, below: Tree, above: Tree
     ) -> tuple[dict[str, Tree], Tree, dict[str, Tensor]]:
         """Return both gradients at (θ, y), y after the first step, and the losses."""
-        upper = shared.tracked(theta)
-        lower = shared.tracked(y)
+        upper = require_grad(theta)
+        lower = require_grad(y)
         with torch.enable_grad():
             at_y = g(upper, lower, below)
             g_theta, g_y = shared.gradients(at_y, upper, lower)
@@ -142,7 +143,7 @@ class DynamicBarrier:
     ) -> tuple[Tree, Tree]:
         """Return the next y and its ``aux``, from the gradients at y and y^T."""
         g_theta, g_y, f_theta, f_y = (slopes[name] for name in ("g_theta", "g_y", "f_theta", "f_y"))
-        upper = shared.tracked(theta)
+        upper = require_grad(theta)
         with torch.enable_grad():
             (end_theta,) = shared.gradients(g(upper, end, below), upper)
         q_theta = {name: g_theta[name] - end_theta[name] for name in g_theta}

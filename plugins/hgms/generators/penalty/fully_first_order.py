@@ -29,6 +29,7 @@ from hgms_core import (
     gradient,
     hookimpl,
 )
+from hgms_core.trees import require_grad
 from hgms_core.validators import not_negative, optional_positive, positive, share
 
 
@@ -158,7 +159,7 @@ class FullyFirstOrder:
             grads, _ = gradient(g, theta, z, batch)
             z = shared.descended(z, dict(zip(z, grads, strict=True)), inner_rate)
 
-        upper = shared.tracked(theta)
+        upper = require_grad(theta)
         with torch.enable_grad():
             value = f(upper, y, above[-1])
             at_y = g(upper, y, below[-1])

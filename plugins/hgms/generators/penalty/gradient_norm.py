@@ -27,6 +27,7 @@ from hgms_core import (
     hookimpl,
 )
 from hgms_core.hypergrad import twice_differentiable_attention
+from hgms_core.trees import require_grad
 from hgms_core.validators import decay_rate, not_negative, optional_positive, positive
 
 
@@ -164,8 +165,8 @@ class GradientNorm:
         """
         g, f = losses
         scale, penalty = weights
-        upper = shared.tracked(theta)
-        lower = shared.tracked(y)
+        upper = require_grad(theta)
+        lower = require_grad(y)
         leaves = list(lower.values())
         with torch.enable_grad(), twice_differentiable_attention():
             values = [g(upper, lower, batch) for batch in below]

@@ -29,6 +29,7 @@ from hgms_core import (
     hookimpl,
     norm,
 )
+from hgms_core.trees import require_grad
 from hgms_core.validators import at_least, not_negative, optional_positive, positive
 
 
@@ -207,9 +208,9 @@ class Minimax:
         below, above = batches
         alpha, *rest = numbers
         models = {"w": w, "u": shared.untagged("u", aux)}
-        upper = shared.tracked(theta)
+        upper = require_grad(theta)
         active = {
-            which: shared.tracked({name: models[which][name] for name in moving.names[which]})
+            which: require_grad({name: models[which][name] for name in moving.names[which]})
             for which in models
         }
         with torch.enable_grad():

@@ -29,6 +29,7 @@ from hgms_core import (
     gradient,
     hookimpl,
 )
+from hgms_core.trees import require_grad
 from hgms_core.validators import not_negative, optional_positive, positive, share
 
 
@@ -152,8 +153,8 @@ class MoreauEnvelope:
         }
         z = shared.descended(z, pulled, self.inner_lr)
 
-        upper = shared.tracked(theta)
-        lower = shared.tracked(y)
+        upper = require_grad(theta)
+        lower = require_grad(y)
         with torch.enable_grad():
             value = f(upper, lower, above)
             at_y = g(upper, lower, below[-1])

@@ -31,6 +31,7 @@ from hgms_core import (
     slopes,
     stack,
 )
+from hgms_core.trees import require_grad
 
 STEPS = 5
 """Maximum lower steps per compiled function. The compile time grows with their number."""
@@ -188,11 +189,6 @@ def rows(problem: Problem, method: Any) -> tuple[int, int]:
     )
 
 
-def tracked(tree: Tree) -> Tree:
-    """Return autograd leaves that share memory with ``tree``."""
-    return {name: leaf.detach().requires_grad_() for name, leaf in tree.items()}
-
-
 def gradients(value: Tensor, *trees: Tree) -> list[Tree]:
     """Return the gradient of ``value`` in each tree, in one backward pass.
 
@@ -269,7 +265,7 @@ def penalised_step(
     above: Tree,
 ) -> tuple[Tree, Tensor]:
     """Return y − (rate/penalty) ∇_y [f + penalty·g], and the lower loss at the old y."""
-    lower = tracked(y)
+    lower = require_grad(y)
     with torch.enable_grad():
         at_y = g(theta, lower, below)
         (slope,) = gradients(f(theta, lower, above) / penalty + at_y, lower)

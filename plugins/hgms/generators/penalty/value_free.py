@@ -25,6 +25,7 @@ from hgms_core import (
     component,
     hookimpl,
 )
+from hgms_core.trees import require_grad
 from hgms_core.validators import not_negative, optional_positive, positive
 
 
@@ -122,7 +123,7 @@ class ValueFree:
         loss = y[next(iter(y))].new_zeros(())
         for batch, upper_batch in zip(below, above[:-1], strict=True):
             y, loss = shared.penalised_step(g, f, rate, gamma, theta, y, batch, upper_batch)
-        upper = shared.tracked(theta)
+        upper = require_grad(theta)
         with torch.enable_grad():
             value = f(upper, y, above[-1])
             (to_theta,) = shared.gradients(value, upper)

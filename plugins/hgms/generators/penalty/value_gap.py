@@ -30,6 +30,7 @@ from hgms_core import (
     gradient,
     hookimpl,
 )
+from hgms_core.trees import require_grad
 from hgms_core.validators import decay_rate, not_negative, optional_positive, positive
 
 
@@ -157,8 +158,8 @@ class ValueGap:
             grads, _ = gradient(g, theta, omega, batch)
             omega = shared.descended(omega, dict(zip(omega, grads, strict=True)), self.inner_lr)
 
-        upper = shared.tracked(theta)
-        lower = shared.tracked(y)
+        upper = require_grad(theta)
+        lower = require_grad(y)
         with torch.enable_grad():
             at_y = g(upper, lower, below[-1])
             at_omega = g(upper, omega, below[-1])

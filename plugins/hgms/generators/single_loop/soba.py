@@ -16,6 +16,7 @@ from hgms.compiled import Numbers, launch, programs_of
 from hgms.config import lowering
 from hgms_core import Candidates, Cost, Key, Loss, Problem, State, Tree, component
 from hgms_core.hypergrad import twice_differentiable_attention
+from hgms_core.trees import require_grad
 from hgms_core.validators import optional_positive, positive, share
 
 
@@ -172,7 +173,7 @@ class Soba:
     ) -> tuple[Tree, Cost]:
         """Replay the step of x, as a differentiable function of ``theta``."""
         (below, rows), _ = self._batches(problem, key)
-        point = {name: leaf.detach().requires_grad_() for name, leaf in start["x"].items()}
+        point = require_grad(start["x"])
         rate = self.lr / (start["step"] + 1) ** self.decay
         within = last != 0 and any(leaf.requires_grad for leaf in theta.values())
         with torch.enable_grad(), twice_differentiable_attention():

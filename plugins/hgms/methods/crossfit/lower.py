@@ -14,6 +14,7 @@ from torch import Tensor
 from hgms.compiled import Numbers
 from hgms.optim.adam import adam, corrections
 from hgms_core import Batch, Tree, component, norm
+from hgms_core.trees import require_grad
 from hgms_core.validators import decay_rate, not_negative, positive
 
 BETAS = (0.9, 0.99)
@@ -81,7 +82,7 @@ def advanced(
     x, first, second, average = (part(which, tree) for which in "xmva")
 
     def slope(at: Tree) -> tuple[Tree, Tensor]:
-        leaves = {name: leaf.detach().requires_grad_() for name, leaf in at.items()}
+        leaves = require_grad(at)
         with torch.enable_grad():
             value = objective(scales, theta, leaves, below, above)
             grads = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True)

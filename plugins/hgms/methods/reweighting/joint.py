@@ -13,6 +13,7 @@ from torch import Tensor
 from hgms.compiled import Numbers, launch, programs_of
 from hgms.methods.reweighting import shared
 from hgms_core import Batch, Cost, Key, Loss, Problem, Tree
+from hgms_core.trees import require_grad
 
 
 @frozen
@@ -74,7 +75,7 @@ def _moved(
     below: Batch,
     above: list[Batch],
 ) -> tuple[Tree, Tree, Tensor, Tensor]:
-    leaves = shared.tracked(x)
+    leaves = require_grad(x)
     with torch.enable_grad():
         lower = losses.g(theta, leaves, below)
         upper = joint_loss(losses.f, losses.shares, theta, leaves, above)

@@ -15,6 +15,7 @@ from hgms.methods.reweighting import shared
 from hgms_core import Batch, Cost, Key, Problem, Record, Rows, State, Tree, component, gradient
 from hgms_core.capabilities import Capabilities, HasTestingInstance
 from hgms_core.hypergrad import twice_differentiable_attention
+from hgms_core.trees import require_grad
 from hgms_core.validators import decay_rate, optional_positive, positive
 
 
@@ -175,7 +176,7 @@ class LearningToReweight:
         weights = aligned(rows, x, dict(zip(x, slopes, strict=True)), below).clamp_min(0)
         total = weights.sum()
         weights = weights / torch.where(total > 0, total, torch.ones_like(total))
-        leaves = shared.tracked(x)
+        leaves = require_grad(x)
         with torch.enable_grad():
             loss = (weights * rows.losses(leaves, below)).sum() + rows.regulariser(
                 theta, leaves, below

@@ -27,6 +27,7 @@ from hgms_core import (
     gradient,
 )
 from hgms_core.capabilities import Capabilities, HasTestingInstance
+from hgms_core.trees import require_grad
 from hgms_core.validators import decay_rate, optional_positive, positive
 
 
@@ -170,7 +171,7 @@ class MwNet:
 
         Return x, V, their moments, the weighted loss at x, and f after the virtual step.
         """
-        leaves = shared.tracked(x)
+        leaves = require_grad(x)
         with torch.enable_grad():
             losses = rows.losses(leaves, below)
             regulariser = rows.regulariser(theta, leaves, below)
@@ -217,6 +218,6 @@ def meta_gradient(net: Tree, losses: Tensor, gains: Tensor) -> Tree:
 
     An increase of row i's weight decreases f by ``gains`` / B per unit of weight.
     """
-    leaves = shared.tracked(net)
+    leaves = require_grad(net)
     with torch.enable_grad():
         return shared.gradient_of(-(gains * weight_logits(leaves, losses).sigmoid()).mean(), leaves)

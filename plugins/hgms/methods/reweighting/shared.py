@@ -127,11 +127,6 @@ def moved(
     return x, moments
 
 
-def tracked(tree: Tree) -> Tree:
-    """Autograd leaves that share memory with ``tree``."""
-    return {name: leaf.detach().requires_grad_() for name, leaf in tree.items()}
-
-
 def gradient_of(value: Tensor, leaves: Tree, retain: bool = False) -> Tree:
     """Return the gradient of a scalar in each leaf; zeros for leaves that the scalar does not
     depend on.

@@ -14,6 +14,7 @@ from hgms.config import lowering
 from hgms.methods.reweighting import joint, shared
 from hgms_core import Batch, Cost, Key, Loss, Problem, Record, Rows, State, Tree, component
 from hgms_core.capabilities import Capabilities, HasTestingInstance
+from hgms_core.trees import require_grad
 from hgms_core.validators import (
     all_of,
     at_least,
@@ -223,7 +224,7 @@ class SmallLoss:
         the first network's loss on its rows and on validation rows.
         """
         kept, *steps = numbers
-        pair = [shared.tracked(tree) for tree in (x, peer)]
+        pair = [require_grad(tree) for tree in (x, peer)]
         with torch.enable_grad():
             losses = [rows.losses(leaves, below) for leaves in pair]
             picks = [smallest(loss.detach(), kept).to(loss) for loss in losses]
