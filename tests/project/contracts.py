@@ -51,8 +51,10 @@ LIBRARIES = [
 """What several components share, and the host of the plugins."""
 
 MIX = [["exchange", "surface"], ["stages"], ["contrib"], ["evaluation", "methods"], ["lm"]]
-PUBLIC_FILES = ("__init__", "__main__", "adam", "rule", "torch_rule")
-"""Files that other packages import: the steps of optimisers in ``hgms.optim``, and entry points."""
+PUBLIC_FILES = ("__init__", "__main__", "adam", "ridge_closed_form", "rule", "torch_rule")
+"""Files that other packages import: the steps of optimisers in ``hgms.optim``, the closed form that
+two tasks share, and entry points.
+"""
 
 FAMILIES = ("hgms.generators", "hgms.methods", "hgms.tasks", "hgms_mix.methods")
 """Packages whose folders are families of components."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from hgms.tasks.regression.logistic import LogisticCv as LogisticCv
 from hgms.tasks.regression.newton import LogisticClosedForm as LogisticClosedForm
-from hgms.tasks.regression.ridge import RidgeClosedForm as RidgeClosedForm
 from hgms.tasks.regression.ridge import RidgeCv as RidgeCv
 from hgms.tasks.regression.tables import Table as Table
 from hgms.tasks.regression.tables import load_table as load_table
+from hgms.tasks.ridge_closed_form import RidgeClosedForm as RidgeClosedForm
 from hgms_core import hookimpl
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar, final
 
-import attrs
 import numpy as np
 import torch
 from attrs import field
@@ -25,6 +24,7 @@ from hgms.tasks.regression.tables import (
     standardised,
     table_name,
 )
+from hgms.tasks.ridge_closed_form import RidgeClosedForm, squared_loss
 from hgms_core import Key, Problem, Tree, component
 from hgms_core.capabilities import Capabilities, HasClosedForm, HasData
 from hgms_core.errors import DataError
@@ -37,49 +37,6 @@ def _predictions(x: Tree, batch: Tree) -> Tensor:
 
 def _half_square(predictions: Tensor, batch: Tree) -> Tensor:
     return 0.5 * (predictions - batch["b"]).square().mean()
-
-
-def _fit(x: Tree, batch: Tree) -> Tensor:
-    return _half_square(_predictions(x, batch), batch)
-
-
-@final
-@attrs.frozen(eq=False)
-class RidgeClosedForm:
-    """x*(θ), F(θ) and ∇F(θ) of a :class:`RidgeCv` problem, from its rows.
-
-    Dense linear algebra: O(d³) each.
-    """
-
-    a: Tensor
-    b: Tensor
-    validation_a: Tensor
-    validation_b: Tensor
-
-    def _hessian(self, theta: Tree) -> Tensor:
-        return self.a.T @ self.a / self.a.shape[0] + torch.diag(theta["log_penalty"].exp())
-
-    def solution(self, theta: Tree) -> Tree:
-        """x*(θ) = (AᵀA/n + diag e^θ)⁻¹ Aᵀb/n."""
-        return {"x": torch.linalg.solve(self._hessian(theta), self.a.T @ self.b / self.a.shape[0])}
-
-    def value(self, theta: Tree) -> Tensor:
-        """F(θ) = f(x*(θ))."""
-        return _fit(self.solution(theta), {"a": self.validation_a, "b": self.validation_b})
-
-    def hypergradient(self, theta: Tree) -> Tree:
-        """∂F/∂θ_j = −e^{θ_j} x*_j v_j with (AᵀA/n + diag e^θ) v = ∇f(x*)."""
-        x = self.solution(theta)["x"]
-        slope = (
-            self.validation_a.T
-            @ (self.validation_a @ x - self.validation_b)
-            / self.validation_a.shape[0]
-        )
-        return {
-            "log_penalty": -theta["log_penalty"].exp()
-            * x
-            * torch.linalg.solve(self._hessian(theta), slope)
-        }
 
 
 @final
@@ -180,11 +137,11 @@ class RidgeCv:
         @torch.no_grad()
         def evaluate(theta: Tree, x: Tree) -> dict[str, float]:
             wide = {"log_penalty": theta["log_penalty"].double()}
-            fit = _fit(x, test)
+            fit = squared_loss(x, test)
             stationarity = torch.linalg.vector_norm(exact.hypergradient(wide)["log_penalty"])
             gap = torch.linalg.vector_norm(x["x"] - exact.solution(wide)["x"])
             r2 = 1 - 2 * fit / test["b"].var(correction=0)
-            numbers = [exact.value(wide), stationarity, gap, _fit(x, validation), fit, r2]
+            numbers = [exact.value(wide), stationarity, gap, squared_loss(x, validation), fit, r2]
             return dict(
                 zip(
                     self.metrics,
