@@ -7,6 +7,7 @@ from typing import ClassVar, Literal, final
 import torch
 from attrs import field
 
+from hgms.facts import needs_of
 from hgms.methods.inner import around_a_pipeline
 from hgms_core import (
     ConfigError,
@@ -71,7 +72,7 @@ class KeepBest:
 
     @property
     def needs(self) -> frozenset[str]:
-        return frozenset({"stop-rows"}) | frozenset(getattr(self.method, "needs", ()))
+        return frozenset({"stop-rows"}) | needs_of(self.method)
 
     def init(self, problem: Problem, seed: int) -> State:
         if "stop" not in problem.upper_data:

@@ -88,9 +88,15 @@ class Optimiser:
         self.own.step()
 
 
+def lower_rows(p: Problem, seed: int, number: int) -> Tree:
+    """The lower rows of lower step ``number``, without the steps before it."""
+    ((_, below),) = shared.lower_batches(p, seed, range(number, number + 1), BATCH)
+    return below
+
+
 def rows_at(p: Problem, number: int) -> tuple[Tree, Tree]:
     """The lower rows and the validation rows of lower step ``number``."""
-    below, _ = shared.lower_batch(p, 0, number, BATCH)
+    below = lower_rows(p, 0, number)
     above, _ = p.upper_data["differentiate"].sample(Key(0).fold("upper", number), 5)
     return below, above
 
@@ -99,15 +105,19 @@ def test_the_rows_of_a_step() -> None:
     p = problem()
     epoch, following = (
         [
-            shared.lower_batch(p, 3, first + number, BATCH)[0]["index"].tolist()
-            for number in (0, 1, 2)
+            batch["index"].tolist()
+            for _, batch in shared.lower_batches(p, 3, range(first, first + 3), BATCH)
         ]
         for first in (0, 3)
     )
+    # a later start, within an epoch, changes nothing
+    assert [lower_rows(p, 3, number)["index"].tolist() for number in range(6)] == epoch + following
     assert len({row for rows in epoch for row in rows}) == 3 * BATCH, "no row twice in an epoch"
     assert epoch != following
-    for batch, count in (shared.lower_batch(p, 3, 5, size) for size in (None, 2 * SIZE)):
-        assert (batch["index"].tolist(), count) == (list(range(SIZE)), SIZE)
+    for size in (None, 2 * SIZE):
+        steps = list(shared.lower_batches(p, 3, range(5, 7), size))
+        assert [number for number, _ in steps] == [5, 6]
+        assert [batch["index"].tolist() for _, batch in steps] == 2 * [list(range(SIZE))]
     above, count = shared.joint_batches(p, Key(0), 8)
     shares = [share for share, _ in shared.joint_parts(p)]
     assert ([len(batch["y"]) for batch in above], count, shares) == ([4, 4], 8, [9 / 16, 7 / 16])
@@ -221,7 +231,7 @@ def test_small_loss_is_co_teaching(tilt: float) -> None:
     picked = torch.zeros(SIZE, dtype=F64)
     kept = []
     for number in range(6):
-        below, _ = shared.lower_batch(p, 0, number, BATCH)
+        below = lower_rows(p, 0, number)
         above, _ = shared.joint_batches(p, Key(0).fold(number), 8)
         kept.append(round((1 - 0.4 * min(number * BATCH / SIZE, 1.0)) * BATCH))
         rows = [losses(net.x, below).sort().indices[: kept[-1]] for net in pair]
@@ -261,7 +271,7 @@ def test_agreement_is_training_and_choosing_by_turns() -> None:
         key = Key(0).fold("round", turn)
         own = Optimiser("Adam", p.initial(key) if turn else p.x0, 0.1)
         for number in range(8):
-            below, _ = shared.lower_batch(p, key.derive(), number, BATCH)
+            below = lower_rows(p, key.derive(), number)
             fit = (logits[below["index"]].sigmoid() * losses(own.x, below)).mean()
             joint = torch.cat([losses(own.x, rows) for rows in upper]).mean()
             rate = 0.05 * (1 + math.cos(math.pi * number / 8))

@@ -52,8 +52,9 @@ def train(
     settings = (f"{name} training", losses)
     function = partial(_moved, losses)
     lower = upper = torch.empty(())
-    for number in range(training.steps):
-        below, size = shared.lower_batch(problem, key.derive(), number, training.batch_size)
+    size = problem.lower_data.count(training.batch_size)
+    steps = range(training.steps)
+    for number, below in shared.lower_batches(problem, key.derive(), steps, training.batch_size):
         above, upper_size = shared.joint_batches(
             problem, key.fold(number), training.upper_batch_size
         )

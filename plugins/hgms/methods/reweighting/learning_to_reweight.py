@@ -124,8 +124,9 @@ class LearningToReweight:
         losses = shared.Losses(rows, problem.f)
         settings = (self.name, self, losses)
         function = partial(self._moved, losses)
-        for number in range(state["lower_steps"], state["lower_steps"] + self.steps):
-            below, size = shared.lower_batch(problem, state["seed"], number, self.batch_size)
+        size = problem.lower_data.count(self.batch_size)
+        steps = range(state["lower_steps"], state["lower_steps"] + self.steps)
+        for number, below in shared.lower_batches(problem, state["seed"], steps, self.batch_size):
             above, upper_size = data.sample(
                 Key(state["seed"]).fold("upper", number), self.upper_batch_size
             )

@@ -5,7 +5,7 @@ of an outer step.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -137,16 +137,23 @@ def gradient_of(value: Tensor, leaves: Tree, retain: bool = False) -> Tree:
     return dict(zip(leaves, slopes, strict=True))
 
 
-def lower_batch(problem: Problem, seed: int, step: int, size: int | None) -> tuple[Batch, int]:
-    """Return the rows of lower step ``step`` of the run, and their number.
+def lower_batches(
+    problem: Problem, seed: int, steps: range, size: int | None
+) -> Iterator[tuple[int, Batch]]:
+    """Yield each lower step of the run in ``steps``, and its rows.
 
-    Each epoch has a separate order. Rows that do not fill a batch are skipped in that epoch, so
-    that no row appears twice in a batch.
+    Each epoch has a separate order, which is drawn once. Rows that do not fill a batch are skipped
+    in that epoch, so that no row appears twice in a batch.
     """
     data = problem.lower_data
-    epoch, place = divmod(step, max(1, data.size // size)) if size is not None else (0, 0)
-    drawn = data.draw(Key(seed).fold("epoch", epoch), size, max(1, data.size // (size or 1)))
-    return data.batch(None if drawn is None else drawn[place]), data.count(size)
+    length = 1 if size is None else max(1, data.size // size)
+    epoch = -1
+    drawn: Tensor | None = None
+    for step in steps:
+        if step // length != epoch and size is not None:
+            epoch = step // length
+            drawn = data.draw(Key(seed).fold("epoch", epoch), size, length)
+        yield step, data.batch(None if drawn is None else drawn[step % length])
 
 
 def joint_parts(problem: Problem) -> list[tuple[float, Data]]:

@@ -137,8 +137,9 @@ class SmallLoss:
         function = partial(self._moved, rows, problem.f, shares)
         rate = shared.rate_of(self, progress)
         picked = theta[rows.leaf]
-        for number in range(state["lower_steps"], state["lower_steps"] + self.steps):
-            below, size = shared.lower_batch(problem, state["seed"], number, self.batch_size)
+        size = problem.lower_data.count(self.batch_size)
+        steps = range(state["lower_steps"], state["lower_steps"] + self.steps)
+        for number, below in shared.lower_batches(problem, state["seed"], steps, self.batch_size):
             above, upper_size = shared.joint_batches(
                 problem, Key(state["seed"]).fold(number), self.upper_batch_size
             )
