@@ -130,7 +130,7 @@ def compared(
     rows: Sequence[Mapping[str, Any]],
     forms: Mapping[str, tuple[bool, Form]],
 ) -> Iterable[tuple[str, str, str, bool, bool]]:
-    """Yield (form, filter, text, ours, theirs) for every row that has the form."""
+    """Yield (form, filter, text, verdict of HGMS, verdict of the harness) per row with the form."""
     read = questions._gsm8k if name == "gsm8k" else questions._math
     for number, row in enumerate(rows):
         gold = read(row, "")[1]

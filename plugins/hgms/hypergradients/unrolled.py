@@ -31,15 +31,15 @@ class Unrolled:
     """∇_θ f(θ, y_K(θ)), with y_K(θ) the selected branch replayed under autograd.
 
     The start of the branch is a constant. The derivative goes through its last ``last`` steps of
-    SGD or AdamW (all if None). Only the selected branch is replayed, so memory does not depend on
-    N.
+    SGD or AdamW (all by default). Only the selected branch is replayed, so memory does not depend
+    on N.
 
     Use when the lower level takes few steps. Avoid for long runs: memory and time grow with the
     steps.
 
     Arguments:
-        last: how many of the last steps to differentiate through; None for all (full unrolling).
-        upper_batch_size: validation rows of the role ``differentiate`` for f (None: all).
+        last: how many of the last steps to differentiate through; by default all (full unrolling).
+        upper_batch_size: validation rows of the role ``differentiate`` for f; by default all.
 
     Errors: ConfigError from a generator without a path (``Candidates.replay`` is None).
 

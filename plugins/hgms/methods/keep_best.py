@@ -26,7 +26,7 @@ from hgms_core import (
 @final
 @component
 class KeepBest:
-    """A pipeline whose result is the state with the lowest upper loss (held-out stopping).
+    """Return the state of a pipeline with the lowest upper loss (early stopping on separate rows).
 
     The upper loss is evaluated after each step, at the θ that the step started from and its x, on
     the validation rows of the role ``stop``. In a configuration, set the field in the table of the
@@ -62,7 +62,7 @@ class KeepBest:
     >>> bool(state["best"]["loss"] < record["stop_loss"])
     True
 
-    Source: held-out early stopping.
+    Source: early stopping.
     """
 
     name: ClassVar[str] = "keep-best"

@@ -86,7 +86,7 @@ class Rule:
 
 
 def not_linear(optimizer: str) -> ConfigError:
-    """Return the error for an optimiser whose step is not linear in ∇g."""
+    """Return the error for an optimiser with a step that is not linear in ∇g."""
     return ConfigError(
         "not-supported",
         f"a step that is linear in ∇g requires the optimizer 'sgd', but the generator has "
@@ -100,7 +100,7 @@ def not_linear(optimizer: str) -> ConfigError:
 class Coefficients:
     """Coefficients of one step.
 
-    They are the rate η, 1 − η·wd (None: no decay), and Adam's scale and correction
+    They are the rate η, 1 − η·wd (absent without decay), and Adam's scale and correction
     (:func:`hgms.optim.adam.corrections`).
     """
 

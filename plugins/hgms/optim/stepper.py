@@ -1,4 +1,4 @@
-"""A torch optimiser whose memory is a value.
+"""A torch optimiser with its memory as a value.
 
 The memory contains tensors by name, which can be stacked, saved and copied.
 """
@@ -55,7 +55,7 @@ class Stepper:
 
     @classmethod
     def of(cls, build: Build, leaves: Tree, memory: Mapping[str, Tensor] | None = None) -> Stepper:
-        """Build the optimiser with an earlier ``memory`` (None: new).
+        """Build the optimiser with an earlier ``memory``, or a new one.
 
         Errors: ConfigError if ``build`` does not return an optimiser, or its optimiser has other
             tensors than ``leaves``.

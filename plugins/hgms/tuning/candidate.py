@@ -1,4 +1,4 @@
-"""Candidates of a tuning, and the safeguard that selects one of them."""
+"""Candidates of a tuning, and the safeguard that selects a candidate."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def choose(candidates: Sequence[Candidate]) -> tuple[Candidate, Candidate]:
     """Return the selected candidate, and the best baseline.
 
     A learned candidate is selected only if its mean gain over the best baseline exceeds the
-    standard error of the paired difference; among several, the one with the largest gain minus
-    standard error.
+    standard error of the paired difference; with several such candidates, the largest gain
+    minus standard error decides.
     """
     reference = min((item for item in candidates if item.is_baseline), key=lambda item: item.loss)
 

@@ -27,9 +27,9 @@ TINY = 100_000
 
 @frozen
 class Block:
-    """What compiled steps depend on: the rule, a stack or one branch, decay, and the axis of steps.
+    """The parameters of compiled steps: the rule, a stack or one branch, decay, the axis of steps.
 
-    The axis is that of the batches (None: all steps use the same batch).
+    The axis is the axis of the batches (absent if all steps use the same batch).
     """
 
     rule: Rule
@@ -49,8 +49,8 @@ def advance_compiled(
 ) -> Tensor:
     """Run :func:`advance` with compiled functions, requested under the generator's ``name``.
 
-    ``plan`` is that of the group. Its index contains the row numbers of every step, ``[steps,
-    rows]`` (None: all rows). A member axis comes first if members have different rows.
+    ``plan`` belongs to the group. Its index contains the row numbers of every step, ``[steps,
+    rows]``, or selects all rows. A member axis comes first if members have different rows.
     """
     rule = plan.rule
     assert isinstance(rule, Rule), "steps of torch optimisers are not compiled"

@@ -12,7 +12,7 @@ from hgms_core import Composition
 BATCHES = {"batch_size": 256, "upper_batch_size": 100}
 # The papers' plain gradient steps on θ need a different rate for each problem: ∂g/∂θ_i is of order
 # 1/n for weights of n rows, and of order 1 for a weight decay. The outer optimiser is therefore
-# Adam, whose steps do not depend on the length of h. A short gradient memory, and rates that fall
+# Adam: its steps do not depend on the length of h. A short gradient memory, and rates that fall
 # to 0, prevent oscillation of θ around the solution while y lags.
 OUTER: dict[str, Any] = {
     "name": "adam",
@@ -25,7 +25,7 @@ OUTER: dict[str, Any] = {
 def single_loop(
     name: str, summary: str, source: str, generator: Mapping[str, Any], **more: Any
 ) -> Composition:
-    """Return a composition with a generator whose pass also moves θ."""
+    """Return a composition with a generator that also moves θ in its pass."""
     moves = {"selector": {"name": "first"}, "hypergradient": {"name": "carried"}, "outer": OUTER}
     parts = {"generator": {**generator, **BATCHES}, **moves}
     return Composition(name=name, summary=summary, source=source, parts=parts, **more)

@@ -26,7 +26,7 @@ PIECE = 1 << 20
 
 
 def read_idx(path: Path, magic: int) -> np.ndarray:
-    """Return the array in ``path``, whose magic number must be ``magic``.
+    """Return the array in ``path``, which must start with the number ``magic``.
 
     Errors: DataError for any other content; the place is the file.
 
@@ -46,7 +46,7 @@ def read_idx(path: Path, magic: int) -> np.ndarray:
             "damaged-file",
             f"the gzip stream is truncated or damaged: {error}",
             place=(str(path),),
-            hint="download the file again",
+            hint="download a new copy of the file",
         ) from error
     except OSError as error:
         raise DataError(
@@ -56,13 +56,15 @@ def read_idx(path: Path, magic: int) -> np.ndarray:
             hint="check the path and its permissions",
         ) from error
     if len(content) != expected:
-        held, what = (len(content), "truncated") if len(content) < expected else ("more", "damaged")
+        is_short = len(content) < expected
+        state = "truncated" if is_short else "damaged"
+        found = len(content) if is_short else "more"
         raise DataError(
             "damaged-file",
-            f"the file is {what}: its header states {' × '.join(map(str, sizes))} = {expected} "
-            f"bytes, but {held} follow",
+            f"the file is {state}: its header states {' × '.join(map(str, sizes))} = {expected} "
+            f"bytes, but {found} follow",
             place=(str(path),),
-            hint="download the file again",
+            hint="download a new copy of the file",
         )
     return np.frombuffer(content, np.uint8).reshape(sizes)
 
@@ -76,7 +78,7 @@ def _sizes(path: Path, header: bytes, magic: int) -> list[int]:
             f"the file is truncated: {KIND[magic]} has a header of {4 + 4 * axes} bytes, but the "
             f"file has {len(header)}",
             place=(str(path),),
-            hint="download the file again",
+            hint="download a new copy of the file",
         )
     begin, *sizes = struct.unpack(f">{1 + axes}I", header)
     if begin != magic:
@@ -95,6 +97,6 @@ def _sizes(path: Path, header: bytes, magic: int) -> list[int]:
             "no-rows",
             f"the header states {shape} bytes, so the file is empty",
             place=(str(path),),
-            hint="download the file again",
+            hint="download a new copy of the file",
         )
     return sizes

@@ -52,7 +52,7 @@ class Group:
 
     @property
     def mean_gap(self) -> float | None:
-        """Return the mean gap of the best two upper values, over steps with finite ones."""
+        """Return the mean gap of the best two upper values, over steps with finite gaps."""
         gaps = [row["gap"] for run in self.runs for row in run.rows if row["gap"] is not None]
         return sum(gaps) / len(gaps) if gaps else None
 
@@ -114,7 +114,7 @@ def groups(folders: Iterable[Path]) -> list[Group]:
                 "missing-file",
                 "the folder does not exist",
                 place=(str(folder),),
-                hint="use run folders, or directories of them, such as runs",
+                hint="use run folders, or a directory with run folders, such as runs",
             )
         names = []
         for place, inside, files in os.walk(folder):
@@ -133,7 +133,7 @@ def groups(folders: Iterable[Path]) -> list[Group]:
                 "no-runs",
                 what,
                 place=(str(folder),),
-                hint=f"install hgms-cyclical, which writes {FILE} for runs whose method has "
+                hint=f"install hgms-cyclical, which writes {FILE} for runs of methods with "
                 'generator = { name = "cyclical-langevin" }',
             )
         for record in records:
@@ -165,7 +165,7 @@ def row(group: Group, columns: int) -> dict[str, str]:
 def cycles(runs: Sequence[Path], plot: Path | None, as_json: bool) -> None:
     """Show the share of outer steps per cycle of `cyclical-langevin`, by the selected candidate.
 
-    RUNS are run folders or directories of them; seeds of one method are combined.
+    RUNS are run folders, or directories with run folders; seeds of one method are combined.
     """
     counted = groups(runs)
     if plot is not None:
