@@ -1,10 +1,9 @@
-"""Exports of the samples in the working directory and what they hold; imports."""
+"""Exports of the samples in the working directory and what they hold."""
 
 from __future__ import annotations
 
 import functools
 import json
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,7 @@ from attrs import evolve
 
 from hgms.plugins import Registry
 from hgms_mix.exchange.folder import TRAINERS, export
-from hgms_mix.exchange.import_mix import write_mix_file
 from hgms_mix.exchange.sample import Sampled, load_sample
-from hgms_mix.exchange.trainer import ImportedMix
 
 plugins = functools.cache(Registry.load)
 
@@ -52,19 +49,3 @@ def several_answers(marks: bool) -> Any:
         marked = "{% generation %}{% endgeneration %}"
         sample.tokenizer.chat_template = marked + sample.tokenizer.chat_template
     return sample
-
-
-def brought(trainer: str, text: str, info: Any = None, file: str = "c.yaml") -> ImportedMix:
-    """What a configuration of a trainer becomes; beside it is the dataset_info.json ``info``."""
-    Path(file).write_text(text)
-    if info is None:
-        columns = {"prompt": "frage", "response": "antwort"}
-        info = {name: {"file_name": f"{name}.jsonl", "columns": columns} for name in "ab"}
-    Path("dataset_info.json").write_text(json.dumps(info))
-    Path("mix.toml").unlink(missing_ok=True)
-    return write_mix_file(TRAINERS[trainer], Path(file), Path("mix.toml"))
-
-
-def sources() -> Any:
-    """Those of the mix file."""
-    return tomllib.loads(Path("mix.toml").read_text())["task"]["sources"]

@@ -1,7 +1,6 @@
-"""Hand-over of mixtures to other trainers, in both directions, and mixing during training.
+"""Hand-over of mixtures to other trainers, and mixing during training.
 
-``hgms mix export`` writes a learned mixture and its sample for another trainer, and
-``hgms mix import`` reads a trainer's configuration. Both are in ``command.py``.
+``hgms mix export`` (``command.py``) writes a learned mixture and its sample for another trainer.
 
 ``hgms_mix.exchange.online`` contains :class:`MixtureCallback` for the Trainer of transformers and
 TRL's SFTTrainer. It needs the extra ``llm``.

@@ -1,4 +1,4 @@
-"""``hgms mix export`` and ``hgms mix import``: parse the options, call the functions, print."""
+"""``hgms mix export``: parse the options, call the functions, print."""
 
 from __future__ import annotations
 
@@ -84,54 +84,3 @@ def export(
     for note in differences(sample):
         click.echo(f"  {note}")
     click.echo(f"train with it: cd {shlex.quote(str(folder))} && {TRAINERS[trainer].command}")
-
-
-@click.command("import", short_help="Create a mix file from another trainer's configuration.")
-@click.argument("file", type=FILE)
-@click.option(
-    "--from",
-    "trainer",
-    required=True,
-    type=click.Choice(NAMES),
-    help="The trainer of the configuration FILE.",
-)
-@click.option(
-    "--out",
-    type=FILE,
-    default=Path("mix.toml"),
-    show_default=True,
-    metavar="FILE",
-    help="The mix file to write.",
-)
-@click.option("--validation", metavar="FILE", help="Validation rows, for the mix file.")
-@json_option
-def import_(file: Path, trainer: str, out: Path, validation: str | None, as_json: bool) -> None:
-    """Read the data sets of another trainer's configuration, and write a mix file with them as
-    sources.
-
-    Their shares in the rows of the trainer, for its meaning of weights, become the mixture of the
-    method `fixed`.
-    """
-    from hgms_mix.exchange.folder import TRAINERS
-    from hgms_mix.exchange.import_mix import write_mix_file
-
-    imported = write_mix_file(TRAINERS[trainer], file, out, validation)
-    rows = [
-        {
-            "source": name,
-            "share": share,
-            "from": imported.sources[name].get("path") or imported.sources[name]["hub"],
-        }
-        for name, share in imported.mixture.items()
-    ]
-    if as_json:
-        print_json(
-            {"trainer": trainer, "file": str(out), "sources": rows, "notes": list(imported.notes)}
-        )
-        return
-    print_table(
-        ("source", "share", "from"), [{**row, "share": f"{row['share']:.4f}"} for row in rows]
-    )
-    for note in imported.notes:
-        click.echo(f"  {note}")
-    click.echo(f"  {out}")

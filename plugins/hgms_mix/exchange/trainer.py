@@ -28,23 +28,8 @@ A network with random weights is created separately in every program.
 
 @final
 @frozen(kw_only=True)
-class ImportedMix:
-    """The data part of a configuration.
-
-    It contains the rows of each source (tables as in ``[task.sources.NAME]``), the share of each
-    source in the training rows, and the base model's name.
-    """
-
-    sources: Mapping[str, Mapping[str, Any]]
-    mixture: Mapping[str, float]
-    model: str | None = None
-    notes: Sequence[str] = ()
-
-
-@final
-@frozen(kw_only=True)
 class Trainer:
-    """A trainer: the meaning of its weights, its writer for samples, and its reader.
+    """A trainer: the meaning of its weights, and its writer for samples.
 
     ``whole`` returns the entry per source for drawing from all of its rows instead of the sample.
     """
@@ -55,7 +40,6 @@ class Trainer:
     command: str
     write: Callable[[Sampled, Path], Sequence[str]]
     whole: Callable[[Sampled], Mapping[str, str]]
-    read: Callable[[Path], ImportedMix]
 
 
 def write_rows(folder: Path, part: Part, rows: Iterable[Mapping[str, Any]]) -> str:

@@ -6,54 +6,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hgms_core import ConfigError
-from hgms_core.errors import Place
-from hgms_mix.exchange.configuration import (
-    count_rows,
-    data_sets,
-    expect,
-    in_columns,
-    of_load_dataset,
-    read_mapping,
-    table_at,
-    unread_keys,
-)
 from hgms_mix.exchange.messages import conversations
-from hgms_mix.exchange.sample import Part, Sampled, unique_name
+from hgms_mix.exchange.sample import Part, Sampled
 from hgms_mix.exchange.trainer import (
-    ImportedMix,
     Trainer,
     epochs,
     lora_alpha,
     model_name,
-    normalise,
     schedule,
     warmup,
     write_rows,
     write_yaml,
 )
-
-KEYS = {
-    "read": (
-        *("path", "data_files", "name", "revision", "split", "weight", "type", "field"),
-        *("field_messages", "message_field_role", "message_field_content", "roles"),
-        *("message_property_mappings", "message_field_training", "roles_to_train"),
-    ),
-    "harmless": ("ds_type", "preprocess_shards", "train_on_eos", "trust_remote_code"),
-    "rejected": (
-        *("shards", "shards_idx", "input_transform", "input_format", "drop_system_message"),
-        *("field_human", "field_model", "field_tools", "field_thinking", "split_thinking"),
-        *("template_thinking_key", "message_field_training_detail", "data_dir"),
-    ),
-}
-"""The handling of keys of a data set. All other keys are templates, and keys of later versions."""
-PROMPTER = {
-    "instruction": "field_instruction",
-    "input": "field_input",
-    "output": "field_output",
-    "system": "field_system",
-}
-"""Fields of rows, and the keys that name their columns if a table replaces the type."""
 
 
 def rows(sample: Sampled, part: Part) -> Iterator[dict[str, Any]]:
@@ -125,102 +89,6 @@ def whole(sample: Sampled) -> Mapping[str, str]:
     }
 
 
-def read(path: Path) -> ImportedMix:
-    table = read_mapping(path, "configuration of axolotl")
-    listed = data_sets(table.get("datasets"), path, "datasets", "path")
-    notes = unread_keys({"rl": table.get("rl")}, (str(path),), read=(), rejected=("rl",))
-    sources: dict[str, dict[str, Any]] = {}
-    weights: dict[str, float] = {}
-    for number, part in enumerate(listed):
-        place = (str(path), "datasets", number)
-        notes += unread_keys(part, place, **KEYS)
-        columns, more = _columns(part, place)
-        notes += more
-        name, source = of_load_dataset(part, path, "datasets", number, columns=columns)
-        name = unique_name(sources, name)
-        share = part.get("weight", 1.0)
-        if not isinstance(share, int | float) or not 0 < share <= 1:
-            raise ConfigError(
-                "out-of-range",
-                f"weight={share!r} of {part['path']!r} must be greater than 0 and at most 1, as "
-                "the share of its rows",
-                place=(str(path), "datasets", number, "weight"),
-            )
-        sources[name], weights[name] = source, share * count_rows(name, source, path)
-    return ImportedMix(
-        sources=sources,
-        mixture=normalise(weights, (str(path),)),
-        model=table.get("base_model"),
-        notes=notes,
-    )
-
-
-def _columns(part: Mapping[str, Any], place: Place) -> tuple[dict[str, Any], list[str]]:
-    """Return the format and the columns of a data set by its type.
-
-    Also return the keys that are not imported.
-    """
-    kind = part.get("type")
-    if isinstance(kind, dict):
-        notes = unread_keys(kind, (*place, "type"), read=PROMPTER.values())
-        names = {field: kind[key] for field, key in PROMPTER.items() if kind.get(key)}
-        if "{input}" in str(kind.get("format") or "{input}"):
-            return in_columns("alpaca", names), notes
-        # A template without the input.
-        pair = {
-            "prompt": names.get("instruction", "instruction"),
-            "completion": names.get("output", "output"),
-        }
-        system = {"system": names["system"]} if "system" in names else {}
-        return in_columns("prompt-completion", {**pair, **system}), notes
-    word = str(kind).split(":")[0].split(".")[0]
-    if word in ("alpaca", "gpteacher"):
-        return in_columns("alpaca", {}), []
-    if word == "completion":
-        return in_columns("text", {"text": part.get("field") or "text"}), []
-    if word == "chat_template":
-        _turns(part, place)
-        return in_columns("chat", {"messages": part.get("field_messages") or "messages"}), []
-    if word == "sharegpt":
-        _turns(part, place)
-        column = part.get("field_messages") or "conversations"
-        return in_columns("sharegpt", {"conversations": column}), []
-    return {}, [f"the format of {part['path']!r} is detected, because type={kind!r} is not known"]
-
-
-def _turns(part: Mapping[str, Any], place: Place) -> None:
-    """Raise ConfigError for names in turns that a source does not read."""
-    from hgms_mix.lm import ROLES
-
-    expect(part, "message_field_role", ("role", "from"), place)
-    expect(part, "message_field_content", ("content", "value"), place)
-    expect(part, "message_field_training", ("train", "weight"), place)
-    mapping = table_at(part, "message_property_mappings", place)
-    inner = (*place, "message_property_mappings")
-    expect(mapping, "role", ("role", "from"), inner)
-    expect(mapping, "content", ("content", "value"), inner)
-    names = ("role", "content")
-    unread_keys(mapping, inner, read=names, rejected=[key for key in mapping if key not in names])
-    for role, names in table_at(part, "roles", place).items():
-        for name in names if isinstance(names, list) else [names]:
-            if ROLES.get(str(name).casefold()) != role:
-                raise ConfigError(
-                    "not-supported",
-                    f"the role {name!r} cannot be imported as {role!r}",
-                    place=(*place, "roles", role),
-                    hint="rename the role in the rows",
-                )
-    learned = part.get("roles_to_train") or []
-    for name in learned if isinstance(learned, list) else [learned]:
-        if ROLES.get(str(name).casefold()) != "assistant":
-            raise ConfigError(
-                "not-supported",
-                f"hgms mix learns from answers only, not from turns of {name!r}",
-                place=(*place, "roles_to_train"),
-                hint="remove it",
-            )
-
-
 AXOLOTL = Trainer(
     name="axolotl",
     files=("axolotl.yaml",),
@@ -233,5 +101,4 @@ AXOLOTL = Trainer(
     command="axolotl train axolotl.yaml",
     write=write,
     whole=whole,
-    read=read,
 )

@@ -7,18 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hgms.store import replace_file
-from hgms_mix.exchange.configuration import (
-    data_sets,
-    locate,
-    name_of,
-    read_mapping,
-    row_counts,
-    shares_of,
-    unread_keys,
-)
 from hgms_mix.exchange.messages import dialogues, only_last
-from hgms_mix.exchange.sample import Sampled, unique_name
-from hgms_mix.exchange.trainer import ImportedMix, Trainer, normalise, write_rows
+from hgms_mix.exchange.sample import Sampled
+from hgms_mix.exchange.trainer import Trainer, write_rows
 
 LOAD = '''"""The sample as one data set: each row once, its sources interleaved by their shares."""
 
@@ -74,26 +65,6 @@ def whole(sample: Sampled) -> Mapping[str, str]:
     }
 
 
-def read(path: Path) -> ImportedMix:
-    plan = read_mapping(path, "plan of interleave_datasets")
-    listed = data_sets(plan.get("datasets"), path, "datasets", "data_files")
-    notes: list[str] = []
-    sources: dict[str, dict[str, str]] = {}
-    for number, part in enumerate(listed):
-        notes += unread_keys(part, (str(path), "datasets", number), read=("name", "data_files"))
-        name = unique_name(sources, str(part.get("name") or name_of(part["data_files"])))
-        file = str(path.resolve().parent / part["data_files"])
-        sources[name] = {"path": locate(file, path, "datasets", number, "data_files")}
-    shares = plan.get("probabilities")
-    if plan.get("stopping_strategy") == "all_exhausted_without_replacement":
-        weights = row_counts(sources, path)
-    elif shares is None:
-        weights = dict.fromkeys(sources, 1.0)  # in turn
-    else:
-        weights = shares_of(shares, sources, (str(path), "probabilities"))
-    return ImportedMix(sources=sources, mixture=normalise(weights, (str(path),)), notes=notes)
-
-
 DATASETS = Trainer(
     name="datasets",
     files=("interleave.json", "load.py"),
@@ -108,5 +79,4 @@ DATASETS = Trainer(
     command="python load.py",
     write=write,
     whole=whole,
-    read=read,
 )

@@ -10,9 +10,8 @@ import numpy as np
 
 from hgms_core import ConfigError
 from hgms_core.errors import DataError
-from hgms_mix.exchange.configuration import data_sets, locate, read_mapping, shares_of, unread_keys
-from hgms_mix.exchange.sample import Part, Sampled, stems_of, unique_name
-from hgms_mix.exchange.trainer import ImportedMix, Trainer, normalise, write_rows, write_yaml
+from hgms_mix.exchange.sample import Part, Sampled
+from hgms_mix.exchange.trainer import Trainer, normalise, write_rows, write_yaml
 
 DTYPES = (np.uint8, np.uint16, np.uint32)
 
@@ -123,56 +122,6 @@ def whole(sample: Sampled) -> Mapping[str, str]:
     return {name: f"`target_ratio: {share:.6g}`" for name, share in shares.items()}
 
 
-def read(path: Path) -> ImportedMix:
-    table = read_mapping(path, "list of sources of OLMo-core")
-    listed = data_sets(table.get("sources"), path, "sources", "source_name")
-    stems = stems_of(sorted({part["source_name"] for part in listed}))
-    names: list[str] = []
-    for part in listed:
-        names.append(unique_name(names, part["source_name"]))
-    ratios = shares_of(
-        [part.get("target_ratio") for part in listed], names, (str(path), "sources", "target_ratio")
-    )
-    sources = {
-        name: {"path": _rows(part["source_name"], stems, path)}
-        for name, part in zip(names, listed, strict=True)
-    }
-    weights = {name: ratios[name] / _mean_length(name, sources[name]) for name in sources}
-    keys = ("source_name", "target_ratio", "paths", "max_repetition_ratio", "max_source_fraction")
-    notes = [
-        note
-        for number, part in enumerate(listed)
-        for note in unread_keys(part, (str(path), "sources", number), read=keys)
-    ]
-    note = "shares of tokens were made shares of rows by the mean number of characters of a row"
-    return ImportedMix(
-        sources=sources, mixture=normalise(weights, (str(path),)), notes=[note, *notes]
-    )
-
-
-def _rows(name: str, stems: Mapping[str, str], file: Path) -> str:
-    """Return the path of a source's rows in an export."""
-    rows = file.resolve().parent / "rows" / f"{stems[name]}.jsonl"
-    if not rows.is_file():
-        raise ConfigError(
-            "missing-file",
-            "the file does not exist: OLMo-core's own files contain tokens, but hgms mix requires "
-            "rows of text",
-            place=(str(rows),),
-            hint=f"write the rows of {name!r} to this file",
-        )
-    return locate(str(rows), file)
-
-
-def _mean_length(name: str, table: Mapping[str, Any]) -> float:
-    from hgms_mix.lm import Source, read_examples
-
-    examples = read_examples(name, Source(**table))
-    return sum(len(message.text) for example in examples for message in example.messages) / len(
-        examples
-    )
-
-
 OLMO = Trainer(
     name="olmo",
     files=("mixture.yaml", "tokens/"),
@@ -190,5 +139,4 @@ OLMO = Trainer(
     ),
     write=write,
     whole=whole,
-    read=read,
 )

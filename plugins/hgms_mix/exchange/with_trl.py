@@ -7,21 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hgms_core import ConfigError
-from hgms_core.errors import Place
-from hgms_mix.exchange.configuration import (
-    data_sets,
-    in_columns,
-    of_load_dataset,
-    read_mapping,
-    row_counts,
-    shares_of,
-    unread_keys,
-)
 from hgms_mix.exchange.messages import dialogues, each_answer, only_last
-from hgms_mix.exchange.sample import Sampled, is_learned, unique_name
+from hgms_mix.exchange.sample import Sampled, is_learned
 from hgms_mix.exchange.trainer import (
-    ImportedMix,
     Trainer,
     lora_alpha,
     model_name,
@@ -31,13 +19,6 @@ from hgms_mix.exchange.trainer import (
     write_yaml,
 )
 
-KEYS = {
-    "read": ("path", "name", "data_files", "split", "columns", "fraction", "revision"),
-    "rejected": ("data_dir",),
-}
-"""The handling of keys of a data set."""
-COLUMNS = {("messages",): "chat", ("completion", "prompt"): "prompt-completion", ("text",): "text"}
-"""Formats by the selected columns."""
 OLDER = (
     "With transformers before 5.20, replace `activation_checkpointing` by its earlier name "
     "`gradient_checkpointing`."
@@ -127,60 +108,6 @@ def whole(sample: Sampled) -> Mapping[str, str]:
     return {name: f"`fraction: {weight:.6g}`" for name, weight in sample.weights.items()}
 
 
-def read(path: Path) -> ImportedMix:
-    table = read_mapping(path, "configuration of trl sft")
-    listed = table.get("datasets")
-    if listed is None and isinstance(table.get("dataset_name"), str):
-        listed = [
-            {
-                "path": table["dataset_name"],
-                "name": table.get("dataset_config"),
-                "split": table.get("dataset_train_split", "train"),
-            }
-        ]
-    listed = data_sets(listed, path, "datasets", "path")
-    notes: list[str] = []
-    sources: dict[str, dict[str, Any]] = {}
-    for number, part in enumerate(listed):
-        place = (str(path), "datasets", number)
-        notes += unread_keys(part, place, **KEYS)
-        columns = _columns(part.get("columns"), (*place, "columns"))
-        name, source = of_load_dataset(part, path, "datasets", number, columns=columns)
-        sources[unique_name(sources, name)] = source
-    fractions = [part.get("fraction") for part in listed]
-    if all(fraction is None for fraction in fractions):
-        weights = row_counts(sources, path)
-    elif any(fraction is None for fraction in fractions):
-        raise ConfigError(
-            "missing-option",
-            "fraction is missing for some data sets",
-            place=(str(path), "datasets", fractions.index(None), "fraction"),
-        )
-    else:
-        weights = shares_of(fractions, sources, (str(path), "datasets", "fraction"))
-    return ImportedMix(
-        sources=sources,
-        mixture=normalise(weights, (str(path),)),
-        model=table.get("model_name_or_path"),
-        notes=notes,
-    )
-
-
-def _columns(columns: Any, place: Place) -> dict[str, Any]:
-    """Return the format of a data set by its selected columns; empty without a selection."""
-    if columns is None:
-        return {}
-    names = tuple(sorted(map(str, columns))) if isinstance(columns, list) else ()
-    if names not in COLUMNS:
-        raise ConfigError(
-            "not-supported",
-            f"columns={columns!r} must be [messages], [prompt, completion] or [text]",
-            place=place,
-            hint="write the columns to a file, and remove columns",
-        )
-    return in_columns(COLUMNS[names], {})
-
-
 TRL = Trainer(
     name="trl",
     files=("sft.yaml",),
@@ -193,5 +120,4 @@ TRL = Trainer(
     command="trl sft --config sft.yaml",
     write=write,
     whole=whole,
-    read=read,
 )

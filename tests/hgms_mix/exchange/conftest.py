@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from support.small_mixes import TASK, right, write_rows, write_sums
+from support.small_mixes import TASK, right, write_sums
 
 CHAT = (
     "{% for turn in messages %}<{{ turn['role'] }}>{{ turn['content'] }}{% if turn['role'] == "
@@ -54,29 +54,3 @@ def here(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(made)
     return made
-
-
-def answer(text: str) -> dict[str, str]:
-    return {"role": "assistant", "from": "gpt", "content": text, "value": text}
-
-
-@pytest.fixture
-def data_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """a.jsonl has 40 rows and b.jsonl 10, of many columns; c.jsonl is one of alpaca."""
-    monkeypatch.chdir(tmp_path)
-    asked = [{"role": "user", "content": "q"}, answer("RAW")]
-    for name, count in (("a", 40), ("b", 10)):
-        rows = [
-            {
-                "question": "draft",
-                "answer": "DRAFT",
-                "text": f"TEXT {n}",
-                "frage": f"{name} {n}",
-                "antwort": f"ANTWORT {n}",
-                "messages": asked,
-                "dialog": [{"from": "human", "value": "q"}, answer(f"DIALOG {n}")],
-            }
-            for n in range(count)
-        ]
-        write_rows(name, rows)
-    write_rows("c", [{"instruction": "p", "output": "ALPACA", "messages": asked}])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,6 @@ from support.helpers import rejects
 from hgms.store import Folder, read_manifest
 from hgms_core import ConfigError
 from hgms_core.errors import CheckpointError
-from hgms_mix.exchange.configuration import of_load_dataset, read_mapping
 
 pytest.importorskip("transformers", reason="transformers is not installed: pip install 'hgms[llm]'")
 pytest.importorskip("yaml", reason="pyyaml is not installed: pip install 'hgms[llm]'")
@@ -78,24 +76,3 @@ def test_a_folder_without_a_finished_sample_is_refused(
     change(folder)
     with rejects(code, str(where), of=of):
         sample_of(folder)
-
-
-@pytest.mark.parametrize("name", ["nowhere.yaml", "bytes.yaml"])
-def test_a_configuration_that_is_no_text_is_refused(tmp_path: Path, name: str) -> None:
-    (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe")
-    with rejects("unreadable-file", str(tmp_path / name), of=ConfigError):
-        read_mapping(tmp_path / name, "configuration")
-
-
-@pytest.mark.usefixtures("data_sets")
-def test_files_of_a_data_set_are_found_in_its_folder_and_slices_have_rows() -> None:
-    Path("folder").mkdir()
-    shutil.copy("b.jsonl", "folder/b.jsonl")
-    columns = {"fields": {"prompt": "frage", "completion": "antwort"}}
-    part = {"path": "folder", "data_files": ["b.jsonl"], "split": "train[4:6]"}
-    find = functools.partial(of_load_dataset, file=Path("c.yaml"), columns=columns)
-    assert find(part) == ("b", {"path": "folder/b.jsonl", "skip": 4, "rows": 2, **columns})
-    with rejects("not-supported", "c.yaml", "data_files", of=ConfigError):
-        find({**part, "path": "owner/name"})
-    with rejects("no-rows", "c.yaml", "split", of=ConfigError):
-        find({**part, "split": "train[7:7]"})
