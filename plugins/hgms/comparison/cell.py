@@ -9,7 +9,6 @@ import json
 import logging
 import os
 import sysconfig
-import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -21,7 +20,7 @@ from attrs import frozen
 from hgms.comparison.grid import Cell
 from hgms.comparison.usage import measured
 from hgms.distributed import RankLost
-from hgms.executors import Job, Needs, Tell, as_error, pack_error
+from hgms.executors import Job, Needs, RemoteProgress, Tell, as_error, pack_error
 from hgms.plugins import Registry
 from hgms.runs import Execution, RunConfig, RunFolder, leaving, record_failure, run_config
 from hgms.store import DiskError, FolderInUse, replace_file
@@ -35,9 +34,6 @@ exits automatically.
 
 PROGRAMS = logging.getLogger("hgms.programs")
 """The logger of messages about parts that cannot be compiled."""
-
-REPORT_EVERY = 0.2
-"""Seconds between two reports of a run's progress."""
 
 Report = Callable[[Cell, float, Mapping[str, Any]], None]
 """``report(cell, share of its budget spent, newest record)``."""
@@ -69,9 +65,8 @@ def newest(cell: Cell) -> tuple[float, Mapping[str, Any]] | None:
     with contextlib.suppress(OSError, IndexError, ValueError, KeyError, TypeError):
         record, timing = (json.loads(_last_line(path)) for path in (folder.steps, folder.timings))
         calls = int(record.get("oracle_calls") or 0)
-        return cell.config.budget.spent(
-            float(timing["seconds"]), int(record["step"]), calls
-        ), record
+        seconds = float(timing["seconds"])
+        return cell.config.budget.spent(seconds, int(record["step"]), calls), record
     return None
 
 
@@ -87,16 +82,12 @@ def carry_out(cell: Cell, report: Report, execution: Execution | None = None) ->
 
     ``execution`` states how the task's other runs are executed (``None``: this is the first).
     """
-    reported = 0.0
-    carried_out = False
+    executed = False  # False: read from the folder, because another process finished the run
 
     def watch(_info: object, record: Mapping[str, Any], share: float) -> None:
-        nonlocal reported, carried_out
-        carried_out = True  # not read from the folder: another process may have finished the run
-        now = time.monotonic()
-        if now - reported >= REPORT_EVERY:
-            reported = now
-            report(cell, share, record)
+        nonlocal executed
+        executed = True
+        report(cell, share, record)
 
     try:
         with measured(cell.path, cell.config.run.device) as usage:
@@ -108,7 +99,7 @@ def carry_out(cell: Cell, report: Report, execution: Execution | None = None) ->
                 patience=PATIENCE,
                 execution=execution,
             )
-            usage.ours = carried_out
+            usage.ours = executed
     except KeyboardInterrupt:
         raise
     except BaseException as error:
@@ -120,18 +111,16 @@ def carry_out(cell: Cell, report: Report, execution: Execution | None = None) ->
 
 def _ended_by(cell: Cell, error: BaseException) -> Ending:
     """Convert the exception of a run to its Ending."""
-    kinds = (
+    for kind, status in (
         (FolderInUse, "elsewhere"),
         (DiskError, "stopped"),
         (CheckpointError, "refused"),
         (RankLost, "refused"),
-    )
-    for kind, status in kinds:
+    ):
         if isinstance(error, kind):
             return Ending(cell=cell, status=status, error=error)
     if isinstance(error, MemoryError):
-        message = f"out of memory: {error}".rstrip(": ")
-        return failed(cell, OutOfMemory("out-of-memory", message))
+        return failed(cell, OutOfMemory("out-of-memory", f"out of memory: {error}".rstrip(": ")))
     if isinstance(error, HgmsError):
         return failed(cell, error)
     with contextlib.suppress(DiskError):
@@ -152,8 +141,7 @@ def failed(cell: Cell, error: HgmsError) -> Ending:
         second = as_error(why)
         message = f"the failure cannot be recorded: {second.message}"
         unrecorded = HgmsError("not-recorded", message, place=second.place, hint=second.hint)
-        both = ErrorGroup([*error.errors, unrecorded])
-        return Ending(cell=cell, status=status, error=both)
+        return Ending(cell=cell, status=status, error=ErrorGroup([*error.errors, unrecorded]))
     return Ending(cell=cell, status="failed", error=error)
 
 
@@ -161,7 +149,6 @@ def _place(error: BaseException) -> str:
     """Return the last line of user code in a traceback, and the file that contains the full
     traceback.
     """
-    frames = traceback.extract_tb(error.__traceback__)
     ours = (
         *(
             f"{Path(inspect.getfile(part)).parent}{os.sep}"
@@ -170,15 +157,15 @@ def _place(error: BaseException) -> str:
         "<",
     )
     library = sysconfig.get_path("stdlib")
-    files = [(frame, frame.filename) for frame in frames if not frame.filename.startswith(ours)]
     own = [
-        frame for frame, name in files if not name.startswith(library) or "site-packages" in name
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith(ours)
+        and (not frame.filename.startswith(library) or "site-packages" in frame.filename)
     ]
-    return (
-        f" ({Path(own[-1].filename).name}:{own[-1].lineno}; all of it is in traceback.txt)"
-        if own
-        else ""
-    )
+    if not own:
+        return ""
+    return f" ({Path(own[-1].filename).name}:{own[-1].lineno}; all of it is in traceback.txt)"
 
 
 @functools.cache
@@ -197,11 +184,10 @@ def work(arguments: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
     warnings.
     """
 
+    progress = RemoteProgress(tell)
+
     def report(_cell: Cell, share: float, record: Mapping[str, Any]) -> None:
-        shown = {
-            key: value for key, value in record.items() if isinstance(value, (int, float, str))
-        }
-        tell(event="step", share=share, record=shown)
+        progress.watch(None, record, share)
 
     class Warnings(logging.Handler):
         """Forward warnings about compilation to the requesting process, which owns the terminal."""
@@ -231,19 +217,16 @@ def job_of(
     ``plugins`` are files that the executing process must load; it discovers the other plugins.
     ``code`` must be the same in that process.
     """
-    how = None if execution is None else execution.as_table()
-    path = str(cell.path.absolute())
-    arguments = {
-        "config": cell.config.resolved(),
-        "path": path,
-        "execution": how,
-        "plugins": list(plugins),
-    }
     return Job(
         title=str(cell),
         function=f"{__name__}:work",
         prepare=f"{__name__}:prepare",
-        arguments=arguments,
+        arguments={
+            "config": cell.config.resolved(),
+            "path": str(cell.path.absolute()),
+            "execution": None if execution is None else execution.as_table(),
+            "plugins": list(plugins),
+        },
         needs=Needs.of_run(cell.config.run),
         code=code,
     )

@@ -27,7 +27,7 @@ from hgms.results import (
     table,
 )
 from hgms.runs import OwnProblem, RunResult, reporter, run_config
-from hgms_core import ConfigError, HgmsError
+from hgms_core import ConfigError
 from hgms_core.errors import CheckpointError, one_of, unknown_name
 
 if TYPE_CHECKING:
@@ -133,10 +133,12 @@ class Comparison:
             }
             for run in self.runs
         ]
-        lost = [attrs.asdict(failure) | {"folder": str(failure.path)} for failure in self.failures]
-        return frame(
-            [*rows, *({key: value for key, value in row.items() if key != "path"} for row in lost)]
-        )
+        lost = [
+            {name: value for name, value in attrs.asdict(failure).items() if name != "path"}
+            | {"folder": str(failure.path)}
+            for failure in self.failures
+        ]
+        return frame([*rows, *lost])
 
     def plot(self, what: Literal["differences", "curves"] = "differences") -> Any:
         """Plot a figure with one panel per task.
@@ -161,9 +163,11 @@ class Comparison:
         return Path(reporter().write(self._study(), Path(path))[0])
 
     def _study(self) -> Any:
-        begun = [failure.path for failure in self.failures if failure.path.is_dir()]
         study = reporter().build(
-            [*(run.path for run in self.runs), *begun],
+            [
+                *(run.path for run in self.runs),
+                *(failure.path for failure in self.failures if failure.path.is_dir()),
+            ],
             metrics=list(dict.fromkeys(self.grid.metrics.values())),
             reference=self.grid.reference,
             sweeps=self.grid.out if self.sweeps else None,
@@ -262,14 +266,13 @@ class Comparison:
                 "tells them apart"
             )
         lines += [f"{task}: {note}" for task, notes in self.execution.items() for note in notes]
-        tasks = (
-            {cell.task: cell.config.task for cell in self.cells} if len(self.grid.seeds) > 1 else {}
-        )
-        if fixed := [
-            label
-            for label, task in tasks.items()
-            if isinstance(task, OwnProblem) and not task.varies
-        ]:
+        tasks = {
+            cell.task: cell.config.task
+            for cell in self.cells
+            if isinstance(cell.config.task, OwnProblem)
+        }
+        fixed = [label for label, task in tasks.items() if not task.varies]
+        if fixed and len(self.grid.seeds) > 1:
             lines.append(
                 f"{', '.join(fixed)}: the same problem for every seed, so intervals are over the "
                 "methods' own chance alone; a function seed -> Problem varies data and start"
@@ -277,8 +280,7 @@ class Comparison:
         lines += [
             f"{label}: upper_loss is f on {held} of the {total} validation rows, which are held "
             "out from all methods"
-            for label, task in {cell.task: cell.config.task for cell in self.cells}.items()
-            if isinstance(task, OwnProblem)
+            for label, task in tasks.items()
             for held, total in (task.held_out,)
             if held and self.grid.metrics[label] in task.metric_rows
         ]
@@ -355,10 +357,7 @@ def gather(
     failures: list[Failure] = []
     for cell in cells:
         done = runs.setdefault(cell.task, {}).setdefault(cell.method, [])
-        reason: HgmsError | None = None
-        status = "done"
-        if cell.path not in finished:
-            status, reason = cell.state()
+        status, reason = ("done", None) if cell.path in finished else cell.state()
         if status == "done":
             try:
                 run = read_run(cell.path)
@@ -369,8 +368,7 @@ def gather(
                 done.append(run)
                 continue
             except CheckpointError as error:
-                status = "damaged"
-                reason = error
+                status, reason = "damaged", error
         ending = endings.get(cell.path)
         if ending is not None and ending.status in ("refused", "stopped"):
             status = "damaged" if ending.status == "refused" else status
@@ -411,19 +409,16 @@ def gather(
                 notes=notes,
             )
         )
-    execution = {
-        task: execution_notes(itertools.chain(*by_method.values()))
-        for task, by_method in runs.items()
-    }
-    swept_as = [sweep.as_dict() for sweep in sweeps]
-    done = [run for by_method in runs.values() for group in by_method.values() for run in group]
     return Comparison(
         tables=tables,
         failures=failures,
-        sweeps=swept_as,
-        execution=execution,
+        sweeps=[sweep.as_dict() for sweep in sweeps],
+        execution={
+            task: execution_notes(itertools.chain(*by_method.values()))
+            for task, by_method in runs.items()
+        },
         grid=grid,
-        runs=done,
+        runs=[run for by_method in runs.values() for group in by_method.values() for run in group],
         cells=cells,
     )
 

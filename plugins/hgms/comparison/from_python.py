@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+from attrs import define, field
 
 from hgms.comparison.comparison import Comparison
 from hgms.comparison.grid import PYTHON, SweepSettings
@@ -123,24 +124,23 @@ def compare(
     registry = registry or Registry.load()
     settings = dict(plain(run)) if isinstance(run, RunSettings) else dict(run or {})
     scratch = _Scratch() if out is None else None
-    reading = _Reading(registry, _first(seeds), metric, higher_is_better)
-    whole: dict[str, Any] = {
+    first = 0 if isinstance(seeds, int) else min(seeds, default=0)
+    reading = _Reading(registry, first, metric, higher_is_better)
+    given = {
         "budget": plain(budget) if isinstance(budget, Budget) else budget,
         "seeds": seeds if isinstance(seeds, int) else list(seeds),
         "task": reading.entries("task", problems),
         "method": reading.entries("method", methods),
         "run": {key: value for key, value in settings.items() if value != "none"}
         | {"out": str(out) if scratch is None else scratch.path},
+        "metric": metric,
+        "reference": reference,
+        "baselines": baselines,
+        "references": references,
+        "sweep": plain(sweep) if isinstance(sweep, SweepSettings) else sweep,
     }
-    whole |= {
-        key: value
-        for key, value in (("metric", metric), ("reference", reference))
-        if value is not None
-    }
-    whole |= {"baselines": baselines, "references": references}
-    if sweep is not None:
-        whole["sweep"] = dict(plain(sweep)) if isinstance(sweep, SweepSettings) else dict(sweep)
-    grid = load(whole, source=PYTHON, registry=registry, objects=reading.objects)
+    stated = {key: value for key, value in given.items() if value is not None}
+    grid = load(stated, source=PYTHON, registry=registry, objects=reading.objects)
     try:
         comparison = run_grid(
             grid,
@@ -160,29 +160,19 @@ def compare(
     return attrs.evolve(comparison, scratch=scratch)
 
 
-def _first(seeds: int | Sequence[int]) -> int:
-    """Return the seed with which a function's problem is inspected."""
-    return 0 if isinstance(seeds, int) else min(seeds, default=0)
-
-
+@define
 class _Reading:
     """Convert the arguments of the user to entries of a grid file.
 
-    ``objects`` contains the objects that have no table, by kind and label.
+    ``seed`` is the seed with which a function's problem is inspected. ``objects`` contains the
+    objects that have no table, by kind and label.
     """
 
-    def __init__(
-        self,
-        registry: Registry,
-        seed: int,
-        metric: str | None,
-        higher: bool | Mapping[str, bool] | None,
-    ) -> None:
-        self.registry = registry
-        self.seed = seed
-        self.metric = metric
-        self.higher = higher
-        self.objects: Objects = {}
+    registry: Registry
+    seed: int
+    metric: str | None
+    higher: bool | Mapping[str, bool] | None
+    objects: Objects = field(factory=dict, init=False)
 
     def entries(self, kind: str, value: Any) -> list[Any]:
         """Return the entries of one item, a list of items, or a dictionary from labels to items."""
@@ -231,8 +221,7 @@ class _Reading:
             )
         if self.is_registered(item):
             return {**plain(item), **named}
-        name = str(name_of(item))
-        return self.keep(kind, name, label, item)
+        return self.keep(kind, str(name_of(item)), label, item)
 
     def problem(
         self, label: str | None, problem: Problem | Callable[[int], Problem]
@@ -269,16 +258,14 @@ class _Reading:
         """Convert parts of a table that are objects of registered classes to tables; keep other
         objects.
         """
-        read: dict[str, Any] = {}
+        read = dict(table)
         for key, value in table.items():
             if isinstance(value, Mapping):
                 read[key] = self.table(value)
+            elif self.is_registered(value):
+                read[key] = plain(value)
             elif attrs.has(type(value)):
-                read[key] = plain(value) if self.is_registered(value) else value
-                if read[key] is value:
-                    self.objects["part", str(len(self.objects))] = value
-            else:
-                read[key] = value
+                self.objects["part", str(len(self.objects))] = value
         return read
 
     def is_registered(self, component: Any) -> bool:

@@ -18,10 +18,11 @@ from attrs import field, frozen, validators
 from hgms.config import Budget
 from hgms.config.convert import structured
 from hgms.config.invalid import init_fields
-from hgms.config.tables import laid_over, put
+from hgms.config.tables import laid_over, put, show
 from hgms.facts import traits_of
 from hgms.plugins import Registry
 from hgms.runs import OwnProblem, RunConfig, RunFolder, RunSettings
+from hgms.store import described
 from hgms_core import ConfigError, HgmsError, Method
 from hgms_core.components import evolve
 from hgms_core.errors import CheckpointError, Place, unknown_name
@@ -50,30 +51,18 @@ def root_of(source: str) -> Place:
 
 def distinct_seeds(_settings: object, attribute: attrs.Attribute[Any], value: object) -> None:
     """Validate seeds: a count, or a list of numbers; at most MOST_SEEDS."""
-    numbers = (
-        [value]
-        if isinstance(value, int)
-        else list(value)
-        if isinstance(value, (list, tuple))
-        else []
-    )
     name = attribute.name
-    place = (name,)
-    if isinstance(value, int) and value < 1:
-        message = f"{name}={value} must be a count of at least 1, or a list of seeds"
-        raise ConfigError("out-of-range", message, place=place)
-    if not numbers:
-        raise ConfigError("missing-option", f"{name} must not be empty", place=place)
+    numbers = value if isinstance(value, list | tuple) else ()
     count = value if isinstance(value, int) else len(numbers)
-    if count > MOST_SEEDS:
-        message = f"{name} has {count:,} seeds, but must have at most {MOST_SEEDS:,}"
-        raise ConfigError("too-large", message, place=place)
-    if any(number < 0 for number in numbers):
-        message = f"{name}={numbers} must not contain negative numbers"
-        raise ConfigError("out-of-range", message, place=place)
-    if len(set(numbers)) < len(numbers):
-        message = f"{name}={numbers} must not contain a seed twice"
-        raise ConfigError("wrong-value", message, place=place)
+    none = "out-of-range" if isinstance(value, int) else "missing-option"
+    for is_wrong, code, requirement in (
+        (count < 1, none, "must be a count of at least 1, or a list of seeds"),
+        (count > MOST_SEEDS, "too-large", f"must have at most {MOST_SEEDS:,} seeds"),
+        (any(number < 0 for number in numbers), "out-of-range", "must not be negative"),
+        (len({*numbers}) < len(numbers), "wrong-value", "must not contain a seed twice"),
+    ):
+        if is_wrong:
+            raise ConfigError(code, f"{name}={show(value)} {requirement}", place=(name,))
 
 
 @frozen(kw_only=True)
@@ -147,10 +136,10 @@ def with_field(component: Any, path: Sequence[str], value: Any) -> Any:
     the field.
     """
     name, *rest = path
-    fields = init_fields(type(component)) if attrs.has(type(component)) else {}
+    cls = type(component)
+    fields = init_fields(cls) if attrs.has(cls) else {}
     if name not in fields:
-        label = f"field of {type(component).__name__}"
-        raise unknown_name("option", name, fields, (name,), label=label)
+        raise unknown_name("option", name, fields, (name,), label=f"field of {cls.__name__}")
     if rest:
         try:
             value = with_field(getattr(component, fields[name].name), rest, value)
@@ -159,9 +148,9 @@ def with_field(component: Any, path: Sequence[str], value: Any) -> Any:
     try:
         return attrs.evolve(component, **{name: value})
     except (ValueError, TypeError) as error:
-        reason = error.args[0] if error.args else type(error).__name__
-        message = f"{name}={value!r} is invalid: {reason}"
-        raise ConfigError("wrong-value", message, place=(name,)) from None
+        raise ConfigError(
+            "wrong-value", f"{name}={value!r} is invalid: {described(error)}", place=(name,)
+        ) from None
 
 
 @frozen(kw_only=True)
@@ -197,7 +186,7 @@ class Cell:
         """The configuration as text, as stored in the folder."""
         if self.around is None:
             return self.config.to_toml()
-        return f"{self.around[0]}{_seed_line(self.config)}{self.around[1]}"
+        return f"\nseed = {self.config.seed}\n".join(self.around)
 
     def state(self) -> tuple[str, HgmsError | None]:
         """Return ``new``, ``begun``, ``done``, ``failed`` or ``damaged``, and the error of the last
@@ -214,14 +203,14 @@ class Cell:
             summary = folder.read_summary()
             if summary is None:
                 return ("begun" if folder.config.exists() else "new"), None
-            if summary.get("status") == "done":
+            status = summary.get("status")
+            if status == "done":
                 return "done", None
-            if summary.get("status") == "failed":
-                reason = str(summary.get("error") or "no reason is recorded")
-                return "failed", HgmsError("run-failed", reason)
+            if status == "failed":
+                return "failed", HgmsError("run-failed", str(summary.get("error") or "no reason"))
             return "damaged", CheckpointError(
                 "damaged-file",
-                f"status={summary.get('status')!r} must be 'done' or 'failed'",
+                f"status={status!r} must be 'done' or 'failed'",
                 place=("summary.json", "status"),
             )
         except HgmsError as error:
@@ -232,16 +221,10 @@ class Cell:
     def other_problem(self, folder: RunFolder) -> CheckpointError | None:
         """Return an error if a function of the seed created another problem for the stored run."""
         task = self.config.task
-        before = (
-            (folder.read_environment().get("task") or {}).get("instance")
-            if isinstance(task, OwnProblem)
-            else None
-        )
-        if (
-            not before
-            or not isinstance(task, OwnProblem)
-            or before == (now := task.instance(self.config.seed))
-        ):
+        if not isinstance(task, OwnProblem):
+            return None
+        before = (folder.read_environment().get("task") or {}).get("instance")
+        if not before or before == (now := task.instance(self.config.seed)):
             return None
         what = ", ".join(key for key in {**before, **now} if before.get(key) != now.get(key))
         return CheckpointError(
@@ -253,19 +236,13 @@ class Cell:
         )
 
 
-def _seed_line(config: RunConfig) -> str:
-    return f"\nseed = {config.seed}\n"
-
-
 def cells_of(config: RunConfig, seeds: Iterable[int]) -> Iterator[Cell]:
     """Yield the runs of a pair.
 
     Its hash and its text take a thousand times as long as a seed, so all seeds share them.
     """
-    folder, (before, line, after) = (
-        config.path.parent,
-        config.to_toml().partition(_seed_line(config)),
-    )
+    folder = config.path.parent
+    before, line, after = config.to_toml().partition(f"\nseed = {config.seed}\n")
     around = (before, after) if line else None
     for seed in seeds:
         yield Cell(config=evolve(config, seed=seed), path=folder / f"seed-{seed}", around=around)
@@ -302,8 +279,8 @@ class Grid:
 
         ``chosen`` replaces configurations of pairs by the choices of a sweep.
         """
-        pairs = {**self.pairs, **(chosen or {})}
-        by_seed = zip(*(cells_of(config, self.seeds) for config in pairs.values()), strict=True)
+        pairs = {**self.pairs, **(chosen or {})}.values()
+        by_seed = zip(*(cells_of(config, self.seeds) for config in pairs), strict=True)
         return list(itertools.chain.from_iterable(by_seed))
 
     def varied(self, task: str, method: str, values: Mapping[str, Any]) -> RunConfig:

@@ -215,19 +215,16 @@ def without_doubles(
     """Return methods by task and label, without added references that equal a method of the user on
     the same task.
     """
-    entries = {entry.label: entry for entry in methods}
-
-    def is_double(task: str, label: str) -> bool:
-        named = [
-            other.label
-            for other in methods
-            if other.name == entries[label].name and not other.added
-        ]
-        return entries[label].added and any(
-            fitting.get((task, other)) == fitting[task, label] for other in named
+    added = {entry.label: entry.name for entry in methods if entry.added}
+    stated = [(entry.label, entry.name) for entry in methods if not entry.added]
+    return {
+        (task, label): method
+        for (task, label), method in fitting.items()
+        if not any(
+            name == added.get(label) and fitting.get((task, other)) == method
+            for other, name in stated
         )
-
-    return {pair: method for pair, method in fitting.items() if not is_double(*pair)}
+    }
 
 
 def is_promised(baseline: Entry, task: object) -> bool:
@@ -283,8 +280,7 @@ class _Loader:
         file = self.built({"task": [], "method": [], **table}, GridFile)
         self.check_on(all_tasks, all_methods)
         built = {task.label: self.built(task.at(""), Task, ("task", task.label)) for task in tasks}
-        references = table.get("references") is True
-        fitting = self.fitting(tasks, methods, built, references=references)
+        fitting = self.fitting(tasks, methods, built, references=table.get("references") is True)
         fitting = without_doubles(fitting, methods)
         if file is None:
             file = self.salvaged(table)
@@ -302,10 +298,6 @@ class _Loader:
         for task, method in itertools.product(tasks, methods):
             if method.added and (task.label, method.label) not in fitting:
                 continue
-            labels = {
-                "label": method.label if method.stated else None,
-                "task_label": task.label if task.stated else None,
-            }
             pairs[task.label, method.label] = RunConfig(
                 task=built[task.label],
                 method=fitting[task.label, method.label],
@@ -313,7 +305,12 @@ class _Loader:
                 role=self.role(method),
                 seed=seeds[0],
                 budget=file.budget,
-                run=attrs.evolve(file.run, **labels, **placed(built[task.label])),
+                run=attrs.evolve(
+                    file.run,
+                    label=method.label if method.stated else None,
+                    task_label=task.label if task.stated else None,
+                    **placed(built[task.label]),
+                ),
                 host=self.registry.host,
                 own=bool(self.objects),
             )
@@ -388,15 +385,17 @@ class _Loader:
             listed if isinstance(listed, (list, tuple)) else [listed] if listed is not None else []
         )
         if not items:
-            how = f"write a [[{kind}]] table with its name"
-            if self.where == FLAGS:
-                flag = {"task": "--task NAME", "method": "--methods NAME,NAME"}[kind]
-                how = f"add {flag} (`hgms list {kind}` shows all)"
-            if self.where == PYTHON:
-                how = f"pass its name (`hgms list {kind}` shows all), a table or an object"
+            flag = {"task": "--task NAME", "method": "--methods NAME,NAME"}[kind]
+            hints = {
+                FLAGS: f"add {flag} (`hgms list {kind}` shows all)",
+                PYTHON: f"pass its name (`hgms list {kind}` shows all), a table or an object",
+            }
             self.errors.append(
                 ConfigError(
-                    "missing-option", f"no {kind} is given", place=self.place(kind), hint=how
+                    "missing-option",
+                    f"no {kind} is given",
+                    place=self.place(kind),
+                    hint=hints.get(self.where, f"write a [[{kind}]] table with its name"),
                 )
             )
         entries = []
@@ -405,25 +404,25 @@ class _Loader:
                 entries.append(self.entry(kind, {"name": item} if isinstance(item, str) else item))
             except HgmsError as error:
                 self.errors += error.at(*self.place(kind, index)).errors
-        labels = [entry.label for entry in entries]
-        for label, count in Counter(labels).items():
-            if count > 1:
-                where = " in a grid file" if self.where == FLAGS else ""
-                self.errors.append(
-                    ConfigError(
-                        "duplicate-label",
-                        f"{count} {kind}s have the label {label!r}",
-                        place=self.place(kind),
-                        hint=f'set a different label for each, such as label = "{label}-2"{where}',
-                    )
-                )
+        where = " in a grid file" if self.where == FLAGS else ""
+        self.errors += [
+            ConfigError(
+                "duplicate-label",
+                f"{count} {kind}s have the label {label!r}",
+                place=self.place(kind),
+                hint=f'set a different label for each, such as label = "{label}-2"{where}',
+            )
+            for label, count in Counter(entry.label for entry in entries).items()
+            if count > 1
+        ]
         return entries
 
     def entry(self, kind: Literal["task", "method"], item: object) -> Entry:
         """Return the entry of a table. Errors: ConfigError, with its place in the table."""
         if not isinstance(item, Mapping):
-            message = f"{show(item)} must be a table with the name of a {kind}"
-            raise ConfigError("wrong-type", message)
+            raise ConfigError(
+                "wrong-type", f"{show(item)} must be a table with the name of a {kind}"
+            )
         if not isinstance(item.get("name"), str):
             names = ", ".join(component.name for component in self.registry.components(kind))
             raise ConfigError(
@@ -435,8 +434,9 @@ class _Loader:
         label = item.get("label", item["name"])
         on = item.get("on", {})
         if not isinstance(label, str):
-            message = f"label={show(label)} must be a string"
-            raise ConfigError("wrong-type", message, place=("label",))
+            raise ConfigError(
+                "wrong-type", f"label={show(label)} must be a string", place=("label",)
+            )
         RunSettings(label=label)
         if label in RESERVED | self.others:
             raise ConfigError(
@@ -448,8 +448,9 @@ class _Loader:
         if not isinstance(on, Mapping) or not all(
             isinstance(settings, Mapping) for settings in on.values()
         ):
-            message = "on must contain one table of settings per task"
-            raise ConfigError("wrong-type", message, place=("on",))
+            raise ConfigError(
+                "wrong-type", "on must contain one table of settings per task", place=("on",)
+            )
         table = {key: value for key, value in item.items() if key not in ("label", "on")}
         component = self.objects.get((kind, label))
         return Entry(
@@ -547,10 +548,14 @@ class _Loader:
                 if label not in labels:
                     self.errors.append(unknown_name("task", label, labels, place))
                 if "name" in settings:
-                    message = "the name of a method cannot differ between tasks"
-                    hint = "add a [[method]] table with this name"
-                    error = ConfigError("not-supported", message, place=(*place, "name"), hint=hint)
-                    self.errors.append(error)
+                    self.errors.append(
+                        ConfigError(
+                            "not-supported",
+                            "the name of a method cannot differ between tasks",
+                            place=(*place, "name"),
+                            hint="add a [[method]] table with this name",
+                        )
+                    )
 
     def fitting(
         self,
@@ -621,9 +626,12 @@ class _Loader:
         for label, task in built.items():
             names = list(facts.metrics_of(task))
             if task is not None and not names:
-                message = f"the task {label!r} has no metrics, so it cannot be compared"
                 self.errors.append(
-                    ConfigError("wrong-metric", message, place=self.place("task", label))
+                    ConfigError(
+                        "wrong-metric",
+                        f"the task {label!r} has no metrics, so it cannot be compared",
+                        place=self.place("task", label),
+                    )
                 )
             elif names and metric is not None and metric not in names:
                 self.errors.append(
@@ -641,15 +649,13 @@ class _Loader:
     def reference(self, methods: Sequence[Entry], label: str | None) -> str:
         labels = [method.label for method in methods]
         if label is not None and label not in labels:
-            place = self.place("reference")
-            error = unknown_name("method", label, labels, place, label="reference method")
+            error = unknown_name(
+                "method", label, labels, self.place("reference"), label="reference method"
+            )
             hint = f"{error.hint}\nadd it to --methods, or choose another --reference"
             self.errors.append(ConfigError(**{**error.as_dict(), "hint": hint}))
-        default = next(
-            (method.label for method in methods if method.name in DEFAULT_REFERENCES),
-            next(iter(labels), ""),
-        )
-        return label or default
+        defaults = [method.label for method in methods if method.name in DEFAULT_REFERENCES]
+        return label or next(iter([*defaults, *labels]), "")
 
     def role(self, method: Entry) -> str:
         """Return the role of a method in comparisons: its registered role, or the role of its
@@ -726,19 +732,21 @@ class _Loader:
             here = (*place, "space", label)
             if label not in known:
                 self.errors.append(unknown_name("method", label, known, here))
-            elif label in by_label and not isinstance(table, Mapping):
-                message = f"{show(table)} must be a table of fields"
-                self.errors.append(ConfigError("wrong-type", message, place=here))
-            elif label in by_label and "name" in table:
-                message = "the name of a method cannot be swept"
-                hint = "add one [[method]] table per name"
-                error = ConfigError("not-supported", message, place=(*here, "name"), hint=hint)
-                self.errors.append(error)
-            elif label in by_label:
-                try:
+                continue
+            try:
+                if not isinstance(table, Mapping):
+                    raise ConfigError("wrong-type", f"{show(table)} must be a table of fields")
+                if "name" in table:
+                    raise ConfigError(
+                        "not-supported",
+                        "the name of a method cannot be swept",
+                        place=("name",),
+                        hint="add one [[method]] table per name",
+                    )
+                if label in by_label:
                     self.check_space(sweep, by_label[label], space.parse(table), tasks)
-                except ConfigError as error:
-                    self.errors += error.at(*here).errors
+            except ConfigError as error:
+                self.errors += error.at(*here).errors
 
     def check_space(
         self, sweep: SweepSettings, method: Entry, dimensions: space.Space, tasks: Sequence[Entry]

@@ -7,9 +7,10 @@ Running a grid again resumes it: a cell is run only if its folder contains no re
 from __future__ import annotations
 
 import contextlib
-import errno
 import itertools
+import math
 import os
+import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,7 +26,7 @@ from hgms.config.tables import difference, parse_toml
 from hgms.executors import Board, Executor, Local, code_of, cores, to_stderr
 from hgms.results import uncollected
 from hgms.runs import Interrupted, RunFolder, ignore, stoppable, unannounced
-from hgms.store import DiskError, read_file
+from hgms.store import DiskError, read_file, writing
 from hgms_core import ConfigError, HgmsError
 
 ROOM = 1 << 18
@@ -68,10 +69,8 @@ def run_grid(
     host.notify("hgms_ready", settings=plain(grid.run))
     planned = sweeps.plan(grid)
     _ensure_writable(grid.out)
-    trial = grid.sweep.budget if grid.sweep else None
-    timed = any(
-        budget is not None and budget.seconds is not None for budget in (grid.budget, trial)
-    )
+    budgets = [grid.budget, grid.sweep and grid.sweep.budget]
+    timed = any(budget is not None and budget.seconds is not None for budget in budgets)
     for line in [*grid.left_out, *(changed(grid) if grid.own else ())]:
         say(line)
     if grid.own:
@@ -109,9 +108,9 @@ def run_grid(
             cells = grid.cells(chosen)
             carry_out(cells)
     except KeyboardInterrupt as error:  # at any point, also between two runs
-        number = Interrupted.number_of(error)
-        hint = "run the same command again to resume"
-        raise Interrupted("interrupted", number, hint=hint) from None
+        raise Interrupted(
+            "interrupted", Interrupted.number_of(error), hint="run the same command again to resume"
+        ) from None
     with uncollected():
         return gather(grid, cells, planned, endings, finished)
 
@@ -162,47 +161,32 @@ def changed(grid: Grid) -> list[str]:
                     continue
                 what = ", ".join(key.replace(".identity", "") for key in keys[:6])
                 lines.append(
-                    f"{path.parent.parent} holds runs of another {what}: they are not used, "
-                    f"{label} runs anew"
+                    f"{path.parent.parent} contains runs of another {what}, which are not used; "
+                    f"{label} is run again"
                 )
                 break
     return lines
 
 
-def ensure_room(folder: Path) -> None:
-    """Check the disk once instead of for every run. Errors: DiskError if the folder cannot be
-    written.
+def ensure_room(folder: Path, size: int = ROOM) -> None:
+    """Check the disk once instead of for every run.
+
+    Errors: DiskError if ``size`` bytes cannot be written to the folder.
     """
-    try:
-        with tempfile.TemporaryFile(dir=folder) as stream:
-            stream.write(bytes(ROOM))
-            stream.flush()
-            os.fsync(stream.fileno())
-    except OSError as error:
-        what = (
-            "the disk is full"
-            if error.errno in (errno.ENOSPC, errno.EDQUOT)
-            else error.strerror or str(error)
-        )
-        raise DiskError(
-            "cannot-write",
-            f"the folder cannot be written: {what}",
-            place=(str(folder),),
-            hint="free some space, then repeat the command to resume",
-        ) from None
+    with writing(folder), tempfile.TemporaryFile(dir=folder) as stream:
+        stream.write(bytes(size))
+        stream.flush()
+        os.fsync(stream.fileno())
 
 
 def _ensure_writable(folder: Path) -> None:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        ensure_room(folder, 0)
+    except DiskError as error:
         raise ConfigError(
-            "cannot-write",
-            f"the folder cannot be written: {error.strerror or error}",
-            place=(str(folder),),
-            hint="choose another --out",
+            error.code, error.message, place=error.place, hint="choose another --out"
         ) from None
 
 
@@ -216,8 +200,16 @@ def listing(grid: Grid) -> list[dict[str, Any]]:
         for number, seed in itertools.product(range(sweep.settings.trials), sweep.settings.seeds):
             folder = RunFolder(sweep.path(number, seed))
             state = (folder.read_summary() or {}).get("status", "begun" if folder.begun else "new")
-            row = {"task": sweep.task, "method": sweep.method, "trial": number, "seed": seed}
-            trials.append({**row, "state": str(state), "folder": folder.path})
+            trials.append(
+                {
+                    "task": sweep.task,
+                    "method": sweep.method,
+                    "trial": number,
+                    "seed": seed,
+                    "state": str(state),
+                    "folder": folder.path,
+                }
+            )
     cells: list[dict[str, Any]] = [
         {
             "task": cell.task,
@@ -243,26 +235,20 @@ def work_left(grid: Grid, rows: Sequence[Mapping[str, Any]]) -> str:
     for row in rows:
         if row["state"] == "done" and len(known := took.setdefault(_alike(row), [])) < SAMPLE:
             known.append(RunFolder(row["folder"]).records()[-1]["seconds"])
-    seconds = 0.0
-    estimated = False
-    unknown = 0
+    durations: list[float | None] = []
     for row in left:
         budget = trial if row.get("trial") is not None else grid.budget
         known = took.get(_alike(row), [])
-        if budget.seconds is not None:
-            seconds += budget.seconds
-        elif known:
-            seconds = seconds + sum(known) / len(known)
-            estimated = True
-        else:
-            unknown += 1
+        durations.append(budget.seconds or (statistics.fmean(known) if known else None))
     count = f"{len(left)} of {len(rows)} runs to do"
-    if not left or unknown == len(left):
-        return count + (
-            "; how long they take is known when one of each method has ended" if left else ""
+    seconds = math.fsum(filter(None, durations))
+    unknown = durations.count(None)
+    if unknown == len(left):
+        return count + "; how long they take is known when one of each method has ended" * bool(
+            left
         )
-    size = "at least " if unknown else "about " if estimated else ""
-    more = f"; of {unknown} none like it has ended, to tell how long they take" if unknown else ""
+    size = "at least " if unknown else "about "
+    more = f"; the time of {unknown} other runs is unknown" if unknown else ""
     amount = f"{seconds:,.0f}" if seconds >= 10 else f"{seconds:.2g}"
     return f"{count}: {size}{amount} s of steps, one run at a time{more}"
 

@@ -9,7 +9,8 @@ from typing import Any
 from attrs import frozen
 
 from hgms_core import ConfigError
-from hgms_core.errors import unknown_name
+from hgms_core.arguments import reports_errors
+from hgms_core.components import read_by_annotation
 
 
 @frozen
@@ -17,6 +18,12 @@ class Choices:
     """A dimension with a list of values."""
 
     values: tuple[Any, ...]
+
+    def __attrs_post_init__(self) -> None:
+        if not self.values:
+            raise ConfigError("missing-option", "the list has no values")
+        if any(one in self.values[:number] for number, one in enumerate(self.values)):
+            raise ConfigError("wrong-value", f"{[*self.values]} must not contain a value twice")
 
     def at(self, share: float) -> Any:
         """Return the value at a share in [0, 1) of the list."""
@@ -28,7 +35,8 @@ class Choices:
         return self.values
 
 
-@frozen
+@reports_errors
+@frozen(field_transformer=read_by_annotation)
 class Range:
     """A number between ``low`` and ``high``, drawn uniformly or log-uniformly; an integer if both
     ends are integers.
@@ -37,9 +45,21 @@ class Range:
     (0.1, 8)
     """
 
-    low: float
-    high: float
+    low: int | float
+    high: int | float
     log: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        if not self.low < self.high:
+            raise ConfigError(
+                "out-of-range", f"low={self.low} must be less than high={self.high}", place=("low",)
+            )
+        if self.log and self.low <= 0:
+            raise ConfigError(
+                "out-of-range",
+                f"low={self.low} must be greater than 0 in a logarithmic range",
+                place=("low",),
+            )
 
     @property
     def whole(self) -> bool:
@@ -79,64 +99,22 @@ def parse(table: Mapping[str, Any]) -> dict[str, Dimension]:
     """
     space: dict[str, Dimension] = {}
     for key, value in table.items():
-        if isinstance(value, Sequence) and not isinstance(value, str):
-            if not value:
-                raise ConfigError("missing-option", f"{key}=[] has no values", place=_path(key))
-            if any(one in value[:number] for number, one in enumerate(value)):
-                message = f"{key}={list(value)} must not contain a value twice"
-                raise ConfigError("wrong-value", message, place=_path(key))
-            space[key] = Choices(tuple(value))
-        elif isinstance(value, Mapping) and not {"low", "high", "log"} & value.keys():
-            try:
-                below = parse(value)
-            except ConfigError as error:
-                raise error.at(*_path(key)) from None
-            space |= {f"{key}.{inner}": dimension for inner, dimension in below.items()}
-        elif isinstance(value, Mapping):
-            space[key] = _range(key, value)
-        else:
-            raise ConfigError(
-                "wrong-type",
-                f"{key}={value!r} must be a list of values or a range",
-                place=_path(key),
-                hint="write a range as { low = 0.01, high = 1.0, log = true }",
-            )
+        try:
+            if isinstance(value, Sequence) and not isinstance(value, str):
+                space[key] = Choices(tuple(value))
+            elif isinstance(value, Mapping) and not {"low", "high", "log"} & value.keys():
+                space |= {f"{key}.{inner}": part for inner, part in parse(value).items()}
+            elif isinstance(value, Mapping):
+                space[key] = Range(**value)
+            else:
+                raise ConfigError(
+                    "wrong-type",
+                    f"{key}={value!r} must be a list of values or a range",
+                    hint="write a range as { low = 0.01, high = 1.0, log = true }",
+                )
+        except ConfigError as error:
+            raise error.at(*key.split(".")) from None
     return space
-
-
-def _range(key: str, table: Mapping[str, Any]) -> Range:
-    known = ("low", "high", "log")
-    path = _path(key)
-    for word in table:
-        if word not in known:
-            raise unknown_name("option", word, known, (*path, word))
-    low = table.get("low")
-    high = table.get("high")
-    log = table.get("log", False)
-    for name, end in (("low", low), ("high", high)):
-        if end is None:
-            message = "a range requires two numbers, low and high"
-            raise ConfigError("missing-option", message, place=(*path, name))
-        if isinstance(end, bool) or not isinstance(end, (int, float)) or not math.isfinite(end):
-            message = f"{name}={end!r} must be a finite number"
-            raise ConfigError("wrong-type", message, place=(*path, name))
-    assert low is not None
-    assert high is not None
-    if not isinstance(log, bool):
-        message = f"log={log!r} must be true or false"
-        raise ConfigError("wrong-type", message, place=(*path, "log"))
-    if not low < high:
-        message = f"low={low} must be less than high={high}"
-        raise ConfigError("out-of-range", message, place=(*path, "low"))
-    if log and low <= 0:
-        message = f"low={low} must be greater than 0 in a logarithmic range"
-        raise ConfigError("out-of-range", message, place=(*path, "low"))
-    return Range(low, high, log)
-
-
-def _path(key: str) -> tuple[str, ...]:
-    """Return the path to the field with a dotted key."""
-    return tuple(key.split("."))
 
 
 def points(space: Space) -> int | None:

@@ -24,7 +24,6 @@ from attrs import define, field
 from hgms.comparison.grid import Cell, Grid, SweepSettings
 from hgms.comparison.samplers import SAMPLERS, Trial, Values, import_optuna
 from hgms.comparison.space import Choices, Space, parse
-from hgms.config import Budget
 from hgms.config.tables import parse_json
 from hgms.runs import RunConfig, RunFolder, data_of
 from hgms.store import ROWS, leased, read_file, replace_file
@@ -48,11 +47,6 @@ class Sweep:
     @property
     def folder(self) -> Path:
         return self.grid.out / "sweeps" / self.task / self.method
-
-    @property
-    def budget(self) -> Budget:
-        """The budget of one trial."""
-        return self.settings.budget or self.grid.budget
 
     @property
     def chosen(self) -> Trial:
@@ -80,10 +74,13 @@ class Sweep:
         return self.folder / f"trial-{number}" / f"seed-{seed}"
 
     def cells(self, trial: Trial) -> list[Cell]:
-        config = evolve(self.config(trial), budget=self.budget)
-        note = f"trial {trial.number}"
+        config = evolve(self.config(trial), budget=self.settings.budget or self.grid.budget)
         return [
-            Cell(config=evolve(config, seed=seed), path=self.path(trial.number, seed), note=note)
+            Cell(
+                config=evolve(config, seed=seed),
+                path=self.path(trial.number, seed),
+                note=f"trial {trial.number}",
+            )
             for seed in self.settings.seeds
         ]
 
@@ -91,15 +88,12 @@ class Sweep:
         """Read the losses of all trials from their folders."""
         for trial in self.trials:
             for seed in self.settings.seeds:
-                summary: Mapping[str, Any] | None = None
+                trial.losses[seed] = None
                 with contextlib.suppress(CheckpointError):
-                    summary = RunFolder(self.path(trial.number, seed)).read_summary()
-                loss = (
-                    summary.get("validation_loss")
-                    if summary and summary.get("status") == "done"
-                    else None
-                )
-                trial.losses[seed] = loss if isinstance(loss, int | float) else None
+                    summary = RunFolder(self.path(trial.number, seed)).read_summary() or {}
+                    loss = summary.get("validation_loss")
+                    if summary.get("status") == "done" and isinstance(loss, int | float):
+                        trial.losses[seed] = loss
 
     def identity(self) -> dict[str, Any]:
         """Return the settings and data that the trials on disk must match."""
@@ -107,7 +101,7 @@ class Sweep:
             "sampler": self.settings.sampler,
             "seed": self.settings.seed,
             "seeds": list(self.settings.seeds),
-            "budget": str(self.budget),
+            "budget": str(self.settings.budget or self.grid.budget),
             "space": {
                 key: {"values": list(part.values)}
                 if isinstance(part, Choices)
@@ -129,16 +123,15 @@ class Sweep:
             }
             for trial in self.trials
         ]
-        note = (
-            None if math.isfinite(best.loss) else "every trial failed; the given settings are kept"
-        )
-        chosen = {"chosen": best.number, "chosen_values": best.values, "note": note}
+        failed = "every trial failed; the given settings are kept"
         return {
             "task": self.task,
             "method": self.method,
             **self.identity(),
             "trials": trials,
-            **chosen,
+            "chosen": best.number,
+            "chosen_values": best.values,
+            "note": None if math.isfinite(best.loss) else failed,
         }
 
     def write(self) -> None:
@@ -217,8 +210,7 @@ def carry_out(
     if not sweeps:
         return {}
     settings = sweeps[0].settings
-    rounds = [1] * settings.trials if settings.sampler == "tpe" else [settings.trials]
-    for trials in rounds:
+    for trials in [1] * settings.trials if settings.sampler == "tpe" else [settings.trials]:
         cells = [cell for _ in range(trials) for sweep in sweeps for cell in sweep.add_trial()]
         for sweep in sweeps:
             sweep.write()

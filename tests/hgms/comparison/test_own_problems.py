@@ -100,7 +100,7 @@ def test_a_second_call_reads_what_is_finished_and_runs_what_is_new(
     assert (steps(), steps(), steps(seeds=3), caplog.records) == (4, 0, 2, [])
     # another f: nothing of it may be used again
     assert steps(scale=3.0) == 4
-    assert "holds runs of another task.make" in caplog.text
+    assert "contains runs of another task.make" in caplog.text
     assert steps(rate=0.5) == 4
     runs, skipped = scan(tmp_path)
     assert (len(runs), skipped) == (7, []), "nothing was lost"
