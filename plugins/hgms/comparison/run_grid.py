@@ -69,7 +69,7 @@ def run_grid(
     host.notify("hgms_ready", settings=plain(grid.run))
     planned = sweeps.plan(grid)
     _ensure_writable(grid.out)
-    budgets = [grid.budget, grid.sweep and grid.sweep.budget]
+    budgets = [grid.budget, grid.sweep.budget if grid.sweep else None]
     timed = any(budget is not None and budget.seconds is not None for budget in budgets)
     for line in [*grid.left_out, *(changed(grid) if grid.own else ())]:
         say(line)

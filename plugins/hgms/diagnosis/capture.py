@@ -5,11 +5,12 @@ The step is repeated with parts that record their calls.
 
 from __future__ import annotations
 
-import contextlib
-from typing import Any
+import functools
+from collections.abc import Callable
+from typing import Any, cast
 
 import attrs
-from attrs import define
+from attrs import define, frozen
 
 from hgms.plugins import inside
 from hgms_core import (
@@ -70,58 +71,20 @@ class Seen:
 
 
 class _Part:
-    """A part that records its arguments and results, and otherwise equals the original part."""
+    """A part that passes each result of one method to ``note``; otherwise the original part."""
 
-    def __init__(self, part: Any, notes: dict[str, Any]) -> None:
+    def __init__(self, part: Any, method: str, note: Callable[..., None]) -> None:
         self._part = part
-        self._notes = notes
+        self._note = note
+        setattr(self, method, functools.partial(self._call, getattr(part, method)))
+
+    def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        result = function(*arguments)
+        self._note(result, *arguments)
+        return result
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._part, name)
-
-
-class _Generator(_Part):
-    def propose(
-        self, problem: Problem, theta: Tree, start: State, key: Key, progress: float
-    ) -> Candidates:
-        self._notes.update(
-            problem=problem, theta=theta, start=start, proposing=key, progress=progress
-        )
-        self._notes["candidates"] = candidates = self._part.propose(
-            problem, theta, start, key, progress
-        )
-        return candidates
-
-
-class _Selector(_Part):
-    def select(self, problem: Problem, theta: Tree, candidates: Candidates, key: Key) -> Selection:
-        self._notes["selection"] = selection = self._part.select(problem, theta, candidates, key)
-        return selection
-
-
-class _HyperGradient(_Part):
-    def estimate(
-        self,
-        problem: Problem,
-        theta: Tree,
-        candidates: Candidates,
-        selection: Selection,
-        key: Key,
-        state: State,
-    ) -> tuple[Estimate, State]:
-        self._notes.update(estimating=key, memory=state)
-        estimate, memory = self._part.estimate(problem, theta, candidates, selection, key, state)
-        self._notes["estimate"] = estimate
-        return estimate, memory
-
-
-class _Outer(_Part):
-    def step(
-        self, theta: Tree, gradient: Tree, state: State, progress: float
-    ) -> tuple[Tree, State]:
-        theta, state = self._part.step(theta, gradient, state, progress)
-        self._notes["theta_after"] = self._notes["problem"].project(theta)
-        return theta, state
 
 
 def pipeline_of(method: Any) -> Pipeline | None:
@@ -143,19 +106,13 @@ def _field(method: Any) -> str | None:
     )
 
 
-def noting(method: Any, notes: dict[str, Any]) -> Any:
-    """Return the method with parts that record into ``notes``, in the same wrappers."""
+def evolve_pipeline(method: Any, change: Callable[[Pipeline], Pipeline]) -> Any:
+    """Return the method with the changed pipeline in the same wrappers."""
     if isinstance(method, Pipeline):
-        parts: dict[str, Any] = {
-            "generator": _Generator(method.generator, notes),
-            "selector": _Selector(method.selector, notes),
-            "hypergradient": _HyperGradient(method.hypergradient, notes),
-            "outer": _Outer(method.outer, notes),
-        }
-        return evolve(method, **parts)
+        return change(method)
     field = _field(method)
     assert field is not None, "only called where there is a pipeline inside"
-    return attrs.evolve(method, **{field: noting(getattr(method, field), notes)})
+    return attrs.evolve(method, **{field: evolve_pipeline(getattr(method, field), change)})
 
 
 def capture(method: Method, problem: Problem, state: State, progress: float) -> Seen:
@@ -171,20 +128,46 @@ def capture(method: Method, problem: Problem, state: State, progress: float) -> 
             "not-supported", f"method {method.name!r} contains no pipeline", place=("method",)
         )
     notes: dict[str, Any] = {}
-    noting(method, notes).step(problem, state, progress)
+
+    def note_candidates(candidates: Candidates, *arguments: Any) -> None:
+        names = ("problem", "theta", "start", "proposing", "progress")
+        notes.update(zip(names, arguments, strict=True), candidates=candidates)
+
+    def note_estimate(result: tuple[Estimate, State], *arguments: Any) -> None:
+        *_, key, memory = arguments
+        notes.update(estimate=result[0], estimating=key, memory=memory)
+
+    def note_theta(result: tuple[Tree, State], *_: Any) -> None:
+        notes["theta_after"] = notes["problem"].project(result[0])
+
+    def change(pipeline: Pipeline) -> Pipeline:
+        parts: dict[str, Any] = {
+            "generator": _Part(pipeline.generator, "propose", note_candidates),
+            "selector": _Part(
+                pipeline.selector, "select", lambda chosen, *_: notes.update(selection=chosen)
+            ),
+            "hypergradient": _Part(pipeline.hypergradient, "estimate", note_estimate),
+            "outer": _Part(pipeline.outer, "step", note_theta),
+        }
+        return evolve(pipeline, **parts)
+
+    evolve_pipeline(method, change).step(problem, state, progress)
     return Seen(pipeline, **notes)
 
 
-class _Handed(BaseException):
+class _ProblemReceived(BaseException):
     """Interrupt a step when its generator receives the problem."""
 
 
-class _Stop(_Part):
-    def propose(
-        self, problem: Problem, theta: Tree, start: State, key: Key, progress: float
-    ) -> Candidates:
-        self._notes["problem"] = problem
-        raise _Handed
+@frozen
+class _Stop:
+    generator: Any
+
+    def propose(self, problem: Problem, *_: Any) -> Candidates:
+        raise _ProblemReceived(problem)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.generator, name)
 
 
 def inner_problem(method: Any, problem: Problem, state: State, progress: float) -> Problem:
@@ -192,16 +175,13 @@ def inner_problem(method: Any, problem: Problem, state: State, progress: float) 
 
     Nothing is evaluated.
     """
-    notes: dict[str, Any] = {}
 
-    def stopping(method: Any) -> Any:
-        if isinstance(method, Pipeline):
-            generator: Any = _Stop(method.generator, notes)
-            return evolve(method, generator=generator)
-        field = str(_field(method))
-        return attrs.evolve(method, **{field: stopping(getattr(method, field))})
+    def change(pipeline: Pipeline) -> Pipeline:
+        generator: Any = _Stop(pipeline.generator)
+        return evolve(pipeline, generator=generator)
 
-    with contextlib.suppress(_Handed):
-        stopping(method).step(problem, state, progress)
-    inner: Problem = notes["problem"]
-    return inner
+    try:
+        evolve_pipeline(method, change).step(problem, state, progress)
+    except _ProblemReceived as received:
+        return cast("Problem", received.args[0])
+    raise AssertionError("a pipeline calls its generator in each step")

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hgms_core import Batch, ConfigError, Data, Loss, Tree
+from hgms_core import Batch, ConfigError, Loss, Tree
 
 BLOCKS = 20
 """Number of batches that the rows are split into, if a loss has no value per row."""
@@ -58,7 +58,7 @@ def row_losses(
 
 
 def choice(
-    loss: Loss, theta: Tree, chosen: Tree, other: Tree, data: Data, batch: Batch, size: int
+    loss: Loss, theta: Tree, chosen: Tree, other: Tree, batch: Batch, size: int
 ) -> dict[str, Any]:
     """Compute the gap between two candidates on the selection rows.
 
@@ -82,11 +82,10 @@ def choice(
     gaps = (second[0] - first[0]).double()
     error = float(gaps.std() / len(gaps) ** 0.5)
     gap = float(gaps.mean())
-    ratio = gap / error if error > 0 else None
     return {
         "choice_gap": gap,
         "choice_error": error,
-        "choice_ratio": ratio,
+        "choice_ratio": gap / error if error > 0 else None,
         "choice_rows": size,
         "choice_per": first[1],
     }

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import math
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, get_args
 
 import attrs
@@ -15,8 +16,8 @@ from torch import Tensor
 from hgms.diagnosis.capture import Seen, capture, inner_problem, pipeline_of
 from hgms.diagnosis.choice import choice
 from hgms.diagnosis.float64 import doubled, in_double
-from hgms.diagnosis.spectrum import FLAT, Spectrum, spectrum
-from hgms.diagnosis.stationarity import Reference, bias, compared, flat
+from hgms.diagnosis.spectrum import FLAT, spectrum
+from hgms.diagnosis.stationarity import bias, compared, flat
 from hgms.facts import settings_of
 from hgms_core import (
     Batch,
@@ -25,6 +26,7 @@ from hgms_core import (
     Cost,
     HgmsError,
     Key,
+    Linearization,
     Method,
     Problem,
     Ravel,
@@ -66,27 +68,28 @@ class Diagnosing:
         ``step`` is its number, and ``progress`` is the used share of the budget at its start.
         """
         key = Key(self.seed).fold("diagnose", step)
-        measured = Measured({"step": step})
         is_pipeline = pipeline_of(self.method) is not None
-        measured.row["of"] = "pipeline" if is_pipeline else "result"
+        measured = Measured({"step": step, "of": "pipeline" if is_pipeline else "result"})
 
         def of_result() -> dict[str, Any]:
-            build = None if self.build is None else self._build
+            build = self.build and self._build
             _of_point(measured, self.problem, *self.method.result(after), build, key)
             return {}
 
         def of_step() -> dict[str, Any]:
             seen = capture(self.method, self.problem, before, progress)
             measured.cost += seen.cost
-            build = None if self.build is None else partial(self._inner, before, progress)
-            _of_step(measured, seen, build, key)
+            _of_step(
+                measured,
+                seen,
+                self.build
+                and (lambda: inner_problem(self.method, self._build(), before, progress)),
+                key,
+            )
             return {}
 
         measured.add("step", of_step if is_pipeline else of_result)
         return measured.finished()
-
-    def _inner(self, before: State, progress: float) -> Problem:
-        return inner_problem(self.method, self._build(), before, progress)
 
     def _build(self) -> Problem:
         """Return the float64 problem of the task, built once per run."""
@@ -156,11 +159,8 @@ def _of_step(measured: Measured, seen: Seen, build: Callable[[], Problem] | None
         }
     settings = settings_of(seen.pipeline.hypergradient)
     ridge = settings_of(settings.get("solver")).get("ridge")
-    how = ridge, settings.get("strategy", "vjp")
-    _of_point(measured, seen.problem, seen.theta, seen.branch.x, build, key, *how)
-    kept = (
-        {"count": float(measured.row["flat_dimension"])} if "flat_dimension" in measured.row else {}
-    )
+    strategy = settings.get("strategy", "vjp")
+    _of_point(measured, seen.problem, seen.theta, seen.branch.x, build, key, ridge, strategy)
     temperature = settings_of(seen.pipeline.generator).get("temperature")
     if isinstance(temperature, float) and "normal_inverses" in measured.row:
         measured.row["tube"] = math.sqrt(temperature * measured.row["normal_inverses"])
@@ -171,8 +171,8 @@ def _of_step(measured: Measured, seen: Seen, build: Callable[[], Problem] | None
         measured.add(
             "choice", lambda: _choice(measured, seen, *_upper(seen.problem, "select", key))
         )
-        if kept and "score_mean" in measured.row:
-            measured.add("bound", lambda: _bound(measured, kept["count"], seen.candidates.count))
+        if "flat_dimension" in measured.row and "score_mean" in measured.row:
+            measured.add("bound", lambda: _bound(measured, seen.candidates.count))
 
 
 def _longer(measured: Measured, seen: Seen, h: Tensor, key: Key) -> dict[str, Any]:
@@ -300,12 +300,11 @@ def _choice(measured: Measured, seen: Seen, batch: Batch, rows: int) -> dict[str
         "choice_gap": float(scores[other] - scores[chosen]),
     }
     data = problem.upper_data["select"]
-    pair = seen.candidates.at(chosen), seen.candidates.at(other)
     with_rows = choice(
-        lambda _, x, rows: problem.f(seen.theta, x, rows),
-        {},
-        *pair,
-        data,
+        problem.f,
+        seen.theta,
+        seen.candidates.at(chosen),
+        seen.candidates.at(other),
         batch,
         min(rows, data.size),
     )
@@ -313,7 +312,7 @@ def _choice(measured: Measured, seen: Seen, batch: Batch, rows: int) -> dict[str
     return with_rows
 
 
-def _bound(measured: Measured, dimension: float, count: int) -> dict[str, Any]:
+def _bound(measured: Measured, count: int) -> dict[str, Any]:
     """Derive statements about N from the selection term C₁N^(−1/k) of the paper's bound.
 
     The statements assume that the bound is tight. The distance from the mean score to the chosen
@@ -321,12 +320,14 @@ def _bound(measured: Measured, dimension: float, count: int) -> dict[str, Any]:
     two values of N (as logarithms to base 10): the N that would halve the error, and the N at which
     the error equals the noise of the choice.
     """
+    dimension = float(measured.row["flat_dimension"])
+    if dimension < 0.5:
+        return {}
     k = max(1.0, round(dimension))
     lead = measured.row["score_mean"] - measured.row["score_chosen"]
-    halving = math.log10(count) + k * math.log10(2)
-    row: dict[str, Any] = {"log10_candidates_to_halve": halving}
-    if dimension < 0.5 or lead <= 0:
-        return {} if dimension < 0.5 else row
+    row: dict[str, Any] = {"log10_candidates_to_halve": math.log10(count) + k * math.log10(2)}
+    if lead <= 0:
+        return row
     constant = lead / -math.expm1(-math.log(count) / k)
     row |= {"selection_constant": constant, "selection_error": constant * count ** (-1 / k)}
     if error := measured.row.get("choice_error"):
@@ -359,33 +360,44 @@ def _of_point(
     The measures use float64 if the problem is available in float64.
     """
     reference = problem
-    try:
+    # without a problem in float64, measure in the dtype of the problem
+    with contextlib.suppress(HgmsError, RuntimeError, TypeError):
         reference, _ = in_double(problem, theta, x, build)
         theta = doubled(theta)
         x = doubled(x)
-    except (HgmsError, RuntimeError, TypeError):
-        pass  # measure in the dtype of the problem
     batch, rows = reference.lower_data.sample(key.fold("lower"), ROWS)
     below, fewer = reference.lower_data.sample(key.fold("hessian"), HESSIAN_ROWS)
     above, upper_rows = _upper(reference, "differentiate", key)
     spec = Ravel.of(x)
 
-    def slope() -> dict[str, float]:
-        gradient = curvature(lambda x: reference.g(theta, x, batch), x, "difference").gradient
+    @functools.cache
+    def lower_gradient() -> Tensor:
         measured.cost += Cost(lower_gradients=1, rows=rows)
+        return curvature(lambda x: reference.g(theta, x, batch), x, "difference").gradient
+
+    def slope() -> dict[str, float]:
         return {
-            "lower_gradient": float(torch.linalg.vector_norm(gradient)),
+            "lower_gradient": float(torch.linalg.vector_norm(lower_gradient())),
             "x_norm": float(torch.linalg.vector_norm(spec.ravel(x))),
         }
 
-    def rule(ridge: float) -> Reference:
-        exact: Any = strategy if strategy in get_args(Strategy) else "vjp"
-        return Reference(reference, theta, below, above, ridge, exact)
+    exact: Any = strategy if strategy in get_args(Strategy) else "vjp"
+
+    def linearize(x: Tree) -> Linearization:
+        return Linearization.of(
+            lambda theta, x: reference.f(theta, x, above),
+            lambda theta, x: reference.g(theta, x, below),
+            theta,
+            x,
+            exact,
+            reference.precision,
+        )
 
     def flatness() -> dict[str, Any]:
-        of: Spectrum = spectrum(
-            rule(0.0).matvec(x), spec.ravel(x), ridge or 0.0, key.fold("spectrum")
+        hessian = curvature(
+            lambda x: reference.g(theta, x, below), x, exact, precision=reference.precision
         )
+        of = spectrum(hessian.matvec, spec.ravel(x), ridge or 0.0, key.fold("spectrum"))
         measured.cost += Cost(products=of.products, rows=of.products * fewer)
         return {
             "size": of.size,
@@ -400,20 +412,12 @@ def _of_point(
             "spectrum": "all" if of.exact else "lanczos",
         }
 
-    def moved() -> dict[str, Any]:
+    def bias_at_x() -> dict[str, Any]:
         used = FLAT * measured.row["largest"] if ridge is None else ridge
-        gradient = curvature(lambda x: reference.g(theta, x, batch), x, "difference").gradient
-        row, products = bias(rule(used), x, gradient)
-        through = 2 * upper_rows + (products + 2) * fewer
-        measured.cost += Cost(
-            lower_gradients=1,
-            upper_gradients=2,
-            products=products,
-            cross_products=2,
-            rows=rows + through,
-        )
+        row, cost = bias(linearize, x, lower_gradient(), used, (upper_rows, fewer))
+        measured.cost += cost
         return {"ridge": used, **row}
 
     measured.add("lower_gradient", slope)
     measured.add("spectrum", flatness)
-    measured.add("bias", moved)
+    measured.add("bias", bias_at_x)

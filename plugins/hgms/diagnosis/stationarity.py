@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
+import attrs
 import numpy as np
 import torch
-from attrs import frozen
 from torch import Tensor
 
-from hgms_core import (
-    Batch,
-    MatVec,
-    Problem,
-    Ravel,
-    Strategy,
-    Tree,
-    cross_product,
-    curvature,
-    upper_gradients,
-)
+from hgms_core import Cost, Linearization, MatVec, Ravel, Tree, as_solver
 
 SOLVE = 100
 """Maximum number of iterations of a solve."""
@@ -28,71 +19,20 @@ EXACT = 1e-10
 """Relative residual at which a solve stops."""
 
 
-def solved(matvec: MatVec, b: Tensor, ridge: float) -> tuple[Tensor, float, int]:
-    """Compute (H + ridge·I)⁻¹ b by MINRES.
-
-    The result includes the relative residual and the number of products.
+def minimum_residual(matvec: MatVec, b: Tensor) -> Tensor:
+    """Compute H⁻¹b by SciPy's MINRES in float64.
 
     MINRES needs no positive curvature and does not change the null space of H.
     """
-    products = 0
-
-    def product(v: np.ndarray) -> np.ndarray:
-        nonlocal products
-        products += 1
-        vector = torch.from_numpy(np.ascontiguousarray(v.reshape(-1))).to(b.device, b.dtype)
-        return (matvec(vector).detach() + ridge * vector).double().cpu().numpy()
-
-    right = b.double().cpu().numpy()
-    size = float(np.linalg.norm(right))
-    if size == 0:
-        return torch.zeros_like(b), 0.0, 0
     from scipy.sparse.linalg import LinearOperator, minres  # only for a diagnosis
 
-    operator = LinearOperator((len(right), len(right)), matvec=product, dtype=np.float64)
-    value, _ = minres(operator, right, rtol=EXACT, maxiter=SOLVE)
-    residual = float(np.linalg.norm(right - product(value))) / size
-    return torch.from_numpy(value).to(b.device, b.dtype), residual, products
+    def product(v: np.ndarray) -> np.ndarray:
+        vector = torch.from_numpy(np.ascontiguousarray(v.reshape(-1))).to(b.device, b.dtype)
+        return matvec(vector).detach().double().cpu().numpy()
 
-
-@frozen(eq=False)
-class Reference:
-    """The implicit hypergradient at any x, by one rule for every method.
-
-    The rule is equation (3) of the paper on fixed rows, with MINRES and the ridge of the method's
-    solve.
-    """
-
-    problem: Problem
-    theta: Tree
-    below: Batch
-    above: Batch
-    ridge: float
-    strategy: Strategy
-
-    def at(self, x: Tree) -> tuple[Tensor, int]:
-        """Return h as a flat vector, and the number of Hessian products."""
-        spec = Ravel.of(x)
-        f = self.problem.f
-        g = self.problem.g
-        _, direct, slope = upper_gradients(lambda theta, x: f(theta, x, self.above), self.theta, x)
-        v, _, products = solved(self.matvec(x), spec.ravel(slope), self.ridge)
-        mixed = cross_product(
-            lambda theta, x: g(theta, x, self.below),
-            self.theta,
-            x,
-            spec.unravel(v),
-            self.strategy,
-            precision=self.problem.precision,
-        )
-        return flat(direct) - flat(mixed), products
-
-    def matvec(self, x: Tree) -> MatVec:
-        g = self.problem.g
-        theta = self.theta
-        return curvature(
-            lambda x: g(theta, x, self.below), x, self.strategy, precision=self.problem.precision
-        ).matvec
+    operator = LinearOperator((len(b), len(b)), matvec=product, dtype=np.float64)
+    value, _ = minres(operator, b.double().cpu().numpy(), rtol=EXACT, maxiter=SOLVE)
+    return torch.from_numpy(value).to(b.device, b.dtype)
 
 
 def flat(tree: Tree) -> Tensor:
@@ -121,25 +61,39 @@ def compared(a: Tensor, b: Tensor) -> tuple[float | None, float | None]:
     return max(-1.0, min(1.0, cosine)), sizes[0] / sizes[1]
 
 
-def bias(reference: Reference, x: Tree, gradient: Tensor) -> tuple[dict[str, Any], int]:
+def bias(
+    linearize: Callable[[Tree], Linearization],
+    x: Tree,
+    gradient: Tensor,
+    ridge: float,
+    rows: tuple[int, int],
+) -> tuple[dict[str, Any], Cost]:
     """Measure the first-order effect of ∇ₓg ≠ 0 on the hypergradient.
 
     The measure compares h after the Newton step δ = −(H + γI)⁻¹∇ₓg with h before the step.
     ``newton_step`` is ‖δ‖, an estimate of the distance to S(θ). ``bias`` is ‖h(x) − h(x + δ)‖ /
-    ‖h(x + δ)‖, and ``bias_cosine`` is the cosine of the two.
+    ‖h(x + δ)‖, and ``bias_cosine`` is the cosine of the two. h is equation (3) of the paper, by
+    MINRES, which needs no positive curvature. ``rows`` are the rows of (f, g), for the cost.
     """
+    solver = as_solver(minimum_residual)
     spec = Ravel.of(x)
-    step, residual, products = solved(reference.matvec(x), -gradient, reference.ridge)
-    moved = spec.unravel(spec.ravel(x) + step)
-    here, one = reference.at(x)
-    there, two = reference.at(moved)
-    cosine, _ = compared(here, there)
+
+    def with_ridge(x: Tree) -> Linearization:
+        here = linearize(x)
+        return attrs.evolve(here, matvec=lambda v: here.matvec(v) + ridge * v)
+
+    start = with_ridge(x)
+    step = solver.solve(start.matvec, -gradient)
+    before = start.hypergradient(solver, rows=rows)
+    after = with_ridge(spec.unravel(spec.ravel(x) + step.value)).hypergradient(solver, rows=rows)
+    here = flat(before.value)
+    there = flat(after.value)
     size = float(torch.linalg.vector_norm(there))
-    shift = float(torch.linalg.vector_norm(here - there)) / size if size else None
     row = {
-        "newton_step": float(torch.linalg.vector_norm(step)),
-        "newton_residual": residual,
-        "bias": shift,
-        "bias_cosine": cosine,
+        "newton_step": float(torch.linalg.vector_norm(step.value)),
+        "newton_residual": float(step.residual),
+        "bias": float(torch.linalg.vector_norm(here - there)) / size if size else None,
+        "bias_cosine": compared(here, there)[0],
     }
-    return row, products + one + two
+    steps = Cost(products=step.products, rows=step.products * rows[1])
+    return row, before.cost + after.cost + steps

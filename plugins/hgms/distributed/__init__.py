@@ -5,7 +5,16 @@ This package is a library for programs.
 
 from __future__ import annotations
 
-from hgms.distributed.group import RankLost, Ranks, begun, device_of, join, start
+from hgms.distributed.group import (
+    LIBRARIES,
+    RankLost,
+    Ranks,
+    begun,
+    describe_exit,
+    device_of,
+    join,
+    start,
+)
 from hgms.distributed.launcher import LAUNCHED, alone, ensure_launched, launched
 from hgms.distributed.mesh import Mesh
 from hgms.distributed.method import OnRanks, follow
@@ -14,6 +23,7 @@ from hgms.distributed.rows import by_rows
 
 __all__ = [
     "LAUNCHED",
+    "LIBRARIES",
     "Mesh",
     "OnRanks",
     "RankLost",
@@ -21,6 +31,7 @@ __all__ = [
     "alone",
     "begun",
     "by_rows",
+    "describe_exit",
     "device_of",
     "ensure_launched",
     "follow",

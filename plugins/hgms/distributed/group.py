@@ -29,6 +29,8 @@ PATIENCE = 10.0
 """Seconds to wait for the end of a rank: after another rank has lost its connection, and at the end
 of the run.
 """
+LIBRARIES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+"""Variables with the number of threads that libraries use in a process."""
 READY = b"ready\n"
 """First line that another rank prints, after it has loaded."""
 
@@ -90,7 +92,9 @@ class Ranks:
         while self.processes and time.monotonic() < until:
             for number, process in enumerate(self.processes, start=1):
                 if (code := process.poll()) is not None:
-                    return f"rank {number} of {self.count} {_how(code)}{self._last_words()}"
+                    return (
+                        f"rank {number} of {self.count} {describe_exit(code)}{self._last_words()}"
+                    )
             time.sleep(0.05)
         return ""
 
@@ -104,7 +108,8 @@ class Ranks:
             if process.stdout.readline() != READY:
                 raise ConfigError(
                     "rank-lost",
-                    f"rank {number} of {self.count} {_how(process.wait())}{self._last_words()}",
+                    f"rank {number} of {self.count} {describe_exit(process.wait())}"
+                    f"{self._last_words()}",
                     place=("run", "ranks"),
                 )
 
@@ -142,7 +147,12 @@ def _talk() -> Any:
     return _TALK.get("group", dist.group.WORLD)
 
 
-def _how(code: int) -> str:
+def describe_exit(code: int) -> str:
+    """Describe how a process ended, by its exit code.
+
+    >>> describe_exit(3), describe_exit(-9)
+    ('ended with exit code 3', 'was killed by SIGKILL')
+    """
     if code >= 0:
         return f"ended with exit code {code}"
     names = {number.value: number.name for number in signal.Signals}
@@ -184,8 +194,6 @@ def start(
     """
     place = tempfile.TemporaryDirectory(prefix="hgms-ranks-")
     method = f"file://{place.name}/meet"
-    libraries = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-    environment = os.environ | dict.fromkeys(libraries, str(threads))
     processes: list[subprocess.Popen[bytes]] = []
     ranks = Ranks(0, count, processes, place)
     try:
@@ -196,7 +204,7 @@ def start(
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=errors,
-                    env=environment,
+                    env=os.environ | dict.fromkeys(LIBRARIES, str(threads)),
                     start_new_session=True,
                 )
                 processes.append(process)

@@ -9,6 +9,7 @@ import attrs
 import torch
 import torch.distributed as dist
 from attrs import define, field, frozen
+from torch.utils._pytree import tree_map_only
 
 from hgms.distributed.group import Ranks
 from hgms_core import ConfigError, Method, Problem, Record, State, Tree
@@ -116,26 +117,18 @@ def follow(method: Method, make: Callable[[], Problem], ranks: Ranks) -> None:
         if message["do"] == "build":
             problem = make()
             device = next(iter(problem.x0.values())).device
-            continue
-        if message["do"] == "call":
+        elif message["do"] == "call":
             with torch.no_grad():
                 getattr(problem, message["name"])(*_moved(message["args"], device))
-            continue
-        if message["do"] == "init":
+        elif message["do"] == "init":
             before = None
             after = method.init(problem, message["seed"])
-            continue
-        known = {"after": after, "before": before}
-        state = (
-            _moved(message["state"], device)
-            if message["from"] == "sent"
-            else known[message["from"]]
-        )
-        assert state is not None
-        following, _ = method.step(problem, state, message["progress"])
-        ensure_agreement(method.result(following)[0], ranks)
-        before = state
-        after = following
+        else:
+            known = {"after": after, "before": before, "sent": message.get("state")}
+            before = _moved(known[message["from"]], device)
+            assert before is not None
+            after, _ = method.step(problem, before, message["progress"])
+            ensure_agreement(method.result(after)[0], ranks)
 
 
 def ensure_agreement(theta: Tree, ranks: Ranks) -> None:
@@ -163,12 +156,4 @@ def ensure_agreement(theta: Tree, ranks: Ranks) -> None:
 
 
 def _moved(state: Any, device: torch.device) -> Any:
-    if isinstance(state, torch.Tensor):
-        return state.to(device)
-    if isinstance(state, list):
-        return [_moved(value, device) for value in state]
-    return (
-        {key: _moved(value, device) for key, value in state.items()}
-        if isinstance(state, dict)
-        else state
-    )
+    return tree_map_only(torch.Tensor, lambda leaf: leaf.to(device), state)

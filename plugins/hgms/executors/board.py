@@ -110,14 +110,10 @@ class Board:
     def _show_all(self) -> None:
         here = self._ended - self._found
         left = self.total - self._ended
-        ahead = (
-            f" · {(time.monotonic() - self._start) / here * left:.0f} s left"
-            if here and left
-            else ""
-        )
-        self._view.bars.show(
-            _ALL, self._ended, f"{self._ended} of {self.total}{ahead}", total=self.total
-        )
+        text = f"{self._ended} of {self.total}"
+        if here and left:
+            text += f" · {(time.monotonic() - self._start) / here * left:.0f} s left"
+        self._view.bars.show(_ALL, self._ended, text, total=self.total)
 
 
 EVERY = 0.2
@@ -148,10 +144,12 @@ class RemoteProgress:
         now = time.monotonic()
         if now - self._last >= EVERY:
             self._last = now
-            shown = {
-                key: value for key, value in record.items() if isinstance(value, (int, float, str))
+            plain = {
+                name: value
+                for name, value in record.items()
+                if isinstance(value, int | float | str)
             }
-            self.tell(event="step", share=share, record=shown)
+            self.tell(event="step", share=share, record=plain)
 
     def say(self, line: str) -> None:
         """Send the stage that the job starts."""

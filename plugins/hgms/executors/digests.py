@@ -28,12 +28,8 @@ def code_of(modules: Iterable[str]) -> tuple[str, ...]:
 
     It consists of ``modules``, or files, and the parts of HGMS that are loaded here.
     """
-    ours = first_party() & set(sys.modules)
-    return tuple(
-        sorted(
-            {*ours, *(name if name.endswith(".py") else name.partition(".")[0] for name in modules)}
-        )
-    )
+    named = {name if name.endswith(".py") else name.partition(".")[0] for name in modules}
+    return tuple(sorted(named | (first_party() & set(sys.modules))))
 
 
 def installation(code: tuple[str, ...]) -> dict[str, str]:

@@ -77,6 +77,12 @@ class Ending:
     error: HgmsError | None = None
     lost: str = ""
 
+    @classmethod
+    def of(cls, job: Job, result: Mapping[str, Any]) -> Ending:
+        """Return the ending of a job from the message that contains its outcome or its error."""
+        error = unpack_error(result["error"]) if "error" in result else None
+        return cls(job=job, outcome=result.get("outcome"), error=error)
+
     @property
     def failure(self) -> HgmsError:
         """Return the error; for a lost worker, the error ``worker-lost``."""

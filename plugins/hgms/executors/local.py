@@ -21,7 +21,8 @@ from typing import IO, Any, ClassVar
 
 from attrs import define, field
 
-from hgms.executors.jobs import Ending, Job, Report, unpack_error
+from hgms.distributed import LIBRARIES, describe_exit
+from hgms.executors.jobs import Ending, Job, Report
 from hgms_core.arguments import reports_errors
 from hgms_core.components import read_by_annotation
 from hgms_core.validators import at_least, optional
@@ -81,7 +82,11 @@ class Local:
     def _dispatch(self, jobs: Iterable[Job], report: Report) -> Iterator[Ending]:
         self._begin(jobs)
         while self._running:
-            worker, event = self._heard()
+            try:
+                # Ray raises KeyboardInterrupt without a signal; it takes effect between two checks
+                worker, event = self._events.get(timeout=_LOOK)
+            except queue.Empty:
+                continue
             if worker not in self._running:  # the worker was closed and has ended already
                 if event["event"] == "gone" and "code" not in event and worker in self._idle:
                     self._idle.remove(worker)
@@ -92,15 +97,6 @@ class Local:
                 yield self._ending(worker, event)
             self._begin(jobs)
 
-    def _heard(self) -> tuple[_Worker, Mapping[str, Any]]:
-        """Return the next event of a worker.
-
-        Ray raises KeyboardInterrupt without a signal; it takes effect between two checks.
-        """
-        while True:
-            with contextlib.suppress(queue.Empty):
-                return self._events.get(timeout=_LOOK)
-
     def _begin(self, jobs: Iterable[Job]) -> None:
         """Assign a worker to every job that may start, while workers are available.
 
@@ -109,7 +105,7 @@ class Local:
         while len(self._running) < self.count and (job := next(iter(jobs), None)) is not None:
             worker = self._idle.pop() if self._idle else self._start(job)
             self._running[worker] = job
-            worker.send(job)
+            worker.write({"function": job.function, "arguments": job.arguments})
         job = next(iter(self._running.values()), None)
         if job is not None and job.prepare and len(self._running) + len(self._idle) < self.count:
             self._idle.append(self._start(job))
@@ -121,8 +117,7 @@ class Local:
             self._idle.append(worker)
             raise KeyboardInterrupt
         if event["event"] == "ended":
-            error = unpack_error(event["error"]) if "error" in event else None
-            ending = Ending(job=job, outcome=event.get("outcome"), error=error)
+            ending = Ending.of(job, event)
         else:
             ending = Ending(job=job, lost=worker.obituary(event.get("code")))
         if self.fresh or (ending.lost and "code" not in event):
@@ -137,13 +132,6 @@ class Local:
         threads = max(1, cores() // self.count)
         with contextlib.suppress(KeyError, ValueError):
             threads = min(threads, max(1, int(os.environ["OMP_NUM_THREADS"])))
-        libraries = (
-            "OMP_NUM_THREADS",
-            "MKL_NUM_THREADS",
-            "OPENBLAS_NUM_THREADS",
-            "NUMEXPR_NUM_THREADS",
-        )
-        environment = os.environ | dict.fromkeys(libraries, str(threads))
         errors = tempfile.TemporaryFile()  # noqa: SIM115  (the worker's, as long as it lives)
         # The worker has a separate session: Ctrl-C reaches only the parent, which forwards it when
         # it is ready. With -P, modules of the working directory do not take precedence over other
@@ -162,7 +150,7 @@ class Local:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
-            env=environment,
+            env=os.environ | dict.fromkeys(LIBRARIES, str(threads)),
             text=True,
             start_new_session=True,
         )
@@ -203,9 +191,6 @@ class _Worker:
     process: subprocess.Popen[str]
     errors: IO[bytes]
 
-    def send(self, job: Job) -> None:
-        self.write({"function": job.function, "arguments": job.arguments})
-
     def write(self, message: Mapping[str, Any]) -> None:
         with contextlib.suppress(OSError):  # it ended already: the event is in the queue
             assert self.process.stdin is not None
@@ -218,13 +203,8 @@ class _Worker:
         The reason is derived from exit codes and standard error.
         """
         code = self.process.wait() if code is None else code
-        if code < 0:
-            name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-            why = f"its process was killed by {name}" + (
-                " (out of memory, most often)" if name == "SIGKILL" else ""
-            )
-        else:
-            why = f"its process ended with exit code {code}"
+        why = f"its process {describe_exit(code)}"
+        why += " (out of memory, most often)" * (code == -9)
         self.errors.seek(0)
         last = self.errors.read().decode(errors="replace").strip().splitlines()[-3:]
         self.errors.seek(0)  # the next fork writes at this position

@@ -31,12 +31,10 @@ def registered(host: Host) -> dict[str, type[Any]]:
                 name for name in ("carry_out", "close") if not callable(getattr(cls, name, None))
             ]
             if lacking or not isinstance(declared_name(cls), str):
-                called = cls.__qualname__ if isinstance(cls, type) else repr(cls)
+                name = cls.__qualname__ if isinstance(cls, type) else repr(cls)
                 what = ", ".join(lacking) or "a class variable `name`"
-                fault = PluginError(
-                    "wrong-plugin", f"{called} is not an executor: it lacks {what}", place=(HOOK,)
-                )
-                host.blame(info, fault, part=True)
+                message = f"{name} is not an executor: it lacks {what}"
+                host.blame(info, PluginError("wrong-plugin", message, place=(HOOK,)), part=True)
             else:
                 classes.setdefault(cls.name, cls)
     return classes

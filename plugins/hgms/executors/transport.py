@@ -91,21 +91,19 @@ def carried_out_beside(message: Mapping[str, Any]) -> dict[str, Any]:
     If that process is killed, ``lost`` contains the reason. The current process, which is slow to
     start, remains available for the next message.
     """
-    needs = Needs(cpus=message["cpus"], gpus=message["gpus"])
     job = Job(
         title=message["title"],
         function=f"{__name__}:_carried_out",
         prepare=f"{__name__}:_prepared",
         arguments=message,
-        needs=needs,
+        needs=Needs(cpus=message["cpus"], gpus=message["gpus"]),
     )
-    for ending in _beside().carry_out(iter([job]), lambda job, event: None):
-        if ending.outcome is not None:
-            return dict(ending.outcome)
-        if ending.error is not None:
-            return {"error": pack_error(ending.error), "events": []}
-        return {"lost": ending.lost}
-    raise AssertionError("an executor gives every job an ending")
+    [ending] = _beside().carry_out(iter([job]), lambda job, event: None)
+    if ending.outcome is not None:
+        return dict(ending.outcome)
+    if ending.error is not None:
+        return {"error": pack_error(ending.error), "events": []}
+    return {"lost": ending.lost}
 
 
 @functools.cache
@@ -134,5 +132,4 @@ def ending_of(job: Job, result: Mapping[str, Any], report: Report) -> Ending:
         return Ending(job=job, lost=result["lost"])
     for event in result["events"]:
         report(job, event)
-    error = unpack_error(result["error"]) if "error" in result else None
-    return Ending(job=job, outcome=result.get("outcome"), error=error)
+    return Ending.of(job, result)
