@@ -17,20 +17,17 @@ if TYPE_CHECKING:
     from hgms.plugins import Registry
 
 
-def _counts(_context: click.Context, option: click.Parameter, text: str | None) -> list[int]:
-    if text is None:
-        return []
+def _counts(_context: click.Context, _option: click.Parameter, text: str) -> list[int]:
     try:
         counts = [int(word) for word in text.split(",")]
     except ValueError:
         counts = []
     if not counts or min(counts) < 1 or max(counts) > 100_000:
-        what = option.name
         raise ConfigError(
             "wrong-value",
-            f"{text!r} must be numbers of {what} between 1 and 100,000",
-            place=(f"--{what} {text}",),
-            hint=f"use numbers separated by commas, such as --{what} 2,8,64",
+            f"{text!r} must be numbers of workers between 1 and 100,000",
+            place=(f"--workers {text}",),
+            hint="use numbers separated by commas, such as --workers 2,8,64",
         )
     return counts
 
@@ -60,12 +57,6 @@ def _counts(_context: click.Context, option: click.Parameter, text: str | None) 
     callback=_counts,
     help="Estimate its time on these numbers of workers.",
 )
-@click.option(
-    "--ranks",
-    metavar="R[,R]",
-    callback=_counts,
-    help="Also estimate runs on these numbers of ranks, measured on one and two.",
-)
 @trust_option
 @plugin_option
 @json_option
@@ -77,7 +68,6 @@ def plan(
     sets: Sequence[str],
     out: str | None,
     workers: list[int],
-    ranks: list[int],
     registry: Registry,
     as_json: bool,
 ) -> None:
@@ -88,8 +78,7 @@ def plan(
     hgms plan grid.toml --workers 2,8,64
 
     Steps are measured uncompiled, with no other run on this machine. Compiled steps take less time;
-    runs that share a machine take more. Times on more than two ranks are predicted by Amdahl's law,
-    with the parallel share of a step that is measured on two ranks.
+    runs that share a machine take more.
     """
     from hgms.comparison.grid_file import load
     from hgms.comparison.planning import plan as planned
@@ -105,15 +94,10 @@ def plan(
     loaded = load(table, source=grid.name, sets=sets, methods=labels, registry=registry)
     executor = Local(jobs=1, fresh=True)  # a process per run: memory is measured per run
     try:
-        result = planned(
-            loaded,
-            executor,
-            lambda line: click.echo(printable(line), err=True),
-            on_ranks=bool(ranks),
-        )
+        result = planned(loaded, executor, lambda line: click.echo(printable(line), err=True))
     finally:
         executor.close()
-    numbers = result.as_dict(workers, ranks)
+    numbers = result.as_dict(workers)
     if as_json:
         print_json(numbers)
         return
@@ -122,10 +106,6 @@ def plan(
     for (task, method), cost in result.costs.items():
         if cost.error:
             click.echo(printable(f"  not measured: {task}, {method}: {cost.error.lines()[0]}"))
-        elif cost.parted is not None and cost.parted.error:
-            click.echo(
-                printable(f"  not on ranks: {task}, {method}: {cost.parted.error.lines()[0]}")
-            )
     click.echo(
         f"{numbers['runs']} runs to do: {_span(numbers['seconds'])} one at a time, the longest "
         f"{_span(numbers['longest'])}; {numbers['bytes_on_disk'] / 1e6:,.1f} MB on disk"
@@ -133,13 +113,6 @@ def plan(
     for count, seconds in numbers["workers"].items():
         if int(count) <= max(numbers["runs"], workers[0]):  # more workers than runs would idle
             click.echo(f"  on {int(count):,} worker{'s' * (int(count) > 1)}: {_span(seconds)}")
-    for count, seconds in numbers.get("ranks", {}).items():
-        click.echo(
-            f"  each on {int(count):,} rank{'s' * (int(count) > 1)}, one run at a time: "
-            f"{_span(seconds)}"
-        )
-    if ranks and loaded.budget.seconds is not None:
-        click.echo("  the budget is in seconds: on ranks a run takes more steps, not less time")
 
 
 def _span(seconds: float) -> str:

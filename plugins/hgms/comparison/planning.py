@@ -14,11 +14,10 @@ from attrs import frozen
 
 from hgms.comparison.cell import job_of
 from hgms.comparison.grid import Cell, Grid
-from hgms.comparison.rank_times import RankTimes, measured_on_ranks, step_of, threads_of
 from hgms.comparison.usage import measured
 from hgms.config import Budget
 from hgms.config.tables import parse_json
-from hgms.executors import Ending, Executor, Tell, code_of, tried_again, unpack_error
+from hgms.executors import Ending, Executor, Tell, code_of, tried_again
 from hgms.plugins import Registry
 from hgms.runs import RunConfig, RunFolder, run_config, unannounced
 from hgms.store import read_file
@@ -37,8 +36,8 @@ class Cost:
 
     ``step`` is the seconds of an outer step, ``around`` the seconds of building the problem and of
     two evaluations, and ``calls`` the oracle calls of a step. ``memory`` is the peak in bytes,
-    ``disk`` the bytes on disk, and ``row`` the bytes per row. ``parted`` is a step on one rank and
-    on two, if requested. ``error`` is the reason if it could not be measured.
+    ``disk`` the bytes on disk, and ``row`` the bytes per row.
+    ``error`` is the reason if it could not be measured.
     """
 
     step: float = 0.0
@@ -47,7 +46,6 @@ class Cost:
     memory: float = 0.0
     disk: float = 0.0
     row: float = 0.0
-    parted: RankTimes | None = None
     error: HgmsError | None = None
 
     def steps(self, budget: Budget) -> float:
@@ -63,14 +61,6 @@ class Cost:
         return self.around + (
             budget.seconds if budget.seconds is not None else self.steps(budget) * self.step
         )
-
-    def seconds_on(self, ranks: int, budget: Budget) -> float:
-        """Return the seconds of one run on this number of ranks; as on one rank if ranks were not
-        measured.
-        """
-        if self.parted is None or self.parted.error:
-            return self.seconds(budget)
-        return self.parted.seconds(ranks, self.around, self.steps(budget), budget)
 
     def bytes_on_disk(self, budget: Budget) -> float:
         return self.disk + self.row * self.steps(budget)
@@ -98,16 +88,6 @@ class Plan:
                 "peak MiB": f"{cost.memory / 2**20:,.0f}",
                 "kB on disk": f"{cost.bytes_on_disk(self.grid.budget) / 1e3:,.0f}",
             }
-            if cost.parted is not None:
-                one = cost.parted.one
-                two = cost.parted.two
-                share = cost.parted.share
-                shown = (
-                    (f"{one:.3g}", f"{two:.3g}", f"{share:.0%}")
-                    if not cost.parted.error
-                    else ("–", "–", "–")
-                )
-                numbers |= dict(zip(("s on 1 rank", "on 2", "parted"), shown, strict=True))
             lacking = dict.fromkeys(numbers, "–")
             rows.append(
                 {
@@ -119,17 +99,11 @@ class Plan:
             )
         return rows
 
-    def as_dict(self, workers: Sequence[int] = MANY, ranks: Sequence[int] = ()) -> dict[str, Any]:
-        """Return the plan as a dictionary.
-
-        ``ranks`` gives the seconds of all runs one at a time, each on this number of ranks.
-        """
+    def as_dict(self, workers: Sequence[int] = MANY) -> dict[str, Any]:
+        """Return the plan as a dictionary."""
         seconds = self.seconds()
         budget = self.grid.budget
         costs = [self.costs[cell.task, cell.method] for cell in self.left]
-        on_ranks = {
-            str(count): sum(cost.seconds_on(count, budget) for cost in costs) for count in ranks
-        }
         return {
             "pairs": [
                 {
@@ -145,35 +119,22 @@ class Plan:
             "longest": max(seconds, default=0.0),
             "bytes_on_disk": sum(cost.bytes_on_disk(budget) for cost in costs),
             "workers": {str(count): makespan(seconds, count) for count in workers},
-            **({"ranks": on_ranks} if ranks else {}),
         }
 
 
-def plan(
-    grid: Grid,
-    executor: Executor,
-    say: Callable[[str], None] = lambda line: None,
-    *,
-    on_ranks: bool = False,
-) -> Plan:
+def plan(grid: Grid, executor: Executor, say: Callable[[str], None] = lambda line: None) -> Plan:
     """Measure three outer steps of each (task, method) with ``executor``.
 
-    Steps are not compiled (a compiled step takes less time). With ``on_ranks`` steps are also
-    measured on one rank and on two. No file is written to the folders of the grid's runs. Cost:
-    three outer steps, one evaluation before and one after, for each pair; three times that with
-    ``on_ranks``.
-
-    Errors: the errors of :func:`hgms.comparison.rank_times.threads_of`.
+    Steps are not compiled (a compiled step takes less time). No file is written to the folders of
+    the grid's runs. Cost: three outer steps, one evaluation before and one after, for each pair.
     """
-    threads = threads_of(grid.run) if on_ranks else None
     files = unannounced(grid.registry.host)
     cells = grid.cells()
     jobs = {}
     for pair in grid.pairs:
         cell = next(cell for cell in cells if (cell.task, cell.method) == pair)
         job = job_of(cell, None, files, code_of(files))
-        arguments = {**job.arguments, "threads": threads}
-        jobs[attrs.evolve(job, function=f"{__name__}:measure", arguments=arguments)] = pair
+        jobs[attrs.evolve(job, function=f"{__name__}:measure")] = pair
     costs: dict[tuple[str, str], Cost] = {}
     for ending in tried_again(executor, iter(jobs), say=say):
         pair = jobs[ending.job]
@@ -188,11 +149,7 @@ def plan(
 def _cost(ending: Ending) -> Cost:
     if ending.outcome is None:
         return Cost(error=ending.failure)
-    told = dict(ending.outcome)
-    parted = told.pop("parted", None)
-    if parted is not None and "error" in parted:
-        return Cost(**told, parted=RankTimes(error=unpack_error(parted["error"])))
-    return Cost(**told, parted=None if parted is None else RankTimes(**parted))
+    return Cost(**ending.outcome)
 
 
 def _plain(_cost: object, attribute: attrs.Attribute[Any], value: Any) -> Any:
@@ -205,8 +162,6 @@ def _plain(_cost: object, attribute: attrs.Attribute[Any], value: Any) -> Any:
 def measure(arguments: Mapping[str, Any], _tell: Tell) -> dict[str, Any]:
     """Return the :class:`Cost` of the run of ``arguments``, from three of its steps in a temporary
     folder.
-
-    With ``threads``, also measure one rank and two ranks with this number of threads each.
     """
     registry = Registry.load(arguments["plugins"])
     config = RunConfig.from_dict(arguments["config"], registry=registry)
@@ -223,19 +178,14 @@ def measure(arguments: Mapping[str, Any], _tell: Tell) -> dict[str, Any]:
         rows = sum(path.stat().st_size for path in (folder.steps, folder.timings)) / len(seconds)
         used = parse_json(read_file(folder.path / "resources.json"), "resources.json")
         counted = max(len(seconds) - 2, 1)
-        parted = (
-            {}
-            if arguments["threads"] is None
-            else {"parted": measured_on_ranks(config, Path(place), arguments["threads"])}
-        )
+        after_warm_up = seconds[-1] - seconds[min(1, len(seconds) - 1)]
         return {
-            "step": step_of(seconds),
+            "step": after_warm_up / counted or seconds[-1],
             "around": took - seconds[-1],
             "calls": (calls[-1] - calls[min(1, len(calls) - 1)]) / counted,
             "memory": float(used["peak_memory_bytes"]),
             "disk": disk - rows * len(seconds),
             "row": rows,
-            **parted,
         }
 
 

@@ -40,8 +40,7 @@ class LanguageModel:
 
     ``parts`` is set if the base is split across ranks. All ranks must then call this model equally
     often: a batch has a number of passes that depends on ``rows`` and not on the lengths of its
-    rows. ``probed`` is the memory of short rows (:func:`~hgms_mix.lm.memory.probe`), for models
-    that a single rank cannot probe.
+    rows.
     """
 
     model: Any
@@ -52,7 +51,6 @@ class LanguageModel:
     checkpointed: list[nn.Module] | None = None
     start_tokens: int = 0
     parts: Any = None
-    probed: dict[int, int] = Factory(dict)
     tokens: dict[str, int] = Factory(lambda: {"forward_tokens": 0, "backward_tokens": 0})
 
     @classmethod

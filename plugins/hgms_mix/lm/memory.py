@@ -5,13 +5,13 @@ the row length (attention without a fused kernel is quadratic, all else linear),
 pass.
 
 The rest is computed from sizes: the base once, N adapters with their gradients, and the logits
-stored at a time. For a sharded base this rank's share and the gathered layers are counted.
+stored at a time.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -24,34 +24,29 @@ from hgms_core import Problem, Tree
 from hgms_mix.lm.language import LOGITS, LanguageModel
 from hgms_mix.lm.losses import UpperLoss
 from hgms_mix.lm.models import positions_of
-from hgms_mix.lm.sharded_memory import gathered_bytes, messages, places, share_bytes
 
 
 @frozen
 class StepMemory:
-    """Bytes of an outer step on one rank.
+    """Bytes of an outer step.
 
-    ``base`` is the model, or this rank's share. ``adapters`` are all candidates with gradients and
-    copies. ``activations`` are those of one pass. ``logits`` is the addition of the head.
-    ``gathered`` are the gathered parameters of a sharded base.
+    ``base`` is the model. ``adapters`` are all candidates with gradients and copies.
+    ``activations`` are those of one pass. ``logits`` is the addition of the head.
     """
 
     base: int
     adapters: int
     activations: int
     logits: int
-    gathered: int = 0
 
     @property
     def peak(self) -> int:
-        return self.base + self.adapters + self.activations + self.logits + self.gathered
+        return self.base + self.adapters + self.activations + self.logits
 
     def __str__(self) -> str:
         unit, size = ("GiB", 2**30) if self.peak >= 2**30 else ("MiB", 2**20)
-        parts = {name: value for name, value in asdict(self).items() if value or name != "gathered"}
-        listed = ", ".join(f"{name} {value / size:.2f}" for name, value in parts.items())
-        where = ", on each rank" if self.gathered else ""
-        return f"about {self.peak / size:.2f} {unit} at the peak of a step{where} ({listed})"
+        listed = ", ".join(f"{name} {value / size:.2f}" for name, value in asdict(self).items())
+        return f"about {self.peak / size:.2f} {unit} at the peak of a step ({listed})"
 
 
 def step_memory(
@@ -63,13 +58,16 @@ def step_memory(
     """
     together = min(chunk or candidates, candidates)
     rows = together * min(model.rows or batch, batch)
-    base = 0 if model.adapters is None else share_bytes(model.model)
-    gathered = 0 if model.parts is None else gathered_bytes(model.model)
+    storages = {
+        leaf.untyped_storage().data_ptr(): leaf.untyped_storage().nbytes()
+        for leaf in (*model.model.parameters(), *model.model.buffers())
+    }
+    base = 0 if model.adapters is None else sum(storages.values())
     adapter = sum(leaf.numel() * leaf.element_size() for leaf in x.values())
     # All candidates, their start state, and per candidate of a pass its gradient and step.
     adapters = adapter * (candidates + 1 + 2 * together)
 
-    taken = model.probed or probe(model, x)
+    taken = probe(model, x)
     probes = torch.tensor(list(taken), dtype=torch.float64)
     powers = torch.stack([probes**0, probes, probes**2], dim=1)
     _, slope, bend = torch.linalg.solve(
@@ -82,7 +80,7 @@ def step_memory(
     # Logits, their softmax and the gradient.
     head = 3 * 4 * min(rows * length * int(vocabulary), LOGITS)
     if model.checkpointed is None:
-        return StepMemory(base, adapters, pass_bytes, head, gathered)
+        return StepMemory(base, adapters, pass_bytes, head)
     # A layer is recomputed after the head is freed: only the inputs of the layers exist at both
     # times.
     inputs = (
@@ -92,7 +90,7 @@ def step_memory(
         * next(model.model.parameters()).element_size()
         * len(model.checkpointed)
     )
-    return StepMemory(base, adapters, pass_bytes, max(0, inputs + head - pass_bytes), gathered)
+    return StepMemory(base, adapters, pass_bytes, max(0, inputs + head - pass_bytes))
 
 
 def predicted_memory(
@@ -100,12 +98,12 @@ def predicted_memory(
 ) -> StepMemory | None:
     """Return :func:`step_memory` for a problem of the task ``source-mixture``.
 
-    Return None for any other problem, and for a model without a head.
+    Return None for any other problem, for a model without a head, and for a sharded base.
     """
     if not isinstance(problem.f, UpperLoss):
         return None
     model = problem.f.rows.model
-    if model.model.get_output_embeddings() is None:
+    if model.parts is not None or model.model.get_output_embeddings() is None:
         return None
     return step_memory(
         model, problem.x0, candidates=candidates, batch=batch, chunk=chunk, length=length
@@ -118,8 +116,6 @@ def probe(model: LanguageModel, x: Tree) -> dict[int, int]:
     The numbers are 16, 40 and 64, or fewer if the model has fewer positions.
     """
     most = min(64, positions_of(model.model) or 64)
-    if model.parts is not None:
-        _measure(model, x, 2)  # from the first pass on, parts are gathered in the same storages
     return {length: _measure(model, x, length) for length in (most // 4, most * 5 // 8, most)}
 
 
@@ -134,13 +130,8 @@ def _measure(model: LanguageModel, x: Tree, length: int) -> int:
     mask[:, -1] = True
     leaves = {name: leaf.detach().requires_grad_() for name, leaf in x.items()}
     before = dict(model.tokens)
-    own, aside = (
-        (model.model.parameters(), set[int]())
-        if model.parts is None
-        else (places(model.parts), messages(model.parts))
-    )
-    present = [*leaves.values(), *own, *model.model.buffers()]
-    with StorageMeter(present, aside) as follower:
+    present = [*leaves.values(), *model.model.parameters(), *model.model.buffers()]
+    with StorageMeter(present) as follower:
         already = follower.now
         losses, _ = model.nll(leaves, tokens, mask)
         torch.autograd.grad(losses.sum(), list(leaves.values()))
@@ -149,11 +140,10 @@ def _measure(model: LanguageModel, x: Tree, length: int) -> int:
 
 
 class StorageMeter(TorchDispatchMode):
-    """Sum the sizes of live storages, except storages of the sizes in ``aside``."""
+    """Sum the sizes of live storages."""
 
-    def __init__(self, present: Iterable[Tensor], aside: Collection[int] = ()) -> None:
+    def __init__(self, present: Iterable[Tensor]) -> None:
         super().__init__()
-        self.aside = aside
         self.held: dict[int, int] = {}
         self.now = self.peak = 0
         for tensor in present:
@@ -162,7 +152,7 @@ class StorageMeter(TorchDispatchMode):
     def add(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
         key = storage._cdata
-        if key in self.held or storage.nbytes() in self.aside:
+        if key in self.held:
             return
         self.held[key] = storage.nbytes()
         self.now += self.held[key]

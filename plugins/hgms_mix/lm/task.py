@@ -37,7 +37,6 @@ from hgms_mix.lm.losses import (
     token_loss,
     weights,
 )
-from hgms_mix.lm.memory import probe
 from hgms_mix.lm.models import BaseModel
 from hgms_mix.lm.overlaps import overlap_warning, overlaps
 from hgms_mix.lm.rows import Index, index_of
@@ -395,10 +394,7 @@ class SourceMixture:
         load = self.model.load_sharded if self.sharded else self.model.load
         base = load(device, dtype, len(tokenizer))
         options: Any = {"rows": self.micro_batch, "checkpointing": self.checkpointing}
-        model = LanguageModel.of(base, self.adapter, length=self.max_length, **options)
-        if self.sharded:
-            model.probed = probe(model, model.start(Key(0), dtype))
-        return model
+        return LanguageModel.of(base, self.adapter, length=self.max_length, **options)
 
     def problem(self, seed: int, device: torch.device, dtype: torch.dtype) -> Problem:
         if self.sharded:

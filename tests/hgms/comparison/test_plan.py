@@ -12,9 +12,7 @@ from click.testing import CliRunner
 
 from hgms.cli import main
 from hgms.comparison.from_python import compare
-from hgms.comparison.grid_file import load
-from hgms.comparison.planning import Cost, makespan, plan
-from hgms.comparison.rank_times import RankTimes
+from hgms.comparison.planning import Cost, makespan
 from hgms.config import Budget
 from hgms.executors import Ending, Job, as_error, called
 
@@ -57,7 +55,6 @@ def here(bowl: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callabl
     monkeypatch.chdir(tmp_path)
     Path("grid.toml").write_text(GRID)
     monkeypatch.setattr("hgms.executors.Local", lambda **_: Here())
-    monkeypatch.setattr("hgms.comparison.rank_times.cores", lambda: 2)
     return lambda *words: CliRunner().invoke(main, ["plan", "grid.toml", *words])
 
 
@@ -85,11 +82,7 @@ def test_a_grid_is_measured_and_nothing_is_written(here: Callable[..., Any]) -> 
 
 @pytest.mark.parametrize(
     ("words", "place"),
-    [
-        ("--workers two", "--workers two"),
-        ("--methods wlak", "grid.toml: method"),
-        ("--ranks 2 --set run.ranks=4", "run.ranks"),
-    ],
+    [("--workers two", "--workers two"), ("--methods wlak", "grid.toml: method")],
 )
 def test_bad_input_is_one_message(here: Callable[..., Any], words: str, place: str) -> None:
     done = here(*words.split())
@@ -104,30 +97,3 @@ def test_costs_by_each_kind_of_budget() -> None:
     assert cost.bytes_on_disk(Budget(seconds=3.0)) == 142.0
     # the first free worker takes the next run
     assert [makespan([2.0, 3.0, 2.0, 2.0], workers) for workers in (2, 1)] == [5.0, 9.0]
-
-
-def test_ranks_are_foretold_by_amdahls_law_from_one_and_two() -> None:
-    parted = RankTimes(one=4.0, two=2.5)  # 1 s is no rank's alone, 3 s are parted
-    assert parted.share == 0.75
-    assert [parted.step(ranks) for ranks in (1, 2, 3, 6)] == [4.0, 2.5, 2.0, 1.5]
-    # p is at most 1: faster by luck, and never below 0 s
-    assert RankTimes(one=1.0, two=0.4).step(4) == pytest.approx(0.2)
-    assert RankTimes(one=1.0, two=1.5).step(512) == 1.5, "ranks that cost more than they bring"
-    cost = Cost(step=9.0, around=2.0, calls=10.0, parted=parted)
-    budgets = Budget(outer_steps=10), Budget(oracle_calls=100), Budget(seconds=5.0)
-    assert [cost.seconds_on(3, budget) for budget in budgets] == [22.0, 22.0, 7.0]
-
-
-@pytest.mark.extended
-def test_a_step_on_two_ranks_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hgms.comparison.rank_times.cores", lambda: 2)
-    task = {"name": "hyper-cleaning", "dataset": "digits", "train_size": 256}
-    task |= {"validation_size": 64, "test_size": 64}
-    run = {"out": str(tmp_path), "threads": 1}
-    table = {"budget": "30 steps", "seeds": 2, "task": task, "method": ["hg-ms"], "run": run}
-    told = plan(load(table), Here(), on_ranks=True).as_dict(ranks=(1, 2))
-    [pair] = told["pairs"]
-    assert pair["parted"]["error"] == ""
-    assert min(pair["parted"]["one"], pair["parted"]["two"]) > 0
-    assert told["ranks"]["2"] == pytest.approx(2 * (pair["around"] + 30 * pair["parted"]["two"]))
-    assert list(tmp_path.iterdir()) == []

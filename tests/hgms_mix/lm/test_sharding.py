@@ -1,5 +1,5 @@
 """A base whose parameters are split over two ranks (threads here; tests/ranks has processes):
-numbers of the whole one, and memory by its formulas.
+numbers of the whole one.
 """
 
 from __future__ import annotations
@@ -19,18 +19,13 @@ import transformers
 
 from hgms.distributed import LAUNCHED, join, launched
 from hgms_core import ConfigError, Key
-from hgms_mix.lm import LanguageModel, Lora, step_memory
-from hgms_mix.lm.memory import probe
-from hgms_mix.lm.sharded_memory import gathered_bytes, messages, places, share_bytes
+from hgms_mix.lm import LanguageModel, Lora
 from hgms_mix.lm.sharding import first_derivative_only, shard_model
 
 pytestmark = pytest.mark.extended
 
 CPU = torch.device("cpu")
 LAYERS, WIDTH, HIDDEN, WORDS = 2, 32, 64, 64
-LAYER = 2 * WIDTH * WIDTH + 2 * WIDTH * (WIDTH // 2) + 3 * WIDTH * HIDDEN + 2 * WIDTH
-AROUND = 2 * WORDS * WIDTH + WIDTH
-"""Parameters of a layer, and those outside of the layers."""
 
 
 @pytest.fixture(scope="module")
@@ -84,29 +79,6 @@ def test_losses_and_gradients_are_those_of_the_whole_base(
     for number, found in enumerate(on_ranks(rank, rank)):
         expected = gradients(language(copy.deepcopy(whole)), x, *rows(6, seed=number))
         assert_same(found, expected, rtol=1e-10, atol=1e-12)
-
-
-def test_memory_is_a_share_and_what_is_gathered(whole: Any) -> None:
-    x = language(whole).start(Key(0), F64)
-
-    def rank() -> Any:
-        joined()
-        root = in_parts(whole)
-        share = share_bytes(root)
-        addresses = [[leaf.untyped_storage().data_ptr() for leaf in places(root)] for _ in "ab"]
-        assert addresses[0] == addresses[1]
-        sizes = gathered_bytes(root), messages(root), sum(leaf.nbytes for leaf in places(root))
-        model = language(root)
-        model.probed = probe(model, x)
-        memory = step_memory(model, x, candidates=2, batch=4, chunk=1, length=24)
-        return share, sizes, memory.base
-
-    total = 8 * (LAYERS * LAYER + AROUND)
-    buffers = sum(leaf.nbytes for leaf in whole.buffers())
-    assert share_bytes(whole) == total + buffers
-    for share, sizes, base in on_ranks(rank, rank):
-        assert share == base == total // 2 + buffers
-        assert sizes == (8 * (AROUND + 3 * LAYER), {8 * LAYER, 8 * AROUND}, total)
 
 
 def test_other_parameters_than_those_of_rank_0_are_refused(whole: Any) -> None:
