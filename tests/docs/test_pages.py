@@ -32,6 +32,7 @@ RUN = [
 SLOW = {
     "compare",
     "compare-in-python",
+    "first-run",
     "tune",
     "compose-in-python",
     "index",
@@ -39,6 +40,7 @@ SLOW = {
     "mixture-surface",
     "notebooks",
     "plugin-package",
+    "programs",
     "your-module",
 }
 """Pages that take more than some seconds: `tox -e docs` runs them, the extended tier does not."""

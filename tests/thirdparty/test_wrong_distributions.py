@@ -17,7 +17,7 @@ import pytest
 from spoiling import ENVIRONMENT, headed, hgms, solver
 from support.fakes import Site
 
-pytestmark = pytest.mark.extended
+pytestmark = [pytest.mark.extended, pytest.mark.xdist_group("wrong-plugins")]
 
 CONFIG = """
 seed = 3

@@ -73,9 +73,9 @@ def test_killed_again_and_again_it_equals_the_one_left_alone(
     [
         # of the parent alone, so that its workers have to end by themselves
         (signal.SIGKILL, -signal.SIGKILL),
-        (signal.SIGINT, 130),
+        pytest.param(signal.SIGINT, 130, marks=pytest.mark.nightly),
         # as a batch system ends a job whose time is up
-        (signal.SIGTERM, 128 + signal.SIGTERM),
+        pytest.param(signal.SIGTERM, 128 + signal.SIGTERM, marks=pytest.mark.nightly),
     ],
 )
 def test_with_workers_a_blow_saves_every_running_cell_and_changes_nothing(

@@ -289,7 +289,7 @@ def test_a_finished_mix_takes_no_process(grid: Path) -> None:
         result()
 
 
-@pytest.mark.extended
+@pytest.mark.nightly
 def test_the_mixes_are_those_of_hgms_mix(grid: Path) -> None:
     words = ("--methods", "hg-ms,uniform", "--seeds", "5-5")
     table = report_of("mix", "compare", grid, *words)
