@@ -13,7 +13,7 @@ from torch import Tensor
 
 import hgms_mix.lm
 from hgms.config import lowering
-from hgms_core import ConfigError, Cost, Key, Problem, Record, State, Tree, component, hookimpl
+from hgms_core import ConfigError, Cost, Key, Problem, Record, State, component, hookimpl
 from hgms_core.capabilities import Capabilities, HasTestingInstance
 from hgms_core.validators import (
     at_least,
@@ -143,15 +143,15 @@ class Aioli(training.RoundsMethod):
         size = len(sources.names)
         key = Key(state["seed"]).fold("round", state["round"])
         if at == 0:
-            before, spent = self._losses(problem, state["train"], state)
+            before, spent = self.losses(problem, state["train"], state)
             falls = torch.zeros(len(before), size, dtype=torch.float64)
         order = torch.randperm(size, generator=key.fold("order", at // size).generator())
         number = int(order[at % size])
-        focused = focused_mixtures(size, self.focus)[number]
-        train, record, cost = self._updates(
-            problem, state, focused, key.fold("sweep", at), self.sweep_steps
+        focused = hgms_mix.lm.focused_mixtures(size, self.focus)[number]
+        train, record, cost = training.train_on_mixture(
+            problem, focused, state, self, key.fold("sweep", at), state["count"], self.sweep_steps
         )
-        losses, more = self._losses(problem, train, state)
+        losses, more = self.losses(problem, train, state)
         falls = falls.clone()
         falls[:, number] += (before - losses) / self.sweeps
         spent += cost + more
@@ -182,32 +182,14 @@ class Aioli(training.RoundsMethod):
         at = state["at"]
         count = min(self.updates, self.round_steps - at)
         key = Key(state["seed"]).fold("round", state["round"], "train")
-        train, record, spent = self._updates(problem, state, state["weights"], key, count)
+        train, record, spent = training.train_on_mixture(
+            problem, state["weights"], state, self, key, state["count"], count
+        )
         changes: State = {"train": train, "at": at + count, "count": state["count"] + count}
         changes |= self.used_changes(problem, state, count)
         if changes["at"] == self.round_steps:
             changes |= {"phase": "sweeps", "at": 0, "round": state["round"] + 1}
         return changes, record, spent
-
-    def _losses(self, problem: Problem, train: Tree, state: State) -> tuple[Tensor, Cost]:
-        return self.losses(problem, hgms_mix.lm.adamw_part(train, "x"), state)
-
-    def _updates(
-        self, problem: Problem, state: State, weights: Tensor, key: Key, count: int
-    ) -> tuple[Tree, Record, Cost]:
-        done = state["count"]
-        train, loss, spent = training.trained(problem, weights, state, self, key, done, count)
-        return train, {"lower_loss": loss}, spent
-
-
-def focused_mixtures(size: int, focus: float) -> Tensor:
-    """Return W, ``[S, S]``: ``focus`` on the diagonal, the rest of each row even.
-
-    >>> focused_mixtures(3, 0.5)[0]
-    tensor([0.5000, 0.2500, 0.2500], dtype=torch.float64)
-    """
-    others = (1 - focus) / (size - 1)
-    return torch.full((size, size), others, dtype=torch.float64).fill_diagonal_(focus)
 
 
 def mixing_law(falls: Tensor, focus: float) -> Tensor:
@@ -218,7 +200,7 @@ def mixing_law(falls: Tensor, focus: float) -> Tensor:
     >>> mixing_law(torch.tensor([[3.0, 1.0]], dtype=torch.float64), focus=1.0)
     tensor([[0.7500, 0.2500]], dtype=torch.float64)
     """
-    law = torch.linalg.solve(focused_mixtures(falls.shape[1], focus), falls.T).T
+    law = torch.linalg.solve(hgms_mix.lm.focused_mixtures(falls.shape[1], focus), falls.T).T
     law = law - law.min().clamp_max(0)
     return law / law.sum() if law.sum() > 0 else torch.full_like(law, 1 / law.numel())
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import hgms_mix.lm
 from hgms.config import lowering
-from hgms_core import Cost, Key, NumericalError, Problem, Record, State, Tree, component, hookimpl
+from hgms_core import Cost, Key, NumericalError, Problem, Record, State, component, hookimpl
 from hgms_core.capabilities import Capabilities, HasTestingInstance
 from hgms_core.validators import positive
 from hgms_mix.methods.online import training
@@ -113,7 +113,7 @@ class SkillIt(training.RoundsMethod):
         spent = Cost()
         number = len(graph)
         if start.numel() == 0:
-            start, spent = self.losses(problem, problem.x0, state)
+            start, spent = self.losses(problem, state["train"], state)
             if not (start > 0).all():
                 raise NumericalError(
                     "out-of-range",
@@ -124,14 +124,13 @@ class SkillIt(training.RoundsMethod):
         alone = torch.zeros(len(sources.names), dtype=torch.float64)
         alone[number] = 1
         count = min(self.updates, self.graph_steps - at)
-        train, record, cost = self._updates(
-            problem, state, alone, ("graph", sources.names[number]), count
-        )
+        key = Key(state["seed"]).fold("graph", sources.names[number])
+        train, record, cost = training.train_on_mixture(problem, alone, state, self, key, at, count)
         changes: State = {"train": train, "at": at + count, "start": start}
         spent += cost
         if changes["at"] == self.graph_steps:
-            losses, cost = self.losses(problem, hgms_mix.lm.adamw_part(train, "x"), state)
-            graph = _followed(graph, (start - losses) / start)
+            losses, cost = self.losses(problem, train, state)
+            graph = append_row(graph, (start - losses) / start)
             spent = spent + cost
             changes |= {"graph": graph, "at": 0, "train": hgms_mix.lm.adamw_start(problem.x0)}
             record["upper_loss"] = losses.mean()
@@ -148,14 +147,16 @@ class SkillIt(training.RoundsMethod):
         weights.
         """
         at = state["at"]
-        weights = state["weights"]
         count = min(self.updates, self.round_steps - at % self.round_steps)
-        train, record, spent = self._updates(problem, state, weights, ("rounds",), count)
+        key = Key(state["seed"]).fold("rounds")
+        train, record, spent = training.train_on_mixture(
+            problem, state["weights"], state, self, key, at, count
+        )
         changes: State = {"train": train, "at": at + count}
         changes |= self.used_changes(problem, state, count)
         if changes["at"] % self.round_steps == 0:
-            losses, cost = self.losses(problem, hgms_mix.lm.adamw_part(train, "x"), state)
-            recent = _followed(state["losses"], losses)[-self.window :]
+            losses, cost = self.losses(problem, train, state)
+            recent = append_row(state["losses"], losses)[-self.window :]
             changes |= {"losses": recent, "weights": self._weights(state["graph"], recent)}
             record["upper_loss"], spent = losses.mean(), spent + cost
         return changes, {"round": at // self.round_steps + 1, **record}, spent
@@ -164,16 +165,8 @@ class SkillIt(training.RoundsMethod):
         """Return p ∝ e^(η A Σ_τ L(τ))."""
         return torch.softmax(self.eta * graph @ losses.sum(0), 0)
 
-    def _updates(
-        self, problem: Problem, state: State, weights: Tensor, label: tuple[str, ...], count: int
-    ) -> tuple[Tree, Record, Cost]:
-        key = Key(state["seed"]).fold(*label)
-        done = state["at"]
-        train, loss, spent = training.trained(problem, weights, state, self, key, done, count)
-        return train, {"lower_loss": loss}, spent
 
-
-def _followed(rows: Tensor, row: Tensor) -> Tensor:
+def append_row(rows: Tensor, row: Tensor) -> Tensor:
     return torch.cat([rows.reshape(len(rows), len(row)), row[None]])
 
 

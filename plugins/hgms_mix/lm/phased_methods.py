@@ -10,7 +10,7 @@ import torch
 from attrs import field
 from torch import Tensor
 
-from hgms_core import ConfigError, Cost, Key, Problem, Record, Sources, State, Tree, component
+from hgms_core import ConfigError, Cost, Data, Key, Problem, Record, Sources, State, Tree, component
 from hgms_core.capabilities import Capabilities, Finishes, HasPlaceholder, RanksRows, find
 from hgms_core.validators import decay_rate, each, not_negative, optional_positive, positive
 from hgms_mix.lm.ranking import (
@@ -156,22 +156,33 @@ class TrainedMethod(PhasedMethod):
         return most if self.train_steps is None else min(most, self.train_steps - state["at"])
 
     def update_on_rows(
-        self, problem: Problem, state: State, rows: Tensor, *, lr: float, count: int
+        self,
+        problem: Problem,
+        state: State,
+        rows: Tensor,
+        *,
+        lr: float | None = None,
+        count: int | None = None,
+        data: Data | None = None,
     ) -> tuple[State, Record, Cost]:
-        """Run one update of x on some rows of the pool; ``count`` includes this update."""
-        data = problem.lower_data
+        """Run one update of x on some rows of ``data``: the pool, or validation rows.
+
+        ``count`` includes this update. By default, it is one more than the progress in the phase.
+        """
+        data = data or problem.lower_data
+        lower = data is problem.lower_data
         trained, loss = adamw(
-            self.sources(problem).pooled,
+            self.sources(problem).pooled if lower else problem.f,
             problem.theta0,
             data.rows(rows.to(data.device)),
             state["train"],
             self,
-            lr=lr,
-            count=count,
+            lr=lr or self.lr,
+            count=count or state["at"] + 1,
             step=state["step"] + 1,
         )
-        cost = Cost(lower_gradients=1, rows=len(rows))
-        return {"train": trained}, {"lower_loss": loss}, cost
+        cost = Cost(lower_gradients=int(lower), upper_gradients=int(not lower), rows=len(rows))
+        return {"train": trained}, {"lower_loss" if lower else "upper_loss": loss}, cost
 
 
 @component
@@ -257,5 +268,5 @@ class RowSelection(TrainedMethod):
         at = state["at"]
         key = Key(state["seed"]).fold("train")
         rows = kept[epoch_rows(key, len(kept), at, self.batch_size)]
-        changes, record, cost = self.update_on_rows(problem, state, rows, lr=self.lr, count=at + 1)
+        changes, record, cost = self.update_on_rows(problem, state, rows)
         return {**changes, "at": at + 1}, record, cost

@@ -6,8 +6,9 @@ scores.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import torch
@@ -30,6 +31,7 @@ from hgms_core import (
     gradient,
 )
 from hgms_core.capabilities import find
+from hgms_core.errors import Place
 from hgms_core.validators import at_least, at_most, greater_than, optional
 from hgms_mix.lm.losses import HasSizes
 
@@ -88,8 +90,13 @@ def epoch_rows(key: Key, count: int, update: int, batch_size: int) -> Tensor:
     [0, 1, 2, 3, 4]
     """
     epoch, at = divmod(update, math.ceil(count / batch_size))
-    order = torch.randperm(count, generator=key.fold("epoch", epoch).generator())
+    order = _epoch_order(key.fold("epoch", epoch), count)
     return order[at * batch_size : (at + 1) * batch_size]
+
+
+@functools.lru_cache(maxsize=4)
+def _epoch_order(key: Key, count: int) -> Tensor:
+    return torch.randperm(count, generator=key.generator())
 
 
 def highest(scores: Tensor, count: int) -> Tensor:
@@ -99,6 +106,16 @@ def highest(scores: Tensor, count: int) -> Tensor:
     tensor([1, 2])
     """
     return scores.sort(descending=True, stable=True).indices[:count]
+
+
+def focused_mixtures(count: int, share: float) -> Tensor:
+    """Return one mixture per source, ``[S, S]``: ``share`` on the diagonal, the rest even.
+
+    >>> focused_mixtures(3, 0.5)[0]
+    tensor([0.5000, 0.2500, 0.2500], dtype=torch.float64)
+    """
+    others = (1 - share) / (count - 1)
+    return torch.full((count, count), others, dtype=torch.float64).fill_diagonal_(share)
 
 
 def source_counts(data: Data, rows: Tensor) -> dict[str, int]:
@@ -156,15 +173,34 @@ def set_losses(problem: Problem, x: Tree, role: str, chunk: int, step: int) -> t
                 for piece in pieces
             ]
             loss = torch.stack(sums).sum().cpu() / sum(map(len, pieces))
-            if not torch.isfinite(loss):
-                raise NumericalError(
-                    "not-finite",
-                    f"step {step}: the loss of validation set {parts[number]!r} is {float(loss)}",
-                    place=("validation", parts[number]),
-                    hint="decrease lr, or check its rows",
-                )
+            check_finite(
+                loss,
+                f"the loss of validation set {parts[number]!r}",
+                step,
+                place=("validation", parts[number]),
+                hint="decrease lr, or check its rows",
+            )
             losses.append(loss)
     return torch.stack(losses), Cost(upper_values=1, rows=data.size)
+
+
+def check_finite(
+    values: Tensor,
+    what: str,
+    step: int,
+    *,
+    place: Place = ("method", "lr"),
+    hint: str = "decrease lr, or check the rows and the model",
+) -> None:
+    """Require finite values.
+
+    Raises:
+        NumericalError: a value is infinite or not a number.
+    """
+    if not torch.isfinite(values).all():
+        raise NumericalError(
+            "not-finite", f"step {step}: {what} is not finite", place=place, hint=hint
+        )
 
 
 class Moments(Protocol):
@@ -214,12 +250,7 @@ def adamw(
     Source: Kingma and Ba 2015; Loshchilov and Hutter 2019.
     """
     grads, value = gradient(loss, theta, adamw_part(state, "x"), batch)
-    if not torch.isfinite(value):
-        raise NumericalError(
-            "not-finite",
-            f"step {step}: the training loss is {float(value)}",
-            hint="decrease lr, or check the rows and the model",
-        )
+    check_finite(value, "the training loss", step)
     return adamw_moved(grads, state, moments, lr=lr, count=count), value
 
 
@@ -254,6 +285,28 @@ def adamw_moved(
     return _merged(*(dict(zip(x, leaves, strict=True)) for leaves in (moved, first, second)))
 
 
+def adamw_steps(
+    loss: Loss,
+    theta: Tree,
+    batches: Iterable[Batch],
+    state: Tree,
+    training: Training,
+    *,
+    at: int,
+    step: int,
+) -> tuple[Tree, Tensor]:
+    """Apply one update of :func:`adamw` per batch, after the first ``at`` updates.
+
+    Return the state and the loss of the last batch.
+    """
+    value = torch.empty(())
+    for count, batch in enumerate(batches, start=at + 1):
+        state, value = adamw(
+            loss, theta, batch, state, training, lr=training.lr, count=count, step=step
+        )
+    return state, value
+
+
 def adamw_on_mixture(
     problem: Problem,
     theta: Tree,
@@ -270,20 +323,9 @@ def adamw_on_mixture(
     ``key`` and ``at`` determine the batches. Return the state, the last loss and the cost.
     """
     data = problem.lower_data
-    loss = torch.empty(())
     index = data.draw(key.fold(at), training.batch_size, count)
-    for number in range(count):
-        batch = data.batch(None if index is None else index[number])
-        state, loss = adamw(
-            problem.g,
-            theta,
-            batch,
-            state,
-            training,
-            lr=training.lr,
-            count=at + number + 1,
-            step=step,
-        )
+    batches = (data.batch(None if index is None else index[number]) for number in range(count))
+    state, loss = adamw_steps(problem.g, theta, batches, state, training, at=at, step=step)
     return state, loss, Cost(lower_gradients=count, rows=count * data.count(training.batch_size))
 
 

@@ -131,7 +131,7 @@ class OpMix(hgms_mix.lm.MixtureMethod):
         sources = self.sources(problem)
         run = state["run"]
         at = state["at"]
-        mixture = self._trained_on(len(sources.names))[run]
+        mixture = hgms_mix.lm.focused_mixtures(len(sources.names), self.own)[run]
         theta = self.theta(problem, mixture)
         count = min(self.updates, self.steps - at)
         changes, record, spent = self.update_on(problem, theta, state, count, "batches")
@@ -170,7 +170,7 @@ class OpMix(hgms_mix.lm.MixtureMethod):
         changes: State = {"losses": losses, "at": at + 1}
         record: Record = {"upper_loss": by_set.mean()}
         if at + 1 == self.candidates:
-            mixtures = points @ self._trained_on(len(probes))
+            mixtures = points @ hgms_mix.lm.focused_mixtures(len(probes), self.own)
             laws = [fit(mixtures, own) for own in losses.T]
             omega = propose(laws, sources.weights(problem.theta0).cpu(), self.kl)
             predicted = torch.stack([law(omega[None])[0] for law in laws]).mean()
@@ -191,11 +191,6 @@ class OpMix(hgms_mix.lm.MixtureMethod):
                 "train": hgms_mix.lm.adamw_start(best),
             }
         return changes, record, spent
-
-    def _trained_on(self, count: int) -> Tensor:
-        """Return p_s of each probe, ``[S, S]``."""
-        rest = (1 - self.own) / (count - 1)
-        return torch.full((count, count), rest, dtype=torch.float64).fill_diagonal_(self.own)
 
     def _points(self, count: int, key: Key) -> Tensor:
         """Return the λ of all candidates, ``[candidates, S]``."""

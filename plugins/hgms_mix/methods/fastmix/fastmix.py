@@ -13,18 +13,7 @@ from torch import Tensor
 import hgms_mix.lm
 from hgms.config import lowering
 from hgms.optim.adam import adam_, corrections
-from hgms_core import (
-    ConfigError,
-    Cost,
-    Key,
-    NumericalError,
-    Problem,
-    Record,
-    State,
-    Tree,
-    component,
-    gradient,
-)
+from hgms_core import ConfigError, Cost, Key, Problem, Record, State, Tree, component, gradient
 from hgms_core.capabilities import Capabilities, HasTestingInstance
 from hgms_core.validators import decay_rate, each, not_negative, optional_positive, positive
 
@@ -162,13 +151,7 @@ class FastMix(hgms_mix.lm.PhasedMethod):
             key.fold("upper"), self.upper_batch_size
         )
         grads, value = gradient(problem.f, problem.theta0, x, upper)
-        if not torch.isfinite(value):
-            raise NumericalError(
-                "not-finite",
-                f"step {step}: the validation loss is {float(value)}",
-                place=("method", "lr"),
-                hint="decrease lr, or check the rows and the model",
-            )
+        hgms_mix.lm.check_finite(value, "the validation loss", step)
         compared = self._compared(x)
         target = [grads[place] for place in compared]
         data = problem.lower_data
@@ -180,13 +163,12 @@ class FastMix(hgms_mix.lm.PhasedMethod):
         for number in held:
             own = data.rows(index[(source == number).to(index.device)])
             grads, loss = gradient(sources.pooled, problem.theta0, x, own)
-            if not torch.isfinite(loss):
-                raise NumericalError(
-                    "not-finite",
-                    f"step {step}: the loss of source {sources.names[number]!r} is {float(loss)}",
-                    place=("method", "lr"),
-                    hint="decrease lr, or check the rows of this source",
-                )
+            hgms_mix.lm.check_finite(
+                loss,
+                f"the loss of source {sources.names[number]!r}",
+                step,
+                hint="decrease lr, or check the rows of this source",
+            )
             terms = [
                 (grads[place] * leaf).sum(dtype=torch.float64)
                 for place, leaf in zip(compared, target, strict=True)

@@ -13,18 +13,7 @@ from attrs import frozen
 from torch import Tensor
 
 import hgms_mix.lm
-from hgms_core import (
-    Data,
-    Loss,
-    NumericalError,
-    Problem,
-    Ravel,
-    Sources,
-    State,
-    Tree,
-    gradient,
-    groups,
-)
+from hgms_core import Data, Loss, Problem, Ravel, Sources, State, Tree, gradient, groups
 from hgms_mix.lm import adamw_part
 from hgms_mix.methods.less.projection import Projector
 from hgms_mix.methods.less.store import FeatureStore, tree_digest
@@ -169,12 +158,5 @@ def row_gradients(
     stacked = {name: leaf.expand(count, *leaf.shape) for name, leaf in x.items()}
     (group,) = groups(loss, stacked, own_batch=True, mode="stacked")
     grads, losses = gradient(group.loss, problem.theta0, group.x, batch)
-    if not torch.isfinite(losses).all():
-        raise NumericalError(
-            "not-finite",
-            f"step {state['step'] + 1}: the loss of a {role} row is not finite after "
-            f"{state['epoch'] + 1} epochs of warm-up",
-            place=("method", "lr"),
-            hint="decrease lr, or check the rows and the model",
-        )
+    hgms_mix.lm.check_finite(losses, f"the loss of a {role} row", state["step"] + 1)
     return grads, losses, batch

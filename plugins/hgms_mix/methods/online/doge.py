@@ -13,18 +13,7 @@ from torch import Tensor
 
 import hgms_mix.lm
 from hgms.config import lowering
-from hgms_core import (
-    ConfigError,
-    Cost,
-    Key,
-    NumericalError,
-    Problem,
-    Record,
-    State,
-    Tree,
-    component,
-    gradient,
-)
+from hgms_core import ConfigError, Cost, Key, Problem, Record, State, Tree, component, gradient
 from hgms_core.capabilities import Capabilities, HasTestingInstance
 from hgms_core.validators import optional_positive, positive
 from hgms_mix.methods.online import gradients, training
@@ -158,13 +147,9 @@ class DoGE(training.ProxyMethod):
             return products.sum(1) - products.diagonal(), {}, Cost()
         batch, rows = problem.upper_data["differentiate"].sample(key, self.validation_batch_size)
         leaves, loss = gradient(problem.f, problem.theta0, x, batch)
-        if not torch.isfinite(loss):
-            raise NumericalError(
-                "not-finite",
-                f"step {step}: the validation loss is {float(loss)}",
-                place=("method", "lr"),
-                hint="decrease lr, or check the rows",
-            )
+        hgms_mix.lm.check_finite(
+            loss, "the validation loss", step, hint="decrease lr, or check the rows"
+        )
         leaves = gradients.at_most([leaf[None] for leaf in leaves], self.max_norm)
         return (
             gradients.products(grads, leaves)[:, 0],

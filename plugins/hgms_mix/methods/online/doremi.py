@@ -98,13 +98,15 @@ class DoReMi(training.ProxyMethod):
         )
         at = state["at"]
         key = Key(state["seed"]).fold("reference")
-        train, loss, spent = training.trained(problem, prior, state, self, key, at, count)
+        train, record, spent = training.train_on_mixture(
+            problem, prior, state, self, key, at, count
+        )
         changes: State = {"train": train, "at": at + count}
         if changes["at"] == self.steps:
             reference = hgms_mix.lm.adamw_part(train, "x")
             fresh = hgms_mix.lm.adamw_start(problem.x0)
             changes |= {"phase": "proxy", "at": 0, "reference": reference, "train": fresh}
-        return changes, {"lower_loss": loss}, spent
+        return changes, record, spent
 
     def _proxy(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
         """Run updates of the proxy; each follows an update of its weights."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import hgms_mix.lm
-from hgms_core import Batch, Data, Key, NumericalError, Problem, Sources, Tree, gradient, groups
+from hgms_core import Batch, Data, Key, Problem, Sources, Tree, gradient, groups
 
 
 def even_rows(data: Data, sources: Sources, key: Key, count: int, steps: int) -> Tensor:
@@ -53,13 +53,7 @@ def source_gradients(
         parts.append([leaf[None] for leaf in grads] if alone else grads)
         losses.append(values.reshape(-1))
     values = torch.cat(losses)
-    if not torch.isfinite(values).all():
-        raise NumericalError(
-            "not-finite",
-            f"step {step}: the loss of a source is not finite",
-            place=("method", "lr"),
-            hint="decrease lr, or check the rows and the model",
-        )
+    hgms_mix.lm.check_finite(values, "the loss of a source", step)
     return [torch.cat(leaves) for leaves in zip(*parts, strict=True)], values
 
 

@@ -16,7 +16,6 @@ from hgms_core import (
     Cost,
     Data,
     Key,
-    NumericalError,
     Problem,
     Sources,
     State,
@@ -167,13 +166,9 @@ class MixtureBranches:
                 loss = loss + self.tilt * value
                 rows = problem.upper_data["differentiate"].count(self.upper_batch_size)
                 spent += Cost(upper_gradients=1, rows=rows)
-            if not torch.isfinite(loss):
-                raise NumericalError(
-                    "not-finite",
-                    f"step {step}: the training loss is {float(loss)}",
-                    place=("method", "generator", "lr"),
-                    hint="decrease lr, or check the rows and the model",
-                )
+            hgms_mix.lm.check_finite(
+                loss, "the training loss", step, place=("method", "generator", "lr")
+            )
             kept = {name: kept[name] + leaf if kept else leaf for name, leaf in terms.items()}
             train = hgms_mix.lm.adamw_moved(total, train, self, lr=lr, count=done + update + 1)
         return {**train, **kept}, loss, spent

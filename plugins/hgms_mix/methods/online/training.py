@@ -68,8 +68,9 @@ class ProxyMethod(hgms_mix.lm.TrainedMethod):
         count = self.next_updates(state, self.updates)
         key = Key(state["seed"]).fold("train")
         weights = state["sum"] / self.steps
-        train, loss, cost = trained(problem, weights, state, self, key, state["at"], count)
-        return {"train": train, "at": state["at"] + count}, {"lower_loss": loss}, cost
+        at = state["at"]
+        train, record, cost = train_on_mixture(problem, weights, state, self, key, at, count)
+        return {"train": train, "at": at + count}, record, cost
 
 
 @component
@@ -108,9 +109,10 @@ class RoundsMethod(hgms_mix.lm.PhasedMethod):
         used = state["used"] + count * state["weights"]
         return {"used": used, "theta": self.theta(problem, used / used.sum())}
 
-    def losses(self, problem: Problem, x: Tree, state: State) -> tuple[Tensor, Cost]:
+    def losses(self, problem: Problem, train: Tree, state: State) -> tuple[Tensor, Cost]:
         """Return the mean loss of each validation set at x."""
         step = state["step"] + 1
+        x = hgms_mix.lm.adamw_part(train, "x")
         return hgms_mix.lm.set_losses(problem, x, "differentiate", self.chunk, step)
 
 
@@ -172,7 +174,7 @@ def mixture_rows(
     return torch.stack([torch.cat(step) for step in zip(*parts, strict=True)])
 
 
-def trained(
+def train_on_mixture(
     problem: Problem,
     weights: Tensor,
     state: State,
@@ -180,7 +182,7 @@ def trained(
     key: Key,
     done: int,
     count: int,
-) -> tuple[Tree, Tensor, Cost]:
+) -> tuple[Tree, Record, Cost]:
     """Run ``count`` further updates of AdamW, after ``done``, on batches drawn by the mixture.
 
     Return the new state of AdamW, the loss of the last batch and the cost.
@@ -189,18 +191,15 @@ def trained(
     """
     data = problem.lower_data
     sources = method.sources(problem)
-    train = state["train"]
-    loss = torch.empty(())
     index = mixture_rows(data, sources, weights, key.fold(done), method.batch_size, count)
-    for i in range(count):
-        train, loss = hgms_mix.lm.adamw(
-            sources.pooled,
-            problem.theta0,
-            data.rows(index[i].to(data.device)),
-            train,
-            method,
-            lr=method.lr,
-            count=done + i + 1,
-            step=state["step"] + 1,
-        )
-    return train, loss, Cost(lower_gradients=count, rows=count * method.batch_size)
+    train, loss = hgms_mix.lm.adamw_steps(
+        sources.pooled,
+        problem.theta0,
+        (data.rows(numbers.to(data.device)) for numbers in index),
+        state["train"],
+        method,
+        at=done,
+        step=state["step"] + 1,
+    )
+    cost = Cost(lower_gradients=count, rows=count * method.batch_size)
+    return train, {"lower_loss": loss}, cost

@@ -83,7 +83,7 @@ class RandomRows(hgms_mix.lm.TrainedMethod):
         for update in range(at, at + count):
             rows = drawn(problem, Key(state["seed"]).fold("rows", update), self.batch_size)
             changes, record, cost = self.update_on_rows(
-                problem, {**state, **changes}, rows, lr=self.lr, count=update + 1
+                problem, {**state, **changes}, rows, count=update + 1
             )
             spent += cost
         return {**changes, "at": at + count}, record, spent

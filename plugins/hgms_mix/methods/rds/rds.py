@@ -11,17 +11,7 @@ from torch import Tensor
 
 import hgms_mix.lm
 from hgms.config import lowering
-from hgms_core import (
-    ConfigError,
-    Cost,
-    Data,
-    Key,
-    NumericalError,
-    Problem,
-    Record,
-    State,
-    component,
-)
+from hgms_core import ConfigError, Cost, Data, Key, Problem, Record, State, component
 from hgms_core.capabilities import GivesRepresentations, find
 from hgms_core.validators import positive
 
@@ -147,13 +137,13 @@ class Rds(hgms_mix.lm.RowSelection):
         examples: Any = self.sources(problem).examples
         with torch.no_grad():
             vectors = examples.representations(problem.x0, batch)
-        if not torch.isfinite(vectors).all():
-            raise NumericalError(
-                "not-finite",
-                f"step {state['step'] + 1}: the representation of a row is not finite",
-                place=("representations",),
-                hint="check the model and the rows",
-            )
+        hgms_mix.lm.check_finite(
+            vectors,
+            "the representation of a row",
+            state["step"] + 1,
+            place=("representations",),
+            hint="check the model and the rows",
+        )
         vectors = vectors.to("cpu", torch.promote_types(vectors.dtype, torch.float32))
         return (
             torch.nn.functional.normalize(vectors, dim=1),

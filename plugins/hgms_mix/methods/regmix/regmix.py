@@ -11,17 +11,7 @@ from torch import Tensor
 
 import hgms_mix.lm
 from hgms.config import lowering
-from hgms_core import (
-    ConfigError,
-    Cost,
-    Key,
-    NumericalError,
-    Problem,
-    Record,
-    State,
-    Tree,
-    component,
-)
+from hgms_core import ConfigError, Cost, Key, Problem, Record, State, Tree, component
 from hgms_core.capabilities import Capabilities, HasTestingInstance
 from hgms_core.validators import at_least, positive
 from hgms_mix.methods.regmix.regression import Mixtures, Regressor, best, fit, sklearn
@@ -178,13 +168,9 @@ class RegMix(hgms_mix.lm.MixtureMethod):
         with torch.no_grad():
             sums = [len(part) * problem.f(theta, x, data.rows(part)).double() for part in parts]
         loss = torch.stack(sums).sum() / data.size
-        if not torch.isfinite(loss):
-            raise NumericalError(
-                "not-finite",
-                f"step {step}: the validation loss of a proxy run is {float(loss)}",
-                place=("method", "lr"),
-                hint="decrease lr",
-            )
+        hgms_mix.lm.check_finite(
+            loss, "the validation loss of a proxy run", step, hint="decrease lr"
+        )
         return loss
 
     def _mixtures(self, problem: Problem) -> Mixtures:

@@ -13,18 +13,7 @@ from torch import Tensor
 
 import hgms_mix.lm
 from hgms.config import lowering
-from hgms_core import (
-    ConfigError,
-    Cost,
-    Data,
-    Key,
-    NumericalError,
-    Problem,
-    Record,
-    State,
-    Tree,
-    component,
-)
+from hgms_core import ConfigError, Cost, Data, Key, Problem, Record, State, Tree, component
 from hgms_core.validators import not_negative, positive
 
 
@@ -168,14 +157,10 @@ class RhoLoss(hgms_mix.lm.RowSelection):
         rows = hgms_mix.lm.epoch_rows(
             Key(state["seed"]).fold("target"), pool.size, at, self.batch_size
         )
-        trained, loss, spent = update(self, problem, state, pool, rows, self.lr)
+        changes, record, spent = self.update_on_rows(problem, state, rows)
         over = at + 1 == (self.target_steps or math.ceil(pool.size / self.batch_size))
-        changes: State = {
-            "train": trained,
-            "at": 0 if over else at + 1,
-            "phase": "scores" if over else "target",
-        }
-        return changes, {"lower_loss": loss}, spent
+        changes |= {"at": 0 if over else at + 1, "phase": "scores" if over else "target"}
+        return changes, record, spent
 
     def _score(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
         pool = problem.lower_data
@@ -188,18 +173,6 @@ class RhoLoss(hgms_mix.lm.RowSelection):
             changes |= {**self.selection(problem, ranking), "phase": "train", **self.fresh(problem)}
         return changes, {"lower_loss": losses.mean()}, spent
 
-    def train(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
-        """Run one update on the kept rows, in epochs of separate random orders."""
-        kept = state["kept"]
-        at = state["at"]
-        epoch, place = divmod(at, math.ceil(len(kept) / self.batch_size))
-        order = torch.randperm(
-            len(kept), generator=Key(state["seed"]).fold("train", epoch).generator()
-        )
-        rows = kept[order[place * self.batch_size : (place + 1) * self.batch_size]]
-        trained, loss, spent = update(self, problem, state, problem.lower_data, rows, self.lr)
-        return {"train": trained, "at": at + 1}, {"lower_loss": loss}, spent
-
     def _online(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
         pool = problem.lower_data
         big = min(self.big_batch, pool.size)
@@ -211,10 +184,9 @@ class RhoLoss(hgms_mix.lm.RowSelection):
         )
         scores = losses.double() - state["irreducible"][index]
         chosen = index[hgms_mix.lm.highest(scores, max(1, int(self.top * len(index))))]
-        trained, loss, spent = update(self, problem, state, pool, chosen, self.lr)
+        changes, record, spent = self.update_on_rows(problem, state, chosen)
         used = state["used"] + torch.tensor(list(hgms_mix.lm.source_counts(pool, chosen).values()))
-        changes: State = {
-            "train": trained,
+        changes |= {
             "at": state["at"] + 1,
             "ranking": state["ranking"].index_copy(0, index, scores),
             "used": used,
@@ -222,7 +194,7 @@ class RhoLoss(hgms_mix.lm.RowSelection):
         }
         return (
             changes,
-            {"lower_loss": loss, "reducible_loss": scores.mean()},
+            record | {"reducible_loss": scores.mean()},
             spent + Cost(upper_values=1, rows=len(index)),
         )
 
@@ -245,12 +217,14 @@ def train_reference(method: RhoLoss, problem: Problem, state: State) -> tuple[St
         best, spent = _better(method, problem, state, state["train"], best)
     key = Key(state["seed"]).fold("reference", state["half"])
     rows = own[hgms_mix.lm.epoch_rows(key, len(own), at, method.batch_size)]
-    trained, loss, cost = update(method, problem, state, data, rows, method.reference.lr)
+    changes, record, cost = method.update_on_rows(
+        problem, state, rows, lr=method.reference.lr, data=data
+    )
     spent += cost
     if (at + 1) % updates == 0:
-        best, cost = _better(method, problem, state, trained, best)
+        best, cost = _better(method, problem, state, changes["train"], best)
         spent += cost
-    changes: State = {"train": trained, "best": best, "at": at + 1}
+    changes |= {"best": best, "at": at + 1}
     if at + 1 == updates * method.reference.epochs:
         changes |= {
             "phase": "irreducible",
@@ -258,8 +232,7 @@ def train_reference(method: RhoLoss, problem: Problem, state: State) -> tuple[St
             "train": hgms_mix.lm.adamw_start(best["x"]),
             "best": {},
         }
-    kind = "lower_loss" if data is problem.lower_data else "upper_loss"
-    return changes, {kind: loss, "stop_loss": best["loss"]}, spent
+    return changes, record | {"stop_loss": best["loss"]}, spent
 
 
 def score_unseen(method: RhoLoss, problem: Problem, state: State) -> tuple[State, Record, Cost]:
@@ -307,28 +280,6 @@ def _halves(method: RhoLoss, problem: Problem, state: State) -> tuple[Data, Tens
     return problem.lower_data, halves[state["half"]], halves[1 - state["half"]]
 
 
-def update(
-    method: RhoLoss, problem: Problem, state: State, data: Data, rows: Tensor, lr: float
-) -> tuple[Tree, Tensor, Cost]:
-    """Run one update of x of the state on some rows; return the new state, the loss and the cost.
-
-    The rows are rows of the pool or validation rows.
-    """
-    lower = data is problem.lower_data
-    batch = data.rows(rows.to(data.device))
-    count = state["at"] + 1
-    step = state["step"] + 1
-    loss = method.sources(problem).pooled if lower else problem.f
-    trained, value = hgms_mix.lm.adamw(
-        loss, problem.theta0, batch, state["train"], method, lr=lr, count=count, step=step
-    )
-    return (
-        trained,
-        value,
-        Cost(lower_gradients=int(lower), upper_gradients=int(not lower), rows=len(rows)),
-    )
-
-
 def next_losses(
     method: RhoLoss, problem: Problem, state: State, rows: Tensor
 ) -> tuple[Tensor, Tensor, Cost]:
@@ -358,11 +309,10 @@ def row_losses(
     parts = torch.split(index, method.chunk)
     with torch.no_grad():
         losses = torch.cat([examples(x, data.rows(part.to(data.device))) for part in parts])
-    if not torch.isfinite(losses).all():
-        raise NumericalError(
-            "not-finite",
-            f"step {state['step'] + 1}: the loss of a row is not finite",
-            place=("method", "lr"),
-            hint="decrease lr and reference.lr, or check the rows",
-        )
+    hgms_mix.lm.check_finite(
+        losses,
+        "the loss of a row",
+        state["step"] + 1,
+        hint="decrease lr and reference.lr, or check the rows",
+    )
     return losses.cpu()
