@@ -11,8 +11,10 @@ import numpy as np
 import torch
 from attrs import frozen
 
+from hgms_mix.lm.examples import Example
+from hgms_mix.lm.rows import index_of, read_examples
 from hgms_mix.lm.sources import Source
-from hgms_mix.lm.table import TokenTable
+from hgms_mix.lm.table import Report, TokenTable
 from hgms_mix.lm.tokenizers import byte_tokenizer
 from hgms_mix.lm.tokens import token_table
 
@@ -22,6 +24,11 @@ LEAVES = ("tokens", "mask", "offsets", "rows", "keys")
 def table_of(source: Source, tokenizer: Any = None, name: str = "s", **options: Any) -> TokenTable:
     settings = {"template": "plain", "max_length": 64} | options
     return token_table(name, source, tokenizer or byte_tokenizer(), **settings)
+
+
+def read(name: str, source: Source) -> tuple[list[Example], Report]:
+    """All rows of a source, and what is reported of them."""
+    return read_examples(name, source), index_of(name, source).report
 
 
 def rows_of(table: TokenTable) -> list[tuple[list[int], list[bool]]]:

@@ -10,7 +10,7 @@ when a model or a tokenizer is needed.
 from __future__ import annotations
 
 from hgms_core import hookimpl
-from hgms_mix.lm.examples import Example, content, read_examples
+from hgms_mix.lm.examples import Example, content
 from hgms_mix.lm.formats import ROLES, Message
 from hgms_mix.lm.language import LanguageModel
 from hgms_mix.lm.lora import Lora, interpolated
@@ -40,7 +40,7 @@ from hgms_mix.lm.ranking import (
     source_sizes,
     sources_of,
 )
-from hgms_mix.lm.rows import examples_at
+from hgms_mix.lm.rows import examples_at, read_examples
 from hgms_mix.lm.sources import Source
 from hgms_mix.lm.store import warn
 from hgms_mix.lm.table import TokenTable, check_fits, halves_of

@@ -17,7 +17,6 @@ from hgms_core.errors import DataError, Place
 from hgms_mix.lm.files import Raw, Unread, files_at, parse, raw_rows, reading
 from hgms_mix.lm.formats import FORMATS, BadRow, Format, Message, Row, detect, read_row
 from hgms_mix.lm.sources import OWN_NAMES, Source
-from hgms_mix.lm.table import Report
 
 SHOWN = 5
 PROBED = 200
@@ -55,40 +54,6 @@ class Example:
             for message in self.messages
             if message.role == "assistant" and message.learned
         )
-
-
-def read_examples(name: str, source: Source) -> list[Example]:
-    """Return the examples of ``source``, as in :func:`read`.
-
-    Places of errors begin with ``name``.
-    """
-    return read(name, source)[0]
-
-
-def read(name: str, source: Source) -> tuple[list[Example], Report]:
-    """Return the rows of ``source`` as conversations, and the counts of rows; all in memory."""
-    where = (name,)
-    form, records = open_rows(where, source)
-    examples: list[Example] = []
-    bad: list[str] = []
-    unread: set[str] = set()
-    total = 0
-    for total, (line, row) in enumerate(records, start=1):
-        try:
-            examples.append(example_of(row, total - 1, form, source))
-        except BadRow as error:
-            bad.append(f"{line}: {error}")
-        else:
-            unread |= examples[-1].unread
-    check_bad(where, source, form, len(bad), bad, total)
-    examples = [examples[i] for i in select_rows(where, len(examples), source).tolist()]
-    return examples, Report(
-        format=form.name if form else "",
-        total=total,
-        bad=len(bad),
-        examples=len(examples),
-        unread=tuple(sorted(unread)),
-    )
 
 
 def open_rows(

@@ -166,7 +166,7 @@ def index_of(
     ``split``: each answer of a conversation is a row. Cost: one pass over the file, about 15 µs of
     a core per row; memory: 25 bytes per row (on disk with ``cache_dir``), and the rows in progress.
 
-    Errors: as for :func:`~hgms_mix.lm.examples.read`.
+    Errors: DataError for a source that cannot be read, or has too many bad rows.
     """
     where = (name,)
     about = {
@@ -278,6 +278,18 @@ def examples_at(
     form = FORMATS[name_of_form] if name_of_form else None
     for number, _, row in records:
         yield numbered_example(row, number, form, source, split)
+
+
+def read_examples(name: str, source: Source) -> list[Example]:
+    """Return the examples of ``source`` in its order, also those without an answer, in memory.
+
+    Places of errors begin with ``name``. Cost: two passes over the file.
+    """
+    arrays, _ = _scan_source(name, (name,), source, None, split=False)
+    numbers = arrays["rows"].numpy()
+    numbers = numbers[_select((name,), numbers, source, split=False)]
+    examples = {example.row: example for example in examples_at(name, source, np.sort(numbers))}
+    return [examples[number] for number in numbers.tolist()]
 
 
 def meter(title: str, unit: str, total: int | None = None) -> Any:

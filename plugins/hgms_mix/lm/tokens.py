@@ -92,7 +92,7 @@ def token_table(
     recomputed. If two processes need one table, it is created once. It is memory-mapped for
     reading. A damaged entry is named in a warning and recreated.
 
-    Errors: those of :func:`~hgms_mix.lm.examples.read` and
+    Errors: those of :func:`~hgms_mix.lm.rows.index_of` and
     :func:`~hgms_mix.lm.templates.template_for`; DataError if no row is left, or the cache cannot be
     written. Cost: the sha256 of the file. If the table is not in the cache, two passes over the
     file that parse it and about 0.1 ms of a core per row. If it is, a checksum of the entry.

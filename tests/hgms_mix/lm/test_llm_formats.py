@@ -9,10 +9,11 @@ import pytest
 from attrs import evolve
 from support.helpers import rejects
 from support.source_files import source_of, turns, words
+from support.token_tables import read
 
 from hgms_core.errors import DataError
-from hgms_mix.lm.examples import read, read_examples
 from hgms_mix.lm.formats import FORMATS
+from hgms_mix.lm.rows import index_of, read_examples
 from hgms_mix.lm.tokenizers import load_tokenizer
 from hgms_mix.lm.tokens import token_table
 
@@ -167,7 +168,7 @@ def test_columns_that_are_not_read_are_named_once(tmp_path: Path) -> None:
         {"messages": turns("Q", "A", "R"), "grade": 1, "note": ""},
     ]
     unread = ("chosen", "grade", "messages[].mood", "turns of messages after the last answer")
-    assert read("s", source_of(tmp_path / "s.jsonl", rows))[1].unread == unread
+    assert index_of("s", source_of(tmp_path / "s.jsonl", rows)).report.unread == unread
 
 
 def test_advice_for_rows_of_no_known_format_never_renames_a_column_to_itself(

@@ -10,9 +10,10 @@ import pytest
 from attrs import evolve
 from support.helpers import rejects
 from support.source_files import source_of
+from support.token_tables import read
 
 from hgms_core.errors import DataError
-from hgms_mix.lm.examples import read, read_examples
+from hgms_mix.lm.rows import index_of, read_examples
 from hgms_mix.lm.sources import Source
 
 
@@ -45,7 +46,7 @@ def test_bad_rows_are_counted_up_to_the_limit(tmp_path: Path) -> None:
     misnamed = source_of(tmp_path / "b.jsonl", [good], format="sharegpt", max_bad_rows=999)
     for bad in (evolve(source, max_bad_rows=0), evolve(source, max_bad_rows=304), misnamed):
         with rejects("wrong-row", "s", "path", of=DataError):
-            read("s", bad)
+            index_of("s", bad)
 
 
 REAL = [
