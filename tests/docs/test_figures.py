@@ -16,7 +16,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 figures = load_script("hgms_docs_figures", DOCS / "figures.py")
 
 
-@pytest.mark.extended
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", figures.FIGURES)
 def test_the_numbers_on_file_are_those_of_a_new_run(name: str) -> None:
     numbers, draw = figures.FIGURES[name]()

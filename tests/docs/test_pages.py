@@ -33,14 +33,17 @@ SLOW = {
     "compare",
     "compare-in-python",
     "first-run",
+    "hand-over",
     "tune",
     "compose-in-python",
     "index",
     "mix-data",
+    "mix-methods",
     "mixture-surface",
     "notebooks",
     "plugin-package",
     "programs",
+    "report",
     "your-module",
 }
 """Pages that take more than some seconds: `tox -e docs` runs them, the extended tier does not."""
