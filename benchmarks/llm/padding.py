@@ -13,7 +13,7 @@ import torch
 from hgms.store import cache_folder
 from hgms_core import Key
 from hgms_mix.lm import Batches, Source
-from hgms_mix.lm.passes import needed, passes
+from hgms_mix.lm.passes import needed_lengths, passes
 from hgms_mix.lm.tokenizers import load_tokenizer
 from hgms_mix.lm.tokens import drawn_table
 
@@ -74,7 +74,7 @@ def main() -> None:
             index = data.draw(key.fold("batch", number), size, options.candidates)
             assert index is not None
             mask = batches.rows(index)["mask"]
-            lengths = needed(mask)
+            lengths = needed_lengths(mask)
             real = real + int(lengths.sum())
             wide = wide + mask.numel()
             for start in options.start:

@@ -123,7 +123,7 @@ class Aioli(training.RoundsMethod):
     def phases(self) -> Mapping[str, hgms_mix.lm.Phase]:
         return {"sweeps": self._sweep, "train": self._train}
 
-    def shown(self, state: State) -> dict[str, Any]:
+    def record_entries(self, state: State) -> dict[str, Any]:
         return {"round": state["round"] + 1}
 
     def finished(self, state: State) -> bool:
@@ -167,7 +167,7 @@ class Aioli(training.RoundsMethod):
             if self.average is not None and state["round"] > 0:
                 law = (1 - self.average) * law + self.average * state["law"]
             base = training.even(sources) if self.average is not None else state["weights"]
-            weights = training.tilted(base, self.eta * law.sum(0))
+            weights = training.tilt(base, self.eta * law.sum(0))
             changes |= {"phase": "train", "at": 0, "law": law, "weights": weights}
             if state["round"] == 0:
                 changes["theta"] = self.theta(problem, weights)

@@ -6,7 +6,7 @@ imported with the first question.
 
 from __future__ import annotations
 
-from hgms_mix.evaluation.answers import Extracted, boxed, extract
+from hgms_mix.evaluation.answers import Extracted, boxed_answer, extract
 from hgms_mix.evaluation.evaluate import Evaluate
 from hgms_mix.evaluation.harness import LmEval
 from hgms_mix.evaluation.inspect_judge import InspectJudge
@@ -23,7 +23,7 @@ __all__ = [
     "Range",
     "Verifier",
     "bootstrap",
-    "boxed",
+    "boxed_answer",
     "extract",
     "rating",
     "wilson",

@@ -44,16 +44,16 @@ class Extracted:
     by: Literal["boxed", "####", "answer is", "last number", "whole response", "nothing"]
 
 
-def boxed(text: str) -> str | None:
+def boxed_answer(text: str) -> str | None:
     """Return the content of the last ``\\boxed`` (or ``\\fbox``) with balanced braces.
 
     Empty boxes do not count. Boxes that only a comma or "and" connects are one answer.
 
-    >>> boxed(r"so \\boxed{\\frac{1}{2}} or rather \\boxed{3} and \\boxed{4")
+    >>> boxed_answer(r"so \\boxed{\\frac{1}{2}} or rather \\boxed{3} and \\boxed{4")
     '3'
-    >>> boxed(r"The roots are $\\boxed{2}$ and $\\boxed{1}$.")
+    >>> boxed_answer(r"The roots are $\\boxed{2}$ and $\\boxed{1}$.")
     '2, 1'
-    >>> boxed(r"$\\boxed 5$ it is"), boxed("no box")
+    >>> boxed_answer(r"$\\boxed 5$ it is"), boxed_answer("no box")
     ('5', None)
     """
     return ", ".join(dict.fromkeys(_last_boxes(text))) or None
@@ -147,7 +147,7 @@ def extract(response: str, *, number: bool) -> Extracted:
     """
     response = without_thinking(response)
     if boxes := _last_boxes(response):
-        return Extracted(_value(boxes[-1]) if number else boxed(response), "boxed")
+        return Extracted(_value(boxes[-1]) if number else boxed_answer(response), "boxed")
     if not response.strip():
         return Extracted(None, "nothing")
     if not number:
@@ -221,7 +221,7 @@ def gsm8k_gold(answer: str, place: Place) -> str:
 
 def math_gold(solution: str, place: Place) -> str:
     """Return the content of the last balanced box in the solution of a MATH row."""
-    gold = boxed(solution)
+    gold = boxed_answer(solution)
     if gold is None:
         raise DataError(
             "wrong-row",

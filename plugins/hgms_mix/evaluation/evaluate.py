@@ -310,7 +310,7 @@ class Evaluate:
             ratings = (
                 asking.rate(self.judge, folder, requests, report)
                 if ask
-                else asking.stored(self.judge, folder, requests)
+                else asking.stored_ratings(self.judge, folder, requests)
             )
         result = scores.summary(requests, ratings)
         if ask:

@@ -51,7 +51,7 @@ class Prompts:
     cap: int
     new_tokens: int
 
-    def seen(self) -> list[list[int]]:
+    def visible_tokens(self) -> list[list[int]]:
         return [prompt[-self.cap :] for prompt in self.tokens]
 
     def reply(
@@ -177,7 +177,7 @@ def replies(
         "pad_token_id": pad,
     }
     greedy = GenerationConfig(do_sample=False, num_beams=1, use_cache=True, **lengths)
-    seen = prompts.seen()
+    seen = prompts.visible_tokens()
     order = sorted(range(len(seen)), key=lambda position: (-len(seen[position]), position))
     with without_own_settings(model, GenerationConfig()):
         while order:

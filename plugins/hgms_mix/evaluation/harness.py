@@ -135,7 +135,7 @@ class LmEval:
                 _digests(name)
             else:
                 with _reading(name):
-                    self._prepared(name).build_all_requests(limit=1, rank=0, world_size=1)
+                    self._prepare(name).build_all_requests(limit=1, rank=0, world_size=1)
 
     def run(
         self,
@@ -187,7 +187,7 @@ class LmEval:
             results |= stored[name]["results"]
         return results
 
-    def _prepared(self, name: str) -> Any:
+    def _prepare(self, name: str) -> Any:
         """Load the harness's task and apply these settings."""
         task = load(name)
         shown = (
@@ -217,7 +217,7 @@ class LmEval:
         from lm_eval.utils import handle_non_serializable
         from transformers import GenerationConfig
 
-        task = self._prepared(name)
+        task = self._prepare(name)
         report(f"lm-eval: {task.config.task}")
         # The harness leaves the end of an answer to the settings of the model. Without such
         # settings, rows continue past their end.
@@ -270,7 +270,9 @@ def load(name: str) -> Any:
     _quietly()
     if name not in LOCAL:
         with _reading(name):
-            (task,) = TaskManager(include_defaults=False).load([str(_own(name))])["tasks"].values()
+            (task,) = (
+                TaskManager(include_defaults=False).load([str(_task_file(name))])["tasks"].values()
+            )
             return task
     definition, files = LOCAL[name]
     table = {
@@ -372,12 +374,12 @@ def _digests(name: str) -> dict[str, str]:
     for split, table in load(name).dataset.items():
         for row in table:
             rows.add(json.dumps([split, row], default=str))
-    files = sorted(_own(name).parent.iterdir())
+    files = sorted(_task_file(name).parent.iterdir())
     code = {file.name: file_digest(file) for file in files if file.suffix in FILES}
     return {**code, "rows": rows.text}
 
 
-def _own(name: str) -> Path:
+def _task_file(name: str) -> Path:
     """Return the path of a user-written task file, if the user allows it.
 
     The harness renders its templates outside any sandbox.

@@ -122,7 +122,7 @@ class InspectJudge:
                 place=("evaluate", "judge", "model"),
             ) from error
 
-    def rated(self, todo: Sequence[Request], folder: Path) -> Iterator[dict[str, Any]]:
+    def rate_requests(self, todo: Sequence[Request], folder: Path) -> Iterator[dict[str, Any]]:
         """Yield the records of these requests.
 
         They have the form of :func:`hgms_mix.evaluation.judge_calls.rate`. Inspect writes its log
@@ -191,7 +191,7 @@ def judging(judge: InspectJudge, todo: Sequence[Request]) -> Any:
     kinds = {"system": ChatMessageSystem, "user": ChatMessageUser}
 
     @solver
-    def asked() -> Any:
+    def ask() -> Any:
         async def solve(state: Any, generate: Any) -> Any:
             prompt = list(state.messages)
             for attempt in range(1, judge.attempts + 1):
@@ -208,7 +208,7 @@ def judging(judge: InspectJudge, todo: Sequence[Request]) -> Any:
         return solve
 
     @scorer(metrics=[mean(), stderr()])
-    def rated() -> Any:
+    def rating_scorer() -> Any:
         async def score(state: Any, target: Any) -> Any:
             reply = state.store.get("reply")
             value = None if reply is None else rating(reply)
@@ -229,5 +229,5 @@ def judging(judge: InspectJudge, todo: Sequence[Request]) -> Any:
 
     samples = [sample(request) for request in todo]
     return Task(
-        dataset=MemoryDataset(samples), solver=asked(), scorer=rated(), name="mt-bench-judge"
+        dataset=MemoryDataset(samples), solver=ask(), scorer=rating_scorer(), name="mt-bench-judge"
     )

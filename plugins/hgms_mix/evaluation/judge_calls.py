@@ -32,7 +32,9 @@ def ratings_path(judge: Judge | InspectJudge, folder: Path) -> Path:
     return folder / f"mt-bench.ratings.{name}-{digest(judge.where)[:6]}.jsonl"
 
 
-def stored(judge: Judge | InspectJudge, folder: Path, requests: Sequence[Request]) -> Ratings:
+def stored_ratings(
+    judge: Judge | InspectJudge, folder: Path, requests: Sequence[Request]
+) -> Ratings:
     """Return this judge's stored records for exactly these requests; the last record counts."""
     wanted = {request.key: request.digest for request in requests}
     ratings = records.by_turn(ratings_path(judge, folder), NEEDS)
@@ -52,7 +54,7 @@ def rate(
             ratings are kept.
     """
     judge.require()
-    done = stored(judge, folder, requests)
+    done = stored_ratings(judge, folder, requests)
     todo = [request for request in requests if done.get(request.key, {}).get("rating") is None]
     if not todo:
         return done
@@ -86,7 +88,7 @@ def _ratings_of(
 ) -> Iterator[Iterator[dict[str, Any]]]:
     """Yield the records of the requested ratings in the order of completion."""
     if isinstance(judge, InspectJudge):
-        yield judge.rated(todo, folder / "inspect")
+        yield judge.rate_requests(todo, folder / "inspect")
         return
     from openai import OpenAI
 
@@ -96,7 +98,7 @@ def _ratings_of(
         timeout=judge.timeout,
         max_retries=judge.retries,
     ) as client:
-        yield _Session(judge, client).rated(todo)
+        yield _Session(judge, client).rate_requests(todo)
 
 
 class _Session:
@@ -110,7 +112,7 @@ class _Session:
         self._lock = threading.Lock()
         self._stop = threading.Event()
 
-    def rated(self, todo: Sequence[Request]) -> Iterator[dict[str, Any]]:
+    def rate_requests(self, todo: Sequence[Request]) -> Iterator[dict[str, Any]]:
         """Yield records in the order of completion.
 
         After the first failure, start no new request, but yield the records of running requests.

@@ -100,7 +100,7 @@ class Engine:
         greedy = SamplingParams(
             temperature=0, max_tokens=prompts.new_tokens, stop_token_ids=list(prompts.stops)
         )
-        seen = [{"prompt_token_ids": tokens} for tokens in prompts.seen()]
+        seen = [{"prompt_token_ids": tokens} for tokens in prompts.visible_tokens()]
         for start in range(0, len(seen), CHUNK):
             outputs = enumerate(
                 self._llm.generate(seen[start : start + CHUNK], greedy, lora_request=request), start

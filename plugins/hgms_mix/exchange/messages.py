@@ -40,7 +40,7 @@ def texts(
     The texts equal the texts used for reweighting. ``eos``: append the end mark, if the trainer
     does not.
     """
-    for pieces in sample.written(part):
+    for pieces in sample.pieces_of(part):
         question, answer = sample.pair(pieces, eos=eos)
         yield {prompt: question, completion: answer}
 

@@ -45,7 +45,7 @@ class Epochs:
     def __init__(self, size: int, key: Key) -> None:
         self.size = size
         self.key = key
-        self._order = functools.lru_cache(maxsize=4)(self._shuffled)
+        self._order = functools.lru_cache(maxsize=4)(self._shuffle)
 
     def row(self, number: int) -> int:
         epoch, position = divmod(number, self.size)
@@ -54,7 +54,7 @@ class Epochs:
     def rows(self, first: int, count: int) -> list[int]:
         return [self.row(number) for number in range(first, first + count)]
 
-    def _shuffled(self, epoch: int) -> Tensor:
+    def _shuffle(self, epoch: int) -> Tensor:
         return torch.randperm(self.size, generator=self.key.fold(epoch).generator())
 
 

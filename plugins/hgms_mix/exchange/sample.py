@@ -114,12 +114,12 @@ class Sampled:
         }
         for part in self.parts:
             self._source(part)
-        tables: Mapping[str, Any] = self.config.task.picked(
+        tables: Mapping[str, Any] = self.config.task.tables_at(
             self.tokenizer, self.config.sample.of, numbers
         )
         return tables
 
-    def written(self, part: Part) -> list[list[tuple[str, bool]]]:
+    def pieces_of(self, part: Part) -> list[list[tuple[str, bool]]]:
         """Return each row of ``part`` as the template writes it.
 
         A row is a list of pieces of text, each with a flag for learned text.

@@ -24,7 +24,7 @@ def rows(sample: Sampled, part: Part) -> Iterator[dict[str, Any]]:
     if sample.chat:
         yield from conversations(part)
         return
-    for pieces in sample.written(part):
+    for pieces in sample.pieces_of(part):
         yield {"segments": [{"label": learned, "text": text} for text, learned in pieces]}
 
 

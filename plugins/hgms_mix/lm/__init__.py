@@ -13,7 +13,7 @@ from hgms_core import hookimpl
 from hgms_mix.lm.examples import Example, content
 from hgms_mix.lm.formats import ROLES, Message
 from hgms_mix.lm.language import LanguageModel
-from hgms_mix.lm.lora import Lora, interpolated
+from hgms_mix.lm.lora import Lora, interpolate
 from hgms_mix.lm.losses import Batches, token_loss
 from hgms_mix.lm.memory import StepMemory, predicted_memory, step_memory
 from hgms_mix.lm.models import BaseModel, positions_of
@@ -81,7 +81,7 @@ __all__ = [
     "focused_mixtures",
     "halves_of",
     "highest",
-    "interpolated",
+    "interpolate",
     "near_copies",
     "optional_count",
     "overlap_warning",

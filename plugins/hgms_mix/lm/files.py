@@ -194,7 +194,7 @@ memory.
 """
 
 
-def _numbered(name: str, at: Place, stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
+def _numbered_lines(name: str, at: Place, stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
     """Yield the lines, with their numbers from 1."""
     for number in itertools.count(1):
         line = stream.readline(LONGEST_LINE + 1)
@@ -213,7 +213,7 @@ def _numbered(name: str, at: Place, stream: BinaryIO) -> Iterator[tuple[int, byt
 def _lines(name: str, at: Place, stream: BinaryIO) -> Rows:
     """Yield one text per line that is not blank."""
     _head(name, at, stream)
-    for number, line in _numbered(name, at, stream):
+    for number, line in _numbered_lines(name, at, stream):
         if not line.strip():
             continue
         try:
@@ -222,7 +222,7 @@ def _lines(name: str, at: Place, stream: BinaryIO) -> Rows:
             yield f"line {number}", BadRow(f"it is not UTF-8 (byte {error.start})")
 
 
-def _delimited(name: str, at: Place, stream: BinaryIO, *, delimiter: str) -> Rows:
+def _read_delimited(name: str, at: Place, stream: BinaryIO, *, delimiter: str) -> Rows:
     """Yield the rows of a table whose first line names the fields; every value is text."""
     _head(name, at, stream)
     text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
@@ -266,7 +266,7 @@ def _json(name: str, at: Place, stream: BinaryIO, *, lines: bool) -> Raw:
     The format is an array, an object that contains an array, or one object per line.
     """
     start = _head(name, at, stream)[:1]
-    rest = _numbered(name, at, stream)
+    rest = _numbered_lines(name, at, stream)
     first: list[tuple[int, bytes]] = []
     rows: list[bytes] = []
     while len(rows) < 2 and (line := next(rest, None)):
@@ -345,11 +345,13 @@ def _array(name: str, at: Place, data: bytes) -> Rows:
             place=at,
             hint="correct the file",
         ) from None
-    for number, row in enumerate(_unwrapped(name, at, value) if isinstance(value, dict) else value):
+    for number, row in enumerate(
+        _unwrap_rows(name, at, value) if isinstance(value, dict) else value
+    ):
         yield f"row {number}", _object(row)
 
 
-def _unwrapped(name: str, at: Place, value: dict[str, Any]) -> list[Any]:
+def _unwrap_rows(name: str, at: Place, value: dict[str, Any]) -> list[Any]:
     """Return the rows in an object that contains them.
 
     Return the object as the only row if it is a row (ShareGPT's turns are ``items`` too).
@@ -406,8 +408,8 @@ READERS: Mapping[str, Reader] = {
     ".json": functools.partial(_json, lines=False),
     **dict.fromkeys((".jsonl", ".ndjson"), functools.partial(_json, lines=True)),
     ".parquet": _parquet,
-    ".csv": functools.partial(_delimited, delimiter=","),
-    ".tsv": functools.partial(_delimited, delimiter="\t"),
+    ".csv": functools.partial(_read_delimited, delimiter=","),
+    ".tsv": functools.partial(_read_delimited, delimiter="\t"),
     ".txt": _lines,
 }
 

@@ -14,7 +14,7 @@ from torch.nn import functional
 from hgms_core import ConfigError, Key, Tree
 from hgms_core.hypergrad import twice_differentiable_attention
 from hgms_mix.lm.lora import Active, Adapters, Lora, checkpoint_layers, recompute
-from hgms_mix.lm.passes import equal_parts, needed, passes, start_tokens
+from hgms_mix.lm.passes import equal_parts, needed_lengths, passes, start_tokens
 from hgms_mix.lm.sharding import FIRST_ORDER, Sharded, first_derivative_only
 
 LOGITS = 2**26
@@ -75,7 +75,7 @@ class LanguageModel:
             "parts": parts,
         }
         language = cls(model, adapters, rows, **options)
-        language.plain_head = language._gathered(language._head_is_plain)
+        language.plain_head = language._gather(language._head_is_plain)
         return language
 
     def start(self, key: Key, dtype: torch.dtype) -> Tree:
@@ -96,9 +96,9 @@ class LanguageModel:
         """
         count = mask[..., 1:].sum(-1)
         batch = tokens.shape[-2]
-        if seeds is not None or _transformed():
+        if seeds is not None or _is_transformed():
             return self._full_width(x, tokens, mask, seeds), count
-        lengths = needed(mask)
+        lengths = needed_lengths(mask)
         order, cut = (
             passes(lengths, self.start_tokens, self.rows)
             if self.parts is None
@@ -144,9 +144,9 @@ class LanguageModel:
         """Compute one pass; ``again``: recompute it in the backward pass, to save memory."""
         arguments = (self._forward, x, seeds, tokens, mask)
         if again and torch.is_grad_enabled() and any(leaf.requires_grad for leaf in x.values()):
-            losses: Tensor = recompute(self._called, *arguments)
+            losses: Tensor = recompute(self._call, *arguments)
             return losses
-        return self._called(*arguments)
+        return self._call(*arguments)
 
     def logits(
         self, x: Tree, tokens: Tensor, mask: Tensor, seeds: tuple[int, ...] | None = None
@@ -155,9 +155,9 @@ class LanguageModel:
 
         The result is ``[n, V]``, computed in one pass.
         """
-        return self._called(self._wanted, x, seeds, tokens, mask[:, 1:])
+        return self._call(self._wanted_logits, x, seeds, tokens, mask[:, 1:])
 
-    def _called(
+    def _call(
         self,
         function: Callable[..., Tensor],
         x: Tree,
@@ -166,9 +166,9 @@ class LanguageModel:
         *rest: Any,
     ) -> Tensor:
         """Compute ``function(tokens, *rest)`` of the model with adapters, or parameters, x."""
-        if self.parts is not None and _transformed():
+        if self.parts is not None and _is_transformed():
             raise FIRST_ORDER.at()
-        if self.quantised and _transformed():
+        if self.quantised and _is_transformed():
             # The kernels of quantised weights drop tangents without an error: the derivative would
             # be 0.
             raise ConfigError(
@@ -182,16 +182,16 @@ class LanguageModel:
             )
         self._count(x, tokens)
         # Under vmap and jvp the fused attention kernels run row by row, or fail.
-        with twice_differentiable_attention() if _transformed() else contextlib.nullcontext():
+        with twice_differentiable_attention() if _is_transformed() else contextlib.nullcontext():
             if self.adapters is not None:
                 with self.adapters.use(Active(x, seeds)):
-                    result: Tensor = self._gathered(function, tokens, *rest)
+                    result: Tensor = self._gather(function, tokens, *rest)
                     return result
             parameters = {f"model.{name}": leaf for name, leaf in x.items()}
             result = torch.func.functional_call(_Call(self), parameters, (function, tokens, *rest))
             return result
 
-    def _gathered(self, function: Callable[..., Any], *args: Any) -> Any:
+    def _gather(self, function: Callable[..., Any], *args: Any) -> Any:
         """Compute ``function(*args)`` while the model's modules may be called."""
         if self.parts is None:
             return function(*args)
@@ -207,8 +207,8 @@ class LanguageModel:
         The backward pass is included if a graph is kept. Under vmap, all rows of all candidates are
         counted.
         """
-        leaves = [_unwrapped(leaf) for leaf in x.values()]
-        count = _unwrapped(tokens).numel()
+        leaves = [_unwrap(leaf) for leaf in x.values()]
+        count = _unwrap(tokens).numel()
         if torch._C._functorch.is_batchedtensor(
             next(iter(x.values()))
         ) and not torch._C._functorch.is_batchedtensor(tokens):
@@ -222,10 +222,12 @@ class LanguageModel:
         target = tokens[:, 1:]
         wanted = mask[:, 1:]
         if not self.plain_head:
-            return _masked(self.model(input_ids=inputs, use_cache=False).logits, target, wanted)
+            return _mask_losses(
+                self.model(input_ids=inputs, use_cache=False).logits, target, wanted
+            )
         hidden = self._body(inputs)
-        if _transformed():  # shapes must not depend on data here
-            return _masked(self._logits(hidden), target, wanted)
+        if _is_transformed():  # shapes must not depend on data here
+            return _mask_losses(self._logits(hidden), target, wanted)
         # The head is expensive, and only completion tokens are scored.
         row, place = wanted.nonzero(as_tuple=True)
         picked = hidden[row, place]
@@ -235,7 +237,7 @@ class LanguageModel:
             0, row, losses
         )
 
-    def _wanted(self, tokens: Tensor, wanted: Tensor) -> Tensor:
+    def _wanted_logits(self, tokens: Tensor, wanted: Tensor) -> Tensor:
         if not self.plain_head:
             return _float(self.model(input_ids=tokens[:, :-1], use_cache=False).logits[wanted])
         return self._logits(self._body(tokens[:, :-1])[wanted])
@@ -250,20 +252,20 @@ class LanguageModel:
         step = max(1, LOGITS // int(head.weight.shape[0]))
         step -= step % 128 if step > 128 else 0  # whole tiles of a product
         if len(target) <= step:
-            return self._scored(hidden, target)
+            return self._score(hidden, target)
         pieces = [slice(first, first + step) for first in range(0, len(target), step)]
         if torch.is_grad_enabled() and hidden.requires_grad:
             weights = dict(head.named_parameters())
             if not any(leaf.requires_grad for leaf in weights.values()):
-                losses: Tensor = _InPieces.apply(hidden, target, self._scored, pieces)
+                losses: Tensor = _InPieces.apply(hidden, target, self._score, pieces)
                 return losses
             # At the time of the second run the model has its original weights.
             return torch.cat(
-                [recompute(self._scored, hidden[piece], target[piece], weights) for piece in pieces]
+                [recompute(self._score, hidden[piece], target[piece], weights) for piece in pieces]
             )
-        return torch.cat([self._scored(hidden[piece], target[piece]) for piece in pieces])
+        return torch.cat([self._score(hidden[piece], target[piece]) for piece in pieces])
 
-    def _scored(self, hidden: Tensor, target: Tensor, weights: Tree | None = None) -> Tensor:
+    def _score(self, hidden: Tensor, target: Tensor, weights: Tree | None = None) -> Tensor:
         return functional.cross_entropy(self._logits(hidden, weights), target, reduction="none")
 
     def _logits(self, hidden: Tensor, weights: Tree | None = None) -> Tensor:
@@ -294,7 +296,7 @@ class LanguageModel:
 
         These are the inputs of the head at each position of rows padded on the right.
         """
-        return self._called(self._body, x, None, tokens)
+        return self._call(self._body, x, None, tokens)
 
     def _body(self, tokens: Tensor) -> Tensor:
         hidden: Tensor = self.model.base_model(input_ids=tokens, use_cache=False).last_hidden_state
@@ -373,7 +375,7 @@ def _float(logits: Tensor) -> Tensor:
     return logits if logits.dtype == torch.float64 else logits.float()
 
 
-def _masked(logits: Tensor, target: Tensor, wanted: Tensor) -> Tensor:
+def _mask_losses(logits: Tensor, target: Tensor, wanted: Tensor) -> Tensor:
     """Return Σ −log p of the wanted targets of each row."""
     losses = functional.cross_entropy(
         _float(logits).flatten(0, 1), target.flatten(), reduction="none"
@@ -381,13 +383,13 @@ def _masked(logits: Tensor, target: Tensor, wanted: Tensor) -> Tensor:
     return (losses.reshape(target.shape) * wanted).sum(-1)
 
 
-def _unwrapped(tensor: Tensor) -> Tensor:
+def _unwrap(tensor: Tensor) -> Tensor:
     """Return the tensor under the wrappers of torch.func transforms."""
     while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
     return tensor
 
 
-def _transformed() -> bool:
+def _is_transformed() -> bool:
     """Return whether this runs inside a torch.func transform (vmap or jvp)."""
     return torch._C._functorch.peek_interpreter_stack() is not None

@@ -136,7 +136,7 @@ def _usual_targets(model: Any, known: str) -> tuple[str, ...]:
     return tuple(usual[kind])
 
 
-def interpolated(states: Sequence[Tree], weights: Sequence[float]) -> Tree:
+def interpolate(states: Sequence[Tree], weights: Sequence[float]) -> Tree:
     """Compute Σ_s λ_s x_s of lower states.
 
     For adapters, the result is the adapter that adds Σ_s λ_s B_s A_s to its weight. Its rank is the
@@ -146,7 +146,7 @@ def interpolated(states: Sequence[Tree], weights: Sequence[float]) -> Tree:
     ...     {"q.lora_A.weight": torch.ones(1, 2), "q.lora_B.weight": sign * torch.ones(3, 1)}
     ...     for sign in (1, -1)
     ... ]
-    >>> mean = interpolated(two, [0.75, 0.25])
+    >>> mean = interpolate(two, [0.75, 0.25])
     >>> mean["q.lora_B.weight"] @ mean["q.lora_A.weight"]
     tensor([[0.5000, 0.5000],
             [0.5000, 0.5000],
@@ -184,7 +184,7 @@ class Active:
     seeds: tuple[int, ...] | None = None
 
     @property
-    def tracked(self) -> bool:
+    def needs_gradient(self) -> bool:
         return any(leaf.requires_grad for leaf in self.x.values())
 
 
@@ -358,7 +358,7 @@ def _checkpoint_layer(
 
     def again(*args: Any, **kwargs: Any) -> Any:
         active = None if adapters is None else adapters.active
-        idle = adapters is not None and (active is None or not active.tracked)
+        idle = adapters is not None and (active is None or not active.needs_gradient)
         if replaying or idle or not torch.is_grad_enabled():
             return forward(*args, **kwargs)
         values: dict[str, Tensor] = dict(layer.named_parameters())

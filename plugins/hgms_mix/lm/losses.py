@@ -56,7 +56,7 @@ class Rows:
         seeds = self._seeds(batch, dropout)
         if seeds is not None and stacked and not own:
             seeds = seeds * count  # all candidates use the mask of a single candidate
-        return self._averaged(*self.model.nll(x, tokens, mask, seeds), batch)
+        return self._mean_losses(*self.model.nll(x, tokens, mask, seeds), batch)
 
     def logits(self, x: Tree, batch: Batch) -> Tensor:
         """Return the logits of the scored tokens, ``[n, V]``, with the batch's dropout."""
@@ -71,9 +71,9 @@ class Rows:
         summed = torch.zeros(len(wanted), dtype=losses.dtype, device=losses.device).index_add(
             0, row, losses
         )
-        return self._averaged(summed, wanted.sum(-1), batch)
+        return self._mean_losses(summed, wanted.sum(-1), batch)
 
-    def _averaged(self, summed: Tensor, number: Tensor, batch: Batch) -> Tensor:
+    def _mean_losses(self, summed: Tensor, number: Tensor, batch: Batch) -> Tensor:
         if self.average == "example":
             return summed / number.clamp_min(1)
         return summed / self.lengths.to(summed.dtype)[batch["source"]]
@@ -148,7 +148,7 @@ class MixtureLoss:
     count: int
 
     def __call__(self, theta: Tree, x: Tree, batch: Batch) -> Tensor:
-        return self._mixed(theta, self.rows(x, batch, dropout=True), batch["source"])
+        return self._mix(theta, self.rows(x, batch, dropout=True), batch["source"])
 
     @property
     def capabilities(self) -> Capabilities:
@@ -156,7 +156,7 @@ class MixtureLoss:
 
     def stacked(self, theta: Tree, x: Tree, batch: Batch, own_batch: bool) -> Tensor:
         losses = self.rows(x, batch, dropout=True, stacked=True, own=own_batch)
-        return self._mixed(theta, losses, batch["source"].expand(losses.shape))
+        return self._mix(theta, losses, batch["source"].expand(losses.shape))
 
     def outputs(self, x: Tree, batch: Batch) -> Tensor:
         """Return the logits of scored tokens.
@@ -166,13 +166,13 @@ class MixtureLoss:
         return self.rows.logits(x, batch)
 
     def criterion(self, theta: Tree, x: Tree, z: Tensor, batch: Batch) -> Tensor:
-        return self._mixed(theta, self.rows.of_logits(z, batch), batch["source"])
+        return self._mix(theta, self.rows.of_logits(z, batch), batch["source"])
 
     def sources(self, x: Tree, batch: Batch) -> Tensor:
         """Return ℓ_s(x; B), ``[S]``, each with the factor that makes Σ ω_s ℓ_s unbiased."""
         return self._means(self.rows(x, batch, dropout=True), batch["source"])
 
-    def _mixed(self, theta: Tree, losses: Tensor, source: Tensor) -> Tensor:
+    def _mix(self, theta: Tree, losses: Tensor, source: Tensor) -> Tensor:
         means = self._means(losses, source)
         return (weights(theta).to(means.dtype) * means).sum(-1)
 
@@ -237,7 +237,7 @@ class Batches:
         """Return the rows with these numbers; the axes of the numbers lead every leaf."""
         index = index.cpu()
         source = torch.bucketize(index.contiguous(), self._first[1:], right=True)
-        tokens, mask = self._gathered(index, source)
+        tokens, mask = self._gather(index, source)
         batch = {"tokens": tokens, "mask": mask, "source": source, "index": index}
         if self.device.type != "cpu":
             batch = {
@@ -265,7 +265,7 @@ class Batches:
             len(numbers), {}, lambda index: self.rows(numbers[index.cpu()]), torch.device("cpu")
         )
 
-    def _gathered(self, index: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
+    def _gather(self, index: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
         if len(self.tables) == 1:
             return self.tables[0].gather(index)
         flat = index.reshape(-1)

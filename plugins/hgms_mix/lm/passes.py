@@ -40,7 +40,7 @@ def start_tokens(model: Any) -> int:
     return int(layers * SECONDS_A_LAYER * rate / (2 * parameters))
 
 
-def needed(mask: Tensor) -> Tensor:
+def needed_lengths(mask: Tensor) -> Tensor:
     """Return the number of relevant columns of each row.
 
     These are the columns up to its last scored token. The columns after it change no loss.

@@ -55,7 +55,7 @@ class PhasedMethod:
     def phases(self) -> Mapping[str, Phase]:
         """The work of one step, by phase."""
 
-    def shown(self, state: State) -> dict[str, Any]:
+    def record_entries(self, state: State) -> dict[str, Any]:
         """Return entries for the records of all phases."""
         return {}
 
@@ -109,7 +109,7 @@ class PhasedMethod:
         record = {
             "step": step,
             "phase": state["phase"],
-            **self.shown(state),
+            **self.record_entries(state),
             **record,
             **{f"cost_{name}": number for name, number in cost.numbers().items()},
             "oracle_calls": cost.calls,

@@ -282,7 +282,7 @@ def adamw_moved(
         betas=moments.betas,
         eps=moments.eps,
     )
-    return _merged(*(dict(zip(x, leaves, strict=True)) for leaves in (moved, first, second)))
+    return _merge(*(dict(zip(x, leaves, strict=True)) for leaves in (moved, first, second)))
 
 
 def adamw_steps(
@@ -336,7 +336,7 @@ def adamw_start(x: Tree) -> Tree:
     ['m.w', 'v.w', 'x.w']
     """
     zeros = {name: torch.zeros_like(leaf) for name, leaf in x.items()}
-    return _merged(x, zeros, zeros)
+    return _merge(x, zeros, zeros)
 
 
 def adamw_part(state: Tree, part: str) -> Tree:
@@ -348,7 +348,7 @@ def adamw_part(state: Tree, part: str) -> Tree:
     }
 
 
-def _merged(x: Tree, m: Tree, v: Tree) -> Tree:
+def _merge(x: Tree, m: Tree, v: Tree) -> Tree:
     return {
         f"{part}.{name}": leaf
         for part, tree in zip("xmv", (x, m, v), strict=True)

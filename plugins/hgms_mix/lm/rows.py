@@ -32,7 +32,7 @@ from hgms_mix.lm.files import Unread
 from hgms_mix.lm.formats import FORMATS, BadRow, Format
 from hgms_mix.lm.parts import compute_parts, concatenate_parts
 from hgms_mix.lm.sources import Source
-from hgms_mix.lm.store import PARTS, load, locked, save
+from hgms_mix.lm.store import PARTS, load, lock, save
 from hgms_mix.lm.table import Report
 from hgms_mix.lm.templates import one_answer_each
 
@@ -183,7 +183,7 @@ def index_of(
     if cache_dir is not None:
         key = digest(json.dumps(about))
         folder = Folder(expand(str(cache_dir), ("cache_dir",)) / key, key)
-    with contextlib.nullcontext() if folder is None else locked(folder):
+    with contextlib.nullcontext() if folder is None else lock(folder):
         stored = None if folder is None else load(folder, _Scan.types)
         if stored is None or stored[1]["bad"] > source.max_bad_rows:
             stored = _scan_source(name, where, source, folder, split)
@@ -257,7 +257,7 @@ def records_at(
     """
     form, records = open_rows(where, source)
 
-    def wanted() -> Iterator[Record]:
+    def select() -> Iterator[Record]:
         following = map(int, numbers)
         number = next(following, None)
         for at, (place, row) in enumerate(records):
@@ -267,7 +267,7 @@ def records_at(
             if number is None:
                 return
 
-    return None if form is None else form.name, wanted()
+    return None if form is None else form.name, select()
 
 
 def examples_at(

@@ -159,7 +159,7 @@ def _match_types(model: nn.Module, device: torch.device) -> None:
 
     Errors: ConfigError if an outline has other parameters.
     """
-    own = {f"{kind}.{name}": leaf for kind, leaves in _named(model) for name, leaf in leaves}
+    own = {f"{kind}.{name}": leaf for kind, leaves in _named_leaves(model) for name, leaf in leaves}
     table = {
         name: [list(leaf.shape), str(leaf.dtype).removeprefix("torch.")]
         for name, leaf in own.items()
@@ -181,7 +181,7 @@ def _match_types(model: nn.Module, device: torch.device) -> None:
             own[name].data = own[name].data.to(getattr(torch, dtype))
 
 
-def _named(model: nn.Module) -> Iterator[tuple[str, Any]]:
+def _named_leaves(model: nn.Module) -> Iterator[tuple[str, Any]]:
     yield "parameter", model.named_parameters()
     yield "buffer", model.named_buffers()
 

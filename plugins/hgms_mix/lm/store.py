@@ -70,7 +70,7 @@ def writing(folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def locked(folder: Folder) -> Iterator[None]:
+def lock(folder: Folder) -> Iterator[None]:
     """Give this process exclusive access for writing; wait for another process.
 
     The lease is next to the folder, which is created only by the first file.
@@ -107,7 +107,7 @@ def write(folder: Folder, leaves: Mapping[str, Leaf], facts: Mapping[str, Any]) 
     """
     with writing(folder.path.parent):
         for name, leaf in leaves.items():
-            folder.write(file_of(name), _serialized(leaf))
+            folder.write(file_of(name), _serialize(leaf))
         folder.commit(map(file_of, leaves), facts=facts, done=True)
 
 
@@ -116,7 +116,7 @@ def file_of(name: str) -> str:
     return f"{name}.npy"
 
 
-def _serialized(leaf: Leaf) -> Iterator[bytes | memoryview]:
+def _serialize(leaf: Leaf) -> Iterator[bytes | memoryview]:
     """Yield an array in NumPy's file format."""
     head = io.BytesIO()
     kind = np.lib.format.dtype_to_descr(np.dtype(leaf.dtype))

@@ -20,7 +20,7 @@ from hgms.store import Digest, Folder
 from hgms_core import ConfigError, Key
 from hgms_core.errors import DataError
 from hgms_mix.lm.models import positions_of
-from hgms_mix.lm.store import PARTS, Leaf, load, locked, save
+from hgms_mix.lm.store import PARTS, Leaf, load, lock, save
 
 
 def _names(value: Iterable[str]) -> tuple[str, ...]:
@@ -270,7 +270,7 @@ def load_or_create(
     parts = entry.path / PARTS
     if (table := _load(entry)) and keep(table.report):
         return table
-    with locked(entry):
+    with lock(entry):
         # Another process may have created it during the wait.
         if (table := _load(entry)) and keep(table.report):
             return table

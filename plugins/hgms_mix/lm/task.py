@@ -335,7 +335,7 @@ class SourceMixture:
 
         return self._by_name("sources", some, counts)
 
-    def picked(
+    def tables_at(
         self, tokenizer: Any, which: Which, numbers: Mapping[str, Tensor]
     ) -> dict[str, TokenTable]:
         """Return the rows with these numbers of each set.

@@ -176,10 +176,10 @@ def load_tokenizer(
             hint=f'use "{BYTES}", a folder of transformers, a folder with encoder.json and '
             "vocab.bpe, or OWNER/NAME on the Hub",
         ) from error
-    return padded(tokenizer, place)
+    return ensure_padding(tokenizer, place)
 
 
-def padded(
+def ensure_padding(
     tokenizer: PreTrainedTokenizerBase, place: Place = ("tokenizer",)
 ) -> PreTrainedTokenizerBase:
     """Return the tokenizer; if it has no padding token, with its end token for padding."""

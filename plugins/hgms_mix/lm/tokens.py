@@ -110,7 +110,7 @@ def token_table(
             "missing-token",
             "the tokenizer has no padding token",
             place=("tokenizer",),
-            hint="use hgms_mix.lm.tokenizers.padded, which sets it to the end token",
+            hint="use hgms_mix.lm.tokenizers.ensure_padding, which sets it to the end token",
         )
     written = template_for(template, tokenizer) if isinstance(template, str) else template
     split = written.last_only

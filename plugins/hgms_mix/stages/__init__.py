@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from hgms_mix.stages.config import MixConfig as MixConfig
     from hgms_mix.stages.config import load as load
     from hgms_mix.stages.config import read as read
-    from hgms_mix.stages.config import resolved as resolved
+    from hgms_mix.stages.config import resolved_table as resolved_table
     from hgms_mix.stages.graph import Finished as Finished
     from hgms_mix.stages.graph import Log as Log
     from hgms_mix.stages.graph import Runner as Runner
     from hgms_mix.stages.graph import fingerprint as fingerprint
     from hgms_mix.stages.mix import LEASES as LEASES
     from hgms_mix.stages.mix import STAGES as STAGES
-    from hgms_mix.stages.mix import claimed as claimed
+    from hgms_mix.stages.mix import claim as claim
     from hgms_mix.stages.mix import ensure_runnable as ensure_runnable
     from hgms_mix.stages.mix import finished_report as finished_report
     from hgms_mix.stages.mix import mix_path as mix_path
@@ -53,7 +53,7 @@ _SHARED = {
     "Runner": "graph",
     "STAGES": "mix",
     "TunedModel": "tuned_model",
-    "claimed": "mix",
+    "claim": "mix",
     "ensure_runnable": "mix",
     "fingerprint": "graph",
     "finished_report": "mix",
@@ -61,7 +61,7 @@ _SHARED = {
     "mix_path": "mix",
     "read": "config",
     "read_rows": "tuned_model",
-    "resolved": "config",
+    "resolved_table": "config",
     "run_mix": "mix",
     "runner_of": "mix",
     "unchanged_source": "tuned_model",

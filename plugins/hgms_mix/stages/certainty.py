@@ -50,7 +50,7 @@ def estimate(work: Folder, *, learned: Learned, certainty: Resampling, log: Log)
     sizes = certainty.validation_blocks, certainty.source_blocks, certainty.rows
     log(f"  {cost(len(learned.weights), len(set(certainty.at)), *sizes)}")
     try:
-        return measured(learned, certainty)
+        return measure(learned, certainty)
     except ConfigError as error:
         why = error.lines()[0]
         log(f"  not measured: {why}")
@@ -70,7 +70,7 @@ CERTAINTY = Stage(name="certainty", version="1", function=estimate)
 """It writes only its manifest, and no stage depends on it."""
 
 
-def measured(learned: Learned, settings: Resampling) -> dict[str, Any]:
+def measure(learned: Learned, settings: Resampling) -> dict[str, Any]:
     """Measure the mixture's direction, the change of x, and the validation loss at both ends."""
     problem = learned.problem()
     sources = problem.find(Sources)
@@ -94,7 +94,7 @@ def measured(learned: Learned, settings: Resampling) -> dict[str, Any]:
         for gains in (seen.gains, seen.cosines)
     )
     losses = dict(zip(known, seen.losses, strict=True))
-    squares = [_squared(states["end"], states["start"]), _squared(states["start"])]
+    squares = [_squared_length(states["end"], states["start"]), _squared_length(states["start"])]
     return {
         "prior": dict(zip(names, prior.tolist(), strict=True)),
         "rows": by_slope,
@@ -104,7 +104,9 @@ def measured(learned: Learned, settings: Resampling) -> dict[str, Any]:
     }
 
 
-def _squared(leaves: Mapping[str, Tensor], other: Mapping[str, Tensor] | None = None) -> float:
+def _squared_length(
+    leaves: Mapping[str, Tensor], other: Mapping[str, Tensor] | None = None
+) -> float:
     """Return ‖x‖², or ‖x − other‖²."""
     return sum(
         float((leaf - (0.0 if other is None else other[name])).double().square().sum())
@@ -262,7 +264,7 @@ def rows_of(certainty: Mapping[str, Any]) -> list[dict[str, str]]:
                 effect = next(
                     effect for effect in certainty[test]["sources"] if effect["source"] == source
                 )
-                line[column] = spelled(
+                line[column] = format_interval(
                     effect["value"], effect["low"], effect["high"], signed=test == "rows"
                 )
                 line[f"{test} say"] = words[effect["evidence"]]
@@ -272,12 +274,12 @@ def rows_of(certainty: Mapping[str, Any]) -> list[dict[str, str]]:
     return table
 
 
-def spelled(
+def format_interval(
     value: float, low: float | None, high: float | None, digits: int = 3, *, signed: bool = False
 ) -> str:
     """Format a value with its interval, if it has one.
 
-    >>> spelled(0.5, 0.25, 0.75, signed=True), spelled(1.0, None, None, digits=2)
+    >>> format_interval(0.5, 0.25, 0.75, signed=True), format_interval(1.0, None, None, digits=2)
     ('+0.500 [+0.250, +0.750]', '1.00')
     """
     width = f"{'+' if signed else ''}.{digits}f"

@@ -41,7 +41,7 @@ class MixConfig(RunConfig):
         )
 
 
-def resolved(config: MixConfig) -> dict[str, Any]:
+def resolved_table(config: MixConfig) -> dict[str, Any]:
     """Return the configuration with all values of all fields, as input for ``hgms mix``."""
     table = config.resolved()
     judge = table["evaluate"].get("judge")
@@ -162,16 +162,16 @@ def mix_of(
                 place=(source, "for"),
                 hint="move its values into the other tables",
             )
-        return _named(table, table.get("task"), table.get("method"))
+        return _move_labels(table, table.get("task"), table.get("method"))
     table = scaled(table, scale, source)
-    task_label, task = _chosen(table.get("task"), None, "task", source)
-    label, chosen = _chosen(table["method"], method, "method", source)
+    task_label, task = _choose_entry(table.get("task"), None, "task", source)
+    label, chosen = _choose_entry(table["method"], method, "method", source)
     table = _for(label, table, source)
     special = chosen.pop("on", {}).get(task_label, {})
     seeds = table.get("seeds", 1)
     seed = seeds[0] if isinstance(seeds, Sequence) and seeds else 0
     kept = {key: value for key, value in table.items() if key not in OF_GRIDS}
-    return _named({**kept, "seed": seed}, task, laid_over(chosen, special))
+    return _move_labels({**kept, "seed": seed}, task, laid_over(chosen, special))
 
 
 OWN = ("budget", "sample", "finetune", "evaluate")
@@ -201,7 +201,7 @@ def _for(label: str, table: Mapping[str, Any], source: str) -> dict[str, Any]:
     return laid_over(rest, tables.get(label, {}))
 
 
-def _named(table: Mapping[str, Any], task: Any, method: Any) -> dict[str, Any]:
+def _move_labels(table: Mapping[str, Any], task: Any, method: Any) -> dict[str, Any]:
     """Return the table with this task and method; their labels become settings of the run."""
     run = table.get("run", {})
     labels = {}
@@ -216,7 +216,9 @@ def _named(table: Mapping[str, Any], task: Any, method: Any) -> dict[str, Any]:
     }
 
 
-def _chosen(part: Any, label: str | None, kind: str, source: str) -> tuple[str, dict[str, Any]]:
+def _choose_entry(
+    part: Any, label: str | None, kind: str, source: str
+) -> tuple[str, dict[str, Any]]:
     """Return label and table of the entry called ``label``, or of the only entry."""
     listed = [
         {"name": entry} if isinstance(entry, str) else entry

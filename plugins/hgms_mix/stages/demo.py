@@ -108,10 +108,10 @@ def configs(out: Path, seeds: int, model: str | None = None) -> list[MixConfig]:
     name = "demo.toml" if model is None else "demo-model.toml"
     text = files("hgms_mix.stages").joinpath(name).read_text(encoding="utf-8")
     if model is not None:
-        text = text.replace('"TEMPLATE"', _quoted(_template(model))).replace(
-            '"MODEL"', _quoted(model)
+        text = text.replace('"TEMPLATE"', _quote(_template(model))).replace(
+            '"MODEL"', _quote(model)
         )
-    text = text.replace("FOLDER", _quoted((out / "texts").as_posix())[1:-1])
+    text = text.replace("FOLDER", _quote((out / "texts").as_posix())[1:-1])
     replace_file(out / "demo.toml", text.encode())
     mixes = []
     for seed in range(seeds):
@@ -126,7 +126,7 @@ def configs(out: Path, seeds: int, model: str | None = None) -> list[MixConfig]:
     return mixes
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return tomlkit.string(text).as_string()
 
 

@@ -130,7 +130,7 @@ def means(losses: RowLosses, *, seed: int = 0) -> dict[str, Any]:
     per_row = losses.per_row
     tokens = losses.tokens.double()
     columns = torch.stack([losses.total, tokens, per_row], 1)
-    total, count, means = _resampled(columns, seed).unbind(1)
+    total, count, means = _resample(columns, seed).unbind(1)
     return {
         "rows": len(per_row),
         "tokens": int(tokens.sum()),
@@ -146,11 +146,11 @@ def difference(ours: RowLosses, theirs: RowLosses, *, seed: int = 0) -> dict[str
     """
     gap = ours.total - theirs.total
     tokens = ours.tokens.double()
-    total, count = _resampled(torch.stack([gap, tokens], 1), seed).unbind(1)
+    total, count = _resample(torch.stack([gap, tokens], 1), seed).unbind(1)
     return _interval(float(gap.sum() / tokens.sum()), total / count)
 
 
-def _resampled(columns: Tensor, seed: int) -> Tensor:
+def _resample(columns: Tensor, seed: int) -> Tensor:
     """Return sums of the columns over rows drawn with replacement, ``[RESAMPLES, columns]``.
 
     The function computes some resamples at a time.

@@ -18,7 +18,7 @@ from hgms_core import RunInfo
 from hgms_core.errors import CheckpointError, MissingExtra
 from hgms_mix.stages import finetune
 from hgms_mix.stages.certainty import CERTAINTY
-from hgms_mix.stages.config import MixConfig, resolved
+from hgms_mix.stages.config import MixConfig, resolved_table
 from hgms_mix.stages.evaluate import EVALUATE
 from hgms_mix.stages.finetune import FINETUNE
 from hgms_mix.stages.graph import Finished, Log, Runner, Stage
@@ -63,8 +63,8 @@ def run_mix(
     # ends every process of a launcher but one
     follow_launched(config.reweight, device_called(config.run.device))
     now = "reweight"
-    with claimed(folder, patience=patience):
-        replace_file(folder / "mix.toml", tomlkit.dumps(resolved(config)).encode())
+    with claim(folder, patience=patience):
+        replace_file(folder / "mix.toml", tomlkit.dumps(resolved_table(config)).encode())
         try:
             learned = reweight(config.reweight, folder, log, view)
             runner = runner_of(config, learned, log, view)
@@ -161,7 +161,7 @@ def ensure_runnable(config: MixConfig, last: str) -> None:
         config.evaluate.check()
 
 
-def claimed(folder: Path, *, patience: float | None = None) -> AbstractContextManager[object]:
+def claim(folder: Path, *, patience: float | None = None) -> AbstractContextManager[object]:
     """Reserve the folder of a mix for this process. The run in it has a separate lease.
 
     Errors: the errors of ``leased``.
@@ -177,7 +177,7 @@ def finished_report(config: MixConfig) -> dict[str, Any] | None:
     folder = mix_path(config)
     if not (folder / "report.json").is_file():
         return None
-    with contextlib.suppress(CheckpointError), claimed(folder, patience=0.0):
+    with contextlib.suppress(CheckpointError), claim(folder, patience=0.0):
         if is_finished(RunFolder(folder)):
             learned = reweight(config.reweight, folder)
             runner = runner_of(config, learned)

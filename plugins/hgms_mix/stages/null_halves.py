@@ -34,7 +34,7 @@ from hgms.store import Folder
 from hgms.uncertainty import halves_test
 from hgms_core import HgmsError
 from hgms_core.components import evolve
-from hgms_mix.stages.certainty import spelled
+from hgms_mix.stages.certainty import format_interval
 from hgms_mix.stages.config import MixConfig
 from hgms_mix.stages.mix import ensure_runnable, mix_path
 from hgms_mix.stages.reweight import is_finished, weights_of
@@ -79,7 +79,8 @@ def null_test(
     )
     ensure_runnable(config, "reweight")
     pieces = {
-        run: piece(halved(config, *run), folder / "seed-{}-split-{}".format(*run)) for run in runs
+        run: piece(halved_config(config, *run), folder / "seed-{}-split-{}".format(*run))
+        for run in runs
     }
     weights, failures = carried_out_together(list(pieces.values()), executor or Here(), bars=bars)
     if failures:
@@ -117,7 +118,7 @@ def piece(run: RunConfig, path: Path) -> Piece:
     plugins = [] if run.host is None else unannounced(run.host)
     arguments = {"config": run.resolved(), "path": str(path.absolute()), "plugins": plugins}
 
-    def finished() -> dict[str, float] | None:
+    def finished_weights() -> dict[str, float] | None:
         folder = RunFolder(path)
         last = folder.records()[-1:] if is_finished(folder) else []
         whole = [
@@ -133,7 +134,7 @@ def piece(run: RunConfig, path: Path) -> Piece:
         arguments=arguments,
         needs=Needs.of_run(run.run),
         plugins=plugins,
-        finished=finished,
+        finished=finished_weights,
         notice=lambda: "resumes" if RunFolder(path).begun else "",
         result=lambda outcome: outcome["weights"],
     )
@@ -160,7 +161,7 @@ def halves(source: str) -> tuple[str, str]:
     return halves_of(source)
 
 
-def halved(config: MixConfig, seed: int, split: int) -> RunConfig:
+def halved_config(config: MixConfig, seed: int, split: int) -> RunConfig:
     """Return the run of the file on halves; every seed and split draws new halves."""
     own: Any = config.task
     task = attrs.evolve(own, halves=MOST_SPLITS * seed + split)
@@ -176,8 +177,8 @@ def show(result: Mapping[str, Any]) -> None:
     rows = [
         {
             "source": row["source"],
-            "halves part by": spelled(row["halves"], row["low"], row["high"], 2),
-            "it parts from the others by": spelled(
+            "halves part by": format_interval(row["halves"], row["low"], row["high"], 2),
+            "it parts from the others by": format_interval(
                 row["apart"], row["apart_low"], row["apart_high"], 2, signed=True
             ),
             "signal to null": "–" if row["ratio"] is None else f"{row['ratio']:.2f}",

@@ -53,13 +53,13 @@ def plan(config: MixConfig, log: Log = lambda line: None) -> dict[str, Any]:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     log("dry run: reading the sources")
-    problem, reading = _timed(
+    problem, reading = _time(
         device, lambda: task.problem(config.seed, device, getattr(torch, config.run.dtype))
     )
     log("dry run: two outer steps")
     state = method.init(problem, config.seed)
     state, _ = method.step(problem, state, 0.0)
-    (state, record), step = _timed(device, lambda: method.step(problem, state, 0.0))
+    (state, record), step = _time(device, lambda: method.step(problem, state, 0.0))
     spent = config.budget
     steps = spent.outer_steps or (spent.oracle_calls or 0) * 2 / max(
         float(record.get("oracle_calls", 0)), 1
@@ -76,11 +76,11 @@ def plan(config: MixConfig, log: Log = lambda line: None) -> dict[str, Any]:
     assert sources is not None
     loss = sources.pooled
     leaves = list(x.values())
-    _, tuned = _timed(
+    _, tuned = _time(
         device,
         lambda: torch.autograd.grad(loss(problem.theta0, x, batch), leaves, allow_unused=True),
     )
-    _, scored = _timed(device, lambda: loss(problem.theta0, problem.x0, batch))
+    _, scored = _time(device, lambda: loss(problem.theta0, problem.x0, batch))
     row = tuned / len(index)
     tested = sum(table.size for table in task.tables(tokenizer, "test").values())
     trained = sum(leaf.numel() for leaf in leaves)
@@ -91,7 +91,7 @@ def plan(config: MixConfig, log: Log = lambda line: None) -> dict[str, Any]:
     scoring = None if own or config.evaluate.benchmarks else scored / len(index) * tested
     certain = config.certainty.rows_taken(len(sources.names)) if learns(config) else 0
     stages = {
-        "reweight": {"seconds": reading + reweighting, "bytes": 2 * _held(state)},
+        "reweight": {"seconds": reading + reweighting, "bytes": 2 * _state_bytes(state)},
         "certainty": {"seconds": row * certain, "bytes": 0},
         "sample": {"seconds": None, "bytes": text},
         # the weights and Adam's two moments in each of two checkpoints, and the result
@@ -135,7 +135,7 @@ def show(planned: Mapping[str, Any]) -> None:
     )
 
 
-def _timed(device: torch.device, call: Callable[[], Any]) -> tuple[Any, float]:
+def _time(device: torch.device, call: Callable[[], Any]) -> tuple[Any, float]:
     wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     wait()
     began = time.perf_counter()
@@ -144,7 +144,7 @@ def _timed(device: torch.device, call: Callable[[], Any]) -> tuple[Any, float]:
     return result, time.perf_counter() - began
 
 
-def _held(state: Any) -> int:
+def _state_bytes(state: Any) -> int:
     """Return the bytes of a checkpoint of this state."""
     return sum(
         leaf.numel() * leaf.element_size()

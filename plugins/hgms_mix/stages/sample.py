@@ -55,10 +55,10 @@ def draw_sample(work: Folder, *, learned: Learned, sample: Sample, log: Log) -> 
         rest = "the set is smaller" if sample.allow_fewer else "the others give the rest"
         log(f"  {line}; {rest}")
     sources = getattr(task, sample.of)
-    rows = listed(sources, tables, chosen, scores, split=task.split_answers())
+    rows = list_rows(sources, tables, chosen, scores, split=task.split_answers())
     rows = [rows[i] for i in sample.order(len(rows), seed=seed).tolist()]
     log(f"  {len(rows)} rows")
-    work.write(ROWS, compressed(rows))
+    work.write(ROWS, compress(rows))
     facts = {
         "size": len(rows),
         "of": sample.of,
@@ -111,7 +111,7 @@ def draw_rows(
         capacity |= fewer
 
 
-def listed(
+def list_rows(
     sources: Mapping[str, Any],
     tables: Mapping[str, Any],
     chosen: Mapping[str, Tensor],
@@ -146,7 +146,7 @@ def listed(
     return rows
 
 
-def compressed(rows: Iterable[Mapping[str, Any]]) -> bytes:
+def compress(rows: Iterable[Mapping[str, Any]]) -> bytes:
     """Return compressed JSON lines; the same rows give the same bytes (no time stamp)."""
     buffer = io.BytesIO()
     with gzip.GzipFile(fileobj=buffer, mode="wb", mtime=0, filename="") as stream:

@@ -13,7 +13,7 @@ from hgms.runs import RunFolder
 from hgms.store import finite, replace_file
 from hgms_core.errors import MissingExtra
 from hgms_mix.stages import certainty, evaluate, pictures, sample
-from hgms_mix.stages.certainty import rows_of, spelled
+from hgms_mix.stages.certainty import format_interval, rows_of
 from hgms_mix.stages.config import MixConfig, comparable
 from hgms_mix.stages.graph import Finished
 from hgms_mix.stages.reweight import Learned
@@ -133,7 +133,9 @@ def spell(interval: Mapping[str, float] | None) -> str:
     '1.2500 [1.2000, 1.3100]'
     """
     return (
-        "" if interval is None else spelled(interval["value"], interval["low"], interval["high"], 4)
+        ""
+        if interval is None
+        else format_interval(interval["value"], interval["low"], interval["high"], 4)
     )
 
 

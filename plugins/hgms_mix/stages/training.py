@@ -73,7 +73,7 @@ def train(
     number = Key(settings.seed or 0).fold("finetune").derive() % 2**32
     kind = "model" if adapter is None else "adapter"
     with (
-        borrowed(number),
+        borrow_generators(number),
         _failures(settings, work.path),
         without_peft_warnings(),
         Interrupts() as interrupts,
@@ -309,13 +309,13 @@ def _failures(settings: Finetune, folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def borrowed(seed: int) -> Iterator[None]:
+def borrow_generators(seed: int) -> Iterator[None]:
     """Seed the global generators of Python, numpy and torch, and restore them afterwards.
 
     This includes the generators of GPUs.
 
     >>> before = torch.get_rng_state()
-    >>> with borrowed(1):
+    >>> with borrow_generators(1):
     ...     _ = torch.randn(3)
     >>> torch.get_rng_state().equal(before)
     True

@@ -65,7 +65,7 @@ class TunedModel(Value):
         for row in read_rows(rows):
             numbers.setdefault(row["source"], []).append(row["row"])
         index = {name: torch.tensor(sorted(own)) for name, own in numbers.items()}
-        tables: dict[str, Any] = self.task.picked(self.tokenizer, of, index)
+        tables: dict[str, Any] = self.task.tables_at(self.tokenizer, of, index)
         return tables
 
     def load(self) -> Any:

@@ -114,9 +114,7 @@ def surface(
             "nothing is trained"
         )
     else:
-        report = _of_files(
-            ratios, metrics, laid, registry, choices, say=None if as_json else _shown
-        )
+        report = _of_files(ratios, metrics, laid, registry, choices, say=None if as_json else _show)
     if as_json:
         print_json(report)
 
@@ -131,13 +129,13 @@ def _of_runs(
     **choices: Any,
 ) -> dict[str, Any]:
     """Run a design and return its report, or return its predicted cost."""
-    from hgms_mix.surface.train import carry_out, load, predict
+    from hgms_mix.surface.train import load, predict, run_surface
 
     plan = load(config, sets, **choices)
     if dry_run:
         return predict(plan, say=to_stderr if as_json else click.echo)
-    return carry_out(
-        plan, say=to_stderr, show=None if as_json else _shown, executor=executor, bars=not as_json
+    return run_surface(
+        plan, say=to_stderr, show=None if as_json else _show, executor=executor, bars=not as_json
     )
 
 
@@ -162,7 +160,7 @@ def _of_files(
     return write(findings, Path(choices["out"] or "surface"), say=say)
 
 
-def _shown(findings: Any, report: dict[str, Any]) -> None:
+def _show(findings: Any, report: dict[str, Any]) -> None:
     from hgms_mix.surface.words import show
 
     show(findings, report)

@@ -68,7 +68,7 @@ def cost(runs: DesignRuns, points: Sequence[Point], outcomes: Sequence[Outcome |
         each = statistics.median(timed)
         basis = f"{len(timed)} finished run{'s' * (len(timed) != 1)}"
     elif missing:
-        each = measured(runs, missing[0])
+        each = measure_run(runs, missing[0])
         basis = "a short run"
     lengths = runs.tokens()
     sample = runs.config.sample
@@ -85,7 +85,7 @@ def cost(runs: DesignRuns, points: Sequence[Point], outcomes: Sequence[Outcome |
     )
 
 
-def measured(runs: DesignRuns, point: Point) -> float:
+def measure_run(runs: DesignRuns, point: Point) -> float:
     """Measure the seconds of a run.
 
     The time is a run of one optimiser step plus the further steps. A run of three steps gives the
@@ -102,7 +102,7 @@ def measured(runs: DesignRuns, point: Point) -> float:
         sample = evolve(runs.config.sample, size=min(rows, size))
         config = attrs.evolve(runs.config, sample=sample, finetune=once)
         with tempfile.TemporaryDirectory(prefix="hgms-") as folder:
-            short = runs.shortened(config, Path(folder))
+            short = runs.with_config(config, Path(folder))
             began = time.perf_counter()
             short.run(attrs.evolve(point, seed=number))
             took.append(time.perf_counter() - began)

@@ -13,7 +13,7 @@ from hgms.executors import Needs, Piece, RemoteProgress, Tell, unless_busy
 from hgms.plugins import Registry
 from hgms.runs import unannounced
 from hgms.store import json_digest
-from hgms_mix.stages import LEASES, claimed, read, resolved
+from hgms_mix.stages import LEASES, claim, read, resolved_table
 from hgms_mix.surface.design import Point
 from hgms_mix.surface.runs import DesignRuns, Outcome
 
@@ -28,7 +28,7 @@ def piece(runs: DesignRuns, point: Point) -> Piece:
     """Return the run of a point as a job; its result is its :class:`Outcome`."""
     plugins = [] if runs.given.host is None else unannounced(runs.given.host)
     arguments = {
-        "config": resolved(runs.given),
+        "config": resolved_table(runs.given),
         "folder": str(runs.folder.absolute()),
         "plugins": plugins,
         "point": attrs.asdict(point),
@@ -52,8 +52,8 @@ def piece(runs: DesignRuns, point: Point) -> Piece:
         needs=Needs.of_run(runs.config.run),
         plugins=plugins,
         words=words,
-        finished=lambda: runs.finished(point),
-        result=lambda _: runs.finished(point),
+        finished=lambda: runs.find_outcome(point),
+        result=lambda _: runs.find_outcome(point),
     )
 
 
@@ -74,8 +74,8 @@ def work(arguments: Mapping[str, Any], tell: Tell) -> Mapping[str, Any]:
         _LAST[:] = [runs]  # for the next job
     runs.show(progress, progress.say)
     point = Point(**{**arguments["point"], "weights": tuple(arguments["point"]["weights"])})
-    with claimed(runs.place(point), patience=PATIENCE):
-        if runs.finished(point) is None:  # else another process has finished it
+    with claim(runs.place(point), patience=PATIENCE):
+        if runs.find_outcome(point) is None:  # else another process has finished it
             runs.run(point)
     return {}
 

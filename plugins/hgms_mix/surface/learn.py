@@ -49,7 +49,7 @@ class Findings:
     @property
     def lost(self) -> list[float]:
         """The targets of the runs set aside."""
-        return [float(loss) for loss in weighted(self.aside, self.targets)]
+        return [float(loss) for loss in weighted_losses(self.aside, self.targets)]
 
     @property
     def prior_name(self) -> str:
@@ -61,7 +61,7 @@ class Findings:
         surface = self.surface
         sources = self.runs.sources
 
-        def named(weights: np.ndarray) -> dict[str, float]:
+        def by_source(weights: np.ndarray) -> dict[str, float]:
             return dict(zip(sources, weights.tolist(), strict=True))
 
         noise = None
@@ -71,7 +71,7 @@ class Findings:
             )
             noise = {
                 "prior": float(deviations[0]),
-                **named(deviations[1:]),
+                **by_source(deviations[1:]),
                 "degrees_of_freedom": surface.noise.freedom,
             }
         return {
@@ -79,13 +79,13 @@ class Findings:
             "mixtures": len(np.unique(self.runs.mixtures.round(6), axis=0)),
             "set_aside": list(self.aside.names),
             "targets": dict(self.targets),
-            "prior": named(self.prior),
-            "recommended": named(recommendation.weights),
+            "prior": by_source(self.prior),
+            "recommended": by_source(recommendation.weights),
             "region": {
                 name: bounds.tolist()
                 for name, bounds in zip(sources, recommendation.region, strict=True)
             },
-            "best_tried": named(recommendation.best),
+            "best_tried": by_source(recommendation.best),
             "told_apart_from_prior": self.apart,
             "difference_to_prior": attrs.asdict(recommendation.against_prior),
             "difference_to_best_tried": attrs.asdict(recommendation.against_best),
@@ -130,7 +130,7 @@ def learn(
     wrong = ~np.isfinite(np.array([*runs.metrics.values()])).all(0)
     kept = runs.only(~wrong)
     if len(kept.names) > sources:
-        wrong[~wrong] = find_diverged(kept.mixtures, weighted(kept, targets))
+        wrong[~wrong] = find_diverged(kept.mixtures, weighted_losses(kept, targets))
     every, runs, aside = runs, runs.only(~wrong), runs.only(wrong)
     tried = np.unique(runs.mixtures.round(6), axis=0)
     if len(tried) < sources + 2:
@@ -151,7 +151,7 @@ def learn(
     }
     prior = settings.prior_over(counts)
     key = Key(seed).fold("surface")
-    surface = fit(runs.mixtures, weighted(runs, targets), key.fold("fit", TARGET))
+    surface = fit(runs.mixtures, weighted_losses(runs, targets), key.fold("fit", TARGET))
     errors = surface.left_out()
     recommendation = recommend(
         surface, prior, tried, key.fold("recommend"), caution=settings.caution
@@ -176,6 +176,6 @@ def learn(
     )
 
 
-def weighted(runs: Runs, targets: Mapping[str, float]) -> np.ndarray:
+def weighted_losses(runs: Runs, targets: Mapping[str, float]) -> np.ndarray:
     """Return the target of each run."""
     return np.asarray(sum(weight * runs.metrics[name] for name, weight in targets.items()))

@@ -148,7 +148,7 @@ def fit(mixtures: np.ndarray, losses: np.ndarray, key: Key) -> Surface:
 
     Cost: O(G³) a few thousand times, for G distinct mixtures.
     """
-    places, counts, values, noise = grouped(mixtures, losses)
+    places, counts, values, noise = group_repeats(mixtures, losses)
     shift = float(values.mean())
     scale = float(values.std()) or 1.0
     if noise is not None and noise.level > -np.inf:
@@ -171,7 +171,7 @@ def fit(mixtures: np.ndarray, losses: np.ndarray, key: Key) -> Surface:
     )
 
 
-def grouped(
+def group_repeats(
     mixtures: np.ndarray, losses: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, Noise | None]:
     """Return distinct mixtures, their run counts, their mean losses, and the noise.

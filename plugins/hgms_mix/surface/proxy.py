@@ -31,7 +31,7 @@ class RankCorrelation:
         return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}] over {self.count} mixtures"
 
 
-def chosen(findings: Findings, points: Sequence[Point], count: int) -> list[Point]:
+def choose_points(findings: Findings, points: Sequence[Point], count: int) -> list[Point]:
     """Return ``count`` mixtures of the design from the best to the worst by the surface.
 
     They are at even steps of the surface's ranks, and include the prior. Each is the first run of

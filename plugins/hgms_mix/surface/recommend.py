@@ -67,7 +67,7 @@ def recommend(
         return mean + caution * surface.deviation(mixtures) if caution else mean
 
     candidates = np.vstack([prior, tried, simplex(len(prior), CANDIDATES, key.fold("candidates"))])
-    weights = _refined(candidates[risk(candidates).argmin()], risk, key.fold("refine"))
+    weights = _refine(candidates[risk(candidates).argmin()], risk, key.fold("refine"))
     best = tried[surface.mean(tried).argmin()]
     around = _near(weights, 0.1, DRAWN // 2, np.random.default_rng(key.fold("around").derive()))
     places = np.vstack(
@@ -129,7 +129,7 @@ def simplex(sources: int, count: int, key: Key) -> np.ndarray:
     return np.vstack([even, border / border.sum(1, keepdims=True), np.eye(sources)])
 
 
-def _refined(start: np.ndarray, risk: Callable[[np.ndarray], np.ndarray], key: Key) -> np.ndarray:
+def _refine(start: np.ndarray, risk: Callable[[np.ndarray], np.ndarray], key: Key) -> np.ndarray:
     """Refine a mixture by searching ever closer neighbours."""
     generator = np.random.default_rng(key.derive())
     best = start

@@ -88,7 +88,7 @@ class DesignRuns:
     _view: View | None = field(init=False, default=None)
 
     def __attrs_post_init__(self) -> None:
-        self.given, self.config = self.config, evaluated(self.config)
+        self.given, self.config = self.config, with_evaluated_sets(self.config)
         self._model = TunedModel.of(self.config)  # tokenises the test sets once
 
     def check(self) -> None:
@@ -133,7 +133,7 @@ class DesignRuns:
         )
         return {name: float(table.lengths.double().mean()) for name, table in tables.items()}
 
-    def shortened(self, config: MixConfig, folder: Path) -> DesignRuns:
+    def with_config(self, config: MixConfig, folder: Path) -> DesignRuns:
         """Return a copy with other settings for sample and fine-tuning, in another folder.
 
         The copy shares loaded data.
@@ -143,7 +143,7 @@ class DesignRuns:
         short.folder = folder
         return short
 
-    def finished(self, point: Point) -> Outcome | None:
+    def find_outcome(self, point: Point) -> Outcome | None:
         """Return the outcome of a point, or None if it has not been run."""
         folder = self._folder(point)
         try:
@@ -240,7 +240,7 @@ class DesignRuns:
         return {"task": settings, "task_version": task.version, **task.data_fingerprint()}
 
 
-def evaluated(config: MixConfig) -> MixConfig:
+def with_evaluated_sets(config: MixConfig) -> MixConfig:
     """Return the configuration with validation sets as additional test sets.
 
     It has no benchmarks.

@@ -92,7 +92,9 @@ class SurfaceSettings:
                 )
             weights = np.array(rows, dtype=float)
         else:
-            named = _named(cast("Mapping[str, float]", self.prior), sources, "prior", "source")
+            named = _check_known(
+                cast("Mapping[str, float]", self.prior), sources, "prior", "source"
+            )
             weights = np.array([named.get(name, 0.0) for name in sources], dtype=float)
         return weights / weights.sum()
 
@@ -104,13 +106,15 @@ class SurfaceSettings:
         full = {name.removeprefix("validation_"): name for name in names}
         targets = {full.get(name, name): weight for name, weight in self.targets.items()}
         weights = (
-            _named(targets, names, "targets", "metric") if targets else dict.fromkeys(names, 1.0)
+            _check_known(targets, names, "targets", "metric")
+            if targets
+            else dict.fromkeys(names, 1.0)
         )
         total = sum(weights.values())
         return {name: weight / total for name, weight in weights.items() if weight > 0}
 
 
-def _named(weights: Mapping[str, float], names: Any, key: str, kind: str) -> dict[str, float]:
+def _check_known(weights: Mapping[str, float], names: Any, key: str, kind: str) -> dict[str, float]:
     for name in weights:
         if name not in names:
             raise unknown_name(kind, name, names, ("surface", key, name))

@@ -22,12 +22,12 @@ from hgms.executors import Executor, Here, Piece, carried_out_together
 from hgms.plugins import Registry
 from hgms_core import ConfigError, HgmsError, Key, NumericalError
 from hgms_core.components import evolve
-from hgms_mix.stages import OF_GRIDS, MixConfig, claimed, read
+from hgms_mix.stages import OF_GRIDS, MixConfig, claim, read
 from hgms_mix.surface import proxy
 from hgms_mix.surface.cost import cost, spell
 from hgms_mix.surface.design import Point, design
 from hgms_mix.surface.jobs import piece
-from hgms_mix.surface.learn import Findings, learn, weighted
+from hgms_mix.surface.learn import Findings, learn, weighted_losses
 from hgms_mix.surface.outliers import MOST
 from hgms_mix.surface.report import settings_of, write
 from hgms_mix.surface.runs import DesignRuns, Outcome, table_of
@@ -138,7 +138,7 @@ def predict(plan: Plan, *, say: Callable[[str], None] = lambda line: None) -> di
     points = points_of(plan, runs)
     for line in runs.limits():
         say(line)
-    costs = {"surface": cost(runs, points, [runs.finished(point) for point in points])}
+    costs = {"surface": cost(runs, points, [runs.find_outcome(point) for point in points])}
     say(f"surface: {costs['surface']}")
     if plan.check and plan.target is not None:
         # The mixtures of the check are not known yet, but all mixtures take the same time.
@@ -151,7 +151,7 @@ def predict(plan: Plan, *, say: Callable[[str], None] = lambda line: None) -> di
     return {name: part.as_dict() for name, part in costs.items()}
 
 
-def carry_out(
+def run_surface(
     plan: Plan,
     *,
     say: Callable[[str], None] = lambda line: None,
@@ -176,7 +176,7 @@ def carry_out(
     points = points_of(plan, runs)
     for line in runs.limits():
         say(line)
-    outcomes = carried(
+    outcomes = run_points(
         runs, points, say, diverging=int(MOST * len(points)), executor=executor, bars=bars
     )
     findings = learn(
@@ -189,11 +189,11 @@ def carry_out(
     if plan.check and plan.target is not None:
         larger = DesignRuns(config=plan.target, folder=plan.folder)
         larger.check()
-        some = proxy.chosen(findings, points, plan.check)
+        some = proxy.choose_points(findings, points, plan.check)
         say(f"check: {len(some)} mixtures with finetune.model")
-        theirs = carried(larger, some, say, diverging=len(some), executor=executor, bars=bars)
-        more["check"] = checked(findings, larger, some, theirs, plan.config.seed)
-    with claimed(plan.folder, patience=60.0):  # other processes write the same files
+        theirs = run_points(larger, some, say, diverging=len(some), executor=executor, bars=bars)
+        more["check"] = compare_models(findings, larger, some, theirs, plan.config.seed)
+    with claim(plan.folder, patience=60.0):  # other processes write the same files
         return write(findings, plan.folder, say=show, more=more)
 
 
@@ -227,7 +227,7 @@ def points_of(plan: Plan, runs: DesignRuns) -> list[Point]:
     )
 
 
-def carried(
+def run_points(
     runs: DesignRuns,
     points: Sequence[Point],
     say: Callable[[str], None],
@@ -242,10 +242,10 @@ def carried(
         NumericalError: the losses of more than ``diverging`` runs are not finite.
         HgmsError: runs failed, with the reasons.
     """
-    done = [outcome for outcome in map(runs.finished, points) if outcome is not None]
+    done = [outcome for outcome in map(runs.find_outcome, points) if outcome is not None]
     _check_diverged(done, diverging)
 
-    def watched(own: Piece) -> Piece:
+    def watch(own: Piece) -> Piece:
         def words(outcome: Outcome) -> str:
             done.append(outcome)
             _check_diverged(done, diverging)
@@ -253,7 +253,7 @@ def carried(
 
         return attrs.evolve(own, words=words)
 
-    pieces = [watched(piece(runs, point)) for point in points]
+    pieces = [watch(piece(runs, point)) for point in points]
     outcomes, failures = carried_out_together(pieces, executor or Here(), bars=bars, say=say)
     if failures:
         why = [f"{failed}: {'; '.join(error.lines())}" for failed, error in failures.items()]
@@ -277,7 +277,7 @@ def _check_diverged(outcomes: Sequence[Outcome], most: int) -> None:
         )
 
 
-def checked(
+def compare_models(
     findings: Findings,
     runs: DesignRuns,
     points: Sequence[Point],
@@ -285,7 +285,7 @@ def checked(
     seed: int,
 ) -> dict[str, Any]:
     """Compare the ranking of some mixtures by the larger model with the surface."""
-    theirs = weighted(table_of(outcomes, runs.sources), findings.targets)
+    theirs = weighted_losses(table_of(outcomes, runs.sources), findings.targets)
     theirs[np.isnan(theirs)] = np.inf  # diverged: ranks after all others
     mine = findings.surface.mean(np.array([outcome.mixture for outcome in outcomes]))
     correlation = proxy.rank_correlation(mine, theirs, Key(seed).fold("surface", "check"))

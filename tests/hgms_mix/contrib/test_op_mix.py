@@ -26,7 +26,7 @@ from torch import Tensor
 from hgms_core import Key, NumericalError, Sources, stack
 from hgms_mix.contrib.op_mix import OpMix
 from hgms_mix.contrib.op_mix.law import Law, fit, propose
-from hgms_mix.lm import interpolated
+from hgms_mix.lm import interpolate
 
 PROBLEM = network_sources()
 
@@ -99,7 +99,7 @@ def test_adapters_are_added_as_what_they_add() -> None:
     mask = torch.ones_like(tokens, dtype=torch.bool)
     share = [0.5, 0.2, 0.3]
     with torch.no_grad():
-        loss, _ = model.nll(interpolated(probes, share), tokens, mask)
+        loss, _ = model.nll(interpolate(probes, share), tokens, mask)
         name = "transformer.h.0.attn.c_attn"
         weight = base.get_submodule(name).weight
         # the merged model: W + Σ_s λ_s (alpha/rank) B_s A_s

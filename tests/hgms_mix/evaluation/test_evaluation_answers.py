@@ -14,7 +14,7 @@ import pytest
 from support.helpers import rejects
 
 from hgms_core.errors import DataError
-from hgms_mix.evaluation import Extracted, Verifier, boxed, extract
+from hgms_mix.evaluation import Extracted, Verifier, boxed_answer, extract
 from hgms_mix.evaluation import verifier as verifying
 from hgms_mix.evaluation.answers import gsm8k_gold, math_gold, numbers
 from hgms_mix.evaluation.questions import Question, load
@@ -47,7 +47,7 @@ data = pytest.mark.skipif(
     ],
 )
 def test_the_last_balanced_box(response: str, content: str | None) -> None:
-    assert boxed(response) == content
+    assert boxed_answer(response) == content
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ def test_a_row_of_alpaca_is_a_prompt_and_an_answer_with_its_end_mark_or_without(
     task = evolve(sample.config.task, template="alpaca")
     sample = evolve(sample, config=evolve(sample.config, task=task))
     for part in sample.parts:
-        for row, pieces in zip(part.rows, sample.written(part), strict=True):
+        for row, pieces in zip(part.rows, sample.pieces_of(part), strict=True):
             asked, answer = (turn["content"] for turn in row["messages"])
             prompt, ended = sample.pair(pieces, eos=True)
             assert f"### Instruction:\n{asked}\n\n### Response:\n" in prompt

@@ -11,7 +11,7 @@ from support.helpers import assert_same
 
 from hgms_core import Key
 from hgms_mix.lm import BaseModel, LanguageModel, Lora
-from hgms_mix.lm.passes import needed, passes
+from hgms_mix.lm.passes import needed_lengths, passes
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
@@ -101,4 +101,4 @@ def test_what_is_cut_is_the_cheapest_of_all_ways() -> None:
 
 def test_only_columns_up_to_the_last_scored_token_are_needed() -> None:
     mask = torch.tensor([[0, 1, 1, 0], [0, 0, 0, 1], [0, 0, 0, 0]], dtype=torch.bool)
-    assert needed(mask).tolist() == [3, 4, 2]
+    assert needed_lengths(mask).tolist() == [3, 4, 2]

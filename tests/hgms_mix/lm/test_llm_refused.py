@@ -21,7 +21,7 @@ from hgms_mix.lm.models import BaseModel
 from hgms_mix.lm.rows import read_examples
 from hgms_mix.lm.sources import Source, check_names
 from hgms_mix.lm.templates import template_for
-from hgms_mix.lm.tokenizers import byte_tokenizer, load_tokenizer, padded
+from hgms_mix.lm.tokenizers import byte_tokenizer, ensure_padding, load_tokenizer
 
 REVISION = "77f3279092a1c1579b2250db8eafed0ad422088c"
 GPT2 = {"model_type": "gpt2", "n_layer": 1}
@@ -119,7 +119,7 @@ REFUSED: list[tuple[str, tuple[str | int, ...], Call]] = [
     ("missing-file", TOKENIZER, lambda _: load_tokenizer(NOWHERE)),
     ("missing-file", TOKENIZER, lambda to: load_tokenizer(str(to))),
     ("missing-variable", TOKENIZER, lambda _: load_tokenizer("$HGMS_NOT_SET/t")),
-    ("missing-token", ("tokenizer",), lambda _: padded(BARE)),
+    ("missing-token", ("tokenizer",), lambda _: ensure_padding(BARE)),
     ("missing-token", ("template",), lambda _: template_for("plain", BARE)),
     ("missing-template", ("template",), lambda _: template_for("model", byte_tokenizer())),
     ("unknown-choice", ("template",), lambda _: template_for("chatlm", byte_tokenizer())),

@@ -159,7 +159,7 @@ def test_halves_are_drawn_from_alike_and_only_rows_that_are_asked_for_become_tok
         assert set(table.rows.tolist()) <= set(whole[name].rows.tolist())
     # rows by number: of the sources that are named, without those that are too long
     short = evolve(task, max_length=9)
-    assert short.picked(tokenizer, "sources", {"sums": torch.arange(4)}) == {}
+    assert short.tables_at(tokenizer, "sources", {"sums": torch.arange(4)}) == {}
 
 
 def test_a_mixture_is_of_two_sources_and_a_base_in_parts_has_an_adapter(

@@ -19,7 +19,7 @@ from support.token_tables import same, table_of
 import hgms_mix.lm.tokens
 from hgms.store import Folder
 from hgms_core.errors import DataError
-from hgms_mix.lm.store import locked
+from hgms_mix.lm.store import lock
 from hgms_mix.lm.tokenizers import byte_tokenizer
 
 pytest.importorskip("transformers", reason="transformers is not installed")
@@ -132,14 +132,14 @@ def test_a_process_waits_for_another_that_makes_the_same_entry(tmp_path: Path) -
     ends, begins = os.pipe()
 
     def make() -> None:
-        with locked(entry):
+        with lock(entry):
             os.write(begins, b"held")
             time.sleep(0.3)
             entry.write("arrays", b"made")
 
     process = forked(make)
     assert os.read(ends, 4) == b"held"
-    with locked(entry):
+    with lock(entry):
         assert (entry.path / "arrays").read_bytes() == b"made"
     os.waitpid(process, 0)
     assert [path.name for path in (tmp_path / "cache").iterdir()] == ["key"]

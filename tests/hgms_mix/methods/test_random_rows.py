@@ -14,7 +14,7 @@ from support.source_problems import assert_shares, by_torch, network_sources, on
 
 from hgms_core import Key
 from hgms_mix.methods.random_rows import RandomRows
-from hgms_mix.methods.random_rows.random_rows import drawn, shares
+from hgms_mix.methods.random_rows.random_rows import draw_rows, shares
 
 PROBLEM = network_sources()
 
@@ -25,7 +25,7 @@ def random_rows(**options: Any) -> RandomRows:
 
 def test_every_row_comes_equally_often() -> None:
     assert shares(PROBLEM) == {"near": 0.5, "turned": 0.3, "noise": 0.2}
-    counts = torch.bincount(drawn(PROBLEM, Key(0), 80_000), minlength=40)
+    counts = torch.bincount(draw_rows(PROBLEM, Key(0), 80_000), minlength=40)
     # 2,000 each; the deviation of such a count is 44.
     assert (len(counts), int((counts - 2000).abs().max()) < 200) == (40, True)
 
@@ -45,7 +45,7 @@ def test_sizes_are_those_of_the_files_where_fewer_rows_are_kept(tmp_path: Path) 
     method = random_rows(train_steps=2)
     state, row = stepped(method, problem, 2)[-1]
     assert_shares(problem, method, state, [3, 1])
-    counts = torch.bincount(drawn(problem, Key(1), 20_000), minlength=10)
+    counts = torch.bincount(draw_rows(problem, Key(1), 20_000), minlength=10)
     assert int((counts[:5] - 3000).abs().max()) < 300
     assert int((counts[5:] - 1000).abs().max()) < 200
     assert (method.finished(state), row["cost_rows"]) == (True, 12)
@@ -56,7 +56,7 @@ def test_x_is_adamw_on_the_rows_drawn() -> None:
     problem, calls = counted(PROBLEM)
     state, row = stepped(method, problem, 3)[-1]
     assert method.finished(state)
-    rows = [drawn(PROBLEM, Key(3).fold("rows", update), 6) for update in range(5)]
+    rows = [draw_rows(PROBLEM, Key(3).fold("rows", update), 6) for update in range(5)]
     x = by_torch(PROBLEM.x0, on_rows(PROBLEM, rows), weight_decay=0.1)[-1]
     assert_same(method.result(state)[1], x, rtol=1e-9, atol=1e-12)
     assert_shares(PROBLEM, method, state, [5, 3, 2])

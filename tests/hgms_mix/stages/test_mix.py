@@ -140,7 +140,7 @@ def test_an_interrupted_mix_ends_with_the_files_of_an_uninterrupted_one(
     """Ctrl-C in each stage, of fine-tuning between two checkpoints."""
     inside = {
         "reweight": ("hgms.runs.stepper", "check_numbers", 2),
-        "sample": ("hgms_mix.stages.sample", "compressed", 1),
+        "sample": ("hgms_mix.stages.sample", "compress", 1),
         "finetune": ("hgms_mix.stages.trainers", "completion_loss", 5),
         "evaluate": ("hgms_mix.stages.evaluate", "row_losses", 1),
     }

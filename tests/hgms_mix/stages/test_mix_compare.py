@@ -23,7 +23,7 @@ from hgms.runs import Interrupted
 from hgms.store import DiskError
 from hgms_core import ConfigError
 from hgms_core.errors import DataError, OutOfMemory
-from hgms_mix.stages.compare.mixes import Contest, carry_out
+from hgms_mix.stages.compare.mixes import Contest, run_contest
 from hgms_mix.stages.compare.outcome import Outcome
 from hgms_mix.stages.config import load
 
@@ -235,7 +235,7 @@ def test_a_mix_that_fails_or_is_lost_three_times_stops_no_other(
         test = {"all": {"token_loss": {"value": len(label) + seed}}}
         return {"outcome": {"report": {"folder": label, "test": test}}}
 
-    result = carry_out(Contest.of(grid, out="there"), fake(answer), print)
+    result = run_contest(Contest.of(grid, out="there"), fake(answer), print)
     times = {"hg-ms": 2, "uniform": 1, "other": 3}
     assert asked == {(label, seed): times[label] for label in times for seed in (3, 5)}
     codes = {which: error.code for which, error in result.failures.items()}
@@ -261,7 +261,7 @@ def test_a_batch_system_stops_every_mix(grid: Path) -> None:
     try:
         threading.Thread(target=press).start()
         with pytest.raises(Interrupted) as stopped:
-            carry_out(Contest.of(grid), Local(jobs=1), lambda line: None)
+            run_contest(Contest.of(grid), Local(jobs=1), lambda line: None)
     finally:
         signal.signal(signal.SIGTERM, before)
     assert stopped.value.number == signal.SIGTERM
@@ -276,7 +276,7 @@ def test_a_finished_mix_takes_no_process(grid: Path) -> None:
 
     def result(*sets: str) -> Any:
         contest = Contest.of(grid, ["uniform"], [5], sets=list(sets))
-        return carry_out(contest, fake(begin), lines.append)
+        return run_contest(contest, fake(begin), lines.append)
 
     lines: list[str] = []
     alone = report_of("mix", grid, "--method", "uniform", "--seed", "5")

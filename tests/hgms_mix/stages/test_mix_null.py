@@ -85,7 +85,7 @@ def test_halves_are_every_row_once_and_drawn_anew_for_every_number(here: Path) -
     tokenizer = config.task.model.load_tokenizer()
     whole = config.task.tables(tokenizer)
     splits = ((0, 0), (0, 1), (1, 0), (0, 0))
-    drawn = [null_halves.halved(config, *which).task.tables(tokenizer) for which in splits]
+    drawn = [null_halves.halved_config(config, *which).task.tables(tokenizer) for which in splits]
     for halves in drawn:
         assert list(halves) == ["first/1", "first/2", "second/1", "second/2"]
         for source in ("first", "second"):

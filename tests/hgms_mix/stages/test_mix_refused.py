@@ -137,7 +137,7 @@ def test_a_certainty_that_cannot_be_measured_is_left_out_but_for_memory_and_faul
     config = SimpleNamespace(role=None, method_name="mine")
     learned: Any = SimpleNamespace(config=config, weights={"a": 0.5, "b": 0.5})
     fail = Mock(side_effect=ConfigError("no-rows", "too few", place=("task",)))
-    monkeypatch.setattr(certainty, "measured", fail)
+    monkeypatch.setattr(certainty, "measure", fail)
 
     def estimate() -> Any:
         return certainty.estimate(

@@ -23,7 +23,7 @@ from hgms_mix.stages import plan
 from hgms_mix.stages.evaluate import difference, means
 from hgms_mix.stages.graph import Runner, Stage
 from hgms_mix.stages.losses import RowLosses
-from hgms_mix.stages.sample import compressed
+from hgms_mix.stages.sample import compress
 from hgms_mix.stages.settings import Sample
 from hgms_mix.stages.tuned_model import read_rows
 
@@ -181,7 +181,7 @@ def test_rows_on_disk_are_the_same_bytes_each_time(tmp_path: Path) -> None:
     messages = [{"role": "user", "content": "Grüße"}]
     rows = [{"source": "a", "row": 3, "position": 1, "messages": messages}]
     for name in ("one.gz", "two.gz"):
-        (tmp_path / name).write_bytes(compressed(rows))
+        (tmp_path / name).write_bytes(compress(rows))
     assert len({path.read_bytes() for path in tmp_path.iterdir()}) == 1
     assert list(read_rows(tmp_path / "one.gz")) == rows
 

@@ -22,7 +22,7 @@ pytest.importorskip("peft", reason="peft is not installed: pip install 'hgms[llm
 from hgms_mix.stages.training import TrainingProgress
 from hgms_mix.surface import read_runs
 from hgms_mix.surface.runs import DesignRuns
-from hgms_mix.surface.train import carried, load, points_of
+from hgms_mix.surface.train import load, points_of, run_points
 
 pytestmark = [
     pytest.mark.filterwarnings(
@@ -128,7 +128,7 @@ def test_a_run_is_the_same_as_a_job_of_values_alone(here: Path) -> None:
     is left to that.
     """
     from hgms.executors import BUSY
-    from hgms_mix.stages import claimed
+    from hgms_mix.stages import claim
     from hgms_mix.surface import jobs
 
     plan = load(Path("mix.toml"), ["task.validation.more.path=test.jsonl"])
@@ -137,7 +137,7 @@ def test_a_run_is_the_same_as_a_job_of_values_alone(here: Path) -> None:
     piece = jobs.piece(runs, point)
     arguments = json.loads(json.dumps(piece.job().arguments))
     jobs._KNOWN.clear()
-    with claimed(piece.path):
+    with claim(piece.path):
         assert jobs.work(arguments, lambda **event: None) == BUSY
     assert piece.finished() is None
     heard: list[dict[str, Any]] = []
@@ -184,9 +184,9 @@ def test_a_run_that_diverges_is_recorded_and_too_many_are_refused(
         patched.setattr(TrainingProgress, "append", diverge)
         # though no run comes after it
         with rejects("diverged", "finetune", "lr", of=NumericalError):
-            carried(runs, points[:1], lambda line: None, diverging=0)
-    assert set(runs.finished(points[0]).metrics) == {"validation_sums", "test_sums"}
-    outcomes = carried(runs, points, lambda line: None, diverging=1)
+            run_points(runs, points[:1], lambda line: None, diverging=0)
+    assert set(runs.find_outcome(points[0]).metrics) == {"validation_sums", "test_sums"}
+    outcomes = run_points(runs, points, lambda line: None, diverging=1)
     assert [outcome.is_finite for outcome in outcomes] == [False, True]
 
 
@@ -213,9 +213,9 @@ def test_a_run_that_fails_is_named_and_the_others_are_kept(
     error = ConfigError("wrong-value", "of this mixture", place=("finetune", "lr"))
     monkeypatch.setattr(DesignRuns, "run", Mock(side_effect=error))
     with rejects("runs-failed", str(runs.folder)) as caught:
-        carried(runs, points, lambda line: None, diverging=1)
+        run_points(runs, points, lambda line: None, diverging=1)
     assert "finetune.lr" in caught.value.message
-    assert [runs.finished(point) is None for point in points] == [True, False]
+    assert [runs.find_outcome(point) is None for point in points] == [True, False]
 
 
 @pytest.mark.parametrize(

@@ -156,7 +156,7 @@ class OpMix(hgms_mix.lm.MixtureMethod):
         at = state["at"]
         probes = list(state["probes"].values())
         points = self._points(len(probes), Key(state["seed"]).fold("points"))
-        x = hgms_mix.lm.interpolated(probes, points[at].tolist())
+        x = hgms_mix.lm.interpolate(probes, points[at].tolist())
         step = state["step"] + 1
         by_set, spent = hgms_mix.lm.set_losses(problem, x, "select", self.chunk, step)
         if not (by_set > 0).all():

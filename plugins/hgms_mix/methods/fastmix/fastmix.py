@@ -98,7 +98,7 @@ class FastMix(hgms_mix.lm.PhasedMethod):
         hgms_mix.lm.check_role(
             problem, "method 'fastmix' compares gradients with that of", "differentiate"
         )
-        self._compared(problem.x0)
+        self._compared_leaves(problem.x0)
         zeros = {name: torch.zeros_like(leaf) for name, leaf in problem.theta0.items()}
         return {**started, "theta": dict(problem.theta0), "m": zeros, "v": dict(zeros)}
 
@@ -152,7 +152,7 @@ class FastMix(hgms_mix.lm.PhasedMethod):
         )
         grads, value = gradient(problem.f, problem.theta0, x, upper)
         hgms_mix.lm.check_finite(value, "the validation loss", step)
-        compared = self._compared(x)
+        compared = self._compared_leaves(x)
         target = [grads[place] for place in compared]
         data = problem.lower_data
         size = min(self.search_batch_size or self.batch_size or data.size, data.size)
@@ -190,7 +190,7 @@ class FastMix(hgms_mix.lm.PhasedMethod):
             )
         return dict(zip(leaves, grads, strict=True))
 
-    def _compared(self, x: Tree) -> list[int]:
+    def _compared_leaves(self, x: Tree) -> list[int]:
         """Return the positions of the leaves that the products use."""
         places = [place for place, name in enumerate(x) if re.search(self.leaves, name)]
         if not places:

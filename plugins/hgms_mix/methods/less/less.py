@@ -105,7 +105,7 @@ class Less(hgms_mix.lm.RowSelection):
             "train": self.train,
         }
 
-    def shown(self, state: State) -> dict[str, Any]:
+    def record_entries(self, state: State) -> dict[str, Any]:
         return {"epoch": state["epoch"] + 1}
 
     def _warm_up(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:

@@ -59,7 +59,7 @@ class FeatureStore:
             return torch.from_numpy(np.array(features[first:last])).to(like)
         if status == "new":
             self._create(folder)
-        features, present = (self._mapped(folder.path / name) for name in (FEATURES, PRESENT))
+        features, present = (self._open_array(folder.path / name) for name in (FEATURES, PRESENT))
         if not present[first:last].all():
             features[first:last] = compute().to("cpu", torch.float16).numpy()
             features.flush()
@@ -78,7 +78,7 @@ class FeatureStore:
         open_memmap(folder.path / PRESENT, mode="w+", dtype=np.bool_, shape=shape[:1]).flush()
         folder.commit([], facts={})
 
-    def _mapped(self, path: Path) -> np.memmap:
+    def _open_array(self, path: Path) -> np.memmap:
         """Map a file of an incomplete store, which may be written."""
         try:
             array = np.lib.format.open_memmap(path, mode="r+")

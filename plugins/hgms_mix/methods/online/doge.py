@@ -125,10 +125,10 @@ class DoGE(training.ProxyMethod):
             scores = (
                 (target / (gradients.norms(grads).mean() + 1e-6)).clamp(*self.bounds).double().cpu()
             )
-            weights = training.tilted(weights, self.rate * scores)
+            weights = training.tilt(weights, self.rate * scores)
             total = total + weights
             train = hgms_mix.lm.adamw_moved(
-                gradients.mixed(grads, weights), train, self, lr=self.lr, count=at + i + 1
+                gradients.mix(grads, weights), train, self, lr=self.lr, count=at + i + 1
             )
             record |= {"lower_loss": weights.to(losses) @ losses}
             spent += Cost(lower_gradients=len(losses), rows=index[i].numel()) + cost

@@ -126,7 +126,7 @@ class DoReMi(training.ProxyMethod):
             with torch.no_grad():
                 known = sources.examples(state["reference"], batch)
 
-            def reweighted(
+            def reweighted_loss(
                 _theta: Tree, x: Tree, batch: Batch, known: Tensor = known, before: Tensor = weights
             ) -> Tensor:
                 nonlocal excess, weights
@@ -136,11 +136,11 @@ class DoReMi(training.ProxyMethod):
                     .double()
                     .cpu()
                 )
-                weights = self.reweighted(before, excess)
+                weights = self.reweight(before, excess)
                 return (weights.to(rows) * source_means(rows, batch["source"], len(before))).sum()
 
             train, loss = hgms_mix.lm.adamw(
-                reweighted,
+                reweighted_loss,
                 problem.theta0,
                 batch,
                 train,
@@ -163,9 +163,9 @@ class DoReMi(training.ProxyMethod):
             Cost(lower_gradients=count, upper_values=count, rows=2 * index.numel()),
         )
 
-    def reweighted(self, weights: Tensor, excess: Tensor) -> Tensor:
+    def reweight(self, weights: Tensor, excess: Tensor) -> Tensor:
         """Return the next weights from the excess losses of the sources."""
-        return (1 - self.smoothing) * training.tilted(
+        return (1 - self.smoothing) * training.tilt(
             weights, self.eta * excess
         ) + self.smoothing / len(weights)
 

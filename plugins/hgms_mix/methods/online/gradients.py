@@ -118,6 +118,6 @@ def products(grads: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
     ).sum(0)
 
 
-def mixed(grads: Sequence[Tensor], weights: Tensor) -> list[Tensor]:
+def mix(grads: Sequence[Tensor], weights: Tensor) -> list[Tensor]:
     """Return Σ_s ω_s g_s."""
     return [torch.tensordot(weights.to(leaf), leaf, dims=1) for leaf in grads]

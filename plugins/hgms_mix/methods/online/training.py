@@ -131,10 +131,10 @@ def shares_of_rows(problem: Problem, sources: Sources) -> Tensor:
     return counts / counts.sum()
 
 
-def tilted(weights: Tensor, scores: Tensor) -> Tensor:
+def tilt(weights: Tensor, scores: Tensor) -> Tensor:
     """Return ω_s e^(scores_s), normalised to sum 1: a step of exponentiated gradient.
 
-    >>> tilted(torch.tensor([0.5, 0.5]), torch.tensor([3.0, 1.0]).log())
+    >>> tilt(torch.tensor([0.5, 0.5]), torch.tensor([3.0, 1.0]).log())
     tensor([0.7500, 0.2500])
     """
     return torch.softmax(weights.log() + scores, 0)

@@ -81,7 +81,7 @@ class RandomRows(hgms_mix.lm.TrainedMethod):
         spent = Cost()
         changes: State = {"train": state["train"]}
         for update in range(at, at + count):
-            rows = drawn(problem, Key(state["seed"]).fold("rows", update), self.batch_size)
+            rows = draw_rows(problem, Key(state["seed"]).fold("rows", update), self.batch_size)
             changes, record, cost = self.update_on_rows(
                 problem, {**state, **changes}, rows, count=update + 1
             )
@@ -95,7 +95,7 @@ def shares(problem: Problem) -> dict[str, float]:
     return {name: size / sum(sizes.values()) for name, size in sizes.items()}
 
 
-def drawn(problem: Problem, key: Key, count: int) -> Tensor:
+def draw_rows(problem: Problem, key: Key, count: int) -> Tensor:
     """Draw numbers of pool rows with replacement.
 
     Each row is from source s with probability n_s / n, and uniform over the rows of the source.

@@ -74,7 +74,7 @@ def compare(
     Each mix is the same as `hgms mix GRID --method LABEL --seed N`: finished parts are skipped,
     interrupted parts resume. The exit status is 1 if a mix failed, 2 if the grid is invalid.
     """
-    from hgms_mix.stages.compare.mixes import Contest, carry_out
+    from hgms_mix.stages.compare.mixes import Contest, run_contest
 
     labels = (
         None if methods is None else [word.strip() for word in methods.split(",") if word.strip()]
@@ -90,7 +90,7 @@ def compare(
         else:
             print_table(("method", "seed"), rows)
         return
-    outcome = carry_out(contest, where or Local(jobs=jobs, fresh=True), bars=not as_json)
+    outcome = run_contest(contest, where or Local(jobs=jobs, fresh=True), bars=not as_json)
     if as_json:
         print_json(outcome.as_dict())
     else:

@@ -152,7 +152,7 @@ class Contest:
         return {label: config.role for (label, _), config in self.mixes.items()}
 
 
-def carry_out(
+def run_contest(
     contest: Contest,
     executor: Executor,
     say: Callable[[str], None] = to_stderr,

@@ -95,7 +95,7 @@ class Outcome:
         shares: dict[str, list[float]] = {}
         for (own, _), report in self.reports.items():
             if own == label:
-                for name, share in drawn(report).items():
+                for name, share in drawn_shares(report).items():
                     shares.setdefault(name, []).append(share)
         return " ".join(
             f"{name} {math.fsum(values) / len(values):.2f}" for name, values in shares.items()
@@ -187,7 +187,7 @@ class Outcome:
                     "method": label,
                     "seed": seed,
                     "folder": report["folder"],
-                    "shares": drawn(report),
+                    "shares": drawn_shares(report),
                     "processor_seconds": processor_seconds(report),
                     "warnings": _warnings(report),
                 }
@@ -200,7 +200,7 @@ class Outcome:
         }
 
 
-def drawn(report: Mapping[str, Any]) -> dict[str, float]:
+def drawn_shares(report: Mapping[str, Any]) -> dict[str, float]:
     """Return the share of each source in the drawn rows."""
     counts = report["sample"]["counts"]
     total = sum(counts.values())
