@@ -185,7 +185,9 @@ class Registry:
         if (kind, name) in self._clashes:
             return self._clashes[kind, name].at()
         error = unknown_name(KINDS[kind].label, name, self._components[kind])
-        hints = [error.hint]
+        others = [other for other, named in self._components.items() if name in named]
+        hints = [f"{name!r} is {KINDS[other].with_article}" for other in others]
+        hints.append(error.hint)
         for info in self.host.failed():
             state = "is incomplete" if info.status == "incomplete" else "did not load"
             hints.append(f"note: plugin {info.name!r} ({info.owner}) {state}: {info.error}")

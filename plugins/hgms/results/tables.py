@@ -41,9 +41,8 @@ RECOVERED = (
 """Description of the column of the recovered share."""
 
 UNJUDGED = (
-    "all but the mixture is of the x that each method trained its weights with, so it says "
-    "nothing of who is ahead; compare by "
-    "--metric recovery_error where a reference mixture is known, else by hgms mix compare"
+    "these metrics depend on how each method trained x, so they do not rank mixtures; use "
+    "hgms mix compare, or --metric recovery_error if the task has a reference mixture"
 )
 """Reason why metrics of x get no verdict on data sources, and the alternative. Such metrics rank
 how x was trained, not the mixtures.

@@ -34,7 +34,7 @@ from hgms_core import Composition, ConfigError
 from hgms_core.errors import PluginError, closest
 
 METHOD = KINDS["method"]
-FORM = "use MODULE:CLASS, such as my_solver:MySolver or ./my_solver.py:MySolver"
+FORM = "write a module and a class, such as my_solver:MySolver or ./my_solver.py:MySolver"
 
 
 @frozen
@@ -213,7 +213,7 @@ def import_class(spec: str) -> tuple[ModuleType, type | Composition]:
 def wrong_form(spec: str) -> ConfigError:
     return ConfigError(
         "wrong-value",
-        f"{spec!r} is not of the form MODULE:CLASS",
+        f"{spec!r} names no class",
         place=("MODULE:CLASS",),
         hint=FORM,
     )

@@ -86,6 +86,7 @@ def test_what_cannot_be_found(site: Site) -> None:
         done = call("check", spec)
         assert (done.exit_code, done.stdout) == (2, "")
         assert all(part in done.stderr for part in (place, near))
+        assert done.stderr.count("MODULE:CLASS") <= 1, "the form is printed once"
 
 
 @pytest.fixture(scope="module")

@@ -71,6 +71,12 @@ def test_an_unknown_name_gets_a_suggestion_and_the_list(
     assert str(caught.value.hint).splitlines()[0] == "available: cg, minres"
 
 
+def test_a_component_of_another_kind_is_named_with_its_kind(site: Site) -> None:
+    with rejects("unknown-method", of=ConfigError) as caught:
+        registry_of(site.solver("one", "cg")).get("method", "cg")
+    assert str(caught.value.hint).splitlines()[0] == "'cg' is a linear solver"
+
+
 # before and after ours in the order of loading
 @pytest.mark.parametrize("name", ["afast", "zfast"])
 def test_a_third_party_cannot_take_the_name_of_one_of_ours(
