@@ -26,8 +26,15 @@ from hgms.config.as_table import plain
 from hgms.config.invalid import kinds_of
 from hgms.facts import name_of
 from hgms.plugins import KINDS, LOG, Registry
-from hgms.runs import Interrupted, OwnProblem, RunSettings, show_object
+from hgms.runs import Interrupted, OwnProblem, RunSettings
 from hgms_core import ConfigError, Problem, Task
+from hgms_core.arguments import check_part
+
+EXPECTED = {
+    "task": "a Problem, a function seed -> Problem, or a task (its name, a table, or an object)",
+    "method": "a method (its name, a table, or an object)",
+}
+"""The accepted values by the kinds of entries."""
 
 
 class _Scratch:
@@ -198,27 +205,11 @@ class _Reading:
                 if label is None or isinstance(item.get("name"), str)
                 else item
             )
-        if isinstance(item, type):
-            raise ConfigError(
-                "wrong-type",
-                f"the class {item.__name__} must be {_expected(kind)}",
-                place=(ARGUMENTS[kind],),
-                hint=f"create an object: {item.__name__}(…)",
-            )
         if kind == "task" and (
-            isinstance(item, Problem) or (callable(item) and not isinstance(item, Task))
+            isinstance(item, Problem) or (callable(item) and not isinstance(item, Task | type))
         ):
             return self.problem(label, item)
-        lacking = [
-            name for name in KINDS[kind].methods() if not callable(getattr(item, name, None))
-        ]
-        if lacking:
-            raise ConfigError(
-                "wrong-type",
-                f"{show_object(item)} must be {_expected(kind)}, but it has no "
-                f"{', '.join(lacking)}",
-                place=(ARGUMENTS[kind],),
-            )
+        check_part((ARGUMENTS[kind],), item, EXPECTED[kind], KINDS[kind].methods())
         if self.is_registered(item):
             return {**plain(item), **named}
         return self.keep(kind, str(name_of(item)), label, item)
@@ -283,12 +274,3 @@ class _Reading:
             return False
         parts = (getattr(component, part.name) for part in attrs.fields(cls))
         return all(self.is_registered(part) for part in parts if attrs.has(type(part)))
-
-
-def _expected(kind: str) -> str:
-    if kind == "task":
-        return (
-            "a Problem, a function seed -> Problem, or a task (its name, a table, an object "
-            "with problem)"
-        )
-    return "a method (its name, a table, or an object with init, step and result)"

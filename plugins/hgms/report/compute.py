@@ -65,8 +65,6 @@ def build(
     """
     folders = [Path(folder) for folder in folders]
     runs, skipped = scan(folders)
-    runs, again = _once(runs)
-    skipped += again
     if not runs:
         plural = "s" * (len(skipped) != 1)
         lines = [f"{folder.path}: {folder.reason}" for folder in skipped[:20]]
@@ -141,24 +139,6 @@ def _groups(runs: Sequence[StoredRun], separate: bool) -> dict[str, tuple[str, l
             hint="use --separate, or folders with one budget and one version",
         )
     return groups
-
-
-def _once(runs: Sequence[StoredRun]) -> tuple[list[StoredRun], list[Skipped]]:
-    """Remove runs with the same configuration and seed under another label.
-
-    A mean must not count such a run twice.
-    """
-    seen: dict[str, StoredRun] = {}
-    skipped = []
-    for run in runs:
-        table = {key: value for key, value in run.config.items() if key != "run"}
-        first = seen.setdefault(
-            _key({**table, "run": carried_out(run), "version": run.task_version}), run
-        )
-        if first is not run:
-            reason = f"it has the same configuration and seed as {first.path}, under another label"
-            skipped.append(Skipped(run.path, "duplicate-run", reason))
-    return list(seen.values()), skipped
 
 
 def _methods(runs: Sequence[StoredRun]) -> dict[str, list[StoredRun]]:

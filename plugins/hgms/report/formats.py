@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from hgms.report import parquet
@@ -12,7 +10,8 @@ from hgms.report.compute import build
 from hgms.report.latex import latex
 from hgms.report.page import html
 from hgms.report.study import Study
-from hgms.store import DiskError
+from hgms.store import replace_file, writing
+from hgms.store.files import Buffer
 from hgms_core import ConfigError
 
 WRITERS: dict[str, Callable[[Study], str]] = {".html": html, ".tex": latex}
@@ -55,18 +54,14 @@ def write(study: Study, path: Path, *, steps: bool = False) -> list[Path]:
             hint="use --out report.parquet",
         )
     if ending in WRITERS:
-        text = WRITERS[ending](study)
-        with whole(path) as aside:
-            # paths can contain bytes that are not valid text
-            aside.write_bytes(text.encode(errors="backslashreplace"))
+        # paths can contain bytes that are not valid text
+        write_file(path, WRITERS[ending](study).encode(errors="backslashreplace"))
         return [path]
-    with whole(path) as aside:
-        parquet.write_runs(study, aside)
+    write_file(path, parquet.runs_file(study))
     if not steps:
         return [path]
     beside = path.with_suffix(".steps.parquet")
-    with whole(beside) as aside:
-        parquet.write_steps(study, aside)
+    write_file(beside, parquet.steps_file(study))
     return [path, beside]
 
 
@@ -78,28 +73,11 @@ def report(folders: Iterable[str | Path], path: str | Path) -> Path:
     return write(build(folders), Path(path))[0]
 
 
-@contextlib.contextmanager
-def whole(path: Path) -> Iterator[Path]:
-    """Yield a temporary file that replaces ``path`` at the end.
+def write_file(path: Path, data: Buffer) -> None:
+    """Replace a file atomically, and create its folder. After an error, the file is unchanged.
 
-    After an error, ``path`` is unchanged.
-
-    Raises:
-        DiskError: the file is not writable.
+    Errors: DiskError if the file is not writable.
     """
-    aside = path.with_name(f".{os.getpid()}.{path.name}")
-    try:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            yield aside
-            aside.replace(path)
-        finally:
-            with contextlib.suppress(OSError):
-                aside.unlink(missing_ok=True)
-    except OSError as error:
-        old = "; the old file is unchanged" if path.is_file() else ""
-        raise DiskError(
-            "cannot-write",
-            f"writing failed: {(error.strerror or str(error)).lower()}{old}",
-            place=(str(path),),
-        ) from error
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, data)

@@ -7,6 +7,7 @@ The formats are PNG, SVG and PDF. Needs ``hgms[plot]``.
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from hgms.config.control_characters import printable
 from hgms.packages import optional_module
 from hgms.report.curves import Curve
 from hgms.report.figures import AXES, areas, source_colours, span, styles
-from hgms.report.formats import whole
+from hgms.report.formats import write_file
 from hgms.report.study import Study
 from hgms.report.tables import heading
 from hgms.results import DASHES, LIGHT
@@ -170,7 +171,9 @@ def save(figure: Figure, path: Path) -> Path:
     with matplotlib.rc_context(
         {"svg.fonttype": "none", "svg.hashsalt": "hgms", "pdf.fonttype": 42}
     ):
-        dated = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix.casefold())
-        with whole(path) as aside:
-            figure.savefig(aside, dpi=200, metadata=dated)
+        stream = io.BytesIO()
+        kind = path.suffix.casefold().removeprefix(".")
+        undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
+        figure.savefig(stream, format=kind, dpi=200, metadata=undated)
+    write_file(path, stream.getvalue())
     return path

@@ -13,6 +13,7 @@ NaN a metric that was not finite.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 from pathlib import Path
@@ -63,11 +64,14 @@ def _all(study: Study) -> list[tuple[str, Entry, StoredRun]]:
 # --------------------------------------------------------------------------------------------------
 
 
-def write_runs(study: Study, path: Path) -> None:
+def runs_file(study: Study) -> bytes:
+    """Return the file of :func:`runs`."""
     table = runs(study)
     import pyarrow.parquet
 
-    pyarrow.parquet.write_table(table, path)
+    stream = io.BytesIO()
+    pyarrow.parquet.write_table(table, stream)
+    return stream.getvalue()
 
 
 def runs(study: Study) -> pyarrow.Table:
@@ -148,8 +152,8 @@ def _whole(value: float | None) -> int | None:
 # --------------------------------------------------------------------------------------------------
 
 
-def write_steps(study: Study, path: Path) -> None:
-    """Write one row group per run, so that the complete table is never in memory."""
+def steps_file(study: Study) -> bytes:
+    """Return the file of all steps, with one row group per run."""
     import pyarrow as pa
     import pyarrow.parquet
 
@@ -182,7 +186,8 @@ def write_steps(study: Study, path: Path) -> None:
             values if values.dtype == float else np.full(len(values), np.nan), from_pandas=True
         )
 
-    with pyarrow.parquet.ParquetWriter(path, schema) as writer:
+    stream = io.BytesIO()
+    with pyarrow.parquet.ParquetWriter(stream, schema) as writer:
         for task, entry, run in _all(study):
             try:
                 columns = run.columns(["seconds", *names])
@@ -198,6 +203,7 @@ def write_steps(study: Study, path: Path) -> None:
             }
             rest = {_utf8(name): column(columns[name], text) for name, text in names.items()}
             writer.write_table(pa.table(keys | rest, schema=schema))
+    return stream.getvalue()
 
 
 def _ends(path: Path) -> list[dict[str, Any]]:

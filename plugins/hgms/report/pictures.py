@@ -13,7 +13,7 @@ from hgms.report.figures import AXES, span
 from hgms.report.paper import COLUMNS, bare, curve_panels, draw_band, new_figure, plain
 from hgms.report.study import Study
 from hgms.report.tables import heading
-from hgms.results import LIGHT, Forest, Interval, is_share, looks
+from hgms.results import LIGHT, Forest, is_share, looks
 from hgms_core import ConfigError
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def _forest(axis: Axes, forest: Forest, colours: dict[str, str]) -> None:
         pair = forest.differences[label]
         colour = colours[label]
         won = label == forest.winner
-        at, half = _numbers(pair, scale)
+        at, half = (0.0, 0.0) if pair is None else (scale * pair.mean, scale * pair.reach)
         if pair is None:
             axis.plot([0], [place], "o", color=colour, markerfacecolor="white", markersize=6)
         elif math.isfinite(at):
@@ -158,10 +158,3 @@ def _forest(axis: Axes, forest: Forest, colours: dict[str, str]) -> None:
     axis.spines[["top", "right", "left"]].set_visible(False)
     axis.set_xlabel(plain(forest.caption), fontsize=7)
     axis.set_title(plain(forest.title), fontsize=9, loc="left")
-
-
-def _numbers(pair: Interval | None, scale: float) -> tuple[float, float]:
-    """Return mean and half-width in display units; one seed has no half-width."""
-    if pair is None:
-        return 0.0, 0.0
-    return pair.mean * scale, 0.0 if math.isnan(pair.half_width) else pair.half_width * scale

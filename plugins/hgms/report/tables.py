@@ -194,14 +194,13 @@ def scores(section: Section, *, every: bool = False) -> Table:
         caption += f" {FAILED[0].upper()}{FAILED[1:]}."
     caption = _UNJUDGED if section.compared.unjudged else caption
     caption += f" {RECOVERED[0].upper()}{RECOVERED[1:]}." if shares else ""
-    title = "Every metric" if every else "Results"
-    first = next(
-        (number for number, entry in enumerate(section.entries) if number and entry.role), None
-    )
-    groups = [first] if first is not None and not section.entries[0].role else []
-    ident = "metrics" if every else "results"
     return Table(
-        title=title, columns=columns, rows=rows, caption=caption, ident=ident, groups=groups
+        title="Every metric" if every else "Results",
+        columns=columns,
+        rows=rows,
+        caption=caption,
+        ident="metrics" if every else "results",
+        groups=section.compared.groups,
     )
 
 

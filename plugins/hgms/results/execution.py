@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TypeVar
 
 from hgms.results.stored import StoredRun
@@ -24,23 +24,20 @@ def execution_notes(runs: Iterable[StoredRun]) -> list[str]:
     runs = list(runs)
     notes = []
     for key, (subject, rest) in WORDS.items():
-        by_choice: dict[str, list[StoredRun]] = {}
-        for run in runs:
-            by_choice.setdefault(run.execution.get(key, rest), []).append(run)
+        by_choice = _group((run.execution.get(key, rest), run) for run in runs)
         if set(by_choice) <= {rest}:
             continue
         if len(by_choice) == 1:
-            note = f"{subject}: {next(iter(by_choice))} in all runs"
+            notes.append(f"{subject}: {next(iter(by_choice))} in all runs")
         else:
             shares = [
                 f"{choice} in {len(alike)} ({_labels(alike)})"
                 for choice, alike in sorted(by_choice.items())
             ]
-            note = (
+            notes.append(
                 f"{subject}: {' and '.join(shares)} of {len(runs)} runs: their seconds do not "
                 "compare"
             )
-        notes.append(note)
         if key == "compile":
             notes += _programs([run for run in runs if key in run.execution])
     return notes
@@ -48,33 +45,32 @@ def execution_notes(runs: Iterable[StoredRun]) -> list[str]:
 
 def _programs(runs: list[StoredRun]) -> list[str]:
     """Describe the compiled functions per method, and the functions that ran as written."""
-    by_names = _grouped(
-        runs,
-        lambda run: tuple(sorted(name for name, how in run.programs.items() if how == "compiled")),
+    compiled = _group(
+        (tuple(sorted(name for name, how in run.programs.items() if how == "compiled")), run)
+        for run in runs
     )
-    groups = sorted(by_names.items(), key=lambda group: (not group[0], _labels(group[1])))
     parts = [
         f"{', '.join(names) or 'nothing, so as written'} ({_labels(alike)})"
-        for names, alike in groups
+        for names, alike in sorted(
+            compiled.items(), key=lambda group: (not group[0], _labels(group[1]))
+        )
     ]
-    refused: dict[str, list[StoredRun]] = {}
-    for run in runs:
-        for name, how in run.programs.items():
-            if how != "compiled":
-                refused.setdefault(name, []).append(run)
-    whys = [
-        f"{name} ({_labels(alike)}) ran {alike[0].programs[name]}"
-        for name, alike in refused.items()
+    eager = _group(
+        (name, run) for run in runs for name, how in run.programs.items() if how != "compiled"
+    )
+    return [
+        f"compiled: {'; '.join(parts)}",
+        *(
+            f"{name} ({_labels(alike)}) ran {alike[0].programs[name]}"
+            for name, alike in eager.items()
+        ),
     ]
-    return [f"compiled: {'; '.join(parts)}", *whys]
 
 
-def _grouped(
-    runs: list[StoredRun], key_of: Callable[[StoredRun], Key]
-) -> dict[Key, list[StoredRun]]:
+def _group(pairs: Iterable[tuple[Key, StoredRun]]) -> dict[Key, list[StoredRun]]:
     groups: dict[Key, list[StoredRun]] = {}
-    for run in runs:
-        groups.setdefault(key_of(run), []).append(run)
+    for key, run in pairs:
+        groups.setdefault(key, []).append(run)
     return groups
 
 

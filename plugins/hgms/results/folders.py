@@ -24,8 +24,8 @@ from attrs import field, frozen
 
 from hgms.config.tables import parse_json, parse_toml
 from hgms.results.stored import StoredRun, StoredSweep, relative
-from hgms.runs import config_key
-from hgms.store import ROWS, SMALL, Folder, Manifest, digest, is_marker, read_file
+from hgms.runs import UNCOMPARED, config_key
+from hgms.store import ROWS, SMALL, Folder, digest, is_marker, read_file
 from hgms_core import ConfigError, HgmsError
 from hgms_core.errors import CheckpointError
 from hgms_core.torch_errors import first_line
@@ -103,7 +103,8 @@ def scan(folders: str | Path | Iterable[str | Path]) -> tuple[list[StoredRun], l
             if same is run:
                 runs.append(run)
             elif not (changed := _changed(same, run)):
-                reason = f"it has the same configuration and seed as {same.path}"
+                label = "" if run.label == same.label else ", under another label"
+                reason = f"it has the same configuration and seed as {same.path}{label}"
                 skipped.append(Skipped(path, "duplicate-run", reason))
             else:
                 older, newer = sorted(
@@ -136,16 +137,13 @@ def _changed(run: StoredRun, other: StoredRun) -> str:
 
     The text is empty for copies.
     """
-    here = run.environment
-    there = other.environment
-    files = [(known.get("task") or {}).get("data_fingerprint") for known in (here, there)]
-    if files[0] != files[1]:
-        return "the task's data have changed"
-    return (
-        "the code of a component has changed"
-        if here.get("code", {}) != there.get("code", {})
-        else ""
+    here, there = (
+        ((known.get("task") or {}).get("data_fingerprint"), known.get("code", {}))
+        for known in (run.environment, other.environment)
     )
+    if here[0] != there[0]:
+        return "the task's data have changed"
+    return "the code of a component has changed" if here != there else ""
 
 
 def _without_run(names: set[str]) -> CheckpointError:
@@ -190,7 +188,8 @@ def _read_run(path: Path, names: set[str]) -> StoredRun:
         if "config.toml" not in names:
             raise _missing("config.toml")
         config = _config(_read(path / "config.toml", _CONFIG).decode())
-        manifest = _manifest(path, config)
+        with relative(path):
+            manifest = Folder(path, config_key(config)).manifest()
         if "summary.json" not in names & manifest.files.keys():
             steps = (
                 _read(path / "steps.jsonl", ROWS).count(b"\n") - 1 if "steps.jsonl" in names else 0
@@ -236,14 +235,12 @@ def _read_run(path: Path, names: set[str]) -> StoredRun:
         resources=resources,
         scores=scores,
     )
-    _check_run(run)
+    _check_config(run)
+    _check("summary.json", summary)
+    _check("scores.json", scores)
+    _check("env.json", environment)
+    _check("resources.json", resources)
     return run
-
-
-def _manifest(path: Path, config: Mapping[str, Any]) -> Manifest:
-    """Return the manifest of a run with this configuration."""
-    with relative(path):
-        return Folder(path, config_key(config)).manifest()
 
 
 def _missing(name: str) -> CheckpointError:
@@ -313,11 +310,10 @@ def _identity(run: StoredRun) -> tuple[str, int]:
     settings = {
         key: value
         for key, value in run.settings.items()
-        if key not in ("out", "track") and value != "none"
+        if key not in UNCOMPARED and value != "none"
     }
-    return json.dumps(
-        [{**table, "run": settings}, run.task_version], sort_keys=True, default=str
-    ), run.seed
+    identity = [{**table, "run": settings}, run.task_version]
+    return json.dumps(identity, sort_keys=True, default=str), run.seed
 
 
 def _config(text: str) -> dict[str, Any]:
@@ -410,15 +406,6 @@ def _wrong(file: str, value: object, wanted: str, *place: str) -> CheckpointErro
     name = place[-1] if place else file
     message = f"{name}={str(value)[:40]} must be {wanted}"
     return CheckpointError("wrong-type", message, place=(file, *place))
-
-
-def _check_run(run: StoredRun) -> None:
-    """Raise CheckpointError if a file of the run has wrong content."""
-    _check_config(run)
-    _check("summary.json", run.summary)
-    _check("scores.json", run.scores)
-    _check("env.json", run.environment)
-    _check("resources.json", run.resources)
 
 
 def _check_config(run: StoredRun) -> None:

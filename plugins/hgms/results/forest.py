@@ -107,9 +107,9 @@ class Forest:
         shown = [
             pair
             for pair in self.differences.values()
-            if pair is not None and math.isfinite(pair.mean + _half(pair))
+            if pair is not None and math.isfinite(pair.mean + pair.reach)
         ]
-        reach = [abs(pair.mean) + _half(pair) for pair in shown]
+        reach = [abs(pair.mean) + pair.reach for pair in shown]
         if not reach or max(reach) == 0:
             return -1.0, 1.0
         most = (
@@ -117,8 +117,8 @@ class Forest:
             if len(reach) > 2
             else max(reach)
         )
-        low = max(min([0.0, *(pair.mean - _half(pair) for pair in shown)]), -most)
-        high = min(max([0.0, *(pair.mean + _half(pair) for pair in shown)]), most)
+        low = max(min([0.0, *(pair.mean - pair.reach for pair in shown)]), -most)
+        high = min(max([0.0, *(pair.mean + pair.reach for pair in shown)]), most)
         room = 0.06 * (high - low)
         return low - room, high + room
 
@@ -198,7 +198,7 @@ def _mark(pair: Interval | None, low: float, high: float, at: Callable[[float], 
     mean = 0.0 if pair is None else pair.mean
     if not math.isfinite(mean):
         return ""
-    half = 0.0 if pair is None else _half(pair)
+    half = 0.0 if pair is None else pair.reach
     left = max(mean - half, low)
     right = min(mean + half, high)
     parts = []
@@ -213,11 +213,6 @@ def _mark(pair: Interval | None, low: float, high: float, at: Callable[[float], 
     if low <= mean <= high:
         parts.append(f'<i class="dot" style="left: {at(mean)}"></i>')
     return "".join(parts)
-
-
-def _half(pair: Interval) -> float:
-    """Return the half-width, or 0 if a single seed gives no half-width."""
-    return 0.0 if math.isnan(pair.half_width) else pair.half_width
 
 
 def _plain(value: float) -> str:

@@ -48,6 +48,11 @@ class Interval:
         """Whether there are at least two values and all of them are equal."""
         return self.count > 1 and self.half_width == 0
 
+    @property
+    def reach(self) -> float:
+        """The half-width, or 0 if a single value gives no half-width."""
+        return 0.0 if math.isnan(self.half_width) else self.half_width
+
     def scaled(self, factor: float) -> Interval:
         return Interval(self.mean * factor, self.half_width * factor, self.count)
 

@@ -4,8 +4,7 @@ They contain means over seeds, and differences within each seed.
 
 All methods of one seed use the same data, split and start, so the differences are computed per
 seed. Their intervals are intervals of paired samples, at the levels of Holm's rule over all pairs
-of methods (:func:`hgms.results.statistics.compared`). :func:`table` accepts runs from memory or
-from disk.
+of methods (:func:`hgms.results.statistics.compared`).
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from hgms.results.forest import Forest, notebook_html
 from hgms.results.recovered import Ratio, recovered
 from hgms.results.statistics import CLAIM, Interval, compared, few_seeds, spell, with_failures
 from hgms.results.stored import StoredRun
-from hgms.runs import RunResult
 
 DEFAULT_REFERENCES = ("uniform", "theta0")
 """Names of methods that leave θ at its start. The first of them among the methods is the default
@@ -90,44 +88,34 @@ class Point:
     reasons: Mapping[str, str] = field(factory=dict)
 
     @classmethod
-    def of(cls, run: RunResult | StoredRun) -> Point:
+    def of(cls, run: StoredRun) -> Point:
         summary = run.summary
-        metrics = run.summary.get("metrics") or {}
-        fields: Iterable[str] = (
-            run.fields() if isinstance(run, StoredRun) else [*run.records[:1], {}][0]
-        )
-        method = run.method_name if isinstance(run, StoredRun) else run.info.method
-        budget = Budget.parse(run.budget) if isinstance(run, StoredRun) else run.info.budget
         steps = int(summary.get("outer_steps") or 0)
         calls = int(summary.get("oracle_calls") or 0)
-        sources = any(name.startswith("weight.") for name in fields)
-        rows = run.metric_rows if isinstance(run, StoredRun) else {}
-        later = run.scores.get("metrics", ()) if isinstance(run, StoredRun) else ()
+        sources = any(name.startswith("weight.") for name in run.fields())
         # with data sources, metrics of other rows get no verdict either: UNJUDGED gives the
         # alternative
         used = {
             name: _of_rows(name, kind)
-            for name, kind in rows.items()
+            for name, kind in run.metric_rows.items()
             if kind in SEEN and not sources
         }
         return cls(
-            seed=run.seed if isinstance(run, StoredRun) else run.info.seed,
+            seed=run.seed,
             metrics={
-                name: math.nan if value is None else float(value) for name, value in metrics.items()
+                name: math.nan if value is None else float(value)
+                for name, value in (summary.get("metrics") or {}).items()
             },
             outer_steps=steps,
             oracle_calls=calls,
             seconds=run.seconds,
             compile_seconds=run.compile_seconds,
-            peak_memory=float(
-                (run.resources.get("peak_memory_bytes") if isinstance(run, StoredRun) else None)
-                or math.nan
-            ),
-            spent=_spent(budget, run.seconds, steps, calls),
-            method=method,
+            peak_memory=float(run.resources.get("peak_memory_bytes") or math.nan),
+            spent=_spent(Budget.parse(run.budget), run.seconds, steps, calls),
+            method=run.method_name,
             role=str(summary.get("role") or ""),
             reason=str(summary.get("untrained") or "") or (UNJUDGED if sources else ""),
-            reasons={**used, **dict.fromkeys((*OF_MIXTURE, *later), "")},
+            reasons={**used, **dict.fromkeys((*OF_MIXTURE, *run.scores.get("metrics", ())), "")},
         )
 
     def unjudged(self, metric: str) -> str:
@@ -208,9 +196,8 @@ class Row:
 
     def as_dict(self) -> dict[str, Any]:
         table = attrs.asdict(self, recurse=False)
-        return {name: _plain(value) for name, value in table.items() if name != "cost"} | {
-            name: _plain(value) for name, value in attrs.asdict(self.cost, recurse=False).items()
-        }
+        del table["cost"]
+        return _plain(table | attrs.asdict(self.cost, recurse=False))
 
 
 def _plain(value: Any) -> Any:
@@ -369,10 +356,8 @@ class Table:
         return f'{picture}<div class="wide">{table}</div>'
 
     def as_dict(self) -> dict[str, Any]:
-        table = {
-            name: getattr(self, name)
-            for name in ("task", "metric", "higher_is_better", "reference", "winner", "floor")
-        }
+        names = ("task", "metric", "higher_is_better", "reference", "winner", "floor")
+        table = {name: getattr(self, name) for name in names}
         return {**table, "methods": [row.as_dict() for row in self.rows]}
 
     @property
@@ -456,7 +441,7 @@ def _text(interval: Interval) -> str:
 
 
 def table(
-    runs: Mapping[str, Sequence[RunResult | StoredRun | Point]],
+    runs: Mapping[str, Sequence[StoredRun | Point]],
     metric: str,
     reference: str | None = None,
     *,

@@ -16,7 +16,7 @@ from hgms.runs.config import SCHEMA, UNCOMPARED, RunConfig, RunSettings, tables_
 from hgms.runs.execution import Compilation, Execution
 from hgms.runs.folder import RunFolder
 from hgms.runs.identity import config_key
-from hgms.runs.launch import device_called, record_failure, run, run_config, show_object
+from hgms.runs.launch import device_called, record_failure, run, run_config
 from hgms.runs.notebook import reporter
 from hgms.runs.observers import ignore
 from hgms.runs.own_problem import LOSS, OwnProblem, higher_is_better
@@ -86,7 +86,6 @@ __all__ = [
     "run",
     "run_config",
     "save_state",
-    "show_object",
     "similar_traits",
     "stoppable",
     "tables_of_others",

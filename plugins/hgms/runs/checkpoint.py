@@ -17,6 +17,7 @@ from torch import Tensor
 
 from hgms.store import damaged, described, replace_file
 from hgms_core import ConfigError, Method, Problem, State, Tree
+from hgms_core.arguments import kind_of
 from hgms_core.errors import CheckpointError
 
 TENSOR = "$tensor"
@@ -45,11 +46,9 @@ def pack(state: State) -> tuple[Any, dict[str, Tensor]]:
             return [walk(item, f"{path}/{i}") for i, item in enumerate(value)]
         if value is None or isinstance(value, bool | int | float | str):
             return value
-        kind = type(value).__name__
-        article = "an" if kind[0] in "aeiouAEIOU" else "a"
         raise ConfigError(
             "wrong-type",
-            f"the state contains {article} {kind}, which no file can store",
+            f"the state contains {kind_of(value)}, which no file can store",
             place=("state", *path.split("/")),
             hint="use tensors, numbers, strings, None, dicts or lists",
         )

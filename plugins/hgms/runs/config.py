@@ -44,6 +44,8 @@ UNCOMPARED = ("out", "label", "task_label", "track", "diagnose", "ranks")
 Runs that differ only in these settings may be averaged, or may resume from each other.
 """
 
+UNSTATED = {"label": "none", "task_label": "none", "track": [], "diagnose": "none", "ranks": 1}
+"""Settings of ``[run]`` that a configuration contains only if they differ from these values."""
 
 LONGEST_LABEL = 200
 """Maximum number of characters of a label.
@@ -247,16 +249,10 @@ class RunConfig:
         else:
             table = plain(self)
         table["method"]["name"] = self.method_name
-        for key in ("label", "task_label"):
-            if table["run"][key] == "none":
+        # labels, observers and the number of processes do not define the results
+        for key, default in UNSTATED.items():
+            if table["run"][key] == default:
                 del table["run"][key]
-        # the observers and the number of processes do not define the results
-        if not self.run.track:
-            del table["run"]["track"]
-        if self.run.diagnose is None:
-            del table["run"]["diagnose"]
-        if self.run.ranks == 1:
-            del table["run"]["ranks"]
         return table
 
     def to_toml(self) -> str:

@@ -37,6 +37,7 @@ from hgms.runs.traits import ensure_fits
 from hgms.runs.watchers import Watcher
 from hgms.store import leased, read_file, replace_file
 from hgms_core import ConfigError, HgmsError, Method, Problem, RunInfo
+from hgms_core.arguments import brief, check_part
 from hgms_core.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ def run(
     if not isinstance(problem, Problem):
         raise ConfigError(
             "wrong-type",
-            f"problem={show_object(problem)} must be a Problem",
+            f"problem={brief(problem)} must be a Problem",
             place=("problem",),
             hint="use hgms.comparison.compare for a registered task or a function seed -> Problem",
         )
@@ -184,35 +185,8 @@ def named_method(
         if problem is not None:
             ensure_fits(built, problem, name)
         return name, role_of(registry, name), built
-    if isinstance(method, type):
-        raise ConfigError(
-            "wrong-type",
-            f"method={method.__name__} is a class, but must be an object",
-            place=("method",),
-            hint=f"write {method.__name__}(…)",
-        )
-    lacking = [
-        name for name in ("init", "step", "result") if not callable(getattr(method, name, None))
-    ]
-    if lacking:
-        raise ConfigError(
-            "wrong-type",
-            f"method={show_object(method)} must be an object with init, step and result, but "
-            f"lacks {', '.join(lacking)}",
-            place=("method",),
-            hint="use an object, or a registered name such as 'hg-ms' (see `hgms list method`)",
-        )
-    return (facts.name_of(method), facts.role_of(method), method)
-
-
-def show_object(value: object) -> str:
-    """Return the text of a short object for messages, else its type."""
-    text = repr(value)
-    return (
-        text
-        if len(text) <= 60 and "\n" not in text
-        else f"an object of the class {type(value).__name__}"
-    )
+    check_part(("method",), method, "a method", ("init", "step", "result"))
+    return facts.name_of(method), facts.role_of(method), method
 
 
 def _described(

@@ -20,7 +20,7 @@ from hgms.runs.held_out import ONE_OF, distinct, hold_out, loss_on
 from hgms.store import described
 from hgms.torch_errors import once_differentiable
 from hgms_core import ROLES, Batch, ConfigError, Data, Key, Problem, Rows, Sources, Tree
-from hgms_core.arguments import check_function
+from hgms_core.arguments import check_function, kind_of
 from hgms_core.capabilities import GivesRepresentations, find
 from hgms_core.errors import unknown_name
 from hgms_core.hypergrad import twice_differentiable_attention
@@ -267,8 +267,7 @@ def _made(problem: Problem | Callable[[int], Problem], seed: int, label: str) ->
     if not isinstance(made, Problem):
         raise ConfigError(
             "wrong-result",
-            f"the function returns {_article(type(made).__name__)} for seed {seed}, but must "
-            "return a Problem",
+            f"the function returns {kind_of(made)} for seed {seed}, but must return a Problem",
             place=(label,),
             hint="return hgms.from_losses(theta0=…, x0=…, g=…, f=…), or hgms.from_module(…)",
         )
@@ -290,10 +289,6 @@ def _metrics(problem: Problem, label: str) -> list[str]:
             if isinstance(error, TypeError)
             else None,
         ) from error
-
-
-def _article(name: str) -> str:
-    return f"{'an' if name[0].casefold() in 'aeiou' else 'a'} {name}"
 
 
 def traits_of_problem(problem: Problem) -> frozenset[str]:

@@ -7,6 +7,7 @@ same name, so its digest identifies it.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import platform
@@ -196,8 +197,7 @@ def merge_environments(
 
 @functools.cache
 def _versions() -> Mapping[str, str]:
-    known = {}
-    for name in (
+    names = (
         "hgms",
         "torch",
         "numpy",
@@ -207,11 +207,11 @@ def _versions() -> Mapping[str, str]:
         "pluggy",
         "safetensors",
         "scikit-learn",
-    ):
-        try:
+    )
+    known = {}
+    for name in names:
+        with contextlib.suppress(PackageNotFoundError):
             known[name] = version(name)
-        except PackageNotFoundError:
-            continue
     return known
 
 

@@ -130,7 +130,7 @@ SOLVER = {"name": "hg-ms", "hypergradient": {"solver": CG}}
 @pytest.mark.parametrize(
     ("arguments", "code", "place"),
     [
-        ({"problem": 3}, "wrong-type", ("problems",)),
+        ({"problem": 3}, "wrong-part", ("problems",)),
         ({"problem": lambda seed: 3}, "wrong-result", ("problem",)),
         ({"problem": lambda: bowl()}, "wrong-signature", ("problem",)),
         ({"problem": torch.nn.Linear(1, 1)}, "wrong-type", ("problem",)),
@@ -145,7 +145,7 @@ SOLVER = {"name": "hg-ms", "hypergradient": {"solver": CG}}
             "wrong-metric",
             ("problem", "evaluate"),
         ),
-        ({"methods": Follow}, "wrong-type", ("methods",)),
+        ({"methods": Follow}, "wrong-part", ("methods",)),
         ({"methods": "uniformm"}, "unknown-method", ("methods", "uniformm", "name")),
         ({"methods": [Follow(), Follow()]}, "duplicate-label", ("methods",)),
         ({"methods": [()][:0]}, "missing-option", ("methods",)),
