@@ -43,7 +43,7 @@ import hgms.report as report
 from hgms.plugins import Registry
 from hgms.report.parquet import runs as run_rows
 from hgms.results import recovered
-from hgms.results.statistics import Interval, compared, paired, spell
+from hgms.results.statistics import Interval, paired_differences, paired_interval, spell
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # where this file was loaded by its path
 import published
@@ -222,7 +222,7 @@ def difference(
     """Return method − other with the interval of this pair; bold if Holm's rule over all pairs
     excludes zero.
     """
-    shown = spell(paired(values[method], values[other]), share=True, signed=True)
+    shown = spell(paired_interval(values[method], values[other]), share=True, signed=True)
     return f"**{shown}**" if holm[method, other].excludes_zero else shown
 
 
@@ -264,7 +264,7 @@ def cleaning_references() -> str:
     table = []
     rows, by_rate, _ = cleaning()
     for rate, values in sorted(by_rate.items(), reverse=True):
-        holm = compared(values, roles=roles_of(rows))
+        holm = paired_differences(values, roles=roles_of(rows))
         table += [
             [
                 rate,
@@ -281,7 +281,10 @@ def cleaning_references() -> str:
 def cleaning_pairs() -> str:
     """Compare hg-ms-tilted with the other methods that learn θ."""
     rows, values, names = cleaning()
-    holm = {rate: compared(by_method, roles=roles_of(rows)) for rate, by_method in values.items()}
+    holm = {
+        rate: paired_differences(by_method, roles=roles_of(rows))
+        for rate, by_method in values.items()
+    }
     table = []
     for name in names:
         if name not in (*REFERENCES, "hg-ms-tilted"):
@@ -315,7 +318,7 @@ def cleaning_weights() -> str:
 def imbalanced() -> str:
     rows = rows_of("imbalanced")
     values = values_of(rows, "imbalanced", "test_balanced_accuracy")
-    holm = compared(values, roles=roles_of(rows))
+    holm = paired_differences(values, roles=roles_of(rows))
     table = []
     for name in sorted(values, key=lambda name: (name in REFERENCES, *_best({"": values}, name))):
         steps = [row["outer_steps"] for row in rows if row["method"] == name]
@@ -342,7 +345,7 @@ def candidates() -> str:
     values, losses = (
         values_of(rows, "cleaning-0.8", metric) for metric in ("test_accuracy", "validation_loss")
     )
-    holm = compared(values)
+    holm = paired_differences(values)
     table = []
     for name in sorted(values):
         steps = [row["outer_steps"] for row in rows if row["method"] == name]
@@ -380,7 +383,7 @@ def cleaning_speed() -> str:
             shown = [
                 mean({seed: values[name][seed] for seed in seeds}) for values in (before, after)
             ]
-            away = spell(paired(after[name], before[name]), share=True, signed=True)
+            away = spell(paired_interval(after[name], before[name]), share=True, signed=True)
             table.append([rate, f"`{name}`", *shown, away, f"{steps:.2f}", str(len(seeds))])
     return markdown(
         [
@@ -457,7 +460,7 @@ class Study:
             values=values,
             roles=roles,
             steps=spans,
-            holm=compared(values, roles=roles),
+            holm=paired_differences(values, roles=roles),
         )
 
     def mean(self, name: str) -> float:

@@ -39,7 +39,7 @@ import hgms_core
 from hgms.cli import main as cli
 from hgms.config.as_table import plain
 from hgms.config.invalid import init_fields, spell, type_hints
-from hgms.executors.lookup import registered as executors
+from hgms.executors.lookup import executor_classes as executors
 from hgms.facts import CAPABILITIES, members_of
 from hgms.lazy import stub
 from hgms.plugins import FIRST_PARTY, Host, Registry, hookspecs, registry
@@ -430,7 +430,7 @@ def traits() -> str:
             else:
                 try:
                     wanted = hgms.runs.needs(
-                        hgms.runs.built(
+                        hgms.runs.build_component(
                             component.name, registry.KINDS[kind].protocol, registry=components
                         )
                     )

@@ -23,7 +23,7 @@ from typing import Any
 from attrs import evolve, frozen
 from pyarrow import parquet
 
-from hgms.results.statistics import Interval, paired, spell
+from hgms.results.statistics import Interval, paired_interval, spell
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "study"
@@ -167,7 +167,7 @@ def difference(mine: Mapping[int, float], theirs: Mapping[int, float], sign: int
     """Return sign·(mine − theirs) by seed; below a millionth of the values in every seed, it is
     rounding and zero.
     """
-    interval = paired(mine, theirs)
+    interval = paired_interval(mine, theirs)
     size = max(max(abs(mine[seed]), abs(theirs[seed])) for seed in mine)
     if all(abs(mine[seed] - theirs[seed]) <= 1e-6 * size for seed in mine):
         return Interval(0.0, 0.0, interval.count)

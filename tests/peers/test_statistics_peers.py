@@ -11,7 +11,7 @@ from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
 from hgms.results import Ranks
-from hgms.results.statistics import compared
+from hgms.results.statistics import paired_differences
 
 pytestmark = pytest.mark.nightly
 
@@ -24,7 +24,9 @@ def test_a_pair_s_interval_excludes_zero_where_multipletests_rejects() -> None:
         pairs = list(itertools.combinations(range(4), 2))
         chances = [stats.ttest_rel(rows[i], rows[j]).pvalue for i, j in pairs]
         expected = multipletests(chances, alpha=0.05, method="holm")[0].tolist()
-        result = compared({str(i): dict(enumerate(row.tolist())) for i, row in enumerate(rows)})
+        result = paired_differences(
+            {str(i): dict(enumerate(row.tolist())) for i, row in enumerate(rows)}
+        )
         assert [result[str(i), str(j)].excludes_zero for i, j in pairs] == expected
         rejected += sum(expected)
     assert 0 < rejected < 60

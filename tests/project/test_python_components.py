@@ -79,8 +79,8 @@ RunSettings(dtype=torch.float64) -> wrong-type dtype
 RunSettings(compile='yes') -> wrong-type compile
 RunSettings(track='wandb') -> wrong-type track
 run('hg-mss', problem, '2 steps') -> unknown-method method
-run(Pipeline, problem, '2 steps') -> wrong-type method
-run(CG(), problem, '2 steps') -> wrong-type method
+run(Pipeline, problem, '2 steps') -> wrong-part method
+run(CG(), problem, '2 steps') -> wrong-part method
 run(problem, pipeline, '2 steps') -> wrong-type problem
 run(pipeline, 'quadratic', '2 steps') -> wrong-type problem
 run({'nam': 'hg-ms'}, problem, '2 steps') -> missing-option method.name
@@ -102,9 +102,9 @@ run('uniform', problem, '1 s', watch=lambda record: 0) -> wrong-signature watch
 run('uniform', problem, '1 s', watch=Patience) -> wrong-type watch
 Patience(metric='loss', steps=0) -> out-of-range steps
 compare('quadratc', 'uniform', '2 steps') -> unknown-task problems.quadratc.name
-compare(pipeline, problem, '2 steps') -> wrong-type problems
+compare(pipeline, problem, '2 steps') -> wrong-part problems
 compare(lambda seed: 3, 'uniform', '2 steps') -> wrong-result problem
-compare(problem, CG(), '2 steps') -> wrong-type methods
+compare(problem, CG(), '2 steps') -> wrong-part methods
 compare(problem, ['uniform', 'hg-mss'], '2 steps') -> unknown-method methods.hg-mss.name
 compare(problem, 'uniform', '2 stps') -> wrong-budget budget
 compare(problem, 'uniform', '2 steps', seeds=-1) -> out-of-range seeds

@@ -9,14 +9,14 @@ from hgms.comparison.from_python import compare
 from hgms.comparison.grid import Grid
 from hgms.comparison.grid_file import load
 from hgms.comparison.options import seeds_option
-from hgms.comparison.scale import scaled
-from hgms.comparison.usage import measured
+from hgms.comparison.scale import apply_scale
+from hgms.comparison.usage import measure_usage
 from hgms_core import hookimpl
 
 if TYPE_CHECKING:
     import click
 
-__all__ = ["Comparison", "Grid", "compare", "load", "measured", "scaled", "seeds_option"]
+__all__ = ["Comparison", "Grid", "apply_scale", "compare", "load", "measure_usage", "seeds_option"]
 
 
 @hookimpl

@@ -18,7 +18,7 @@ import torch
 from attrs import frozen
 
 from hgms.comparison.grid import Cell
-from hgms.comparison.usage import measured
+from hgms.comparison.usage import measure_usage
 from hgms.distributed import RankLost
 from hgms.executors import Job, Needs, RemoteProgress, Tell, as_error, pack_error
 from hgms.plugins import Registry
@@ -90,7 +90,7 @@ def carry_out(cell: Cell, report: Report, execution: Execution | None = None) ->
         report(cell, share, record)
 
     try:
-        with measured(cell.path, cell.config.run.device) as usage:
+        with measure_usage(cell.path, cell.config.run.device) as usage:
             run_config(
                 cell.config,
                 resume=True,
@@ -120,17 +120,17 @@ def _ended_by(cell: Cell, error: BaseException) -> Ending:
         if isinstance(error, kind):
             return Ending(cell=cell, status=status, error=error)
     if isinstance(error, MemoryError):
-        return failed(cell, OutOfMemory("out-of-memory", f"out of memory: {error}".rstrip(": ")))
+        return fail_cell(cell, OutOfMemory("out-of-memory", f"out of memory: {error}".rstrip(": ")))
     if isinstance(error, HgmsError):
-        return failed(cell, error)
+        return fail_cell(cell, error)
     with contextlib.suppress(DiskError):
         text = "".join(traceback.format_exception(error))
         replace_file(RunFolder(cell.path).traceback, text.encode(errors="backslashreplace"))
     message = f"{type(error).__name__}: {error}{_place(error)}"
-    return failed(cell, HgmsError("unexpected-error", message))
+    return fail_cell(cell, HgmsError("unexpected-error", message))
 
 
-def failed(cell: Cell, error: HgmsError) -> Ending:
+def fail_cell(cell: Cell, error: HgmsError) -> Ending:
     """Record a failure in the run's folder."""
     try:
         record_failure(RunFolder(cell.path), cell.config, str(error))

@@ -141,7 +141,7 @@ def compare(
     from hgms.comparison.grid import FLAGS
     from hgms.comparison.grid_file import check_other_scales, load
     from hgms.comparison.run_grid import listing, run_grid, work_left
-    from hgms.comparison.scale import scaled
+    from hgms.comparison.scale import apply_scale
     from hgms.config.tables import tables_of
 
     if grid is None and scale is not None:
@@ -152,7 +152,9 @@ def compare(
         )
     # order of precedence, lowest first: the file, its scale, the flags
     file = {} if grid is None else tables_of(grid, "grid")
-    table = {"task": tasks, "method": methods} if grid is None else scaled(file, scale, grid.name)
+    table = (
+        {"task": tasks, "method": methods} if grid is None else apply_scale(file, scale, grid.name)
+    )
     flags = {
         "budget": budget,
         "seeds": seeds,

@@ -16,11 +16,11 @@ from typing import Any
 import attrs
 from attrs import define, field
 
-from hgms.comparison.cell import PROGRAMS, Ending, Report, carry_out, failed, job_of, newest
+from hgms.comparison.cell import PROGRAMS, Ending, Report, carry_out, fail_cell, job_of, newest
 from hgms.comparison.grid import Cell
 from hgms.comparison.usage import frozen_heap
 from hgms.config import Budget
-from hgms.executors import Executor, Job, tried_again, unpack_error
+from hgms.executors import Executor, Job, run_with_retries, unpack_error
 from hgms.runs import Execution, RunFolder, ignore
 from hgms.store import HeldFolders
 
@@ -140,7 +140,7 @@ class Coordinator:
             elif event["event"] == "look" and (row := newest(cell)) is not None:
                 report(cell, *row)
 
-        for end in tried_again(executor, _Ready(self, waiting, began), tell, say):
+        for end in run_with_retries(executor, _Ready(self, waiting, began), tell, say):
             cell = self._running.pop(end.job)
             self.recall(cell)
             if end.outcome is not None:
@@ -148,7 +148,7 @@ class Coordinator:
                 error = None if packed is None else unpack_error(packed)
                 ending = Ending(cell=cell, status=end.outcome["status"], error=error)
             else:
-                ending = failed(cell, end.failure)
+                ending = fail_cell(cell, end.failure)
             if ending.status == "elsewhere":
                 self._elsewhere.append(cell)
             else:

@@ -116,17 +116,17 @@ class Entry:
             for key, value in (values or {}).items():
                 component = with_field(component, key.split("."), value)
             return component
-        table = copied(laid_over(self.table, self.on.get(task, {})))
+        table = copy_table(laid_over(self.table, self.on.get(task, {})))
         for key, value in (values or {}).items():
             put(table, key.split("."), value)
         return table
 
 
-def copied(value: Any) -> Any:
+def copy_table(value: Any) -> Any:
     """Return a copy of a table. Objects in the table are not copied."""
     if isinstance(value, Mapping):
-        return {key: copied(item) for key, item in value.items()}
-    return [copied(item) for item in value] if isinstance(value, list) else value
+        return {key: copy_table(item) for key, item in value.items()}
+    return [copy_table(item) for item in value] if isinstance(value, list) else value
 
 
 def with_field(component: Any, path: Sequence[str], value: Any) -> Any:

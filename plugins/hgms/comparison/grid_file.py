@@ -50,12 +50,12 @@ from hgms.comparison.grid import (
     Entry,
     Grid,
     SweepSettings,
-    copied,
+    copy_table,
     distinct_seeds,
     root_of,
 )
 from hgms.comparison.references import BASELINES, lines_of, with_baselines, with_references
-from hgms.comparison.scale import scaled
+from hgms.comparison.scale import apply_scale
 from hgms.config import Budget
 from hgms.config.convert import role_of, structured, traits_of
 from hgms.config.tables import lay, show
@@ -104,7 +104,7 @@ STOP = 'pass one set of rows for all roles in upper_data, or set keep = "last" i
 COMPAT = "run `hgms compat` to list the methods that fit each task"
 
 
-def placed(task: object) -> dict[str, str]:
+def device_settings(task: object) -> dict[str, str]:
     """Return device and dtype of a problem of this process, in the form of the settings."""
     if not isinstance(task, OwnProblem):
         return {}
@@ -157,7 +157,7 @@ def load(
     file; entries are named by their labels: ``("grid.toml", "method", "hg-ms", "outer", "lr")``.
     """
     return _Loader(source, registry or Registry.load(), objects or {}).load(
-        scaled(table, scale, source), list(sets), tasks, methods
+        apply_scale(table, scale, source), list(sets), tasks, methods
     )
 
 
@@ -188,7 +188,7 @@ def check_other_scales(
         if name == chosen:
             continue
         try:
-            laid = scaled(table, name, source)
+            laid = apply_scale(table, name, source)
         except HgmsError as error:
             errors += error.errors
             continue
@@ -256,7 +256,7 @@ class _Loader:
         only_tasks: Sequence[str],
         only_methods: Sequence[str],
     ) -> Grid:
-        table = copied(grid)
+        table = copy_table(grid)
         all_tasks = self.entries("task", table.get("task"))
         all_methods = self.entries("method", table.get("method"))
         all_methods = self.with_added(table, all_tasks, all_methods)
@@ -309,7 +309,7 @@ class _Loader:
                     file.run,
                     label=method.label if method.stated else None,
                     task_label=task.label if task.stated else None,
-                    **placed(built[task.label]),
+                    **device_settings(built[task.label]),
                 ),
                 host=self.registry.host,
                 own=bool(self.objects),
@@ -515,7 +515,7 @@ class _Loader:
         """Apply a setting for all methods to a method that the user did not name, only if it has
         the field.
         """
-        table = copied(entry.table)
+        table = copy_table(entry.table)
         with contextlib.suppress(HgmsError):
             lay(table, rest, assignment)
             structured(table, Method, self.registry)
@@ -687,7 +687,7 @@ class _Loader:
     ) -> None:
         """Require that ``[run]`` does not contradict the device and dtype of given problems."""
         for label, task in built.items():
-            for key, own in placed(task).items():
+            for key, own in device_settings(task).items():
                 if key in stated and stated[key] != own:
                     self.errors.append(
                         ConfigError(

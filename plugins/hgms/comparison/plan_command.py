@@ -82,11 +82,11 @@ def plan(
     """
     from hgms.comparison.grid_file import load
     from hgms.comparison.planning import plan as planned
-    from hgms.comparison.scale import scaled
+    from hgms.comparison.scale import apply_scale
     from hgms.config.tables import tables_of
     from hgms.executors import Local
 
-    table = scaled(tables_of(grid, "grid"), scale, grid.name)
+    table = apply_scale(tables_of(grid, "grid"), scale, grid.name)
     table = {"baselines": True, **table}
     table |= {} if seeds is None else {"seeds": seeds}
     labels = [word.strip() for word in (methods or "").split(",") if word.strip()]

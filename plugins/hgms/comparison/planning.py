@@ -14,12 +14,12 @@ from attrs import frozen
 
 from hgms.comparison.cell import job_of
 from hgms.comparison.grid import Cell, Grid
-from hgms.comparison.usage import measured
+from hgms.comparison.usage import measure_usage
 from hgms.config import Budget
 from hgms.config.tables import parse_json
-from hgms.executors import Ending, Executor, Tell, code_of, tried_again
+from hgms.executors import Ending, Executor, Tell, code_of, run_with_retries
 from hgms.plugins import Registry
-from hgms.runs import RunConfig, RunFolder, run_config, unannounced
+from hgms.runs import RunConfig, RunFolder, run_config, undeclared_plugins
 from hgms.store import read_file
 from hgms_core import HgmsError
 from hgms_core.components import evolve
@@ -128,7 +128,7 @@ def plan(grid: Grid, executor: Executor, say: Callable[[str], None] = lambda lin
     Steps are not compiled (a compiled step takes less time). No file is written to the folders of
     the grid's runs. Cost: three outer steps, one evaluation before and one after, for each pair.
     """
-    files = unannounced(grid.registry.host)
+    files = undeclared_plugins(grid.registry.host)
     cells = grid.cells()
     jobs = {}
     for pair in grid.pairs:
@@ -136,7 +136,7 @@ def plan(grid: Grid, executor: Executor, say: Callable[[str], None] = lambda lin
         job = job_of(cell, None, files, code_of(files))
         jobs[attrs.evolve(job, function=f"{__name__}:measure")] = pair
     costs: dict[tuple[str, str], Cost] = {}
-    for ending in tried_again(executor, iter(jobs), say=say):
+    for ending in run_with_retries(executor, iter(jobs), say=say):
         pair = jobs[ending.job]
         costs[pair] = _cost(ending)
         error = costs[pair].error
@@ -169,7 +169,7 @@ def measure(arguments: Mapping[str, Any], _tell: Tell) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="hgms-plan-") as place:
         folder = RunFolder(Path(place) / "run")
         began = time.perf_counter()
-        with measured(folder.path, config.run.device):
+        with measure_usage(folder.path, config.run.device):
             result = run_config(config, path=folder.path)
         took = time.perf_counter() - began
         seconds = [float(row["seconds"]) for row in result.records]

@@ -24,8 +24,8 @@ from hgms.comparison.grid import Cell, Grid
 from hgms.config.as_table import plain
 from hgms.config.tables import difference, parse_toml
 from hgms.executors import Board, Executor, Local, code_of, cores, to_stderr
-from hgms.results import uncollected
-from hgms.runs import Interrupted, RunFolder, ignore, stoppable, unannounced
+from hgms.results import without_collection
+from hgms.runs import Interrupted, RunFolder, ignore, stoppable, undeclared_plugins
 from hgms.store import DiskError, read_file, writing
 from hgms_core import ConfigError, HgmsError
 
@@ -71,7 +71,7 @@ def run_grid(
     _ensure_writable(grid.out)
     budgets = [grid.budget, grid.sweep.budget if grid.sweep else None]
     timed = any(budget is not None and budget.seconds is not None for budget in budgets)
-    for line in [*grid.left_out, *(changed(grid) if grid.own else ())]:
+    for line in [*grid.left_out, *(describe_changes(grid) if grid.own else ())]:
         say(line)
     if grid.own:
         jobs = 0
@@ -85,7 +85,7 @@ def run_grid(
     wanted = {"new", "begun"} | ({"failed"} if retry_failed else set())
     endings: dict[Path, Ending] = {}
     finished: set[Path] = set()
-    files = unannounced(host)
+    files = undeclared_plugins(host)
     code = code_of(
         [
             *files,
@@ -111,7 +111,7 @@ def run_grid(
         raise Interrupted(
             "interrupted", Interrupted.number_of(error), hint="run the same command again to resume"
         ) from None
-    with uncollected():
+    with without_collection():
         return gather(grid, cells, planned, endings, finished)
 
 
@@ -142,7 +142,7 @@ def _carried_out(
                 ensure_room(Path(ending.cell.config.run.out))
 
 
-def changed(grid: Grid) -> list[str]:
+def describe_changes(grid: Grid) -> list[str]:
     """Return messages about stored runs that are not used because their problem or method has
     changed.
     """

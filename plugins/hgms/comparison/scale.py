@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hgms.comparison.grid import NO_FILE, copied, root_of
+from hgms.comparison.grid import NO_FILE, copy_table, root_of
 from hgms.config.tables import laid_over
 from hgms_core import ConfigError
 from hgms_core.errors import Place, unknown_name
@@ -29,10 +29,12 @@ from hgms_core.errors import Place, unknown_name
 ALL = "*"
 
 
-def scaled(table: Mapping[str, Any], name: str | None, source: str = NO_FILE) -> dict[str, Any]:
+def apply_scale(
+    table: Mapping[str, Any], name: str | None, source: str = NO_FILE
+) -> dict[str, Any]:
     """Return the table without its scales, merged with the scale called ``name``.
 
-    >>> scaled(
+    >>> apply_scale(
     ...     {
     ...         "budget": "60s",
     ...         "method": ["a"],
@@ -43,7 +45,7 @@ def scaled(table: Mapping[str, Any], name: str | None, source: str = NO_FILE) ->
     {'budget': '9s', 'method': [{'name': 'a', 'lr': 1}]}
     """
     place = (*root_of(source), "scale")
-    base: dict[str, Any] = copied(table)
+    base: dict[str, Any] = copy_table(table)
     scales = base.pop("scale", {})
     if not isinstance(scales, Mapping) or not all(
         isinstance(changes, Mapping) for changes in scales.values()

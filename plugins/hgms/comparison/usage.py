@@ -33,7 +33,7 @@ class Usage:
 
 
 @contextlib.contextmanager
-def measured(path: Path, device: str) -> Iterator[Usage]:
+def measure_usage(path: Path, device: str) -> Iterator[Usage]:
     """Measure a run and write ``resources.json``.
 
     The file contains the peak memory of this process during the run (libraries included) and on its

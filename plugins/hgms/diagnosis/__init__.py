@@ -14,9 +14,9 @@ from hgms.diagnosis.words import (
     BIASED,
     SIGMAS,
     Diagnosis,
+    missing_measures,
     number,
     power,
-    unmeasured,
     warnings,
 )
 
@@ -28,10 +28,10 @@ __all__ = [
     "Diagnosis",
     "Spectrum",
     "in_double",
+    "missing_measures",
     "number",
     "pipeline_of",
     "power",
     "spectrum",
-    "unmeasured",
     "warnings",
 ]

@@ -18,16 +18,18 @@ AGREE = 1e-3
 """Maximum relative difference between the losses of the two problems at one point."""
 
 
-def doubled(value: Any) -> Any:
+def to_double(value: Any) -> Any:
     """Convert every floating-point tensor of a tree or state to float64, and nothing else.
 
-    >>> doubled({"x": torch.ones(1), "step": 3, "index": torch.tensor([1])})
+    >>> to_double({"x": torch.ones(1), "step": 3, "index": torch.tensor([1])})
     {'x': tensor([1.], dtype=torch.float64), 'step': 3, 'index': tensor([1])}
     """
     if isinstance(value, Tensor):
         return value.double() if value.is_floating_point() else value
     return (
-        {key: doubled(item) for key, item in value.items()} if isinstance(value, Mapping) else value
+        {key: to_double(item) for key, item in value.items()}
+        if isinstance(value, Mapping)
+        else value
     )
 
 
@@ -40,17 +42,17 @@ class Double:
         self.capabilities = frozenset(form for form in forms if find(loss, form))
 
     def __call__(self, theta: Tree, x: Tree, batch: Batch) -> Tensor:
-        value: Tensor = self._loss(doubled(theta), doubled(x), doubled(batch))
+        value: Tensor = self._loss(to_double(theta), to_double(x), to_double(batch))
         return value
 
     def outputs(self, x: Tree, batch: Batch) -> Any:
-        return self._loss.outputs(doubled(x), doubled(batch))
+        return self._loss.outputs(to_double(x), to_double(batch))
 
     def criterion(self, theta: Tree, x: Tree, z: Any, batch: Batch) -> Any:
-        return self._loss.criterion(doubled(theta), doubled(x), doubled(z), doubled(batch))
+        return self._loss.criterion(to_double(theta), to_double(x), to_double(z), to_double(batch))
 
     def stacked(self, theta: Tree, x: Tree, batch: Batch, own_batch: bool) -> Any:
-        return self._loss.stacked(doubled(theta), doubled(x), doubled(batch), own_batch)
+        return self._loss.stacked(to_double(theta), to_double(x), to_double(batch), own_batch)
 
 
 def in_double(
@@ -66,7 +68,7 @@ def in_double(
     """
     if all(leaf.dtype == torch.float64 for leaf in (*theta.values(), *x.values())):
         return problem, "already"
-    start = {"theta0": doubled(problem.theta0), "x0": doubled(problem.x0)}
+    start = {"theta0": to_double(problem.theta0), "x0": to_double(problem.x0)}
     cast = attrs.evolve(
         problem, **start, g=Double(problem.g), f=Double(problem.f), precision=None, compiler=None
     )
@@ -94,7 +96,7 @@ def _check(problem: Problem, other: Problem, theta: Tree, x: Tree) -> None:
             for one, cast in ((problem, False), (other, True)):
                 data = one.lower_data if name == "g" else next(iter(one.upper_data.values()))
                 rows = torch.arange(min(data.size, 64), device=data.device) if data.size else None
-                point = (doubled(theta), doubled(x)) if cast else (theta, x)
+                point = (to_double(theta), to_double(x)) if cast else (theta, x)
                 value = getattr(one, name)(*point, data.batch(rows))
                 if cast and value.dtype != torch.float64:
                     raise ConfigError(

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from hgms.diagnosis.capture import Seen, capture, inner_problem, pipeline_of
 from hgms.diagnosis.choice import choice
-from hgms.diagnosis.float64 import doubled, in_double
+from hgms.diagnosis.float64 import in_double, to_double
 from hgms.diagnosis.spectrum import FLAT, spectrum
-from hgms.diagnosis.stationarity import bias, compared, flat
+from hgms.diagnosis.stationarity import bias, cosine_and_ratio, flat
 from hgms.facts import settings_of
 from hgms_core import (
     Batch,
@@ -200,7 +200,7 @@ def _longer(measured: Measured, seen: Seen, h: Tensor, key: Key) -> dict[str, An
             index = index.clamp_max(candidates.count - 1)
     estimate = seen.estimate_at(candidates.branch(index))
     measured.cost += estimate.cost
-    cosine, ratio = compared(h, flat(estimate.value))
+    cosine, ratio = cosine_and_ratio(h, flat(estimate.value))
     return {"longer_cosine": cosine, "longer_ratio": ratio}
 
 
@@ -215,10 +215,10 @@ def _double(
     problem, how = in_double(seen.problem, seen.theta, seen.branch.x, build)
     if how == "already":
         return {"double": how}
-    theta = doubled(seen.theta)
-    memory = doubled(seen.memory)
+    theta = to_double(seen.theta)
+    memory = to_double(seen.memory)
     estimator = seen.pipeline.hypergradient
-    branch = Branch(x=doubled(seen.branch.x), aux=doubled(seen.branch.aux))
+    branch = Branch(x=to_double(seen.branch.x), aux=to_double(seen.branch.aux))
     again = seen.estimate.cost.calls == 0  # carried, so converting shows no rounding
     if not again:
         try:
@@ -229,7 +229,7 @@ def _double(
             again = True  # the estimate differentiates through the branch
     if again:
         candidates = seen.pipeline.generator.propose(
-            problem, theta, doubled(seen.start), seen.proposing, seen.progress
+            problem, theta, to_double(seen.start), seen.proposing, seen.progress
         )
         branch = candidates.branch(seen.selection.index)
         away = flat(branch.x) - flat(seen.branch.x)
@@ -244,7 +244,7 @@ def _double(
             problem, theta, *branch.as_candidates(), seen.estimating, memory
         )[0]
     measured.cost += estimate.cost
-    cosine, ratio = compared(h, flat(estimate.value))
+    cosine, ratio = cosine_and_ratio(h, flat(estimate.value))
     return {"double": how, "double_cosine": cosine, "double_ratio": ratio}
 
 
@@ -363,8 +363,8 @@ def _of_point(
     # without a problem in float64, measure in the dtype of the problem
     with contextlib.suppress(HgmsError, RuntimeError, TypeError):
         reference, _ = in_double(problem, theta, x, build)
-        theta = doubled(theta)
-        x = doubled(x)
+        theta = to_double(theta)
+        x = to_double(x)
     batch, rows = reference.lower_data.sample(key.fold("lower"), ROWS)
     below, fewer = reference.lower_data.sample(key.fold("hessian"), HESSIAN_ROWS)
     above, upper_rows = _upper(reference, "differentiate", key)

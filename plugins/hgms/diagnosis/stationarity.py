@@ -44,12 +44,12 @@ def flat(tree: Tree) -> Tensor:
     )
 
 
-def compared(a: Tensor, b: Tensor) -> tuple[float | None, float | None]:
+def cosine_and_ratio(a: Tensor, b: Tensor) -> tuple[float | None, float | None]:
     """Compute (cosine, ‖a‖/‖b‖) of two vectors.
 
     Both are ``None`` if a vector is zero or not finite, because the angle is then undefined.
 
-    >>> compared(torch.tensor([2.0, 0.0]), torch.tensor([1.0, 0.0]))
+    >>> cosine_and_ratio(torch.tensor([2.0, 0.0]), torch.tensor([1.0, 0.0]))
     (1.0, 2.0)
     """
     a = a.double()
@@ -93,7 +93,7 @@ def bias(
         "newton_step": float(torch.linalg.vector_norm(step.value)),
         "newton_residual": float(step.residual),
         "bias": float(torch.linalg.vector_norm(here - there)) / size if size else None,
-        "bias_cosine": compared(here, there)[0],
+        "bias_cosine": cosine_and_ratio(here, there)[0],
     }
     steps = Cost(products=step.products, rows=step.products * rows[1])
     return row, before.cost + after.cost + steps

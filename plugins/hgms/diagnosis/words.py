@@ -49,7 +49,7 @@ class Diagnosis:
 
     @property
     def unmeasured(self) -> list[str]:
-        return unmeasured(self.rows)
+        return missing_measures(self.rows)
 
     def to_frame(self) -> pandas.DataFrame:
         """Return the rows as a pandas data frame, one row per diagnosed step.
@@ -193,10 +193,10 @@ MEASURES = {
 """Descriptions of the keys of ``left_out``."""
 
 
-def unmeasured(rows: Sequence[Row]) -> list[str]:
+def missing_measures(rows: Sequence[Row]) -> list[str]:
     """Return a phrase for each measure that some row lacks, with the last reason.
 
-    >>> unmeasured(
+    >>> missing_measures(
     ...     [
     ...         {"step": 1, "left_out": {"double": "no task makes the problem in it"}},
     ...         {"step": 2, "left_out": {}},

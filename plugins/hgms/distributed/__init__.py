@@ -9,16 +9,16 @@ from hgms.distributed.group import (
     LIBRARIES,
     RankLost,
     Ranks,
-    begun,
+    begin_rank,
     describe_exit,
     device_of,
     join,
     start,
 )
-from hgms.distributed.launcher import LAUNCHED, alone, ensure_launched, launched
+from hgms.distributed.launcher import LAUNCHED, alone, ensure_launched, launcher_rank
 from hgms.distributed.mesh import Mesh
 from hgms.distributed.method import OnRanks, follow
-from hgms.distributed.placing import placed
+from hgms.distributed.placing import place_parts
 from hgms.distributed.rows import by_rows
 
 __all__ = [
@@ -29,14 +29,14 @@ __all__ = [
     "RankLost",
     "Ranks",
     "alone",
-    "begun",
+    "begin_rank",
     "by_rows",
     "describe_exit",
     "device_of",
     "ensure_launched",
     "follow",
     "join",
-    "launched",
-    "placed",
+    "launcher_rank",
+    "place_parts",
     "start",
 ]

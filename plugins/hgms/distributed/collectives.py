@@ -34,13 +34,13 @@ class _Sum(Function):
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, _group: None) -> Tensor:
-        return summed(tangent, ctx.group)
+        return sum_over_ranks(tangent, ctx.group)
 
     @staticmethod
     def vmap(
         _info: Any, in_dims: tuple[int | None, None], value: Tensor, group: Any
     ) -> tuple[Tensor, int | None]:
-        return summed(value, group), in_dims[0]
+        return sum_over_ranks(value, group), in_dims[0]
 
 
 class _Spread(Function):
@@ -59,7 +59,7 @@ class _Spread(Function):
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None]:
-        return summed(slope, ctx.group), None
+        return sum_over_ranks(slope, ctx.group), None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, _group: None) -> Tensor:
@@ -72,7 +72,7 @@ class _Spread(Function):
         return spread(value, group), in_dims[0]
 
 
-def summed(value: Tensor, group: Any) -> Tensor:
+def sum_over_ranks(value: Tensor, group: Any) -> Tensor:
     """Return Σ over the ranks of ``group`` of the local values; all ranks get the same result."""
     total: Tensor = _Sum.apply(value, group)
     return total

@@ -229,7 +229,7 @@ def start(
     return ranks
 
 
-def begun() -> tuple[Mapping[str, Any], Callable[[], None]]:
+def begin_rank() -> tuple[Mapping[str, Any], Callable[[], None]]:
     """Start a process of :func:`start`: return its arguments and a function.
 
     Call this function first. The returned function reports to rank 0 that the process has loaded.

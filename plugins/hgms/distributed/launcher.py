@@ -24,7 +24,7 @@ PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 """Variables with which a launcher identifies this rank; libraries read only the first three."""
 
 
-def launched() -> tuple[int, int] | None:
+def launcher_rank() -> tuple[int, int] | None:
     """Return (rank, number of ranks) if a launcher such as torchrun started this process."""
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         return None
@@ -36,7 +36,7 @@ def ensure_launched(count: int) -> int:
 
     Errors: ConfigError if torchrun started a different number of ranks.
     """
-    place = launched()
+    place = launcher_rank()
     assert place is not None
     if place[1] != count:
         raise ConfigError(

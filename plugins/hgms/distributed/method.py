@@ -18,7 +18,7 @@ from hgms_core.capabilities import Capabilities, Finishes, HasPlaceholder, NotSt
 
 @define(eq=False)
 class OnRanks:
-    """``method`` (:func:`hgms.distributed.placed`) on rank 0, with all ranks in each step.
+    """``method`` (:func:`hgms.distributed.place_parts`) on rank 0, with all ranks in each step.
 
     The run does not depend on ranks. It calls ``init`` and ``step`` as for any method, and resumes,
     evaluates and writes on rank 0 only.
@@ -119,13 +119,13 @@ def follow(method: Method, make: Callable[[], Problem], ranks: Ranks) -> None:
             device = next(iter(problem.x0.values())).device
         elif message["do"] == "call":
             with torch.no_grad():
-                getattr(problem, message["name"])(*_moved(message["args"], device))
+                getattr(problem, message["name"])(*_move(message["args"], device))
         elif message["do"] == "init":
             before = None
             after = method.init(problem, message["seed"])
         else:
             known = {"after": after, "before": before, "sent": message.get("state")}
-            before = _moved(known[message["from"]], device)
+            before = _move(known[message["from"]], device)
             assert before is not None
             after, _ = method.step(problem, before, message["progress"])
             ensure_agreement(method.result(after)[0], ranks)
@@ -155,5 +155,5 @@ def ensure_agreement(theta: Tree, ranks: Ranks) -> None:
         )
 
 
-def _moved(state: Any, device: torch.device) -> Any:
+def _move(state: Any, device: torch.device) -> Any:
     return tree_map_only(torch.Tensor, lambda leaf: leaf.to(device), state)

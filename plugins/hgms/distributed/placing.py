@@ -122,7 +122,7 @@ class PlacedHyperGradient:
         )
 
 
-def placed(method: Any, ranks: int, device: torch.device, even: bool = False) -> Any:
+def place_parts(method: Any, ranks: int, device: torch.device, even: bool = False) -> Any:
     """Return the method with the parts of its pipeline on a mesh of all ranks.
 
     Wrappers around the pipeline are unchanged. ``even``: all ranks propose the same number of
@@ -131,7 +131,7 @@ def placed(method: Any, ranks: int, device: torch.device, even: bool = False) ->
     Errors: ConfigError for a method without parts.
     """
     if (inner := inner_method(method)) is not None:
-        return attrs.evolve(method, method=placed(inner, ranks, device, even))
+        return attrs.evolve(method, method=place_parts(inner, ranks, device, even))
     if not isinstance(method, Pipeline):
         raise ConfigError(
             "not-supported",

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hgms.distributed.collectives import spread_tree, summed
+from hgms.distributed.collectives import spread_tree, sum_over_ranks
 from hgms.plugins import LOG
 from hgms_core import Data, Key, Loss, Problem, Sources, Tree
 from hgms_core.capabilities import HasOutputs, find
@@ -36,14 +36,16 @@ def by_rows(problem: Problem, group: Any) -> Problem:
     # the problem is the same at every step, and the entry has no reference to it
     if key not in problem.kept:
         uppers = {id(data): data for data in problem.upper_data.values()}.values()
-        g = _parted(problem.g, problem, [problem.lower_data], group, "lower")
-        f = _parted(problem.f, problem, uppers, group, "upper")
+        g = _split_loss(problem.g, problem, [problem.lower_data], group, "lower")
+        f = _split_loss(problem.f, problem, uppers, group, "upper")
         problem.kept[key] = attrs.evolve(problem, g=g, f=f, compiler=None)
     parted: Problem = problem.kept[key]
     return parted
 
 
-def _parted(loss: Loss, problem: Problem, tables: Iterable[Data], group: Any, level: str) -> Loss:
+def _split_loss(
+    loss: Loss, problem: Problem, tables: Iterable[Data], group: Any, level: str
+) -> Loss:
     """Return the loss in parts, if it is a mean over the rows of all these ``tables``.
 
     Otherwise return the loss itself, and log a message once.
@@ -112,7 +114,10 @@ def _of_parts(loss: Loss, group: Any) -> Loss:
         part = part_of(batch, rank, count)
         if part is None:
             return loss(theta, x, batch)
-        return summed(loss(spread_tree(theta, group), spread_tree(x, group), part), group) / count
+        return (
+            sum_over_ranks(loss(spread_tree(theta, group), spread_tree(x, group), part), group)
+            / count
+        )
 
     outputs: Any = find(loss, HasOutputs)  # a Composite keeps its outputs and criterion
     return value if outputs is None else attrs.evolve(outputs, value=value)

@@ -16,15 +16,15 @@ from hgms.executors.jobs import (
     Report,
     Tell,
     as_error,
-    called,
+    function_of,
     pack_error,
-    tried_again,
+    run_with_retries,
     unpack_error,
 )
 from hgms.executors.local import Local, cores
 from hgms.executors.lookup import executor_of, executor_options, stated_executor
-from hgms.executors.shared_work import BUSY, Piece, carried_out_together, unless_busy
-from hgms.executors.transport import carried_out, carried_out_beside, ending_of, packed
+from hgms.executors.shared_work import BUSY, Piece, run_together, unless_busy
+from hgms.executors.transport import ending_of, pack_job, run_message, run_message_beside
 from hgms_core import hookimpl
 
 __all__ = [
@@ -42,22 +42,22 @@ __all__ = [
     "Report",
     "Tell",
     "as_error",
-    "called",
-    "carried_out",
-    "carried_out_beside",
-    "carried_out_together",
     "code_of",
     "cores",
     "ending_of",
     "ensure_same",
     "executor_of",
     "executor_options",
+    "function_of",
     "installation",
     "pack_error",
-    "packed",
+    "pack_job",
+    "run_message",
+    "run_message_beside",
+    "run_together",
+    "run_with_retries",
     "stated_executor",
     "to_stderr",
-    "tried_again",
     "unless_busy",
     "unpack_error",
 ]

@@ -156,10 +156,10 @@ def unpack_error(packed: Mapping[str, Any]) -> HgmsError:
     return cls(**{**arguments, "place": tuple(arguments["place"])})
 
 
-def called(name: str) -> Callable[[Mapping[str, Any], Tell], Mapping[str, Any]]:
+def function_of(name: str) -> Callable[[Mapping[str, Any], Tell], Mapping[str, Any]]:
     """Return the function of a job.
 
-    >>> called("hgms.executors.jobs:called") is called
+    >>> function_of("hgms.executors.jobs:function_of") is function_of
     True
     """
     module, _, attribute = name.partition(":")
@@ -189,7 +189,7 @@ class Here:
     def carry_out(self, jobs: Iterable[Job], report: Report) -> Iterator[Ending]:
         for job in jobs:
             try:
-                outcome = called(job.function)(
+                outcome = function_of(job.function)(
                     job.arguments, lambda _job=job, **event: report(_job, event)
                 )
             except Exception as error:
@@ -205,7 +205,7 @@ TRIES = 3
 """Number of lost workers after which a job fails: the job itself is then the likely cause."""
 
 
-def tried_again(
+def run_with_retries(
     executor: Executor,
     jobs: Iterable[Job],
     report: Report = lambda job, event: None,

@@ -48,8 +48,8 @@ class Local:
 
     >>> job = Job(title="a pair", function="hgms.executors.local:echo", arguments={"number": 2})
     >>> executor = Local(jobs=1)
-    >>> from hgms.executors import tried_again
-    >>> [ending.outcome for ending in tried_again(executor, iter([job]))]
+    >>> from hgms.executors import run_with_retries
+    >>> [ending.outcome for ending in run_with_retries(executor, iter([job]))]
     [{'number': 2}]
     >>> executor.close()
     """

@@ -17,7 +17,7 @@ from hgms_core.errors import PluginError, unknown_name
 HOOK = "hgms_register_executors"
 
 
-def registered(host: Host) -> dict[str, type[Any]]:
+def executor_classes(host: Host) -> dict[str, type[Any]]:
     """Return the executors of all plugins by name.
 
     If two executors have the same name, the first is used; HGMS's executors come first.
@@ -46,7 +46,7 @@ def executor_of(name: str, settings: Mapping[str, Any], host: Host) -> Executor:
     Errors: ConfigError ``unknown-executor`` with the nearest name; ConfigError for an unknown
     setting or an invalid value; MissingExtra with the command that installs its package.
     """
-    classes = registered(host)
+    classes = executor_classes(host)
     if name not in classes:
         error = unknown_name("executor", name, classes, ("--executor",))
         for info in host.infos.values():

@@ -16,7 +16,7 @@ from attrs import Factory, define, frozen
 
 from hgms.executors.board import Board, to_stderr
 from hgms.executors.digests import code_of
-from hgms.executors.jobs import Executor, Job, Needs, Tell, tried_again
+from hgms.executors.jobs import Executor, Job, Needs, Tell, run_with_retries
 from hgms.runs import Interrupted, stoppable
 from hgms.store import LEASE, FolderInUse, HeldFolders
 from hgms_core import HgmsError
@@ -80,7 +80,7 @@ def unless_busy(
     return called
 
 
-def carried_out_together(
+def run_together(
     pieces: Sequence[Piece],
     executor: Executor,
     *,
@@ -153,7 +153,7 @@ class _Together:
 
         Afterwards check the items of other processes, and find those that they abandoned.
         """
-        for ending in tried_again(executor, self.jobs(), self.hear, self.board.say):
+        for ending in run_with_retries(executor, self.jobs(), self.hear, self.board.say):
             piece = self.asked.pop(ending.job)
             if ending.outcome is None:
                 self.failures[piece] = ending.failure

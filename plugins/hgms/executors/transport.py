@@ -21,7 +21,7 @@ from hgms.executors.jobs import (
     Report,
     Tell,
     as_error,
-    called,
+    function_of,
     pack_error,
     unpack_error,
 )
@@ -30,8 +30,8 @@ from hgms.runs import stoppable
 from hgms_core import ConfigError
 
 
-def packed(job: Job) -> dict[str, Any]:
-    """Return the parts of a job that :func:`carried_out` needs, as JSON values."""
+def pack_job(job: Job) -> dict[str, Any]:
+    """Return the parts of a job that :func:`run_message` needs, as JSON values."""
     return {
         "title": job.title,
         "function": job.function,
@@ -47,7 +47,7 @@ def packed(job: Job) -> dict[str, Any]:
     }
 
 
-def carried_out(message: Mapping[str, Any]) -> dict[str, Any]:
+def run_message(message: Mapping[str, Any]) -> dict[str, Any]:
     """Run the job of a message in this process.
 
     The result contains ``outcome`` or ``error``, and the ``events`` of the job except steps and
@@ -78,15 +78,15 @@ def carried_out(message: Mapping[str, Any]) -> dict[str, Any]:
     try:
         with stoppable():
             return {
-                "outcome": dict(called(message["function"])(message["arguments"], tell)),
+                "outcome": dict(function_of(message["function"])(message["arguments"], tell)),
                 "events": events,
             }
     except Exception as error:
         return {"error": pack_error(as_error(error)), "events": events}
 
 
-def carried_out_beside(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Run the job of a message as :func:`carried_out` does, in a separate process.
+def run_message_beside(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Run the job of a message as :func:`run_message` does, in a separate process.
 
     If that process is killed, ``lost`` contains the reason. The current process, which is slow to
     start, remains available for the next message.
@@ -112,17 +112,17 @@ def _beside() -> Local:
 
 
 def _carried_out(message: Mapping[str, Any], _tell: Tell) -> dict[str, Any]:
-    return carried_out(message)
+    return run_message(message)
 
 
-def _prepared(message: Mapping[str, Any], tell: Tell) -> None:
-    called(message["function"])
+def _prepare(message: Mapping[str, Any], tell: Tell) -> None:
+    function_of(message["function"])
     if message["prepare"]:
-        called(message["prepare"])(message["arguments"], tell)
+        function_of(message["prepare"])(message["arguments"], tell)
 
 
 def ending_of(job: Job, result: Mapping[str, Any], report: Report) -> Ending:
-    """Return how a job ended, from the result of :func:`carried_out` or :func:`carried_out_beside`.
+    """Return how a job ended, from the result of :func:`run_message` or :func:`run_message_beside`.
 
     Errors: ConfigError if the machine rejected the job, because every other job would fail too.
     """

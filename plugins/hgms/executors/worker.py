@@ -22,7 +22,7 @@ from typing import Any, NoReturn, TextIO
 
 import torch
 
-from hgms.executors.jobs import Tell, as_error, called, pack_error
+from hgms.executors.jobs import Tell, as_error, function_of, pack_error
 from hgms.runs import stoppable
 
 
@@ -60,9 +60,9 @@ def _load(settings: Mapping[str, Any], tell: Tell) -> None:
     """
     torch.set_num_threads(1)
     with contextlib.suppress(Exception):  # the job reports the error with more detail
-        called(settings["function"])
+        function_of(settings["function"])
         if settings["prepare"]:
-            called(settings["prepare"])(settings["arguments"], tell)
+            function_of(settings["prepare"])(settings["arguments"], tell)
     gc.collect()
     gc.freeze()  # imports stay in memory: the collections between two jobs can skip them
 
@@ -113,7 +113,10 @@ def _serve(source: TextIO, tell: Tell, threads: int) -> NoReturn:
                 os._exit(0)
             torch.set_num_threads(threads)
             try:
-                tell(event="ended", outcome=called(message["function"])(message["arguments"], tell))
+                tell(
+                    event="ended",
+                    outcome=function_of(message["function"])(message["arguments"], tell),
+                )
             except KeyboardInterrupt:
                 tell(event="interrupted")
             except Exception as error:

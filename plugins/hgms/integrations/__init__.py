@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from hgms.integrations.lower_solution import lower_solution
 from hgms.integrations.outer_steps import OuterSteps
-from hgms.integrations.training_state import moved as moved
-from hgms.integrations.training_state import undisturbed as undisturbed
+from hgms.integrations.training_state import move_batch as move_batch
+from hgms.integrations.training_state import preserve_state as preserve_state
 
 __all__ = ["OuterSteps", "lower_solution"]

@@ -22,7 +22,7 @@ from torch.autograd import Function
 from torch.autograd.forward_ad import _set_fwd_grad_enabled, unpack_dual
 from torch.func import grad, jvp
 
-from hgms.integrations.level import ONCE, Level, derived
+from hgms.integrations.level import ONCE, Level, name_missing_derivatives
 from hgms_core import Tree, cross_product, detach
 from hgms_core.torch_errors import with_forward_mode
 
@@ -34,7 +34,10 @@ class Minimiser(Function):
     def forward(level: Level, *tensors: Tensor) -> tuple[Tensor, ...]:
         leaves = tensors[len(level.names) :]
         if level.find is not None:
-            with derived(), torch.enable_grad():  # optimisers of torch need gradients enabled
+            with (
+                name_missing_derivatives(),
+                torch.enable_grad(),
+            ):  # optimisers of torch need gradients enabled
                 x = level.find(detach(dict(zip(level.names, tensors, strict=True))))
             level.lower, leaves = tuple(x), tuple(x.values())
         # Return separate tensors, because autograd modifies the returned tensors.
@@ -51,17 +54,17 @@ class Minimiser(Function):
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
         level: Level = ctx.level
-        leaves = kept(ctx)
+        leaves = saved_tensors(ctx)
         theta, x = level.split(leaves)
-        some = wanted(theta, ctx.needs_input_grad[1:])
+        some = leaves_with_gradient(theta, ctx.needs_input_grad[1:])
         if level.strategy == "difference":
             parts = dict(
                 zip(floating(theta), Differences.apply(level, *slopes, *leaves), strict=True)
             )
         else:
-            with derived():
+            with name_missing_derivatives():
                 v = dict(zip(x, Solve.apply(level, level.v0, *slopes, *leaves), strict=True))
-                parts = turned(level, theta, some, x, v)
+                parts = cross_term(level, theta, some, x, v)
         return (
             None,
             *(parts.get(name) if name in some else None for name in theta),
@@ -73,8 +76,8 @@ class Minimiser(Function):
         level: Level = ctx.level
         if level.strategy == "difference":
             raise ONCE.at()
-        with derived(), _set_fwd_grad_enabled(True):
-            leaves = kept(ctx, forward=True)
+        with name_missing_derivatives(), _set_fwd_grad_enabled(True):
+            leaves = saved_tensors(ctx, forward=True)
             theta, x = level.split(leaves)
             some = {
                 name: along
@@ -94,7 +97,7 @@ class Minimiser(Function):
         return member_by_member(Minimiser, info.batch_size, in_dims, inputs)
 
 
-def turned(level: Level, theta: Tree, some: Tree, x: Tree, v: Tree) -> Tree:
+def cross_term(level: Level, theta: Tree, some: Tree, x: Tree, v: Tree) -> Tree:
     """Return −∇²_θx g·v for ``some`` leaves of θ.
 
     If torch has no forward-mode derivative, use two backward passes; the result then has no further
@@ -121,7 +124,7 @@ class Solve(Function):
     def forward(level: Level, v0: Tensor | None, *tensors: Tensor) -> tuple[Tensor, ...]:
         count = len(level.lower)
         theta, x = level.split([leaf.detach() for leaf in tensors[count:]])
-        with derived():
+        with name_missing_derivatives():
             return tuple(level.solve([leaf.detach() for leaf in tensors[:count]], theta, x, v0))
 
     @staticmethod
@@ -131,11 +134,11 @@ class Solve(Function):
 
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
-        level, theta, x, v = unpacked(ctx)
+        level, theta, x, v = unpack_saved(ctx)
         at = [*theta.values(), *x.values()]
-        with derived():
+        with name_missing_derivatives():
             u = Solve.apply(level, None, *slopes, *at)
-            some = wanted(theta, ctx.needs_input_grad[2 + len(x) :])
+            some = leaves_with_gradient(theta, ctx.needs_input_grad[2 + len(x) :])
             turned = dict(zip(x, u, strict=True))
             upper, lower = grad(lambda at: -level.along({**theta, **at[0]}, at[1], turned, v))(
                 (some, x)
@@ -145,7 +148,7 @@ class Solve(Function):
     @staticmethod
     def jvp(ctx: Any, _level: None, _v0: None, *tangents: Tensor | None) -> tuple[Tensor, ...]:
         with _set_fwd_grad_enabled(True):
-            level, theta, x, v = unpacked(ctx, forward=True)
+            level, theta, x, v = unpack_saved(ctx, forward=True)
         of_v = tangents[: len(v)]
         of_theta = tangents[len(v) : -len(x)]
         of_x = tangents[-len(x) :]
@@ -157,7 +160,7 @@ class Solve(Function):
         def product(some: Tree, part: Tree) -> list[Tensor]:
             return [*grad(lambda at: level.along({**theta, **some}, at, v))({**x, **part}).values()]
 
-        with derived(), _set_fwd_grad_enabled(True):
+        with name_missing_derivatives(), _set_fwd_grad_enabled(True):
             at = ({name: theta[name] for name in some}, {name: x[name] for name in moved})
             turned = jvp(product, at, (some, moved))[1]
             rhs = [
@@ -215,7 +218,7 @@ def keep(ctx: Any, *tensors: Tensor) -> None:
     ctx.save_for_forward(*tensors)
 
 
-def kept(ctx: Any, forward: bool = False) -> list[Tensor]:
+def saved_tensors(ctx: Any, forward: bool = False) -> list[Tensor]:
     """Return the saved tensors as views.
 
     Saved tensors of a finished torch.func transform are converted to plain tensors.
@@ -228,10 +231,10 @@ def kept(ctx: Any, forward: bool = False) -> list[Tensor]:
     return [unpack_dual(leaf, level=0).primal for leaf in views] if forward else views
 
 
-def unpacked(ctx: Any, forward: bool = False) -> tuple[Level, Tree, Tree, Tree]:
+def unpack_saved(ctx: Any, forward: bool = False) -> tuple[Level, Tree, Tree, Tree]:
     """Return the values saved by :class:`Solve`: the level, θ, x and v."""
     level = ctx.level
-    tensors = kept(ctx, forward)
+    tensors = saved_tensors(ctx, forward)
     theta, x = level.split(tensors[: -len(level.lower)])
     return level, theta, x, dict(zip(x, tensors[-len(level.lower) :], strict=True))
 
@@ -240,7 +243,7 @@ def floating(theta: Tree) -> Tree:
     return {name: leaf for name, leaf in theta.items() if leaf.is_floating_point()}
 
 
-def wanted(theta: Tree, needed: Sequence[bool]) -> Tree:
+def leaves_with_gradient(theta: Tree, needed: Sequence[bool]) -> Tree:
     """Return the leaves of θ whose gradient is needed."""
     return {
         name: leaf
@@ -256,7 +259,7 @@ def member_by_member(
 
     The solver stops at a different time for each member.
     """
-    with derived():
+    with name_missing_derivatives():
         members = [
             function.apply(
                 *(

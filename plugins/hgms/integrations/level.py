@@ -103,7 +103,7 @@ class Level:
 
 
 @contextlib.contextmanager
-def derived() -> Iterator[None]:
+def name_missing_derivatives() -> Iterator[None]:
     """Name missing derivatives of torch and the alternatives in errors inside the context."""
     try:
         with differences_named(), twice_differentiable_attention():

@@ -11,7 +11,7 @@ import math
 import sys
 from typing import Any
 
-from hgms.integrations.outer_steps import OuterSteps, ensure_one_process, logged
+from hgms.integrations.outer_steps import OuterSteps, ensure_one_process, logger_row
 from hgms_core.errors import MissingExtra
 
 
@@ -50,7 +50,7 @@ class Hooks:
         self._last = step
         total = float(trainer.estimated_stepping_batches)
         progress = min(1.0, step / total) if math.isfinite(total) and total > 0 else 0.0
-        row = logged(self.steps.step(pl_module, step, batch, progress))
+        row = logger_row(self.steps.step(pl_module, step, batch, progress))
         # pl_module.log is not suitable: it would repeat a row until the next row.
         for logger in trainer.loggers:
             logger.log_metrics(row, step=step)

@@ -12,7 +12,7 @@ from attrs import Attribute, define, field
 from torch import Tensor, nn
 
 from hgms.adapters import Nested, Shape, hypergradient
-from hgms.integrations.training_state import Batches, moved, undisturbed
+from hgms.integrations.training_state import Batches, move_batch, preserve_state
 from hgms_core import ConfigError, OuterOptimizer, State, Strategy, Tree, as_solver, clone, norm
 from hgms_core.arguments import check_function, reports_errors
 from hgms_core.components import read_by_annotation
@@ -160,10 +160,10 @@ class OuterSteps:
                 place=("model",),
             )
         device = next(iter(x.values())).device
-        with undisturbed(model, device):
-            above = moved(self._batches["upper"].take(), device)
+        with preserve_state(model, device):
+            above = move_batch(self._batches["upper"].take(), device)
             own_lower = self._batches.get("lower")
-            below = moved(lower if own_lower is None else own_lower.take(), device)
+            below = move_batch(lower if own_lower is None else own_lower.take(), device)
             theta = {name: leaf.detach() for name, leaf in leaves.items()}
             estimate = hypergradient(
                 lambda theta, at: self.f(theta, at, above),
@@ -260,7 +260,7 @@ class OuterSteps:
                 {**memory, "state": {int(key): value for key, value in memory["state"].items()}}
             )
         else:
-            self._memory = moved(memory, next(iter(leaves.values())).device)
+            self._memory = move_batch(memory, next(iter(leaves.values())).device)
         with torch.random.fork_rng(devices=[]):
             for name, batches in self._batches.items():
                 batches.skip(state.get(name, 0))
@@ -278,10 +278,10 @@ def ensure_one_process(count: int) -> None:
         )
 
 
-def logged(row: Mapping[str, Any]) -> dict[str, float]:
+def logger_row(row: Mapping[str, Any]) -> dict[str, float]:
     """Return a row's numbers under names for a logger; the outcome is ``hgms/converged``, 1 or 0.
 
-    >>> logged({"step": 10, "outcome": "converged", "residual": 1e-7})
+    >>> logger_row({"step": 10, "outcome": "converged", "residual": 1e-7})
     {'hgms/converged': 1.0, 'hgms/residual': 1e-07}
     """
     numbers = {"hgms/converged": float(row["outcome"] == "converged")}

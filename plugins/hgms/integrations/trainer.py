@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hgms.integrations.outer_steps import OuterSteps, ensure_one_process, logged
+from hgms.integrations.outer_steps import OuterSteps, ensure_one_process, logger_row
 from hgms.packages import optional_module
 from hgms.runs import load_state, save_state
 from hgms_core import ConfigError
@@ -59,7 +59,7 @@ class Hooks:
         if not self.steps.due(state.global_step):
             return
         progress = min(1.0, state.global_step / state.max_steps) if state.max_steps > 0 else 0.0
-        row = logged(self.steps.step(kwargs["model"], state.global_step, progress=progress))
+        row = logger_row(self.steps.step(kwargs["model"], state.global_step, progress=progress))
         if self.log is None:
             state.log_history.append({**row, "step": state.global_step})
             return

@@ -48,7 +48,7 @@ class Batches:
 
 
 @contextlib.contextmanager
-def undisturbed(model: nn.Module, device: torch.device) -> Iterator[None]:
+def preserve_state(model: nn.Module, device: torch.device) -> Iterator[None]:
     """Set evaluation mode inside the context; restore the mode and the global generators
     afterwards.
     """
@@ -63,7 +63,7 @@ def undisturbed(model: nn.Module, device: torch.device) -> Iterator[None]:
                 module.training = True
 
 
-def moved(batch: Any, device: torch.device) -> Any:
+def move_batch(batch: Any, device: torch.device) -> Any:
     """Return a batch on the model's device.
 
     Tensors and objects with a method ``to`` are converted, also inside dictionaries, lists and
@@ -72,9 +72,9 @@ def moved(batch: Any, device: torch.device) -> Any:
     if isinstance(batch, Tensor) or callable(getattr(batch, "to", None)):
         return batch.to(device)
     if isinstance(batch, Mapping):
-        return {key: moved(item, device) for key, item in batch.items()}
+        return {key: move_batch(item, device) for key, item in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(moved(item, device) for item in batch))
+        return type(batch)(*(move_batch(item, device) for item in batch))
     if isinstance(batch, list | tuple):
-        return type(batch)(moved(item, device) for item in batch)
+        return type(batch)(move_batch(item, device) for item in batch)
     return batch

@@ -186,8 +186,7 @@ class Registry:
             return self._clashes[kind, name].at()
         error = unknown_name(KINDS[kind].label, name, self._components[kind])
         others = [other for other, named in self._components.items() if name in named]
-        hints = [f"{name!r} is {KINDS[other].with_article}" for other in others]
-        hints.append(error.hint)
+        hints = [*(f"{name!r} is {KINDS[other].with_article}" for other in others), error.hint]
         for info in self.host.failed():
             state = "is incomplete" if info.status == "incomplete" else "did not load"
             hints.append(f"note: plugin {info.name!r} ({info.owner}) {state}: {info.error}")

@@ -16,7 +16,7 @@ import numpy as np
 from attrs import evolve
 
 from hgms.report import mixture
-from hgms.report.curves import POINTS, Curve, Line, band, binned
+from hgms.report.curves import POINTS, Curve, Line, band, bin_values
 from hgms.report.study import Entry, Section, Steps, Study, axis_of
 from hgms.results import (
     DEFAULT_REFERENCES,
@@ -113,7 +113,7 @@ def _groups(runs: Sequence[StoredRun], separate: bool) -> dict[str, tuple[str, l
     groups: dict[str, tuple[str, list[StoredRun]]] = {}
     mixed: list[str] = []
     for name, group in sorted(
-        _named(runs, lambda run: run.task, lambda run: run.task_label).items()
+        _group_by_name(runs, lambda run: run.task, lambda run: run.task_label).items()
     ):
         budgets = {run.budget for run in group}
         versions = {run.task_version for run in group}
@@ -148,12 +148,14 @@ def _methods(runs: Sequence[StoredRun]) -> dict[str, list[StoredRun]]:
     different execution settings. Then each combination of settings becomes a separate method.
     """
     methods: dict[str, list[StoredRun]] = {}
-    for name, alike in _named(runs, _method_and_dtype, lambda run: run.label).items():
+    for name, alike in _group_by_name(runs, _method_and_dtype, lambda run: run.label).items():
         if len({run.seed for run in alike}) == len(alike):
             methods[name] = alike
         else:
             ways = {run: {**run.method, "run": carried_out(run)} for run in alike}
-            methods |= _named(alike, ways.__getitem__, dict.fromkeys(alike, name).__getitem__)
+            methods |= _group_by_name(
+                alike, ways.__getitem__, dict.fromkeys(alike, name).__getitem__
+            )
     return methods
 
 
@@ -167,7 +169,7 @@ def carried_out(run: StoredRun) -> dict[str, Any]:
     return {key: value for key, value in run.settings.items() if key not in UNCOMPARED}
 
 
-def _named(
+def _group_by_name(
     runs: Sequence[StoredRun],
     table_of: Callable[[StoredRun], Mapping[str, Any]],
     label_of: Callable[[StoredRun], str],
@@ -260,7 +262,7 @@ def _read(
             read[run] = {}
             continue
         try:
-            required = [*numbers, *mixture.wanted(run)]
+            required = [*numbers, *mixture.required_columns(run)]
             rows = run.columns([*required, "gap", "selected", "residual", "iterations", "outcome"])
             words = [name for name in required if rows[name].dtype == object]
             if words:
@@ -276,11 +278,11 @@ def _read(
         rows["oracle_calls"][:1] = np.nan_to_num(rows["oracle_calls"][:1])
         outcomes = rows["outcome"].tolist() if rows["outcome"].dtype == object else []
         counted = Counter(outcome for outcome in outcomes if outcome is not None)
-        read[run] = {**rows, "selected": _chosen(rows["selected"]), "outcome": counted}
+        read[run] = {**rows, "selected": _count_choices(rows["selected"]), "outcome": counted}
     return read, skipped
 
 
-def _chosen(indices: np.ndarray) -> Counter[int]:
+def _count_choices(indices: np.ndarray) -> Counter[int]:
     """Count how often each candidate was chosen; invalid indices are not counted."""
     known = (
         indices[(indices >= 0) & (indices % 1 == 0) & (indices < 2**53)]
@@ -396,7 +398,7 @@ def _steps(rows: Mapping[StoredRun, _Rows]) -> Steps:
 
     def trend(name: str) -> Curve | None:
         lines = [(columns["step"], columns[name]) for columns in rows.values()]
-        return binned([(x, y) for x, y in lines if y.dtype == float])
+        return bin_values([(x, y) for x, y in lines if y.dtype == float])
 
     branches: Counter[int] = sum((columns["selected"] for columns in rows.values()), Counter())
     outcomes: Counter[str] = sum((columns["outcome"] for columns in rows.values()), Counter())

@@ -58,7 +58,7 @@ def band(lines: Sequence[Line], points: int = POINTS, level: float = 0.95) -> Cu
     lines = [(x, y) for x, y in lines if x.size]
     if not lines:
         return None
-    grid, held = _held(lines)
+    grid, held = _hold_values(lines)
     n = len(lines)
     mean = (held / n).sum(0)
     if n < 2:
@@ -89,13 +89,13 @@ def together(lines: Sequence[Line], points: int = POINTS) -> Line:
     (array([0., 1.]), array([[0.3 , 0.15],
            [0.7 , 0.85]]))
     """
-    held = [_held([(x, y[row]) for x, y in lines]) for row in range(lines[0][1].shape[0])]
+    held = [_hold_values([(x, y[row]) for x, y in lines]) for row in range(lines[0][1].shape[0])]
     grid = held[0][0]
     keep = np.linspace(0, len(grid) - 1, min(points, len(grid))).round().astype(int)
     return grid[keep], np.stack([values.mean(0)[keep] for _, values in held])
 
 
-def binned(lines: Sequence[Line], bins: int = 60) -> Curve | None:
+def bin_values(lines: Sequence[Line], bins: int = 60) -> Curve | None:
     """Compute the median and middle half of the values of all runs together.
 
     They are computed over intervals of x of equal length.
@@ -104,7 +104,7 @@ def binned(lines: Sequence[Line], bins: int = 60) -> Curve | None:
     reports.
 
     >>> import numpy as np
-    >>> curve = binned([(np.arange(4.0), np.array([1.0, 3.0, 10.0, 30.0]))], bins=2)
+    >>> curve = bin_values([(np.arange(4.0), np.array([1.0, 3.0, 10.0, 30.0]))], bins=2)
     >>> curve.x, curve.y
     (array([0.5, 2.5]), array([ 2., 20.]))
     """
@@ -153,7 +153,7 @@ def thin(y: np.ndarray, points: int = POINTS) -> np.ndarray:
     return np.unique(chosen[chosen < count])
 
 
-def _held(lines: Sequence[Line]) -> tuple[np.ndarray, np.ndarray]:
+def _hold_values(lines: Sequence[Line]) -> tuple[np.ndarray, np.ndarray]:
     """Return a grid of the points at which any run reports, and each run's value there.
 
     The values have shape ``[run, grid]``.

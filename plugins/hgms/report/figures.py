@@ -401,7 +401,7 @@ def span(curves: Mapping[str, Curve], *, share: bool = False) -> list[float] | N
         low = 0.0
     margin = 0.04 * ((high - low) or room)
     ends = low - margin / 2, high + margin
-    return [_rounded(end) for end in ends] if math.isfinite(ends[1] - ends[0]) else None
+    return [_round(end) for end in ends] if math.isfinite(ends[1] - ends[0]) else None
 
 
 def _finite(parts: Iterable[np.ndarray]) -> np.ndarray:
@@ -415,10 +415,10 @@ def numbers(values: np.ndarray) -> list[float | None]:
 
     A value that is not finite is a gap.
     """
-    return [_rounded(value) for value in values.tolist()]
+    return [_round(value) for value in values.tolist()]
 
 
-def _rounded(value: float) -> Any:
+def _round(value: float) -> Any:
     if not math.isfinite(value):
         return None
     short = float(f"{value:.5g}")

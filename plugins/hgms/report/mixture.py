@@ -72,7 +72,7 @@ class Mixture:
         return Counter(self.sources[int(np.argmax(weights))] for weights in self.finals.values())
 
 
-def wanted(run: StoredRun) -> list[str]:
+def required_columns(run: StoredRun) -> list[str]:
     """Return the columns of a run that this module needs.
 
     The list is empty for a run without named sources.

@@ -106,7 +106,7 @@ def _mean(values: Sequence[float]) -> float | None:
     return math.fsum(values) / len(values) if values else None
 
 
-def _failed(entry: Entry) -> str:
+def _failure_note(entry: Entry) -> str:
     return f"{len(entry.failed)} failed" if entry.failed else ""
 
 
@@ -185,7 +185,7 @@ def scores(section: Section, *, every: bool = False) -> Table:
                 row.append(interval(entry.row.difference, percent=percent, signed=True))
             if name == section.metric and shares:
                 row.append(share(entry.row.recovered))
-        rows.append([*row, Cell(str(len(entry.runs)), len(entry.runs), _failed(entry))])
+        rows.append([*row, Cell(str(len(entry.runs)), len(entry.runs), _failure_note(entry))])
     caption = (
         _LEGEND + (f" “{MINUS} {base}”: difference to {base}." if base else "") + f" {_DIFFERENCES}"
     )
@@ -558,7 +558,7 @@ def _ledger(sections: Sequence[Section], number: int, *, others: bool) -> Table:
         for entry in sorted(section.entries, key=lambda entry: entry.label):
             none = Interval.of([])
             row = [
-                text(entry.label, _failed(entry)),
+                text(entry.label, _failure_note(entry)),
                 Cell(_duration(section.budget), _length(section)[1]),
             ]
             row += [

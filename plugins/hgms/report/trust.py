@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from attrs import field, frozen
 
-from hgms.diagnosis import ALIKE, BIASED, SIGMAS, number, power, unmeasured, warnings
-from hgms.report.curves import Curve, binned
+from hgms.diagnosis import ALIKE, BIASED, SIGMAS, missing_measures, number, power, warnings
+from hgms.report.curves import Curve, bin_values
 from hgms.report.figures import AXES, LOG, Style, figure, numbers, traces
 from hgms.report.study import Entry, Section
 from hgms.report.tables import Cell, Table, amount, text
@@ -56,7 +56,7 @@ class Trust:
         lacking = [
             (label, f"not measured: {phrase}")
             for label in self.rows
-            for phrase in unmeasured(self.together(label))
+            for phrase in missing_measures(self.together(label))
         ]
         return [*known, *lacking, *(("", line) for line in self.damaged)]
 
@@ -146,12 +146,12 @@ def table(trust: Trust) -> Table:
     )
 
 
-def _known(rows: Sequence[Mapping[str, Any]], key: str) -> list[float]:
+def _numbers_of(rows: Sequence[Mapping[str, Any]], key: str) -> list[float]:
     return [value for row in rows if not math.isnan(value := number(row, key))]
 
 
 def _median(rows: Sequence[Mapping[str, Any]], key: str, unit: float = 1.0) -> float | None:
-    values = _known(rows, key)
+    values = _numbers_of(rows, key)
     return unit * statistics.median(values) if values else None
 
 
@@ -162,7 +162,7 @@ def _share(
 
     Rows without the number are not counted.
     """
-    values = _known(rows, key)
+    values = _numbers_of(rows, key)
     return 100 * sum(map(wrong, values)) / len(values) if values else None
 
 
@@ -252,7 +252,7 @@ def figures(trust: Trust, style: Style) -> list[dict[str, Any]]:
         }
         if curves:
             shown.append(_figure(picture, curves, style))
-    gains = [label for label in trust.rows if _known(trust.learned(label), "gain_selection")]
+    gains = [label for label in trust.rows if _numbers_of(trust.learned(label), "gain_selection")]
     return [*shown, _gain(trust, gains)] if gains else shown
 
 
@@ -268,7 +268,7 @@ def _curve(runs: Sequence[Rows], picture: Picture) -> Curve | None:
         if known:
             x, y = zip(*known, strict=True)
             lines.append((np.array(x, dtype=float), np.array(y, dtype=float)))
-    return binned(lines)
+    return bin_values(lines)
 
 
 def _figure(picture: Picture, curves: Mapping[str, Curve], style: Style) -> dict[str, Any]:
@@ -312,7 +312,7 @@ def _gain(trust: Trust, labels: Sequence[str]) -> dict[str, Any]:
         (1, "/", "gain_differentiation", "differentiation"),
     ):
         values = np.array(
-            [np.mean(_known(trust.learned(label), key) or [math.nan]) for label in order]
+            [np.mean(_numbers_of(trust.learned(label), key) or [math.nan]) for label in order]
         )
         data.append(
             {

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from hgms.results.colours import DARK, DASHES, LIGHT, Look, looks
 from hgms.results.execution import execution_notes
-from hgms.results.folders import NULL_TEST, Skipped, read_run, scan, scan_sweeps, uncollected
+from hgms.results.folders import NULL_TEST, Skipped, read_run, scan, scan_sweeps, without_collection
 from hgms.results.forest import STYLE, Forest, notebook_html
 from hgms.results.ranks import Ranks
-from hgms.results.recovered import Ratio, recovered
-from hgms.results.statistics import Interval, compared, few_seeds, paired, spell, with_failures
+from hgms.results.recovered import Ratio, recovered_share
+from hgms.results.statistics import (
+    Interval,
+    few_seeds,
+    paired_differences,
+    paired_interval,
+    spell,
+    with_failures,
+)
 from hgms.results.stored import StoredRun, StoredSweep, short_names
 from hgms.results.tables import (
     DEFAULT_REFERENCES,
@@ -43,20 +50,20 @@ __all__ = [
     "StoredRun",
     "StoredSweep",
     "Table",
-    "compared",
     "execution_notes",
     "few_seeds",
     "is_share",
     "looks",
     "notebook_html",
-    "paired",
+    "paired_differences",
+    "paired_interval",
     "read_run",
-    "recovered",
+    "recovered_share",
     "scan",
     "scan_sweeps",
     "short_names",
     "spell",
     "table",
-    "uncollected",
     "with_failures",
+    "without_collection",
 ]

@@ -89,7 +89,7 @@ def scan(folders: str | Path | Iterable[str | Path]) -> tuple[list[StoredRun], l
     skipped: list[Skipped] = []
     seen: dict[tuple[str, int], StoredRun] = {}
     visited: set[Path] = set()
-    with uncollected():
+    with without_collection():
         for path, names in _run_folders(folders):
             if path in visited:
                 continue
@@ -102,7 +102,7 @@ def scan(folders: str | Path | Iterable[str | Path]) -> tuple[list[StoredRun], l
             same = seen.setdefault(_identity(run), run)
             if same is run:
                 runs.append(run)
-            elif not (changed := _changed(same, run)):
+            elif not (changed := _describe_change(same, run)):
                 label = "" if run.label == same.label else ", under another label"
                 reason = f"it has the same configuration and seed as {same.path}{label}"
                 skipped.append(Skipped(path, "duplicate-run", reason))
@@ -117,7 +117,7 @@ def scan(folders: str | Path | Iterable[str | Path]) -> tuple[list[StoredRun], l
 
 
 @contextlib.contextmanager
-def uncollected() -> Iterator[None]:
+def without_collection() -> Iterator[None]:
     """Disable garbage collection inside the context.
 
     Data read from files has no cycles. Repeated collections would take a third of the time that
@@ -132,7 +132,7 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def _changed(run: StoredRun, other: StoredRun) -> str:
+def _describe_change(run: StoredRun, other: StoredRun) -> str:
     """Describe the differences between two runs of one configuration and seed.
 
     The text is empty for copies.

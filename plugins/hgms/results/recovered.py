@@ -34,7 +34,7 @@ class Ratio:
         )
 
 
-def recovered(
+def recovered_share(
     mine: Mapping[int, float],
     floor: Mapping[int, float],
     ceiling: Mapping[int, float],
@@ -58,9 +58,9 @@ def recovered(
         Society B 16.
 
     >>> floor, ceiling = {0: 0.80, 1: 0.82, 2: 0.84}, {0: 0.90, 1: 0.93, 2: 0.93}
-    >>> str(recovered({0: 0.85, 1: 0.88, 2: 0.88}, floor, ceiling))
+    >>> str(recovered_share({0: 0.85, 1: 0.88, 2: 0.88}, floor, ceiling))
     '0.50 [0.33, 0.60]'
-    >>> str(recovered({0: 0.85, 1: 0.88, 2: 0.88}, floor=ceiling, ceiling=floor))
+    >>> str(recovered_share({0: 0.85, 1: 0.88, 2: 0.88}, floor=ceiling, ceiling=floor))
     '–'
     """
     mine, floor, ceiling = with_failures(

@@ -86,12 +86,14 @@ def t_quantile(freedom: int, alpha: float) -> float:
     return -float(special.stdtrit(freedom, alpha / 2))
 
 
-def paired(mine: Mapping[int, float], theirs: Mapping[int, float], level: float = 0.95) -> Interval:
+def paired_interval(
+    mine: Mapping[int, float], theirs: Mapping[int, float], level: float = 0.95
+) -> Interval:
     """Compute the interval of mine − theirs over the seeds with a defined value in both.
 
     If the differences are equal except for float32 rounding of the values, the half-width is 0.
 
-    >>> str(paired({0: 2.0, 1: 3.0, 2: 9.0}, {0: 1.0, 1: 2.0, 3: 5.0}))
+    >>> str(paired_interval({0: 2.0, 1: 3.0, 2: 9.0}, {0: 1.0, 1: 2.0, 3: 5.0}))
     '1.000 ± 0.000 (n = 2)'
     """
     differences = {seed: mine[seed] - theirs[seed] for seed in mine if seed in theirs}
@@ -156,7 +158,7 @@ def against_failures(
     return a, b
 
 
-def compared(
+def paired_differences(
     values: Mapping[str, Mapping[int, float]],
     level: float = 0.95,
     roles: Mapping[str, str] | None = None,
@@ -181,7 +183,7 @@ def compared(
         Journal of Statistics 6.
 
     >>> near, far = {0: 1.0, 1: 1.1, 2: 0.9}, {0: 3.0, 1: 3.0, 2: 3.1}
-    >>> pairs = compared({"near": near, "far": far, "none": {0: 2.0}})
+    >>> pairs = paired_differences({"near": near, "far": far, "none": {0: 2.0}})
     >>> str(pairs["far", "near"]), str(pairs["none", "near"])
     ('2.033 ± 0.379 (n = 3)', '1.000 (n = 1)')
     """
@@ -191,7 +193,7 @@ def compared(
         else against_failures(values[a], values[b], higher, worst_of(values.values(), higher))
         for a, b in itertools.combinations(values, 2)
     }
-    pairs = {pair: paired(*sample, level) for pair, sample in samples.items()}
+    pairs = {pair: paired_interval(*sample, level) for pair, sample in samples.items()}
     tested = [
         pair
         for pair, interval in pairs.items()
@@ -199,7 +201,7 @@ def compared(
     ]
     left = len(tested)
     for pair in sorted(tested, key=lambda pair: _chance(pairs[pair], level)):
-        pairs[pair] = paired(*samples[pair], 1 - (1 - level) / left)
+        pairs[pair] = paired_interval(*samples[pair], 1 - (1 - level) / left)
         left -= pairs[pair].excludes_zero
     return pairs | {
         (b, a): Interval(0.0 - gap.mean, gap.half_width, gap.count) for (a, b), gap in pairs.items()

@@ -4,7 +4,7 @@ They contain means over seeds, and differences within each seed.
 
 All methods of one seed use the same data, split and start, so the differences are computed per
 seed. Their intervals are intervals of paired samples, at the levels of Holm's rule over all pairs
-of methods (:func:`hgms.results.statistics.compared`).
+of methods (:func:`hgms.results.statistics.paired_differences`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,15 @@ from attrs import field, frozen
 from hgms.adapters import as_text
 from hgms.config import Budget
 from hgms.results.forest import Forest, notebook_html
-from hgms.results.recovered import Ratio, recovered
-from hgms.results.statistics import CLAIM, Interval, compared, few_seeds, spell, with_failures
+from hgms.results.recovered import Ratio, recovered_share
+from hgms.results.statistics import (
+    CLAIM,
+    Interval,
+    few_seeds,
+    paired_differences,
+    spell,
+    with_failures,
+)
 from hgms.results.stored import StoredRun
 
 DEFAULT_REFERENCES = ("uniform", "theta0")
@@ -111,7 +118,7 @@ class Point:
             seconds=run.seconds,
             compile_seconds=run.compile_seconds,
             peak_memory=float(run.resources.get("peak_memory_bytes") or math.nan),
-            spent=_spent(Budget.parse(run.budget), run.seconds, steps, calls),
+            spent=_spent_share(Budget.parse(run.budget), run.seconds, steps, calls),
             method=run.method_name,
             role=str(summary.get("role") or ""),
             reason=str(summary.get("untrained") or "") or (UNJUDGED if sources else ""),
@@ -130,7 +137,7 @@ def _of_rows(metric: str, rows: str) -> str:
     )
 
 
-def _spent(budget: Budget, seconds: float, steps: int, calls: int) -> float:
+def _spent_share(budget: Budget, seconds: float, steps: int, calls: int) -> float:
     """Return the used share of the budget, above 1 for an overrun.
 
     The share is 1 without a recorded clock.
@@ -159,9 +166,9 @@ class Cost:
             outer_steps=Interval.of(steps),
             outer_steps_range=(min(steps), max(steps)) if steps else None,
             oracle_calls=Interval.of([point.oracle_calls for point in points]),
-            seconds=_defined(point.seconds for point in points),
-            compile_seconds=_defined(point.compile_seconds for point in points),
-            peak_memory_bytes=_defined(point.peak_memory for point in points),
+            seconds=_interval_of(point.seconds for point in points),
+            compile_seconds=_interval_of(point.compile_seconds for point in points),
+            peak_memory_bytes=_interval_of(point.peak_memory for point in points),
         )
 
 
@@ -480,7 +487,7 @@ def table(
     winner. A ceiling is neither a rival nor a winner. A method gets a note if its difference to the
     floor with the best mean does not exclude zero in its favour. If ``validation-only`` and
     ``oracle-joint`` are in the table, the other methods have a recovered share
-    (:func:`hgms.results.recovered.recovered`). If one of these two has several variants, the
+    (:func:`hgms.results.recovered.recovered_share`). If one of these two has several variants, the
     variant with the best mean counts.
     """
     points = {
@@ -525,7 +532,7 @@ def table(
         and not failed.get(label)
         and _overspent(group) <= OVERSPENT
     }
-    pairs = compared(judged, roles=roles, higher=higher_is_better)
+    pairs = paired_differences(judged, roles=roles, higher=higher_is_better)
     rivals = [label for label, by_seed in values.items() if by_seed and roles[label] != "ceiling"]
     methods = [label for label in rivals if not roles[label]]
     judged_at_all = higher_is_better is not None
@@ -556,7 +563,7 @@ def table(
             Row(
                 method=label,
                 metrics={
-                    name: _defined(point.metrics.get(name, math.nan) for point in group)
+                    name: _interval_of(point.metrics.get(name, math.nan) for point in group)
                     for name in names
                 },
                 difference=pairs.get((label, reference), Interval.of([]))
@@ -569,7 +576,7 @@ def table(
                 notes=tuple(remarks),
                 role=roles[label],
                 ahead_of_floor=ahead,
-                recovered=recovered(
+                recovered=recovered_share(
                     values[label], values[str(ends[0])], values[str(ends[1])], higher=higher
                 )
                 if scaled
@@ -610,7 +617,7 @@ def _overspent(points: Sequence[Point]) -> float:
     return Interval.of([point.spent for point in points]).mean if points else 0.0
 
 
-def _defined(values: Iterable[float]) -> Interval:
+def _interval_of(values: Iterable[float]) -> Interval:
     return Interval.of([value for value in values if math.isfinite(value)])
 
 

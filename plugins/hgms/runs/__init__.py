@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from hgms.runs.advice import line_of
 from hgms.runs.bars import in_notebook
 from hgms.runs.checkpoint import load_state, pack, save_state, unpack
-from hgms.runs.clock import counted, counting
-from hgms.runs.command_line import built, load
+from hgms.runs.clock import counting, total_seconds
+from hgms.runs.command_line import build_component, load
 from hgms.runs.config import SCHEMA, UNCOMPARED, RunConfig, RunSettings, tables_of_others
 from hgms.runs.execution import Compilation, Execution
 from hgms.runs.folder import RunFolder
@@ -21,20 +21,20 @@ from hgms.runs.notebook import reporter
 from hgms.runs.observers import ignore
 from hgms.runs.own_problem import LOSS, OwnProblem, higher_is_better
 from hgms.runs.progress import Progress, View
-from hgms.runs.provenance import data_of, environment, unannounced
+from hgms.runs.provenance import data_of, environment, undeclared_plugins
 from hgms.runs.rank import follow_launched
 from hgms.runs.result import RunResult
 from hgms.runs.signals import Interrupted, Interrupts, leave, leaving, stoppable
 from hgms.runs.traits import (
     TRAITS,
-    meant,
     misfit,
     missing_traits,
     needs,
     similar_traits,
+    suggest_trait,
     wanted_traits,
 )
-from hgms.runs.watchers import Patience, StopRun, Watcher, pruned
+from hgms.runs.watchers import Patience, StopRun, Watcher, trial_pruner
 from hgms_core import hookimpl
 
 if TYPE_CHECKING:
@@ -59,9 +59,8 @@ __all__ = [
     "StopRun",
     "View",
     "Watcher",
-    "built",
+    "build_component",
     "config_key",
-    "counted",
     "counting",
     "data_of",
     "device_called",
@@ -75,12 +74,10 @@ __all__ = [
     "line_of",
     "load",
     "load_state",
-    "meant",
     "misfit",
     "missing_traits",
     "needs",
     "pack",
-    "pruned",
     "record_failure",
     "reporter",
     "run",
@@ -88,8 +85,11 @@ __all__ = [
     "save_state",
     "similar_traits",
     "stoppable",
+    "suggest_trait",
     "tables_of_others",
-    "unannounced",
+    "total_seconds",
+    "trial_pruner",
+    "undeclared_plugins",
     "unpack",
     "wanted_traits",
 ]

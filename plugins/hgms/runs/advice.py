@@ -33,7 +33,9 @@ NEAR = 5
 """Number of steps before and after a step that count as around it."""
 
 
-def explained(error: BaseException, step: int, kept: str, **components: object) -> HgmsError | None:
+def explain_error(
+    error: BaseException, step: int, kept: str, **components: object
+) -> HgmsError | None:
     """Return the error that a run ends with, for an exception in ``step``.
 
     The result is ``None`` for an unexpected exception, and if the run can resume after the

@@ -39,7 +39,7 @@ class Bars:
     def __enter__(self) -> Bars:
         if self.enabled:
             self._cell = _Cell() if in_notebook() else None
-            self._progress = _opened(self._cell is not None)
+            self._progress = _open_bars(self._cell is not None)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -99,7 +99,7 @@ class _Cell:
             self.handle.update(HTML(page))
 
 
-def _opened(notebook: bool) -> Progress | None:
+def _open_bars(notebook: bool) -> Progress | None:
     """Return the bars of a notebook or of a terminal; ``None`` if there is neither."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn

@@ -64,12 +64,12 @@ def counting(
     return lambda: None if broken_off else clock() - began
 
 
-def counted(parts: Iterable[float | None]) -> float | None:
+def total_seconds(parts: Iterable[float | None]) -> float | None:
     """Return the sum of the durations of parts.
 
     The result is ``None`` if a duration is unknown.
 
-    >>> counted([1.0, 2.0]), counted([1.0, None])
+    >>> total_seconds([1.0, 2.0]), total_seconds([1.0, None])
     (3.0, None)
     """
     known = list(parts)

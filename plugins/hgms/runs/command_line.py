@@ -31,7 +31,7 @@ def load(
     return RunConfig.from_dict(table, source=Path(path).name, registry=registry, sets=places)
 
 
-def built(
+def build_component(
     name: str,
     protocol: Any,
     fields: Sequence[str] = (),

@@ -13,7 +13,7 @@ import click
 from hgms.cli import print_table, terminal_width, wrapped
 from hgms.facts import traits_of
 from hgms.plugins import Registry
-from hgms.runs.command_line import built
+from hgms.runs.command_line import build_component
 from hgms.runs.traits import missing_traits, similar_traits, wanted_traits
 from hgms_core import HgmsError, Method
 
@@ -43,7 +43,9 @@ def _cells(registry: Registry, name: str, tasks: Mapping[str, Any]) -> Iterator[
     """
     for task, target in tasks.items():
         try:
-            method = built(name, Method, traits=traits_of(target) or frozenset(), registry=registry)
+            method = build_component(
+                name, Method, traits=traits_of(target) or frozenset(), registry=registry
+            )
         except HgmsError:
             method = None
         lacking = missing_traits(method, target) if method is not None else None

@@ -88,7 +88,7 @@ def _label(_settings: object, attribute: attrs.Attribute[Any], value: str) -> No
         )
 
 
-def _expanded(value: Any) -> Any:
+def _expand_path(value: Any) -> Any:
     text = os.fspath(value) if isinstance(value, os.PathLike) else value
     return str(expand(text, ("out",))) if isinstance(text, str) and text else text
 
@@ -134,7 +134,7 @@ class RunSettings:
     another order, so the last digits differ.
     """
 
-    out: str = field(default="runs", converter=_expanded, validator=not_empty)
+    out: str = field(default="runs", converter=_expand_path, validator=not_empty)
     device: str = field(default="cpu", validator=_device)
     dtype: Literal["float32", "float64"] = "float32"
     threads: int | None = field(default=None, validator=optional([at_least(1), at_most(1024)]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from hgms.distributed import Ranks, begun, device_of, join
+from hgms.distributed import Ranks, begin_rank, device_of, join
 from hgms.plugins import Registry
 from hgms.runs.config import RunConfig
 from hgms.runs.rank import follow_config
@@ -12,7 +12,7 @@ from hgms.runs.rank import follow_config
 
 def main() -> None:
     """Follow a run as a rank that another process started (:func:`hgms.distributed.start`)."""
-    told, ready = begun()
+    told, ready = begin_rank()
     config = RunConfig.from_dict(told["config"], registry=Registry.load(told["plugins"]))
     device = device_of(torch.device(config.run.device), told["rank"])
     ready()

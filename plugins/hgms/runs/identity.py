@@ -17,7 +17,7 @@ SHOWN = 3
 """Maximum number of different settings that a message lists for two configurations."""
 
 
-def compared(config: Mapping[str, Any]) -> dict[str, Any]:
+def comparable_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a configuration without the settings that may differ within the same run."""
     settings = config.get("run")
     if not isinstance(settings, Mapping):
@@ -36,7 +36,7 @@ def config_key(config: Mapping[str, Any]) -> str:
     >>> config_key({"seed": 0}) == config_key({"seed": 1})
     False
     """
-    text = json.dumps(compared(config), sort_keys=True, default=str)
+    text = json.dumps(comparable_settings(config), sort_keys=True, default=str)
     return digest(text)
 
 
@@ -51,7 +51,7 @@ def text_key(text: str) -> str:
 def is_same(text: str, other: str) -> bool:
     """Return whether two texts configure the same run; a text that is not TOML does not."""
     try:
-        return text == other or _compared(text) == _compared(other)
+        return text == other or _comparable_text(text) == _comparable_text(other)
     except (CheckpointError, AttributeError):
         return False
 
@@ -62,7 +62,7 @@ def differences(own: str, other: str) -> list[str]:
     The result is empty if a text is not TOML.
     """
     try:
-        tables = [flatten(_compared(text)) for text in (own, other)]
+        tables = [flatten(_comparable_text(text)) for text in (own, other)]
     except (CheckpointError, AttributeError):
         return []
     keys = list(difference(tables))
@@ -80,8 +80,8 @@ def differences(own: str, other: str) -> list[str]:
     return lines
 
 
-def _compared(text: str) -> dict[str, Any]:
-    return compared(parse_toml(text, "config.toml"))
+def _comparable_text(text: str) -> dict[str, Any]:
+    return comparable_settings(parse_toml(text, "config.toml"))
 
 
 def _part_name(name: str) -> str:

@@ -28,7 +28,7 @@ from hgms.runs.loop import Run
 from hgms.runs.observers import Observers, ignore
 from hgms.runs.own_problem import OwnProblem
 from hgms.runs.plan import Plan
-from hgms.runs.provenance import digests, ensure_same_inputs, unannounced
+from hgms.runs.provenance import digests, ensure_same_inputs, undeclared_plugins
 from hgms.runs.rank import follow_launched, objects_on_ranks, on_ranks
 from hgms.runs.recorder import Recorder
 from hgms.runs.result import RunResult, summarise
@@ -145,7 +145,7 @@ def run(
     info = RunInfo(task=OwnProblem.name, method=called, seed=seed, budget=budget)
     if folder is not None:
         folder = folder if isinstance(folder, RunFolder) else RunFolder(folder)
-        config = _described(info, method, own, device, settings)
+        config = _config_table(info, method, own, device, settings)
         info = attrs.evolve(info, folder=folder.path, config=config)
     plan = Plan(
         method=method,
@@ -189,7 +189,7 @@ def named_method(
     return facts.name_of(method), facts.role_of(method), method
 
 
-def _described(
+def _config_table(
     info: RunInfo,
     method: Method,
     problem: OwnProblem | None,
@@ -256,7 +256,7 @@ def run_config(
 
     host = config.host or Host.load()
     here = device if settings.ranks == 1 else device_of(device, 0)
-    with on_ranks(config, device, unannounced(host)) as (method, settings):
+    with on_ranks(config, device, undeclared_plugins(host)) as (method, settings):
         make = partial(method.build, build) if isinstance(method, OnRanks) else build
         plan = Plan(
             method=method,

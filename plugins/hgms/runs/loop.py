@@ -20,7 +20,7 @@ from hgms.adapters import check_losses
 from hgms.diagnosis import Diagnosing, Diagnosis
 from hgms.distributed import RankLost
 from hgms.plugins import LOG
-from hgms.runs.advice import STILL, explained, still_leaves, still_note
+from hgms.runs.advice import STILL, explain_error, still_leaves, still_note
 from hgms.runs.checkpoint import ensure_of, result_of
 from hgms.runs.clock import Clock
 from hgms.runs.compiling import StepCompiler
@@ -31,7 +31,7 @@ from hgms.runs.folder import RunFolder
 from hgms.runs.observers import Observers
 from hgms.runs.plan import Plan
 from hgms.runs.recorder import Recorder
-from hgms.runs.result import RunResult, judged, summarise
+from hgms.runs.result import RunResult, judge_result, summarise
 from hgms.runs.signals import Interrupted, Interrupts, counted_suspensions, nothing_saved
 from hgms.runs.stepper import Position, Stepper
 from hgms.store import finite
@@ -171,7 +171,7 @@ class Run:
         step, state = self.position.step, self.position.state
         kept = f"the state after step {step} is kept" if state else "no step was taken"
         plan = self.plan
-        return explained(error, step + 1, kept, method=plan.method, task=plan.task)
+        return explain_error(error, step + 1, kept, method=plan.method, task=plan.task)
 
     # --- the beginning
 
@@ -374,7 +374,7 @@ class Run:
             summary["role"] = self.plan.role
         if error is None or isinstance(error, NumericalError):
             theta, x = self.plan.method.result(self.position.state)
-            summary = judged(summary, self.stepper.problem, theta, x, rows)
+            summary = judge_result(summary, self.stepper.problem, theta, x, rows)
         else:
             summary["validation_loss"] = None
         return summary

@@ -144,7 +144,7 @@ class OwnProblem:
         Errors: ConfigError if a function does not return a Problem, or if a metric is invalid.
         """
         try:
-            made = _made(problem, seed, label)
+            made = _make_problem(problem, seed, label)
         except ConfigError:
             raise
         except Exception as error:
@@ -184,7 +184,7 @@ class OwnProblem:
                 identity = {**identity, "held_out": f"1/{ONE_OF}"}
         own = cls(
             identity=identity,
-            make=lambda seed: _made(problem, seed, label),
+            make=lambda seed: _make_problem(problem, seed, label),
             traits=traits_of_problem(made),
             metrics={name: up for name, up in known.items() if up is not None},
             measured=metric == LOSS and LOSS not in names,
@@ -252,7 +252,7 @@ def validation_rows(problem: Problem) -> Data:
     return next((part for part in parts if part.size), parts[-1])
 
 
-def _made(problem: Problem | Callable[[int], Problem], seed: int, label: str) -> Problem:
+def _make_problem(problem: Problem | Callable[[int], Problem], seed: int, label: str) -> Problem:
     if isinstance(problem, Problem):
         return problem
     if isinstance(problem, torch.nn.Module):

@@ -235,7 +235,7 @@ def _git(directory: Path) -> str | None:
     return answer.stdout.strip()[:12] or None
 
 
-def unannounced(host: Host) -> list[str]:
+def undeclared_plugins(host: Host) -> list[str]:
     """Return the loaded plugins that no distribution announces, files with absolute paths.
 
     Another process must receive these names. It finds all other plugins automatically.

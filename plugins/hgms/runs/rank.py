@@ -17,8 +17,8 @@ from hgms.distributed import (
     ensure_launched,
     follow,
     join,
-    launched,
-    placed,
+    launcher_rank,
+    place_parts,
     start,
 )
 from hgms.runs.config import RunConfig, RunSettings
@@ -74,7 +74,7 @@ def on_ranks(
         settings, compile=False, matmul="exact" if settings.matmul == "auto" else settings.matmul
     )
     before = torch.get_num_threads()
-    if launched() is None:
+    if launcher_rank() is None:
         threads = settings.threads or max(1, before // count)
         torch.set_num_threads(threads)
         arguments = {"config": config.resolved(), "plugins": plugins}
@@ -86,7 +86,7 @@ def on_ranks(
     try:
         with contextlib.closing(ranks):
             sharded = is_sharded(config)
-            yield OnRanks(placed(config.method, count, device, sharded), ranks, sharded), exact
+            yield OnRanks(place_parts(config.method, count, device, sharded), ranks, sharded), exact
     finally:
         torch.set_num_threads(before)
 
@@ -96,7 +96,7 @@ def follow_launched(config: RunConfig, device: torch.device) -> None:
 
     Otherwise, return at once.
     """
-    if config.run.ranks == 1 or launched() is None:
+    if config.run.ranks == 1 or launcher_rank() is None:
         return
     if (rank := ensure_launched(config.run.ranks)) == 0:
         return
@@ -119,7 +119,7 @@ def follow_config(config: RunConfig, device: torch.device, ranks: Ranks) -> None
 
     route = config.run.matmul if config.run.matmul != "auto" else "exact"
     with matrix_route(route, device):
-        follow(placed(config.method, ranks.count, device, is_sharded(config)), make, ranks)
+        follow(place_parts(config.method, ranks.count, device, is_sharded(config)), make, ranks)
 
 
 def is_sharded(config: RunConfig) -> bool:

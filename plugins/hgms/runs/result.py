@@ -167,7 +167,7 @@ def summarise(
     }
 
 
-def judged(
+def judge_result(
     summary: dict[str, Any], problem: Problem, theta: Tree, x: Tree, records: Sequence[Record]
 ) -> dict[str, Any]:
     """Return the summary with the final validation loss and the remarks.
@@ -193,7 +193,7 @@ def judged(
     leaves = list(problem.theta0)
     notes = []
     if "untrained" not in summary:
-        notes = remarks(problem, x, loss, learned=learned(records))
+        notes = remarks(problem, x, loss, learned=weights_changed(records))
     if not summary.get("role"):  # the method learns θ
         since = still_leaves(records, leaves)
         notes += [still_note(since)] if since else []
@@ -201,12 +201,12 @@ def judged(
     return {**summary, **({"remarks": notes} if notes else {}), "validation_loss": finite(loss)}
 
 
-def learned(records: Sequence[Record]) -> bool:
+def weights_changed(records: Sequence[Record]) -> bool:
     """Return whether the weights of sources changed in a run.
 
     The result is True if the records have no weights.
 
-    >>> learned([{"step": 0, "weight.a": 0.5}, {"step": 1, "weight.a": 0.5}])
+    >>> weights_changed([{"step": 0, "weight.a": 0.5}, {"step": 1, "weight.a": 0.5}])
     False
     """
     weights = [

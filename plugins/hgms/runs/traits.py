@@ -79,13 +79,13 @@ def missing_traits(method: Any, task: Any) -> dict[str, str] | None:
     }
 
 
-def meant(trait: str) -> str | None:
+def suggest_trait(trait: str) -> str | None:
     """Return the known trait that an unknown name most likely means.
 
     The result is ``None`` for a known trait, and for a name without a similar known trait. Users
     may define such names.
 
-    >>> meant("source"), meant("sources"), meant("my-trait")
+    >>> suggest_trait("source"), suggest_trait("sources"), suggest_trait("my-trait")
     ('sources', None, None)
     """
     return (
@@ -115,7 +115,7 @@ def similar_traits(lacking: Mapping[str, str]) -> list[str]:
     >>> similar_traits({"source": "", "my-trait": ""})
     ['sources']
     """
-    return [near for trait in lacking if (near := meant(trait)) is not None]
+    return [near for trait in lacking if (near := suggest_trait(trait)) is not None]
 
 
 def ensure_fits(method: Any, task: Any, method_name: str | None = None) -> None:

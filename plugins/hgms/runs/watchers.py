@@ -161,7 +161,7 @@ class Patience:
             raise unknown_name("metric", self.metric, [*evaluated, *numbers], ("watch", "metric"))
 
 
-def pruned(trial: Any, metric: str) -> Watcher:
+def trial_pruner(trial: Any, metric: str) -> Watcher:
     """Return a watcher that prunes the run of an Optuna trial.
 
     The watcher reports ``metric`` to the trial at every evaluated step. It raises

@@ -24,7 +24,7 @@ from hgms.plugins import (
     inside,
     watched,
 )
-from hgms.runs import unannounced
+from hgms.runs import undeclared_plugins
 from hgms.testing.every_kind import class_checks
 from hgms.testing.instances import declared_failures, failures_of, instance_of
 from hgms.testing.instances import kind_of as kind_of
@@ -170,7 +170,7 @@ def with_own_parts(module: ModuleType, registry: Registry) -> Registry:
         or not any(hasattr(part, "hgms_impl") for part in vars(module).values())
     ):
         return registry
-    return Registry(Host.load([*unannounced(registry.host), module], tolerant=True))
+    return Registry(Host.load([*undeclared_plugins(registry.host), module], tolerant=True))
 
 
 def import_class(spec: str) -> tuple[ModuleType, type | Composition]:
@@ -212,10 +212,7 @@ def import_class(spec: str) -> tuple[ModuleType, type | Composition]:
 
 def wrong_form(spec: str) -> ConfigError:
     return ConfigError(
-        "wrong-value",
-        f"{spec!r} names no class",
-        place=("MODULE:CLASS",),
-        hint=FORM,
+        "wrong-value", f"{spec!r} names no class", place=("MODULE:CLASS",), hint=FORM
     )
 
 

@@ -12,7 +12,7 @@ import click
 from hgms.cli import component_names, json_option, plugin_option, print_json, print_table
 from hgms.facts import traits_of
 from hgms.plugins import Registry
-from hgms.runs import built
+from hgms.runs import build_component
 from hgms.testing import check as checks
 from hgms.testing.gradient_check import check_task
 from hgms_core import ConfigError, Method, Task
@@ -150,12 +150,12 @@ def check_gradient(
                 place=(f"--set {assignment}",),
                 hint="use task.FIELD=VALUE" + (" or method.FIELD=VALUE" if method else ""),
             )
-    instance = built(
+    instance = build_component(
         task, Task, [text for text in sets if text.startswith("task.")], registry=registry
     )
     traits = traits_of(instance) or frozenset()
     fields = [text for text in sets if text.startswith("method.")]
-    other = built(method, Method, fields, traits, registry) if method else None
+    other = build_component(method, Method, fields, traits, registry) if method else None
 
     report = check_task(
         instance, seed=seed, points=points, directions=directions, tolerance=tolerance, method=other

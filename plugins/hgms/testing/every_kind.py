@@ -20,7 +20,7 @@ from hgms.config.convert import converter_for
 from hgms.config.invalid import plain_attribute, type_hints
 from hgms.facts import CAPABILITIES, members_of, needs_of
 from hgms.plugins import Kind, Registry, faults_of, summary_of, undone
-from hgms.runs import meant
+from hgms.runs import suggest_trait
 from hgms.testing import imports
 from hgms.testing.kit import Check, Exercise, demand, demand_equal, fail, place, snapshot, tensors
 from hgms_core import ConfigError, HgmsError, LinearSolver
@@ -61,8 +61,8 @@ def check_registration(component: Any, kind: Kind) -> None:
     demand(not faults, "; ".join(faults))
     for trait in needs_of(_class(component)):
         demand(
-            not meant(trait),
-            f"it needs {trait!r}, which no task has; did you mean {meant(trait)!r}?",
+            not suggest_trait(trait),
+            f"it needs {trait!r}, which no task has; did you mean {suggest_trait(trait)!r}?",
         )
 
 

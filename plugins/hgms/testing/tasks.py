@@ -20,7 +20,7 @@ from torch import Tensor
 
 from hgms.config.fingerprinting import is_library_file
 from hgms.facts import traits_of
-from hgms.runs import meant
+from hgms.runs import suggest_trait
 from hgms.store import cache_folder
 from hgms.testing import oracle
 from hgms.testing.kit import (
@@ -241,8 +241,8 @@ def check_metrics(task: Any) -> None:
     """
     for trait in traits_of(task) or ():
         demand(
-            not meant(trait),
-            f"its trait {trait!r} is none that methods ask for; did you mean {meant(trait)!r}?",
+            not suggest_trait(trait),
+            f"no method requires its trait {trait!r}; did you mean {suggest_trait(trait)!r}?",
         )
     problem = built(task)
     metrics = problem.evaluate(problem.theta0, problem.x0)

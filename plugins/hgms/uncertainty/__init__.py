@@ -10,7 +10,7 @@ from hgms.uncertainty.halves import HalvesTest, Parted, halves_test
 from hgms.uncertainty.rows import over_rows
 from hgms.uncertainty.seeds import over_seeds
 from hgms.uncertainty.simplex import LEAST, centre, clr, with_pivot
-from hgms.uncertainty.verdict import Certainty, Effect, holm, in_words, listed
+from hgms.uncertainty.verdict import Certainty, Effect, holm, in_words, join_names
 
 __all__ = [
     "LEAST",
@@ -26,7 +26,7 @@ __all__ = [
     "halves_test",
     "holm",
     "in_words",
-    "listed",
+    "join_names",
     "over_rows",
     "over_seeds",
     "with_pivot",

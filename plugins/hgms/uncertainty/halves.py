@@ -13,7 +13,7 @@ from attrs import frozen
 from hgms.store import finite
 from hgms.uncertainty.seeds import ROUNDING, quantile, two_sided
 from hgms.uncertainty.simplex import LEAST, Array
-from hgms.uncertainty.verdict import LEVEL, chance, listed, over_sources
+from hgms.uncertainty.verdict import LEVEL, chance, join_names, over_sources
 
 
 @frozen(kw_only=True)
@@ -96,7 +96,7 @@ class HalvesTest:
             sign: [part.source for part in self.sources if part.sign == sign] for sign in (1, -1, 0)
         }
         parts = [
-            f"{word} of {listed(named[sign])}"
+            f"{word} of {join_names(named[sign])}"
             for sign, word in ((1, "more"), (-1, "less"))
             if named[sign]
         ]
@@ -109,7 +109,7 @@ class HalvesTest:
             else ", but of no single source can be said which way"
         )
         return evidence + (
-            f"; {listed(named[0])} cannot be told from halves of one source"
+            f"; {join_names(named[0])} cannot be told from halves of one source"
             if parts and named[0]
             else ""
         )
@@ -174,7 +174,7 @@ def halves_test(weights: Array, names: Sequence[str]) -> HalvesTest:
     logs = np.log(np.maximum(np.asarray(weights, dtype=float), LEAST))
     runs, count, _ = logs.shape
     nulls = logs[..., 0] - logs[..., 1]
-    crossed = _crossed(logs)
+    crossed = _cross_differences(logs)
     null = _root_mean_square(nulls)
     signal = _root_mean_square(crossed)
     still = max(null, signal) <= ROUNDING
@@ -219,7 +219,7 @@ def halves_test(weights: Array, names: Sequence[str]) -> HalvesTest:
     return HalvesTest(sources=tuple(parts), ratio=ratio, p=1.0 if still else whole, runs=runs)
 
 
-def _crossed(logs: Array) -> Array:
+def _cross_differences(logs: Array) -> Array:
     """Compute differences between halves of different sources, ``[runs, S, (S − 1) · 4]``."""
     count = logs.shape[1]
     pairs = [

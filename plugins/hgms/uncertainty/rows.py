@@ -59,7 +59,7 @@ def over_rows(
         torch.ones(1, validation, dtype=gains.dtype),
         torch.ones(1, sources, blocks, dtype=gains.dtype),
     )
-    (value,), (error,) = _estimated(gains, centring, *ones)
+    (value,), (error,) = _estimate(gains, centring, *ones)
     ratio = torch.where(error > 0, value / error, 0.0)
     drawn = []
     step = max(1, AT_ONCE // (validation * sources + sources * blocks * 4))
@@ -68,7 +68,7 @@ def over_rows(
         size = min(step, resamples - first)
         ofv = _counts((size,), validation, generator)
         ofm = _counts((size, sources), blocks, generator)
-        again, spread = _estimated(gains, centring, ofv, ofm)
+        again, spread = _estimate(gains, centring, ofv, ofm)
         off = (again - value).abs()
         # a resample with only one distinct block has no spread, so its distance counts as infinite
         drawn.append(torch.where(spread > 0, off / spread, torch.where(off > 0, torch.inf, 0.0)))
@@ -101,7 +101,7 @@ def _counts(lead: tuple[int, ...], size: int, generator: torch.Generator) -> Ten
     )
 
 
-def _estimated(gains: Tensor, centring: Tensor, ofv: Tensor, ofm: Tensor) -> tuple[Tensor, Tensor]:
+def _estimate(gains: Tensor, centring: Tensor, ofv: Tensor, ofm: Tensor) -> tuple[Tensor, Tensor]:
     """Compute u and its standard error, ``[B, S]``.
 
     The arguments are the counts of blocks, ``[B, V]`` and ``[B, S, M]``.

@@ -138,22 +138,22 @@ def in_words(certainty: Certainty, prior: str = "") -> str:
             "no single source can be said whether more or less of it"
         )
     parts = [
-        f"{word} of {listed(f'{effect.source} ({chance(effect.p)})' for effect in some)}"
+        f"{word} of {join_names(f'{effect.source} ({chance(effect.p)})' for effect in some)}"
         for word, some in (("more", more), ("less", less))
         if some
     ]
     evidence = f"over {certainty.over}: evidence for {', '.join(parts)}"
     return evidence + (
-        f"; {listed(effect.source for effect in rest)} cannot be told from {against}"
+        f"; {join_names(effect.source for effect in rest)} cannot be told from {against}"
         if rest
         else ""
     )
 
 
-def listed(names: Iterable[str]) -> str:
+def join_names(names: Iterable[str]) -> str:
     """Join names for a sentence.
 
-    >>> listed(["a", "b", "c"])
+    >>> join_names(["a", "b", "c"])
     'a, b and c'
     """
     *first, last = names

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
-from hgms.integrations import moved, undisturbed
+from hgms.integrations import move_batch, preserve_state
 from hgms.runs import load_state, save_state
 from hgms_core import ConfigError, HgmsError, Key, OuterOptimizer, State
 from hgms_core.errors import CheckpointError, MissingExtra
@@ -364,9 +364,9 @@ class MixtureCallback(TrainerCallback):
         many = self.rule.upper
 
         def batch(rows: list[Any]) -> Any:
-            return moved(self._collate(rows), device)
+            return move_batch(self._collate(rows), device)
 
-        with undisturbed(model, device), _keep_statistics(self._trainer):
+        with preserve_state(model, device), _keep_statistics(self._trainer):
             lower = {
                 name: batch([self.rows.of(name, row) for row in epochs.rows(change * count, count)])
                 for name, epochs in self._lower.items()

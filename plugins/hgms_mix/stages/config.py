@@ -9,7 +9,7 @@ from typing import Any, cast
 import attrs
 from attrs import frozen
 
-from hgms.comparison import scaled
+from hgms.comparison import apply_scale
 from hgms.config.tables import laid_over, lay_options, tables_of
 from hgms.plugins import Registry
 from hgms.runs import UNCOMPARED, RunConfig, data_of
@@ -163,7 +163,7 @@ def mix_of(
                 hint="move its values into the other tables",
             )
         return _move_labels(table, table.get("task"), table.get("method"))
-    table = scaled(table, scale, source)
+    table = apply_scale(table, scale, source)
     task_label, task = _choose_entry(table.get("task"), None, "task", source)
     label, chosen = _choose_entry(table["method"], method, "method", source)
     table = _for(label, table, source)

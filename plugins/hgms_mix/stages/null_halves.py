@@ -23,13 +23,13 @@ from hgms.executors import (
     Piece,
     RemoteProgress,
     Tell,
-    carried_out_together,
+    run_together,
     to_stderr,
     unless_busy,
 )
 from hgms.plugins import Registry
 from hgms.results import NULL_TEST
-from hgms.runs import RunConfig, RunFolder, run_config, unannounced
+from hgms.runs import RunConfig, RunFolder, run_config, undeclared_plugins
 from hgms.store import Folder
 from hgms.uncertainty import halves_test
 from hgms_core import HgmsError
@@ -82,7 +82,7 @@ def null_test(
         run: piece(halved_config(config, *run), folder / "seed-{}-split-{}".format(*run))
         for run in runs
     }
-    weights, failures = carried_out_together(list(pieces.values()), executor or Here(), bars=bars)
+    weights, failures = run_together(list(pieces.values()), executor or Here(), bars=bars)
     if failures:
         why = [f"{failed}: {'; '.join(error.lines())}" for failed, error in failures.items()]
         raise HgmsError(
@@ -115,7 +115,7 @@ def null_test(
 
 def piece(run: RunConfig, path: Path) -> Piece:
     """Return one run of the test, in its folder, as a job."""
-    plugins = [] if run.host is None else unannounced(run.host)
+    plugins = [] if run.host is None else undeclared_plugins(run.host)
     arguments = {"config": run.resolved(), "path": str(path.absolute()), "plugins": plugins}
 
     def finished_weights() -> dict[str, float] | None:

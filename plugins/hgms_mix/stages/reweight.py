@@ -16,9 +16,9 @@ import torch
 from attrs import define
 from torch import Tensor
 
-from hgms.comparison import measured
+from hgms.comparison import measure_usage
 from hgms.config.tables import parse_json
-from hgms.distributed import launched
+from hgms.distributed import launcher_rank
 from hgms.facts import innermost, settings_of
 from hgms.runs import Progress, RunConfig, RunFolder, View, device_called, run_config
 from hgms.store import read_file
@@ -126,8 +126,8 @@ def reweight(
             f"{config.budget})"
         )
     # Reading a finished run starts no ranks; ranks of a launcher follow every run.
-    alone = before and launched() is None
-    with contextlib.nullcontext() if before else measured(folder, config.run.device):
+    alone = before and launcher_rank() is None
+    with contextlib.nullcontext() if before else measure_usage(folder, config.run.device):
         result = run_config(
             evolve(config, run=evolve(config.run, ranks=1)) if alone else config,
             resume=True,

@@ -11,7 +11,7 @@ import attrs
 
 from hgms.executors import Needs, Piece, RemoteProgress, Tell, unless_busy
 from hgms.plugins import Registry
-from hgms.runs import unannounced
+from hgms.runs import undeclared_plugins
 from hgms.store import json_digest
 from hgms_mix.stages import LEASES, claim, read, resolved_table
 from hgms_mix.surface.design import Point
@@ -26,7 +26,7 @@ _LAST: list[DesignRuns] = []
 
 def piece(runs: DesignRuns, point: Point) -> Piece:
     """Return the run of a point as a job; its result is its :class:`Outcome`."""
-    plugins = [] if runs.given.host is None else unannounced(runs.given.host)
+    plugins = [] if runs.given.host is None else undeclared_plugins(runs.given.host)
     arguments = {
         "config": resolved_table(runs.given),
         "folder": str(runs.folder.absolute()),

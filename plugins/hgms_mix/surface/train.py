@@ -18,7 +18,7 @@ import numpy as np
 from attrs import frozen
 
 from hgms.config.tables import lay_options, tables_of
-from hgms.executors import Executor, Here, Piece, carried_out_together
+from hgms.executors import Executor, Here, Piece, run_together
 from hgms.plugins import Registry
 from hgms_core import ConfigError, HgmsError, Key, NumericalError
 from hgms_core.components import evolve
@@ -254,7 +254,7 @@ def run_points(
         return attrs.evolve(own, words=words)
 
     pieces = [watch(piece(runs, point)) for point in points]
-    outcomes, failures = carried_out_together(pieces, executor or Here(), bars=bars, say=say)
+    outcomes, failures = run_together(pieces, executor or Here(), bars=bars, say=say)
     if failures:
         why = [f"{failed}: {'; '.join(error.lines())}" for failed, error in failures.items()]
         raise HgmsError(

@@ -89,7 +89,7 @@ def test_a_failure_that_cannot_be_recorded_is_told_with_its_cause(
 
     monkeypatch.setattr(module, "record_failure", fails)
     [cell] = cells(tmp_path)
-    ending = module.failed(cell, NumericalError("not-finite", "NaN"))
+    ending = module.fail_cell(cell, NumericalError("not-finite", "NaN"))
     assert ending.error is not None
     assert (ending.status, [each.code for each in ending.error.errors]) == (status, codes)
 

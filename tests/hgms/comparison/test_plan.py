@@ -14,7 +14,7 @@ from hgms.cli import main
 from hgms.comparison.from_python import compare
 from hgms.comparison.planning import Cost, makespan
 from hgms.config import Budget
-from hgms.executors import Ending, Job, as_error, called
+from hgms.executors import Ending, Job, as_error, function_of
 
 GRID = """
 budget = "40 steps"
@@ -40,7 +40,7 @@ class Here:
     def carry_out(self, jobs: Iterable[Job], report: Any) -> Iterator[Ending]:
         for job in jobs:
             try:
-                done = called(job.function)(job.arguments, lambda **event: None)
+                done = function_of(job.function)(job.arguments, lambda **event: None)
                 yield Ending(job=job, outcome=done)
             except Exception as error:
                 yield Ending(job=job, error=as_error(error))

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from support.helpers import rejects
 
 from hgms.cli import main
-from hgms.comparison.scale import scaled
+from hgms.comparison.scale import apply_scale
 from hgms_core.errors import ConfigError
 
 GRID: dict[str, Any] = {
@@ -31,8 +31,8 @@ GRID: dict[str, Any] = {
 
 
 def test_a_scale_is_laid_over_all_or_over_one() -> None:
-    assert scaled(GRID, None) == {key: value for key, value in GRID.items() if key != "scale"}
-    table = scaled(GRID, "cpu")
+    assert apply_scale(GRID, None) == {key: value for key, value in GRID.items() if key != "scale"}
+    table = apply_scale(GRID, "cpu")
     assert (table["budget"], table["run"]) == ("9s", {"device": "cpu", "threads": 1})
     assert [task["size"] for task in table["task"]] == [1, 2]
     assert table["method"] == [
@@ -59,7 +59,7 @@ def test_a_wrong_scale_is_named(
     change: dict[str, Any], name: str, code: str, place: tuple[str, ...]
 ) -> None:
     with rejects(code, "grid.toml", "scale", *place, of=ConfigError):
-        scaled({**GRID, "scale": {**GRID["scale"], **change}}, name, "grid.toml")
+        apply_scale({**GRID, "scale": {**GRID["scale"], **change}}, name, "grid.toml")
 
 
 def compared(folder: Path, scales: str, *flags: str) -> Any:

@@ -28,9 +28,9 @@ from hgms.distributed import (
     alone,
     follow,
     join,
-    launched,
     launcher,
-    placed,
+    launcher_rank,
+    place_parts,
     start,
 )
 from hgms.distributed.method import ensure_agreement
@@ -104,7 +104,7 @@ def test_each_step_and_each_loss_between_steps_is_taken_by_all_ranks(sharded: bo
     def first() -> Any:
         ranks = Ranks(0, 2)
         join(0, 2, CPU, LAUNCHED)
-        method = OnRanks(placed(METHOD, 2, CPU, sharded), ranks, sharded)
+        method = OnRanks(place_parts(METHOD, 2, CPU, sharded), ranks, sharded)
         assert method.method.outer == METHOD.outer
         problem = method.build(network_problem)
         results = steps(method, problem)
@@ -116,7 +116,7 @@ def test_each_step_and_each_loss_between_steps_is_taken_by_all_ranks(sharded: bo
 
     def second() -> None:
         join(1, 2, CPU, LAUNCHED)
-        follow(placed(METHOD, 2, CPU, sharded), theirs, Ranks(1, 2))
+        follow(place_parts(METHOD, 2, CPU, sharded), theirs, Ranks(1, 2))
 
     (results, values), _ = on_ranks(first, second)
     whole = network_problem()
@@ -129,7 +129,7 @@ def test_each_step_and_each_loss_between_steps_is_taken_by_all_ranks(sharded: bo
 
 def test_messages_reach_every_rank_and_another_theta_is_an_error() -> None:
     def rank() -> Any:
-        number, count = launched() or (0, 1)
+        number, count = launcher_rank() or (0, 1)
         ranks = Ranks(number, count)
         join(number, count, CPU, LAUNCHED)
         said = ranks.say({"a": torch.arange(3), "b": ["c", 1.5]} if number == 0 else None)
@@ -158,8 +158,8 @@ def test_a_world_of_one_rank_meets_by_gloo_and_is_left(
     ranks.close()
     assert not dist.is_initialized()
     with alone():
-        assert launched() is None
-    assert launched() == (0, 1)
+        assert launcher_rank() is None
+    assert launcher_rank() == (0, 1)
 
 
 @pytest.mark.parametrize(

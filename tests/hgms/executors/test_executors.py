@@ -19,7 +19,7 @@ from support.processes import reaches, started
 
 from hgms.cli import main
 from hgms.comparison import coordinator
-from hgms.executors import Here, Piece, carried_out_together, shared_work, unless_busy
+from hgms.executors import Here, Piece, run_together, shared_work, unless_busy
 from hgms.store import lease, leased
 from hgms_core import ConfigError
 
@@ -173,7 +173,7 @@ def test_pieces_are_done_once_whoever_does_them(
 
     with contextlib.ExitStack() as held:
         held.enter_context(leased(tmp_path / "4"))
-        results, failures = carried_out_together(pieces, Here(), say=hear)
+        results, failures = run_together(pieces, Here(), say=hear)
     assert {str(piece): result for piece, result in results.items()} == {
         f"piece {n}": n for n in (0, 1, 2, 4, 5)
     }

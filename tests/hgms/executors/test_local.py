@@ -26,7 +26,7 @@ from hgms.executors import (
     ensure_same,
     installation,
     pack_error,
-    tried_again,
+    run_with_retries,
     unpack_error,
 )
 from hgms_core import ConfigError
@@ -72,7 +72,7 @@ def test_a_lost_job_is_tried_three_times_and_costs_a_fork_and_no_loading(local: 
     # longer than an argument of a command may be
     jobs = jobs_of({"long": "a" * 200_000}, {"kill": True}, {}, {"raise": True})
     report = lambda job, event: told.append((job.title, event["event"]))  # noqa: E731
-    endings = {each.job.title: each for each in tried_again(local, jobs, report, said.append)}
+    endings = {each.job.title: each for each in run_with_retries(local, jobs, report, said.append)}
     before, lost, after, failed = (endings[f"job {number}"] for number in range(4))
     assert lost.lost.startswith("its process was killed by SIGKILL")
     assert (len(said), lost.lost.endswith("for the 3rd time")) == (2, True)

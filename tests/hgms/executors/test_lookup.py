@@ -6,7 +6,7 @@ import pytest
 from support.fakes import Site
 from support.helpers import rejects
 
-from hgms.executors.lookup import HOOK, registered
+from hgms.executors.lookup import HOOK, executor_classes
 from hgms.plugins import Host
 from hgms_core.errors import PluginError
 
@@ -42,7 +42,7 @@ def test_what_is_no_executor_is_blamed_on_its_plugin_and_the_others_stay(
     site: Site, monkeypatch: pytest.MonkeyPatch, odd: str
 ) -> None:
     host = host_of(site, f"{odd}, Good")
-    assert sorted(registered(host)) == ["good"]
+    assert sorted(executor_classes(host)) == ["good"]
     monkeypatch.setenv("HGMS_STRICT_PLUGINS", "1")
     with rejects("wrong-plugin", HOOK, of=PluginError):
-        registered(Host.load())
+        executor_classes(Host.load())

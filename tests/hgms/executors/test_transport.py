@@ -17,11 +17,11 @@ from hgms.executors import (
     Here,
     Job,
     Needs,
-    carried_out,
-    carried_out_beside,
     ending_of,
     pack_error,
-    packed,
+    pack_job,
+    run_message,
+    run_message_beside,
     transport,
 )
 from hgms_core import ConfigError
@@ -63,7 +63,7 @@ def job(**arguments: Any) -> Job:
 
 def message(made: Job, **changes: Any) -> dict[str, Any]:
     """As it arrives: JSON."""
-    return {**json.loads(json.dumps(packed(made))), **changes}
+    return {**json.loads(json.dumps(pack_job(made))), **changes}
 
 
 def test_a_job_has_the_folder_the_threads_and_the_settings_of_whoever_asks(
@@ -72,7 +72,7 @@ def test_a_job_has_the_folder_the_threads_and_the_settings_of_whoever_asks(
     sent = message(job())
     monkeypatch.chdir("/")
     monkeypatch.setenv(MARK, "here")
-    result = carried_out(sent)
+    result = run_message(sent)
     assert result["outcome"] == {"folder": str(tmp_path), "threads": 2, "mark": "there"}
     assert [event["event"] for event in result["events"]] == ["warning"]
 
@@ -84,7 +84,7 @@ def test_another_installation_and_a_folder_that_is_not_there_are_refused() -> No
         ({"folder": "/no/such/folder"}, "missing-file", ("/no/such/folder",)),
     )
     for changes, code, place in cases:
-        result = carried_out(message(made, **changes))
+        result = run_message(message(made, **changes))
         assert list(result) == ["refused"]
         with rejects(code, *place, of=ConfigError):
             ending_of(made, result, lambda *_: None)
@@ -106,18 +106,18 @@ def test_beside_this_process_a_job_ends_as_in_it_or_is_lost(
 ) -> None:
     made = job()
     for fate, expected in (
-        (Here(), carried_out(message(made))),
+        (Here(), run_message(message(made))),
         (Fate(lost="killed"), {"lost": "killed"}),
         (Fate(error=ERROR), {"error": pack_error(ERROR), "events": []}),
     ):
         monkeypatch.setattr(transport, "_beside", lambda fate=fate: fate)
-        assert carried_out_beside(message(made)) == expected
+        assert run_message_beside(message(made)) == expected
     assert ending_of(made, {"lost": "killed"}, lambda *_: None) == Ending(job=made, lost="killed")
 
 
 def test_an_error_comes_back_with_its_code_and_place() -> None:
     made = job(raises=True)
     heard: list[Any] = []
-    ending = ending_of(made, carried_out(message(made)), lambda _, event: heard.append(event))
+    ending = ending_of(made, run_message(message(made)), lambda _, event: heard.append(event))
     assert (getattr(ending.error, "place", None), ending.outcome) == (ERROR.place, None)
     assert [event["text"] for event in heard] == ["odd"]

@@ -59,7 +59,7 @@ def test_what_was_not_reported_has_no_curve_and_one_run_no_band() -> None:
 
 def test_bins_hold_equal_stretches() -> None:
     x = np.arange(1, 101, dtype=float)
-    curve = curves.binned([(x, x), (x, x + 1)], bins=10)
+    curve = curves.bin_values([(x, x), (x, x + 1)], bins=10)
     assert curve is not None
     np.testing.assert_allclose(curve.x, np.arange(5.5, 100, 10))
     np.testing.assert_allclose(curve.y, np.arange(6.0, 101, 10))

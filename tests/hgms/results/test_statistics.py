@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from hgms.results import Ranks, recovered
-from hgms.results.statistics import Interval, compared, paired
+from hgms.results import Ranks, recovered_share
+from hgms.results.statistics import Interval, paired_differences, paired_interval
 
 
 @pytest.mark.parametrize("level", [0.9, 0.95])
@@ -47,7 +47,7 @@ def test_all_pairs_are_judged_by_holm_s_rule() -> None:
             str(i): {seed: float(draws[i, seed]) for seed in np.flatnonzero(there[i]).tolist()}
             for i in range(5)
         }
-        result = compared(values)
+        result = paired_differences(values)
         chances = {}
         for a, b in itertools.combinations(range(5), 2):
             common = there[a] & there[b]
@@ -57,7 +57,7 @@ def test_all_pairs_are_judged_by_holm_s_rule() -> None:
             adjusted = max(adjusted, (len(chances) - rank) * chance)
             one, other = result[pair], result[pair[::-1]]
             assert one.excludes_zero == other.excludes_zero == (adjusted <= 0.05)
-            plain = paired(values[pair[0]], values[pair[1]])
+            plain = paired_interval(values[pair[0]], values[pair[1]])
             assert one.mean == -other.mean == pytest.approx(plain.mean)
             judged[int(adjusted <= 0.05)] += 1
             # it passes its own level, an earlier one did not
@@ -73,9 +73,9 @@ def test_pairs_of_which_nothing_is_claimed_are_no_part_of_the_rule() -> None:
     roles = {"a": "", "b": "", "low": "floor", "lower": "floor", "truth": "ceiling"}
     draws = np.random.default_rng(2).normal(size=(5, 6)) + 3 * np.arange(5)[:, None]
     values = {label: dict(enumerate(row.tolist())) for label, row in zip(roles, draws, strict=True)}
-    result = compared(values, roles=roles)
+    result = paired_differences(values, roles=roles)
     wider = {
-        pair: result[pair].half_width / paired(values[pair[0]], values[pair[1]]).half_width
+        pair: result[pair].half_width / paired_interval(values[pair[0]], values[pair[1]]).half_width
         for pair in itertools.combinations(roles, 2)
     }
     claimed = [pair for pair in wider if {"a", "b"} & {*pair} and "truth" not in pair]
@@ -92,7 +92,7 @@ def test_equal_methods_are_told_apart_in_one_comparison_of_twenty_at_most() -> N
     """
     draws = np.random.default_rng(1).normal(size=(600, 8, 5))
     apart = [
-        any(pair.excludes_zero for pair in compared(values).values())
+        any(pair.excludes_zero for pair in paired_differences(values).values())
         for values in (
             {str(i): dict(enumerate(row)) for i, row in enumerate(trial)}
             for trial in draws.tolist()
@@ -112,7 +112,7 @@ def test_the_recovered_share_has_the_interval_of_the_tests_that_do_not_reject(si
     floor, ceiling, mine = np.random.default_rng(3).normal(
         [[0.85], [0.93], [0.89]], 0.01, (3, size)
     )
-    share = recovered(*(dict(enumerate(row.tolist())) for row in (mine, floor, ceiling)))
+    share = recovered_share(*(dict(enumerate(row.tolist())) for row in (mine, floor, ceiling)))
     a, b = mine - floor, ceiling - floor
     assert (share.value, share.count) == (pytest.approx(a.mean() / b.mean()), size)
     for end, chance in ((share.low, 0.05), (share.high, 0.05), (share.value, 1.0)):
@@ -125,13 +125,13 @@ def test_the_recovered_share_by_hand() -> None:
     mean 2, divided by 4.
     """
     floor, ceiling = dict.fromkeys(range(3), 0.0), dict.fromkeys(range(4), 4.0)
-    share = recovered({0: 1.0, 1: 2.0, 2: 3.0}, floor, ceiling)
+    share = recovered_share({0: 1.0, 1: 2.0, 2: 3.0}, floor, ceiling)
     half = stats.t.ppf(0.975, 2) / 3**0.5 / 4
     assert (share.value, share.low, share.high) == pytest.approx((0.5, 0.5 - half, 0.5 + half))
     # the ceiling may not be ahead at all: no interval
-    unsure = recovered({0: 1.0, 1: 2.0}, {0: 0.0, 1: 0.0}, {0: 5.0, 1: -1.0})
+    unsure = recovered_share({0: 1.0, 1: 2.0}, {0: 0.0, 1: 0.0}, {0: 5.0, 1: -1.0})
     assert (unsure.value, math.isnan(unsure.low)) == (0.75, True)
-    assert math.isnan(recovered({0: 1.0}, {0: 0.5}, {1: 2.0}).value)
+    assert math.isnan(recovered_share({0: 1.0}, {0: 0.5}, {1: 2.0}).value)
 
 
 def test_a_ceiling_behind_the_floor_has_no_recovered_share() -> None:
@@ -140,11 +140,11 @@ def test_a_ceiling_behind_the_floor_has_no_recovered_share() -> None:
     low = {0: 0.70, 1: 0.72, 2: 0.71}
     failed = {**mine, 2: math.nan}  # a failed seed counts as the worst value, 0.70
     shares = [
-        recovered(mine, floor=high, ceiling=low),
-        recovered(mine, floor=low, ceiling=high, higher=False),
-        recovered(mine, floor=low, ceiling=high),
-        recovered(mine, floor=high, ceiling=low, higher=False),
-        recovered(failed, floor=low, ceiling=high),
+        recovered_share(mine, floor=high, ceiling=low),
+        recovered_share(mine, floor=low, ceiling=high, higher=False),
+        recovered_share(mine, floor=low, ceiling=high),
+        recovered_share(mine, floor=high, ceiling=low, higher=False),
+        recovered_share(failed, floor=low, ceiling=high),
     ]
     known = [math.nan, math.nan, 0.28 / 0.61, 0.33 / 0.61, (0.10 + 0.09 - 0.01) / 0.61]
     assert [share.value for share in shares] == pytest.approx(known, nan_ok=True)

@@ -14,7 +14,7 @@ from support.helpers import F64, normal, rejects
 
 from hgms.comparison.grid_file import load
 from hgms.plugins import Registry
-from hgms.runs import built
+from hgms.runs import build_component
 from hgms.runs import traits as compat
 from hgms_core import ConfigError, Method, Problem, Ravel, Rows, Sources, Tree
 from hgms_core.hypergrad import curvature, upper_gradients
@@ -122,7 +122,7 @@ def ensure_second_derivative(problem: Problem, theta: Tree, x: Tree) -> None:
 
 
 def build(name: str) -> Any:
-    return built(name, Method, [], registry=REGISTRY)
+    return build_component(name, Method, [], registry=REGISTRY)
 
 
 KINKED: Any = SimpleNamespace(name="kinked", traits=frozenset({"stop-rows"}))

@@ -13,7 +13,7 @@ from support.helpers import rejects
 from support.own_problems import Follow, bowl
 
 from hgms.plugins import Host
-from hgms.runs import Patience, RunResult, RunSettings, StopRun, pruned, run
+from hgms.runs import Patience, RunResult, RunSettings, StopRun, run, trial_pruner
 from hgms_core import ConfigError, RunInfo
 
 
@@ -80,7 +80,7 @@ def test_a_study_of_optuna_prunes_in_one_line() -> None:
     optuna = pytest.importorskip("optuna")
 
     def objective(trial: Any) -> float:
-        result = half("6 steps", watch=pruned(trial, "distance"))
+        result = half("6 steps", watch=trial_pruner(trial, "distance"))
         return float(result.summary["metrics"]["distance"])
 
     study = optuna.create_study(pruner=Mock(prune=Mock(side_effect=[*[False] * 12, True])))

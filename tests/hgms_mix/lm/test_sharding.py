@@ -17,7 +17,7 @@ pytest.importorskip("transformers")
 
 import transformers
 
-from hgms.distributed import LAUNCHED, join, launched
+from hgms.distributed import LAUNCHED, join, launcher_rank
 from hgms_core import ConfigError, Key
 from hgms_mix.lm import LanguageModel, Lora
 from hgms_mix.lm.sharding import first_derivative_only, shard_model
@@ -44,7 +44,7 @@ def whole() -> Any:
 
 
 def joined() -> int:
-    rank, count = launched() or (0, 1)
+    rank, count = launcher_rank() or (0, 1)
     join(rank, count, CPU, LAUNCHED)
     return rank
 

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from attrs import define, field
 
-from hgms.executors import Ending, Job, Report, carried_out_beside, ending_of, packed
+from hgms.executors import Ending, Job, Report, ending_of, pack_job, run_message_beside
 from hgms.packages import optional_module
 from hgms_core import ConfigError
 from hgms_core.arguments import reports_errors
@@ -117,7 +117,7 @@ class Ray:
             os.umask(before)
         _keep_quiet()
         self._ray = ray
-        self._task = ray.remote(carried_out_beside)
+        self._task = ray.remote(run_message_beside)
 
     def _room(self) -> int:
         """Return how many jobs the cluster can run at once; the number may grow."""
@@ -129,7 +129,7 @@ class Ray:
         if needs.memory is not None:
             options["memory"] = needs.memory
         task = self._task.options(name=job.title, **options)
-        return task.remote(packed(job))
+        return task.remote(pack_job(job))
 
     def _ending(self, job: Job, task: Any, report: Report) -> Ending:
         try:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 
 from attrs import define, field
 
-from hgms.executors import Ending, Job, Report, carried_out, ending_of, packed
+from hgms.executors import Ending, Job, Report, ending_of, pack_job, run_message
 from hgms.executors.slurm.stand_in import stand_in
 from hgms.packages import optional_module
 from hgms.runs import leave
@@ -109,7 +109,7 @@ class Slurm:
             executor.update_parameters(
                 **{key: value for key, value in settings.items() if value is not None}
             )
-            return executor.submit(Work(), packed(job))
+            return executor.submit(Work(), pack_job(job))
         except (
             RuntimeError,
             submitit.core.utils.FailedJobError,
@@ -152,7 +152,7 @@ class Work:
     """Callable that submitit runs on a node: it runs the job of a message."""
 
     def __call__(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        return carried_out(message)
+        return run_message(message)
 
     def checkpoint(self, message: Mapping[str, Any]) -> Any:
         """Requeue the same job after its time limit or a preemption of the node.

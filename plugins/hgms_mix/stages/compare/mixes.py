@@ -10,7 +10,7 @@ from attrs import frozen
 
 import hgms.comparison
 import hgms_mix.stages
-from hgms.comparison import scaled
+from hgms.comparison import apply_scale
 from hgms.config.tables import tables_of
 from hgms.executors import (
     Executor,
@@ -18,12 +18,12 @@ from hgms.executors import (
     Piece,
     RemoteProgress,
     Tell,
-    carried_out_together,
+    run_together,
     to_stderr,
     unless_busy,
 )
 from hgms.plugins import Registry
-from hgms.runs import unannounced
+from hgms.runs import undeclared_plugins
 from hgms.store import finite
 from hgms_core import ConfigError
 from hgms_core.components import evolve
@@ -75,7 +75,7 @@ class Contest:
             ConfigError: the grid is invalid, has several tasks or no test set, or lacks a requested
                 method.
         """
-        table = scaled(tables_of(grid, "grid"), options.get("scale"), grid.name)
+        table = apply_scale(tables_of(grid, "grid"), options.get("scale"), grid.name)
         if not isinstance(table.get("method"), list):
             raise ConfigError(
                 "nothing-to-do",
@@ -114,7 +114,7 @@ class Contest:
                 place=(grid.name, "task", "test"),
                 hint="add a table [task.test.NAME]",
             )
-        options["plugins"] = unannounced(registry.host)
+        options["plugins"] = undeclared_plugins(registry.host)
         mixes = {
             (label, seed): evolve(config, seed=seed)
             for seed in runs.seeds
@@ -168,7 +168,7 @@ def run_contest(
             kills the mixes.
     """
     pieces = {mix: contest.piece(mix) for mix in contest.mixes}
-    reports, failures = carried_out_together(
+    reports, failures = run_together(
         list(pieces.values()), executor, kind="mix", bars=bars, say=say
     )
     return Outcome(

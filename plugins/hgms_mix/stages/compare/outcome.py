@@ -11,8 +11,8 @@ from attrs import frozen
 
 from hgms.cli import print_table
 from hgms.config.control_characters import printable
-from hgms.results import Interval, compared, few_seeds, spell
-from hgms.runs import counted
+from hgms.results import Interval, few_seeds, paired_differences, spell
+from hgms.runs import total_seconds
 from hgms_core import HgmsError
 
 Mixes = Mapping[tuple[str, int], Mapping[str, Any]]
@@ -53,7 +53,7 @@ class Outcome:
 
         Intervals follow Holm's rule over the pairs that include a method.
         """
-        return compared(
+        return paired_differences(
             {label: values for label, values in self.losses(test).items() if values},
             roles=dict(self.roles),
         )
@@ -212,7 +212,7 @@ def processor_seconds(report: Mapping[str, Any]) -> float | None:
 
     None if a stage was interrupted and resumed: its first part was not counted.
     """
-    return counted(
+    return total_seconds(
         report["stages"][name].get("processor_seconds")
         for name in ("reweight", "sample", "finetune")
     )
