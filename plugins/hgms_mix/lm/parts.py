@@ -8,35 +8,29 @@ number of rows.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
-import pickle
-import subprocess
 import sys
-import threading
 import traceback
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, final
+from typing import Any, Protocol, final
 
 import numpy as np
 import torch
-from attrs import define, field, frozen
+from attrs import frozen
+from torch.utils.data import DataLoader, Dataset
 
 from hgms.store import Folder
 from hgms_core import HgmsError
 from hgms_core.errors import DataError
+from hgms_core.torch_errors import first_line
 from hgms_mix.lm.store import Leaf, file_of, load, write
 
 ROWS = 8192
 """Rows in a part."""
 ALONE = 8
-"""Parts that this process computes before it starts other processes, which take some seconds to
-start.
-"""
+"""Parts that this process computes before it starts other processes."""
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -89,40 +83,31 @@ def compute_parts(
     must be used only for these rows and this work. ``watch`` receives the number of finished rows.
 
     If there is enough work, as many processes as torch has threads (OMP_NUM_THREADS,
-    ``run.threads``) share it.
+    ``run.threads``) share it, on Linux.
     """
     stream = iter(rows)
-    chunks = enumerate(iter(lambda: list(itertools.islice(stream, ROWS)), []))
+    chunks = iter(lambda: list(itertools.islice(stream, ROWS)), [])
     head = list(itertools.islice(chunks, 2))
-    if len(head) < 2:  # too small for a file
-        folder = None
+    place = folder if len(head) == 2 else None  # one part is too small for a file
+    requests = (
+        (chunk, None if place is None else place / f"{number:06}")
+        for number, chunk in enumerate(itertools.chain(head, chunks))
+    )
+    processes = torch.get_num_threads() if sys.platform == "linux" else 1
+    alone = requests if processes == 1 else itertools.islice(requests, ALONE)
+    in_this_process = ((len(chunk), _part(work, chunk, path)) for chunk, path in alone)
     parts: list[Part] = []
-    waiting: deque[tuple[int, Part | Future[Part]]] = deque()
-
-    def take() -> None:
-        count, part = waiting.popleft()
-        parts.append(part.result() if isinstance(part, Future) else part)
+    for count, part in itertools.chain(in_this_process, _in_processes(work, requests, processes)):
+        parts.append(part)
         watch(count)
-
-    others = torch.get_num_threads()
-    with _Helpers(work, others) as helpers:
-        for number, chunk in itertools.chain(head, chunks):
-            path = None if folder is None else folder / f"{number:06}"
-            kept = None if path is None else _load_part(path, work.types)
-            if kept is not None:
-                waiting.append((len(chunk), kept))
-            elif others > 1 and number >= ALONE:
-                waiting.append((len(chunk), helpers.submit(chunk, path)))
-            else:
-                waiting.append((len(chunk), _part(work, chunk, path)))
-            while len(waiting) > (others + 1 if others > 1 else 0):
-                take()
-        while waiting:
-            take()
     return parts
 
 
 def _part(work: Work, chunk: Sequence[Any], path: Path | None) -> Part:
+    """Compute a part, unless it is stored."""
+    if path is not None and (stored := load(_folder(path), work.types)) is not None:
+        leaves, facts = stored
+        return Part(path, facts, work.types, {name: len(leaf) for name, leaf in leaves.items()})
     arrays, about = work(chunk)
     counts = {name: len(array) for name, array in arrays.items()}
     if path is None:
@@ -135,130 +120,66 @@ def _part(work: Work, chunk: Sequence[Any], path: Path | None) -> Part:
     return Part(path, about, work.types, counts)
 
 
-def _load_part(path: Path, types: Mapping[str, str]) -> Part | None:
-    if (stored := load(_folder(path), types)) is None:
-        return None
-    leaves, about = stored
-    return Part(path, about, types, {name: len(leaf) for name, leaf in leaves.items()})
-
-
 def _folder(path: Path) -> Folder:
     return Folder(path, key=path.name)
 
 
-class _Own(threading.local):
-    """The process of each thread."""
-
-    process: subprocess.Popen[bytes] | None = None
-
-
-@define
-class _Helpers:
-    """Processes that compute parts, each fed by a thread.
-
-    They are started as separate programs. This avoids a fork of this process with its threads, and
-    a second import of the user's main module.
-
-    Rows, work and results are pickled: a row of Parquet may contain any Python value, and only
-    pickle covers all of a tokenizer. The pipes belong to this process and its children only. Data
-    from files or other programs is never unpickled.
-    """
+@frozen
+class _Results(Dataset[Any]):
+    """The part of each request, with its number of rows, or the error."""
 
     work: Work
-    count: int
-    threads: ThreadPoolExecutor = field(init=False)
-    running: list[subprocess.Popen[bytes]] = field(init=False, factory=list)
-    local: _Own = field(init=False, factory=_Own)
-    ended: bool = field(init=False, default=False)
 
-    def __enter__(self) -> _Helpers:
-        self.threads = ThreadPoolExecutor(max(1, self.count))
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if any(error):
-            self.ended = True
-            # Terminate first: a thread that waits for a result holds the pipe.
-            for process in self.running:
-                process.kill()
-        self.threads.shutdown(cancel_futures=True)
-        for process in self.running:
-            # Ignore unsent data for a process that has exited.
-            with contextlib.suppress(OSError), process:
-                pass
-
-    def submit(self, chunk: Sequence[Any], path: Path | None) -> Future[Part]:
-        return self.threads.submit(self._send, chunk, path)
-
-    def _send(self, chunk: Sequence[Any], path: Path | None) -> Part:
-        process = self.local.process
-        requests: list[Any] = [(chunk, path)]
-        if process is None:
-            process = self.local.process = self._start()
-            requests.insert(0, self.work)
-        assert process.stdin is not None
-        assert process.stdout is not None
+    def __getitem__(self, request: tuple[Sequence[Any], Path | None]) -> Any:
         try:
-            for request in requests:
-                pickle.dump(request, process.stdin)
-            process.stdin.flush()
-            answer = pickle.load(process.stdout)
-        except (EOFError, OSError, pickle.UnpicklingError) as error:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(10)  # its pipe closes a moment before it exits
-            raise DataError(
-                "process-lost",
-                "a process that reads rows ended too early with the exit code "
-                f"{process.returncode}",
-                hint="decrease OMP_NUM_THREADS if memory is insufficient, and run the command "
-                "again: finished parts are kept",
-            ) from error
-        if isinstance(answer, BaseException):
-            raise answer
-        part: Part = answer
-        return part
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
-        own = {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-        process = subprocess.Popen(
-            # -P: do not import a file of the working directory that has the name of a library.
-            [sys.executable, "-P", "-c", "from hgms_mix.lm.parts import serve; serve()"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, **own},
-            start_new_session=True,
-        )
-        self.running.append(process)
-        if self.ended:
-            process.kill()
-        return process
-
-
-def serve() -> None:
-    """Compute parts for the parent process until the input ends."""
-    answers: BinaryIO = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # output of libraries must not mix with results
-    for number, request in enumerate(_requests(sys.stdin.buffer)):
-        if number == 0:
-            work = request
-            continue
-        try:
-            answer: Any = _part(work, *request)
+            return len(request[0]), _part(self.work, *request)
         except HgmsError as error:
-            answer = error
+            return error
         except Exception:  # a program error: a traceback cannot be pickled, nor can every class
-            answer = RuntimeError(f"in a process that reads rows:\n{traceback.format_exc()}")
-        try:
-            pickle.dump(answer, answers)
-            answers.flush()
-        except BrokenPipeError:  # the parent process has exited
-            os._exit(1)
+            return RuntimeError(f"in a process that reads rows:\n{traceback.format_exc()}")
 
 
-def _requests(stream: BinaryIO) -> Iterator[Any]:
-    while True:
-        try:
-            yield pickle.load(stream)
-        except EOFError:
-            return
+def _in_processes(
+    work: Work, requests: Iterator[Any], processes: int
+) -> Iterator[tuple[int, Part]]:
+    """Compute the remaining requests in processes of a DataLoader, in their order."""
+    first = list(itertools.islice(requests, 1))
+    if not first:
+        return
+    loader: Any = DataLoader(
+        _Results(work),
+        batch_size=None,
+        sampler=itertools.chain(first, requests),
+        num_workers=processes,
+        multiprocessing_context="fork",
+        collate_fn=_unchanged,
+        worker_init_fn=_begin_process,
+        generator=torch.Generator(),  # without it, the loader draws a number of the global one
+    )
+    results = iter(loader)
+    try:
+        while True:
+            try:
+                result = next(results)
+            except StopIteration:
+                return
+            except RuntimeError as error:
+                raise DataError(
+                    "process-lost",
+                    f"a process that reads rows ended too early: {first_line(error)}",
+                    hint="decrease OMP_NUM_THREADS if memory is insufficient, and run the command "
+                    "again: finished parts are kept",
+                ) from error
+            if isinstance(result, Exception):
+                raise result
+            yield result
+    finally:
+        del results  # ends the processes: an error keeps this frame
+
+
+def _unchanged(result: Any) -> Any:
+    return result
+
+
+def _begin_process(_number: int) -> None:
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # each process has one thread

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import io
-import os
-import pickle
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,7 +19,7 @@ import hgms_mix.lm.tokens
 from hgms_core import HgmsError, Key
 from hgms_core.errors import DataError
 from hgms_mix.lm import read_examples
-from hgms_mix.lm.parts import compute_parts, concatenate_parts, serve
+from hgms_mix.lm.parts import compute_parts, concatenate_parts
 from hgms_mix.lm.rows import index_of
 from hgms_mix.lm.sources import Source
 from hgms_mix.lm.table import TokenTable
@@ -177,28 +172,17 @@ def test_what_goes_wrong_in_another_process_is_said(
     assert (code is None) == ("ZeroDivisionError: a fault" in str(caught.value))
 
 
-# which is open until the process ends
-@pytest.mark.filterwarnings(
-    "ignore:Exception ignored in. <_io.FileIO:pytest.PytestUnraisableExceptionWarning"
-)
-def test_a_process_that_computes_parts_answers_each_and_goes_on_after_a_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In this process; what libraries print is in none of the answers."""
-    work = Counting({7: DataError("no-rows", "of it", place=("it",)), 8: ZeroDivisionError("odd")})
-    parts = [([1, 2], None), ([7], None), ([8], None), ([3], tmp_path / "part")]
-    asked = io.BytesIO(b"".join(map(pickle.dumps, [work, *parts])))
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=asked))
-    kept, (read, write) = os.dup(1), os.pipe()
-    try:
-        os.dup2(write, 1)
-        os.close(write)
-        serve()
-    finally:
-        os.dup2(kept, 1)
-        os.close(kept)
-    with os.fdopen(read, "rb") as stream:
-        first, refused, odd, last = [pickle.load(stream) for _ in parts]
-    assert concatenate_parts([first, last], "square").tensor().tolist() == [1, 4, 9]
-    assert (refused.place, type(odd)) == (("it",), RuntimeError)
-    assert "ZeroDivisionError: odd" in str(odd)
+def test_parts_are_in_order_and_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hgms_mix.lm.parts, "ROWS", 10)
+    monkeypatch.setattr(hgms_mix.lm.parts, "ALONE", 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    before = torch.get_rng_state()
+    for work in (Counting({}), Counting({55: DataError("no-rows", "not computed again")})):
+        counts: list[int] = []
+        parts = compute_parts(range(65), work, folder=tmp_path, watch=counts.append)
+        assert concatenate_parts(parts, "square").tensor().tolist() == [n**2 for n in range(65)]
+        assert counts == [*[10] * 6, 5]
+    assert torch.equal(torch.get_rng_state(), before)
+    with rejects("no-rows", "it", of=DataError):
+        refused = Counting({55: DataError("no-rows", "of it", place=("it",))})
+        compute_parts(range(65), refused, folder=None)
