@@ -205,7 +205,7 @@ def of_run(folder: Path, chance: random.Random) -> list[str]:
     if chance.random() < 0.7:  # all fields with defaults
         from hgms.runs import RunConfig
 
-        table = RunConfig.from_dict(table).resolved()
+        table = RunConfig.from_dict(table).as_dict()
         table["run"]["label"] = "variant"
     (folder / "run.toml").write_bytes(wrong(table, chance))
     return ["run", "run.toml", *chance.choice([[], [], ["--json"], ["--resume"]])]

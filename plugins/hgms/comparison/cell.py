@@ -222,7 +222,7 @@ def job_of(
         function=f"{__name__}:work",
         prepare=f"{__name__}:prepare",
         arguments={
-            "config": cell.config.resolved(),
+            "config": cell.config.as_dict(),
             "path": str(cell.path.absolute()),
             "execution": None if execution is None else execution.as_table(),
             "plugins": list(plugins),

@@ -245,7 +245,7 @@ class Comparison:
         result = run_config(cell.config, resume=True, path=cell.path)
         if not isinstance(cell.config.task, OwnProblem):
             return result
-        theta, x = cell.config.task.made(cell.config.seed).restore(result.theta, result.x)
+        theta, x = cell.config.task.problem_of(cell.config.seed).restore(result.theta, result.x)
         return attrs.evolve(result, theta=theta, x=x)
 
     @property

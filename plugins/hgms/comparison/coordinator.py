@@ -113,7 +113,7 @@ class Coordinator:
             cell = waiting.popleft()
             self._idle = False
             began(cell)
-            ending = carry_out(cell, report, self.known(cell))
+            ending = carry_out(cell, report, self.execution_of(cell))
             self.recall(cell)
             if ending.status == "elsewhere":
                 self._elsewhere.append(cell)
@@ -204,7 +204,7 @@ class Coordinator:
             return None
         waiting.remove(cell)
         self._idle = False
-        job = job_of(cell, self.known(cell), self.plugins, self.code)
+        job = job_of(cell, self.execution_of(cell), self.plugins, self.code)
         self._running[job] = cell
         began(cell)
         return job
@@ -229,11 +229,11 @@ class Coordinator:
         It is read from the folder of the run, if it is recorded there.
         """
         if _kind(cell) not in self.executions:
-            recorded = Execution.recorded(RunFolder(cell.path).read_environment())
+            recorded = Execution.from_environment(RunFolder(cell.path).read_environment())
             if recorded is not None and recorded.compile is not None:  # else undecided
                 self.executions[_kind(cell)] = recorded
 
-    def known(self, cell: Cell) -> Execution | None:
+    def execution_of(self, cell: Cell) -> Execution | None:
         """Return the execution of a run, as far as runs of its task have decided it."""
         if _kind(cell) in self.executions:
             return self.executions[_kind(cell)]

@@ -283,7 +283,7 @@ class Grid:
         by_seed = zip(*(cells_of(config, self.seeds) for config in pairs), strict=True)
         return list(itertools.chain.from_iterable(by_seed))
 
-    def varied(self, task: str, method: str, values: Mapping[str, Any]) -> RunConfig:
+    def vary(self, task: str, method: str, values: Mapping[str, Any]) -> RunConfig:
         """Return the configuration of a pair with dotted fields of the method set to ``values``."""
         base = self.pairs[task, method]
         entry = next(entry for entry in self.methods if entry.label == method)

@@ -263,8 +263,8 @@ class _Loader:
         self.lay(table, [*all_tasks, *all_methods], sets)
         # `sets` may have requested further methods; no method is added twice
         all_methods = self.with_added(table, all_tasks, all_methods)
-        tasks = self.narrowed(all_tasks, only_tasks)
-        methods = self.narrowed(all_methods, only_methods)
+        tasks = self.select(all_tasks, only_tasks)
+        methods = self.select(all_methods, only_methods)
         if self.where == FLAGS and "budget" not in table:
             self.errors.append(
                 ConfigError(
@@ -277,13 +277,13 @@ class _Loader:
             table["budget"] = "1 step"
         for key in self.others:
             table.pop(key, None)
-        file = self.built({"task": [], "method": [], **table}, GridFile)
+        file = self.build({"task": [], "method": [], **table}, GridFile)
         self.check_on(all_tasks, all_methods)
-        built = {task.label: self.built(task.at(""), Task, ("task", task.label)) for task in tasks}
+        built = {task.label: self.build(task.at(""), Task, ("task", task.label)) for task in tasks}
         fitting = self.fitting(tasks, methods, built, references=table.get("references") is True)
         fitting = without_doubles(fitting, methods)
         if file is None:
-            file = self.salvaged(table)
+            file = self.salvage(table)
         seeds = tuple(range(file.seeds)) if isinstance(file.seeds, int) else tuple(file.seeds)
         metrics = self.metrics(built, file.metric)
         reference = self.reference(methods, file.reference)
@@ -339,7 +339,7 @@ class _Loader:
             return with_references(methods, self.registry, map(self.traits, tasks))
         return with_baselines(methods, self.registry) if table.get("baselines") is True else methods
 
-    def built(
+    def build(
         self, table: object, wanted: Any, place: Place = (), traits: frozenset[str] = frozenset()
     ) -> Any:
         """Build the object that a table at ``place`` describes (a method for tasks with
@@ -365,7 +365,7 @@ class _Loader:
         if distinct:
             raise_all([*distinct.values()])
 
-    def salvaged(self, table: Mapping[str, Any]) -> GridFile:
+    def salvage(self, table: Mapping[str, Any]) -> GridFile:
         """Build the file without its invalid keys, so that values that depend on the other keys are
         checked too.
         """
@@ -521,7 +521,7 @@ class _Loader:
             structured(table, Method, self.registry)
             entry.table.update(table)
 
-    def narrowed(self, entries: list[Entry], only: Sequence[str]) -> list[Entry]:
+    def select(self, entries: list[Entry], only: Sequence[str]) -> list[Entry]:
         labels = [entry.label for entry in entries]
         kind = entries[0].kind if entries else "entry"
         self.errors += [
@@ -575,16 +575,16 @@ class _Loader:
             place: Place = ("method", entry.label)
             general: dict[frozenset[str], Any] = {}  # defaults depend on the task's traits
             if not tasks:
-                self.built(entry.at(""), Method, place)
+                self.build(entry.at(""), Method, place)
             for task in tasks:
                 traits = self.traits(task)
                 if task.label in entry.on:
-                    method = self.built(
+                    method = self.build(
                         entry.at(task.label), Method, (*place, "on", task.label), traits
                     )
                 else:
                     if traits not in general:
-                        general[traits] = self.built(entry.at(""), Method, place, traits)
+                        general[traits] = self.build(entry.at(""), Method, place, traits)
                     method = general[traits]
                 if method is None or built[task.label] is None:
                     continue
@@ -767,7 +767,7 @@ class _Loader:
             traits = self.traits(task)
             for key, dimension in dimensions.items():
                 for value in dimension.ends:
-                    self.built(
+                    self.build(
                         method.at(task.label, {key: value}),
                         Method,
                         ("sweep", "space", method.label),

@@ -136,7 +136,7 @@ def _carried_out(
         for ending in coordinator.carry_out(
             waiting, began=board.began, report=board.step, say=board.say
         ):
-            board.ended(ending.cell, ending.status, ending.error)
+            board.end(ending.cell, ending.status, ending.error)
             yield ending
             if ending.status == "stopped":  # every other run would stop, too
                 ensure_room(Path(ending.cell.config.run.out))
@@ -154,7 +154,7 @@ def describe_changes(grid: Grid) -> list[str]:
         for path in sorted(config.path.parent.parent.glob(f"{label}-*/seed-*/config.toml")):
             with contextlib.suppress(HgmsError, UnicodeDecodeError, OSError):
                 keys = difference(
-                    [parse_toml(read_file(path).decode(), path.name), config.resolved()]
+                    [parse_toml(read_file(path).decode(), path.name), config.as_dict()]
                 )
                 keys = [key for key in keys if key.startswith(("task.", "method."))]
                 if not any(".identity" in key for key in keys):
@@ -199,7 +199,9 @@ def listing(grid: Grid) -> list[dict[str, Any]]:
     for sweep in sweeps.plan(grid):
         for number, seed in itertools.product(range(sweep.settings.trials), sweep.settings.seeds):
             folder = RunFolder(sweep.path(number, seed))
-            state = (folder.read_summary() or {}).get("status", "begun" if folder.begun else "new")
+            state = (folder.read_summary() or {}).get(
+                "status", "begun" if folder.has_begun else "new"
+            )
             trials.append(
                 {
                     "task": sweep.task,

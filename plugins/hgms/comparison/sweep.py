@@ -49,7 +49,7 @@ class Sweep:
         return self.grid.out / "sweeps" / self.task / self.method
 
     @property
-    def chosen(self) -> Trial:
+    def best(self) -> Trial:
         """The trial with the lowest loss; on a tie the first of them.
 
         The first trial has the method's own settings. It is also chosen if all trials failed.
@@ -68,7 +68,7 @@ class Sweep:
     def config(self, trial: Trial) -> RunConfig:
         if trial.number == 0:
             return self.grid.pairs[self.task, self.method]
-        return self.grid.varied(self.task, self.method, trial.values)
+        return self.grid.vary(self.task, self.method, trial.values)
 
     def path(self, number: int, seed: int) -> Path:
         return self.folder / f"trial-{number}" / f"seed-{seed}"
@@ -108,12 +108,12 @@ class Sweep:
                 else attrs.asdict(part)
                 for key, part in self.space.items()
             },
-            "given": self.grid.pairs[self.task, self.method].resolved()["method"],
+            "given": self.grid.pairs[self.task, self.method].as_dict()["method"],
             **data_of(self.grid.pairs[self.task, self.method].task),
         }
 
     def as_dict(self) -> dict[str, Any]:
-        best = self.chosen
+        best = self.best
         trials = [
             {
                 "number": trial.number,
@@ -185,7 +185,7 @@ def plan(grid: Grid) -> list[Sweep]:
     for task, method in grid.pairs:
         if method in settings.space:
             space = parse(settings.space[method])
-            resolved = grid.pairs[task, method].resolved()["method"]
+            resolved = grid.pairs[task, method].as_dict()["method"]
             own = {key: _at(resolved, key) for key in space}
             sweeps.append(
                 Sweep(grid=grid, settings=settings, task=task, method=method, space=space, own=own)
@@ -218,7 +218,7 @@ def carry_out(
         for sweep in sweeps:
             sweep.read()
             sweep.write()
-    return {(sweep.task, sweep.method): sweep.config(sweep.chosen) for sweep in sweeps}
+    return {(sweep.task, sweep.method): sweep.config(sweep.best) for sweep in sweeps}
 
 
 def _at(table: Mapping[str, Any], key: str) -> Any:

@@ -44,7 +44,7 @@ def measure_usage(path: Path, device: str) -> Iterator[Usage]:
     gc.collect()
     fresh = _reset_peak()
     began = time.monotonic()
-    spent = counting(broken_off=RunFolder(path).begun)
+    spent = counting(broken_off=RunFolder(path).has_begun)
     cuda = cuda_for(device)
     if cuda is not None:
         cuda.empty_cache()

@@ -89,7 +89,7 @@ class Diagnosing:
             return {}
 
         measured.add("step", of_step if is_pipeline else of_result)
-        return measured.finished()
+        return measured.as_row()
 
     def _build(self) -> Problem:
         """Return the float64 problem of the task, built once per run."""
@@ -135,7 +135,7 @@ class Measured:
                 else first_line(error)
             )
 
-    def finished(self) -> dict[str, Any]:
+    def as_row(self) -> dict[str, Any]:
         counts = {f"cost_{name}": count for name, count in self.cost.numbers().items()}
         return {**self.row, **counts, "oracle_calls": self.cost.calls, "left_out": self.left_out}
 

@@ -33,7 +33,7 @@ class Diagnosis:
     """The measurements of ``run.diagnose``.
 
     ``rows`` contains one row per diagnosed step. ``warnings`` are sentences on all rows together.
-    ``unmeasured`` lists the measures that failed, with the reasons.
+    ``missing_measures`` lists the measures that failed, with the reasons.
 
     >>> rows = [{"step": 5, "double_cosine": 0.9}, {"step": 10, "double_cosine": 1.0}]
     >>> print(repr(Diagnosis(rows)).partition(":")[0])
@@ -48,7 +48,7 @@ class Diagnosis:
         return warnings(self.rows)
 
     @property
-    def unmeasured(self) -> list[str]:
+    def missing_measures(self) -> list[str]:
         return missing_measures(self.rows)
 
     def to_frame(self) -> pandas.DataFrame:

@@ -78,7 +78,9 @@ class Ranks:
         except RuntimeError as error:
             if not is_lost_connection(error):
                 raise
-            who = self._gone() or f"a rank does not respond ({first_line(error)[:120]})"
+            who = (
+                self._describe_lost_rank() or f"a rank does not respond ({first_line(error)[:120]})"
+            )
             raise RankLost(
                 "rank-lost",
                 f"{where}: {who}",
@@ -86,7 +88,7 @@ class Ranks:
                 hint="use --resume to resume from the last saved state",
             ) from error
 
-    def _gone(self) -> str:
+    def _describe_lost_rank(self) -> str:
         """Return which of the started ranks has ended, and how."""
         until = time.monotonic() + PATIENCE
         while self.processes and time.monotonic() < until:

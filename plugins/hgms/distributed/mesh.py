@@ -71,7 +71,7 @@ class Mesh:
             dist.get_rank(self.branches)
         ]
 
-    def gathered(self, tree: Tree, candidates: int) -> Tree:
+    def gather(self, tree: Tree, candidates: int) -> Tree:
         """Return the rows of all candidates, collected from all ranks."""
         return {name: self._all(leaf, candidates) for name, leaf in tree.items()}
 

@@ -60,11 +60,11 @@ class PlacedGenerator:
             return self.generator.propose(problem, theta, start, key, progress)
         members = self.mesh.members(generator.count)
         some = generator.propose_some(problem, theta, start, key, progress, members)
-        x, aux = (self.mesh.gathered(tree, generator.count) for tree in (some.x, some.aux))
+        x, aux = (self.mesh.gather(tree, generator.count) for tree in (some.x, some.aux))
         losses = (
             None
             if some.losses is None
-            else self.mesh.gathered({"": some.losses}, generator.count)[""]
+            else self.mesh.gather({"": some.losses}, generator.count)[""]
         )
         return attrs.evolve(
             some, x=x, aux=aux, losses=losses, cost=self._of_all(some.cost, next(iter(x.values())))

@@ -76,7 +76,7 @@ class Board:
         else:
             self.echo(line)
 
-    def ended(self, job: object, status: str, error: HgmsError | None = None) -> None:
+    def end(self, job: object, status: str, error: HgmsError | None = None) -> None:
         title = str(job)
         why = f": {error.lines()[0]}" if error else ""
         self._ended += 1
@@ -89,7 +89,7 @@ class Board:
             seconds = time.monotonic() - self._began.get(title, time.monotonic())
             self.echo(f"[{self._ended}/{self.total}] {title}: {status} after {seconds:.1f} s{why}")
 
-    def found(self, count: int) -> None:
+    def add_found(self, count: int) -> None:
         """Record the number of jobs that were finished earlier."""
         self._ended = self._ended + count
         self._found = self._found + count

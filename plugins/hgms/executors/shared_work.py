@@ -71,13 +71,13 @@ def unless_busy(
     """Return a job function that returns ``BUSY`` if another process has its folder."""
 
     @functools.wraps(function)
-    def called(arguments: Mapping[str, Any], tell: Tell) -> Mapping[str, Any]:
+    def call(arguments: Mapping[str, Any], tell: Tell) -> Mapping[str, Any]:
         try:
             return function(arguments, tell)
         except FolderInUse:
             return BUSY
 
-    return called
+    return call
 
 
 def run_together(
@@ -104,7 +104,7 @@ def run_together(
     try:
         with stoppable(), contextlib.closing(executor), board:
             together.look()
-            while together.left():
+            while together.remaining():
                 together.ask(executor)
     except KeyboardInterrupt as error:
         why = (
@@ -130,7 +130,7 @@ class _Together:
     held: HeldFolders = Factory(HeldFolders)
     awaited: int = 0
 
-    def left(self) -> list[Piece]:
+    def remaining(self) -> list[Piece]:
         return [
             piece
             for piece in self.pieces
@@ -139,11 +139,11 @@ class _Together:
 
     def look(self) -> None:
         """Collect finished items, including those that other processes finished."""
-        for piece in self.left():
+        for piece in self.remaining():
             if (result := piece.finished()) is not None:
                 self.results[piece] = result
         if self.results:
-            self.board.found(count := len(self.results))
+            self.board.add_found(count := len(self.results))
             self.board.say(
                 f"{count} of {len(self.pieces)} {_several(self.kind, len(self.pieces))} done before"
             )
@@ -157,7 +157,7 @@ class _Together:
             piece = self.asked.pop(ending.job)
             if ending.outcome is None:
                 self.failures[piece] = ending.failure
-                self.board.ended(piece, "failed", self.failures[piece])
+                self.board.end(piece, "failed", self.failures[piece])
             elif ending.outcome == BUSY:
                 self.elsewhere.append(piece)
             else:
@@ -178,7 +178,7 @@ class _Together:
                 self.elsewhere.remove(piece)  # no process is working on it now
 
     def jobs(self) -> Iterator[Job]:
-        for piece in self.left():
+        for piece in self.remaining():
             if piece not in self.elsewhere:
                 if notice := piece.notice():
                     self.board.say(f"{piece}: {notice}")
@@ -188,7 +188,7 @@ class _Together:
 
     def end(self, piece: Piece, result: Any) -> None:
         self.results[piece] = result
-        self.board.ended(piece, piece.words(result))
+        self.board.end(piece, piece.words(result))
 
     def hear(self, job: Job, event: Mapping[str, Any]) -> None:
         if event["event"] == "step":

@@ -46,11 +46,11 @@ def main() -> None:
         _serve(sys.stdin, tell, settings["threads"])
     _load(settings, tell)
 
-    def gone(code: int) -> None:
+    def report_end(code: int) -> None:
         out.write("\n")  # the fork may have been killed within a line
         tell(event="gone", code=code)
 
-    _fork_again(lambda: _serve(sys.stdin, tell, settings["threads"]), gone)
+    _fork_again(lambda: _serve(sys.stdin, tell, settings["threads"]), report_end)
 
 
 def _load(settings: Mapping[str, Any], tell: Tell) -> None:

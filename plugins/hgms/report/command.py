@@ -169,7 +169,7 @@ def _as_dict(study: Study, written: Sequence[Path]) -> dict[str, Any]:
     return {
         "written": [str(path) for path in written],
         "runs": len(study.runs),
-        "failed": [{"folder": str(run.path), "reason": run.error} for run in study.failed],
+        "failed": [{"folder": str(run.path), "reason": run.error} for run in study.failed_runs],
         "left_out": [
             {"folder": str(folder.path), "reason": folder.reason} for folder in study.skipped
         ],

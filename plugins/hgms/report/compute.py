@@ -204,7 +204,7 @@ def _environments(runs: Sequence[StoredRun]) -> list[tuple[dict[str, Any], list[
             for key, value in environment.items()
             if key not in ("task", "code", "execution")
         }
-        recorded = Execution.recorded(environment)
+        recorded = Execution.from_environment(environment)
         return table if recorded is None else table | recorded.choices()
 
     groups: dict[str, tuple[dict[str, Any], list[StoredRun]]] = {}
@@ -344,7 +344,7 @@ def _section(
                 runs=done[row.method],
                 failed=failed[row.method],
                 nonfinite={name: count for name, count in undefined.items() if count},
-                unjudged=any(point.unjudged(main) for point in values[row.method]),
+                unjudged=any(point.why_unranked(main) for point in values[row.method]),
                 curves=_curves(own, drawn, points),
                 steps=_steps(own),
                 mixture=mixture.mixture(own, axis, min(points, _MIXTURE)),

@@ -145,7 +145,7 @@ def traces(
     constant until the next report.
     """
 
-    def shown(values: np.ndarray) -> np.ndarray:
+    def visible(values: np.ndarray) -> np.ndarray:
         return np.where(values > 0, values, np.nan) if positive else values
 
     shapes: list[dict[str, Any]] = []
@@ -153,8 +153,8 @@ def traces(
         meta = {"colour": style[label].colour}
         look: dict[str, Any] = {"name": label, "legendgroup": label, "meta": meta, "mode": "lines"}
         if curve.low is not None and curve.high is not None:
-            low = shown(curve.low)
-            high = shown(curve.high)
+            low = visible(curve.low)
+            high = visible(curve.high)
             known = ~(np.isnan(low) | np.isnan(high))  # Plotly draws an area with a gap incorrectly
             at = curve.x[known]
             low = low[known]
@@ -174,7 +174,7 @@ def traces(
             }
             shapes.append({**look, "meta": {**meta, "band": True}, **band})
         line = {"width": 2, "dash": style[label].dash, **({"shape": "hv"} if held else {})}
-        y = numbers(shown(curve.y))
+        y = numbers(visible(curve.y))
         shapes.append(
             {**look, "x": numbers(curve.x), "y": y, "line": line, "hovertemplate": "%{y:.4~g}"}
         )

@@ -325,7 +325,7 @@ class Study:
         return [run for section in self.sections for run in section.runs]
 
     @property
-    def failed(self) -> list[StoredRun]:
+    def failed_runs(self) -> list[StoredRun]:
         return [
             run for section in self.sections for entry in section.entries for run in entry.failed
         ]

@@ -705,8 +705,8 @@ def summary(study: Study) -> str:
         (len(study.labels), "method"),
     ]
     line = ", ".join(_count(number, noun) for number, noun in counts)
-    if study.failed:
-        line += f"; {len(study.failed)} failed"
+    if study.failed_runs:
+        line += f"; {len(study.failed_runs)} failed"
     if study.skipped:
         line += f"; {_count(len(study.skipped), 'folder')} left out"
     return line + "."

@@ -64,7 +64,7 @@ class Trust:
         """Return all rows of a method."""
         return [row for rows in self.rows[label] for row in rows]
 
-    def learned(self, label: str) -> Rows:
+    def learning_rows(self, label: str) -> Rows:
         """Return a method's rows with a hypergradient that is not zero."""
         return [row for row in self.together(label) if row.get("hypergradient_norm") != 0]
 
@@ -102,7 +102,7 @@ def table(trust: Trust) -> Table:
     rows = []
     for label in trust.rows:
         own = trust.together(label)
-        learned = trust.learned(label)
+        learned = trust.learning_rows(label)
         size = _median(own, "size")
         halve = _median(own, "log10_candidates_to_halve")
         flat = amount(_median(own, "flat_dimension"))
@@ -252,7 +252,9 @@ def figures(trust: Trust, style: Style) -> list[dict[str, Any]]:
         }
         if curves:
             shown.append(_figure(picture, curves, style))
-    gains = [label for label in trust.rows if _numbers_of(trust.learned(label), "gain_selection")]
+    gains = [
+        label for label in trust.rows if _numbers_of(trust.learning_rows(label), "gain_selection")
+    ]
     return [*shown, _gain(trust, gains)] if gains else shown
 
 
@@ -312,7 +314,7 @@ def _gain(trust: Trust, labels: Sequence[str]) -> dict[str, Any]:
         (1, "/", "gain_differentiation", "differentiation"),
     ):
         values = np.array(
-            [np.mean(_numbers_of(trust.learned(label), key) or [math.nan]) for label in order]
+            [np.mean(_numbers_of(trust.learning_rows(label), key) or [math.nan]) for label in order]
         )
         data.append(
             {

@@ -53,7 +53,7 @@ class Interval:
         """The half-width, or 0 if a single value gives no half-width."""
         return 0.0 if math.isnan(self.half_width) else self.half_width
 
-    def scaled(self, factor: float) -> Interval:
+    def scale(self, factor: float) -> Interval:
         return Interval(self.mean * factor, self.half_width * factor, self.count)
 
     def __str__(self) -> str:

@@ -152,7 +152,7 @@ class StoredRun:
     @functools.cached_property
     def _execution(self) -> Execution | None:
         """How the steps were executed; ``None`` if ``env.json`` does not contain it."""
-        return Execution.recorded(self.environment)
+        return Execution.from_environment(self.environment)
 
     def _label(self, key: str) -> str:
         label = self.settings.get(key)
@@ -209,7 +209,7 @@ class StoredRun:
             return RunFolder(self.path).records()
 
     @functools.cached_property
-    def _checked(self) -> bool:
+    def _are_rows_checked(self) -> bool:
         """True if the rows and times are as recorded in the manifest.
 
         Raises:
@@ -251,7 +251,7 @@ class StoredRun:
                 consecutive (for example, with two runs in one folder), or their clock or calls
                 decrease.
         """
-        _ = self._checked
+        _ = self._are_rows_checked
         wanted = tuple(dict.fromkeys(name for name in ("step", *names) if name != "seconds"))
         columns = read_columns(self.path / "steps.jsonl", wanted)
         if "seconds" in names:

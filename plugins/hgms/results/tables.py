@@ -125,7 +125,7 @@ class Point:
             reasons={**used, **dict.fromkeys((*OF_MIXTURE, *run.scores.get("metrics", ())), "")},
         )
 
-    def unjudged(self, metric: str) -> str:
+    def why_unranked(self, metric: str) -> str:
         """Return why the metric cannot rank methods; empty if it can."""
         return self.reasons.get(metric, self.reason)
 
@@ -402,7 +402,7 @@ class Table:
                 "oracle calls": _text(row.cost.oracle_calls),
                 "seconds": _text(row.cost.seconds),
                 "compile seconds": _text(row.cost.compile_seconds),
-                "peak MiB": _text(row.cost.peak_memory_bytes.scaled(2**-20)),
+                "peak MiB": _text(row.cost.peak_memory_bytes.scale(2**-20)),
                 "note": "; ".join([*counted, *row.notes]),
             }
             shown.append(columns)
@@ -502,7 +502,7 @@ def table(
     }
     percent = is_share(metric, (value for own in measured.values() for value in own.values()))
     whys = {
-        label: next(filter(None, (point.unjudged(metric) for point in group)), "")
+        label: next(filter(None, (point.why_unranked(metric) for point in group)), "")
         for label, group in points.items()
     }
     of_all = _of_all(why for label, why in whys.items() if points[label])

@@ -123,7 +123,7 @@ def run(
         click.echo(f"  note: {remark}")
     for warning in result.diagnosis.warnings:
         click.echo(f"  warning: {warning}")
-    for phrase in result.diagnosis.unmeasured:
+    for phrase in result.diagnosis.missing_measures:
         click.echo(f"  not measured: {phrase}")
     calls = summary.get("oracle_calls")
     steps = Budget(outer_steps=max(1, summary["outer_steps"]))

@@ -48,8 +48,8 @@ class StepCompiler:
         """
         if self.execution.compile is None and step is not None:
             plan = self.plan
-            settled = Compilation.settled(plan.settings.compile, plan.info.budget, problem)
-            decided = settled or Compilation.timed(step, device_of(problem))
+            settled = Compilation.decide_early(plan.settings.compile, plan.info.budget, problem)
+            decided = settled or Compilation.decide_by_time(step, device_of(problem))
             self._record(attrs.evolve(self.execution, compile=decided))
         self.earlier = self.execution.compile
         if self.earlier is None or not self.earlier.wanted:

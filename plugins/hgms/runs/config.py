@@ -232,7 +232,7 @@ class RunConfig:
     ) -> RunConfig:
         return cls.from_dict(read_toml(text, source), source=source, registry=registry)
 
-    def resolved(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """Return the values of all fields, including defaults, as plain TOML values.
 
         ``from_dict`` converts the result back to this configuration.
@@ -256,7 +256,7 @@ class RunConfig:
         return table
 
     def to_toml(self) -> str:
-        return tomlkit.dumps(self.resolved())
+        return tomlkit.dumps(self.as_dict())
 
     @property
     def info(self) -> RunInfo:
@@ -266,7 +266,7 @@ class RunConfig:
             method=self.method_name,
             seed=self.seed,
             budget=self.budget,
-            config=self.resolved(),
+            config=self.as_dict(),
         )
 
     @property
@@ -287,7 +287,7 @@ class RunConfig:
         also covers the version of the task, the data fingerprint, and the code of third-party
         components.
         """
-        table = self.resolved()
+        table = self.as_dict()
         del table["seed"]
         for key in UNCOMPARED:
             table["run"].pop(key, None)

@@ -64,14 +64,14 @@ class Compilation:
     outcomes: Mapping[str, str] = Factory(dict)
 
     @classmethod
-    def weighed(cls, seconds: float, device: str) -> Compilation:
+    def decide_by_gain(cls, seconds: float, device: str) -> Compilation:
         """Decide from the seconds that eager steps take.
 
         Compile if this saves at least as much time as it takes.
 
-        >>> Compilation.weighed(12.0, "cuda").reason
+        >>> Compilation.decide_by_gain(12.0, "cuda").reason
         'eager steps take about 12 s, of which compilation saves about 9 s in about 6.5 s'
-        >>> Compilation.weighed(12.0, "cpu").wanted
+        >>> Compilation.decide_by_gain(12.0, "cpu").wanted
         False
         """
         share, spent = EXPECTED.get(device, EXPECTED["cpu"])
@@ -83,13 +83,15 @@ class Compilation:
         return cls(wanted=gained >= spent, reason=reason)
 
     @classmethod
-    def settled(cls, setting: str | bool, budget: Budget, problem: Problem) -> Compilation | None:
+    def decide_early(
+        cls, setting: str | bool, budget: Budget, problem: Problem
+    ) -> Compilation | None:
         """Return the decision if it is possible before any step.
 
         The result is ``None`` if the time of a step must decide.
 
         >>> problem = Problem(theta0={}, x0={}, g=lambda *_: None, f=lambda *_: None)
-        >>> Compilation.settled("auto", Budget.parse("5 min"), problem).wanted
+        >>> Compilation.decide_early("auto", Budget.parse("5 min"), problem).wanted
         True
         """
         if setting is False:
@@ -104,32 +106,32 @@ class Compilation:
         if device not in COMPILERS:
             return cls(wanted=False, reason=f"torch has no compiler for {device}")
         if budget.seconds is not None:
-            return cls.weighed(budget.seconds, device)
+            return cls.decide_by_gain(budget.seconds, device)
         if any((getattr(budget, unit) or least) < least for unit, least in LEAST.items()):
             return cls(wanted=False, reason=f"a budget of {budget} is too short to time a step")
         return None
 
     @classmethod
-    def timed(cls, step: Callable[[], tuple[float, float]], device: str) -> Compilation:
+    def decide_by_time(cls, step: Callable[[], tuple[float, float]], device: str) -> Compilation:
         """Decide from the seconds of an eager step and its share of the budget.
 
         The first step may also load modules. A decision for compilation therefore requires two
         steps.
 
-        >>> Compilation.timed(lambda: (0.01, 1 / 1000), "cpu").wanted
+        >>> Compilation.decide_by_time(lambda: (0.01, 1 / 1000), "cpu").wanted
         False
         """
         seconds = math.inf
         for _ in range(2):
             spent, share = step()
             seconds = min(seconds, spent / share if share > 0 else 0.0)
-            decision = cls.weighed(seconds, device)
+            decision = cls.decide_by_gain(seconds, device)
             if not decision.wanted:
                 break
         return decision
 
     @property
-    def compiled(self) -> list[str]:
+    def compiled_names(self) -> list[str]:
         """The names of the functions that are compiled."""
         return sorted(name for name, outcome in self.outcomes.items() if outcome == "compiled")
 
@@ -167,7 +169,7 @@ class Execution:
     ``compile`` states whether functions of the steps are compiled, and which were compiled. It is
     ``None`` if the time of a step must decide.
 
-    >>> Execution.recorded({"python": "3.12"}) is None
+    >>> Execution.from_environment({"python": "3.12"}) is None
     True
     """
 
@@ -175,7 +177,7 @@ class Execution:
     compile: Compilation | None = None
 
     @classmethod
-    def decided(cls, settings: RunSettings, budget: Budget, problem: Problem) -> Execution:
+    def decide(cls, settings: RunSettings, budget: Budget, problem: Problem) -> Execution:
         """Decide by the settings.
 
         For open settings, select the best option for this problem on this machine.
@@ -187,7 +189,7 @@ class Execution:
         )
         return cls(
             matmul=route or calibrated(problem),
-            compile=Compilation.settled(settings.compile, budget, problem),
+            compile=Compilation.decide_early(settings.compile, budget, problem),
         )
 
     @classmethod
@@ -196,7 +198,7 @@ class Execution:
         return _CONVERTER.structure(table, cls)
 
     @classmethod
-    def recorded(cls, environment: Mapping[str, Any]) -> Execution | None:
+    def from_environment(cls, environment: Mapping[str, Any]) -> Execution | None:
         """Return the execution that ``env.json`` of a run records.
 
         The result is ``None`` if the record is missing or unreadable.
@@ -247,7 +249,7 @@ class Execution:
             if self.matmul.route == "exact"
             else [f"matmul: {self.matmul.route} ({self.matmul.reason})"]
         )
-        if self.compile is not None and (names := self.compile.compiled):
+        if self.compile is not None and (names := self.compile.compiled_names):
             lines.append(
                 f"compiled: {', '.join(names)} in {self.compile.seconds:.1f} s "
                 f"({self.compile.reason})"

@@ -70,7 +70,7 @@ class RunFolder:
     The constructor creates no files. :func:`run` and :meth:`create` do.
 
     ``config``, ``steps``, ``timings``, ``diagnosis``, ``manifest``, ``summary`` and ``traceback``
-    are the paths of its files. ``begun`` is True if any of them exists. For such a run,
+    are the paths of its files. ``has_begun`` is True if any of them exists. For such a run,
     :meth:`records` returns the rows with their ``seconds``. :meth:`read_summary` returns the result
     (``None`` if there is no result yet). :meth:`load` returns the state and step of the last
     checkpoint.
@@ -102,7 +102,7 @@ class RunFolder:
     traceback = _File("traceback.txt")
 
     @property
-    def begun(self) -> bool:
+    def has_begun(self) -> bool:
         """Whether a run has written any of its files here."""
         paths = (self.config, self.steps, self.timings, self.manifest, self.summary)
         return any(map(os.path.lexists, paths))
@@ -128,7 +128,7 @@ class RunFolder:
         return os.path.lexists(self.path / LEASE)
 
     @contextlib.contextmanager
-    def claimed(
+    def claim(
         self,
         config: str,
         *,
@@ -154,7 +154,7 @@ class RunFolder:
                 place=(str(self.path),),
                 hint="use another path",
             )
-        if self.begun:
+        if self.has_begun:
             self._ensure_same(config, resume, word)
         own = Folder(self.path, text_key(config))
         with contextlib.ExitStack() as held:

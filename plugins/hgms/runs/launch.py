@@ -244,7 +244,7 @@ def run_config(
     device = device_called(settings.device)
     follow_launched(config, device)
     folder = RunFolder(path or config.path)
-    if resume and folder.begun:
+    if resume and folder.has_begun:
         ensure_same_inputs(folder.read_environment(), config.task, config.method, str(folder.path))
     elif resume and path is None:
         _look_for_others(folder, config)

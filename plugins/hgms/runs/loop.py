@@ -77,18 +77,18 @@ class Run:
     def carry_out(self) -> RunResult:
         """Run to the end of the budget, or read back a finished run from the folder."""
         config = "" if self.folder is None else tomlkit.dumps(self.info.config)
-        with self.recorder.claimed(config):
-            return self.read_back() or self.ended(config)
+        with self.recorder.claim(config):
+            return self.read_back() or self.run_to_end(config)
 
     def read_back(self) -> RunResult | None:
         """Return the result of a finished run, as its folder contains it."""
-        finished = self.recorder.finished(self.plan.device)
+        finished = self.recorder.read_finished(self.plan.device)
         if finished is None or self.folder is None:
             return None
         summary, state = finished
         theta, x = result_of(self.plan.method, state, self.folder.manifest, self.info.method)
         self.recorder.reread()
-        execution = Execution.recorded(self.folder.read_environment())
+        execution = Execution.from_environment(self.folder.read_environment())
         return self.result(theta, x, summary, execution)
 
     def result(
@@ -105,7 +105,7 @@ class Run:
             diagnosis=Diagnosis(self.recorder.diagnoses),
         )
 
-    def ended(self, config: str) -> RunResult:
+    def run_to_end(self, config: str) -> RunResult:
         """Run until the budget is spent or an error ends the run.
 
         A summary records the end, unless the run can be resumed.
@@ -118,7 +118,7 @@ class Run:
             with nothing_saved():
                 self.begin(config, in_force)
         except (RuntimeError, MemoryError) as error:
-            if out_of_memory(error) and (failure := self.explained(error)):
+            if out_of_memory(error) and (failure := self.explain(error)):
                 raise failure from error
             raise
         summary: dict[str, Any] | None = None
@@ -129,13 +129,13 @@ class Run:
         except KeyboardInterrupt as error:
             ending = error
             number = Interrupted.number_of(error)
-            raise self.interrupted(number) from None
+            raise self.interruption(number) from None
         except RankLost as error:  # the run itself has no error
             ending = error
             self.save()
             raise
         except BaseException as error:
-            failure = self.explained(error)
+            failure = self.explain(error)
             ending = failure or error
             if failure is None:
                 if self.position.step == 0 and isinstance(error, Exception):
@@ -151,7 +151,7 @@ class Run:
         theta, x = self.plan.method.result(self.position.state)
         return self.result(theta, x, summary, self.compiler.execution)
 
-    def interrupted(self, number: int) -> Interrupted:
+    def interruption(self, number: int) -> Interrupted:
         saved = self.recorder.saved_step
         if self.folder is None or saved < 0:
             return Interrupted("interrupted", number)
@@ -160,7 +160,7 @@ class Run:
 
     # --- errors that end a run
 
-    def explained(self, error: BaseException) -> HgmsError | None:
+    def explain(self, error: BaseException) -> HgmsError | None:
         """Return the error that the summary records.
 
         The result is ``None`` for an unexpected error, and if the run can be resumed after the
@@ -267,7 +267,7 @@ class Run:
         step = self.position.step
         if self.over or Evaluator(self.settings).is_due(step, before, self.share):
             row.update(self.evaluation())
-        self.record({**row, "step": step}, **self.diagnosed(previous.state, before))
+        self.record({**row, "step": step}, **self.diagnose(previous.state, before))
         self.warn_of_still_leaves()
 
     def evaluation(self) -> Record:
@@ -294,7 +294,7 @@ class Run:
             self.still |= set(new)
             LOG.warning("%s", still_note(new))
 
-    def diagnosed(self, previous: State, share: float) -> Record:
+    def diagnose(self, previous: State, share: float) -> Record:
         """Diagnose this step if it is due; return the seconds, which no budget counts."""
         position, every = self.position, self.settings.diagnose
         if self.diagnosing is None or every is None or position.step % every:

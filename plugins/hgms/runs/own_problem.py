@@ -206,7 +206,7 @@ class OwnProblem:
         """Whether each seed has a separate problem."""
         return "make" in self.identity
 
-    def made(self, seed: int) -> Problem:
+    def problem_of(self, seed: int) -> Problem:
         """Return the problem of a seed.
 
         It is created once for all methods that use it in succession.
@@ -224,12 +224,12 @@ class OwnProblem:
         The result is empty unless each seed has a separate problem.
         """
         if self.varies and seed not in self._instances:
-            self.made(seed)
+            self.problem_of(seed)
         return self._instances[seed] if self.varies else {}
 
     def problem(self, seed: int, device: torch.device, dtype: torch.dtype) -> Problem:
         """Return the problem of the seed. It stays on its device."""
-        problem = self.made(seed)
+        problem = self.problem_of(seed)
         if not self.measured:
             return attrs.evolve(problem)  # a copy: methods store data of one run with it
         fewer, held = hold_out(problem)

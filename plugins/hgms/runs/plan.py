@@ -51,10 +51,10 @@ class Plan:
         The recorded decision of a resumed run takes precedence, then :attr:`execution`. On several
         ranks the settings decide, because the other ranks only have the settings.
         """
-        decided = partial(Execution.decided, self.settings, self.info.budget, problem)
+        decided = partial(Execution.decide, self.settings, self.info.budget, problem)
         if self.settings.ranks > 1:
             return decided()
-        recorded = Execution.recorded(before)
+        recorded = Execution.from_environment(before)
         handed = None if self.execution is None else self.execution.anew
         if resumed and recorded is None:
             LOG.warning(

@@ -77,7 +77,7 @@ def on_ranks(
     if launcher_rank() is None:
         threads = settings.threads or max(1, before // count)
         torch.set_num_threads(threads)
-        arguments = {"config": config.resolved(), "plugins": plugins}
+        arguments = {"config": config.as_dict(), "plugins": plugins}
         ranks = start(count, device, "hgms.runs.follower", arguments, threads)
     else:
         rank = ensure_launched(count)

@@ -38,13 +38,11 @@ class Recorder:
     saved_at: float = field(factory=time.monotonic, init=False)
     saved_step: int = field(default=-1, init=False)
 
-    def claimed(self, config: str) -> contextlib.AbstractContextManager[Any]:
+    def claim(self, config: str) -> contextlib.AbstractContextManager[Any]:
         """Claim the folder for this process, and compare its configuration with ``config``."""
         if self.folder is None:
             return contextlib.nullcontext()
-        return self.folder.claimed(
-            config, resume=self.resume, patience=self.patience, word=self.word
-        )
+        return self.folder.claim(config, resume=self.resume, patience=self.patience, word=self.word)
 
     def load(self, device: torch.device) -> tuple[State, int] | None:
         """Return the saved state and its step; ``None`` for a new run."""
@@ -123,7 +121,7 @@ class Recorder:
             self.folder.save(position.state, position.step, summary)
         self.saved_step = position.step
 
-    def finished(self, device: torch.device) -> tuple[dict[str, Any], State] | None:
+    def read_finished(self, device: torch.device) -> tuple[dict[str, Any], State] | None:
         """Return the summary and the last state; ``None`` if the run is not finished."""
         if self.folder is None or not self.resume:
             return None

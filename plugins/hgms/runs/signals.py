@@ -104,10 +104,10 @@ def counted_suspensions() -> Iterator[Callable[[], int]]:
     """
     numbers: list[int] = []
 
-    def continued(number: int, _frame: FrameType | None) -> None:
+    def count_signal(number: int, _frame: FrameType | None) -> None:
         numbers.append(number)
 
-    with _handling(continued, CONTINUES):
+    with _handling(count_signal, CONTINUES):
         yield lambda: len(numbers)
 
 

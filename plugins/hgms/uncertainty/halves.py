@@ -71,13 +71,13 @@ class HalvesTest:
         return self.p <= 1 - LEVEL
 
     @property
-    def moved(self) -> bool:
+    def has_moved(self) -> bool:
         return not math.isnan(self.ratio)
 
     @property
     def verdict(self) -> str:
         """The result of the test in one sentence."""
-        if not self.moved:
+        if not self.has_moved:
             return (
                 "no weight moved, neither between halves nor between sources: no evidence "
                 "against the prior"

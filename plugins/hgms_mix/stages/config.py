@@ -43,7 +43,7 @@ class MixConfig(RunConfig):
 
 def resolved_table(config: MixConfig) -> dict[str, Any]:
     """Return the configuration with all values of all fields, as input for ``hgms mix``."""
-    table = config.resolved()
+    table = config.as_dict()
     judge = table["evaluate"].get("judge")
     if isinstance(judge, dict):
         table["evaluate"]["judge"] = {key: value for key, value in judge.items() if value != "none"}
@@ -117,7 +117,7 @@ def comparable(config: MixConfig) -> str:
     The budget of learning counts only if fine-tuning starts from the final model of learning.
     Otherwise budgets may differ: a method that does not learn needs one step.
     """
-    table = config.resolved()
+    table = config.as_dict()
     del table["method"], table["seed"]
     if config.finetune.start == "fresh":
         del table["budget"]

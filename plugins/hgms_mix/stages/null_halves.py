@@ -116,7 +116,7 @@ def null_test(
 def piece(run: RunConfig, path: Path) -> Piece:
     """Return one run of the test, in its folder, as a job."""
     plugins = [] if run.host is None else undeclared_plugins(run.host)
-    arguments = {"config": run.resolved(), "path": str(path.absolute()), "plugins": plugins}
+    arguments = {"config": run.as_dict(), "path": str(path.absolute()), "plugins": plugins}
 
     def finished_weights() -> dict[str, float] | None:
         folder = RunFolder(path)
@@ -135,7 +135,7 @@ def piece(run: RunConfig, path: Path) -> Piece:
         needs=Needs.of_run(run.run),
         plugins=plugins,
         finished=finished_weights,
-        notice=lambda: "resumes" if RunFolder(path).begun else "",
+        notice=lambda: "resumes" if RunFolder(path).has_begun else "",
         result=lambda outcome: outcome["weights"],
     )
 

@@ -122,7 +122,7 @@ def reweight(
         log(f"reweight: done before ({folder})")
     else:
         log(
-            f"reweight: {'resumes' if run.begun else 'starts'} ({config.method_name}, "
+            f"reweight: {'resumes' if run.has_begun else 'starts'} ({config.method_name}, "
             f"{config.budget})"
         )
     # Reading a finished run starts no ranks; ranks of a launcher follow every run.

@@ -236,7 +236,7 @@ class DesignRuns:
     def _task_inputs(self) -> dict[str, Any]:
         """Settings, version and data fingerprint of the task, which all points share."""
         task = self._model.task
-        settings = self.config.resolved()["task"]
+        settings = self.config.as_dict()["task"]
         return {"task": settings, "task_version": task.version, **task.data_fingerprint()}
 
 

@@ -60,7 +60,7 @@ def test_a_finished_grid_is_neither_claimed_nor_resumed_nor_are_long_rows_read(
     columns = StoredRun.columns
     for name in ("runs.loop.Run.carry_out", "comparison.coordinator.carry_out"):
         monkeypatch.delattr(f"hgms.{name}")
-    for name in ("claimed", "load"):
+    for name in ("claim", "load"):
         monkeypatch.delattr(RunFolder, name)
     monkeypatch.setattr(
         StoredRun, "columns", lambda run, names: (read.append(run.label), columns(run, names))[1]

@@ -76,7 +76,7 @@ def test_a_field_of_text_takes_numbers_and_dates_as_they_are_written() -> None:
         lay(table, assignment)  # type: ignore[arg-type]
     config = RunConfig.from_dict(table)
     assert (config.run.out, config.run.label) == ("1e3", "2026-11-26")
-    assert config.resolved()["method"]["outer"]["lr"] == 0.5
+    assert config.as_dict()["method"]["outer"]["lr"] == 0.5
     lay(table, "run.threads=.5")  # type: ignore[arg-type]
     with rejects("wrong-type", "run", "threads", of=ConfigError):
         RunConfig.from_dict(table)

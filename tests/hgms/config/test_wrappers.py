@@ -23,15 +23,15 @@ def test_a_wrappers_key_stands_among_those_of_the_pipeline() -> None:
     pipeline: Any = plain.method.method
     inside = KeepBest(method=evolve(pipeline, generator=evolve(pipeline.generator, count=3)))
     assert wrapped.method == Around(method=inside, margin=2.0)
-    table = wrapped.resolved()["method"]
+    table = wrapped.as_dict()["method"]
     assert (table["name"], table["margin"], table["generator"]["count"]) == ("recipe", 2.0, 3)
-    assert "margin" not in plain.resolved()["method"]
+    assert "margin" not in plain.as_dict()["method"]
     assert wrapped.config_hash != plain.config_hash
 
 
 def test_a_wrapper_may_be_named_with_the_method_inside_as_a_table_or_with_its_keys() -> None:
     nested = config_of(method={"name": "around", "margin": 2.0, "method": "recipe"})
-    assert config_of(method={**nested.resolved()["method"], "name": "around"}) == nested
+    assert config_of(method={**nested.as_dict()["method"], "name": "around"}) == nested
     inside = {"name": "recipe", "margin": 2.0}
     twice = config_of(method={"name": "around", "margin": 1.0, "method": inside})
     assert config_of(text=twice.to_toml()) == twice

@@ -51,8 +51,8 @@ def test_on_a_terminal_a_job_is_shown_with_its_owner_until_it_ended(
         seen._view.bars._progress.refresh()  # type: ignore[union-attr]
         middle = shown()
         seen.say("worker 3 is lost")
-        seen.ended(work, "failed", ERROR)
-        seen.ended(other, "done")
+        seen.end(work, "failed", ERROR)
+        seen.end(other, "done")
     after = shown()
     line = next(line for line in middle.splitlines() if "one" in line and "50%" in line)
     assert all(part in line for part in ("process 7", "step 3", "f 0.25"))

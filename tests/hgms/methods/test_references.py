@@ -58,7 +58,7 @@ def test_keys_beside_the_parts_put_their_wrapper_around(
         layers.add(type(inner))
         inner = inner.method  # type: ignore[attr-defined]
     assert layers == wrappers
-    table = found.resolved()["method"]
+    table = found.as_dict()["method"]
     assert table["name"] == name
     assert {key: table[key] for key in keys if key != "generator"}.items() <= keys.items()
     assert RunConfig.from_toml(found.to_toml()) == found

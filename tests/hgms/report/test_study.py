@@ -119,7 +119,7 @@ def test_metrics_that_are_not_finite_and_tasks_on_which_everything_failed_are_sh
     found = [(entry.label, entry.nonfinite["value"]) for entry in section.entries]
     assert found == [("shaky", 1), ("grows", 3)]
     assert (section.entries[0].metrics["value"].mean, section.winner) == (1.5, None)
-    assert (failed.winner, failed.verdict, len(study.failed)) == (None, "", 3)
+    assert (failed.winner, failed.verdict, len(study.failed_runs)) == (None, "", 3)
     assert all("fails" in WRITERS[suffix](study) for suffix in (".html", ".tex"))
 
 

@@ -169,7 +169,9 @@ def test_losses_on_data_sources_get_no_verdict() -> None:
         ]
 
     runs = {"a": of(A), "b": of(B), "u": of([0.7, 0.71, 0.72, 0.7], "uniform")}
-    unjudged = [runs["a"][0].unjudged(name) for name in (*judged, "test_loss", "test_perplexity")]
+    unjudged = [
+        runs["a"][0].why_unranked(name) for name in (*judged, "test_loss", "test_perplexity")
+    ]
     assert [reason == "" for reason in unjudged] == [True, True, False, False]
     losses = table(runs, "test_loss", "u", higher_is_better=True)
     assert losses.winner is losses.floor is losses.forest is None

@@ -95,12 +95,12 @@ def test_making_programs_is_on_no_clock_whenever_it_happens(
     result = walk(budget, Late(), settings=COMPILED, folder=tmp_path)
     assert Time.now >= 2 * MAKING
     assert [row["seconds"] for row in result.records] == [0.0, 1.0, 2.0, 3.0, 4.0]
-    assert compilation(result).compiled == ["halve", "twice"]
+    assert compilation(result).compiled_names == ["halve", "twice"]
     # recorded apart from the result, which is the same for every run of one seed
     table = recorded(tmp_path)
     assert table["seconds"] == compilation(result).seconds > 0
     assert table["outcomes"] == {"halve": "compiled", "twice": "compiled"}
-    assert Execution.recorded(RunFolder(tmp_path).read_environment()) == result.execution
+    assert Execution.from_environment(RunFolder(tmp_path).read_environment()) == result.execution
     assert "compile" not in (tmp_path / "summary.json").read_text()
 
 

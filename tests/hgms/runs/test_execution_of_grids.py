@@ -117,4 +117,6 @@ def test_the_first_run_decides_whether_steps_are_compiled(
     assert "quadratic: steps: compiled in all runs" in said
     compare("quadratic", BOTH, "50 steps", 1, tmp_path / "a", **fixed)
     tables = recorded(tmp_path / "a", "compile").values()
-    assert [each["reason"] for each in tables] == [Compilation.weighed(75.0, "cpu").reason] * 3
+    assert [each["reason"] for each in tables] == [
+        Compilation.decide_by_gain(75.0, "cpu").reason
+    ] * 3

@@ -165,7 +165,7 @@ def test_a_resolved_configuration_reads_back_equal() -> None:
         config_of(task, {"name": "saunter", "lr": 0.3}) for task in ("street", "field")
     )
     for config, limit in ((street, 3.0), (field, 0.5)):
-        read = (RunConfig.from_dict(config.resolved()), RunConfig.from_toml(config.to_toml()))
+        read = (RunConfig.from_dict(config.as_dict()), RunConfig.from_toml(config.to_toml()))
         for again in read:
             assert attrs.evolve(again, method_name=config.method_name) == config
             assert again.config_hash == config.config_hash
@@ -195,5 +195,5 @@ def test_a_grid_gives_a_method_the_defaults_of_each_task() -> None:
         for made in (grid(), grid(method=special))
     ]
     assert values == [[(0.4, 3.0, 5), (0.2, 0.5, None)], [(2.0, 3.0, 5), (0.2, 0.5, None)]]
-    varied = [fields(grid().varied(task, "saunter", {"rows": 7}).method) for task in BOTH["task"]]
+    varied = [fields(grid().vary(task, "saunter", {"rows": 7}).method) for task in BOTH["task"]]
     assert varied == [(0.4, 3.0, 7), (0.2, 0.5, 7)]

@@ -136,7 +136,7 @@ def test_a_marker_without_a_record_does_not_block_the_folder(
 
 def test_who_has_lost_its_lease_writes_nothing_more(folder: Path) -> None:
     kept = RunFolder(folder)
-    with kept.claimed("seed = 0"):
+    with kept.claim("seed = 0"):
         kept.create("seed = 0", {})
         kept.append({"step": 0}, {"step": 0, "seconds": 0.0})
         taken = folder / ".taken"

@@ -58,7 +58,7 @@ def test_the_demos_file_describes_its_mixes_wherever_it_is_written(tmp_path: Pat
     out = tmp_path / 'a "quoted" TEMPLATE'
     out.mkdir()
     _, learned = configs(out, 1)
-    assert load(out / "demo.toml", out=str(out)).resolved() == learned.resolved()
+    assert load(out / "demo.toml", out=str(out)).as_dict() == learned.as_dict()
 
 
 @pytest.mark.extended
