@@ -71,8 +71,7 @@ class Judge:
             the time in the server's ``Retry-After``.
         attempts: total number of requests if replies contain no rating; after these, the rating
             counts as failed.
-        requests_per_minute, concurrency: largest number of requests started per minute (without
-            retries), and of concurrent requests.
+        concurrency: largest number of concurrent requests.
 
     Cost: one request per turn: 160 for MT-Bench.
 
@@ -91,7 +90,6 @@ class Judge:
     timeout: float = field(default=120.0, validator=greater_than(0))
     retries: int = field(default=10, validator=at_least(0))
     attempts: int = field(default=3, validator=at_least(1))
-    requests_per_minute: float | None = field(default=None, validator=optional(greater_than(0)))
     concurrency: int = field(default=4, validator=at_least(1))
 
     @property

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
@@ -98,96 +98,89 @@ def _ratings_of(
         timeout=judge.timeout,
         max_retries=judge.retries,
     ) as client:
-        yield _Session(judge, client).rate_requests(todo)
+        yield _rate_requests(judge, client, todo)
 
 
-class _Session:
-    """Requests to one judge from several threads, which start at a fixed interval."""
+def _rate_requests(
+    judge: Judge, client: OpenAI, todo: Sequence[Request]
+) -> Iterator[dict[str, Any]]:
+    """Yield records in the order of completion.
 
-    def __init__(self, judge: Judge, client: OpenAI) -> None:
-        self._judge = judge
-        self._client = client
-        self._gap = 60 / judge.requests_per_minute if judge.requests_per_minute else 0.0
-        self._next = 0.0
-        self._lock = threading.Lock()
-        self._stop = threading.Event()
-
-    def rate_requests(self, todo: Sequence[Request]) -> Iterator[dict[str, Any]]:
-        """Yield records in the order of completion.
-
-        After the first failure, start no new request, but yield the records of running requests.
-        """
-        failure = None
-        with ThreadPoolExecutor(self._judge.concurrency) as pool:
-            try:
-                for future in as_completed([pool.submit(self._rate, each) for each in todo]):
-                    failure = failure or future.exception()
-                    if future.exception() is None and (record := future.result()) is not None:
-                        yield record
-            finally:
-                self._stop.set()  # also after an interrupt of the caller
-        if failure is not None:
-            raise failure
-
-    def _rate(self, request: Request) -> dict[str, Any] | None:
-        """Return the record of a request, or None if another request failed before it."""
-        record = None
-        for attempt in range(1, self._judge.attempts + 1):
-            with self._lock:
-                start = max(self._next, time.monotonic())
-                self._next = start + self._gap
-            if self._stop.wait(max(0.0, start - time.monotonic())):
-                return None
-            try:
-                reply, failed = self._reply(request)
-            except BaseException:
-                self._stop.set()
-                raise
-            record = request.record(self._judge.where, attempt, reply, failed)
-            if record["rating"] is not None:
-                break
-        return record
-
-    def _reply(self, request: Request) -> tuple[str | None, str]:
-        """Return the judge's reply, or None with the reason why it cannot be used."""
-        import openai
-
-        judge = self._judge
+    After the first failure, start no new request, but yield the records of running requests.
+    """
+    failure = None
+    stop = threading.Event()
+    with ThreadPoolExecutor(judge.concurrency) as pool:
         try:
-            text = self._send(request).choices[0].message.content
-        except openai.BadRequestError as error:
-            return None, f"refused: {_short(error)}"
-        except (openai.APIStatusError, openai.APIConnectionError) as error:
-            raise HgmsError(
-                "judge-failed",
-                f"the judge {judge.where} does not respond: {_short(error)}",
-                place=("evaluate", "judge"),
-                hint=f"check base_url and the key, or increase timeout={judge.timeout:g} "
-                f"(seconds) or retries={judge.retries}",
-            ) from None
-        except (
-            openai.APIResponseValidationError,
-            AttributeError,
-            LookupError,
-            TypeError,
-            ValueError,
-            RecursionError,
-        ) as error:
-            return None, f"malformed: {_short(error)}"
-        if not isinstance(text, str) or not text.strip():
-            return None, "malformed: no text"
-        return text.encode(errors="replace").decode(), ""  # half a surrogate pair cannot be written
+            rate = functools.partial(_rate, judge, client, stop)
+            for future in as_completed([pool.submit(rate, each) for each in todo]):
+                failure = failure or future.exception()
+                if future.exception() is None and (record := future.result()) is not None:
+                    yield record
+        finally:
+            stop.set()  # also after an interrupt of the caller
+    if failure is not None:
+        raise failure
 
-    def _send(self, request: Request) -> Any:
-        """Send a request, with the retries of the client."""
-        judge = self._judge
-        calls: Any = self._client.chat.completions
-        return calls.create(
-            model=judge.model,
-            messages=request.messages,
-            temperature=judge.temperature,
-            max_tokens=judge.max_tokens,
-        )
+
+def _rate(
+    judge: Judge, client: OpenAI, stop: threading.Event, request: Request
+) -> dict[str, Any] | None:
+    """Return the record of a request, or None if another request failed before it."""
+    record = None
+    for attempt in range(1, judge.attempts + 1):
+        if stop.is_set():
+            return None
+        try:
+            reply, failed = _reply(judge, client, request)
+        except BaseException:
+            stop.set()
+            raise
+        record = request.record(judge.where, attempt, reply, failed)
+        if record["rating"] is not None:
+            break
+    return record
+
+
+def _reply(judge: Judge, client: OpenAI, request: Request) -> tuple[str | None, str]:
+    """Return the judge's reply, or None with the reason why it cannot be used."""
+    import openai
+
+    try:
+        text = _send(judge, client, request).choices[0].message.content
+    except openai.BadRequestError as error:
+        return None, f"refused: {_short(error)}"
+    except (openai.APIStatusError, openai.APIConnectionError) as error:
+        raise HgmsError(
+            "judge-failed",
+            f"the judge {judge.where} does not respond: {_short(error)}",
+            place=("evaluate", "judge"),
+            hint=f"check base_url and the key, or increase timeout={judge.timeout:g} "
+            f"(seconds) or retries={judge.retries}",
+        ) from None
+    except (
+        openai.APIResponseValidationError,
+        AttributeError,
+        LookupError,
+        TypeError,
+        ValueError,
+        RecursionError,
+    ) as error:
+        return None, f"malformed: {_short(error)}"
+    if not isinstance(text, str) or not text.strip():
+        return None, "malformed: no text"
+    return text.encode(errors="replace").decode(), ""  # half a surrogate pair cannot be written
+
+
+def _send(judge: Judge, client: OpenAI, request: Request) -> Any:
+    """Send a request, with the retries of the client."""
+    calls: Any = client.chat.completions
+    return calls.create(
+        model=judge.model,
+        messages=request.messages,
+        temperature=judge.temperature,
+        max_tokens=judge.max_tokens,
+    )
 
 
 def _short(error: BaseException) -> str:

@@ -93,12 +93,12 @@ def test_recorded_replies_give_the_records_and_the_score_of_our_judge(
 ) -> None:
     recorded = Recorded()
 
-    def sent(self: Any, request: Any) -> Any:
+    def sent(judge: Any, client: Any, request: Any) -> Any:
         """What comes through the endpoint of our judge."""
         message = SimpleNamespace(content=recorded(request.messages[1]["content"]))
         return SimpleNamespace(choices=[SimpleNamespace(message=message)])
 
-    monkeypatch.setattr(asking._Session, "_send", sent)
+    monkeypatch.setattr(asking, "_send", sent)
     own = evaluation_of(folder, Judge(base_url="http://localhost:1/v1", model="judge"))
     inspected = evaluation_of(folder, MOCK)
     ours, theirs = (stage.rate(folder)["mt-bench"] for stage in (own, inspected))
