@@ -78,7 +78,7 @@ class LinearSystem:
     target: Tensor
     finite: Tensor
     precision: float
-    products: int = 0
+    products: int | Tensor = 0
 
     @staticmethod
     def dot(a: Tensor, b: Tensor) -> Tensor:
@@ -242,7 +242,7 @@ class CallableSolver:
                 f"solver must return a tensor of shape {list(b.shape)}, like b, not {shape}",
                 place=("solver",),
             )
-        iterations = torch.full_like(system.size, system.products, dtype=torch.int64)
+        iterations = torch.full_like(system.size, int(system.products), dtype=torch.int64)
         x = returned.detach() / system.unit
         residual = system.norm(system.rhs - system.apply(x))
         converged = residual <= system.target

@@ -181,7 +181,7 @@ def step_record(
         "residual": None if solution is None else solution.residual,
         "iterations": None if solution is None else solution.iterations,
         "curvature": None if solution is None else solution.curvature,
-        "outcome": estimate.outcome.label,
+        "outcome": estimate.code,
     }
     if len(theta) > 1:  # in the order of θ
         lengths = torch._foreach_norm([estimate.value[name] for name in theta])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -60,6 +59,8 @@ class Cost:
     """Numbers of oracle calls. A call on a batch counts as one; ``rows`` is the total number of
     examples in all calls.
 
+    A count that an accelerator computes is a tensor, to avoid a wait.
+
     >>> (Cost(lower_gradients=20) + Cost(upper_values=1)).calls
     21
     """
@@ -67,19 +68,19 @@ class Cost:
     lower_gradients: int = 0
     upper_values: int = 0
     upper_gradients: int = 0
-    products: int = 0
+    products: int | Tensor = 0
     cross_products: int = 0
-    rows: int = 0
+    rows: int | Tensor = 0
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(**{name: getattr(self, name) + getattr(other, name) for name in _COUNTS})
 
-    def numbers(self) -> dict[str, int]:
+    def numbers(self) -> dict[str, Any]:
         """Return the six counts by name."""
         return {name: getattr(self, name) for name in _COUNTS}
 
     @property
-    def calls(self) -> int:
+    def calls(self) -> Any:
         """Return the total number of oracle calls, which a budget in oracle calls limits."""
         return sum(self.numbers().values()) - self.rows
 
@@ -270,7 +271,7 @@ class Solution:
     - ``curvature``: the smallest Rayleigh quotient pᵀ(H + ridge·I)p / pᵀp that the solver computed
       (inf if it computed no quotient).
     - ``iterations``: the iterations per system.
-    - ``products``: the number of calls of the operator.
+    - ``products``: the number of calls of the operator. Calls for finished systems do not count.
     """
 
     value: Tensor
@@ -278,7 +279,7 @@ class Solution:
     residual: Tensor
     iterations: Tensor
     curvature: Tensor
-    products: int
+    products: int | Tensor
 
     @property
     def outcome(self) -> Outcome:
@@ -312,18 +313,26 @@ class Estimate:
 
         It is also NONFINITE if the mixed term, the direct term or ∇_x g is not finite.
         """
+        return list(Outcome)[int(self.code)]
+
+    @property
+    def code(self) -> Tensor:
+        """Return ``outcome.code`` as a tensor, which does not wait for a GPU."""
         if self.solution is None:
-            return Outcome.NOT_SOLVED
-        code = total = self.solution.codes.max().to(torch.float32)
-        for leaf in (
-            *tree_leaves(self.value),
-            *([] if self.lower_gradient_norm is None else [self.lower_gradient_norm]),
-        ):
-            total = total + leaf.sum(dtype=torch.promote_types(leaf.dtype, torch.float32))
-        # one transfer for both numbers, to wait for a GPU only once
-        worst, total = torch.stack([code.to(total), total]).tolist()
-        return list(Outcome)[int(worst)] if math.isfinite(total) else Outcome.NONFINITE
+            return torch.tensor(Outcome.NOT_SOLVED.code)
+        code = self.solution.codes.max()
+        total = sum(
+            (
+                leaf.sum(dtype=torch.promote_types(leaf.dtype, torch.float32))
+                for leaf in tree_leaves((self.value, self.lower_gradient_norm))
+                if leaf is not None
+            ),
+            torch.zeros_like(code, dtype=torch.float32),
+        )
+        return code.masked_fill(~torch.isfinite(total), Outcome.NONFINITE.code)
 
 
 Record = dict[str, Any]
-"""One outer step as a flat row. The runner converts its tensors to numbers in one transfer."""
+"""One outer step as a flat row. The runner converts its tensors to numbers in one transfer, and an
+``outcome`` that is a tensor of codes to its label.
+"""

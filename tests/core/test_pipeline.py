@@ -98,7 +98,7 @@ def test_one_step_is_algorithm_one() -> None:
     slope = (x - c) / scale
     assert_same(state["x"]["x"], x, rtol=1e-12)
     assert_same(state["theta"]["t"], (theta - 0.1 * slope).clamp(max=2.0), rtol=1e-11)
-    assert (record["outcome"], record["finite_candidates"]) == (Outcome.CONVERGED.label, 3)
+    assert (record["outcome"], record["finite_candidates"]) == (Outcome.CONVERGED.code, 3)
     expected = {
         "hypergradient_norm": float(slope.norm()),
         "upper_loss": float(0.5 * (x - c).square().sum()),

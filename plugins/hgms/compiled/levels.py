@@ -68,6 +68,10 @@ class CompiledProduct:
         """Return whether the launch of a compiled function costs about as much as a product."""
         return sum(leaf.numel() for leaf in self.residuals) <= SMALL
 
+    def at_once(self, most: int) -> int:
+        """Return the number of iterations, of at most ``most``, in one compiled function."""
+        return min(most, ITERATIONS) if self.small else 1
+
     def whole(
         self,
         name: str,
@@ -88,7 +92,7 @@ class CompiledProduct:
         if not self.small:
             return None
         graph = self.graph
-        count = min(most, ITERATIONS)
+        count = self.at_once(most)
 
         def solved(
             residuals: list[Tensor], b: Tensor, x0: Tensor | None, earlier: Tree | None
@@ -101,6 +105,8 @@ class CompiledProduct:
         rhs = b.detach()
         start = None if x0 is None else x0.detach()
         numbers, products, going, state = program(residuals, rhs, start, None)
+        if rhs.device.type != "cpu" and count == most:  # without a wait for the device
+            return Solution(**numbers, products=products)
         total = int(products)
         while going:
             numbers, products, going, state = program(residuals, rhs, None, state)
@@ -126,7 +132,7 @@ class CompiledProduct:
         """
         residuals = list(self.residuals)
         graph = self.graph
-        count = min(most, ITERATIONS) if self.small else 1
+        count = self.at_once(most)
 
         def advance(residuals: list[Tensor], state: Tree) -> tuple[Tree, Tensor]:
             product = Inexact(lambda v: graph(*residuals, v)[0], self.noise)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import ClassVar, Literal, final
 
 import torch
 from attrs import field
+from torch.utils._pytree import tree_map
 
 from hgms.facts import needs_of
 from hgms.methods.inner import around_a_pipeline
@@ -93,8 +95,8 @@ class KeepBest:
         with torch.no_grad():
             loss = problem.f(theta, x, batch)
         best = state["best"]
-        if best is None or not torch.isfinite(best["loss"]) or bool(loss < best["loss"]):
-            best = {"loss": loss, "theta": theta, "x": x}
+        found = {"loss": loss, "theta": theta, "x": x}
+        best = found if best is None else _better(found, best)
         cost = Cost(**following["cost"]) + Cost(upper_values=1, rows=rows)
         counts = cost.numbers()
         record = {
@@ -108,6 +110,15 @@ class KeepBest:
     def result(self, state: State) -> tuple[Tree, Tree]:
         best = state["best"]
         return self.method.result(state) if best is None else (best["theta"], best["x"])
+
+
+def _better(found: State, best: State) -> State:
+    """Return the state with the lower loss. The host does not wait for an accelerator."""
+    better = (found["loss"] < best["loss"]) | ~torch.isfinite(best["loss"])
+    if better.device.type == "cpu":
+        return found if better else best
+    chosen: State = tree_map(partial(torch.where, better), found, best)
+    return chosen
 
 
 @hookimpl

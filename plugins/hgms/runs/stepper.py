@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from attrs import frozen
 from torch import Tensor
 
 from hgms.runs.advice import check_growth, check_numbers
-from hgms_core import ConfigError, Method, Problem, Record, Sources, State, Tree, norm
+from hgms_core import ConfigError, Method, Outcome, Problem, Record, Sources, State, Tree, norm
 from hgms_core.capabilities import Finishes, find
 from hgms_core.errors import raise_all
 
@@ -228,23 +228,40 @@ def named_zeros(record: Record, theta: Tree) -> Record:
 def _total(leaves: Iterable[torch.Tensor]) -> float | torch.Tensor:
     """Return the sum of all numbers, which is finite only if all numbers are finite.
 
-    It is a single fast pass that does not wait for a GPU.
+    It is a single fast pass that does not wait for an accelerator.
     """
     sums = [leaf.sum() for leaf in leaves]
-    if any(part.is_cuda for part in sums):
-        return torch.stack([part.double() for part in sums]).sum()
-    return sum(part.item() for part in sums)
+    if all(part.device.type == "cpu" for part in sums):
+        return sum(part.item() for part in sums)
+    widest = torch.float32 if sums[0].device.type == "mps" else torch.float64
+    return torch.stack([part.to(widest) for part in sums]).sum()
 
 
 def to_numbers(record: Mapping[str, Any]) -> Record:
-    """Return the record with numbers and lists in place of tensors; all move to the CPU at once."""
-    tensors = {name: value for name, value in record.items() if isinstance(value, torch.Tensor)}
-    moved = {name: value.detach().to("cpu", non_blocking=True) for name, value in tensors.items()}
-    for device in {value.device for value in tensors.values() if value.is_cuda}:
-        torch.cuda.synchronize(device)
-    return {
-        name: moved[name].tolist() if name in moved else value for name, value in record.items()
-    }
+    """Return the record with numbers and lists in place of tensors.
+
+    The tensors of a device move to the CPU in one transfer.
+    """
+    tensors = {name: value.detach() for name, value in record.items() if isinstance(value, Tensor)}
+    numbers: Record = {}
+    for device in {value.device for value in tensors.values()}:
+        here = {name: value for name, value in tensors.items() if value.device == device}
+        moved = here.values() if device.type == "cpu" else _moved(list(here.values()))
+        numbers |= {name: value.tolist() for name, value in zip(here, moved, strict=True)}
+    if "outcome" in numbers:
+        numbers["outcome"] = list(Outcome)[numbers["outcome"]].label
+    return {name: numbers.get(name, value) for name, value in record.items()}
+
+
+def _moved(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return tensors of one device on the CPU, moved as one tensor of bytes."""
+    flat = [value.contiguous().reshape(-1).view(torch.uint8) for value in tensors]
+    parts = torch.cat(flat).cpu().split([part.numel() for part in flat])
+    # a copy is aligned for its dtype
+    return [
+        part.clone().view(value.dtype).reshape(value.shape)
+        for part, value in zip(parts, tensors, strict=True)
+    ]
 
 
 def _shape_of(leaf: object) -> torch.Size | None:

@@ -4,8 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 
+from torch import Tensor
+
 from hgms.compiled import CompiledProduct
 from hgms_core import LinearSystem, Tree
+
+READ_EVERY = 8
+"""Iterations between two reads of the unfinished systems on an accelerator."""
+
+
+def waits(system: LinearSystem) -> bool:
+    """Return whether the host waits for a device when it reads a number of the system."""
+    return system.rhs.device.type != "cpu"
+
+
+def unfinished(system: LinearSystem, active: Tensor, turn: int) -> bool:
+    """Return whether iteration ``turn``, from 0, is necessary.
+
+    On an accelerator the host reads ``active`` only every :data:`READ_EVERY` iterations, because it
+    waits for the device each time. Iterations in between do not change finished systems.
+    """
+    if waits(system) and (turn == 0 or turn % READ_EVERY):
+        return True
+    return bool(active.any())
+
+
+def eager(system: LinearSystem, iteration: Callable[[Tree], Tree], state: Tree, most: int) -> Tree:
+    """Apply ``iteration(state)`` until no system is active, at most ``most`` times."""
+    turn = 0
+    while turn < most and unfinished(system, state["active"], turn):
+        if waits(system):
+            system.products = system.products + state["active"].any().long() - 1
+        state = iteration(state)
+        turn = turn + 1
+    return state
 
 
 def iterated(
@@ -23,9 +55,7 @@ def iterated(
     counts iterations per system; ``state["r"]`` is a vector. Products are counted the same way.
     """
     if not isinstance(system.matvec, CompiledProduct):
-        while state["active"].any():
-            state = iteration(system, state, *settings)
-        return state
+        return eager(system, lambda state: iteration(system, state, *settings), state, most)
     advance = system.matvec.loop(
         name,
         settings,
@@ -33,7 +63,10 @@ def iterated(
         lambda inner, values: iteration(inner, values, *settings),
         most,
     )
-    while state["active"].any():
+    at_once = system.matvec.at_once(most)
+    turn = 0
+    while turn < most and unfinished(system, state["active"], turn):
         state, needed = advance(state)
-        system.products += int(needed)
+        system.products += needed if waits(system) else int(needed)
+        turn = turn + at_once
     return state

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from attrs import frozen
 from torch import Tensor
 
 from hgms.compiled import CompiledProduct
-from hgms.solvers.iterated import iterated
+from hgms.solvers.iterated import READ_EVERY, eager, iterated, waits
 from hgms_core import LinearSystem, MatVec, Outcome, Solution, Tree
 
 dot = LinearSystem.dot
@@ -47,21 +48,31 @@ def pcg(
     residual falls. Otherwise floating-point precision is exhausted, and the outcome is STAGNATED.
     With a :class:`hgms.compiled.CompiledProduct`, a compiled function runs one or several
     iterations.
+
+    On an accelerator, the host does not wait for a solve of at most ``READ_EVERY`` steps: the solve
+    makes all products and the check, counts the necessary ones, and ends after the check.
     """
     product = system.matvec
     state = begun(system, x0, max_steps, precondition, largest)
     verified = state["size"]
-    while state["active"].any():
+    unread = waits(system) and max_steps <= READ_EVERY
+    while unread or state["active"].any():
         if isinstance(product, CompiledProduct) and precondition is None:
             state = iterated("cg", (max_steps,), system, iteration, state, max_steps)
         else:
-            while state["active"].any():
-                state = iteration(system, state, max_steps, precondition)
+            step = partial(iteration, system, max_steps=max_steps, precondition=precondition)
+            state = eager(system, step, state, max_steps)
         state = settled(system, state, precondition)
-        if not claims(state).any():
+        claimed = claims(state).any()
+        if not (unread or claimed):
             break
         fresh = system.rhs - system.apply(state["x"])
-        state = checked(system, state, fresh, verified, max_steps, precondition)
+        proven = checked(system, state, fresh, verified, max_steps, precondition)
+        if unread:
+            system.products = system.products + claimed.long() - 1
+            state = {name: torch.where(claimed, proven[name], state[name]) for name in state}
+            break
+        state = proven
         verified = state["size"]
     return system.solution(
         state["x"], state["size"], state["codes"], state["steps"], state["curvature"], clip

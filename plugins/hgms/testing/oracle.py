@@ -157,12 +157,12 @@ def demand_honest(cost: Cost, tally: Tally) -> None:
         f"f was called {tally.calls['f']} times, {upper} calls are declared",
     )
     for name, declared in (("f", upper), ("g", lower)):
-        demand_close(name, tally.calls[name], tally.passes[name], declared)
+        demand_close(name, tally.calls[name], tally.passes[name], int(declared))
     rows = (
         f"{tally.rows} rows went through calls and {tally.returned} through backward passes, "
         f"{cost.rows} are declared"
     )
-    demand(_close(cost.rows, max(tally.rows, tally.returned)), rows)
+    demand(_close(int(cost.rows), max(tally.rows, tally.returned)), rows)
 
 
 def demand_close(name: str, calls: int, passes: int, declared: int) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from attrs import define, field
 from torch import Tensor
+from torch._subclasses import FakeTensor
 from torch.utils._python_dispatch import return_and_correct_aliasing
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -314,6 +315,9 @@ def _on_host(name: str, value: Any) -> Any:
         )
     if not isinstance(value, Tensor):
         return value
+    if isinstance(value, FakeTensor):  # a trace computes without numbers
+        with value.fake_mode:
+            return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
     if value.device.type == TYPE:  # a zero tangent of forward mode
         if not value._is_zerotensor():
             raise RuntimeError(f"{name}: a tensor of the device without numbers")

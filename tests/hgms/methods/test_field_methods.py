@@ -15,7 +15,7 @@ from hgms.hypergradients import Implicit
 from hgms.runs import RunConfig
 from hgms.solvers import Neumann
 from hgms.tasks.quadratic import Quadratic
-from hgms_core import Branch, Key, Problem, Ravel
+from hgms_core import Branch, Key, Outcome, Problem, Ravel
 
 pytestmark = pytest.mark.usefixtures("one_registry")
 PROBLEM = network_problem()
@@ -62,7 +62,7 @@ def test_a_step_by_hand(name: str, parts: Any, x: float, h: float) -> None:
     theta = 2 - 0.1 * h
     assert float(state["theta"]["t"]) == pytest.approx(theta, rel=1e-9)
     if name == "fixed-point":
-        assert record["outcome"] == "iteration-limit"
+        assert record["outcome"] == Outcome.ITERATION_LIMIT.code
     if name == "amigo":  # goes on from its last linear solution
         state, _ = made.step(SCALAR, state)
         x = (2.0 / 2 + theta / 4) / 2 + theta / 4

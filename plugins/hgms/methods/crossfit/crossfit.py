@@ -342,9 +342,7 @@ class CrossFit:
             "slope": alpha[weights.SLOPE].exp(),
             "threshold": alpha[weights.THRESHOLD],
             "tilt": alpha[weights.TILT].exp(),
-            "outcome": max(
-                (estimate.outcome for estimate in estimates), key=lambda outcome: outcome.code
-            ).label,
+            "outcome": torch.stack([estimate.code for estimate in estimates]).max(),
         }
         cost = sum((estimate.cost for estimate in estimates), cost)
         return (
