@@ -11,7 +11,6 @@ from hgms.report.latex import latex
 from hgms.report.page import html
 from hgms.report.study import Study
 from hgms.store import replace_file, writing
-from hgms.store.files import Buffer
 from hgms_core import ConfigError
 
 WRITERS: dict[str, Callable[[Study], str]] = {".html": html, ".tex": latex}
@@ -73,7 +72,7 @@ def report(folders: Iterable[str | Path], path: str | Path) -> Path:
     return write(build(folders), Path(path))[0]
 
 
-def write_file(path: Path, data: Buffer) -> None:
+def write_file(path: Path, data: bytes) -> None:
     """Replace a file atomically, and create its folder. After an error, the file is unchanged.
 
     Errors: DiskError if the file is not writable.

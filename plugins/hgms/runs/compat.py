@@ -49,16 +49,13 @@ def _cells(registry: Registry, name: str, tasks: Mapping[str, Any]) -> Iterator[
         except HgmsError:
             method = None
         lacking = missing_traits(method, target) if method is not None else None
-        if lacking is not None:
+        if method is None:
+            why = "it requires a configuration"
+        elif lacking is None:
+            why = "the task declares no traits"
+        else:
             why = wanted_traits(lacking) if lacking else ""
             why += "".join(f"; did you mean {trait!r}?" for trait in similar_traits(lacking))
-        else:
-            nothing = method is None
-            why = (
-                "it cannot be built from its defaults alone"
-                if nothing
-                else "the task says nothing about its problems"
-            )
         yield {
             "method": name,
             "task": task,

@@ -109,26 +109,22 @@ def _fields(target: type) -> list[dict[str, Any]]:
     fields = []
     for key, attribute in init_fields(target).items():
         required = attribute.default is attrs.NOTHING
-        default = None
-        if not required:
-            given: Any = attribute.default
-            factory = given if isinstance(given, attrs.Factory) else None  # type: ignore[arg-type]
-            value = (
-                attribute.default
-                if factory is None
-                else (None if factory.takes_self else factory.factory())
-            )
-            try:
-                default = plain(value, hints[attribute.name])
-            except HgmsError:
-                default = f"{value!r}, from Python only"
-        row = {
-            "name": key,
-            "type": spell(hints[attribute.name]),
-            "required": required,
-            "default": default,
-        }
-        fields.append(row | {"range": range_of(attribute.validator)})
+        value: Any = None if required else attribute.default
+        if isinstance(value, attrs.Factory):  # type: ignore[arg-type]
+            value = None if value.takes_self else value.factory()
+        try:
+            default = None if required else plain(value, hints[attribute.name])
+        except HgmsError:
+            default = f"{value!r}, from Python only"
+        fields.append(
+            {
+                "name": key,
+                "type": spell(hints[attribute.name]),
+                "required": required,
+                "default": default,
+                "range": range_of(attribute.validator),
+            }
+        )
     return fields
 
 
@@ -136,13 +132,11 @@ def _cells(field: Mapping[str, Any]) -> dict[str, str]:
     kind, none, _ = field["type"].partition(' or "none"')
     limits = field["range"]
     between = " " if limits.startswith(("<", ">", "≥", "≤", "in ")) else ": " if limits else ""
-    takes = f"{kind}{between}{limits}{none}"
+    default = json.dumps(field["default"], ensure_ascii=False)
     return {
         "field": field["name"],
-        "default": "(required)"
-        if field["required"]
-        else json.dumps(field["default"], ensure_ascii=False),
-        "takes": takes,
+        "default": "(required)" if field["required"] else default,
+        "takes": f"{kind}{between}{limits}{none}",
     }
 
 
@@ -183,18 +177,12 @@ def range_of(validator: Any) -> str:
             sentence = re.split(r"[.:](?:\s|$)", unmarked(" ".join(part.__doc__.split())))[0]
             sentence = sentence.removeprefix("Require ")
             words += [sentence[0].lower() + sentence[1:]] * ("validator" not in sentence)
-    low, high = (
-        next((op for op in ops if op in bounds), None) for ops in ((">=", ">"), ("<=", "<"))
-    )
+    low = [f"{'[' if op == '>=' else '('}{bounds[op]}" for op in (">=", ">") if op in bounds]
+    high = [f"{bounds[op]}{']' if op == '<=' else ')'}" for op in ("<=", "<") if op in bounds]
     if low and high:
-        left = "[" if low == ">=" else "("
-        right = "]" if high == "<=" else ")"
-        words.insert(0, f"in {left}{bounds[low]}, {bounds[high]}{right}")
-    elif low or high:
-        op = low or high
-        assert op is not None
-        words.insert(0, f"{op.replace('>=', '≥').replace('<=', '≤')} {bounds[op]}")
-    return ", ".join(words)
+        return ", ".join([f"in {low[0]}, {high[0]}", *words])
+    signs = {">=": "≥", "<=": "≤"}
+    return ", ".join([*(f"{signs.get(op, op)} {bound}" for op, bound in bounds.items()), *words])
 
 
 def _parts(validator: Any) -> Iterator[Any]:
@@ -221,10 +209,12 @@ def _about_task(target: Any) -> dict[str, Any]:
     about: dict[str, Any] = {
         "metrics": dict(target.metrics),
         "traits": sorted(traits_of(target) or ()),
+        "theta": None,
+        "x": None,
     }
     required = [key for key, field in init_fields(target).items() if field.default is attrs.NOTHING]
     if required:
-        return about | {"theta": None, "x": None, "unknown": f"it needs {', '.join(required)}"}
+        return about | {"unknown": f"it needs {', '.join(required)}"}
     try:
         with mock.patch.object(
             socket.socket, "connect", side_effect=OSError("nothing is downloaded for a description")
@@ -232,15 +222,11 @@ def _about_task(target: Any) -> dict[str, Any]:
             problem = target().problem(0, torch.device("cpu"), torch.float32)
     except Exception as error:  # it needs data or a library
         return about | {
-            "theta": None,
-            "x": None,
-            "unknown": error.message if isinstance(error, HgmsError) else described(error),
+            "unknown": error.message if isinstance(error, HgmsError) else described(error)
         }
-    theta, x = (
-        {name: list(leaf.shape) for name, leaf in tree.items()}
-        for tree in (problem.theta0, problem.x0)
-    )
-    return about | {"theta": theta, "x": x, "unknown": None}
+    for key, tree in (("theta", problem.theta0), ("x", problem.x0)):
+        about[key] = {name: list(leaf.shape) for name, leaf in tree.items()}
+    return about | {"unknown": None}
 
 
 def _task_lines(known: Mapping[str, Any]) -> Iterator[str]:

@@ -20,12 +20,8 @@ SHOWN = 3
 def comparable_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a configuration without the settings that may differ within the same run."""
     settings = config.get("run")
-    if not isinstance(settings, Mapping):
-        settings = {}
-    return {
-        **config,
-        "run": {key: value for key, value in settings.items() if key not in UNCOMPARED},
-    }
+    kept = settings.items() if isinstance(settings, Mapping) else ()
+    return {**config, "run": {key: value for key, value in kept if key not in UNCOMPARED}}
 
 
 def config_key(config: Mapping[str, Any]) -> str:

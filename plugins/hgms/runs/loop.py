@@ -31,7 +31,7 @@ from hgms.runs.folder import RunFolder
 from hgms.runs.observers import Observers
 from hgms.runs.plan import Plan
 from hgms.runs.recorder import Recorder
-from hgms.runs.result import RunResult, judge_result, summarise
+from hgms.runs.result import RunResult, judge_result, metrics_of, summarise
 from hgms.runs.signals import Interrupted, Interrupts, counted_suspensions, nothing_saved
 from hgms.runs.stepper import Position, Stepper
 from hgms.store import finite
@@ -111,16 +111,17 @@ class Run:
         A summary records the end, unless the run can be resumed.
         """
         with contextlib.ExitStack() as in_force:
-            return self._ended(config, in_force)
+            try:
+                with nothing_saved():
+                    self.begin(config, in_force)
+            except (RuntimeError, MemoryError) as error:
+                if out_of_memory(error) and (failure := self.explain(error)):
+                    raise failure from error
+                raise
+            return self.take_steps()
 
-    def _ended(self, config: str, in_force: contextlib.ExitStack) -> RunResult:
-        try:
-            with nothing_saved():
-                self.begin(config, in_force)
-        except (RuntimeError, MemoryError) as error:
-            if out_of_memory(error) and (failure := self.explain(error)):
-                raise failure from error
-            raise
+    def take_steps(self) -> RunResult:
+        """Run from the current position to the end; record how the run ended."""
         summary: dict[str, Any] | None = None
         ending: BaseException | None = None
         try:
@@ -128,8 +129,7 @@ class Run:
             summary = self.end("done")
         except KeyboardInterrupt as error:
             ending = error
-            number = Interrupted.number_of(error)
-            raise self.interruption(number) from None
+            raise self.interruption(Interrupted.number_of(error)) from None
         except RankLost as error:  # the run itself has no error
             ending = error
             self.save()
@@ -168,10 +168,12 @@ class Run:
         """
         if out_of_memory(error) and torch.cuda.is_available():
             torch.cuda.empty_cache()
-        step, state = self.position.step, self.position.state
-        kept = f"the state after step {step} is kept" if state else "no step was taken"
-        plan = self.plan
-        return explain_error(error, step + 1, kept, method=plan.method, task=plan.task)
+        step = self.position.step
+        kept = (
+            f"the state after step {step} is kept" if self.position.state else "no step was taken"
+        )
+        parts = {"method": self.plan.method, "task": self.plan.task}
+        return explain_error(error, step + 1, kept, **parts)
 
     # --- the beginning
 
@@ -271,12 +273,10 @@ class Run:
         self.warn_of_still_leaves()
 
     def evaluation(self) -> Record:
-        position = self.position
-        metrics: Record = {}
         with self.observers.may_stop("evaluate"):
-            theta, x = self.stepper.result(position.state, position.step)
-            metrics = Evaluator(self.settings).metrics(self.stepper.problem, theta, x)
-        return metrics
+            theta, x = self.stepper.result(self.position.state, self.position.step)
+            return Evaluator(self.settings).metrics(self.stepper.problem, theta, x)
+        return {}
 
     def record(self, row: Record, **beside: float) -> None:
         """Record the row of a step, and show it to the observers."""
@@ -363,10 +363,7 @@ class Run:
             summary["stopped_by"] = self.observers.stopped
             has_metrics = any(name.startswith("metric.") for name in rows[-1])
             if status == "done" and not has_metrics:  # the last evaluated row is an earlier one
-                numbers = finite(self.evaluation())
-                summary["metrics"] |= {
-                    name.removeprefix("metric."): value for name, value in numbers.items()
-                }
+                summary["metrics"] |= metrics_of(finite(self.evaluation()))
         untrained = find(self.plan.method, HasPlaceholder)
         if untrained is not None and untrained.placeholder_reason:
             summary["untrained"] = untrained.placeholder_reason

@@ -141,9 +141,6 @@ def summarise(
     It does not contain the clock, so it is the same for every run with the same seed.
     """
     last = records[-1] if records else {}
-    evaluated: Mapping[str, Any] = next(
-        (row for row in reversed(records) if any(key.startswith("metric.") for key in row)), {}
-    )
     return {
         "status": status,
         **({"error": error} if error else {}),
@@ -153,17 +150,26 @@ def summarise(
         "budget": str(info.budget),
         "outer_steps": step,
         "upper_loss": last.get("upper_loss"),
-        "metrics": {
-            key.removeprefix("metric."): value
-            for key, value in evaluated.items()
-            if key.startswith("metric.")
-        },
+        "metrics": next(filter(None, map(metrics_of, reversed(records))), {}),
         "oracle_calls": last.get("oracle_calls"),
         "cost": {
             key.removeprefix("cost_"): value
             for key, value in last.items()
             if key.startswith("cost_")
         },
+    }
+
+
+def metrics_of(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metrics of a row by name.
+
+    >>> metrics_of({"step": 3, "metric.loss": 0.5})
+    {'loss': 0.5}
+    """
+    return {
+        key.removeprefix("metric."): value
+        for key, value in row.items()
+        if key.startswith("metric.")
     }
 
 
@@ -175,27 +181,20 @@ def judge_result(
     Errors: NumericalError if a run is done but its upper loss is not finite.
     """
     loss = validation_loss(problem, theta, x)
-    losses = [row["upper_loss"] for row in records if "upper_loss" in row]
-    if summary["status"] == "done" and (
-        broken(loss) or (losses and all(value is None for value in losses))
-    ):
-        what = (
-            f"the upper loss of the result is {loss}"
-            if broken(loss)
-            else "the upper loss is not finite in any step"
-        )
+    losses = {row["upper_loss"] for row in records if "upper_loss" in row}
+    if summary["status"] == "done" and (broken(loss) or losses == {None}):
+        what = f"of the result is {loss}" if broken(loss) else "is not finite in any step"
         raise NumericalError(
             "not-finite",
-            f"step {summary['outer_steps']}: {what}",
+            f"step {summary['outer_steps']}: the upper loss {what}",
             place=("upper_loss",),
             hint="remove empty rows, and rows with non-finite numbers",
         )
-    leaves = list(problem.theta0)
     notes = []
     if "untrained" not in summary:
         notes = remarks(problem, x, loss, learned=weights_changed(records))
     if not summary.get("role"):  # the method learns θ
-        since = still_leaves(records, leaves)
+        since = still_leaves(records, list(problem.theta0))
         notes += [still_note(since)] if since else []
     notes += filter(None, [outlier_note(records)])
     return {**summary, **({"remarks": notes} if notes else {}), "validation_loss": finite(loss)}
@@ -210,10 +209,10 @@ def weights_changed(records: Sequence[Record]) -> bool:
     False
     """
     weights = [
-        {key: value for key, value in row.items() if key.startswith("weight.")} for row in records
+        [value for key, value in row.items() if key.startswith("weight.")] for row in records
     ]
-    weights = [row for row in weights if row]
-    return not weights or any(row != weights[0] for row in weights)
+    known = [row for row in weights if row]
+    return not known or any(row != known[0] for row in known)
 
 
 def validation_loss(problem: Problem, theta: Tree, x: Tree) -> float:
@@ -252,14 +251,9 @@ def remarks(problem: Problem, x: Tree, loss: float, *, learned: bool = True) -> 
     if problem.find(Sources) is None:
         end = f"{start:.4g} at the start to {loss:.4g}"
         return [f"the validation loss rose from {end}: the result is worse than the start"] * rose
-    away = {name: leaf - problem.x0[name] for name, leaf in x.items()}
+    away = float(norm({name: leaf - problem.x0[name] for name, leaf in x.items()}))
     length = float(norm(problem.x0))
-    moved = (
-        f"x moved by {float(norm(away)) / length:.2g} of its length"
-        if length
-        else f"x moved by {float(norm(away)):.2g}"
-    )
-    change = loss - start
+    moved = f"x moved by {away / length:.2g} of its length" if length else f"x moved by {away:.2g}"
     if rose:
         trust = "do not trust the weights (" if learned else "("
         return [
@@ -267,7 +261,7 @@ def remarks(problem: Problem, x: Tree, loss: float, *, learned: bool = True) -> 
             f"diverged, or learned what is of no use for validation; {trust}lower the generator's "
             "lr, or look at the heaviest source)"
         ]
-    if learned and abs(change) < UNMOVED * abs(start):
+    if learned and abs(loss - start) < UNMOVED * abs(start):
         return [
             f"the validation loss hardly changed, from {start:.4g} to {loss:.4g} ({moved}): the "
             "weights were learned at the "

@@ -139,14 +139,11 @@ class Patience:
         """Return the number of steps since the best value."""
         value = metric_of(record, self.metric)
         step = int(record["step"])
-        if value is not None:
-            gain = (
-                math.inf
-                if not self._gained
-                else (value - self._gained[0][0]) * (1 if self._higher else -1)
-            )
-            if gain > self.least:
-                self._gained[:] = [(value, step)]
+        sign = 1 if self._higher else -1
+        if value is not None and (
+            not self._gained or sign * (value - self._gained[0][0]) > self.least
+        ):
+            self._gained[:] = [(value, step)]
         return step - (self._gained[0][1] if self._gained else 0)
 
     def _check(self, record: Mapping[str, Any]) -> None:
