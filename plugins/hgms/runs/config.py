@@ -101,7 +101,8 @@ class RunSettings:
     digits.
 
     ``out`` is the folder for run folders; ``~`` and ``$VARIABLES`` are replaced. ``threads`` is the
-    number of CPU threads (``None``: torch's default).
+    number of CPU threads. ``None`` selects one thread or torch's default by a measurement at the
+    start, unless ``OMP_NUM_THREADS`` is set.
 
     The run evaluates a row every ``evaluate_every`` outer steps. If ``evaluations`` is set, the run
     evaluates this number of rows at equal shares of the budget instead. Methods of very different

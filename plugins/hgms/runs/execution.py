@@ -10,6 +10,7 @@ therefore uses its recorded decision. The runs of a comparison use the decision 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -22,6 +23,7 @@ from attrs import Factory, evolve, frozen
 from hgms.compiled import COMPILERS, Programs, RouteChoice, calibrated, matrix_route
 from hgms.config import Budget
 from hgms.runs.config import RunSettings
+from hgms.runs.threads import ThreadChoice, are_set, choose_threads, number_of_threads
 from hgms_core import Problem
 
 KEY = "execution"
@@ -166,8 +168,9 @@ class Execution:
     """The decisions on the execution of steps.
 
     ``matmul`` is the route of float32 matrix products, with the reason and the measurements.
-    ``compile`` states whether functions of the steps are compiled, and which were compiled. It is
-    ``None`` if the time of a step must decide.
+    ``threads`` is the number of threads of torch, measured likewise (``None``: as the user or torch
+    has set it). ``compile`` states whether functions of the steps are compiled, and which were
+    compiled. It is ``None`` if the time of a step must decide.
 
     >>> Execution.from_environment({"python": "3.12"}) is None
     True
@@ -175,6 +178,7 @@ class Execution:
 
     matmul: RouteChoice
     compile: Compilation | None = None
+    threads: ThreadChoice | None = None
 
     @classmethod
     def decide(cls, settings: RunSettings, budget: Budget, problem: Problem) -> Execution:
@@ -187,8 +191,14 @@ class Execution:
             if settings.matmul != "auto"
             else None
         )
+        clock = time.process_time if settings.clock == "cpu" else time.perf_counter
+        measure = settings.ranks == 1 and not are_set(settings.threads)
+        threads = choose_threads(problem, clock) if measure else None
+        with number_of_threads(None if threads is None else threads.threads):
+            route = route or calibrated(problem)
         return cls(
-            matmul=route or calibrated(problem),
+            matmul=route,
+            threads=threads,
             compile=Compilation.decide_early(settings.compile, budget, problem),
         )
 
@@ -211,7 +221,7 @@ class Execution:
     def as_table(self) -> dict[str, Any]:
         """Return the execution as values of JSON."""
         return attrs.asdict(
-            self, filter=lambda attribute, value: attribute.name != "compile" or value is not None
+            self, filter=lambda attribute, value: attribute.name == "matmul" or value is not None
         )
 
     @property
@@ -225,11 +235,12 @@ class Execution:
 
     @contextmanager
     def in_force(self, device: torch.device) -> Iterator[None]:
-        """Use the route for all matrix products inside the context.
+        """Use the route for all matrix products, and the number of threads, inside the context.
 
         The compiler of the problem compiles functions.
         """
-        with matrix_route(self.matmul.route, device):
+        threads = None if self.threads is None else self.threads.threads
+        with number_of_threads(threads), matrix_route(self.matmul.route, device):
             yield
 
     def choices(self) -> dict[str, str]:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 
 from hgms.plugins import LOG
 from hgms.runs.config import RunSettings
@@ -15,6 +15,7 @@ from hgms.runs.execution import KEY, Execution
 from hgms.runs.folder import RunFolder
 from hgms.runs.own_problem import OwnProblem
 from hgms.runs.provenance import about_task, digests, environment, merge_environments
+from hgms.runs.threads import are_set
 from hgms_core import Method, Problem, RunInfo, Task, Tree
 
 
@@ -61,7 +62,8 @@ class Plan:
                 "env.json no longer contains how this run was computed; its last digits may "
                 "differ from here on"
             )
-        return recorded or handed or decided()
+        execution = recorded or handed or decided()
+        return evolve(execution, threads=None) if are_set(self.settings.threads) else execution
 
     def environment(
         self, folder: RunFolder, before: Mapping[str, Any], execution: Execution, host: Any
