@@ -50,7 +50,7 @@ def _cells(registry: Registry, name: str, tasks: Mapping[str, Any]) -> Iterator[
             method = None
         lacking = missing_traits(method, target) if method is not None else None
         if method is None:
-            why = "it requires a configuration"
+            why = "it cannot be built from its defaults alone"
         elif lacking is None:
             why = "the task declares no traits"
         else:

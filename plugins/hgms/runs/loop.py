@@ -273,10 +273,11 @@ class Run:
         self.warn_of_still_leaves()
 
     def evaluation(self) -> Record:
+        metrics: Record = {}
         with self.observers.may_stop("evaluate"):
             theta, x = self.stepper.result(self.position.state, self.position.step)
-            return Evaluator(self.settings).metrics(self.stepper.problem, theta, x)
-        return {}
+            metrics = Evaluator(self.settings).metrics(self.stepper.problem, theta, x)
+        return metrics
 
     def record(self, row: Record, **beside: float) -> None:
         """Record the row of a step, and show it to the observers."""
