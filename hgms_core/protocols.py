@@ -112,7 +112,8 @@ class CandidateGenerator(Protocol):
 class Selector(Protocol):
     """Selects one of N candidates, by their upper value on one shared batch or by another score.
 
-    Called: ``select`` in every outer step, after ``propose``.
+    Called: ``select`` in every outer step, after ``propose``. If it evaluates f, it declares that:
+    ``Selection.of(scores, cost=Cost(upper_values=N, rows=N * rows))``.
 
     This selector selects the candidate with the smallest norm:
 

@@ -230,6 +230,7 @@ class Selection:
 
     ``gap`` is the distance between the best two finite scores (inf if there is only one finite
     score). ``finite`` is the number of finite scores, as a tensor, to avoid a wait for the GPU.
+    ``cost`` counts the calls of the losses; the default is a selector that calls none.
     """
 
     index: Tensor

@@ -10,7 +10,7 @@ from attrs import evolve
 
 from hgms_core import Candidates, Cost
 from hgms_core.capabilities import DrawsChoice
-from support.kit_parts import DOC, Boxed, Exactly, Lowest, Step, changed
+from support.kit_parts import DOC, Boxed, Exactly, Lowest, Step, Thompson, changed
 
 # --- selectors, estimators, outer optimisers
 # --------------------------------------------------------------------------------------------------
@@ -91,6 +91,8 @@ PARTS: list[tuple[str, str, Any]] = [
         "ties",
         type("Changed", (Lowest,), {"__doc__": DOC, "capabilities": frozenset({DrawsChoice})})(),
     ),
+    ("selector", "ties", Thompson()),
+    ("selector", "permutation", Thompson()),
     ("selector", "single", selects(lambda s, c: evolve(s, gap=s.gap.nan_to_num(posinf=0.0)))),
     ("selector", "same-rows", scores(on_rows_of("differentiate"))),
     ("selector", "same-rows", scores(on_rows_of("stop"))),

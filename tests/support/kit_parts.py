@@ -205,6 +205,20 @@ class Lowest:
 
 
 @frozen(kw_only=True)
+class Thompson(Lowest):
+    """Lowest of randomly shifted scores; it does not declare ``DrawsChoice``."""
+
+    name: ClassVar[str] = "thompson"
+
+    def scores(
+        self, problem: Problem, theta: Tree, candidates: Candidates, key: Key
+    ) -> torch.Tensor:
+        scores = super().scores(problem, theta, candidates, key)
+        noise = torch.randn(len(scores), generator=key.fold("noise").generator())
+        return scores + noise.to(scores)
+
+
+@frozen(kw_only=True)
 class Exactly:
     __doc__ = DOC
     name: ClassVar[str] = "exactly"

@@ -130,23 +130,18 @@ def _choices(selector: Any, stack: Candidates, keys: int = DRAWS) -> Tensor:
     return torch.bincount(torch.stack(chosen).cpu(), minlength=stack.count).double()
 
 
-def _randomised(selector: Any) -> bool:
-    """Whether the choice is random by design (softmax, Thompson).
-
-    This is true if the selector declares `DrawsChoice`, or if its choice between equal candidates
-    depends on the key.
-    """
-    draws = find(selector, DrawsChoice) is not None
-    return draws or bool((_choices(selector, rows(EQUAL), 16) > 0).sum() > 1)
+def _is_random(selector: Any) -> bool:
+    """Whether the choice is random by design (softmax, Thompson)."""
+    return find(selector, DrawsChoice) is not None
 
 
 def check_permutation(selector: Any) -> None:
     """With candidates in another order, the same candidate is selected, and the scores are
-    reordered in the same way. A random choice (it depends on the key for equal candidates) has
-    the same frequencies.
+    reordered in the same way. A random choice (the selector declares `DrawsChoice`) has the same
+    frequencies.
     """
     order = [4, 2, 0, 5, 1, 3]
-    if _randomised(selector):
+    if _is_random(selector):
         here = _choices(selector, candidates())
         there = _choices(selector, rows(order))
         there = there[torch.tensor(order).argsort()]
@@ -194,19 +189,15 @@ def check_ties(selector: Any) -> None:
     """Of equal candidates, the first is always selected. A random choice (the selector declares
     `DrawsChoice`) depends on the key.
     """
-    if find(selector, DrawsChoice) is not None:
-        other = (_choices(selector, rows(EQUAL)) > 0).sum() > 1
+    if _is_random(selector):
         demand(
-            other,
-            (
-                f"it declares DrawsChoice, but of {COUNT} equal candidates it chose the same one "
-                f"with {DRAWS} keys"
-            ),
+            (_choices(selector, rows(EQUAL)) > 0).sum() > 1,
+            f"it declares DrawsChoice, but of {COUNT} equal candidates it chose the same one with "
+            f"{DRAWS} keys",
         )
-    if _randomised(selector):
         return
-    chosen = [int(selected(selector, rows(EQUAL), KEY.fold(i)).index) for i in range(3)]
-    demand(chosen == [0, 0, 0], f"of {COUNT} equal candidates it chose {chosen}{MEANT}")
+    chosen = [int(selected(selector, rows(EQUAL), KEY.fold(i)).index) for i in range(16)]
+    demand(not any(chosen), f"of {COUNT} equal candidates it chose {chosen}{MEANT}")
 
 
 def check_single(selector: Any) -> None:
@@ -221,10 +212,9 @@ def check_same_rows(selector: Any) -> None:
     for stopping.
     """
     scores = selected(with_fields(selector, batch_size=2), rows(EQUAL)).scores
-    drawn = _randomised(selector)  # the scores may be random too
     spread = (
         float((scores - scores[0]).abs().max())
-        if torch.isfinite(scores).all() and not drawn
+        if torch.isfinite(scores).all() and not _is_random(selector)  # else scores may be random
         else 0.0
     )
     demand(spread <= 1e-12, f"equal candidates have the scores {shown(scores)}")
