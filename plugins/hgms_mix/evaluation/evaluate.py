@@ -272,10 +272,10 @@ class Evaluate:
         answers = f"{name}.answers.jsonl"
         facts = folder.manifest().facts
         settings = facts.get("settings", {})
-        if not (folder.path / answers).exists() or name not in settings:
+        if not (folder.path / answers).exists():
             folder.commit([], facts={**facts, "settings": {**settings, name: now}})
             return
-        before = settings[name]
+        before = settings.get(name, {})  # answers without settings may be of other settings
         if changed := [key for key in now if before.get(key) != now[key]]:
             raise CheckpointError(
                 "other-settings",

@@ -154,7 +154,6 @@ class LmEval:
                 tokenizer has none.
             CheckpointError: the responses in the folder are from another model.
         """
-        self.check()
         if any(name in LOCAL or load(name).OUTPUT_TYPE == GENERATES for name in self.tasks):
             prompt_cap(model, 1, self.max_new_tokens, (*PLACE, "max_new_tokens"))
         if self.chat_template and tokenizer.chat_template is None:

@@ -53,7 +53,6 @@ def rate(
         HgmsError: the judge cannot be reached, does not respond or rejects a request; finished
             ratings are kept.
     """
-    judge.require()
     done = stored_ratings(judge, folder, requests)
     todo = [request for request in requests if done.get(request.key, {}).get("rating") is None]
     if not todo:

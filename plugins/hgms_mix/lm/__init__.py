@@ -41,7 +41,7 @@ from hgms_mix.lm.ranking import (
     sources_of,
 )
 from hgms_mix.lm.rows import examples_at, read_examples
-from hgms_mix.lm.sources import Source
+from hgms_mix.lm.sources import Source, mixture_shares
 from hgms_mix.lm.store import warn
 from hgms_mix.lm.table import TokenTable, check_fits, halves_of
 from hgms_mix.lm.task import SourceMixture
@@ -82,6 +82,7 @@ __all__ = [
     "halves_of",
     "highest",
     "interpolate",
+    "mixture_shares",
     "near_copies",
     "optional_count",
     "overlap_warning",

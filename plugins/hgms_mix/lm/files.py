@@ -305,12 +305,20 @@ def parse(row: Unread, fields: Mapping[str, str] | None) -> Row | BadRow:
 
 
 def _parse_json(line: bytes) -> Row | BadRow:
+    """Parse a line with one object."""
+    value = _load_json(line.rstrip())
+    return value if isinstance(value, BadRow) else _object(value)
+
+
+def _load_json(data: bytes) -> Any:
+    """Return the value, or a BadRow if the data are malformed."""
     try:
-        return _object(json.loads(line.rstrip()))
+        return json.loads(data)
     except UnicodeDecodeError as error:
         return BadRow(f"it is not UTF-8 (byte {error.start})")
     except json.JSONDecodeError as error:
-        return BadRow(f"malformed JSON: {error.msg} at column {error.colno}")
+        line = "" if error.lineno == 1 else f"line {error.lineno}, "
+        return BadRow(f"malformed JSON: {error.msg} at {line}column {error.colno}")
     except ValueError as error:  # a number with too many digits
         return BadRow(f"malformed JSON: {error}")
     except RecursionError:
@@ -322,29 +330,14 @@ def _object(row: Any) -> Row | BadRow:
 
 
 def _array(name: str, at: Place, data: bytes) -> Rows:
-    try:
-        value = json.loads(data)
-    except UnicodeDecodeError as error:
+    value = _load_json(data)
+    if isinstance(value, BadRow):
         raise DataError(
             "wrong-format",
-            f"byte {error.start} of {name} is not UTF-8",
+            f"{name} cannot be read: {value}",
             place=at,
-            hint="convert it to UTF-8",
-        ) from None
-    except json.JSONDecodeError as error:
-        raise DataError(
-            "wrong-format",
-            f"line {error.lineno}, column {error.colno} of {name} is malformed JSON: {error.msg}",
-            place=at,
-            hint="correct that line, or use JSON lines, where max_bad_rows skips bad rows",
-        ) from None
-    except RecursionError:
-        raise DataError(
-            "wrong-format",
-            f"{name} is malformed JSON: nested too deeply",
-            place=at,
-            hint="correct the file",
-        ) from None
+            hint="correct it, or use JSON lines in UTF-8, where max_bad_rows skips bad rows",
+        )
     for number, row in enumerate(
         _unwrap_rows(name, at, value) if isinstance(value, dict) else value
     ):

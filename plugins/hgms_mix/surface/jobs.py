@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
+import functools
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from weakref import WeakValueDictionary
 
 import attrs
 
 from hgms.executors import Needs, Piece, RemoteProgress, Tell, unless_busy
 from hgms.plugins import Registry
 from hgms.runs import undeclared_plugins
-from hgms.store import json_digest
 from hgms_mix.stages import LEASES, claim, read, resolved_table
 from hgms_mix.surface.design import Point
 from hgms_mix.surface.runs import DesignRuns, Outcome
 
 PATIENCE = 0.5
 """Seconds to wait for a run of another process."""
-_KNOWN: WeakValueDictionary[str, DesignRuns] = WeakValueDictionary()
-"""The designs of this process by data fingerprint: jobs of the same design share loaded data."""
-_LAST: list[DesignRuns] = []
 
 
 def piece(runs: DesignRuns, point: Point) -> Piece:
@@ -31,9 +28,9 @@ def piece(runs: DesignRuns, point: Point) -> Piece:
         "config": resolved_table(runs.given),
         "folder": str(runs.folder.absolute()),
         "plugins": plugins,
+        "data": runs.data_digest,
         "point": attrs.asdict(point),
     }
-    _KNOWN[_design(arguments)] = runs
     title = " ".join(
         f"{weight:.2f} {name}" for name, weight in zip(runs.sources, point.weights, strict=True)
     )
@@ -63,15 +60,9 @@ def work(arguments: Mapping[str, Any], tell: Tell) -> Mapping[str, Any]:
 
     The results are in the folder of the point.
     """
-    design = _design(arguments)
     progress = RemoteProgress(tell)
-    runs = _KNOWN.get(design)
-    if runs is None:
-        config = read(
-            arguments["config"], "the surface", registry=Registry.load(arguments["plugins"])
-        )
-        _KNOWN[design] = runs = DesignRuns(config=config, folder=Path(arguments["folder"]))
-        _LAST[:] = [runs]  # for the next job
+    design = {name: arguments[name] for name in ("config", "folder", "plugins", "data")}
+    runs = design_of(json.dumps(design))
     runs.show(progress, progress.say)
     point = Point(**{**arguments["point"], "weights": tuple(arguments["point"]["weights"])})
     with claim(runs.place(point), patience=PATIENCE):
@@ -80,6 +71,10 @@ def work(arguments: Mapping[str, Any], tell: Tell) -> Mapping[str, Any]:
     return {}
 
 
-def _design(arguments: Mapping[str, Any]) -> str:
-    """Return a digest that is the same for all points of one design."""
-    return json_digest([arguments["config"], arguments["folder"]])
+@functools.lru_cache(maxsize=1)
+def design_of(arguments: str) -> DesignRuns:
+    """Return the design of a job; further jobs of the same design share its loaded data."""
+    design = json.loads(arguments)
+    registry = Registry.load(design["plugins"])
+    config = read(design["config"], "the surface", registry=registry)
+    return DesignRuns(config=config, folder=Path(design["folder"]))

@@ -239,6 +239,11 @@ class DesignRuns:
         settings = self.config.as_dict()["task"]
         return {"task": settings, "task_version": task.version, **task.data_fingerprint()}
 
+    @property
+    def data_digest(self) -> str:
+        """The digest of the task with its data."""
+        return json_digest(self._task_inputs)
+
 
 def with_evaluated_sets(config: MixConfig) -> MixConfig:
     """Return the configuration with validation sets as additional test sets.

@@ -2,38 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from typing import Any, Literal, cast, final
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, final
 
-import attrs
 import numpy as np
 from attrs import field
 
-from hgms_core import ConfigError, component
-from hgms_core.errors import unknown_name
+from hgms_core import ConfigError, HgmsError, component
 from hgms_core.validators import at_least, less_than, not_negative, optional
-
-
-def _prior(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
-    if isinstance(value, Mapping):
-        _weighing(attribute.name, value)
-
-
-def _targets(_: object, attribute: attrs.Attribute[Any], value: Mapping[str, float]) -> None:
-    if value:
-        _weighing(attribute.name, value)
-
-
-def _weighing(name: str, weights: Mapping[str, float]) -> None:
-    if not all(math.isfinite(weight) and weight >= 0 for weight in weights.values()) or not any(
-        weights.values()
-    ):
-        raise ConfigError(
-            "wrong-value",
-            f"{name}={dict(weights)} must contain finite weights of at least 0, and one above 0",
-            place=(name,),
-        )
+from hgms_mix.lm import mixture_shares
 
 
 @final
@@ -64,10 +41,8 @@ class SurfaceSettings:
     points: int | None = field(default=None, validator=optional(at_least(1)))
     repeats: int = field(default=3, validator=at_least(2))
     shrink: float = field(default=0.1, validator=[at_least(0), less_than(1)])
-    prior: Literal["uniform", "rows"] | Mapping[str, float] = field(
-        default="uniform", validator=_prior, hash=False
-    )
-    targets: Mapping[str, float] = field(factory=dict, validator=_targets, hash=False)
+    prior: Literal["uniform", "rows"] | Mapping[str, float] = field(default="uniform", hash=False)
+    targets: Mapping[str, float] = field(factory=dict, hash=False)
     caution: float = field(default=0.0, validator=not_negative)
 
     def prior_over(self, sources: Mapping[str, int | None]) -> np.ndarray:
@@ -90,13 +65,8 @@ class SurfaceSettings:
                     place=("surface", "prior"),
                     hint="set one weight per source",
                 )
-            weights = np.array(rows, dtype=float)
-        else:
-            named = _check_known(
-                cast("Mapping[str, float]", self.prior), sources, "prior", "source"
-            )
-            weights = np.array([named.get(name, 0.0) for name in sources], dtype=float)
-        return weights / weights.sum()
+            return np.array(rows, dtype=float) / sum(rows)
+        return np.array(_shares(self.prior, list(sources), "prior"))
 
     def target_weights(self, names: list[str]) -> dict[str, float]:
         """Return the share of each target in the metrics ``names``, without targets of weight 0.
@@ -105,17 +75,12 @@ class SurfaceSettings:
         """
         full = {name.removeprefix("validation_"): name for name in names}
         targets = {full.get(name, name): weight for name, weight in self.targets.items()}
-        weights = (
-            _check_known(targets, names, "targets", "metric")
-            if targets
-            else dict.fromkeys(names, 1.0)
-        )
-        total = sum(weights.values())
-        return {name: weight / total for name, weight in weights.items() if weight > 0}
+        shares = _shares(targets or dict.fromkeys(names, 1.0), names, "targets")
+        return {name: share for name, share in zip(names, shares, strict=True) if share > 0}
 
 
-def _check_known(weights: Mapping[str, float], names: Any, key: str, kind: str) -> dict[str, float]:
-    for name in weights:
-        if name not in names:
-            raise unknown_name(kind, name, names, ("surface", key, name))
-    return dict(weights)
+def _shares(weights: Any, names: Sequence[str], key: str) -> list[float]:
+    try:
+        return mixture_shares(weights, names, key)
+    except HgmsError as error:
+        raise error.at("surface") from None

@@ -296,7 +296,7 @@ def test_the_command_fits_tables_and_writes_what_it_says() -> None:
         ((*TABLES, "--target", "loss=x"), "--target loss=x"),
         ((*TABLES, "--target", "lost"), "(surface.targets.lost)"),
         ((*TABLES, "--prior", "a=1,d=1"), "(surface.prior.d)"),
-        ((*TABLES, "--prior", "a=inf,b=1"), "(surface.prior)"),
+        ((*TABLES, "--prior", "a=inf,b=1"), "(surface.prior.a)"),
         ((*TABLES, "--device", "cpu"), "CONFIG"),
         ((*TABLES, "--set", "surface.point=3"), "(surface.point)"),
         ((*TABLES, "--set", "sample.size=3"), "(sample)"),

@@ -136,7 +136,7 @@ def test_a_run_is_the_same_as_a_job_of_values_alone(here: Path) -> None:
     point = points_of(plan, alone)[-1]
     piece = jobs.piece(runs, point)
     arguments = json.loads(json.dumps(piece.job().arguments))
-    jobs._KNOWN.clear()
+    jobs.design_of.cache_clear()
     with claim(piece.path):
         assert jobs.work(arguments, lambda **event: None) == BUSY
     assert piece.finished() is None
