@@ -34,7 +34,8 @@ PROGRAMS = [
     ["sklearn"],
     ["tuning"],
     ["comparison", "report"],
-    ["executors", "integrations", "results", "uncertainty"],
+    ["executors", "integrations", "uncertainty"],
+    ["results"],
     ["runs"],
     ["cli", "diagnosis", "distributed"],
 ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import json
 import logging
 import os
 import sysconfig
@@ -22,7 +21,7 @@ from hgms.comparison.usage import measure_usage
 from hgms.distributed import RankLost
 from hgms.executors import Job, Needs, RemoteProgress, Tell, as_error, pack_error
 from hgms.plugins import Registry
-from hgms.runs import Execution, RunConfig, RunFolder, leaving, record_failure, run_config
+from hgms.runs import Execution, RunConfig, RunFolder, last_row, leaving, record_failure, run_config
 from hgms.store import DiskError, FolderInUse, replace_file
 from hgms_core import HgmsError
 from hgms_core.errors import CheckpointError, ErrorGroup, OutOfMemory
@@ -62,19 +61,12 @@ def newest(cell: Cell) -> tuple[float, Mapping[str, Any]] | None:
     This serves callers that receive no reports from the run.
     """
     folder = RunFolder(cell.path)
-    with contextlib.suppress(OSError, IndexError, ValueError, KeyError, TypeError):
-        record, timing = (json.loads(_last_line(path)) for path in (folder.steps, folder.timings))
+    with contextlib.suppress(OSError, CheckpointError, ValueError, KeyError, TypeError):
+        record, timing = last_row(folder.steps), last_row(folder.timings)
         calls = int(record.get("oracle_calls") or 0)
         seconds = float(timing["seconds"])
         return cell.config.budget.spent(seconds, int(record["step"]), calls), record
     return None
-
-
-def _last_line(path: Path) -> bytes:
-    """Return the last complete line of a file that another process may be writing."""
-    with path.open("rb") as stream:
-        stream.seek(max(0, path.stat().st_size - (1 << 16)))
-        return stream.read().rpartition(b"\n")[0].rpartition(b"\n")[2]
 
 
 def carry_out(cell: Cell, report: Report, execution: Execution | None = None) -> Ending:

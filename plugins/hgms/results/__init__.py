@@ -14,6 +14,8 @@ from hgms.results.statistics import (
     paired_differences,
     paired_interval,
     spell,
+    t_quantile,
+    two_sided,
     with_failures,
 )
 from hgms.results.stored import StoredRun, StoredSweep, short_names
@@ -63,7 +65,9 @@ __all__ = [
     "scan_sweeps",
     "short_names",
     "spell",
+    "t_quantile",
     "table",
+    "two_sided",
     "with_failures",
     "without_collection",
 ]

@@ -86,6 +86,13 @@ def t_quantile(freedom: int, alpha: float) -> float:
     return -float(special.stdtrit(freedom, alpha / 2))
 
 
+def two_sided(ratio: float, freedom: int) -> float:
+    """Compute the two-sided p-value of a t-test."""
+    from scipy import special
+
+    return 2 * float(special.stdtr(freedom, -abs(ratio)))
+
+
 def paired_interval(
     mine: Mapping[int, float], theirs: Mapping[int, float], level: float = 0.95
 ) -> Interval:
@@ -216,16 +223,10 @@ def claims(a: str, b: str, roles: Mapping[str, str]) -> bool:
 
 def _chance(interval: Interval, level: float) -> float:
     """Return the two-sided p-value of a mean of zero; 1 if there is no spread."""
-    from scipy import special
-
     if not interval.half_width > 0:
         return 1.0
     freedom = interval.count - 1
-    return 2 * float(
-        special.stdtr(
-            freedom, -abs(interval.mean) / interval.half_width * t_quantile(freedom, 1 - level)
-        )
-    )
+    return two_sided(interval.mean / interval.half_width * t_quantile(freedom, 1 - level), freedom)
 
 
 TENDENCY = 5

@@ -14,7 +14,7 @@ from hgms.runs.clock import counting, total_seconds
 from hgms.runs.command_line import build_component, load
 from hgms.runs.config import SCHEMA, UNCOMPARED, RunConfig, RunSettings, tables_of_others
 from hgms.runs.execution import Compilation, Execution
-from hgms.runs.folder import RunFolder
+from hgms.runs.folder import RunFolder, last_row
 from hgms.runs.identity import config_key
 from hgms.runs.launch import device_called, record_failure, run, run_config
 from hgms.runs.notebook import reporter
@@ -69,6 +69,7 @@ __all__ = [
     "higher_is_better",
     "ignore",
     "in_notebook",
+    "last_row",
     "leave",
     "leaving",
     "line_of",

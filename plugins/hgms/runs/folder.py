@@ -373,18 +373,24 @@ class RunFolder:
         return store.json_digest([manifest.files[name].sha256 for name in names])
 
 
-def last_seconds(path: Path) -> float | None:
-    """Return the clock in the last complete line of a file of timings; None without one."""
+def last_row(path: Path) -> dict[str, Any]:
+    """Return the last complete line of a log; empty without one."""
     if not os.path.lexists(path):
-        return None
+        return {}
     with store.opened(path, store.ROWS) as stream:
         stream.seek(0, os.SEEK_END)
-        stream.seek(-min(stream.tell(), 512), os.SEEK_CUR)
+        stream.seek(-min(stream.tell(), 1 << 16), os.SEEK_CUR)
         lines = stream.read().split(b"\n")
-    try:
-        return float(json.loads(lines[-2])["seconds"])
-    except (ValueError, TypeError, KeyError, IndexError, RecursionError):
-        return None
+    with contextlib.suppress(ValueError, IndexError, RecursionError):
+        row = json.loads(lines[-2])
+        return row if isinstance(row, dict) else {}
+    return {}
+
+
+def last_seconds(path: Path) -> float | None:
+    """Return the clock in the last complete line of a file of timings; None without one."""
+    seconds = last_row(path).get("seconds")
+    return float(seconds) if isinstance(seconds, int | float) else None
 
 
 def step_rows(data: bytes, path: Path) -> Iterator[dict[str, Any]]:

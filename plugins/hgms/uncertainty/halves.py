@@ -10,8 +10,9 @@ import attrs
 import numpy as np
 from attrs import frozen
 
+from hgms.results import Interval, t_quantile, two_sided
 from hgms.store import finite
-from hgms.uncertainty.seeds import ROUNDING, quantile, two_sided
+from hgms.uncertainty.seeds import ROUNDING
 from hgms.uncertainty.simplex import LEAST, Array
 from hgms.uncertainty.verdict import LEVEL, chance, join_names, over_sources
 
@@ -189,10 +190,10 @@ def halves_test(weights: Array, names: Sequence[str]) -> HalvesTest:
         if still
         else over_sources([two_sided(apart / error, freedom) for apart in aparts])
     )
-    half = quantile(freedom) * error
+    half = t_quantile(freedom, 1 - LEVEL) * error
     parts = []
     for s, name in enumerate(names):
-        halves, low, high = _interval(np.abs(nulls[:, s]))
+        halves = Interval.of(np.abs(nulls[:, s]).tolist())
         own = _root_mean_square(nulls[:, s])
         apart = float(aparts[s])
         ratio = (
@@ -205,9 +206,9 @@ def halves_test(weights: Array, names: Sequence[str]) -> HalvesTest:
         parts.append(
             Parted(
                 source=name,
-                halves=halves,
-                low=max(low, 0.0),
-                high=high,
+                halves=halves.mean,
+                low=max(halves.mean - halves.half_width, 0.0),
+                high=halves.mean + halves.half_width,
                 apart=apart,
                 apart_low=apart - half,
                 apart_high=apart + half,
@@ -237,12 +238,3 @@ def _cross_differences(logs: Array) -> Array:
 
 def _root_mean_square(values: Array) -> float:
     return float(np.sqrt(np.square(values).mean()))
-
-
-def _interval(values: Array) -> tuple[float, float, float]:
-    """Compute the mean and its t-interval; the ends are NaN for a single value."""
-    mean = float(values.mean())
-    if len(values) < 2:
-        return mean, math.nan, math.nan
-    half = quantile(len(values) - 1) * float(values.std(ddof=1)) / math.sqrt(len(values))
-    return mean, mean - half, mean + half

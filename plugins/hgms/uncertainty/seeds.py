@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from hgms.results import t_quantile, two_sided
 from hgms.uncertainty.simplex import Array, centre, clr, with_pivot
 from hgms.uncertainty.verdict import LEVEL, Certainty, Effect, over_sources
 
@@ -51,7 +52,9 @@ def over_seeds(weights: Sequence[Mapping[str, float]], prior: Mapping[str, float
     mean = moved.mean(0)
     error = moved.std(0, ddof=1) / math.sqrt(count) if count > 1 else np.full(len(names), math.nan)
     spread = error * math.sqrt(max(count, 1)) > ROUNDING
-    half = np.where(spread, error, math.nan) * (quantile(count - 1) if count > 1 else math.nan)
+    half = np.where(spread, error, math.nan) * (
+        t_quantile(count - 1, 1 - LEVEL) if count > 1 else math.nan
+    )
     chances = [
         two_sided(mean[s] / error[s], count - 1) if spread[s] else 1.0 for s in range(len(names))
     ]
@@ -95,17 +98,3 @@ def hotelling(rows: Array) -> float:
         return 1.0  # a direction without spread gives no measure of chance
     squared = count * float(mean @ np.linalg.solve(covariance, mean))
     return float(special.fdtrc(dims, count - dims, squared * (count - dims) / (dims * (count - 1))))
-
-
-def quantile(freedom: int) -> float:
-    """Return the value that a t-distributed |t| exceeds with probability 0.05."""
-    from scipy import special
-
-    return float(special.stdtrit(freedom, (1 + LEVEL) / 2))
-
-
-def two_sided(ratio: float, freedom: int) -> float:
-    """Compute the two-sided p-value of a t-test."""
-    from scipy import special
-
-    return 2 * float(special.stdtr(freedom, -abs(ratio)))
