@@ -6,7 +6,7 @@ import contextlib
 import functools
 import math
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, ClassVar, Literal, final
 
 import torch
@@ -245,6 +245,9 @@ class BaseModel:
         assert self.path is not None
         trust = may_run_code(self.trust_remote_code, self.path)
         where = resolve_name(self.path, "model", (*MODEL, "path"), revision=self.revision)
+        config, _ = transformers.PreTrainedConfig.get_config_dict(where, revision=self.revision)
+        if not trust and "auto_map" in config and config.get("model_type") not in _model_types():
+            raise untrusted_code("model", self.path, (*MODEL, "path"))
         which = {"revision": self.revision, "trust_remote_code": trust}
         if device.type == "meta":
             config = transformers.AutoConfig.from_pretrained(where, **which)
@@ -286,8 +289,6 @@ class BaseModel:
             return make()
 
     def _load_error(self, error: Exception) -> ConfigError:
-        if "trust_remote_code" in str(error):
-            return untrusted_code("model", self.path, (*MODEL, "path"))
         if self.path is None:
             return ConfigError(
                 "cannot-load",
@@ -371,15 +372,22 @@ def _temporary_seed(device: torch.device, seed: int) -> Iterator[None]:
         yield
 
 
+def _model_types() -> Collection[str]:
+    """Return the types of causal language models in transformers."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as names
+
+    return names
+
+
 def _check_config(transformers: Any, kind: str, fields: Mapping[str, Any]) -> None:
     """Reject an unknown architecture and unknown fields.
 
     Transformers stores unknown fields without a warning.
     """
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as names
-
-    if kind not in names:
-        raise unknown_name("model type", str(kind), names, (*MODEL, "config", "model_type"))
+    if kind not in _model_types():
+        raise unknown_name(
+            "model type", str(kind), _model_types(), (*MODEL, "config", "model_type")
+        )
     usual = transformers.AutoConfig.for_model(kind)
     for name in fields:
         if not hasattr(usual, name):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hgms.config import expand
-from hgms_core import ConfigError
+from hgms_core import ConfigError, HgmsError
 from hgms_core.errors import DataError, Place
 from hgms_core.torch_errors import first_line
 from hgms_mix.lm.files import without_expansion
@@ -161,13 +161,15 @@ def load_tokenizer(
             "OWNER/NAME on the Hub",
         )
     try:
+        if not trust_remote_code and _needs_code(where, revision):
+            raise untrusted_code("tokenizer", spec, place)
         tokenizer: PreTrainedTokenizerBase = transformers.AutoTokenizer.from_pretrained(
             where, revision=revision, trust_remote_code=trust_remote_code
         )
+    except HgmsError:
+        raise
     except Exception as error:
         # transformers raises its own errors and those of the Hub and the Rust library.
-        if "trust_remote_code" in str(error):
-            raise untrusted_code("tokenizer", spec, place) from None
         why = without_expansion(first_line(error), spec)
         raise ConfigError(
             "cannot-load",
@@ -177,6 +179,18 @@ def load_tokenizer(
             "vocab.bpe, or OWNER/NAME on the Hub",
         ) from error
     return ensure_padding(tokenizer, place)
+
+
+def _needs_code(where: str, revision: str | None) -> bool:
+    """Return whether a tokenizer has a class that transformers does not contain."""
+    from transformers.models.auto.tokenization_auto import (
+        get_tokenizer_config,
+        tokenizer_class_from_name,
+    )
+
+    settings = get_tokenizer_config(where, revision=revision)
+    known = tokenizer_class_from_name(settings.get("tokenizer_class") or "") is not None
+    return "AutoTokenizer" in settings.get("auto_map", {}) and not known
 
 
 def ensure_padding(

@@ -144,6 +144,9 @@ def test_answers_made_otherwise_are_not_taken_and_a_higher_limit_goes_on(
     assert attrs.evolve(only, limit=5, batch_size=1).run(*llama, limited)["gsm8k"]["n"] == 5
     with rejects("other-settings", str(limited / "manifest.json"), of=CheckpointError):
         only.run(*small_model(seed=1), limited)
+    (limited / "manifest.json").unlink()  # answers of unknown settings
+    with rejects("other-settings", str(limited), of=CheckpointError):
+        only.run(*llama, limited)
 
 
 def test_a_malformed_row_is_named(bench: Evaluate, llama: tuple[Any, Any], tmp_path: Path) -> None:

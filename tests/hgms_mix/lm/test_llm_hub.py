@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -136,13 +137,6 @@ def load(base: BaseModel, device: str = "cpu") -> Callable[[], object]:
     [
         (load(spec("gpt2")), torch.OutOfMemoryError("CUDA"), "out-of-memory", (), OutOfMemory),
         (load(spec("gpt2")), ValueError("odd"), "cannot-load", ("config",), ConfigError),
-        (
-            load(spec("gpt2")),
-            ValueError("pass trust_remote_code=True"),
-            "untrusted-code",
-            ("path",),
-            ConfigError,
-        ),
     ],
 )
 def test_a_model_that_cannot_be_built_is_refused(
@@ -156,6 +150,13 @@ def test_a_model_that_cannot_be_built_is_refused(
     monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_config", Mock(side_effect=error))
     with rejects(code, *MODEL, *place, of=of):
         call()
+
+
+def test_a_model_with_its_own_code_requires_consent(tmp_path: Path) -> None:
+    config = {"model_type": "own", "auto_map": {"AutoModelForCausalLM": "own.Model"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with rejects("untrusted-code", *MODEL, "path", of=ConfigError):
+        BaseModel(path=str(tmp_path), tokenizer="bytes").load(CPU)
 
 
 def test_a_quantised_base_needs_a_gpu_and_a_package(
