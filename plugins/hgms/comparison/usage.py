@@ -42,7 +42,7 @@ def measure_usage(path: Path, device: str) -> Iterator[Usage]:
     the time of a killed process is unknown.
     """
     gc.collect()
-    fresh = _reset_peak()
+    fresh = _resetpeak_memory()
     began = time.monotonic()
     spent = counting(broken_off=RunFolder(path).has_begun)
     cuda = cuda_for(device)
@@ -64,7 +64,7 @@ def measure_usage(path: Path, device: str) -> Iterator[Usage]:
         before = {key: value for key, value in numbers if isinstance(value, int | float)}
         gpu = cuda.max_memory_allocated(device) if cuda is not None else None
         now = {
-            "peak_memory_bytes": max(_peak(), before.get("peak_memory_bytes") or 0),
+            "peak_memory_bytes": max(peak_memory(), before.get("peak_memory_bytes") or 0),
             "peak_memory_is_of_this_run": fresh,
             "peak_gpu_memory_bytes": max(gpu, before.get("peak_gpu_memory_bytes") or 0)
             if gpu is not None
@@ -99,7 +99,7 @@ def cuda_for(device: str) -> Any:
     return None
 
 
-def _reset_peak() -> bool:
+def _resetpeak_memory() -> bool:
     """Reset the kernel's high-water mark. Return False if that is not possible: the mark then
     covers the whole process.
     """
@@ -110,7 +110,7 @@ def _reset_peak() -> bool:
     return True
 
 
-def _peak() -> int:
+def peak_memory() -> int:
     """Return the highest resident memory in bytes since :func:`_reset_peak`, or since the process
     started if the mark cannot be reset.
     """

@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 
 import torch
-from attrs import define, field
+from attrs import frozen
 from torch import Tensor
 
 from hgms_core import Key
@@ -19,20 +19,13 @@ from hgms_core import Key
 BLOCK = 1024
 
 
-@define(eq=False)
+@frozen(eq=False)
 class Stretch:
-    """Places from ``start`` on with one mixture.
-
-    ``before`` counts the earlier rows of each source. ``source`` and ``rank`` are computed up to
-    the largest requested place. For each place they are its source and the index among the draws of
-    that source.
-    """
+    """Places from ``start`` on with one mixture; ``before`` counts earlier rows by source."""
 
     start: int
     weights: Tensor
     before: Tensor
-    source: Tensor = field(factory=lambda: torch.zeros(0, dtype=torch.int64))
-    rank: Tensor = field(factory=lambda: torch.zeros(0, dtype=torch.int64))
 
 
 class Epochs:
@@ -77,6 +70,7 @@ class Plan:
         self.names, self.sizes, self.key = tuple(sizes), tuple(sizes.values()), key
         self.stretches: list[Stretch] = []
         self._epochs = [Epochs(size, key.fold("rows", name)) for name, size in sizes.items()]
+        self._rows = functools.lru_cache(maxsize=4)(self._draw_rows)
 
     def begin(self, start: int, weights: Tensor) -> None:
         """Use this mixture from place ``start`` on."""
@@ -86,15 +80,9 @@ class Plan:
             self.stretches.pop()
         if self.stretches:
             last = self.stretches[-1]
-            self._extend(last, start - last.start)
-            last.source, last.rank = (
-                last.source[: start - last.start].clone(),
-                last.rank[: start - last.start].clone(),
-            )
-            before = last.before + torch.bincount(last.source, minlength=len(self.names))
-            for earlier in self.stretches[-2:-1]:
-                # Recomputed on request.
-                earlier.source = earlier.rank = torch.zeros(0, dtype=torch.int64)
+            count = start - last.start
+            source, _ = self._rows(last, _round_up(count))
+            before = last.before + torch.bincount(source[:count], minlength=len(self.names))
         self.stretches.append(Stretch(start, weights, before))
 
     def row(self, place: int) -> tuple[str, int]:
@@ -103,9 +91,9 @@ class Plan:
             bisect_right(self.stretches, place, key=lambda stretch: stretch.start) - 1
         ]
         at = place - stretch.start
-        self._extend(stretch, at + 1)
-        number = int(stretch.source[at])
-        return self.names[number], self._epochs[number].row(int(stretch.rank[at]))
+        source, rank = self._rows(stretch, _round_up(at + 1))
+        number = int(source[at])
+        return self.names[number], self._epochs[number].row(int(rank[at]))
 
     def history(self) -> list[tuple[int, Tensor]]:
         return [(stretch.start, stretch.weights) for stretch in self.stretches]
@@ -115,24 +103,25 @@ class Plan:
         for start, weights in history:
             self.begin(int(start), weights)
 
-    def _extend(self, stretch: Stretch, count: int) -> None:
-        if count <= len(stretch.source):
-            return
-        stop = stretch.start + max(count, 2 * len(stretch.source), BLOCK)
+    def _draw_rows(self, stretch: Stretch, count: int) -> tuple[Tensor, Tensor]:
+        """Return the source of each of the first places, and its index among the source's rows."""
+        stop = stretch.start + count
         blocks = range(stretch.start // BLOCK, (stop - 1) // BLOCK + 1)
+        keys = [self.key.fold("place", block) for block in blocks]
         drawn = torch.cat(
-            [
-                torch.rand(
-                    BLOCK, dtype=torch.float64, generator=self.key.fold("place", block).generator()
-                )
-                for block in blocks
-            ]
+            [torch.rand(BLOCK, dtype=torch.float64, generator=key.generator()) for key in keys]
         )
-        drawn = drawn[stretch.start - blocks[0] * BLOCK :][: stop - stretch.start]
+        drawn = drawn[stretch.start - blocks[0] * BLOCK :][:count]
         edges = stretch.weights.cumsum(0)
         source = torch.searchsorted(edges / edges[-1], drawn, right=True)
-        stretch.source = source.clamp(max=int(stretch.weights.nonzero().max()))
-        stretch.rank = torch.empty_like(stretch.source)
+        source = source.clamp(max=int(stretch.weights.nonzero().max()))
+        rank = torch.empty_like(source)
         for number in range(len(self.names)):
-            mine = stretch.source == number
-            stretch.rank[mine] = stretch.before[number] + torch.arange(int(mine.sum()))
+            mine = source == number
+            rank[mine] = stretch.before[number] + torch.arange(int(mine.sum()))
+        return source, rank
+
+
+def _round_up(count: int) -> int:
+    """Round up to a number of rows that is drawn at a time: few sizes are drawn per stretch."""
+    return BLOCK << ((count - 1) // BLOCK).bit_length()

@@ -116,12 +116,24 @@ def check_bad(
     """
     if bad <= source.max_bad_rows and bad < total:
         return
-    whole = [
-        row
-        for _, raw in itertools.islice(raw_rows(where, source), PROBED)
-        if not isinstance(row := parse(raw, source.fields), BadRow)
+    shape = f" as {form.name!r}" if form else ""
+    lines = [
+        f"{bad} of {total} rows of {source.where} cannot be read{shape}, but "
+        f"max_bad_rows={source.max_bad_rows}"
+        if bad < total
+        else f"none of the {total} rows of {source.where} can be read{shape}"
     ]
-    raise _bad_rows_error(where, form, bad, some, total, detect(whole), source)
+    lines += [f"{form.name}: {form.looks}"] if form else []
+    lines += some[:SHOWN]
+    lines += [f"… and {bad - SHOWN} more"] if bad > SHOWN else []
+    if bad < total:
+        hint = f"correct these rows, or skip them with max_bad_rows = {bad} or more"
+    elif source.fields:
+        hint = "correct fields, or the file"
+    else:
+        first = "" if source.format == "auto" else f"remove format = {source.format!r} and "
+        hint = f"correct the file; if columns have other names, {first}set {OWN_NAMES}"
+    raise DataError("wrong-row", "\n".join(lines), place=(*where, source.origin), hint=hint)
 
 
 def _detect_format(where: Place, source: Source, rows: list[Row]) -> Format:
@@ -181,37 +193,6 @@ def _replace_answers(messages: tuple[Message, ...], completion: str | None) -> t
         attrs.evolve(message, text=completion) if message.role == "assistant" else message
         for message in messages
     )
-
-
-def _bad_rows_error(
-    where: Place,
-    form: Format | None,
-    count: int,
-    some: Sequence[str],
-    total: int,
-    better: Format | None,
-    source: Source,
-) -> DataError:
-    shape = f" as {form.name!r}" if form else ""
-    lines = [
-        f"{count} of {total} rows of {source.where} cannot be read{shape}, but "
-        f"max_bad_rows={source.max_bad_rows}"
-        if count < total
-        else f"none of the {total} rows of {source.where} can be read{shape}"
-    ]
-    lines += [f"{form.name}: {form.looks}"] if form else []
-    lines += some[:SHOWN]
-    lines += [f"… and {count - SHOWN} more"] if count > SHOWN else []
-    if count < total:
-        hint = f"correct these rows, or skip them with max_bad_rows = {count} or more"
-    elif better is not None and better is not form:
-        hint = f'set format = "{better.name}" or "auto": the rows look like {better.name!r}'
-    elif source.fields:
-        hint = "correct fields, or the file"
-    else:
-        first = "" if source.format == "auto" else f"remove format = {source.format!r} and "
-        hint = f"correct the file; if columns have other names, {first}set {OWN_NAMES}"
-    return DataError("wrong-row", "\n".join(lines), place=(*where, source.origin), hint=hint)
 
 
 def select_rows(where: Place, have: int, source: Source) -> Tensor:

@@ -5,7 +5,6 @@ The prediction uses two outer steps and a few rows.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,6 +15,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from hgms.cli import print_table
+from hgms.comparison.usage import peak_memory
 from hgms.runs import device_called
 from hgms_core import ConfigError, Key, Sources
 from hgms_mix.stages.certainty import learns
@@ -102,7 +102,9 @@ def plan(config: MixConfig, log: Log = lambda line: None) -> dict[str, Any]:
         "stages": stages,
         "step_seconds": step,
         "reading_seconds": reading,
-        "peak_bytes": _peak(device),
+        "peak_bytes": torch.cuda.max_memory_allocated(device)
+        if device.type == "cuda"
+        else peak_memory() or None,
         "rows": {"learned on": data.size, "sampled": drawn, "tested": tested},
     }
 
@@ -157,17 +159,6 @@ def _bytes_of_rows(pool: Mapping[str, Any], count: int) -> int:
     """Return the bytes of the compressed file of drawn rows: about one byte per token."""
     lengths = torch.cat([table.lengths for table in pool.values()]).double()
     return int(count * float(lengths.mean()))
-
-
-def _peak(device: torch.device) -> int | None:
-    if device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated(device))
-    try:
-        import resource
-    except ImportError:  # not available on Windows
-        return None
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most if sys.platform == "darwin" else most * 1024
 
 
 def _number(value: float | None, unit: float = 1.0) -> str:

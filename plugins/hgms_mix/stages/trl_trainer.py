@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 import importlib.util
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
 from attrs import field, validators
@@ -165,6 +164,7 @@ class Trl:
         self._configuration({"output_dir": "unused", "use_cpu": True, "bf16": False}, None)
 
     def build(self, job: Job) -> Trainer:
+        from datasets.utils import disable_progress_bars
         from transformers import PrinterCallback
         from trl import SFTTrainer
 
@@ -180,18 +180,16 @@ class Trl:
         # SFTConfig's default is True; `train` enables checkpointing if it is requested
         switched = {"gradient_checkpointing": False}
         arguments = self._configuration(job.arguments() | switched, block if self.packing else None)
-        with _quiet():
-            # Without padding, sorting has no benefit; packed sequences are not the rows.
-            trainer = (
-                SFTTrainer if self.packing or self.padding_free else by_length(SFTTrainer, job)
-            )(
-                model=job.model,
-                args=on_one_device(arguments),
-                train_dataset=_dataset(job.rows, self.completion_only_loss),
-                # SFTTrainer may change its padding token
-                processing_class=copy.deepcopy(job.tokenizer),
-                callbacks=[job.callback],
-            )
+        disable_progress_bars()
+        # Without padding, sorting has no benefit; packed sequences are not the rows.
+        trainer = (SFTTrainer if self.packing or self.padding_free else by_length(SFTTrainer, job))(
+            model=job.model,
+            args=on_one_device(arguments),
+            train_dataset=_dataset(job.rows, self.completion_only_loss),
+            # SFTTrainer may change its padding token
+            processing_class=copy.deepcopy(job.tokenizer),
+            callbacks=[job.callback],
+        )
         trainer.remove_callback(PrinterCallback)
         return trainer
 
@@ -236,21 +234,3 @@ def _dataset(rows: Sequence[tuple[Tensor, Tensor]], completion_only: bool) -> Da
     return Dataset.from_dict(
         {"input_ids": [tokens.numpy() for tokens, _ in rows], "labels": labels}
     )
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Disable the progress bars of datasets, which would overwrite the bars of HGMS."""
-    from datasets.utils import (
-        are_progress_bars_disabled,
-        disable_progress_bars,
-        enable_progress_bars,
-    )
-
-    shown = not are_progress_bars_disabled()
-    disable_progress_bars()
-    try:
-        yield
-    finally:
-        if shown:
-            enable_progress_bars()

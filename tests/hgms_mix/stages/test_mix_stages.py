@@ -207,4 +207,3 @@ def test_intervals_of_losses_hold_their_values_and_pair_the_rows() -> None:
 def test_a_dry_run_needs_no_module_that_windows_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "resource", None)
     importlib.reload(plan)
-    assert plan._peak(torch.device("cpu")) is None
