@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 from collections.abc import Callable
+from functools import partial
 
 import attrs
 import click
@@ -17,6 +18,8 @@ from hgms.runs.plan import Plan
 from hgms.runs.recorder import Recorder
 from hgms_core import Problem
 
+TIMED = 2
+"""Steps of each kind that are timed, in turns, before compiled steps are used."""
 ANNOUNCEMENT = "compiling the steps, once for this run; Ctrl-C interrupts it"
 
 
@@ -38,18 +41,22 @@ class StepCompiler:
         self,
         problem: Problem,
         clock: Clock,
-        step: Callable[[], tuple[float, float]] | None,
+        step: Callable[[Problem], tuple[float, float]] | None,
         before: Callable[[str], None],
     ) -> Problem:
         """Return the problem with a compiler, or unchanged if compilation saves no time.
 
         If the budget does not determine this, the duration of ``step`` does (``None``: no step is
-        left). ``before`` is called before each compilation. The clock does not count compilation.
+        left). With ``compile = "auto"``, compiled steps are then timed as well, and not used if
+        they are slower than eager steps. ``before`` is called before each compilation. The clock
+        does not count compilation.
         """
         if self.execution.compile is None and step is not None:
             plan = self.plan
             settled = Compilation.decide_early(plan.settings.compile, plan.info.budget, problem)
-            decided = settled or Compilation.decide_by_time(step, device_of(problem))
+            decided = settled or Compilation.decide_by_time(
+                partial(step, problem), device_of(problem)
+            )
             self._record(attrs.evolve(self.execution, compile=decided))
         self.earlier = self.execution.compile
         if self.earlier is None or not self.earlier.wanted:
@@ -62,7 +69,26 @@ class StepCompiler:
 
         programs.before = begin
         clock.apart = lambda: programs.seconds
-        return attrs.evolve(problem, compiler=programs)
+        compiled = attrs.evolve(problem, compiler=programs)
+        if step is None or self.plan.settings.compile != "auto" or self.earlier.measured:
+            return compiled
+        return compiled if self._confirm(step, problem, compiled) else problem
+
+    def _confirm(
+        self, step: Callable[[Problem], tuple[float, float]], problem: Problem, compiled: Problem
+    ) -> bool:
+        """Time eager and compiled steps; return whether to compile."""
+        assert self.earlier is not None
+        assert self.programs is not None
+        step(compiled)  # compiles
+        times = [(step(problem)[0], step(compiled)[0]) for _ in range(TIMED)]
+        eager, fast = map(min, zip(*times, strict=True))
+        self.earlier = self.earlier.confirm(eager, fast)
+        if not self.earlier.wanted:
+            self.earlier = attrs.evolve(self.earlier, seconds=self.programs.waited)
+            self.programs = None
+        self._record(attrs.evolve(self.execution, compile=self.earlier))
+        return self.earlier.wanted
 
     @property
     def busy(self) -> bool:

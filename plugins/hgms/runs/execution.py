@@ -57,13 +57,15 @@ class Compilation:
 
     ``wanted`` is the decision, ``reason`` explains it. ``outcomes`` maps each function that
     occurred to "compiled", or to "as written" and the reason. ``seconds`` is the wall-clock time of
-    compilation, which no budget includes.
+    compilation, which no budget includes. ``measured`` are the seconds of an eager and of a
+    compiled step, if they decide.
     """
 
     wanted: bool
     reason: str
     seconds: float = 0.0
     outcomes: Mapping[str, str] = Factory(dict)
+    measured: Mapping[str, float] = Factory(dict)
 
     @classmethod
     def decide_by_gain(cls, seconds: float, device: str) -> Compilation:
@@ -147,6 +149,19 @@ class Compilation:
             name: outcome for name, outcome in self.outcomes.items() if outcome != "compiled"
         }
         return programs
+
+    def confirm(self, eager: float, compiled: float) -> Compilation:
+        """Return the decision after steps of both kinds: eager steps if compiled ones are slower.
+
+        >>> decision = Compilation(wanted=True, reason="expected").confirm(0.1, 0.2)
+        >>> decision.wanted, decision.reason
+        (False, 'a compiled step takes 0.2 s, an eager step 0.1 s')
+        """
+        measured = {"eager": eager, "compiled": compiled}
+        if compiled <= eager:
+            return evolve(self, measured=measured)
+        reason = f"a compiled step takes {compiled:.2g} s, an eager step {eager:.2g} s"
+        return evolve(self, wanted=False, reason=reason, measured=measured)
 
     def with_those_of(self, programs: Programs) -> Compilation:
         """Return this compilation with the functions that were compiled since."""

@@ -35,7 +35,7 @@ from hgms.runs.result import RunResult, judge_result, metrics_of, summarise
 from hgms.runs.signals import Interrupted, Interrupts, counted_suspensions, nothing_saved
 from hgms.runs.stepper import Position, Stepper
 from hgms.store import finite
-from hgms_core import HgmsError, Key, NumericalError, Record, RunInfo, State, Tree
+from hgms_core import HgmsError, Key, NumericalError, Problem, Record, RunInfo, State, Tree
 from hgms_core.capabilities import HasPlaceholder, find
 from hgms_core.torch_errors import out_of_memory
 
@@ -324,14 +324,14 @@ class Run:
             self.save()
             raise Interrupted("interrupted", interrupts.number)
 
-    def discarded_step(self) -> tuple[float, float]:
-        """Return the seconds of a step, and the part of the budget that it would spend.
+    def discarded_step(self, problem: Problem) -> tuple[float, float]:
+        """Return the seconds of a step on ``problem``, and the part of the budget that it spends.
 
         A step has no side effects, so its result can be discarded.
         """
         position, stepper = self.position, self.stepper
         with Clock(0.0, self.plan.device, self.settings.clock) as clock:
-            _, row = stepper.method.step(stepper.problem, position.state, self.share)
+            _, row = stepper.method.step(problem, position.state, self.share)
         calls = int(row.get("oracle_calls", position.calls)) - position.calls
         return clock.seconds, self.info.budget.spent(0.0, 1, calls)
 

@@ -22,6 +22,8 @@ from hgms.runs.signals import COMPILING
 from hgms.tasks.quadratic import Quadratic
 from hgms_core import Problem, State
 
+TIMED = 5
+"""Discarded steps that time compiled steps against eager ones: the first compiles."""
 COMPILED = RunSettings(compile=True, checkpoint_seconds=0)
 
 
@@ -54,15 +56,15 @@ def recorded(folder: Path) -> Any:
     [
         # in seconds it decides alone: the two steps that fit, and the one that warms up
         ("59.9 s", [30.0], False, 3),
-        ("60 s", [30.0], True, 3),
+        ("60 s", [30.0], True, 3 + TIMED),
         # with other budgets the time of a step decides, which is discarded
         ("49 steps", [9.0], False, 49),
-        ("50 steps", [2.0], True, 50 + 2),
+        ("50 steps", [2.0], True, 50 + 2 + TIMED),
         ("50 steps", [1.0], False, 50 + 1),
         # the first step of a process loads modules
         ("50 steps", [9.0, 1.0], False, 50 + 2),
         ("4999 calls", [9.0], False, 50),
-        ("5000 calls", [2.0], True, 50 + 2),
+        ("5000 calls", [2.0], True, 50 + 2 + TIMED),
     ],
 )
 def test_a_budget_in_seconds_or_the_time_of_a_step_decides(
@@ -76,6 +78,24 @@ def test_a_budget_in_seconds_or_the_time_of_a_step_decides(
     assert {row["compiled"] for row in result.records[1:]} == {float(wanted)}
     assert result.x["x"].tolist() == [0.5 ** last["step"]] * 2, "a discarded step changes nothing"
     assert last["oracle_calls"] == 100 * last["step"]
+
+
+@pytest.mark.parametrize(("compiled", "wanted"), [(2.5, False), (0.5, True)])
+def test_compiled_steps_are_used_only_if_they_are_faster(
+    stopped: None, compiled: float, wanted: bool, tmp_path: Path
+) -> None:
+    class Timed(Walker):
+        def step(self, problem: Problem, state: State, progress: float) -> Any:
+            Time.now += 0.0 if programs_of(problem) is None else compiled - 2.0
+            return super().step(problem, state, progress)
+
+    result = walk("50 steps", Timed([2.0]), folder=tmp_path)
+    assert {row["compiled"] for row in result.records[1:]} == {float(wanted)}
+    found = recorded(tmp_path)
+    assert found["measured"] == {"eager": 2.0, "compiled": compiled}
+    assert (found["wanted"], found["seconds"] > 0) == (wanted, True)
+    assert ("a compiled step takes 2.5 s" in found["reason"]) is not wanted
+    assert [row["seconds"] for row in result.records[:2]] == [0.0, compiled if wanted else 2.0]
 
 
 # --- time and records
