@@ -31,17 +31,16 @@ def by_turn(path: Path, needs: Sequence[str]) -> dict[tuple[int, int], dict[str,
     records = {}
     for number, text in enumerate(data[:whole].split(b"\n")[:-1], 1):
         try:
-            record = _object(text)
-            if missing := [name for name in needs if name not in record]:
-                raise ValueError(f"no {' and no '.join(map(repr, missing))}")
-        except (ValueError, RecursionError) as error:
+            record = json.loads(text)
+            key, *_ = (record["id"], record["turn"]), *(record[name] for name in needs)
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
             raise CheckpointError(
                 "wrong-row",
-                f"the record is damaged: {first_line(error)}",
+                f"the record is damaged: {type(error).__name__}: {first_line(error)}",
                 place=(str(path), number),
                 hint="remove this line and repeat the command, which generates the record",
             ) from None
-        records[record["id"], record["turn"]] = record
+        records[key] = record
     return records
 
 
@@ -53,13 +52,6 @@ def add(path: Path, record: Mapping[str, Any]) -> None:
     """
     append(path, _line(record))
     flush(path)
-
-
-def _object(text: bytes) -> dict[str, Any]:
-    value = json.loads(text)
-    if not isinstance(value, dict):
-        raise ValueError("not a JSON object")
-    return value
 
 
 def _line(record: Mapping[str, Any]) -> bytes:

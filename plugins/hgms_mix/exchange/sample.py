@@ -6,6 +6,7 @@ It contains the rows by source, the weights, and the settings of the training.
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -281,22 +282,8 @@ def stems_of(names: Iterable[str]) -> dict[str, str]:
     """
     stems: dict[str, str] = {}
     for name in names:
-        stems[name] = unique_name(
-            stems.values(), re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "source"
-        )
+        stem = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "source"
+        taken = {other.casefold() for other in stems.values()}
+        numbered = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
+        stems[name] = next(other for other in numbered if other.casefold() not in taken)
     return stems
-
-
-def unique_name(names: Iterable[str], wanted: str) -> str:
-    """Return ``wanted``, with a number if the name is in use, ignoring case.
-
-    >>> unique_name(["Code", "code-2"], "code")
-    'code-3'
-    """
-    taken = {known.casefold() for known in names}
-    name = wanted
-    number = 1
-    while name.casefold() in taken:
-        number += 1
-        name = f"{wanted}-{number}"
-    return name

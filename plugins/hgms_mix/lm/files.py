@@ -61,46 +61,26 @@ def files_at(path: str, place: Place) -> list[Path]:
     ``place`` is its place in errors.
     """
     file = expand(path, place)
-    known = f"available: {', '.join(READERS)}, plain, {' or '.join(PACKED)}"
-    if file.is_file():
-        if _ending(file) in READERS:
-            return [file]
-        raise DataError(
-            "wrong-format", f"the file {path} is of no known kind", place=place, hint=known
-        )
-    pattern = glob.has_magic(str(file))
-    matched = sorted(map(Path, glob.glob(str(file), recursive=True))) if pattern else []
-    inside = sorted(file.iterdir()) if file.is_dir() and os.access(file, os.R_OK) else matched
-    if files := [name for name in inside if name.is_file() and _ending(name) in READERS]:
-        return files
+    pattern = glob.has_magic(str(file)) and not file.exists()
     if pattern:
-        other = ", ".join(name.name for name in matched[:5])
-        raise DataError(
-            "missing-file",
-            f"the pattern {path} matches only files of no known kind: {other}"
-            if matched
-            else f"the pattern {path} matches no file",
-            place=place,
-            hint=known,
-        )
+        found = sorted(map(Path, glob.glob(str(file), recursive=True)))
+    elif file.is_dir() and os.access(file, os.R_OK):
+        found = sorted(file.iterdir())
+    else:
+        found = [file] if file.is_file() else []
+    if files := [each for each in found if each.is_file() and _ending(each) in READERS]:
+        return files
     folder = file if file.is_dir() else file.parent
-    what = f"the folder {path} has no file to read"
-    if not file.is_dir():
-        what = f"the file {path} does not exist"
-    try:
-        names = sorted(other.name for other in folder.iterdir() if _ending(other) in READERS)
-    except OSError:
-        raise DataError(
-            "missing-file",
-            f"{what}, and its folder cannot be read",
-            place=place,
-            hint="check the path",
-        ) from None
+    names: list[str] = []
+    with contextlib.suppress(OSError):
+        names = sorted(each.name for each in folder.iterdir() if _ending(each) in READERS)
+    what = "matches no file" if pattern else "does not exist"
     raise DataError(
-        "missing-file",
-        what,
+        "wrong-format" if file.is_file() else "missing-file",
+        f"{path} {'has no file of a known kind' if found or file.is_dir() else what}",
         place=place,
-        hint=f"available in this folder: {', '.join(names[:20]) or '(none)'}",
+        hint=f"known kinds: {', '.join(READERS)}, plain, {' or '.join(PACKED)}\n"
+        f"available in its folder: {', '.join(names[:20]) or '(none)'}",
         did_you_mean=difflib.get_close_matches(file.name, names, n=1, cutoff=0.6),
     )
 

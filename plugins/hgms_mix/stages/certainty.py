@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from hgms.results import NULL_TEST, Interval
 from hgms.runs import RunConfig, RunFolder
 from hgms.store import Folder, read_manifest
 from hgms.uncertainty import Certainty, alignments, cost, in_words, over_rows, over_seeds
-from hgms_core import ConfigError, Key, Sources
+from hgms_core import ConfigError, Key, Sources, norm
 from hgms_core.capabilities import HasPlaceholder, find
 from hgms_core.errors import CheckpointError, OutOfMemory
 from hgms_core.torch_errors import out_of_memory
@@ -94,24 +93,15 @@ def measure(learned: Learned, settings: Resampling) -> dict[str, Any]:
         for gains in (seen.gains, seen.cosines)
     )
     losses = dict(zip(known, seen.losses, strict=True))
-    squares = [_squared_length(states["end"], states["start"]), _squared_length(states["start"])]
+    start = states["start"]
+    path = float(norm({name: states["end"][name] - leaf for name, leaf in start.items()}))
     return {
         "prior": dict(zip(names, prior.tolist(), strict=True)),
         "rows": by_slope,
         "rows_by_angle": by_angle,
-        "moved": math.sqrt(squares[0] / squares[1]) if squares[1] else math.sqrt(squares[0]),
+        "moved": path / (float(norm(start)) or 1.0),
         "upper_loss": _change(losses) if len(losses) == 2 else None,
     }
-
-
-def _squared_length(
-    leaves: Mapping[str, Tensor], other: Mapping[str, Tensor] | None = None
-) -> float:
-    """Return ‖x‖², or ‖x − other‖²."""
-    return sum(
-        float((leaf - (0.0 if other is None else other[name])).double().square().sum())
-        for name, leaf in leaves.items()
-    )
 
 
 def _change(losses: Mapping[str, Tensor]) -> dict[str, float]:
