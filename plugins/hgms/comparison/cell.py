@@ -197,8 +197,10 @@ def work(arguments: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
         ending = carry_out(Cell(config=config, path=Path(arguments["path"])), report, execution)
     finally:
         PROGRAMS.removeHandler(handler)
-    error = None if ending.error is None else pack_error(ending.error)
-    return {"status": ending.status, "error": error}
+    return {
+        "status": ending.status,
+        "error": None if ending.error is None else pack_error(ending.error),
+    }
 
 
 def job_of(

@@ -386,11 +386,6 @@ def gather(
     tables = []
     for task, by_method in runs.items():
         swept = {sweep.method for sweep in sweeps if sweep.task == task}
-        notes = {
-            method: [ALIKE] * alike.get((task, method), False)
-            + ["not swept"] * bool(sweeps and method not in swept)
-            for method in by_method
-        }
         tables.append(
             table(
                 by_method,
@@ -406,7 +401,11 @@ def gather(
                     ]
                     for method in by_method
                 },
-                notes=notes,
+                notes={
+                    method: [ALIKE] * alike.get((task, method), False)
+                    + ["not swept"] * bool(sweeps and method not in swept)
+                    for method in by_method
+                },
             )
         )
     return Comparison(

@@ -145,8 +145,11 @@ class Coordinator:
             self.recall(cell)
             if end.outcome is not None:
                 packed = end.outcome["error"]
-                error = None if packed is None else unpack_error(packed)
-                ending = Ending(cell=cell, status=end.outcome["status"], error=error)
+                ending = Ending(
+                    cell=cell,
+                    status=end.outcome["status"],
+                    error=None if packed is None else unpack_error(packed),
+                )
             else:
                 ending = fail_cell(cell, end.failure)
             if ending.status == "elsewhere":

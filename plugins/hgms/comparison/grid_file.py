@@ -374,8 +374,7 @@ class _Loader:
             with contextlib.suppress(HgmsError):
                 structured({**kept, key: value}, GridFile, self.registry)
                 kept[key] = value
-        file: GridFile = structured(kept, GridFile, self.registry)
-        return file
+        return structured(kept, GridFile, self.registry)
 
     # --- tasks and methods
 
@@ -652,8 +651,14 @@ class _Loader:
             error = unknown_name(
                 "method", label, labels, self.place("reference"), label="reference method"
             )
-            hint = f"{error.hint}\nadd it to --methods, or choose another --reference"
-            self.errors.append(ConfigError(**{**error.as_dict(), "hint": hint}))
+            self.errors.append(
+                ConfigError(
+                    **{
+                        **error.as_dict(),
+                        "hint": f"{error.hint}\nadd it to --methods, or choose another --reference",
+                    }
+                )
+            )
         defaults = [method.label for method in methods if method.name in DEFAULT_REFERENCES]
         return label or next(iter([*defaults, *labels]), "")
 

@@ -142,8 +142,11 @@ def plan(grid: Grid, executor: Executor, say: Callable[[str], None] = lambda lin
         error = costs[pair].error
         how = "measured" if error is None else error.lines()[0]
         say(f"[{len(costs)}/{len(jobs)}] {', '.join(pair)}: {how}")
-    left = [cell for cell in cells if cell.state()[0] in ("new", "begun")]
-    return Plan(grid=grid, costs={pair: costs[pair] for pair in grid.pairs}, left=left)
+    return Plan(
+        grid=grid,
+        costs={pair: costs[pair] for pair in grid.pairs},
+        left=[cell for cell in cells if cell.state()[0] in ("new", "begun")],
+    )
 
 
 def _cost(ending: Ending) -> Cost:
@@ -163,8 +166,7 @@ def measure(arguments: Mapping[str, Any], _tell: Tell) -> dict[str, Any]:
     """Return the :class:`Cost` of the run of ``arguments``, from three of its steps in a temporary
     folder.
     """
-    registry = Registry.load(arguments["plugins"])
-    config = RunConfig.from_dict(arguments["config"], registry=registry)
+    config = RunConfig.from_dict(arguments["config"], registry=Registry.load(arguments["plugins"]))
     config = evolve(config, budget=Budget(outer_steps=STEPS))
     with tempfile.TemporaryDirectory(prefix="hgms-plan-") as place:
         folder = RunFolder(Path(place) / "run")

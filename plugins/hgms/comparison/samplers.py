@@ -56,8 +56,11 @@ def at_random(space: Space, trials: Sequence[Trial], key: Key) -> Values:
     known = [trial.values for trial in trials]
     values: Values = {}
     for attempt in range(1000):
-        generator = key.fold(len(trials)).fold(attempt).generator()
-        shares = torch.rand(len(space), generator=generator, dtype=torch.float64).tolist()
+        shares = torch.rand(
+            len(space),
+            generator=key.fold(len(trials)).fold(attempt).generator(),
+            dtype=torch.float64,
+        ).tolist()
         values = {
             name: dimension.at(share)
             for (name, dimension), share in zip(space.items(), shares, strict=True)
@@ -128,9 +131,13 @@ def _parameter(dimension: Dimension, value: Any) -> Any:
 
 
 def import_optuna() -> Any:
-    hint = 'or set sampler = "random"'
-    place = ("sweep", "sampler")
-    return optional_module("optuna", "sampler='tpe'", "optuna", place=place, hint=hint)
+    return optional_module(
+        "optuna",
+        "sampler='tpe'",
+        "optuna",
+        place=("sweep", "sampler"),
+        hint='or set sampler = "random"',
+    )
 
 
 SAMPLERS: Mapping[str, Callable[[Space, Sequence[Trial], Key], Values]] = {

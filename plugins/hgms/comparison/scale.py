@@ -80,8 +80,12 @@ def _entries(entries: Any, changes: Any, kind: str, place: Place) -> list[Any]:
             raise unknown_name(kind, label, labels, (*place, label))
         if "name" in change:
             message = f"the name of a {kind} cannot differ between scales"
-            hint = f"add a [[{kind}]] table with this name"
-            raise ConfigError("not-supported", message, place=(*place, label, "name"), hint=hint)
+            raise ConfigError(
+                "not-supported",
+                message,
+                place=(*place, label, "name"),
+                hint=f"add a [[{kind}]] table with this name",
+            )
     return [
         laid_over(laid_over(table, changes.get(ALL, {})), changes.get(label, {}))
         for label, table in by_label

@@ -186,9 +186,15 @@ def plan(grid: Grid) -> list[Sweep]:
         if method in settings.space:
             space = parse(settings.space[method])
             resolved = grid.pairs[task, method].as_dict()["method"]
-            own = {key: _at(resolved, key) for key in space}
             sweeps.append(
-                Sweep(grid=grid, settings=settings, task=task, method=method, space=space, own=own)
+                Sweep(
+                    grid=grid,
+                    settings=settings,
+                    task=task,
+                    method=method,
+                    space=space,
+                    own={key: _at(resolved, key) for key in space},
+                )
             )
     faults = [fault for sweep in sweeps if (fault := sweep.fault())]
     if faults:

@@ -177,8 +177,7 @@ def inner_problem(method: Any, problem: Problem, state: State, progress: float) 
     """
 
     def change(pipeline: Pipeline) -> Pipeline:
-        generator: Any = _Stop(pipeline.generator)
-        return evolve(pipeline, generator=generator)
+        return evolve(pipeline, generator=_Stop(pipeline.generator))
 
     try:
         evolve_pipeline(method, change).step(problem, state, progress)

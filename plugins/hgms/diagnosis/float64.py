@@ -42,8 +42,7 @@ class Double:
         self.capabilities = frozenset(form for form in forms if find(loss, form))
 
     def __call__(self, theta: Tree, x: Tree, batch: Batch) -> Tensor:
-        value: Tensor = self._loss(to_double(theta), to_double(x), to_double(batch))
-        return value
+        return self._loss(to_double(theta), to_double(x), to_double(batch))
 
     def outputs(self, x: Tree, batch: Batch) -> Any:
         return self._loss.outputs(to_double(x), to_double(batch))

@@ -74,8 +74,7 @@ class _Spread(Function):
 
 def sum_over_ranks(value: Tensor, group: Any) -> Tensor:
     """Return Σ over the ranks of ``group`` of the local values; all ranks get the same result."""
-    total: Tensor = _Sum.apply(value, group)
-    return total
+    return _Sum.apply(value, group)
 
 
 def spread(value: Tensor, group: Any) -> Tensor:
@@ -83,8 +82,7 @@ def spread(value: Tensor, group: Any) -> Tensor:
 
     Its gradient is the sum of the gradients on all ranks.
     """
-    same: Tensor = _Spread.apply(value, group)
-    return same
+    return _Spread.apply(value, group)
 
 
 def spread_tree(tree: Tree, group: Any) -> Tree:

@@ -62,10 +62,9 @@ class Ranks:
         dist.broadcast(payload, src=0, group=_talk())
         if self.rank == 0:
             return message
-        heard: Mapping[str, Any] | None = torch.load(
+        return torch.load(
             io.BytesIO(payload.numpy().tobytes()), weights_only=True, map_location="cpu"
         )
-        return heard
 
     @contextlib.contextmanager
     def together(self, where: str) -> Iterator[None]:

@@ -83,8 +83,7 @@ class OnRanks:
         return following, record
 
     def result(self, state: State) -> tuple[Tree, Tree]:
-        outcome: tuple[Tree, Tree] = self.method.result(state)
-        return outcome
+        return self.method.result(state)
 
 
 @frozen(eq=False)

@@ -61,13 +61,14 @@ class PlacedGenerator:
         members = self.mesh.members(generator.count)
         some = generator.propose_some(problem, theta, start, key, progress, members)
         x, aux = (self.mesh.gather(tree, generator.count) for tree in (some.x, some.aux))
-        losses = (
-            None
-            if some.losses is None
-            else self.mesh.gather({"": some.losses}, generator.count)[""]
-        )
         return attrs.evolve(
-            some, x=x, aux=aux, losses=losses, cost=self._of_all(some.cost, next(iter(x.values())))
+            some,
+            x=x,
+            aux=aux,
+            losses=None
+            if some.losses is None
+            else self.mesh.gather({"": some.losses}, generator.count)[""],
+            cost=self._of_all(some.cost, next(iter(x.values()))),
         )
 
     def _of_all(self, cost: Cost, like: Tensor) -> Cost:

@@ -36,11 +36,13 @@ def by_rows(problem: Problem, group: Any) -> Problem:
     # the problem is the same at every step, and the entry has no reference to it
     if key not in problem.kept:
         uppers = {id(data): data for data in problem.upper_data.values()}.values()
-        g = _split_loss(problem.g, problem, [problem.lower_data], group, "lower")
-        f = _split_loss(problem.f, problem, uppers, group, "upper")
-        problem.kept[key] = attrs.evolve(problem, g=g, f=f, compiler=None)
-    parted: Problem = problem.kept[key]
-    return parted
+        problem.kept[key] = attrs.evolve(
+            problem,
+            g=_split_loss(problem.g, problem, [problem.lower_data], group, "lower"),
+            f=_split_loss(problem.f, problem, uppers, group, "upper"),
+            compiler=None,
+        )
+    return problem.kept[key]
 
 
 def _split_loss(

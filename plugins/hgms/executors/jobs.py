@@ -80,8 +80,11 @@ class Ending:
     @classmethod
     def of(cls, job: Job, result: Mapping[str, Any]) -> Ending:
         """Return the ending of a job from the message that contains its outcome or its error."""
-        error = unpack_error(result["error"]) if "error" in result else None
-        return cls(job=job, outcome=result.get("outcome"), error=error)
+        return cls(
+            job=job,
+            outcome=result.get("outcome"),
+            error=unpack_error(result["error"]) if "error" in result else None,
+        )
 
     @property
     def failure(self) -> HgmsError:

@@ -86,8 +86,7 @@ class Minimiser(Function):
             }
 
             def slope(some: Tree) -> Tree:
-                here: Tree = grad(lambda at: level.loss({**theta, **some}, at))(x)
-                return here
+                return grad(lambda at: level.loss({**theta, **some}, at))(x)
 
             turned = jvp(slope, ({name: theta[name] for name in some},), (some,))[1]
             return tuple(-leaf for leaf in Solve.apply(level, None, *turned.values(), *leaves))
@@ -105,8 +104,7 @@ def cross_term(level: Level, theta: Tree, some: Tree, x: Tree, v: Tree) -> Tree:
     """
 
     def forward() -> Tree:
-        parts: Tree = grad(lambda some: -level.along({**theta, **some}, x, v))(some)
-        return parts
+        return grad(lambda some: -level.along({**theta, **some}, x, v))(some)
 
     def backward() -> Tree:
         if torch.is_grad_enabled():

@@ -98,8 +98,7 @@ class Level:
         if not directions:
             return self.loss(theta, x)
         first, *rest = directions
-        slope: Tensor = jvp(lambda at: self.along(theta, at, *rest), (x,), (first,))[1]
-        return slope
+        return jvp(lambda at: self.along(theta, at, *rest), (x,), (first,))[1]
 
 
 @contextlib.contextmanager

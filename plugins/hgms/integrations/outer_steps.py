@@ -215,13 +215,12 @@ class OuterSteps:
 
         It contains θ, the optimiser's memory, the position in the batches, and the records.
         """
-        torch_optimizer = isinstance(self.optimizer, torch.optim.Optimizer)
         return {
             "theta": clone(_leaves(self.theta)),
             "optimizer": self.optimizer.state_dict()
             if isinstance(self.optimizer, torch.optim.Optimizer)
             else self._memory,
-            "torch_optimizer": torch_optimizer,
+            "torch_optimizer": isinstance(self.optimizer, torch.optim.Optimizer),
             **{name: batches.taken for name, batches in self._batches.items()},
             "records": [dict(row) for row in self.records],
         }

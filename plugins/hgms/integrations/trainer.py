@@ -58,8 +58,15 @@ class Hooks:
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if not self.steps.due(state.global_step):
             return
-        progress = min(1.0, state.global_step / state.max_steps) if state.max_steps > 0 else 0.0
-        row = logger_row(self.steps.step(kwargs["model"], state.global_step, progress=progress))
+        row = logger_row(
+            self.steps.step(
+                kwargs["model"],
+                state.global_step,
+                progress=min(1.0, state.global_step / state.max_steps)
+                if state.max_steps > 0
+                else 0.0,
+            )
+        )
         if self.log is None:
             state.log_history.append({**row, "step": state.global_step})
             return

@@ -129,11 +129,18 @@ def figure(
 ) -> dict[str, Any]:
     """Return a figure of lines; ``scale`` contains options of the y axis."""
     scale = {name: value for name, value in scale.items() if value is not None}
-    layout = {
-        "xaxis": {"title": {"text": x}, "rangemode": "tozero"},
-        "yaxis": {"title": {"text": y}, **scale},
+    return {
+        "title": title,
+        "text": text,
+        "spec": {
+            "data": lines,
+            "layout": {
+                "xaxis": {"title": {"text": x}, "rangemode": "tozero"},
+                "yaxis": {"title": {"text": y}, **scale},
+            },
+        },
+        "ends": False,
     }
-    return {"title": title, "text": text, "spec": {"data": lines, "layout": layout}, "ends": False}
 
 
 def traces(
@@ -173,10 +180,18 @@ def traces(
                 "hoverinfo": "skip",
             }
             shapes.append({**look, "meta": {**meta, "band": True}, **band})
-        line = {"width": 2, "dash": style[label].dash, **({"shape": "hv"} if held else {})}
-        y = numbers(visible(curve.y))
         shapes.append(
-            {**look, "x": numbers(curve.x), "y": y, "line": line, "hovertemplate": "%{y:.4~g}"}
+            {
+                **look,
+                "x": numbers(curve.x),
+                "y": numbers(visible(curve.y)),
+                "line": {
+                    "width": 2,
+                    "dash": style[label].dash,
+                    **({"shape": "hv"} if held else {}),
+                },
+                "hovertemplate": "%{y:.4~g}",
+            }
         )
     return shapes
 
@@ -321,7 +336,6 @@ def _outcomes(outcomes: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
         if not any(counts):
             continue
         # outcomes differ by pattern as well as by colour
-        shape = ("", "/", "x", ".", "\\", "+", "-")[number % 7]
         traces.append(
             {
                 "type": "bar",
@@ -334,7 +348,12 @@ def _outcomes(outcomes: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
                 ],
                 "customdata": counts,
                 "marker": {
-                    "pattern": {"shape": shape, "size": 7, "solidity": 0.2, "fillmode": "overlay"}
+                    "pattern": {
+                        "shape": ("", "/", "x", ".", "\\", "+", "-")[number % 7],
+                        "size": 7,
+                        "solidity": 0.2,
+                        "fillmode": "overlay",
+                    }
                 },
                 "meta": {"colour": (2, 0, 1, 3, 4, 5, 5)[number % 7]},
                 "hovertemplate": (

@@ -104,8 +104,13 @@ def mixture(rows: Mapping[StoredRun, Mapping[str, Any]], axis: str, points: int)
         return None
     x, over_time = together(lines, points)
     names = tuple(name.removeprefix(PREFIX) for name in sources)
-    prior = tuple(np.mean(begun, axis=0).tolist()) if begun else ()
-    return Mixture(sources=names, finals=finals, x=x, over_time=over_time, prior=prior)
+    return Mixture(
+        sources=names,
+        finals=finals,
+        x=x,
+        over_time=over_time,
+        prior=tuple(np.mean(begun, axis=0).tolist()) if begun else (),
+    )
 
 
 def tokens(rows: Mapping[StoredRun, Mapping[str, Any]]) -> dict[StoredRun, tuple[float, float]]:

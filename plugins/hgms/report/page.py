@@ -39,9 +39,8 @@ def html(study: Study) -> str:
         _section(section, number, figures(section, style, colours), style)
         for number, section in enumerate(study.sections)
     ]
-    loader = PackageLoader("hgms.report", ".")
     environment = Environment(
-        loader=loader,
+        loader=PackageLoader("hgms.report", "."),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -119,11 +118,10 @@ def _script_json(value: object) -> str:
 
 
 def _configuration(label: str, runs: Sequence[StoredRun]) -> dict[str, str]:
-    text = read_file(runs[0].path / "config.toml").decode(errors="replace")
     return {
         "label": label,
         "path": str(runs[0].path),
-        "text": text,
+        "text": read_file(runs[0].path / "config.toml").decode(errors="replace"),
         "seeds": ", ".join(str(run.seed) for run in runs),
     }
 

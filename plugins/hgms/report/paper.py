@@ -157,8 +157,7 @@ def plain(name: str) -> str:
 def new_figure(width: float, height: float) -> Figure:
     """Create a figure of this size in inches. Raises MissingExtra without matplotlib."""
     module = optional_module("matplotlib.figure", "the picture", "plot")
-    figure: Figure = module.Figure(figsize=(width, height), layout="constrained")
-    return figure
+    return module.Figure(figsize=(width, height), layout="constrained")
 
 
 def save(figure: Figure, path: Path) -> Path:

@@ -85,13 +85,15 @@ def runs(study: Study) -> pyarrow.Table:
         if name.startswith(("metric.", PREFIX)) or name in ("seconds_per_step", *TOKENS)
     ]
     settings = [name for name in names if name.startswith("setting.")]
-    schema = pa.schema(
-        [(name, pa.string()) for name in _TEXTS]
-        + [(name, pa.int64()) for name in _COUNTS]
-        + [(name, pa.float64()) for name in ("seconds", "compile_seconds", *metrics)]
-        + [(name, pa.string()) for name in settings]
+    return pa.Table.from_pylist(
+        rows,
+        schema=pa.schema(
+            [(name, pa.string()) for name in _TEXTS]
+            + [(name, pa.int64()) for name in _COUNTS]
+            + [(name, pa.float64()) for name in ("seconds", "compile_seconds", *metrics)]
+            + [(name, pa.string()) for name in settings]
+        ),
     )
-    return pa.Table.from_pylist(rows, schema=schema)
 
 
 def _row(task: str, entry: Entry, run: StoredRun) -> dict[str, Any]:

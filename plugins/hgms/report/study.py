@@ -214,8 +214,7 @@ class Section:
     @property
     def forest(self) -> Forest | None:
         """The paired differences as a picture; ``None`` if there is nothing to compare."""
-        percent = self.is_share(self.metric)
-        return evolve(self.compared, task=self.title, percent=percent).forest
+        return evolve(self.compared, task=self.title, percent=self.is_share(self.metric)).forest
 
     @property
     def mixtures(self) -> dict[str, Mixture]:

@@ -261,13 +261,15 @@ def mixture(section: Section) -> Table:
         rows.append(
             [text(label), _largest(mixed), Cell(f"{rest:.3f}", rest), Cell(str(count), count)]
         )
-    caption = (
-        "The three largest weights of what each method returned: mean over seeds ± half-width of "
-        "the 95 % t-interval. Rest: what the other sources hold together."
-    )
-    columns = ["method", "final source mixture", "rest", "seeds"]
     return Table(
-        title="Final mixture", columns=columns, rows=rows, caption=caption, ident="mixture"
+        title="Final mixture",
+        columns=["method", "final source mixture", "rest", "seeds"],
+        rows=rows,
+        caption=(
+            "The three largest weights of what each method returned: mean over seeds ± "
+            "half-width of the 95 % t-interval. Rest: what the other sources hold together."
+        ),
+        ident="mixture",
     )
 
 
@@ -300,14 +302,13 @@ def weights(section: Section) -> Table:
                 Cell("–") if value is None else Cell(spell_weight(value), value.mean, strong=first)
             )
         rows.append(row)
-    caption = (
-        "Mean over seeds ± half-width of the 95 % t-interval. Bold: the largest of its method."
-    )
     return Table(
         title="Final weights",
         columns=["source", *mixtures],
         rows=rows,
-        caption=caption,
+        caption=(
+            "Mean over seeds ± half-width of the 95 % t-interval. Bold: the largest of its method."
+        ),
         ident="weights",
     )
 
@@ -337,18 +338,16 @@ def certainty(section: Section) -> Table:
                     said,
                 ]
             )
-    caption = (
-        "Weight: centre of the seeds in log-ratios, with its 95 % interval there. p: of a weight "
-        "as at the start, by Holm's "
-        "rule over the sources of a method. Seeds see the same data: that they agree says "
-        "nothing of these; the null test (hgms mix --null) does."
-    )
-    columns = ["method", "source", "start", "weight", "p", "over seeds"]
     return Table(
         title="Certainty of the mixture over seeds",
-        columns=columns,
+        columns=["method", "source", "start", "weight", "p", "over seeds"],
         rows=rows,
-        caption=caption,
+        caption=(
+            "Weight: centre of the seeds in log-ratios, with its 95 % interval there. p: of a "
+            "weight as at the start, by Holm's rule over the sources of a method. Seeds see the "
+            "same data: that they agree says nothing of these; the null test (hgms mix --null) "
+            "does."
+        ),
         ident="certainty",
     )
 
@@ -377,24 +376,22 @@ def passes(section: Section) -> Table:
                 amount(rate),
             ]
         )
-    columns = [
-        "method",
-        "outer steps",
-        "seconds per step",
-        "tokens forward",
-        "tokens backward",
-        "tokens per second",
-    ]
-    caption = (
-        "Means over steps and seeds. Tokens include padding; one that goes through the model "
-        "once forward and once backward counts in both columns. Seconds are without evaluation and "
-        "compilation."
-    )
     return Table(
         title="Tokens and seconds per outer step",
-        columns=columns,
+        columns=[
+            "method",
+            "outer steps",
+            "seconds per step",
+            "tokens forward",
+            "tokens backward",
+            "tokens per second",
+        ],
         rows=rows,
-        caption=caption,
+        caption=(
+            "Means over steps and seeds. Tokens include padding; one that goes through the model "
+            "once forward and once backward counts in both columns. Seconds are without "
+            "evaluation and compilation."
+        ),
         ident="passes",
     )
 
@@ -421,15 +418,14 @@ def pairs(section: Section) -> Table:
                 else interval(value, percent=percent, signed=True, strong=value.excludes_zero)
             )
         rows.append(row)
-    caption = (
-        f"{heading(section.metric, percent)}: row {MINUS} column, mean over the seeds both have ± "
-        f"half-width. Bold: the interval excludes zero. {_DIFFERENCES}"
-    )
     return Table(
         title="Paired differences",
         columns=["method", *labels],
         rows=rows,
-        caption=caption,
+        caption=(
+            f"{heading(section.metric, percent)}: row {MINUS} column, mean over the seeds both "
+            f"have ± half-width. Bold: the interval excludes zero. {_DIFFERENCES}"
+        ),
         ident="pairs",
     )
 
@@ -438,17 +434,20 @@ def solves(section: Section) -> Table:
     """Build the table of outcomes of the linear solves, for the methods with solves."""
     shown = [entry for entry in section.entries if entry.steps.solves]
     names = sorted({name for entry in shown for name in entry.steps.outcomes})
-    rows = [
-        [
-            text(entry.label),
-            *(amount(entry.steps.outcomes.get(name, 0)) for name in names),
-            amount(entry.steps.iterations),
-        ]
-        for entry in shown
-    ]
-    columns = ["method", *map(outcome, names), "median iterations"]
-    caption = "How the solves ended, counted over all steps of all seeds."
-    return Table(title="Linear solves", columns=columns, rows=rows, caption=caption, ident="solves")
+    return Table(
+        title="Linear solves",
+        columns=["method", *map(outcome, names), "median iterations"],
+        rows=[
+            [
+                text(entry.label),
+                *(amount(entry.steps.outcomes.get(name, 0)) for name in names),
+                amount(entry.steps.iterations),
+            ]
+            for entry in shown
+        ],
+        caption="How the solves ended, counted over all steps of all seeds.",
+        ident="solves",
+    )
 
 
 def settings(section: Section) -> Table:
@@ -463,13 +462,15 @@ def settings(section: Section) -> Table:
     shown = {entry.label: of((entry.runs + entry.failed)[0]) for entry in section.entries}
     flat = [flatten(table) for table in shown.values()]
     keys = difference(list(shown.values()))
-    rows = [
-        [text(key), *(Cell(str(table.get(key, "·")), number=False) for table in flat)]
-        for key in keys
-    ]
-    caption = "Only what differs between the methods; · where a method has no such setting."
     return Table(
-        title="Settings", columns=["setting", *shown], rows=rows, caption=caption, ident="settings"
+        title="Settings",
+        columns=["setting", *shown],
+        rows=[
+            [text(key), *(Cell(str(table.get(key, "·")), number=False) for table in flat)]
+            for key in keys
+        ],
+        caption="Only what differs between the methods; · where a method has no such setting.",
+        ident="settings",
     )
 
 
@@ -497,19 +498,23 @@ def overview(study: Study) -> Table:
         for section in study.sections:
             own = next((entry for entry in section.entries if entry.label == label), None)
             value, note = (own.metrics[section.metric], own.mark) if own else (None, "")
-            percent = section.is_share(section.metric)
-            strong = label == section.winner
-            row.append(interval(value, percent=percent, note=note, strong=strong))
+            row.append(
+                interval(
+                    value,
+                    percent=section.is_share(section.metric),
+                    note=note,
+                    strong=label == section.winner,
+                )
+            )
         rows.append(row)
     columns = [f"{section.title}: {arrow(section, section.metric)}" for section in study.sections]
-    caption = (
-        f"In the order of the mean place over the tasks (1.0: the best mean on each). {_LEGEND}"
-    )
     return Table(
         title="All tasks",
         columns=["method", "mean place", *columns],
         rows=rows,
-        caption=caption,
+        caption=(
+            f"In the order of the mean place over the tasks (1.0: the best mean on each). {_LEGEND}"
+        ),
         ident="overview",
     )
 
@@ -648,8 +653,12 @@ def failures(study: Study) -> Table:
 
 
 def left_out(study: Study) -> Table:
-    rows = [[text(folder.path), text(folder.reason)] for folder in study.skipped]
-    return Table(title="Folders left out", columns=["folder", "reason"], rows=rows, ident="skipped")
+    return Table(
+        title="Folders left out",
+        columns=["folder", "reason"],
+        rows=[[text(folder.path), text(folder.reason)] for folder in study.skipped],
+        ident="skipped",
+    )
 
 
 def sweeps(study: Study) -> list[Table]:

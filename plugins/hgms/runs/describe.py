@@ -40,9 +40,11 @@ def description(component: Component, registry: Registry) -> dict[str, Any]:
     target = component.target
     row |= {"needs": _needs(component, registry)} if component.kind.name == "method" else {}
     if isinstance(target, Composition):
-        on = {trait: plain(overridden(target, {}, [trait])) for trait in target.on}
-        doc = f"{target.summary}\n\nSource: {target.source}"
-        return row | {"doc": doc, "parts": plain(target.parts), "on": on}
+        return row | {
+            "doc": f"{target.summary}\n\nSource: {target.source}",
+            "parts": plain(target.parts),
+            "on": {trait: plain(overridden(target, {}, [trait])) for trait in target.on},
+        }
     row |= {"capabilities": sorted(known.__name__ for known in declared(target))}
     fields = _fields(target)
     if target is Pipeline:  # its table may contain the fields of wrappers

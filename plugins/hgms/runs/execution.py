@@ -80,11 +80,11 @@ class Compilation:
         """
         share, spent = EXPECTED.get(device, EXPECTED["cpu"])
         gained = share * seconds
-        reason = (
-            f"eager steps take about {seconds:.0f} s, of which compilation saves about "
-            f"{gained:.0f} s in about {spent:g} s"
+        return cls(
+            wanted=gained >= spent,
+            reason=f"eager steps take about {seconds:.0f} s, of which compilation saves about "
+            f"{gained:.0f} s in about {spent:g} s",
         )
-        return cls(wanted=gained >= spent, reason=reason)
 
     @classmethod
     def decide_early(

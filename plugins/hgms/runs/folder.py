@@ -280,8 +280,11 @@ class RunFolder:
         manifest = own.manifest()
         has_state = "state" in manifest.facts
         if SUMMARY in manifest.files or not (has_state or manifest.is_new):
-            keep = [name for name in manifest.files if name != SUMMARY] if has_state else []
-            own.commit([], keep=keep, facts=manifest.facts if has_state else {})
+            own.commit(
+                [],
+                keep=[name for name in manifest.files if name != SUMMARY] if has_state else [],
+                facts=manifest.facts if has_state else {},
+            )
         with store.writing(self.summary):
             self.summary.unlink(missing_ok=True)
         for name in LOGS:

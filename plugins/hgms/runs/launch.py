@@ -145,8 +145,9 @@ def run(
     info = RunInfo(task=OwnProblem.name, method=called, seed=seed, budget=budget)
     if folder is not None:
         folder = folder if isinstance(folder, RunFolder) else RunFolder(folder)
-        config = _config_table(info, method, own, device, settings)
-        info = attrs.evolve(info, folder=folder.path, config=config)
+        info = attrs.evolve(
+            info, folder=folder.path, config=_config_table(info, method, own, device, settings)
+        )
     plan = Plan(
         method=method,
         make=lambda: problem,
@@ -157,8 +158,9 @@ def run(
         role=role,
         restore=problem.restore,
     )
-    recorder = Recorder(folder=folder, resume=resume)
-    result = Run(plan=plan, recorder=recorder, observers=observers).carry_out()
+    result = Run(
+        plan=plan, recorder=Recorder(folder=folder, resume=resume), observers=observers
+    ).carry_out()
     for remark in result.summary.get("remarks") or []:
         LOG.warning("%s", remark)
     return result
@@ -257,10 +259,9 @@ def run_config(
     host = config.host or Host.load()
     here = device if settings.ranks == 1 else device_of(device, 0)
     with on_ranks(config, device, undeclared_plugins(host)) as (method, settings):
-        make = partial(method.build, build) if isinstance(method, OnRanks) else build
         plan = Plan(
             method=method,
-            make=make,
+            make=partial(method.build, build) if isinstance(method, OnRanks) else build,
             info=attrs.evolve(config.info, folder=folder.path),
             device=here,
             settings=settings,
@@ -270,8 +271,9 @@ def run_config(
         )
         recorder = Recorder(folder=folder, resume=resume, patience=patience, word="--resume")
         seen = watch or (view.watch if view is not None else ignore)
-        observers = Observers(watch=seen, host=host)
-        return Run(plan=plan, recorder=recorder, observers=observers).carry_out()
+        return Run(
+            plan=plan, recorder=recorder, observers=Observers(watch=seen, host=host)
+        ).carry_out()
 
 
 def _look_for_others(folder: RunFolder, config: RunConfig) -> None:

@@ -36,8 +36,10 @@ class Observers:
     def of(cls, watch: Watcher | Host | Sequence[Watcher | Host]) -> Observers:
         """Return the observers for one watcher or several; a host adds its plugins."""
         several: list[Any] = list(watch) if isinstance(watch, list | tuple) else [watch]
-        host = next((item for item in several if isinstance(item, Host)), None)
-        return cls(watch=[item for item in several if not isinstance(item, Host)], host=host)
+        return cls(
+            watch=[item for item in several if not isinstance(item, Host)],
+            host=next((item for item in several if isinstance(item, Host)), None),
+        )
 
     @contextlib.contextmanager
     def may_stop(self, who: str) -> Iterator[None]:

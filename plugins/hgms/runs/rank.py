@@ -112,10 +112,7 @@ def follow_config(config: RunConfig, device: torch.device, ranks: Ranks) -> None
     """Build the same problem as rank 0, and follow its steps."""
 
     def make() -> Problem:
-        problem: Problem = config.task.problem(
-            config.seed, device, getattr(torch, config.run.dtype)
-        )
-        return problem
+        return config.task.problem(config.seed, device, getattr(torch, config.run.dtype))
 
     route = config.run.matmul if config.run.matmul != "auto" else "exact"
     with matrix_route(route, device):
