@@ -59,14 +59,13 @@ class Seen:
     def cost(self) -> Cost:
         return self.candidates.cost + self.selection.cost + self.estimate.cost
 
-    def estimate_at(self, branch: Branch, problem: Problem | None = None) -> Estimate:
+    def estimate_at(self, branch: Branch) -> Estimate:
         """Compute the pipeline's hypergradient of another branch at the same θ.
 
         The key and the memory are the same.
         """
-        problem = problem or self.problem
         return self.pipeline.hypergradient.estimate(
-            problem, self.theta, *branch.as_candidates(), self.estimating, self.memory
+            self.problem, self.theta, *branch.as_candidates(), self.estimating, self.memory
         )[0]
 
 

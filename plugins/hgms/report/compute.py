@@ -148,7 +148,11 @@ def _methods(runs: Sequence[StoredRun]) -> dict[str, list[StoredRun]]:
     different execution settings. Then each combination of settings becomes a separate method.
     """
     methods: dict[str, list[StoredRun]] = {}
-    for name, alike in _group_by_name(runs, _method_and_dtype, lambda run: run.label).items():
+    for name, alike in _group_by_name(
+        runs,
+        lambda run: {**run.method, "run": {"dtype": run.settings.get("dtype", "float32")}},
+        lambda run: run.label,
+    ).items():
         if len({run.seed for run in alike}) == len(alike):
             methods[name] = alike
         else:
@@ -157,11 +161,6 @@ def _methods(runs: Sequence[StoredRun]) -> dict[str, list[StoredRun]]:
                 alike, ways.__getitem__, dict.fromkeys(alike, name).__getitem__
             )
     return methods
-
-
-def _method_and_dtype(run: StoredRun) -> dict[str, Any]:
-    """Return the settings of the method, and the dtype of its computation."""
-    return {**run.method, "run": {"dtype": run.settings.get("dtype", "float32")}}
 
 
 def carried_out(run: StoredRun) -> dict[str, Any]:

@@ -121,7 +121,10 @@ def _row(task: str, entry: Entry, run: StoredRun) -> dict[str, Any]:
         "oracle_calls": _whole(run.summary.get("oracle_calls")),
         "peak_memory_bytes": _whole(run.resources.get("peak_memory_bytes")),
         **{f"metric.{name}": value for name, value in run.metrics.items()},
-        **{f"setting.{key}": _toml(value) for key, value in flatten(config).items()},
+        **{
+            f"setting.{key}": value if isinstance(value, str) else json.dumps(value, default=str)
+            for key, value in flatten(config).items()
+        },
     }
     mixture = entry.mixture
     if mixture is not None and run in mixture.finals:
@@ -135,10 +138,6 @@ def _row(task: str, entry: Entry, run: StoredRun) -> dict[str, Any]:
             **dict(zip(TOKENS, entry.tokens[run], strict=True)),
         }
     return row
-
-
-def _toml(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def _utf8(value: str) -> str:

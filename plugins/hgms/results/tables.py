@@ -103,7 +103,8 @@ class Point:
         # with data sources, metrics of other rows get no verdict either: UNJUDGED gives the
         # alternative
         used = {
-            name: _of_rows(name, kind)
+            name: f"{name} is of {kind} rows, on which methods train x, select, or learn θ; use a "
+            "metric of other rows"
             for name, kind in run.metric_rows.items()
             if kind in SEEN and not sources
         }
@@ -128,13 +129,6 @@ class Point:
     def why_unranked(self, metric: str) -> str:
         """Return why the metric cannot rank methods; empty if it can."""
         return self.reasons.get(metric, self.reason)
-
-
-def _of_rows(metric: str, rows: str) -> str:
-    return (
-        f"{metric} is of {rows} rows, on which methods train x, select, or learn θ; compare by a "
-        "metric of other rows"
-    )
 
 
 def _spent_share(budget: Budget, seconds: float, steps: int, calls: int) -> float:

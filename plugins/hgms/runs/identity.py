@@ -66,7 +66,8 @@ def differences(own: str, other: str) -> list[str]:
     keys = [key for key in keys if not key.startswith(IDENTITY)]
     lines = []
     if parts:
-        names = ", ".join(map(_part_name, parts))
+        texts = {"rows": "the losses of rows (rows)", "sources": "the losses of sources"}
+        names = ", ".join(texts.get(part, part) for part in parts)
         lines.append(f"the problem has other values or code in {names}")
     for key in keys[:SHOWN]:
         there, here = (show(table[key]) if key in table else "not set" for table in tables)
@@ -78,8 +79,3 @@ def differences(own: str, other: str) -> list[str]:
 
 def _comparable_text(text: str) -> dict[str, Any]:
     return comparable_settings(parse_toml(text, "config.toml"))
-
-
-def _part_name(name: str) -> str:
-    """Return the text for a field of a problem in messages."""
-    return {"rows": "the losses of rows (rows)", "sources": "the losses of sources"}.get(name, name)

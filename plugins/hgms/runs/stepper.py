@@ -81,7 +81,14 @@ class Stepper:
         ``counted`` are the counters of the problem before the step.
         """
         state, raw = pair_of("step", "(state, record)", outcome)
-        self._check_calls(raw)
+        if self.in_calls and "oracle_calls" not in raw:
+            raise ConfigError(
+                "wrong-result",
+                f"the records of method {self.name!r} have no oracle_calls, which a budget "
+                "in calls requires",
+                place=("method", "step", "oracle_calls"),
+                hint="record the calls of all steps so far, or use a budget in steps or seconds",
+            )
         counters = self.counters()
         grown = {f"step_{name}": value - counted.get(name, 0) for name, value in counters.items()}
         theta, x = self.result(state, position.step)
@@ -151,16 +158,6 @@ class Stepper:
     def counters(self) -> Mapping[str, int]:
         """Return the counters of the problem, such as processed tokens."""
         return {} if self.problem.counters is None else dict(self.problem.counters())
-
-    def _check_calls(self, record: Record) -> None:
-        if self.in_calls and "oracle_calls" not in record:
-            raise ConfigError(
-                "wrong-result",
-                f"the records of method {self.name!r} have no oracle_calls, which a budget "
-                "in calls requires",
-                place=("method", "step", "oracle_calls"),
-                hint="record the calls of all steps so far, or use a budget in steps or seconds",
-            )
 
 
 def pair_of(what: str, expected: str, outcome: Any) -> tuple[Any, Any]:

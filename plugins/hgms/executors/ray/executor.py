@@ -61,7 +61,9 @@ class Ray:
         running: dict[Any, Job] = {}
         try:
             while True:
-                room = self._room() - len(running)
+                # the cluster may grow
+                cpus = int(self._ray.cluster_resources().get("CPU", 1))
+                room = (self.jobs or max(1, cpus)) - len(running)
                 while room > 0 and (job := next(iter(jobs), None)) is not None:
                     running[self._submit(job)] = job
                     room -= 1
@@ -118,10 +120,6 @@ class Ray:
         _keep_quiet()
         self._ray = ray
         self._task = ray.remote(run_message_beside)
-
-    def _room(self) -> int:
-        """Return how many jobs the cluster can run at once; the number may grow."""
-        return self.jobs or max(1, int(self._ray.cluster_resources().get("CPU", 1)))
 
     def _submit(self, job: Job) -> Any:
         needs = job.needs

@@ -99,7 +99,7 @@ class WeightsAndBiases:
     def __init__(self, run: RunInfo) -> None:
         wandb = _module("wandb")
         self._run = wandb.init(
-            project=None if _set("WANDB_PROJECT") else PROJECT,
+            project=None if os.environ.get("WANDB_PROJECT") else PROJECT,
             name=title(run),
             group=f"{run.task}/{run.method}",
             id=identity(run),
@@ -113,7 +113,10 @@ class WeightsAndBiases:
 
     def close(self, summary: Mapping[str, Any] | None, *, failed: bool) -> None:
         self._run.summary.update(
-            {f"final/{name}": value for name, value in _metrics(summary).items()}
+            {
+                f"final/{name}": value
+                for name, value in ((summary or {}).get("metrics") or {}).items()
+            }
         )
         self._run.finish(exit_code=1 if failed else 0)
 
@@ -150,11 +153,3 @@ def ensure_installed(name: str) -> None:
     extra.
     """
     _module(name)
-
-
-def _metrics(summary: Mapping[str, Any] | None) -> Mapping[str, float]:
-    return (summary or {}).get("metrics") or {}
-
-
-def _set(variable: str) -> bool:
-    return bool(os.environ.get(variable))
