@@ -10,13 +10,22 @@ from hgms.comparison.grid import Grid
 from hgms.comparison.grid_file import load
 from hgms.comparison.options import seeds_option
 from hgms.comparison.scale import apply_scale
-from hgms.comparison.usage import measure_usage
+from hgms.comparison.usage import measure_usage, peak_memory
 from hgms_core import hookimpl
 
 if TYPE_CHECKING:
     import click
 
-__all__ = ["Comparison", "Grid", "apply_scale", "compare", "load", "measure_usage", "seeds_option"]
+__all__ = [
+    "Comparison",
+    "Grid",
+    "apply_scale",
+    "compare",
+    "load",
+    "measure_usage",
+    "peak_memory",
+    "seeds_option",
+]
 
 
 @hookimpl

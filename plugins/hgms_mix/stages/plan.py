@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from hgms.cli import print_table
-from hgms.comparison.usage import peak_memory
+from hgms.comparison import peak_memory
 from hgms.runs import device_called
 from hgms_core import ConfigError, Key, Sources
 from hgms_mix.stages.certainty import learns
