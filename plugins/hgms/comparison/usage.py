@@ -42,7 +42,7 @@ def measure_usage(path: Path, device: str) -> Iterator[Usage]:
     the time of a killed process is unknown.
     """
     gc.collect()
-    fresh = _resetpeak_memory()
+    fresh = _reset_peak()
     began = time.monotonic()
     spent = counting(broken_off=RunFolder(path).has_begun)
     cuda = cuda_for(device)
@@ -99,7 +99,7 @@ def cuda_for(device: str) -> Any:
     return None
 
 
-def _resetpeak_memory() -> bool:
+def _reset_peak() -> bool:
     """Reset the kernel's high-water mark. Return False if that is not possible: the mark then
     covers the whole process.
     """
