@@ -39,6 +39,7 @@ from hgms_mix.lm.ranking import (
     source_counts,
     source_sizes,
     sources_of,
+    upper_gradient,
 )
 from hgms_mix.lm.rows import examples_at, read_examples
 from hgms_mix.lm.sources import Source, mixture_shares
@@ -101,6 +102,7 @@ __all__ = [
     "template_for",
     "token_loss",
     "token_table",
+    "upper_gradient",
     "warn",
 ]
 

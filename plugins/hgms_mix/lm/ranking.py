@@ -203,6 +203,22 @@ def check_finite(
         )
 
 
+def upper_gradient(
+    problem: Problem, x: Tree, key: Key, batch_size: int | None, step: int
+) -> tuple[list[Tensor], Tensor, Cost]:
+    """Return the gradient of f on validation rows of the role ``differentiate``, and the loss.
+
+    Cost: 1 upper gradient.
+
+    Raises:
+        NumericalError: the loss is not finite.
+    """
+    batch, rows = problem.upper_data["differentiate"].sample(key, batch_size)
+    grads, loss = gradient(problem.f, problem.theta0, x, batch)
+    check_finite(loss, "the validation loss", step)
+    return grads, loss, Cost(upper_gradients=1, rows=rows)
+
+
 class Moments(Protocol):
     """The settings of AdamW except the learning rate; a method with these fields satisfies the
     protocol.

@@ -6,7 +6,7 @@ On disk, the file name identifies the inputs of the table. The file is memory-ma
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, final
 
@@ -21,10 +21,6 @@ from hgms_core import ConfigError, Key
 from hgms_core.errors import DataError
 from hgms_mix.lm.models import positions_of
 from hgms_mix.lm.store import PARTS, Leaf, load, lock, save
-
-
-def _names(value: Iterable[str]) -> tuple[str, ...]:
-    return tuple(value)  # JSON has only lists
 
 
 @final
@@ -49,7 +45,7 @@ class Report:
     truncated: int = 0
     longest: int = 0
     shortest: int = 0
-    unread: tuple[str, ...] = field(default=(), converter=_names)
+    unread: tuple[str, ...] = field(default=(), converter=tuple)  # JSON has only lists
 
 
 @final

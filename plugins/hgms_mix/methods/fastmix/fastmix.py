@@ -147,11 +147,9 @@ class FastMix(hgms_mix.lm.PhasedMethod):
     ) -> tuple[Tensor, Tensor, Cost]:
         """Return a_s of each source (0 for a source without rows in the batch), f and the cost."""
         sources = self.sources(problem)
-        upper, count = problem.upper_data["differentiate"].sample(
-            key.fold("upper"), self.upper_batch_size
+        grads, value, spent = hgms_mix.lm.upper_gradient(
+            problem, x, key.fold("upper"), self.upper_batch_size, step
         )
-        grads, value = gradient(problem.f, problem.theta0, x, upper)
-        hgms_mix.lm.check_finite(value, "the validation loss", step)
         compared = self._compared_leaves(x)
         target = [grads[place] for place in compared]
         data = problem.lower_data
@@ -174,11 +172,7 @@ class FastMix(hgms_mix.lm.PhasedMethod):
                 for place, leaf in zip(compared, target, strict=True)
             ]
             products[number] = torch.stack(terms).sum()
-        return (
-            products,
-            value,
-            Cost(lower_gradients=len(held), upper_gradients=1, rows=size + count),
-        )
+        return products, value, spent + Cost(lower_gradients=len(held), rows=size)
 
     def _slope(self, problem: Problem, theta: Tree, products: Tensor) -> Tree:
         """∂/∂θ (−lr Σ_s ω_s(θ) a_s)."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import hgms_mix.lm
 from hgms.config import lowering
-from hgms_core import ConfigError, Cost, Key, Problem, Record, State, Tree, component, gradient
+from hgms_core import ConfigError, Cost, Key, Problem, Record, State, Tree, component
 from hgms_core.capabilities import Capabilities, HasTestingInstance
 from hgms_core.validators import optional_positive, positive
 from hgms_mix.methods.online import gradients, training
@@ -145,14 +145,8 @@ class DoGE(training.ProxyMethod):
         if self.target == "sources":
             products = gradients.products(grads, grads)
             return products.sum(1) - products.diagonal(), {}, Cost()
-        batch, rows = problem.upper_data["differentiate"].sample(key, self.validation_batch_size)
-        leaves, loss = gradient(problem.f, problem.theta0, x, batch)
-        hgms_mix.lm.check_finite(
-            loss, "the validation loss", step, hint="decrease lr, or check the rows"
+        leaves, loss, cost = hgms_mix.lm.upper_gradient(
+            problem, x, key, self.validation_batch_size, step
         )
         leaves = gradients.at_most([leaf[None] for leaf in leaves], self.max_norm)
-        return (
-            gradients.products(grads, leaves)[:, 0],
-            {"upper_loss": loss},
-            Cost(upper_gradients=1, rows=rows),
-        )
+        return gradients.products(grads, leaves)[:, 0], {"upper_loss": loss}, cost
