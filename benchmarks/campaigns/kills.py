@@ -5,6 +5,7 @@ same files as an undisturbed command.
 from __future__ import annotations
 
 import functools
+import importlib.util
 import json
 import random
 import shutil
@@ -125,6 +126,8 @@ def _methods(task: str) -> list[str]:
 
     names = []
     for method in Registry.load().components("method"):
+        if method.name == "kfac" and importlib.util.find_spec("curvlinops") is None:
+            continue
         try:
             config = RunConfig.from_dict({"task": task, "method": method.name, "budget": "1 step"})
             compat.ensure_fits(config.method, config.task)

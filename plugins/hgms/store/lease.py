@@ -126,10 +126,14 @@ class Lease:
         """Remove the markers that processes of this machine left aside when they were killed.
 
         A process that checks a marker moves it aside for a moment. A marker whose process is alive
-        is therefore kept.
+        is therefore kept. The record is incomplete if the process was killed while it wrote; the
+        name of the file then has its number.
         """
         for aside in self.path.parent.glob(f"{self.path.name}.break.*"):
-            if is_gone(SoftFileLease(aside).owner):
+            owner = SoftFileLease(aside).owner
+            number = aside.name.removeprefix(f"{self.path.name}.break.").partition(".")[0]
+            is_incomplete = owner is None and number.isdecimal() and not _is_running(int(number))
+            if is_incomplete or is_gone(owner):
                 aside.unlink(missing_ok=True)
 
     def _taken(self, patience: float) -> bool:
@@ -224,15 +228,20 @@ def holder(folder: Path, *names: str) -> str:
 
 def is_gone(owner: OwnerRecord | None) -> bool:
     """Return whether a process is known to have ended, because it was on this machine."""
-    if owner is None or owner.hostname != _host() or sys.platform == "win32":
-        return False  # signal 0 does not exist on Windows
+    return owner is not None and owner.hostname == _host() and not _is_running(owner.pid)
+
+
+def _is_running(number: int) -> bool:
+    """Return whether this machine may have a process with the number."""
+    if sys.platform == "win32":
+        return True  # signal 0 does not exist on Windows
     try:
-        os.kill(owner.pid, 0)
+        os.kill(number, 0)
     except ProcessLookupError:
-        return True
+        return False
     except PermissionError:
         pass
-    return False
+    return True
 
 
 @define(eq=False)

@@ -134,6 +134,19 @@ def test_a_marker_without_a_record_does_not_block_the_folder(
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.parametrize("record", ["", "filelock/2\npid=1\nhost=vm\n"])
+def test_a_marker_of_a_process_that_was_killed_while_it_wrote_is_removed(
+    folder: Path, record: str
+) -> None:
+    folder.mkdir()
+    ended, alive = (folder / f".lease.break.{number}.0af3" for number in (2**31 - 1, os.getpid()))
+    for marker in (ended, alive):
+        marker.write_text(record)
+    with leased(folder):
+        assert not ended.exists()
+    assert [*folder.iterdir()] == [alive]
+
+
 def test_who_has_lost_its_lease_writes_nothing_more(folder: Path) -> None:
     kept = RunFolder(folder)
     with kept.claim("seed = 0"):
