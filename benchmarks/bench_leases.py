@@ -25,7 +25,7 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
 
-from hgms.store import FolderInUse, leased
+from hgms.store import FolderInUse, hold_lease
 
 NAMES = ("claim", "ensure", "renew", "refused")
 
@@ -45,10 +45,10 @@ def work(place: Path, number: int, runs: int, together: Barrier) -> dict[str, li
     began = time.perf_counter()
     spent = time.process_time()
     for folder in folders:
-        with leased(folder):
+        with hold_lease(folder):
             pass
     timed(out, "claim", began, spent, runs)
-    with leased(folders[0]) as lease:
+    with hold_lease(folders[0]) as lease:
         together.wait()
         began = time.perf_counter()
         spent = time.process_time()
@@ -65,13 +65,13 @@ def work(place: Path, number: int, runs: int, together: Barrier) -> dict[str, li
     with contextlib.ExitStack() as held:
         if number == 0:
             for folder in shared[: runs // 10]:
-                held.enter_context(leased(folder))
+                held.enter_context(hold_lease(folder))
         together.wait()
         if number == 1:
             began = time.perf_counter()
             spent = time.process_time()
             for folder in shared[: runs // 10]:
-                with contextlib.suppress(FolderInUse), leased(folder):
+                with contextlib.suppress(FolderInUse), hold_lease(folder):
                     raise AssertionError("two hold one folder")
             timed(out, "refused", began, spent, runs // 10)
         together.wait()

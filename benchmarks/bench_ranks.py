@@ -31,7 +31,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as processes
 
-from hgms.config.tables import lay_options, tables_of
+from hgms.config.tables import merge_options, tables_of
 from hgms.plugins import Registry
 from hgms.runs import RunConfig, run_config
 
@@ -95,7 +95,7 @@ def measure(ranks: int, steps: int, sets: list[str]) -> dict[str, Any]:
     """Measure a step of the run on this number of ranks."""
     table = tables_of(PROBLEM, "configuration")
     timer = Timed()
-    lay_options(table, [*sets, f"run.ranks={ranks}", f"budget={steps} steps"])
+    merge_options(table, [*sets, f"run.ranks={ranks}", f"budget={steps} steps"])
     config = RunConfig.from_dict(table, source=PROBLEM.name, registry=Registry.load())
     marks: list[tuple[float, float, float, float, dict[str, list[float]]]] = []
 

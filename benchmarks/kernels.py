@@ -22,7 +22,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hgms.compiled import programs
-from hgms.solvers.pcg import begun, iteration
+from hgms.solvers.pcg import begin, iteration
 from hgms.tasks.cleaning import HyperCleaning
 from hgms_core import Key, Linearization, LinearSystem, Loss, Problem, Tree, values
 
@@ -92,7 +92,7 @@ def eager(problem: Problem) -> dict[str, int]:
     candidates = propose(1)
     here = linearized()
     system = LinearSystem.of(here.matvec, here.rhs, ridge=RIDGE)
-    state = begun(system, None, 1, None, None)
+    state = begin(system, None, 1, None, None)
     return {
         "lower step": counted(lambda: propose(3)) - counted(lambda: propose(2)),
         "scores": counted(scores),

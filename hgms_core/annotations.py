@@ -14,7 +14,7 @@ from typing import Any, Literal, NoReturn, Protocol
 
 from hgms_core import protocols
 from hgms_core.arguments import brief, check_part, methods_of
-from hgms_core.errors import ConfigError, Place, dotted, unknown_name
+from hgms_core.errors import ConfigError, Place, join_place, unknown_name
 from hgms_core.linear import as_solver, is_solver
 
 Read = Callable[[Place, Any], Any]
@@ -85,7 +85,7 @@ def wrong(code: str, place: Place, value: object, requirement: str) -> NoReturn:
     elif isinstance(value, str) and re.fullmatch(r"[-+]?[\d.]+(e[-+]?\d+)?", value):
         hint = f"write it without quotes: {value}"
     if place:
-        message = f"{dotted(place)}={brief(value)} must be {requirement}"
+        message = f"{join_place(place)}={brief(value)} must be {requirement}"
     else:  # the caller adds it
         message = f"expected {requirement}, got {brief(value)}"
     raise ConfigError(code, message, place=place, hint=hint)
@@ -150,7 +150,7 @@ def _choice(hint: Any, choices: tuple[Any, ...], place: Place, value: Any) -> An
         if type(value) is type(choice) and value == choice:
             return choice
     if isinstance(value, str) and all(isinstance(choice, str) for choice in choices):
-        raise unknown_name("choice", value, choices, place, dotted(place))
+        raise unknown_name("choice", value, choices, place, join_place(place))
     wrong("wrong-type", place, value, words(hint))
 
 
@@ -214,7 +214,7 @@ def _part(kind: Any, place: Place, value: Any) -> Any:
     for other, label in PARTS.items():
         more = methods_of(other)
         if set(more) > set(names) and all(hasattr(value, name) for name in more):
-            message = f"{dotted(place)} must be {PARTS[kind]}, but is {label}"
+            message = f"{join_place(place)} must be {PARTS[kind]}, but is {label}"
             raise ConfigError("wrong-part", message, place=place)
     return value
 

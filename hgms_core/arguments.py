@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import attrs
 import torch
 
-from hgms_core.errors import ConfigError, HgmsError, Place, dotted, raise_all, unknown_name
+from hgms_core.errors import ConfigError, HgmsError, Place, join_place, raise_all, unknown_name
 
 T = TypeVar("T")
 
@@ -118,7 +118,7 @@ def check_part(place: Place, value: object, label: str, methods: Collection[str]
     shown = repr(value) if isinstance(value, str) else kind_of(value)
     raise ConfigError(
         "wrong-part",
-        f"{dotted(place)} must be {label}, an object with {', '.join(methods)}, not {shown}",
+        f"{join_place(place)} must be {label}, an object with {', '.join(methods)}, not {shown}",
         place=place,
         hint=hint,
     )

@@ -57,7 +57,7 @@ __all__ = [
     "Sharded",
     "StacksCandidates",
     "UsesLoss",
-    "declared",
+    "capabilities_of",
     "find",
 ]
 
@@ -73,10 +73,10 @@ def find(component: object, capability: type[C]) -> C | None:
     >>> find(object(), Finishes) is None
     True
     """
-    return cast(C, component) if capability in declared(component) else None
+    return cast(C, component) if capability in capabilities_of(component) else None
 
 
-def declared(component: object) -> Capabilities:
+def capabilities_of(component: object) -> Capabilities:
     """Return ``capabilities`` of a component; empty for a class that computes it per instance."""
     known: Any = getattr(component, "capabilities", frozenset())
     return frozenset() if isinstance(known, property) else known

@@ -98,7 +98,7 @@ class Data:
             )
         whole = {**columns, "index": numbers}
 
-        def taken(index: Tensor) -> Batch:
+        def take(index: Tensor) -> Batch:
             # index_select copies whole rows, three times as fast as table[index]
             flat = index.reshape(-1)
             return {
@@ -106,7 +106,7 @@ class Data:
                 for name, leaf in whole.items()
             }
 
-        return cls(size, whole, taken, device)
+        return cls(size, whole, take, device)
 
     def draw(self, key: Key, batch_size: int | None, steps: int) -> Tensor | None:
         """Return row numbers for ``rows``, ``[steps, batch_size]``.

@@ -26,7 +26,7 @@ __all__ = [
     "Place",
     "PluginError",
     "closest",
-    "dotted",
+    "join_place",
     "one_of",
     "raise_all",
     "unknown_name",
@@ -103,7 +103,7 @@ class HgmsError(Exception):
         """Return the text: the message with its place, then one line per remedy."""
         message = [*self.message.split("\n", LINES)]
         if self.place:
-            message[0] = f"{message[0]} ({dotted(self.place)})"
+            message[0] = f"{message[0]} ({join_place(self.place)})"
         remedies = []
         if self.did_you_mean:
             remedies.append(f"did you mean {' or '.join(map(repr, self.did_you_mean))}?")
@@ -114,7 +114,7 @@ class HgmsError(Exception):
         return [*message, *remedies]
 
     def __str__(self) -> str:
-        return "\n  ".join(shortened(self.lines()))
+        return "\n  ".join(shorten(self.lines()))
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Exceptions with keyword arguments do not survive pickling without this, and worker
@@ -192,12 +192,12 @@ def raise_all(errors: Sequence[HgmsError]) -> NoReturn:
     raise errors[0] if len(errors) == 1 else ErrorGroup(errors)
 
 
-def dotted(place: Place) -> str:
+def join_place(place: Place) -> str:
     """Return the place as text; a file name is separated by a colon.
 
-    >>> dotted(("generator", "diversity", 0, "std"))
+    >>> join_place(("generator", "diversity", 0, "std"))
     'generator.diversity[0].std'
-    >>> dotted(("runs.toml", "method", "count")), dotted(("train.jsonl", 12))
+    >>> join_place(("runs.toml", "method", "count")), join_place(("train.jsonl", 12))
     ('runs.toml: method.count', 'train.jsonl:12')
     """
     text = ""
@@ -213,7 +213,7 @@ def dotted(place: Place) -> str:
     return text
 
 
-def shortened(lines: Iterable[str]) -> list[str]:
+def shorten(lines: Iterable[str]) -> list[str]:
     """Return the lines with the middle of long lines removed, and at most LINES of them."""
     kept = list(lines)
     if len(kept) > LINES:

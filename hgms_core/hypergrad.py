@@ -27,7 +27,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from hgms_core.errors import ConfigError, one_of
 from hgms_core.linear import Inexact, as_solver
 from hgms_core.records import Cost, Estimate
-from hgms_core.torch_errors import explained, no_second_derivative, out_of_memory, with_forward_mode
+from hgms_core.torch_errors import (
+    explain_errors,
+    no_second_derivative,
+    out_of_memory,
+    with_forward_mode,
+)
 from hgms_core.trees import Ravel, Tree, detach, require_grad, slopes, summary
 
 Strategy = Literal["vjp", "jvp", "difference"]
@@ -49,7 +54,7 @@ def twice_differentiable_attention() -> Iterator[None]:
     # If this module is not imported, there are no compiled functions. Its import takes seconds.
     can_compile = "torch._dynamo" in sys.modules and not torch.compiler.is_dynamo_compiling()
     eager = torch.compiler.set_stance("force_eager") if can_compile else contextlib.nullcontext()
-    with explained(), eager, sdpa_kernel(SDPBackend.MATH):
+    with explain_errors(), eager, sdpa_kernel(SDPBackend.MATH):
         yield
 
 
@@ -419,11 +424,11 @@ class Linearization:
         upper_loss, direct, rhs = upper_gradients(f, theta, x)
         at_x = curvature(lambda point: g(theta, point), x, strategy, precision=precision)
 
-        def mixed(v: Tensor) -> Tree:
+        def cross(v: Tensor) -> Tree:
             return cross_product(g, theta, x, spec.unravel(v), strategy, precision=precision)
 
         passes = 2 if strategy == "difference" else 1
-        return cls(upper_loss, direct, spec.ravel(rhs), at_x.gradient, at_x.matvec, mixed, passes)
+        return cls(upper_loss, direct, spec.ravel(rhs), at_x.gradient, at_x.matvec, cross, passes)
 
     def hypergradient(
         self, solver: Any, v0: Tensor | None = None, rows: tuple[int, int] = (1, 1)

@@ -31,7 +31,7 @@ def _signatures(protocol: type) -> Callable[[object, Attribute[Any], object], No
     return check
 
 
-def _checked(estimator: HyperGradient, outcome: Any, theta: Tree) -> tuple[Estimate, Any]:
+def _check_estimate(estimator: HyperGradient, outcome: Any, theta: Tree) -> tuple[Estimate, Any]:
     """Require (Estimate, state), with the shapes of θ: others would be broadcast in silence."""
     what = f"{type(estimator).__name__}.estimate"
     items = outcome if isinstance(outcome, tuple) else (outcome,)
@@ -129,7 +129,7 @@ class Pipeline:
         found = self.hypergradient.estimate(
             problem, theta, candidates, selection, key.fold("differentiate"), state["hypergradient"]
         )
-        estimate, memory = _checked(self.hypergradient, found, theta)
+        estimate, memory = _check_estimate(self.hypergradient, found, theta)
         proposed, outer = self.outer.step(theta, estimate.value, state["outer"], progress)
         updated = problem.project(proposed)
         index, carry = selection.index, key.fold("carry")

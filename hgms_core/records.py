@@ -202,16 +202,16 @@ class Candidates:
         ({'x': tensor(2.)}, True)
         """
 
-        def bound(function: Callable[..., Any] | None, *arguments: object) -> Any:
+        def bind(function: Callable[..., Any] | None, *arguments: object) -> Any:
             return None if function is None else partial(function, index, *arguments)
 
         x = self.at(index)
         return Branch(
             x=x,
             aux=take(self.aux, index),
-            replay=bound(self.replay),
-            last_step=bound(self.last_step),
-            next_step=bound(self.next_step, x),
+            replay=bind(self.replay),
+            last_step=bind(self.last_step),
+            next_step=bind(self.next_step, x),
         )
 
     @property

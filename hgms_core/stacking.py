@@ -26,7 +26,7 @@ from hgms_core.capabilities import NotStackable, StacksCandidates, find
 from hgms_core.data import Batch
 from hgms_core.errors import ConfigError, HgmsError, one_of
 from hgms_core.problem import Loss
-from hgms_core.torch_errors import NOT_STACKABLE, explained, first_line, out_of_memory
+from hgms_core.torch_errors import NOT_STACKABLE, explain_errors, first_line, out_of_memory
 from hgms_core.trees import Tree
 
 LOG = logging.getLogger("hgms")
@@ -115,7 +115,7 @@ def groups(
     step = chunk or count
     parts = [slice(first, min(first + step, count)) for first in range(0, count, step)]
     return [
-        Group(part, {name: leaf[part] for name, leaf in x.items()}, _vmapped(loss, own_batch))
+        Group(part, {name: leaf[part] for name, leaf in x.items()}, _vmap_loss(loss, own_batch))
         for part in parts
     ]
 
@@ -141,7 +141,7 @@ def _is_stackable(loss: Loss, x: Tree, own_batch: bool, trial: Trial) -> bool:
         own = {name: leaf[:2] for name, leaf in batch.items()} if own_batch else batch
         try:
             with torch.no_grad():
-                _vmapped(loss, own_batch)(theta, two, own)
+                _vmap_loss(loss, own_batch)(theta, two, own)
         except ConfigError as error:
             if error.code in IMPURE:
                 raise
@@ -158,7 +158,7 @@ def _is_stackable(loss: Loss, x: Tree, own_batch: bool, trial: Trial) -> bool:
     return tried[own_batch]
 
 
-def _vmapped(loss: Loss, own_batch: bool) -> Loss:
+def _vmap_loss(loss: Loss, own_batch: bool) -> Loss:
     """Return ``loss`` for stacked candidates.
 
     It raises ``loss-not-stackable`` if only vmap cannot evaluate the loss.
@@ -168,9 +168,9 @@ def _vmapped(loss: Loss, own_batch: bool) -> Loss:
         return lambda theta, x, batch: own.stacked(theta, x, batch, own_batch)
     mapped = torch.func.vmap(loss, in_dims=(None, 0, 0 if own_batch else None))
 
-    def evaluated(theta: Tree, x: Tree, batch: Batch) -> Tensor:
+    def evaluate(theta: Tree, x: Tree, batch: Batch) -> Tensor:
         try:
-            with explained():
+            with explain_errors():
                 return mapped(theta, x, batch)
         except HgmsError:
             raise
@@ -180,7 +180,7 @@ def _vmapped(loss: Loss, own_batch: bool) -> Loss:
             _first(loss, theta, x, batch, own_batch)
             raise NOT_STACKABLE.at() from error
 
-    return evaluated
+    return evaluate
 
 
 def _first(loss: Loss, theta: Tree, x: Tree, batch: Batch, own_batch: bool) -> None:

@@ -1,8 +1,8 @@
 """Errors of torch about losses, recognised by their texts.
 
 Tests pin each text to torch's own error. torch raises RuntimeError for most failures.
-:func:`explained` turns the errors of impure losses into errors with a remedy. The other texts are
-in ``hgms.torch_errors``.
+:func:`explain_errors` turns the errors of impure losses into errors with a remedy. The other texts
+are in ``hgms.torch_errors``.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 @contextlib.contextmanager
-def explained() -> Iterator[None]:
+def explain_errors() -> Iterator[None]:
     """Turn torch's errors about a loss that is not a pure function into a ConfigError.
 
     The codes are ``random-loss``, ``loss-with-state``, ``loss-not-stackable`` and
@@ -67,7 +67,7 @@ def explained() -> Iterator[None]:
 def with_forward_mode(forward: Callable[[], Result], backward: Callable[[], Result]) -> Result:
     """Return ``forward()``, or ``backward()`` where torch has no forward-mode derivative."""
     try:
-        with explained():
+        with explain_errors():
             return forward()
     except RuntimeError as error:
         if out_of_memory(error):

@@ -14,7 +14,7 @@ from hgms_core.errors import (
     DataError,
     ErrorGroup,
     HgmsError,
-    dotted,
+    join_place,
     raise_all,
     unknown_name,
 )
@@ -111,4 +111,4 @@ def test_a_misspelt_name_has_the_kind_in_its_code_and_the_nearest_name() -> None
     ],
 )
 def test_a_place_as_text(place: tuple[str | int, ...], text: str) -> None:
-    assert dotted(place) == text
+    assert join_place(place) == text

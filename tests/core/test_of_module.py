@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from hgms.adapters import as_data, fresh_parameters, from_module, measured
+from hgms.adapters import as_data, evaluate_metrics, fresh_parameters, from_module
 from hgms.adapters.checks import global_states
 from hgms.config.fingerprinting import fingerprints
 from hgms_core import ROLES, Tree
@@ -83,7 +83,7 @@ def test_an_evaluate_that_changes_the_module_in_place_changes_no_run() -> None:
         state = method.init(p, 0)
         for _ in range(3):
             state, _ = method.step(p, state)
-            measured(p, *method.result(state))
+            evaluate_metrics(p, *method.result(state))
         return method.result(state)
 
     assert_same(ended(in_place), ended(lambda theta, model: {}))
@@ -95,7 +95,7 @@ def test_an_evaluate_that_changes_a_frozen_parameter_is_rejected() -> None:
     model[0].weight.requires_grad_(False)
     p = problem(model, evaluate=lambda theta, m: {"n": float(m[0].weight.clamp_(-0.1, 0.1).sum())})
     with rejects("changed-in-place", "evaluate"):
-        measured(p, p.theta0, p.x0)
+        evaluate_metrics(p, p.theta0, p.x0)
 
 
 def test_a_run_leaves_the_module_and_the_global_generators_as_they_were() -> None:

@@ -13,7 +13,7 @@ from support.helpers import F64, normal, rejects
 
 from hgms.adapters import as_data, from_losses, from_module
 from hgms.methods.learned_start import with_learned_start
-from hgms.methods.tilted import tilted
+from hgms.methods.tilted import tilt_problem
 from hgms.methods.validation_only import on_validation
 from hgms.runs.own_problem import traits_of_problem
 from hgms.tasks.cleaning import HyperCleaning
@@ -65,8 +65,8 @@ PROBLEMS: dict[str, Callable[[], Problem]] = {
     "cleaning": cleaning,
     "of-module": a_module,
     "nested": nested,
-    "tilted": lambda: tilted(cleaning(), 0.7),
-    "tilted module": lambda: tilted(a_module(), 0.7),
+    "tilted": lambda: tilt_problem(cleaning(), 0.7),
+    "tilted module": lambda: tilt_problem(a_module(), 0.7),
     "learned start": lambda: with_learned_start(nested()),
 }
 

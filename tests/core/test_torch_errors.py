@@ -27,7 +27,7 @@ from hgms.torch_errors import (
     once_differentiable,
 )
 from hgms_core.errors import ConfigError
-from hgms_core.torch_errors import explained, out_of_memory, with_forward_mode
+from hgms_core.torch_errors import explain_errors, out_of_memory, with_forward_mode
 
 
 def raised(call: Callable[[], object]) -> BaseException:
@@ -167,7 +167,7 @@ def test_errors_of_other_devices_and_of_torch_s_store(error: BaseException, caus
 
 @pytest.mark.nightly
 def test_code_compiled_by_torch_is_named() -> None:
-    with rejects("compiled-loss", "hypergradient", "strategy", of=ConfigError), explained():
+    with rejects("compiled-loss", "hypergradient", "strategy", of=ConfigError), explain_errors():
         twice(torch.compile(lambda x: x.sin().exp(), backend="aot_eager"))
 
 

@@ -20,7 +20,7 @@ from hgms.compiled.trace import Trace, trace
 from hgms.generators.branches import Branches
 from hgms.optim import AdamW, Cosine
 from hgms.selectors import BestOfN
-from hgms.solvers.pcg import Settings, begun, iteration, whole
+from hgms.solvers.pcg import Settings, begin, iteration, whole
 from hgms_core import Data, Key, LinearSystem, Problem, Tree
 
 RIDGE = 0.02
@@ -122,7 +122,7 @@ def step_graphs(
         here.mixed(here.rhs)
         assert isinstance(here.matvec, CompiledProduct)
         advance = here.matvec.loop("iteration", (), RIDGE, partial(iteration, max_steps=1), 1)
-        advance(begun(LinearSystem.of(here.matvec, here.rhs, ridge=RIDGE), None, 1, None, None))
+        advance(begin(LinearSystem.of(here.matvec, here.rhs, ridge=RIDGE), None, 1, None, None))
         # The program of a small system, whatever the size of this one. Whether it has finished is a
         # number, so not asked here.
         residuals = list(here.matvec.residuals)

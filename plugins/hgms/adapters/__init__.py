@@ -4,7 +4,7 @@ loaders, and checks of losses. No function of this package runs in an outer step
 
 from __future__ import annotations
 
-from hgms.adapters.checks import check_losses, measured, pure
+from hgms.adapters.checks import check_losses, evaluate_metrics, pure
 from hgms.adapters.display import as_html, as_text, sizes
 from hgms.adapters.losses import Hypergradient, from_losses, hypergradient
 from hgms.adapters.modules import ModuleParts, fresh_parameters, from_module, trainable
@@ -21,11 +21,11 @@ __all__ = [
     "as_text",
     "check_floating",
     "check_losses",
+    "evaluate_metrics",
     "fresh_parameters",
     "from_losses",
     "from_module",
     "hypergradient",
-    "measured",
     "pure",
     "sizes",
     "trainable",

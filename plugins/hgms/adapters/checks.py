@@ -35,7 +35,7 @@ from hgms_core.arguments import kind_of
 from hgms_core.capabilities import find
 from hgms_core.errors import closest
 from hgms_core.hypergrad import check_dense, lacks_gradient
-from hgms_core.torch_errors import NOT_REPEATABLE, RANDOM, explained, first_line, out_of_memory
+from hgms_core.torch_errors import NOT_REPEATABLE, RANDOM, explain_errors, first_line, out_of_memory
 from hgms_core.trees import check_alike, require_grad
 
 LOG = logging.getLogger("hgms")
@@ -74,7 +74,7 @@ def check_losses(problem: Problem, theta: Tree, x: Tree, key: Key, few: int = FE
         ("f", problem.f, upper["differentiate"], ("upper_data",)),
     ):
         batch = _tried_rows(rows, key.fold("few"), few)
-        bound = _bound(name, loss, batch)
+        bound = _bind_batch(name, loss, batch)
         size = partial(_check_size, bound, theta, x, rows.size)
         with _with_arguments(name, theta, x, batch, size), arguments_unchanged(name, theta, x):
             value, above, below = _gradients(bound, theta, x)
@@ -89,7 +89,7 @@ def check_losses(problem: Problem, theta: Tree, x: Tree, key: Key, few: int = FE
         if rows is not upper["differentiate"] and broken_rows(rows.whole):
             batch = _tried_rows(rows, key.fold("few"), few)
             with torch.no_grad():
-                value = _bound("f", problem.f, batch)(theta, x)
+                value = _bind_batch("f", problem.f, batch)(theta, x)
             _check_finite("f", value, {}, rows.whole, ("upper_data", role))
     _check_uses(uses["f"], uses["g"], theta, x)
     single = [role for role, rows in upper.items() if rows.size == 1]
@@ -125,7 +125,7 @@ def _tried_rows(rows: Data, key: Key, few: int) -> Batch:
     return rows.batch(torch.cat([numbers[0], *broken]))
 
 
-def guarded(
+def guard_first_step(
     problem: Problem, state: State, step: Callable[[], tuple[State, Record]]
 ) -> tuple[State, Record]:
     """Run the first step of a pipeline, and explain wrong losses by :func:`check_losses`.
@@ -159,7 +159,7 @@ def _gradients(
     check_grad_mode()
     upper = require_grad(theta)
     lower = require_grad(x)
-    with torch.enable_grad(), explained():
+    with torch.enable_grad(), explain_errors():
         value = loss(upper, lower)
         leaves = [*upper.values(), *lower.values()]
         grads: Sequence[Tensor | None] = (
@@ -171,7 +171,7 @@ def _gradients(
     return value.detach(), list(grads[: len(upper)]), list(grads[len(upper) :])
 
 
-def used(loss: Bound, theta: Tree, x: Tree) -> list[bool]:
+def gradients_exist(loss: Bound, theta: Tree, x: Tree) -> list[bool]:
     """Return whether a loss has a gradient in θ, and in x. Cost: a value and a gradient."""
     return [any(grad is not None for grad in grads) for grads in _gradients(loss, theta, x)[1:]]
 
@@ -181,7 +181,7 @@ def check_used(f: Bound, g: Bound, theta: Tree, x: Tree) -> None:
 
     Call this only if h is zero, since h is also zero at an optimum. Cost: two gradients.
     """
-    _check_uses(used(f, theta, x), used(g, theta, x), theta, x, "theta")
+    _check_uses(gradients_exist(f, theta, x), gradients_exist(g, theta, x), theta, x, "theta")
 
 
 def _check_uses(
@@ -219,7 +219,7 @@ def check_repeats(name: str, loss: Bound, theta: Tree, x: Tree) -> None:
     """
     device = next((leaf.device for leaf in x.values()), torch.device("cpu"))
     before = global_states(device)
-    for point in (_displaced(x), x):
+    for point in (_displace(x), x):
         try:
             with torch.no_grad(), arguments_unchanged(name, theta, point):
                 first, second = loss(theta, point), loss(theta, point)
@@ -267,7 +267,7 @@ def _random_named(loss: Any) -> Iterator[None]:
         raise
 
 
-def _displaced(x: Tree) -> Tree:
+def _displace(x: Tree) -> Tree:
     """Return x displaced by about 1 % of 1 + |x|, with a different share for each number."""
     points = {}
     for name, leaf in detach(x).items():
@@ -294,7 +294,7 @@ def arguments_unchanged(name: str, theta: Tree, x: Tree) -> Iterator[None]:
             )
 
 
-def measured(problem: Problem, theta: Tree, x: Tree) -> dict[str, float]:
+def evaluate_metrics(problem: Problem, theta: Tree, x: Tree) -> dict[str, float]:
     """Return what ``evaluate`` measures, as plain numbers.
 
     ``evaluate`` receives copies, so in-place operations there cannot change a run.
@@ -338,7 +338,7 @@ def pure(loss: Bound, name: str = "a loss") -> Bound:
     """
     called = False
 
-    def watched(theta: Tree, x: Tree) -> Tensor:
+    def check_first_call(theta: Tree, x: Tree) -> Tensor:
         nonlocal called
         leaves = [*theta.values(), *x.values()]
         if called or any(map(torch._C._functorch.is_functorch_wrapped_tensor, leaves)):
@@ -352,7 +352,7 @@ def pure(loss: Bound, name: str = "a loss") -> Bound:
                 check_repeats(name, loss, theta, x)
         return value
 
-    return watched
+    return check_first_call
 
 
 def _positions(device: torch.device) -> list[Any]:
@@ -393,7 +393,7 @@ def check_number(name: str, value: Any) -> Tensor:
     return value
 
 
-def _bound(name: str, loss: Callable[..., Any], batch: Batch) -> Bound:
+def _bind_batch(name: str, loss: Callable[..., Any], batch: Batch) -> Bound:
     return lambda theta, x: check_number(name, loss(theta, x, batch))
 
 

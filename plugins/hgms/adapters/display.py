@@ -49,7 +49,7 @@ def as_html(value: Any) -> str:
 FACTORY: Any = attrs.Factory  # a class, which attrs types as a function
 
 
-def changed(component: Any) -> dict[str, bool]:
+def changes(component: Any) -> dict[str, bool]:
     """Map each field of an attrs object to whether its value differs from its default."""
     usual = {
         field.name: field.default
@@ -64,7 +64,7 @@ def changed(component: Any) -> dict[str, bool]:
 
 
 def _fields(component: Any) -> list[tuple[str, str]]:
-    own = changed(component)
+    own = changes(component)
     rows = [(name, brief(getattr(component, name))) for name in own if own[name]]
     rest = ", ".join(f"{name} = {brief(getattr(component, name))}" for name in own if not own[name])
     return [*rows, ("by default", rest)] if rest else rows or [("fields", "none")]
@@ -77,7 +77,7 @@ def brief(value: Any) -> str:
     if attrs.has(type(value)):
         own = [
             f"{name}={brief(getattr(value, name))}"
-            for name, differs in changed(value).items()
+            for name, differs in changes(value).items()
             if differs
         ]
         return f"{type(value).__name__}({', '.join(own)})"

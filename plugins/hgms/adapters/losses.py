@@ -12,10 +12,10 @@ import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
-from hgms.adapters.checks import ExplainsRandomness, check_used, guarded, pure
+from hgms.adapters.checks import ExplainsRandomness, check_used, guard_first_step, pure
 from hgms.adapters.display import as_html, as_text, number, sizes
 from hgms.adapters.shapes import Nested, Shape, check_floating
-from hgms.adapters.tables import placed, placed_roles
+from hgms.adapters.tables import read_roles, read_table
 from hgms.arguments import arguments_named
 from hgms.torch_errors import differences_named
 from hgms_core import (
@@ -112,13 +112,13 @@ def from_losses(
     like = next(iter(x.values()), torch.empty(0))
     fields: dict[str, Any] = {"g": g, "f": f, **options}
     if not (theta_shape.flat and x_shape.flat):
-        fields = _flattened(fields, theta_shape, x_shape)
+        fields = _flatten_fields(fields, theta_shape, x_shape)
     return Problem(
         theta0=theta,
         x0=x,
-        lower_data=placed(lower_data, "lower_data", like),
-        upper_data=placed_roles(upper_data, "upper_data", like),
-        guard=guarded,
+        lower_data=read_table(lower_data, "lower_data", like),
+        upper_data=read_roles(upper_data, "upper_data", like),
+        guard=guard_first_step,
         **fields,
     )
 
@@ -133,7 +133,7 @@ def check_options(function: Callable[..., Any], options: Mapping[str, object], k
             raise unknown_name("option", name, known, (name,), label)
 
 
-def _flattened(fields: Mapping[str, Any], theta: Shape, x: Shape) -> dict[str, Any]:
+def _flatten_fields(fields: Mapping[str, Any], theta: Shape, x: Shape) -> dict[str, Any]:
     """The fields of a problem whose functions take and return nested variables."""
     flat = dict(fields)
     flat["g"] = _of_flat(fields["g"], theta, x)
@@ -302,11 +302,11 @@ def hypergradient(
             place=("v0",),
         )
 
-    def bound(name: str, loss: Callable[..., Tensor]) -> Bound:
+    def bind(name: str, loss: Callable[..., Tensor]) -> Bound:
         check_function(name, loss, "theta", "x")
         return lambda a, b: loss(above.restore(a), below.restore(b))
 
-    losses = bound("f", f), bound("g", g)
+    losses = bind("f", f), bind("g", g)
     with differences_named():
         levels = Linearization.of(
             pure(losses[0], "f"), pure(losses[1], "g"), upper, lower, strategy

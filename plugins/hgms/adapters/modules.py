@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from hgms.adapters.checks import ExplainsRandomness
 from hgms.adapters.losses import check_options, from_losses
-from hgms.adapters.tables import placed
+from hgms.adapters.tables import read_table
 from hgms.adapters.views import Function, View, replica, require, unmasked_rates
 from hgms.arguments import arguments_named
 from hgms_core import Batch, ConfigError, Key, Problem, Rows, Tree
@@ -378,7 +378,7 @@ def fields(
     x0 = start(model)
     names = places(model, own)
     like = next(iter(x0.values()))
-    data = placed(train, "train", like)
+    data = read_table(train, "train", like)
     few = lower is None and theta0 is not None and np.shape(theta0) != (data.size,)
     require(
         not few,
@@ -401,7 +401,7 @@ def fields(
         )
         return losses
 
-    def weighted(theta: Tensor, model: nn.Module, batch: Batch) -> Tensor:
+    def weighted_mean(theta: Tensor, model: nn.Module, batch: Batch) -> Tensor:
         losses = of_rows(model, batch)
         index = batch["index"]
         require(
@@ -418,7 +418,7 @@ def fields(
 
     check_function("loss", loss, "model", "batch")
     for name, function in (("lower", lower), ("upper", upper)):
-        check_function(name, function or weighted, "theta", "model", "batch")
+        check_function(name, function or weighted_mean, "theta", "model", "batch")
     check_function("evaluate", evaluate or (lambda theta, model: {}), "theta", "model")
     require(
         not isinstance(loss, nn.Module),
@@ -428,7 +428,7 @@ def fields(
         ("loss",),
     )
 
-    def bound(training: bool, function: Function) -> Function:
+    def bind(training: bool, function: Function) -> Function:
         view = View(own, names, training, size=data.size)
 
         def value(theta: Any, x: Tree, batch: Batch) -> Tensor:
@@ -444,16 +444,16 @@ def fields(
         value.capabilities = frozenset({ExplainsRandomness, *recurrent})  # type: ignore[attr-defined]
         return value
 
-    plain = bound(True, lambda theta, model, batch: of_rows(model, batch))
+    plain = bind(True, lambda theta, model, batch: of_rows(model, batch))
     parts = {
         "theta0": torch.zeros(data.size, dtype=like.dtype, device=like.device)
         if theta0 is None
         else theta0,
         "x0": x0,
-        "g": bound(True, lower or weighted),
+        "g": bind(True, lower or weighted_mean),
         "extensions": (Rows(leaf="theta", losses=functools.partial(plain, None)),) * (not lower),
         "lower_data": data,
-        "f": bound(False, upper or (lambda theta, model, batch: of_rows(model, batch).mean())),
+        "f": bind(False, upper or (lambda theta, model, batch: of_rows(model, batch).mean())),
         "precision": None if coarsest == like.dtype else coarsest,
     }
     if evaluate is not None:
@@ -461,9 +461,9 @@ def fields(
         # the other views and the module also use these
         shared = {name: leaf for name, leaf in own.named_parameters() if not leaf.requires_grad}
 
-        def measured(theta: Any, x: Tree) -> Any:
+        def measure(theta: Any, x: Tree) -> Any:
             before = [leaf._version for leaf in shared.values()]
-            with torch.no_grad(), view.tracked(x, loss, data):
+            with torch.no_grad(), view.track_statistics(x, loss, data):
                 metrics = view.at(x, lambda model, _: evaluate(theta, model), {})
             for (name, leaf), version in zip(shared.items(), before, strict=True):
                 require(
@@ -475,5 +475,5 @@ def fields(
                 )
             return metrics
 
-        parts["evaluate"] = measured
+        parts["evaluate"] = measure
     return parts

@@ -49,7 +49,7 @@ class Shape:
         tree: Tree = {}
         place = tuple(what.split("."))
 
-        def collected(path: tuple[str, ...], leaf: object) -> str:
+        def collect(path: tuple[str, ...], leaf: object) -> str:
             key = ".".join(path) or name
             if not isinstance(leaf, Tensor):
                 raise _no_tensor((*place, *path), leaf)
@@ -63,7 +63,7 @@ class Shape:
             tree[key] = leaf
             return key
 
-        skeleton = _mapped(value, collected)
+        skeleton = _map_leaves(value, collect)
         flat = isinstance(skeleton, dict) and all(key == leaf for key, leaf in skeleton.items())
         return cls(skeleton, name, flat), tree
 
@@ -72,7 +72,7 @@ class Shape:
 
         Leaves that are not in the shape are skipped. A flat shape returns the tree unchanged.
         """
-        return tree if self.flat else _mapped(self.skeleton, lambda path, name: tree[name])
+        return tree if self.flat else _map_leaves(self.skeleton, lambda path, name: tree[name])
 
     def flatten(self, value: Nested, what: str) -> Tree:
         """Return the flat tree of another value in this shape.
@@ -106,15 +106,15 @@ def field_names(value: object) -> tuple[str, ...]:
     return names
 
 
-def _mapped(
+def _map_leaves(
     value: Any, leaf: Callable[[tuple[str, ...], Any], Any], path: tuple[str, ...] = ()
 ) -> Any:
     if isinstance(value, Mapping):
-        return {key: _mapped(child, leaf, (*path, str(key))) for key, child in value.items()}
+        return {key: _map_leaves(child, leaf, (*path, str(key))) for key, child in value.items()}
     if isinstance(value, list | tuple):
         names = field_names(value)
         parts = [
-            _mapped(child, leaf, (*path, str(name)))
+            _map_leaves(child, leaf, (*path, str(name)))
             for name, child in zip(names or range(len(value)), value, strict=True)
         ]
         return type(value)(*parts) if names else type(value)(parts)

@@ -66,7 +66,7 @@ def as_data(
     return Data.of(columns)
 
 
-def placed(rows: Any, place: str, like: Tensor) -> Data:
+def read_table(rows: Any, place: str, like: Tensor) -> Data:
     """Return the rows with the dtype and device of a tensor; errors start with ``place``."""
     try:
         return as_data(rows, like.dtype, like.device)
@@ -74,7 +74,7 @@ def placed(rows: Any, place: str, like: Tensor) -> Data:
         raise error.at(place) from None
 
 
-def placed_roles(rows: Any, place: str, like: Tensor) -> Data | dict[str, Data]:
+def read_roles(rows: Any, place: str, like: Tensor) -> Data | dict[str, Data]:
     """Return validation rows: one table per role, or one table for all roles."""
     several = rows if isinstance(rows, Mapping) else {}
     has_roles = bool(set(several) & set(ROLES))
@@ -85,11 +85,11 @@ def placed_roles(rows: Any, place: str, like: Tensor) -> Data | dict[str, Data]:
         for role, table in several.items():
             one_of("role of validation rows", role, ROLES, (place, role))
             try:
-                tables[role] = placed(table, role, like)
+                tables[role] = read_table(table, role, like)
             except ConfigError as error:
                 raise error.at(place) from None
         return tables
-    return placed(rows, place, like)
+    return read_table(rows, place, like)
 
 
 @runtime_checkable
@@ -136,7 +136,7 @@ def columns_of(rows: Any, dtype: torch.dtype) -> dict[str, Tensor]:
     if isinstance(rows, Named | Frame) and not isinstance(rows, Dataset):
         names = rows.column_names if isinstance(rows, Named) else rows.columns
     if isinstance(rows, DataLoader):
-        table = _loaded(rows)
+        table = _read_loader(rows)
     elif isinstance(rows, Mapping):
         table = dict(rows)
     elif isinstance(rows, Formatted) and rows.format.get("type", "custom") != "custom":
@@ -184,7 +184,7 @@ def _no_table(rows: object) -> ConfigError:
     return ConfigError("wrong-type", f"rows must be {kinds}, not {kind_of(rows)}", hint=hint)
 
 
-def _loaded(loader: DataLoader[Any]) -> dict[Any, Any]:
+def _read_loader(loader: DataLoader[Any]) -> dict[Any, Any]:
     """Return the rows that a loader's samplers select, collated by the loader."""
     if not _is_sequence(loader.dataset):
         raise _no_table(loader.dataset)
@@ -237,11 +237,11 @@ def _read(
             "no-rows", "the dataset has no rows", hint="use Data() for a loss without data"
         )
     try:
-        few, again = (_named(collate([rows[i] for i in numbers[:8]])) for _ in range(2))
+        few, again = (_by_name(collate([rows[i] for i in numbers[:8]])) for _ in range(2))
         half = len(numbers[:8]) // 2
         parts = (numbers[:half], numbers[half:8]) if half else (numbers[:8],)
-        halves = [_named(collate([rows[i] for i in part])) for part in parts]
-        table = _named(collate([rows[i] for i in numbers]))
+        halves = [_by_name(collate([rows[i] for i in part])) for part in parts]
+        table = _by_name(collate([rows[i] for i in numbers]))
     except (TypeError, RuntimeError) as error:
         raise ConfigError(
             "wrong-row",
@@ -266,7 +266,7 @@ def _read(
             place=("collate_fn",),
             hint="do this in the loss, which sees whole batches",
         )
-    own = _named(rows[numbers[0]])
+    own = _by_name(rows[numbers[0]])
     # collate converts Python numbers to float64
     arrays = {name for name, leaf in own.items() if not isinstance(leaf, Tensor)}
     return {
@@ -285,7 +285,7 @@ def _is_joined(whole: Any, *parts: Any) -> bool:
     return padded or _same(whole, torch.cat(parts))
 
 
-def _named(item: Any) -> dict[Any, Any]:
+def _by_name(item: Any) -> dict[Any, Any]:
     if isinstance(item, Mapping):
         return dict(item)
     return dict(enumerate(item)) if isinstance(item, list | tuple) else {0: item}
@@ -315,7 +315,7 @@ def _column(name: str, values: Any, dtype: torch.dtype) -> Tensor:
         and all(isinstance(value, Tensor) for value in values)
     ):
         if len({value.shape for value in values}) > 1:
-            raise _ragged(name)
+            raise _ragged_column(name)
         values = torch.stack(list(values))
     column = values if isinstance(values, Tensor) else _from_array(name, values, dtype)
     if column.dim() == 0:
@@ -346,7 +346,7 @@ def _from_array(name: str, values: Any, dtype: torch.dtype) -> Tensor:
         array = np.asarray(values)
         array = np.array(array.tolist()) if array.dtype == object else array
     except ValueError:
-        raise _ragged(name) from None
+        raise _ragged_column(name) from None
     kind = array.dtype.kind
     if kind not in "fiub":
         known = {
@@ -378,7 +378,7 @@ def _from_array(name: str, values: Any, dtype: torch.dtype) -> Tensor:
     )
 
 
-def _ragged(name: str) -> ConfigError:
+def _ragged_column(name: str) -> ConfigError:
     return ConfigError(
         "wrong-column",
         f"the rows of the column {name!r} have different sizes",

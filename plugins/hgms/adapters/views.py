@@ -86,7 +86,7 @@ class View(nn.Module):
     In other views, layers are in evaluation mode.
 
     Batch normalisation in training mode has no state in either view: it uses the statistics of the
-    batch. The exception is a view with ``tracking``, which stores statistics (:meth:`tracked`).
+    batch. The exception is a view with ``tracking`` (:meth:`track_statistics`).
 
     All batches of all ``size`` rows have the same masks. The view logs this once.
     """
@@ -170,7 +170,7 @@ class View(nn.Module):
         return function(self.model, self.batch)
 
     @contextlib.contextmanager
-    def tracked(self, x: Tree, loss: Function, data: Data) -> Iterator[None]:
+    def track_statistics(self, x: Tree, loss: Function, data: Data) -> Iterator[None]:
         """Set the statistics of batch normalisation at x inside the context.
 
         The statistics are the mean over batches of rows of ``data``.

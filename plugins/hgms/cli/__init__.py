@@ -12,7 +12,7 @@ from hgms.cli.complete import (
     quietly,
     with_commas,
 )
-from hgms.cli.docstrings import folded, unmarked
+from hgms.cli.docstrings import fold_docstring, strip_markup
 from hgms.cli.group import main
 from hgms.cli.inspect import component_row, kind_called
 from hgms.cli.terminal import (
@@ -24,7 +24,7 @@ from hgms.cli.terminal import (
     track_option,
     trust_option,
     words,
-    wrapped,
+    wrap_paragraph,
 )
 from hgms_core import hookimpl
 
@@ -32,7 +32,7 @@ __all__ = [
     "Completer",
     "component_names",
     "component_row",
-    "folded",
+    "fold_docstring",
     "json_option",
     "kind_called",
     "kind_names",
@@ -42,13 +42,13 @@ __all__ = [
     "print_json",
     "print_table",
     "quietly",
+    "strip_markup",
     "terminal_width",
     "track_option",
     "trust_option",
-    "unmarked",
     "with_commas",
     "words",
-    "wrapped",
+    "wrap_paragraph",
 ]
 
 

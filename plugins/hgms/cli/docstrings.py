@@ -6,13 +6,13 @@ import inspect
 import re
 from collections.abc import Iterator
 
-from hgms.cli.terminal import wrapped
+from hgms.cli.terminal import wrap_paragraph
 
 
-def unmarked(text: str) -> str:
+def strip_markup(text: str) -> str:
     """Text without roles, references and emphasis; code in single backticks.
 
-    >>> unmarked("*one* of :func:`~a.b.c`, ``x * y * z`` or `the page <https://a.b>`_")
+    >>> strip_markup("*one* of :func:`~a.b.c`, ``x * y * z`` or `the page <https://a.b>`_")
     'one of c, `x * y * z` or the page'
     """
     pieces = re.split(r"(``.+?``)", text)
@@ -37,10 +37,12 @@ ITEM = re.compile(r"- |[\w*][\w*., ]*:( |$)")
 """The start of a list item: a dash, or names and a colon."""
 
 
-def folded(doc: str, columns: int) -> str:
+def fold_docstring(doc: str, columns: int) -> str:
     r"""Return a docstring as plain text.
 
-    >>> print(folded("The :class:`~hgms_core.Key` of ``x``::\n\n    y = 2    x\n\nEnd.", 40))
+    >>> print(
+    ...     fold_docstring("The :class:`~hgms_core.Key` of ``x``::\n\n    y = 2    x\n\nEnd.", 40)
+    ... )
     The Key of `x`:
     <BLANKLINE>
         y = 2    x
@@ -78,7 +80,7 @@ def _paragraph(lines: list[str], columns: int) -> Iterator[str]:
         text = re.sub(r"\s*::$", ":", text) if text != "::" else ""
         further = 2 if text.startswith("- ") else 4 if indent and ITEM.match(text) else 0
         if text:
-            yield wrapped(unmarked(text), columns, indent, indent + further)
+            yield wrap_paragraph(strip_markup(text), columns, indent, indent + further)
 
 
 def _indent(line: str) -> int:

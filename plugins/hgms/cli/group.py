@@ -21,7 +21,7 @@ from hgms.cli.terminal import host_of
 from hgms.config.control_characters import printable
 from hgms.plugins import LOG, Host, PluginInfo, describe
 from hgms_core import PLUGIN_API, HgmsError, __version__
-from hgms_core.errors import PluginError, shortened, unknown_name
+from hgms_core.errors import PluginError, shorten, unknown_name
 
 
 class _Warnings(logging.Handler):
@@ -29,7 +29,7 @@ class _Warnings(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         lines = f"{record.levelname.lower()}: {record.getMessage()}".split("\n")
-        click.echo(printable("\n".join(shortened(lines))), err=True)
+        click.echo(printable("\n".join(shorten(lines))), err=True)
 
 
 class _Commands(click.Group):
@@ -136,7 +136,7 @@ class _Commands(click.Group):
         for owner, impl in host.implementations("hgms_register_commands"):
             if owner.name == info.name:
                 try:
-                    with host.watched(info):
+                    with host.watch_plugin(info):
                         impl.function(*[group for _ in impl.argnames])
                 except (Exception, SystemExit) as error:
                     host.blame(

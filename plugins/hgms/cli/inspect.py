@@ -9,7 +9,7 @@ import attrs
 import click
 
 from hgms.cli.complete import kind_names
-from hgms.cli.docstrings import unmarked
+from hgms.cli.docstrings import strip_markup
 from hgms.cli.terminal import files_option, json_option, plugin_option, print_json, print_table
 from hgms.plugins import KINDS, Component, Host, Kind, PluginInfo, Registry
 from hgms_core import PLUGIN_API, __version__
@@ -42,7 +42,7 @@ def component_rows(registry: Registry, kind: str | None = None) -> list[dict[str
     The components of such plugins are unknown.
     """
     rows = [component_row(component) for component in registry.components(kind)]
-    for info in registry.host.failed():
+    for info in registry.host.failures():
         if info.status != "incomplete" and not info.program:
             state = {"summary": info.error, "status": info.status, "install": info.install}
             rows.append(
@@ -80,7 +80,7 @@ def list_components(kind: str | None, registry: Registry, as_json: bool) -> None
         print_json(rows)
         return
     for row in rows:
-        row["summary"] = unmarked(row["summary"] or "")
+        row["summary"] = strip_markup(row["summary"] or "")
         if row["status"] != "available":
             row["summary"] = (
                 f"[not loaded: {row['install'] or 'see `hgms plugins -v`'}] {row['summary']}"

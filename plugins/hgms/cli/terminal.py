@@ -131,7 +131,7 @@ def terminal_width() -> int:
     return max(40, min(shutil.get_terminal_size((80, 24)).columns, 100))
 
 
-def wrapped(text: str, columns: int, first: int = 0, further: int = 4) -> str:
+def wrap_paragraph(text: str, columns: int, first: int = 0, further: int = 4) -> str:
     """Wrap a paragraph at its spaces; its lines are indented by ``first`` and ``further``."""
     return textwrap.fill(
         text,

@@ -21,7 +21,7 @@ from hgms.comparison.comparison import Comparison
 from hgms.comparison.grid import PYTHON, SweepSettings
 from hgms.comparison.grid_file import ARGUMENTS, Objects, load
 from hgms.comparison.run_grid import run_grid
-from hgms.config import Budget, checked
+from hgms.config import Budget, check_arguments
 from hgms.config.as_table import plain
 from hgms.config.invalid import kinds_of
 from hgms.facts import name_of
@@ -45,7 +45,7 @@ class _Scratch:
         weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
 
 
-@checked()
+@check_arguments()
 def compare(
     problems: Any,
     methods: Any,

@@ -16,13 +16,13 @@ import attrs
 from attrs import field, frozen, validators
 
 from hgms.config import Budget
-from hgms.config.convert import structured
+from hgms.config.convert import structure
 from hgms.config.invalid import init_fields
-from hgms.config.tables import laid_over, put, show
+from hgms.config.tables import overlay_tables, set_value, show
 from hgms.facts import traits_of
 from hgms.plugins import Registry
 from hgms.runs import OwnProblem, RunConfig, RunFolder, RunSettings
-from hgms.store import described
+from hgms.store import describe_error
 from hgms_core import ConfigError, HgmsError, Method
 from hgms_core.components import evolve
 from hgms_core.errors import CheckpointError, Place, unknown_name
@@ -116,9 +116,9 @@ class Entry:
             for key, value in (values or {}).items():
                 component = with_field(component, key.split("."), value)
             return component
-        table = copy_table(laid_over(self.table, self.on.get(task, {})))
+        table = copy_table(overlay_tables(self.table, self.on.get(task, {})))
         for key, value in (values or {}).items():
-            put(table, key.split("."), value)
+            set_value(table, key.split("."), value)
         return table
 
 
@@ -149,7 +149,7 @@ def with_field(component: Any, path: Sequence[str], value: Any) -> Any:
         return attrs.evolve(component, **{name: value})
     except (ValueError, TypeError) as error:
         raise ConfigError(
-            "wrong-value", f"{name}={value!r} is invalid: {described(error)}", place=(name,)
+            "wrong-value", f"{name}={value!r} is invalid: {describe_error(error)}", place=(name,)
         ) from None
 
 
@@ -288,5 +288,5 @@ class Grid:
         base = self.pairs[task, method]
         entry = next(entry for entry in self.methods if entry.label == method)
         traits = traits_of(base.task) or frozenset()
-        built = structured(entry.at(task, values), Method, self.registry, traits)
+        built = structure(entry.at(task, values), Method, self.registry, traits)
         return evolve(base, method=built, method_name=entry.name)

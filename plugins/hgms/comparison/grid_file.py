@@ -57,8 +57,8 @@ from hgms.comparison.grid import (
 from hgms.comparison.references import BASELINES, lines_of, with_baselines, with_references
 from hgms.comparison.scale import apply_scale
 from hgms.config import Budget
-from hgms.config.convert import role_of, structured, traits_of
-from hgms.config.tables import lay, show
+from hgms.config.convert import role_of, structure, traits_of
+from hgms.config.tables import merge_setting, show
 from hgms.plugins import Registry
 from hgms.results import DEFAULT_REFERENCES
 from hgms.runs import (
@@ -348,7 +348,7 @@ class _Loader:
         Return ``None`` if that fails; its errors are collected.
         """
         try:
-            return structured(table, wanted, self.registry, traits)
+            return structure(table, wanted, self.registry, traits)
         except HgmsError as error:
             self.errors += error.at(*self.place(*place)).errors
         return None
@@ -372,9 +372,9 @@ class _Loader:
         kept: dict[str, Any] = {"budget": "1 step", "seeds": [2**40], "task": [], "method": []}
         for key, value in table.items():
             with contextlib.suppress(HgmsError):
-                structured({**kept, key: value}, GridFile, self.registry)
+                structure({**kept, key: value}, GridFile, self.registry)
                 kept[key] = value
-        return structured(kept, GridFile, self.registry)
+        return structure(kept, GridFile, self.registry)
 
     # --- tasks and methods
 
@@ -504,9 +504,9 @@ class _Loader:
                     if entry.added and head == entry.kind:
                         self.lay_if_known(entry, rest, assignment)
                     else:
-                        lay(entry.table, rest, assignment)
+                        merge_setting(entry.table, rest, assignment)
                 if not chosen:
-                    lay(table, assignment)
+                    merge_setting(table, assignment)
             except ConfigError as error:
                 self.errors += error.errors
 
@@ -516,8 +516,8 @@ class _Loader:
         """
         table = copy_table(entry.table)
         with contextlib.suppress(HgmsError):
-            lay(table, rest, assignment)
-            structured(table, Method, self.registry)
+            merge_setting(table, rest, assignment)
+            structure(table, Method, self.registry)
             entry.table.update(table)
 
     def select(self, entries: list[Entry], only: Sequence[str]) -> list[Entry]:

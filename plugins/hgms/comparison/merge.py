@@ -14,7 +14,7 @@ from attrs import frozen
 
 from hgms.config.tables import parse_json
 from hgms.runs import RunFolder
-from hgms.store import ROWS, is_marker, leased, opened, read_file, replace_file
+from hgms.store import ROWS, hold_lease, is_marker, open_file, read_file, replace_file
 from hgms_core import ConfigError
 from hgms_core.errors import CheckpointError, raise_all
 
@@ -99,9 +99,9 @@ def carry_out(steps: Sequence[Step], tables: Mapping[Path, Path]) -> None:
         with contextlib.ExitStack() as held:
             # the folder of a finished run no longer changes, and may be read-only
             if not (step.source / "summary.json").exists():
-                held.enter_context(leased(step.source))
+                held.enter_context(hold_lease(step.source))
             if step.what == "replace":
-                held.enter_context(leased(step.target))
+                held.enter_context(hold_lease(step.target))
             shutil.rmtree(new, ignore_errors=True)
             _ensure_regular(step.source)
             shutil.copytree(step.source, new, ignore=_of_here, symlinks=True, copy_function=_copy)
@@ -134,7 +134,7 @@ def _ensure_regular(folder: Path) -> None:
 
 def _copy(source: str, target: str) -> None:
     """Copy a regular file; reject any other kind of file that has replaced it."""
-    with opened(Path(source), sys.maxsize) as stream, open(target, "xb") as copy:
+    with open_file(Path(source), sys.maxsize) as stream, open(target, "xb") as copy:
         shutil.copyfileobj(stream, copy)
     shutil.copystat(source, target, follow_symlinks=False)
 

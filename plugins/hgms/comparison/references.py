@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 
 from hgms.comparison.grid import Entry
-from hgms.config.convert import role_of, structured
+from hgms.config.convert import role_of, structure
 from hgms.facts import inner_method, settings_of
 from hgms.plugins import Registry, inside
 from hgms_core import HgmsError, Method, Pipeline
@@ -97,7 +97,7 @@ def _forms(entry: Entry, registry: Registry, traits: frozenset[str]) -> list[Ent
     its form on a task with ``traits``, then the other form.
     """
     try:
-        method = structured(entry.at(""), Method, registry, traits)
+        method = structure(entry.at(""), Method, registry, traits)
     except HgmsError:  # the grid reports it when it builds the entry itself
         return [entry]
     path, kept = _keep(method)

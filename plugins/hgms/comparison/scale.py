@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hgms.comparison.grid import NO_FILE, copy_table, root_of
-from hgms.config.tables import laid_over
+from hgms.config.tables import overlay_tables
 from hgms_core import ConfigError
 from hgms_core.errors import Place, unknown_name
 
@@ -59,7 +59,7 @@ def apply_scale(
     for kind in ("task", "method"):
         if kind in over:
             base[kind] = _entries(base.get(kind, []), over.pop(kind), kind, (*place, name, kind))
-    return laid_over(base, over)
+    return overlay_tables(base, over)
 
 
 def _entries(entries: Any, changes: Any, kind: str, place: Place) -> list[Any]:
@@ -87,6 +87,6 @@ def _entries(entries: Any, changes: Any, kind: str, place: Place) -> list[Any]:
                 hint=f"add a [[{kind}]] table with this name",
             )
     return [
-        laid_over(laid_over(table, changes.get(ALL, {})), changes.get(label, {}))
+        overlay_tables(overlay_tables(table, changes.get(ALL, {})), changes.get(label, {}))
         for label, table in by_label
     ]

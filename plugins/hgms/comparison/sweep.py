@@ -26,7 +26,7 @@ from hgms.comparison.samplers import SAMPLERS, Trial, Values, import_optuna
 from hgms.comparison.space import Choices, Space, parse
 from hgms.config.tables import parse_json
 from hgms.runs import RunConfig, RunFolder, data_of
-from hgms.store import ROWS, leased, read_file, replace_file
+from hgms.store import ROWS, hold_lease, read_file, replace_file
 from hgms_core import ConfigError, Key
 from hgms_core.components import evolve
 from hgms_core.errors import CheckpointError, raise_all
@@ -136,7 +136,7 @@ class Sweep:
 
     def write(self) -> None:
         # coordinators that wait for the same last trial resume at the same time
-        with leased(self.folder, patience=60.0):
+        with hold_lease(self.folder, patience=60.0):
             replace_file(
                 self.folder / "sweep.json",
                 json.dumps(self.as_dict(), indent=2, ensure_ascii=False).encode(),

@@ -49,19 +49,19 @@ def is_at_rest(key: str, value: object) -> bool:
     return key in AT_REST and value == rest and isinstance(value, bool) is isinstance(rest, bool)
 
 
-def described(component: Any, name: str) -> dict[str, Any]:
+def describe_component(component: Any, name: str) -> dict[str, Any]:
     """Return the table of a component, even if no configuration can build it.
 
     The table contains a fingerprint for each value that TOML cannot express. A component that is
     not an attrs class is also described by its fingerprint.
 
-    >>> described(Pipeline, "mine").keys()
+    >>> describe_component(Pipeline, "mine").keys()
     dict_keys(['name', 'identity'])
     """
     table: Any = None
     if attrs.has(type(component)):
         with contextlib.suppress(ConfigError):  # types that cannot be evaluated
-            table = plain(component, otherwise=_shown)
+            table = plain(component, otherwise=_type_and_fingerprint)
     return (
         {**table, "name": name}
         if isinstance(table, dict)
@@ -69,20 +69,20 @@ def described(component: Any, name: str) -> dict[str, Any]:
     )
 
 
-def _shown(value: Any) -> str:
+def _type_and_fingerprint(value: Any) -> str:
     is_named = isinstance(value, type) or inspect.isroutine(value)
     return f"{value.__name__ if is_named else type(value).__name__}: {fingerprint(value)}"
 
 
-def _refused(value: Any) -> Any:
+def _reject_value(value: Any) -> Any:
     raise ConfigError(
         "not-supported",
-        f"{got(value)} cannot be written to a configuration",
+        f"{show_value(value)} cannot be written to a configuration",
         hint="use it from Python only, or use a name, a number, a table or a component",
     )
 
 
-def plain(value: Any, hint: Any = None, otherwise: Callable[[Any], Any] = _refused) -> Any:
+def plain(value: Any, hint: Any = None, otherwise: Callable[[Any], Any] = _reject_value) -> Any:
     """Convert a component or a configuration to TOML values.
 
     TOML values are tables, lists, strings, numbers, booleans and ``"none"``. ``otherwise`` converts
@@ -160,7 +160,7 @@ def _arguments(hint: Any, *classes: Any) -> tuple[Any, ...]:
     return ()
 
 
-def got(value: object) -> str:
+def show_value(value: object) -> str:
     """Return a short text for a value of Python."""
     if isinstance(value, type):
         return kind_of(value)

@@ -1,4 +1,4 @@
-"""``checked``: functions whose arguments are checked by their annotations."""
+"""``check_arguments``: functions whose arguments are checked by their annotations."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 
-def checked(*own: str) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
+def check_arguments(
+    *own: str,
+) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
     """Decorate a function so that its arguments are checked as those of a component.
 
     Arguments named in ``own`` are not checked: the function does it.
 
     Errors: ConfigError with the place ``(argument,)``; see :func:`hgms_core.component`.
 
-    >>> @checked("rows")
+    >>> @check_arguments("rows")
     ... def train(rows: list, steps: int = 10) -> int:
     ...     return steps * len(rows)
     >>> train("ab", step=3)

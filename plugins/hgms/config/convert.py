@@ -63,7 +63,7 @@ def role_of(registry: Registry, method: object) -> str:
     return "" if component is None else facts.role_of(component.target)
 
 
-def structured(
+def structure(
     table: object, wanted: Any, registry: Registry, traits: frozenset[str] = frozenset()
 ) -> Any:
     """Return the object of the type ``wanted`` that a table describes.
@@ -258,7 +258,7 @@ class _Reader:
                 errors += () if refused is None else refused.errors
             elif attribute.default is attrs.NOTHING:
                 hint = hints[attribute.name]
-                message = f"{key} is required: {spell(hint)}{_required(hint)}"
+                message = f"{key} is required: {spell(hint)}{_required_fields(hint)}"
                 errors.append(ConfigError("missing-option", message, place=(key,)))
         return arguments
 
@@ -307,7 +307,7 @@ class _Reader:
             raise failures[0][0]
         if isinstance(value, Mapping) and len(telling) == 1:
             raise telling[0]
-        _unexpected(hint, value)
+        _fail_type(hint, value)
 
     def part(self, value: object, parts: Mapping[str, type], wrappers: Sequence[type]) -> Any:
         """Create an object of one of a few classes, selected by name.
@@ -331,23 +331,23 @@ class _Reader:
         origin = typing.get_origin(hint)
         arguments = typing.get_args(hint)
         if not isinstance(value, (list, tuple)):
-            _unexpected(hint, value)
+            _fail_type(hint, value)
         fixed = origin is tuple and arguments[-1] is not Ellipsis
         if fixed and len(value) != len(arguments):
             fail("wrong-length", f"expected {spell(hint)}, got {len(value)}")
         readers = [self.reader(argument) for argument in arguments if argument is not Ellipsis]
-        items = gathered(
+        items = gather(
             (index, item, readers[index if fixed else 0]) for index, item in enumerate(value)
         )
         return list(items.values()) if origin is list else tuple(items.values())
 
     def mapping(self, value: object, hint: Any) -> dict[Any, Any]:
         if not isinstance(value, Mapping):
-            _unexpected(hint, value)
+            _fail_type(hint, value)
         inner = self.reader(typing.get_args(hint)[1])
         # the table replaces these entries
         named = ((key, item, inner) for key, item in value.items() if not isinstance(item, Short))
-        return gathered(named)
+        return gather(named)
 
     def reader(self, hint: Any) -> Callable[[Any], Any]:
         return lambda value: self.value(value, hint)
@@ -401,7 +401,7 @@ def _plain(value: object, hint: Any) -> Any:
     return value if read is None else read((), value)
 
 
-def _unexpected(hint: Any, value: object) -> NoReturn:
+def _fail_type(hint: Any, value: object) -> NoReturn:
     fail("wrong-type", f"expected {spell(hint)}, got {show(value)}")
 
 
@@ -418,7 +418,7 @@ def _complaint(attribute: attrs.Attribute[Any], value: object) -> HgmsError | No
     return complaint(lambda value: check(None, attribute, value), value, name)
 
 
-def _required(hint: Any) -> str:
+def _required_fields(hint: Any) -> str:
     """Return a text that lists the required fields of a class."""
     fields = init_fields(hint) if isinstance(hint, type) and attrs.has(hint) else {}
     names = [key for key, attribute in fields.items() if attribute.default is attrs.NOTHING]
@@ -430,7 +430,7 @@ def fail(code: str, message: str, **parts: Any) -> NoReturn:
     raise ConfigError(code, message, **parts)
 
 
-def gathered(items: Iterable[tuple[Any, Any, Callable[[Any], Any]]]) -> dict[Any, Any]:
+def gather(items: Iterable[tuple[Any, Any, Callable[[Any], Any]]]) -> dict[Any, Any]:
     """Return each (key, value, reader) as key and read value.
 
     Errors: all errors are raised together.

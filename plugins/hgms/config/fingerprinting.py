@@ -138,7 +138,7 @@ class _Fingerprints:
         if number in self._known:
             return self._known[number]
         if number in self._open or len(self._open) > DEPTH:
-            return _named(type(value))
+            return _qualified_name(type(value))
         self._open.add(number)
         try:
             total = Digest()
@@ -152,7 +152,7 @@ class _Fingerprints:
         return self._known[number]
 
     def _parts(self, value: Any) -> Iterator[object]:
-        yield _named(type(value))
+        yield _qualified_name(type(value))
         for types_, parts in self._readers:
             if isinstance(value, types_):
                 yield from parts(value)
@@ -239,7 +239,7 @@ class _Fingerprints:
 
     def _class(self, cls: type) -> Iterator[object]:
         if self._is_library(cls.__module__):
-            yield _named(cls)
+            yield _qualified_name(cls)
             return
         yield cls.__qualname__.rpartition(".")[2]
         yield from map(self.of, cls.__bases__)
@@ -300,12 +300,12 @@ class _Fingerprints:
                 value, "__dict__", {}
             )
             yield self.of(type(value))
-            for name, item in (held or _reduced(value)).items():
+            for name, item in (held or _pickle_state(value)).items():
                 if not name.startswith("__") or name == "__wrapped__":
                     yield from (name, self.of(item))
 
 
-def _reduced(value: object) -> dict[str, object]:
+def _pickle_state(value: object) -> dict[str, object]:
     """Return the state of an object of a compiled class, from its pickle protocol.
 
     The result is empty if the object does not provide its state.
@@ -336,7 +336,7 @@ def first_party() -> frozenset[str]:
     )
 
 
-def _named(cls: type) -> str:
+def _qualified_name(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
@@ -354,7 +354,7 @@ _Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 def _definition(code: types.CodeType) -> _Definition | None:
     """Return the definition of a function in its source; ``None`` without readable source."""
     linecache.checkcache(code.co_filename)
-    tree = _parsed("".join(linecache.getlines(code.co_filename)))
+    tree = _parse("".join(linecache.getlines(code.co_filename)))
     found = [
         node for node in ast.walk(tree) if isinstance(node, _Definition) and _defines(node, code)
     ]
@@ -390,7 +390,9 @@ def _is_generated(function: object) -> bool:
     return code is not None and code.co_filename.startswith(("<attrs generated", "<string>"))
 
 
-def _imported(name: str, names: list[str], level: int, package: str | None) -> Iterator[str]:
+def _modules_of_import(
+    name: str, names: list[str], level: int, package: str | None
+) -> Iterator[str]:
     """Yield the modules of one import statement.
 
     These are the module, and each of its ``names`` that may be a module.
@@ -427,7 +429,7 @@ def source_digests(module: str) -> dict[str, str]:
         if (data := _source_of(name, top)) is not None:
             digests[name] = digest(data)
             package = name if _file_of(name)[1] else name.rpartition(".")[0]
-            waiting += _imports_in(_parsed(data), package)
+            waiting += _imports_in(_parse(data), package)
     return dict(sorted(digests.items()))
 
 
@@ -467,7 +469,7 @@ def _file_of(module: str) -> tuple[str | None, bool]:
 
 
 @functools.lru_cache(maxsize=1024)
-def _parsed(source: str | bytes) -> ast.AST:
+def _parse(source: str | bytes) -> ast.AST:
     try:
         return ast.parse(source)
     except (SyntaxError, ValueError, RecursionError):
@@ -482,7 +484,7 @@ def _imports_in(tree: ast.AST, package: str | None) -> tuple[str, ...]:
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             parts = [alias.name for alias in node.names if alias.name != "*"]
-            names += _imported(node.module or "", parts, node.level, package)
+            names += _modules_of_import(node.module or "", parts, node.level, package)
     return tuple(dict.fromkeys(names))
 
 

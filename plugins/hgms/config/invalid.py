@@ -82,7 +82,7 @@ def plain_attribute(cls: type, name: str) -> ConfigError:
     )
 
 
-def _known(hint: Any) -> str | None:
+def _simple_name(hint: Any) -> str | None:
     if hint in SCALARS:
         return SCALARS[hint]
     if hint in PROTOCOLS:
@@ -109,7 +109,7 @@ def spell(hint: Any) -> str:
     >>> spell(dict[str, int] | tuple[int, int])
     'a table (an integer each) or a list of 2 values (an integer, an integer)'
     """
-    word = _known(hint)
+    word = _simple_name(hint)
     if word is not None:
         return word
     origin = typing.get_origin(hint)

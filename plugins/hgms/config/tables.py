@@ -51,7 +51,7 @@ def parse_json(data: bytes, name: str) -> Any:
 
     Errors: CheckpointError if the text is not valid JSON, or if :func:`check` rejects the value.
     """
-    return _parsed(json.loads, data, name, "JSON ({})")
+    return _parse(json.loads, data, name, "JSON ({})")
 
 
 def parse_toml(text: str, name: str) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def parse_toml(text: str, name: str) -> dict[str, Any]:
     """
     if has_deep_key(text):
         raise _too_deep(name)
-    table: dict[str, Any] = _parsed(tomllib.loads, text, name, "TOML: {}")
+    table: dict[str, Any] = _parse(tomllib.loads, text, name, "TOML: {}")
     return table
 
 
@@ -94,7 +94,7 @@ def has_deep_key(text: str) -> bool:
     return False
 
 
-def _parsed(parser: Callable[[Any], Any], text: str | bytes, name: str, form: str) -> Any:
+def _parse(parser: Callable[[Any], Any], text: str | bytes, name: str, form: str) -> Any:
     try:
         value = parser(text)
     except RecursionError:
@@ -174,7 +174,7 @@ def read_toml(text: str, source: str) -> dict[str, Any]:
         raise ConfigError(**error.as_dict()) from None
 
 
-def lay_options(
+def merge_options(
     table: dict[str, Any], sets: Iterable[str], seed: int | None = None, **run: str | None
 ) -> list[tuple[str, ...]]:
     """Merge the settings of a command line into the table of a file.
@@ -182,7 +182,7 @@ def lay_options(
     The settings are each ``--set``, the seed, and settings of ``[run]``. ``None`` keeps the value
     of the file. The result is the places of each ``--set``.
     """
-    places = [lay(table, assignment) for assignment in sets]
+    places = [merge_setting(table, assignment) for assignment in sets]
     if seed is not None:
         table["seed"] = seed
     settings = {key: value for key, value in run.items() if value is not None}
@@ -191,7 +191,9 @@ def lay_options(
     return places
 
 
-def lay(table: dict[str, Any], assignment: str, written: str | None = None) -> tuple[str, ...]:
+def merge_setting(
+    table: dict[str, Any], assignment: str, written: str | None = None
+) -> tuple[str, ...]:
     """Merge one assignment ``a.b.c=value`` into the table.
 
     The value is TOML. Numbers may also be written as ``.5`` and ``5.``. Other text, and dates,
@@ -213,7 +215,7 @@ def lay(table: dict[str, Any], assignment: str, written: str | None = None) -> t
         raise ConfigError("too-deep", message, place=(option,))
     try:
         check(value, "value")
-        put(table, path, value)
+        set_value(table, path, value)
     except (ConfigError, CheckpointError) as error:
         parts = {**error.as_dict(), "place": (option,)}
         raise ConfigError(**parts) from None
@@ -275,7 +277,7 @@ class Short(str):
     __slots__ = ()
 
 
-def put(table: dict[str, Any], path: Sequence[str], value: Any) -> None:
+def set_value(table: dict[str, Any], path: Sequence[str], value: Any) -> None:
     """Set ``table[a][b][c]``.
 
     A string on the path becomes a table and keeps its meaning (:class:`Short`).
@@ -326,7 +328,7 @@ def overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def laid_over(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def overlay_tables(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Merge tables like :func:`overlay`, with support for strings.
 
     A string over which a table is merged keeps its meaning (:class:`Short`).

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hgms.contrib.kronecker import kronecker_inverse
 from hgms.solvers.cg import CG
-from hgms.solvers.identity import answered
+from hgms.solvers.identity import solution_of
 from hgms.solvers.pcg import Precondition
 from hgms_core import (
     Batch,
@@ -125,7 +125,7 @@ class Factored:
 
     def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
         system = LinearSystem.of(matvec, b, ridge=self.ridge, rtol=self.rtol, atol=self.atol)
-        return answered(system, self.inverse(system.rhs), self.clip)
+        return solution_of(system, self.inverse(system.rhs), self.clip)
 
 
 @hookimpl

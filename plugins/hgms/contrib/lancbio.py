@@ -130,15 +130,15 @@ class LancBiO:
             return self._answer(
                 system, system.rhs, system.size, Outcome.CONVERGED
             ), memory if not system.finite else {}
-        epoch = memory if "basis" in memory else begun(system, memory.get("v", x0))
+        epoch = memory if "basis" in memory else begin(system, memory.get("v", x0))
         anchor = epoch["anchor"] / system.unit
         r = system.rhs - epoch["image"] / system.unit
         if epoch is not memory and bool(norm(r) <= system.target):
             return self._answer(system, anchor, norm(r), Outcome.CONVERGED), {"v": epoch["anchor"]}
-        longer, outcome = extended(system, epoch)
+        longer, outcome = extend(system, epoch)
         curvature = longer["diagonal"][-1:]
         over = outcome is not Outcome.ITERATION_LIMIT
-        correction, rest = corrected(epoch if over else longer, r)
+        correction, rest = correct(epoch if over else longer, r)
         x = anchor + correction
         size = norm(rest)
         if not over and bool(size <= system.target):
@@ -173,7 +173,7 @@ class LancBiO:
         )
 
 
-def begun(system: LinearSystem, last: Tensor | None) -> Tree:
+def begin(system: LinearSystem, last: Tensor | None) -> Tree:
     """Start an epoch without a step, from the last v or from zero.
 
     It starts from zero if zero has a smaller ½vᵀ(H + γI)v − bᵀv. For a constant H an epoch does not
@@ -195,7 +195,7 @@ def begun(system: LinearSystem, last: Tensor | None) -> Tree:
     return {**vectors, "diagonal": none, "beside": none}
 
 
-def extended(system: LinearSystem, epoch: Tree) -> tuple[Tree, Outcome]:
+def extend(system: LinearSystem, epoch: Tree) -> tuple[Tree, Outcome]:
     """Extend the epoch by one step; return ITERATION_LIMIT if its T is usable for a solve."""
     basis = epoch["basis"]
     u = system.apply(basis[-1])
@@ -233,7 +233,7 @@ def tridiagonal(epoch: Tree) -> Tensor:
     return torch.diag(epoch["diagonal"].double()) + torch.diag(beside, 1) + torch.diag(beside, -1)
 
 
-def corrected(epoch: Tree, r: Tensor) -> tuple[Tensor, Tensor]:
+def correct(epoch: Tree, r: Tensor) -> tuple[Tensor, Tensor]:
     """Compute Q T⁻¹ Qᵀr, and the residual of r.
 
     The residual is r − QQᵀr − β_j y_j q_{j+1} with y = T⁻¹Qᵀr.

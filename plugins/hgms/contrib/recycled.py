@@ -104,16 +104,16 @@ class RecycledCG:
             return self.solve(matvec, b, x0), memory
         pairs: list[tuple[Tensor, Tensor]] = []
 
-        def watched(v: Tensor) -> Tensor:
+        def record_product(v: Tensor) -> Tensor:
             image = matvec(v)
             if len(pairs) < 2 * self.rank:
                 pairs.append((v.detach(), image.detach()))
             return image
 
         system = LinearSystem.of(matvec, b, ridge=self.ridge, rtol=self.rtol, atol=self.atol)
-        system.matvec = watched
+        system.matvec = record_product
         if not memory:
-            return pcg(system, x0, self.max_steps, self.clip), updated(
+            return pcg(system, x0, self.max_steps, self.clip), update_model(
                 {}, pairs, self.ridge, self.rank
             )
         solve = inverse(memory)
@@ -135,7 +135,7 @@ class RecycledCG:
         solution = pcg(
             system, solve(b.detach()) / memory["rest"], self.max_steps, self.clip, precondition
         )
-        return solution, updated(kept, pairs, self.ridge, self.rank)
+        return solution, update_model(kept, pairs, self.ridge, self.rank)
 
 
 def inverse(memory: Tree) -> Precondition:
@@ -145,7 +145,7 @@ def inverse(memory: Tree) -> Precondition:
     return lambda r: torch.addmv(r, basis.T, weight * (basis @ r))
 
 
-def updated(memory: Tree, pairs: list[tuple[Tensor, Tensor]], ridge: float, rank: int) -> Tree:
+def update_model(memory: Tree, pairs: list[tuple[Tensor, Tensor]], ridge: float, rank: int) -> Tree:
     """Update the model by the products ``pairs`` of H.
 
     The result is truncated to ``rank`` eigenvectors.

@@ -89,7 +89,7 @@ class Roulette:
 
     def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
         system = LinearSystem.of(matvec, b, ridge=self.ridge, rtol=self.rtol)
-        return summed(system, x0, self.lr, weights(self.steps, self.survival, Key(self.seed)))
+        return sum_series(system, x0, self.lr, weights(self.steps, self.survival, Key(self.seed)))
 
 
 def weights(steps: int, survival: float, key: Key) -> list[float]:
@@ -107,7 +107,9 @@ def weights(steps: int, survival: float, key: Key) -> list[float]:
     return [1.0] * steps + [survival**-k for k in range(1, more + 1)]
 
 
-def summed(system: LinearSystem, x0: Tensor | None, lr: float, weights: list[float]) -> Solution:
+def sum_series(
+    system: LinearSystem, x0: Tensor | None, lr: float, weights: list[float]
+) -> Solution:
     """Compute x0 + lr · Σ_k w_k (I − lr·A)^k r_0, and its residual.
 
     Here A = H + ridge·I and r_0 = b − A x0.

@@ -13,7 +13,13 @@ from torch.utils._pytree import tree_map_only
 
 from hgms.distributed.group import Ranks
 from hgms_core import ConfigError, Method, Problem, Record, State, Tree
-from hgms_core.capabilities import Capabilities, Finishes, HasPlaceholder, NotStackable, declared
+from hgms_core.capabilities import (
+    Capabilities,
+    Finishes,
+    HasPlaceholder,
+    NotStackable,
+    capabilities_of,
+)
 
 
 @define(eq=False)
@@ -43,7 +49,7 @@ class OnRanks:
 
     @property
     def capabilities(self) -> Capabilities:
-        return declared(self.method) & {Finishes, HasPlaceholder}
+        return capabilities_of(self.method) & {Finishes, HasPlaceholder}
 
     @property
     def placeholder_reason(self) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from hgms.config.tables import lay_options
+from hgms.config.tables import merge_options
 from hgms.executors.jobs import Executor
 from hgms.facts import declared_name
 from hgms.plugins import Host
@@ -24,7 +24,7 @@ def executor_classes(host: Host) -> dict[str, type[Any]]:
     """
     classes: dict[str, type[Any]] = {}
     for info, implementation in host.implementations(HOOK):
-        with host.watched(info):
+        with host.watch_plugin(info):
             returned: Iterable[Any] = implementation.function()  # type: ignore[assignment]
         for cls in returned:
             lacking = [
@@ -103,7 +103,7 @@ def stated_executor(
             )
         return None, list(sets)
     table: dict[str, Any] = {}
-    lay_options(table, [text.removeprefix(PREFIX) for text in own])
+    merge_options(table, [text.removeprefix(PREFIX) for text in own])
     table |= {
         key: value for key, value in {"address": address, "jobs": jobs}.items() if value is not None
     }

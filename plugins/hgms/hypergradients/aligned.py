@@ -169,11 +169,11 @@ class Aligned:
             with torch.enable_grad():
                 losses = sources.losses(leaves, batch)
             grads = dict(zip(leaves, slopes(losses[source], list(leaves.values())), strict=True))
-            u = grads if len(moments) < len(grads) else self._preconditioned(grads, moments)
+            u = grads if len(moments) < len(grads) else self._precondition(grads, moments)
             cosines[source], present[source] = _cosine(slope, u), True
         return torch.stack(cosines), present
 
-    def _preconditioned(self, grads: Tree, moments: Tree) -> Tree:
+    def _precondition(self, grads: Tree, moments: Tree) -> Tree:
         """Return D_s ∇ℓ_s.
 
         The second moment includes the square of this gradient. Coordinates that never had a

@@ -77,14 +77,14 @@ def on_fresh_batches(
         vector: Tensor = result
         return vector
 
-    def mixed(v: Tensor) -> Tree:
-        mix = form(programs, ("fresh mixed product", g, *how), partial(_mixed, g, *how))
+    def cross(v: Tensor) -> Tree:
+        mix = form(programs, ("fresh mixed product", g, *how), partial(_cross, g, *how))
         tree: Tree = mix(theta, x, next(batches.more), spec.unravel(v))
         return tree
 
     rhs = spec.ravel(rhs_tree)
     passes = 2 if strategy == "difference" else 1
-    estimate = Linearization(upper_loss, direct, rhs, rhs, product, mixed, passes).hypergradient(
+    estimate = Linearization(upper_loss, direct, rhs, rhs, product, cross, passes).hypergradient(
         solver, v0, rows
     )
     if slope is None:
@@ -116,7 +116,7 @@ def _product(
     return here.matvec(v), slope
 
 
-def _mixed(
+def _cross(
     g: Loss,
     strategy: Strategy,
     precision: torch.dtype | None,

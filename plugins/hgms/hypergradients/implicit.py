@@ -13,7 +13,7 @@ from hgms.config import lowering
 from hgms.gauss_newton import Product, by_difference, gauss_newton
 from hgms.hypergradients.fresh import Batches, on_fresh_batches
 from hgms.hypergradients.operator import with_operator
-from hgms.hypergradients.solver_state import prepared, remembered
+from hgms.hypergradients.solver_state import memory_of, prepare
 from hgms_core import (
     Candidates,
     ConfigError,
@@ -142,8 +142,8 @@ class Implicit:
         v0 = state["v"] if self.warm_start else None
         batch = lower.batch(below)
         upper_batch = upper.batch(above)
-        solver = prepared(self.solver, problem.g, theta, x, lambda: batch, state, key.fold("solve"))
-        if (here := self._compiled(problem, theta, x, batch, upper_batch)) is not None:
+        solver = prepare(self.solver, problem.g, theta, x, lambda: batch, state, key.fold("solve"))
+        if (here := self._compile(problem, theta, x, batch, upper_batch)) is not None:
             estimate = here.hypergradient(solver, v0, rows)
         elif self.operator == "ggn":
             mixed: Strategy = "difference" if self.strategy == "difference" else "jvp"
@@ -165,7 +165,7 @@ class Implicit:
             here = self._levels(problem).linearization(theta, x, batch, upper_batch)
             estimate = here.hypergradient(solver, v0, rows)
         assert estimate.solution is not None
-        return estimate, {"v": estimate.solution.value if self.warm_start else None} | remembered(
+        return estimate, {"v": estimate.solution.value if self.warm_start else None} | memory_of(
             solver
         )
 
@@ -183,7 +183,7 @@ class Implicit:
             operator=self._product(problem) if self.operator == "ggn" else None,
         )
 
-    def _compiled(
+    def _compile(
         self, problem: Problem, theta: Tree, x: Tree, below: Tree, above: Tree
     ) -> Linearization | None:
         if self.operator == "ggn" and self.strategy == "difference":

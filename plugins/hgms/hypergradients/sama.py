@@ -176,7 +176,7 @@ def _sama(
     """Return f, h and ‖∇_x g‖."""
     loss, direct, slope = upper_gradients(lambda theta, x: f(theta, x, above), theta, x)
     grads, _ = gradient(g, theta, x, below)
-    v = adapted(slope, dict(zip(x, grads, strict=True)), x, moments, step)
+    v = adapt(slope, dict(zip(x, grads, strict=True)), x, moments, step)
     strategy: Literal["vjp", "difference"] = "vjp" if step.derivative == "exact" else "difference"
     lower = partial(_on, g, below)
     mixed = cross_product(lower, theta, x, v, strategy, step.displacement, step.precision)
@@ -188,7 +188,7 @@ def _on(loss: Loss, batch: Tree, theta: Tree, x: Tree) -> Tensor:
     return loss(theta, x, batch)
 
 
-def adapted(slope: Tree, grads: Tree, x: Tree, moments: list[Tree], step: Step) -> Tree:
+def adapt(slope: Tree, grads: Tree, x: Tree, moments: list[Tree], step: Step) -> Tree:
     """Return D · ``slope``: the derivative of the optimiser's step in the gradient, along
     ``slope``.
     """

@@ -28,7 +28,7 @@ class Remembering:
         return solution
 
 
-def prepared(
+def prepare(
     solver: LinearSolver,
     g: Loss,
     theta: Tree,
@@ -51,6 +51,6 @@ def prepared(
     return solver if recycles is None else Remembering(recycles, state.get("memory", {}))
 
 
-def remembered(solver: LinearSolver) -> State:
+def memory_of(solver: LinearSolver) -> State:
     """Return the entries to add to the state after the solve."""
     return {"memory": solver.memory} if isinstance(solver, Remembering) else {}

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from hgms.adapters import Nested, Shape, check_floating, pure
-from hgms.config import checked
+from hgms.config import check_arguments
 from hgms.integrations.autograd_nodes import Minimiser
 from hgms.integrations.level import Level
 from hgms_core import Solution, Strategy, Tree, as_solver, detach
@@ -23,7 +23,7 @@ from hgms_core.errors import one_of
 Lower = TypeVar("Lower")
 
 
-@checked("g", "theta", "x", "solver", "v0")
+@check_arguments("g", "theta", "x", "solver", "v0")
 def lower_solution(
     g: Callable[..., Tensor],
     theta: Nested,

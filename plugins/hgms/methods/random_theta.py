@@ -42,8 +42,8 @@ class RandomTheta:
     ...     f=lambda t, x, _: t["t"].sum(),
     ... )
     >>> (
-    ...     torch.equal(drawn(problem, 0, 1.0)["t"], drawn(problem, 0, 2.0)["t"] / 2),
-    ...     drawn(problem, 0, 0.0)["t"],
+    ...     torch.equal(draw_theta(problem, 0, 1.0)["t"], draw_theta(problem, 0, 2.0)["t"] / 2),
+    ...     draw_theta(problem, 0, 0.0)["t"],
     ... )
     (True, tensor([0., 0., 0.]))
 
@@ -61,7 +61,7 @@ class RandomTheta:
 
     def init(self, problem: Problem, seed: int) -> State:
         return self.method.init(
-            evolve(problem, theta0=drawn(problem, seed, self.theta_deviation)), seed
+            evolve(problem, theta0=draw_theta(problem, seed, self.theta_deviation)), seed
         )
 
     def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
@@ -71,7 +71,7 @@ class RandomTheta:
         return self.method.result(state)
 
 
-def drawn(problem: Problem, seed: int, deviation: float) -> Tree:
+def draw_theta(problem: Problem, seed: int, deviation: float) -> Tree:
     """Add a normal draw to every leaf of θ0 and project onto Θ.
 
     The draw is computed on the CPU, so that every device gets the same values.

@@ -63,7 +63,7 @@ class Tilted:
     ...     return x["x"].sum()
     >>> def f(theta, x, batch):
     ...     return 2 * x["x"].sum()
-    >>> problem = tilted(Problem(theta0={}, x0={"x": torch.zeros(1)}, g=g, f=f), 0.5)
+    >>> problem = tilt_problem(Problem(theta0={}, x0={"x": torch.zeros(1)}, g=g, f=f), 0.5)
     >>> float(problem.g({}, {"x": torch.ones(1)}, {}))
     2.0
 
@@ -81,10 +81,10 @@ class Tilted:
         return needs_of(self.method)
 
     def init(self, problem: Problem, seed: int) -> State:
-        return self.method.init(self._tilted(problem), seed)
+        return self.method.init(self._tilt(problem), seed)
 
     def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
-        following, record = self.method.step(self._tilted(problem), state, progress)
+        following, record = self.method.step(self._tilt(problem), state, progress)
         cost = _of_both(Cost(**state["cost"]), Cost(**following["cost"]))
         counts = cost.numbers()
         record = (
@@ -97,10 +97,10 @@ class Tilted:
     def result(self, state: State) -> tuple[Tree, Tree]:
         return self.method.result(state)
 
-    def _tilted(self, problem: Problem) -> Problem:
+    def _tilt(self, problem: Problem) -> Problem:
         inner = innermost(self.method)
         learns = (inner.hypergradient.name, inner.selector.name) != ("fixed", "first")
-        return tilted(problem, self.tilt, learns=learns)
+        return tilt_problem(problem, self.tilt, learns=learns)
 
 
 def _of_both(before: Cost, after: Cost) -> Cost:
@@ -116,7 +116,7 @@ def _of_both(before: Cost, after: Cost) -> Cost:
     )
 
 
-def tilted(problem: Problem, tilt: float, *, learns: bool = True) -> Problem:
+def tilt_problem(problem: Problem, tilt: float, *, learns: bool = True) -> Problem:
     """Return the same problem with the lower loss g + tilt·f.
 
     Each lower batch also contains an equal number of validation rows, with leaves named
@@ -124,16 +124,16 @@ def tilted(problem: Problem, tilt: float, *, learns: bool = True) -> Problem:
     role `select` are included. The loss provides its outputs if both g and f provide them.
     """
     key = ("tilted", tilt, learns)
-    return another(problem, key, lambda: _tilted(problem, tilt, problem.g, problem.f, learns))
+    return another(problem, key, lambda: _tilt(problem, tilt, problem.g, problem.f, learns))
 
 
-def _tilted(problem: Problem, tilt: float, g: Loss, f: Loss, learns: bool) -> Problem:
+def _tilt(problem: Problem, tilt: float, g: Loss, f: Loss, learns: bool) -> Problem:
     def both(theta: Tree, x: Tree, batch: Batch) -> Tensor:
         below, above = _parts(batch)
         return g(theta, x, below) + tilt * f(theta, x, above)
 
     def rows(index: Tensor) -> Batch:
-        return _joined(lower.rows(index % lower.size), upper.rows(index // lower.size))
+        return _join(lower.rows(index % lower.size), upper.rows(index // lower.size))
 
     lower = problem.lower_data
     shared = not learns and "select" in problem.upper_data
@@ -223,7 +223,7 @@ class Beside(Data):
         return (
             self.rows(index)
             if index is not None
-            else _joined(self.lower.batch(None), self.upper.batch(None))
+            else _join(self.lower.batch(None), self.upper.batch(None))
         )
 
     def count(self, batch_size: int | None) -> int:
@@ -232,7 +232,7 @@ class Beside(Data):
         return max(1, batch_size + batch_size * (self.upper.size > 0))
 
 
-def _joined(below: Batch, above: Batch) -> Batch:
+def _join(below: Batch, above: Batch) -> Batch:
     return {**below, **{UPPER + name: leaf for name, leaf in above.items()}}
 
 

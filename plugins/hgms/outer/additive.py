@@ -7,7 +7,7 @@ from typing import ClassVar, final
 import torch
 from attrs import field
 
-from hgms.outer.shape import Projection, Schedule, clipped
+from hgms.outer.shape import Projection, Schedule, clip_gradient
 from hgms_core import State, Tree, component, hookimpl
 from hgms_core.validators import decay_rate, each, not_negative, optional_positive, positive
 
@@ -43,7 +43,7 @@ class Sgd:
     def step(
         self, theta: Tree, gradient: Tree, state: State, progress: float
     ) -> tuple[Tree, State]:
-        direction = clipped(gradient, self.clip)
+        direction = clip_gradient(gradient, self.clip)
         moments = state["m"]
         if self.momentum:
             direction = moments = {
@@ -88,7 +88,7 @@ class ProjectedGradient:
     def step(
         self, theta: Tree, gradient: Tree, state: State, progress: float
     ) -> tuple[Tree, State]:
-        direction = clipped(gradient, self.clip)
+        direction = clip_gradient(gradient, self.clip)
         rate = self.lr * self.schedule.factor(state["step"], progress)
         moved = {name: theta[name] - rate * direction[name] for name in theta}
         return self.projection.apply(moved), {"step": state["step"] + 1}
@@ -98,7 +98,7 @@ def _adam_step(
     outer: Adam | AdamW, decay: float, theta: Tree, gradient: Tree, state: State, progress: float
 ) -> tuple[Tree, State]:
     """(1 − rate·decay)θ − rate·m̂/(√v̂ + ε), projected, and the new moments."""
-    gradient = clipped(gradient, outer.clip)
+    gradient = clip_gradient(gradient, outer.clip)
     betas = outer.betas
     count = state["step"] + 1
     rate = outer.lr * outer.schedule.factor(state["step"], progress)

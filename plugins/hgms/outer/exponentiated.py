@@ -7,7 +7,7 @@ from typing import ClassVar, final
 import torch
 from attrs import field
 
-from hgms.outer.shape import Schedule, clipped
+from hgms.outer.shape import Schedule, clip_gradient
 from hgms_core import ConfigError, State, Tree, component, hookimpl
 from hgms_core.validators import optional_positive, positive
 
@@ -54,7 +54,7 @@ class ExponentiatedGradient:
     def step(
         self, theta: Tree, gradient: Tree, state: State, progress: float
     ) -> tuple[Tree, State]:
-        direction = clipped(gradient, self.clip)
+        direction = clip_gradient(gradient, self.clip)
         rate = self.lr * self.schedule.factor(state["step"], progress)
         moved = {}
         for name, leaf in theta.items():

@@ -97,7 +97,7 @@ def onto_simplex(point: Tensor) -> Tensor:
     )
 
 
-def clipped(gradient: Tree, bound: float | None) -> Tree:
+def clip_gradient(gradient: Tree, bound: float | None) -> Tree:
     """Scale the gradient down to norm ``bound`` if its norm is larger (all leaves together)."""
     if bound is None:
         return gradient

@@ -127,7 +127,7 @@ class TorchOptimizer:
                     ("settings", name),
                     label=f"setting of {optimizer.__name__}",
                 )
-        self._built([torch.zeros(2, 2, requires_grad=True)])
+        self._build([torch.zeros(2, 2, requires_grad=True)])
 
     @classmethod
     def testing_instance(cls) -> TorchOptimizer:
@@ -138,7 +138,7 @@ class TorchOptimizer:
         return cls(settings={"lr": 0.1})
 
     def init(self, theta: Tree) -> State:
-        self._built([leaf.detach().clone().requires_grad_() for leaf in theta.values()])
+        self._build([leaf.detach().clone().requires_grad_() for leaf in theta.values()])
         if callable(self.schedule):
             self._timetable(theta)
         return {"step": 0, "group": {}, "leaves": {}}
@@ -147,11 +147,11 @@ class TorchOptimizer:
         self, theta: Tree, gradient: Tree, state: State, progress: float
     ) -> tuple[Tree, State]:
         leaves = {name: leaf.detach().clone().requires_grad_() for name, leaf in theta.items()}
-        optimizer = self._built(list(leaves.values()))
+        optimizer = self._build(list(leaves.values()))
         group = optimizer.param_groups[0]
         done = state.get("step", 0)
         fresh = group["lr"]
-        group.update(_restored(state["group"], None))
+        group.update(_restore(state["group"], None))
         if callable(self.schedule):
             group.update(self._timetable(leaves).options(done)[0])
         elif self.schedule.kind != "constant":
@@ -159,7 +159,7 @@ class TorchOptimizer:
         for name, leaf in leaves.items():
             leaf.grad = gradient[name].detach().to(leaf, copy=True)
             if name in state["leaves"]:
-                optimizer.state[leaf] = _restored(state["leaves"][name], leaf)
+                optimizer.state[leaf] = _restore(state["leaves"][name], leaf)
         try:
             optimizer.step()
         except (RuntimeError, ValueError) as error:
@@ -199,10 +199,10 @@ class TorchOptimizer:
         shapes = tuple((name, leaf.shape) for name, leaf in theta.items())
         if shapes not in self._times:
             assert callable(self.schedule)
-            self._times[shapes] = Timetable.of(self._built, theta, self.schedule)
+            self._times[shapes] = Timetable.of(self._build, theta, self.schedule)
         return self._times[shapes]
 
-    def _built(self, leaves: list[Tensor]) -> torch.optim.Optimizer:
+    def _build(self, leaves: list[Tensor]) -> torch.optim.Optimizer:
         optimizer = self._class()
         try:
             return optimizer(leaves, **dict[str, Any](self.settings))
@@ -251,7 +251,7 @@ def _as_value(value: Any, leaf: Tensor | None) -> Any:
     )
 
 
-def _restored(value: Any, leaf: Tensor | None) -> Any:
+def _restore(value: Any, leaf: Tensor | None) -> Any:
     """Restore the memory in copies, because optimisers change their memory in place."""
     if isinstance(value, Tensor):
         return value.clone()
@@ -264,9 +264,9 @@ def _restored(value: Any, leaf: Tensor | None) -> Any:
                 value["number"], dtype=getattr(torch, value["type"]), device=device
             )
             return number.reshape(value["shape"])
-        return {key: _restored(entry, leaf) for key, entry in value.items()}
+        return {key: _restore(entry, leaf) for key, entry in value.items()}
     if isinstance(value, list):
-        return tuple(_restored(entry, leaf) for entry in value)
+        return tuple(_restore(entry, leaf) for entry in value)
     return value
 
 

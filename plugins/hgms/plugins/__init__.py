@@ -8,8 +8,8 @@ Programs use this package. A plugin only needs the hooks and protocols of ``hgms
 
 from hgms.plugins.discovery import FIRST_PARTY as FIRST_PARTY
 from hgms.plugins.discovery import canonical as canonical
+from hgms.plugins.discovery import find_entries as find_entries
 from hgms.plugins.discovery import import_plugin as import_plugin
-from hgms.plugins.discovery import installed as installed
 from hgms.plugins.host import LOG as LOG
 from hgms.plugins.host import Host as Host
 from hgms.plugins.host import PluginInfo as PluginInfo
@@ -25,4 +25,4 @@ from hgms.plugins.registry import layers_of as layers_of
 from hgms.plugins.registry import method_faults as method_faults
 from hgms.plugins.registry import summary_of as summary_of
 from hgms.plugins.sandbox import undone as undone
-from hgms.plugins.sandbox import watched as watched
+from hgms.plugins.sandbox import watch_plugin as watch_plugin

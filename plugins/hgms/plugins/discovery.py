@@ -40,7 +40,7 @@ class Entry:
     load: Callable[[], object] = field(eq=False, repr=False)
 
 
-def installed() -> dict[str, list[Entry]]:
+def find_entries() -> dict[str, list[Entry]]:
     """Return the entry points of both groups in the order of their names.
 
     For equal names, built-in plugins come first, so that a third party cannot take their names.
@@ -56,7 +56,7 @@ def installed() -> dict[str, list[Entry]]:
                     point.dist.metadata if point.dist else {"Name": "(unknown)", "Version": "?"}
                 )
             owner = owners[id(point.dist)]
-            load = functools.partial(_loaded, point)
+            load = functools.partial(_load, point)
             entry = Entry(point.name, point.value, owner["Name"], owner["Version"], load)
             entries[group].append(entry)
         entries[group].sort(
@@ -69,7 +69,7 @@ def installed() -> dict[str, list[Entry]]:
     return entries
 
 
-def _loaded(entry: importlib.metadata.EntryPoint) -> object:
+def _load(entry: importlib.metadata.EntryPoint) -> object:
     module = importlib.import_module(entry.module)
     loaded: object = module
     for name in entry.attr.split(".") if entry.attr else ():

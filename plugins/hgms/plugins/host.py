@@ -40,11 +40,11 @@ from hgms.plugins.discovery import (
     PROGRAMS,
     Entry,
     canonical,
+    find_entries,
     import_plugin,
     install_line,
-    installed,
 )
-from hgms.plugins.sandbox import Watch, watched
+from hgms.plugins.sandbox import Watch, watch_plugin
 from hgms_core import PLUGIN_API
 from hgms_core.errors import (
     ConfigError,
@@ -134,7 +134,7 @@ class Host:
 
     @functools.cached_property
     def installed(self) -> dict[str, list[Entry]]:
-        return installed()
+        return find_entries()
 
     @functools.cached_property
     def programs(self) -> dict[str, list[Entry]]:
@@ -164,7 +164,7 @@ class Host:
                 return info
         name = Path(where).stem if where.endswith(".py") else where
         info = PluginInfo(name=where if name in self.infos else name, module=where)
-        return self._loaded(
+        return self._load(
             info, lambda: plugin if isinstance(plugin, ModuleType) else import_plugin(where)
         )
 
@@ -175,7 +175,7 @@ class Host:
         """
         if entry.module in self.infos:
             return self.infos[entry.module]
-        return self._loaded(PluginInfo.of(entry, name=entry.module, program=True), entry.load)
+        return self._load(PluginInfo.of(entry, name=entry.module, program=True), entry.load)
 
     def implementations(self, hook: str) -> list[tuple[PluginInfo, pluggy.HookImpl]]:
         """Return the implementations of ``hook`` in the order of loading.
@@ -245,7 +245,7 @@ class Host:
             lines.append("run `hgms plugins -v` for more")
         LOG.warning("%s", "; ".join(lines))
 
-    def failed(self) -> list[PluginInfo]:
+    def failures(self) -> list[PluginInfo]:
         return [
             info
             for info in self.infos.values()
@@ -260,9 +260,9 @@ class Host:
             LOG.warning("plugin %r (%s): %s", info.name, info.owner, text)
 
     @contextlib.contextmanager
-    def watched(self, info: PluginInfo) -> Iterator[Watch]:
-        """Apply :func:`hgms.plugins.sandbox.watched`, and note changed settings on the plugin."""
-        with watched() as watch:
+    def watch_plugin(self, info: PluginInfo) -> Iterator[Watch]:
+        """Watch the code of a plugin, and note changed settings on the plugin."""
+        with watch_plugin() as watch:
             yield watch
         if watch.changed:
             self.note(
@@ -303,12 +303,12 @@ class Host:
                 variable = "HGMS_DISABLE_PLUGINS" if entry.name in blocked else "HGMS_PLUGINS"
                 self._update(info, status="blocked", error=f"by {variable}")
             else:
-                self._loaded(info, entry.load)
+                self._load(info, entry.load)
 
-    def _loaded(self, info: PluginInfo, load: Callable[[], object]) -> PluginInfo:
+    def _load(self, info: PluginInfo, load: Callable[[], object]) -> PluginInfo:
         watch = Watch()
         try:
-            with self.watched(info) as watch:
+            with self.watch_plugin(info) as watch:
                 self._register(info, load())
         except KeyboardInterrupt:
             raise

@@ -132,7 +132,7 @@ class Registry:
             returned = [
                 (info, target)
                 for info, impl in hooks
-                for target in self._returned(kind, info, impl)
+                for target in self._call_hook(kind, info, impl)
             ]
             if kind.name == "method":
                 classes = [
@@ -147,7 +147,7 @@ class Registry:
             for info, target in returned:
                 faults = faults_of(kind, target, self.wrappers)
                 if faults:
-                    message = f"{_called(target)} is not {kind.with_article}"
+                    message = f"{_describe_target(target)} is not {kind.with_article}"
                     hint = "\n".join(f"- {fault}" for fault in faults)
                     self.host.blame(
                         info, PluginError("incomplete-component", message, hint=hint), part=True
@@ -187,7 +187,7 @@ class Registry:
         error = unknown_name(KINDS[kind].label, name, self._components[kind])
         others = [other for other, named in self._components.items() if name in named]
         hints = [*(f"{name!r} is {KINDS[other].with_article}" for other in others), error.hint]
-        for info in self.host.failed():
+        for info in self.host.failures():
             state = "is incomplete" if info.status == "incomplete" else "did not load"
             hints.append(f"note: plugin {info.name!r} ({info.owner}) {state}: {info.error}")
             hints.append(
@@ -198,9 +198,9 @@ class Registry:
         hints.append(f"run `hgms list {kind}` for their descriptions")
         return ConfigError(**{**error.as_dict(), "hint": "\n".join(filter(None, hints))})
 
-    def _returned(self, kind: Kind, info: PluginInfo, impl: Any) -> list[Any]:
+    def _call_hook(self, kind: Kind, info: PluginInfo, impl: Any) -> list[Any]:
         try:
-            with self.host.watched(info):
+            with self.host.watch_plugin(info):
                 returned = impl.function()
             if (
                 inspect.isclass(returned)
@@ -462,7 +462,7 @@ def method_faults(target: type, name: str, wanted: inspect.Signature) -> list[st
     ]
 
 
-def _called(target: object) -> str:
+def _describe_target(target: object) -> str:
     if isinstance(target, Composition):
         return f"the composition {target.name!r}"
     return f"{target.__module__}:{target.__qualname__}" if inspect.isclass(target) else repr(target)

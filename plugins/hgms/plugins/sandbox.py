@@ -32,7 +32,7 @@ VARIABLES = (*_OWN, "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
 
 @define
 class Watch:
-    """The effects of a plugin's code while it ran (see :func:`watched`)."""
+    """The effects of a plugin's code while it ran (see :func:`watch_plugin`)."""
 
     seconds: float = 0.0
     printed: str = ""
@@ -41,7 +41,7 @@ class Watch:
 
 
 @contextlib.contextmanager
-def watched() -> Iterator[Watch]:
+def watch_plugin() -> Iterator[Watch]:
     """Run a plugin's code in this context: its import, or a registering hook.
 
     - Printed output goes to stderr, so that the output of ``--json`` stays valid.

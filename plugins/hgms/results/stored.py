@@ -24,7 +24,7 @@ from hgms.config import Budget
 from hgms.config.tables import difference, flatten
 from hgms.results.columns import read_columns
 from hgms.runs import Execution, RunFolder
-from hgms.store import ROWS, opened
+from hgms.store import ROWS, open_file
 from hgms_core import ConfigError, HgmsError
 from hgms_core.errors import CheckpointError
 
@@ -231,7 +231,7 @@ class StoredRun:
         names: dict[str, None] = {}
         path = self.path / "steps.jsonl"
         if os.path.lexists(path):
-            with opened(path, ROWS) as stream:
+            with open_file(path, ROWS) as stream:
                 for line in itertools.islice(stream, 3):
                     try:
                         row = json.loads(line)

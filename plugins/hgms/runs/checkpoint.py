@@ -15,7 +15,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from hgms.store import damaged, described, replace_file
+from hgms.store import damaged_file, describe_error, replace_file
 from hgms_core import ConfigError, Method, Problem, State, Tree
 from hgms_core.arguments import kind_of
 from hgms_core.errors import CheckpointError
@@ -99,7 +99,7 @@ def state_of(data: bytes, path: Path, device: torch.device | str = "cpu") -> Sta
         structure = json.loads(header["__metadata__"]["state"])
         state: State = unpack(structure, tensors, device)
     except (safetensors.SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
-        raise damaged(path, f"it does not contain a state: {described(error)}") from None
+        raise damaged_file(path, f"it does not contain a state: {describe_error(error)}") from None
     return state
 
 
@@ -135,7 +135,7 @@ def load_state(path: str | Path, device: torch.device | str = "cpu") -> State:
             "missing-file", "the file does not exist", place=(str(path),)
         ) from None
     except OSError as error:
-        raise damaged(Path(path), f"it cannot be read: {error.strerror or error}") from None
+        raise damaged_file(Path(path), f"it cannot be read: {error.strerror or error}") from None
     return state_of(data, Path(path), device)
 
 
@@ -149,7 +149,7 @@ def result_of(method: Method, state: State, checkpoint: Path, name: str) -> tupl
         _ = [leaf.shape for leaf in (*theta.values(), *x.values())]
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise _of_another(
-            checkpoint, f"the checkpoint has no state of method {name!r}: {described(error)}"
+            checkpoint, f"the checkpoint has no state of method {name!r}: {describe_error(error)}"
         ) from None
     return theta, x
 

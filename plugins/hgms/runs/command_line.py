@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hgms.config.convert import structured
+from hgms.config.convert import structure
 from hgms.config.invalid import PROTOCOLS
-from hgms.config.tables import lay, lay_options, tables_of
+from hgms.config.tables import merge_options, merge_setting, tables_of
 from hgms.plugins import Registry
 from hgms.runs.config import RunConfig
 from hgms_core import HgmsError
@@ -27,7 +27,7 @@ def load(
     ``--set key.of.it=value``, ``--seed`` and ``--out`` override its values.
     """
     table = tables_of(Path(path), "configuration")
-    places = lay_options(table, sets, seed, out=out)
+    places = merge_options(table, sets, seed, out=out)
     return RunConfig.from_dict(table, source=Path(path).name, registry=registry, sets=places)
 
 
@@ -46,8 +46,8 @@ def build_component(
     kind = PROTOCOLS[protocol].name
     table: dict[str, Any] = {kind: {"name": name}}
     for assignment in fields:
-        lay(table, assignment)
+        merge_setting(table, assignment)
     try:
-        return structured(table[kind], protocol, registry or Registry.load(), traits)
+        return structure(table[kind], protocol, registry or Registry.load(), traits)
     except HgmsError as error:
         raise error.at(kind) from None

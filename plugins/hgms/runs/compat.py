@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from hgms.cli import print_table, terminal_width, wrapped
+from hgms.cli import print_table, terminal_width, wrap_paragraph
 from hgms.facts import traits_of
 from hgms.plugins import Registry
 from hgms.runs.command_line import build_component
@@ -114,4 +114,4 @@ JOINED = "\N{NO-BREAK SPACE}"
 
 
 def _say(text: str, columns: int) -> None:
-    click.echo(wrapped(text, columns, 2, 6).replace(JOINED, " "))
+    click.echo(wrap_paragraph(text, columns, 2, 6).replace(JOINED, " "))

@@ -21,9 +21,9 @@ from attrs import Factory, field
 
 from hgms import facts
 from hgms.config import Budget, expand
-from hgms.config.as_table import described, plain
+from hgms.config.as_table import describe_component, plain
 from hgms.config.budget import as_budget
-from hgms.config.convert import role_of, structured, traits_of
+from hgms.config.convert import role_of, structure, traits_of
 from hgms.config.invalid import init_fields
 from hgms.config.tables import read_toml
 from hgms.facts import version_of
@@ -219,7 +219,7 @@ class RunConfig:
         )
         read = {key: value for key, value in table.items() if key in own or key not in others}
         try:
-            config: RunConfig = structured(
+            config: RunConfig = structure(
                 read, cls, registry, traits_of(registry, table.get("task"))
             )
         except HgmsError as error:
@@ -240,8 +240,8 @@ class RunConfig:
         """
         if self.own:
             parts = {
-                "task": described(self.task, self.task.name),
-                "method": described(self.method, self.method_name),
+                "task": describe_component(self.task, self.task.name),
+                "method": describe_component(self.method, self.method_name),
             }
             settings = {
                 key: plain(getattr(self, key)) for key in ("schema", "seed", "budget", "run")

@@ -20,17 +20,24 @@ import tomlkit
 import torch
 from attrs import validators
 
-from hgms.cli import component_row, folded, print_table, terminal_width, unmarked, wrapped
+from hgms.cli import (
+    component_row,
+    fold_docstring,
+    print_table,
+    strip_markup,
+    terminal_width,
+    wrap_paragraph,
+)
 from hgms.config.as_table import AT_REST, plain
-from hgms.config.convert import structured
+from hgms.config.convert import structure
 from hgms.config.invalid import init_fields, spell, type_hints
 from hgms.config.tables import overridden
 from hgms.facts import needs_of, traits_of
 from hgms.plugins import Component, Registry, inside
 from hgms.runs.traits import TRAITS, needs
-from hgms.store import described
+from hgms.store import describe_error
 from hgms_core import Composition, HgmsError, Method, Pipeline
-from hgms_core.capabilities import declared
+from hgms_core.capabilities import capabilities_of
 from hgms_core.validators import at_least, each
 
 
@@ -45,7 +52,7 @@ def description(component: Component, registry: Registry) -> dict[str, Any]:
             "parts": plain(target.parts),
             "on": {trait: plain(overridden(target, {}, [trait])) for trait in target.on},
         }
-    row |= {"capabilities": sorted(known.__name__ for known in declared(target))}
+    row |= {"capabilities": sorted(known.__name__ for known in capabilities_of(target))}
     fields = _fields(target)
     if target is Pipeline:  # its table may contain the fields of wrappers
         wrapped = [
@@ -65,18 +72,22 @@ def show(component: Component, known: Mapping[str, Any]) -> None:
     """Print the description, wrapped to the width of the terminal."""
     columns = terminal_width()
     owner = f"{component.plugin.owner}, plugin {component.plugin.name!r}, {component.where}"
-    click.echo(wrapped(f"{component.kind.label} {component.name}  ({owner})", columns))
-    click.echo("\n" + folded(known["doc"], columns) + "\n")
+    click.echo(wrap_paragraph(f"{component.kind.label} {component.name}  ({owner})", columns))
+    click.echo("\n" + fold_docstring(known["doc"], columns) + "\n")
     for trait, part in (known.get("needs") or {}).items():
         whose = "" if part == component.name else f" (its part {part!r})"
-        click.echo(wrapped(f"Needs {trait}: {TRAITS.get(trait, 'of its own')}{whose}", columns))
+        click.echo(
+            wrap_paragraph(f"Needs {trait}: {TRAITS.get(trait, 'of its own')}{whose}", columns)
+        )
     if known.get("needs"):
         click.echo()
     if known.get("capabilities"):
-        click.echo(wrapped(f"Capabilities: {', '.join(known['capabilities'])}", columns) + "\n")
+        click.echo(
+            wrap_paragraph(f"Capabilities: {', '.join(known['capabilities'])}", columns) + "\n"
+        )
     if "metrics" in known:
         for line in _task_lines(known):
-            click.echo(wrapped(line, columns))
+            click.echo(wrap_paragraph(line, columns))
         click.echo()
     if "parts" in known:
         click.echo(tomlkit.dumps({"method": {"name": component.name, **known["parts"]}}))
@@ -97,7 +108,7 @@ def _needs(component: Component, registry: Registry) -> dict[str, str]:
     The values are the names of the parts that require them.
     """
     try:
-        return needs(structured({"name": component.name}, Method, registry))
+        return needs(structure({"name": component.name}, Method, registry))
     except HgmsError:  # without defaults: use the declaration of the class
         return dict.fromkeys(sorted(needs_of(component.target)), component.name)
 
@@ -176,7 +187,7 @@ def range_of(validator: Any) -> str:
             inner = range_of(part.member_validator)
             words += [f"each {inner}"] * bool(inner)
         elif inspect.isfunction(part) and part.__doc__:
-            sentence = re.split(r"[.:](?:\s|$)", unmarked(" ".join(part.__doc__.split())))[0]
+            sentence = re.split(r"[.:](?:\s|$)", strip_markup(" ".join(part.__doc__.split())))[0]
             sentence = sentence.removeprefix("Require ")
             words += [sentence[0].lower() + sentence[1:]] * ("validator" not in sentence)
     low = [f"{'[' if op == '>=' else '('}{bounds[op]}" for op in (">=", ">") if op in bounds]
@@ -224,7 +235,7 @@ def _about_task(target: Any) -> dict[str, Any]:
             problem = target().problem(0, torch.device("cpu"), torch.float32)
     except Exception as error:  # it needs data or a library
         return about | {
-            "unknown": error.message if isinstance(error, HgmsError) else described(error)
+            "unknown": error.message if isinstance(error, HgmsError) else describe_error(error)
         }
     for key, tree in (("theta", problem.theta0), ("x", problem.x0)):
         about[key] = {name: list(leaf.shape) for name, leaf in tree.items()}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from attrs import frozen
 
-from hgms.adapters import measured
+from hgms.adapters import evaluate_metrics
 from hgms.runs.config import RunSettings
 from hgms_core import Problem, Record, Tree
 
@@ -35,4 +35,6 @@ class Evaluator:
 
     def metrics(self, problem: Problem, theta: Tree, x: Tree) -> Record:
         """Return the metrics of the problem as ``metric.<name>``."""
-        return {f"metric.{name}": value for name, value in measured(problem, theta, x).items()}
+        return {
+            f"metric.{name}": value for name, value in evaluate_metrics(problem, theta, x).items()
+        }

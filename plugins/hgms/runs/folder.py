@@ -351,7 +351,7 @@ class RunFolder:
         for path in (self.path / name for name in (*LOGS, ENVIRONMENT, SUMMARY)):
             if os.path.lexists(path):
                 # reject links, pipes and folders before any change
-                with store.opened(path, store.ROWS, store.remedy(path)):
+                with store.open_file(path, store.ROWS, store.remedy(path)):
                     pass
         if not os.path.lexists(self.manifest):
             return None
@@ -366,7 +366,7 @@ class RunFolder:
             step = int(manifest.facts["step"])
             data = own.read(name)
         except (KeyError, TypeError, ValueError):
-            raise store.damaged(self.manifest, "it does not record a state") from None
+            raise store.damaged_file(self.manifest, "it does not record a state") from None
         return state_of(data, self.path / name, device), step
 
     def results_digest(self) -> str:
@@ -380,7 +380,7 @@ def last_row(path: Path) -> dict[str, Any]:
     """Return the last complete line of a log; empty without one."""
     if not os.path.lexists(path):
         return {}
-    with store.opened(path, store.ROWS) as stream:
+    with store.open_file(path, store.ROWS) as stream:
         stream.seek(0, os.SEEK_END)
         stream.seek(-min(stream.tell(), 1 << 16), os.SEEK_CUR)
         lines = stream.read().split(b"\n")
@@ -408,7 +408,7 @@ def step_rows(data: bytes, path: Path) -> Iterator[dict[str, Any]]:
             if not isinstance(row["step"], int):
                 raise TypeError
         except (ValueError, RecursionError):
-            raise store.damaged(path, "the line is not valid JSON", number) from None
+            raise store.damaged_file(path, "the line is not valid JSON", number) from None
         except (TypeError, KeyError, IndexError):
-            raise store.damaged(path, "the line is not the row of a step", number) from None
+            raise store.damaged_file(path, "the line is not the row of a step", number) from None
         yield row

@@ -15,9 +15,9 @@ import attrs
 import torch
 
 from hgms import facts
-from hgms.config import Budget, checked
-from hgms.config.as_table import described, plain
-from hgms.config.convert import role_of, structured
+from hgms.config import Budget, check_arguments
+from hgms.config.as_table import describe_component, plain
+from hgms.config.convert import role_of, structure
 from hgms.config.tables import difference, parse_toml
 from hgms.distributed import OnRanks, device_of
 from hgms.plugins import LOG, Host, Registry
@@ -35,7 +35,7 @@ from hgms.runs.result import RunResult, summarise
 from hgms.runs.signals import nothing_saved
 from hgms.runs.traits import ensure_fits
 from hgms.runs.watchers import Watcher
-from hgms.store import leased, read_file, replace_file
+from hgms.store import hold_lease, read_file, replace_file
 from hgms_core import ConfigError, HgmsError, Method, Problem, RunInfo
 from hgms_core.arguments import brief, check_part
 from hgms_core.errors import CheckpointError
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from hgms.runs.progress import View
 
 
-@checked("method", "problem", "watch")
+@check_arguments("method", "problem", "watch")
 def run(
     method: Method | str | Mapping[str, Any],
     problem: Problem,
@@ -180,7 +180,7 @@ def named_method(
         registry = Registry.load() if host is None else Registry(host)
         traits = problem.traits if problem is not None else ()
         try:
-            built: Method = structured(method, Method, registry, frozenset(traits))
+            built: Method = structure(method, Method, registry, frozenset(traits))
         except HgmsError as error:
             raise error.at("method") from None
         name = method if isinstance(method, str) else str(method["name"])
@@ -204,7 +204,7 @@ def _config_table(
     """
     table = plain(settings)
     code = digests(method)
-    fields = described(method, info.method)
+    fields = describe_component(method, info.method)
     return {
         "seed": info.seed,
         "task": {"name": info.task}
@@ -343,7 +343,7 @@ def record_failure(folder: RunFolder, config: RunConfig, error: str) -> None:
 
     Errors: FolderInUse if another process now executes the run.
     """
-    with leased(folder.path):
+    with hold_lease(folder.path):
         try:
             records = folder.records()
         except CheckpointError:

@@ -14,10 +14,10 @@ import torch
 from attrs import field, frozen
 from torch import Tensor
 
-from hgms.adapters import measured
+from hgms.adapters import evaluate_metrics
 from hgms.config.fingerprinting import fingerprint, fingerprints
 from hgms.runs.held_out import ONE_OF, distinct, hold_out, loss_on
-from hgms.store import described
+from hgms.store import describe_error
 from hgms.torch_errors import once_differentiable
 from hgms_core import ROLES, Batch, ConfigError, Data, Key, Problem, Rows, Sources, Tree
 from hgms_core.arguments import check_function, kind_of
@@ -150,7 +150,7 @@ class OwnProblem:
         except Exception as error:
             raise ConfigError(
                 "function-failed",
-                f"the function raised {described(error)} for seed {seed}",
+                f"the function raised {describe_error(error)} for seed {seed}",
                 place=(label,),
             ) from error
         # before any call, because calls may change the state of a module
@@ -277,13 +277,13 @@ def _make_problem(problem: Problem | Callable[[int], Problem], seed: int, label:
 def _metrics(problem: Problem, label: str) -> list[str]:
     """Return the names of the metrics that ``evaluate`` returns at the start."""
     try:
-        return list(measured(problem, problem.theta0, problem.x0))
+        return list(evaluate_metrics(problem, problem.theta0, problem.x0))
     except ConfigError as error:
         raise error.at(label) from None
     except Exception as error:
         raise ConfigError(
             "function-failed",
-            f"evaluate(theta0, x0) raised {described(error)}",
+            f"evaluate(theta0, x0) raised {describe_error(error)}",
             place=(label, "evaluate"),
             hint="use the signature evaluate(theta, x), or evaluate(theta, model) for a module"
             if isinstance(error, TypeError)

@@ -49,7 +49,7 @@ def _selection(
     )[0]
     mode = "stacked" if isinstance(first.part, slice) else "loop"
 
-    def scored(theta: Tree, x: Tree, batch: Tree) -> Tensor:
+    def compute_scores(theta: Tree, x: Tree, batch: Tree) -> Tensor:
         scores = values(f, theta, x, batch, rows=rows, mode=mode, chunk=chunk)
         # A state with a non-finite number can still have a finite loss (a dead unit hides the
         # number). Such a state is not a valid candidate.
@@ -57,7 +57,7 @@ def _selection(
 
     # Not the gap: two compiled functions agree only in a few digits on a small difference of
     # scores.
-    score = form(programs_of(problem), ("scores", f, mode, chunk), scored)
+    score = form(programs_of(problem), ("scores", f, mode, chunk), compute_scores)
     cost = Cost(upper_values=candidates.count, rows=candidates.count * rows)
     return Selection.of(
         score(detach(theta), detach(candidates.x), batch), highest=highest, cost=cost

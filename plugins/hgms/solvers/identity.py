@@ -52,10 +52,10 @@ class Identity:
 
     def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
         system = LinearSystem.of(matvec, b, ridge=self.ridge, rtol=self.rtol)
-        return answered(system, self.scale * system.rhs)
+        return solution_of(system, self.scale * system.rhs)
 
 
-def answered(system: LinearSystem, x: Tensor, clip: float | None = None) -> Solution:
+def solution_of(system: LinearSystem, x: Tensor, clip: float | None = None) -> Solution:
     """Return x as a solution without iterations, with its residual: one product."""
     product = system.apply(x)
     residual = system.norm(system.rhs - product)

@@ -40,7 +40,7 @@ def eager(system: LinearSystem, iteration: Callable[[Tree], Tree], state: Tree, 
     return state
 
 
-def iterated(
+def iterate(
     name: str,
     settings: tuple[Hashable, ...],
     system: LinearSystem,

@@ -8,7 +8,7 @@ import torch
 from attrs import field
 from torch import Tensor
 
-from hgms.solvers.iterated import iterated
+from hgms.solvers.iterated import iterate
 from hgms_core import LinearSystem, MatVec, Outcome, Solution, Tree, component, hookimpl
 from hgms_core.validators import at_least, not_negative, positive
 
@@ -109,7 +109,7 @@ class MINRES:
                 "scale": scale,
                 "floor": floor,
             }
-            state = iterated("minres", (self.max_steps,), system, iteration, state, self.max_steps)
+            state = iterate("minres", (self.max_steps,), system, iteration, state, self.max_steps)
             x, size, codes, steps = (state[name] for name in ("x", "size", "codes", "steps"))
             curvature = state["curvature"]
             scale = state["scale"]

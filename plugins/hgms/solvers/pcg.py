@@ -10,7 +10,7 @@ from attrs import frozen
 from torch import Tensor
 
 from hgms.compiled import CompiledProduct
-from hgms.solvers.iterated import READ_EVERY, eager, iterated, waits
+from hgms.solvers.iterated import READ_EVERY, eager, iterate, waits
 from hgms_core import LinearSystem, MatVec, Outcome, Solution, Tree
 
 dot = LinearSystem.dot
@@ -53,21 +53,21 @@ def pcg(
     makes all products and the check, counts the necessary ones, and ends after the check.
     """
     product = system.matvec
-    state = begun(system, x0, max_steps, precondition, largest)
+    state = begin(system, x0, max_steps, precondition, largest)
     verified = state["size"]
     unread = waits(system) and max_steps <= READ_EVERY
     while unread or state["active"].any():
         if isinstance(product, CompiledProduct) and precondition is None:
-            state = iterated("cg", (max_steps,), system, iteration, state, max_steps)
+            state = iterate("cg", (max_steps,), system, iteration, state, max_steps)
         else:
             step = partial(iteration, system, max_steps=max_steps, precondition=precondition)
             state = eager(system, step, state, max_steps)
-        state = settled(system, state, precondition)
+        state = settle(system, state, precondition)
         claimed = claims(state).any()
         if not (unread or claimed):
             break
         fresh = system.rhs - system.apply(state["x"])
-        proven = checked(system, state, fresh, verified, max_steps, precondition)
+        proven = check_residual(system, state, fresh, verified, max_steps, precondition)
         if unread:
             system.products = system.products + claimed.long() - 1
             state = {name: torch.where(claimed, proven[name], state[name]) for name in state}
@@ -79,7 +79,7 @@ def pcg(
     )
 
 
-def begun(
+def begin(
     system: LinearSystem,
     x0: Tensor | None,
     max_steps: int,
@@ -118,7 +118,7 @@ def begun(
     }
 
 
-def settled(system: LinearSystem, state: Tree, precondition: Precondition | None = None) -> Tree:
+def settle(system: LinearSystem, state: Tree, precondition: Precondition | None = None) -> Tree:
     """Replace the iterate by the best iterate if the iteration failed.
 
     It failed if it broke down, or if it is worse than v = 0 at the step limit. With a
@@ -143,7 +143,7 @@ def claims(state: Tree) -> Tensor:
     )
 
 
-def checked(
+def check_residual(
     system: LinearSystem,
     state: Tree,
     fresh: Tensor,
@@ -271,7 +271,7 @@ def whole(
         matvec, b, ridge=settings.ridge, rtol=settings.rtol, atol=settings.atol
     )
     if earlier is None:
-        state = begun(system, x0, max_steps, None, None)
+        state = begin(system, x0, max_steps, None, None)
         verified = state["size"]
         products = torch.zeros_like(state["steps"].sum()) + (x0 is not None)
     else:
@@ -282,9 +282,11 @@ def whole(
         products = products + state["active"].any()
         state = iteration(system, state, max_steps)
     going = state["active"].any()
-    ended = settled(system, state)
+    ended = settle(system, state)
     claimed = claims(ended).any()
-    proven = checked(system, ended, system.rhs - system.apply(ended["x"]), verified, max_steps)
+    proven = check_residual(
+        system, ended, system.rhs - system.apply(ended["x"]), verified, max_steps
+    )
     ended = {name: torch.where(claimed, proven[name], leaf) for name, leaf in ended.items()}
     verified = torch.where(claimed & ~going, ended["size"], verified)
     state = {name: torch.where(going, leaf, ended[name]) for name, leaf in state.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hgms.solvers.iterated import iterated
+from hgms.solvers.iterated import iterate
 from hgms_core import LinearSystem, Outcome, Solution, Tree
 
 norm = LinearSystem.norm
@@ -51,7 +51,7 @@ def richardson(
         "whole": system.size,
         "target": system.target,
     }
-    state = iterated("richardson", (lr, steps, until_target), system, iteration, state, steps)
+    state = iterate("richardson", (lr, steps, until_target), system, iteration, state, steps)
     x, size, best, smallest, codes = (
         state[name] for name in ("x", "size", "best", "smallest", "codes")
     )

@@ -18,12 +18,12 @@ from hgms.store.files import append as append
 from hgms.store.files import as_json as as_json
 from hgms.store.files import as_object as as_object
 from hgms.store.files import contents as contents
-from hgms.store.files import damaged as damaged
-from hgms.store.files import described as described
+from hgms.store.files import damaged_file as damaged_file
+from hgms.store.files import describe_error as describe_error
 from hgms.store.files import finite as finite
 from hgms.store.files import flush as flush
 from hgms.store.files import json_object as json_object
-from hgms.store.files import opened as opened
+from hgms.store.files import open_file as open_file
 from hgms.store.files import read_file as read_file
 from hgms.store.files import remedy as remedy
 from hgms.store.files import replace_file as replace_file
@@ -37,6 +37,6 @@ from hgms.store.lease import LEASE as LEASE
 from hgms.store.lease import FolderInUse as FolderInUse
 from hgms.store.lease import HeldFolders as HeldFolders
 from hgms.store.lease import Lease as Lease
+from hgms.store.lease import hold_lease as hold_lease
 from hgms.store.lease import holder as holder
 from hgms.store.lease import is_marker as is_marker
-from hgms.store.lease import leased as leased

@@ -43,7 +43,7 @@ class DiskError(CheckpointError):
 
 
 @contextlib.contextmanager
-def opened(path: Path, most: int, hint: str | None = None) -> Iterator[IO[bytes]]:
+def open_file(path: Path, most: int, hint: str | None = None) -> Iterator[IO[bytes]]:
     """Open a regular file for reading; ``hint`` is the remedy in errors.
 
     Raises:
@@ -84,8 +84,8 @@ def opened(path: Path, most: int, hint: str | None = None) -> Iterator[IO[bytes]
 
 
 def read_file(path: Path, most: int = SMALL, hint: str | None = None) -> bytes:
-    """Return the bytes of a regular file; see :func:`opened`."""
-    with opened(path, most, hint) as stream:
+    """Return the bytes of a regular file; see :func:`open_file`."""
+    with open_file(path, most, hint) as stream:
         # the file may grow, so read at most its checked size
         return stream.read(os.fstat(stream.fileno()).st_size)
 
@@ -184,13 +184,13 @@ def as_object(data: bytes, path: Path) -> dict[str, Any]:
     try:
         table = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise damaged(path, f"it is not valid JSON: {first_line(error)}") from None
+        raise damaged_file(path, f"it is not valid JSON: {first_line(error)}") from None
     if not isinstance(table, dict):
-        raise damaged(path, "it does not contain a JSON object")
+        raise damaged_file(path, "it does not contain a JSON object")
     return table
 
 
-def damaged(path: Path, why: str, *line: int) -> CheckpointError:
+def damaged_file(path: Path, why: str, *line: int) -> CheckpointError:
     """Return the error for a file whose contents cannot be used."""
     return CheckpointError(
         "damaged-file", f"the file is damaged: {why}", place=(str(path), *line), hint=remedy(path)
@@ -202,10 +202,10 @@ def remedy(path: Path) -> str:
     return f"restore the file, or remove the folder {path.parent}; it is unchanged"
 
 
-def described(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """Return the type and the first line of an error of another library.
 
-    >>> described(KeyError("x"))
+    >>> describe_error(KeyError("x"))
     "KeyError: 'x'"
     """
     return f"{type(error).__name__}: {first_line(error)}"

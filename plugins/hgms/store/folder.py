@@ -25,7 +25,7 @@ from attrs import asdict, field, frozen
 
 from hgms.store import files
 from hgms.store.digests import Digest, digest, file_digest
-from hgms.store.lease import LEASE, Lease, is_marker, leased
+from hgms.store.lease import LEASE, Lease, hold_lease, is_marker
 from hgms_core.errors import CheckpointError
 
 MANIFEST = "manifest.json"
@@ -100,7 +100,7 @@ class Folder:
         If another process has it, wait for ``patience`` seconds (``None``: until that process is
         known to be alive).
         """
-        with leased(self.path, LEASE, patience=patience) as lease:
+        with hold_lease(self.path, LEASE, patience=patience) as lease:
             self._leases.append(lease)
             try:
                 self.manifest()
@@ -152,7 +152,7 @@ class Folder:
     def read(self, name: str) -> bytes:
         """Return the contents of a recorded file."""
         record = self._record_of(name)
-        return self._checked(name, record, has_grown=False)
+        return self._read_verified(name, record, has_grown=False)
 
     def read_log(self, name: str) -> bytes:
         """Return the contents of a log, after a check of the recorded part.
@@ -163,11 +163,11 @@ class Folder:
         manifest = self.manifest()
         record = manifest.files.get(name)
         if record is not None:
-            return self._checked(name, record, has_grown=manifest.status != "done")
+            return self._read_verified(name, record, has_grown=manifest.status != "done")
         path = self.path / name
         return files.contents(path) if os.path.lexists(path) else b""
 
-    def checked(self, name: str) -> Path:
+    def verified_path(self, name: str) -> Path:
         """Return the path of a recorded file that is too large for :meth:`read`.
 
         Cost: one pass over the file.
@@ -191,7 +191,7 @@ class Folder:
             path.parent.mkdir(parents=True, exist_ok=True)
         contents = Digest()
         pieces = [data] if isinstance(data, bytes) else data
-        files.replace_file(path, _digested(pieces, contents))
+        files.replace_file(path, _add_to_digest(pieces, contents))
         self._contents[name] = contents
         self._unflushed.discard(name)
 
@@ -214,7 +214,7 @@ class Folder:
         record = self.manifest().files.get(name)
         kept = b""
         if record is not None:
-            kept = self._checked(name, record, has_grown=True)[: record.bytes]
+            kept = self._read_verified(name, record, has_grown=True)[: record.bytes]
         if os.path.lexists(path) and files.contents(path) != kept:
             files.replace_file(path, kept)
         self._contents[name] = Digest(kept)
@@ -238,7 +238,7 @@ class Folder:
         names = list(names)
         before = self.manifest().files if (keep := list(keep)) else {}
         records = {name: before[name] for name in keep if name in before}
-        records |= {name: self._flushed(name) for name in names}
+        records |= {name: self._flush(name) for name in names}
         for folder in sorted({(self.path / name).parent for name in names} | {self.path}):
             files.flush(folder)
         manifest = {
@@ -247,7 +247,7 @@ class Folder:
             "facts": dict(facts),
             "files": {name: asdict(record) for name, record in records.items()},
         }
-        files.replace_file(self.path / MANIFEST, sealed(manifest))
+        files.replace_file(self.path / MANIFEST, with_checksum(manifest))
         files.flush(self.path)
 
     def remove_unrecorded(self, pattern: str) -> None:
@@ -268,16 +268,16 @@ class Folder:
     def _record_of(self, name: str) -> FileRecord:
         record = self.manifest().files.get(name)
         if record is None:
-            raise files.damaged(self.path / MANIFEST, f"it does not record {name!r}")
+            raise files.damaged_file(self.path / MANIFEST, f"it does not record {name!r}")
         return record
 
-    def _checked(self, name: str, record: FileRecord, has_grown: bool) -> bytes:
+    def _read_verified(self, name: str, record: FileRecord, has_grown: bool) -> bytes:
         """Return the contents of a file, which may only have grown since its record."""
         path = self.path / name
-        with files.opened(path, sys.maxsize, files.remedy(path)) as stream:
+        with files.open_file(path, sys.maxsize, files.remedy(path)) as stream:
             size = os.fstat(stream.fileno()).st_size
             if size < record.bytes or (size > record.bytes and not has_grown):
-                raise files.damaged(path, f"its size is {size:,}, not {record.bytes:,} bytes")
+                raise files.damaged_file(path, f"its size is {size:,}, not {record.bytes:,} bytes")
             data = stream.read()
         if Digest(memoryview(data)[: record.bytes]).text != record.sha256:
             raise _differs(path)
@@ -298,7 +298,7 @@ class Folder:
             self._contents[name] = Digest(files.contents(path) if os.path.lexists(path) else b"")
         return self._contents[name]
 
-    def _flushed(self, name: str) -> FileRecord:
+    def _flush(self, name: str) -> FileRecord:
         """Flush a file to the disk, unless it is there already, and return its record."""
         path = self.path / name
         contents = self._contents.get(name)
@@ -307,13 +307,13 @@ class Folder:
                 files.flush(path)
                 self._unflushed.remove(name)
             return FileRecord(contents.size, contents.text)
-        with files.opened(path, sys.maxsize, files.remedy(path)) as stream:
+        with files.open_file(path, sys.maxsize, files.remedy(path)) as stream:
             size = os.fstat(stream.fileno()).st_size
         files.flush(path)
         return FileRecord(size, file_digest(path))
 
 
-def sealed(manifest: Mapping[str, Any]) -> bytes:
+def with_checksum(manifest: Mapping[str, Any]) -> bytes:
     """Return a manifest as JSON, with the sha256 of all other entries as its last entry."""
     table = {**manifest, "checksum": _checksum(manifest)}
     return json.dumps(table, indent=1, ensure_ascii=False).encode(errors="backslashreplace")
@@ -333,7 +333,7 @@ def read_manifest(folder: Path) -> Manifest | None:
         return None
     table = files.json_object(path)
     if table.pop("checksum", None) != _checksum(table):
-        raise files.damaged(path, "its contents do not match its checksum")
+        raise files.damaged_file(path, "its contents do not match its checksum")
     try:
         manifest = Manifest(
             key=table["key"],
@@ -350,7 +350,7 @@ def read_manifest(folder: Path) -> Manifest | None:
     except (KeyError, TypeError, ValueError, AttributeError):
         whole = False
     if not whole:
-        raise files.damaged(path, "it is not a manifest")
+        raise files.damaged_file(path, "it is not a manifest")
     return manifest
 
 
@@ -360,11 +360,11 @@ def _is_inside(name: str) -> bool:
     return bool(path.parts) and not path.is_absolute() and ".." not in path.parts
 
 
-def _digested(pieces: Iterable[files.Buffer], contents: Digest) -> Iterator[files.Buffer]:
+def _add_to_digest(pieces: Iterable[files.Buffer], contents: Digest) -> Iterator[files.Buffer]:
     for piece in pieces:
         contents.add(piece)
         yield piece
 
 
 def _differs(path: Path) -> CheckpointError:
-    return files.damaged(path, "its contents do not match the recorded sha256")
+    return files.damaged_file(path, "its contents do not match the recorded sha256")

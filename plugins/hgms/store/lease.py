@@ -105,7 +105,7 @@ class Lease:
         self._look()
         until = time.monotonic() + (patience or 0.0)
         pause = 0.0
-        while not self._taken(pause):
+        while not self._try_acquire(pause):
             alive = self._look() or self._is_here()
             if not alive and self._is_abandoned():
                 self._lease.force_break()
@@ -136,7 +136,7 @@ class Lease:
             if is_incomplete or is_gone(owner):
                 aside.unlink(missing_ok=True)
 
-    def _taken(self, patience: float) -> bool:
+    def _try_acquire(self, patience: float) -> bool:
         try:
             self._lease.acquire(timeout=patience)
         except Timeout:
@@ -194,7 +194,9 @@ class Lease:
 
 
 @contextlib.contextmanager
-def leased(folder: Path, name: str = LEASE, *, patience: float | None = None) -> Iterator[Lease]:
+def hold_lease(
+    folder: Path, name: str = LEASE, *, patience: float | None = None
+) -> Iterator[Lease]:
     """Acquire a folder for this process inside the context, and create it if necessary.
 
     Raises:

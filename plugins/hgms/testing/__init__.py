@@ -30,7 +30,7 @@ import click
 
 from hgms.testing.instances import failures_of, instance_of, kind_of
 from hgms.testing.kit import Check, CheckFailed, inputs_on
-from hgms.testing.simulated import Counts, counted, no_waiting, simulated_device
+from hgms.testing.simulated import Counts, count_kernels, no_waiting, simulated_device
 from hgms.testing.suite import (
     all_checks,
     check_component,
@@ -51,7 +51,7 @@ __all__ = [
     "checks_of",
     "checks_of_every_kind",
     "checks_of_kind",
-    "counted",
+    "count_kernels",
     "failures_of",
     "inputs_on",
     "instance_of",

@@ -22,7 +22,7 @@ from hgms.plugins import (
     faults_of,
     import_plugin,
     inside,
-    watched,
+    watch_plugin,
 )
 from hgms.runs import undeclared_plugins
 from hgms.testing.every_kind import class_checks
@@ -185,7 +185,7 @@ def import_class(spec: str) -> tuple[ModuleType, type | Composition]:
         # Last, so that a local random.py does not replace the standard library's.
         sys.path.append(os.getcwd())
     try:
-        with watched():
+        with watch_plugin():
             module = (
                 import_plugin(where) if where.endswith(".py") else importlib.import_module(where)
             )

@@ -36,7 +36,7 @@ from attrs import frozen
 
 from hgms.runs import needs
 from hgms.testing import problems
-from hgms.testing.kit import F64, ask_if, fail, refused, stepped
+from hgms.testing.kit import F64, ask_if, fail, rejection, run_steps
 from hgms_core import Problem, Sources, Tree
 from hgms_core.capabilities import Finishes, find
 
@@ -74,17 +74,17 @@ def check_equal_sources(method: Any) -> None:
     by no more than chance. The heavier source does not grow. Names, order and exchanged halves
     have no effect (averages over up to 16 seeds).
     """
-    error = refused(lambda: method.init(problems.halves(0, same=True), 0))
+    error = rejection(lambda: method.init(problems.halves(0, same=True), 0))
     ask_if(error is None, f"it rejects sources: {error.message if error else ''}")
 
-    def departed(seed: int, level: float, **options: Any) -> float:
+    def departure(seed: int, level: float, **options: Any) -> float:
         problem = problems.halves(seed, level=level, **options)
         sources = problem.find(Sources)
         assert sources is not None
         omega = dict(
             zip(
                 sources.names,
-                sources.weights(_trained(method, problem, seed)).clamp_min(1e-3).tolist(),
+                sources.weights(_train(method, problem, seed)).clamp_min(1e-3).tolist(),
                 strict=True,
             )
         )
@@ -92,10 +92,10 @@ def check_equal_sources(method: Any) -> None:
 
     def trial(seed: int) -> dict[str, Departure]:
         up, down, turned = (
-            departed(seed, level, same=True, turned=turn)
+            departure(seed, level, same=True, turned=turn)
             for level, turn in ((1, False), (-1, False), (1, True))
         )
-        half, other = (departed(seed, 0.0, same=False, turned=turn) for turn in (False, True))
+        half, other = (departure(seed, 0.0, same=False, turned=turn) for turn in (False, True))
         return {
             **_sides(up, down, "the source"),
             "order": Departure(
@@ -118,16 +118,16 @@ def check_equal_rows(method: Any) -> None:
     equality by no more than chance. The heavier copies do not grow, and the first copies are not
     preferred (averages over up to 16 seeds).
     """
-    if {"sources", "few-upper"} & set(needs(method)) or refused(
+    if {"sources", "few-upper"} & set(needs(method)) or rejection(
         lambda: method.init(problems.copies(0), 0)
     ):
         return
 
-    def departed(seed: int, level: float) -> float:
-        first, second = _trained(method, problems.copies(seed, level), seed)["logits"].chunk(2)
+    def departure(seed: int, level: float) -> float:
+        first, second = _train(method, problems.copies(seed, level), seed)["logits"].chunk(2)
         return float((first - second).mean()) - level
 
-    _by_chance(lambda seed: _sides(departed(seed, 1.0), departed(seed, -1.0), "the copy"))
+    _by_chance(lambda seed: _sides(departure(seed, 1.0), departure(seed, -1.0), "the copy"))
 
 
 def _sides(up: float, down: float, what: str) -> dict[str, Departure]:
@@ -145,12 +145,12 @@ def _sides(up: float, down: float, what: str) -> dict[str, Departure]:
     }
 
 
-def _trained(method: Any, problem: Problem, seed: int) -> Tree:
+def _train(method: Any, problem: Problem, seed: int) -> Tree:
     # The weights of a method with phases exist after its last phase.
     phases = "sources" in needs(method) and find(method, Finishes) is not None
     state = start = method.init(problem, seed)
     for step, (after, record) in enumerate(
-        stepped(method, problem, start, 60 if phases else STEPS)
+        run_steps(method, problem, start, 60 if phases else STEPS)
     ):
         state = after
         if not phases and step >= 2 and (record.get("oracle_calls") or 0) >= CALLS:

@@ -24,7 +24,7 @@ from hgms.runs import suggest_trait
 from hgms.testing import imports
 from hgms.testing.kit import Check, Exercise, demand, demand_equal, fail, place, snapshot, tensors
 from hgms_core import ConfigError, HgmsError, LinearSolver
-from hgms_core.capabilities import declared
+from hgms_core.capabilities import capabilities_of
 
 
 def checks(kind: Kind, exercise: Exercise, registry: Registry | None = None) -> Iterator[Check]:
@@ -80,14 +80,16 @@ def capability_faults(cls: type, kind: Kind) -> list[ConfigError]:
     if any(isinstance(vars(base).get("capabilities"), property) for base in cls.__mro__):
         return []  # a wrapper: instances compute their capabilities
     faults = []
-    for capability in sorted({*CAPABILITIES[kind.name], *declared(cls)}, key=lambda c: c.__name__):
+    for capability in sorted(
+        {*CAPABILITIES[kind.name], *capabilities_of(cls)}, key=lambda c: c.__name__
+    ):
         name = capability.__name__
         members = members_of(capability)
         missing = [member for member in members if member not in known]
-        if capability in declared(cls) and missing:
+        if capability in capabilities_of(cls) and missing:
             message = f"it declares {name}, but has no {' and no '.join(missing)}"
             faults.append(ConfigError("missing-member", message, place=("capabilities",)))
-        if capability not in declared(cls) and members and not missing:
+        if capability not in capabilities_of(cls) and members and not missing:
             message = f"it has {' and '.join(members)}, but does not declare {name}"
             hint = f"capabilities = frozenset({{{name}}}), of hgms_core.capabilities"
             faults.append(
@@ -174,7 +176,7 @@ def check_import(component: Any) -> None:
     does not exit.
     """
     module = type(component).__module__
-    seen = imports.observed(module)
+    seen = imports.observe(module)
     demand(not seen["error"], f"importing {module} ends in {seen['error']}")
     demand(not seen["touched"], f"importing {module} touches {seen['touched']}")
     demand(not seen["changed"], f"importing {module} changes {seen['changed']} for everybody")

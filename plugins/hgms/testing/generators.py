@@ -23,7 +23,7 @@ from hgms.testing.kit import (
     normal,
     numbers,
     shapes,
-    shown,
+    show,
     with_fields,
 )
 from hgms_core import Candidates, Cost, Key, Problem, Ravel, State, Tree
@@ -39,7 +39,7 @@ def exercise(generator: Any, dtype: torch.dtype, variant: int) -> tuple[Any, Cal
     data = [problem.lower_data.whole, problem.upper_data["differentiate"].whole]
 
     def call() -> Any:
-        proposal = proposed(generator, problem, start)
+        proposal = propose(generator, problem, start)
         candidates = proposal.candidates
         parts = {name: getattr(candidates, name) for name in ("x", "aux", "losses", "cost")}
         return {**parts, "carried": proposal.carry(candidates.count - 1)}
@@ -80,7 +80,7 @@ class Proposal:
         return self.candidates.replay(numbers(i, torch.int64), theta, last)
 
 
-def proposed(
+def propose(
     generator: Any, problem: Problem, start: State | None = None, key: Key = KEY
 ) -> Proposal:
     start = generator.init(problem, KEY) if start is None else start
@@ -117,7 +117,7 @@ def check_candidates(generator: Any) -> None:
     there is one), and no graph.
     """
     problem = _usual(generator)
-    candidates = proposed(generator, problem).candidates
+    candidates = propose(generator, problem).candidates
     count = settings_of(generator).get("count", candidates.count)
     wanted = {name: [count, *shape] for name, shape in shapes(problem.x0).items()}
     came = shapes(candidates.x)
@@ -138,11 +138,11 @@ def check_losses(generator: Any) -> None:
     """If there are `losses`, they are within the range of the values of g that led to the
     candidates.
     """
-    problem, tally = oracle.watched(_usual(generator))
+    problem, tally = oracle.watch(_usual(generator))
     for variant in _on_batches(generator):
         start = variant.init(problem, KEY)
         tally.clear()
-        losses = proposed(variant, problem, start).candidates.losses
+        losses = propose(variant, problem, start).candidates.losses
         if losses is None:
             return
         seen = torch.cat(tally.values) if tally.values else torch.full_like(losses[:1], torch.nan)
@@ -152,7 +152,7 @@ def check_losses(generator: Any) -> None:
         inside = ((losses >= low - slack) & (losses <= high + slack)).all()
         had = f"g had values from {float(low):.6g} to {float(high):.6g}"
         demand(
-            inside, f"losses are {shown(losses)}, and {had}; leave `losses` out where none is known"
+            inside, f"losses are {show(losses)}, and {had}; leave `losses` out where none is known"
         )
 
 
@@ -161,11 +161,11 @@ def check_oracle_counts(generator: Any) -> None:
     rows are declared, within a factor of two (a product may be one backward pass or two calls).
     No other call is declared.
     """
-    problem, tally = oracle.watched(_usual(generator))
+    problem, tally = oracle.watch(_usual(generator))
     for variant in (*_on_batches(generator), *_with_graph(generator)):
         start = variant.init(problem, KEY)
         tally.clear()
-        proposal = proposed(variant, problem, start)
+        proposal = propose(variant, problem, start)
         oracle.demand_honest(proposal.candidates.cost, tally)
         if proposal.candidates.replay is None:
             continue
@@ -193,7 +193,8 @@ def check_key(generator: Any) -> None:
     few = _few(generator, noise=0.5, batch_size=4)
     start = few.init(problem, KEY)
     first, second = (
-        oracle.drawn(proposed, few, problem, start, key)[0] for key in (KEY, KEY.fold("another"))
+        oracle.record_draws(propose, few, problem, start, key)[0]
+        for key in (KEY, KEY.fold("another"))
     )
     demand(
         not oracle.same_draws(first, second),
@@ -206,9 +207,9 @@ def check_descends(generator: Any) -> None:
     start.
     """
     problem = _usual(generator)
-    proposal = proposed(generator, problem, key=KEY.fold(0))
+    proposal = propose(generator, problem, key=KEY.fold(0))
     for step in range(1, 20):
-        proposal = proposed(generator, problem, proposal.carry(0, step - 1), KEY.fold(step))
+        proposal = propose(generator, problem, proposal.carry(0, step - 1), KEY.fold(step))
     candidates = proposal.candidates
     whole = problem.lower_data.whole
     losses = [
@@ -232,7 +233,7 @@ def check_parts(generator: Any) -> None:
         parts = find(variant, ProposesSome)
         if parts is None:
             return
-        proposal = proposed(variant, problem)
+        proposal = propose(variant, problem)
         whole = proposal.candidates
         cost = Cost()
         for members in (list(range(whole.count))[1:], [0]):
@@ -266,7 +267,7 @@ def check_replay(generator: Any) -> None:
     """
     problem = _usual(generator)
     for variant in (*_on_batches(generator), *_with_graph(generator)):
-        proposal = proposed(variant, problem)
+        proposal = propose(variant, problem)
         if proposal.candidates.replay is None:
             continue
         for theta, where in ((problem.theta0, ""), (_elsewhere(problem), " at another θ")):
@@ -294,7 +295,7 @@ def check_replay_gradient(generator: Any) -> None:
     """
     problem = _usual(generator)
     for variant in (generator, *_with_graph(generator)):
-        proposal = proposed(variant, problem)
+        proposal = propose(variant, problem)
         if proposal.candidates.replay is None:
             continue
         for theta, where in ((problem.theta0, ""), (_elsewhere(problem), "at another θ ")):
@@ -326,19 +327,19 @@ def _slopes(proposal: Proposal, theta: Tree) -> tuple[float, float]:
         demand(value.requires_grad, "the replayed state does not depend on θ")
         grads = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True)
 
-    def moved(step: float) -> float:
+    def value_at(step: float) -> float:
         there = spec.unravel(flat + step * direction)
         candidates = proposal.generator.propose(proposal.problem, there, proposal.start, KEY, 0.0)
         return float(state.ravel(candidates.at(last)) @ weights)
 
-    return float(spec.ravel_leaves(list(grads)) @ direction), float(kit.differences(moved))
+    return float(spec.ravel_leaves(list(grads)) @ direction), float(kit.differences(value_at))
 
 
 def check_carry(generator: Any) -> None:
     """If the next start contains one candidate, it is the selected candidate, unless a field
     `carry_rule` defines another rule.
     """
-    proposal = proposed(with_fields(generator, noise=0.5, batch_size=4), _usual(generator))
+    proposal = propose(with_fields(generator, noise=0.5, batch_size=4), _usual(generator))
     name, leaf = next(iter(proposal.candidates.x.items()))
     candidates = leaf.reshape(len(leaf), -1)
     last = len(leaf) - 1
@@ -360,7 +361,7 @@ def check_carry(generator: Any) -> None:
 def check_carry_rule(generator: Any) -> None:
     """The field `carry_rule` has the effect of its value: `selected`, `per-branch` or `restart`."""
     kit.ask_of_field(generator, "carry_rule")
-    proposal = proposed(generator, _usual(generator))
+    proposal = propose(generator, _usual(generator))
     rule = str(generator.carry_rule)
     last = proposal.candidates.count - 1
     carried = [kit.snapshot(proposal.carry(i)) for i in (0, last)]
@@ -408,22 +409,22 @@ def check_state(generator: Any) -> None:
     for variant in _on_batches(generator):
 
         def following(state: State, variant: Any = variant) -> Any:
-            candidates = proposed(variant, problem, state, KEY.fold("next")).candidates
+            candidates = propose(variant, problem, state, KEY.fold("next")).candidates
             return [candidates.x, candidates.aux, candidates.losses]
 
-        kit.demand_saved(proposed(variant, problem).carry(0), following)
+        kit.demand_saved(propose(variant, problem).carry(0), following)
 
 
 def check_chunks(generator: Any) -> None:
     """The fields `mode` and `chunk` change how candidates are computed, but not the result."""
     problem = _usual(generator)
 
-    def computed(variant: Any) -> Any:
-        candidates = proposed(variant, problem).candidates
+    def compute(variant: Any) -> Any:
+        candidates = propose(variant, problem).candidates
         return [candidates.x, candidates.losses]
 
     for variant in _on_batches(generator):
-        kit.demand_modes(variant, computed, chunk=3, rtol=1e-9, instead=" instead of a loop")
+        kit.demand_modes(variant, compute, chunk=3, rtol=1e-9, instead=" instead of a loop")
 
 
 def check_wells(generator: Any) -> None:
@@ -442,7 +443,7 @@ def check_wells(generator: Any) -> None:
     start = many.init(problem, KEY)
     sides: set[bool] = set()
     for step in range(30):
-        proposal = proposed(many, problem, start, KEY.fold(step))
+        proposal = propose(many, problem, start, KEY.fold(step))
         sides |= {
             bool(x > 0) for x in proposal.candidates.x["x"].reshape(-1) if abs(float(x)) > 0.3
         }
@@ -459,7 +460,7 @@ def check_moments(generator: Any) -> None:
     """
     kit.ask_of_field(generator, "temperature")
     sampler = with_fields(generator, temperature=0.25, count=2000, steps=80, lr=0.1, mode="stacked")
-    x = proposed(sampler, problems.gaussian()).candidates.x["x"]
+    x = propose(sampler, problems.gaussian()).candidates.x["x"]
     mean = float(x.mean(0).abs().max())
     variance = float(x.var(0).mean())
     demand(mean <= 0.06, f"the mean is {mean:.3g} away from 0")

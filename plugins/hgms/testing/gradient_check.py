@@ -234,7 +234,7 @@ class _Point:
         along = float((hessian.vectors.T @ rhs)[hessian.flat].norm() / rhs.norm().clamp_min(1e-300))
         if flat and self.exact is None and along > ACROSS:
             raise Unsolved(
-                f"the lower solution is not unique ({_counted(flat)} of {len(rhs)}), and f has a "
+                f"the lower solution is not unique ({_count(flat)} of {len(rhs)}), and f has a "
                 "slope along them "
                 f"({along:.0e} of ‖∇_x f‖): the formula holds at the best one only, which is not "
                 "known. A penalty in g makes it unique"
@@ -326,7 +326,7 @@ def check_problem(
         rows += new
         if flat and exact is None:
             notes.append(
-                f"point {number}: {_counted(flat)} of {size}, along which f has no slope: any "
+                f"point {number}: {_count(flat)} of {size}, along which f has no slope: any "
                 "lower solution will do"
             )
         differing = sum(row.verdict == MISMATCH for row in new)
@@ -362,7 +362,7 @@ def _verdict(rows: list[Row], bad: int, tolerance: float) -> str:
     )
 
 
-def _counted(flat: int) -> str:
+def _count(flat: int) -> str:
     return f"{flat} flat direction{'s' * (flat != 1)}"
 
 

@@ -20,7 +20,7 @@ from hgms.testing.kit import (
     fail,
     place,
     shapes,
-    shown,
+    show,
     unsound,
 )
 from hgms_core import Estimate, Key, Ravel, detach, upper_gradients
@@ -60,7 +60,7 @@ def _of_sources(estimator: Any) -> bool:
     return "sources" in needs(estimator)
 
 
-def estimated(estimator: Any, known: problems.Known) -> Estimate:
+def run_estimator(estimator: Any, known: problems.Known) -> Estimate:
     problem = known.problem
     estimate, _ = estimator.estimate(
         problem, known.theta, *known.branch().as_candidates(), KEY, estimator.init(problem)
@@ -75,14 +75,14 @@ def estimated(estimator: Any, known: problems.Known) -> Estimate:
 def _close(estimator: Any, known: problems.Known) -> None:
     exact = known.gradient()
     spec = Ravel.of(known.theta)
-    value = estimated(estimator, known).value
+    value = run_estimator(estimator, known).value
     demand(set(value) == set(exact), f"it has the leaves {sorted(value)}, θ has {sorted(exact)}")
     wanted = spec.ravel(exact)
     came = spec.ravel(value)
     error = float((wanted - came).norm() / wanted.norm())
     if error > TOLERANCE:
         off = f"off by {error:.1e} of its length (allowed {TOLERANCE:g})"
-        fail(f"h = {shown(came)}, ∇F = {shown(wanted)}: {off}{_likely(known, wanted, came)}")
+        fail(f"h = {show(came)}, ∇F = {show(wanted)}: {off}{_likely(known, wanted, came)}")
 
 
 def _likely(known: problems.Known, exact: Tensor, came: Tensor) -> str:
@@ -112,7 +112,7 @@ def check_structure(estimator: Any) -> None:
     the state at which h was computed.
     """
     known = _usual(estimator)
-    estimate = estimated(estimator, known)
+    estimate = run_estimator(estimator, known)
     wanted = shapes(known.theta)
     came = shapes(estimate.value)
     demand(wanted == came, f"θ has {wanted}, h has {came}")
@@ -159,9 +159,9 @@ def check_central_difference(estimator: Any) -> None:
     every direction. An estimator that needs named sources runs `closed-form-sources` instead.
     """
     ask_if(not _of_sources(estimator), "it needs sources")
-    known = problems.curved()
+    known = problems.curved_level()
     spec = Ravel.of(known.theta)
-    h = spec.ravel(estimated(estimator, known).value)
+    h = spec.ravel(run_estimator(estimator, known).value)
     flat = spec.ravel(known.theta)
 
     def slope(row: Tensor) -> Tensor:
@@ -173,14 +173,14 @@ def check_central_difference(estimator: Any) -> None:
     )
     error = float((h - slopes).norm() / slopes.norm())
     demand(
-        error <= TOLERANCE, f"h = {shown(h)}, differences give {shown(slopes)}: off by {error:.1e}"
+        error <= TOLERANCE, f"h = {show(h)}, differences give {show(slopes)}: off by {error:.1e}"
     )
 
 
 def check_oracle_counts(estimator: Any) -> None:
     """The declared cost is correct: every call of f or g is declared, and no other call."""
     known = _usual(estimator)
-    problem, tally = oracle.watched(known.problem)
+    problem, tally = oracle.watch(known.problem)
     branch = evolve(known, problem=problem).branch(steps=7)
     state = estimator.init(problem)
     estimator.estimate(

@@ -29,7 +29,7 @@ os.dup2(2, 1)
 sys.path[:] = sorted(paths, key=lambda path: path == folder)
 import numpy, torch
 import hgms_core
-from hgms.plugins import watched
+from hgms.plugins import watch_plugin
 touched = []
 def refuse(what):
     def inner(*_, **__):
@@ -46,7 +46,7 @@ def state():
 def report(name, file):
     touched.clear()
     before, out, error, began = state(), io.StringIO(), "", time.perf_counter()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out), watched() as seen:
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out), watch_plugin() as seen:
         try:
             try:
                 known = importlib.util.find_spec(name) is not None
@@ -100,7 +100,7 @@ def announce(module: str) -> tuple[str, str]:
     return where
 
 
-def observed(module: str) -> dict[str, object]:
+def observe(module: str) -> dict[str, object]:
     """Report the effects of importing ``module``.
 
     The report contains what the import accessed (network, CUDA), drew, printed and raised, and its
@@ -112,7 +112,7 @@ def observed(module: str) -> dict[str, object]:
         if os.getpid() not in _started:
             _started[os.getpid()] = Interpreter()
             atexit.register(_end)
-        reply = _started[os.getpid()].asked(modules)
+        reply = _started[os.getpid()].request(modules)
         if not isinstance(reply, list) or sys.platform != "linux":  # it ended, or cannot fork
             _end()
         if not isinstance(reply, list):
@@ -138,7 +138,7 @@ class Interpreter:
             command, stdin=pipe, stdout=pipe, stderr=self._wrote, text=True
         )
 
-    def asked(self, modules: list[tuple[str, str]]) -> list[dict[str, object]] | str:
+    def request(self, modules: list[tuple[str, str]]) -> list[dict[str, object]] | str:
         """Return a report per module.
 
         If the importing process ended, return its exit code and output instead.

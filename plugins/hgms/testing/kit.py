@@ -186,7 +186,7 @@ def with_fields(component: Any, **values: Any) -> Any:
     )
 
 
-def refused(call: Callable[[], Any]) -> ConfigError | None:
+def rejection(call: Callable[[], Any]) -> ConfigError | None:
     """Return the ConfigError of a component that rejects the input, which is not a fault; else
     None.
     """
@@ -250,7 +250,7 @@ def difference(wanted: Any, came: Any, place: str = "", rtol: float = 0.0) -> st
             else False
         )
         if not close and not torch.equal(wanted, came):
-            return f"{at} is {shown(came)} instead of {shown(wanted)}"
+            return f"{at} is {show(came)} instead of {show(wanted)}"
         return ""
     if isinstance(wanted, Mapping) and isinstance(came, Mapping):
         if set(wanted) != set(came):
@@ -333,7 +333,7 @@ def unsound(tree: Tree) -> list[str]:
     ]
 
 
-def shown(tensor: Tensor) -> str:
+def show(tensor: Tensor) -> str:
     """Format a tensor for a message: a few numbers, and the shape if there are more."""
     few = tensor.detach().reshape(-1)[:6].tolist()
     some = [f"{number:.6g}" if isinstance(number, float) else str(number) for number in few]
@@ -363,7 +363,7 @@ def differences(value: Callable[[float], Any], step: float = 1e-5) -> Any:
     return (value(step) - value(-step)) / (2 * step)
 
 
-def stepped(
+def run_steps(
     method: Any, problem: Problem, state: State, of: int, steps: range | None = None
 ) -> Iterator[tuple[State, Record]]:
     """Yield the state and the record after each of ``steps`` (None: all) of a run of ``of`` steps.

@@ -14,7 +14,7 @@ from attrs import evolve
 from hgms.config import Budget
 from hgms.runs import RunFolder, RunResult, RunSettings, needs, run
 from hgms.testing import oracle, problems
-from hgms.testing.kit import F64, ask_if, demand, demand_equal, place, shapes, stepped, unsound
+from hgms.testing.kit import F64, ask_if, demand, demand_equal, place, run_steps, shapes, unsound
 from hgms_core import HgmsError, Problem, Tree
 from hgms_core.capabilities import Finishes, find
 
@@ -28,7 +28,7 @@ def problem_for(method: Any, dtype: torch.dtype = F64, variant: int = 0) -> Prob
     make = (
         problems.mixture
         if "sources" in wanted
-        else problems.weighted
+        else problems.weighted_rows
         if "row-weights" in wanted
         else problems.tracking
     )
@@ -54,7 +54,7 @@ def exercise(method: Any, dtype: torch.dtype, variant: int) -> tuple[Any, Callab
 
 def _results(method: Any, problem: Problem) -> Iterator[tuple[Tree, Tree]]:
     """Yield (θ, x) after each of three steps."""
-    for state, _ in stepped(method, problem, method.init(problem, 0), 3):
+    for state, _ in run_steps(method, problem, method.init(problem, 0), 3):
         yield method.result(state)
 
 
@@ -79,9 +79,9 @@ def check_records(method: Any) -> None:
     never decrease. They count the calls of f and g and the backward passes through them, within
     a factor of two of the larger count.
     """
-    problem, tally = oracle.watched(problem_for(method))
+    problem, tally = oracle.watch(problem_for(method))
     before = 0
-    for _, record in stepped(method, problem, method.init(problem, 0), 3):
+    for _, record in run_steps(method, problem, method.init(problem, 0), 3):
         kinds = torch.Tensor | bool | int | float | str | None
         bad = {
             name: type(value).__name__
@@ -111,7 +111,7 @@ def check_roles(method: Any) -> None:
     them. θ and x do not depend on them, unless the method `needs` the trait `stop-rows`.
     """
     plain = problem_for(method)
-    problem, tally = oracle.watched(plain)
+    problem, tally = oracle.watch(plain)
     other = {**plain.upper_data, "stop": problem_for(method, variant=1).upper_data["stop"]}
     own, others = (
         list(list(_results(method, variant))[-1])
@@ -153,7 +153,7 @@ def check_optimum(method: Any) -> None:
     problem = problem_for(method)
     state = start = method.init(problem, 0)
     first = _distance(method, problem, start)
-    for step, (state, _) in enumerate(stepped(method, problem, start, STEPS)):
+    for step, (state, _) in enumerate(run_steps(method, problem, start, STEPS)):
         if step % 5 == 4 and _distance(method, problem, state) <= 0.25 * first:
             return
     last = _distance(method, problem, state)
@@ -184,7 +184,7 @@ def check_resume(method: Any) -> None:
         folder = RunFolder(Path(room) / "run")
         folder.create("", {})
         states = [
-            state for state, _ in stepped(method, problem, method.init(problem, 3), 4, range(2))
+            state for state, _ in run_steps(method, problem, method.init(problem, 3), 4, range(2))
         ]
         if len(states) < 2:
             return
@@ -194,7 +194,7 @@ def check_resume(method: Any) -> None:
     state = loaded[0]
     # Steps of another run must have no effect: the state contains all information.
     method.step(problem, method.init(problem, 99), 0.0)
-    states = [state, *(later for later, _ in stepped(method, problem, state, 4, range(2, 4)))]
+    states = [state, *(later for later, _ in run_steps(method, problem, state, 4, range(2, 4)))]
     demand_equal([whole.theta, whole.x], list(method.result(states[-1])), "resumed,")
 
 
@@ -245,7 +245,7 @@ def check_failure(method: Any) -> None:
     problem = problem_for(method)
     calls = 0
 
-    def broken(theta: Tree, x: Tree, batch: Tree) -> torch.Tensor:
+    def lower_loss(theta: Tree, x: Tree, batch: Tree) -> torch.Tensor:
         nonlocal calls
         calls += 1
         return problem.g(theta, x, batch) * (float("nan") if calls > 40 else 1.0)
@@ -253,7 +253,7 @@ def check_failure(method: Any) -> None:
     with tempfile.TemporaryDirectory() as room:
         folder = RunFolder(Path(room) / "run")
         try:
-            _run(method, evolve(problem, g=broken), Budget(outer_steps=20), folder)
+            _run(method, evolve(problem, g=lower_loss), Budget(outer_steps=20), folder)
             expected = "done"
         except HgmsError:
             expected = "failed"

@@ -43,7 +43,7 @@ class _Watched(torch.autograd.Function):
             None,
             None,
             None,
-            *(grads if ctx.back is None else _watched(ctx.back, None, ctx.times, *grads)),
+            *(grads if ctx.back is None else _watch(ctx.back, None, ctx.times, *grads)),
         )
 
     @staticmethod
@@ -54,10 +54,10 @@ class _Watched(torch.autograd.Function):
     def vmap(
         info: Any, in_dims: Any, forth: Note | None, back: Note | None, times: int, *leaves: Tensor
     ) -> Any:
-        return _watched(forth, back, times * info.batch_size, *leaves), in_dims[3:]
+        return _watch(forth, back, times * info.batch_size, *leaves), in_dims[3:]
 
 
-_watched: Callable[..., tuple[Tensor, ...]] = _Watched.apply
+_watch: Callable[..., tuple[Tensor, ...]] = _Watched.apply
 
 
 @define
@@ -82,33 +82,33 @@ class Tally:
     def loss(self, name: str, loss: Loss) -> Loss:
         """Return ``loss(theta, x, batch)`` with counting."""
 
-        def watched(theta: Tree, x: Tree, batch: Batch) -> Tensor:
+        def counted_loss(theta: Tree, x: Tree, batch: Batch) -> Tensor:
             rows = max(1, batch["index"].numel()) if "index" in batch else 1
 
-            def returned(times: int, _: Tensor) -> None:
+            def add_pass(times: int, _: Tensor) -> None:
                 self.passes[name] += times
                 self.returned += times * rows
                 if MARK in batch:
                     self.on_stop += times
 
-            def called(times: int, value: Tensor) -> None:
+            def add_call(times: int, value: Tensor) -> None:
                 self.calls[name] += times
                 self.rows += times * rows
                 if name == "g":
                     self.values.append(value.detach().reshape(-1))
 
-            leaves = iter(_watched(None, returned, 1, *theta.values(), *x.values()))
+            leaves = iter(_watch(None, add_pass, 1, *theta.values(), *x.values()))
             theta, x = ({key: next(leaves) for key in tree} for tree in (theta, x))
-            return _watched(called, None, 1, loss(theta, x, batch))[0]
+            return _watch(add_call, None, 1, loss(theta, x, batch))[0]
 
-        return watched
+        return counted_loss
 
 
 MARK = "of-stop"
 """The leaf that marks batches of the role ``stop`` in a counted problem."""
 
 
-def watched(problem: Problem) -> tuple[Problem, Tally]:
+def watch(problem: Problem) -> tuple[Problem, Tally]:
     """Return the same problem with counted losses, and the tally."""
     tally = Tally()
     sources = problem.find(Sources)
@@ -132,14 +132,14 @@ def watched(problem: Problem) -> tuple[Problem, Tally]:
         f=tally.loss("f", problem.f),
         g=tally.loss("g", problem.g),
         upper_data={
-            role: _marked(data) if role == "stop" else data
+            role: _mark_rows(data) if role == "stop" else data
             for role, data in problem.upper_data.items()
         },
         extensions=tuple(item for item in (rows, sources) if item is not None),
     ), tally
 
 
-def _marked(data: Data) -> Data:
+def _mark_rows(data: Data) -> Data:
     def mark(batch: Batch) -> Batch:
         return {**batch, MARK: batch["index"]} if "index" in batch else batch
 
@@ -200,7 +200,7 @@ class _Draws(TorchFunctionMode):
         return result
 
 
-def drawn(call: Callable[..., Any], *arguments: Any) -> tuple[list[Tensor], Any]:
+def record_draws(call: Callable[..., Any], *arguments: Any) -> tuple[list[Tensor], Any]:
     """Call the function; return the random numbers it draws, in order, and its result."""
     with _Draws() as mode:
         result = call(*arguments)

@@ -16,9 +16,9 @@ from hgms.testing.kit import (
     normal,
     numbers,
     place,
-    refused,
+    rejection,
     shapes,
-    shown,
+    show,
     unsound,
 )
 from hgms_core import State, Tree
@@ -85,12 +85,11 @@ def check_quadratic(outer: Any) -> None:
     """
     theta = {"a": numbers([2.0, -1.0, 0.0]), "b": numbers([0.0, 0.0])}
     target = {"a": numbers([0.5, 0.3, -0.6]), "b": numbers([0.2, -0.4])}
-    error = refused(lambda: outer.init(theta))
+    error = rejection(lambda: outer.init(theta))
     ask_if(error is None, f"it rejects this θ: {error.message if error else ''}")
     end, _ = _run(outer, theta, target)
     demand(
-        _distance(end, target) <= 0.1,
-        f"it ends at a = {shown(end['a'])}, c is {shown(target['a'])}",
+        _distance(end, target) <= 0.1, f"it ends at a = {show(end['a'])}, c is {show(target['a'])}"
     )
 
 
@@ -102,11 +101,11 @@ def check_simplex(outer: Any) -> None:
     end, _ = _run(outer, start(), target)
     demand(
         _distance(end, target) <= 0.1,
-        f"it ends at a = {shown(end['a'])}, the target is {shown(target['a'])}",
+        f"it ends at a = {show(end['a'])}, the target is {show(target['a'])}",
     )
     sums = torch.stack([leaf.sum() for leaf in end.values()])
     demand(
-        (sums - 1).abs().max() <= 0.1, f"the leaves sum to {shown(sums)}, not to 1 each within 0.1"
+        (sums - 1).abs().max() <= 0.1, f"the leaves sum to {show(sums)}, not to 1 each within 0.1"
     )
 
 
@@ -126,7 +125,7 @@ def check_feasible(outer: Any) -> None:
             off <= 1e-9,
             (
                 f"after step {step + 1} θ is {off:.2g} away from where its projection puts it: a = "
-                f"{shown(theta['a'])}"
+                f"{show(theta['a'])}"
             ),
         )
 

@@ -179,7 +179,7 @@ Of = Callable[[Tensor], Tensor]
 OfBoth = Callable[[Tensor, Tensor], Tensor]
 
 
-def _known(t: Tensor, x: Tensor, g: OfBoth, f: OfBoth, solution: Of) -> Known:
+def _of_tensors(t: Tensor, x: Tensor, g: OfBoth, f: OfBoth, solution: Of) -> Known:
     """Return a problem without data; θ is one tensor t, the lower state one tensor x."""
     problem = Problem(
         theta0={"t": t},
@@ -199,7 +199,7 @@ def bowl(dtype: torch.dtype = F64) -> Known:
     def bottom(t: Tensor) -> Tensor:
         return t + t.sin() / 3
 
-    return _known(
+    return _of_tensors(
         numbers([0.3, 0.8], dtype),
         numbers([0.0, 0.0], dtype),
         g=lambda t, x: 0.5 * (x - bottom(t)).square().sum(),
@@ -241,7 +241,7 @@ def sphere(dtype: torch.dtype = F64) -> Known:
     x* is the point nearest to a target.
     """
     target = numbers([2.0, 0.5, -1.0], dtype)
-    return _known(
+    return _of_tensors(
         numbers([0.1, -0.2, 0.4], dtype),
         numbers([0.9, 0.6, 0.4], dtype),
         g=lambda t, x: ((x - t).square().sum() - 1).square() / 8,
@@ -250,7 +250,7 @@ def sphere(dtype: torch.dtype = F64) -> Known:
     )
 
 
-def curved() -> Known:
+def curved_level() -> Known:
     """A lower level that is neither quadratic in x nor linear in θ.
 
     x* is computed by Newton's method with an explicit Hessian.
@@ -278,7 +278,7 @@ def curved() -> Known:
             x = newton(x, t.detach())
         return newton(x, t)
 
-    return _known(
+    return _of_tensors(
         numbers([0.4, -0.7]),
         numbers([0.0, 0.0, 0.0]),
         g,
@@ -300,7 +300,7 @@ def gaussian() -> Problem:
 def _of_x(size: int, loss: Of) -> Problem:
     """A lower loss of x only, from x = 0, with f = Σ x."""
     x = numbers([0.0] * size)
-    return _known(
+    return _of_tensors(
         numbers([0.0]),
         x,
         lambda t, x: loss(x) + 0 * t.sum(),
@@ -359,7 +359,7 @@ def mixture(dtype: torch.dtype = F64, seed: int = 0) -> Problem:
     return evolve(problem, evaluate=lambda theta, x: {"far": float(weights(theta)[1])})
 
 
-def weighted(dtype: torch.dtype = F64, seed: int = 0) -> Problem:
+def weighted_rows(dtype: torch.dtype = F64, seed: int = 0) -> Problem:
     """Rows around two points, each with a separate weight σ(θ_i), and validation rows around the
     first.
 
@@ -468,7 +468,7 @@ def _line(rows: int, number: int) -> Tree:
     return {"a": a, "y": a @ _truth() + normal(rows, seed=number + 1)}
 
 
-def _squared(x: Tree, batch: Tree) -> Tensor:
+def _squared_error(x: Tree, batch: Tree) -> Tensor:
     return 0.5 * (batch["a"] @ x["x"] - batch["y"]).square()
 
 
@@ -490,7 +490,7 @@ def halves(seed: int, *, same: bool, turned: bool = False, level: float = 0.0) -
     return _of_sources(
         tables,
         upper,
-        _squared,
+        _squared_error,
         {"x": numbers([0.0, 0.0, 0.0])},
         {"left": math.exp(level), "right": 1.0},
     )
@@ -510,13 +510,13 @@ def copies(seed: int, level: float = 0.0) -> Problem:
 
     def g(theta: Tree, x: Tree, batch: Tree) -> Tensor:
         weights = torch.sigmoid(theta["logits"][batch["index"]])
-        return (weights * _squared(x, batch)).mean() + 0.05 * x["x"].square().sum()
+        return (weights * _squared_error(x, batch)).mean() + 0.05 * x["x"].square().sum()
 
     return Problem(
         theta0={"logits": numbers([level / 2, -level / 2]).repeat_interleave(rows)},
         x0={"x": numbers([0.0, 0.0, 0.0])},
         g=g,
-        f=lambda _, x, batch: _squared(x, batch).mean(),
+        f=lambda _, x, batch: _squared_error(x, batch).mean(),
         lower_data=Data.of(table),
         upper_data={
             role: Data.of(_line(24, first + 2 + 2 * number)) for number, role in enumerate(ROLES)

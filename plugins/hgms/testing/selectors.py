@@ -19,7 +19,7 @@ from hgms.testing.kit import (
     normal,
     numbers,
     place,
-    shown,
+    show,
     with_fields,
 )
 from hgms_core import Candidates, Key, Selection
@@ -48,7 +48,7 @@ def candidates(dtype: torch.dtype = F64, variant: int = 0) -> Candidates:
     return Candidates(x=x, losses=torch.arange(COUNT, device=place()).to(dtype))
 
 
-def selected(selector: Any, stack: Candidates, key: Key = KEY) -> Selection:
+def select(selector: Any, stack: Candidates, key: Key = KEY) -> Selection:
     """Return the selection after a check of its shapes."""
     known = problems.ridge()
     selection: Selection = selector.select(known.problem, known.theta, stack, key)
@@ -91,7 +91,7 @@ def check_selection(selector: Any) -> None:
     of the two best scores (lowest or highest), or from the selected score to the next, or
     infinite.
     """
-    selection = selected(selector, candidates())
+    selection = select(selector, candidates())
     demand(
         int(selection.finite) == COUNT,
         f"it says that {int(selection.finite)} of {COUNT} finite candidates are finite",
@@ -149,8 +149,8 @@ def check_permutation(selector: Any) -> None:
         often = f"{here.int().tolist()} times, in another order {there.int().tolist()} times"
         demand(float(gap.max()) <= 4.5, f"in {DRAWS} draws it chose the candidates {often}")
         return
-    first = selected(selector, candidates())
-    second = selected(selector, rows(order))
+    first = select(selector, candidates())
+    second = select(selector, rows(order))
     chosen = int(first.index)
     again = order[int(second.index)]
     demand(
@@ -159,16 +159,16 @@ def check_permutation(selector: Any) -> None:
     gap = (first.scores[order] - second.scores).abs()
     demand(
         not (gap > 1e-9).any(),
-        f"the scores are {shown(second.scores)} instead of {shown(first.scores[order])}",
+        f"the scores are {show(second.scores)} instead of {show(first.scores[order])}",
     )
 
 
 def check_nan(selector: Any) -> None:
     """A candidate with a non-finite number is never selected, and does not count as finite."""
-    best = int(selected(selector, candidates()).index)
+    best = int(select(selector, candidates()).index)
     for value in (math.nan, math.inf):
         bad = [best, (best + 2) % COUNT]
-        selection = selected(selector, spoilt(bad, value))
+        selection = select(selector, spoilt(bad, value))
         demand(
             int(selection.index) not in bad,
             f"it chose candidate {int(selection.index)}, which holds {value}",
@@ -181,7 +181,7 @@ def check_nan(selector: Any) -> None:
 
 def check_all_nan(selector: Any) -> None:
     """If no candidate is finite, the selector raises no error and reports 0 finite candidates."""
-    selection = selected(selector, spoilt(range(COUNT)))
+    selection = select(selector, spoilt(range(COUNT)))
     demand(int(selection.finite) == 0, f"it says that {int(selection.finite)} are finite")
 
 
@@ -196,13 +196,13 @@ def check_ties(selector: Any) -> None:
             f"{DRAWS} keys",
         )
         return
-    chosen = [int(selected(selector, rows(EQUAL), KEY.fold(i)).index) for i in range(16)]
+    chosen = [int(select(selector, rows(EQUAL), KEY.fold(i)).index) for i in range(16)]
     demand(not any(chosen), f"of {COUNT} equal candidates it chose {chosen}{MEANT}")
 
 
 def check_single(selector: Any) -> None:
     """With one candidate, this candidate is selected and the gap is infinite."""
-    gap = float(selected(selector, rows([2])).gap)
+    gap = float(select(selector, rows([2])).gap)
     demand(math.isinf(gap), f"the gap is {gap}")
 
 
@@ -211,13 +211,13 @@ def check_same_rows(selector: Any) -> None:
     small batches. Validation rows have the role `select`: the rows of other roles are for ∇f and
     for stopping.
     """
-    scores = selected(with_fields(selector, batch_size=2), rows(EQUAL)).scores
+    scores = select(with_fields(selector, batch_size=2), rows(EQUAL)).scores
     spread = (
         float((scores - scores[0]).abs().max())
         if torch.isfinite(scores).all() and not _is_random(selector)  # else scores may be random
         else 0.0
     )
-    demand(spread <= 1e-12, f"equal candidates have the scores {shown(scores)}")
+    demand(spread <= 1e-12, f"equal candidates have the scores {show(scores)}")
     known = problems.ridge()
     stack = candidates()
     own = selector.select(known.problem, known.theta, stack, KEY).scores
@@ -237,7 +237,7 @@ def check_oracle_counts(selector: Any) -> None:
     call.
     """
     known = problems.ridge()
-    problem, tally = oracle.watched(known.problem)
+    problem, tally = oracle.watch(known.problem)
     for variant in (selector, with_fields(selector, batch_size=4)):
         variant.select(problem, known.theta, candidates(), KEY)  # the first call is not counted
         tally.clear()
@@ -246,4 +246,4 @@ def check_oracle_counts(selector: Any) -> None:
 
 def check_chunks(selector: Any) -> None:
     """The fields `mode` and `chunk` change how candidates are evaluated, but not the result."""
-    demand_modes(selector, lambda variant: selected(variant, candidates()), chunk=4, rtol=1e-10)
+    demand_modes(selector, lambda variant: select(variant, candidates()), chunk=4, rtol=1e-10)

@@ -75,12 +75,12 @@ _FORBIDDING: list[bool] = []
 
 
 @contextmanager
-def counted() -> Iterator[Counts]:
+def count_kernels() -> Iterator[Counts]:
     """Count the transfers and the kernel calls of the simulated device inside.
 
     In a process where the simulated device may be registered (:func:`simulated_device`)::
 
-        with simulated_device() as device, counted() as counts:
+        with simulated_device() as device, count_kernels() as counts:
             x = torch.ones(3).to(device, non_blocking=True)
             total = float((x * x).sum())
         assert (counts.transfers, counts.uploads, counts.kernels) == (1, 0, 2)
@@ -123,12 +123,12 @@ def simulated_device() -> Iterator[torch.device]:
     threads = torch._C._is_multithreading_enabled()
     with ExitStack() as replaced:
         # This device can access host memory anyway.
-        replaced.enter_context(_replaced(Tensor, "pin_memory", lambda _: lambda leaf, *_: leaf))
-        replaced.enter_context(_replaced(torch, "Generator", lambda _: _Generator))
+        replaced.enter_context(_replace(Tensor, "pin_memory", lambda _: lambda leaf, *_: leaf))
+        replaced.enter_context(_replace(torch, "Generator", lambda _: _Generator))
         for name in ("tensor", "as_tensor"):
-            replaced.enter_context(_replaced(torch, name, _from_host))
+            replaced.enter_context(_replace(torch, name, _from_host))
         for name in _FILLS:
-            replaced.enter_context(_replaced(torch, name, _filled))
+            replaced.enter_context(_replace(torch, name, _fill))
         torch._C._set_multithreading_enabled(False)  # backward passes stay in this thread
         try:
             yield torch.device(TYPE, 0)
@@ -137,7 +137,7 @@ def simulated_device() -> Iterator[torch.device]:
 
 
 @contextmanager
-def _replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
+def _replace(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
     """Replace the attribute of the owner inside by the result of ``make`` for it."""
     before = getattr(owner, name)
     setattr(owner, name, make(before))
@@ -387,7 +387,7 @@ _LIBRARIES: list[torch.library.Library] = []
 
 def _from_host(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
     @wraps(make)
-    def wrapped(
+    def call(
         data: Any, *args: Any, device: Any = None, requires_grad: bool = False, **kwargs: Any
     ) -> Tensor:
         if requires_grad:
@@ -401,14 +401,14 @@ def _from_host(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
         kwargs.pop("requires_grad", None)
         return make(data, *args, device=_HOST, **kwargs).to(device).requires_grad_(requires_grad)
 
-    return wrapped
+    return call
 
 
-def _filled(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _fill(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
     @wraps(make)
-    def wrapped(*args: Any, device: Any = None, **kwargs: Any) -> Tensor:
+    def call(*args: Any, device: Any = None, **kwargs: Any) -> Tensor:
         if not _is_simulated(device):
             return make(*args, device=device, **kwargs)
         return make(*args, device=_HOST, **kwargs).to(device, non_blocking=True)
 
-    return wrapped
+    return call

@@ -25,7 +25,7 @@ from hgms.testing.kit import (
     normal,
     numbers,
     place,
-    shown,
+    show,
     with_fields,
 )
 from hgms_core import Key, LinearSolver, Outcome, Solution
@@ -79,7 +79,7 @@ def matrix(low: float, high: float, seed: int = 0, zeros: int = 0) -> Tensor:
     return product
 
 
-def solved(solver: Any, h: Tensor, b: Tensor, x0: Tensor | None = None) -> Solution:
+def solve(solver: Any, h: Tensor, b: Tensor, x0: Tensor | None = None) -> Solution:
     """Return the solution after checks of its shapes, finiteness, residual and outcome."""
     answer: Solution = with_fields(solver, clip=None).solve(Operator(h), b, x0)
     demand(
@@ -96,7 +96,7 @@ def solved(solver: Any, h: Tensor, b: Tensor, x0: Tensor | None = None) -> Solut
             shape == b.shape[:-1],
             f"{name} has the shape {list(shape)}; one number per system is {list(b.shape[:-1])}",
         )
-    demand(torch.isfinite(answer.value).all(), f"the value is not finite: {shown(answer.value)}")
+    demand(torch.isfinite(answer.value).all(), f"the value is not finite: {show(answer.value)}")
     ridge = ridge_of(solver)
     true = _residual(h, b, answer.value, ridge)
     if _far(answer.residual, true).any():
@@ -109,13 +109,13 @@ def solved(solver: Any, h: Tensor, b: Tensor, x0: Tensor | None = None) -> Solut
             (why for why, residual in near.items() if not _far(residual, answer.residual).any()), ""
         )
         fail(
-            f"it claims the residual {shown(answer.residual)}, ‖b − (H + {ridge:g}·I)v‖/‖b‖ is "
-            f"{shown(true)}{likely}"
+            f"it claims the residual {show(answer.residual)}, ‖b − (H + {ridge:g}·I)v‖/‖b‖ is "
+            f"{show(true)}{likely}"
         )
     wrong = answer.converged & (true > 1.001 * _tolerance(solver) + 1e-9)
     demand(
         not wrong.any(),
-        f"it says converged with a residual of {shown(true)}; its rtol is {_tolerance(solver):g}",
+        f"it says converged with a residual of {show(true)}; its rtol is {_tolerance(solver):g}",
     )
     return answer
 
@@ -149,8 +149,8 @@ def check_residual(solver: Any) -> None:
     `converged` means at most `rtol`, for each system separately.
     """
     for condition in (1.0, 1e2, 1e4):
-        solved(solver, matrix(condition**-0.5, condition**0.5, seed=1), normal(SIZE, seed=2))
-    solved(
+        solve(solver, matrix(condition**-0.5, condition**0.5, seed=1), normal(SIZE, seed=2))
+    solve(
         with_fields(solver, max_steps=2),
         torch.stack([eye(), matrix(1e-2, 1e2, seed=1)]),
         normal(2, SIZE, seed=3),
@@ -161,10 +161,10 @@ def check_dense_solve(solver: Any) -> None:
     """A system with eigenvalues from 0.5 to 1.5 converges, and v agrees with a dense solve."""
     h = matrix(0.5, 1.5, seed=3)
     b = normal(SIZE, seed=4)
-    answer = solved(solver, h, b)
+    answer = solve(solver, h, b)
     demand(
         answer.converged.all(),
-        f"the outcome {answer.outcome.label} with the residual {shown(answer.residual)}",
+        f"the outcome {answer.outcome.label} with the residual {show(answer.residual)}",
     )
     error = _off(answer.value, torch.linalg.solve(h + ridge_of(solver) * eye(), b))
     allowed = 6 * _tolerance(solver) + 1e-9
@@ -177,13 +177,13 @@ def check_dense_solve(solver: Any) -> None:
 def check_ridge(solver: Any) -> None:
     """The field `ridge` is added to H: the solution is (H + ridge·I)⁻¹ b."""
     ask_of_field(solver, "ridge")
-    solved(with_fields(solver, ridge=0.4), matrix(0.5, 1.1, seed=5), normal(SIZE, seed=6))
+    solve(with_fields(solver, ridge=0.4), matrix(0.5, 1.1, seed=5), normal(SIZE, seed=6))
 
 
 def check_identity(solver: Any) -> None:
     """With H = I the solution is a multiple of b: b/(1 + ridge) if it converged."""
     b = normal(SIZE, seed=7)
-    answer = solved(solver, eye(), b)
+    answer = solve(solver, eye(), b)
     across = answer.value - (answer.value @ b) / (b @ b) * b
     demand(
         across.norm() <= 1e-8 * b.norm(),
@@ -195,13 +195,13 @@ def check_zero_rhs(solver: Any) -> None:
     """b = 0 gives v = 0 with residual 0, in a single system and in a stack with another system."""
     h = matrix(0.5, 1.5, seed=8)
     zero = torch.zeros(SIZE, dtype=F64, device=place())
-    alone = solved(solver, h, zero)
+    alone = solve(solver, h, zero)
     demand(
         not alone.value.any() and not alone.residual.any(),
-        f"v = {shown(alone.value)}, residual {shown(alone.residual)}",
+        f"v = {show(alone.value)}, residual {show(alone.residual)}",
     )
-    beside = solved(solver, h.expand(2, SIZE, SIZE), torch.stack([zero, normal(SIZE, seed=9)]))
-    demand(not beside.value[0].any(), f"beside another system v = {shown(beside.value[0])}")
+    beside = solve(solver, h.expand(2, SIZE, SIZE), torch.stack([zero, normal(SIZE, seed=9)]))
+    demand(not beside.value[0].any(), f"beside another system v = {show(beside.value[0])}")
 
 
 def check_singular(solver: Any) -> None:
@@ -211,7 +211,7 @@ def check_singular(solver: Any) -> None:
     h = matrix(0.5, 1.5, seed=10, zeros=6)
     b = h @ normal(SIZE, seed=11)
     plain = with_fields(solver, ridge=0.0)
-    answer = solved(plain, h, b)
+    answer = solve(plain, h, b)
     if answer.converged.all() and not ridge_of(plain):
         error = _off(answer.value, torch.linalg.pinv(h, rtol=1e-9) @ b)
         demand(
@@ -224,7 +224,7 @@ def check_indefinite(solver: Any) -> None:
     """An indefinite H raises no error: the value is finite and the residual correct. `converged`
     is reported only if it is true.
     """
-    solved(
+    solve(
         with_fields(solver, ridge=0.0),
         matrix(0.5, 1.5, seed=12) - 0.9 * eye(),
         normal(SIZE, seed=13),
@@ -244,9 +244,7 @@ def check_nonfinite(solver: Any) -> None:
         ("a NaN in b", Operator(h), b.index_fill(0, numbers([3], torch.int64), math.nan)),
     ):
         answer: Solution = solver.solve(matvec, rhs, None)
-        demand(
-            torch.isfinite(answer.value).all(), f"with {what} the value is {shown(answer.value)}"
-        )
+        demand(torch.isfinite(answer.value).all(), f"with {what} the value is {show(answer.value)}")
         demand(
             answer.outcome is Outcome.NONFINITE,
             f"with {what} the outcome is {answer.outcome.label}",
@@ -262,7 +260,7 @@ def check_nonfinite(solver: Any) -> None:
         labels = [list(Outcome)[code].label for code in beside.codes.tolist()]
         demand(
             torch.isfinite(beside.value).all(),
-            f"in a batch with {what} the value is {shown(beside.value)}",
+            f"in a batch with {what} the value is {show(beside.value)}",
         )
         wanted = [alone.outcome.label, Outcome.NONFINITE.label]
         demand(labels == wanted, f"in a batch with {what} the outcomes are {labels}, not {wanted}")
@@ -273,7 +271,7 @@ def check_iteration_limit(solver: Any) -> None:
     is no worse than 0.
     """
     short = with_fields(solver, max_steps=1)
-    answer = solved(short, matrix(0.1, 1.5, seed=16), normal(SIZE, seed=17))
+    answer = solve(short, matrix(0.1, 1.5, seed=16), normal(SIZE, seed=17))
     if has(solver, "max_steps"):
         demand(
             int(answer.iterations) <= 1,
@@ -292,8 +290,8 @@ def check_warm_start(solver: Any) -> None:
     h = matrix(0.5, 1.5, seed=18)
     b = normal(SIZE, seed=19)
     exact = torch.linalg.solve(h + ridge_of(solver) * eye(), b)
-    cold = solved(solver, h, b)
-    warm = solved(solver, h, b, exact)
+    cold = solve(solver, h, b)
+    warm = solve(solver, h, b, exact)
     residuals = f"{float(warm.residual):.1e}, from zero with {float(cold.residual):.1e}"
     close = float(warm.residual) <= max(float(cold.residual), _tolerance(solver)) * (1 + 1e-9)
     demand(close, f"from the solution it ends with the residual {residuals}")
@@ -312,9 +310,9 @@ def check_batch(solver: Any) -> None:
         [matrix(0.5, 1.5, seed=20), matrix(0.8, 1.0, seed=21), matrix(0.5, 0.9, seed=22)]
     )
     b = normal(3, SIZE, seed=23) * numbers([[1.0], [100.0], [0.01]])
-    together = solved(solver, h, b)
+    together = solve(solver, h, b)
     for i in range(3):
-        alone = solved(solver, h[i], b[i])
+        alone = solve(solver, h[i], b[i])
         gap = _off(together.value[i], alone.value)
         allowed = 1e-8 + 4 * (float(together.residual[i]) + float(alone.residual)) * (
             together.converged[i] & alone.converged
@@ -332,9 +330,9 @@ def check_scaling(solver: Any) -> None:
     h = matrix(0.5, 1.5, seed=24)
     b = normal(SIZE, seed=25)
     plain = with_fields(solver, atol=0.0)
-    unscaled = solved(plain, h, b).value
+    unscaled = solve(plain, h, b).value
     for factor in (1e-30, 1e30):
-        gap = _off(solved(plain, h, factor * b).value / factor, unscaled)
+        gap = _off(solve(plain, h, factor * b).value / factor, unscaled)
         demand(
             gap <= 1e-6,
             (
@@ -375,7 +373,7 @@ def check_iterations(solver: Any) -> None:
             not limits or not products.calls or counted[-1] > 0 or not bool(answer.value.any()),
             (
                 f"it says {counted[-1]} iterations, made {products.calls} products and moved "
-                f"from 0 to {shown(answer.value)}"
+                f"from 0 to {show(answer.value)}"
             ),
         )
     allowed = all(count <= limit for count, limit in zip(counted, limits, strict=False))
@@ -392,7 +390,7 @@ def check_curvature(solver: Any) -> None:
     ridge = ridge_of(solver)
     for low, high, shift in ((0.7, 0.7, 0.0), (0.5, 1.5, 0.0), (0.5, 1.5, 0.9)):
         h = matrix(low, high, seed=32) - shift * eye()
-        came = float(solved(solver, h, normal(SIZE, seed=33)).curvature)
+        came = float(solve(solver, h, normal(SIZE, seed=33)).curvature)
         ends = low - shift + ridge, high - shift + ridge
         inside = came == math.inf or ends[0] - 1e-6 <= came <= ends[1] + 1e-6
         demand(
@@ -426,7 +424,7 @@ def check_key(solver: Any) -> None:
     kinds = {type(other).__name__ for other in keyed if not isinstance(other, LinearSolver)}
     demand(not kinds, f"with_key returns {', '.join(kinds)}; return a solver")
     (drawn, first), (_, again), (others, _) = (
-        oracle.drawn(other.solve, h, b, None) for other in keyed
+        oracle.record_draws(other.solve, h, b, None) for other in keyed
     )
     demand_equal(
         first.value, again.value, "solved again with the same key,", "; draw from the key alone"

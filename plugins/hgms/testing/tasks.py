@@ -89,7 +89,7 @@ def batch(data: Data) -> Batch:
     )
 
 
-def built(task: Any, seed: int = 0) -> Problem:
+def build(task: Any, seed: int = 0) -> Problem:
     problem: Problem = task.problem(seed, place(), F64)
     demand(
         isinstance(problem, Problem),
@@ -106,7 +106,7 @@ def check_smoke(task: Any) -> None:
     with mock.patch.object(
         socket.socket, "connect", side_effect=OSError("no network while a task is checked")
     ):
-        problem = built(task)
+        problem = build(task)
         problem.g(problem.theta0, problem.x0, batch(problem.lower_data))
         problem.f(problem.theta0, problem.x0, batch(problem.upper_data["differentiate"]))
         problem.evaluate(problem.theta0, problem.x0)
@@ -120,14 +120,16 @@ def check_seed(task: Any) -> None:
     """One seed gives one problem: a second build has the same start, data and losses bit for
     bit.
     """
-    demand_equal(_content(built(task, 3)), _content(built(task, 3)), "built again,")
+    demand_equal(_content(build(task, 3)), _content(build(task, 3)), "built again,")
 
 
 def check_other_seed(task: Any) -> None:
     """With two seeds the problems differ, or no number is drawn: a task draws all numbers from
     its seed.
     """
-    first, second = (oracle.drawn(lambda at: _content(built(task, at)), seed) for seed in (5, 6))
+    first, second = (
+        oracle.record_draws(lambda at: _content(build(task, at)), seed) for seed in (5, 6)
+    )
     same = (
         f"with two seeds it draws the same {len(first[0])} tensors of random numbers and "
         "builds the same problem"
@@ -140,7 +142,7 @@ def check_files(task: Any) -> None:
     calls.
     """
     with opened_files() as files:
-        built(task)
+        build(task)
     own = sorted(path for path in files if not _belongs_to_python(path))
     ask_if(own, "it reads no file")
     known = find(task, HasData)
@@ -200,7 +202,7 @@ def check_losses(task: Any) -> None:
     """f and g are finite scalars. f is evaluated on the rows of every role: `differentiate`,
     `select` and `stop`.
     """
-    problem = built(task)
+    problem = build(task)
     absent = [role for role in ROLES if role not in problem.upper_data]
     demand(not absent, f"there are no validation rows for the roles {absent}")
     losses = {
@@ -220,7 +222,7 @@ def check_coupling(task: Any) -> None:
     """∇_x g depends on θ. Otherwise the lower solution is the same for every θ, and h has no
     implicit part.
     """
-    problem = built(task)
+    problem = build(task)
     rows = batch(problem.lower_data)
     x = near(problem.x0, 0.01, seed=90)
     at = [near(problem.theta0, step, seed=92) for step in (0.0, 0.5, -0.5, 2.0)]
@@ -244,7 +246,7 @@ def check_metrics(task: Any) -> None:
             not suggest_trait(trait),
             f"no method requires its trait {trait!r}; did you mean {suggest_trait(trait)!r}?",
         )
-    problem = built(task)
+    problem = build(task)
     metrics = problem.evaluate(problem.theta0, problem.x0)
     demand(
         set(metrics) == set(task.metrics),
@@ -260,7 +262,7 @@ def check_metrics(task: Any) -> None:
 
 def check_splits(task: Any) -> None:
     """No training row is a validation row, and two roles share either all their rows or no row."""
-    problem = built(task)
+    problem = build(task)
     seen = {
         name: _rows(data)
         for name, data in {"lower": problem.lower_data, **problem.upper_data}.items()
@@ -297,7 +299,7 @@ def check_twice_differentiable(task: Any) -> None:
     """
     traits = traits_of(task)
     ask_if(traits is None or "smooth-lower" in traits, "its traits do not have smooth-lower")
-    problem = built(task)
+    problem = build(task)
     rows = batch(problem.lower_data)
     x = near(problem.x0, 0.01, seed=90)
     at = curvature(lambda point: problem.g(problem.theta0, point, rows), x)
@@ -337,7 +339,7 @@ def check_stacked(task: Any) -> None:
     """Three stacked lower states have the same losses as each state separately: losses are pure
     functions that support vmap.
     """
-    problem = built(task)
+    problem = build(task)
     x = stack([{name: leaf + 0.01 * i for name, leaf in problem.x0.items()} for i in range(3)])
     for name, loss, data in (
         ("g", problem.g, problem.lower_data),
@@ -354,7 +356,7 @@ def check_stacked(task: Any) -> None:
 
 def check_projection(task: Any) -> None:
     """θ0 is in Θ: `project` does not change it, and a second projection has no effect."""
-    problem = built(task)
+    problem = build(task)
     demand_equal(problem.theta0, problem.project(problem.theta0), "project moves θ0:", rtol=1e-9)
     once = problem.project(near(problem.theta0, 10.0, seed=95))
     demand_equal(once, problem.project(once), "projected twice,", rtol=1e-9)

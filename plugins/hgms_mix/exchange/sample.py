@@ -209,7 +209,7 @@ def load_sample(
     folder = folder or mix_path(config)
     how = f"hgms mix sample {place if place.is_file() else file}"
     work = _finished_sample(folder, config, how)
-    rows = work.checked("rows.jsonl.gz")
+    rows = work.verified_path("rows.jsonl.gz")
     facts = work.manifest().facts
     by_source = dict[str, list[Row]]()
     for row in read_rows(rows):

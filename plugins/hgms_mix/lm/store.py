@@ -19,7 +19,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from hgms.store import DiskError, Folder, leased
+from hgms.store import DiskError, Folder, hold_lease
 from hgms_core.errors import CheckpointError, DataError
 
 PARTS = "parts"
@@ -78,7 +78,7 @@ def lock(folder: Folder) -> Iterator[None]:
     root = folder.path.parent
     with contextlib.ExitStack() as held:
         with writing(root):
-            held.enter_context(leased(root, f".{folder.path.name}.lease", patience=math.inf))
+            held.enter_context(hold_lease(root, f".{folder.path.name}.lease", patience=math.inf))
         yield
 
 
@@ -139,7 +139,7 @@ def load(
         manifest = folder.manifest()
         if manifest.is_new:
             return None
-        files = {name: folder.checked(file_of(name)) for name in types}
+        files = {name: folder.verified_path(file_of(name)) for name in types}
     except CheckpointError as error:
         warn(f"the cache entry {folder.path} is recomputed: {error.message}")
         return None

@@ -10,7 +10,7 @@ import attrs
 from attrs import frozen
 
 from hgms.comparison import apply_scale
-from hgms.config.tables import laid_over, lay_options, tables_of
+from hgms.config.tables import merge_options, overlay_tables, tables_of
 from hgms.plugins import Registry
 from hgms.runs import UNCOMPARED, RunConfig, data_of
 from hgms.store import json_digest
@@ -66,7 +66,7 @@ def load(
     Options of the command line override values of the file.
     """
     table = mix_of(tables_of(path, "configuration"), method, scale, path.name)
-    places = lay_options(table, sets, seed, out=out, device=device)
+    places = merge_options(table, sets, seed, out=out, device=device)
     return read(table, path.name, places, registry)
 
 
@@ -171,7 +171,7 @@ def mix_of(
     seeds = table.get("seeds", 1)
     seed = seeds[0] if isinstance(seeds, Sequence) and seeds else 0
     kept = {key: value for key, value in table.items() if key not in OF_GRIDS}
-    return _move_labels({**kept, "seed": seed}, task, laid_over(chosen, special))
+    return _move_labels({**kept, "seed": seed}, task, overlay_tables(chosen, special))
 
 
 OWN = ("budget", "sample", "finetune", "evaluate")
@@ -198,7 +198,7 @@ def _for(label: str, table: Mapping[str, Any], source: str) -> dict[str, Any]:
         for key in own if isinstance(own, Mapping) else [own]:
             if key not in OWN:
                 raise unknown_name("option", str(key), OWN, (source, "for", name, str(key)))
-    return laid_over(rest, tables.get(label, {}))
+    return overlay_tables(rest, tables.get(label, {}))
 
 
 def _move_labels(table: Mapping[str, Any], task: Any, method: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import tomlkit
 
 from hgms.distributed import RankLost, alone
 from hgms.runs import Interrupted, Progress, RunFolder, View, device_called, follow_launched
-from hgms.store import LEASE, DiskError, leased, replace_file
+from hgms.store import LEASE, DiskError, hold_lease, replace_file
 from hgms_core import RunInfo
 from hgms_core.errors import CheckpointError, MissingExtra
 from hgms_mix.stages import finetune
@@ -166,7 +166,7 @@ def claim(folder: Path, *, patience: float | None = None) -> AbstractContextMana
 
     Errors: the errors of ``leased``.
     """
-    return leased(folder, LEASES[0], patience=patience)
+    return hold_lease(folder, LEASES[0], patience=patience)
 
 
 def finished_report(config: MixConfig) -> dict[str, Any] | None:

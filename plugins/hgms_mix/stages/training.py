@@ -127,7 +127,7 @@ def resume_point(work: Folder) -> Path | None:
     manifest = work.manifest()
     for name in manifest.files:
         if name != LOSSES:
-            work.checked(name)
+            work.verified_path(name)
     work.rewind(LOSSES)
     checkpoint = manifest.facts.get("checkpoint")
     return None if checkpoint is None else work.path / CHECKPOINTS / checkpoint

@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import attrs
 
-from hgms.config.convert import structured
-from hgms.config.tables import lay
+from hgms.config.convert import structure
+from hgms.config.tables import merge_setting
 from hgms.plugins import Registry
 from hgms.store import finite, replace_file
 from hgms_core import ConfigError, HgmsError
@@ -25,7 +25,7 @@ def settings_laid(sets: Sequence[str], registry: Registry) -> SurfaceSettings:
     """Return the settings from ``sets``, without a configuration file."""
     table: dict[str, Any] = {}
     for assignment in sets:
-        lay(table, assignment)
+        merge_setting(table, assignment)
     others = [key for key in table if key != "surface"]
     if others:
         known = ", ".join(attribute.name for attribute in attrs.fields(cast(Any, SurfaceSettings)))
@@ -45,7 +45,7 @@ def settings_of(table: object, registry: Registry, *source: str) -> SurfaceSetti
         ConfigError: all errors in the settings, with places.
     """
     try:
-        settings: SurfaceSettings = structured(table, SurfaceSettings, registry)
+        settings: SurfaceSettings = structure(table, SurfaceSettings, registry)
     except HgmsError as error:
         raise error.at(*source, "surface") from None
     return settings

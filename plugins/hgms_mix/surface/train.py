@@ -17,7 +17,7 @@ import attrs
 import numpy as np
 from attrs import frozen
 
-from hgms.config.tables import lay_options, tables_of
+from hgms.config.tables import merge_options, tables_of
 from hgms.executors import Executor, Here, Piece, run_together
 from hgms.plugins import Registry
 from hgms_core import ConfigError, HgmsError, Key, NumericalError
@@ -74,7 +74,7 @@ def load(
     methods, table["method"] = table.get("method"), "uniform"
     table.setdefault("budget", "1 steps")
     registry = registry or Registry.load()
-    places = lay_options(table, sets, seed, out=out, device=device)
+    places = merge_options(table, sets, seed, out=out, device=device)
     settings = settings_of(table.pop("surface", {}), registry, path.name)
     config = read(table, path.name, places, registry)
     larger = config.finetune.model is not None

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from support.fakes import call, json_of
 
 from hgms.cli import main
-from hgms.cli.docstrings import folded
+from hgms.cli.docstrings import fold_docstring
 from hgms.runs.describe import range_of
 from hgms_core.validators import decay_rate, optional_positive, positive, share
 
@@ -42,7 +42,7 @@ def offered(*line: str) -> list[str]:
 
 
 def test_paragraphs_items_formulas_and_examples() -> None:
-    text = folded(
+    text = fold_docstring(
         """First line that is long enough to be folded into two of them.
 
         Equation::

@@ -15,7 +15,7 @@ from hgms.comparison.comparison import Comparison
 from hgms.comparison.from_python import compare
 from hgms.executors import Board
 from hgms.runs import RunFolder
-from hgms.store import DiskError, leased
+from hgms.store import DiskError, hold_lease
 from hgms_core import ConfigError
 
 pytestmark = pytest.mark.usefixtures("bowl")
@@ -119,7 +119,7 @@ def test_a_run_that_another_process_carries_out_is_waited_for(
     finished, before = summary.read_bytes(), resources.read_bytes()
     summary.unlink()
     monkeypatch.setattr(Board, "say", lambda *_: summary.write_bytes(finished))
-    with leased(summary.parent):
+    with hold_lease(summary.parent):
         assert run(tmp_path).complete
     assert resources.read_bytes() == before, "they are of whoever carried it out"
 

@@ -18,7 +18,7 @@ from hgms.comparison.grid_file import load
 from hgms.comparison.merge import plan
 from hgms.comparison.run_grid import run_grid
 from hgms.plugins import Registry
-from hgms.store import leased
+from hgms.store import hold_lease
 from hgms_core import ConfigError
 
 pytestmark = pytest.mark.usefixtures("bowl")
@@ -123,7 +123,7 @@ def test_leases_are_respected_but_do_not_travel_and_what_a_kill_left_is_in_nobod
     a, b = place("a", 0), place("b", 0, 1)
     expected = contents(b, "")
     unfinished(seed(a, 0), 3)
-    with leased(seed(a, 0)):
+    with hold_lease(seed(a, 0)):
         assert f"({seed(a, 0)})" in merge(a, b, code=2).stderr
     for name in (".lease", ".mix.lease", ".lease.break.17.0af3"):
         (seed(b, 0) / name).write_text("of a machine that nobody knows here")

@@ -20,7 +20,7 @@ from hgms.comparison.run_grid import run_grid
 from hgms.plugins import Registry
 from hgms.results import StoredRun, read_run
 from hgms.runs import RunFolder
-from hgms.store import leased
+from hgms.store import hold_lease
 
 PLUGIN = Path(__file__).parents[2] / "support" / "grid_plugin.py"
 
@@ -95,7 +95,7 @@ def test_what_others_are_at_comes_last_and_what_they_have_ended_is_not_begun(
     theirs = next(original.glob("bowl/near-*/seed-2"))
     began = []
     with contextlib.ExitStack() as other:
-        other.enter_context(leased(cells[0].path))
+        other.enter_context(hold_lease(cells[0].path))
 
         def begin(cell: Cell) -> None:
             began.append(cell.config.seed)

@@ -24,7 +24,7 @@ from torch.fx import GraphModule
 
 from hgms.compiled.cuda_graphs import Recording
 from hgms.compiled.programs import _devices
-from hgms.solvers.pcg import begun, iteration
+from hgms.solvers.pcg import begin, iteration
 from hgms.tasks.circle import CircleKink
 from hgms.tasks.cleaning import HyperCleaning
 from hgms.tasks.regression import LogisticCv
@@ -119,7 +119,7 @@ def test_losses_and_their_derivatives_do_not_wait_for_the_device(task: Any) -> N
 def test_an_iteration_of_cg_does_not_wait_for_the_device() -> None:
     system = LinearSystem.of(lambda v: 2 * v, torch.zeros(5, device="meta"), ridge=0.1)
     with NoWaiting():
-        state = begun(system, None, 3, None, None)
+        state = begin(system, None, 3, None, None)
         assert iteration(system, state, max_steps=3).keys() == state.keys()
 
 

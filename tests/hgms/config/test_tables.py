@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.helpers import rejects
 
-from hgms.config.tables import has_deep_key, lay, parse_toml, readings
+from hgms.config.tables import has_deep_key, merge_setting, parse_toml, readings
 from hgms.runs import RunConfig
 from hgms_core.errors import CheckpointError, ConfigError
 
@@ -61,7 +61,7 @@ def test_values_of_a_command_line() -> None:
     }
     table: dict[str, Any] = {}
     for number, text in enumerate(wanted):
-        lay(table, f"key{number}={text}")
+        merge_setting(table, f"key{number}={text}")
     found = [readings(pickle.loads(pickle.dumps(each))) for each in table.values()]
     assert [repr(first) for first, *_ in found] == [repr(value) for value in wanted.values()]
     # a number may also be meant as text
@@ -73,11 +73,11 @@ def test_values_of_a_command_line() -> None:
 def test_a_field_of_text_takes_numbers_and_dates_as_they_are_written() -> None:
     table = {"task": "quadratic", "method": "hg-implicit", "budget": "1 step"}
     for assignment in ("run.out=1e3", "run.label=2026-11-26", "method.outer.lr=.5"):
-        lay(table, assignment)  # type: ignore[arg-type]
+        merge_setting(table, assignment)  # type: ignore[arg-type]
     config = RunConfig.from_dict(table)
     assert (config.run.out, config.run.label) == ("1e3", "2026-11-26")
     assert config.as_dict()["method"]["outer"]["lr"] == 0.5
-    lay(table, "run.threads=.5")  # type: ignore[arg-type]
+    merge_setting(table, "run.threads=.5")  # type: ignore[arg-type]
     with rejects("wrong-type", "run", "threads", of=ConfigError):
         RunConfig.from_dict(table)
 

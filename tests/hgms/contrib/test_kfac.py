@@ -17,7 +17,7 @@ from hgms.contrib import KFAC
 from hgms.contrib.kfac import Factored
 from hgms.gauss_newton import Composite, gauss_newton
 from hgms.hypergradients import Implicit
-from hgms.methods.tilted import tilted
+from hgms.methods.tilted import tilt_problem
 from hgms.runs import RunConfig
 from hgms_core import Branch, Data, Outcome, Problem, Ravel, Tree, roles
 
@@ -125,7 +125,7 @@ def test_its_factors_are_those_of_the_definition_also_of_a_tilted_loss() -> None
     )
     above = {"a": normal(4, 5, seed=9), "y": torch.tensor([2, 1, 0, 1])}
     problem = evolve(PROBLEM, f=upper, upper_data=roles(above, (1, 1, 1)))
-    joint = tilted(problem, 0.7)
+    joint = tilt_problem(problem, 0.7)
     exact = by_definition([below, (above, torch.full((4,), 0.7 / 4, dtype=F64))])
     found = inverse(joint.g, FLAT, joint.lower_data.batch(None))
     assert_same(found, exact, rtol=1e-8, atol=1e-10)

@@ -14,7 +14,7 @@ from support.helpers import F64, assert_same, finite_differences, normal
 from torch import Tensor
 
 from hgms.contrib import RecycledCG
-from hgms.contrib.recycled import inverse, updated
+from hgms.contrib.recycled import inverse, update_model
 from hgms.hypergradients import Implicit
 from hgms.solvers import CG, NystromCG
 from hgms_core import Outcome, Tree
@@ -49,7 +49,7 @@ def test_uncut_the_model_is_the_block_formula_and_its_inverse_preconditions() ->
     """B⁺ = B − BP (PᵀBP)⁻¹ PᵀB + Y (PᵀY)⁻¹ Yᵀ on span[U, P], twice in a row, the second time
     with another matrix.
     """
-    memory = updated({}, pairs_of(drifting(0), 5, seed=2), RIDGE, 50)
+    memory = update_model({}, pairs_of(drifting(0), 5, seed=2), RIDGE, 50)
     before = model(memory)
     pairs = pairs_of(drifting(1), 4, seed=3)
     p = torch.stack([v for v, _ in pairs], 1)
@@ -60,7 +60,7 @@ def test_uncut_the_model_is_the_block_formula_and_its_inverse_preconditions() ->
         + y @ torch.linalg.solve(p.T @ y, y.T)
     )
     frame = torch.linalg.qr(torch.cat([memory["basis"].T, p], 1)).Q
-    following = updated(memory, pairs, RIDGE, 50)
+    following = update_model(memory, pairs, RIDGE, 50)
     after = model(following)
     torch.testing.assert_close(
         frame.T @ after @ frame, frame.T @ whole @ frame, rtol=1e-8, atol=1e-9
@@ -76,7 +76,7 @@ def test_uncut_the_model_is_the_block_formula_and_its_inverse_preconditions() ->
 def test_the_model_keeps_the_largest_and_stays_positive_definite_and_orthonormal() -> None:
     memory: Tree = {}
     for step in range(4):
-        memory = updated(memory, pairs_of(drifting(step), 10, seed=step), RIDGE, 15)
+        memory = update_model(memory, pairs_of(drifting(step), 10, seed=step), RIDGE, 15)
         kept = min(15, 10 * (step + 1))
         assert memory["basis"].shape == (kept, SIZE)
         torch.testing.assert_close(

@@ -12,7 +12,7 @@ from attrs import frozen
 from support.helpers import F64, normal
 
 from hgms.contrib import Roulette
-from hgms.contrib.roulette import summed, weights
+from hgms.contrib.roulette import sum_series, weights
 from hgms.generators.branches import Branches
 from hgms.hypergradients import Implicit
 from hgms.optim import SGD
@@ -41,7 +41,7 @@ def test_the_mean_over_all_ends_is_the_solution(x0: torch.Tensor | None) -> None
         mean = torch.zeros(6, dtype=F64)
         for more in range(50):
             terms = [1.0] * 3 + [base**-k for k in range(1, more + 1)]
-            mean += 0.5 * 0.5**more * summed(system, x0, 0.8, terms).value
+            mean += 0.5 * 0.5**more * sum_series(system, x0, 0.8, terms).value
         assert bool((mean - B / SPECTRUM).abs().max() < 1e-10) is (base == 0.5)
 
 

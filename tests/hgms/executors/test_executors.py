@@ -20,7 +20,7 @@ from support.processes import reaches, started
 from hgms.cli import main
 from hgms.comparison import coordinator
 from hgms.executors import Here, Piece, run_together, shared_work, unless_busy
-from hgms.store import lease, leased
+from hgms.store import hold_lease, lease
 from hgms_core import ConfigError
 
 COMPARE = ("compare", "grid.toml", "--plugin", str(PLUGIN), "--json")
@@ -143,7 +143,7 @@ def piece_of(folder: Path, number: int, **arguments: Any) -> Piece:
 @unless_busy
 def leave(arguments: Mapping[str, Any], tell: Any) -> Mapping[str, Any]:
     path = Path(arguments["path"])
-    with leased(path, patience=0.0):
+    with hold_lease(path, patience=0.0):
         if arguments.get("fails"):
             raise ConfigError("missing-file", "no such data", place=("train.jsonl",))
         with (path / "times").open("a") as stream:
@@ -172,7 +172,7 @@ def test_pieces_are_done_once_whoever_does_them(
             held.close()
 
     with contextlib.ExitStack() as held:
-        held.enter_context(leased(tmp_path / "4"))
+        held.enter_context(hold_lease(tmp_path / "4"))
         results, failures = run_together(pieces, Here(), say=hear)
     assert {str(piece): result for piece, result in results.items()} == {
         f"piece {n}": n for n in (0, 1, 2, 4, 5)

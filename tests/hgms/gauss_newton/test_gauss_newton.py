@@ -15,7 +15,7 @@ from torch import Tensor
 from hgms.adapters import from_losses
 from hgms.gauss_newton import Composite, by_difference, gauss_newton
 from hgms.hypergradients import Implicit
-from hgms.methods.tilted import tilted
+from hgms.methods.tilted import tilt_problem
 from hgms.solvers import CG
 from hgms.tasks.cleaning import HyperCleaning
 from hgms.tasks.imbalanced import ImbalancedLoss, Layers
@@ -99,13 +99,16 @@ def test_the_operator_of_a_tilted_level_is_the_sum_of_both() -> None:
         lower_data=Data.of(BATCH),
         upper_data=roles(above, (1, 1, 1)),
     )
-    joint = tilted(problem, 0.7)
+    joint = tilt_problem(problem, 0.7)
     batch = joint.lower_data.batch(None)
     total = matrix(LOSS, THETA, X, BATCH) + 0.7 * matrix(upper, THETA, X, above)
     assert_same(matrix(joint.g, THETA, X, batch), total, rtol=1e-12, atol=1e-13)
     value = LOSS(THETA, X, BATCH) + 0.7 * upper(THETA, X, above)
     torch.testing.assert_close(joint.g(THETA, X, batch), value)
-    assert find(tilted(evolve(problem, f=lambda t, x, b: x["w1"].sum()), 0.7).g, HasOutputs) is None
+    assert (
+        find(tilt_problem(evolve(problem, f=lambda t, x, b: x["w1"].sum()), 0.7).g, HasOutputs)
+        is None
+    )
 
 
 @pytest.mark.parametrize(

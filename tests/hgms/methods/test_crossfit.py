@@ -59,7 +59,7 @@ def method(**more: Any) -> CrossFit:
 
 
 def test_folds_part_the_rows_and_every_branch_keeps_equally_many() -> None:
-    folds = Folds.drawn(problem(), 3, Key(4))
+    folds = Folds.draw(problem(), 3, Key(4))
     assert torch.bincount(folds.lower).tolist() == [8, 8, 8]
     assert (folds.held.shape, folds.kept.shape) == ((3, 4), (3, 9))
     assert len(folds.held.unique()) == 12
@@ -102,7 +102,7 @@ def test_a_branch_has_the_objective_of_its_steps_and_the_hypergradient_of_differ
     rows, each by its chance.
     """
     p = problem()
-    folds = Folds.drawn(p, 3, Key(4))
+    folds = Folds.draw(p, 3, Key(4))
     alpha = weights.begin(1.5, 1.0, p.x0["w"])
     scores = weights.score(losses({"w": normal(3, seed=5)}, BELOW))
     weight = weights.logits(alpha, scores).sigmoid() * (folds.lower != 1)
@@ -137,7 +137,7 @@ def test_one_outer_step_is_the_mean_over_the_branches_and_a_fixed_alpha_stays() 
     p, m = problem(), method()
     state = m.init(p, 0)
     following, record = m.step(p, state, 0.0)
-    folds = Folds.drawn(p, 3, Key(0).fold("folds"))
+    folds = Folds.draw(p, 3, Key(0).fold("folds"))
     averages = [{"w": w} for w in part("a", following["branches"])["w"]]
     scores = torch.stack([weights.score(losses(x, BELOW)) for x in averages])
     scores = scores[folds.lower, torch.arange(SIZE)]
@@ -168,7 +168,7 @@ def test_a_branch_trains_on_the_other_folds() -> None:
 
     p, m = evolve(problem(), lower_data=Data(SIZE, rows=rows)), method(warmup=5, batch_size=6)
     state = m.init(p, 0)
-    folds = Folds.drawn(p, 3, Key(0).fold("folds"))
+    folds = Folds.draw(p, 3, Key(0).fold("folds"))
     drawn.clear()
     m.step(p, state)
     for number in range(3):

@@ -13,7 +13,7 @@ from support.helpers import F64, assert_same, network_problem, normal
 
 from hgms.adapters import from_losses
 from hgms.methods import KeepBest, LearnedStart, StartingAt, Tilted
-from hgms.methods.random_theta import drawn
+from hgms.methods.random_theta import draw_theta
 from hgms.runs import RunConfig
 from hgms_core import Data, Pipeline
 
@@ -96,7 +96,7 @@ TRAIN, ABOVE = PROBLEM.lower_data.whole["a"].mean(0), ROWS.mean(0)
         ("uniform-tilted", (TRAIN + ABOVE) / 2),
         ("oracle-clean", TRAIN + 5),
         ("oracle-joint", (TRAIN + 5 + ABOVE) / 2),
-        ("random-theta", TRAIN + drawn(PROBLEM, 0, 1.0)["t"]),
+        ("random-theta", TRAIN + draw_theta(PROBLEM, 0, 1.0)["t"]),
     ],
 )
 def test_each_reference_ends_at_its_own_minimiser_and_moves_no_theta(
@@ -107,20 +107,20 @@ def test_each_reference_ends_at_its_own_minimiser_and_moves_no_theta(
     state, _ = made.step(PROBLEM, made.init(PROBLEM, 0), 0.0)
     theta, x = made.result(state)
     assert_same(x["x"], expected, atol=1e-12)
-    first = {"oracle": PROBLEM.references["clean"], "random": drawn(PROBLEM, 0, 1.0)}
+    first = {"oracle": PROBLEM.references["clean"], "random": draw_theta(PROBLEM, 0, 1.0)}
     assert_same(theta, first.get(name.split("-")[0], PROBLEM.theta0))
 
 
 def test_random_theta_is_drawn_by_the_seed_around_the_first_and_projected() -> None:
     """Moments of 20,000 coordinates."""
     wide = evolve(PROBLEM, theta0={"t": torch.full((20_000,), 2.0, dtype=F64)})
-    theta, again, other = (drawn(wide, seed, 0.5)["t"] for seed in (3, 3, 4))
+    theta, again, other = (draw_theta(wide, seed, 0.5)["t"] for seed in (3, 3, 4))
     assert abs(float(theta.mean()) - 2) < 4 * 0.5 / 20_000**0.5
     assert abs(float(theta.std()) / 0.5 - 1) < 4 / (2 * 20_000) ** 0.5
     assert torch.equal(theta, again)
     assert not torch.equal(theta, other)
     positive = evolve(wide, project=lambda theta: {"t": theta["t"].clamp(min=0.0)})
-    assert float(drawn(positive, 3, 5.0)["t"].min()) == 0.0
+    assert float(draw_theta(positive, 3, 5.0)["t"].min()) == 0.0
 
 
 def test_training_rows_and_stopping_rows_do_not_reach_what_validation_alone_trains() -> None:

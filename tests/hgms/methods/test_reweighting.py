@@ -16,7 +16,7 @@ from support.row_weights import table, weighing
 from torch import Tensor
 
 from hgms.methods.reweighting import Agreement, LearningToReweight, MwNet, SmallLoss, shared
-from hgms.methods.reweighting.learning_to_reweight import aligned
+from hgms.methods.reweighting.learning_to_reweight import alignments
 from hgms.methods.reweighting.mw_net import meta_gradient, weight_logits
 from hgms_core import Data, Key, Problem, Rows, Tree, detach
 
@@ -164,7 +164,7 @@ def test_the_alignment_and_the_meta_gradient_are_those_of_differences() -> None:
 
     def gains_at(x: Tree) -> Tensor:
         slope = torch.func.grad(lambda at: losses(at, above).mean())(x)
-        return aligned(Rows(losses=losses), p.x0, slope, below)
+        return alignments(Rows(losses=losses), p.x0, slope, below)
 
     wanted = finite_differences(
         lambda eps: losses(ahead(eps["e"], 1.0), above).mean(), {"e": torch.zeros(BATCH, dtype=F64)}

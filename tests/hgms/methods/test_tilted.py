@@ -13,7 +13,7 @@ from support.helpers import F64, assert_same, network_problem
 from hgms.generators.branches import Branches, Diversity
 from hgms.hypergradients import Implicit, Unrolled
 from hgms.methods import Tilted
-from hgms.methods.tilted import tilted
+from hgms.methods.tilted import tilt_problem
 from hgms.optim import SGD
 from hgms.outer import ProjectedGradient
 from hgms.runs import pack, unpack
@@ -34,7 +34,7 @@ def tilting(tilt: float, generator: Any, selector: Any, hypergradient: Any, lr: 
 
 
 def test_a_tilted_batch_carries_validation_rows_and_the_loss_is_the_sum() -> None:
-    seen = tilted(PROBLEM, 0.25)
+    seen = tilt_problem(PROBLEM, 0.25)
     index, beside = torch.tensor([[0, 3], [5, 2]]), torch.tensor([[14, 3], [0, 14]])
     batch = seen.lower_data.rows(index + PROBLEM.lower_data.size * beside)
     above = ABOVE.rows(beside)
@@ -61,7 +61,7 @@ def rows_of(lower: int, upper: int) -> Problem:
 
 def pairs(problem: Problem, key: Key, steps: int) -> list[list[int]]:
     """The lower rows and the validation rows of batches of ten."""
-    data = tilted(problem, 1.0).lower_data
+    data = tilt_problem(problem, 1.0).lower_data
     batch = data.batch(data.draw(key, 10, steps))
     return [batch[name].flatten().tolist() for name in ("index", "upper.index")]
 
@@ -79,7 +79,7 @@ def test_every_validation_row_comes_along_and_none_again_before_all_have(
 
 
 def test_the_tilted_gradient_of_a_batch_is_unbiased() -> None:
-    seen = tilted(rows_of(12, 30), 0.25)
+    seen = tilt_problem(rows_of(12, 30), 0.25)
     data = seen.lower_data
 
     def slope(batch: Tree) -> float:
@@ -100,7 +100,7 @@ def test_a_tilted_branch_on_batches_is_replayed_and_a_resumed_run_is_the_uninter
 ):
     branches = Branches(count=2, steps=4, optimizer=SGD(lr=0.1), batch_size=5)
     method = tilting(0.5, branches, BestOfN(), Unrolled(), lr=0.1)
-    seen = tilted(PROBLEM, 0.5)
+    seen = tilt_problem(PROBLEM, 0.5)
     found = branches.propose(seen, PROBLEM.theta0, branches.init(seen, Key(0)), Key(1))
     for member in range(2):
         replayed, _ = found.replay(torch.tensor(member), PROBLEM.theta0, None)

@@ -10,7 +10,7 @@ import pytest
 from support.fakes import Site
 from support.helpers import rejects
 
-from hgms.plugins import Host, Registry, import_plugin, installed
+from hgms.plugins import Host, Registry, find_entries, import_plugin
 from hgms_core.errors import ConfigError, PluginError
 
 BROKEN = "import does_not_exist_anywhere\n"
@@ -241,7 +241,7 @@ def test_an_entry_point_is_an_attribute_of_its_module_or_the_nearest_one_is_name
     site.module("grouped", site.solver("plain", "mine").read_text() + "\nclass Hooks: pass\n")
     site.install("hgms-grouped", {"grouped": "grouped:Hoks.inner"})
     assert Host.load().infos["grouped"].status == "failed"
-    [entry] = [entry for entry in installed()["hgms"] if entry.name == "grouped"]
+    [entry] = [entry for entry in find_entries()["hgms"] if entry.name == "grouped"]
     with rejects("wrong-entry-point", "grouped", of=PluginError) as caught:
         entry.load()
     assert caught.value.did_you_mean == ("Hooks",)

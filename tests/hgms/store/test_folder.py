@@ -19,7 +19,7 @@ from support.processes import forked
 
 from hgms.store import DiskError, FileRecord, Folder, FolderInUse, digest, read_manifest
 from hgms.store import files as stored_files
-from hgms.store.folder import sealed
+from hgms.store.folder import with_checksum
 from hgms_core.errors import CheckpointError
 
 FACTS = {"step": 2, "state": {"list": [1, None, 0.5]}}
@@ -49,7 +49,7 @@ def test_the_manifest_records_key_status_facts_and_files(folder: Folder) -> None
         "weights": FileRecord(3, digest(b"0.5")),
         "log": FileRecord(8, digest(b"one\ntwo\n")),
     }
-    assert again(folder).read("weights") == folder.checked("weights").read_bytes() == b"0.5"
+    assert again(folder).read("weights") == folder.verified_path("weights").read_bytes() == b"0.5"
     assert not (folder.path / ".lease").exists()
     assert read_manifest(folder.path) == manifest
     assert read_manifest(folder.path.parent) is None
@@ -145,7 +145,7 @@ def test_a_commit_reads_no_log_and_flushes_only_what_has_grown(
 ) -> None:
     with folder.lease():
         folder.append({"log": b"3\n", "other": b"x"})
-        monkeypatch.setattr(stored_files, "opened", Mock(side_effect=AssertionError))
+        monkeypatch.setattr(stored_files, "open_file", Mock(side_effect=AssertionError))
         synced = []
         sync = os.fsync
         monkeypatch.setattr(
@@ -183,7 +183,7 @@ def test_other_settings_are_rejected(folder: Folder) -> None:
         (lambda path: path.write_bytes(b"[" * 9999), "damaged-file"),
         (lambda path: path.write_bytes(b"{}"), "damaged-file"),
         *(
-            (lambda path, table=table: path.write_bytes(sealed(table)), "damaged-file")
+            (lambda path, table=table: path.write_bytes(with_checksum(table)), "damaged-file")
             for table in (
                 {},
                 {"key": "key", "status": "done", "facts": {}},
@@ -216,7 +216,11 @@ def test_a_damaged_manifest_is_rejected(
 def test_changed_files_are_rejected_and_missing_files_make_it_unfinished(folder: Folder) -> None:
     path = folder.path / "weights"
     path.write_bytes(b"0.7")
-    for use in (folder.is_done, lambda: folder.read("weights"), lambda: folder.checked("weights")):
+    for use in (
+        folder.is_done,
+        lambda: folder.read("weights"),
+        lambda: folder.verified_path("weights"),
+    ):
         with rejects("damaged-file", str(path), of=CheckpointError):
             use()
     path.write_bytes(b"0.50")

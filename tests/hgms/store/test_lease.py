@@ -16,7 +16,7 @@ from support.helpers import rejects
 from support.processes import forked
 
 from hgms.runs import RunFolder
-from hgms.store import FolderInUse, HeldFolders, lease, leased
+from hgms.store import FolderInUse, HeldFolders, hold_lease, lease
 
 
 @pytest.fixture
@@ -38,20 +38,20 @@ def test_a_folder_is_held_by_one_process_and_free_once_that_is_gone(folder: Path
     ends, begins = os.pipe()
 
     def hold() -> None:
-        with leased(folder):
+        with hold_lease(folder):
             os.write(begins, b"held")
             time.sleep(600)
 
     process = forked(hold)
     try:
         assert os.read(ends, 4) == b"held"
-        with rejects("folder-in-use", str(folder), of=FolderInUse) as caught, leased(folder):
+        with rejects("folder-in-use", str(folder), of=FolderInUse) as caught, hold_lease(folder):
             pass
         assert f"process {process}" in str(caught.value)
     finally:
         os.kill(process, signal.SIGKILL)
         os.waitpid(process, 0)
-    with leased(folder) as held:  # at once: it is seen to be gone
+    with hold_lease(folder) as held:  # at once: it is seen to be gone
         held.ensure()
     assert list(folder.iterdir()) == []
 
@@ -75,7 +75,7 @@ def test_a_clock_that_jumps_takes_no_run_from_a_holder_that_lives(
     watch = HeldFolders()
     thread.start()
     try:
-        with rejects("folder-in-use", str(folder), of=FolderInUse) as caught, leased(folder):
+        with rejects("folder-in-use", str(folder), of=FolderInUse) as caught, hold_lease(folder):
             pass
         assert "process 1 on another-machine" in " ".join(caught.value.lines())
         until = time.monotonic() + 3 * short
@@ -100,9 +100,9 @@ def test_a_clock_that_jumps_keeps_no_run_for_a_holder_that_is_gone(
     for folder in (waited, watched):
         os.utime(on_another_machine(folder, short), times=(time.time() + jump,) * 2)
     began = time.monotonic()
-    with pytest.raises(FolderInUse), leased(waited, patience=0.1):
+    with pytest.raises(FolderInUse), hold_lease(waited, patience=0.1):
         pass
-    with leased(waited) as held:
+    with hold_lease(waited) as held:
         assert time.monotonic() - began >= short
         held.ensure()
     watch = HeldFolders()
@@ -110,7 +110,7 @@ def test_a_clock_that_jumps_keeps_no_run_for_a_holder_that_is_gone(
     while not watch.free(watched):
         assert time.monotonic() - began < 60
         time.sleep(0.05)
-    with leased(watched, patience=0.0) as held:
+    with hold_lease(watched, patience=0.0) as held:
         held.ensure()
 
 
@@ -126,9 +126,9 @@ def test_a_marker_without_a_record_does_not_block_the_folder(
     folder.mkdir()
     (folder / ".lease").touch()
     began = time.monotonic()
-    with rejects("folder-in-use", str(folder), of=FolderInUse), leased(folder, patience=0.1):
+    with rejects("folder-in-use", str(folder), of=FolderInUse), hold_lease(folder, patience=0.1):
         pass  # its process may still write the record
-    with leased(folder, patience=patience) as held:
+    with hold_lease(folder, patience=patience) as held:
         assert 0.3 <= time.monotonic() - began < 30.0
         held.ensure()
     assert list(folder.iterdir()) == []

@@ -27,7 +27,7 @@ from hgms.runs.config import RunConfig
 from hgms.runs.stepper import Stepper
 from hgms.selectors import BestOfN
 from hgms.solvers import CG
-from hgms.testing import checks_of_kind, counted, inputs_on, no_waiting, simulated_device
+from hgms.testing import checks_of_kind, count_kernels, inputs_on, no_waiting, simulated_device
 from hgms.testing.kit import demand_saved
 from hgms_core import Pipeline
 
@@ -143,7 +143,7 @@ def test_whatever_the_host_waits_for_is_counted(
     call: Callable[[Tensor], object], transfers: int, uploads: int, device: torch.device
 ) -> None:
     x = torch.arange(3.0, device=device)
-    with counted() as counts:
+    with count_kernels() as counts:
         call(x)
     assert (counts.transfers, counts.uploads) == (transfers, uploads)
     assert {place.partition(":")[0] for place in counts.places} <= {Path(__file__).name}
@@ -157,7 +157,7 @@ def test_a_run_reads_one_record_per_step(device: torch.device) -> None:
     problem = moved(network_problem(rows=64), device)
     waits = []
     for steps in (1, 5):
-        with counted() as counts:
+        with count_kernels() as counts:
             run(pipeline(CG(ridge=0.5, max_steps=1)), problem, Budget(outer_steps=steps))
         waits.append(counts.waits)
     per_step, rest = divmod(waits[1] - waits[0], 4)
@@ -197,7 +197,7 @@ def test_a_step_makes_no_transfer_and_its_record_makes_one(
     for step in range(3):
         with no_waiting() if step else nullcontext():
             outcome = stepper.step(position, 0.0)
-        with counted() as counts:
+        with count_kernels() as counts:
             position, record = stepper.read(position, outcome, {})
         # The first step also reads the norm of the first theta.
         assert counts.waits == (1 if step else 2), counts.places

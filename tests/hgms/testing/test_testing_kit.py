@@ -88,13 +88,13 @@ def test_a_module_that_ends_its_interpreter_is_told_and_another_one_starts(
     (tmp_path / "ends.py").write_text("import os\nos.write(2, b'last word')\nos._exit(3)")
     (tmp_path / "goes_on.py").write_text("print('here')")
     with pytest.raises(RuntimeError) as caught:
-        imports.observed("ends")
+        imports.observe("ends")
     assert "3: " in str(caught.value)
     assert "last word" in str(caught.value)
     imports._waiting.clear()
-    report = imports.observed("goes_on")
+    report = imports.observe("goes_on")
     assert (report["error"], report["printed"]) == ("", "here\n")
-    assert imports.observed("goes_on") is report, "it is asked once"
+    assert imports.observe("goes_on") is report, "it is asked once"
     imports._end()
 
 

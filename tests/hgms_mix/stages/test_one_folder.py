@@ -17,7 +17,7 @@ from support.processes import strike
 from support.small_mixes import TASK, fails, right, write_sums
 
 from hgms.runs import loop
-from hgms.store import leased
+from hgms.store import hold_lease
 
 pytest.importorskip("transformers", reason="transformers is not installed: pip install 'hgms[llm]'")
 pytest.importorskip("peft", reason="peft is not installed: pip install 'hgms[llm]'")
@@ -138,6 +138,6 @@ def test_a_run_that_another_process_makes_is_not_taken_over(here: Path) -> None:
     [folder] = folders()
     summary = folder / "summary.json"
     summary.unlink()  # it is still being made
-    with leased(folder):
+    with hold_lease(folder):
         fails(*SAMPLE, parts=[f"({folder})"])
     assert not summary.exists()

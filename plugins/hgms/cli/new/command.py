@@ -75,7 +75,7 @@ def plugin(name: str, words: str, into: Path, as_json: bool) -> None:
     check_name(name, kinds)
     folder = into / f"hgms-{name}"
     check_folder(folder)
-    texts = filled(name, kinds)
+    texts = fill_templates(name, kinds)
     for place, (text, _) in texts.items():
         path = folder / place
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -157,16 +157,19 @@ def layout(several: bool) -> dict[str, tuple[str, str]]:
     }
 
 
-def filled(name: str, kinds: Sequence[Kind]) -> dict[str, tuple[str, str]]:
+def fill_templates(name: str, kinds: Sequence[Kind]) -> dict[str, tuple[str, str]]:
     """Return the content and the purpose of every file of the distribution, by its path."""
     parts = [values_of(name, kind, kinds) for kind in kinds]
     files = {}
     whole = values_of_all(parts)
     for place, (template, purpose) in layout(len(kinds) > 1).items():
         for values in parts if "@kind@" in template else [whole]:
-            text = _template(_filled(template, values))
+            text = _template(_fill_template(template, values))
             text = text.replace(API, "\n") if len(kinds) > 1 and "@kind@" in template else text
-            files[_filled(place, values)] = _filled(text, values), _filled(purpose, values)
+            files[_fill_template(place, values)] = (
+                _fill_template(text, values),
+                _fill_template(purpose, values),
+            )
     return files
 
 
@@ -207,7 +210,7 @@ def values_of_all(parts: Sequence[Mapping[str, str]]) -> dict[str, str]:
     several = len(parts) > 1
 
     def each(text: str, between: str = "\n") -> str:
-        return between.join(_filled(text, part) for part in parts)
+        return between.join(_fill_template(text, part) for part in parts)
 
     brought = f"{each('@label@', ' and the ')} `{first['name']}`"
     classes = sorted(part["class"] for part in parts)
@@ -255,7 +258,7 @@ def _template(part: str) -> str:
     return TEMPLATE.joinpath(f"{part}.tmpl").read_text(encoding="utf-8")
 
 
-def _filled(text: str, values: Mapping[str, str]) -> str:
+def _fill_template(text: str, values: Mapping[str, str]) -> str:
     for key, value in values.items():
         text = text.replace(f"@{key}@", value)
     return text

@@ -15,7 +15,7 @@ from hgms.compiled import launch, programs_of
 from hgms.config import lowering
 from hgms.methods.crossfit import fold_problem, weights
 from hgms.methods.crossfit.folds import Folds
-from hgms.methods.crossfit.lower import SharpnessAware, advanced, branch, part
+from hgms.methods.crossfit.lower import SharpnessAware, advance, branch, part
 from hgms.rows import trained_on
 from hgms_core import (
     Branch,
@@ -167,9 +167,9 @@ class CrossFit:
 
     def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
         key = Key(state["seed"]).fold("step", state["step"])
-        folds = Folds.drawn(problem, self.count, Key(state["seed"]).fold("folds"))
+        folds = Folds.draw(problem, self.count, Key(state["seed"]).fold("folds"))
         finishing = progress >= self.finish
-        branches, lower_loss, spent = self._trained(problem, folds, state, key, progress, finishing)
+        branches, lower_loss, spent = self._train(problem, folds, state, key, progress, finishing)
         averages = part("a", branches)
         following = {
             **state,
@@ -178,7 +178,7 @@ class CrossFit:
         }
         record: Record = {"step": state["step"] + 1, "lower_loss": lower_loss}
         if not finishing:
-            changes, measured, cost = self._moved(problem, folds, state, averages, key, progress)
+            changes, measured, cost = self._move(problem, folds, state, averages, key, progress)
             following = {**following, **changes}
             record = {**record, **measured}
             spent = spent + cost
@@ -214,7 +214,7 @@ class CrossFit:
     def _steps(self, state: State) -> int:
         return self.warmup if state["step"] == 0 else self.steps
 
-    def _trained(
+    def _train(
         self,
         problem: Problem,
         folds: Folds,
@@ -237,7 +237,7 @@ class CrossFit:
         factor = max(0.05, left)
         steps = self._steps(state)
         size = problem.lower_data.size
-        function = partial(advanced, losses.objective)
+        function = partial(advance, losses.objective)
         settings = (self.name, losses)
         ends = []
         values = []
@@ -282,7 +282,7 @@ class CrossFit:
         """Draw the lower rows of each step in proportion to their weights."""
         size = problem.lower_data.count(self.batch_size)
         return list(
-            fold_problem.drawn(weight, steps * size, key.fold("lower").generator()).reshape(
+            fold_problem.draw_rows(weight, steps * size, key.fold("lower").generator()).reshape(
                 steps, size
             )
         )
@@ -295,7 +295,7 @@ class CrossFit:
             kept[key.fold("upper").indices(len(kept), self.upper_batch_size, steps, kept.device)]
         )
 
-    def _moved(
+    def _move(
         self,
         problem: Problem,
         folds: Folds,
@@ -330,7 +330,7 @@ class CrossFit:
             for name in alpha
         }
         moved, outer = self.outer.step(alpha, h, state["outer"], progress)
-        alpha = weights.bounded(moved)
+        alpha = weights.clip_weights(moved)
         leaf = problem.theta0[weighted.leaf]
         theta = problem.project(
             {**problem.theta0, weighted.leaf: weights.logits(alpha, scores).to(leaf)}

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hgms.compiled import Numbers, launch, programs_of
 from hgms.config import lowering
-from hgms.methods.crossfit.lower import SharpnessAware, advanced, branch, part
+from hgms.methods.crossfit.lower import SharpnessAware, advance, branch, part
 from hgms_core import Batch, Candidates, Cost, Key, Loss, Problem, State, Tree, component, stack
 from hgms_core.validators import not_negative, optional_positive, positive
 
@@ -82,7 +82,7 @@ class FlatBranches:
         self, problem: Problem, theta: Tree, start: State, key: Key, progress: float = 0.0
     ) -> Candidates:
         data = problem.lower_data
-        function = partial(advanced, partial(_only, problem.g))
+        function = partial(advance, partial(_only, problem.g))
         settings = (self.name, problem.g)
         ends = []
         losses = []

@@ -103,7 +103,7 @@ def of_branch(
         extensions=(),
         start=None,
         fresh=None,
-        project=weights.bounded,
+        project=weights.clip_weights,
         evaluate=_nothing,
     )
 
@@ -112,7 +112,7 @@ def _nothing(theta: Tree, x: Tree) -> dict[str, float]:
     return {}
 
 
-def drawn(weight: Tensor, count: int, generator: torch.Generator) -> Tensor:
+def draw_rows(weight: Tensor, count: int, generator: torch.Generator) -> Tensor:
     """Draw ``count`` row numbers, each with a probability in proportion to its weight."""
     edges = weight.double().cumsum(0).cpu()
     where = torch.rand(count, generator=generator, dtype=torch.float64) * edges[-1]

@@ -25,7 +25,7 @@ class Folds:
     held: Tensor
 
     @classmethod
-    def drawn(cls, problem: Problem, count: int, key: Key) -> Folds:
+    def draw(cls, problem: Problem, count: int, key: Key) -> Folds:
         """Draw the folds of a run; they depend only on its key."""
         lower = problem.lower_data
         upper = trained_on(problem)

@@ -31,10 +31,10 @@ def branch(x: Tree) -> Tree:
     and the averaged iterate.
     """
     zeros = {name: torch.zeros_like(leaf) for name, leaf in x.items()}
-    return _joined(x, zeros, zeros, x)
+    return _join(x, zeros, zeros, x)
 
 
-def _joined(*trees: Tree) -> Tree:
+def _join(*trees: Tree) -> Tree:
     return {
         f"{which}.{name}": leaf
         for which, tree in zip("xmva", trees, strict=True)
@@ -50,7 +50,7 @@ def part(which: str, tree: Tree) -> Tree:
 @final
 @component
 class SharpnessAware:
-    """Sharpness-aware Adam with averaged iterates, the step of :func:`advanced`.
+    """Sharpness-aware Adam with averaged iterates, the step of :func:`advance`.
 
     Arguments:
         lr: Adam's rate; its moments have β = 0.9, 0.99.
@@ -63,7 +63,7 @@ class SharpnessAware:
     averaging: float = field(default=0.98, validator=decay_rate)
 
     def numbers(self, count: int, scales: tuple[float, float], factor: float = 1.0) -> list[float]:
-        """Return the scalar arguments of :func:`advanced` for step number ``count``.
+        """Return the scalar arguments of :func:`advance` for step number ``count``.
 
         ``count`` starts at 1. ``factor`` multiplies the rate.
         """
@@ -71,7 +71,7 @@ class SharpnessAware:
         return [*corrections(self.lr * factor, count, BETAS), self.sharpness, decay, *scales]
 
 
-def advanced(
+def advance(
     objective: Objective, steps: Numbers, tree: Tree, theta: Tree, below: Batch, above: Batch
 ) -> tuple[Tree, Tensor]:
     """Return the branch after one step, and the value of its objective before the step::
@@ -95,4 +95,4 @@ def advanced(
         x, grads, first, second, scale=scale, correction=correction, betas=BETAS, eps=EPS
     )
     average = {name: leaf + (1 - decay) * (x[name] - leaf) for name, leaf in average.items()}
-    return _joined(x, first, second, average), value
+    return _join(x, first, second, average), value

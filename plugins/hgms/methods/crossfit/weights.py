@@ -46,7 +46,7 @@ def begin(slope: float, tilt: float, like: Tensor) -> Tree:
     }
 
 
-def bounded(alpha: Tree) -> Tree:
+def clip_weights(alpha: Tree) -> Tree:
     """Return α with its three numbers clipped to :data:`BOUNDS`; other leaves are not changed."""
     return {
         name: leaf.clamp(*BOUNDS[name]) if name in BOUNDS else leaf for name, leaf in alpha.items()

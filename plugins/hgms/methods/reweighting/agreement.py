@@ -99,7 +99,7 @@ class Agreement:
         x = problem.initial(key)
         if not state["step"]:  # the first network is not trained: no lower row is selected
             x = problem.x0
-            theta = self._kept(problem, torch.zeros_like(theta[rows.leaf], dtype=torch.bool))
+            theta = self._theta_of(problem, torch.zeros_like(theta[rows.leaf], dtype=torch.bool))
         training = joint.Training(
             steps=self.steps,
             lr=self.lr,
@@ -112,12 +112,12 @@ class Agreement:
         usual, more = shared.usual_loss(self, problem, rows, x, self.share)
         fits = losses <= usual
         record: Record = {"upper_loss": upper, "lower_loss": lower, "kept": fits.double().mean()}
-        changes = {"x": x, "theta": self._kept(problem, fits)}
-        return shared.ended(self, problem, state, changes, [x], cost + spent + more, record)
+        changes = {"x": x, "theta": self._theta_of(problem, fits)}
+        return shared.end_step(self, problem, state, changes, [x], cost + spent + more, record)
 
     def result(self, state: State) -> tuple[Tree, Tree]:
         return shared.answer(self, state)
 
-    def _kept(self, problem: Problem, which: torch.Tensor) -> Tree:
+    def _theta_of(self, problem: Problem, which: torch.Tensor) -> Tree:
         rows = shared.rows_of(self, problem)
         return shared.as_theta(problem, rows, shared.LARGEST * (2.0 * which - 1))

@@ -50,7 +50,7 @@ def train(
     shares = tuple(share for share, _ in shared.joint_parts(problem))
     losses = Losses(problem.g, problem.f, shares, training.tilt)
     settings = (f"{name} training", losses)
-    function = partial(_moved, losses)
+    function = partial(_step, losses)
     lower = upper = torch.empty(())
     size = problem.lower_data.count(training.batch_size)
     steps = range(training.steps)
@@ -67,7 +67,7 @@ def train(
     return x, lower, upper, cost
 
 
-def _moved(
+def _step(
     losses: Losses,
     numbers: Numbers,
     x: Tree,
@@ -81,7 +81,7 @@ def _moved(
         lower = losses.g(theta, leaves, below)
         upper = joint_loss(losses.f, losses.shares, theta, leaves, above)
         slope = shared.gradient_of(lower + losses.tilt * upper, leaves)
-    x, moments = shared.moved("adam", 0.0, numbers, x, slope, moments)
+    x, moments = shared.step_of_x("adam", 0.0, numbers, x, slope, moments)
     return x, moments, lower.detach(), upper.detach()
 
 

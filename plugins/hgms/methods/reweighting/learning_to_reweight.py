@@ -123,7 +123,7 @@ class LearningToReweight:
         rate = shared.rate_of(self, progress)
         losses = shared.Losses(rows, problem.f)
         settings = (self.name, self, losses)
-        function = partial(self._moved, losses)
+        function = partial(self._lower_step, losses)
         size = problem.lower_data.count(self.batch_size)
         steps = range(state["lower_steps"], state["lower_steps"] + self.steps)
         for number, below in shared.lower_batches(problem, state["seed"], steps, self.batch_size):
@@ -153,12 +153,12 @@ class LearningToReweight:
             "lower_loss": lower,
             "kept": (weights > 0).double().mean(),
         }
-        return shared.ended(self, problem, state, changes, [x], cost, record)
+        return shared.end_step(self, problem, state, changes, [x], cost, record)
 
     def result(self, state: State) -> tuple[Tree, Tree]:
         return shared.answer(self, state)
 
-    def _moved(
+    def _lower_step(
         self,
         losses: shared.Losses,
         numbers: Numbers,
@@ -174,7 +174,7 @@ class LearningToReweight:
         """
         rows = losses.rows
         slopes, upper = gradient(losses.f, theta, x, above)
-        weights = aligned(rows, x, dict(zip(x, slopes, strict=True)), below).clamp_min(0)
+        weights = alignments(rows, x, dict(zip(x, slopes, strict=True)), below).clamp_min(0)
         total = weights.sum()
         weights = weights / torch.where(total > 0, total, torch.ones_like(total))
         leaves = require_grad(x)
@@ -183,11 +183,11 @@ class LearningToReweight:
                 theta, leaves, below
             )
             slope = shared.gradient_of(loss, leaves)
-        x, moments = shared.moved(self.optimizer, self.momentum, numbers, x, slope, moments)
+        x, moments = shared.step_of_x(self.optimizer, self.momentum, numbers, x, slope, moments)
         return x, moments, weights, loss.detach(), upper
 
 
-def aligned(rows: Rows, x: Tree, direction: Tree, batch: Batch) -> Tensor:
+def alignments(rows: Rows, x: Tree, direction: Tree, batch: Batch) -> Tensor:
     """⟨∇ℓ_i(x), direction⟩ for each row of the batch, ``[B]``, as one product in forward mode."""
     with twice_differentiable_attention():
         products: Tensor = torch.func.jvp(

@@ -12,7 +12,7 @@ from torch import Tensor
 from hgms.compiled import Numbers, launch, programs_of
 from hgms.config import lowering
 from hgms.methods.reweighting import shared
-from hgms.methods.reweighting.learning_to_reweight import aligned
+from hgms.methods.reweighting.learning_to_reweight import alignments
 from hgms_core import (
     Batch,
     Cost,
@@ -121,7 +121,7 @@ class MwNet:
         )
         rate = shared.rate_of(self, progress)
         settings = (self.name, self, rows, problem.f)
-        function = partial(self._moved, rows, problem.f)
+        function = partial(self._lower_step, rows, problem.f)
         size = problem.lower_data.count(self.batch_size)
         steps = range(state["lower_steps"], state["lower_steps"] + self.steps)
         for number, below in shared.lower_batches(problem, state["seed"], steps, self.batch_size):
@@ -150,12 +150,12 @@ class MwNet:
             "lower_loss": lower,
             "kept": logits.sigmoid().double().mean(),
         }
-        return shared.ended(self, problem, state, changes, [x], cost + spent, record)
+        return shared.end_step(self, problem, state, changes, [x], cost + spent, record)
 
     def result(self, state: State) -> tuple[Tree, Tree]:
         return shared.answer(self, state)
 
-    def _moved(
+    def _lower_step(
         self,
         rows: Rows,
         f: Loss,
@@ -181,13 +181,15 @@ class MwNet:
             slope = shared.gradient_of(virtual, leaves, retain=True)
         ahead = {name: leaf - self.look_ahead * slope[name] for name, leaf in x.items()}
         upper_slopes, upper = gradient(f, theta, ahead, above)
-        gains = self.look_ahead * aligned(rows, x, dict(zip(x, upper_slopes, strict=True)), below)
+        gains = self.look_ahead * alignments(
+            rows, x, dict(zip(x, upper_slopes, strict=True)), below
+        )
         net_slope = meta_gradient(net, inputs, gains)
-        net, net_moments = shared.moved("adam", 0.0, numbers[3:], net, net_slope, net_moments)
+        net, net_moments = shared.step_of_x("adam", 0.0, numbers[3:], net, net_slope, net_moments)
         with torch.enable_grad():
             actual = (weight_logits(net, inputs).sigmoid() * losses).mean() + regulariser
             slope = shared.gradient_of(actual, leaves)
-        x, moments = shared.moved(self.optimizer, self.momentum, numbers[:3], x, slope, moments)
+        x, moments = shared.step_of_x(self.optimizer, self.momentum, numbers[:3], x, slope, moments)
         return x, moments, net, net_moments, actual.detach(), upper
 
 

@@ -94,7 +94,7 @@ def no_moments(optimizer: str, x: Tree) -> Tree:
 
 
 def numbers(rate: float, count: int) -> list[float]:
-    """Return the scalar arguments of :func:`moved` for step number ``count``, which starts at 1."""
+    """Return the scalar arguments of :func:`step_of_x` for step ``count``, from 1."""
     return [rate, *corrections(rate, count, BETAS)]
 
 
@@ -110,7 +110,7 @@ def rate_of(method: Any, progress: float) -> float:
     )
 
 
-def moved(
+def step_of_x(
     optimizer: str, momentum: float, steps: Numbers, x: Tree, slope: Tree, moments: Tree
 ) -> tuple[Tree, Tree]:
     """(x, moments) after one step of SGD with momentum or of Adam, as new tensors."""
@@ -217,7 +217,7 @@ def as_theta(problem: Problem, rows: Rows, logits: Tensor) -> Tree:
     return problem.project({**problem.theta0, rows.leaf: logits.to(leaf).clamp(-LARGEST, LARGEST)})
 
 
-def ended(
+def end_step(
     method: Any,
     problem: Problem,
     state: State,

@@ -134,7 +134,7 @@ class SmallLoss:
         pair = tuple(state[name] for name in ("x", "peer", "moments", "peer_moments"))
         shares = tuple(share for share, _ in shared.joint_parts(problem)) if self.tilt else ()
         settings = (self.name, self, rows, problem.f, shares)
-        function = partial(self._moved, rows, problem.f, shares)
+        function = partial(self._lower_step, rows, problem.f, shares)
         rate = shared.rate_of(self, progress)
         picked = theta[rows.leaf]
         size = problem.lower_data.count(self.batch_size)
@@ -181,7 +181,7 @@ class SmallLoss:
             "kept": kept / size,
             "noise_rate": noise_rate,
         }
-        return shared.ended(self, problem, state, changes, list(pair[:2]), cost, record)
+        return shared.end_step(self, problem, state, changes, list(pair[:2]), cost, record)
 
     def result(self, state: State) -> tuple[Tree, Tree]:
         return shared.answer(self, state)
@@ -205,7 +205,7 @@ class SmallLoss:
         share = float((losses <= usual).double().mean())
         return min(max(1 - share / 0.8, 0.0), 0.95), cost + spent + more
 
-    def _moved(
+    def _lower_step(
         self,
         rows: Rows,
         f: Loss,
@@ -245,8 +245,10 @@ class SmallLoss:
                 shared.gradient_of(total, leaves)
                 for total, leaves in zip(totals, pair, strict=True)
             ]
-        own = shared.moved(self.optimizer, self.momentum, steps, x, slopes[0], moments)
-        other = shared.moved(self.optimizer, self.momentum, steps, peer, slopes[1], peer_moments)
+        own = shared.step_of_x(self.optimizer, self.momentum, steps, x, slopes[0], moments)
+        other = shared.step_of_x(
+            self.optimizer, self.momentum, steps, peer, slopes[1], peer_moments
+        )
         return (
             own[0],
             other[0],

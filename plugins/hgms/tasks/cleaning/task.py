@@ -196,7 +196,7 @@ class HyperCleaning:
             # Use leaf·leaf, not leaf²: the second derivative of leaf² is again a power.
             return self.omega * torch.stack([(leaf * leaf).sum() for leaf in x.values()]).sum()
 
-        def weighted(theta: Tree, x: Tree, scores: Tensor, batch: Tree) -> Tensor:
+        def weighted_loss(theta: Tree, x: Tree, scores: Tensor, batch: Tree) -> Tensor:
             weights = theta["logits"][batch["index"]].sigmoid()
             # The fit comes first: gradients are added in the reverse order of the terms.
             fit = (weights * cross_entropy(scores, batch["label"])).mean()
@@ -259,7 +259,7 @@ class HyperCleaning:
         return Problem(
             theta0={"logits": uniform_weights + self.start.theta0},
             x0=x0,
-            g=Composite(outputs=_outputs, criterion=weighted),
+            g=Composite(outputs=_outputs, criterion=weighted_loss),
             f=UPPER,
             lower_data=Data.of(train),
             upper_data=roles(validation, self.validation_split),

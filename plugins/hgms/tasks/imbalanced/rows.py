@@ -72,10 +72,10 @@ def split(
             part.append(piece)
     train = torch.cat(kept[2])
     train = train[torch.randperm(len(train), generator=key.fold("train").generator())]
-    return Split(train, _interleaved(kept[0]), _interleaved(kept[1]))
+    return Split(train, _interleave(kept[0]), _interleave(kept[1]))
 
 
-def _interleaved(parts: Sequence[Tensor]) -> Tensor:
+def _interleave(parts: Sequence[Tensor]) -> Tensor:
     """Return one row of each class, then another row of each class, and so on."""
     place = torch.cat([torch.arange(len(part)) for part in parts])
     return torch.cat(list(parts))[torch.argsort(place, stable=True)]
@@ -113,7 +113,7 @@ def views(
         angle = math.radians(degrees) * (2 * torch.rand(rows, generator=generator) - 1)
         move = torch.randint(-shift, shift + 1, (rows, 2), generator=generator)
         if degrees:
-            turned = _turned(turned, angle.to(turned.dtype))
+            turned = _rotate(turned, angle.to(turned.dtype))
         padded = F.pad(turned, (shift, shift, shift, shift))
         down, right = (
             (shift - move[:, axis])[:, None] + torch.arange(size)
@@ -124,7 +124,7 @@ def views(
     return torch.cat(shifted).contiguous().to(pixels.device), label.repeat(count)
 
 
-def _turned(pixels: Tensor, angle: Tensor) -> Tensor:
+def _rotate(pixels: Tensor, angle: Tensor) -> Tensor:
     """Rotate every image about its centre, with bilinear interpolation."""
     height, width = pixels.shape[-2:]
     cos = angle.cos()

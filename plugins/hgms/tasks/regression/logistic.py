@@ -20,7 +20,7 @@ from hgms.tasks.regression.tables import (
     problem_of,
     split,
     split_shares,
-    standardised,
+    standardise_parts,
     table_name,
 )
 from hgms_core import Key, NumericalError, Problem, Tree, component
@@ -130,7 +130,7 @@ class LogisticCv:
             known = torch.from_numpy(np.searchsorted(names, other.target))
             parts = [(features, labels), (torch.from_numpy(other.features), known)]
         columns = [a for a, _ in parts]
-        columns = standardised(columns) if self.standardise else columns
+        columns = standardise_parts(columns) if self.standardise else columns
         columns = (
             [torch.cat([a, a.new_ones(len(a), 1)], dim=1) for a in columns]
             if self.intercept

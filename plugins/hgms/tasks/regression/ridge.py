@@ -21,7 +21,7 @@ from hgms.tasks.regression.tables import (
     problem_of,
     split,
     split_shares,
-    standardised,
+    standardise_parts,
     table_name,
 )
 from hgms.tasks.ridge_closed_form import RidgeClosedForm, squared_loss
@@ -107,7 +107,7 @@ class RidgeCv:
                 hint="use logistic-cv for classes",
             ) from error
         rows = split(table, self.shares, Key(seed).fold("ridge-cv"))
-        features = standardised([torch.from_numpy(table.features)[part] for part in rows])
+        features = standardise_parts([torch.from_numpy(table.features)[part] for part in rows])
         mean = target[rows[0]].mean()
         spread = target[rows[0]].std(correction=0)
         if not spread > 0:

@@ -235,7 +235,7 @@ def split(table: Table, shares: tuple[float, ...], key: Key) -> list[Tensor]:
     return list(order[: sum(sizes)].split(sizes))
 
 
-def standardised(parts: list[Tensor]) -> list[Tensor]:
+def standardise_parts(parts: list[Tensor]) -> list[Tensor]:
     """Scale features to mean 0 and standard deviation 1 over the first (the *training*) part.
 
     A feature that is constant there becomes 0 there.

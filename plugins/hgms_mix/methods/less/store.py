@@ -10,7 +10,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from hgms.store import Digest, Folder, damaged, json_digest
+from hgms.store import Digest, Folder, damaged_file, json_digest
 from hgms_core import Data, Tree
 from hgms_core.torch_errors import first_line
 
@@ -55,7 +55,7 @@ class FeatureStore:
         folder = self.folder
         status = folder.manifest().status
         if status == "done":
-            features = np.load(folder.checked(FEATURES), mmap_mode="r")
+            features = np.load(folder.verified_path(FEATURES), mmap_mode="r")
             return torch.from_numpy(np.array(features[first:last])).to(like)
         if status == "new":
             self._create(folder)
@@ -83,9 +83,9 @@ class FeatureStore:
         try:
             array = np.lib.format.open_memmap(path, mode="r+")
         except (OSError, ValueError) as error:
-            raise damaged(path, f"it does not contain features: {first_line(error)}") from None
+            raise damaged_file(path, f"it does not contain features: {first_line(error)}") from None
         if len(array) != self.rows:
-            raise damaged(path, f"it has {len(array)} rows, not {self.rows}")
+            raise damaged_file(path, f"it has {len(array)} rows, not {self.rows}")
         return array
 
 
