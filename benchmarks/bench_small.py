@@ -141,7 +141,8 @@ def pipeline(work: Work) -> Pipeline:
     )
 
 
-def ours(work: Work, compiled: bool = False) -> Stepper:
+def ours(work: Work, compiled: bool = False, exact: bool = True) -> Stepper:
+    """Return our side; ``exact`` requires every solve to make all its steps."""
     method = pipeline(work)
     of_size = evolve(problem(work), compiler=Programs() if compiled else None)
     state = first = method.init(of_size, seed=0)
@@ -153,7 +154,7 @@ def ours(work: Work, compiled: bool = False) -> Stepper:
         count = count + 1
         state, record = method.step(of_size, state)
         # At 2,000 unknowns the residual is at float32's end (5e-8) one step before the last.
-        if record["iterations"] < work.products - 1:
+        if exact and record["iterations"] < work.products - 1:
             raise SystemExit(
                 f"CG made {int(record['iterations'])} steps and not {work.products}: the sides "
                 "do not do the same"

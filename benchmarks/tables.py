@@ -42,7 +42,7 @@ from pyarrow import parquet
 import hgms.report as report
 from hgms.plugins import Registry
 from hgms.report.parquet import runs as run_rows
-from hgms.results import recovered
+from hgms.results import recovered_share
 from hgms.results.statistics import Interval, paired_differences, paired_interval, spell
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # where this file was loaded by its path
@@ -485,7 +485,7 @@ class Study:
         if not all(forms) or self.methods[name] in SCALE:
             return "–"
         return str(
-            recovered(
+            recovered_share(
                 self.values[name], *(self.values[max(labels, key=self.mean)] for labels in forms)
             )
         )
@@ -879,6 +879,29 @@ def speed_machine() -> str:
     return markdown(keys, [[figures[key] for key in keys]])
 
 
+def growth() -> str:
+    """Return the duration of an outer step relative to its floor, at growing sizes."""
+    axes = {"N": "candidates", "n": "rows", "d": "unknowns"}
+    table = []
+    for name, rows in figures_of("scaling")["growth"]["sweeps"].items():
+        for row in rows:
+            cells = [
+                f"{1e3 * row['sides'][side]['median']:.3g}" if side in row["sides"] else "–"
+                for side in ("eager", "compiled", "floor")
+            ]
+            for side in ("eager", "compiled"):
+                first, share = (each["/ floor"].get(side) for each in (rows[0], row))
+                if first is None or share is None:
+                    cells += ["–", "–"]
+                    continue
+                cells += [f"{share['median']:.3g}", f"{share['median'] / first['median']:.2f}"]
+            table.append([axes[name], f"{row['size']:,}", *cells])
+    head = ["axis", "size", "eager (ms)", "compiled (ms)", "floor (ms)"]
+    for side in ("eager", "compiled"):
+        head += [f"{side} / floor", "relative to the smallest size"]
+    return markdown(head, table)
+
+
 def environment() -> str:
     """Return the environments of the stored runs."""
     table = []
@@ -981,6 +1004,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "speed-methods": speed_methods,
     "products": products,
     "kernels": kernels,
+    "growth": growth,
     "mutations": mutations,
 }
 
@@ -1043,6 +1067,7 @@ def main() -> int:
         print("\n".join(f"{path} ({path.stat().st_size / 1000:.0f} kB)" for path in kept))
         return 0
     from bench_scaling import draw as draw_scaling
+    from bench_scaling import draw_growth
 
     texts = {path: path.read_text(encoding="utf-8") for path in PAGES}
     if options.check:
@@ -1055,6 +1080,7 @@ def main() -> int:
         path.write_text(made, encoding="utf-8")
     draw()
     draw_scaling(figures_of("scaling"), PICTURE.parent / "scaling.png")
+    draw_growth(figures_of("scaling")["growth"], PICTURE.parent / "growth.png")
     return 0
 
 

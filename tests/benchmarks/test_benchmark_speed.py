@@ -16,6 +16,21 @@ def _benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
 
 
+def test_the_floor_computes_the_hessian_products_of_the_problem() -> None:
+    import bench_scaling as bench
+    import torch
+
+    from hgms_core import curvature
+
+    work = bench.Work()
+    task = bench.problem(work)
+    x = 0.1 * torch.randn(
+        work.candidates, work.unknowns, generator=torch.Generator().manual_seed(0)
+    )
+    at_x = curvature(lambda at: task.g(task.theta0, at, task.lower_data.whole), {"x": x[0]})
+    torch.testing.assert_close(bench.floor(work, 2)(), at_x.matvec(x[0]))
+
+
 def test_ours_and_the_loop_by_hand_agree_and_a_side_that_computes_something_else_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
