@@ -243,14 +243,14 @@ def to_numbers(record: Mapping[str, Any]) -> Record:
     numbers: Record = {}
     for device in {value.device for value in tensors.values()}:
         here = {name: value for name, value in tensors.items() if value.device == device}
-        moved = here.values() if device.type == "cpu" else _moved(list(here.values()))
+        moved = here.values() if device.type == "cpu" else _move_to_cpu(list(here.values()))
         numbers |= {name: value.tolist() for name, value in zip(here, moved, strict=True)}
     if "outcome" in numbers:
         numbers["outcome"] = list(Outcome)[numbers["outcome"]].label
     return {name: numbers.get(name, value) for name, value in record.items()}
 
 
-def _moved(tensors: Sequence[Tensor]) -> list[Tensor]:
+def _move_to_cpu(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return tensors of one device on the CPU, moved as one tensor of bytes."""
     flat = [value.contiguous().reshape(-1).view(torch.uint8) for value in tensors]
     parts = torch.cat(flat).cpu().split([part.numel() for part in flat])
