@@ -142,7 +142,7 @@ def test_a_marker_of_a_process_that_was_killed_while_it_wrote_is_removed(
     ended, alive = (folder / f".lease.break.{number}.0af3" for number in (2**31 - 1, os.getpid()))
     for marker in (ended, alive):
         marker.write_text(record)
-    with leased(folder):
+    with hold_lease(folder):
         assert not ended.exists()
     assert [*folder.iterdir()] == [alive]
 
