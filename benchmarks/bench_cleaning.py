@@ -87,7 +87,7 @@ def main() -> None:
             line = {
                 "corruption": corruption,
                 "variant": row.method,
-                "test_accuracy": str(row.metrics["test_accuracy"].scaled(100)),
+                "test_accuracy": str(row.metrics["test_accuracy"].scale(100)),
                 "each": [
                     round(100 * run.summary["metrics"]["test_accuracy"], 2)
                     for run in results[row.method]

@@ -105,7 +105,7 @@ def rows(only: set[str], records: Records) -> list[list[str]]:
 
 def _spelt(interval: Interval, protocol: Mapping[str, Any]) -> str:
     return (
-        spell(interval.scaled(0.01), share=True) if "(%)" in protocol["metric"] else spell(interval)
+        spell(interval.scale(0.01), share=True) if "(%)" in protocol["metric"] else spell(interval)
     )
 
 

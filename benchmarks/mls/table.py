@@ -51,7 +51,7 @@ def best_by_test(accuracy: Sequence[float], f1: Sequence[float]) -> tuple[float,
 
 
 def spelled(values: Sequence[float]) -> str:
-    interval = Interval.of(values).scaled(100)
+    interval = Interval.of(values).scale(100)
     return f"{interval.mean:.2f}" + (
         "" if math.isnan(interval.half_width) else f" ± {interval.half_width:.2f}"
     )
@@ -68,7 +68,7 @@ def reached(values: Sequence[float], figure: Interval | None) -> str:
     """
     if figure is None:
         return "–"
-    ours = Interval.of(values).scaled(100)
+    ours = Interval.of(values).scale(100)
     half = math.hypot(
         *(0.0 if math.isnan(one.half_width) else one.half_width for one in (ours, figure))
     )
