@@ -367,7 +367,7 @@ def check_carry_rule(generator: Any) -> None:
     carried = [kit.snapshot(proposal.carry(i)) for i in (0, last)]
     name, candidates = next(iter(proposal.candidates.x.items()))
     if rule == "restart" or rule == "per-branch":
-        differs = kit.difference(*carried)
+        differs = kit.difference(carried[0], carried[1])
         demand(
             not differs,
             (
@@ -397,7 +397,7 @@ def check_carry_rule(generator: Any) -> None:
 
 def _tables(state: Any, width: int) -> list[Tensor]:
     """Return the tensors of a state that can be read as rows of this width."""
-    leaves = kit.tensors(kit.snapshot(state)).values()
+    leaves = kit.tensors(state).values()
     return [
         leaf.reshape(-1, width) for leaf in leaves if leaf.numel() and leaf.numel() % width == 0
     ]

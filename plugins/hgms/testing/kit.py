@@ -197,46 +197,45 @@ def rejection(call: Callable[[], Any]) -> ConfigError | None:
     return None
 
 
-def snapshot(value: Any) -> Any:
-    """Copy a nested value with its tensors for a later comparison; functions are excluded."""
+def snapshot(value: Any, place: str = "") -> dict[str, Any]:
+    """Copy the leaves of a nested value by their place; functions, data and keys are excluded."""
     if isinstance(value, Tensor):
-        return value.detach().clone()
+        return {place: value.detach().clone()}
     if isinstance(value, Data | Problem | Key) or callable(value):
-        return None
-    if isinstance(value, Mapping):
-        return {key: snapshot(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [snapshot(item) for item in value]
-    if attrs.has(type(value)):
-        return {
-            attribute.name: snapshot(getattr(value, attribute.name))
-            for attribute in attrs.fields(type(value))
-        }
-    return value
-
-
-def tensors(value: Any, place: str = "") -> dict[str, Tensor]:
-    """Return every tensor of a snapshot by its place."""
-    if isinstance(value, Tensor):
-        return {place or "the value": value}
-    if isinstance(value, Mapping):
-        pairs = [(str(key), item) for key, item in value.items()]
-    elif isinstance(value, list | tuple):
-        pairs = [(str(i), item) for i, item in enumerate(value)]
-    else:
         return {}
+    if attrs.has(type(value)):
+        value = {field.name: getattr(value, field.name) for field in attrs.fields(type(value))}
+    elif isinstance(value, list | tuple):
+        value = dict(enumerate(value))
+    if not isinstance(value, Mapping):
+        return {place: value}
+    parts = ((f"{place}.{key}" if place else str(key), item) for key, item in value.items())
+    return {name: leaf for part, item in parts for name, leaf in snapshot(item, part).items()}
+
+
+def tensors(value: Any) -> dict[str, Tensor]:
+    """Return every tensor of a nested value by its place."""
     return {
-        name: leaf
-        for key, item in pairs
-        for name, leaf in tensors(item, f"{place}.{key}" if place else key).items()
+        place or "the value": leaf
+        for place, leaf in snapshot(value).items()
+        if isinstance(leaf, Tensor)
     }
 
 
 def difference(wanted: Any, came: Any, place: str = "", rtol: float = 0.0) -> str:
-    """Describe where two snapshots differ, and how.
+    """Describe where two nested values differ, and how.
 
     The result is empty if they are equal (bit for bit without ``rtol``).
     """
+    before = snapshot(wanted, place)
+    after = snapshot(came, place)
+    if before.keys() != after.keys():
+        return f"{place or 'the value'} has the names {sorted(after)} instead of {sorted(before)}"
+    found = (_leaf_difference(name, leaf, after[name], rtol) for name, leaf in before.items())
+    return next(filter(None, found), "")
+
+
+def _leaf_difference(place: str, wanted: Any, came: Any, rtol: float) -> str:
     at = place or "the value"
     if isinstance(wanted, Tensor) and isinstance(came, Tensor):
         if (wanted.shape, wanted.dtype) != (came.shape, came.dtype):
@@ -244,34 +243,15 @@ def difference(wanted: Any, came: Any, place: str = "", rtol: float = 0.0) -> st
                 f"{at} is {came.dtype} {list(came.shape)} instead of {wanted.dtype} "
                 f"{list(wanted.shape)}"
             )
-        close = (
-            torch.allclose(wanted, came, rtol=rtol, atol=rtol, equal_nan=True)
-            if wanted.dtype.is_floating_point
-            else False
+        close = wanted.dtype.is_floating_point and torch.allclose(
+            wanted, came, rtol=rtol, atol=rtol, equal_nan=True
         )
-        if not close and not torch.equal(wanted, came):
-            return f"{at} is {show(came)} instead of {show(wanted)}"
-        return ""
-    if isinstance(wanted, Mapping) and isinstance(came, Mapping):
-        if set(wanted) != set(came):
-            return (
-                f"{at} has the names {sorted(map(str, came))} instead of {sorted(map(str, wanted))}"
-            )
-        pairs = [
-            (f"{place}.{key}" if place else str(key), wanted[key], came[key]) for key in wanted
-        ]
-    elif (
-        isinstance(wanted, list | tuple)
-        and isinstance(came, list | tuple)
-        and len(wanted) == len(came)
-    ):
-        pairs = [(f"{place}[{i}]", a, b) for i, (a, b) in enumerate(zip(wanted, came, strict=True))]
-    else:
-        same = wanted == came or (wanted != wanted and came != came)
-        if isinstance(wanted, float) and isinstance(came, float) and rtol:
-            same = same or abs(wanted - came) <= rtol * (1 + abs(wanted))
-        return "" if same else f"{at} is {came!r} instead of {wanted!r}"
-    return next(filter(None, (difference(a, b, name, rtol) for name, a, b in pairs)), "")
+        same = close or torch.equal(wanted, came)
+        return "" if same else f"{at} is {show(came)} instead of {show(wanted)}"
+    same = wanted == came or (wanted != wanted and came != came)
+    if isinstance(wanted, float) and isinstance(came, float) and rtol:
+        same = same or abs(wanted - came) <= rtol * (1 + abs(wanted))
+    return "" if same else f"{at} is {came!r} instead of {wanted!r}"
 
 
 def demand_equal(wanted: Any, came: Any, before: str, after: str = "", rtol: float = 0.0) -> None:
@@ -279,7 +259,7 @@ def demand_equal(wanted: Any, came: Any, before: str, after: str = "", rtol: flo
 
     The message contains the difference between the texts ``before`` and ``after``.
     """
-    differs = difference(snapshot(wanted), snapshot(came), rtol=rtol)
+    differs = difference(wanted, came, rtol=rtol)
     demand(not differs, f"{before} {differs}{after}")
 
 
