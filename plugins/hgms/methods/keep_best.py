@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import ClassVar, Literal, final
 
 import torch
 from attrs import field
-from torch.utils._pytree import tree_map
 
 from hgms.facts import needs_of
-from hgms.methods.inner import around_a_pipeline
-from hgms_core import (
-    ConfigError,
-    Cost,
-    Key,
-    Method,
-    Problem,
-    Record,
-    State,
-    Tree,
-    component,
-    hookimpl,
-)
+from hgms.methods.inner import around_a_pipeline, better, check_stop_rows
+from hgms_core import Cost, Key, Method, Problem, Record, State, Tree, component, hookimpl
 
 
 @final
@@ -77,13 +64,7 @@ class KeepBest:
         return frozenset({"stop-rows"}) | needs_of(self.method)
 
     def init(self, problem: Problem, seed: int) -> State:
-        if "stop" not in problem.upper_data:
-            raise ConfigError(
-                "no-rows-for-role",
-                "keep=\"best\" requires validation rows in the role 'stop', but there are 0",
-                place=("method", "keep"),
-                hint='set keep = "last", or add rows with this role',
-            )
+        check_stop_rows(problem)
         return {**self.method.init(problem, seed), "best": None}
 
     def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
@@ -94,9 +75,7 @@ class KeepBest:
         batch, rows = problem.upper_data["stop"].sample(key, None)
         with torch.no_grad():
             loss = problem.f(theta, x, batch)
-        best = state["best"]
-        found = {"loss": loss, "theta": theta, "x": x}
-        best = found if best is None else _better(found, best)
+        best = better({"loss": loss, "theta": theta, "x": x}, state["best"])
         cost = Cost(**following["cost"]) + Cost(upper_values=1, rows=rows)
         counts = cost.numbers()
         record = {
@@ -110,15 +89,6 @@ class KeepBest:
     def result(self, state: State) -> tuple[Tree, Tree]:
         best = state["best"]
         return self.method.result(state) if best is None else (best["theta"], best["x"])
-
-
-def _better(found: State, best: State) -> State:
-    """Return the state with the lower loss. The host does not wait for an accelerator."""
-    better = (found["loss"] < best["loss"]) | ~torch.isfinite(best["loss"])
-    if better.device.type == "cpu":
-        return found if better else best
-    chosen: State = tree_map(partial(torch.where, better), found, best)
-    return chosen
 
 
 @hookimpl

@@ -13,6 +13,7 @@ from attrs import frozen
 from torch import Tensor
 
 from hgms.compiled import Numbers
+from hgms.methods.inner import better, check_stop_rows
 from hgms.optim.adam import adam_, corrections
 from hgms_core import (
     Batch,
@@ -68,13 +69,8 @@ def begin(method: Any, problem: Problem, seed: int, **more: Any) -> State:
     ``more`` may contain further lower states; each has moments that start at zero.
     """
     rows_of(method, problem)
-    if method.keep == "best" and "stop" not in problem.upper_data:
-        raise ConfigError(
-            "no-rows-for-role",
-            "keep='best' requires validation rows in the role 'stop', but there are 0",
-            place=("method", "keep"),
-            hint='set keep = "last", or add rows with this role',
-        )
+    if method.keep == "best":
+        check_stop_rows(problem)
     return {
         "seed": seed,
         "step": 0,
@@ -240,8 +236,7 @@ def end_step(
             losses = [problem.f(following["theta"], x, batch) for x in answers]
         record = {**record, "stop_loss": torch.stack(losses).min()}
         for loss, x in zip(losses, answers, strict=True):
-            if best is None or not torch.isfinite(best["loss"]) or bool(loss < best["loss"]):
-                best = {"loss": loss, "theta": following["theta"], "x": x}
+            best = better({"loss": loss, "theta": following["theta"], "x": x}, best)
         spent = spent + Cost(upper_values=len(answers), rows=len(answers) * rows)
     cost = Cost(**state["cost"]) + spent
     counts = {f"cost_{name}": number for name, number in cost.numbers().items()}
