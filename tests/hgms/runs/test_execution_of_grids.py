@@ -74,7 +74,7 @@ def decisions(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     monkeypatch.setattr("hgms.runs.execution.calibrated", lambda _problem: left.pop(0))
     monkeypatch.setattr(
         "hgms.runs.loop.Run.discarded_step",
-        lambda run: (left.pop(0), run.info.budget.spent(0.0, 1, 1)),
+        lambda run, _problem: (left.pop(0), run.info.budget.spent(0.0, 1, 1)),
     )
     yield left
     assert left == [], "fewer were asked than expected"
@@ -112,7 +112,8 @@ def test_the_first_run_decides_whether_steps_are_compiled(
 ) -> None:
     """Also for runs of a later comparison."""
     fixed = {"run": {"matmul": "exact"}, **options}
-    decisions += [2.0, 1.5]
+    decisions += [2.0, 1.5]  # eager steps, which decide to compile
+    decisions += [9.0, 1.5, 0.5, 1.5, 0.5]  # the compilation, then steps of both kinds in turns
     said = str(compare("quadratic", "plain", "50 steps", 2, tmp_path / "a", **fixed))
     assert "quadratic: steps: compiled in all runs" in said
     compare("quadratic", BOTH, "50 steps", 1, tmp_path / "a", **fixed)
@@ -120,3 +121,4 @@ def test_the_first_run_decides_whether_steps_are_compiled(
     assert [each["reason"] for each in tables] == [
         Compilation.decide_by_gain(75.0, "cpu").reason
     ] * 3
+    assert [each["measured"] for each in tables] == [{"eager": 1.5, "compiled": 0.5}] * 3
