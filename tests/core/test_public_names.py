@@ -60,7 +60,7 @@ def test_all_names_exist_and_are_listed_once_and_none_is_left_out() -> None:
 
 def documented(module: ModuleType, name: str, strings: Mapping[str, str]) -> str:
     """The docstring of a class or function, or the string below an assignment."""
-    thing = getattr(module, name)
+    thing = inspect.unwrap(getattr(module, name))  # a cache has no docstring of its own
     own = thing.__doc__ if inspect.isclass(thing) or inspect.isfunction(thing) else ""
     return own or strings.get(name, "")
 
