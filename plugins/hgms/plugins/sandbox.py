@@ -51,11 +51,12 @@ def watch_plugin() -> Iterator[Watch]:
     watch = Watch()
     started = time.perf_counter()
     caught: list[warnings.WarningMessage] = []
+    printed = io.StringIO()  # before the context: a signal may interrupt its first line
     try:
         with (
             undone() as watch.changed,
             warnings.catch_warnings(record=True) as caught,
-            contextlib.redirect_stdout(io.StringIO()) as printed,
+            contextlib.redirect_stdout(printed),
         ):
             warnings.simplefilter("always", HookDeprecated)
             yield watch
