@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from support.fakes import Site
 from support.helpers import rejects
 
 from hgms.plugins import Host, Registry, find_entries, import_plugin
+from hgms.plugins.sandbox import watch_plugin
 from hgms_core.errors import ConfigError, PluginError
 
 BROKEN = "import does_not_exist_anywhere\n"
@@ -245,3 +247,14 @@ def test_an_entry_point_is_an_attribute_of_its_module_or_the_nearest_one_is_name
     with rejects("wrong-entry-point", "grouped", of=PluginError) as caught:
         entry.load()
     assert caught.value.did_you_mean == ("Hooks",)
+
+
+def test_a_signal_before_the_code_of_a_plugin_runs_is_raised(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupt(**_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(warnings, "catch_warnings", interrupt)
+    with pytest.raises(KeyboardInterrupt), watch_plugin():
+        pass
