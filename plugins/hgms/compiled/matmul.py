@@ -175,11 +175,11 @@ def measured(
                 torch.randn(*sizes, generator=generator).to(device)
                 for sizes in ((rows, inner), (out, inner), (rows, out))
             )
-            products += [_timed(rows, x, w.T), _timed(rows, delta.T, x)]
+            products += [_time_products(rows, x, w.T), _time_products(rows, delta.T, x)]
     return tuple(products)
 
 
-def _timed(rows: int, a: Tensor, b: Tensor) -> Product:
+def _time_products(rows: int, a: Tensor, b: Tensor) -> Product:
     reference = a.double() @ b.double()
     wait = functools.partial(torch.cuda.synchronize, a.device) if a.is_cuda else lambda: None
     seconds: dict[str, list[float]] = {route: [] for route in ROUTES}

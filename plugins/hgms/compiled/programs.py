@@ -151,7 +151,7 @@ class Programs:
             return None
 
         def make() -> tuple[Runner, str, str]:
-            program, unrecorded = _recorded(_inductor(graph, leaves), graph, leaves)
+            program, unrecorded = _record_graph(_inductor(graph, leaves), graph, leaves)
             return program, unrecorded, compared(program(leaves), graph(*leaves), graph, leaves)
 
         found = self.attempt(name, "compiled", make)
@@ -266,7 +266,7 @@ def _inductor(graph: GraphModule, leaves: Sequence[Tensor]) -> Runner:
         if all(leaf.device.type == "cpu" for leaf in leaves)
         else {}
     )
-    # _recorded records functions on a GPU, independent of torch's settings in the environment.
+    # _record_graph records functions on a GPU, independent of torch's settings in the environment.
     with torch._inductor.config.patch({"triton.cudagraphs": False, **on_cpu}):
         module = GraphModule(torch.nn.Module(), graph.graph)
         program = standalone_compile(
@@ -280,7 +280,9 @@ def _inductor(graph: GraphModule, leaves: Sequence[Tensor]) -> Runner:
     return run
 
 
-def _recorded(program: Runner, graph: GraphModule, leaves: Sequence[Tensor]) -> tuple[Runner, str]:
+def _record_graph(
+    program: Runner, graph: GraphModule, leaves: Sequence[Tensor]
+) -> tuple[Runner, str]:
     """Return the function recorded as a CUDA graph.
 
     If recording is not possible, return the function unchanged and the reason. On a CPU, return it

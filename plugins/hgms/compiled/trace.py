@@ -108,7 +108,7 @@ def trace(function: Callable[..., Any], arguments: Sequence[Any]) -> Trace:
         structure = flatten(function(*unflatten(arranged, inputs)), outputs)
         return [output.detach() for output in outputs]
 
-    graph, constants = _lifted(_as_graph(flat, leaves))
+    graph, constants = _lift_constants(_as_graph(flat, leaves))
     return Trace(graph, constants, structure)
 
 
@@ -117,7 +117,9 @@ def without_mutations(graph: GraphModule, inputs: Sequence[Tensor]) -> GraphModu
 
     Parts of the graph can then share the values that they read.
     """
-    pure, constants = _lifted(_as_graph(functionalize(graph, remove="mutations"), _apart(inputs)))
+    pure, constants = _lift_constants(
+        _as_graph(functionalize(graph, remove="mutations"), _apart(inputs))
+    )
     assert not constants, "a graph whose constants are inputs has no other"
     operations = _without_repetitions(pure.graph)
     operations.eliminate_dead_code()
@@ -149,7 +151,7 @@ def _apart(leaves: Sequence[Tensor]) -> list[Tensor]:
     return apart
 
 
-def _lifted(traced: GraphModule) -> tuple[GraphModule, tuple[Tensor, ...]]:
+def _lift_constants(traced: GraphModule) -> tuple[GraphModule, tuple[Tensor, ...]]:
     """Return the graph with its tensors as additional inputs, and these tensors."""
     graph = traced.graph
     constants: dict[Any, tuple[Node, Tensor]] = {}

@@ -60,7 +60,7 @@ class Stepper:
         Errors: ConfigError if ``build`` does not return an optimiser, or its optimiser has other
             tensors than ``leaves``.
         """
-        optimizer = _built(build, [*leaves.values()])
+        optimizer = _build_optimizer(build, [*leaves.values()])
         options = [
             {key: value for key, value in group.items() if key != "params"}
             for group in optimizer.param_groups
@@ -75,7 +75,7 @@ class Stepper:
             owner, path, kind = name.rsplit("|", 2)
             value = NUMBERS[kind](tensor) if kind in NUMBERS else _again(tensor, *kind.split())
             if owner in self.leaves:
-                _put(self.optimizer.state[self.leaves[owner]], path.split("."), value)
+                _set_value(self.optimizer.state[self.leaves[owner]], path.split("."), value)
             else:
                 self.optimizer.param_groups[int(owner)][path] = value
 
@@ -129,7 +129,7 @@ class Stepper:
         if len(state) > sum(leaf in state for leaf in self.leaves.values()):
             raise ConfigError(
                 "not-supported",
-                f"{self._called} stores state outside the states of its parameters, which cannot "
+                f"{self._name} stores state outside the states of its parameters, which cannot "
                 "be carried to the next step",
                 place=("optimizer",),
             )
@@ -157,14 +157,14 @@ class Stepper:
             return "none" if value is None else "list", torch.zeros((), device=device)
         raise ConfigError(
             "not-supported",
-            f"{self._called} stores a {type(value).__name__} in its state, which cannot be carried "
+            f"{self._name} stores a {type(value).__name__} in its state, which cannot be carried "
             "to the next step",
             place=("optimizer",),
             hint="use an optimiser whose state consists of tensors and numbers",
         )
 
     @property
-    def _called(self) -> str:
+    def _name(self) -> str:
         return type(self.optimizer).__name__
 
 
@@ -181,7 +181,7 @@ def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
     return bool(more) and more[0].default is inspect.Parameter.empty
 
 
-def _built(build: Build, leaves: list[Tensor]) -> torch.optim.Optimizer:
+def _build_optimizer(build: Build, leaves: list[Tensor]) -> torch.optim.Optimizer:
     hint = (
         "use a function of the parameters: optimizer=lambda params: "
         "torch.optim.RMSprop(params, lr=0.01)"
@@ -242,7 +242,7 @@ def _walk(value: Any, path: str) -> Iterator[tuple[str, Any]]:
         yield from _walk(item, f"{path}.{key}" if path else str(key))
 
 
-def _put(tree: Any, path: list[str], value: Any) -> None:
+def _set_value(tree: Any, path: list[str], value: Any) -> None:
     key, *rest = path
     place: Any = int(key[1:-1]) if key.startswith("[") else key
     if isinstance(tree, list):
@@ -252,7 +252,7 @@ def _put(tree: Any, path: list[str], value: Any) -> None:
         return
     if (tree[place] if isinstance(tree, list) else tree.get(place)) is None:
         tree[place] = [] if rest[0].startswith("[") else {}
-    _put(tree[place], rest, value)
+    _set_value(tree[place], rest, value)
 
 
 def _same(value: Any, other: Any) -> bool:

@@ -93,10 +93,10 @@ def plain_step(
 ) -> list[Tree]:
     leaves = {name: leaf.detach().clone().requires_grad_() for name, leaf in x.items()}
     stepper = Stepper.of(rule.build, leaves, memory)
-    return _taken(rule, stepper, grads, numbers)
+    return _take_step(rule, stepper, grads, numbers)
 
 
-def _recorded(
+def _record_step(
     rule: TorchRule, x: Tree, grads: Tree, memory: Tree, numbers: tuple[int, float, float]
 ) -> list[Tree]:
     """The same step with a graph, computed by the differentiable form of the torch optimiser."""
@@ -125,10 +125,10 @@ def _recorded(
             for name, leaf in memory.items()
         }
     )
-    return _taken(rule, stepper, grads, numbers, _Smooth())
+    return _take_step(rule, stepper, grads, numbers, _Smooth())
 
 
-def _taken(
+def _take_step(
     rule: TorchRule,
     stepper: Stepper,
     grads: Tree,
@@ -189,7 +189,7 @@ class DifferentiableStep(torch.autograd.Function):
             for leaf, moves in zip(ctx.saved_tensors, moving, strict=True)
         ]
         with torch.enable_grad(), _counting():
-            after, kept = _recorded(ctx.rule, *_trees(inputs, ctx.x, ctx.memory), ctx.numbers)
+            after, kept = _record_step(ctx.rule, *_trees(inputs, ctx.x, ctx.memory), ctx.numbers)
         # Match the names without the type of the counts.
         same = {name.rpartition("|")[0]: leaf for name, leaf in kept.items()}
         outputs = [*after.values(), *(same[name.rpartition("|")[0]] for name in ctx.names)]

@@ -38,25 +38,26 @@ def joined(first: Data, second: Data) -> Data:
         above = first.rows(index.clamp(max=first.size - 1))
         below = second.rows((index - first.size).clamp(min=0))
         return {
-            name: _chosen(index < first.size, leaf, below[name]) for name, leaf in above.items()
+            name: _choose_rows(index < first.size, leaf, below[name])
+            for name, leaf in above.items()
         }
 
     return Data(first.size + second.size, {}, rows, first.device)
 
 
-def _chosen(own: Tensor, above: Tensor, below: Tensor) -> Tensor:
+def _choose_rows(own: Tensor, above: Tensor, below: Tensor) -> Tensor:
     """Select rows of ``above`` at the positions ``own``, and rows of ``below`` elsewhere.
 
     The shorter of two texts is padded with zeros at its end.
     """
     sizes = [max(pair) for pair in zip(above.shape, below.shape, strict=True)]
-    above, below = (_padded(leaf, sizes) for leaf in (above, below))
+    above, below = (_pad(leaf, sizes) for leaf in (above, below))
     return torch.where(
         own.reshape(own.shape + (1,) * (above.ndim - own.ndim)).to(above.device), above, below
     )
 
 
-def _padded(leaf: Tensor, sizes: list[int]) -> Tensor:
+def _pad(leaf: Tensor, sizes: list[int]) -> Tensor:
     missing = [size - own for own, size in zip(leaf.shape, sizes, strict=True)]
     return (
         torch.nn.functional.pad(leaf, [n for more in reversed(missing) for n in (0, more)])

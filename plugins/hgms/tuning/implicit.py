@@ -303,7 +303,7 @@ class Implicit:
             yield from self._baselines(stages, fits, u)
             if self.lowest < before:
                 self.centre = u
-        yield from self._learned(stages, every)
+        yield from self._learn(stages, every)
 
     def _baselines(
         self, stages: Stages, fits: Mapping[str, tuple[Tensor, Tensor]], u: Tensor | None = None
@@ -319,7 +319,7 @@ class Implicit:
             self.lowest = min(self.lowest, found.loss)
             yield found
 
-    def _learned(self, stages: Stages, every: Tensor) -> Iterator[Candidate]:
+    def _learn(self, stages: Stages, every: Tensor) -> Iterator[Candidate]:
         """Yield the shared level, then one candidate per level of the prior."""
         state = stages.run("shared level", self.scan)
         judged = state["judged"]

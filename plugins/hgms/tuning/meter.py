@@ -103,11 +103,11 @@ class Stages:
             self.meter.restore(stored["spent"])
             return stored
         stage = {**function(), "spent": self.meter.spent()}
-        stage = {key: _detached(value) for key, value in stage.items()}
+        stage = {key: _detach(value) for key, value in stage.items()}
         if self.keeper is not None:
             self.keeper.save(name, stage)
         return stage
 
 
-def _detached(value: Any) -> Any:
+def _detach(value: Any) -> Any:
     return value.detach() if isinstance(value, Tensor) else value

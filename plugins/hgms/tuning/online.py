@@ -176,7 +176,7 @@ class Online:
         yield from self._starts(stages)
         yield from self._shared_levels(stages)
         yield from self._filters(stages)
-        yield from self._learned(stages)
+        yield from self._learn(stages)
 
     def _starts(self, stages: Stages) -> Iterator[Candidate]:
         """Train with the values at the start, at two lower rates; then on other rows."""
@@ -187,14 +187,14 @@ class Online:
         losses: dict[float, float] = {}
         for share in SHARES:
             self.rate = share * self.fastest
-            found = self._trained(stages, f"start, rate {self.rate:.2g}", space.start, masks.fit)
+            found = self._train(stages, f"start, rate {self.rate:.2g}", space.start, masks.fit)
             losses[self.rate] = found.loss
             yield found
         self.rate = min(losses, key=losses.__getitem__)
         if problem.has_validation:
             every = masks.fit + masks.outer
-            yield self._trained(stages, "start, with validation rows", space.start, every)
-            yield self._trained(stages, "validation rows only", space.start, masks.outer)
+            yield self._train(stages, "start, with validation rows", space.start, every)
+            yield self._train(stages, "validation rows only", space.start, masks.outer)
 
     def _shared_levels(self, stages: Stages) -> Iterator[Candidate]:
         """Shift all penalties up while the held-out loss falls; learning starts at the best."""
@@ -206,7 +206,7 @@ class Online:
             u = u.clamp(space.low, space.high)
             before = self.lowest
             name = f"shared level, {shift:+d} in log λ"
-            found = self._trained(stages, name, u, masks.fit + masks.outer)
+            found = self._train(stages, name, u, masks.fit + masks.outer)
             yield found
             if found.loss >= before:
                 return
@@ -226,12 +226,12 @@ class Online:
         u = filter_start(problem, self.centre, keep)
         for name, fit in fits.items():
             before = self.lowest
-            found = self._trained(stages, name, space.start, fit)
+            found = self._train(stages, name, space.start, fit)
             yield evolve(found, u=u)
             if found.loss < before:
                 self.centre = u
 
-    def _learned(self, stages: Stages) -> Iterator[Candidate]:
+    def _learn(self, stages: Stages) -> Iterator[Candidate]:
         """Train with moving u, in restarts, until the share of learning is spent; then fix u."""
         problem = self.problem
         masks = problem.masks
@@ -259,7 +259,7 @@ class Online:
             stage = stages.run(name, partial(self.fixed, name, best["u"], fit, end))
             yield _candidate(name, stage, False)
 
-    def _trained(self, stages: Stages, name: str, u: Tensor, fit: Tensor) -> Candidate:
+    def _train(self, stages: Stages, name: str, u: Tensor, fit: Tensor) -> Candidate:
         """Train a baseline; remember the lowest loss of all baselines."""
         stage = stages.run(name, partial(self.baseline, name, u, fit))
         self.left -= 1
@@ -277,7 +277,7 @@ class Online:
         fit = problem.masks.fit[-1:]
         numbers = self.batches(fit, self.key.fold("trial"), 1)[0]
         batch = problem.batch(numbers)
-        mask = _taken(fit, numbers)[0]
+        mask = _select(fit, numbers)[0]
         u = problem.space.start
         losses: dict[float, float] = {}
         for rate in RATES:
@@ -330,7 +330,7 @@ class Online:
         slope_of = vmap(grad(problem.train_loss), in_dims=(0, 0, 0, None))
         adam = Adam.of(w, self.rate)
         for numbers in self.batches(fit, self.key.fold("filter", "rows"), self.best_step):
-            adam.observe(slope_of(w, u, _taken(fit, numbers), problem.batch(numbers)))
+            adam.observe(slope_of(w, u, _select(fit, numbers), problem.batch(numbers)))
             w = adam.move(w)
             self.meter.count()
             if self.meter.share >= BASELINE_SHARE:
@@ -350,12 +350,12 @@ class Online:
         stalled = 0
         for step, numbers in enumerate(lower, 1):
             batch = problem.batch(numbers)
-            mask = _taken(plan.fit, numbers)
+            mask = _select(plan.fit, numbers)
             adam.observe(slope_of(w, u, mask, batch))
             if plan.mover is not None and plan.learn is not None and step > 5 and step % EVERY == 0:
                 rows = upper[step - 1]
                 ahead = partial(self._ahead, batch=batch, upper=problem.batch(rows))
-                outer = _taken(plan.learn, rows)
+                outer = _select(plan.learn, rows)
                 u = plan.mover.move(u, vmap(grad(ahead))(u, w, adam.scale, mask, outer))
             w = adam.move(w)
             self.meter.count()
@@ -417,5 +417,5 @@ def _candidate(name: str, stage: Stage, is_baseline: bool) -> Candidate:
     )
 
 
-def _taken(masks: Tensor, numbers: Tensor | None) -> Tensor:
+def _select(masks: Tensor, numbers: Tensor | None) -> Tensor:
     return masks if numbers is None else masks[:, numbers]

@@ -45,35 +45,35 @@ class Space:
     def sizes(self) -> list[int]:
         return [len(block.start) for block in self.blocks.values()]
 
-    def _joined(self, numbers: Callable[[Block], Tensor]) -> Tensor:
+    def _join(self, numbers: Callable[[Block], Tensor]) -> Tensor:
         return torch.cat([numbers(block) for block in self.blocks.values()]).to(self.like)
 
-    def _filled(self, number: Callable[[Block], float]) -> Tensor:
-        return self._joined(lambda block: torch.full((len(block.start),), number(block)))
+    def _fill(self, number: Callable[[Block], float]) -> Tensor:
+        return self._join(lambda block: torch.full((len(block.start),), number(block)))
 
     @cached_property
     def start(self) -> Tensor:
-        return self._joined(lambda block: block.start)
+        return self._join(lambda block: block.start)
 
     @cached_property
     def neutral(self) -> Tensor:
-        return self._joined(lambda block: block.neutral)
+        return self._join(lambda block: block.neutral)
 
     @cached_property
     def low(self) -> Tensor:
-        return self._filled(lambda block: block.low)
+        return self._fill(lambda block: block.low)
 
     @cached_property
     def high(self) -> Tensor:
-        return self._filled(lambda block: block.high)
+        return self._fill(lambda block: block.high)
 
     @cached_property
     def unit(self) -> Tensor:
-        return self._filled(lambda block: block.unit)
+        return self._fill(lambda block: block.unit)
 
     @cached_property
     def is_penalty(self) -> Tensor:
-        return self._filled(lambda block: float(block.index is not None)) > 0
+        return self._fill(lambda block: float(block.index is not None)) > 0
 
     @cached_property
     def has_row_weights(self) -> bool:
@@ -270,7 +270,7 @@ def build(
     size = training.size
     rows = columns
     if validation is not None:
-        rows = _joined(training, rows_of(validation, "validation", like))
+        rows = _join(training, rows_of(validation, "validation", like))
     total = len(rows["index"])
     spec = Ravel.of(x)
     space = Space({name: _block(name, kind, x, columns) for name, kind in learn.items()}, like)
@@ -315,7 +315,7 @@ def rows_of(rows: Any, place: str, like: Tensor) -> Data:
         raise error.at(place) from None
 
 
-def _joined(train: Data, validation: Data) -> Batch:
+def _join(train: Data, validation: Data) -> Batch:
     """Return the training rows, then the validation rows, numbered through."""
     first = train.batch(None)
     second = validation.batch(None)

@@ -175,7 +175,7 @@ def tune(
     warnings = tuple(_warnings(problem, meter, candidates))
     space = problem.space
     values = {name: value.detach() for name, value in space.values(chosen.u).items()}
-    trained = _trained(problem, w, values)
+    trained = _copy_with(problem, w, values)
     tests = _test_losses(problem, chosen_engine, usable, chosen_options.test)
     return TuneResult(
         model=trained,
@@ -235,7 +235,7 @@ def _candidates(
     return online, list(online.candidates(stages.of("online")))
 
 
-def _trained(problem: TuningProblem, w: Tensor, values: Mapping[str, Tensor]) -> nn.Module:
+def _copy_with(problem: TuningProblem, w: Tensor, values: Mapping[str, Tensor]) -> nn.Module:
     """Return a copy of the module with the parameters w.
 
     The running statistics of batch normalisation are the means over the training rows.

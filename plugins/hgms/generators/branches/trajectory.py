@@ -110,7 +110,7 @@ class Trajectory:
             return self._path(problem, theta, start, index, steps)
 
         def run_again(index: Tensor, theta: Tree, last: int | None) -> tuple[Tree, Cost]:
-            return path(theta, self._kept[int(index)]).replay(theta, last)
+            return path(theta, self._candidate_steps[int(index)]).replay(theta, last)
 
         if self.keep_graph:
             leaves = require_grad(theta)
@@ -144,15 +144,15 @@ class Trajectory:
         if (run := path.compiled(theta)) is not None:
             return *self._candidates(run), self.steps
         point = {name: leaf.detach().clone() for name, leaf in path.x.items()}
-        x = repeat(point, len(self._kept))
+        x = repeat(point, len(self._candidate_steps))
         first = next(iter(point.values()))
-        losses = torch.empty(len(self._kept), dtype=first.dtype, device=first.device)
+        losses = torch.empty(len(self._candidate_steps), dtype=first.dtype, device=first.device)
         done = 0
         calls = 0
         group = Group(0, point, path.problem.g)
         rule = path.rule
         moments = path.moments
-        for row, step in enumerate(self._kept):
+        for row, step in enumerate(self._candidate_steps):
             slope = slope_of(
                 path.problem, theta, group, None if path.index is None else path.index[done:step]
             )
@@ -190,24 +190,24 @@ class Trajectory:
         if isinstance(path.rule, TorchRule):
             path.rule.check_differentiable()
         if (compiled := path.kept(leaves, self.steps)) is not None:
-            ends = [compiled.end(step) for step in self._kept]
+            ends = [compiled.end(step) for step in self._candidate_steps]
             return *self._candidates(compiled), on_kept_graph(
-                ends, self._kept, leaves, path.rows, run_again
+                ends, self._candidate_steps, leaves, path.rows, run_again
             )
         run = enumerate(path.states(leaves, self.steps), start=1)
-        points = [(state[0], loss) for step, (state, loss) in run if step in self._kept]
+        points = [(state[0], loss) for step, (state, loss) in run if step in self._candidate_steps]
         x = {name: torch.stack([point[name].detach() for point, _ in points]) for name in path.x}
         replay = on_kept_graph(
-            [point for point, _ in points], self._kept, leaves, path.rows, run_again
+            [point for point, _ in points], self._candidate_steps, leaves, path.rows, run_again
         )
         return x, torch.stack([loss for _, loss in points]), replay
 
     def _candidates(self, run: Run) -> tuple[Tree, Tensor]:
-        points = [run.states[step][0] for step in self._kept]
-        return stack(points), torch.stack([run.losses[step - 1] for step in self._kept])
+        points = [run.states[step][0] for step in self._candidate_steps]
+        return stack(points), torch.stack([run.losses[step - 1] for step in self._candidate_steps])
 
     @property
-    def _kept(self) -> list[int]:
+    def _candidate_steps(self) -> list[int]:
         """Return the steps after which a candidate is taken."""
         return [*range(self.every, self.steps, self.every), self.steps]
 

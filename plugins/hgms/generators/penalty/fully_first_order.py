@@ -113,7 +113,7 @@ class FullyFirstOrder:
         penalty = self.penalty * age**self.growth
         slower = age**-self.decay
         numbers = (self.lr * slower, self.inner_lr * slower, penalty)
-        function = partial(self._moved, (problem.g, problem.f))
+        function = partial(self._step_tensors, (problem.g, problem.f))
         programs = programs_of(problem) if self.steps <= shared.STEPS else None
 
         def step(y: Tree, aux: Tree, key: Key) -> tuple[Tree, Tree, Tensor]:
@@ -141,7 +141,7 @@ class FullyFirstOrder:
         )
         return shared.branches(start, key, self, step, cost)
 
-    def _moved(
+    def _step_tensors(
         self,
         losses: tuple[Loss, Loss],
         numbers: Numbers,

@@ -115,7 +115,7 @@ class GradientNorm:
         passes = 1 if shared.is_full(data, self.batch_size) else 2
 
         programs = programs_of(problem)
-        function = partial(self._moved, (problem.g, problem.f))
+        function = partial(self._step_tensors, (problem.g, problem.f))
 
         def step(y: Tree, aux: Tree, key: Key) -> tuple[Tree, Tree, Tensor]:
             # Each batch has a separate key: batches from one shuffled epoch would not be
@@ -150,7 +150,7 @@ class GradientNorm:
         )
         return shared.branches(start, key, self, step, cost)
 
-    def _moved(
+    def _step_tensors(
         self,
         losses: tuple[Loss, Loss],
         weights: Numbers,

@@ -159,7 +159,9 @@ class Minimax:
             numbers += self.optimizer.numbers(rate, (counts[which][True], counts[which][False]))
         # A new draw of layers would require a new compilation each time.
         programs = programs_of(problem) if self.blocks is None else None
-        function = partial(self._moved, (problem.g, problem.f), _Moving(active_names, always))
+        function = partial(
+            self._step_tensors, (problem.g, problem.f), _Moving(active_names, always)
+        )
 
         def step(w: Tree, aux: Tree, key: Key) -> tuple[Tree, Tree, Tensor]:
             models = {"w": w, "u": shared.untagged("u", aux)}
@@ -188,7 +190,7 @@ class Minimax:
 
     carry = shared.carry
 
-    def _moved(
+    def _step_tensors(
         self,
         losses: tuple[Loss, Loss],
         moving: _Moving,
@@ -225,7 +227,7 @@ class Minimax:
         for which, slope, (rate, left, *adams) in (("w", to_w, rest[:6]), ("u", to_u, rest[6:])):
             if not slope:
                 continue
-            slope = self._clipped(slope, alpha)
+            slope = self._clip(slope, alpha)
             for kind, adam in ((True, adams[:2]), (False, adams[2:])):
                 own = {name: leaf for name, leaf in slope.items() if moving.always[name] == kind}
                 if not own:
@@ -242,7 +244,7 @@ class Minimax:
                     kept |= shared.tagged(f"{m}{which}", moment)
         return models["w"], kept | shared.tagged("u", models["u"]), at_w.detach()
 
-    def _clipped(self, slope: Tree, alpha: float | Tensor) -> Tree:
+    def _clip(self, slope: Tree, alpha: float | Tensor) -> Tree:
         if self.clip is None:
             return slope
         bound = self.clip * alpha

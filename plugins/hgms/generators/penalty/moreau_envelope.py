@@ -106,7 +106,7 @@ class MoreauEnvelope:
     ) -> Candidates:
         numbers = (1 / (self.penalty * (start["step"] + 1) ** self.growth),)
         programs = programs_of(problem)
-        function = partial(self._moved, (problem.g, problem.f))
+        function = partial(self._step_tensors, (problem.g, problem.f))
 
         def step(y: Tree, aux: Tree, key: Key) -> tuple[Tree, Tree, Tensor]:
             below, above = shared.draw_each(problem, key, self, 2)
@@ -133,7 +133,7 @@ class MoreauEnvelope:
             Cost(lower_gradients=3, upper_gradients=1, rows=3 * rows + upper_rows),
         )
 
-    def _moved(
+    def _step_tensors(
         self,
         losses: tuple[Loss, Loss],
         numbers: Numbers,

@@ -92,7 +92,7 @@ class ValueFree:
     def propose(
         self, problem: Problem, theta: Tree, start: State, key: Key, progress: float = 0.0
     ) -> Candidates:
-        function = partial(self._moved, problem.g, problem.f)
+        function = partial(self._step_tensors, problem.g, problem.f)
         programs = programs_of(problem) if self.steps <= shared.STEPS else None
 
         def step(y: Tree, aux: Tree, key: Key) -> tuple[Tree, Tree, Tensor]:
@@ -108,7 +108,7 @@ class ValueFree:
         cost = Cost(lower_gradients=self.steps, upper_gradients=self.steps + 1, rows=counted)
         return shared.branches(start, key, self, step, cost)
 
-    def _moved(
+    def _step_tensors(
         self,
         g: Loss,
         f: Loss,

@@ -112,7 +112,7 @@ class ValueGap:
     ) -> Candidates:
         gamma, scale = shared.penalty_weights(self, start["step"])
         data = problem.lower_data
-        function = partial(self._moved, (problem.g, problem.f))
+        function = partial(self._step_tensors, (problem.g, problem.f))
         programs = programs_of(problem) if self.steps <= shared.STEPS else None
 
         def step(y: Tree, aux: Tree, key: Key) -> tuple[Tree, Tree, Tensor]:
@@ -137,7 +137,7 @@ class ValueGap:
         )
         return shared.branches(start, key, self, step, cost)
 
-    def _moved(
+    def _step_tensors(
         self,
         losses: tuple[Loss, Loss],
         weights: Numbers,

@@ -95,7 +95,7 @@ class Soba:
         (below, rows), (above, upper_rows) = self._batches(problem, key)
         rates = [lr / (start["step"] + 1) ** self.decay for lr in (self.lr, self.v_lr)]
         settings = (self.name, self, problem.g, problem.f)
-        function = partial(self._moved, (problem.g, problem.f))
+        function = partial(self._step_tensors, (problem.g, problem.f))
         trees = (start["x"], start["v"], theta, below, above)
         moved, aux, loss = launch(programs_of(problem), settings, function, rates, *trees)
         cost = Cost(
@@ -112,7 +112,7 @@ class Soba:
 
         return Candidates(x=stacked, aux=aux, losses=loss[None], cost=cost, replay=replay)
 
-    def _moved(
+    def _step_tensors(
         self,
         losses: tuple[Loss, Loss],
         rates: Numbers,
@@ -153,8 +153,8 @@ class Soba:
 
         rate, v_rate = rates
         d_x = [slope.detach() for slope in slopes]
-        moved = _descended(list(x.values()), d_x, rate)
-        tracked = _descended(list(v.values()), list(d_v), v_rate)
+        moved = _descend(list(x.values()), d_x, rate)
+        tracked = _descend(list(v.values()), list(d_v), v_rate)
         if self.max_norm is not None:
             length = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tracked)))
             tracked = list(
@@ -204,9 +204,7 @@ class Soba:
         )
 
 
-def _descended(
-    leaves: list[Tensor], directions: list[Tensor], rate: float | Tensor
-) -> list[Tensor]:
+def _descend(leaves: list[Tensor], directions: list[Tensor], rate: float | Tensor) -> list[Tensor]:
     if isinstance(rate, Tensor):
         return [leaf - rate * direction for leaf, direction in zip(leaves, directions, strict=True)]
     return list(torch._foreach_add(leaves, directions, alpha=-rate))
