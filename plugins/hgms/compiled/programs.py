@@ -19,7 +19,7 @@ from torch.fx import GraphModule, Node
 from hgms.compiled import cuda_graphs as graphs
 from hgms.compiled.cuda_graphs import Recording, Runner
 from hgms.compiled.trace import Trace, arrangement, flatten, trace, unflatten
-from hgms.compiled.verify import compared, moved
+from hgms.compiled.verify import compare, perturb
 from hgms_core import ConfigError, Problem
 from hgms_core.torch_errors import first_line
 
@@ -129,10 +129,10 @@ class Programs:
             result = trace(function, arguments)
             # Check at arguments other than those of the trace, in case the graph contains their
             # values.
-            elsewhere = moved(leaves, 0.01)
+            elsewhere = perturb(leaves, 0.01)
             expected: list[Tensor] = []
             flatten(function(*unflatten(arranged, elsewhere)), expected)
-            return result, compared(result.graph(*elsewhere, *result.constants), expected)
+            return result, compare(result.graph(*elsewhere, *result.constants), expected)
 
         found = self.attempt(name, "traced", make)
         if found is None:
@@ -152,7 +152,7 @@ class Programs:
 
         def make() -> tuple[Runner, str, str]:
             program, unrecorded = _record_graph(_inductor(graph, leaves), graph, leaves)
-            return program, unrecorded, compared(program(leaves), graph(*leaves), graph, leaves)
+            return program, unrecorded, compare(program(leaves), graph(*leaves), graph, leaves)
 
         found = self.attempt(name, "compiled", make)
         if found is None:

@@ -48,7 +48,7 @@ def matrix_route(route: Route, device: torch.device | str = "cpu") -> Iterator[N
     """
     one_of("route", route, ROUTES)
     backends = [getattr(torch.backends, name).matmul for name in ("mkldnn", "cuda")]
-    before = [_own(backend) for backend in backends]
+    before = [_precision_of(backend) for backend in backends]
     for backend in backends:
         backend.fp32_precision = (
             "ieee"  # torch raises an error for the older setting if a newer one differs
@@ -65,7 +65,7 @@ def matrix_route(route: Route, device: torch.device | str = "cpu") -> Iterator[N
             backend.fp32_precision = precision
 
 
-def _own(backend: Any) -> str:
+def _precision_of(backend: Any) -> str:
     """Return the precision that was set for this backend.
 
     The result is "none" if the backend uses the common setting, which its value does not show.

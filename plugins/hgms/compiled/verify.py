@@ -21,7 +21,7 @@ chance.
 """
 
 
-def compared(
+def compare(
     actual: Sequence[Tensor],
     expected: Sequence[Tensor],
     graph: GraphModule | None = None,
@@ -59,7 +59,7 @@ def _rounding(graph: GraphModule, leaves: Sequence[Tensor]) -> list[float]:
     coarse = [leaf for leaf in leaves if leaf.is_floating_point() and leaf.dtype != torch.float64]
     here = None if coarse else graph(*leaves)
     for sample in range(SAMPLES):
-        nearby = moved(leaves, None, sample)
+        nearby = perturb(leaves, None, sample)
         precise = here or _Precise(graph).run(
             *[leaf.double() if leaf.is_floating_point() else leaf for leaf in nearby]
         )
@@ -88,14 +88,14 @@ def _double(value: Any) -> Any:
     return value
 
 
-def moved(leaves: Sequence[Tensor], share: float | None, sample: int = 0) -> list[Tensor]:
+def perturb(leaves: Sequence[Tensor], share: float | None, sample: int = 0) -> list[Tensor]:
     """Return the leaves with every floating-point number changed by ``share`` of itself.
 
     With None, the last digit changes. A seeded random draw selects the sign of each change.
     """
     generator = torch.Generator().manual_seed(sample)
 
-    def displaced(leaf: Tensor) -> Tensor:
+    def displace(leaf: Tensor) -> Tensor:
         if not leaf.is_floating_point():
             return leaf
         signs = (
@@ -104,7 +104,7 @@ def moved(leaves: Sequence[Tensor], share: float | None, sample: int = 0) -> lis
         )
         return leaf * (1 + (torch.finfo(leaf.dtype).eps if share is None else share) * signs)
 
-    return [displaced(leaf.detach()) for leaf in leaves]
+    return [displace(leaf.detach()) for leaf in leaves]
 
 
 def _largest(leaf: Tensor) -> float:

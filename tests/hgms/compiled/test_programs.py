@@ -19,7 +19,7 @@ from torch.fx import GraphModule
 from hgms.compiled import Programs, programs
 from hgms.compiled import cuda_graphs as graphs
 from hgms.compiled.trace import flatten, split, trace, unflatten, without_mutations
-from hgms.compiled.verify import compared
+from hgms.compiled.verify import compare
 from hgms.plugins import Registry
 from hgms_core import ConfigError, Tree
 
@@ -92,12 +92,12 @@ def test_the_tolerance_in_float64_is_what_the_strategy_rounds() -> None:
     (want,) = traced.graph(x)
     noise = torch.zeros_like(want)
     noise[3] = 2e-10 * want.abs().max()
-    assert compared([want + noise], [want]) != ""
-    assert compared([want + noise], [want], traced.graph, [x]) == ""
-    assert compared([want + 100 * noise], [want], traced.graph, [x]) != ""
+    assert compare([want + noise], [want]) != ""
+    assert compare([want + noise], [want], traced.graph, [x]) == ""
+    assert compare([want + 100 * noise], [want], traced.graph, [x]) != ""
     exact = trace(lambda x: [torch.tanh(x) * x.exp()], (x,))
     (value,) = exact.graph(x)
-    assert compared([value + 2e-10 * value.max()], [value], exact.graph, [x]) != ""
+    assert compare([value + 2e-10 * value.max()], [value], exact.graph, [x]) != ""
 
 
 # --- programs
