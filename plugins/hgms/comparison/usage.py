@@ -25,8 +25,9 @@ from hgms_core.errors import CheckpointError
 
 @define
 class Usage:
-    """Whether the measurement belongs to a run that was executed in this process. It does not if
-    another process finished the run in the meantime.
+    """Whether the measurement belongs to a run that was executed in this process.
+
+    ``ours`` is false if another process finished the run in the meantime.
     """
 
     ours: bool = True

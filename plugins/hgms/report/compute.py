@@ -54,10 +54,10 @@ def build(
     """Read all runs below ``folders`` and compute the content of a report.
 
     ``metrics``: the first metric that a task has is its main metric (default: the task's first
-    metric); all listed metrics have curves. ``reference`` is the method that differences are taken
-    to (default: ``uniform`` if it ran). ``separate`` gives separate sections to runs of different
-    task versions or budgets. Pilot sweeps are read below ``folders``, or below the folder
-    ``sweeps``.
+    metric); all listed metrics have curves. Differences are relative to the method
+    ``reference`` (default: ``uniform`` if it ran). ``separate`` gives separate
+    sections to runs of different task versions or budgets. Pilot sweeps are read below
+    ``folders``, or below the folder ``sweeps``.
 
     Raises:
         ConfigError: there is no run; a metric or reference is unknown; or runs of one task are not

@@ -88,8 +88,8 @@ class Lease:
         """Acquire the lease, or raise FolderInUse if another process keeps it.
 
         ``patience`` is the number of seconds to wait for the other process. With ``None``, the wait
-        ends when the other process is known to be alive. This takes no time on this machine, and up
-        to a third of ``SECONDS`` for another machine.
+        ends when the other process is known to be alive. This check takes no time on this machine,
+        and up to a third of ``SECONDS`` for another machine.
 
         Errors: CheckpointError if the marker is a pipe, a device or a folder.
         """

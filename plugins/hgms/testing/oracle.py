@@ -168,9 +168,9 @@ def demand_honest(cost: Cost, tally: Tally) -> None:
 def demand_close(name: str, calls: int, passes: int, declared: int) -> None:
     """Require that declared calls are within a factor of two of the larger actual count.
 
-    The counts are calls and backward passes. A gradient is one of each. A product is one backward
-    pass through an existing graph (which may also give the cross product), or two calls
-    (differences).
+    The counts are calls and backward passes. A gradient is one call and one backward pass. A
+    product is one backward pass through an existing graph (which may also give the cross
+    product), or two calls (differences).
     """
     counts = (
         f"{name} was called {calls} times, with {passes} backward passes; {declared} calls "

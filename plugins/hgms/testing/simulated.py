@@ -331,7 +331,7 @@ def _on_host(name: str, value: Any) -> Any:
 
 
 def _is_index(name: str, value: Tensor) -> bool:
-    """Whether the value may be a tensor of the CPU that torch brings to the device itself."""
+    """Whether the value may stay on the CPU, because torch moves it to the device."""
     return name.startswith(_INDEXES) and value.dtype in (torch.long, torch.bool)
 
 

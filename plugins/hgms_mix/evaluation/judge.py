@@ -94,7 +94,7 @@ class Judge:
 
     @property
     def sends(self) -> str:
-        """A message about the key that is sent to the judge with the requests."""
+        """A message that names the key in the requests to the judge, if any."""
         return (
             "no key is sent"
             if self.key() == NO_KEY

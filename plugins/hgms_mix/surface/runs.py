@@ -251,7 +251,8 @@ def with_evaluated_sets(config: MixConfig) -> MixConfig:
     It has no benchmarks.
 
     Raises:
-        ConfigError: a seed is the same for every run, or the start requires a learned mixture.
+        ConfigError: the configuration fixes a seed for all runs, or the start requires a
+            learned mixture.
     """
     for table in ("sample", "finetune"):
         if (seed := getattr(config, table).seed) is not None:

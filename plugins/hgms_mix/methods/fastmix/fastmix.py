@@ -50,8 +50,8 @@ class FastMix(hgms_mix.lm.PhasedMethod):
     Errors: ConfigError for a problem without sources or validation rows, and ``leaves`` that match
         no name; NumericalError for infinite losses.
 
-    Cost: ``updates`` + S lower gradients (the latter of 1/S of the rows) and 1 upper gradient per
-        step. Memory: 3 lower states between steps, 10 within one.
+    Cost per step: ``updates`` lower gradients, S lower gradients on 1/S of the rows each, and
+        1 upper gradient. Memory: 3 lower states between steps, 10 within one.
 
     >>> FastMix(leaves="lm_head").outer_lr
     0.01
