@@ -44,7 +44,7 @@ ALLOWED = {
         **dict.fromkeys(("validation-only", "uniform-tilted"), "baselines of every comparison"),
     },
     "hgms_mix.exchange": {
-        **dict.fromkeys(("fixed", "source-mixture"), "what the mix file of an import is made of"),
+        "mixture": "a stream of random numbers",
         "revision": "a field of other trainers' configurations",
         "skip": "a field of a source",
         "trust_remote_code": "a key of axolotl's data sets",

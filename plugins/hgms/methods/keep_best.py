@@ -8,7 +8,8 @@ import torch
 from attrs import field
 
 from hgms.facts import needs_of
-from hgms.methods.inner import around_a_pipeline, better, check_stop_rows
+from hgms.methods.inner import around_a_pipeline
+from hgms.rows import better_state, check_stop_rows
 from hgms_core import Cost, Key, Method, Problem, Record, State, Tree, component, hookimpl
 
 
@@ -75,7 +76,7 @@ class KeepBest:
         batch, rows = problem.upper_data["stop"].sample(key, None)
         with torch.no_grad():
             loss = problem.f(theta, x, batch)
-        best = better({"loss": loss, "theta": theta, "x": x}, state["best"])
+        best = better_state({"loss": loss, "theta": theta, "x": x}, state["best"])
         cost = Cost(**following["cost"]) + Cost(upper_values=1, rows=rows)
         counts = cost.numbers()
         record = {

@@ -1,4 +1,5 @@
-"""Shared functions for rows: validation rows as one table, and gradients in θ from sources.
+"""Shared functions for rows: validation rows as one table, the best state by the rows in the role
+``stop``, and gradients in θ from sources.
 
 The gradient in θ is computed from one number per source.
 """
@@ -6,6 +7,7 @@ The gradient in θ is computed from one number per source.
 from __future__ import annotations
 
 from hgms.rows.alignment import mixture_slope
+from hgms.rows.best import better_state, check_stop_rows
 from hgms.rows.tables import joined, trained_on
 
-__all__ = ["joined", "mixture_slope", "trained_on"]
+__all__ = ["better_state", "check_stop_rows", "joined", "mixture_slope", "trained_on"]

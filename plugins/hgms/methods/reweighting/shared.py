@@ -13,8 +13,8 @@ from attrs import frozen
 from torch import Tensor
 
 from hgms.compiled import Numbers
-from hgms.methods.inner import better, check_stop_rows
 from hgms.optim.adam import adam_, corrections
+from hgms.rows import better_state, check_stop_rows
 from hgms_core import (
     Batch,
     ConfigError,
@@ -236,7 +236,7 @@ def end_step(
             losses = [problem.f(following["theta"], x, batch) for x in answers]
         record = {**record, "stop_loss": torch.stack(losses).min()}
         for loss, x in zip(losses, answers, strict=True):
-            best = better({"loss": loss, "theta": following["theta"], "x": x}, best)
+            best = better_state({"loss": loss, "theta": following["theta"], "x": x}, best)
         spent = spent + Cost(upper_values=len(answers), rows=len(answers) * rows)
     cost = Cost(**state["cost"]) + spent
     counts = {f"cost_{name}": number for name, number in cost.numbers().items()}
