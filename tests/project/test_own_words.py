@@ -45,9 +45,6 @@ ALLOWED = {
     },
     "hgms_mix.exchange": {
         "mixture": "a stream of random numbers",
-        "revision": "a field of other trainers' configurations",
-        "skip": "a field of a source",
-        "trust_remote_code": "a key of axolotl's data sets",
         "starts": "where an epoch's rows begin",
     },
     "hgms.report": {"k": "a symbol on an axis", "skip": "plotly's word"},
