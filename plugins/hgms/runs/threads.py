@@ -43,8 +43,8 @@ def choose_threads(problem: Problem, clock: Callable[[], float]) -> ThreadChoice
 
     If other programs use the processors, each parallel operation waits for the thread that the
     system runs last; several threads are then slower than one. The mean of alternating repetitions
-    shows this. The result is None if torch has one thread, the problem is not on a CPU, its losses
-    count their calls, or its gradient raises an error, which the first step reports.
+    shows this. The result is ``None`` if torch has one thread, the problem is not on a CPU, its
+    losses count their calls, or its gradient raises an error, which the first step reports.
 
     Cost: 12 gradients on the rows that take 5 ms, excluded from every count.
     """
@@ -87,7 +87,7 @@ def _measured(problem: Problem, most: int, clock: Callable[[], float]) -> Thread
 
 @contextlib.contextmanager
 def number_of_threads(threads: int | None) -> Iterator[None]:
-    """Let torch use this number of threads inside the context (None: unchanged)."""
+    """Let torch use this number of threads inside the context (``None``: unchanged)."""
     before = torch.get_num_threads()
     try:
         if threads is not None:

@@ -61,7 +61,7 @@ def open_rows(
 ) -> tuple[Format | None, Raw]:
     """Return the format of a source's rows, and all rows.
 
-    A file without a single object has no format (None): all its rows are bad. ``where`` is the
+    A file without a single object has no format (``None``): all its rows are bad. ``where`` is the
     place of the source in errors.
 
     Errors: DataError if there is no row, or if the rows have no known format.
@@ -218,7 +218,7 @@ def select_rows(where: Place, have: int, source: Source) -> Tensor:
 
 
 def content(name: str, source: Source) -> str:
-    """Return an identifier of the rows before ``source`` selects some of them.
+    """Return an identifier of the rows before ``source`` selects a part.
 
     It is the sha256 of the file (for several files: of their digests), or the pinned data set.
     """
