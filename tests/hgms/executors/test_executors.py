@@ -193,7 +193,7 @@ import sys
 from typing import ClassVar
 from attrs import define
 from hgms_core import hookimpl
-from hgms.executors import Ending, called, carried_out, ending_of, packed
+from hgms.executors import Ending, ending_of, function_of, pack_job, run_message
 
 @define(kw_only=True)
 class Mine:
@@ -206,7 +206,7 @@ class Mine:
         for job in jobs:
             print(self.word, job.title, job.needs.cpus, file=sys.stderr)
             tell = lambda _job=job, **event: report(_job, event)
-            yield Ending(job=job, outcome=called(job.function)(job.arguments, tell))
+            yield Ending(job=job, outcome=function_of(job.function)(job.arguments, tell))
 
     def close(self):
         print("closed", file=sys.stderr)
@@ -218,9 +218,9 @@ class Elsewhere:
 
     def carry_out(self, jobs, report):
         for job in jobs:
-            message = packed(job)
+            message = pack_job(job)
             message["installation"]["hgms_core"] = "0123456789ab"
-            yield ending_of(job, carried_out(message), report)
+            yield ending_of(job, run_message(message), report)
 
     def close(self):
         pass
