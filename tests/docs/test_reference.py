@@ -4,6 +4,7 @@ projects can link to all of it.
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import subprocess
 import sys
@@ -51,6 +52,19 @@ def test_every_field_of_a_class_has_a_meaning() -> None:
     assert missing == [], (
         "write them into docs/fields.toml, or into a section Arguments: of the docstring"
     )
+
+
+def test_every_documented_field_exists() -> None:
+    stale = [
+        f"{name}.{field}"
+        for name, fields in described.MEANINGS.items()
+        for cls in (
+            getattr(importlib.import_module(name.rpartition(".")[0]), name.rpartition(".")[2]),
+        )
+        for field in fields
+        if field not in {each.name for each in described.fields(cls)} | {*dir(cls), *vars(cls)}
+    ]
+    assert stale == []
 
 
 def test_every_member_of_a_public_class_says_what_it_does() -> None:

@@ -245,10 +245,10 @@ def work_left(grid: Grid, rows: Sequence[Mapping[str, Any]]) -> str:
     count = f"{len(left)} of {len(rows)} runs to do"
     seconds = math.fsum(filter(None, durations))
     unknown = durations.count(None)
+    if not left:
+        return count
     if unknown == len(left):
-        return count + "; how long they take is known when one of each method has ended" * bool(
-            left
-        )
+        return f"{count}; how long they take is known when one of each method has ended"
     size = "at least " if unknown else "about "
     more = f"; the time of {unknown} other runs is unknown" if unknown else ""
     amount = f"{seconds:,.0f}" if seconds >= 10 else f"{seconds:.2g}"

@@ -72,20 +72,18 @@ class Diagnosing:
         measured = Measured({"step": step, "of": "pipeline" if is_pipeline else "result"})
 
         def of_result() -> dict[str, Any]:
-            build = self.build and self._build
+            build = None if self.build is None else self._build
             _of_point(measured, self.problem, *self.method.result(after), build, key)
             return {}
 
         def of_step() -> dict[str, Any]:
             seen = capture(self.method, self.problem, before, progress)
             measured.cost += seen.cost
-            _of_step(
-                measured,
-                seen,
-                self.build
-                and (lambda: inner_problem(self.method, self._build(), before, progress)),
-                key,
-            )
+
+            def build_inner() -> Problem:
+                return inner_problem(self.method, self._build(), before, progress)
+
+            _of_step(measured, seen, None if self.build is None else build_inner, key)
             return {}
 
         measured.add("step", of_step if is_pipeline else of_result)

@@ -72,7 +72,7 @@ def report(folders: Iterable[str | Path], path: str | Path) -> Path:
     return write(build(folders), Path(path))[0]
 
 
-def write_file(path: Path, data: bytes) -> None:
+def write_file(path: Path, data: bytes | Iterable[bytes]) -> None:
     """Replace a file atomically, and create its folder. After an error, the file is unchanged.
 
     Errors: DiskError if the file is not writable.

@@ -16,6 +16,9 @@ import contextlib
 import io
 import json
 import os
+import tempfile
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +36,8 @@ from hgms_core.errors import CheckpointError
 if TYPE_CHECKING:
     import pyarrow
 
+PIECE = 1 << 20
+"""Bytes that are copied at a time."""
 _TEXTS = (
     "task",
     "task_name",
@@ -153,8 +158,11 @@ def _whole(value: float | None) -> int | None:
 # --------------------------------------------------------------------------------------------------
 
 
-def steps_file(study: Study) -> bytes:
-    """Return the file of all steps, with one row group per run."""
+def steps_file(study: Study) -> Iterator[bytes]:
+    """Yield the pieces of the file of all steps.
+
+    It has one row group per run, so that the complete table is never in memory.
+    """
     import pyarrow as pa
     import pyarrow.parquet
 
@@ -187,24 +195,25 @@ def steps_file(study: Study) -> bytes:
             values if values.dtype == float else np.full(len(values), np.nan), from_pandas=True
         )
 
-    stream = io.BytesIO()
-    with pyarrow.parquet.ParquetWriter(stream, schema) as writer:
-        for task, entry, run in _all(study):
-            try:
-                columns = run.columns(["seconds", *names])
-            except CheckpointError:
-                continue  # a failed run with damaged rows
-            count = len(columns["step"])
-            keys = {
-                "task": pa.array([task] * count).dictionary_encode(),
-                "method": pa.array([entry.label] * count).dictionary_encode(),
-                "seed": pa.array(np.full(count, run.seed)),
-                "step": pa.array(columns["step"].astype(np.int64)),
-                "seconds": pa.array(columns["seconds"]),
-            }
-            rest = {_utf8(name): column(columns[name], text) for name, text in names.items()}
-            writer.write_table(pa.table(keys | rest, schema=schema))
-    return stream.getvalue()
+    with tempfile.TemporaryFile() as stream:
+        with pyarrow.parquet.ParquetWriter(stream, schema) as writer:
+            for task, entry, run in _all(study):
+                try:
+                    columns = run.columns(["seconds", *names])
+                except CheckpointError:
+                    continue  # a failed run with damaged rows
+                count = len(columns["step"])
+                keys = {
+                    "task": pa.array([task] * count).dictionary_encode(),
+                    "method": pa.array([entry.label] * count).dictionary_encode(),
+                    "seed": pa.array(np.full(count, run.seed)),
+                    "step": pa.array(columns["step"].astype(np.int64)),
+                    "seconds": pa.array(columns["seconds"]),
+                }
+                rest = {_utf8(name): column(columns[name], text) for name, text in names.items()}
+                writer.write_table(pa.table(keys | rest, schema=schema))
+        stream.seek(0)
+        yield from iter(partial(stream.read, PIECE), b"")
 
 
 def _ends(path: Path) -> list[dict[str, Any]]:

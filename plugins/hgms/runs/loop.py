@@ -172,8 +172,7 @@ class Run:
         kept = (
             f"the state after step {step} is kept" if self.position.state else "no step was taken"
         )
-        parts = {"method": self.plan.method, "task": self.plan.task}
-        return explain_error(error, step + 1, kept, **parts)
+        return explain_error(error, step + 1, kept, method=self.plan.method, task=self.plan.task)
 
     # --- the beginning
 

@@ -14,7 +14,7 @@ from hgms_core.trees import require_grad
 
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 """Environment variables with which a user sets the number of threads."""
-ROWS = (128, 512, 2048, 8192)
+ROWS = (8, 32, 128, 512, 2048, 8192)
 """Numbers of rows to measure; the first that takes ``LEAST`` seconds on one thread is used."""
 LEAST = 0.005
 ROUNDS = 5
@@ -46,7 +46,8 @@ def choose_threads(problem: Problem, clock: Callable[[], float]) -> ThreadChoice
     shows this. The result is ``None`` if torch has one thread, the problem is not on a CPU, its
     losses count their calls, or its gradient raises an error, which the first step reports.
 
-    Cost: 12 gradients on the rows that take 5 ms, excluded from every count.
+    Cost: 12 gradients on as many rows as take 5 ms (at least 8 rows, which may take longer),
+        excluded from every count.
     """
     most = torch.get_num_threads()
     leaves = [*problem.x0.values()]

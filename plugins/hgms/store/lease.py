@@ -239,7 +239,7 @@ def _is_running(number: int) -> bool:
         return True  # signal 0 does not exist on Windows
     try:
         os.kill(number, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
         pass

@@ -205,12 +205,21 @@ def snapshot(value: Any, place: str = "") -> dict[str, Any]:
         return {}
     if attrs.has(type(value)):
         value = {field.name: getattr(value, field.name) for field in attrs.fields(type(value))}
-    elif isinstance(value, list | tuple):
-        value = dict(enumerate(value))
-    if not isinstance(value, Mapping):
+    if isinstance(value, list | tuple):
+        parts = [(f"{place}[{number}]", item) for number, item in enumerate(value)]
+    elif isinstance(value, Mapping):
+        parts = [(_part_of(place, key), item) for key, item in value.items()]
+    else:
         return {place: value}
-    parts = ((f"{place}.{key}" if place else str(key), item) for key, item in value.items())
+    if not parts:
+        return {place: {} if isinstance(value, Mapping) else []}
     return {name: leaf for part, item in parts for name, leaf in snapshot(item, part).items()}
+
+
+def _part_of(place: str, key: object) -> str:
+    """Return the place of an entry; 3 and "3" are different keys."""
+    name = key if isinstance(key, str) else f"({key!r})"
+    return f"{place}.{name}" if place else name
 
 
 def tensors(value: Any) -> dict[str, Tensor]:

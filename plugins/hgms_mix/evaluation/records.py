@@ -32,15 +32,16 @@ def by_turn(path: Path, needs: Sequence[str]) -> dict[tuple[int, int], dict[str,
     for number, text in enumerate(data[:whole].split(b"\n")[:-1], 1):
         try:
             record = json.loads(text)
-            key, *_ = (record["id"], record["turn"]), *(record[name] for name in needs)
-        except (ValueError, LookupError, TypeError, RecursionError) as error:
+            if missing := {"id", "turn", *needs}.difference(record):
+                raise ValueError(f"no {' and no '.join(map(repr, sorted(missing)))}")
+            records[record["id"], record["turn"]] = record
+        except (ValueError, TypeError, RecursionError) as error:
             raise CheckpointError(
                 "wrong-row",
-                f"the record is damaged: {type(error).__name__}: {first_line(error)}",
+                f"the record is damaged: {first_line(error)}",
                 place=(str(path), number),
                 hint="remove this line and repeat the command, which generates the record",
             ) from None
-        records[key] = record
     return records
 
 

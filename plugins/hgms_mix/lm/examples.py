@@ -126,14 +126,25 @@ def check_bad(
     lines += [f"{form.name}: {form.looks}"] if form else []
     lines += some[:SHOWN]
     lines += [f"… and {bad - SHOWN} more"] if bad > SHOWN else []
+    better = _likely_format(where, source)
     if bad < total:
         hint = f"correct these rows, or skip them with max_bad_rows = {bad} or more"
+    elif better is not None and better is not form:
+        hint = f'set format = "{better.name}" or "auto": the rows look like {better.name!r}'
     elif source.fields:
         hint = "correct fields, or the file"
     else:
         first = "" if source.format == "auto" else f"remove format = {source.format!r} and "
         hint = f"correct the file; if columns have other names, {first}set {OWN_NAMES}"
     raise DataError("wrong-row", "\n".join(lines), place=(*where, source.origin), hint=hint)
+
+
+def _likely_format(where: Place, source: Source) -> Format | None:
+    """Return the format that the first rows have; None if they have no known format."""
+    rows = (
+        parse(raw, source.fields) for _, raw in itertools.islice(raw_rows(where, source), PROBED)
+    )
+    return detect([row for row in rows if not isinstance(row, BadRow)])
 
 
 def _detect_format(where: Place, source: Source, rows: list[Row]) -> Format:

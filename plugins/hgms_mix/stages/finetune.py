@@ -93,22 +93,38 @@ FINETUNE = Stage(
 )
 
 
-def chosen_rows(
-    model: TunedModel, sample: Facts, rows: Path, tables: Mapping[str, Any], log: Log
-) -> list[tuple[Tensor, Tensor]]:
-    """Return the sampled rows as (tokens, completion mask), in tokens of the fine-tuned model.
+class ChosenRows(Sequence[tuple[Tensor, Tensor]]):
+    """The sampled rows as (tokens, completion mask), read from the token tables on access.
 
     Rows that the tables do not contain are excluded.
+    """
+
+    def __init__(self, tables: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
+        places = {name: table.places for name, table in tables.items()}
+        present = [(row["source"], places.get(row["source"], {}).get(row["row"])) for row in rows]
+        self._tables = tables
+        self._rows = [(name, place) for name, place in present if place is not None]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        name, position = self._rows[index]
+        tokens, mask = self._tables[name].row(position)
+        return tokens, mask
+
+
+def chosen_rows(
+    model: TunedModel, sample: Facts, rows: Path, tables: Mapping[str, Any], log: Log
+) -> ChosenRows:
+    """Return the sampled rows, in tokens of the fine-tuned model.
 
     Errors: DataError if a source changed after sampling, or all rows are too long in these tokens.
     """
     for name in getattr(model.task, sample["of"]):
         unchanged_source(model.task, sample["of"], name, sample["sources"][name])
-    listed = [(row["source"], row["row"]) for row in read_rows(rows)]
-    places = {name: table.places for name, table in tables.items()}
-    chosen = [
-        tables[name].row(places[name][row]) for name, row in listed if row in places.get(name, {})
-    ]
+    listed = list(read_rows(rows))
+    chosen = ChosenRows(tables, listed)
     most = model.task.max_length
     if len(chosen) < len(listed):
         log(

@@ -195,7 +195,7 @@ def _checkpoint(model: PreTrainedModel) -> None:
 
 
 def _save(model: Any, target: Path, kind: str) -> None:
-    """Save a model to a temporary folder, then rename it: a folder named ``target`` is complete."""
+    """Save a model in place of earlier files; the manifest of the stage then records its files."""
     shutil.rmtree(target, ignore_errors=True)
     # Without this option, peft requests the Hub to detect resized embeddings; these are not
     # trained.

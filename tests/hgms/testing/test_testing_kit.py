@@ -26,7 +26,7 @@ from hgms.testing import (
 )
 from hgms.testing import every_kind as every
 from hgms.testing.check import check as hgms_check
-from hgms.testing.kit import Check, place, snapshot, tensors
+from hgms.testing.kit import Check, difference, place, snapshot, tensors
 from hgms_core.capabilities import Randomized, Recycles
 from hgms_core.errors import MissingExtra, PluginError
 
@@ -216,3 +216,12 @@ def test_a_capability_is_declared_if_and_only_if_its_members_exist(
         code
     )
     assert all(member in fault.message for fault in faults)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "came"),
+    [({3: 1}, {"3": 1}), ({"a": []}, {}), ({"a": []}, {"a": {}}), ([1], {"0": 1})],
+)
+def test_values_of_another_shape_differ(wanted: Any, came: Any) -> None:
+    assert difference(wanted, came)
+    assert not difference(wanted, wanted)

@@ -44,6 +44,9 @@ def test_bad_rows_are_counted_up_to_the_limit(tmp_path: Path) -> None:
     assert (report.format, report.total, report.bad, len(examples)) == ("alpaca", 405, 305, 100)
     assert examples[0].row == 300
     misnamed = source_of(tmp_path / "b.jsonl", [good], format="sharegpt", max_bad_rows=999)
+    with rejects("wrong-row", "s", "path", of=DataError) as caught:
+        index_of("s", misnamed)
+    assert 'format = "alpaca"' in str(caught.value.hint)
     for bad in (evolve(source, max_bad_rows=0), evolve(source, max_bad_rows=304), misnamed):
         with rejects("wrong-row", "s", "path", of=DataError):
             index_of("s", bad)
