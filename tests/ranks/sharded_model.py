@@ -123,6 +123,8 @@ def main(rank: int, ranks: int, address: str, folder: Path) -> None:
     for strategy in ("jvp", "vjp"):
         with rejects("no-second-derivative", of=ConfigError):
             product(parts, x, tokens, mask, vector, strategy)
+    dist.barrier()  # a rank that ends early would break a connection in use
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

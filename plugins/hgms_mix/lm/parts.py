@@ -164,6 +164,7 @@ def _in_processes(
             except StopIteration:
                 return
             except RuntimeError as error:
+                traceback.clear_frames(error.__traceback__)  # they keep the other processes
                 raise DataError(
                     "process-lost",
                     f"a process that reads rows ended too early: {first_line(error)}",

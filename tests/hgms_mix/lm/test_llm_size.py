@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,7 @@ def test_what_goes_wrong_in_another_process_is_said(
         compute_parts(range(60), Counting({55: error}), folder=tmp_path)
     assert getattr(caught.value, "code", None) == code
     assert (code is None) == ("ZeroDivisionError: a fault" in str(caught.value))
+    assert multiprocessing.active_children() == [], "the error keeps no process"
 
 
 def test_parts_are_in_order_and_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
