@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from stranger import PROJECTS, Stranger, metadata, plugin_of
 
-pytestmark = [pytest.mark.extended, pytest.mark.xdist_group("examples")]
+pytestmark = pytest.mark.extended
 
 
 WHERE = """

@@ -23,7 +23,7 @@ from stranger import build
 from hgms.cli import main
 from hgms.plugins import KINDS
 
-pytestmark = [pytest.mark.extended, pytest.mark.xdist_group("new-plugin")]
+pytestmark = pytest.mark.extended
 
 COMMANDS = """
 import importlib, json, sys

@@ -17,7 +17,7 @@ import pytest
 from spoiling import ENVIRONMENT, headed, hgms, solver
 from support.fakes import Site
 
-pytestmark = [pytest.mark.extended, pytest.mark.xdist_group("wrong-plugins")]
+pytestmark = pytest.mark.extended
 
 CONFIG = """
 seed = 3
