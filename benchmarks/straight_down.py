@@ -379,7 +379,8 @@ def conjugate_gradients(
 
 
 def hg_ms(problem: Problem, method: Pipeline) -> Stepper:  # noqa: C901 - read from top to bottom
-    generator: Any = method.generator
+    restarts: Any = method.generator
+    generator: Any = restarts.generator
     inside: Any = method.hypergradient
     theta = trainable(problem.theta0)
     roles = problem.upper_data
@@ -445,7 +446,7 @@ def hg_ms(problem: Problem, method: Pipeline) -> Stepper:  # noqa: C901 - read f
         adam([-part for part in mixed(problem, theta, x, rows, v)])
         k += 1
         ends = clone(x)
-        if k % generator.restart_every == 0:
+        if k % restarts.restart_every == 0:
             origin = problem.initial(key.fold("carry"))
             optimisers = [make() for make in makes]
         else:

@@ -89,6 +89,13 @@ def innermost(method: Any) -> Any:
     return method
 
 
+def innermost_generator(generator: Any) -> Any:
+    """Return the innermost generator, through the fields ``generator`` of wrappers."""
+    while (inner := getattr(generator, "generator", None)) is not None:
+        generator = inner
+    return generator
+
+
 def needs_of(component: object) -> frozenset[str]:
     """Return the traits that a task must have for this component (``needs``), without its parts."""
     needs: Iterable[str] | property = getattr(component, "needs", frozenset())

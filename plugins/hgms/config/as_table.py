@@ -141,10 +141,11 @@ def _plain_fields(value: Any, otherwise: Callable[[Any], Any]) -> dict[str, Any]
 def _beside(named: dict[str, Any], items: dict[str, Any], within: str | None) -> dict[str, Any]:
     """Return the table of a wrapper, merged with the table of the object inside.
 
-    The object is a pipeline, or any object if the wrapper has no name. If the pipeline's table
-    already sets one of the wrapper's keys, the wrapper's fields are placed above that table.
+    The object is not merged if it is a method other than a pipeline. If its table already sets one
+    of the wrapper's keys, the wrapper's fields are placed above that table.
     """
-    if within is None or (named and not AT_REST.keys() <= items[within].keys()):
+    is_other_method = within == "method" and not AT_REST.keys() <= items["method"].keys()
+    if within is None or is_other_method:
         return named | items
     own = {key: item for key, item in items.items() if key != within}
     if any(key in items[within] and not is_at_rest(key, items[within][key]) for key in own):

@@ -141,7 +141,9 @@ class _Reader:
         rest = {key: item for key, item in table.items() if key != "name"}
         if isinstance(component.target, Composition):
             return self.table(overridden(component.target, rest, self.traits), component.target.of)
-        return self.table(rest, component.target)
+        is_flat = kind.name != "method" and inside(component.target) is None
+        wrappers = self.registry.wrappers_of(kind.name) if is_flat else ()
+        return self.table(rest, component.target, wrappers)
 
     def table(self, value: object, cls: type, wrappers: Sequence[type] = ()) -> Any:
         """Create an object of an attrs class from the table of its fields.

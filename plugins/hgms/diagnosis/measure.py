@@ -18,7 +18,7 @@ from hgms.diagnosis.choice import choice
 from hgms.diagnosis.float64 import in_double, to_double
 from hgms.diagnosis.spectrum import FLAT, spectrum
 from hgms.diagnosis.stationarity import bias, cosine_and_ratio, flat
-from hgms.facts import settings_of
+from hgms.facts import innermost_generator, settings_of
 from hgms_core import (
     Batch,
     Branch,
@@ -179,12 +179,12 @@ def _longer(measured: Measured, seen: Seen, h: Tensor, key: Key) -> dict[str, An
     The keys are the same, so the same candidate continues. A generator without ``steps`` proposes
     again from its end point, at the same θ.
     """
-    generator = seen.pipeline.generator
+    generator = innermost_generator(seen.pipeline.generator)
     index = seen.selection.index
     start = seen.start
     steps = settings_of(generator).get("steps")
     if type(steps) is int:
-        more: Any = attrs.evolve(generator, steps=LONGER * steps)  # type: ignore[misc]
+        more: Any = attrs.evolve(generator, steps=LONGER * steps)
         candidates = more.propose(seen.problem, seen.theta, start, seen.proposing, seen.progress)
         measured.cost += candidates.cost
     else:

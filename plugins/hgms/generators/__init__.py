@@ -5,7 +5,7 @@ from __future__ import annotations
 from hgms.lazy import Places, attach
 
 PLACES: Places = {
-    "hgms.generators.branches": "Branches Diversity Trajectory",
+    "hgms.generators.branches": "Branches Diversity Restarts Trajectory",
     "hgms.generators.penalty.dynamic_barrier": "DynamicBarrier",
     "hgms.generators.penalty.fully_first_order": "FullyFirstOrder",
     "hgms.generators.penalty.gradient_norm": "GradientNorm",

@@ -1,5 +1,6 @@
 from hgms.generators.branches import Branches as Branches
 from hgms.generators.branches import Diversity as Diversity
+from hgms.generators.branches import Restarts as Restarts
 from hgms.generators.branches import Trajectory as Trajectory
 from hgms.generators.penalty.dynamic_barrier import DynamicBarrier as DynamicBarrier
 from hgms.generators.penalty.fully_first_order import FullyFirstOrder as FullyFirstOrder

@@ -171,6 +171,11 @@ class Registry:
     def find(self, kind: str, name: str) -> Component | None:
         return None if (kind, name) in self._clashes else self._components[kind].get(name)
 
+    def wrappers_of(self, kind: str) -> list[Any]:
+        """Return the components of a kind that wrap another one at the same level of a table."""
+        components = self._components[kind].values()
+        return [component.target for component in components if inside(component.target)]
+
     def get(self, kind: str, name: str) -> Component:
         """Return the component, or raise the error for an unknown name.
 
@@ -316,7 +321,8 @@ def layers_of(cls: type, table: Mapping[str, Any]) -> list[type[Any]]:
     method has a separate table.
     """
     field = inside(cls)
-    return [cls] if field is None or field in table else [Pipeline, cls]
+    is_method = field is not None and hasattr(cls, "result")
+    return [Pipeline, cls] if is_method and field not in table else [cls]
 
 
 def faults_of(kind: Kind, target: object, wrappers: Iterable[type] = ()) -> list[str]:

@@ -58,7 +58,8 @@ def test_all_references_in_both_forms_where_they_fit() -> None:
         "ceiling",
     }
     steps = [
-        innermost(configs[form].method).generator.steps for form in ("uniform", "uniform-last")
+        innermost(configs[form].method).generator.generator.steps
+        for form in ("uniform", "uniform-last")
     ]
     assert steps == [7, 7]
     assert {label: kept(config.method) for label, config in configs.items()} == {
@@ -72,7 +73,7 @@ def test_a_reference_that_does_not_fit_a_task_is_left_out_there_and_said() -> No
     on_sphere = {label for task, label in two.pairs if task == "sphere"}
     assert on_sphere == {"hg-ms", *both(["random-theta", "uniform", "uniform-tilted"])}
     last: Any = innermost(two.pairs["sphere", "uniform-last"].method)
-    assert (last.generator.steps, len(two.left_out)) == (9, 2)
+    assert (last.generator.generator.steps, len(two.left_out)) == (9, 2)
     assert "references left out on sphere: validation-only, validation-only-last" in two.left_out[1]
 
 
@@ -82,5 +83,5 @@ def test_baselines_take_the_settings_for_all_methods_that_they_have() -> None:
     loaded = load(table, sets=["method.generator.steps=7"])
     methods = {label: config.method for (_, label), config in loaded.pairs.items()}
     assert list(methods) == ["hg-implicit", "uniform", "validation-only", "uniform-tilted"]
-    assert innermost(methods["uniform"]).generator.steps == 7
-    assert innermost(methods["validation-only"]).generator.steps != 7
+    assert innermost(methods["uniform"]).generator.generator.steps == 7
+    assert innermost(methods["validation-only"]).generator.generator.steps != 7

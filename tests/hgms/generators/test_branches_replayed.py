@@ -20,7 +20,7 @@ from support.helpers import KEY, assert_same, counted
 from torch import optim
 from torch.optim import RMSprop, lr_scheduler
 
-from hgms.generators.branches import Branches, Diversity
+from hgms.generators.branches import Branches, Diversity, Restarts
 from hgms.optim import SGD, AdamW, Clip, Cosine, LowerOptimizer, Torch
 from hgms_core import Key, Tree
 
@@ -44,11 +44,10 @@ CASES = {
         optimizer=SGD(lr=0.3, schedule=Cosine()),
         diversity=Diversity(batches="shared", noise=0.1),
     ),
-    "full-restarts": Branches(
+    "full-period": Branches(
         **{**RUN, "batch_size": None},
         diversity=Diversity(noise=0.1),
         optimizer=SGD(lr=0.3, schedule=Cosine(period=3)),
-        carry_rule="restart",
     ),
     "per-branch": Branches(**RUN, optimizer=AdamW(lr=0.05), carry_rule="per-branch"),
     "torch": Branches(
@@ -128,23 +127,23 @@ def test_continuing_with_carried_moments_is_one_long_run(name: str, rule: str) -
             histories = [list(histories[choice if rule == "selected" else 0])] * 3
 
 
-def test_restarts_draw_a_new_lower_state_and_forget_the_moments() -> None:
-    """At each step, or each second one."""
+@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("carry_rule", ["selected", "per-branch"])
+def test_restarts_draw_a_lower_state_and_forget_moments(carry_rule: Any, every: int) -> None:
+    """After each step, or each second one."""
     momentum: Any = {"count": 2, "steps": 3, "optimizer": SGD(momentum=0.5)}
-    for options, expected in (
-        ({"carry_rule": "restart"}, [True] * 4),
-        ({"carry_rule": "per-branch", "restart_every": 2}, [False, True, False, True]),
-    ):
-        branches = Branches(**momentum, **options)
-        start = branches.init(PROBLEM, Key(0))
-        for outer, restarts in enumerate(expected):
-            key = Key(0).fold(outer)
-            found = propose(branches, start=start, key=key)
-            start = branches.carry(start, found, torch.tensor(1), key, PROBLEM)
-            assert start["x"]["w"].shape[0] == (1 if restarts else 2)
-            fresh = PROBLEM.fresh(key)["w"]  # type: ignore[misc]
-            assert torch.equal(start["x"]["w"][0], fresh) is restarts
-            assert bool((start["moments"]["m.w"] == 0).all()) is restarts
-            assert start["optimizer_steps"] == (0 if restarts else 3)
-            # schedules over the whole run go on counting
-            assert start["lower_steps"] == 3 * (outer + 1)
+    branches = Branches(**momentum, carry_rule=carry_rule)
+    generator = Restarts(generator=branches, restart_every=every)
+    start = generator.init(PROBLEM, Key(0))
+    for outer in range(4):
+        key = Key(0).fold(outer)
+        found = propose(generator, start=start, key=key)
+        assert_same(found.x, propose(branches, start=start, key=key).x)
+        start = generator.carry(start, found, torch.tensor(1), key, PROBLEM)
+        restarts = (outer + 1) % every == 0
+        fresh = PROBLEM.fresh(key)["w"]  # type: ignore[misc]
+        assert torch.equal(start["x"]["w"][0], fresh) is restarts
+        assert bool((start["moments"]["m.w"] == 0).all()) is restarts
+        assert start["optimizer_steps"] == (0 if restarts else 3 * (outer % every + 1))
+        assert start["lower_steps"] == start["optimizer_steps"]
+        assert start["outer_steps"] == outer + 1

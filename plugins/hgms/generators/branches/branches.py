@@ -59,10 +59,8 @@ class Branches:
             equals the gradient on all examples up to rounding. Only one batch's activations are in
             memory at a time.
         carry_rule: start of the next outer step: the ``selected`` branch for all, the noise-free
-            ``base`` (branch 0) for all, each branch's end (``per-branch``), or a newly drawn lower
-            state (``restart``).
-        restart_every: also draw a new lower state after this number of outer steps (None: never),
-            which discards memorised examples.
+            ``base`` (branch 0) for all, or each branch's end (``per-branch``). :class:`Restarts`
+            adds restarts from a newly drawn lower state.
         mode, chunk: stacked or looped evaluation, and the number of branches stacked at a time.
             ``auto`` selects by size, and loops if torch.func.vmap cannot evaluate the loss.
         keep_graph: with one branch, build its graph while proposing, so that ``unrolled`` does not
@@ -103,8 +101,7 @@ class Branches:
     batch_size: int | None = field(default=None, validator=optional_positive)
     accumulate: int = field(default=1, validator=positive)
     diversity: Diversity = field(factory=Diversity)
-    carry_rule: Literal["selected", "base", "per-branch", "restart"] = "selected"
-    restart_every: int | None = field(default=None, validator=optional_positive)
+    carry_rule: Literal["selected", "base", "per-branch"] = "selected"
     mode: Mode = "auto"
     chunk: int | None = field(default=None, validator=optional_positive)
     keep_graph: bool = False
@@ -187,13 +184,9 @@ class Branches:
     def carry(
         self, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem
     ) -> State:
-        outer_steps = start["lower_steps"] // self.steps + 1
-        restart = self.carry_rule == "restart" or (
-            self.restart_every is not None and outer_steps % self.restart_every == 0
-        )
         x = candidates.x
         moments = candidates.aux
-        if restart or self.carry_rule != "per-branch":
+        if self.carry_rule != "per-branch":
             row = (
                 index.reshape(1)
                 if self.carry_rule == "selected"
@@ -203,8 +196,7 @@ class Branches:
                 {name: leaf.index_select(0, row) for name, leaf in tree.items()}
                 for tree in (x, moments)
             )
-        fresh = restart or self.optimizer.moments == "fresh"
-        x = repeat(problem.initial(key), 1) if restart else x
+        fresh = self.optimizer.moments == "fresh"
         return {
             "x": x,
             "moments": self.optimizer.rule(problem).no_moments(x) if fresh else moments,

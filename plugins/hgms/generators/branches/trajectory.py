@@ -56,8 +56,8 @@ class Trajectory:
         steps: K. ``every``: keep each ``every``-th iterate, and the last.
         optimizer: as in ``branches``; its moments and its schedule start again in each outer step.
         batch_size: examples per step; None uses all.
-        carry_rule: start of the next outer step: the ``selected`` iterate, the ``last`` iterate, or
-            a newly drawn lower state (``restart``). No effect with a learned start.
+        carry_rule: start of the next outer step: the ``selected`` or the ``last`` iterate. No
+            effect with a learned start.
         keep_graph: build the run's graph while proposing, so that ``unrolled`` does not replay it:
             saves up to K lower gradients per outer step. Only for ``unrolled``, and for runs whose
             K graphs fit into memory.
@@ -89,7 +89,7 @@ class Trajectory:
     every: int = field(default=1, validator=positive)
     optimizer: LowerOptimizer = field(factory=SGD)
     batch_size: int | None = field(default=None, validator=optional_positive)
-    carry_rule: Literal["selected", "last", "restart"] = "selected"
+    carry_rule: Literal["selected", "last"] = "selected"
     keep_graph: bool = False
     backward: Literal["graph", "mixed"] = "graph"
 
@@ -131,8 +131,6 @@ class Trajectory:
     def carry(
         self, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem
     ) -> State:
-        if self.carry_rule == "restart":
-            return {"x": dict(problem.initial(key))}
         return {
             "x": candidates.at(index if self.carry_rule == "selected" else candidates.count - 1)
         }

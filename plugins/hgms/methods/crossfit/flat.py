@@ -36,8 +36,6 @@ class FlatBranches:
         batch_size: lower rows of a step (``None``: all).
         noise: standard deviation of the noise that is added once to the start of each branch except
             the first.
-        restart_every: draw new lower states after this number of outer steps (``None``: never);
-            otherwise each branch continues from its end.
 
     Cost: 2NK lower gradients. Memory: 4N lower states.
 
@@ -67,7 +65,6 @@ class FlatBranches:
     optimizer: SharpnessAware = field(factory=SharpnessAware)
     batch_size: int | None = field(default=256, validator=optional_positive)
     noise: float = field(default=0.0, validator=not_negative)
-    restart_every: int | None = field(default=None, validator=optional_positive)
 
     memory_hints = lowering(other=["batch_size", "count"])
 
@@ -76,7 +73,7 @@ class FlatBranches:
             self._noisy(problem.x0, key.fold(number)) if number else problem.x0
             for number in range(self.count)
         ]
-        return {"branches": stack([branch(x) for x in starts]), "lower_steps": 0, "outer_steps": 0}
+        return {"branches": stack([branch(x) for x in starts]), "lower_steps": 0}
 
     def propose(
         self, problem: Problem, theta: Tree, start: State, key: Key, progress: float = 0.0
@@ -106,15 +103,10 @@ class FlatBranches:
     def carry(
         self, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem
     ) -> State:
-        done = start["outer_steps"] + 1
-        if self.restart_every is not None and done % self.restart_every == 0:
-            fresh = [branch(problem.initial(key.fold(number))) for number in range(self.count)]
-            return {"branches": stack(fresh), "lower_steps": 0, "outer_steps": done}
         averages = {f"a.{name}": leaf for name, leaf in candidates.x.items()}
         return {
             "branches": {**candidates.aux, **averages},
             "lower_steps": start["lower_steps"] + self.steps,
-            "outer_steps": done,
         }
 
     def _noisy(self, x: Tree, key: Key) -> Tree:
