@@ -5,8 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from attrs import frozen
+import torch
+from attrs import evolve, frozen
 from torch import Tensor
+
+UNSEEN = 2
+"""Rows with the largest observed difference that a gain must outweigh."""
 
 
 @frozen(eq=False, kw_only=True)
@@ -18,7 +22,7 @@ class Candidate:
         is_baseline: whether no hyperparameter was learned by gradient.
         judged: the loss of each judged row.
         u: the hyperparameters ``[m]``.
-        w: the parameters ``[d]``; absent if the engine trains the selected candidate later.
+        w: the parameters ``[d]``, or the start of the final training.
         fit: the rows that the final training uses, ``[rows]``.
     """
 
@@ -44,22 +48,65 @@ def difference(candidate: Candidate, other: Candidate) -> tuple[float, float]:
     return float(rows.mean()), spread / len(rows) ** 0.5
 
 
-def choose(candidates: Sequence[Candidate]) -> tuple[Candidate, Candidate]:
+def scores(judged: Tensor, fold: Tensor) -> Tensor:
+    """Return the mean loss of the rows outside each fold, then of all rows, ``[K + 1]``.
+
+    A loss that is not finite counts as infinite.
+
+    >>> scores(torch.tensor([1.0, 2.0, 6.0]), torch.tensor([0, 0, 1]))
+    tensor([6.0000, 1.5000, 3.0000])
+    """
+    total = judged.double().sum()
+    folds = int(fold.max()) + 1
+    sums = torch.zeros(folds, dtype=torch.float64, device=judged.device)
+    sums = sums.index_add(0, fold, judged.double())
+    counts = torch.bincount(fold, minlength=folds)
+    means = torch.cat([(total - sums) / (len(fold) - counts), (total / len(fold))[None]])
+    return torch.nan_to_num(means, math.inf, math.inf, math.inf).to(judged)
+
+
+def sure_gain(candidate: Candidate, reference: Candidate) -> float:
+    """Return the mean gain minus its standard error, and minus the share of unseen rows.
+
+    A confident model can be wrong on a rare row that is not among the judged rows. Therefore, the
+    gain must remain if ``UNSEEN`` more rows have the largest observed difference as a loss.
+    """
+    mean, error = difference(candidate, reference)
+    largest = float((candidate.judged - reference.judged).abs().max())
+    return -mean - error - UNSEEN * largest / len(reference.judged)
+
+
+def crossed(learned: Sequence[Candidate], reference: Candidate, fold: Tensor) -> Tensor:
+    """Return the judged losses of the selection among learned candidates, by cross-fitting.
+
+    The rows of fold k are judged under the candidate that the other folds select.
+    """
+    judged = torch.empty_like(reference.judged)
+    for k in range(int(fold.max()) + 1):
+        others = fold != k
+        base = evolve(reference, judged=reference.judged[others])
+        best = max(
+            learned, key=lambda item: sure_gain(evolve(item, judged=item.judged[others]), base)
+        )
+        judged[~others] = best.judged[~others]
+    return judged
+
+
+def choose(candidates: Sequence[Candidate], fold: Tensor) -> tuple[Candidate, Candidate]:
     """Return the selected candidate, and the best baseline.
 
-    A learned candidate is selected only if its mean gain over the best baseline exceeds the
-    standard error of the paired difference; with several such candidates, the largest gain
-    minus standard error decides.
+    Among learned candidates, the largest :func:`sure_gain` over the best baseline decides. The
+    selection itself is judged by cross-fitting. A learned candidate is returned only if its own
+    gain and the gain of the selection are sure.
     """
     reference = min((item for item in candidates if item.is_baseline), key=lambda item: item.loss)
-
-    def gain(item: Candidate) -> float:
-        mean, error = difference(item, reference)
-        return -mean - error
-
     learned = [item for item in candidates if not item.is_baseline and math.isfinite(item.loss)]
-    best = max(learned, key=gain, default=reference)
-    return (best if best is not reference and gain(best) > 0 else reference), reference
+    if not learned:
+        return reference, reference
+    best = max(learned, key=lambda item: sure_gain(item, reference))
+    selection = evolve(best, judged=crossed(learned, reference, fold))
+    is_better = sure_gain(best, reference) > 0 and sure_gain(selection, reference) > 0
+    return (best if is_better else reference), reference
 
 
 @frozen(eq=False, kw_only=True)

@@ -47,8 +47,8 @@ BASELINE_SHARE = 0.1
 SCAN_SHARE = 0.25
 """Shares of the budget that one baseline, and the scan, may use."""
 
-LAST_SHARE = 0.97
-"""No step of RPROP starts after this share: a step, and the judgement of a level, take time."""
+MARGIN = 1.5
+"""A judgement, and the final training, may take this multiple of the earlier judgements."""
 
 
 class NotConvex(Exception):
@@ -195,18 +195,24 @@ class Implicit:
         (cross,) = torch.autograd.grad(slope, leaf, v, materialize_grads=True)
         return -cross, v
 
-    def judged(self, w: Tensor, u: Tensor) -> Tensor:
-        """Return the judged rows of replicas that also train on their outer rows."""
+    def judged(self, w: Tensor, u: Tensor) -> Stage:
+        """Return the judged rows of replicas that also train on their outer rows.
+
+        ``final`` contains the parameters of the last replica, the start of the final training, and
+        ``judging`` the spent share of the budget.
+        """
         masks = self.problem.masks
+        before = self.meter.share
         w = self.solve(w, u[masks.group], masks.fit + masks.outer)
-        return self.problem.held_out(w)
+        judged = self.problem.held_out(w)
+        return {"judged": judged, "final": w[-1], "judging": self.meter.share - before}
 
     def baseline(self, fit: Tensor) -> Stage:
         problem = self.problem
         u = problem.space.start.expand(len(fit), -1)
         limit = self.meter.share + BASELINE_SHARE
         w = self.solve(problem.w0.expand(len(fit), -1), u, fit, limit=limit)
-        return {"judged": problem.held_out(w)}
+        return {"judged": problem.held_out(w), "final": w[-1]}
 
     def filtered(self) -> Stage:
         """Return which training rows the out-of-fold filter keeps."""
@@ -241,7 +247,7 @@ class Implicit:
         return {
             "u": u,
             "w": w,
-            "judged": self.judged(w, u),
+            **self.judged(w, u),
             "length": torch.full_like(u, 0.1),
             "before": torch.zeros_like(u),
             "v": torch.zeros_like(w),
@@ -253,6 +259,8 @@ class Implicit:
         space, masks = problem.space, problem.masks
         u, w, v = state["u"], state["w"], state["v"]
         length, before = state["length"], state["before"]
+        reserve = _reserve(state)
+        marks = [self.meter.share]
         for _ in range(STEPS_PER_LEVEL):
             slope, v = self.hypergradient(w, u, v)
             means = [part.mean(1, keepdim=True).expand_as(part) for part in u.split(space.sizes, 1)]
@@ -263,17 +271,13 @@ class Implicit:
             length = (length * factor).clamp(1e-3, 1.0)
             before = torch.where(turn < 0, 0.0, slope)
             u = (u - length * space.unit * before.sign()).clamp(space.low, space.high)
-            w = self.solve(w, u[masks.group], masks.fit, limit=LAST_SHARE)
-            if self.meter.share >= LAST_SHARE:
+            w = self.solve(w, u[masks.group], masks.fit, limit=1 - reserve)
+            marks.append(self.meter.share)
+            if 2 * marks[-1] - marks[-2] + reserve > 1:
                 break
-        return {
-            "u": u,
-            "w": w,
-            "v": v,
-            "length": length,
-            "before": before,
-            "judged": self.judged(w, u),
-        }
+        found = self.judged(w, u)
+        found["judging"] = max(found["judging"], state["judging"])
+        return {**found, "u": u, "w": w, "v": v, "length": length, "before": before}
 
     def candidates(self, stages: Stages) -> Iterator[Candidate]:
         """Yield the baselines, then one learned candidate per level of the prior."""
@@ -314,8 +318,15 @@ class Implicit:
         """
         shown = self.problem.space.start if u is None else u
         for name, (fit, final) in fits.items():
-            judged = stages.run(name, partial(self.baseline, fit))["judged"]
-            found = Candidate(name=name, is_baseline=True, judged=judged, u=shown, fit=final)
+            stage = stages.run(name, partial(self.baseline, fit))
+            found = Candidate(
+                name=name,
+                is_baseline=True,
+                judged=stage["judged"],
+                u=shown,
+                w=stage["final"],
+                fit=final,
+            )
             self.lowest = min(self.lowest, found.loss)
             yield found
 
@@ -323,23 +334,15 @@ class Implicit:
         """Yield the shared level, then one candidate per level of the prior."""
         state = stages.run("shared level", self.scan)
         judged = state["judged"]
-        yield Candidate(
-            name="shared level", is_baseline=True, judged=judged, u=state["u"][-1], fit=every
-        )
+        yield _candidate("shared level", state, every)
         spread = judged.std()
         lowest = float(judged.mean())
         worse = 0
         for level in LEVELS:
-            if self.meter.share >= LAST_SHARE:
+            if self.meter.share + _reserve(state) >= 1:
                 return
             state = stages.run(f"prior {level}", partial(self.relax, level, state, spread))
-            yield Candidate(
-                name=f"learned, prior {level}",
-                is_baseline=False,
-                judged=state["judged"],
-                u=state["u"][-1],
-                fit=every,
-            )
+            yield _candidate(f"learned, prior {level}", state, every)
             mean = float(state["judged"].mean())
             worse = 0 if mean < lowest else worse + 1
             lowest = min(lowest, mean)
@@ -349,6 +352,23 @@ class Implicit:
     def final(self, candidate: Candidate) -> Tensor:
         """Train the selected candidate on its rows; return w ``[d]``."""
         assert candidate.fit is not None
-        start = self.problem.w0[None]
-        w = self.solve(start, candidate.u[None], candidate.fit[None], 1e-5, float("inf"))
+        assert candidate.w is not None
+        start = candidate.w[None]
+        w = self.solve(start, candidate.u[None], candidate.fit[None], 1e-5, math.inf)
         return w[0]
+
+
+def _reserve(state: Stage) -> float:
+    """Return the share of the budget for the judgement of a level and the final training."""
+    return MARGIN * float(state["judging"])
+
+
+def _candidate(name: str, state: Stage, fit: Tensor) -> Candidate:
+    return Candidate(
+        name=name,
+        is_baseline=name == "shared level",
+        judged=state["judged"],
+        u=state["u"][-1],
+        w=state["final"],
+        fit=fit,
+    )

@@ -21,15 +21,16 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
+import attrs
 import torch
 from attrs import define, evolve, field, frozen
 from torch import Tensor
 from torch.func import grad, vmap
 
-from hgms.tuning.candidate import Candidate
+from hgms.tuning.candidate import Candidate, scores
 from hgms.tuning.filtered import filter_start, fold_masks, kept_rows, row_mask
 from hgms.tuning.meter import Meter, Stage, Stages
-from hgms.tuning.problem import Space, TuningProblem
+from hgms.tuning.problem import Masks, Space, TuningProblem
 from hgms_core import Batch, Key
 
 RATES = (0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
@@ -48,6 +49,7 @@ BEHIND = 1.3
 
 BASELINE_SHARE = 0.4
 LEARNING_SHARE = 0.8
+LAST_SHARE = 0.95
 SHIFTS = (2, 4, 6)
 WHOLE = 1024
 """Up to this number of rows, each lower step uses all rows."""
@@ -55,12 +57,30 @@ WHOLE = 1024
 
 @frozen(eq=False, kw_only=True)
 class Trained:
-    """The best checkpoint of a training: parameters and hyperparameters of all replicas."""
+    """The best checkpoint of each replica: parameters, hyperparameters, losses of judged rows.
+
+    The judged rows outside fold k select the checkpoint of replica k, so the judged losses are
+    unbiased. All judged rows select the checkpoint of the last replica, at ``step``. ``scores``
+    contains the means by which the checkpoints were selected, ``[K + 1]``.
+    """
 
     w: Tensor
     u: Tensor
     judged: Tensor
+    scores: Tensor
     step: int
+
+    def merge(self, other: Trained, masks: Masks) -> Trained:
+        """Return the better checkpoint of each replica; this one if both are equal."""
+        better = other.scores < self.scores
+        models = better[masks.group][:, None]
+        return Trained(
+            w=torch.where(models, other.w, self.w),
+            u=torch.where(models, other.u, self.u),
+            judged=torch.where(better[masks.fold], other.judged, self.judged),
+            scores=torch.where(better, other.scores, self.scores),
+            step=other.step if bool(better[-1]) else self.step,
+        )
 
 
 @define(eq=False)
@@ -237,26 +257,28 @@ class Online:
         masks = problem.masks
         u = self.centre.expand(len(masks.group), -1)
         mover = Mover.of(u, problem.space)
-        limit = max(LEARNING_SHARE, self.meter.share + 0.3)
-        best: Stage | None = None
+        limit = min(LAST_SHARE, max(LEARNING_SHARE, self.meter.share + 0.3))
+        best: Trained | None = None
         number = 0
         while best is None or self.meter.share < limit:
             stage = stages.run(f"restart {number}", partial(self.restart, number, u, mover, limit))
             mover.restore(stage)
             u = stage["last"]
-            if best is None or float(stage["judged"].mean()) < float(best["judged"].mean()):
-                best = stage
+            found = Trained(**{name: stage[name] for name in attrs.fields_dict(Trained)})
+            best = found if best is None else best.merge(found, masks)
             number += 1
-        yield _candidate("learned during training", best, False)
+        yield _candidate("learned during training", attrs.asdict(best), False)
         fits = {"learned, fixed": masks.fit}
         if problem.has_validation:
             fits["learned, fixed, with validation rows"] = masks.fit + masks.outer
         left = len(fits)
         for name, fit in fits.items():
             share = self.meter.share
+            if share >= 1:
+                return
             end = share + max(0.02, (1 - share) / left)
             left -= 1
-            stage = stages.run(name, partial(self.fixed, name, best["u"], fit, end))
+            stage = stages.run(name, partial(self.fixed, name, best.u, fit, end))
             yield _candidate(name, stage, False)
 
     def _train(self, stages: Stages, name: str, u: Tensor, fit: Tensor) -> Candidate:
@@ -312,8 +334,7 @@ class Online:
             mover=mover,
         )
         trained, last = self.train(self.problem.w0.expand(len(u), -1), u, plan)
-        found = {"w": trained.w, "u": trained.u, "judged": trained.judged, "last": last}
-        return {**found, **mover.state()}
+        return {**attrs.asdict(trained), "last": last, **mover.state()}
 
     def fixed(self, name: str, u: Tensor, fit: Tensor, limit: float) -> Stage:
         """Train with the learned u of each replica."""
@@ -348,6 +369,8 @@ class Online:
         upper = lower if plan.learn is None else self.batches(plan.learn, plan.key, LONGEST)
         best: Trained | None = None
         stalled = 0
+        judging = 0.0
+        marks = [self.meter.share]
         for step, numbers in enumerate(lower, 1):
             batch = problem.batch(numbers)
             mask = _select(plan.fit, numbers)
@@ -359,16 +382,18 @@ class Online:
                 u = plan.mover.move(u, vmap(grad(ahead))(u, w, adam.scale, mask, outer))
             w = adam.move(w)
             self.meter.count()
-            spent = self.meter.share >= plan.limit
+            marks.append(self.meter.share)
+            coming = marks[-1] - marks[-EVERY - 1 :][0] + judging
+            spent = marks[-1] + coming > plan.limit
             if step % CHECK and not spent:
                 continue
             judged = problem.held_out(w)
-            mean = float(judged.mean())
-            if best is None or mean < float(best.judged.mean()):
-                best = Trained(w=w, u=u, judged=judged, step=step)
-                stalled = 0
-            else:
-                stalled += 1
+            judging = self.meter.share - marks[-1]
+            each = scores(judged, problem.masks.fold)
+            mean = float(each[-1])
+            stalled = 0 if best is None or mean < float(best.scores[-1]) else stalled + 1
+            found = Trained(w=w, u=u, judged=judged, scores=each, step=step)
+            best = found if best is None else best.merge(found, problem.masks)
             is_behind = plan.is_baseline and step >= 100 and mean > BEHIND * self.lowest
             if stalled >= STALLED or spent or is_behind or not math.isfinite(mean):
                 break

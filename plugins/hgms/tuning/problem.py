@@ -159,6 +159,12 @@ class Masks:
         count = torch.stack([outer[group == k].sum() for k in range(folds + 1)])
         return cls(group=group, fit=fit, outer=outer, held=held, count=count, folds=folds)
 
+    @cached_property
+    def fold(self) -> Tensor:
+        """The fold of each judged row."""
+        is_judged = self.held.any(0)
+        return self.group.to(self.held.device)[self.held.argmax(0)][is_judged]
+
 
 @frozen(eq=False, kw_only=True)
 class TuningProblem:

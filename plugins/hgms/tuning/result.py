@@ -51,11 +51,11 @@ class TuneResult:
     def recommendation(self) -> str:
         """Return one sentence: whether learning pays on this problem."""
         if self.is_learned:
-            return f"use the learned values ({self.selected}): the gain exceeds its standard error"
+            return f"use the learned values ({self.selected}): the gain exceeds the noise"
         learned = [row for row in self.table if not row.is_baseline]
         if not learned:
             return f"use {self.selected}; the budget ended before a hyperparameter was learned"
-        return f"use {self.selected}; no learned value is better by more than its standard error"
+        return f"use {self.selected}; no learned value is better by more than the noise"
 
     def __repr__(self) -> str:
         return str(self)

@@ -76,7 +76,7 @@ def tune(
 
     Baselines are candidates. A learned candidate is returned only if its loss on rows that it has
     not used is lower than the loss of the best baseline. The difference must exceed the standard
-    error of the paired differences.
+    error of the paired differences, and must remain if two more rows have the largest difference.
 
     Parameters
     ----------
@@ -169,7 +169,7 @@ def tune(
             place=("loss",),
             hint="scale the inputs, or start from a trained model",
         )
-    chosen, reference = choose(usable)
+    chosen, reference = choose(usable, problem.masks.fold)
     w = chosen_engine.final(chosen)
     spent = meter.spent()
     warnings = tuple(_warnings(problem, meter, candidates))

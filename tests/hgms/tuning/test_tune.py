@@ -14,14 +14,15 @@ from torch.func import vmap
 from torch.nn.functional import cross_entropy
 
 import hgms
-from hgms.tuning.candidate import Candidate, choose
+from hgms.tuning.candidate import Candidate, choose, crossed, scores
 from hgms.tuning.implicit import Implicit, NotConvex
 from hgms.tuning.meter import Meter, Stages
-from hgms.tuning.online import Adam, Online
+from hgms.tuning.online import Adam, Online, Trained
 from hgms.tuning.problem import build
 from hgms_core import ConfigError, HgmsError
 
 F64 = torch.float64
+DECAY = {"decay": hgms.hyper.PerLayer()}
 
 
 def squares(model: Any, batch: Mapping[str, Tensor]) -> Tensor:
@@ -171,7 +172,7 @@ def test_sparse_regression_learns_larger_penalties_for_irrelevant_features() -> 
         squares,
         sparse_rows(),
         learn={"decay": hgms.hyper.PerInput(init=0.01)},
-        budget="100 steps",
+        budget="200 steps",
         test=sparse_rows(500, seed=2),
     )
     decay = result.values["decay"]
@@ -263,13 +264,54 @@ def judged(name: str, rows: list[float], is_baseline: bool) -> Candidate:
     return Candidate(name=name, is_baseline=is_baseline, judged=values, u=torch.zeros(1))
 
 
-def test_a_learned_candidate_must_gain_more_than_its_standard_error() -> None:
-    base = judged("base", [1.0, 1.0, 1.0, 1.0], True)
-    noisy = judged("noisy", [0.0, 2.0, 0.0, 1.9], False)
-    clear = judged("clear", [0.9, 0.95, 0.92, 0.9], False)
-    assert choose([base, noisy])[0] is base
-    assert choose([base, noisy, clear])[0] is clear
-    assert choose([base, judged("nan", [float("nan")] * 4, False)])[0] is base
+FOLD = torch.arange(12) % 3
+
+
+def test_a_learned_candidate_must_gain_more_than_the_noise() -> None:
+    base = judged("base", [1.0] * 12, True)
+    noisy = judged("noisy", [0.0, 2.0, 0.0, 1.9] * 3, False)
+    clear = judged("clear", [0.9, 0.95, 0.92, 0.9] * 3, False)
+    few = judged("few", [0.5] + [0.99] * 11, False)
+    assert choose([base, noisy], FOLD)[0] is base
+    assert choose([base, noisy, clear], FOLD)[0] is clear
+    assert choose([base, judged("nan", [float("nan")] * 12, False)], FOLD)[0] is base
+    assert choose([base, few], FOLD)[0] is base  # most of the gain is in one row
+
+
+def test_the_selection_among_learned_candidates_is_judged_by_cross_fitting() -> None:
+    """Each candidate is good on one fold only: the other folds select another one."""
+    base = judged("base", [1.0] * 12, True)
+    learned = []
+    for k in range(3):
+        rows = torch.where(FOLD.eq(k), 0.2, 1.1)
+        learned.append(judged(f"fold {k}", rows.tolist(), False))
+    rows = crossed(learned, base, FOLD)
+    torch.testing.assert_close(rows, torch.full((12,), 1.1))
+    assert choose([base, *learned], FOLD)[0] is base
+
+
+def test_checkpoints_of_a_replica_are_selected_by_the_other_folds() -> None:
+    torch.manual_seed(0)
+    problem = build(network(), entropies, class_rows(40), class_rows(30, seed=1), DECAY, 3, 0)
+    masks = problem.masks
+    draw = torch.Generator().manual_seed(0)
+    checks = torch.rand(5, len(masks.fold), generator=draw)
+    best = None
+    for step, rows in enumerate(checks):
+        found = Trained(
+            w=torch.full((4, 2), float(step)),
+            u=torch.full((4, 1), float(step)),
+            judged=rows,
+            scores=scores(rows, masks.fold),
+            step=step,
+        )
+        best = found if best is None else best.merge(found, masks)
+    assert best is not None
+    for k in range(3):
+        other = checks[:, masks.fold != k].mean(1).argmin()
+        assert float(best.w[k, 0]) == float(other)
+        torch.testing.assert_close(best.judged[masks.fold == k], checks[other][masks.fold == k])
+    assert best.step == float(best.w[3, 0]) == float(checks.mean(1).argmin())
 
 
 # --- budgets and resume
