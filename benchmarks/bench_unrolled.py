@@ -45,8 +45,7 @@ def hypergradient(problem: Problem, steps: int, rows: int, backward: Any) -> Est
         steps=steps,
         optimizer=AdamW(lr=1e-3),
         batch_size=rows,
-        keep_graph=True,
-        backward=backward,
+        keep_path="graph" if backward == "graph" else "states",
     )
     candidates = generator.propose(problem, problem.theta0, generator.init(problem, Key(0)), Key(0))
     return Unrolled().estimate(

@@ -165,13 +165,12 @@ def step_record(
 ) -> Record:
     """Return the record of a step that led from ``theta`` to ``state``."""
     losses = candidates.losses
-    index = selection.index
     solution = estimate.solution
     record: Record = {
         "step": state["step"],
         "upper_loss": estimate.upper_loss,
-        "lower_loss": None if losses is None else take({"loss": losses}, index)["loss"],
-        "selected": index,
+        "lower_loss": None if losses is None else take({"loss": losses}, selection.index)["loss"],
+        "selected": selection.index,
         "gap": selection.gap,
         "scores": selection.scores,
         "finite_candidates": selection.finite,

@@ -119,6 +119,8 @@ class Branch:
       and the cost. The state is differentiable in θ through the ``last`` steps (None: all steps).
       The cost includes the run and the backward pass through it. If no leaf of θ requires a
       gradient, there is no graph, and the cost includes only the run.
+    - ``replay_mixed(theta, last)``: the same with a backward pass step by step, by mixed-mode
+      differentiation: it keeps states instead of graphs.
     - ``last_step()``: the last step of the branch. Generators provide it if this step is linear in
       ∇_x g.
     - ``next_step(key)``: one more plain step from ``x``, on a batch drawn by ``key``.
@@ -132,6 +134,7 @@ class Branch:
 
     x: Tree
     replay: Callable[[Tree, int | None], tuple[Tree, Cost]] | None = None
+    replay_mixed: Callable[[Tree, int | None], tuple[Tree, Cost]] | None = None
     aux: Tree = Factory(dict)
     last_step: Callable[[], LastStep] | None = None
     next_step: Callable[[Key], LastStep] | None = None
@@ -147,11 +150,11 @@ class Branch:
             x={name: leaf[None] for name, leaf in self.x.items()},
             aux={name: leaf[None] for name, leaf in self.aux.items()},
             replay=self.replay and (lambda index, *inputs: self.replay(*inputs)),
+            replay_mixed=self.replay_mixed and (lambda index, *inputs: self.replay_mixed(*inputs)),
             last_step=self.last_step and (lambda index: self.last_step()),
             next_step=self.next_step and (lambda index, x, key: self.next_step(key)),
         )
-        scores = next(iter(candidates.x.values())).new_zeros(1)
-        return candidates, Selection.of(scores)
+        return candidates, Selection.of(next(iter(candidates.x.values())).new_zeros(1))
 
 
 @frozen(kw_only=True)
@@ -168,7 +171,7 @@ class Candidates:
     generator does not provide it:
 
     - ``replay(index, theta, last)``: the candidate as a differentiable function of any θ
-      (:class:`Branch`), and its cost.
+      (:class:`Branch`), and its cost. ``replay_mixed`` is the same in mixed mode.
     - ``last_step(index)``: the last step of the candidate, if this step is linear in ∇_x g.
       It raises ConfigError if the settings make the step nonlinear.
     - ``next_step(index, x, key)``: one more plain step x − rate·∇_x g(θ, x; batch) from the
@@ -184,6 +187,7 @@ class Candidates:
     losses: Tensor | None = None
     cost: Cost = Cost()
     replay: Callable[[Tensor, Tree, int | None], tuple[Tree, Cost]] | None = None
+    replay_mixed: Callable[[Tensor, Tree, int | None], tuple[Tree, Cost]] | None = None
     last_step: Callable[[Tensor], LastStep] | None = None
     next_step: Callable[[Tensor, Tree, Key], LastStep] | None = None
 
@@ -210,6 +214,7 @@ class Candidates:
             x=x,
             aux=take(self.aux, index),
             replay=bind(self.replay),
+            replay_mixed=bind(self.replay_mixed),
             last_step=bind(self.last_step),
             next_step=bind(self.next_step, x),
         )

@@ -36,7 +36,7 @@ HyperCleaning(validation_split=(0.5, 0.5)) -> wrong-length validation_split
 Implicit(solver=CG(), strategy='vpj') -> unknown-choice strategy
 Implicit(solver=CG(), strategy=None) -> wrong-type strategy
 Branches(optimizer=3) -> wrong-type optimizer
-Branches(keep_graph=1) -> wrong-type keep_graph
+Branches(keep_path=1) -> wrong-type keep_path
 HyperCleaning(dataset='minst') -> wrong-value dataset
 TorchOptimizer(optimizer='RAdm') -> unknown-optimizer optimizer
 TorchOptimizer(settings={'lrr': 0.1}) -> unknown-option settings.lrr

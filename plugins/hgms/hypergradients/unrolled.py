@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, final
+from typing import ClassVar, Literal, final
 
 import torch
 from attrs import field
@@ -40,8 +40,15 @@ class Unrolled:
     Arguments:
         last: how many of the last steps to differentiate through; by default all (full unrolling).
         upper_batch_size: validation rows of the role ``differentiate`` for f; by default all.
+        backward: the backward pass through the run: through the ``graph`` of all its steps, or
+            ``mixed``. ``mixed`` goes step by step from the end, each step from the state before it,
+            with reverse-over-forward products (MixFlow-MG). It gives the same derivative, with K
+            states in memory instead of K graphs. It requires losses with forward-mode derivatives,
+            and the lower optimiser ``sgd`` or ``adamw``. A run that the generator keeps
+            (``keep_path``) has the backward pass of ``keep_path``.
 
-    Errors: ConfigError from a generator without a path (``Candidates.replay`` is None).
+    Errors: ConfigError from a generator without a path (``Candidates.replay`` is None), and without
+        a backward pass in mixed mode if it is requested.
 
     Cost: K lower gradients (the replay), one Hessian and one cross product per differentiated step,
         1 upper gradient.
@@ -70,6 +77,7 @@ class Unrolled:
     needs: ClassVar[frozenset[str]] = frozenset({"smooth-lower"})
     last: int | None = field(default=None, validator=optional_positive)
     upper_batch_size: int | None = field(default=None, validator=optional_positive)
+    backward: Literal["graph", "mixed"] = "graph"
 
     def init(self, problem: Problem) -> State:
         return {}
@@ -84,7 +92,16 @@ class Unrolled:
         state: State,
     ) -> tuple[Estimate, State]:
         branch = candidates.branch(selection.index)
-        if branch.replay is None:
+        replay = branch.replay if self.backward == "graph" else branch.replay_mixed
+        if branch.replay is not None and replay is None:
+            raise ConfigError(
+                "not-supported",
+                "backward='mixed' requires a generator with steps in mixed mode",
+                place=("hypergradient", "backward"),
+                hint="use 'branches' or 'trajectory' with the optimizer 'sgd' or 'adamw', or set "
+                'backward = "graph"',
+            )
+        if replay is None:
             raise ConfigError(
                 "not-supported",
                 "hypergradient 'unrolled' differentiates the steps of a branch, but the candidates "
@@ -97,7 +114,7 @@ class Unrolled:
             key.fold("upper"), self.upper_batch_size
         )
         leaves = require_grad(theta)
-        x, cost = branch.replay(leaves, self.last)
+        x, cost = replay(leaves, self.last)
         with torch.enable_grad():
             value = problem.f(leaves, x, batch)
             grads = slopes(value, list(leaves.values()))

@@ -57,7 +57,7 @@ ONE_STEP: dict[str, Any] = {
 }
 ONE_BRANCH: dict[str, Any] = {
     **ONE_STEP,
-    "generator": {**ONE_STEP["generator"], "count": 1, "diversity": {}, "keep_graph": False},
+    "generator": {**ONE_STEP["generator"], "count": 1, "diversity": {}, "keep_path": "none"},
     "selector": {"name": "first"},
 }
 
@@ -164,7 +164,7 @@ HG_BASELINE = Composition(
             # hypergradient of any size
             "optimizer": {"name": "adamw", "lr": 5e-3, "eps_root": 1e-6},
             "batch_size": 256,
-            "keep_graph": True,
+            "keep_path": "graph",
         },
         "selector": {"name": "first"},
         "hypergradient": {"name": "unrolled"},

@@ -45,7 +45,7 @@ IAPTT_GM = Composition(
             "steps": 20,
             "optimizer": {"name": "sgd", "lr": 3e-2},
             "batch_size": 256,
-            "keep_graph": True,
+            "keep_path": "graph",
         },
         "selector": {"name": "worst"},
         "hypergradient": {"name": "unrolled"},
@@ -149,7 +149,8 @@ MIXFLOW = Composition(
     source="Kemaev et al., ICML 2025 (arXiv 2505.00793).",
     parts={
         **HG_BASELINE.parts,
-        "generator": {**HG_BASELINE.parts["generator"], "backward": "mixed"},
+        "generator": {**HG_BASELINE.parts["generator"], "keep_path": "states"},
+        "hypergradient": {"name": "unrolled", "backward": "mixed"},
     },
     on=HG_BASELINE.on,
 )

@@ -106,10 +106,10 @@ def _on_batches(generator: Any) -> list[Any]:
 
 
 def _with_graph(generator: Any) -> list[Any]:
-    """Return variants with one candidate and `keep_graph`, if the generator has this field."""
-    return (
-        [with_fields(generator, count=1, keep_graph=True)] if has(generator, "keep_graph") else []
-    )
+    """Return variants with one candidate and a kept graph, if the generator has `keep_path`."""
+    if not has(generator, "keep_path"):
+        return []
+    return [with_fields(generator, count=1, keep_path="graph")]
 
 
 def check_candidates(generator: Any) -> None:

@@ -173,7 +173,7 @@ def has(component: Any, name: str) -> bool:
     """Whether a component has a hyper-parameter of this name.
 
     ``ridge``, ``rtol``, ``max_steps``, ``clip``, ``count``, ``chunk``, ``mode``, ``noise``,
-    ``temperature``, ``batch_size``, ``keep_graph`` and ``carry_rule`` have the same meaning in all
+    ``temperature``, ``batch_size``, ``keep_path`` and ``carry_rule`` have the same meaning in all
     components. Checks use no other names.
     """
     return attrs.has(type(component)) and name in attrs.fields_dict(type(component))

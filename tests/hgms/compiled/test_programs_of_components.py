@@ -102,7 +102,7 @@ def test_single_loop_steps(generator: Any) -> None:
     [
         Minimax(optimizer=PairOptimizer(kind="adamw"), blocks=1, block_every=1),
         ValueGap(steps=30),
-        Trajectory(steps=4, batch_size=6, keep_graph=True),
+        Trajectory(steps=4, batch_size=6, keep_path="graph"),
     ],
     ids=["blocks", "long", "large"],
 )
@@ -126,21 +126,21 @@ RULES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("keep_graph", [True, False])
+@pytest.mark.parametrize("keep_path", ["none", "graph"])
 @pytest.mark.parametrize("rule", RULES)
-def test_unrolled_branches(rule: str, keep_graph: bool) -> None:
+def test_unrolled_branches(rule: str, keep_path: Any) -> None:
     fields = {"count": 1, "steps": 6, "batch_size": 6, **RULES[rule]}
-    method = pipeline(Branches(**fields, keep_graph=keep_graph), Unrolled())
+    method = pipeline(Branches(**fields, keep_path=keep_path), Unrolled())
     assert {"path", "way back"} <= set(same_run(method, PROBLEM).outcomes)
 
 
 @pytest.mark.parametrize(
-    ("rule", "keep_graph", "every"), [("momentum", True, 1), ("decay", False, 3)]
+    ("rule", "keep_path", "every"), [("momentum", "graph", 1), ("decay", "none", 3)]
 )
-def test_unrolled_trajectories_end_anywhere(rule: str, keep_graph: bool, every: int) -> None:
+def test_unrolled_trajectories_end_anywhere(rule: str, keep_path: Any, every: int) -> None:
     compiler = Programs()
     fields = {"steps": 7, "every": every, "batch_size": 6, **RULES[rule]}
-    generator = Trajectory(**fields, keep_graph=keep_graph)
+    generator = Trajectory(**fields, keep_path=keep_path)
     start = generator.init(PROBLEM, Key(0))
     proposals = [
         generator.propose(evolve(PROBLEM, compiler=where), PROBLEM.theta0, start, Key(1))
@@ -194,7 +194,7 @@ ESTIMATORS: dict[str, Any] = {
         ),
         LearnedStart(
             method=pipeline(
-                Trajectory(steps=6, optimizer=SGD(lr=0.05), batch_size=6, keep_graph=True),
+                Trajectory(steps=6, optimizer=SGD(lr=0.05), batch_size=6, keep_path="graph"),
                 Unrolled(),
                 Worst(mode="loop"),
                 answer="last",

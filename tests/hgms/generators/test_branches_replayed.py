@@ -78,7 +78,7 @@ def test_a_kept_graph_is_used_at_its_own_theta_only() -> None:
     plain = Branches(**{**RUN, "count": 1, "steps": 4}, optimizer=AdamW(lr=0.05))
     problem, seen = counted(PROBLEM)
     index = torch.tensor(0)
-    held = propose(evolve(plain, keep_graph=True), problem)
+    held = propose(evolve(plain, keep_path="graph"), problem)
     again = propose(plain)
     other = {name: leaf + 0.3 for name, leaf in THETA.items()}
     # the same numbers elsewhere
@@ -93,7 +93,7 @@ def test_a_kept_graph_is_used_at_its_own_theta_only() -> None:
         products = (run_again.products, run_again.cross_products)
         assert (cost.products, cost.cross_products) == products
     at = {name: leaf.clone() for name, leaf in THETA.items()}
-    held = evolve(plain, keep_graph=True).propose(PROBLEM, at, plain.init(PROBLEM, KEY), KEY)
+    held = evolve(plain, keep_path="graph").propose(PROBLEM, at, plain.init(PROBLEM, KEY), KEY)
     at["scale"].add_(0.5)  # θ itself changed in place: its values are other ones now
     expected, _ = again.replay(index, at, None)  # type: ignore[misc]
     assert_same(held.replay(index, at, None)[0], expected)  # type: ignore[misc]

@@ -11,11 +11,12 @@ import torch
 from attrs import evolve
 from support.helpers import F64, KEY, assert_same, counted, network_problem, normal
 
+from hgms.generators import Ula
 from hgms.generators.branches import Branches, Diversity, Trajectory
 from hgms.generators.branches.mixed_mode import second_products
 from hgms.hypergradients import Unrolled
-from hgms.optim import SGD, AdamW, Clip, Cosine
-from hgms_core import Problem, Tree
+from hgms.optim import SGD, AdamW, Clip, Cosine, Torch
+from hgms_core import ConfigError, Problem, Tree
 
 PROBLEM = network_problem(rows=12)
 THETA = PROBLEM.theta0
@@ -37,20 +38,22 @@ PATHS: dict[str, Any] = {
         diversity=Diversity(whole_batch_noise=0.3),
     ),
     "in parts": Branches(**TWO, optimizer=Clip(optimizer=ADAMW, clip=0.1), accumulate=2),
-    "kept": Branches(**ONE, count=1, optimizer=ADAMW, keep_graph=True),
+    "kept": Branches(**ONE, count=1, optimizer=ADAMW, keep_path="states"),
     "trajectory": Trajectory(**ONE, optimizer=ADAMW),
-    "kept trajectory": Trajectory(**ONE, optimizer=SGD(lr=0.4, momentum=0.8), keep_graph=True),
+    "kept trajectory": Trajectory(**ONE, optimizer=SGD(lr=0.4, momentum=0.8), keep_path="states"),
 }
 
 
-def ended(generator: Any, last: int | None, problem: Problem = PROBLEM) -> tuple[Tree, Any]:
+def ended(
+    generator: Any, last: int | None, backward: Any, problem: Problem = PROBLEM
+) -> tuple[Tree, Any]:
     """The hypergradient after two outer steps, so that moments and step counts have a history."""
     start = generator.init(problem, KEY)
     for step in range(2):
         candidates = generator.propose(problem, THETA, start, KEY.fold(step))
         index = torch.tensor(candidates.count - 1)
         start = generator.carry(start, candidates, index, KEY, problem)
-    estimate, _ = Unrolled(last=last).estimate(
+    estimate, _ = Unrolled(last=last, backward=backward).estimate(
         problem, THETA, *candidates.branch(index).as_candidates(), KEY, {}
     )
     return {**estimate.value, "loss": estimate.upper_loss}, estimate.cost
@@ -68,20 +71,20 @@ LEARNED = evolve(
 def test_it_is_the_derivative_of_the_graph(path: str, last: int | None) -> None:
     generator = PATHS.get(path, PATHS["trajectory"])
     problem = LEARNED if path == "learned start" else PROBLEM
-    expected, value = (
-        ended(evolve(generator, backward=way), last, problem) for way in ("graph", "mixed")
-    )
+    plain = evolve(generator, keep_path="graph") if "kept" in path else generator
+    expected = ended(plain, last, "graph", problem)
+    value = ended(generator, last, "mixed", problem)
     assert_same(value[0], expected[0], rtol=1e-11, atol=1e-15)
     assert value[1] == expected[1]
 
 
 def test_it_calls_the_loss_once_a_step_on_each_way_and_holds_no_graph() -> None:
     problem, calls = counted(PROBLEM)
-    generator = Branches(count=1, steps=6, optimizer=AdamW(lr=0.05), backward="mixed")
+    generator = Branches(count=1, steps=6, optimizer=AdamW(lr=0.05))
     candidates = generator.propose(problem, THETA, generator.init(problem, KEY), KEY)
     branch: Any = candidates.branch(torch.tensor(0))
     leaves = {name: leaf.clone().requires_grad_() for name, leaf in THETA.items()}
-    end, _ = branch.replay(leaves, None)
+    end, _ = branch.replay_mixed(leaves, None)
     nodes = set()
     waiting = [leaf.grad_fn for leaf in end.values()]
     while waiting:
@@ -93,13 +96,32 @@ def test_it_calls_the_loss_once_a_step_on_each_way_and_holds_no_graph() -> None:
     calls.clear()
     # The graph of a path calls it once a step; going back costs one more call, in which ∇g has its
     # tangent.
-    estimate, _ = Unrolled().estimate(problem, THETA, *branch.as_candidates(), KEY, {})
+    mixed = Unrolled(backward="mixed")
+    estimate, _ = mixed.estimate(problem, THETA, *branch.as_candidates(), KEY, {})
     counts = estimate.cost.numbers()
     found = [counts[name] for name in ("lower_gradients", "products", "cross_products")]
     assert [calls["g"], *found] == [12, 6, 6, 6]
-    end, cost = branch.replay(THETA, None)  # where θ needs no gradient nothing is kept
+    end, cost = branch.replay_mixed(THETA, None)  # where θ needs no gradient nothing is kept
     assert_same(end, candidates.at(0), rtol=1e-12)
     assert (cost.products, end["w"].dtype, end["w"].requires_grad) == (0, F64, False)
+
+
+@pytest.mark.parametrize(
+    ("make", "code"),
+    [
+        (lambda: Branches(optimizer=Torch(build=torch.optim.SGD)), "not-supported"),
+        (lambda: Ula(), "not-supported"),
+        (
+            lambda: Branches(optimizer=Torch(build=torch.optim.SGD), keep_path="states"),
+            "conflicting-options",
+        ),
+    ],
+)
+def test_a_run_without_mixed_mode_is_an_error(make: Any, code: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        ended(make(), None, "mixed")
+    assert raised.value.code == code
+    assert raised.value.place in (("hypergradient", "backward"), ("keep_path",))
 
 
 def test_products_are_those_of_double_backward() -> None:

@@ -40,17 +40,15 @@ OPTIMIZERS: dict[str, tuple[LowerOptimizer, Any]] = {
     "torch": (Torch(build=nadam), nadam),
 }
 every_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
-graph_or_not = pytest.mark.parametrize("keep_graph", [False, True])
+graph_or_not = pytest.mark.parametrize("keep_path", ["none", "graph"])
 
 
 @every_optimizer
-@pytest.mark.parametrize(("every", "keep_graph"), [(1, True), (4, False)])
-def test_candidates_are_the_iterates_of_torch_optim(
-    name: str, keep_graph: bool, every: int
-) -> None:
+@pytest.mark.parametrize(("every", "keep_path"), [(1, "graph"), (4, "none")])
+def test_candidates_are_the_iterates_of_torch_optim(name: str, keep_path: Any, every: int) -> None:
     optimizer, build = OPTIMIZERS[name]
     found: Any = propose(
-        Trajectory(steps=6, every=every, batch_size=5, keep_graph=keep_graph, optimizer=optimizer)
+        Trajectory(steps=6, every=every, batch_size=5, keep_path=keep_path, optimizer=optimizer)
     )
     rows: Any = PROBLEM.lower_data.draw(KEY.fold("batches"), 5, 6)
     batches = [PROBLEM.lower_data.batch(row) for row in rows]
@@ -85,7 +83,7 @@ def slope(trajectory: Any, problem: Problem, index: int, last: int | None) -> Tr
 @every_optimizer
 @graph_or_not
 def test_a_candidate_is_differentiated_through_its_own_steps_and_to_its_start(
-    name: str, keep_graph: bool
+    name: str, keep_path: Any
 ) -> None:
     problem = with_learned_start(PROBLEM)
     clipped = Clip(optimizer=OPTIMIZERS[name][0], clip=0.5)
@@ -101,7 +99,7 @@ def test_a_candidate_is_differentiated_through_its_own_steps_and_to_its_start(
         return value(plain.propose(problem, moved, start, KEY).at(index))
 
     for index in (0, 2):
-        found = slope(evolve(plain, keep_graph=keep_graph), problem, index, None)
+        found = slope(evolve(plain, keep_path=keep_path), problem, index, None)
         zero = {"t": torch.zeros(1, dtype=F64)}
         expected = finite_differences(lambda at, index=index: along(at, index), zero)["t"]  # type: ignore[misc]
         assert sum(float((found[k] * direction[k]).sum()) for k in found) == pytest.approx(
@@ -115,7 +113,7 @@ def test_the_kept_graph_and_the_replay_are_one_derivative(last: int | None) -> N
     plain = Trajectory(steps=4, optimizer=SGD(lr=0.3), batch_size=6)
     for index in (1, 3):
         kept, replayed = (
-            slope(evolve(plain, keep_graph=keep), PROBLEM, index, last) for keep in (True, False)
+            slope(evolve(plain, keep_path=keep), PROBLEM, index, last) for keep in ("graph", "none")
         )
         assert_same(kept, replayed, rtol=1e-11, atol=1e-14)
 
@@ -132,7 +130,7 @@ def iaptt(
 
 
 @graph_or_not
-def test_two_steps_of_iaptt_by_hand(keep_graph: bool) -> None:
+def test_two_steps_of_iaptt_by_hand(keep_path: Any) -> None:
     # From z = 4 with step ½ towards θ = 0 the iterates are 2, 1, ½, with f = ½, 0, ⅛: the first is
     # the worst. y_1 = z/2 + θ/2, so ∂f = (y_1 − 1)/2 = ½ for z, and ½ + 1 (the direct term) for θ.
     one = torch.ones(1, dtype=F64)
@@ -145,7 +143,7 @@ def test_two_steps_of_iaptt_by_hand(keep_graph: bool) -> None:
         evaluate=lambda theta, x: {"names": float(len(theta))},
     )
     method = iaptt(
-        Trajectory(steps=3, optimizer=SGD(lr=0.5), keep_graph=keep_graph), Sgd(lr=0.1), Sgd(lr=2.0)
+        Trajectory(steps=3, optimizer=SGD(lr=0.5), keep_path=keep_path), Sgd(lr=0.1), Sgd(lr=2.0)
     )
     state, record = method.step(problem, method.init(problem, 0))
     assert (int(record["selected"]), record["scores"].tolist()) == (0, [0.5, 0.0, 0.125])
@@ -176,7 +174,9 @@ def test_a_learned_start_wants_a_generator_that_knows_it() -> None:
 def test_a_kept_graph_of_a_learned_start_is_used_at_its_own_theta_only() -> None:
     lifted = with_learned_start(PROBLEM)
     plain = Trajectory(steps=4, optimizer=SGD(lr=0.3), batch_size=6)
-    held, again = (propose(evolve(plain, keep_graph=keep), lifted).replay for keep in (True, False))
+    held, again = (
+        propose(evolve(plain, keep_path=keep), lifted).replay for keep in ("graph", "none")
+    )
     index = torch.tensor(2)
     for name, calls in ((None, 0), ("scale", 3), ("start.w", 3)):
         moved = {key: leaf + 0.3 * (key == name) for key, leaf in lifted.theta0.items()}
@@ -195,7 +195,7 @@ def test_iaptt_reaches_the_closed_form_optimum() -> None:
     # At θ* a start z = x*(θ*) makes every iterate optimal, so the pessimistic value there is F*,
     # and it is never below F* where the run reaches the lower solution.
     problem, exact, best = tuned_penalty()
-    generator = Trajectory(steps=25, optimizer=SGD(lr=0.8), keep_graph=True)
+    generator = Trajectory(steps=25, optimizer=SGD(lr=0.8), keep_path="graph")
     theta, x, _ = run(iaptt(generator, Adam(lr=0.1, schedule=COSINE), Sgd(lr=1.0)), problem, 120)
     assert float(theta["log_penalty"]) == pytest.approx(best, abs=0.05)
     wanted = exact.value({"log_penalty": torch.tensor([best], dtype=F64)})

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from hgms.compiled import programs_of
-from hgms.generators.branches.differentiable import Course, differentiable_step
+from hgms.generators.branches.course import Course, differentiable_step
 from hgms.generators.branches.program import SMALL, table
 from hgms.optim.rule import Coefficients, Rule
 from hgms_core import Loss, Tree, detach

@@ -1,24 +1,34 @@
-"""N runs of an ordinary optimiser from one start: the practical candidate generator of HG-MS."""
+"""N runs of an ordinary optimiser from one start: the practical candidate generator of HG-MS.
+
+The file reads from top to bottom: the differences between branches, the generator, and the forward
+runs of all branches in efficient groups. ``steps.py`` contains a lower step, ``replay.py`` the
+repeated run as a function of θ.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal, final
+from typing import Any, ClassVar, Literal, final
 
 import torch
-from attrs import field
+from attrs import Attribute, evolve, field
 from torch import Tensor
 
+from hgms.compiled import programs_of
 from hgms.config import lowering
-from hgms.generators.branches.diversity import Diversity
-from hgms.generators.branches.path import Path
-from hgms.generators.branches.plan import run_all
-from hgms.generators.branches.steps import Plan, check_mixed, starts
+from hgms.generators.branches.program import advance_compiled
+from hgms.generators.branches.replay import KeepPath, Path, Replay, check_states, has_mixed_mode
+from hgms.generators.branches.steps import Plan, advance, of_part, slope_of
+from hgms.generators.branches.torch_branches import advance_torch, joined
 from hgms.optim import SGD, LowerOptimizer
+from hgms.optim.rule import Rule
+from hgms.optim.torch_rule import TorchRule
 from hgms_core import (
     Candidates,
+    ConfigError,
     Cost,
     Data,
+    Group,
     Key,
     LastStep,
     Mode,
@@ -27,10 +37,94 @@ from hgms_core import (
     Tree,
     component,
     detach,
+    groups,
     repeat,
 )
 from hgms_core.capabilities import Capabilities, ProposesSome
-from hgms_core.validators import optional_positive, positive
+from hgms_core.validators import not_negative, optional_positive, positive
+
+
+def check_spread(
+    instance: object, attribute: Attribute[Any], value: tuple[float, float] | None
+) -> None:
+    """Require two factors, 0 < low ≤ high."""
+    if value is not None and not 0 < value[0] <= value[1]:
+        raise ConfigError(
+            "wrong-value",
+            f"{attribute.name}={value} must be two positive factors (low, high) with low <= high",
+            place=(attribute.name,),
+        )
+
+
+@final
+@component
+class Diversity:
+    """The differences between branches. Branch 0 is always free of noise.
+
+    Arguments:
+        batches: ``independent`` batches per branch, or ``shared`` batches.
+        noise: standard deviation of the Gaussian added to the start, as a multiple of
+            ``noise_scale``: 1 (``absolute``), or the root mean square of each leaf (``relative``).
+        whole_batch_noise: relative noise that replaces ``noise = 0`` if the branches would be
+            equal: no spread, and batches of all rows. In a leaf that is zero, the noise is
+            absolute. 0: the branches stay equal in that case.
+        lr_spread, decay_spread: (low, high) factors on learning rate and weight decay, log-spaced
+            over the branches.
+    """
+
+    batches: Literal["independent", "shared"] = "independent"
+    noise: float = field(default=0.0, validator=not_negative)
+    noise_scale: Literal["absolute", "relative"] = "absolute"
+    whole_batch_noise: float = field(default=0.1, validator=not_negative)
+    lr_spread: tuple[float, float] | None = field(default=None, validator=check_spread)
+    decay_spread: tuple[float, float] | None = field(default=None, validator=check_spread)
+
+    def rates(self, count: int) -> list[float]:
+        """Return the factor of each branch on the learning rate."""
+        return factors(self.lr_spread, count)
+
+    def decays(self, count: int) -> list[float]:
+        """Return the factor of each branch on the weight decay."""
+        return factors(self.decay_spread, count)
+
+    def add_noise_(
+        self, x: Tree, members: Sequence[int], key: Key, whole: bool, decay: float
+    ) -> None:
+        """Add Gaussian noise to every row except branch 0.
+
+        Each branch uses a separate key. ``whole`` and ``decay`` are whether a batch contains all
+        rows, and the weight decay: they determine whether the branches would be equal.
+        """
+        spread = self.lr_spread is not None or (self.decay_spread is not None and decay > 0)
+        equal = whole and not self.noise and not spread
+        noise = self.whole_batch_noise if equal else self.noise
+        relative = equal or self.noise_scale == "relative"
+        device = next(iter(x.values())).device
+        for row, member in enumerate(members):
+            if not noise or member == 0:
+                continue
+            generator = key.fold("noise", member).generator(device)
+            for leaf in x.values():
+                scale: float | Tensor = 1.0
+                if relative:
+                    scale = leaf[row].square().mean().sqrt()
+                    scale = torch.where(scale > 0, scale, float(equal))
+                drawn = torch.randn(
+                    leaf[row].shape, generator=generator, dtype=leaf.dtype, device=leaf.device
+                )
+                leaf[row] += noise * scale * drawn
+
+
+def factors(spread: tuple[float, float] | None, count: int) -> list[float]:
+    """Return one factor per branch, evenly spaced in the logarithm.
+
+    >>> factors((0.25, 4.0), 3)
+    [0.25, 1.0, 4.0]
+    """
+    if spread is None or count == 1:
+        return [1.0] * count
+    low, high = spread
+    return [low * (high / low) ** (i / (count - 1)) for i in range(count)]
 
 
 @final
@@ -63,14 +157,11 @@ class Branches:
             adds restarts from a newly drawn lower state.
         mode, chunk: stacked or looped evaluation, and the number of branches stacked at a time.
             ``auto`` selects by size, and loops if torch.func.vmap cannot evaluate the loss.
-        keep_graph: with one branch, build its graph while proposing, so that ``unrolled`` does not
-            replay it: saves K lower gradients per outer step. With several branches, the selected
-            branch is still replayed, so the memory is the memory of one branch.
-        backward: backward pass of a replay: through the ``graph`` of all its steps, or ``mixed``.
-            ``mixed`` goes step by step from the end, each step from the state before it, with
-            reverse-over-forward products (MixFlow-MG). It gives the same derivative, with K states
-            in memory instead of K graphs. It requires losses with forward-mode derivatives, and
-            ``sgd`` or ``adamw``.
+        keep_path: with one branch, keep its run while proposing, so that ``unrolled`` does not
+            replay it: saves K lower gradients per outer step. ``graph`` keeps the graphs of its
+            steps; ``states`` keeps its states, for a backward pass in mixed mode (see
+            ``unrolled``). With several branches, the selected branch is still replayed, so the
+            memory is the memory of one branch.
 
     Cost: N·K lower gradients; with ``accumulate``, that many times more gradients, each of a part;
         with LBFGS as many as it takes. Memory: 4N lower states with AdamW, 2N with SGD, activations
@@ -104,12 +195,11 @@ class Branches:
     carry_rule: Literal["selected", "base", "per-branch"] = "selected"
     mode: Mode = "auto"
     chunk: int | None = field(default=None, validator=optional_positive)
-    keep_graph: bool = False
-    backward: Literal["graph", "mixed"] = "graph"
+    keep_path: KeepPath = "none"
     memory_hints = lowering(same=["chunk"], other=["accumulate", "batch_size", "count"])
 
     def __attrs_post_init__(self) -> None:
-        check_mixed(self.backward, self.optimizer)
+        check_states(self.keep_path, self.optimizer)
 
     def init(self, problem: Problem, key: Key) -> State:
         x = repeat(problem.x0, self.count if self.carry_rule == "per-branch" else 1)
@@ -146,8 +236,11 @@ class Branches:
             # the device only if there are several branches: reading waits for the GPU.
             return self._path(problem, start, key, 0 if self.count == 1 else int(index))
 
-        def run_again(index: Tensor, theta: Tree, last: int | None) -> tuple[Tree, Cost]:
+        def replay(index: Tensor, theta: Tree, last: int | None) -> tuple[Tree, Cost]:
             return path(index).replay(theta, last)
+
+        def replay_mixed(index: Tensor, theta: Tree, last: int | None) -> tuple[Tree, Cost]:
+            return path(index).replay(theta, last, mixed=True)
 
         def last_step(index: Tensor) -> LastStep:
             self.optimizer.rule(problem).check_linear()
@@ -161,14 +254,13 @@ class Branches:
             batch, rows = problem.lower_data.sample(key, self.batch_size)
             return LastStep(x=x, batch=batch, rows=rows, rate=rate)
 
-        if self.keep_graph and self.count == 1:
-            x, moments, losses, replay = path(0).with_graph(theta, run_again)
+        replays: tuple[Replay, Replay] = (replay, replay_mixed)
+        if self.keep_path != "none" and self.count == 1:
+            x, moments, losses, add_kept = path(0).keep(theta, mixed=self.keep_path == "states")
+            replays = (add_kept(replay), add_kept(replay_mixed))
             calls = self.steps
         else:
-            (x, moments, losses, calls), replay = (
-                self._forward(problem, detach(theta), start, key, members),
-                run_again,
-            )
+            x, moments, losses, calls = self._forward(problem, detach(theta), start, key, members)
         rows = calls * problem.lower_data.count(self.batch_size)
         cost = Cost(lower_gradients=calls * self._parts(problem.lower_data), rows=rows)
         return Candidates(
@@ -176,7 +268,8 @@ class Branches:
             aux=moments,
             losses=losses,
             cost=cost,
-            replay=replay,
+            replay=replays[0],
+            replay_mixed=replays[1] if has_mixed_mode(self.optimizer) else None,
             last_step=last_step,
             next_step=next_step,
         )
@@ -244,7 +337,6 @@ class Branches:
             decay=self.optimizer.decay * self.diversity.decays(self.count)[member],
             rows=problem.lower_data.count(self.batch_size),
             accumulate=self._parts(problem.lower_data),
-            mixed=self.backward == "mixed",
         )
 
     def _begin(
@@ -276,3 +368,88 @@ class Branches:
     def _parts(self, data: Data) -> int:
         """Return the number of batches per step."""
         return min(self.accumulate, data.count(self.batch_size))
+
+
+def starts(start: State, count: int, members: Sequence[int]) -> tuple[Tree, Tree]:
+    """Return separate copies of x and of the moments for the ``members`` of ``count`` branches."""
+    carried = next(iter(start["x"].values())).shape[0]
+    if carried not in (1, count):
+        raise ConfigError(
+            "wrong-length",
+            f"the carried state has {carried} branches, but count={count}",
+            place=("generator", "count"),
+        )
+
+    def own(tree: Tree) -> Tree:
+        # Index with views of rows: a list of row numbers would be copied to the GPU and force a
+        # wait.
+        if carried == 1:
+            return repeat({name: leaf[0] for name, leaf in tree.items()}, len(members))
+        return {
+            name: torch.stack([leaf[member] for member in members]) for name, leaf in tree.items()
+        }
+
+    return own(start["x"]), own(start["moments"])
+
+
+def run_all(
+    plan: Plan, problem: Problem, theta: Tree, x: Tree, moments: Tree, name: str, remember: bool
+) -> tuple[Tensor, Tree, int]:
+    """Move the stacked ``x`` in place to the ends of the branches.
+
+    Return (lower losses before the last steps, moments, number of gradients). ``remember``: return
+    the state of torch optimisers.
+    """
+    rule = plan.rule
+    losses = next(iter(x.values())).new_empty(len(plan.decays))
+    calls = 0
+    # LBFGS evaluates each branch a variable number of times, so branches run one at a time.
+    mode: Mode = "loop" if isinstance(rule, TorchRule) and rule.needs_closure else plan.mode
+    memories: list[Tree] = []
+
+    def trial() -> tuple[Tree, Tree]:
+        first = None if plan.index is None else plan.index[..., 0, :]
+        return theta, problem.lower_data.batch(first)
+
+    for group in groups(
+        problem.g, x, own_batch=plan.own, rows=plan.rows, mode=mode, chunk=plan.chunk, trial=trial
+    ):
+        mine = {key: leaf[group.part] for key, leaf in moments.items()}
+        losses[group.part], kept, took = _run(plan, problem, theta, group, mine, name, remember)
+        memories = memories + kept
+        calls = calls + took
+    return losses, joined(memories) if isinstance(rule, TorchRule) and remember else moments, calls
+
+
+def _run(
+    plan: Plan,
+    problem: Problem,
+    theta: Tree,
+    group: Group,
+    moments: Tree,
+    name: str,
+    remember: bool,
+) -> tuple[Tensor, list[Tree], int]:
+    """Run one group; return (losses, memory of each member's torch optimiser, gradient count)."""
+    rule = plan.rule
+    part = group.part
+    programs = programs_of(problem)
+    index = group.rows_of(plan.index) if plan.own else plan.index
+    members = part if isinstance(part, slice) else slice(part, part + 1)
+    rates = [step[members] for step in plan.rates]
+    decays = plan.decays[members]
+    calls = len(rates) * len(decays)
+    if programs is not None and isinstance(rule, Rule) and plan.accumulate == 1:
+        mine = evolve(plan, index=index, rates=rates, decays=decays)
+        return advance_compiled(programs, name, mine, problem, theta, group, moments), [], calls
+    slope = slope_of(problem, theta, group, index, accumulate=plan.accumulate)
+    if isinstance(rule, TorchRule):
+        loss, memories, took = advance_torch(rule, group, moments, slope, rates, decays, remember)
+        return loss, memories, took * len(decays)
+    like = next(iter(group.x.values()))
+    of_rates = [of_part(part, step, like) for step in plan.rates]
+    return (
+        advance(rule, group, moments, slope, of_rates, of_part(part, plan.decays, like)),
+        [],
+        calls,
+    )

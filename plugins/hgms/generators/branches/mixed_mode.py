@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hgms.generators.branches.backward import Run
-from hgms.generators.branches.differentiable import Course, clipped, gradient_of_step
+from hgms.generators.branches.course import Course, clipped, gradient_of_step
 from hgms.generators.branches.steps import pieces
 from hgms.optim.rule import Coefficients, Rule
 from hgms_core import Loss, Tree, detach, slopes

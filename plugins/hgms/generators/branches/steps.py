@@ -1,4 +1,4 @@
-"""Building blocks of runs: starts of branches, rates, gradients per step, in-place steps."""
+"""Lower steps of one branch or of a stack, in place: their plan, their gradients, the steps."""
 
 from __future__ import annotations
 
@@ -8,45 +8,9 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from hgms.optim import Clip, LowerOptimizer, Torch
 from hgms.optim.rule import Coefficients, Rule, move_
 from hgms.optim.torch_rule import TorchRule
-from hgms_core import ConfigError, Data, Group, Mode, Problem, State, Tree, gradient, repeat
-
-
-def starts(start: State, count: int, members: Sequence[int]) -> tuple[Tree, Tree]:
-    """Return separate copies of x and of the moments for the ``members`` of ``count`` branches."""
-    carried = next(iter(start["x"].values())).shape[0]
-    if carried not in (1, count):
-        raise ConfigError(
-            "wrong-length",
-            f"the carried state has {carried} branches, but count={count}",
-            place=("generator", "count"),
-        )
-
-    def own(tree: Tree) -> Tree:
-        # Index with views of rows: a list of row numbers would be copied to the GPU and force a
-        # wait.
-        if carried == 1:
-            return repeat({name: leaf[0] for name, leaf in tree.items()}, len(members))
-        return {
-            name: torch.stack([leaf[member] for member in members]) for name, leaf in tree.items()
-        }
-
-    return own(start["x"]), own(start["moments"])
-
-
-def check_mixed(backward: str, optimizer: LowerOptimizer) -> None:
-    """Raise ConfigError for mixed-mode differentiation through an optimiser of torch."""
-    inner = optimizer.optimizer if isinstance(optimizer, Clip) else optimizer
-    if backward == "mixed" and isinstance(inner, Torch):
-        raise ConfigError(
-            "conflicting-options",
-            "backward='mixed' requires the optimizer 'sgd' or 'adamw', but the generator has "
-            "'torch'",
-            place=("backward",),
-            hint='change the optimizer, or set backward = "graph"',
-        )
+from hgms_core import Data, Group, Mode, Problem, Tree, gradient
 
 
 @frozen(kw_only=True, eq=False)

@@ -5,6 +5,8 @@ IAPTT-GM truncates the run; HG-MS selects from it without a second run.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import ClassVar, Literal, final
 
 import torch
@@ -13,8 +15,15 @@ from torch import Tensor
 
 from hgms.config import lowering
 from hgms.generators.branches.backward import Run
-from hgms.generators.branches.path import Path, Replay, on_kept_graph
-from hgms.generators.branches.steps import advance, check_mixed, slope_of
+from hgms.generators.branches.replay import (
+    KeepPath,
+    Path,
+    Replay,
+    check_states,
+    has_mixed_mode,
+    on_kept_graph,
+)
+from hgms.generators.branches.steps import advance, slope_of
 from hgms.generators.branches.torch_branches import advance_torch
 from hgms.optim import SGD, LowerOptimizer
 from hgms.optim.torch_rule import TorchRule
@@ -58,13 +67,12 @@ class Trajectory:
         batch_size: examples per step; None uses all.
         carry_rule: start of the next outer step: the ``selected`` or the ``last`` iterate. No
             effect with a learned start.
-        keep_graph: build the run's graph while proposing, so that ``unrolled`` does not replay it:
-            saves up to K lower gradients per outer step. Only for ``unrolled``, and for runs whose
-            K graphs fit into memory.
-        backward: as in ``branches``.
+        keep_path: keep the run while proposing, so that ``unrolled`` does not replay it: saves up
+            to K lower gradients per outer step. ``graph`` keeps K graphs of a gradient, ``states``
+            keeps K states, for a backward pass in mixed mode. Only for ``unrolled``.
 
     Cost: K lower gradients. Memory: N + 1 lower states, and the moments of one state; with
-        ``keep_graph`` K graphs of a gradient.
+        ``keep_path`` K graphs of a gradient, or K more states.
 
     >>> problem = Problem(
     ...     theta0={"t": torch.zeros(1)},
@@ -90,13 +98,12 @@ class Trajectory:
     optimizer: LowerOptimizer = field(factory=SGD)
     batch_size: int | None = field(default=None, validator=optional_positive)
     carry_rule: Literal["selected", "last"] = "selected"
-    keep_graph: bool = False
-    backward: Literal["graph", "mixed"] = "graph"
+    keep_path: KeepPath = "none"
 
     memory_hints = lowering(other=["batch_size"])
 
     def __attrs_post_init__(self) -> None:
-        check_mixed(self.backward, self.optimizer)
+        check_states(self.keep_path, self.optimizer)
 
     def init(self, problem: Problem, key: Key) -> State:
         return {"x": dict(problem.x0)}
@@ -109,23 +116,27 @@ class Trajectory:
         def path(theta: Tree, steps: int) -> Path:
             return self._path(problem, theta, start, index, steps)
 
-        def run_again(index: Tensor, theta: Tree, last: int | None) -> tuple[Tree, Cost]:
+        def replay(index: Tensor, theta: Tree, last: int | None) -> tuple[Tree, Cost]:
             return path(theta, self._candidate_steps[int(index)]).replay(theta, last)
 
-        if self.keep_graph:
-            leaves = require_grad(theta)
-            (x, losses, replay), calls = (
-                self._with_graph(path(leaves, self.steps), leaves, run_again),
-                self.steps,
-            )
+        def replay_mixed(index: Tensor, theta: Tree, last: int | None) -> tuple[Tree, Cost]:
+            return path(theta, self._candidate_steps[int(index)]).replay(theta, last, mixed=True)
+
+        replays: tuple[Replay, Replay] = (replay, replay_mixed)
+        if self.keep_path == "none":
+            x, losses, calls = self._forward(path(detach(theta), self.steps), detach(theta))
         else:
-            (x, losses, calls), replay = (
-                self._forward(path(detach(theta), self.steps), detach(theta)),
-                run_again,
-            )
+            leaves = require_grad(theta)
+            x, losses, add_kept = self._keep(path(leaves, self.steps), leaves)
+            replays = (add_kept(replay), add_kept(replay_mixed))
+            calls = self.steps
         rows = problem.lower_data.count(self.batch_size)
         return Candidates(
-            x=x, losses=losses, cost=Cost(lower_gradients=calls, rows=calls * rows), replay=replay
+            x=x,
+            losses=losses,
+            cost=Cost(lower_gradients=calls, rows=calls * rows),
+            replay=replays[0],
+            replay_mixed=replays[1] if has_mixed_mode(self.optimizer) else None,
         )
 
     def carry(
@@ -181,24 +192,25 @@ class Trajectory:
             calls = calls + took
         return x, losses, calls
 
-    def _with_graph(
-        self, path: Path, leaves: Tree, run_again: Replay
-    ) -> tuple[Tree, Tensor, Replay]:
-        """Run with a graph; return (candidates, losses, replay through the graph)."""
+    def _keep(self, path: Path, leaves: Tree) -> tuple[Tree, Tensor, Callable[[Replay], Replay]]:
+        """Run and keep the graph or the states.
+
+        Return (candidates, losses, function that adds the kept run to a replay).
+        """
         if isinstance(path.rule, TorchRule):
             path.rule.check_differentiable()
-        if (compiled := path.kept(leaves, self.steps)) is not None:
-            ends = [compiled.end(step) for step in self._candidate_steps]
-            return *self._candidates(compiled), on_kept_graph(
-                ends, self._candidate_steps, leaves, path.rows, run_again
-            )
+        steps = self._candidate_steps
+        kept = path.kept(leaves, self.steps, mixed=self.keep_path == "states")
+        if kept is not None:
+            ends = [kept.end(step) for step in steps]
+            add_kept = partial(on_kept_graph, ends, steps, leaves, path.rows)
+            return *self._candidates(kept), add_kept
         run = enumerate(path.states(leaves, self.steps), start=1)
-        points = [(state[0], loss) for step, (state, loss) in run if step in self._candidate_steps]
+        points = [(state[0], loss) for step, (state, loss) in run if step in steps]
         x = {name: torch.stack([point[name].detach() for point, _ in points]) for name in path.x}
-        replay = on_kept_graph(
-            [point for point, _ in points], self._candidate_steps, leaves, path.rows, run_again
-        )
-        return x, torch.stack([loss for _, loss in points]), replay
+        ends = [point for point, _ in points]
+        add_kept = partial(on_kept_graph, ends, steps, leaves, path.rows)
+        return x, torch.stack([loss for _, loss in points]), add_kept
 
     def _candidates(self, run: Run) -> tuple[Tree, Tensor]:
         points = [run.states[step][0] for step in self._candidate_steps]
@@ -225,5 +237,4 @@ class Trajectory:
             rates=[rate for (rate,) in rates[:steps]],
             decay=self.optimizer.decay,
             rows=problem.lower_data.count(self.batch_size),
-            mixed=self.backward == "mixed",
         )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, cast
+from functools import partial
+from typing import Any, Literal, cast
 
 import torch
 from attrs import evolve, frozen
@@ -11,23 +12,43 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from hgms.generators.branches.backward import Run, compiled_run
-from hgms.generators.branches.differentiable import Course, differentiable_step
+from hgms.generators.branches.course import Course, differentiable_step
 from hgms.generators.branches.mixed_mode import mixed_run
 from hgms.generators.branches.steps import advance, pieces, slope_of
 from hgms.generators.branches.torch_branches import advance_torch
+from hgms.optim import Clip, LowerOptimizer, Torch
 from hgms.optim.torch_rule import TorchRule
-from hgms_core import Cost, Group, LastStep, Tree, clone, detach
+from hgms_core import ConfigError, Cost, Group, LastStep, Tree, clone, detach
 from hgms_core.trees import require_grad
 
 Replay = Callable[[Tensor, Tree, int | None], tuple[Tree, Cost]]
 """The type of ``replay`` in :class:`hgms_core.Candidates`: (index, θ, last) → (candidate, cost)."""
 
+KeepPath = Literal["none", "graph", "states"]
+"""What a generator keeps of a run for the replay."""
+
+
+def has_mixed_mode(optimizer: LowerOptimizer) -> bool:
+    """Return whether steps have a backward pass in mixed mode: not steps of torch optimisers."""
+    inner = optimizer.optimizer if isinstance(optimizer, Clip) else optimizer
+    return not isinstance(inner, Torch)
+
+
+def check_states(keep_path: KeepPath, optimizer: LowerOptimizer) -> None:
+    """Raise ConfigError if the states of a torch optimiser should be kept."""
+    if keep_path == "states" and not has_mixed_mode(optimizer):
+        raise ConfigError(
+            "conflicting-options",
+            "keep_path='states' requires the optimizer 'sgd' or 'adamw', but the generator has "
+            "'torch'",
+            place=("keep_path",),
+            hint='change the optimizer, or set keep_path = "graph"',
+        )
+
 
 @frozen(eq=False)
 class Path(Course):
-    """A run that can be repeated; ``mixed`` selects mixed-mode differentiation backward."""
-
-    mixed: bool = False
+    """A run that can be repeated, also as a differentiable function of θ."""
 
     def states(self, theta: Tree, last: int) -> Iterator[tuple[list[Tree], Tensor]]:
         """Yield ([x, optimiser state] after each step, loss before the step).
@@ -53,18 +74,22 @@ class Path(Course):
             return None
         return compiled_run(self, self.rule, theta)
 
-    def kept(self, theta: Tree, graphs: int) -> Run | None:
+    def kept(self, theta: Tree, graphs: int, mixed: bool) -> Run | None:
         """Return the run with the data for a backward pass through its last ``graphs`` steps.
 
-        This backward pass goes step by step. Return None if these steps have a graph instead.
+        This backward pass goes step by step, in mixed mode if ``mixed``. Return None if these steps
+        have a graph instead.
         """
         steps = len(self.rates)
-        if not self.mixed or not graphs or isinstance(self.rule, TorchRule):
+        if not mixed or not graphs or isinstance(self.rule, TorchRule):
             return self.compiled(theta) if graphs in (0, steps) else None
         return mixed_run(self, self.rule, theta, first=steps - graphs)
 
-    def replay(self, theta: Tree, last: int | None) -> tuple[Tree, Cost]:
-        """Return the end of the run, and the cost of the forward and backward pass."""
+    def replay(self, theta: Tree, last: int | None, mixed: bool = False) -> tuple[Tree, Cost]:
+        """Return the end of the run, and the cost of the forward and backward pass.
+
+        ``mixed``: the backward pass uses mixed-mode differentiation, not a graph of the run.
+        """
         steps = len(self.rates)
         graphs = differentiated(theta, last, len(self.rates))
         end = self.x
@@ -75,7 +100,7 @@ class Path(Course):
             run_again = evolve(self, x=clone(self.x))
             calls = run_again._run(detach(theta), steps) * self.accumulate
             end = run_again.x
-        elif (run := self.kept(theta, graphs)) is not None:
+        elif (run := self.kept(theta, graphs, mixed)) is not None:
             end = run.end(len(run.steps))
         else:
             for (end, *_), _ in self.states(theta, graphs):  # noqa: B007
@@ -86,16 +111,19 @@ class Path(Course):
             lower_gradients=calls, products=products, cross_products=products, rows=rows
         )
 
-    def with_graph(self, theta: Tree, run_again: Replay) -> tuple[Tree, Tree, Tensor, Replay]:
-        """Run once with a graph and keep the graph for the replay.
+    def keep(
+        self, theta: Tree, mixed: bool
+    ) -> tuple[Tree, Tree, Tensor, Callable[[Replay], Replay]]:
+        """Run once and keep the graph for the replay, or the states if ``mixed``.
 
-        Return the end as the only candidate (x, moments, loss), and its replay.
+        Return the end as the only candidate (x, moments, loss), and a function that adds the kept
+        run to a replay.
         """
         leaves = require_grad(theta)
         steps = len(self.rates)
         if isinstance(self.rule, TorchRule):
             self.rule.check_differentiable()
-        if (run := self.kept(leaves, steps)) is not None:
+        if (run := self.kept(leaves, steps, mixed)) is not None:
             end = run.end(steps)
             kept = run.states[-1][1:]
             loss = run.losses[-1]
@@ -103,12 +131,10 @@ class Path(Course):
             *_, ((end, *kept), loss) = self.states(leaves, steps)
         x = {name: leaf.detach()[None] for name, leaf in end.items()}
         moments = {name: leaf.detach()[None] for name, leaf in self.rule.joined(kept).items()}
-        return (
-            x,
-            moments,
-            loss[None],
-            on_kept_graph([end], [steps], leaves, self.rows, run_again, self.accumulate),
+        add_kept = partial(
+            on_kept_graph, [end], [steps], leaves, self.rows, accumulate=self.accumulate
         )
+        return x, moments, loss[None], add_kept
 
     def last_step(self, theta: Tree) -> LastStep:
         """Return the inputs of the last step. The steps before it run in place, without a graph."""
