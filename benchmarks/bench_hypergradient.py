@@ -29,8 +29,7 @@ from typing import Any, Literal
 
 import torch
 from attrs import evolve, frozen
-from torch import Tensor
-from turns import (
+from timing import (
     arguments,
     clock_of,
     difference,
@@ -41,6 +40,7 @@ from turns import (
     take_turns,
     use_processors,
 )
+from torch import Tensor
 
 from hgms.compiled import Levels, Programs, calibrated, linearized, matrix_route
 from hgms.runs import RunConfig

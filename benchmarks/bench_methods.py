@@ -10,7 +10,7 @@ affected by other programs than wall time), with one thread and garbage collecti
 blocks. Compare the ratio (median over the pairs, with quartiles), not the milliseconds. First, both
 sides make two steps on whole batches and must agree.
 
-To add a method, write its stepper for this problem into straight_down.py.
+To add a method, write its stepper for this problem into reference_steps.py.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 from attrs import evolve
-from straight_down import METHODS, Stepper, Straight
+from reference_steps import METHODS, Stepper, Straight
 
 from hgms.runs import RunConfig
 from hgms_core import Method, Pipeline, Problem, Tree

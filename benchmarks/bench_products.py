@@ -26,7 +26,7 @@ from typing import Any, ClassVar
 
 import torch
 from attrs import evolve, frozen
-from turns import difference, machine, quartiles, show, use_processors
+from timing import difference, machine, quartiles, show, use_processors
 
 from hgms.compiled import Programs, calibrated, matrix_route
 from hgms.contrib import KFAC, RecycledCG

@@ -27,9 +27,9 @@ from typing import Any
 import torch
 from attrs import evolve
 from bench_small import DECAY, Work, measure, ours, pipeline, problem
+from timing import difference, machine, quartiles, ratios, show, take_turns, use_processors
 from torch import Tensor
 from torch.nn import functional
-from turns import difference, machine, quartiles, ratios, show, take_turns, use_processors
 
 SWEEPS: dict[str, tuple[str, str, tuple[int, ...]]] = {
     "n": ("rows", "rows n", (100, 300, 1000, 3000, 10_000, 30_000)),

@@ -23,9 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 from attrs import evolve, frozen
-from torch import Tensor
-from torch.nn import functional
-from turns import (
+from timing import (
     arguments,
     clock_of,
     difference,
@@ -36,6 +34,8 @@ from turns import (
     take_turns,
     use_processors,
 )
+from torch import Tensor
+from torch.nn import functional
 
 from hgms.adapters import from_losses
 from hgms.compiled import Programs

@@ -22,7 +22,7 @@ from typing import Any
 
 from attrs import frozen
 from tables import SPEED, speed_row
-from turns import machine, show
+from timing import machine, show
 
 HERE = Path(__file__).resolve().parent
 BEFORE = "a87e5bd"  # the last commit with eager steps
@@ -128,7 +128,7 @@ ROWS = (
 
 def commands(options: argparse.Namespace) -> dict[str, list[str]]:
     """Return each part's script with its arguments."""
-    against = ["bench_today.py", "--against", options.against]
+    against = ["bench_versions.py", "--against", options.against]
     fewer = ["--pairs", "5", "--seconds", "0.1"] if options.quick else []
     few = ["--repetitions", "5"] if options.quick else []
     settings = ["--set", *options.set] if options.set else []
@@ -165,7 +165,7 @@ def commands(options: argparse.Namespace) -> dict[str, list[str]]:
         "products": ["bench_products.py"],
         "language": [*against, "--language"],
         "first": [
-            "bench_today.py",
+            "bench_versions.py",
             "--first",
             "--dataset",
             "mnist",

@@ -1,6 +1,6 @@
 """Write the tables of docs/benchmarks*.md and the published figures in plugins' READMEs.
 
-The sources are the raw records in benchmarks/results, and benchmarks/published.toml:
+The sources are the raw records in benchmarks/results, and benchmarks/published_figures.toml:
 
     python benchmarks/tables.py
             write the tables into the pages, and draw the pictures
@@ -46,7 +46,7 @@ from hgms.results import recovered_share
 from hgms.results.statistics import Interval, paired_differences, paired_interval, spell
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # where this file was loaded by its path
-import published
+import published_figures
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -765,9 +765,12 @@ def figures(only: set[str]) -> str:
     """Return the published figures of some methods, the measured figures and a mark, with the
     differences below.
     """
-    said = [f"{what}." for what in published.differences(only)]
+    said = [f"{what}." for what in published_figures.differences(only)]
     return "\n".join(
-        [markdown(published.HEAD, published.rows(only, rows_of)), *(f"- {line}\n" for line in said)]
+        [
+            markdown(published_figures.HEAD, published_figures.rows(only, rows_of)),
+            *(f"- {line}\n" for line in said),
+        ]
     )
 
 
@@ -989,7 +992,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "open": open_questions,
     "winners": winners,
     **{name: partial(evidence, name) for name in CAMPAIGNS},
-    "published": lambda: figures(published.methods()),
+    "published": lambda: figures(published_figures.methods()),
     "cleaning-accuracy": cleaning_accuracy,
     "cleaning-references": cleaning_references,
     "cleaning-pairs": cleaning_pairs,

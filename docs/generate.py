@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import call_trace
 import click
 import columns as parquet
-import described
+import descriptions
 import error_codes
-import traced
 from click.testing import CliRunner
 
 import hgms.adapters
@@ -143,11 +143,11 @@ def _meant(rows: list[dict[str, Any]], classes: Mapping[str, list[type]]) -> lis
     known = {
         field.alias or field.name: (
             range_of(field.validator),
-            described.meanings(cls, module).get(field.name, ""),
+            descriptions.meanings(cls, module).get(field.name, ""),
         )
         for module, group in classes.items()
         for cls in group
-        for field in described.fields(cls)
+        for field in descriptions.fields(cls)
     }
     return [
         row | dict(zip(("range", "meaning"), known.get(row["name"], ("", "")), strict=True))
@@ -222,27 +222,29 @@ def _entry(module: Any, name: str, level: str) -> str:
     thing = getattr(module, name)
     parts = [f"{level} `{name}`"]
     if inspect.isfunction(thing):
-        parts += [_directive("py:function", name + described.signature(thing)), _prose(thing)]
-    elif described.is_class(thing):
+        parts += [_directive("py:function", name + descriptions.signature(thing)), _prose(thing)]
+    elif descriptions.is_class(thing):
         kind = "py:exception" if issubclass(thing, BaseException) else "py:class"
         both = module is hgms_core and name in hgms_core.errors.__all__
         place = [f":canonical: hgms_core.errors.{name}"] if both else []
         parts += [
             _directive(
-                kind, name + (described.signature(thing) if attrs.has(thing) else ""), place
+                kind, name + (descriptions.signature(thing) if attrs.has(thing) else ""), place
             ),
             _prose(thing),
         ]
         parts.append(_field_table(thing, module.__name__))
-        for member in described.members(thing):
-            meaning = described.MEANINGS.get(f"{module.__name__}.{name}", {}).get(member.name, "")
+        for member in descriptions.members(thing):
+            meaning = descriptions.MEANINGS.get(f"{module.__name__}.{name}", {}).get(
+                member.name, ""
+            )
             parts += [
                 _directive(member.directive, member.text, member.options),
                 _prose_of(member.doc or meaning),
             ]
     else:
         parts += [
-            _directive(*described.value(name, thing)),
+            _directive(*descriptions.value(name, thing)),
             _prose_of(_attribute_docs(module).get(name, "")),
         ]
     return "\n\n".join(filter(None, parts)) + "\n"
@@ -254,16 +256,16 @@ def _directive(name: str, argument: str, options: Iterable[str] = ()) -> str:
 
 def _field_table(cls: type, module: str) -> str:
     """Return the fields of a class with type, default, range and meaning."""
-    meanings = described.meanings(cls, module)
+    meanings = descriptions.meanings(cls, module)
     rows = [
         (
             f"`{field.alias or field.name}`",
-            f"`{described.annotation(field.type)}`",
-            described.default_of(field),
+            f"`{descriptions.annotation(field.type)}`",
+            descriptions.default_of(field),
             range_of(field.validator),
             _safe(meanings.get(field.name, "")),
         )
-        for field in described.fields(cls)
+        for field in descriptions.fields(cls)
     ]
     return _columns(("field", "type", "default", "range", "meaning"), rows)
 
@@ -332,7 +334,9 @@ def _names(module: Any) -> str:
     for name in module.__all__:
         thing = getattr(module, name)
         text = notes.get(name) or (
-            inspect.getdoc(thing) if inspect.isroutine(thing) or described.is_class(thing) else ""
+            inspect.getdoc(thing)
+            if inspect.isroutine(thing) or descriptions.is_class(thing)
+            else ""
         )
         place = places.get((module.__name__, name)) or places["hgms_core", name]
         shown = f"[`{name}`]({place})"
@@ -395,7 +399,7 @@ def kinds() -> str:
             _directive("py:class", name),
             _whole_doc(kind.protocol),
         ]
-        for member in described.members(kind.protocol):
+        for member in descriptions.members(kind.protocol):
             shown += [
                 _directive(member.directive, member.text, member.options),
                 _prose_of(member.doc),
@@ -474,7 +478,7 @@ def errors() -> str:
 
 def step() -> str:
     """Return every call of a run with one outer step, in order."""
-    return f"```text\n{traced.calls_of_a_step()}\n```\n"
+    return f"```text\n{call_trace.calls_of_a_step()}\n```\n"
 
 
 def plugins() -> str:

@@ -1,4 +1,4 @@
-"""Run solvers of a clone of benchopt's bilevel benchmark on problems exported by compared.py.
+"""Run solvers of a clone of benchopt's bilevel benchmark on problems exported by comparison.py.
 
     python benchmarks/bilevel/peers.py CLONE PROBLEM.npz OUT.npz --budget 10
     'SOBA[step_size=0.03125,outer_ratio=0.01]' 'F2SA'
@@ -60,7 +60,7 @@ def problem_of(clone: Path, kind: str, arrays: dict[str, np.ndarray]) -> dict[st
     parts = {
         name: (arrays[f"{name}_a"], arrays[f"{name}_label"]) for name in ("train", "validation")
     }
-    parts["test"] = parts["validation"]  # compared.py has the test rows
+    parts["test"] = parts["validation"]  # comparison.py has the test rows
     if kind == "ijcnn1":
         tables = {name: (a, 2.0 * label - 1) for name, (a, label) in parts.items()}
         fetched = types.SimpleNamespace(

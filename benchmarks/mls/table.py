@@ -22,7 +22,7 @@ from pathlib import Path
 import hgms.report as report
 from hgms.results.statistics import Interval
 
-FIGURES = Path(__file__).resolve().parents[1] / "published.toml"
+FIGURES = Path(__file__).resolve().parents[1] / "published_figures.toml"
 ACCURACY = "test_accuracy"
 F1 = "cleaning_f1_redrawn"
 

@@ -13,7 +13,7 @@ from support.helpers import F64, normal, rejects
 
 from hgms.adapters import as_data, from_losses, from_module
 from hgms.methods.learned_start import with_learned_start
-from hgms.methods.tilted import tilt_problem
+from hgms.methods.tilt import tilt_problem
 from hgms.methods.validation_only import on_validation
 from hgms.runs.own_problem import traits_of_problem
 from hgms.tasks.cleaning import HyperCleaning

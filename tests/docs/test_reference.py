@@ -19,7 +19,7 @@ from hgms.plugins import Registry
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "docs"))
 
-import described
+import descriptions
 import generate
 
 pytestmark = pytest.mark.extended
@@ -32,7 +32,7 @@ def public_classes() -> Iterator[tuple[str, type]]:
     """The classes of the public modules and those of components, by where they are described."""
     for module in MODULES:
         things = ((name, getattr(module, name)) for name in module.__all__)
-        yield from ((module.__name__, cls) for _, cls in things if described.is_class(cls))
+        yield from ((module.__name__, cls) for _, cls in things if descriptions.is_class(cls))
 
 
 def components() -> Iterator[tuple[str, type]]:
@@ -44,8 +44,8 @@ def test_every_field_of_a_class_has_a_meaning() -> None:
     missing = [
         f"{module}.{cls.__name__}.{field.name}"
         for module, cls in [*public_classes(), *components()]
-        for field in described.fields(cls)
-        if field.name not in described.meanings(cls, module)
+        for field in descriptions.fields(cls)
+        if field.name not in descriptions.meanings(cls, module)
         and (field.metadata.get("toml", True) or (module, cls) not in [*components()])
         and (cls is not hgms_core.Pipeline or module == "hgms_core")
     ]
@@ -57,12 +57,12 @@ def test_every_field_of_a_class_has_a_meaning() -> None:
 def test_every_documented_field_exists() -> None:
     stale = [
         f"{name}.{field}"
-        for name, fields in described.MEANINGS.items()
+        for name, fields in descriptions.MEANINGS.items()
         for cls in (
             getattr(importlib.import_module(name.rpartition(".")[0]), name.rpartition(".")[2]),
         )
         for field in fields
-        if field not in {each.name for each in described.fields(cls)} | {*dir(cls), *vars(cls)}
+        if field not in {each.name for each in descriptions.fields(cls)} | {*dir(cls), *vars(cls)}
     ]
     assert stale == []
 
@@ -71,9 +71,9 @@ def test_every_member_of_a_public_class_says_what_it_does() -> None:
     missing = [
         f"{module}.{member.text}"
         for module, cls in public_classes()
-        for member in described.members(cls)
+        for member in descriptions.members(cls)
         if not member.doc
-        and member.name not in described.MEANINGS.get(f"{module}.{cls.__name__}", {})
+        and member.name not in descriptions.MEANINGS.get(f"{module}.{cls.__name__}", {})
     ]
     assert missing == []
 

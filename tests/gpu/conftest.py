@@ -11,7 +11,7 @@ from functools import cache
 
 import pytest
 import torch
-from placed import Draws
+from placement import Draws
 
 from hgms.testing import simulated_device
 from hgms_core import Key

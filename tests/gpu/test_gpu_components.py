@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from placed import Draws, compare, elsewhere
+from placement import Draws, compare, elsewhere
 
 from hgms.plugins import Registry, registry
 from hgms.testing import Check, checks_of, failures_of, inputs_on, instance_of

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from placed import Draws, brought, compare, elsewhere
+from placement import Draws, brought, compare, elsewhere
 
 from hgms.plugins import Registry, registry
 from hgms.runs import RunConfig

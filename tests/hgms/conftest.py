@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.fakes import TOY, Site
-from support.made_runs import write_comparison, write_mixtures
+from support.run_folders import write_comparison, write_mixtures
 
 from hgms import report
 from hgms.plugins import Registry

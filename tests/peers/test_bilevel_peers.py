@@ -65,7 +65,7 @@ def task_of(kind: str, tmp_path: Path) -> LogisticCv | HyperCleaning:
 @pytest.mark.parametrize("kind", ["ijcnn1", "covtype", "mnist"])
 def test_losses_and_gradients_are_the_benchmark_s_own(kind: str, tmp_path: Path) -> None:
     import jax
-    from compared import exported, flat, nested
+    from comparison import exported, flat, nested
     from peers import problem_of
 
     jax.config.update("jax_enable_x64", True)

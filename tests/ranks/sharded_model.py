@@ -1,5 +1,6 @@
-"""One rank of `test_sharded.py`: a small Llama in parts beside the same whole. Arguments: rank,
-ranks, address, a folder.
+"""One rank of `test_sharded_model.py`: a small Llama in parts and the same model in one piece.
+
+Arguments: rank, ranks, address, a folder.
 """
 
 from __future__ import annotations

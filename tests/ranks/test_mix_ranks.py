@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
-from launched import children_of, free_address
+from launches import children_of, free_address
 from support.small_mixes import TASK, begin
 
 from hgms_mix.stages import load, run_mix

@@ -13,7 +13,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from launched import children_of
+from launches import children_of
 from support.fakes import call
 from support.helpers import rejects
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
-from spoiling import ENVIRONMENT
+from plugin_mistakes import ENVIRONMENT
 from stranger import PROJECTS, Stranger, install
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from spoiling import ENVIRONMENT, headed, hgms, solver
+from plugin_mistakes import ENVIRONMENT, headed, hgms, solver
 from support.fakes import Site
 
 pytestmark = pytest.mark.extended

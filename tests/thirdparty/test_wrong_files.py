@@ -7,7 +7,7 @@ import pickle
 from pathlib import Path
 
 import pytest
-from spoiling import headed, hgms, solver
+from plugin_mistakes import headed, hgms, solver
 from support.helpers import rejects
 
 from hgms.plugins import Registry

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Any
 
+from hgms.config.argument_checks import check_arguments as check_arguments
 from hgms.config.budget import Budget as Budget
-from hgms.config.checked import check_arguments as check_arguments
 from hgms.config.paths import data_fingerprint as data_fingerprint
 from hgms.config.paths import expand as expand
 from hgms_core import ROLES, ConfigError

@@ -8,7 +8,7 @@ PLACES: Places = {
     "hgms.contrib.kfac": "KFAC",
     "hgms.contrib.lancbio": "LancBiO",
     "hgms.contrib.linear_operator_solver": "LinearOperatorSolver",
-    "hgms.contrib.recycled": "RecycledCG",
+    "hgms.contrib.recycled_cg": "RecycledCG",
     "hgms.contrib.roulette": "Roulette",
 }
 

@@ -18,7 +18,7 @@ from hgms.distributed.group import (
 from hgms.distributed.launcher import LAUNCHED, alone, ensure_launched, launcher_rank
 from hgms.distributed.mesh import Mesh
 from hgms.distributed.method import OnRanks, follow
-from hgms.distributed.placing import place_parts
+from hgms.distributed.placement import place_parts
 from hgms.distributed.rows import by_rows
 
 __all__ = [

@@ -4,15 +4,15 @@
 
 from __future__ import annotations
 
-from hgms.hypergradients.aligned import Aligned as Aligned
-from hgms.hypergradients.averaged import Averaged as Averaged
-from hgms.hypergradients.carried import Carried as Carried
-from hgms.hypergradients.fixed import Fixed as Fixed
+from hgms.hypergradients.alignment import Aligned as Aligned
+from hgms.hypergradients.averaging import Averaged as Averaged
 from hgms.hypergradients.implicit import Implicit as Implicit
 from hgms.hypergradients.one_step import OneStep as OneStep
 from hgms.hypergradients.sama import Sama as Sama
-from hgms.hypergradients.through_step import ThroughStep as ThroughStep
-from hgms.hypergradients.unrolled import Unrolled as Unrolled
+from hgms.hypergradients.step_derivative import ThroughStep as ThroughStep
+from hgms.hypergradients.unrolling import Unrolled as Unrolled
+from hgms.hypergradients.upper_gradient import Carried as Carried
+from hgms.hypergradients.zero_gradient import Fixed as Fixed
 from hgms_core import hookimpl
 
 

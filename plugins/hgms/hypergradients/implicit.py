@@ -11,7 +11,7 @@ from torch import Tensor
 from hgms.compiled import Levels, linearized, programs_of
 from hgms.config import lowering
 from hgms.gauss_newton import Product, by_difference, gauss_newton
-from hgms.hypergradients.fresh import Batches, on_fresh_batches
+from hgms.hypergradients.fresh_batches import Batches, on_fresh_batches
 from hgms.hypergradients.operator import with_operator
 from hgms.hypergradients.solver_state import memory_of, prepare
 from hgms_core import (

@@ -16,8 +16,8 @@ PLACES: Places = {
     "hgms.methods.learned_start": "LearnedStart",
     "hgms.methods.random_theta": "RandomTheta",
     "hgms.methods.reweighting": "Agreement LearningToReweight MwNet SmallLoss",
-    "hgms.methods.starting_at": "StartingAt",
-    "hgms.methods.tilted": "Tilted",
+    "hgms.methods.initial_theta": "StartingAt",
+    "hgms.methods.tilt": "Tilted",
     "hgms.methods.validation_only": "ValidationOnly",
 }
 

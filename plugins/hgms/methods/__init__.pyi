@@ -1,6 +1,7 @@
 from hgms.methods.crossfit import CrossFit as CrossFit
 from hgms.methods.crossfit import FlatBranches as FlatBranches
 from hgms.methods.crossfit import SharpnessAware as SharpnessAware
+from hgms.methods.initial_theta import StartingAt as StartingAt
 from hgms.methods.keep_best import KeepBest as KeepBest
 from hgms.methods.learned_start import LearnedStart as LearnedStart
 from hgms.methods.random_theta import RandomTheta as RandomTheta
@@ -8,6 +9,5 @@ from hgms.methods.reweighting import Agreement as Agreement
 from hgms.methods.reweighting import LearningToReweight as LearningToReweight
 from hgms.methods.reweighting import MwNet as MwNet
 from hgms.methods.reweighting import SmallLoss as SmallLoss
-from hgms.methods.starting_at import StartingAt as StartingAt
-from hgms.methods.tilted import Tilted as Tilted
+from hgms.methods.tilt import Tilted as Tilted
 from hgms.methods.validation_only import ValidationOnly as ValidationOnly

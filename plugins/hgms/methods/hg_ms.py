@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hgms.methods.keep_best import KeepBest
-from hgms.methods.tilted import Tilted
+from hgms.methods.tilt import Tilted
 from hgms_core import Composition, hookimpl
 
 HG_MS_ULA = Composition(

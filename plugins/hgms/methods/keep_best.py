@@ -8,7 +8,7 @@ import torch
 from attrs import field
 
 from hgms.facts import needs_of
-from hgms.methods.inner import around_a_pipeline
+from hgms.methods.inner_pipeline import around_a_pipeline
 from hgms.rows import better_state, check_stop_rows
 from hgms_core import Cost, Key, Method, Problem, Record, State, Tree, component, hookimpl
 

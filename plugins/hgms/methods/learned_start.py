@@ -8,7 +8,7 @@ from typing import Any, ClassVar, final
 from attrs import Attribute, evolve, field, validators
 
 from hgms.facts import innermost, needs_of
-from hgms.methods.inner import another, around_a_pipeline
+from hgms.methods.inner_pipeline import another, around_a_pipeline
 from hgms_core import (
     ConfigError,
     Loss,

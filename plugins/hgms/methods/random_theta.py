@@ -8,7 +8,7 @@ import torch
 from attrs import evolve, field
 
 from hgms.facts import needs_of
-from hgms.methods.inner import around_a_pipeline
+from hgms.methods.inner_pipeline import around_a_pipeline
 from hgms_core import Key, Method, Problem, Record, State, Tree, component
 from hgms_core.validators import at_least
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from attrs import evolve
 
 from hgms.methods.hg_ms import HG_MS, HG_MS_TILTED, ONE_BRANCH
+from hgms.methods.initial_theta import StartingAt
 from hgms.methods.random_theta import RandomTheta
-from hgms.methods.starting_at import StartingAt
-from hgms.methods.tilted import Tilted
+from hgms.methods.tilt import Tilted
 from hgms.methods.validation_only import ValidationOnly
 from hgms_core import Composition, hookimpl
 

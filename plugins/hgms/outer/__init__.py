@@ -7,7 +7,7 @@ from hgms.lazy import Places, attach
 PLACES: Places = {
     "hgms.outer.additive": "Adam AdamW ProjectedGradient Sgd",
     "hgms.outer.averaging": "DualAveraging",
-    "hgms.outer.exponentiated": "ExponentiatedGradient",
+    "hgms.outer.exponentiated_gradient": "ExponentiatedGradient",
     "hgms.outer.shape": "Projection Schedule",
     "hgms.outer.split": "Split",
     "hgms.outer.torch_optimizer": "TorchOptimizer",

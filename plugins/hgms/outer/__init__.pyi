@@ -3,7 +3,7 @@ from hgms.outer.additive import AdamW as AdamW
 from hgms.outer.additive import ProjectedGradient as ProjectedGradient
 from hgms.outer.additive import Sgd as Sgd
 from hgms.outer.averaging import DualAveraging as DualAveraging
-from hgms.outer.exponentiated import ExponentiatedGradient as ExponentiatedGradient
+from hgms.outer.exponentiated_gradient import ExponentiatedGradient as ExponentiatedGradient
 from hgms.outer.shape import Projection as Projection
 from hgms.outer.shape import Schedule as Schedule
 from hgms.outer.split import Split as Split

@@ -7,7 +7,7 @@ from hgms.results.execution import execution_notes
 from hgms.results.folders import NULL_TEST, Skipped, read_run, scan, scan_sweeps, without_collection
 from hgms.results.forest import STYLE, Forest, notebook_html
 from hgms.results.ranks import Ranks
-from hgms.results.recovered import Ratio, recovered_share
+from hgms.results.recovery import Ratio, recovered_share
 from hgms.results.statistics import (
     Interval,
     few_seeds,
@@ -18,7 +18,7 @@ from hgms.results.statistics import (
     two_sided,
     with_failures,
 )
-from hgms.results.stored import StoredRun, StoredSweep, short_names
+from hgms.results.stored_run import StoredRun, StoredSweep, short_names
 from hgms.results.tables import (
     DEFAULT_REFERENCES,
     FAILED,

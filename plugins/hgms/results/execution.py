@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypeVar
 
-from hgms.results.stored import StoredRun
+from hgms.results.stored_run import StoredRun
 
 Key = TypeVar("Key")
 WORDS = {"matmul": ("float32 matrix products", "exact"), "compile": ("steps", "as written")}

@@ -23,7 +23,7 @@ from typing import Any
 from attrs import field, frozen
 
 from hgms.config.tables import parse_json, parse_toml
-from hgms.results.stored import StoredRun, StoredSweep, relative
+from hgms.results.stored_run import StoredRun, StoredSweep, relative
 from hgms.runs import UNCOMPARED, config_key
 from hgms.store import ROWS, SMALL, Folder, digest, is_marker, read_file
 from hgms_core import ConfigError, HgmsError

@@ -20,7 +20,7 @@ from attrs import field, frozen
 from hgms.adapters import as_text
 from hgms.config import Budget
 from hgms.results.forest import Forest, notebook_html
-from hgms.results.recovered import Ratio, recovered_share
+from hgms.results.recovery import Ratio, recovered_share
 from hgms.results.statistics import (
     CLAIM,
     Interval,
@@ -29,7 +29,7 @@ from hgms.results.statistics import (
     spell,
     with_failures,
 )
-from hgms.results.stored import StoredRun
+from hgms.results.stored_run import StoredRun
 
 DEFAULT_REFERENCES = ("uniform", "theta0")
 """Names of methods that leave θ at its start. The first of them among the methods is the default
@@ -481,7 +481,7 @@ def table(
     winner. A ceiling is neither a rival nor a winner. A method gets a note if its difference to the
     floor with the best mean does not exclude zero in its favour. If ``validation-only`` and
     ``oracle-joint`` are in the table, the other methods have a recovered share
-    (:func:`hgms.results.recovered.recovered_share`). If one of these two has several variants, the
+    (:func:`hgms.results.recovered_share`). If one of these two has several variants, the
     variant with the best mean counts.
     """
     points = {

@@ -7,7 +7,7 @@ The gradient in θ is computed from one number per source.
 from __future__ import annotations
 
 from hgms.rows.alignment import mixture_slope
-from hgms.rows.best import better_state, check_stop_rows
+from hgms.rows.best_state import better_state, check_stop_rows
 from hgms.rows.tables import joined, trained_on
 
 __all__ = ["better_state", "check_stop_rows", "joined", "mixture_slope", "trained_on"]

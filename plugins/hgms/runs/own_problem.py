@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hgms.adapters import evaluate_metrics
 from hgms.config.fingerprinting import fingerprint, fingerprints
-from hgms.runs.held_out import ONE_OF, distinct, hold_out, loss_on
+from hgms.runs.held_out_rows import ONE_OF, distinct, hold_out, loss_on
 from hgms.store import describe_error
 from hgms.torch_errors import once_differentiable
 from hgms_core import ROLES, Batch, ConfigError, Data, Key, Problem, Rows, Sources, Tree
@@ -103,9 +103,9 @@ class OwnProblem:
 
     ``metrics`` are the metrics of ``evaluate`` with a known better direction. If ``measured`` is
     True, a problem without metrics uses its upper loss. This is f on a quarter of the validation
-    rows, which are excluded from all roles (:func:`hgms.runs.held_out.hold_out`). ``held_out`` is
-    the number of these rows, and the number of all validation rows. :meth:`of` determines these
-    properties.
+    rows, which are excluded from all roles (:func:`hgms.runs.held_out_rows.hold_out`).
+    ``held_out`` is the number of these rows, and the number of all validation rows. :meth:`of`
+    determines these properties.
     """
 
     name: ClassVar[str] = "problem"

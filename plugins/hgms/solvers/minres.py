@@ -8,7 +8,7 @@ import torch
 from attrs import field
 from torch import Tensor
 
-from hgms.solvers.iterated import iterate
+from hgms.solvers.iteration import iterate
 from hgms_core import LinearSystem, MatVec, Outcome, Solution, Tree, component, hookimpl
 from hgms_core.validators import at_least, not_negative, positive
 

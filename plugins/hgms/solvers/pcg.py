@@ -10,7 +10,7 @@ from attrs import frozen
 from torch import Tensor
 
 from hgms.compiled import CompiledProduct
-from hgms.solvers.iterated import READ_EVERY, eager, iterate, waits
+from hgms.solvers.iteration import READ_EVERY, eager, iterate, waits
 from hgms_core import LinearSystem, MatVec, Outcome, Solution, Tree
 
 dot = LinearSystem.dot

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hgms.solvers.iterated import iterate
+from hgms.solvers.iteration import iterate
 from hgms_core import LinearSystem, Outcome, Solution, Tree
 
 norm = LinearSystem.norm

@@ -28,9 +28,9 @@ from __future__ import annotations
 
 import click
 
+from hgms.testing.accelerator import Counts, count_kernels, no_waiting, simulated_device
 from hgms.testing.instances import failures_of, instance_of, kind_of
 from hgms.testing.kit import Check, CheckFailed, inputs_on
-from hgms.testing.simulated import Counts, count_kernels, no_waiting, simulated_device
 from hgms.testing.suite import (
     all_checks,
     check_component,

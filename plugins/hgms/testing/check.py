@@ -25,7 +25,7 @@ from hgms.plugins import (
     watch_plugin,
 )
 from hgms.runs import undeclared_plugins
-from hgms.testing.every_kind import class_checks
+from hgms.testing.class_checks import class_checks
 from hgms.testing.instances import declared_failures, failures_of, instance_of
 from hgms.testing.instances import kind_of as kind_of
 from hgms.testing.kit import Check

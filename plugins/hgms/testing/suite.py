@@ -9,8 +9,8 @@ import attrs
 
 from hgms.facts import name_of
 from hgms.plugins import KINDS, Kind, Registry
+from hgms.testing import class_checks as every
 from hgms.testing import equal_weights as equal
-from hgms.testing import every_kind as every
 from hgms.testing import (
     generators,
     hypergradients,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from support.helpers import rejects
-from support.made_runs import RESULTS, contents
+from support.run_folders import RESULTS, contents
 
 from hgms.comparison import coordinator
 from hgms.comparison.comparison import Comparison

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from support.helpers import rejects
-from support.made_runs import contents
+from support.run_folders import contents
 
 from hgms.cli import main
 from hgms.comparison.grid_file import load

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.made_runs import seal
+from support.run_folders import seal
 
 from hgms.comparison.coordinator import Coordinator
 from hgms.comparison.grid import Cell, Grid

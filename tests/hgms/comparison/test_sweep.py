@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from support.helpers import rejects
-from support.made_runs import RESULTS, contents
+from support.run_folders import RESULTS, contents
 
 from hgms.comparison import Comparison, compare
 from hgms.comparison.grid_file import load

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import torch
 from attrs import evolve
+from support.device_waits import NoWaiting, Waits
 from support.helpers import F64
 from support.step_graphs import Tracing, branches, multiplications, on_meta, step_graphs, waiting
-from support.waiting import NoWaiting, Waits
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.fx import GraphModule

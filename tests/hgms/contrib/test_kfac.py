@@ -17,7 +17,7 @@ from hgms.contrib import KFAC
 from hgms.contrib.kfac import Factored
 from hgms.gauss_newton import Composite, gauss_newton
 from hgms.hypergradients import Implicit
-from hgms.methods.tilted import tilt_problem
+from hgms.methods.tilt import tilt_problem
 from hgms.runs import RunConfig
 from hgms_core import Branch, Data, Outcome, Problem, Ravel, Tree, roles
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import remembering
+from support import moving_hessian
 from support.field_problems import run, tuned_penalty
 from support.helpers import F64, assert_same, finite_differences, normal
 from torch import Tensor
@@ -188,14 +188,16 @@ def test_residuals_may_rise_but_from_epoch_to_epoch_the_error_falls() -> None:
 @pytest.mark.extended
 def test_at_a_theta_that_stays_it_becomes_the_slope_of_the_value_function() -> None:
     estimator = Implicit(solver=LancBiO(restart=4))
-    found, _ = remembering.estimates(estimator, estimator.init(remembering.PROBLEM), range(60))
-    slope = finite_differences(remembering.upper_value, remembering.theta_of(60))
+    found, _ = moving_hessian.estimates(
+        estimator, estimator.init(moving_hessian.PROBLEM), range(60)
+    )
+    slope = finite_differences(moving_hessian.upper_value, moving_hessian.theta_of(60))
     assert_same(found[-1].value, slope, rtol=1e-5, atol=1e-6)
     assert sum(estimate.cost.products for estimate in found) <= 60 * (1 + 1 / 4)
 
 
 def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path) -> None:
-    remembering.check_resumes(Implicit(solver=LancBiO(restart=4)), [2, 4, 5], tmp_path)
+    moving_hessian.check_resumes(Implicit(solver=LancBiO(restart=4)), [2, 4, 5], tmp_path)
 
 
 def method(**parts: Any) -> Pipeline:

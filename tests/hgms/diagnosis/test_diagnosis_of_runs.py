@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from support.made_runs import write_run
+from support.run_folders import write_run
 
 import hgms.report as report
 from hgms.cli import main

@@ -15,7 +15,7 @@ from torch import Tensor
 from hgms.adapters import from_losses
 from hgms.gauss_newton import Composite, by_difference, gauss_newton
 from hgms.hypergradients import Implicit
-from hgms.methods.tilted import tilt_problem
+from hgms.methods.tilt import tilt_problem
 from hgms.solvers import CG
 from hgms.tasks.cleaning import HyperCleaning
 from hgms.tasks.imbalanced import ImbalancedLoss, Layers

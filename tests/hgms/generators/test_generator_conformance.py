@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.conforming import faults
+from support.conformance import faults
 
 from hgms.generators.branches import Trajectory
 from hgms.generators.penalty import (

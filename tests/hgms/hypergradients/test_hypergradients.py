@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from attrs import evolve
-from support.conforming import faults
+from support.conformance import faults
 from support.helpers import F64, KEY, assert_same, finite_differences, network_problem, normal
 from torch import Tensor
 

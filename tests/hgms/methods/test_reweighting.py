@@ -15,7 +15,7 @@ from support.helpers import F64, assert_same, finite_differences, normal, reject
 from support.row_weights import table, weighing
 from torch import Tensor
 
-from hgms.methods.reweighting import Agreement, LearningToReweight, MwNet, SmallLoss, shared
+from hgms.methods.reweighting import Agreement, LearningToReweight, MwNet, SmallLoss, base
 from hgms.methods.reweighting.learning_to_reweight import alignments
 from hgms.methods.reweighting.mw_net import meta_gradient, weight_logits
 from hgms_core import Data, Key, Problem, Rows, Tree, detach
@@ -90,7 +90,7 @@ class Optimiser:
 
 def lower_rows(p: Problem, seed: int, number: int) -> Tree:
     """The lower rows of lower step ``number``, without the steps before it."""
-    ((_, below),) = shared.lower_batches(p, seed, range(number, number + 1), BATCH)
+    ((_, below),) = base.lower_batches(p, seed, range(number, number + 1), BATCH)
     return below
 
 
@@ -106,7 +106,7 @@ def test_the_rows_of_a_step() -> None:
     epoch, following = (
         [
             batch["index"].tolist()
-            for _, batch in shared.lower_batches(p, 3, range(first, first + 3), BATCH)
+            for _, batch in base.lower_batches(p, 3, range(first, first + 3), BATCH)
         ]
         for first in (0, 3)
     )
@@ -115,11 +115,11 @@ def test_the_rows_of_a_step() -> None:
     assert len({row for rows in epoch for row in rows}) == 3 * BATCH, "no row twice in an epoch"
     assert epoch != following
     for size in (None, 2 * SIZE):
-        steps = list(shared.lower_batches(p, 3, range(5, 7), size))
+        steps = list(base.lower_batches(p, 3, range(5, 7), size))
         assert [number for number, _ in steps] == [5, 6]
         assert [batch["index"].tolist() for _, batch in steps] == 2 * [list(range(SIZE))]
-    above, count = shared.joint_batches(p, Key(0), 8)
-    shares = [share for share, _ in shared.joint_parts(p)]
+    above, count = base.joint_batches(p, Key(0), 8)
+    shares = [share for share, _ in base.joint_parts(p)]
     assert ([len(batch["y"]) for batch in above], count, shares) == ([4, 4], 8, [9 / 16, 7 / 16])
 
 
@@ -232,7 +232,7 @@ def test_small_loss_is_co_teaching(tilt: float) -> None:
     kept = []
     for number in range(6):
         below = lower_rows(p, 0, number)
-        above, _ = shared.joint_batches(p, Key(0).fold(number), 8)
+        above, _ = base.joint_batches(p, Key(0).fold(number), 8)
         kept.append(round((1 - 0.4 * min(number * BATCH / SIZE, 1.0)) * BATCH))
         rows = [losses(net.x, below).sort().indices[: kept[-1]] for net in pair]
         for net, chosen in zip(pair, reversed(rows), strict=True):

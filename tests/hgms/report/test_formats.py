@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.made_runs import CONFIG, write_run
+from support.run_folders import CONFIG, write_run
 
 import hgms.report as report
 from hgms.report import Study

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.made_runs import write_comparison
+from support.run_folders import write_comparison
 
 import hgms.report as report
 

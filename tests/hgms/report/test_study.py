@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from support.helpers import rejects
-from support.made_runs import write_comparison, write_run
+from support.run_folders import write_comparison, write_run
 
 import hgms.report as report
 from hgms.comparison import compare

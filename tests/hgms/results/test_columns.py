@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.helpers import rejects
-from support.made_runs import write_run
+from support.run_folders import write_run
 
 from hgms.results import StoredRun, read_run
 from hgms_core.errors import CheckpointError

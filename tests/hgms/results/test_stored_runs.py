@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from support.helpers import rejects
-from support.made_runs import CONFIG, write_run
+from support.run_folders import CONFIG, write_run
 
 from hgms.config.control_characters import printable
 from hgms.results import read_run, scan, scan_sweeps, short_names

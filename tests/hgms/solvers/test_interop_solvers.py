@@ -11,7 +11,7 @@ import pytest
 import scipy.sparse.linalg
 import torch
 from attrs import evolve
-from support.conforming import faults
+from support.conformance import faults
 from support.helpers import F64, assert_same, normal, spd
 from support.solver_systems import Operator
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.conforming import faults
+from support.conformance import faults
 
 from hgms.contrib import LancBiO, RecycledCG, Roulette
 from hgms.solvers import MINRES, FixedPoint, Identity, Neumann, NystromCG

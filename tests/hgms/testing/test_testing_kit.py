@@ -24,7 +24,7 @@ from hgms.testing import (
     selectors,
     solvers,
 )
-from hgms.testing import every_kind as every
+from hgms.testing import class_checks as every
 from hgms.testing.check import check as hgms_check
 from hgms.testing.kit import Check, difference, place, snapshot, tensors
 from hgms_core.capabilities import Randomized, Recycles

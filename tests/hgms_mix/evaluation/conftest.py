@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from support.generating import small_model
-from support.judged import Act, Endpoint
+from support.generation import small_model
+from support.judge_files import Act, Endpoint
 
 from hgms_mix.evaluation import Verifier
 

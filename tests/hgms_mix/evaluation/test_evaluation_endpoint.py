@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from support.helpers import rejects
-from support.judged import (
+from support.judge_files import (
     Act,
     Endpoint,
     Reply,

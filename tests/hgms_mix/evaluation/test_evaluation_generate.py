@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.generating import SMALL, by_hand, small_model
+from support.generation import SMALL, by_hand, small_model
 
 from hgms_mix.evaluation.generate import Prompts, fingerprint, prompt_cap, replies
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from support.helpers import rejects
-from support.judged import read
+from support.judge_files import read
 from support.source_files import lines
 
 from hgms_core import ConfigError

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from support.helpers import rejects
-from support.judged import evaluation_of, records_of, write_bench
+from support.judge_files import evaluation_of, records_of, write_bench
 
 from hgms_core import ConfigError
 from hgms_mix.evaluation import InspectJudge, Judge, inspect_judge

@@ -10,7 +10,16 @@ from pathlib import Path
 
 import pytest
 from support.helpers import rejects
-from support.judged import Act, Endpoint, evaluation_of, good, rated, records_of, stage, write_bench
+from support.judge_files import (
+    Act,
+    Endpoint,
+    evaluation_of,
+    good,
+    rated,
+    records_of,
+    stage,
+    write_bench,
+)
 
 from hgms_core import ConfigError
 from hgms_core.errors import CheckpointError

@@ -11,9 +11,9 @@ from unittest.mock import Mock
 
 import attrs
 import pytest
-from support.generating import by_hand, small_model
+from support.generation import by_hand, small_model
 from support.helpers import rejects
-from support.judged import good, read, sums, write_bench
+from support.judge_files import good, read, sums, write_bench
 from support.source_files import lines
 
 from hgms_core.errors import CheckpointError, DataError

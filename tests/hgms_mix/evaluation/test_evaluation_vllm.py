@@ -15,8 +15,8 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from support.generating import by_hand, small_model
-from support.judged import read, sums
+from support.generation import by_hand, small_model
+from support.judge_files import read, sums
 
 from hgms_mix.evaluation import Evaluate
 

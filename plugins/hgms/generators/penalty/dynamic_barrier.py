@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hgms.compiled import form, programs_of
 from hgms.config import lowering
-from hgms.generators.penalty import shared
+from hgms.generators.penalty import base
 from hgms.generators.penalty.compositions import single_loop
 from hgms_core import (
     Candidates,
@@ -90,7 +90,7 @@ class DynamicBarrier:
 
     memory_hints = lowering(other=["batch_size", "count"])
 
-    init = shared.begin
+    init = base.begin
 
     def propose(
         self, problem: Problem, theta: Tree, start: State, key: Key, progress: float = 0.0
@@ -102,23 +102,21 @@ class DynamicBarrier:
         after = form(programs, (f"{self.name} step", self, g), partial(self._bent, g))
 
         def step(y: Tree, aux: Tree, key: Key) -> tuple[Tree, Tree, Tensor]:
-            below, above = shared.draw(problem, key, self)
+            below, above = base.draw(problem, key, self)
             slopes, end, losses = before(y, theta, below, above)
-            end = shared.descent(
-                programs, self, g, self.steps - 1, self.inner_lr, theta, end, below
-            )
+            end = base.descent(programs, self, g, self.steps - 1, self.inner_lr, theta, end, below)
             x, kept = after(y, end, slopes, theta, below)
             return x, {**kept, "upper_loss": losses["f"]}, losses["g"]
 
-        rows, upper_rows = shared.rows(problem, self)
+        rows, upper_rows = base.rows(problem, self)
         cost = Cost(
             lower_gradients=self.steps + 1,
             upper_gradients=1,
             rows=rows * (self.steps + 1) + upper_rows,
         )
-        return shared.branches(start, key, self, step, cost)
+        return base.branches(start, key, self, step, cost)
 
-    carry = shared.carry
+    carry = base.carry
 
     def _slopes(
         self, g: Loss, f: Loss, y: Tree, theta: Tree, below: Tree, above: Tree
@@ -128,13 +126,13 @@ class DynamicBarrier:
         lower = require_grad(y)
         with torch.enable_grad():
             at_y = g(upper, lower, below)
-            g_theta, g_y = shared.gradients(at_y, upper, lower)
+            g_theta, g_y = base.gradients(at_y, upper, lower)
             value = f(upper, lower, above)
-            f_theta, f_y = shared.gradients(value, upper, lower)
+            f_theta, f_y = base.gradients(value, upper, lower)
         slopes = {"g_theta": g_theta, "g_y": g_y, "f_theta": f_theta, "f_y": f_y}
         return (
             slopes,
-            shared.descended(y, g_y, self.inner_lr),
+            base.descended(y, g_y, self.inner_lr),
             {"g": at_y.detach(), "f": value.detach()},
         )
 
@@ -145,7 +143,7 @@ class DynamicBarrier:
         g_theta, g_y, f_theta, f_y = (slopes[name] for name in ("g_theta", "g_y", "f_theta", "f_y"))
         upper = require_grad(theta)
         with torch.enable_grad():
-            (end_theta,) = shared.gradients(g(upper, end, below), upper)
+            (end_theta,) = base.gradients(g(upper, end, below), upper)
         q_theta = {name: g_theta[name] - end_theta[name] for name in g_theta}
         size = _dot(q_theta, q_theta) + _dot(g_y, g_y)
         inner = _dot(f_theta, q_theta) + _dot(f_y, g_y)
@@ -153,8 +151,8 @@ class DynamicBarrier:
         weight = (self.eta - inner / size.clamp_min(torch.finfo(size.dtype).tiny)).clamp_min(0)
         to_theta = {name: f_theta[name] + weight * q_theta[name] for name in f_theta}
         to_y = {name: f_y[name] + weight * g_y[name] for name in f_y}
-        kept = {**shared.tagged("theta", to_theta), "lower_gradient_norm": _dot(g_y, g_y).sqrt()}
-        return shared.descended(y, to_y, self.lr), kept
+        kept = {**base.tagged("theta", to_theta), "lower_gradient_norm": _dot(g_y, g_y).sqrt()}
+        return base.descended(y, to_y, self.lr), kept
 
 
 def _dot(a: Tree, b: Tree) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hgms.compiled import Numbers, launch, programs_of
 from hgms.config import lowering
-from hgms.generators.penalty import shared
+from hgms.generators.penalty import base
 from hgms.generators.penalty.compositions import single_loop
 from hgms_core import (
     Candidates,
@@ -104,7 +104,7 @@ class FullyFirstOrder:
     memory_hints = lowering(other=["batch_size", "count"])
 
     def init(self, problem: Problem, key: Key) -> State:
-        return shared.begin(self, problem, key, twins=("z",))
+        return base.begin(self, problem, key, twins=("z",))
 
     def propose(
         self, problem: Problem, theta: Tree, start: State, key: Key, progress: float = 0.0
@@ -114,10 +114,10 @@ class FullyFirstOrder:
         slower = age**-self.decay
         numbers = (self.lr * slower, self.inner_lr * slower, penalty)
         function = partial(self._step_tensors, (problem.g, problem.f))
-        programs = programs_of(problem) if self.steps <= shared.STEPS else None
+        programs = programs_of(problem) if self.steps <= base.STEPS else None
 
         def step(y: Tree, aux: Tree, key: Key) -> tuple[Tree, Tree, Tensor]:
-            below, above = shared.draw_each(problem, key, self, self.steps + 1)
+            below, above = base.draw_each(problem, key, self, self.steps + 1)
             settings = (self.name, self, problem.g, problem.f)
             x, kept, loss = launch(
                 programs,
@@ -125,21 +125,21 @@ class FullyFirstOrder:
                 function,
                 numbers,
                 y,
-                shared.untagged("z", aux),
+                base.untagged("z", aux),
                 theta,
                 below,
                 above,
             )
             return x, kept, loss
 
-        rows, upper_rows = shared.rows(problem, self)
+        rows, upper_rows = base.rows(problem, self)
         passes = self.steps + 1
         cost = Cost(
             lower_gradients=2 * passes,
             upper_gradients=passes,
             rows=passes * (2 * rows + upper_rows),
         )
-        return shared.branches(start, key, self, step, cost)
+        return base.branches(start, key, self, step, cost)
 
     def _step_tensors(
         self,
@@ -155,24 +155,20 @@ class FullyFirstOrder:
         g, f = losses
         rate, inner_rate, penalty = numbers
         for batch, upper_batch in zip(below[:-1], above[:-1], strict=True):
-            y, _ = shared.penalised_step(g, f, rate, penalty, theta, y, batch, upper_batch)
+            y, _ = base.penalised_step(g, f, rate, penalty, theta, y, batch, upper_batch)
             grads, _ = gradient(g, theta, z, batch)
-            z = shared.descended(z, dict(zip(z, grads, strict=True)), inner_rate)
+            z = base.descended(z, dict(zip(z, grads, strict=True)), inner_rate)
 
         upper = require_grad(theta)
         with torch.enable_grad():
             value = f(upper, y, above[-1])
             at_y = g(upper, y, below[-1])
             at_z = g(upper, z, below[-1])
-            (to_theta,) = shared.gradients(value + penalty * (at_y - at_z), upper)
-        kept = (
-            shared.tagged("z", z)
-            | shared.tagged("theta", to_theta)
-            | {"upper_loss": value.detach()}
-        )
+            (to_theta,) = base.gradients(value + penalty * (at_y - at_z), upper)
+        kept = base.tagged("z", z) | base.tagged("theta", to_theta) | {"upper_loss": value.detach()}
         return y, kept, at_y.detach()
 
-    carry = shared.carry
+    carry = base.carry
 
 
 F2SA = single_loop(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hgms.compiled import Numbers, launch, programs_of
 from hgms.config import lowering
-from hgms.generators.penalty import shared
+from hgms.generators.penalty import base
 from hgms.generators.penalty.compositions import single_loop
 from hgms.generators.penalty.ramp import Ramp
 from hgms_core import (
@@ -105,14 +105,14 @@ class GradientNorm:
     memory_hints = lowering(other=["batch_size", "count"])
 
     def init(self, problem: Problem, key: Key) -> State:
-        return shared.begin(self, problem, key, zeros=("m",) if self.momentum else ())
+        return base.begin(self, problem, key, zeros=("m",) if self.momentum else ())
 
     def propose(
         self, problem: Problem, theta: Tree, start: State, key: Key, progress: float = 0.0
     ) -> Candidates:
-        gamma, scale = shared.penalty_weights(self, start["step"])
+        gamma, scale = base.penalty_weights(self, start["step"])
         data = problem.lower_data
-        passes = 1 if shared.is_full(data, self.batch_size) else 2
+        passes = 1 if base.is_full(data, self.batch_size) else 2
 
         programs = programs_of(problem)
         function = partial(self._step_tensors, (problem.g, problem.f))
@@ -123,7 +123,7 @@ class GradientNorm:
             below = [
                 data.sample(key.fold("lower", batch), self.batch_size)[0] for batch in range(passes)
             ]
-            above = shared.upper_batch(problem, key, self)
+            above = base.upper_batch(problem, key, self)
             settings = (self.name, self, problem.g, problem.f)
             weights = (scale, 0.5 * scale * gamma)
             x, kept, loss = launch(
@@ -132,14 +132,14 @@ class GradientNorm:
                 function,
                 weights,
                 y,
-                shared.untagged("m", aux),
+                base.untagged("m", aux),
                 theta,
                 below,
                 above,
             )
             return x, kept, loss
 
-        lower_rows, upper_rows = shared.rows(problem, self)
+        lower_rows, upper_rows = base.rows(problem, self)
         rows = 3 * passes * lower_rows + upper_rows
         cost = Cost(
             lower_gradients=passes,
@@ -148,7 +148,7 @@ class GradientNorm:
             upper_gradients=1,
             rows=rows,
         )
-        return shared.branches(start, key, self, step, cost)
+        return base.branches(start, key, self, step, cost)
 
     def _step_tensors(
         self,
@@ -178,19 +178,19 @@ class GradientNorm:
                 [(a * b).sum() for a, b in zip(grads[0], grads[-1], strict=True)]
             ).sum()
             value = f(upper, lower, above)
-            to_theta, to_y = shared.gradients(scale * value + penalty * square, upper, lower)
+            to_theta, to_y = base.gradients(scale * value + penalty * square, upper, lower)
 
-        to_y, kept = shared.with_momentum(to_y, m, self.momentum)
+        to_y, kept = base.with_momentum(to_y, m, self.momentum)
         mean = [(a.detach() + b.detach()) / 2 for a, b in zip(grads[0], grads[-1], strict=True)]
         size = torch.stack([leaf.square().sum() for leaf in mean]).sum().sqrt()
         kept |= {
-            **shared.tagged("theta", to_theta),
+            **base.tagged("theta", to_theta),
             "upper_loss": value.detach(),
             "lower_gradient_norm": size,
         }
-        return shared.descended(y, to_y, self.lr), kept, torch.stack(values).detach().mean()
+        return base.descended(y, to_y, self.lr), kept, torch.stack(values).detach().mean()
 
-    carry = shared.carry
+    carry = base.carry
 
 
 G_PBGD = single_loop(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hgms.compiled import Numbers, launch, programs_of
 from hgms.config import lowering
-from hgms.generators.penalty import shared
+from hgms.generators.penalty import base
 from hgms.generators.penalty.compositions import best_of_n, single_loop
 from hgms.generators.penalty.layers import layers, moving
 from hgms.generators.penalty.pair import PairOptimizer, Stages
@@ -130,7 +130,7 @@ class Minimax:
                 place=("generator", "blocks"),
             )
         return {
-            **shared.begin(self, problem, key, twins=("u",)),
+            **base.begin(self, problem, key, twins=("u",)),
             "blocks": key.fold("blocks").derive(),
         }
 
@@ -164,8 +164,8 @@ class Minimax:
         )
 
         def step(w: Tree, aux: Tree, key: Key) -> tuple[Tree, Tree, Tensor]:
-            models = {"w": w, "u": shared.untagged("u", aux)}
-            following: Tree = shared.tagged("u", models["u"])
+            models = {"w": w, "u": base.untagged("u", aux)}
+            following: Tree = base.tagged("u", models["u"])
             for which, names in active_names.items() if self.optimizer.kind == "adamw" else ():
                 for tag, name in (
                     (f"{kind}{which}.{name}", name) for kind in "mv" for name in names
@@ -173,14 +173,14 @@ class Minimax:
                     begins = counts[which][always[name]] <= 1
                     following[tag] = torch.zeros_like(models[which][name]) if begins else aux[tag]
             settings = (self.name, self, problem.g, problem.f, bool(active_names["u"]))
-            batches = shared.draw(problem, key, self)
+            batches = base.draw(problem, key, self)
             x, kept, loss = launch(
                 programs, settings, function, numbers, w, following, theta, batches
             )
             return x, kept, loss
 
-        rows, upper_rows = shared.rows(problem, self)
-        return shared.branches(
+        rows, upper_rows = base.rows(problem, self)
+        return base.branches(
             start,
             key,
             self,
@@ -188,7 +188,7 @@ class Minimax:
             Cost(lower_gradients=2, upper_gradients=1, rows=2 * rows + upper_rows),
         )
 
-    carry = shared.carry
+    carry = base.carry
 
     def _step_tensors(
         self,
@@ -209,7 +209,7 @@ class Minimax:
         g, f = losses
         below, above = batches
         alpha, *rest = numbers
-        models = {"w": w, "u": shared.untagged("u", aux)}
+        models = {"w": w, "u": base.untagged("u", aux)}
         upper = require_grad(theta)
         active = {
             which: require_grad({name: models[which][name] for name in moving.names[which]})
@@ -219,11 +219,11 @@ class Minimax:
             at_w = g(upper, models["w"] | active["w"], below)
             at_u = g(upper, models["u"] | active["u"], below)
             value = f(upper, models["w"] | active["w"], above)
-            to_theta, to_w, to_u = shared.gradients(
+            to_theta, to_w, to_u = base.gradients(
                 value + alpha * (at_w - at_u), upper, active["w"], active["u"]
             )
 
-        kept: Tree = {**shared.tagged("theta", to_theta), "upper_loss": value.detach()}
+        kept: Tree = {**base.tagged("theta", to_theta), "upper_loss": value.detach()}
         for which, slope, (rate, left, *adams) in (("w", to_w, rest[:6]), ("u", to_u, rest[6:])):
             if not slope:
                 continue
@@ -241,8 +241,8 @@ class Minimax:
                 moved, after = self.optimizer.stepped(old, own, before, rate, left, *adam)
                 models[which] = models[which] | moved
                 for m, moment in after.items():
-                    kept |= shared.tagged(f"{m}{which}", moment)
-        return models["w"], kept | shared.tagged("u", models["u"]), at_w.detach()
+                    kept |= base.tagged(f"{m}{which}", moment)
+        return models["w"], kept | base.tagged("u", models["u"]), at_w.detach()
 
     def _clip(self, slope: Tree, alpha: float | Tensor) -> Tree:
         if self.clip is None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hgms.compiled import Numbers, launch, programs_of
 from hgms.config import lowering
-from hgms.generators.penalty import shared
+from hgms.generators.penalty import base
 from hgms.generators.penalty.compositions import single_loop
 from hgms_core import (
     Candidates,
@@ -99,7 +99,7 @@ class MoreauEnvelope:
     memory_hints = lowering(other=["batch_size", "count"])
 
     def init(self, problem: Problem, key: Key) -> State:
-        return shared.begin(self, problem, key, twins=("z",))
+        return base.begin(self, problem, key, twins=("z",))
 
     def propose(
         self, problem: Problem, theta: Tree, start: State, key: Key, progress: float = 0.0
@@ -109,7 +109,7 @@ class MoreauEnvelope:
         function = partial(self._step_tensors, (problem.g, problem.f))
 
         def step(y: Tree, aux: Tree, key: Key) -> tuple[Tree, Tree, Tensor]:
-            below, above = shared.draw_each(problem, key, self, 2)
+            below, above = base.draw_each(problem, key, self, 2)
             settings = (self.name, self, problem.g, problem.f)
             x, kept, loss = launch(
                 programs,
@@ -117,15 +117,15 @@ class MoreauEnvelope:
                 function,
                 numbers,
                 y,
-                shared.untagged("z", aux),
+                base.untagged("z", aux),
                 theta,
                 below,
                 above[-1],
             )
             return x, kept, loss
 
-        rows, upper_rows = shared.rows(problem, self)
-        return shared.branches(
+        rows, upper_rows = base.rows(problem, self)
+        return base.branches(
             start,
             key,
             self,
@@ -151,7 +151,7 @@ class MoreauEnvelope:
             name: slope + (z[name] - y[name]) / self.gamma
             for name, slope in zip(z, grads, strict=True)
         }
-        z = shared.descended(z, pulled, self.inner_lr)
+        z = base.descended(z, pulled, self.inner_lr)
 
         upper = require_grad(theta)
         lower = require_grad(y)
@@ -159,16 +159,12 @@ class MoreauEnvelope:
             value = f(upper, lower, above)
             at_y = g(upper, lower, below[-1])
             at_z = g(upper, z, below[-1])
-            to_theta, to_y = shared.gradients(scale * value + at_y - at_z, upper, lower)
+            to_theta, to_y = base.gradients(scale * value + at_y - at_z, upper, lower)
         to_y = {name: leaf - (y[name] - z[name]) / self.gamma for name, leaf in to_y.items()}
-        kept = (
-            shared.tagged("z", z)
-            | shared.tagged("theta", to_theta)
-            | {"upper_loss": value.detach()}
-        )
-        return shared.descended(y, to_y, self.lr), kept, at_y.detach()
+        kept = base.tagged("z", z) | base.tagged("theta", to_theta) | {"upper_loss": value.detach()}
+        return base.descended(y, to_y, self.lr), kept, at_y.detach()
 
-    carry = shared.carry
+    carry = base.carry
 
 
 MEHA = single_loop(

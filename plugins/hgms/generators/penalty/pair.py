@@ -8,7 +8,7 @@ from typing import Literal, final
 from attrs import field
 from torch import Tensor
 
-from hgms.generators.penalty import shared
+from hgms.generators.penalty import base
 from hgms.optim.adam import adam_, corrections
 from hgms_core import Tree, clone, component
 from hgms_core.validators import decay_rate, each, not_negative, optional_positive, positive
@@ -65,7 +65,7 @@ class PairOptimizer:
         if self.weight_decay:
             x = {name: leaf * left for name, leaf in x.items()}
         if self.kind == "sgd":
-            return shared.descended(x, slope, rate), {}
+            return base.descended(x, slope, rate), {}
         x = clone(x)
         moments = {kind: clone(tree) for kind, tree in before.items()}
         trees = (x, slope, moments["m"], moments["v"])

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hgms.compiled import Numbers, launch, programs_of
 from hgms.config import lowering
-from hgms.generators.penalty import shared
+from hgms.generators.penalty import base
 from hgms.generators.penalty.compositions import single_loop
 from hgms_core import (
     Candidates,
@@ -87,26 +87,26 @@ class ValueFree:
 
     memory_hints = lowering(other=["batch_size", "count"])
 
-    init = shared.begin
+    init = base.begin
 
     def propose(
         self, problem: Problem, theta: Tree, start: State, key: Key, progress: float = 0.0
     ) -> Candidates:
         function = partial(self._step_tensors, problem.g, problem.f)
-        programs = programs_of(problem) if self.steps <= shared.STEPS else None
+        programs = programs_of(problem) if self.steps <= base.STEPS else None
 
         def step(y: Tree, aux: Tree, key: Key) -> tuple[Tree, Tree, Tensor]:
-            below, above = shared.draw_each(problem, key, self, self.steps + 1)
+            below, above = base.draw_each(problem, key, self, self.steps + 1)
             settings = (self.name, self, problem.g, problem.f)
             x, kept, loss = launch(
                 programs, settings, function, (self.lr, self.gamma), y, theta, below[:-1], above
             )
             return x, kept, loss
 
-        rows, upper_rows = shared.rows(problem, self)
+        rows, upper_rows = base.rows(problem, self)
         counted = self.steps * rows + (self.steps + 1) * upper_rows
         cost = Cost(lower_gradients=self.steps, upper_gradients=self.steps + 1, rows=counted)
-        return shared.branches(start, key, self, step, cost)
+        return base.branches(start, key, self, step, cost)
 
     def _step_tensors(
         self,
@@ -122,14 +122,14 @@ class ValueFree:
         rate, gamma = numbers
         loss = y[next(iter(y))].new_zeros(())
         for batch, upper_batch in zip(below, above[:-1], strict=True):
-            y, loss = shared.penalised_step(g, f, rate, gamma, theta, y, batch, upper_batch)
+            y, loss = base.penalised_step(g, f, rate, gamma, theta, y, batch, upper_batch)
         upper = require_grad(theta)
         with torch.enable_grad():
             value = f(upper, y, above[-1])
-            (to_theta,) = shared.gradients(value, upper)
-        return y, {**shared.tagged("theta", to_theta), "upper_loss": value.detach()}, loss
+            (to_theta,) = base.gradients(value, upper)
+        return y, {**base.tagged("theta", to_theta), "upper_loss": value.detach()}, loss
 
-    carry = shared.carry
+    carry = base.carry
 
 
 PBGD_FREE = single_loop(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hgms.compiled import Numbers, launch, programs_of
 from hgms.config import lowering
-from hgms.generators.penalty import shared
+from hgms.generators.penalty import base
 from hgms.generators.penalty.compositions import best_of_n, single_loop
 from hgms.generators.penalty.ramp import Ramp
 from hgms_core import (
@@ -103,17 +103,17 @@ class ValueGap:
     memory_hints = lowering(other=["batch_size", "count"])
 
     def init(self, problem: Problem, key: Key) -> State:
-        return shared.begin(
+        return base.begin(
             self, problem, key, twins=("omega",), zeros=("m",) if self.momentum else ()
         )
 
     def propose(
         self, problem: Problem, theta: Tree, start: State, key: Key, progress: float = 0.0
     ) -> Candidates:
-        gamma, scale = shared.penalty_weights(self, start["step"])
+        gamma, scale = base.penalty_weights(self, start["step"])
         data = problem.lower_data
         function = partial(self._step_tensors, (problem.g, problem.f))
-        programs = programs_of(problem) if self.steps <= shared.STEPS else None
+        programs = programs_of(problem) if self.steps <= base.STEPS else None
 
         def step(y: Tree, aux: Tree, key: Key) -> tuple[Tree, Tree, Tensor]:
             index = data.draw(key.fold("lower"), self.batch_size, self.steps + 1)
@@ -121,7 +121,7 @@ class ValueGap:
                 data.batch(None if index is None else index[inner])
                 for inner in range(self.steps + 1)
             ]
-            above = shared.upper_batch(problem, key, self)
+            above = base.upper_batch(problem, key, self)
             settings = (self.name, self, problem.g, problem.f)
             weights = (scale, scale * gamma)
             x, kept, loss = launch(
@@ -129,13 +129,13 @@ class ValueGap:
             )
             return x, kept, loss
 
-        rows, upper_rows = shared.rows(problem, self)
+        rows, upper_rows = base.rows(problem, self)
         cost = Cost(
             lower_gradients=self.steps + 2,
             upper_gradients=1,
             rows=rows * (self.steps + 2) + upper_rows,
         )
-        return shared.branches(start, key, self, step, cost)
+        return base.branches(start, key, self, step, cost)
 
     def _step_tensors(
         self,
@@ -152,11 +152,11 @@ class ValueGap:
         """
         g, f = losses
         scale, penalty = weights
-        omega = shared.untagged("omega", aux)
-        m = shared.untagged("m", aux)
+        omega = base.untagged("omega", aux)
+        m = base.untagged("m", aux)
         for batch in below[:-1]:
             grads, _ = gradient(g, theta, omega, batch)
-            omega = shared.descended(omega, dict(zip(omega, grads, strict=True)), self.inner_lr)
+            omega = base.descended(omega, dict(zip(omega, grads, strict=True)), self.inner_lr)
 
         upper = require_grad(theta)
         lower = require_grad(y)
@@ -164,19 +164,19 @@ class ValueGap:
             at_y = g(upper, lower, below[-1])
             at_omega = g(upper, omega, below[-1])
             value = f(upper, lower, above)
-            to_theta, to_y = shared.gradients(
+            to_theta, to_y = base.gradients(
                 scale * value + penalty * (at_y - at_omega), upper, lower
             )
 
-        to_y, kept = shared.with_momentum(to_y, m, self.momentum)
+        to_y, kept = base.with_momentum(to_y, m, self.momentum)
         kept |= (
-            shared.tagged("omega", omega)
-            | shared.tagged("theta", to_theta)
+            base.tagged("omega", omega)
+            | base.tagged("theta", to_theta)
             | {"upper_loss": value.detach()}
         )
-        return shared.descended(y, to_y, self.lr), kept, at_y.detach()
+        return base.descended(y, to_y, self.lr), kept, at_y.detach()
 
-    carry = shared.carry
+    carry = base.carry
 
 
 V_PBGD = single_loop(

@@ -10,7 +10,7 @@ import torch
 from attrs import field
 
 from hgms.config import lowering
-from hgms.methods.reweighting import joint, shared
+from hgms.methods.reweighting import base, joint_training
 from hgms_core import Key, Problem, Record, State, Tree, component
 from hgms_core.capabilities import Capabilities, HasTestingInstance
 from hgms_core.validators import not_negative, optional_positive, positive, share
@@ -90,34 +90,34 @@ class Agreement:
         return cls(steps=20, lr=0.1)  # for problems of size 1
 
     def init(self, problem: Problem, seed: int) -> State:
-        return shared.begin(self, problem, seed)
+        return base.begin(self, problem, seed)
 
     def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
-        rows = shared.rows_of(self, problem)
+        rows = base.rows_of(self, problem)
         key = Key(state["seed"]).fold("round", state["step"])
         theta = state["theta"]
         x = problem.initial(key)
         if not state["step"]:  # the first network is not trained: no lower row is selected
             x = problem.x0
             theta = self._theta_of(problem, torch.zeros_like(theta[rows.leaf], dtype=torch.bool))
-        training = joint.Training(
+        training = joint_training.Training(
             steps=self.steps,
             lr=self.lr,
             tilt=self.tilt,
             batch_size=self.batch_size,
             upper_batch_size=self.upper_batch_size,
         )
-        x, lower, upper, cost = joint.train(problem, self.name, theta, x, key, training)
-        losses, spent = shared.all_losses(problem, rows, x)
-        usual, more = shared.usual_loss(self, problem, rows, x, self.share)
+        x, lower, upper, cost = joint_training.train(problem, self.name, theta, x, key, training)
+        losses, spent = base.all_losses(problem, rows, x)
+        usual, more = base.usual_loss(self, problem, rows, x, self.share)
         fits = losses <= usual
         record: Record = {"upper_loss": upper, "lower_loss": lower, "kept": fits.double().mean()}
         changes = {"x": x, "theta": self._theta_of(problem, fits)}
-        return shared.end_step(self, problem, state, changes, [x], cost + spent + more, record)
+        return base.end_step(self, problem, state, changes, [x], cost + spent + more, record)
 
     def result(self, state: State) -> tuple[Tree, Tree]:
-        return shared.answer(self, state)
+        return base.answer(self, state)
 
     def _theta_of(self, problem: Problem, which: torch.Tensor) -> Tree:
-        rows = shared.rows_of(self, problem)
-        return shared.as_theta(problem, rows, shared.LARGEST * (2.0 * which - 1))
+        rows = base.rows_of(self, problem)
+        return base.as_theta(problem, rows, base.LARGEST * (2.0 * which - 1))

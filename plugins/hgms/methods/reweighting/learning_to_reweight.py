@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hgms.compiled import Numbers, launch, programs_of
 from hgms.config import lowering
-from hgms.methods.reweighting import shared
+from hgms.methods.reweighting import base
 from hgms_core import Batch, Cost, Key, Problem, Record, Rows, State, Tree, component, gradient
 from hgms_core.capabilities import Capabilities, HasTestingInstance
 from hgms_core.hypergrad import twice_differentiable_attention
@@ -96,42 +96,38 @@ class LearningToReweight:
 
     @property
     def needs(self) -> frozenset[str]:
-        return shared.needs(self)
+        return base.needs(self)
 
     @classmethod
     def testing_instance(cls) -> LearningToReweight:
         return cls(steps=4, lr=0.03)  # for problems of size 1
 
     def init(self, problem: Problem, seed: int) -> State:
-        ones = torch.ones_like(problem.theta0[shared.rows_of(self, problem).leaf])
-        return shared.begin(
-            self,
-            problem,
-            seed,
-            moments=shared.no_moments(self.optimizer, problem.x0),
-            averages=ones,
+        ones = torch.ones_like(problem.theta0[base.rows_of(self, problem).leaf])
+        return base.begin(
+            self, problem, seed, moments=base.no_moments(self.optimizer, problem.x0), averages=ones
         )
 
     def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
-        rows = shared.rows_of(self, problem)
+        rows = base.rows_of(self, problem)
         theta = state["theta"]
         data = problem.upper_data["differentiate"]
         x = state["x"]
         moments = state["moments"]
         averages = state["averages"]
         cost = Cost()
-        rate = shared.rate_of(self, progress)
-        losses = shared.Losses(rows, problem.f)
+        rate = base.rate_of(self, progress)
+        losses = base.Losses(rows, problem.f)
         settings = (self.name, self, losses)
         function = partial(self._lower_step, losses)
         size = problem.lower_data.count(self.batch_size)
         steps = range(state["lower_steps"], state["lower_steps"] + self.steps)
-        for number, below in shared.lower_batches(problem, state["seed"], steps, self.batch_size):
+        for number, below in base.lower_batches(problem, state["seed"], steps, self.batch_size):
             above, upper_size = data.sample(
                 Key(state["seed"]).fold("upper", number), self.upper_batch_size
             )
             trees = (x, moments, theta, below, above)
-            numbers = shared.numbers(rate, number + 1)
+            numbers = base.numbers(rate, number + 1)
             x, moments, weights, lower, upper = launch(
                 programs_of(problem), settings, function, numbers, *trees
             )
@@ -146,21 +142,21 @@ class LearningToReweight:
             "moments": moments,
             "averages": averages,
             "lower_steps": state["lower_steps"] + self.steps,
-            "theta": shared.as_theta(problem, rows, averages.clamp_min(1e-30).log()),
+            "theta": base.as_theta(problem, rows, averages.clamp_min(1e-30).log()),
         }
         record: Record = {
             "upper_loss": upper,
             "lower_loss": lower,
             "kept": (weights > 0).double().mean(),
         }
-        return shared.end_step(self, problem, state, changes, [x], cost, record)
+        return base.end_step(self, problem, state, changes, [x], cost, record)
 
     def result(self, state: State) -> tuple[Tree, Tree]:
-        return shared.answer(self, state)
+        return base.answer(self, state)
 
     def _lower_step(
         self,
-        losses: shared.Losses,
+        losses: base.Losses,
         numbers: Numbers,
         x: Tree,
         moments: Tree,
@@ -182,8 +178,8 @@ class LearningToReweight:
             loss = (weights * rows.losses(leaves, below)).sum() + rows.regulariser(
                 theta, leaves, below
             )
-            slope = shared.gradient_of(loss, leaves)
-        x, moments = shared.step_of_x(self.optimizer, self.momentum, numbers, x, slope, moments)
+            slope = base.gradient_of(loss, leaves)
+        x, moments = base.step_of_x(self.optimizer, self.momentum, numbers, x, slope, moments)
         return x, moments, weights, loss.detach(), upper
 
 

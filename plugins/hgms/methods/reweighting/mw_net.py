@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hgms.compiled import Numbers, launch, programs_of
 from hgms.config import lowering
-from hgms.methods.reweighting import shared
+from hgms.methods.reweighting import base
 from hgms.methods.reweighting.learning_to_reweight import alignments
 from hgms_core import (
     Batch,
@@ -92,50 +92,45 @@ class MwNet:
 
     @property
     def needs(self) -> frozenset[str]:
-        return shared.needs(self)
+        return base.needs(self)
 
     @classmethod
     def testing_instance(cls) -> MwNet:
         return cls(steps=4, lr=0.05, meta_lr=0.05)  # for problems of size 1
 
     def init(self, problem: Problem, seed: int) -> State:
-        like = problem.theta0[shared.rows_of(self, problem).leaf]
+        like = problem.theta0[base.rows_of(self, problem).leaf]
         net = first_net(self.hidden, Key(seed).fold("net"), like)
-        moments = shared.no_moments(self.optimizer, problem.x0)
-        return shared.begin(
-            self,
-            problem,
-            seed,
-            moments=moments,
-            net=net,
-            net_moments=shared.no_moments("adam", net),
+        moments = base.no_moments(self.optimizer, problem.x0)
+        return base.begin(
+            self, problem, seed, moments=moments, net=net, net_moments=base.no_moments("adam", net)
         )
 
     def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
-        rows = shared.rows_of(self, problem)
+        rows = base.rows_of(self, problem)
         theta = state["theta"]
         data = problem.upper_data["differentiate"]
         x, moments, net, net_moments, cost = (
             *(state[name] for name in ("x", "moments", "net", "net_moments")),
             Cost(),
         )
-        rate = shared.rate_of(self, progress)
+        rate = base.rate_of(self, progress)
         settings = (self.name, self, rows, problem.f)
         function = partial(self._lower_step, rows, problem.f)
         size = problem.lower_data.count(self.batch_size)
         steps = range(state["lower_steps"], state["lower_steps"] + self.steps)
-        for number, below in shared.lower_batches(problem, state["seed"], steps, self.batch_size):
+        for number, below in base.lower_batches(problem, state["seed"], steps, self.batch_size):
             above, upper_size = data.sample(
                 Key(state["seed"]).fold("upper", number), self.upper_batch_size
             )
             trees = (x, moments, net, net_moments, theta, below, above)
-            numbers = [*shared.numbers(rate, number + 1), *shared.numbers(self.meta_lr, number + 1)]
+            numbers = [*base.numbers(rate, number + 1), *base.numbers(self.meta_lr, number + 1)]
             outcome = launch(programs_of(problem), settings, function, numbers, *trees)
             x, moments, net, net_moments, lower, upper = outcome
             cost += Cost(
                 lower_gradients=2, upper_gradients=1, cross_products=1, rows=3 * size + upper_size
             )
-        losses, spent = shared.all_losses(problem, rows, x)
+        losses, spent = base.all_losses(problem, rows, x)
         logits = weight_logits(net, losses)
         changes = {
             "x": x,
@@ -143,17 +138,17 @@ class MwNet:
             "net": net,
             "net_moments": net_moments,
             "lower_steps": state["lower_steps"] + self.steps,
-            "theta": shared.as_theta(problem, rows, logits),
+            "theta": base.as_theta(problem, rows, logits),
         }
         record: Record = {
             "upper_loss": upper,
             "lower_loss": lower,
             "kept": logits.sigmoid().double().mean(),
         }
-        return shared.end_step(self, problem, state, changes, [x], cost + spent, record)
+        return base.end_step(self, problem, state, changes, [x], cost + spent, record)
 
     def result(self, state: State) -> tuple[Tree, Tree]:
-        return shared.answer(self, state)
+        return base.answer(self, state)
 
     def _lower_step(
         self,
@@ -178,18 +173,18 @@ class MwNet:
             regulariser = rows.regulariser(theta, leaves, below)
             inputs = losses.detach()
             virtual = (weight_logits(net, inputs).sigmoid() * losses).mean() + regulariser
-            slope = shared.gradient_of(virtual, leaves, retain=True)
+            slope = base.gradient_of(virtual, leaves, retain=True)
         ahead = {name: leaf - self.look_ahead * slope[name] for name, leaf in x.items()}
         upper_slopes, upper = gradient(f, theta, ahead, above)
         gains = self.look_ahead * alignments(
             rows, x, dict(zip(x, upper_slopes, strict=True)), below
         )
         net_slope = meta_gradient(net, inputs, gains)
-        net, net_moments = shared.step_of_x("adam", 0.0, numbers[3:], net, net_slope, net_moments)
+        net, net_moments = base.step_of_x("adam", 0.0, numbers[3:], net, net_slope, net_moments)
         with torch.enable_grad():
             actual = (weight_logits(net, inputs).sigmoid() * losses).mean() + regulariser
-            slope = shared.gradient_of(actual, leaves)
-        x, moments = shared.step_of_x(self.optimizer, self.momentum, numbers[:3], x, slope, moments)
+            slope = base.gradient_of(actual, leaves)
+        x, moments = base.step_of_x(self.optimizer, self.momentum, numbers[:3], x, slope, moments)
         return x, moments, net, net_moments, actual.detach(), upper
 
 
@@ -223,4 +218,4 @@ def meta_gradient(net: Tree, losses: Tensor, gains: Tensor) -> Tree:
     """
     leaves = require_grad(net)
     with torch.enable_grad():
-        return shared.gradient_of(-(gains * weight_logits(leaves, losses).sigmoid()).mean(), leaves)
+        return base.gradient_of(-(gains * weight_logits(leaves, losses).sigmoid()).mean(), leaves)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hgms.compiled import Numbers, launch, programs_of
 from hgms.config import lowering
-from hgms.methods.reweighting import joint, shared
+from hgms.methods.reweighting import base, joint_training
 from hgms_core import Batch, Cost, Key, Loss, Problem, Record, Rows, State, Tree, component
 from hgms_core.capabilities import Capabilities, HasTestingInstance
 from hgms_core.trees import require_grad
@@ -113,8 +113,8 @@ class SmallLoss:
                 name: leaf + 0.1 * leaf.square().mean().sqrt() * noise[name].to(leaf)
                 for name, leaf in peer.items()
             }
-        own, other = (shared.no_moments(self.optimizer, x) for x in (problem.x0, peer))
-        return shared.begin(
+        own, other = (base.no_moments(self.optimizer, x) for x in (problem.x0, peer))
+        return base.begin(
             self,
             problem,
             seed,
@@ -125,22 +125,22 @@ class SmallLoss:
         )
 
     def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
-        rows = shared.rows_of(self, problem)
+        rows = base.rows_of(self, problem)
         theta = state["theta"]
         cost = Cost()
         noise_rate = state["noise_rate"]
         if noise_rate is None:
             noise_rate, cost = self._estimate(problem, rows, Key(state["seed"]).fold("estimate"))
         pair = tuple(state[name] for name in ("x", "peer", "moments", "peer_moments"))
-        shares = tuple(share for share, _ in shared.joint_parts(problem)) if self.tilt else ()
+        shares = tuple(share for share, _ in base.joint_parts(problem)) if self.tilt else ()
         settings = (self.name, self, rows, problem.f, shares)
         function = partial(self._lower_step, rows, problem.f, shares)
-        rate = shared.rate_of(self, progress)
+        rate = base.rate_of(self, progress)
         picked = theta[rows.leaf]
         size = problem.lower_data.count(self.batch_size)
         steps = range(state["lower_steps"], state["lower_steps"] + self.steps)
-        for number, below in shared.lower_batches(problem, state["seed"], steps, self.batch_size):
-            above, upper_size = shared.joint_batches(
+        for number, below in base.lower_batches(problem, state["seed"], steps, self.batch_size):
+            above, upper_size = base.joint_batches(
                 problem, Key(state["seed"]).fold(number), self.upper_batch_size
             )
             epochs = number * size / problem.lower_data.size
@@ -150,7 +150,7 @@ class SmallLoss:
                     (1 - noise_rate * min(epochs / self.forget_epochs, 1.0)) * len(below["index"])
                 ),
             )
-            numbers = [float(kept), *shared.numbers(rate, number + 1)]
+            numbers = [float(kept), *base.numbers(rate, number + 1)]
             *pair, both, lower, upper = launch(
                 programs_of(problem),
                 settings,
@@ -161,7 +161,7 @@ class SmallLoss:
                 below,
                 above if self.tilt else [],
             )
-            picked = picked.index_copy(0, below["index"], (shared.LARGEST * (both - 1)).to(picked))
+            picked = picked.index_copy(0, below["index"], (base.LARGEST * (both - 1)).to(picked))
             used = len(shares)
             spent = Cost(
                 lower_gradients=2,
@@ -173,7 +173,7 @@ class SmallLoss:
             **dict(zip(("x", "peer", "moments", "peer_moments"), pair, strict=True)),
             "noise_rate": noise_rate,
             "lower_steps": state["lower_steps"] + self.steps,
-            "theta": shared.as_theta(problem, rows, picked),
+            "theta": base.as_theta(problem, rows, picked),
         }
         record: Record = {
             "upper_loss": upper,
@@ -181,17 +181,17 @@ class SmallLoss:
             "kept": kept / size,
             "noise_rate": noise_rate,
         }
-        return shared.end_step(self, problem, state, changes, list(pair[:2]), cost, record)
+        return base.end_step(self, problem, state, changes, list(pair[:2]), cost, record)
 
     def result(self, state: State) -> tuple[Tree, Tree]:
-        return shared.answer(self, state)
+        return base.answer(self, state)
 
     def _estimate(self, problem: Problem, rows: Rows, key: Key) -> tuple[float, Cost]:
         """Estimate τ from the losses of a network that is trained only on validation rows."""
-        none = shared.as_theta(
-            problem, rows, torch.full_like(problem.theta0[rows.leaf], -shared.LARGEST)
+        none = base.as_theta(
+            problem, rows, torch.full_like(problem.theta0[rows.leaf], -base.LARGEST)
         )
-        training = joint.Training(
+        training = joint_training.Training(
             steps=self.estimate_steps,
             lr=1e-2,
             tilt=1.0,
@@ -199,9 +199,9 @@ class SmallLoss:
             upper_batch_size=self.upper_batch_size,
         )
         start = problem.initial(key)
-        x, _, _, cost = joint.train(problem, self.name, none, start, key, training)
-        losses, spent = shared.all_losses(problem, rows, x)
-        usual, more = shared.usual_loss(self, problem, rows, x, 0.8)
+        x, _, _, cost = joint_training.train(problem, self.name, none, start, key, training)
+        losses, spent = base.all_losses(problem, rows, x)
+        usual, more = base.usual_loss(self, problem, rows, x, 0.8)
         share = float((losses <= usual).double().mean())
         return min(max(1 - share / 0.8, 0.0), 0.95), cost + spent + more
 
@@ -234,7 +234,7 @@ class SmallLoss:
                 for pick, loss in zip(reversed(picks), losses, strict=True)
             ]
             uppers = [
-                joint.joint_loss(f, shares, theta, leaves, above) if shares else 0.0 * mean
+                joint_training.joint_loss(f, shares, theta, leaves, above) if shares else 0.0 * mean
                 for leaves, mean in zip(pair, means, strict=True)
             ]
             totals = [
@@ -242,13 +242,10 @@ class SmallLoss:
                 for leaves, mean, upper in zip(pair, means, uppers, strict=True)
             ]
             slopes = [
-                shared.gradient_of(total, leaves)
-                for total, leaves in zip(totals, pair, strict=True)
+                base.gradient_of(total, leaves) for total, leaves in zip(totals, pair, strict=True)
             ]
-        own = shared.step_of_x(self.optimizer, self.momentum, steps, x, slopes[0], moments)
-        other = shared.step_of_x(
-            self.optimizer, self.momentum, steps, peer, slopes[1], peer_moments
-        )
+        own = base.step_of_x(self.optimizer, self.momentum, steps, x, slopes[0], moments)
+        other = base.step_of_x(self.optimizer, self.momentum, steps, peer, slopes[1], peer_moments)
         return (
             own[0],
             other[0],

@@ -1,4 +1,4 @@
-"""Compare published figures with the raw records: benchmarks/published.toml as rows of tables.
+"""Compare published figures with the raw records: published_figures.toml as rows of tables.
 
 Marks: ``reproduced`` if the interval of the difference of the two means includes zero, otherwise
 ``above`` or ``below``; ``not the same protocol`` if the file lists differences; ``not run`` without
@@ -15,7 +15,7 @@ from typing import Any
 
 from hgms.results.statistics import Interval, spell
 
-FILE = Path(__file__).resolve().parent / "published.toml"
+FILE = Path(__file__).resolve().parent / "published_figures.toml"
 HEAD = ("method", "task", "metric", "published", "source", "ours", "mark")
 
 Records = Callable[[str], Sequence[Mapping[str, Any]]]

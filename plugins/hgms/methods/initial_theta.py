@@ -8,7 +8,7 @@ from typing import ClassVar, final
 from attrs import evolve, field
 
 from hgms.facts import needs_of
-from hgms.methods.inner import around_a_pipeline
+from hgms.methods.inner_pipeline import around_a_pipeline
 from hgms_core import (
     ConfigError,
     Method,

@@ -14,7 +14,7 @@ from hgms.plugins import Registry
 
 pytestmark = pytest.mark.extended
 
-published = tables.published
+published = tables.published_figures
 
 
 def test_every_method_has_figures_or_a_reason_why_there_is_none() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hgms.facts import innermost, needs_of
 from hgms.gauss_newton import Composite
-from hgms.methods.inner import another, around_a_pipeline
+from hgms.methods.inner_pipeline import another, around_a_pipeline
 from hgms.rows import trained_on
 from hgms_core import (
     Batch,

@@ -13,7 +13,7 @@ from support.helpers import rejects
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
-from launched import on_ranks
+from launches import on_ranks
 from support.language_models import text_files
 from test_ranks import assert_same
 

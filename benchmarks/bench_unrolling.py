@@ -1,6 +1,6 @@
 """Compare two backward passes through an unrolled run: the graph of its path, and mixed mode.
 
-    python benchmarks/bench_unrolled.py [--json FILE] [--repetitions 1] [--threads 1]
+    python benchmarks/bench_unrolling.py [--json FILE] [--repetitions 1] [--threads 1]
 
 A run of K AdamW steps on 5,000 weighted images, then the derivative of the validation loss in the
 weights. Memory is the peak of the tensors of run and derivative, in lower states |x|; times are

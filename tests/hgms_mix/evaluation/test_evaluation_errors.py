@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from support.helpers import rejects
-from support.judged import evaluation_of, read, write_bench
+from support.judge_files import evaluation_of, read, write_bench
 from support.source_files import lines
 
 from hgms_core import ConfigError

@@ -1,12 +1,12 @@
 """Compare HGMS with the solvers of benchopt's bilevel benchmark: problems, records, tables.
 
-    python benchmarks/bilevel/compared.py export GRID FOLDER
+    python benchmarks/bilevel/comparison.py export GRID FOLDER
             every problem of a grid as a .npz file
-    python benchmarks/bilevel/compared.py keep GRID RUNS FILE.npz …
+    python benchmarks/bilevel/comparison.py keep GRID RUNS FILE.npz …
             store the runs below RUNS and the output of peers.py as records
-    python benchmarks/bilevel/compared.py
+    python benchmarks/bilevel/comparison.py
             write the tables into this folder's README.md, draw the picture
-    python benchmarks/bilevel/compared.py --check
+    python benchmarks/bilevel/comparison.py --check
             status 1 if a table differs from the records
 
 The task's ``evaluate`` measures every point of all runs: the value function F(θ) by an exact lower

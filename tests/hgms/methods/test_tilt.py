@@ -13,7 +13,7 @@ from support.helpers import F64, assert_same, network_problem
 from hgms.generators.branches import Branches, Diversity
 from hgms.hypergradients import Implicit, Unrolled
 from hgms.methods import Tilted
-from hgms.methods.tilted import tilt_problem
+from hgms.methods.tilt import tilt_problem
 from hgms.optim import SGD
 from hgms.outer import ProjectedGradient
 from hgms.runs import pack, unpack

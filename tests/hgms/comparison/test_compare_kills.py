@@ -7,8 +7,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from support.made_runs import contents
 from support.processes import Server, rows_written, strike
+from support.run_folders import contents
 
 pytestmark = pytest.mark.extended
 GRID = """

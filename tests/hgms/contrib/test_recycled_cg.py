@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from support import remembering
+from support import moving_hessian
 from support.helpers import F64, assert_same, finite_differences, normal
 from torch import Tensor
 
 from hgms.contrib import RecycledCG
-from hgms.contrib.recycled import inverse, update_model
+from hgms.contrib.recycled_cg import inverse, update_model
 from hgms.hypergradients import Implicit
 from hgms.solvers import CG, NystromCG
 from hgms_core import Outcome, Tree
@@ -150,14 +150,16 @@ def test_without_memory_it_is_cg_and_so_are_several_systems_at_once() -> None:
 
 def test_an_estimator_remembers_and_finds_the_slope_of_the_value_function(tmp_path: Path) -> None:
     estimator = Implicit(solver=RecycledCG(rank=8, rtol=1e-10, max_steps=200), warm_start=True)
-    found, state = remembering.estimates(estimator, estimator.init(remembering.PROBLEM), range(3))
-    assert state["memory"]["basis"].shape == (8, remembering.SIZE)
+    found, state = moving_hessian.estimates(
+        estimator, estimator.init(moving_hessian.PROBLEM), range(3)
+    )
+    assert state["memory"]["basis"].shape == (8, moving_hessian.SIZE)
     assert found[2].cost.products < found[0].cost.products
-    slope = finite_differences(remembering.upper_value, remembering.theta_of(2))
+    slope = finite_differences(moving_hessian.upper_value, moving_hessian.theta_of(2))
     assert_same(found[2].value, slope, rtol=1e-5, atol=1e-7)
-    remembering.check_resumes(estimator, [3], tmp_path)
+    moving_hessian.check_resumes(estimator, [3], tmp_path)
 
 
 def test_a_solver_without_a_memory_has_none_in_the_state() -> None:
-    _, state = remembering.estimates(Implicit(solver=CG()), {"v": None}, range(1))
+    _, state = moving_hessian.estimates(Implicit(solver=CG()), {"v": None}, range(1))
     assert state == {"v": None}

@@ -11,7 +11,7 @@ from attrs import frozen
 from torch import Tensor
 
 from hgms.compiled import Numbers, launch, programs_of
-from hgms.methods.reweighting import shared
+from hgms.methods.reweighting import base
 from hgms_core import Batch, Cost, Key, Loss, Problem, Tree
 from hgms_core.trees import require_grad
 
@@ -45,21 +45,19 @@ def train(
     Return x, the last g and f, and the cost. f is on the rows of the roles ``differentiate`` and
     ``select``.
     """
-    moments = shared.no_moments("adam", x)
+    moments = base.no_moments("adam", x)
     cost = Cost()
-    shares = tuple(share for share, _ in shared.joint_parts(problem))
+    shares = tuple(share for share, _ in base.joint_parts(problem))
     losses = Losses(problem.g, problem.f, shares, training.tilt)
     settings = (f"{name} training", losses)
     function = partial(_step, losses)
     lower = upper = torch.empty(())
     size = problem.lower_data.count(training.batch_size)
     steps = range(training.steps)
-    for number, below in shared.lower_batches(problem, key.derive(), steps, training.batch_size):
-        above, upper_size = shared.joint_batches(
-            problem, key.fold(number), training.upper_batch_size
-        )
+    for number, below in base.lower_batches(problem, key.derive(), steps, training.batch_size):
+        above, upper_size = base.joint_batches(problem, key.fold(number), training.upper_batch_size)
         rate = training.lr * 0.5 * (1 + math.cos(math.pi * number / training.steps))
-        numbers = shared.numbers(rate, number + 1)
+        numbers = base.numbers(rate, number + 1)
         x, moments, lower, upper = launch(
             programs_of(problem), settings, function, numbers, x, moments, theta, below, above
         )
@@ -80,8 +78,8 @@ def _step(
     with torch.enable_grad():
         lower = losses.g(theta, leaves, below)
         upper = joint_loss(losses.f, losses.shares, theta, leaves, above)
-        slope = shared.gradient_of(lower + losses.tilt * upper, leaves)
-    x, moments = shared.step_of_x("adam", 0.0, numbers, x, slope, moments)
+        slope = base.gradient_of(lower + losses.tilt * upper, leaves)
+    x, moments = base.step_of_x("adam", 0.0, numbers, x, slope, moments)
     return x, moments, lower.detach(), upper.detach()
 
 

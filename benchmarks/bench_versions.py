@@ -1,12 +1,12 @@
 """Compare two checkouts or two settings: seconds of an outer step, and outer steps in a budget.
 
-    python benchmarks/bench_today.py --against COMMIT
+    python benchmarks/bench_versions.py --against COMMIT
             COMMIT may be the folder of a checkout
-    python benchmarks/bench_today.py --set compile=true --against-set compile=false
+    python benchmarks/bench_versions.py --set compile=true --against-set compile=false
             settings of [run], in this checkout
-    python benchmarks/bench_today.py --against COMMIT --budget 60 --dataset mnist --only hg-ms
+    python benchmarks/bench_versions.py --against COMMIT --budget 60 --dataset mnist --only hg-ms
             hg-ms-tilted
-    python benchmarks/bench_today.py --first --set compile=true --dataset mnist --only hg-ms
+    python benchmarks/bench_versions.py --first --set compile=true --dataset mnist --only hg-ms
     [--json FILE] [--dataset digits] [--only METHOD …] [--pairs 11] [--seconds 0.3]
 
 Hyper-cleaning (float32, one thread, corruption 0.6) with registered methods. Each side is a worker,
@@ -36,7 +36,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from turns import machine, quartiles, ratios, use_processors
+from timing import machine, quartiles, ratios, use_processors
 
 ROOT = Path(__file__).resolve().parents[1]
 COMPARED = (
