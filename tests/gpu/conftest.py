@@ -1,5 +1,5 @@
 """The device of all tests here: a GPU; with ``HGMS_GPU_TESTS_DEVICE`` the CPU (``cpu``) or the
-simulated device of the conformance kit (``simulated``).
+simulated device of `tests/support` (``simulated``).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from functools import cache
 import pytest
 import torch
 from placement import Draws
+from support.simulated_device import simulated_device
 
-from hgms.testing import simulated_device
 from hgms_core import Key
 
 # Read when cuBLAS is first used: what deterministic algorithms need (docs/how-to/run-on-gpus.md).

@@ -14,8 +14,7 @@ Built-in components and plugins use the same checks. In the tests of a plugin::
 Each check is a separate test, such as ``my-solver-zero-rhs``. An expected failure is strict: if the
 check passes, remove it from the list. ``hgms check MODULE:CLASS`` runs the same checks. All
 problems are small, in float64 and with fixed seeds. The checks create their inputs on the CPU, or
-on a GPU within ``with inputs_on("cuda"):``. :func:`simulated_device` provides a device for such
-tests on a machine without a GPU.
+on a GPU within ``with inputs_on("cuda"):``.
 
 A class may define two attributes for its checks:
 
@@ -28,7 +27,6 @@ from __future__ import annotations
 
 import click
 
-from hgms.testing.accelerator import Counts, count_kernels, no_waiting, simulated_device
 from hgms.testing.instances import failures_of, instance_of, kind_of
 from hgms.testing.kit import Check, CheckFailed, inputs_on
 from hgms.testing.suite import (
@@ -45,20 +43,16 @@ from hgms_core import hookimpl
 __all__ = [
     "Check",
     "CheckFailed",
-    "Counts",
     "all_checks",
     "check_component",
     "checks_of",
     "checks_of_every_kind",
     "checks_of_kind",
-    "count_kernels",
     "failures_of",
     "inputs_on",
     "instance_of",
     "kind_of",
-    "no_waiting",
     "parametrize_with_checks",
-    "simulated_device",
     "verdict",
 ]
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from attrs import evolve
 from support.helpers import F64, moved, network_problem
+from support.simulated_device import count_kernels, no_waiting, simulated_device
 from torch import Tensor, nn
 from torch.utils import backend_registration as registration
 
@@ -27,7 +28,7 @@ from hgms.runs.config import RunConfig
 from hgms.runs.stepper import Stepper
 from hgms.selectors import BestOfN
 from hgms.solvers import CG
-from hgms.testing import checks_of_kind, count_kernels, inputs_on, no_waiting, simulated_device
+from hgms.testing import checks_of_kind, inputs_on
 from hgms.testing.kit import demand_saved
 from hgms_core import Pipeline
 

@@ -24,8 +24,8 @@ from torch._subclasses import FakeTensor
 from torch.utils._python_dispatch import return_and_correct_aliasing
 from torch.utils._pytree import tree_leaves, tree_map
 
-from hgms.testing.fused_cells import FUSED
 from hgms_core import ConfigError
+from support.fused_cells import FUSED
 
 TYPE = "simulated"
 """The type of the device, as in ``torch.device("simulated", 0)``."""
