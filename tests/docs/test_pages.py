@@ -31,6 +31,7 @@ RUN = [
 ]
 SLOW = {
     "compare",
+    "compare-mixtures",
     "compare-in-python",
     "first-run",
     "hand-over",
@@ -40,6 +41,7 @@ SLOW = {
     "mix-data",
     "mix-methods",
     "mixture-surface",
+    "pipeline-in-python",
     "notebooks",
     "plugin-package",
     "programs",
