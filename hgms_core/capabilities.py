@@ -149,7 +149,7 @@ class Recycles(Protocol):
 class StacksCandidates(Protocol):
     """Evaluates N candidates at once, in place of ``torch.func.vmap``."""
 
-    def stacked(self, theta: Tree, x: Tree, batch: Batch, own_batch: bool) -> Tensor:
+    def stacked_losses(self, theta: Tree, x: Tree, batch: Batch, own_batch: bool) -> Tensor:
         """Return the losses ``[N]``. With ``own_batch``, the batch has a leading axis N."""
 
 
@@ -170,7 +170,7 @@ class HasOutputs(Protocol):
 class Finishes(Protocol):
     """May end before its budget is spent. The run is then evaluated and ends."""
 
-    def finished(self, state: State) -> bool:
+    def is_finished(self, state: State) -> bool:
         """Return whether the method ends at ``state``."""
 
 

@@ -189,7 +189,7 @@ class Problem:
         """Return the extension of this kind, or None."""
         return next((item for item in self.extensions if isinstance(item, kind)), None)
 
-    def extended(self, *extensions: object) -> Problem:
+    def with_extensions(self, *extensions: object) -> Problem:
         """Return the problem with these extensions; each replaces the extension of its kind."""
         kinds = tuple(type(item) for item in extensions)
         return evolve(self, extensions=(*self.without(*kinds).extensions, *extensions))

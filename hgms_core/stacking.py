@@ -165,7 +165,7 @@ def _vmap_loss(loss: Loss, own_batch: bool) -> Loss:
     """
     own = find(loss, StacksCandidates)
     if own is not None:
-        return lambda theta, x, batch: own.stacked(theta, x, batch, own_batch)
+        return lambda theta, x, batch: own.stacked_losses(theta, x, batch, own_batch)
     mapped = torch.func.vmap(loss, in_dims=(None, 0, 0 if own_batch else None))
 
     def evaluate(theta: Tree, x: Tree, batch: Batch) -> Tensor:

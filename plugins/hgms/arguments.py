@@ -31,7 +31,7 @@ def arguments_named(function: Callable[Arguments, Result]) -> Callable[Arguments
     """
 
     @functools.wraps(function)
-    def named(*args: Arguments.args, **arguments: Arguments.kwargs) -> Result:
+    def wrapper(*args: Arguments.args, **arguments: Arguments.kwargs) -> Result:
         try:
             return function(*args, **arguments)
         except TypeError:
@@ -40,4 +40,4 @@ def arguments_named(function: Callable[Arguments, Result]) -> Callable[Arguments
                 raise
         raise_all(errors)
 
-    return named
+    return wrapper

@@ -110,7 +110,7 @@ class Mixer:
 
     def step(self, problem: Problem, state: State, progress: float) -> tuple[State, dict[str, Any]]:
         step = state["step"]
-        assert not self.finished(state), "a finished method was asked for another step"
+        assert not self.is_finished(state), "a finished method was asked for another step"
         if self.interrupts_at == step:
             os.kill(os.getpid(), signal.SIGINT)
         rows = problem.upper_data["differentiate"].rows(torch.arange(2 + step % 2) + step)
@@ -121,7 +121,7 @@ class Mixer:
             "oracle_calls": 2 * (step + 1),
         }
 
-    def finished(self, state: State) -> bool:
+    def is_finished(self, state: State) -> bool:
         return self.ends_at is not None and state["step"] >= self.ends_at
 
     def result(self, state: State) -> tuple[Tree, Tree]:

@@ -99,7 +99,7 @@ class Own:
         self.calls.append("alone")
         return 0.5 * (x["x"] - theta["t"] * batch["a"]).square().sum()
 
-    def stacked(self, theta: Tree, x: Tree, batch: Tree, own_batch: bool) -> Tensor:
+    def stacked_losses(self, theta: Tree, x: Tree, batch: Tree, own_batch: bool) -> Tensor:
         self.calls.append((x["x"].shape[0], own_batch))
         a = batch["a"] if own_batch else batch["a"].unsqueeze(0)
         return 0.5 * (x["x"] - theta["t"] * a).square().flatten(1).sum(1)

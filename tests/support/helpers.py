@@ -141,7 +141,7 @@ def counted(problem: Problem) -> tuple[Problem, Counter[str]]:
 
     sources = problem.find(Sources)
     if sources is not None:
-        problem = problem.extended(evolve(sources, pooled=count("pooled", sources.pooled)))
+        problem = problem.with_extensions(evolve(sources, pooled=count("pooled", sources.pooled)))
     return evolve(problem, g=count("g", problem.g), f=count("f", problem.f)), calls
 
 

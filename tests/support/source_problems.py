@@ -154,7 +154,7 @@ def with_looks(problem: Problem) -> Problem:
     looks: Any = functools.partial(problem.find(Sources).examples)
     looks.representations = lambda x, batch: batch["a"] + x["b"].sum()
     looks.capabilities = frozenset({GivesRepresentations})
-    return problem.extended(evolve(problem.find(Sources), examples=looks))
+    return problem.with_extensions(evolve(problem.find(Sources), examples=looks))
 
 
 def convex_sources(best: Mapping[str, float], rows: int = 40) -> Problem:
@@ -190,7 +190,7 @@ def through(
     """Every state and row until the method says that it has finished."""
     state = method.init(problem, seed)
     for _ in range(most):
-        if method.finished(state):
+        if method.is_finished(state):
             return
         state, row = method.step(problem, state)
         yield state, row

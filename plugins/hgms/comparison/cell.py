@@ -65,7 +65,7 @@ def newest(cell: Cell) -> tuple[float, Mapping[str, Any]] | None:
         record, timing = last_row(folder.steps), last_row(folder.timings)
         calls = int(record.get("oracle_calls") or 0)
         seconds = float(timing["seconds"])
-        return cell.config.budget.spent(seconds, int(record["step"]), calls), record
+        return cell.config.budget.spent_share(seconds, int(record["step"]), calls), record
     return None
 
 

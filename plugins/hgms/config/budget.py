@@ -57,7 +57,7 @@ class Budget:
 
     >>> Budget("60s")
     Budget(seconds=60.0, outer_steps=None, oracle_calls=None)
-    >>> Budget(outer_steps=25).spent(seconds=3.0, steps=5, calls=900)
+    >>> Budget(outer_steps=25).spent_share(seconds=3.0, steps=5, calls=900)
     0.2
     """
 
@@ -116,7 +116,7 @@ class Budget:
             )
         return cls(seconds=amount * factor) if name == "seconds" else cls(**{name: int(amount)})
 
-    def spent(self, seconds: float, steps: int, calls: int) -> float:
+    def spent_share(self, seconds: float, steps: int, calls: int) -> float:
         """Return the share of the budget used, from 0 to 1."""
         if self.seconds is not None:
             share = seconds / self.seconds

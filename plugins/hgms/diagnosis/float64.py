@@ -50,8 +50,10 @@ class Double:
     def criterion(self, theta: Tree, x: Tree, z: Any, batch: Batch) -> Any:
         return self._loss.criterion(to_double(theta), to_double(x), to_double(z), to_double(batch))
 
-    def stacked(self, theta: Tree, x: Tree, batch: Batch, own_batch: bool) -> Any:
-        return self._loss.stacked(to_double(theta), to_double(x), to_double(batch), own_batch)
+    def stacked_losses(self, theta: Tree, x: Tree, batch: Batch, own_batch: bool) -> Any:
+        return self._loss.stacked_losses(
+            to_double(theta), to_double(x), to_double(batch), own_batch
+        )
 
 
 def in_double(

@@ -55,8 +55,8 @@ class OnRanks:
     def placeholder_reason(self) -> str:
         return str(self.method.placeholder_reason)
 
-    def finished(self, state: State) -> bool:
-        return bool(self.method.finished(state))
+    def is_finished(self, state: State) -> bool:
+        return bool(self.method.is_finished(state))
 
     def build(self, make: Callable[[], Problem]) -> Problem:
         """Return the problem for the run; all other ranks build their problem at the same time."""

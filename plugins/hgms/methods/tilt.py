@@ -148,7 +148,7 @@ def _tilt(problem: Problem, tilt: float, g: Loss, f: Loss, learns: bool) -> Prob
     )
     changed = evolve(problem, g=_composite(g, f, tilt, both), lower_data=data)
     weighted = problem.find(Rows)
-    return changed if weighted is None else changed.extended(_rows(weighted, f, tilt))
+    return changed if weighted is None else changed.with_extensions(_rows(weighted, f, tilt))
 
 
 def _rows(rows: Rows, f: Loss, tilt: float) -> Rows:

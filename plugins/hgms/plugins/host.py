@@ -133,7 +133,7 @@ class Host:
         return cls(tolerant=tolerant).complete(plugins)
 
     @functools.cached_property
-    def installed(self) -> dict[str, list[Entry]]:
+    def installed_entries(self) -> dict[str, list[Entry]]:
         return find_entries()
 
     @functools.cached_property
@@ -143,7 +143,7 @@ class Host:
         The built-in program is last, so that an installed program can replace it.
         """
         entries: dict[str, list[Entry]] = {}
-        for entry in self.installed[PROGRAMS]:
+        for entry in self.installed_entries[PROGRAMS]:
             entries.setdefault(entry.name, []).insert(0, entry)
         return entries
 
@@ -273,7 +273,7 @@ class Host:
         self.infos[info.name] = attrs.evolve(self.infos.get(info.name, info), **changes)
 
     def _load_installed(self) -> None:
-        entries = self.installed[GROUP]
+        entries = self.installed_entries[GROUP]
         names = {entry.name for entry in entries}
         allowed = _names("HGMS_PLUGINS")
         blocked = _names("HGMS_DISABLE_PLUGINS") or set()

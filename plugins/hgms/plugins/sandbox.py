@@ -54,7 +54,7 @@ def watch_plugin() -> Iterator[Watch]:
     printed = io.StringIO()  # before the context: a signal may interrupt its first line
     try:
         with (
-            undone() as watch.changed,
+            undo_changes() as watch.changed,
             warnings.catch_warnings(record=True) as caught,
             contextlib.redirect_stdout(printed),
         ):
@@ -74,7 +74,7 @@ def watch_plugin() -> Iterator[Watch]:
 
 
 @contextlib.contextmanager
-def undone() -> Iterator[list[str]]:
+def undo_changes() -> Iterator[list[str]]:
     """Restore the :func:`settings` that change in this context.
 
     On exit, the yielded list contains a description of each change.

@@ -8,6 +8,6 @@ from __future__ import annotations
 
 from hgms.rows.alignment import mixture_slope
 from hgms.rows.best_state import better_state, check_stop_rows
-from hgms.rows.tables import joined, trained_on
+from hgms.rows.tables import join_rows, trained_on
 
-__all__ = ["better_state", "check_stop_rows", "joined", "mixture_slope", "trained_on"]
+__all__ = ["better_state", "check_stop_rows", "join_rows", "mixture_slope", "trained_on"]

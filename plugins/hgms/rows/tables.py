@@ -26,10 +26,10 @@ def trained_on(problem: Problem) -> Data:
     """
     first = problem.upper_data["differentiate"]
     second = problem.upper_data["select"]
-    return first if first is second else joined(first, second)
+    return first if first is second else join_rows(first, second)
 
 
-def joined(first: Data, second: Data) -> Data:
+def join_rows(first: Data, second: Data) -> Data:
     """Return the rows of two data sets with the same columns, as one data set."""
     if not first.size or not second.size:
         return first if first.size else second
@@ -66,4 +66,4 @@ def _pad(leaf: Tensor, sizes: list[int]) -> Tensor:
     )
 
 
-__all__ = ["joined", "trained_on"]
+__all__ = ["join_rows", "trained_on"]

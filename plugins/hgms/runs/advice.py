@@ -115,7 +115,7 @@ def check_numbers(record: Record, step: int) -> None:
             place=("method", "generator"),
             hint="decrease lr, or set clip",
         )
-    if broken(record.get("hypergradient_norm")):
+    if is_broken(record.get("hypergradient_norm")):
         raise NumericalError(
             "not-finite",
             f"step {step}: the hypergradient is not finite (norm {record['hypergradient_norm']}, "
@@ -123,14 +123,14 @@ def check_numbers(record: Record, step: int) -> None:
             place=("method", "hypergradient"),
             hint="increase the solver's ridge, or decrease the generator's lr",
         )
-    if broken(record.get("upper_loss")):
+    if is_broken(record.get("upper_loss")):
         raise NumericalError(
             "not-finite",
             f"step {step}: the upper loss is {record['upper_loss']}; {kept}",
             place=("upper_loss",),
             hint="remove upper rows that are empty or not finite, or decrease the learning rates",
         )
-    if broken(record.get("update_norm")) or "broken" in record:
+    if is_broken(record.get("update_norm")) or "broken" in record:
         names = ", ".join(record.get("broken", ["theta"])[:8])
         distance = record.get("update_norm", "an unknown distance")
         raise NumericalError(
@@ -238,7 +238,7 @@ def outlier_note(records: Sequence[Record]) -> str:
     return ""
 
 
-def broken(value: object) -> bool:
+def is_broken(value: object) -> bool:
     """Return whether the value is a number that is not finite."""
     return isinstance(value, float) and not math.isfinite(value)
 

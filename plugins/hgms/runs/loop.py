@@ -228,7 +228,7 @@ class Run:
     def share(self) -> float:
         """The spent part of the budget, from 0 to 1."""
         position = self.position
-        return self.info.budget.spent(self.clock.seconds, position.step, position.calls)
+        return self.info.budget.spent_share(self.clock.seconds, position.step, position.calls)
 
     @property
     def over(self) -> bool:
@@ -332,7 +332,7 @@ class Run:
         with Clock(0.0, self.plan.device, self.settings.clock) as clock:
             _, row = stepper.method.step(problem, position.state, self.share)
         calls = int(row.get("oracle_calls", position.calls)) - position.calls
-        return clock.seconds, self.info.budget.spent(0.0, 1, calls)
+        return clock.seconds, self.info.budget.spent_share(0.0, 1, calls)
 
     # --- the end
 

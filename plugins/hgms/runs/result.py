@@ -17,7 +17,7 @@ from attrs import Factory, frozen
 from hgms.adapters import Nested, as_html, as_text, sizes
 from hgms.diagnosis import Diagnosis
 from hgms.packages import frame
-from hgms.runs.advice import broken, outlier_note, still_leaves, still_note
+from hgms.runs.advice import is_broken, outlier_note, still_leaves, still_note
 from hgms.runs.execution import Execution
 from hgms.runs.notebook import reporter, write_run
 from hgms.runs.own_problem import validation_rows
@@ -182,8 +182,8 @@ def judge_result(
     """
     loss = validation_loss(problem, theta, x)
     losses = {row["upper_loss"] for row in records if "upper_loss" in row}
-    if summary["status"] == "done" and (broken(loss) or losses == {None}):
-        what = f"of the result is {loss}" if broken(loss) else "is not finite in any step"
+    if summary["status"] == "done" and (is_broken(loss) or losses == {None}):
+        what = f"of the result is {loss}" if is_broken(loss) else "is not finite in any step"
         raise NumericalError(
             "not-finite",
             f"step {summary['outer_steps']}: the upper loss {what}",

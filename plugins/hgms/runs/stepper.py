@@ -121,7 +121,7 @@ class Stepper:
     def is_finished(self, position: Position) -> bool:
         """Return whether the method ends before its budget."""
         method = find(self.method, Finishes)
-        return method is not None and bool(method.finished(position.state))
+        return method is not None and bool(method.is_finished(position.state))
 
     def result(self, state: State, step: int) -> tuple[Tree, Tree]:
         """Return (θ, x) of a state after ``step`` steps. A method may leave θ empty.

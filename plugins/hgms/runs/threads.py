@@ -55,11 +55,11 @@ def choose_threads(problem: Problem, clock: Callable[[], float]) -> ThreadChoice
     if most == 1 or not on_cpu or problem.counters is not None:
         return None
     with contextlib.suppress(Exception), torch.random.fork_rng(devices=[]):
-        return _measured(problem, most, clock)
+        return _measure(problem, most, clock)
     return None
 
 
-def _measured(problem: Problem, most: int, clock: Callable[[], float]) -> ThreadChoice:
+def _measure(problem: Problem, most: int, clock: Callable[[], float]) -> ThreadChoice:
     def seconds(threads: int, rows: int) -> float:
         batch, _ = problem.lower_data.sample(Key(0).fold("threads", rows), rows)
         x = require_grad(problem.x0)

@@ -18,7 +18,7 @@ def waits(system: LinearSystem) -> bool:
     return system.rhs.device.type != "cpu"
 
 
-def unfinished(system: LinearSystem, active: Tensor, turn: int) -> bool:
+def is_unfinished(system: LinearSystem, active: Tensor, turn: int) -> bool:
     """Return whether iteration ``turn``, from 0, is necessary.
 
     On an accelerator the host reads ``active`` only every :data:`READ_EVERY` iterations, because it
@@ -32,7 +32,7 @@ def unfinished(system: LinearSystem, active: Tensor, turn: int) -> bool:
 def eager(system: LinearSystem, iteration: Callable[[Tree], Tree], state: Tree, most: int) -> Tree:
     """Apply ``iteration(state)`` until no system is active, at most ``most`` times."""
     turn = 0
-    while turn < most and unfinished(system, state["active"], turn):
+    while turn < most and is_unfinished(system, state["active"], turn):
         if waits(system):
             system.products = system.products + state["active"].any().long() - 1
         state = iteration(state)
@@ -65,7 +65,7 @@ def iterate(
     )
     at_once = system.matvec.at_once(most)
     turn = 0
-    while turn < most and unfinished(system, state["active"], turn):
+    while turn < most and is_unfinished(system, state["active"], turn):
         state, needed = advance(state)
         system.products += needed if waits(system) else int(needed)
         turn = turn + at_once

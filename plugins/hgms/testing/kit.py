@@ -361,7 +361,7 @@ def run_steps(
     """
     finishes = find(method, Finishes)
     for step in steps or range(of):
-        if finishes is not None and finishes.finished(state):
+        if finishes is not None and finishes.is_finished(state):
             return
         state, record = method.step(problem, state, step / of)
         yield state, record

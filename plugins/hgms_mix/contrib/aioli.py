@@ -126,7 +126,7 @@ class Aioli(training.RoundsMethod):
     def record_entries(self, state: State) -> dict[str, Any]:
         return {"round": state["round"] + 1}
 
-    def finished(self, state: State) -> bool:
+    def is_finished(self, state: State) -> bool:
         """Whether all rounds are complete."""
         return self.rounds is not None and state["round"] >= self.rounds
 

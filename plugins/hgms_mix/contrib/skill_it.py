@@ -92,7 +92,7 @@ class SkillIt(training.RoundsMethod):
     def phases(self) -> Mapping[str, hgms_mix.lm.Phase]:
         return {"graph": self._graph, "rounds": self._round}
 
-    def finished(self, state: State) -> bool:
+    def is_finished(self, state: State) -> bool:
         """Whether all rounds are complete."""
         return (
             state["phase"] == "rounds"

@@ -291,7 +291,7 @@ class LanguageModel:
         )
 
     @torch.no_grad()
-    def hidden(self, x: Tree, tokens: Tensor) -> Tensor:
+    def hidden_states(self, x: Tree, tokens: Tensor) -> Tensor:
         """Return the last hidden states, ``[B, T, width]``.
 
         These are the inputs of the head at each position of rows padded on the right.

@@ -126,7 +126,7 @@ class Examples:
         return self.rows(x, batch)
 
     def representations(self, x: Tree, batch: Batch) -> Tensor:
-        states = self.rows.model.hidden(x, batch["tokens"])
+        states = self.rows.model.hidden_states(x, batch["tokens"])
         mask = batch["mask"]
         # bfloat16 cannot represent all integers up to 512.
         states = states.to(torch.promote_types(states.dtype, torch.float32))
@@ -154,7 +154,7 @@ class MixtureLoss:
     def capabilities(self) -> Capabilities:
         return _stacking(self.rows) | {HasOutputs}
 
-    def stacked(self, theta: Tree, x: Tree, batch: Batch, own_batch: bool) -> Tensor:
+    def stacked_losses(self, theta: Tree, x: Tree, batch: Batch, own_batch: bool) -> Tensor:
         losses = self.rows(x, batch, dropout=True, stacked=True, own=own_batch)
         return self._mix(theta, losses, batch["source"].expand(losses.shape))
 
@@ -199,7 +199,7 @@ class UpperLoss:
     def capabilities(self) -> Capabilities:
         return _stacking(self.rows)
 
-    def stacked(self, theta: Tree, x: Tree, batch: Batch, own_batch: bool) -> Tensor:
+    def stacked_losses(self, theta: Tree, x: Tree, batch: Batch, own_batch: bool) -> Tensor:
         return self.rows(x, batch, stacked=True, own=own_batch).mean(-1)
 
 

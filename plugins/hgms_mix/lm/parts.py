@@ -152,7 +152,7 @@ def _in_processes(
         sampler=itertools.chain(first, requests),
         num_workers=processes,
         multiprocessing_context="fork",
-        collate_fn=_unchanged,
+        collate_fn=_identity,
         worker_init_fn=_begin_process,
         generator=torch.Generator(),  # without it, the loader draws a number of the global one
     )
@@ -178,7 +178,7 @@ def _in_processes(
         del results  # ends the processes: an error keeps this frame
 
 
-def _unchanged(result: Any) -> Any:
+def _identity(result: Any) -> Any:
     return result
 
 

@@ -32,7 +32,7 @@ from hgms_mix.lm.ranking import (
 class PhasedMethod:
     """A method that works in phases, and trains x by AdamW.
 
-    A subclass defines :attr:`phases`, ``init`` and ``finished``. The state of AdamW is
+    A subclass defines :attr:`phases`, ``init`` and ``is_finished``. The state of AdamW is
     ``state["train"]``, and the mixture ``state["theta"]``. ``use`` completes the message "method
     'x' … data sources".
 
@@ -101,7 +101,7 @@ class PhasedMethod:
             for name, value in state.items()
         }
         ends = find(self, Finishes)
-        ended = ends is not None and ends.finished(state)
+        ended = ends is not None and ends.is_finished(state)
         changes, record, spent = (
             ({}, {}, Cost()) if ended else self.phases[state["phase"]](problem, on_host)
         )
@@ -137,7 +137,7 @@ class TrainedMethod(PhasedMethod):
 
     train_steps: int | None = field(default=0, validator=optional_count)
 
-    def finished(self, state: State) -> bool:
+    def is_finished(self, state: State) -> bool:
         """Return whether the training of x is complete."""
         ends = self.train_steps is not None and state["at"] >= self.train_steps
         return state["phase"] == "train" and ends

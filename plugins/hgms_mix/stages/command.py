@@ -70,11 +70,11 @@ class _Mix(click.Group):
         try:
             command = self.others[name].load()
         except Exception as error:
-            return _broken(name, f"{type(error).__name__}: {error}")
+            return _failing_command(name, f"{type(error).__name__}: {error}")
         return (
             command
             if isinstance(command, click.Command)
-            else _broken(name, f"{command!r} is no click command")
+            else _failing_command(name, f"{command!r} is no click command")
         )
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -84,7 +84,7 @@ class _Mix(click.Group):
         )
 
 
-def _broken(name: str, why: str) -> click.Command:
+def _failing_command(name: str, why: str) -> click.Command:
     """Return a substitute for a command that fails to load.
 
     The other commands and `hgms mix --help` continue to work.

@@ -85,7 +85,7 @@ class Learned(Value):
         unbuilt: Any = _Unbuilt(self.problem)
         ranking = ranks.ranking(unbuilt, state).detach().cpu()
         finishes = find(method, Finishes)
-        if bool(ranking.isnan().all()) and finishes is not None and not finishes.finished(state):
+        if bool(ranking.isnan().all()) and finishes is not None and not finishes.is_finished(state):
             raise ConfigError(
                 "budget-too-small",
                 f"method {self.config.method_name!r} ranks rows when it finishes, but its budget "

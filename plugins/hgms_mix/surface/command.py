@@ -94,7 +94,7 @@ def surface(
     where, sets = stated_executor(executor, address, jobs, sets, registry.host)
     if where is None and jobs is not None:
         where = Local(jobs=jobs)
-    laid = [*sets, *_laid(targets, prior)]
+    laid = [*sets, *_option_settings(targets, prior)]
     if (config is None) == (ratios is None and metrics is None):
         raise click.UsageError("give either CONFIG, or --ratios and --metrics")
     if config is not None:
@@ -166,7 +166,7 @@ def _show(findings: Any, report: dict[str, Any]) -> None:
     show(findings, report)
 
 
-def _laid(targets: Sequence[str], prior: str | None) -> list[str]:
+def _option_settings(targets: Sequence[str], prior: str | None) -> list[str]:
     """Convert options to equivalent values of --set."""
     laid = []
     if targets:

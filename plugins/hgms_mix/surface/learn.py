@@ -47,7 +47,7 @@ class Findings:
         return self.recommendation.against_prior.high < 0
 
     @property
-    def lost(self) -> list[float]:
+    def outlier_losses(self) -> list[float]:
         """The targets of the runs set aside."""
         return [float(loss) for loss in weighted_losses(self.aside, self.targets)]
 

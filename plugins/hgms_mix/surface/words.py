@@ -65,7 +65,7 @@ def sentences(findings: Findings) -> Iterator[str]:
     if findings.aside.names:
         losses = ", ".join(
             f"{name} {loss:.4g}"
-            for name, loss in zip(findings.aside.names, findings.lost, strict=True)
+            for name, loss in zip(findings.aside.names, findings.outlier_losses, strict=True)
         )
         yield (
             "set aside, since their losses are not finite or far above what the others allow: "

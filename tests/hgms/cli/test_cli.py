@@ -45,7 +45,7 @@ def hgms_register_commands(cli):
     def count(host, registry):
         same = host is registry.host
         solvers = len(registry.components("solver"))
-        click.echo(f"{same} {solvers} {len(host.installed['hgms'])}")
+        click.echo(f"{same} {solvers} {len(host.installed_entries['hgms'])}")
 """
 
 

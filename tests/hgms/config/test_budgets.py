@@ -46,11 +46,11 @@ def test_budgets_that_cannot_be_read(text: str, code: str, place: tuple[str, ...
 
 
 def test_the_share_of_a_budget_that_is_spent() -> None:
-    assert Budget(seconds=10.0).spent(2.5, 100, 100) == 0.25
-    assert Budget(oracle_calls=200).spent(99.0, 9, 50) == 0.25
+    assert Budget(seconds=10.0).spent_share(2.5, 100, 100) == 0.25
+    assert Budget(oracle_calls=200).spent_share(99.0, 9, 50) == 0.25
     steps = Budget(outer_steps=4)
-    assert [steps.spent(99.0, 9, 50), steps.spent(0.0, 4, 0), steps.spent(99.0, 3, 99)] == [
-        1.0,
-        1.0,
-        0.75,
-    ]
+    assert [
+        steps.spent_share(99.0, 9, 50),
+        steps.spent_share(0.0, 4, 0),
+        steps.spent_share(99.0, 3, 99),
+    ] == [1.0, 1.0, 0.75]

@@ -74,7 +74,7 @@ def decisions(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     monkeypatch.setattr("hgms.runs.execution.calibrated", lambda _problem: left.pop(0))
     monkeypatch.setattr(
         "hgms.runs.loop.Run.discarded_step",
-        lambda run, _problem: (left.pop(0), run.info.budget.spent(0.0, 1, 1)),
+        lambda run, _problem: (left.pop(0), run.info.budget.spent_share(0.0, 1, 1)),
     )
     yield left
     assert left == [], "fewer were asked than expected"

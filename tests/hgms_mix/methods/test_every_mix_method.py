@@ -95,7 +95,7 @@ def test_a_state_read_back_goes_on_bit_for_bit(name: str) -> None:
         assert_goes_on(method, PROBLEM, most=5)
         return
     state = assert_goes_on(method, PROBLEM)
-    assert method.finished(state)
+    assert method.is_finished(state)
     after, _ = method.step(PROBLEM, state)
     assert_same(after["theta"], state["theta"])  # nothing is left to do
 
@@ -120,7 +120,7 @@ def test_x_is_trained_on_the_rows_that_were_chosen_by_adamw(name: str) -> None:
     batches = seen["pool"][-5:]
     x = by_torch(PROBLEM.x0, on_rows(PROBLEM, batches), weight_decay=0.1)[-1]
     assert_same(method.result(state)[1], x, rtol=1e-9, atol=1e-11)
-    assert (method.finished(state), method.placeholder_reason) == (True, "")
+    assert (method.is_finished(state), method.placeholder_reason) == (True, "")
     if "kept" in state:
         assert sorted(torch.cat(batches[:2]).tolist()) == sorted(state["kept"].tolist())
 

@@ -48,14 +48,14 @@ def test_sizes_are_those_of_the_files_where_fewer_rows_are_kept(tmp_path: Path) 
     counts = torch.bincount(draw_rows(problem, Key(1), 20_000), minlength=10)
     assert int((counts[:5] - 3000).abs().max()) < 300
     assert int((counts[5:] - 1000).abs().max()) < 200
-    assert (method.finished(state), row["cost_rows"]) == (True, 12)
+    assert (method.is_finished(state), row["cost_rows"]) == (True, 12)
 
 
 def test_x_is_adamw_on_the_rows_drawn() -> None:
     method = random_rows(updates=2, train_steps=5, weight_decay=0.1)
     problem, calls = counted(PROBLEM)
     state, row = stepped(method, problem, 3)[-1]
-    assert method.finished(state)
+    assert method.is_finished(state)
     rows = [draw_rows(PROBLEM, Key(3).fold("rows", update), 6) for update in range(5)]
     x = by_torch(PROBLEM.x0, on_rows(PROBLEM, rows), weight_decay=0.1)[-1]
     assert_same(method.result(state)[1], x, rtol=1e-9, atol=1e-12)

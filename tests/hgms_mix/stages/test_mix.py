@@ -241,7 +241,7 @@ class ByNumber:
     def step(self, problem: Any, state: Any, progress: float) -> Any:
         return {**state, "left": state["left"] - 1}, {"oracle_calls": 0}
 
-    def finished(self, state: Any) -> bool:
+    def is_finished(self, state: Any) -> bool:
         return state["left"] == 0
 
     def result(self, state: Any) -> Any:
@@ -250,7 +250,7 @@ class ByNumber:
     def ranking(self, problem: Any, state: Any) -> torch.Tensor:
         scores = torch.arange(float(problem.lower_data.size))
         scores[0] = torch.nan
-        return scores if self.finished(state) else scores * torch.nan
+        return scores if self.is_finished(state) else scores * torch.nan
 
 
 @hookimpl

@@ -344,7 +344,7 @@ def test_sentences_say_the_gaps_and_the_runs_that_are_set_aside(
     aside = attrs.evolve(whole, aside=found.runs.only(found.runs.mixtures[:, 0] > 0.9))
     first, *others = words.sentences(aside)
     assert others == said
-    assert f"{aside.aside.names[0]} {aside.lost[0]:.4g}" in first
+    assert f"{aside.aside.names[0]} {aside.outlier_losses[0]:.4g}" in first
 
 
 def test_a_report_of_several_targets_has_a_row_for_each_and_for_their_mean(

@@ -40,11 +40,11 @@ Step = Callable[[Tree, Tree, Key], tuple[Tree, Tree, Tensor]]
 """The step of one branch: (x, aux, key) → (next x, next aux, lower loss before the step)."""
 
 
-def tagged(variable: str, tree: Tree) -> Tree:
+def tag(variable: str, tree: Tree) -> Tree:
     return {f"{variable}.{name}": leaf for name, leaf in tree.items()}
 
 
-def untagged(variable: str, aux: Tree) -> Tree:
+def untag(variable: str, aux: Tree) -> Tree:
     return {
         name[len(variable) + 1 :]: leaf
         for name, leaf in aux.items()
@@ -206,10 +206,10 @@ def with_momentum(direction: Tree, m: Tree, momentum: float) -> tuple[Tree, Tree
     if not momentum:
         return direction, {}
     direction = {name: momentum * m[name] + leaf for name, leaf in direction.items()}
-    return direction, tagged("m", direction)
+    return direction, tag("m", direction)
 
 
-def descended(x: Tree, direction: Tree, rate: float | Tensor) -> Tree:
+def descend(x: Tree, direction: Tree, rate: float | Tensor) -> Tree:
     """Return x − rate·direction as new tensors, with the step length limited to max(1, ‖x‖).
 
     A fixed rate is too large if θ has made g steep (for example, a growing weight decay). The bound
@@ -250,7 +250,7 @@ def descent(
 def _descent(g: Loss, rate: float, steps: int, theta: Tree, x: Tree, batch: Tree) -> Tree:
     for _ in range(steps):
         grads, _value = gradient(g, theta, x, batch)
-        x = descended(x, dict(zip(x, grads, strict=True)), rate)
+        x = descend(x, dict(zip(x, grads, strict=True)), rate)
     return x
 
 
@@ -269,7 +269,7 @@ def penalised_step(
     with torch.enable_grad():
         at_y = g(theta, lower, below)
         (slope,) = gradients(f(theta, lower, above) / penalty + at_y, lower)
-    return descended(y, slope, rate), at_y.detach()
+    return descend(y, slope, rate), at_y.detach()
 
 
 def penalty_weights(method: Any, step: int) -> tuple[float, float]:

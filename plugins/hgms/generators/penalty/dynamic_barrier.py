@@ -132,7 +132,7 @@ class DynamicBarrier:
         slopes = {"g_theta": g_theta, "g_y": g_y, "f_theta": f_theta, "f_y": f_y}
         return (
             slopes,
-            base.descended(y, g_y, self.inner_lr),
+            base.descend(y, g_y, self.inner_lr),
             {"g": at_y.detach(), "f": value.detach()},
         )
 
@@ -151,8 +151,8 @@ class DynamicBarrier:
         weight = (self.eta - inner / size.clamp_min(torch.finfo(size.dtype).tiny)).clamp_min(0)
         to_theta = {name: f_theta[name] + weight * q_theta[name] for name in f_theta}
         to_y = {name: f_y[name] + weight * g_y[name] for name in f_y}
-        kept = {**base.tagged("theta", to_theta), "lower_gradient_norm": _dot(g_y, g_y).sqrt()}
-        return base.descended(y, to_y, self.lr), kept
+        kept = {**base.tag("theta", to_theta), "lower_gradient_norm": _dot(g_y, g_y).sqrt()}
+        return base.descend(y, to_y, self.lr), kept
 
 
 def _dot(a: Tree, b: Tree) -> Tensor:

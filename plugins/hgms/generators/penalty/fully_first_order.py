@@ -120,15 +120,7 @@ class FullyFirstOrder:
             below, above = base.draw_each(problem, key, self, self.steps + 1)
             settings = (self.name, self, problem.g, problem.f)
             x, kept, loss = launch(
-                programs,
-                settings,
-                function,
-                numbers,
-                y,
-                base.untagged("z", aux),
-                theta,
-                below,
-                above,
+                programs, settings, function, numbers, y, base.untag("z", aux), theta, below, above
             )
             return x, kept, loss
 
@@ -157,7 +149,7 @@ class FullyFirstOrder:
         for batch, upper_batch in zip(below[:-1], above[:-1], strict=True):
             y, _ = base.penalised_step(g, f, rate, penalty, theta, y, batch, upper_batch)
             grads, _ = gradient(g, theta, z, batch)
-            z = base.descended(z, dict(zip(z, grads, strict=True)), inner_rate)
+            z = base.descend(z, dict(zip(z, grads, strict=True)), inner_rate)
 
         upper = require_grad(theta)
         with torch.enable_grad():
@@ -165,7 +157,7 @@ class FullyFirstOrder:
             at_y = g(upper, y, below[-1])
             at_z = g(upper, z, below[-1])
             (to_theta,) = base.gradients(value + penalty * (at_y - at_z), upper)
-        kept = base.tagged("z", z) | base.tagged("theta", to_theta) | {"upper_loss": value.detach()}
+        kept = base.tag("z", z) | base.tag("theta", to_theta) | {"upper_loss": value.detach()}
         return y, kept, at_y.detach()
 
     carry = base.carry

@@ -127,15 +127,7 @@ class GradientNorm:
             settings = (self.name, self, problem.g, problem.f)
             weights = (scale, 0.5 * scale * gamma)
             x, kept, loss = launch(
-                programs,
-                settings,
-                function,
-                weights,
-                y,
-                base.untagged("m", aux),
-                theta,
-                below,
-                above,
+                programs, settings, function, weights, y, base.untag("m", aux), theta, below, above
             )
             return x, kept, loss
 
@@ -184,11 +176,11 @@ class GradientNorm:
         mean = [(a.detach() + b.detach()) / 2 for a, b in zip(grads[0], grads[-1], strict=True)]
         size = torch.stack([leaf.square().sum() for leaf in mean]).sum().sqrt()
         kept |= {
-            **base.tagged("theta", to_theta),
+            **base.tag("theta", to_theta),
             "upper_loss": value.detach(),
             "lower_gradient_norm": size,
         }
-        return base.descended(y, to_y, self.lr), kept, torch.stack(values).detach().mean()
+        return base.descend(y, to_y, self.lr), kept, torch.stack(values).detach().mean()
 
     carry = base.carry
 

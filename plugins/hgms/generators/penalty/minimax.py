@@ -164,8 +164,8 @@ class Minimax:
         )
 
         def step(w: Tree, aux: Tree, key: Key) -> tuple[Tree, Tree, Tensor]:
-            models = {"w": w, "u": base.untagged("u", aux)}
-            following: Tree = base.tagged("u", models["u"])
+            models = {"w": w, "u": base.untag("u", aux)}
+            following: Tree = base.tag("u", models["u"])
             for which, names in active_names.items() if self.optimizer.kind == "adamw" else ():
                 for tag, name in (
                     (f"{kind}{which}.{name}", name) for kind in "mv" for name in names
@@ -209,7 +209,7 @@ class Minimax:
         g, f = losses
         below, above = batches
         alpha, *rest = numbers
-        models = {"w": w, "u": base.untagged("u", aux)}
+        models = {"w": w, "u": base.untag("u", aux)}
         upper = require_grad(theta)
         active = {
             which: require_grad({name: models[which][name] for name in moving.names[which]})
@@ -223,7 +223,7 @@ class Minimax:
                 value + alpha * (at_w - at_u), upper, active["w"], active["u"]
             )
 
-        kept: Tree = {**base.tagged("theta", to_theta), "upper_loss": value.detach()}
+        kept: Tree = {**base.tag("theta", to_theta), "upper_loss": value.detach()}
         for which, slope, (rate, left, *adams) in (("w", to_w, rest[:6]), ("u", to_u, rest[6:])):
             if not slope:
                 continue
@@ -238,11 +238,11 @@ class Minimax:
                     else {}
                 )
                 old = {name: models[which][name] for name in own}
-                moved, after = self.optimizer.stepped(old, own, before, rate, left, *adam)
+                moved, after = self.optimizer.step(old, own, before, rate, left, *adam)
                 models[which] = models[which] | moved
                 for m, moment in after.items():
-                    kept |= base.tagged(f"{m}{which}", moment)
-        return models["w"], kept | base.tagged("u", models["u"]), at_w.detach()
+                    kept |= base.tag(f"{m}{which}", moment)
+        return models["w"], kept | base.tag("u", models["u"]), at_w.detach()
 
     def _clip(self, slope: Tree, alpha: float | Tensor) -> Tree:
         if self.clip is None:

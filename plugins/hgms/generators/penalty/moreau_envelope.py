@@ -117,7 +117,7 @@ class MoreauEnvelope:
                 function,
                 numbers,
                 y,
-                base.untagged("z", aux),
+                base.untag("z", aux),
                 theta,
                 below,
                 above[-1],
@@ -151,7 +151,7 @@ class MoreauEnvelope:
             name: slope + (z[name] - y[name]) / self.gamma
             for name, slope in zip(z, grads, strict=True)
         }
-        z = base.descended(z, pulled, self.inner_lr)
+        z = base.descend(z, pulled, self.inner_lr)
 
         upper = require_grad(theta)
         lower = require_grad(y)
@@ -161,8 +161,8 @@ class MoreauEnvelope:
             at_z = g(upper, z, below[-1])
             to_theta, to_y = base.gradients(scale * value + at_y - at_z, upper, lower)
         to_y = {name: leaf - (y[name] - z[name]) / self.gamma for name, leaf in to_y.items()}
-        kept = base.tagged("z", z) | base.tagged("theta", to_theta) | {"upper_loss": value.detach()}
-        return base.descended(y, to_y, self.lr), kept, at_y.detach()
+        kept = base.tag("z", z) | base.tag("theta", to_theta) | {"upper_loss": value.detach()}
+        return base.descend(y, to_y, self.lr), kept, at_y.detach()
 
     carry = base.carry
 

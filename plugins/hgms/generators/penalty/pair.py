@@ -48,7 +48,7 @@ class PairOptimizer:
             numbers += corrections(rate, max(count, 1), self.betas)
         return numbers
 
-    def stepped(
+    def step(
         self,
         x: Tree,
         slope: Tree,
@@ -65,7 +65,7 @@ class PairOptimizer:
         if self.weight_decay:
             x = {name: leaf * left for name, leaf in x.items()}
         if self.kind == "sgd":
-            return base.descended(x, slope, rate), {}
+            return base.descend(x, slope, rate), {}
         x = clone(x)
         moments = {kind: clone(tree) for kind, tree in before.items()}
         trees = (x, slope, moments["m"], moments["v"])

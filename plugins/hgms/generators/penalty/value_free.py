@@ -127,7 +127,7 @@ class ValueFree:
         with torch.enable_grad():
             value = f(upper, y, above[-1])
             (to_theta,) = base.gradients(value, upper)
-        return y, {**base.tagged("theta", to_theta), "upper_loss": value.detach()}, loss
+        return y, {**base.tag("theta", to_theta), "upper_loss": value.detach()}, loss
 
     carry = base.carry
 

@@ -152,11 +152,11 @@ class ValueGap:
         """
         g, f = losses
         scale, penalty = weights
-        omega = base.untagged("omega", aux)
-        m = base.untagged("m", aux)
+        omega = base.untag("omega", aux)
+        m = base.untag("m", aux)
         for batch in below[:-1]:
             grads, _ = gradient(g, theta, omega, batch)
-            omega = base.descended(omega, dict(zip(omega, grads, strict=True)), self.inner_lr)
+            omega = base.descend(omega, dict(zip(omega, grads, strict=True)), self.inner_lr)
 
         upper = require_grad(theta)
         lower = require_grad(y)
@@ -170,11 +170,9 @@ class ValueGap:
 
         to_y, kept = base.with_momentum(to_y, m, self.momentum)
         kept |= (
-            base.tagged("omega", omega)
-            | base.tagged("theta", to_theta)
-            | {"upper_loss": value.detach()}
+            base.tag("omega", omega) | base.tag("theta", to_theta) | {"upper_loss": value.detach()}
         )
-        return base.descended(y, to_y, self.lr), kept, at_y.detach()
+        return base.descend(y, to_y, self.lr), kept, at_y.detach()
 
     carry = base.carry
 

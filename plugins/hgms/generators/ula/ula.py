@@ -153,7 +153,7 @@ class Ula:
             )
             drawn = None if index is None else group.rows_of(index)
             if programs is not None and noise.in_blocks(chains):
-                draw = partial(noise.drawn, chains)
+                draw = partial(noise.draw_noise, chains)
                 losses[group.part] = moved_compiled(
                     programs, problem, theta, group, drawn, draw, walk
                 )
@@ -303,13 +303,13 @@ class _Noise:
                     )
                     leaf[row].add_(drawn, alpha=scale)
             return
-        add_noise_(chains, self.drawn(chains, step), scale)
+        add_noise_(chains, self.draw_noise(chains, step), scale)
 
     def in_blocks(self, chains: list[Tensor]) -> bool:
         """Return whether many steps are drawn at once."""
         return sum(leaf[0].numel() for leaf in chains) <= NOISE_BLOCK
 
-    def drawn(self, chains: list[Tensor], step: int) -> Tensor:
+    def draw_noise(self, chains: list[Tensor], step: int) -> Tensor:
         """Return ξ of this step, ``[chains, numbers]``."""
         size = sum(leaf[0].numel() for leaf in chains)
         length = max(1, min(self.steps, NOISE_BLOCK // size))

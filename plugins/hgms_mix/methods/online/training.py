@@ -101,7 +101,7 @@ class RoundsMethod(hgms_mix.lm.PhasedMethod):
         return super().start(problem, seed, phase, weights=even(sources), used=used, **more)
 
     @abstractmethod
-    def finished(self, state: State) -> bool:
+    def is_finished(self, state: State) -> bool:
         """Return whether all rounds are complete."""
 
     def used_changes(self, problem: Problem, state: State, count: int) -> State:

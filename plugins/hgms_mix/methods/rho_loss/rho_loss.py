@@ -135,7 +135,7 @@ class RhoLoss(hgms_mix.lm.RowSelection):
             "train": self.train,
         }
 
-    def finished(self, state: State) -> bool:
+    def is_finished(self, state: State) -> bool:
         """Return whether rows are selected and the training of x is complete."""
         trains = state["phase"] in ("train", "online")
         return trains and self.train_steps is not None and state["at"] >= self.train_steps
