@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import ast
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import FrameType
 from typing import Any
 
 import attrs
 import torch
 
 from hgms.config import Budget
+from hgms.config.convert import structure
 from hgms.generators.branches import Branches
 from hgms.hypergradients import Implicit, Unrolled
 from hgms.optim import SGD
 from hgms.outer import Adam
-from hgms.plugins import Host
+from hgms.plugins import Host, Registry
 from hgms.runs import RunFolder, run
 from hgms.selectors import BestOfN
 from hgms.solvers import CG
 from hgms.tasks.quadratic import Quadratic
-from hgms_core import Candidates, Pipeline
+from hgms_core import Candidates, Method, Pipeline
 
 GIVES = {
     "generator.init": "start: what the first step starts from",
@@ -111,6 +115,42 @@ def calls_of_a_step() -> str:
         *_shown(inner[:2]),
     ]
     return "\n".join(lines)
+
+
+def files_of_a_step() -> list[tuple[str, str]]:
+    """Return the files that a step of ``hg-ms`` enters with the problem or one of its losses.
+
+    Each file comes with the first line of its docstring.
+    """
+    registry = Registry.load()
+    method: Any = structure({"name": "hg-ms"}, Method, registry)
+    problem = Quadratic().problem(0, torch.device("cpu"), torch.float64)
+    state = method.init(problem, 0)
+    root = Path(__file__).resolve().parents[1]
+    files: dict[str, None] = {}
+
+    def enter(frame: FrameType, event: str, _: object) -> None:
+        path = Path(frame.f_code.co_filename)
+        if event != "call" or not path.is_relative_to(root) or path.name == Path(__file__).name:
+            return
+        names = frame.f_code.co_varnames[
+            : frame.f_code.co_argcount + frame.f_code.co_kwonlyargcount
+        ]
+        values = [frame.f_locals[name] for name in names]
+        if any(value is problem or value is problem.f or value is problem.g for value in values):
+            files[path.relative_to(root).as_posix()] = None
+
+    sys.setprofile(enter)
+    try:
+        method.step(problem, state)
+    finally:
+        sys.setprofile(None)
+    return [(name, _first_line(root / name)) for name in files]
+
+
+def _first_line(path: Path) -> str:
+    docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+    return " ".join((docstring or "").split("\n\n")[0].split())
 
 
 def _trace(estimator: Callable[[Trace], Any]) -> list[tuple[int, str]]:

@@ -481,6 +481,12 @@ def step() -> str:
     return f"```text\n{call_trace.calls_of_a_step()}\n```\n"
 
 
+def problem_files() -> str:
+    """Return the files that receive the problem in one outer step, in order."""
+    rows = [(f"`{name}`", line.replace("``", "`")) for name, line in traced.files_of_a_step()]
+    return _columns(("file", "content"), rows)
+
+
 def plugins() -> str:
     """Return the built-in packages by folder, with their contributions and pages."""
     brought: dict[str, list[str]] = {}
@@ -664,6 +670,7 @@ MAKERS: dict[str, Callable[[], str]] = {
         traits,
         errors,
         step,
+        problem_files,
         api,
         programs,
         full,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import count
 from typing import ClassVar, Literal, final
 
-from attrs import evolve, field
+from attrs import define, evolve, field
 from torch import Tensor
 
 from hgms.compiled import Levels, linearized, programs_of
@@ -13,22 +14,26 @@ from hgms.config import lowering
 from hgms.gauss_newton import Product, by_difference, gauss_newton
 from hgms.hypergradients.fresh_batches import Batches, on_fresh_batches
 from hgms.hypergradients.operator import with_operator
-from hgms.hypergradients.solver_state import memory_of, prepare
 from hgms_core import (
+    Batch,
     Candidates,
     ConfigError,
     Estimate,
     Key,
     Linearization,
     LinearSolver,
+    Loss,
+    MatVec,
     Problem,
     Selection,
+    Solution,
     State,
     Strategy,
     Tree,
     component,
     detach,
 )
+from hgms_core.capabilities import Randomized, Recycles, UsesLoss, find
 from hgms_core.validators import optional_positive
 
 
@@ -198,3 +203,47 @@ class Implicit:
 
 def _single(numbers: Tensor | None) -> Tensor | None:
     return None if numbers is None else numbers[0]
+
+
+@define
+class Remembering:
+    """Wrap a solver that ``Recycles`` as a LinearSolver, and store its new memory.
+
+    A solver's memory is a state: ``{}`` before the first system, and never changed in place.
+    """
+
+    name: ClassVar[str] = "remembering"
+    solver: Recycles
+    memory: State
+
+    def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
+        solution, self.memory = self.solver.solve_from(matvec, b, x0, self.memory)
+        return solution
+
+
+def prepare(
+    solver: LinearSolver,
+    g: Loss,
+    theta: Tree,
+    x: Tree,
+    batch: Callable[[], Batch],
+    state: State,
+    key: Key,
+) -> LinearSolver:
+    """Prepare the solver for one solve.
+
+    Pass the key to a ``Randomized`` solver, then g on the lower ``batch()`` to one that
+    ``UsesLoss``. Wrap a solver that ``Recycles`` with the memory in ``state``. Return other solvers
+    unchanged.
+    """
+    if randomized := find(solver, Randomized):
+        solver = randomized.with_key(key)
+    if uses_loss := find(solver, UsesLoss):
+        solver = uses_loss.for_loss(g, theta, x, batch())
+    recycles = find(solver, Recycles)
+    return solver if recycles is None else Remembering(recycles, state.get("memory", {}))
+
+
+def memory_of(solver: LinearSolver) -> State:
+    """Return the entries to add to the state after the solve."""
+    return {"memory": solver.memory} if isinstance(solver, Remembering) else {}
