@@ -3,13 +3,14 @@
 Each kind stores its numbers as a vector u without constraints, or in a box. Steps in u are relative
 to its unit, so one outer rate fits all kinds.
 
-A kind acts in one of three ways:
+A kind acts in one of four ways:
 
 - :class:`Scalar` and :class:`Values` reach the loss as ``hyper[name]``: label smoothing, a
   temperature, logit shifts, weights of loss terms, the strength of an augmentation.
 - :class:`PerParameter`, :class:`PerLayer` and :class:`PerInput` are weight decays. ``tune`` adds
   ½ Σ_i λ_i w_i² to the training loss.
 - :class:`PerRow` and :class:`PerClass` multiply the losses of the training rows.
+- :class:`LearningRate` and :class:`Initialisation` change the training: its rates and its start.
 
 >>> import hgms
 >>> hgms.hyper.Scalar(0.1, low=0.0, high=0.5)
@@ -35,6 +36,8 @@ from hgms_core.validators import at_least, positive
 __all__ = [
     "Block",
     "Hyper",
+    "Initialisation",
+    "LearningRate",
     "PerClass",
     "PerInput",
     "PerLayer",
@@ -61,6 +64,9 @@ class Block:
         value: maps u to the value that the loss receives and users read.
         index: the entry of u that penalises each parameter, ``[d]``; -1 for no penalty.
         weigh: maps ``(u, batch)`` to one factor per training row of the batch.
+        rate: the entry of u that scales the lower rate of each parameter, ``[d]``.
+        anchor: maps u to the start c of the lower parameters, ``[d]``.
+        strength: the factor s of the penalty ½ s ‖w − c‖².
         is_per_row: whether each training row has an entry of u.
     """
 
@@ -72,7 +78,16 @@ class Block:
     value: Callable[[Tensor], Tensor]
     index: Tensor | None = None
     weigh: Callable[[Tensor, Batch], Tensor] | None = None
+    rate: Tensor | None = None
+    anchor: Callable[[Tensor], Tensor] | None = None
+    strength: float = 0.0
     is_per_row: bool = False
+
+    @property
+    def is_for_loss(self) -> bool:
+        """Whether only the loss of the user can use the values."""
+        uses = (self.index, self.weigh, self.rate, self.anchor)
+        return all(use is None for use in uses)
 
 
 @runtime_checkable
@@ -312,8 +327,13 @@ class PerLayer(PerParameter):
     """
 
     def indices(self, x: Tree) -> Tensor:
-        sizes = torch.tensor([leaf.numel() for leaf in x.values()])
-        return torch.arange(len(sizes)).repeat_interleave(sizes)
+        return _layers(x)
+
+
+def _layers(x: Tree) -> Tensor:
+    """Return the number of the named parameter of each entry, ``[d]``."""
+    sizes = torch.tensor([leaf.numel() for leaf in x.values()])
+    return torch.arange(len(sizes)).repeat_interleave(sizes)
 
 
 @_kind
@@ -361,6 +381,113 @@ class PerInput(PerParameter):
             for name, leaf in x.items()
         ]
         return torch.cat(parts)
+
+
+# --- the lower training
+
+
+@_kind
+class LearningRate:
+    """Factors of the learning rate of the lower optimiser, 1 at the start.
+
+    The hypergradient differentiates through five lower steps. Only the online engine has a
+    learning rate.
+
+    Parameters
+    ----------
+    per
+        ``"layer"``: one factor per named parameter of the module. ``"model"``: one factor.
+    limit
+        Factors stay between 1/limit and limit.
+
+    Raises
+    ------
+    ConfigError
+        ``out-of-range`` if ``limit`` is not greater than 1.
+
+    Examples
+    --------
+    >>> block = LearningRate().block({"w": torch.zeros(3, 2), "b": torch.zeros(3)}, {})
+    >>> block.rate
+    tensor([0, 0, 0, 0, 0, 0, 1, 1, 1])
+    >>> block.value(block.start)
+    tensor([1., 1.])
+    """
+
+    per: Literal["layer", "model"] = "layer"
+    limit: float = field(default=10.0, validator=positive)
+
+    def __attrs_post_init__(self) -> None:
+        if not self.limit > 1:
+            raise ConfigError(
+                "out-of-range", f"limit={self.limit} must be greater than 1", place=("limit",)
+            )
+
+    def block(self, x: Tree, rows: Batch) -> Block:
+        layers = _layers(x)
+        index = layers if self.per == "layer" else torch.zeros_like(layers)
+        start = torch.zeros(int(index.max()) + 1)
+        return Block(
+            start=start,
+            neutral=start,
+            low=-math.log(self.limit),
+            high=math.log(self.limit),
+            unit=0.5,
+            value=torch.exp,
+            rate=index,
+        )
+
+
+@_kind
+class Initialisation:
+    """The initial parameters c of each training, which also attract the parameters.
+
+    ``tune`` adds ½ strength ‖w − c‖² to the training loss, so the trained parameters depend on c
+    smoothly. c starts at the parameters of the module. Its value is the vector of all parameters.
+
+    Use if validation rows come from another source than training rows. Avoid with few validation
+    rows: c has one entry per parameter, and fits them. Compare with the baseline "validation rows
+    only".
+
+    Parameters
+    ----------
+    strength
+        Factor of the penalty. With a small strength, c has little effect.
+    width
+        Typical step of an entry of c.
+
+    Examples
+    --------
+    >>> block = Initialisation().block({"w": torch.tensor([[1.0, 2.0]])}, {})
+    >>> block.value(block.start)
+    tensor([1., 2.])
+    >>> block.value(torch.tensor([1.0, 0.0]))
+    tensor([1.1000, 2.0000])
+
+    Source: Rajeswaran, Finn, Kakade, Levine, *Meta-learning with implicit gradients*, NeurIPS 2019
+    (arXiv 1909.04630), equation 3, here with one task.
+    """
+
+    strength: float = field(default=1.0, validator=positive)
+    width: float = field(default=0.1, validator=positive)
+
+    def block(self, x: Tree, rows: Batch) -> Block:
+        initial = torch.cat([leaf.detach().flatten() for leaf in x.values()])
+        start = torch.zeros_like(initial)
+        width = self.width
+
+        def value(u: Tensor) -> Tensor:
+            return initial.to(u) + width * u
+
+        return Block(
+            start=start,
+            neutral=start,
+            low=-math.inf,
+            high=math.inf,
+            value=value,
+            anchor=value,
+            strength=self.strength,
+        )
 
 
 # --- weights of training rows

@@ -18,6 +18,8 @@ from hgms_core import ConfigError
 from hgms_core.errors import unknown_name
 
 KINDS = {
+    "initialisation": hyper.Initialisation,
+    "learning-rate": hyper.LearningRate,
     "per-class": hyper.PerClass,
     "per-input": hyper.PerInput,
     "per-layer": hyper.PerLayer,

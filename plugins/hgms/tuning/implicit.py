@@ -144,7 +144,7 @@ class Implicit:
             return image
 
         size = w.shape[1]
-        penalty = vmap(partial(problem.space.decay, size=size))(u.detach())
+        penalty = vmap(partial(problem.space.curvature, size=size))(u.detach())
         self.meter.count()
         return w, value.detach(), slope, product, penalty + self.curvature
 

@@ -1,9 +1,11 @@
 """The online engine of :func:`hgms.tune`, for networks.
 
-    w ← w − P m(∇_w g(w, u))                                        (Adam, all replicas at once)
-    ∇F(u) ≈ ∇_u f(w − P ∇_w g(w, u))                     (one preconditioned look-ahead step)
+    w ← w − ρ(u) P m(∇_w g(w, u))                                   (Adam, all replicas at once)
+    ∇F(u) ≈ ∇_u f(w − ρ(u) P ∇_w g(w, u))                (one preconditioned look-ahead step)
 
-P is Adam's diagonal scale. Every second lower step takes one hypergradient, and u moves by Adam
+P is Adam's diagonal scale; ρ contains the learned factors of the rate, or 1. With a learned rate or
+start, the look-ahead has five steps, with the batches of the next five steps, and every fifth step
+takes a hypergradient. Otherwise every second lower step takes a hypergradient. u moves by Adam
 with a weak pull to its start. Each restart trains from the same initial w with the current u and
 stops early; restarts continue until their share of the budget is spent. Then the model is trained
 with fixed u, with and without the validation rows.
@@ -41,6 +43,9 @@ SHARES = (0.1, 0.3)
 OUTER_RATE = 0.1
 PULL = 0.03
 EVERY = 2
+UNROLLED = 5
+"""Steps of a look-ahead, and between hypergradients, if the rate or the start is learned."""
+
 CHECK = 10
 STALLED = 6
 LONGEST = 600
@@ -106,8 +111,8 @@ class Adam:
         """Return the diagonal P of a step P·m."""
         return self.rate / ((self.second / (1 - 0.99**self.count)).sqrt() + 1e-6)
 
-    def move(self, w: Tensor) -> Tensor:
-        return (w - self.scale * self.first / (1 - 0.9**self.count)).detach()
+    def move(self, w: Tensor, rates: Tensor | float = 1.0) -> Tensor:
+        return (w - rates * self.scale * self.first / (1 - 0.9**self.count)).detach()
 
 
 @define(eq=False, kw_only=True)
@@ -318,9 +323,9 @@ class Online:
         now = self.meter.share
         limit = now + max(0.02, (BASELINE_SHARE - now) / max(1, self.left))
         count = len(self.problem.masks.group)
-        w = self.problem.w0.expand(count, -1)
+        each = u.expand(count, -1)
         plan = Plan(fit=fit, key=self.key.fold(name), limit=limit, is_baseline=True)
-        trained, _ = self.train(w, u.expand(count, -1), plan)
+        trained, _ = self.train(self.problem.initial(each), each, plan)
         return {"w": trained.w, "u": u, "judged": trained.judged, "step": trained.step}
 
     def restart(self, number: int, u: Tensor, mover: Mover, limit: float) -> Stage:
@@ -333,13 +338,13 @@ class Online:
             learn=masks.outer,
             mover=mover,
         )
-        trained, last = self.train(self.problem.w0.expand(len(u), -1), u, plan)
+        trained, last = self.train(self.problem.initial(u), u, plan)
         return {**attrs.asdict(trained), "last": last, **mover.state()}
 
     def fixed(self, name: str, u: Tensor, fit: Tensor, limit: float) -> Stage:
         """Train with the learned u of each replica."""
-        w = self.problem.w0.expand(len(fit), -1)
-        trained, _ = self.train(w, u, Plan(fit=fit, key=self.key.fold(name), limit=limit))
+        plan = Plan(fit=fit, key=self.key.fold(name), limit=limit)
+        trained, _ = self.train(self.problem.initial(u), u, plan)
         return {"w": trained.w, "u": u, "judged": trained.judged}
 
     def filtered(self) -> Stage:
@@ -364,6 +369,10 @@ class Online:
         """Train all replicas with early stopping; return the best checkpoint and the last u."""
         problem = self.problem
         slope_of = vmap(grad(problem.train_loss), in_dims=(0, 0, 0, None))
+        has_rates = problem.space.has_rates
+        rates = partial(problem.space.rates, size=w.shape[1])
+        unrolled = UNROLLED if has_rates or problem.space.has_anchor else 1
+        every = max(EVERY, unrolled)
         adam = Adam.of(w, self.rate)
         lower = self.batches(plan.fit, plan.key.fold("lower"), LONGEST)
         upper = lower if plan.learn is None else self.batches(plan.learn, plan.key, LONGEST)
@@ -375,16 +384,22 @@ class Online:
             batch = problem.batch(numbers)
             mask = _select(plan.fit, numbers)
             adam.observe(slope_of(w, u, mask, batch))
-            if plan.mover is not None and plan.learn is not None and step > 5 and step % EVERY == 0:
+            if plan.mover is not None and plan.learn is not None and step > 5 and step % every == 0:
                 rows = upper[step - 1]
-                ahead = partial(self._ahead, batch=batch, upper=problem.batch(rows))
+                coming = lower[step - 1 : step - 1 + unrolled]
+                ahead = partial(
+                    self._ahead,
+                    batches=[problem.batch(each) for each in coming],
+                    upper=problem.batch(rows),
+                )
+                fits = tuple(_select(plan.fit, each) for each in coming)
                 outer = _select(plan.learn, rows)
-                u = plan.mover.move(u, vmap(grad(ahead))(u, w, adam.scale, mask, outer))
-            w = adam.move(w)
+                u = plan.mover.move(u, vmap(grad(ahead))(u, w, adam.scale, fits, outer))
+            w = adam.move(w, vmap(rates)(u) if has_rates else 1.0)
             self.meter.count()
             marks.append(self.meter.share)
-            coming = marks[-1] - marks[-EVERY - 1 :][0] + judging
-            spent = marks[-1] + coming > plan.limit
+            following = marks[-1] - marks[-every - 1 :][0] + judging
+            spent = marks[-1] + following > plan.limit
             if step % CHECK and not spent:
                 continue
             judged = problem.held_out(w)
@@ -405,15 +420,18 @@ class Online:
         u: Tensor,
         w: Tensor,
         scale: Tensor,
-        mask: Tensor,
+        fits: tuple[Tensor, ...],
         outer: Tensor,
-        batch: Batch,
+        batches: list[Batch],
         upper: Batch,
     ) -> Tensor:
-        """Return the upper loss after one preconditioned lower step."""
-        slope = grad(self.problem.train_loss)(w, u, mask, batch)
-        loss = self.problem.outer_loss(w - scale * slope, outer, upper)
-        return loss / outer.sum().clamp_min(1.0)
+        """Return the upper loss after one preconditioned lower step per batch."""
+        problem = self.problem
+        if problem.space.has_rates:
+            scale = scale * problem.space.rates(u, len(w))
+        for fit, batch in zip(fits, batches, strict=True):
+            w = w - scale * grad(problem.train_loss)(w, u, fit, batch)
+        return problem.outer_loss(w, outer, upper) / outer.sum().clamp_min(1.0)
 
     def batches(self, masks: Tensor, key: Key, steps: int) -> list[Tensor | None]:
         """Return the row numbers of each step, drawn from the rows that any replica uses."""

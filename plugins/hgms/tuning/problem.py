@@ -80,6 +80,14 @@ class Space:
         return any(block.weigh is not None for block in self.blocks.values())
 
     @cached_property
+    def has_rates(self) -> bool:
+        return any(block.rate is not None for block in self.blocks.values())
+
+    @cached_property
+    def has_anchor(self) -> bool:
+        return any(block.anchor is not None for block in self.blocks.values())
+
+    @cached_property
     def is_per_row(self) -> bool:
         return any(block.is_per_row for block in self.blocks.values())
 
@@ -100,6 +108,36 @@ class Space:
                 index = block.index.to(u.device)
                 total = total + torch.where(index >= 0, block.value(part)[index], 0.0)
         return total
+
+    def rates(self, u: Tensor, size: int) -> Tensor:
+        """Return the factor of the lower rate of each parameter, ``[d]``."""
+        total = self.like.new_ones(size)
+        for name, part in self.parts(u).items():
+            block = self.blocks[name]
+            if block.rate is not None:
+                total = total * block.value(part)[block.rate.to(u.device)]
+        return total
+
+    def initial(self, u: Tensor, w0: Tensor) -> Tensor:
+        """Return the parameters at the start of a training, ``[d]``."""
+        for name, part in self.parts(u).items():
+            anchor = self.blocks[name].anchor
+            if anchor is not None:
+                w0 = anchor(part)
+        return w0
+
+    def attraction(self, u: Tensor, w: Tensor) -> Tensor:
+        """Return the penalty ½ s ‖w − c(u)‖²."""
+        total = w.new_zeros(())
+        for name, part in self.parts(u).items():
+            block = self.blocks[name]
+            if block.anchor is not None:
+                total = total + block.strength * (w - block.anchor(part)).square().sum() / 2
+        return total
+
+    def curvature(self, u: Tensor, size: int) -> Tensor:
+        """Return the diagonal of the Hessian of all penalties, ``[d]``."""
+        return self.decay(u, size) + sum(block.strength for block in self.blocks.values())
 
     def row_weights(self, u: Tensor, batch: Batch) -> Tensor | float:
         """Return the factor of each training row of the batch."""
@@ -216,7 +254,7 @@ class TuningProblem:
         return self.losses(self.spec.unravel(w), self.space.values(u), batch, training)
 
     def train_loss(self, w: Tensor, u: Tensor, mask: Tensor, batch: Batch) -> Tensor:
-        """Return Σ_i m_i ω_i(u) ℓ_i(w, u) / Σ_i m_i + ½ Σ_j λ_j(u) w_j²."""
+        """Return Σ_i m_i ω_i(u) ℓ_i(w, u) / Σ_i m_i + ½ Σ_j λ_j(u) w_j² + ½ s ‖w − c(u)‖²."""
         weight = mask
         if self.space.has_row_weights:
             is_training = batch["index"] < self.train_size
@@ -225,7 +263,12 @@ class TuningProblem:
         losses = self.row_losses(w, u, batch, True)
         data = (weight * losses).sum() / mask.sum().clamp_min(1.0)
         decay = self.space.decay(u, len(w))
-        return data + (decay * w * w).sum() / 2
+        total = data + (decay * w * w).sum() / 2
+        return total + self.space.attraction(u, w) if self.space.has_anchor else total
+
+    def initial(self, u: Tensor) -> Tensor:
+        """Return the parameters at the start of a training for each row of u, ``[R, d]``."""
+        return vmap(partial(self.space.initial, w0=self.w0))(u)
 
     def outer_loss(self, w: Tensor, mask: Tensor, batch: Batch) -> Tensor:
         """Return the sum of the validation losses of the rows in the mask, at neutral values."""
@@ -355,7 +398,7 @@ def _takes_hyper(loss: Callable[..., Any], space: Space) -> bool:
         takes = False
     check_function("loss", loss, "model", "batch", *["hyper"] * takes)
     for name, block in space.blocks.items():
-        if block.index is None and block.weigh is None and not takes:
+        if block.is_for_loss and not takes:
             raise ConfigError(
                 "loss-ignores-hyper",
                 f"the loss has no parameter for hyper[{name!r}]",
@@ -403,7 +446,7 @@ def check_effects(problem: TuningProblem) -> None:
             hint="use hyper without .item(), float(), .detach() or comparisons",
         ) from error
     for name, part in problem.space.parts(slope).items():
-        if not bool(part.any()):
+        if problem.space.blocks[name].rate is None and not bool(part.any()):
             raise ConfigError(
                 "no-effect",
                 f"hyperparameter {name!r} has no effect on the training loss",

@@ -209,7 +209,14 @@ def _candidates(
 ) -> tuple[Implicit | Online, list[Candidate]]:
     """Return the engine and its candidates."""
     engine = options.engine
-    suits = problem.is_smooth and len(problem.w0) <= LARGEST
+    if engine == "implicit" and problem.space.has_rates:
+        raise ConfigError(
+            "not-supported",
+            "the implicit engine has no learning rate to learn",
+            place=("learn",),
+            hint='use engine="online"',
+        )
+    suits = problem.is_smooth and len(problem.w0) <= LARGEST and not problem.space.has_rates
     if engine == "implicit" and not suits:
         raise ConfigError(
             "not-convex",

@@ -118,15 +118,198 @@ def test_the_online_engine_differentiates_one_look_ahead_step() -> None:
     w = problem.w0.expand(len(masks.group), -1)
     u = problem.space.start.expand(len(w), -1) + 0.1
     scale = torch.full_like(w, 0.05)
-    upper = partial(engine._ahead, batch=problem.rows, upper=problem.rows)
-    slope = vmap(torch.func.grad(upper))(u, w, scale, masks.fit, masks.outer)
+    upper = partial(engine._ahead, batches=[problem.rows], upper=problem.rows)
+    slope = vmap(torch.func.grad(upper))(u, w, scale, (masks.fit,), masks.outer)
     step = 1e-6
     for entry in range(u.shape[1]):
         shift = torch.zeros_like(u)
         shift[:, entry] = step
-        above = vmap(upper)(u + shift, w, scale, masks.fit, masks.outer)
-        below = vmap(upper)(u - shift, w, scale, masks.fit, masks.outer)
+        above = vmap(upper)(u + shift, w, scale, (masks.fit,), masks.outer)
+        below = vmap(upper)(u - shift, w, scale, (masks.fit,), masks.outer)
         torch.testing.assert_close(slope[:, entry], (above - below) / (2 * step), atol=1e-7, rtol=0)
+
+
+def central_difference(function: Any, u: Tensor, entry: int, step: float = 1e-5) -> Tensor:
+    shift = torch.zeros_like(u)
+    shift[..., entry] = step
+    difference: Tensor = (function(u + shift) - function(u - shift)) / (2 * step)
+    return difference
+
+
+def started_problem() -> Any:
+    """Least squares in float64 with penalties, factors of the rate, and a learned start."""
+    draw = torch.Generator().manual_seed(1)
+    rows = {
+        "a": torch.randn(12, 3, generator=draw, dtype=F64),
+        "y": torch.randn(12, 1, generator=draw, dtype=F64),
+    }
+    learn = {
+        "decay": hgms.hyper.PerInput(init=0.3),
+        "rate": hgms.hyper.LearningRate(),
+        "start": hgms.hyper.Initialisation(strength=0.7, width=0.2),
+    }
+    torch.manual_seed(0)
+    return build(nn.Linear(3, 1, dtype=F64), squares, rows, None, learn, 3, 0)
+
+
+def with_bias(problem: Any) -> Tensor:
+    a = problem.rows["a"]
+    return torch.cat([a, torch.ones_like(a[:, :1])], 1)
+
+
+def by_hand(problem: Any, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The penalty, the rate and the start of the four parameters, from the numbers u."""
+    decay = torch.cat([u[:3].exp(), torch.zeros(1, dtype=F64)])
+    rate = torch.cat([u[3].exp().expand(3), u[4:5].exp()])
+    return decay, rate, problem.w0 + 0.2 * u[5:]
+
+
+def test_the_online_engine_differentiates_rates_and_starts_through_several_steps() -> None:
+    problem = started_problem()
+    engine = Online(problem, Meter(hgms.Budget("1000 steps"), 1))
+    masks = problem.masks
+    a, y = with_bias(problem), problem.rows["y"][:, 0]
+    draw = torch.Generator().manual_seed(2)
+    start = torch.randn(len(masks.group), 4, generator=draw, dtype=F64)
+    u = 0.3 * torch.randn(len(masks.group), 9, generator=draw, dtype=F64)
+    scale = torch.full_like(start, 0.05)
+
+    def unrolled(u: Tensor) -> Tensor:
+        totals = []
+        for model in range(len(u)):
+            fit, outer = masks.fit[model], masks.outer[model]
+            decay, rate, centre = by_hand(problem, u[model])
+            w = start[model]
+            for _ in range(5):
+                slope = 2 * a.T @ (fit * (a @ w - y)) / fit.sum()
+                w = w - 0.05 * rate * (slope + decay * w + 0.7 * (w - centre))
+            totals.append((outer * (a @ w - y).square()).sum() / outer.sum().clamp_min(1))
+        return torch.stack(totals)
+
+    upper = partial(engine._ahead, batches=[problem.rows] * 5, upper=problem.rows)
+    fits = (masks.fit,) * 5
+    torch.testing.assert_close(vmap(upper)(u, start, scale, fits, masks.outer), unrolled(u))
+    slope = vmap(torch.func.grad(upper))(u, start, scale, fits, masks.outer)
+    for entry in range(9):
+        expected = central_difference(unrolled, u, entry)
+        torch.testing.assert_close(slope[:, entry], expected, atol=1e-8, rtol=1e-6)
+    is_used = masks.outer.any(1)
+    assert bool((slope[is_used][:, 3:] != 0).all())
+
+
+def test_the_implicit_engine_differentiates_a_learned_start() -> None:
+    problem = started_problem()
+    engine = Implicit(problem, Meter(hgms.Budget("1000 steps"), 1))
+    engine.scale = 1.0
+    masks = problem.masks
+    a, y = with_bias(problem), problem.rows["y"][:, 0]
+    draw = torch.Generator().manual_seed(2)
+    u = 0.3 * torch.randn(masks.folds + 1, 9, generator=draw, dtype=F64)
+
+    def hessian(u: Tensor, model: int) -> Tensor:
+        fit = masks.fit[model]
+        decay = by_hand(problem, u)[0]
+        return 2 * a.T @ (fit[:, None] * a) / fit.sum() + torch.diag(decay + 0.7)
+
+    def solution(u: Tensor, model: int) -> Tensor:
+        fit = masks.fit[model]
+        right = 2 * a.T @ (fit * y) / fit.sum() + 0.7 * by_hand(problem, u)[2]
+        return torch.linalg.solve(hessian(u, model), right)
+
+    def upper(u: Tensor) -> Tensor:
+        totals = torch.zeros(masks.folds + 1, dtype=F64)
+        for model, group in enumerate(masks.group.tolist()):
+            errors = y - a @ solution(u[group], model)
+            totals[group] += (masks.outer[model] * errors.square()).sum() / masks.count[group]
+        return totals
+
+    each = u[masks.group]
+    w = engine.solve(problem.w0.expand(len(each), -1), each, masks.fit, 1e-13)
+    exact = torch.stack([solution(row, k) for k, row in enumerate(each)])
+    torch.testing.assert_close(w, exact, rtol=1e-9, atol=1e-11)
+    v = []
+    for model, group in enumerate(masks.group.tolist()):
+        slope = 2 * a.T @ (masks.outer[model] * (a @ w[model] - y)) / masks.count[group]
+        v.append(torch.linalg.solve(hessian(each[model], model), slope))
+    slope, _ = engine.hypergradient(w, u, torch.stack(v))  # exact v: the solver has no error
+    for entry in range(9):
+        expected = central_difference(upper, u, entry)
+        torch.testing.assert_close(slope[:, entry], expected, atol=1e-7, rtol=1e-5)
+
+
+class TwoLayers(nn.Module):
+    """A layer for two relevant features, and a layer for 100 irrelevant features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.signal = nn.Linear(2, 1)
+        self.noise = nn.Linear(100, 1, bias=False)
+
+    def forward(self, a: Tensor) -> Tensor:
+        out: Tensor = self.signal(a[:, :2]) + self.noise(a[:, 2:])
+        return out
+
+
+def test_the_rate_of_a_layer_of_noise_falls() -> None:
+    draw = torch.Generator().manual_seed(1)
+    a = torch.randn(160, 102, generator=draw)
+    y = a[:, :2].sum(1, keepdim=True) + 0.3 * torch.randn(160, 1, generator=draw)
+    torch.manual_seed(0)
+    result = hgms.tune(
+        TwoLayers(),
+        squares,
+        {"a": a[:60], "y": y[:60]},
+        {"a": a[60:], "y": y[60:]},
+        learn={"rate": hgms.hyper.LearningRate()},
+        budget="600 steps",
+    )
+    assert result.engine == "online"
+    assert result.is_learned
+    signal, _, noise = result.values["rate"].tolist()
+    assert noise < 0.7 < 1.0 < signal
+
+
+def shifted_rows(rows: int, shift: float, seed: int) -> dict[str, Tensor]:
+    """Rows of a linear model; ``shift`` is added to two of its 20 coefficients."""
+    draw = torch.Generator().manual_seed(seed)
+    a = torch.randn(rows, 20, generator=draw)
+    weights = torch.linspace(1, -1, 20)
+    weights[:2] += shift
+    noise = 0.5 * torch.randn(rows, 1, generator=draw)
+    return {"a": a, "y": (a @ weights)[:, None] + noise}
+
+
+def test_a_start_is_learned_if_validation_rows_differ() -> None:
+    result = hgms.tune(
+        linear(),
+        squares,
+        shifted_rows(100, 0.0, 0),
+        shifted_rows(60, 2.0, 1),
+        learn={"start": hgms.hyper.Initialisation(width=1.0)},
+        budget="300 steps",
+        test=shifted_rows(500, 2.0, 2),
+    )
+    assert result.engine == "implicit"
+    assert result.is_learned
+    baselines = [row.test_loss for row in result.table if row.is_baseline]
+    assert result.test_loss is not None
+    assert result.test_loss < 0.5 * min(baselines)
+    start = result.values["start"]
+    assert start[:20].abs().topk(2).indices.sort().values.tolist() == [0, 1]
+
+
+def test_rates_require_the_online_engine() -> None:
+    with pytest.raises(ConfigError, match="no learning rate") as caught:
+        hgms.tune(
+            linear(),
+            squares,
+            sparse_rows(),
+            learn={"rate": hgms.hyper.LearningRate()},
+            budget="20 steps",
+            engine="implicit",
+        )
+    assert (caught.value.code, caught.value.place) == ("not-supported", ("learn",))
+    assert caught.value.hint == 'use engine="online"'
 
 
 def test_adam_equals_torch() -> None:
