@@ -483,7 +483,7 @@ def step() -> str:
 
 def problem_files() -> str:
     """Return the files that receive the problem in one outer step, in order."""
-    rows = [(f"`{name}`", line.replace("``", "`")) for name, line in traced.files_of_a_step()]
+    rows = [(f"`{name}`", line.replace("``", "`")) for name, line in call_trace.files_of_a_step()]
     return _columns(("file", "content"), rows)
 
 
