@@ -40,7 +40,7 @@ from hgms_core import Composition, ConfigError, HgmsError, Pipeline
 from hgms_core.annotations import reader
 from hgms_core.arguments import as_error, complaint
 from hgms_core.components import Checked
-from hgms_core.errors import raise_all, unknown_name
+from hgms_core.errors import closest, raise_all, unknown_name
 
 
 def traits_of(registry: Registry, task: object) -> frozenset[str]:
@@ -363,27 +363,30 @@ class _Reader:
 
 
 def unknown_option(key: str, cls: type, known: Iterable[str]) -> ConfigError:
-    """Return the error for a key that no field has, with its place in an inner table."""
+    """Return the error for a key that no field has, with the nearest valid key.
+
+    Keys of inner tables are compared by their last name and by their whole place: for
+    ``ramp.steps`` these are ``steps`` and ``ramp_steps``.
+    """
     error = unknown_name("option", key, known, (key,))
-    place = _inner_place(key, cls)
-    return (
-        error
-        if place is None
-        else ConfigError(**{**error.as_dict(), "did_you_mean": (*error.did_you_mean, place)})
-    )
+    places = {**_inner_places(cls), **{name: name for name in known}}
+    near = closest(key, places)
+    if near is None:
+        return error
+    return ConfigError(**{**error.as_dict(), "did_you_mean": (places[near],)})
 
 
-def _inner_place(key: str, cls: type) -> str | None:
-    """Return the place of a key in the table of a field of ``cls``, such as ``optimizer.lr``."""
+def _inner_places(cls: type) -> dict[str, str]:
+    """Return the places of all keys in the tables of the fields of ``cls``, by their spellings."""
+    places: dict[str, str] = {}
     for name, attribute in init_fields(cls).items():
         hint = type_hints(cls)[attribute.name]
         for member in filter(attrs.has, (hint, *typing.get_args(hint))):
-            if key in init_fields(member):
-                return f"{name}.{key}"
-            below = _inner_place(key, member)
-            if below is not None:
-                return f"{name}.{below}"
-    return None
+            inner = {**_inner_places(member), **{key: key for key in init_fields(member)}}
+            for key, place in inner.items():
+                places.setdefault(key, f"{name}.{place}")
+                places.setdefault(f"{name}_{key}", f"{name}.{place}")
+    return places
 
 
 def _is_named(value: object) -> bool:
