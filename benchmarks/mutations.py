@@ -14,8 +14,8 @@ A mutation has an ``area``, a description ``what``, and replaces the text ``old`
 names no path and no test, so it survives a move: ``old`` occurs exactly once in all modules of
 ``hgms_core`` and ``plugins`` (line breaks and indentation do not count).
 
-The results are stored in ``results/mutations.json``; docs/benchmarks-scale.md shows them. The exit
-code is 0 if all mutations are caught, else 1.
+The results are stored in ``results/mutations.json``; docs/reference/benchmarks-scale.md shows
+them. The exit code is 0 if all mutations are caught, else 1.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Write the tables of docs/benchmarks*.md and the published figures in plugins' READMEs.
+"""Write the tables of docs/reference/benchmarks*.md and the published figures in plugins' READMEs.
 
 The sources are the raw records in benchmarks/results, and benchmarks/published_figures.toml:
 
@@ -50,7 +50,7 @@ import published_figures
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-PAGES = tuple(sorted((ROOT / "docs").glob("benchmarks*.md")))
+PAGES = tuple(sorted((ROOT / "docs" / "reference").glob("benchmarks*.md")))
 MARKED = re.compile(
     r"(?<=<!-- table: )([a-z0-9-]+)( -->\n)(.*?)(?=<!-- end of table -->)", re.DOTALL
 )

@@ -513,9 +513,9 @@ def plugins() -> str:
         shown += [f"### {top}\n\n| package | brings |\n|---|---|"] if packages else []
         for package in packages:
             page = page_of[package]
-            pages.append(f"{page} <plugins/{page}>")
+            pages.append(f"{page} <../plugins/{page}>")
             parts = "; ".join(brought.get(package, ["what others import"]))
-            shown.append(f"| [`{package}`](plugins/{page}.md) | {parts} |")
+            shown.append(f"| [`{package}`](../plugins/{page}.md) | {parts} |")
         shown += [""] if packages else []
     return "\n".join([*shown, "```{toctree}", ":hidden:", "", *pages, "```", ""])
 

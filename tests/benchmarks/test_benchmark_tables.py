@@ -1,4 +1,4 @@
-"""The pages docs/benchmarks*.md: every table of runs equals the script's result for the records."""
+"""Every table of docs/reference/benchmarks*.md equals the result of the script."""
 
 from __future__ import annotations
 

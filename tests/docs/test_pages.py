@@ -134,7 +134,7 @@ def test_every_page_is_in_the_table_of_contents() -> None:
     tree = re.compile(r"^```{toctree}\n(.*?)^```$", re.MULTILINE | re.DOTALL)
     entry = re.compile(r"^(?!:)(?:.*<)?([^<>\n]+)>?$", re.MULTILINE)
     listed = {
-        page.parent / f"{line}.md"
+        (page.parent / f"{line}.md").resolve()
         for page in PAGES[1:]
         for part in tree.findall(page.read_text(encoding="utf-8"))
         for line in entry.findall(part)
