@@ -1,4 +1,4 @@
-"""Methods × tasks × seeds under one budget; the commands `compare`, `merge` and `plan`."""
+"""Methods × tasks × seeds under one budget; the commands `compare` and `plan`."""
 
 from __future__ import annotations
 
@@ -31,9 +31,7 @@ __all__ = [
 @hookimpl
 def hgms_register_commands(cli: click.Group) -> None:
     from hgms.comparison.command import compare
-    from hgms.comparison.merge_command import merge
     from hgms.comparison.plan_command import plan
 
     cli.add_command(compare)
-    cli.add_command(merge)
     cli.add_command(plan)
