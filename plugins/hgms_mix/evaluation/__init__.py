@@ -9,7 +9,6 @@ from __future__ import annotations
 from hgms_mix.evaluation.answers import Extracted, boxed_answer, extract
 from hgms_mix.evaluation.evaluate import Evaluate
 from hgms_mix.evaluation.harness import LmEval
-from hgms_mix.evaluation.inspect_judge import InspectJudge
 from hgms_mix.evaluation.judge import Judge, rating
 from hgms_mix.evaluation.scores import Range, bootstrap, wilson
 from hgms_mix.evaluation.verifier import Verifier
@@ -17,7 +16,6 @@ from hgms_mix.evaluation.verifier import Verifier
 __all__ = [
     "Evaluate",
     "Extracted",
-    "InspectJudge",
     "Judge",
     "LmEval",
     "Range",

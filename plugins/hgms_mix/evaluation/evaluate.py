@@ -16,7 +16,6 @@ from hgms_core.validators import at_least, optional
 from hgms_mix.evaluation import judge_calls as asking
 from hgms_mix.evaluation import questions, records, scores
 from hgms_mix.evaluation.harness import LmEval
-from hgms_mix.evaluation.inspect_judge import InspectJudge
 from hgms_mix.evaluation.judge import Judge, Request, messages
 from hgms_mix.evaluation.questions import Benchmark, Question
 from hgms_mix.evaluation.verifier import Verifier, require_math_verify
@@ -71,12 +70,10 @@ class Evaluate:
         max_prompt_tokens: longer prompts lose their beginning; the results contain the number of
             such prompts.
         batch_size: prompts per batch; halved automatically if memory runs out.
-        engine: "transformers", or "vllm" (an extra package; for models that it supports).
         instruction: text on a separate line after each question of GSM8K and MATH; "" for no text.
         template: "model" (the tokenizer's chat template), or the name of a template: use the
             template of fine-tuning.
-        judge: the judge of MT-Bench; with ``name = "inspect"`` through Inspect (an extra package).
-            With "none", the ratings can be added later by :meth:`rate`.
+        judge: the judge of MT-Bench. With "none", the ratings can be added later by :meth:`rate`.
         lm_eval: additional tasks of the lm-eval harness (an extra package).
 
     Cost: one generation per turn. Scoring takes about 7 ms per right and 20 ms per wrong answer on
@@ -97,10 +94,9 @@ class Evaluate:
     max_new_tokens: int | None = field(default=None, validator=optional(at_least(1)))
     max_prompt_tokens: int = field(default=1024, validator=at_least(1))
     batch_size: int = field(default=16, validator=at_least(1))
-    engine: Literal["transformers", "vllm"] = "transformers"
     instruction: str = INSTRUCTION
     template: str = "model"
-    judge: Judge | InspectJudge | None = field(factory=Judge)
+    judge: Judge | None = field(factory=Judge)
     lm_eval: LmEval | None = field(default=None)
 
     def new_tokens(self, benchmark: Benchmark) -> int:
@@ -124,7 +120,7 @@ class Evaluate:
             DataError: a benchmark's file is missing or malformed.
             ConfigError: MT-Bench has no key for its judge, or the new tokens exceed the positions
                 of the model.
-            MissingExtra: math-verify, openai, vLLM, inspect-ai or lm-eval is required and not
+            MissingExtra: math-verify, openai or lm-eval is required and not
                 installed.
             HgmsError: the judge does not respond, or memory is too small for a single prompt.
                 Finished work is kept.
@@ -180,10 +176,6 @@ class Evaluate:
             self.judge.require()
         if {"gsm8k", "math"} & set(self.benchmarks):
             require_math_verify()
-        if self.engine == "vllm":
-            from hgms_mix.evaluation import vllm_engine
-
-            vllm_engine.require()
         if self.lm_eval is not None:
             self.lm_eval.check()
 
@@ -205,7 +197,7 @@ class Evaluate:
         folder: Path,
         report: Report,
     ) -> None:
-        from hgms_mix.evaluation import generate, vllm_engine
+        from hgms_mix.evaluation import generate
 
         claim = Folder(folder, key=generate.fingerprint(model))
         self._claim(claim, name, source, tokenizer.chat_template)
@@ -227,10 +219,7 @@ class Evaluate:
                 f"{which}: {len(todo)} questions"
                 + (f", {cut} of them cut to their last {prompts.cap} tokens" if cut else "")
             )
-            if self.engine == "vllm":
-                batches = vllm_engine.replies(model, tokenizer, prompts, folder)
-            else:
-                batches = generate.replies(model, tokenizer, prompts, self.batch_size, report)
+            batches = generate.replies(model, tokenizer, prompts, self.batch_size, report)
             count = 0
             for batch in batches:
                 for position, reply in batch:
@@ -258,7 +247,7 @@ class Evaluate:
     def _claim(self, folder: Folder, name: Benchmark, source: str, chat_template: Any) -> None:
         """Store the settings that determine the responses, or check that they are unchanged.
 
-        Batch size and engine are excluded: decoding is greedy for all values. The key of the folder
+        The batch size is excluded: decoding is greedy for all values. The key of the folder
         is the fingerprint of the model.
         """
         now = {

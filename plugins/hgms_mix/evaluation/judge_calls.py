@@ -6,7 +6,7 @@ import contextlib
 import functools
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final
 from hgms.store import digest
 from hgms_core import HgmsError
 from hgms_mix.evaluation import records
-from hgms_mix.evaluation.inspect_judge import InspectJudge
 from hgms_mix.evaluation.judge import Judge, Request
 
 if TYPE_CHECKING:
@@ -26,15 +25,13 @@ Ratings = dict[tuple[int, int], dict[str, Any]]
 """The records of a judge's ratings by question and turn."""
 
 
-def ratings_path(judge: Judge | InspectJudge, folder: Path) -> Path:
+def ratings_path(judge: Judge, folder: Path) -> Path:
     """Return the file of a judge's ratings; each judge has a separate file."""
     name = re.sub(r"[^A-Za-z0-9.-]+", "-", judge.model).strip("-.") or "judge"
     return folder / f"mt-bench.ratings.{name}-{digest(judge.where)[:6]}.jsonl"
 
 
-def stored_ratings(
-    judge: Judge | InspectJudge, folder: Path, requests: Sequence[Request]
-) -> Ratings:
+def stored_ratings(judge: Judge, folder: Path, requests: Sequence[Request]) -> Ratings:
     """Return this judge's stored records for exactly these requests; the last record counts."""
     wanted = {request.key: request.digest for request in requests}
     ratings = records.by_turn(ratings_path(judge, folder), NEEDS)
@@ -42,10 +39,7 @@ def stored_ratings(
 
 
 def rate(
-    judge: Judge | InspectJudge,
-    folder: Path,
-    requests: Sequence[Request],
-    report: Callable[[str], None],
+    judge: Judge, folder: Path, requests: Sequence[Request], report: Callable[[str], None]
 ) -> Ratings:
     """Rate every turn without a rating, and return all records. Retry ratings that failed before.
 
@@ -60,7 +54,7 @@ def rate(
     path = ratings_path(judge, folder)
     report(f"mt-bench: {judge.where} rates {len(todo)} of {len(requests)} turns ({judge.sends})")
     kept = len(requests) - len(todo)
-    with _ratings_of(judge, folder, todo) as answers:
+    with contextlib.closing(_rate_requests(judge, todo)) as answers:
         try:
             for record in answers:
                 records.add(path, record)
@@ -81,35 +75,22 @@ def rate(
     return done
 
 
-@contextlib.contextmanager
-def _ratings_of(
-    judge: Judge | InspectJudge, folder: Path, todo: Sequence[Request]
-) -> Iterator[Iterator[dict[str, Any]]]:
-    """Yield the records of the requested ratings in the order of completion."""
-    if isinstance(judge, InspectJudge):
-        yield judge.rate_requests(todo, folder / "inspect")
-        return
-    from openai import OpenAI
-
-    with OpenAI(
-        base_url=judge.base_url,
-        api_key=judge.key(),
-        timeout=judge.timeout,
-        max_retries=judge.retries,
-    ) as client:
-        yield _rate_requests(judge, client, todo)
-
-
-def _rate_requests(
-    judge: Judge, client: OpenAI, todo: Sequence[Request]
-) -> Iterator[dict[str, Any]]:
+def _rate_requests(judge: Judge, todo: Sequence[Request]) -> Generator[dict[str, Any], None, None]:
     """Yield records in the order of completion.
 
     After the first failure, start no new request, but yield the records of running requests.
     """
+    from openai import OpenAI
+
     failure = None
     stop = threading.Event()
-    with ThreadPoolExecutor(judge.concurrency) as pool:
+    client = OpenAI(
+        base_url=judge.base_url,
+        api_key=judge.key(),
+        timeout=judge.timeout,
+        max_retries=judge.retries,
+    )
+    with client, ThreadPoolExecutor(judge.concurrency) as pool:
         try:
             rate = functools.partial(_rate, judge, client, stop)
             for future in as_completed([pool.submit(rate, each) for each in todo]):

@@ -99,7 +99,6 @@ def test_a_judge_is_at_an_address_that_holds_no_password(address: str) -> None:
     ("settings", "code", "place"),
     [
         ({"benchmarks": ("gsm9k",)}, "unknown-choice", ("benchmarks", 0)),
-        ({"engine": "llama.cpp"}, "unknown-choice", ("engine",)),
         ({"paths": {"maths": "x"}}, "unknown-benchmark", ("paths",)),
         ({"benchmarks": ("math", "math")}, "wrong-value", ("benchmarks",)),
     ],
