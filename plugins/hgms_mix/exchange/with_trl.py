@@ -66,20 +66,16 @@ def write(sample: Sampled, folder: Path) -> Sequence[str]:
         for part in sample.parts
     ]
     answers = "assistant_only_loss" if masks else "completion_only_loss"
-    own = sample.config.finetune.trainer
-    here = own.name == "trl"  # then [finetune.trainer] has settings for TRL itself
-    options = {"packing": own.packing, "padding_free": own.padding_free, **own.sft} if here else {}
     table = {
         "model_name_or_path": model_name(sample),
         "datasets": data,
-        answers: own.completion_only_loss if here else True,
+        answers: True,
         "max_length": sample.config.task.max_length,
         # The name in transformers since 5.20; the older name will be removed.
         "activation_checkpointing": sample.config.finetune.checkpointing,
         **settings(sample),
         "warmup_steps": sample.config.finetune.warmup,
         **adapter(sample),
-        **options,
         "output_dir": "tuned",
     }
     write_yaml(folder / "sft.yaml", table, "trl sft --config sft.yaml, in this folder")

@@ -28,7 +28,6 @@ def ensure_supported(config: MixConfig) -> None:
     """Raise ConfigError or MissingExtra for settings of ``[finetune]`` that cannot be used."""
     model = TunedModel.of(config)
     settings = config.finetune
-    settings.trainer.check(None if model.adapter is None else model.adapter.targets)
     if settings.model is None:
         return
     if settings.model.shard:

@@ -11,11 +11,9 @@ from torch import Tensor
 
 from hgms_core import ConfigError, Key, component
 from hgms_core.components import evolve
-from hgms_core.validators import at_least, not_empty, optional
+from hgms_core.validators import at_least, greater_than, not_empty, not_negative, optional, positive
 from hgms_mix.lm import BaseModel, Lora
 from hgms_mix.stages.apportion import apportion
-from hgms_mix.stages.trainers import Training, Transformers
-from hgms_mix.stages.trl_trainer import Trl
 
 
 @final
@@ -140,7 +138,7 @@ class Resampling:
 
 @final
 @component
-class Finetune(Training):
+class Finetune:
     """Table ``[finetune]``: how the final model is trained on the sampled rows.
 
     The loss of an optimiser step is the mean cross-entropy over all completion tokens of its
@@ -161,8 +159,6 @@ class Finetune(Training):
         seed: of the order of the rows, the fresh adapter and dropout; None: the seed of the mix.
         start: ``fresh``: new parameters of the adapter (without adapter: the parameters of the base
             model); ``reweighted``: the final lower variables of reweighting.
-        trainer: the library that trains: ``transformers``, or ``trl`` (an extra; its options:
-            ``[finetune.trainer]``).
         save_every: optimiser steps between checkpoints. ``checkpointing``: gradient checkpointing,
             less memory for more time.
         model, adapter: the tuned model and adapter, if the mixture was learned with another model
@@ -174,9 +170,20 @@ class Finetune(Training):
     8e-06
     """
 
+    lr: float = field(default=8e-6, validator=positive)
+    epochs: int = field(default=1, validator=at_least(0))
+    micro_batch: int = field(default=1, validator=at_least(1))
+    accumulation: int = field(default=32, validator=at_least(1))
+    weight_decay: float = field(default=0.01, validator=not_negative)
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup: float = field(default=0.0, validator=at_least(0))
+    clip: float | None = field(default=None, validator=optional(greater_than(0)))
+    seed: int | None = field(default=None, validator=optional(at_least(0)))
+    start: Literal["fresh", "reweighted"] = "fresh"
+    save_every: int = field(default=50, validator=at_least(1))
+    checkpointing: bool = False
     model: BaseModel | None = None
     adapter: Lora | None = None
-    trainer: Transformers | Trl = field(default=Transformers())
 
     def with_seed(self, seed: int) -> Finetune:
         """Return these settings with the ``seed`` of the mix, unless they have a separate seed."""

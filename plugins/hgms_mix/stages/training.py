@@ -1,7 +1,4 @@
-"""Training: AdamW, a LoRA adapter in peft's format, exact resumption.
-
-``Finetune.trainer`` selects the training library.
-"""
+"""Fine-tuning by the Trainer of transformers, with exact resumption."""
 
 from __future__ import annotations
 
@@ -28,8 +25,8 @@ from hgms.torch_errors import is_failed_write
 from hgms_core import Key, NumericalError
 from hgms_core.errors import OutOfMemory
 from hgms_core.torch_errors import first_line, out_of_memory
+from hgms_mix.stages.batches import ByLength, collate, completion_loss
 from hgms_mix.stages.graph import files_of
-from hgms_mix.stages.trainers import Job
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, TrainerCallback
@@ -86,17 +83,13 @@ def train(
         if settings.checkpointing:
             _checkpoint(model)
         progress = TrainingProgress(work=work, watch=watch, interrupts=interrupts)
-        job = Job(
-            settings=settings,
-            model=trained,
-            rows=rows,
-            folder=work.path / CHECKPOINTS,
-            seed=number,
+        trainer = _trainer(
+            trained,
+            rows,
+            arguments=_arguments(settings, trained, work.path / CHECKPOINTS, number),
             pad=0 if tokenizer is None else tokenizer.pad_token_id,
-            tokenizer=tokenizer,
             callback=_follow(progress),
         )
-        trainer = settings.trainer.build(job)
         with without_missing_keys():
             trainer.train(resume_from_checkpoint=None if last is None else str(last))
     step = trainer.state.global_step
@@ -115,8 +108,75 @@ def train(
         "first_loss": losses[0],
         "last_loss": losses[-1],
         "parameters": _count(trained),
-        **settings.trainer.facts(trainer),
     }
+
+
+def _arguments(settings: Finetune, model: Any, folder: Path, seed: int) -> Any:
+    """Return the TrainingArguments of transformers."""
+    from transformers import TrainingArguments
+
+    device = next(model.parameters()).device
+    constant = settings.schedule == "constant" and settings.warmup
+    arguments: Any = TrainingArguments(
+        output_dir=str(folder),
+        seed=seed,
+        num_train_epochs=settings.epochs,
+        per_device_train_batch_size=settings.micro_batch,
+        gradient_accumulation_steps=settings.accumulation,
+        optim="adamw_torch",
+        learning_rate=settings.lr,
+        weight_decay=settings.weight_decay,
+        lr_scheduler_type="constant_with_warmup" if constant else settings.schedule,
+        warmup_steps=settings.warmup,
+        max_grad_norm=settings.clip or 0.0,
+        bf16=device.type == "cuda" and torch.cuda.is_bf16_supported(),
+        use_cpu=device.type == "cpu",
+        logging_steps=1,
+        logging_nan_inf_filter=False,
+        save_steps=settings.save_every,
+        remove_unused_columns=False,
+        report_to="none",
+        disable_tqdm=True,
+        dataloader_pin_memory=device.type == "cuda",
+    )
+    # Otherwise the Trainer uses all visible GPUs, each with a separate micro-batch.
+    if arguments.n_gpu > 1:
+        arguments._n_gpu = 1
+    return arguments
+
+
+def _trainer(
+    model: Any,
+    rows: Sequence[tuple[Tensor, Tensor]],
+    *,
+    arguments: Any,
+    pad: int,
+    callback: TrainerCallback,
+) -> Any:
+    """Return a Trainer that sorts the rows of an optimiser step by length."""
+    from transformers import PrinterCallback, Trainer
+
+    lengths = torch.tensor([len(tokens) for tokens, _ in rows])
+    together = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps
+
+    class SortingTrainer(Trainer):
+        def get_train_dataloader(self) -> Any:
+            loader: Any = super().get_train_dataloader()
+            loader.batch_sampler.sampler = ByLength(loader.batch_sampler.sampler, lengths, together)
+            return loader
+
+    trainer = SortingTrainer(
+        model=model,
+        args=arguments,
+        train_dataset=rows,
+        data_collator=lambda batch: collate(batch, pad),
+        compute_loss_func=lambda outputs, labels, num_items_in_batch=None: completion_loss(
+            outputs["logits"], labels, num_items_in_batch
+        ),
+        callbacks=[callback],
+    )
+    trainer.remove_callback(PrinterCallback)
+    return trainer
 
 
 def resume_point(work: Folder) -> Path | None:

@@ -141,7 +141,7 @@ def test_an_interrupted_mix_ends_with_the_files_of_an_uninterrupted_one(
     inside = {
         "reweight": ("hgms.runs.stepper", "check_numbers", 2),
         "sample": ("hgms_mix.stages.sample", "compress", 1),
-        "finetune": ("hgms_mix.stages.trainers", "completion_loss", 5),
+        "finetune": ("hgms_mix.stages.training", "completion_loss", 5),
         "evaluate": ("hgms_mix.stages.evaluate", "row_losses", 1),
     }
     whole = files_of(finished())
