@@ -137,7 +137,7 @@ def prepare(folder: Path, kinds: set[str]) -> None:
             ("plot", "runs"),
             ("list",),
         ]
-    if kinds & {"mix", "template", "parquet", "gzip", "trainer"}:
+    if kinds & {"mix", "template", "parquet", "gzip"}:
         commands += [("mix", "mix.toml")]
     child.ready(*commands, folder=folder)
     shutil.rmtree(folder / "runs" / "mix", ignore_errors=True)

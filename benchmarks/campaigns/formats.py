@@ -1,4 +1,4 @@
-"""Malformed input of mixes: chat templates, Parquet, compressed files, trainers' configurations.
+"""Malformed input of mixes: chat templates, Parquet and compressed files.
 
 Each maker writes a working folder and returns the command line and whether it must be rejected:
 True for an input that is always invalid, False for damaged input that may still be valid.
@@ -6,7 +6,6 @@ True for an input that is always invalid, False for damaged input that may still
 
 from __future__ import annotations
 
-import copy
 import functools
 import gzip
 import json
@@ -221,101 +220,4 @@ def bomb(letter: bytes) -> bytes:
     return gzip.compress(letter * PIECE, 9)
 
 
-# --- configurations of trainers
-
-PAIR = {"field_instruction": "prompt", "field_output": "completion", "format": "{instruction}"}
-TRAINERS: dict[str, tuple[str, Any]] = {
-    "axolotl": (
-        "c.yaml",
-        {
-            "base_model": "m",
-            "sequence_len": 64,
-            "datasets": [
-                {"path": "sums.jsonl", "ds_type": "json", "type": PAIR},
-                {"path": "dots.jsonl", "ds_type": "json", "type": PAIR},
-            ],
-        },
-    ),
-    "trl": (
-        "c.yaml",
-        {
-            "datasets": [
-                {"path": "json", "data_files": "sums.jsonl", "fraction": 3},
-                {"path": "json", "data_files": "dots.jsonl", "fraction": 1},
-            ]
-        },
-    ),
-    "llamafactory": (
-        "c.yaml",
-        {
-            "dataset": "sums,dots",
-            "dataset_dir": ".",
-            "mix_strategy": "interleave_under",
-            "interleave_probs": "0.1,0.9",
-        },
-    ),
-    "ms-swift": ("c.yaml", {"dataset": ["sums.jsonl#10", "dots.jsonl#20"]}),
-    "olmo": (
-        "c.yaml",
-        {
-            "sources": [
-                {"source_name": "sums", "target_ratio": 0.5, "paths": ["sums.jsonl"]},
-                {"source_name": "dots", "target_ratio": 0.5, "paths": ["dots.jsonl"]},
-            ]
-        },
-    ),
-    "datasets": (
-        "c.json",
-        {
-            "datasets": [{"data_files": "sums.jsonl"}, {"data_files": "dots.jsonl"}],
-            "probabilities": [0.25, 0.75],
-        },
-    ),
-}
-LAUGHS = "a0: &a0 x\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 40))
-WRONG_FILES = [
-    b"",
-    b"\xff\xfe\x00",
-    b"- a\n- b\n",
-    b"datasets: 3\n",
-    b"[" * 5000,
-    b"datasets: " + b"[" * 5000,
-    b"datasets:\n- !!python/object/apply:os.system ['touch precious']\n",
-    LAUGHS.encode() + b"datasets: *a39\n",
-    b"datasets: [{path: /dev/zero}, {path: sums.jsonl}]\n",
-    b"datasets: [{path: missing.jsonl}, {path: sums.jsonl}]\ndataset: missing,sums\n",
-    b'{"datasets": [}',
-    b"a: b: c\n",
-    b"datasets: []\ndataset: ''\nsources: []\n",
-    b"\t- x\n",
-    b"&a [*a]\n",
-]
-
-
-def of_trainer(folder: Path, chance: random.Random) -> Case:
-    from campaigns.inputs import garble, mutate
-
-    lay_mix(folder, chance)
-    columns = {"prompt": "prompt", "response": "completion"}
-    listed = {name: {"file_name": f"{name}.jsonl", "columns": columns} for name in ("sums", "dots")}
-    (folder / "dataset_info.json").write_text(json.dumps(listed))
-    trainer = chance.choice(sorted(TRAINERS))
-    name, table = TRAINERS[trainer]
-    argv = ["mix", "import", name, "--from", trainer]
-    if chance.random() < 0.4:
-        (folder / name).write_bytes(chance.choice(WRONG_FILES))
-        return argv, True
-    table = copy.deepcopy(table)
-    for _ in range(chance.choice([1, 1, 2])):
-        mutate(table, chance)
-    text = json.dumps(table, default=str).encode(errors="surrogatepass")
-    (folder / name).write_bytes(garble(text, chance) if chance.random() < 0.3 else text)
-    return argv, False
-
-
-MAKERS: dict[str, Maker] = {
-    "template": of_template,
-    "parquet": of_parquet,
-    "gzip": of_gzip,
-    "trainer": of_trainer,
-}
+MAKERS: dict[str, Maker] = {"template": of_template, "parquet": of_parquet, "gzip": of_gzip}

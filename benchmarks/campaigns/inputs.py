@@ -30,7 +30,6 @@ KINDS = {
     "template": 0.05,
     "parquet": 0.05,
     "gzip": 0.05,
-    "trainer": 0.05,
 }
 MEMORY = 3 << 30
 """The maximum memory of a command in bytes."""

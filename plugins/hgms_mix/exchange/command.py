@@ -12,7 +12,7 @@ import click
 from hgms.cli import json_option, plugin_option, print_json, print_table
 
 FILE = click.Path(path_type=Path)
-NAMES = ("axolotl", "datasets", "llamafactory", "ms-swift", "olmo", "trl")
+NAMES = ("datasets", "trl")
 
 
 @click.command("export", short_help="Write a drawn sample for another trainer.")

@@ -17,16 +17,10 @@ from hgms_core import ConfigError
 from hgms_core.errors import CheckpointError
 from hgms_mix.exchange.sample import Sampled
 from hgms_mix.exchange.trainer import UNNAMED, Trainer, differences, model_name
-from hgms_mix.exchange.with_axolotl import AXOLOTL
 from hgms_mix.exchange.with_datasets import DATASETS
-from hgms_mix.exchange.with_llamafactory import LLAMAFACTORY
-from hgms_mix.exchange.with_ms_swift import MS_SWIFT
-from hgms_mix.exchange.with_olmo import OLMO
 from hgms_mix.exchange.with_trl import TRL
 
-TRAINERS: Mapping[str, Trainer] = {
-    trainer.name: trainer for trainer in (AXOLOTL, DATASETS, LLAMAFACTORY, MS_SWIFT, OLMO, TRL)
-}
+TRAINERS: Mapping[str, Trainer] = {trainer.name: trainer for trainer in (DATASETS, TRL)}
 
 
 LIST = ".export.json"
@@ -70,7 +64,6 @@ def export(sample: Sampled, trainer: Trainer, folder: Path) -> list[str]:
                     )
             _write_list(folder, trainer, before | files)  # after a kill, the next export knows both
             for name in before - files:
-                # From other sources: OLMo-core reads all files in the folder.
                 (folder / name).unlink(missing_ok=True)
             for name in files:
                 (folder / name).parent.mkdir(exist_ok=True)

@@ -27,22 +27,14 @@ def conversations(part: Part) -> Iterator[dict[str, Any]]:
         yield {"messages": row["messages"]}
 
 
-def texts(
-    sample: Sampled,
-    part: Part,
-    prompt: str = "prompt",
-    completion: str = "completion",
-    *,
-    eos: bool = True,
-) -> Iterator[dict[str, Any]]:
-    """Yield prompt and last answer under these keys, as the named template writes them.
+def texts(sample: Sampled, part: Part) -> Iterator[dict[str, Any]]:
+    """Yield prompt and last answer as the named template writes them.
 
-    The texts equal the texts used for reweighting. ``eos``: append the end mark, if the trainer
-    does not.
+    The texts equal the texts used for reweighting.
     """
     for pieces in sample.pieces_of(part):
-        question, answer = sample.pair(pieces, eos=eos)
-        yield {prompt: question, completion: answer}
+        prompt, completion = sample.pair(pieces)
+        yield {"prompt": prompt, "completion": completion}
 
 
 def dialogues(sample: Sampled, part: Part) -> Iterator[dict[str, Any]]:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, final
 
 import numpy as np
-import torch
 from attrs import field, frozen
 
 from hgms.store import Folder, read_manifest
@@ -104,22 +103,6 @@ class Sampled:
             for row in part.rows
         )
 
-    @functools.cached_property
-    def tables(self) -> Mapping[str, Any]:
-        """The rows of each source in tokens of the model for fine-tuning.
-
-        Rows that are too long in these tokens are excluded.
-        """
-        numbers = {
-            part.name: torch.tensor(sorted(row["row"] for row in part.rows)) for part in self.parts
-        }
-        for part in self.parts:
-            self._source(part)
-        tables: Mapping[str, Any] = self.config.task.tables_at(
-            self.tokenizer, self.config.sample.of, numbers
-        )
-        return tables
-
     def pieces_of(self, part: Part) -> list[list[tuple[str, bool]]]:
         """Return each row of ``part`` as the template writes it.
 
@@ -153,11 +136,8 @@ class Sampled:
             for chat in chats
         ]
 
-    def pair(self, pieces: Sequence[tuple[str, bool]], *, eos: bool) -> tuple[str, str]:
-        """Return prompt and last answer of a row, without the start mark.
-
-        ``eos``: include the end mark.
-        """
+    def pair(self, pieces: Sequence[tuple[str, bool]]) -> tuple[str, str]:
+        """Return prompt and last answer of a row, without the start mark."""
         last = 1 + max(
             (number for number, (_, learned) in enumerate(pieces) if not learned), default=-1
         )
@@ -166,8 +146,6 @@ class Sampled:
         )
         if self.tokenizer.bos_token:
             prompt = prompt.removeprefix(self.tokenizer.bos_token)
-        if not eos and self.tokenizer.eos_token:
-            answer = answer.removesuffix(self.tokenizer.eos_token)
         return prompt, answer
 
     def _source(self, part: Part) -> Any:

@@ -138,10 +138,7 @@ def schedule(sample: Sampled) -> str:
 
 
 def settings(sample: Sampled) -> dict[str, Any]:
-    """Return ``[finetune]`` as transformers' TrainingArguments.
-
-    Most trainers accept these names.
-    """
+    """Return ``[finetune]`` as transformers' TrainingArguments."""
     own = sample.config.finetune
     return {
         "learning_rate": own.lr,
@@ -154,15 +151,6 @@ def settings(sample: Sampled) -> dict[str, Any]:
         "save_steps": own.save_every,
         "seed": sample.seed,
     }
-
-
-def warmup(sample: Sampled) -> dict[str, Any]:
-    """Return the warm-up for trainers on transformers before version 5.
-
-    There, a share and a number of steps are two settings.
-    """
-    steps = sample.config.finetune.warmup
-    return {"warmup_ratio": steps} if 0 < steps < 1 else {"warmup_steps": int(steps)}
 
 
 def lora_alpha(lora: Any) -> int:

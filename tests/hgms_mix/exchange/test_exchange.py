@@ -7,15 +7,15 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+from attrs import evolve
 from support.exports import lines, rows_in, sample_of, write
 from support.helpers import rejects
 
-from hgms_mix.exchange.folder import TRAINERS, export
+from hgms_mix.exchange.folder import TRAINERS
 
 pytest.importorskip("transformers", reason="transformers is not installed: pip install 'hgms[llm]'")
-yaml = pytest.importorskip("yaml", reason="pyyaml is not installed: pip install 'hgms[llm]'")
+pytest.importorskip("yaml", reason="pyyaml is not installed: pip install 'hgms[llm]'")
 
 
 def texts_of(folder: Path) -> Counter[str]:
@@ -42,17 +42,19 @@ def test_every_export_holds_the_sample_with_its_shares(
 
 
 def test_sources_that_changed_since_the_sample_was_drawn_are_not_read(
-    here: Path, tmp_path: Path, request: pytest.FixtureRequest
+    here: Path, request: pytest.FixtureRequest
 ) -> None:
-    """Row 7 of a file is another row after an edit: tokens are read anew."""
+    """Row 7 of a file is another row after an edit. The template `alpaca` reads the sources."""
     file = here / "sums.jsonl"
     before = file.read_text()
     request.addfinalizer(lambda: file.write_text(before))
     file.write_text("".join(sorted(before.splitlines(keepends=True), reverse=True)))
+    sample = sample_of(next(Path("runs").glob("plain/*/seed-1")))
+    sample = evolve(
+        sample, config=evolve(sample.config, task=evolve(sample.config.task, template="alpaca"))
+    )
     with rejects("data-changed", "task", "sources", "sums"):
-        export(
-            sample_of(next(Path("runs").glob("plain/*/seed-1"))), TRAINERS["olmo"], tmp_path / "out"
-        )
+        sample.pieces_of(sample.parts[0])
 
 
 def test_an_export_takes_away_only_what_one_has_written(here: Path, tmp_path: Path) -> None:
@@ -89,8 +91,8 @@ def test_datasets_interleaves_each_row_once(here: Path, tmp_path: Path, name: st
 def test_a_named_template_is_written_into_the_rows_as_the_mix_tokenised_them(
     here: Path, tmp_path: Path
 ) -> None:
-    """Segments of axolotl, put together, are the tokens and masks of the mix's own table."""
-    out = write(tmp_path / "out", "plain", "axolotl")
+    """Prompt and completion, put together, are the tokens and masks of the mix's own table."""
+    out = write(tmp_path / "out", "plain")
     sample = sample_of("plain")
     tables = sample.config.task.tables(sample.tokenizer, "sources")
 
@@ -101,26 +103,13 @@ def test_a_named_template_is_written_into_the_rows_as_the_mix_tokenised_them(
         table = tables[part.name]
         rows = [table.row(table.places[row["row"]]) for row in part.rows]
         assert [
-            [(token, piece["label"]) for piece in row["segments"] for token in ids(piece["text"])]
+            [
+                (token, learned)
+                for text, learned in ((row["prompt"], False), (row["completion"], True))
+                for token in ids(text)
+            ]
             for row in lines(out / "rows" / f"{part.stem}.jsonl")
         ] == [list(zip(tokens.tolist(), mask.tolist(), strict=True)) for tokens, mask in rows]
-
-
-def test_olmo_finds_the_rows_by_their_end_tokens(here: Path, tmp_path: Path) -> None:
-    out = write(tmp_path / "out", trainer="olmo")
-    sample = sample_of()
-    tables = sample.config.task.tables(sample.tokenizer, "sources")
-    sources = yaml.safe_load((out / "mixture.yaml").read_text())["sources"]
-    for part, source in zip(sample.parts, sources, strict=True):
-        path = out / source["paths"][0]
-        flat = np.memmap(path, mode="r", dtype=np.uint16)
-        mask_path = path.with_name(path.name.replace("token_ids", "labels_mask"))
-        masks = np.memmap(mask_path, mode="r", dtype=np.bool_)
-        stops = (flat == sample.tokenizer.eos_token_id).nonzero()[0] + 1
-        rows = [tables[part.name].row(tables[part.name].places[row["row"]]) for row in part.rows]
-        pieces = [piece.tolist() for piece in np.split(flat, stops)[:-1]]
-        assert pieces == [tokens.tolist() for tokens, _ in rows]
-        assert masks.tolist() == [learned for _, mask in rows for learned in mask.tolist()]
 
 
 def test_a_place_that_is_taken_is_rejected(here: Path, tmp_path: Path) -> None:
