@@ -7,7 +7,6 @@ from hgms.lazy import Places, attach
 PLACES: Places = {
     "hgms.contrib.kfac": "KFAC",
     "hgms.contrib.lancbio": "LancBiO",
-    "hgms.contrib.linear_operator_solver": "LinearOperatorSolver",
     "hgms.contrib.recycled_cg": "RecycledCG",
     "hgms.contrib.roulette": "Roulette",
 }

@@ -72,8 +72,7 @@ EXPECTED = {
     ),
     "selector": "best-of-n worst first",
     "solver": (
-        "cg minres neumann roulette fixed-point nystrom recycled-cg lancbio kfac identity scipy "
-        "linear-operator"
+        "cg minres neumann roulette fixed-point nystrom recycled-cg lancbio kfac identity scipy"
     ),
     "hypergradient": "implicit unrolled one-step through-step sama averaged carried fixed",
     "outer": "sgd adam adamw projected-gradient exponentiated-gradient split torch",
