@@ -5,8 +5,8 @@
 
 Every part is a script of this folder, executed with --json; its figures become one row per piece of
 work in docs/reference/benchmarks-speed.md. Within a part the sides take turns. Ratios are medians
-with quartiles. Parts that cannot be measured (no JAX, no git) are empty. ``--against`` is the commit or
-the checkout for "before".
+with quartiles. Parts that cannot be measured (no JAX, no git) are empty. ``--against`` is the
+commit or the checkout for "before".
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Draw the pictures of docs/explanation/counterexamples.md from runs of the circle tasks.
+"""Draw the pictures of the circle tasks in docs/explanation from runs of the circle tasks.
 
 ``python docs/figures.py [--check]``. Each function with the name of a picture computes its numbers
 (float64 on the CPU, fixed seeds) and returns them with a drawing function. Both are stored in

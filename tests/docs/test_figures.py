@@ -24,8 +24,9 @@ def test_the_numbers_on_file_are_those_of_a_new_run(name: str) -> None:
     assert draw(figures.rounded(numbers)).axes
 
 
-def test_every_picture_is_on_the_page_and_has_its_maker() -> None:
-    page = (DOCS / "explanation" / "counterexamples.md").read_text(encoding="utf-8")
-    shown = set(re.findall(r"\]\(\.\./images/([\w-]+)\.svg\)", page))
+def test_every_picture_is_on_a_page_and_has_its_maker() -> None:
+    pages = (DOCS / "explanation").glob("*.md")
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    shown = set(re.findall(r"\]\(\.\./images/([\w-]+)\.svg\)", text))
     on_file = [{path.stem for path in figures.IMAGES.glob(f"*.{end}")} for end in ("json", "svg")]
     assert on_file[0] == set(figures.FIGURES) <= shown & on_file[1]
