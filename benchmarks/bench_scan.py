@@ -12,7 +12,7 @@ in ``summary.json``. 100,000 folders are 800,000 files and 4 GB. Steps, each in 
 * ``table``: after a scan, means, intervals and paired differences of each task.
 * ``report``: the computations of ``hgms report`` before drawing (including rows of every run).
 * ``compare``: `hgms compare` on a finished grid: load, find remaining runs, gather, tables.
-* ``plan``: the remaining runs of the grid, as for `hgms plan`.
+* ``plan``: the remaining runs of the grid.
 
 ``scan`` and ``compare`` also have a cold figure: the kernel drops the cached contents of the files
 (``posix_fadvise``), not their names. Required: 100,000 results within 60 s on one core.

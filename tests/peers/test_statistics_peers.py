@@ -1,4 +1,4 @@
-"""Holm's rule is that of statsmodels, Nemenyi's critical difference that of scikit-posthocs."""
+"""Holm's rule is that of statsmodels."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import itertools
 
 import numpy as np
 import pytest
-import scikit_posthocs
 from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
-from hgms.results import Ranks
 from hgms.results.statistics import paired_differences
 
 pytestmark = pytest.mark.nightly
@@ -30,18 +28,3 @@ def test_a_pair_s_interval_excludes_zero_where_multipletests_rejects() -> None:
         assert [result[str(i), str(j)].excludes_zero for i, j in pairs] == expected
         rejected += sum(expected)
     assert 0 < rejected < 60
-
-
-def test_mean_ranks_beyond_the_critical_difference_are_those_that_nemenyi_rejects() -> None:
-    random = np.random.default_rng(5)
-    apart = 0
-    for _ in range(10):
-        rows = random.normal(size=(12, 5)) + np.array([0, 0.5, 1, 1.5, 2])
-        ranks = Ranks.of([(dict(zip("abcde", row.tolist(), strict=True)), False) for row in rows])
-        assert ranks is not None
-        chances = scikit_posthocs.posthoc_nemenyi_friedman(rows)
-        for (i, a), (j, b) in itertools.combinations(enumerate("abcde"), 2):
-            beyond = abs(ranks.means[a] - ranks.means[b]) > ranks.critical
-            assert beyond == (chances.iloc[i, j] < 0.05)
-            apart += beyond
-    assert 10 < apart < 90

@@ -1,4 +1,4 @@
-"""Methods × tasks × seeds under one budget; the commands `compare` and `plan`."""
+"""Methods × tasks × seeds under one budget; the command `compare`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,5 @@ __all__ = [
 @hookimpl
 def hgms_register_commands(cli: click.Group) -> None:
     from hgms.comparison.command import compare
-    from hgms.comparison.plan_command import plan
 
     cli.add_command(compare)
-    cli.add_command(plan)

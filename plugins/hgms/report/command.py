@@ -11,7 +11,6 @@ import click
 
 from hgms.cli import json_option, print_json
 from hgms.config.control_characters import printable
-from hgms_core import ConfigError
 
 if TYPE_CHECKING:
     from hgms.report.study import Entry, Study
@@ -102,11 +101,6 @@ def report(
     help="Draw the learned weights of data sources over time, one panel per method.",
 )
 @click.option(
-    "--ranks",
-    is_flag=True,
-    help="Mean ranks over tasks and seeds instead, with their critical difference.",
-)
-@click.option(
     "--out",
     type=_FOLDER,
     default=Path("curves.svg"),
@@ -119,7 +113,6 @@ def plot(
     metrics: Sequence[str],
     separate: bool,
     mixture: bool,
-    ranks: bool,
     out: Path,
     as_json: bool,
 ) -> None:
@@ -130,18 +123,10 @@ def plot(
     from hgms.report import paper
     from hgms.report.compute import build
     from hgms.report.formats import suffix
-    from hgms.report.ranks import draw_ranks
 
-    if mixture and ranks:
-        raise ConfigError(
-            "conflicting-options",
-            "--mixture and --ranks select different pictures",
-            place=("--ranks",),
-            hint="remove one of them",
-        )
     suffix(out, paper.SUFFIXES, "a picture")
     study = build(runs, metrics=metrics, separate=separate)
-    (draw_ranks if ranks else paper.draw_mixtures if mixture else paper.draw_curves)(study, out)
+    (paper.draw_mixtures if mixture else paper.draw_curves)(study, out)
     if as_json:
         print_json(_as_dict(study, [out]))
         return

@@ -15,7 +15,6 @@ from hgms.report.tables import (
     overview,
     pairs,
     passes,
-    ranks,
     scores,
     summary,
     work,
@@ -78,7 +77,6 @@ def latex(study: Study) -> str:
         lead = f"{section.title}, {section.budget} per run. "
         shown = (scores(section), mixture(section), work(section), passes(section), pairs(section))
         parts += [_tex_table(table, name, lead) for table in shown if table.rows]
-    parts += [_tex_table(table, "all", "") for table in (ranks(study),) if table.rows]
     parts += [_tex_table(table, "sources", "") for table in ledgers(study)]
     return "\n\n".join(parts) + "\n"
 

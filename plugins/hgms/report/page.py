@@ -58,7 +58,6 @@ def html(study: Study) -> str:
         tables=tables,
         sections=sections,
         environments=_environments(study),
-        ranks=study.ranks,
         style=style,
         light=LIGHT,
         dark=DARK,

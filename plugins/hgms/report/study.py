@@ -18,7 +18,6 @@ from hgms.report.mixture import Mixture
 from hgms.results import (
     Forest,
     Interval,
-    Ranks,
     Row,
     Skipped,
     StoredRun,
@@ -195,23 +194,6 @@ class Section:
         return [run for entry in self.entries for run in entry.runs + entry.failed]
 
     @property
-    def values(self) -> dict[str, dict[int, float]]:
-        """The main metric by seed of every method and floor that is part of verdicts.
-
-        The value is NaN for failed runs.
-        """
-        return {
-            entry.label: {
-                run.seed: run.metrics.get(self.metric, math.nan)
-                if run.status == "done"
-                else math.nan
-                for run in [*entry.runs, *entry.failed]
-            }
-            for entry in self.entries
-            if entry.runs and entry.role != "ceiling" and not entry.unjudged
-        }
-
-    @property
     def forest(self) -> Forest | None:
         """The paired differences as a picture; ``None`` if there is nothing to compare."""
         return evolve(self.compared, task=self.title, percent=self.is_share(self.metric)).forest
@@ -336,29 +318,3 @@ class Study:
         The order determines the colours.
         """
         return sorted({entry.label for section in self.sections for entry in section.entries})
-
-    @functools.cached_property
-    def ranks(self) -> Ranks | None:
-        """The mean ranks over tasks × seeds of the methods and floors that every task has.
-
-        ``None`` for fewer than three methods.
-        """
-        sections = [
-            section
-            for section in self.sections
-            if section.higher is not None and not section.compared.unjudged
-        ]
-        values = [section.values for section in sections]
-        labels = [
-            label
-            for label in (values[0] if values else ())
-            if all(label in known for known in values)
-        ]
-        blocks = []
-        for section, known in zip(sections, values, strict=True):
-            seeds = set.intersection(*(set(known[label]) for label in labels)) if labels else set()
-            blocks += [
-                ({label: known[label][seed] for label in labels}, section.higher is True)
-                for seed in sorted(seeds)
-            ]
-        return Ranks.of(blocks) if len(labels) > 2 else None

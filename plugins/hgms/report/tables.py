@@ -519,20 +519,6 @@ def overview(study: Study) -> Table:
     )
 
 
-def ranks(study: Study) -> Table:
-    """Build the table of mean ranks over tasks and seeds, if there are enough methods."""
-    mean_ranks = study.ranks
-    rows = (
-        []
-        if mean_ranks is None
-        else [[text(label), Cell(f"{rank:.2f}", rank)] for label, rank in mean_ranks.means.items()]
-    )
-    words = "" if mean_ranks is None else mean_ranks.words
-    return Table(
-        title="Mean ranks", columns=["method", "mean rank"], rows=rows, caption=words, ident="ranks"
-    )
-
-
 def ledgers(study: Study) -> list[Table]:
     """Build a table per task with named sources: results under every budget.
 

@@ -6,7 +6,6 @@ from hgms.results.colours import DARK, DASHES, LIGHT, Look, looks
 from hgms.results.execution import execution_notes
 from hgms.results.folders import NULL_TEST, Skipped, read_run, scan, scan_sweeps, without_collection
 from hgms.results.forest import STYLE, Forest, notebook_html
-from hgms.results.ranks import Ranks
 from hgms.results.recovery import Ratio, recovered_share
 from hgms.results.statistics import (
     Interval,
@@ -45,7 +44,6 @@ __all__ = [
     "Interval",
     "Look",
     "Point",
-    "Ranks",
     "Ratio",
     "Row",
     "Skipped",

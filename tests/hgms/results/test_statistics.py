@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from hgms.results import Ranks, recovered_share
+from hgms.results import recovered_share
 from hgms.results.statistics import Interval, paired_differences, paired_interval
 
 
@@ -149,39 +149,3 @@ def test_a_ceiling_behind_the_floor_has_no_recovered_share() -> None:
     known = [math.nan, math.nan, 0.28 / 0.61, 0.33 / 0.61, (0.10 + 0.09 - 0.01) / 0.61]
     assert [share.value for share in shares] == pytest.approx(known, nan_ok=True)
     assert shares[-1].count == 3
-
-
-def test_mean_ranks_and_their_critical_difference_by_hand() -> None:
-    """Demšar (2006), table 5: q = 2.569 for four methods; his 14 data sets have a critical
-    difference of 1.25.
-    """
-    high = {"a": 4.0, "b": 3.0, "c": 2.0, "d": 2.0}
-    low = {"a": 1.0, "b": 2.0, "c": 4.0, "d": 3.0}
-    ranks = Ranks.of([(high, True)] * 7 + [(low, False)] * 7)
-    assert ranks is not None
-    assert ranks.means == {"a": 1.0, "b": 2.0, "d": 3.25, "c": 3.75}
-    assert ranks.critical == pytest.approx(2.569 * (4 * 5 / (6 * 14)) ** 0.5, abs=1e-3)
-    assert ranks.critical == pytest.approx(1.25, abs=5e-3)
-    rows = [[-value for value in high.values()]] * 7 + [list(low.values())] * 7
-    chance = stats.friedmanchisquare(*zip(*rows, strict=True)).pvalue
-    assert ranks.chance == pytest.approx(chance)
-    # b and c are 1.75 apart, b and d 1.25
-    assert ranks.groups == [["a", "b"], ["b", "d"], ["d", "c"]]
-
-
-def test_few_blocks_are_said_to_say_nothing() -> None:
-    """Three methods: 2.343 · √(12 / 6N) is below the largest difference 2 from N = 3 on."""
-    block = ({"a": 3.0, "b": 2.0, "c": 1.0}, True)
-    few, enough = Ranks.of([block] * 2), Ranks.of([block] * 3)
-    assert few is not None
-    assert enough is not None
-    assert (few.says_something, enough.says_something) == (False, True)
-    assert Ranks.of([]) is Ranks.of([({"a": 1.0}, True)]) is None
-
-
-@pytest.mark.parametrize("higher", [True, False])
-def test_a_failed_seed_has_the_last_rank(higher: bool) -> None:
-    ranks = Ranks.of([({"a": math.nan, "b": 2.0, "c": 1.0}, higher)])
-    assert ranks is not None
-    assert ranks.means["a"] == 3.0
-    assert list(ranks.means) == (["b", "c", "a"] if higher else ["c", "b", "a"])
