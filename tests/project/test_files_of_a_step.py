@@ -9,7 +9,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "docs"))
 
 
 def test_a_problem_passes_through_few_files() -> None:
-    from traced import files_of_a_step
+    from call_trace import files_of_a_step
 
     files = [name for name, _ in files_of_a_step()]
     assert {"hgms_core/pipeline.py", "plugins/hgms/hypergradients/implicit.py"} <= set(files)
