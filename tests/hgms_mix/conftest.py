@@ -7,9 +7,7 @@ from __future__ import annotations
 import functools
 import gc
 import importlib.metadata
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pluggy
@@ -63,14 +61,3 @@ def _installed_plugins_are_read_once(
             "parse_hookimpl_opts",
             lambda self, plugin, name: parsed(self.project_name, plugin, name),
         )
-
-
-@pytest.fixture(autouse=True)
-def _no_picture_of_the_mixture(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes longer than to find a finished mix. Mixes of fixtures of modules have theirs."""
-
-    def mixture(records: object, path: Path) -> Path:
-        return path
-
-    if "hgms_mix.stages.pictures" in sys.modules:
-        monkeypatch.setattr("hgms_mix.stages.pictures.mixture", mixture)

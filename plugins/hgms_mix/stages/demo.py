@@ -11,17 +11,16 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import attrs
 import click
 import tomlkit
 from attrs import frozen
 
 from hgms.config.tables import read_toml
 from hgms.results import Interval
-from hgms.runs import Progress, RunFolder
+from hgms.runs import Progress
 from hgms.store import replace_file
 from hgms.uncertainty import Certainty, in_words, over_seeds
-from hgms_mix.stages import pictures, texts
+from hgms_mix.stages import texts
 from hgms_mix.stages.compare.outcome import Outcome
 from hgms_mix.stages.config import MixConfig, read
 from hgms_mix.stages.evaluate import UNIFORM
@@ -40,7 +39,6 @@ class Demo:
 
     method: str
     outcome: Outcome
-    picture: Path | None
     folder: Path
 
     @property
@@ -71,7 +69,6 @@ class Demo:
         return {
             "methods": methods,
             "difference": spread(self.outcome.pairs(TEST)[self.method, REFERENCE]),
-            "picture": None if self.picture is None else str(self.picture),
             "folder": str(self.folder),
         }
 
@@ -87,11 +84,10 @@ class Demo:
             )
         if (certainty := self.certainty) is not None:
             click.echo(f"{self.method}'s weights {in_words(certainty)}")
-        if self.picture is not None:
-            click.echo(f"  {self.picture}")
         tuned = Path(first["stages"]["finetune"]["folder"]) / TUNED
         click.echo(
             f"  {self.folder}\nnext:\n"
+            f"  hgms plot {self.folder} --mixture --out mixture.svg draws the weights over time\n"
             f"  put your files and model into a copy of {self.folder / 'demo.toml'}, and run hgms "
             "mix on it\n"
             "  hgms mix export that copy --to trl --out DIR writes its sample for another trainer\n"
@@ -163,9 +159,4 @@ def run_demo(
         )
     roles = {method: "", REFERENCE: "floor"}
     outcome = Outcome(reports=reports, failures={}, roles=roles, reference=REFERENCE)
-    demo = Demo(method=method, outcome=outcome, picture=None, folder=out)
-    if not demo.reports[0]["pictures"]:
-        return demo  # matplotlib is not installed; the report explains how to install it
-    runs = [RunFolder(Path(report["folder"])).records() for report in demo.reports]
-    losses = {label: list(own.values()) for label, own in outcome.losses(TEST).items()}
-    return attrs.evolve(demo, picture=pictures.against_uniform(runs, losses, out / "demo.png"))
+    return Demo(method=method, outcome=outcome, folder=out)

@@ -1,4 +1,4 @@
-"""The results of a mix: a table, report.json, scores.json and a picture."""
+"""The results of a mix: a table, report.json and scores.json."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from typing import Any
 import click
 
 from hgms.cli import print_table
-from hgms.runs import RunFolder
 from hgms.store import finite, replace_file
-from hgms_core.errors import MissingExtra
-from hgms_mix.stages import certainty, evaluate, pictures, sample
+from hgms_mix.stages import certainty, evaluate, sample
 from hgms_mix.stages.certainty import format_interval, rows_of
 from hgms_mix.stages.config import MixConfig, comparable
 from hgms_mix.stages.graph import Finished
@@ -43,7 +41,7 @@ def show(report: Mapping[str, Any]) -> None:
     benchmarks = [
         f"{name}: {_benchmark(result)}" for name, result in report.get("benchmarks", {}).items()
     ]
-    for line in (*benchmarks, *report["pictures"], *report["notes"], report["folder"]):
+    for line in (*benchmarks, report["folder"]):
         click.echo(f"  {line}")
 
 
@@ -55,7 +53,7 @@ def name_of(config: MixConfig) -> str:
 def write_report(
     config: MixConfig, learned: Learned, finished: Mapping[str, Finished]
 ) -> dict[str, Any]:
-    """Write and return the contents of ``report.json``, and draw the mixture.
+    """Write and return the contents of ``report.json``.
 
     The report contains the results of all ``finished`` stages, by name.
     """
@@ -96,13 +94,6 @@ def write_report(
         content |= evaluate.summary(config, folder, losses, facts["evaluate"], same)
         scores = json.dumps(finite(_scores(content)), indent=2, ensure_ascii=False)
         replace_file(folder / "scores.json", scores.encode())
-    content |= {"pictures": [], "notes": []}
-    try:
-        content["pictures"].append(
-            str(pictures.mixture(RunFolder(folder).records(), folder / "mixture.png"))
-        )
-    except MissingExtra as missing:
-        content["notes"].append(f"no picture: {'; '.join(missing.lines())}")
     text = json.dumps(finite(content), indent=2, ensure_ascii=False)
     replace_file(folder / "report.json", text.encode())
     return content

@@ -132,5 +132,3 @@ def test_both_methods_of_the_demo_are_compared_seed_by_seed(
     again = right("mix", "--demo", "--out", out, "--seeds", "2")
     assert "reweight: done before" in again.stderr
     assert f"{statistics.mean(losses['uniform']):.3f}"[:4] in again.stdout
-    assert Path(result["picture"]).stat().st_size > 10_000
-    assert result["picture"] in again.stdout
