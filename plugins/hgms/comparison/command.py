@@ -75,11 +75,6 @@ if TYPE_CHECKING:
     help="Do not add the trivial baselines uniform, validation-only and uniform-tilted.",
 )
 @click.option(
-    "--references",
-    is_flag=True,
-    help="Add every reference that fits, at its best stopping and at the budget's end.",
-)
-@click.option(
     "--jobs",
     type=click.IntRange(min=0),
     metavar="N",
@@ -114,7 +109,6 @@ def compare(
     metric: str | None,
     reference: str | None,
     no_baselines: bool,
-    references: bool,
     jobs: int | None,
     executor: str | None,
     address: str | None,
@@ -160,7 +154,6 @@ def compare(
         "seeds": seeds,
         "metric": metric,
         "reference": reference,
-        "references": references or None,
         "baselines": False if no_baselines else None,
     }
     table = {"baselines": True, **table}
@@ -181,9 +174,7 @@ def compare(
             print_json(rows)
             return
         print_table(tuple(rows[0]), rows)
-        for line in loaded.left_out:
-            click.echo(printable(line))
-        click.echo(work_left(loaded, rows))
+        click.echo(work_left(rows))
         return
     comparison = run_grid(
         loaded,

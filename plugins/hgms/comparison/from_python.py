@@ -58,7 +58,6 @@ def compare(
     higher_is_better: bool | Mapping[str, bool] | None = None,
     reference: str | None = None,
     baselines: bool = True,
-    references: bool = False,
     sweep: SweepSettings | Mapping[str, Any] | None = None,
     jobs: int | None = None,
     retry_failed: bool = False,
@@ -92,9 +91,6 @@ def compare(
             present, else the first).
         baselines: whether the trivial baselines that fit a problem are added: ``uniform``, and for
             problems with validation rows ``validation-only`` and ``uniform-tilted``.
-        references: whether every reference that fits is added, at its own best stopping and, as
-            ``NAME-last``, at the end of the budget. A message lists references that do not fit a
-            problem.
         sweep: settings of a sweep on pilot seeds before the comparison. retry_failed: whether
             failed runs are repeated.
         jobs: number of parallel processes, as in ``hgms compare``; 0: in this process. Problems and
@@ -143,7 +139,6 @@ def compare(
         "metric": metric,
         "reference": reference,
         "baselines": baselines,
-        "references": references,
         "sweep": plain(sweep) if isinstance(sweep, SweepSettings) else sweep,
     }
     stated = {key: value for key, value in given.items() if value is not None}

@@ -264,7 +264,6 @@ class Grid:
     pairs: Mapping[tuple[str, str], RunConfig]
     """The configuration of every (task, method), by labels, for the first seed."""
     registry: Registry = field(eq=False, repr=False)
-    left_out: Sequence[str] = ()
     """References without user request that are excluded, with their tasks and reasons."""
     own: bool = False
     """Whether the grid contains objects that no other process can build."""

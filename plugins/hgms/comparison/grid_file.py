@@ -24,10 +24,10 @@ run.
     sampler = "random"
     space.hg-ms = { "outer.lr" = { low = 0.01, high = 1.0, log = true } }
 
-``references = true`` at the top level adds every reference that fits, in both forms.
-``baselines = true`` adds the trivial baselines that fit (see hgms.comparison.references); `hgms
-compare` sets it to true if the file does not contain it. ``[[task]]`` and ``[[method]]`` tables
-contain the fields of the component and the keys ``name``, ``label`` and ``on``.
+``baselines = true`` at the top level adds the trivial baselines that fit (see
+hgms.comparison.references); `hgms compare` sets it to true if the file does not contain it.
+``[[task]]`` and ``[[method]]`` tables contain the fields of the component and the keys ``name``,
+``label`` and ``on``.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from hgms.comparison.grid import (
     distinct_seeds,
     root_of,
 )
-from hgms.comparison.references import BASELINES, lines_of, with_baselines, with_references
+from hgms.comparison.references import BASELINES, with_baselines
 from hgms.comparison.scale import apply_scale
 from hgms.config import Budget
 from hgms.config.convert import role_of, structure, traits_of
@@ -71,7 +71,6 @@ from hgms.runs import (
     missing_traits,
     similar_traits,
     tables_of_others,
-    wanted_traits,
 )
 from hgms_core import ConfigError, HgmsError, Method, Task
 from hgms_core.errors import Place, raise_all, unknown_name
@@ -88,7 +87,6 @@ RESERVED = {
     "schema",
     "metric",
     "reference",
-    "references",
     "baselines",
 }
 
@@ -125,7 +123,6 @@ class GridFile:
     seeds: int | list[int] = field(default=5, validator=distinct_seeds)
     metric: str | None = None
     reference: str | None = None
-    references: bool = False
     baselines: bool = False
     run: RunSettings = RunSettings()
     task: Any
@@ -209,24 +206,6 @@ def check_other_scales(
         raise_all(errors)
 
 
-def without_doubles(
-    fitting: Mapping[tuple[str, str], Method], methods: Sequence[Entry]
-) -> dict[tuple[str, str], Method]:
-    """Return methods by task and label, without added references that equal a method of the user on
-    the same task.
-    """
-    added = {entry.label: entry.name for entry in methods if entry.added}
-    stated = [(entry.label, entry.name) for entry in methods if not entry.added]
-    return {
-        (task, label): method
-        for (task, label), method in fitting.items()
-        if not any(
-            name == added.get(label) and fitting.get((task, other)) == method
-            for other, name in stated
-        )
-    }
-
-
 def is_promised(baseline: Entry, task: object) -> bool:
     """Whether a task declares the traits that a baseline needs.
 
@@ -246,7 +225,6 @@ class _Loader:
         self.registry = registry
         self.objects = objects
         self.errors: list[HgmsError] = []
-        self.left_out: list[str] = []
         self.others = tables_of_others() - attrs.fields_dict(GridFile).keys()
 
     def load(
@@ -259,10 +237,10 @@ class _Loader:
         table = copy_table(grid)
         all_tasks = self.entries("task", table.get("task"))
         all_methods = self.entries("method", table.get("method"))
-        all_methods = self.with_added(table, all_tasks, all_methods)
+        all_methods = self.with_added(table, all_methods)
         self.lay(table, [*all_tasks, *all_methods], sets)
         # `sets` may have requested further methods; no method is added twice
-        all_methods = self.with_added(table, all_tasks, all_methods)
+        all_methods = self.with_added(table, all_methods)
         tasks = self.select(all_tasks, only_tasks)
         methods = self.select(all_methods, only_methods)
         if self.where == FLAGS and "budget" not in table:
@@ -280,8 +258,7 @@ class _Loader:
         file = self.build({"task": [], "method": [], **table}, GridFile)
         self.check_on(all_tasks, all_methods)
         built = {task.label: self.build(task.at(""), Task, ("task", task.label)) for task in tasks}
-        fitting = self.fitting(tasks, methods, built, references=table.get("references") is True)
-        fitting = without_doubles(fitting, methods)
+        fitting = self.fitting(tasks, methods, built)
         if file is None:
             file = self.salvage(table)
         seeds = tuple(range(file.seeds)) if isinstance(file.seeds, int) else tuple(file.seeds)
@@ -326,18 +303,12 @@ class _Loader:
             pairs=pairs,
             registry=self.registry,
             own=bool(self.objects),
-            left_out=self.left_out,
         )
 
-    def with_added(
-        self, table: Mapping[str, Any], tasks: Sequence[Entry], methods: list[Entry]
-    ) -> list[Entry]:
-        """Return the methods with the references or baselines that the table requests."""
-        if not methods:
-            return methods
-        if table.get("references") is True:
-            return with_references(methods, self.registry, map(self.traits, tasks))
-        return with_baselines(methods, self.registry) if table.get("baselines") is True else methods
+    def with_added(self, table: Mapping[str, Any], methods: list[Entry]) -> list[Entry]:
+        """Return the methods with the baselines that the table requests."""
+        wanted = methods and table.get("baselines") is True
+        return with_baselines(methods, self.registry) if wanted else methods
 
     def build(
         self, table: object, wanted: Any, place: Place = (), traits: frozenset[str] = frozenset()
@@ -557,19 +528,10 @@ class _Loader:
                     )
 
     def fitting(
-        self,
-        tasks: Sequence[Entry],
-        methods: Sequence[Entry],
-        built: Mapping[str, Any],
-        *,
-        references: bool,
+        self, tasks: Sequence[Entry], methods: Sequence[Entry], built: Mapping[str, Any]
     ) -> dict[tuple[str, str], Method]:
-        """Build every method for every task and check that it fits.
-
-        ``references`` states that the references in ``methods`` were requested.
-        """
+        """Build every method for every task and check that it fits."""
         fitting: dict[tuple[str, str], Method] = {}
-        left_out: dict[str, dict[str, list[str]]] = {}
         for entry in methods:
             place: Place = ("method", entry.label)
             general: dict[frozenset[str], Any] = {}  # defaults depend on the task's traits
@@ -588,14 +550,7 @@ class _Loader:
                 if method is None or built[task.label] is None:
                     continue
                 lacking = missing_traits(method, built[task.label])
-                if entry.added and not (references or is_promised(entry, built[task.label])):
-                    continue
-                if lacking and entry.added:
-                    # Do not report a reference for data sources on a task that has none.
-                    said = {} if "sources" in lacking else left_out
-                    said.setdefault(entry.label, {}).setdefault(wanted_traits(lacking), []).append(
-                        task.label
-                    )
+                if entry.added and (lacking or not is_promised(entry, built[task.label])):
                     continue
                 fitting[task.label, entry.label] = method
                 if lacking:
@@ -608,7 +563,6 @@ class _Loader:
                             did_you_mean=similar_traits(lacking),
                         )
                     )
-        self.left_out = lines_of(left_out)
         return fitting
 
     def traits(self, task: Entry) -> frozenset[str]:

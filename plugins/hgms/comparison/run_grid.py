@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 import os
-import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -71,7 +69,7 @@ def run_grid(
     _ensure_writable(grid.out)
     budgets = [grid.budget, grid.sweep.budget if grid.sweep else None]
     timed = any(budget is not None and budget.seconds is not None for budget in budgets)
-    for line in [*grid.left_out, *(describe_changes(grid) if grid.own else ())]:
+    for line in describe_changes(grid) if grid.own else ():
         say(line)
     if grid.own:
         jobs = 0
@@ -225,40 +223,7 @@ def listing(grid: Grid) -> list[dict[str, Any]]:
     return [*trials, *({**cell, "trial": None} for cell in cells)] if trials else cells
 
 
-def work_left(grid: Grid, rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return a message with the number of remaining runs and the duration of their steps.
-
-    A duration is the budget if that is in seconds. Otherwise it is the mean of finished runs of the
-    same method on the same task.
-    """
-    trial = (grid.sweep.budget if grid.sweep is not None else None) or grid.budget
+def work_left(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return a message with the number of remaining runs."""
     left = [row for row in rows if row["state"] in ("new", "begun")]
-    took: dict[tuple[Any, ...], list[float]] = {}
-    for row in rows:
-        if row["state"] == "done" and len(known := took.setdefault(_alike(row), [])) < SAMPLE:
-            known.append(RunFolder(row["folder"]).records()[-1]["seconds"])
-    durations: list[float | None] = []
-    for row in left:
-        budget = trial if row.get("trial") is not None else grid.budget
-        known = took.get(_alike(row), [])
-        durations.append(budget.seconds or (statistics.fmean(known) if known else None))
-    count = f"{len(left)} of {len(rows)} runs to do"
-    seconds = math.fsum(filter(None, durations))
-    unknown = durations.count(None)
-    if not left:
-        return count
-    if unknown == len(left):
-        return f"{count}; how long they take is known when one of each method has ended"
-    size = "at least " if unknown else "about "
-    more = f"; the time of {unknown} other runs is unknown" if unknown else ""
-    amount = f"{seconds:,.0f}" if seconds >= 10 else f"{seconds:.2g}"
-    return f"{count}: {size}{amount} s of steps, one run at a time{more}"
-
-
-SAMPLE = 5
-"""Number of finished runs that are read to estimate the duration of a run."""
-
-
-def _alike(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return a key that is equal for runs of similar duration."""
-    return row["task"], row["method"], row.get("trial") is not None
+    return f"{len(left)} of {len(rows)} runs to do"

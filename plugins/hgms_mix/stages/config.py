@@ -126,7 +126,7 @@ def comparable(config: MixConfig) -> str:
     return json_digest([table, data_of(config.task)])
 
 
-OF_GRIDS = ("seeds", "metric", "reference", "references", "baselines", "sweep", "scale")
+OF_GRIDS = ("seeds", "metric", "reference", "baselines", "sweep", "scale")
 """Keys of a file that only `hgms compare` uses."""
 
 

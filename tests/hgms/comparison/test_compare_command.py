@@ -11,7 +11,6 @@ import pytest
 from click.testing import CliRunner
 
 from hgms.cli import main
-from hgms.runs import RunFolder
 
 SWEEP = "[sweep]\ntrials = 3\nbudget = '2s'\nspace.walk = { noise = [0.1, 0.2, 0.3] }\n"
 GRID = 'budget = "5s"\nseeds = 2\ntask = ["bowl"]\nmethod = ["walk"]\n' + SWEEP
@@ -80,10 +79,8 @@ def test_a_dry_run_lists_trials_and_estimates_from_runs_that_have_ended(
     assert [(row["trial"], row["seed"]) for row in rows] == trials
     flags = [*WALK, *BUDGET, "--out", "o", "--seeds"]
     assert hgms(*flags, "2", "--jobs", "0").exit_code == 0
-    took = iter([30.0, 50.0])
-    monkeypatch.setattr(RunFolder, "records", lambda _: [{"seconds": 1.0}, {"seconds": next(took)}])
     shown = hgms(*flags, "5", "--dry-run").stdout.splitlines()[-1]
-    assert shown.startswith("3 of 5 runs to do: about 120 s of steps")
+    assert shown == "3 of 5 runs to do"
 
 
 def test_failures_leave_with_1(hgms: Callable[..., Any]) -> None:

@@ -126,8 +126,8 @@ def test_values_for_nobody_or_of_another_table_are_refused(
 
 
 def test_a_contest_is_of_all_methods_and_seeds(grid: Path) -> None:
-    """But of no references that a grid only adds."""
-    grid.write_text("references = true\n" + GRID)
+    """But of no baselines that a grid only adds."""
+    grid.write_text("baselines = true\n" + GRID)
     contest = Contest.of(grid)
     roles = {"hg-ms": "", "other": "", "uniform": "floor"}
     assert (contest.reference, contest.roles) == ("uniform", roles)

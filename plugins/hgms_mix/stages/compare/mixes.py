@@ -88,8 +88,7 @@ class Contest:
             "reference": reference,
         }
         table |= {key: value for key, value in own.items() if value is not None}
-        for key in ("references", "baselines"):
-            table.pop(key, None)
+        table.pop("baselines", None)
         registry = registry or Registry.load()
         runs = hgms.comparison.load(
             table, source=grid.name, methods=labels or (), registry=registry
