@@ -19,6 +19,7 @@ PLACES: Places = {
     "hgms.methods.initial_theta": "StartingAt",
     "hgms.methods.tilt": "Tilted",
     "hgms.methods.validation_only": "ValidationOnly",
+    "hgms.tuning.auto": "Auto",
 }
 
 __getattr__, __dir__, __all__ = attach(__name__, PLACES)

@@ -11,3 +11,4 @@ from hgms.methods.reweighting import MwNet as MwNet
 from hgms.methods.reweighting import SmallLoss as SmallLoss
 from hgms.methods.tilt import Tilted as Tilted
 from hgms.methods.validation_only import ValidationOnly as ValidationOnly
+from hgms.tuning.auto import Auto as Auto

@@ -29,7 +29,7 @@ from torch.func import vmap
 
 from hgms.tuning.candidate import Candidate
 from hgms.tuning.filtered import filter_start, fold_masks, kept_rows, row_mask
-from hgms.tuning.meter import Meter, Stage, Stages
+from hgms.tuning.meter import Meter, NotConvex, Stage, Stages
 from hgms.tuning.problem import TuningProblem
 from hgms_core import Key
 
@@ -49,10 +49,6 @@ SCAN_SHARE = 0.25
 
 MARGIN = 1.5
 """A judgement, and the final training, may take this multiple of the earlier judgements."""
-
-
-class NotConvex(Exception):
-    """The training loss has negative curvature; the online engine handles it."""
 
 
 def conjugate_gradients(
@@ -140,12 +136,14 @@ class Implicit:
         (slope,) = torch.autograd.grad(value.sum(), w, create_graph=True)
 
         def product(v: Tensor) -> Tensor:
+            self.meter.call(len(w))
             (image,) = torch.autograd.grad(slope, w, v, retain_graph=True)
             return image
 
         size = w.shape[1]
         penalty = vmap(partial(problem.space.curvature, size=size))(u.detach())
         self.meter.count()
+        self.meter.call(len(w))
         return w, value.detach(), slope, product, penalty + self.curvature
 
     def solve(
@@ -171,6 +169,7 @@ class Implicit:
             length = torch.ones_like(expected)
             w = w.detach()
             for _ in range(12):
+                self.meter.call(len(w))
                 with torch.no_grad():
                     trial = vmap(partial(problem.train_loss, batch=problem.rows))(
                         w + length[:, None] * direction, u, fit
@@ -193,7 +192,13 @@ class Implicit:
         (b,) = torch.autograd.grad(upper.sum(), w)
         v = conjugate_gradients(product, b, diagonal, 3e-2, 60, v)
         (cross,) = torch.autograd.grad(slope, leaf, v, materialize_grads=True)
+        self.meter.call(2 * len(w))
         return -cross, v
+
+    def held_out(self, w: Tensor) -> Tensor:
+        """Return the losses of the judged rows."""
+        self.meter.call(len(w))
+        return self.problem.held_out(w)
 
     def judged(self, w: Tensor, u: Tensor) -> Stage:
         """Return the judged rows of replicas that also train on their outer rows.
@@ -204,7 +209,7 @@ class Implicit:
         masks = self.problem.masks
         before = self.meter.share
         w = self.solve(w, u[masks.group], masks.fit + masks.outer)
-        judged = self.problem.held_out(w)
+        judged = self.held_out(w)
         return {"judged": judged, "final": w[-1], "judging": self.meter.share - before}
 
     def baseline(self, fit: Tensor) -> Stage:
@@ -212,7 +217,7 @@ class Implicit:
         u = problem.space.start.expand(len(fit), -1)
         limit = self.meter.share + BASELINE_SHARE
         w = self.solve(problem.w0.expand(len(fit), -1), u, fit, limit=limit)
-        return {"judged": problem.held_out(w), "final": w[-1]}
+        return {"judged": self.held_out(w), "final": w[-1]}
 
     def filtered(self) -> Stage:
         """Return which training rows the out-of-fold filter keeps."""
@@ -221,6 +226,7 @@ class Implicit:
         u = problem.space.start.expand(len(fit), -1)
         limit = self.meter.share + BASELINE_SHARE
         w = self.solve(problem.w0.expand(len(fit), -1), u, fit, limit=limit)
+        self.meter.call(len(w))
         return {"keep": kept_rows(problem, w, held)}
 
     def scan(self) -> Stage:
@@ -236,6 +242,7 @@ class Implicit:
             u = u.clamp(space.low, space.high)
             w = self.solve(w, u.expand(len(w), -1), masks.fit)
             each = vmap(partial(problem.outer_loss, batch=problem.rows))(w, masks.outer)
+            self.meter.call(len(w))
             outer = float(each[last].sum())
             if best is None or outer < best[0]:
                 best = (outer, u, w)

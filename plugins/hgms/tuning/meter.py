@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -12,6 +12,14 @@ from hgms.config import Budget
 
 Stage = dict[str, Any]
 """The result of a stage: tensors and numbers by name."""
+
+
+class NotConvex(Exception):
+    """The training loss has negative curvature; the online engine handles it."""
+
+
+class Paused(Exception):
+    """A stage is missing, and no further stage may run in this step."""
 
 
 class Meter:
@@ -32,6 +40,7 @@ class Meter:
         self.budget = budget
         self.models = models
         self.steps = 0
+        self.calls = 0
         self.earlier = 0.0
         self._time = time.perf_counter if kind == "wall" else time.process_time
         self._started = self._time()
@@ -44,6 +53,10 @@ class Meter:
         """Add lower steps."""
         self.steps += steps
 
+    def call(self, calls: int) -> None:
+        """Add evaluations of losses, with or without a gradient, and Hessian products."""
+        self.calls += calls
+
     @property
     def share(self) -> float:
         """The spent share of the budget; it may exceed 1."""
@@ -54,58 +67,62 @@ class Meter:
         return self.steps * self.models / (self.budget.oracle_calls or 1)
 
     def spent(self) -> dict[str, float]:
-        return {"seconds": self.seconds, "steps": self.steps}
+        return {"seconds": self.seconds, "steps": self.steps, "calls": self.calls}
 
     def restore(self, spent: Mapping[str, float]) -> None:
-        """Continue from the counts of an interrupted call."""
+        """Continue from the counts at the end of a stage."""
         self.steps = int(spent["steps"])
-        self.earlier = max(self.earlier, float(spent["seconds"]) - self._time() + self._started)
-
-
-class Keeper(Protocol):
-    """Stores the results of stages."""
-
-    def load(self, name: str) -> Stage | None: ...
-
-    def save(self, name: str, stage: Stage) -> None: ...
+        self.calls = int(spent["calls"])
+        self.earlier = float(spent["seconds"])
+        self._started = self._time()
 
 
 class Stages:
-    """Run stages by name; a stage that is stored is loaded instead.
+    """Run the stages of an engine in order; each call runs at most ``count`` new stages.
 
-    A stage is a pure function of the problem and of earlier stages, so a resumed call computes the
-    same numbers if the budget is in steps.
+    ``finished`` contains the results of earlier calls by name. They are returned again, with the
+    meter at the end of the stage, so decisions that depend on the spent share are repeated. A stage
+    is a pure function of the problem and of earlier stages, so a resumed search computes the same
+    numbers if the budget is in steps. ``spent`` contains the counts at the end of the last call.
+
+    Errors: Paused if a further stage is necessary; NotConvex if the stage raised it.
     """
 
     def __init__(
-        self,
-        meter: Meter,
-        keeper: Keeper | None = None,
-        progress: Callable[[str, float], None] | None = None,
+        self, meter: Meter, finished: Mapping[str, Stage], spent: Mapping[str, float], count: int
     ) -> None:
         self.meter = meter
-        self.keeper = keeper
-        self.progress = progress
+        self.finished = dict(finished)
+        self.spent = spent
+        self.left = count
+        self.last = ""
         self.prefix = ""
 
-    def of(self, engine: str) -> Stages:
-        """Return the stages of an engine: equal names of two engines are different stages."""
-        stages = Stages(self.meter, self.keeper, self.progress)
-        stages.prefix = f"{engine} "
-        return stages
-
     def run(self, name: str, function: Callable[[], Stage]) -> Stage:
-        if self.progress is not None:
-            self.progress(name, min(1.0, self.meter.share))
         name = self.prefix + name
-        stored = None if self.keeper is None else self.keeper.load(name)
-        if stored is not None:
-            self.meter.restore(stored["spent"])
-            return stored
-        stage = {**function(), "spent": self.meter.spent()}
-        stage = {key: _detach(value) for key, value in stage.items()}
-        if self.keeper is not None:
-            self.keeper.save(name, stage)
+        if name in self.finished:
+            stage = self.finished[name]
+            self.meter.restore(stage["spent"])
+        else:
+            stage = self._compute(name, function)
+        if stage.get("not_convex"):
+            raise NotConvex
+        return stage
+
+    def _compute(self, name: str, function: Callable[[], Stage]) -> Stage:
+        if not self.left:
+            raise Paused
+        if not self.last:
+            self.meter.restore(self.spent)
+        self.left -= 1
+        try:
+            result = function()
+        except NotConvex:
+            result = {"not_convex": True}
+        stage = {key: _detach(value) for key, value in result.items()}
+        stage["spent"] = self.meter.spent()
+        self.finished[name] = stage
+        self.last = name
         return stage
 
 

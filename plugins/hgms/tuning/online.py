@@ -313,6 +313,7 @@ class Online:
             for _ in range(TRIAL_STEPS):
                 adam.observe(grad(problem.train_loss)(w, u, mask, batch))
                 w = adam.move(w)
+                self.meter.call(1)
             with torch.no_grad():
                 loss = float(problem.train_loss(w, u, mask, batch))
             losses[rate] = loss if math.isfinite(loss) else math.inf
@@ -359,6 +360,7 @@ class Online:
             adam.observe(slope_of(w, u, _select(fit, numbers), problem.batch(numbers)))
             w = adam.move(w)
             self.meter.count()
+            self.meter.call(len(w))
             if self.meter.share >= BASELINE_SHARE:
                 break
         return {"keep": kept_rows(problem, w, held)}
@@ -395,14 +397,17 @@ class Online:
                 fits = tuple(_select(plan.fit, each) for each in coming)
                 outer = _select(plan.learn, rows)
                 u = plan.mover.move(u, vmap(grad(ahead))(u, w, adam.scale, fits, outer))
+                self.meter.call((len(coming) + 1) * len(w))
             w = adam.move(w, vmap(rates)(u) if has_rates else 1.0)
             self.meter.count()
+            self.meter.call(len(w))
             marks.append(self.meter.share)
             following = marks[-1] - marks[-every - 1 :][0] + judging
             spent = marks[-1] + following > plan.limit
             if step % CHECK and not spent:
                 continue
             judged = problem.held_out(w)
+            self.meter.call(len(w))
             judging = self.meter.share - marks[-1]
             each = scores(judged, problem.masks.fold)
             mean = float(each[-1])

@@ -27,6 +27,9 @@ from hgms_core.arguments import check_function
 FEW_ROWS = 400
 """Below this number of training rows there are four folds, otherwise three."""
 
+STATISTICS_ROWS = 256
+"""Rows per batch when the running statistics of batch normalisation are set."""
+
 CHUNK = 2048
 """Rows of one pass when losses are judged."""
 
@@ -209,7 +212,6 @@ class TuningProblem:
     """Training and validation losses as functions of vectors.
 
     Attributes:
-        parts: the module as functions of its parameters.
         spec: maps w ``[d]`` to the parameters by name.
         w0: the parameters of the module, ``[d]``.
         space: the hyperparameters.
@@ -217,10 +219,10 @@ class TuningProblem:
         train_size: the number of training rows.
         masks: the roles of the rows.
         losses: ``(x, hyper, batch, training) -> [B]``.
-        user_loss: ``(model, batch, hyper) -> [B]``, the loss of the user.
+        regulariser: ``(x, batch) -> scalar``, a part of the training loss without hyperparameters.
+        is_smooth: whether training has no dropout or batch normalisation.
     """
 
-    parts: ModuleParts
     spec: Ravel
     w0: Tensor
     space: Space
@@ -228,16 +230,12 @@ class TuningProblem:
     train_size: int
     masks: Masks
     losses: Callable[[Tree, Mapping[str, Tensor], Batch, bool], Tensor] = field(repr=False)
-    user_loss: Callable[[nn.Module, Batch, Mapping[str, Tensor]], Tensor] = field(repr=False)
+    regulariser: Callable[[Tree, Batch], Tensor] | None = field(default=None, repr=False)
+    is_smooth: bool = True
 
     @property
     def total(self) -> int:
         return len(self.rows["index"])
-
-    @property
-    def is_smooth(self) -> bool:
-        """Whether the module has no dropout or batch normalisation in training mode."""
-        return not (self.parts.has_dropout or self.parts.has_batch_statistics)
 
     @property
     def has_validation(self) -> bool:
@@ -264,6 +262,8 @@ class TuningProblem:
         data = (weight * losses).sum() / mask.sum().clamp_min(1.0)
         decay = self.space.decay(u, len(w))
         total = data + (decay * w * w).sum() / 2
+        if self.regulariser is not None:
+            total = total + self.regulariser(self.spec.unravel(w), batch)
         return total + self.space.attraction(u, w) if self.space.has_anchor else total
 
     def initial(self, u: Tensor) -> Tensor:
@@ -301,6 +301,51 @@ class TuningProblem:
         return self.row_losses(w, self.space.neutral, batch, False)
 
 
+@frozen(eq=False)
+class ModuleProblem:
+    """The problem of a module, with the functions that the result needs.
+
+    Attributes:
+        problem: training and validation losses as functions of vectors.
+        parts: the module as functions of its parameters.
+        user_loss: ``(model, batch, hyper) -> [B]``, the loss of the user.
+    """
+
+    problem: TuningProblem
+    parts: ModuleParts
+    user_loss: Callable[[nn.Module, Batch, Mapping[str, Tensor]], Tensor] = field(repr=False)
+
+    def trained(self, w: Tensor, values: Mapping[str, Tensor]) -> nn.Module:
+        """Return a copy of the module with the parameters w.
+
+        The running statistics of batch normalisation are the means over the training rows.
+        """
+        problem = self.problem
+        copy = self.parts.with_parameters(problem.spec.unravel(w))
+        modes = {module: module.training for module in copy.modules()}
+        norms = [
+            module
+            for module in modes
+            if isinstance(module, nn.modules.batchnorm._BatchNorm)
+            and module.training
+            and module.running_mean is not None
+        ]
+        momenta = [norm.momentum for norm in norms]
+        copy.eval()
+        for norm in norms:
+            norm.train().reset_running_stats()
+            norm.momentum = None  # the mean over batches
+        rows = torch.arange(problem.train_size, device=w.device)
+        with torch.no_grad():
+            for numbers in rows.split(STATISTICS_ROWS) if norms else ():
+                self.user_loss(copy, problem.batch(numbers), values)
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
+        for module, mode in modes.items():
+            module.training = mode
+        return copy
+
+
 def build(
     model: nn.Module,
     loss: Callable[..., Any],
@@ -309,7 +354,7 @@ def build(
     learn: Mapping[str, Hyper],
     folds: int | None,
     seed: int,
-) -> TuningProblem:
+) -> ModuleProblem:
     """Return the problem on a module and its rows."""
     parts = ModuleParts.of(model)
     x = parts.x0
@@ -319,19 +364,10 @@ def build(
     size = training.size
     rows = columns
     if validation is not None:
-        rows = _join(training, rows_of(validation, "validation", like))
+        rows = join(training.batch(None), rows_of(validation, "validation", like).batch(None))
     total = len(rows["index"])
     spec = Ravel.of(x)
     space = Space({name: _block(name, kind, x, columns) for name, kind in learn.items()}, like)
-    amount = (4 if size < FEW_ROWS else 3) if folds is None else folds
-    pool = total - size or size
-    least = 3 if validation is None else 2  # a nested cross-validation trains on the other folds
-    if not least <= amount <= pool:
-        raise ConfigError(
-            "out-of-range",
-            f"folds={amount} must be between {least} and the number of rows to judge on, {pool}",
-            place=("folds",),
-        )
     takes_hyper = _takes_hyper(loss, space)
 
     def user_loss(model: nn.Module, batch: Batch, hyper: Mapping[str, Tensor]) -> Tensor:
@@ -343,17 +379,31 @@ def build(
         value: Tensor = view.at(x, lambda model, rows: user_loss(model, rows, hyper), batch)
         return value
 
-    return TuningProblem(
-        parts=parts,
+    problem = TuningProblem(
         spec=spec,
         w0=spec.ravel(x),
         space=space,
         rows=rows,
         train_size=size,
-        masks=Masks.of(size, total - size, amount, Key(seed).fold("folds"), like),
+        masks=masks_of(size, total - size, folds, seed, like),
         losses=losses,
-        user_loss=user_loss,
+        is_smooth=not (parts.has_dropout or parts.has_batch_statistics),
     )
+    return ModuleProblem(problem, parts, user_loss)
+
+
+def masks_of(train: int, validation: int, folds: int | None, seed: int, like: Tensor) -> Masks:
+    """Return the roles of the rows; by default four folds below 400 training rows, else three."""
+    amount = (4 if train < FEW_ROWS else 3) if folds is None else folds
+    pool = validation or train
+    least = 2 if validation else 3  # a nested cross-validation trains on the other folds
+    if not least <= amount <= pool:
+        raise ConfigError(
+            "out-of-range",
+            f"folds={amount} must be between {least} and the number of rows to judge on, {pool}",
+            place=("folds",),
+        )
+    return Masks.of(train, validation, amount, Key(seed).fold("folds"), like)
 
 
 def rows_of(rows: Any, place: str, like: Tensor) -> Data:
@@ -364,10 +414,8 @@ def rows_of(rows: Any, place: str, like: Tensor) -> Data:
         raise error.at(place) from None
 
 
-def _join(train: Data, validation: Data) -> Batch:
+def join(first: Batch, second: Batch) -> Batch:
     """Return the training rows, then the validation rows, numbered through."""
-    first = train.batch(None)
-    second = validation.batch(None)
     if set(first) != set(second):
         missing = sorted(set(first) ^ set(second))
         raise ConfigError(
@@ -376,7 +424,7 @@ def _join(train: Data, validation: Data) -> Batch:
             place=("validation",),
         )
     rows = {name: torch.cat([column, second[name].to(column)]) for name, column in first.items()}
-    return {**rows, "index": torch.arange(train.size + validation.size, device=train.device)}
+    return {**rows, "index": torch.arange(len(rows["index"]), device=rows["index"].device)}
 
 
 def _block(name: str, kind: Any, x: Tree, rows: Batch) -> Block:

@@ -23,16 +23,17 @@ class StageFolder:
     def __init__(self, path: str | Path, *inputs: object) -> None:
         self.folder = Folder(Path(path), fingerprint(inputs))
 
-    def load(self, name: str) -> Stage | None:
-        file = _file_of(name)
-        if file not in self.folder.manifest().files:
-            return None
-        stage: Stage = torch.load(io.BytesIO(self.folder.read(file)), weights_only=True)
-        return stage
+    def stages(self) -> dict[str, Stage]:
+        """Return the stored stages by name."""
+        files = self.folder.manifest().files
+        stored = (
+            torch.load(io.BytesIO(self.folder.read(file)), weights_only=True) for file in files
+        )
+        return {named["name"]: named["stage"] for named in stored}
 
     def save(self, name: str, stage: Stage) -> None:
         buffer = io.BytesIO()
-        torch.save(stage, buffer)
+        torch.save({"name": name, "stage": stage}, buffer)
         file = _file_of(name)
         self.folder.write(file, buffer.getvalue())
         self.folder.commit([file], facts={}, keep=list(self.folder.manifest().files))

@@ -3,30 +3,35 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
 
-import torch
 from attrs import field, frozen
 from torch import Tensor, nn
 
 from hgms.config import Budget
 from hgms.hyper import Hyper
-from hgms.tuning.candidate import Candidate, choose, judgements
-from hgms.tuning.implicit import LARGEST, Implicit, NotConvex
-from hgms.tuning.meter import Meter, Stages
+from hgms.tuning.auto import Auto, Search, as_problem
+from hgms.tuning.candidate import Candidate, judgements
+from hgms.tuning.implicit import Implicit
+from hgms.tuning.meter import Stages
 from hgms.tuning.online import Online
-from hgms.tuning.problem import TuningProblem, build, check_effects, check_learn, rows_of
+from hgms.tuning.problem import (
+    ModuleProblem,
+    TuningProblem,
+    build,
+    check_effects,
+    check_learn,
+    rows_of,
+)
 from hgms.tuning.result import TuneResult
 from hgms.tuning.stored import StageFolder
-from hgms_core import ConfigError, Key, NumericalError
+from hgms_core import Problem
 from hgms_core.arguments import reports_errors
 from hgms_core.components import read_by_annotation
 from hgms_core.validators import optional_positive
-
-STATISTICS_ROWS = 256
-"""Rows per batch when the running statistics of batch normalisation are set."""
 
 
 class TuneOptions(TypedDict, total=False):
@@ -111,7 +116,7 @@ def tune(
     folder
         Folder for the finished stages. A call with the same arguments resumes there.
     progress
-        ``progress(stage, share)`` receives the name of each started stage and the spent share of
+        ``progress(stage, share)`` receives the name of each finished stage and the spent share of
         the budget.
 
     Returns
@@ -152,124 +157,79 @@ def tune(
     check_learn(learn)
     chosen_options = Options(**options)
     limit = Budget(budget)
-    problem = build(
-        model, loss, train, validation, learn, chosen_options.folds, chosen_options.seed
-    )
+    module = build(model, loss, train, validation, learn, chosen_options.folds, chosen_options.seed)
+    problem = module.problem
     check_effects(problem)
-    meter = Meter(limit, len(problem.masks.group), chosen_options.clock)
-    keeper = _keeper(problem, loss, learn, limit, chosen_options)
-    stages = Stages(meter, keeper, chosen_options.progress)
+    method = Auto(
+        budget=str(limit),
+        engine=chosen_options.engine,
+        batch_size=chosen_options.batch_size,
+        clock=chosen_options.clock,
+    )
+    keeper = _keeper(module, loss, learn, limit, chosen_options)
     with contextlib.nullcontext() if keeper is None else keeper.folder.lease():
-        chosen_engine, candidates = _candidates(problem, stages, chosen_options)
-    usable = [item for item in candidates if item.loss < float("inf")]
-    if not usable:
-        raise NumericalError(
-            "not-finite",
-            "the held-out loss of every candidate is infinite or not a number",
-            place=("loss",),
-            hint="scale the inputs, or start from a trained model",
-        )
-    chosen, reference = choose(usable, problem.masks.fold)
-    w = chosen_engine.final(chosen)
-    spent = meter.spent()
-    warnings = tuple(_warnings(problem, meter, candidates))
+        search, spent = _run(method, as_problem(problem), chosen_options, keeper)
+    chosen, reference = search.chosen, search.reference
+    assert chosen is not None
+    assert reference is not None
+    assert search.w is not None
+    assert search.engine is not None
     space = problem.space
     values = {name: value.detach() for name, value in space.values(chosen.u).items()}
-    trained = _copy_with(problem, w, values)
-    tests = _test_losses(problem, chosen_engine, usable, chosen_options.test)
+    usable = [item for item in search.candidates if item.loss < math.inf]
+    tests = _test_losses(problem, search.engine, usable, chosen_options.test)
     return TuneResult(
-        model=trained,
+        model=module.trained(search.w, values),
         values=values,
         starts={name: value.detach() for name, value in space.values(space.start).items()},
         selected=chosen.name,
         table=judgements(usable, reference, tests),
-        engine="implicit" if isinstance(chosen_engine, Implicit) else "online",
-        spent=spent,
+        engine="implicit" if isinstance(search.engine, Implicit) else "online",
+        spent={name: spent[name] for name in ("seconds", "steps")},
         budget=str(limit).replace("outer step", "lower step").replace("oracle call", "gradient"),
         judged_rows=len(chosen.judged),
         test_loss=tests.get(chosen.name),
-        warnings=warnings,
+        warnings=tuple(_warnings(spent["share"], search.candidates)),
     )
 
 
 def _keeper(
-    problem: TuningProblem, loss: Any, learn: Any, limit: Budget, options: Options
+    module: ModuleProblem, loss: Any, learn: Any, limit: Budget, options: Options
 ) -> StageFolder | None:
     """Return the folder of the stages; its key is the digest of all inputs of the numbers."""
     if options.folder is None:
         return None
+    problem = module.problem
     rows = (problem.rows, problem.train_size)
     numbers = (options.engine, options.batch_size, options.folds, options.seed)
-    inputs = (loss, problem.parts.module, problem.w0, rows, learn, str(limit), numbers)
+    inputs = (loss, module.parts.module, problem.w0, rows, learn, str(limit), numbers)
     return StageFolder(options.folder, *inputs)
 
 
-def _candidates(
-    problem: TuningProblem, stages: Stages, options: Options
-) -> tuple[Implicit | Online, list[Candidate]]:
-    """Return the engine and its candidates."""
-    engine = options.engine
-    if engine == "implicit" and problem.space.has_rates:
-        raise ConfigError(
-            "not-supported",
-            "the implicit engine has no learning rate to learn",
-            place=("learn",),
-            hint='use engine="online"',
-        )
-    suits = problem.is_smooth and len(problem.w0) <= LARGEST and not problem.space.has_rates
-    if engine == "implicit" and not suits:
-        raise ConfigError(
-            "not-convex",
-            "the implicit engine requires at most 10,000 parameters, and no dropout or batch "
-            "normalisation in training mode",
-            place=("engine",),
-            hint='use engine="online", or call model.eval() first',
-        )
-    if engine == "implicit" or (engine == "auto" and suits):
-        implicit = Implicit(problem, stages.meter)
-        try:
-            return implicit, list(implicit.candidates(stages.of("implicit")))
-        except NotConvex:
-            if engine == "implicit":
-                raise ConfigError(
-                    "not-convex",
-                    "the training loss has a direction of negative curvature",
-                    place=("engine",),
-                    hint='use engine="online"',
-                ) from None
-    key = Key(options.seed).fold("online")
-    online = Online(problem, stages.meter, options.batch_size, key)
-    return online, list(online.candidates(stages.of("online")))
-
-
-def _copy_with(problem: TuningProblem, w: Tensor, values: Mapping[str, Tensor]) -> nn.Module:
-    """Return a copy of the module with the parameters w.
-
-    The running statistics of batch normalisation are the means over the training rows.
-    """
-    trained = problem.parts.with_parameters(problem.spec.unravel(w))
-    modes = {module: module.training for module in trained.modules()}
-    norms = [
-        module
-        for module in modes
-        if isinstance(module, nn.modules.batchnorm._BatchNorm)
-        and module.training
-        and module.running_mean is not None
-    ]
-    momenta = [norm.momentum for norm in norms]
-    trained.eval()
-    for norm in norms:
-        norm.train().reset_running_stats()
-        norm.momentum = None  # the mean over batches
-    rows = torch.arange(problem.train_size, device=w.device)
-    with torch.no_grad():
-        for numbers in rows.split(STATISTICS_ROWS) if norms else ():
-            problem.user_loss(trained, problem.batch(numbers), values)
-    for norm, momentum in zip(norms, momenta, strict=True):
-        norm.momentum = momentum
-    for module, mode in modes.items():
-        module.training = mode
-    return trained
+def _run(
+    method: Auto, problem: Problem, options: Options, keeper: StageFolder | None
+) -> tuple[Search, dict[str, float]]:
+    """Run the method to its end; return the search, and its counts with their share."""
+    state = method.init(problem, options.seed)
+    if keeper is not None:
+        stages = keeper.stages()
+        spent = [stage["spent"] for stage in stages.values()]
+        latest = max(spent, key=lambda counts: float(counts["seconds"]), default=state["spent"])
+        state = {**state, "stages": stages, "spent": latest}
+    if options.progress is not None:
+        options.progress("start", 0.0)
+    while not method.is_finished(state):
+        state, record = method.step(problem, state)
+        name = str(record["stage"])
+        if keeper is not None and name:
+            keeper.save(name, state["stages"][name])
+        if options.progress is not None:
+            options.progress(name, min(1.0, float(record["share"])))
+    meter = method.meter(method.problem(problem, options.seed))
+    meter.restore(state["spent"])
+    share = meter.share
+    finished = Stages(meter, state["stages"], state["spent"], 0)
+    return method.search(problem, state, finished), {**state["spent"], "share": share}
 
 
 def _test_losses(
@@ -284,9 +244,9 @@ def _test_losses(
     }
 
 
-def _warnings(problem: TuningProblem, meter: Meter, candidates: list[Candidate]) -> Iterator[str]:
-    if meter.share > 1.05:
-        yield f"the budget was exceeded by {100 * (meter.share - 1):.0f} %"
+def _warnings(share: float, candidates: list[Candidate]) -> Iterator[str]:
+    if share > 1.05:
+        yield f"the budget was exceeded by {100 * (share - 1):.0f} %"
     if all(item.is_baseline for item in candidates):
         yield "the budget ended before a hyperparameter was learned; use a larger budget"
     judged = len(candidates[0].judged)

@@ -86,7 +86,7 @@ EXPECTED = {
         "fixed-point amigo lancbio stocbio darts sama mixflow kfac search random-search tpe v-pbgd "
         "g-pbgd scalebio bome f2sa meha pbgd-free v-pbgd-best-of-n scalebio-best-of-n "
         "learning-to-reweight mw-net doremi doge skill-it aioli hg-ms-online uniform-online "
-        "small-loss agreement"
+        "small-loss agreement auto"
     ),
 }
 
@@ -173,6 +173,7 @@ def test_only_definitions_excuse_failures() -> None:
     assert {name: checks for name, checks in excused.items() if checks} == {
         "solver-identity": {"dense-solve"},
         "selector-first": {"permutation"},
+        "method-auto": {"optimum"},
         "method-doremi": {"optimum"},
         "method-random-rows": {"optimum"},
         "hypergradient-one-step": one_step,

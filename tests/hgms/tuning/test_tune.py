@@ -15,8 +15,8 @@ from torch.nn.functional import cross_entropy
 
 import hgms
 from hgms.tuning.candidate import Candidate, choose, crossed, scores
-from hgms.tuning.implicit import Implicit, NotConvex
-from hgms.tuning.meter import Meter, Stages
+from hgms.tuning.implicit import Implicit
+from hgms.tuning.meter import Meter, NotConvex, Stages
 from hgms.tuning.online import Adam, Online, Trained
 from hgms.tuning.problem import build
 from hgms_core import ConfigError, HgmsError
@@ -70,7 +70,7 @@ def ridge_problem() -> Any:
     learn = {"decay": hgms.hyper.PerInput(init=0.3), "rows": hgms.hyper.PerRow()}
     torch.manual_seed(0)
     model = nn.Linear(3, 1, bias=False, dtype=F64)
-    return build(model, squares, rows, None, learn, 3, 0)
+    return build(model, squares, rows, None, learn, 3, 0).problem
 
 
 def closed_form(problem: Any, u: Tensor, model: int) -> Tensor:
@@ -149,7 +149,7 @@ def started_problem() -> Any:
         "start": hgms.hyper.Initialisation(strength=0.7, width=0.2),
     }
     torch.manual_seed(0)
-    return build(nn.Linear(3, 1, dtype=F64), squares, rows, None, learn, 3, 0)
+    return build(nn.Linear(3, 1, dtype=F64), squares, rows, None, learn, 3, 0).problem
 
 
 def with_bias(problem: Any) -> Tensor:
@@ -334,7 +334,7 @@ def test_adam_equals_torch() -> None:
 def test_judged_rows_are_used_by_no_other_role(validation: int | None) -> None:
     upper = None if validation is None else sparse_rows(validation, seed=1)
     learn = {"decay": hgms.hyper.PerInput()}
-    problem = build(linear(), squares, sparse_rows(), upper, learn, 3, 0)
+    problem = build(linear(), squares, sparse_rows(), upper, learn, 3, 0).problem
     masks = problem.masks
     assert not bool((masks.fit * masks.outer).any())
     for k in range(masks.folds):
@@ -475,7 +475,8 @@ def test_the_selection_among_learned_candidates_is_judged_by_cross_fitting() -> 
 
 def test_checkpoints_of_a_replica_are_selected_by_the_other_folds() -> None:
     torch.manual_seed(0)
-    problem = build(network(), entropies, class_rows(40), class_rows(30, seed=1), DECAY, 3, 0)
+    train, validation = class_rows(40), class_rows(30, seed=1)
+    problem = build(network(), entropies, train, validation, DECAY, 3, 0).problem
     masks = problem.masks
     draw = torch.Generator().manual_seed(0)
     checks = torch.rand(5, len(masks.fold), generator=draw)
@@ -530,20 +531,22 @@ def test_an_interrupted_call_resumes_with_equal_numbers(
         )
 
     whole = call(tmp_path / "whole")
-    run = Stages.run
+    compute = Stages._compute
     count = 0
 
     def interrupted(self: Stages, name: str, function: Any) -> Any:
         nonlocal count
-        count += 1
+        if self.left:
+            count += 1
         if count == 4:
             raise KeyboardInterrupt
-        return run(self, name, function)
+        return compute(self, name, function)
 
-    monkeypatch.setattr(Stages, "run", interrupted)
+    monkeypatch.setattr(Stages, "_compute", interrupted)
     with pytest.raises(KeyboardInterrupt):
         call(tmp_path / "parts")
-    monkeypatch.setattr(Stages, "run", run)
+    monkeypatch.setattr(Stages, "_compute", compute)
+    assert len(list((tmp_path / "parts").glob("*.pt"))) == 3
     resumed = call(tmp_path / "parts")
     assert [row.loss for row in resumed.table] == [row.loss for row in whole.table]
     assert torch.equal(resumed.values["decay"], whole.values["decay"])
