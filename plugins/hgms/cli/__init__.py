@@ -12,7 +12,7 @@ from hgms.cli.complete import (
     quietly,
     with_commas,
 )
-from hgms.cli.docstrings import fold_docstring, strip_markup
+from hgms.cli.docstrings import strip_markup
 from hgms.cli.group import main
 from hgms.cli.inspect import component_row, kind_called
 from hgms.cli.terminal import (
@@ -32,7 +32,6 @@ __all__ = [
     "Completer",
     "component_names",
     "component_row",
-    "fold_docstring",
     "json_option",
     "kind_called",
     "kind_names",

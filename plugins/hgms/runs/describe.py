@@ -20,14 +20,7 @@ import tomlkit
 import torch
 from attrs import validators
 
-from hgms.cli import (
-    component_row,
-    fold_docstring,
-    print_table,
-    strip_markup,
-    terminal_width,
-    wrap_paragraph,
-)
+from hgms.cli import component_row, print_table, strip_markup, terminal_width, wrap_paragraph
 from hgms.config.as_table import AT_REST, plain
 from hgms.config.convert import structure
 from hgms.config.invalid import init_fields, spell, type_hints
@@ -69,11 +62,11 @@ def description(component: Component, registry: Registry) -> dict[str, Any]:
 
 
 def show(component: Component, known: Mapping[str, Any]) -> None:
-    """Print the description, wrapped to the width of the terminal."""
+    """Print the description; lists are wrapped to the width of the terminal."""
     columns = terminal_width()
     owner = f"{component.plugin.owner}, plugin {component.plugin.name!r}, {component.where}"
     click.echo(wrap_paragraph(f"{component.kind.label} {component.name}  ({owner})", columns))
-    click.echo("\n" + fold_docstring(known["doc"], columns) + "\n")
+    click.echo("\n" + strip_markup(known["doc"]) + "\n")
     for trait, part in (known.get("needs") or {}).items():
         whose = "" if part == component.name else f" (its part {part!r})"
         click.echo(

@@ -8,20 +8,17 @@ import keyword
 import re
 import shlex
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 
 import click
 
-from hgms.cli import json_option, kind_called, kind_names, print_json, with_commas
+from hgms.cli import json_option, kind_called, kind_names, print_json
 from hgms.plugins import KINDS, NAME, Host, Kind, Registry, canonical
 from hgms_core import ConfigError, __version__
 
 TEMPLATE = files("hgms.cli.new") / "template"
-
-API = "hgms_plugin_api = 2\n\n\n"
-"""Declaration of a plugin module; for several components the package contains it."""
 
 TESTED_WITH = {
     "generator": "count=2, steps=5, noise=0.5, batch_size=4",
@@ -45,12 +42,12 @@ def new() -> None:
 @click.argument("name")
 @click.option(
     "--kind",
-    "words",
+    "word",
     default="solver",
     show_default=True,
-    metavar="KIND[,KIND]",
-    shell_complete=with_commas(kind_names),
-    help=f"One or more of {', '.join(KINDS)}.",
+    metavar="KIND",
+    shell_complete=kind_names,
+    help=f"One of {', '.join(KINDS)}.",
 )
 @click.option(
     "--into",
@@ -59,23 +56,22 @@ def new() -> None:
     help="The parent of the folder hgms-NAME.  [default: here]",
 )
 @json_option
-def plugin(name: str, words: str, into: Path, as_json: bool) -> None:
+def plugin(name: str, word: str, into: Path, as_json: bool) -> None:
     """Write a plugin as a separate distribution.
 
-    The folder hgms-NAME then contains one working component NAME per KIND, a small real method,
+    The folder hgms-NAME then contains a working component NAME of this KIND, a small real method,
     with tests, a README, an example run and a CI file. It passes every check of the conformance
     kit. Existing files are not overwritten.
 
     \b
     hgms new plugin minimal-residual --kind solver
     hgms new plugin my-task --kind task --into ~/code
-    hgms new plugin my-idea --kind generator,solver
     """
-    kinds = kinds_called(words)
-    check_name(name, kinds)
+    kind = kind_called(word, ("--kind",))
+    check_name(name, kind)
     folder = into / f"hgms-{name}"
     check_folder(folder)
-    texts = fill_templates(name, kinds)
+    texts = fill_templates(name, kind)
     for place, (text, _) in texts.items():
         path = folder / place
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -85,21 +81,15 @@ def plugin(name: str, words: str, into: Path, as_json: bool) -> None:
             "`hgms plugins` then lists it"
         ),
         "pytest": "every check of the kit, and its own tests",
-        **{
-            f"hgms run {run_of(kind, kinds)}": "try it"
-            if len(kinds) == 1
-            else f"try the {kind.label}"
-            for kind in kinds
-        },
+        "hgms run run.toml": "try it",
     }
     if as_json:
         print_json({"folder": str(folder), "files": list(texts), "next": list(steps)})
         return
     contents = {place: purpose for place, (_, purpose) in texts.items()}
     commands = {command: f"# {purpose}" for command, purpose in steps.items()}
-    brought = " and the ".join(kind.label for kind in kinds)
     for title, lines in (
-        (f"{folder}: a plugin with the {brought} {name!r}", contents),
+        (f"{folder}: a plugin with the {kind.label} {name!r}", contents),
         ("next:", commands),
     ):
         click.echo(title)
@@ -107,81 +97,50 @@ def plugin(name: str, words: str, into: Path, as_json: bool) -> None:
             click.echo(f"  {line:<{max(map(len, lines))}}  {purpose}")
 
 
-def kinds_called(words: str) -> list[Kind]:
-    """Return the kinds of a comma-separated list, without duplicates."""
-    kinds = [kind_called(word.strip(), ("--kind",)) for word in words.split(",") if word.strip()]
-    twice = next((kind for kind in kinds if kinds.count(kind) > 1), None)
-    if twice is not None or not kinds:
-        fault = f"contains {twice.name!r} twice" if twice else "contains no kind"
-        raise ConfigError(
-            "wrong-value",
-            f"{words!r} {fault}",
-            place=("--kind",),
-            hint="use each kind once, such as --kind generator,solver",
-        )
-    return kinds
+LAYOUT = {
+    "pyproject.toml": (
+        "pyproject.toml",
+        "its name, its dependencies, and the entry point that makes it a plugin",
+    ),
+    "README.md": ("README.md", "what it does, where it is from, where it deviates"),
+    "src/@module@.py": (
+        "kinds/@kind@.py",
+        "the component and its hook: replace the algorithm by yours",
+    ),
+    "tests/test_conformance.py": ("test_conformance.py", "every check of the conformance kit"),
+    "tests/test_@module@.py": ("kinds/@kind@.test", "what is known about the algorithm"),
+    "run.toml": ("kinds/@kind@.toml", "a run to try it in"),
+    "CHANGELOG.md": ("CHANGELOG.md", "what changed, for those who use it"),
+    "LICENSE": ("LICENSE", "to be chosen"),
+    ".gitignore": ("gitignore", "what does not belong into a repository"),
+    ".github/workflows/tests.yml": ("tests.yml", "installs, tests and checks it on every push"),
+}
+"""Each file of the distribution: its template and its purpose."""
 
 
-def run_of(kind: Kind, kinds: Sequence[Kind]) -> str:
-    return "run.toml" if len(kinds) == 1 else f"run-{kind.name}.toml"
-
-
-def layout(several: bool) -> dict[str, tuple[str, str]]:
-    """Return each file of the distribution: its template and its purpose.
-
-    The files of a component are repeated for each of ``several``, in a package.
-    """
-    module, test = ("@module@/@kind@", "@kind@") if several else ("@module@", "@module@")
-    package = ("package.py", "the package: the hooks of the files beside it")
-    component, algorithm = (
-        ("the @label@", "the @label@") if several else ("the component", "the algorithm")
-    )
-    return {
-        "pyproject.toml": (
-            "pyproject.toml",
-            "its name, its dependencies, and the entry point that makes it a plugin",
-        ),
-        "README.md": ("README.md", "what it does, where it is from, where it deviates"),
-        **({"src/@module@/__init__.py": package} if several else {}),
-        f"src/{module}.py": (
-            "kinds/@kind@.py",
-            f"{component} and its hook: replace the algorithm by yours",
-        ),
-        "tests/test_conformance.py": ("test_conformance.py", "every check of the conformance kit"),
-        f"tests/test_{test}.py": ("kinds/@kind@.test", f"what is known about {algorithm}"),
-        "@run@": ("kinds/@kind@.toml", f"a run to try {'the @label@' if several else 'it'} in"),
-        "CHANGELOG.md": ("CHANGELOG.md", "what changed, for those who use it"),
-        "LICENSE": ("LICENSE", "to be chosen"),
-        ".gitignore": ("gitignore", "what does not belong into a repository"),
-        ".github/workflows/tests.yml": ("tests.yml", "installs, tests and checks it on every push"),
-    }
-
-
-def fill_templates(name: str, kinds: Sequence[Kind]) -> dict[str, tuple[str, str]]:
+def fill_templates(name: str, kind: Kind) -> dict[str, tuple[str, str]]:
     """Return the content and the purpose of every file of the distribution, by its path."""
-    parts = [values_of(name, kind, kinds) for kind in kinds]
+    values = values_of(name, kind)
     files = {}
-    whole = values_of_all(parts)
-    for place, (template, purpose) in layout(len(kinds) > 1).items():
-        for values in parts if "@kind@" in template else [whole]:
-            text = _template(_fill_template(template, values))
-            text = text.replace(API, "\n") if len(kinds) > 1 and "@kind@" in template else text
-            files[_fill_template(place, values)] = (
-                _fill_template(text, values),
-                _fill_template(purpose, values),
-            )
+    for place, (template, purpose) in LAYOUT.items():
+        text = _fill_template(_template(_fill_template(template, values)), values)
+        files[_fill_template(place, values)] = text, purpose
     return files
 
 
-def values_of(name: str, kind: Kind, kinds: Sequence[Kind]) -> dict[str, str]:
-    """Return the values for the templates of one component."""
+def values_of(name: str, kind: Kind) -> dict[str, str]:
+    """Return the values for the templates."""
     source = _template(f"kinds/{kind.name}.py")
     summary, _, method = _template(f"kinds/{kind.name}.md").partition("\n\n")
     cls = "".join(word.capitalize() for word in name.split("-"))
     # The module already uses this name.
-    if len(kinds) > 1 or keyword.iskeyword(cls) or re.search(rf"\b{cls}\b", source):
+    if keyword.iskeyword(cls) or re.search(rf"\b{cls}\b", source):
         cls += kind.name.capitalize()
+    major, minor = __version__.split(".")[:2]
     return {
+        "summary": summary.strip(),
+        "method": method.strip(),
+        "instances": f"{cls}(), {cls}({TESTED_WITH[kind.name]})",
         "name": name,
         "module": f"hgms_{name.replace('-', '_')}",
         "class": cls,
@@ -189,68 +148,8 @@ def values_of(name: str, kind: Kind, kinds: Sequence[Kind]) -> dict[str, str]:
         "label": kind.label,
         "a-kind": kind.with_article,
         "hook": kind.hook,
-        "summary": summary.strip(),
-        "method": method.strip(),
-        "instances": f"{cls}(), {cls}({TESTED_WITH[kind.name]})",
-        "run": run_of(kind, kinds),
-        "try": f"{f'hgms run {run_of(kind, kinds)}':<46}# try it",
-        "hgms": _requirement(),
-    }
-
-
-def _requirement() -> str:
-    """Return the requirement: this version of hgms, or a later one below the next minor version."""
-    major, minor = __version__.split(".")[:2]
-    return f"hgms>={__version__},<{major}.{int(minor) + 1}"
-
-
-def values_of_all(parts: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """Return the values for the templates of the distribution, from all of its components."""
-    first = parts[0]
-    several = len(parts) > 1
-
-    def each(text: str, between: str = "\n") -> str:
-        return between.join(_fill_template(text, part) for part in parts)
-
-    brought = f"{each('@label@', ' and the ')} `{first['name']}`"
-    classes = sorted(part["class"] for part in parts)
-    imports = f"from {first['module']} import {', '.join(classes)}"
-    if len(imports) > 88:
-        imports = (
-            f"from {first['module']} import (\n"
-            + "".join(f"    {name},\n" for name in classes)
-            + ")"
-        )
-    lead = f"A plugin for hgms: the {brought}."
-    test = "@kind@" if several else "conformance"
-    checked = (
-        f"@parametrize_with_checks([@instances@])\ndef test_{test}(component, check):\n"
-        "    check(component)"
-    )
-    tried = "    hgms check @module@:@class@\n    @try@\n    hgms describe @kind@ @name@"
-    sections = [
-        f"## The {part['label']}\n\n{part['summary']}\n\n{part['method'].replace('## ', '### ')}"
-        for part in parts
-    ]
-    return {
-        **first,
-        "place": first["module"] if several else f"{first['module']}.py",
-        "brought": brought,
-        "asked": "Are its parts what hgms expects of their kinds?"
-        if several
-        else each("Is it what hgms expects of @a-kind@?"),
-        "imports": imports,
-        "exports": each(
-            "from @module@.@kind@ import @class@ as @class@\n"
-            "from @module@.@kind@ import @hook@ as @hook@"
-        ),
-        "conformance": each(checked, "\n\n\n"),
-        "finds": each("    assert @class@ in plugin.@hook@()"),
-        "steps": each("      - run: hgms check @module@:@class@\n      - run: hgms run @run@"),
-        "commands": each(tried),
-        "summary": lead if several else first["summary"],
-        "lead": lead if several else f"{first['summary']} {lead}",
-        "method": "\n\n".join(sections) if several else first["method"],
+        # this version of hgms, or a later one below the next minor version
+        "hgms": f"hgms>={__version__},<{major}.{int(minor) + 1}",
     }
 
 
@@ -264,7 +163,7 @@ def _fill_template(text: str, values: Mapping[str, str]) -> str:
     return text
 
 
-def check_name(name: str, kinds: Sequence[Kind]) -> None:
+def check_name(name: str, kind: Kind) -> None:
     """Reject a name that is not in kebab-case or is already in use.
 
     Other components, plugins, modules and distributions are checked.
@@ -287,14 +186,13 @@ def check_name(name: str, kinds: Sequence[Kind]) -> None:
     advice = "choose another name"
     host = Host.load(tolerant=True)
     registry = Registry(host)
-    for kind in kinds:
-        if (component := registry.find(kind.name, name)) is not None:
-            raise ConfigError(
-                "name-taken",
-                f"the {kind.label} {name!r} of {component.plugin.owner} already exists",
-                place=("NAME",),
-                hint=f"{advice}; `hgms describe {kind.name} {name}` describes the existing one",
-            )
+    if (component := registry.find(kind.name, name)) is not None:
+        raise ConfigError(
+            "name-taken",
+            f"the {kind.label} {name!r} of {component.plugin.owner} already exists",
+            place=("NAME",),
+            hint=f"{advice}; `hgms describe {kind.name} {name}` describes the existing one",
+        )
     twin = next((info for info in host.infos.values() if canonical(info.name) == name), None)
     if twin is not None:
         raise ConfigError(
