@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,14 +28,6 @@ FILE = click.Path(path_type=Path)
     help="… and their metrics, in the format of olmix's metrics.csv. Lower is better.",
 )
 @click.option(
-    "--target",
-    "targets",
-    multiple=True,
-    metavar="NAME=WEIGHT",
-    help="A metric that decides. Repeatable.",
-)
-@click.option("--prior", metavar="MIXTURE", help="uniform, rows, or NAME=WEIGHT,… to compare with.")
-@click.option(
     "--set",
     "sets",
     multiple=True,
@@ -48,7 +39,6 @@ FILE = click.Path(path_type=Path)
 @click.option(
     "--device", metavar="NAME", help="cpu, cuda or cuda:N. The same as --set run.device=NAME."
 )
-@click.option("--dry-run", is_flag=True, help="Only estimate the cost: runs, seconds, tokens.")
 @click.option(
     "--jobs",
     type=click.IntRange(min=1),
@@ -69,12 +59,9 @@ def surface(
     config: Path | None,
     ratios: Path | None,
     metrics: Path | None,
-    targets: Sequence[str],
-    prior: str | None,
     sets: Sequence[str],
     as_json: bool,
     registry: Registry,
-    dry_run: bool,
     check: int,
     executor: str | None,
     address: str | None,
@@ -94,46 +81,30 @@ def surface(
     where, sets = stated_executor(executor, address, jobs, sets, registry.host)
     if where is None and jobs is not None:
         where = Local(jobs=jobs)
-    laid = [*sets, *_option_settings(targets, prior)]
     if (config is None) == (ratios is None and metrics is None):
         raise click.UsageError("give either CONFIG, or --ratios and --metrics")
     if config is not None:
         report = _of_runs(
-            config,
-            laid,
-            dry_run=dry_run,
-            as_json=as_json,
-            check=check,
-            executor=where,
-            registry=registry,
-            **choices,
+            config, sets, as_json=as_json, check=check, executor=where, registry=registry, **choices
         )
-    elif dry_run or check or where is not None or choices["device"] is not None:
+    elif check or where is not None or choices["device"] is not None:
         raise click.UsageError(
-            "--dry-run, --check, --device, --jobs and --executor are of no use without CONFIG: "
+            "--check, --device, --jobs and --executor are of no use without CONFIG: "
             "nothing is trained"
         )
     else:
-        report = _of_files(ratios, metrics, laid, registry, choices, say=None if as_json else _show)
+        report = _of_files(ratios, metrics, sets, registry, choices, say=None if as_json else _show)
     if as_json:
         print_json(report)
 
 
 def _of_runs(
-    config: Path,
-    sets: Sequence[str],
-    *,
-    dry_run: bool,
-    as_json: bool,
-    executor: Executor | None,
-    **choices: Any,
+    config: Path, sets: Sequence[str], *, as_json: bool, executor: Executor | None, **choices: Any
 ) -> dict[str, Any]:
-    """Run a design and return its report, or return its predicted cost."""
-    from hgms_mix.surface.train import load, predict, run_surface
+    """Run a design and return its report."""
+    from hgms_mix.surface.train import load, run_surface
 
     plan = load(config, sets, **choices)
-    if dry_run:
-        return predict(plan, say=to_stderr if as_json else click.echo)
     return run_surface(
         plan, say=to_stderr, show=None if as_json else _show, executor=executor, bars=not as_json
     )
@@ -164,31 +135,3 @@ def _show(findings: Any, report: dict[str, Any]) -> None:
     from hgms_mix.surface.words import show
 
     show(findings, report)
-
-
-def _option_settings(targets: Sequence[str], prior: str | None) -> list[str]:
-    """Convert options to equivalent values of --set."""
-    laid = []
-    if targets:
-        laid.append(f"surface.targets={_table(targets, '--target')}")
-    if prior is not None:
-        table = _table(prior.split(","), "--prior") if "=" in prior else _text(prior)
-        laid.append(f"surface.prior={table}")
-    return laid
-
-
-def _text(text: str) -> str:
-    """Format a string as in TOML."""
-    return json.dumps(text, ensure_ascii=False)
-
-
-def _table(pairs: Sequence[str], option: str) -> str:
-    """Convert NAME=WEIGHT pairs to an inline table of TOML."""
-    entries = []
-    for pair in pairs:
-        name, _, weight = pair.rpartition("=") if "=" in pair else (pair, "", "1")
-        try:
-            entries.append(f"{_text(name.strip())} = {float(weight)}")
-        except ValueError:
-            raise click.UsageError(f"{option} {pair}: expected NAME=WEIGHT, a number") from None
-    return "{" + ", ".join(entries) + "}"

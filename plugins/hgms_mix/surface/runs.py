@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import math
 import shutil
@@ -17,7 +16,7 @@ from attrs import define, field, frozen
 
 from hgms.runs import View, counting
 from hgms.store import Folder, finite, json_digest
-from hgms_core import ConfigError, Key, NumericalError
+from hgms_core import ConfigError, NumericalError
 from hgms_core.components import evolve
 from hgms_core.errors import CheckpointError
 from hgms_mix.stages import (
@@ -35,8 +34,6 @@ from hgms_mix.surface.process import sklearn
 from hgms_mix.surface.tables import REPORTED, Runs
 
 DECIDES = "validation_"
-LOOKED = 256
-"""Rows of each source that are tokenised to estimate the tokens of a run."""
 VERSION = "1"
 """Version of the record of a run."""
 
@@ -121,27 +118,6 @@ class DesignRuns:
     def rows(self) -> dict[str, int]:
         """Return the number of rows with an answer, by source."""
         return {name: index.size for name, index in self._model.task.rows().items()}
-
-    def tokens(self) -> dict[str, float]:
-        """Return the mean row length of each source, in tokens of the tuned model.
-
-        The mean is over ``LOOKED`` rows of each source.
-        """
-        counts = dict.fromkeys(self.sources, LOOKED)
-        tables = self._model.task.draw(
-            self._model.tokenizer, counts, lambda name: Key(0).fold("lengths", name)
-        )
-        return {name: float(table.lengths.double().mean()) for name, table in tables.items()}
-
-    def with_config(self, config: MixConfig, folder: Path) -> DesignRuns:
-        """Return a copy with other settings for sample and fine-tuning, in another folder.
-
-        The copy shares loaded data.
-        """
-        short = copy.copy(self)
-        short.config = config
-        short.folder = folder
-        return short
 
     def find_outcome(self, point: Point) -> Outcome | None:
         """Return the outcome of a point, or None if it has not been run."""

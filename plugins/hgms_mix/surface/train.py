@@ -24,7 +24,6 @@ from hgms_core import ConfigError, HgmsError, Key, NumericalError
 from hgms_core.components import evolve
 from hgms_mix.stages import OF_GRIDS, MixConfig, claim, read
 from hgms_mix.surface import proxy
-from hgms_mix.surface.cost import cost, spell
 from hgms_mix.surface.design import Point, design
 from hgms_mix.surface.jobs import piece
 from hgms_mix.surface.learn import Findings, learn, weighted_losses
@@ -129,26 +128,6 @@ def load(
         check=check,
         options=tuple(options),
     )
-
-
-def predict(plan: Plan, *, say: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
-    """Predict the cost of a plan: the surface, and the check with the larger model."""
-    runs = DesignRuns(config=plan.config, folder=plan.folder)
-    runs.check()
-    points = points_of(plan, runs)
-    for line in runs.limits():
-        say(line)
-    costs = {"surface": cost(runs, points, [runs.find_outcome(point) for point in points])}
-    say(f"surface: {costs['surface']}")
-    if plan.check and plan.target is not None:
-        # The mixtures of the check are not known yet, but all mixtures take the same time.
-        larger = DesignRuns(config=plan.target, folder=plan.folder)
-        larger.check()
-        some = list({point.weights: point for point in reversed(points)}.values())[: plan.check]
-        costs["check"] = cost(larger, some, [None] * len(some))
-        say(f"check with finetune.model: {costs['check']}")
-    say(f"in all {spell(sum(part.seconds for part in costs.values()))}, and seconds for the fit")
-    return {name: part.as_dict() for name, part in costs.items()}
 
 
 def run_surface(

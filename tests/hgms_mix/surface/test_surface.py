@@ -293,10 +293,9 @@ def test_the_command_fits_tables_and_writes_what_it_says() -> None:
     [
         ((), "CONFIG"),
         (("--ratios", "r.csv"), "--metrics"),
-        ((*TABLES, "--target", "loss=x"), "--target loss=x"),
-        ((*TABLES, "--target", "lost"), "(surface.targets.lost)"),
-        ((*TABLES, "--prior", "a=1,d=1"), "(surface.prior.d)"),
-        ((*TABLES, "--prior", "a=inf,b=1"), "(surface.prior.a)"),
+        ((*TABLES, "--set", "surface.targets.lost=1"), "(surface.targets.lost)"),
+        ((*TABLES, "--set", "surface.prior={a=1,d=1}"), "(surface.prior.d)"),
+        ((*TABLES, "--set", "surface.prior={a=inf,b=1}"), "(surface.prior.a)"),
         ((*TABLES, "--device", "cpu"), "CONFIG"),
         ((*TABLES, "--set", "surface.point=3"), "(surface.point)"),
         ((*TABLES, "--set", "sample.size=3"), "(sample)"),
