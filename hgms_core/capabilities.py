@@ -48,6 +48,7 @@ __all__ = [
     "HasOutputs",
     "HasPlaceholder",
     "HasTestingInstance",
+    "JoinsStep",
     "LearnsStart",
     "NotStackable",
     "ProposesSome",
@@ -55,6 +56,7 @@ __all__ = [
     "RanksRows",
     "Recycles",
     "Sharded",
+    "SolvesInProgram",
     "StacksCandidates",
     "UsesLoss",
     "capabilities_of",
@@ -141,6 +143,13 @@ class Recycles(Protocol):
         self, matvec: MatVec, b: Tensor, x0: Tensor | None, memory: State
     ) -> tuple[Solution, State]:
         """Solve with the memory of the last solve (``{}`` at first); return the next memory."""
+
+
+class SolvesInProgram(Protocol):
+    """Solves as a function of tensors, which a compiled program can contain.
+
+    ``solve`` does not read the value of a tensor. Its loops are :func:`hgms.compiled.repeat`.
+    """
 
 
 # --- losses
@@ -237,6 +246,34 @@ class GivesRepresentations(Protocol):
 
 
 # --- any component
+
+
+class JoinsStep(Protocol):
+    """Can be compiled into one program with the other parts of an outer step.
+
+    A step then has two halves. ``operands`` runs in Python before each step: it draws random
+    numbers and computes schedules. ``joined`` is traced once per shape of its arguments: it is a
+    function of tensors, without keys, and the result equals the result of the ordinary method.
+    Numbers in a state are tensors there. ``carry`` of such a generator draws no random numbers.
+    """
+
+    def operands(self, problem: Problem, *context: Any) -> Any:
+        """Return tensors, None, and tuples and dictionaries of these.
+
+        The context is (start, key, progress) for a generator, (key,) for a selector, (key, state)
+        for a hypergradient, and (state, progress) for an outer optimiser. Return None if the part
+        cannot be joined with its settings.
+        """
+
+    def joined(self, *arguments: Any) -> Any:
+        """Return the part of the step.
+
+        - generator: ``joined(problem, theta, operands)`` returns :class:`Candidates`.
+        - selector: ``joined(problem, theta, candidates, operands)`` returns a :class:`Selection`.
+        - hypergradient: ``joined(problem, theta, candidates, selection, state, operands)`` returns
+          an :class:`Estimate` and its state.
+        - outer optimiser: ``joined(theta, gradient, state, operands)`` returns θ and its state.
+        """
 
 
 class HasTestingInstance(Protocol):

@@ -106,7 +106,8 @@ def take(tree: Mapping[str, Tensor], index: int | Tensor) -> Tree:
     if isinstance(index, Tensor):
         if all(leaf.shape[0] == 1 for leaf in tree.values()):
             return {name: leaf.squeeze(0) for name, leaf in tree.items()}
-        if index.device.type != "cpu":
+        # a traced index has no value
+        if index.device.type != "cpu" or type(index) is not Tensor:
             row = index.reshape(1)
             return {name: leaf.index_select(0, row)[0] for name, leaf in tree.items()}
         # On a CPU this is ten times as fast as index_select, and no device must finish first.

@@ -18,12 +18,14 @@ from hgms_core.capabilities import (
     HasData,
     HasPlaceholder,
     HasTestingInstance,
+    JoinsStep,
     LearnsStart,
     ProposesSome,
     Randomized,
     RanksRows,
     Recycles,
     Sharded,
+    SolvesInProgram,
     UsesLoss,
 )
 
@@ -44,11 +46,11 @@ def is_package(name: str) -> bool:
 
 
 CAPABILITIES: Mapping[str, tuple[type, ...]] = {
-    "generator": (ProposesSome, LearnsStart, HasTestingInstance),
-    "selector": (DrawsChoice, HasTestingInstance),
-    "solver": (Randomized, UsesLoss, Recycles, HasTestingInstance),
-    "hypergradient": (HasTestingInstance,),
-    "outer": (HasTestingInstance,),
+    "generator": (ProposesSome, LearnsStart, JoinsStep, HasTestingInstance),
+    "selector": (DrawsChoice, JoinsStep, HasTestingInstance),
+    "solver": (Randomized, UsesLoss, Recycles, SolvesInProgram, HasTestingInstance),
+    "hypergradient": (JoinsStep, HasTestingInstance),
+    "outer": (JoinsStep, HasTestingInstance),
     "task": (HasData, HasClosedForm, Sharded, HasTestingInstance),
     "method": (Finishes, RanksRows, HasPlaceholder, HasTestingInstance),
 }

@@ -15,7 +15,7 @@ def test_bench_gpu_runs_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """Programs are the traced graphs: a compiler takes seconds for each."""
     from hgms.compiled import programs
 
-    as_traced = lambda graph, leaves: lambda inputs: graph(*inputs)  # noqa: E731
+    as_traced = lambda graph, leaves, **_: lambda inputs: graph(*inputs)  # noqa: E731
     monkeypatch.setattr(programs, "_inductor", as_traced)
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     import bench_gpu

@@ -71,7 +71,7 @@ def problem(**changes: Any) -> Problem:
     return from_losses(**(parts | changes))
 
 
-def as_traced(graph: GraphModule, leaves: Sequence[Tensor]) -> Callable[..., Any]:
+def as_traced(graph: GraphModule, leaves: Sequence[Tensor], **settings: Any) -> Callable[..., Any]:
     """In place of torch's compiler, which takes seconds for each program: the traced graph."""
     shapes = [leaf.shape for leaf in leaves]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hgms.compiled.forms import Numbers, form, launch
 from hgms.compiled.levels import CompiledProduct, Levels, linearized
+from hgms.compiled.loops import is_traced, repeat
 from hgms.compiled.matmul import Product, RouteChoice, calibrated, choose
 from hgms.compiled.programs import COMPILERS, Programs, programs_of
 from hgms.compiled.route import matrix_route
@@ -19,8 +20,10 @@ __all__ = [
     "calibrated",
     "choose",
     "form",
+    "is_traced",
     "launch",
     "linearized",
     "matrix_route",
     "programs_of",
+    "repeat",
 ]

@@ -225,7 +225,7 @@ class Linearized:
 
         def parts() -> Split:
             graph = without_mutations(traced.graph, [*leaves, *traced.constants])
-            return split(graph.graph, range(late, late + 1), [1, len(theta)])
+            return split(graph, range(late, late + 1), [1, len(theta)])
 
         pieces = programs.attempt("linearization", "split", parts)
         if pieces is None:

@@ -18,9 +18,10 @@ from torch.fx import GraphModule, Node
 
 from hgms.compiled import cuda_graphs as graphs
 from hgms.compiled.cuda_graphs import Recording, Runner
+from hgms.compiled.joined import JoinedStep
 from hgms.compiled.trace import Trace, arrangement, flatten, trace, unflatten
-from hgms.compiled.verify import compare, perturb
-from hgms_core import ConfigError, Problem
+from hgms.compiled.verify import compare, perturb, rounding_of
+from hgms_core import ConfigError, Pipeline, Problem, Record, State
 from hgms_core.torch_errors import first_line
 
 LOG = logging.getLogger("hgms.programs")
@@ -54,6 +55,8 @@ class Programs:
 
     Arguments:
         clock: the clock of ``seconds``.
+        joins: whether steps of pipelines are compiled into one program each, if their parts permit
+            it (:class:`hgms_core.capabilities.JoinsStep`).
         before: called with the name of a function before each part of its compilation. If it raises
             an exception, compilation ends and the exception propagates.
 
@@ -77,6 +80,7 @@ class Programs:
 
     clock: Callable[[], float] = time.perf_counter
     before: Callable[[str], None] = lambda name: None
+    joins: bool = True
     seconds: float = field(default=0.0, init=False)
     waited: float = field(default=0.0, init=False)
     outcomes: dict[str, str] = field(factory=dict, init=False)
@@ -108,6 +112,24 @@ class Programs:
             self._making = False
             self.seconds += self.clock() - begin
             self.waited += time.perf_counter() - since
+
+    def step(
+        self, pipeline: Pipeline, problem: Problem, state: State, progress: float
+    ) -> tuple[State, Record] | None:
+        """Run an outer step as one program; None if it cannot be one program."""
+        if not self.joins:
+            return None
+        rows = (problem.lower_data, *problem.upper_data.values())
+        # The entry keeps references, so that no id is used again.
+        key = ("step", id(pipeline), problem.f, problem.g, problem.project, *map(id, rows))
+        joined, *_ = self.keep(
+            key, lambda: (JoinedStep.of(self, pipeline, problem), pipeline, rows)
+        )
+        return None if joined is None else joined(state, progress)
+
+    def build(self, graph: GraphModule, leaves: Sequence[Tensor], **settings: Any) -> Runner:
+        """Return the compiled graph; ``settings`` are settings of inductor."""
+        return _inductor(graph, leaves, **settings)
 
     def traced(
         self, name: str, function: Callable[..., Any], arguments: Sequence[Any]
@@ -152,7 +174,8 @@ class Programs:
 
         def make() -> tuple[Runner, str, str]:
             program, unrecorded = _record_graph(_inductor(graph, leaves), graph, leaves)
-            return program, unrecorded, compare(program(leaves), graph(*leaves), graph, leaves)
+            rounding = rounding_of(graph, leaves)
+            return program, unrecorded, compare(program(leaves), graph(*leaves), rounding)
 
         found = self.attempt(name, "compiled", make)
         if found is None:
@@ -252,7 +275,7 @@ class _Shapes:
         return runner, traced.constants, traced.structure
 
 
-def _inductor(graph: GraphModule, leaves: Sequence[Tensor]) -> Runner:
+def _inductor(graph: GraphModule, leaves: Sequence[Tensor], **settings: Any) -> Runner:
     """Return the graph compiled for contiguous inputs of these shapes."""
     from torch._inductor import standalone_compile
 
@@ -267,8 +290,8 @@ def _inductor(graph: GraphModule, leaves: Sequence[Tensor]) -> Runner:
         else {}
     )
     # _record_graph records functions on a GPU, independent of torch's settings in the environment.
-    with torch._inductor.config.patch({"triton.cudagraphs": False, **on_cpu}):
-        module = GraphModule(torch.nn.Module(), graph.graph)
+    with torch._inductor.config.patch({"triton.cudagraphs": False, **on_cpu, **settings}):
+        module = GraphModule(graph, graph.graph)
         program = standalone_compile(
             module, examples, dynamic_shapes="from_example_inputs", options={}
         )

@@ -21,6 +21,9 @@ Structure = Any
 dictionary of structures.
 """
 
+KNOWN: dict[Any, Callable[..., Any]] = {}
+"""Operations in terms of others that torch's inductor supports."""
+
 SAME = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
 """Operations that return their argument, provided that no gradient is computed afterwards and no
 tensor changes in place.
@@ -99,7 +102,7 @@ def trace(function: Callable[..., Any], arguments: Sequence[Any]) -> Trace:
     """
     leaves: list[Tensor] = []
     arranged = flatten(tuple(arguments), leaves)
-    leaves = _apart(leaves)
+    leaves = apart(leaves)
     structure: Structure = None
 
     def flat(*inputs: Tensor) -> list[Tensor]:
@@ -108,7 +111,7 @@ def trace(function: Callable[..., Any], arguments: Sequence[Any]) -> Trace:
         structure = flatten(function(*unflatten(arranged, inputs)), outputs)
         return [output.detach() for output in outputs]
 
-    graph, constants = _lift_constants(_as_graph(flat, leaves))
+    graph, constants = lift_constants(_as_graph(flat, leaves))
     return Trace(graph, constants, structure)
 
 
@@ -117,18 +120,17 @@ def without_mutations(graph: GraphModule, inputs: Sequence[Tensor]) -> GraphModu
 
     Parts of the graph can then share the values that they read.
     """
-    pure, constants = _lift_constants(
-        _as_graph(functionalize(graph, remove="mutations"), _apart(inputs))
+    pure, constants = lift_constants(
+        _as_graph(functionalize(graph, remove="mutations"), apart(inputs))
     )
     assert not constants, "a graph whose constants are inputs has no other"
-    operations = _without_repetitions(pure.graph)
+    operations = without_repetitions(pure.graph)
     operations.eliminate_dead_code()
     return GraphModule(torch.nn.Module(), operations)
 
 
 def _as_graph(function: Callable[..., Any], inputs: Sequence[Tensor]) -> GraphModule:
-    known = {torch.ops.aten._foreach_norm.Scalar: _norms}  # not supported by inductor
-    return make_fx(function, known, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
+    return make_fx(function, KNOWN, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
 
 
 def _norms(
@@ -137,7 +139,10 @@ def _norms(
     return [torch.linalg.vector_norm(leaf, order, dtype=dtype) for leaf in leaves]
 
 
-def _apart(leaves: Sequence[Tensor]) -> list[Tensor]:
+KNOWN[torch.ops.aten._foreach_norm.Scalar] = _norms
+
+
+def apart(leaves: Sequence[Tensor]) -> list[Tensor]:
     """Return copies of the values that share no memory.
 
     Two tensors that are equal in this call can differ in the next call.
@@ -151,26 +156,39 @@ def _apart(leaves: Sequence[Tensor]) -> list[Tensor]:
     return apart
 
 
-def _lift_constants(traced: GraphModule) -> tuple[GraphModule, tuple[Tensor, ...]]:
-    """Return the graph with its tensors as additional inputs, and these tensors."""
+def lift_constants(
+    traced: GraphModule, first: bool = False
+) -> tuple[GraphModule, tuple[Tensor, ...]]:
+    """Return the graph with its tensors as additional inputs, and these tensors.
+
+    They are the last inputs, or the ``first`` inputs.
+    """
     graph = traced.graph
     constants: dict[Any, tuple[Node, Tensor]] = {}
-    last = [node for node in graph.nodes if node.op == "placeholder"][-1]
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    last = inputs[-1]
     for node in list(graph.nodes):
-        if node.op != "get_attr":
+        value = getattr(traced, node.target) if node.op == "get_attr" else None
+        if not isinstance(value, Tensor):  # a graph of a loop is no input
             continue
-        if node.target not in constants:
-            with graph.inserting_after(last):
+        key = _place(value)
+        if key not in constants:
+            place = graph.inserting_before(inputs[0]) if first else graph.inserting_after(last)
+            with place:
                 last = graph.placeholder(f"constant_{len(constants)}")
-            constants[node.target] = (last, getattr(traced, node.target))
-        node.replace_all_uses_with(constants[node.target][0])
+            constants[key] = (last, value)
+        node.replace_all_uses_with(constants[key][0])
         graph.erase_node(node)
-    return GraphModule(torch.nn.Module(), graph), tuple(
-        tensor.detach() for _, tensor in constants.values()
-    )
+    return GraphModule(traced, graph), tuple(tensor.detach() for _, tensor in constants.values())
 
 
-def _without_repetitions(graph: Graph) -> Graph:
+def _place(value: Tensor) -> Hashable:
+    """Return a key of the memory and the shape of a tensor."""
+    memory = value.untyped_storage()._cdata
+    return memory, value.storage_offset(), value.shape, value.stride(), value.dtype
+
+
+def without_repetitions(graph: Graph) -> Graph:
     """Return the graph with each operation on the same inputs only once.
 
     All operations are pure, except random draws.
@@ -211,7 +229,7 @@ class Split:
     kept: tuple[tuple[int, ...], ...]
 
 
-def split(graph: Graph, late: range, groups: Sequence[int]) -> Split:
+def split(graph: GraphModule, late: range, groups: Sequence[int]) -> Split:
     """Split ``graph`` by the inputs with the positions ``late``.
 
     ``groups`` are the sizes of the groups of outputs that may depend on these inputs. These outputs
@@ -219,7 +237,7 @@ def split(graph: Graph, late: range, groups: Sequence[int]) -> Split:
 
     A view of another value is recomputed on the other side, so no value is stored twice.
     """
-    nodes = list(graph.nodes)
+    nodes = list(graph.graph.nodes)
     inputs = [node for node in nodes if node.op == "placeholder"]
     early = [node for i, node in enumerate(inputs) if i not in late]
     outputs: list[Node] = list(nodes[-1].args[0])
@@ -244,16 +262,16 @@ def split(graph: Graph, late: range, groups: Sequence[int]) -> Split:
             if node not in place:
                 place[node] = len(early) + len(values)
                 values.append(node)
-        after.append(_part(nodes, reached, [*needed, *(inputs[i] for i in late)], wanted))
+        after.append(_part(graph, reached, [*needed, *(inputs[i] for i in late)], wanted))
         kept.append(tuple(place[node] for node in needed))
     before = [*outputs[: len(outputs) - sum(groups)], *values]
     return Split(
-        _part(nodes, _behind(before, lambda node: True), early, before), tuple(after), tuple(kept)
+        _part(graph, _behind(before, lambda node: True), early, before), tuple(after), tuple(kept)
     )
 
 
 def _is_view(node: Node) -> bool:
-    return (
+    return node.op == "get_attr" or (
         node.op == "call_function" and isinstance(node.target, OpOverload) and node.target.is_view
     )
 
@@ -277,7 +295,7 @@ def _behind(wanted: Sequence[Node], through: Callable[[Node], bool]) -> set[Node
 
 
 def _part(
-    nodes: Sequence[Node], reached: set[Node], inputs: Sequence[Node], outputs: Sequence[Node]
+    whole: GraphModule, reached: set[Node], inputs: Sequence[Node], outputs: Sequence[Node]
 ) -> GraphModule:
     """Return the operations of ``reached`` as a graph from ``inputs`` to ``outputs``.
 
@@ -285,8 +303,8 @@ def _part(
     """
     graph = Graph()
     copies = {node: graph.placeholder(node.name) for node in inputs}
-    for node in nodes:
+    for node in whole.graph.nodes:
         if node in reached and node not in copies:
             copies[node] = graph.node_copy(node, copies.__getitem__)
     graph.output([copies[node] for node in outputs])
-    return GraphModule(torch.nn.Module(), graph)
+    return GraphModule(whole, graph)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -15,6 +16,10 @@ CLOSE = {torch.float32: 1e-5, torch.float64: 1e-10, torch.float16: 1e-2, torch.b
 of a leaf. It is added to the effect of rounding the arguments.
 """
 
+ROUNDED = 8
+"""Units of the last digit by which the inputs of a whole step change: sums over rows round more
+than single numbers.
+"""
 SAMPLES = 3
 """Points at which the graph's rounding error is measured: at a single point it can be small by
 chance.
@@ -22,20 +27,15 @@ chance.
 
 
 def compare(
-    actual: Sequence[Tensor],
-    expected: Sequence[Tensor],
-    graph: GraphModule | None = None,
-    leaves: Sequence[Tensor] = (),
+    actual: Sequence[Tensor], expected: Sequence[Tensor], rounding: Sequence[float] | None = None
 ) -> str:
     """Return how the actual values differ from the expected values; empty if they agree.
 
     Two ways to compute the same function round differently, and a step may amplify the difference
-    (a difference of two nearly equal numbers, a residual that is nearly zero). The amplification is
-    measured with the ``graph`` that was computed at ``leaves``: at nearby points, in its original
-    precision against float64.
+    (a difference of two nearly equal numbers, a residual that is nearly zero). ``rounding`` is the
+    size of such a difference, per value.
     """
-    rounding = [0.0] * len(expected) if graph is None else _rounding(graph, leaves)
-    for have, want, share in zip(actual, expected, rounding, strict=True):
+    for have, want, share in zip(actual, expected, rounding or repeat(0.0), strict=False):
         if not want.is_floating_point():
             if not torch.equal(want, have) and share == 0:
                 return "another whole number"
@@ -48,8 +48,27 @@ def compare(
     return ""
 
 
-def _rounding(graph: GraphModule, leaves: Sequence[Tensor]) -> list[float]:
+def effect_of_rounding(
+    function: Callable[[Sequence[Tensor]], Sequence[Tensor]],
+    leaves: Sequence[Tensor],
+    expected: Sequence[Tensor],
+) -> list[float]:
+    """Return how much each output changes if the inputs change by some units of the last digit."""
+    largest = [0.0] * len(expected)
+    for sample in range(SAMPLES - 1):
+        nearby = function(perturb(leaves, None, sample, digits=ROUNDED))
+        changes = [
+            _largest(near.double() - want.double())
+            for near, want in zip(nearby, expected, strict=True)
+        ]
+        largest = [max(pair) for pair in zip(largest, changes, strict=True)]
+    return largest
+
+
+def rounding_of(graph: GraphModule, leaves: Sequence[Tensor]) -> list[float]:
     """Return the largest error of each output; for integers 1 if rounding determines them.
+
+    The error is measured at nearby points, in the original precision against float64.
 
     The error depends on the dtype, on the operations and on a strategy that divides by a small
     step. It is therefore measured: against float64, and for inputs in float64 by the effect of
@@ -88,10 +107,13 @@ def _double(value: Any) -> Any:
     return value
 
 
-def perturb(leaves: Sequence[Tensor], share: float | None, sample: int = 0) -> list[Tensor]:
+def perturb(
+    leaves: Sequence[Tensor], share: float | None, sample: int = 0, digits: int = 1
+) -> list[Tensor]:
     """Return the leaves with every floating-point number changed by ``share`` of itself.
 
-    With None, the last digit changes. A seeded random draw selects the sign of each change.
+    With None, it changes by ``digits`` units of its last digit. A seeded random draw selects the
+    sign of each change.
     """
     generator = torch.Generator().manual_seed(sample)
 
@@ -102,7 +124,8 @@ def perturb(leaves: Sequence[Tensor], share: float | None, sample: int = 0) -> l
             2.0 * torch.randint(0, 2, leaf.shape, generator=generator).to(leaf.device, leaf.dtype)
             - 1
         )
-        return leaf * (1 + (torch.finfo(leaf.dtype).eps if share is None else share) * signs)
+        size = digits * torch.finfo(leaf.dtype).eps if share is None else share
+        return leaf * (1 + size * signs)
 
     return [displace(leaf.detach()) for leaf in leaves]
 

@@ -33,7 +33,15 @@ from hgms_core import (
     component,
     detach,
 )
-from hgms_core.capabilities import Randomized, Recycles, UsesLoss, find
+from hgms_core.capabilities import (
+    Capabilities,
+    JoinsStep,
+    Randomized,
+    Recycles,
+    SolvesInProgram,
+    UsesLoss,
+    find,
+)
 from hgms_core.validators import optional_positive
 
 
@@ -103,6 +111,7 @@ class Implicit:
     """
 
     name: ClassVar[str] = "implicit"
+    capabilities: ClassVar[Capabilities] = frozenset({JoinsStep})
     solver: LinearSolver
     strategy: Strategy = "vjp"
     operator: Literal["hessian", "ggn"] = "hessian"
@@ -139,14 +148,10 @@ class Implicit:
     ) -> tuple[Estimate, State]:
         branch = candidates.branch(selection.index)
         lower = problem.lower_data
-        upper = problem.upper_data["differentiate"]
-        below = _single(lower.draw(key.fold("lower"), self.batch_size, 1))
-        above = _single(upper.draw(key.fold("upper"), self.upper_batch_size, 1))
-        rows = (upper.count(self.upper_batch_size), lower.count(self.batch_size))
+        below, batch, upper_batch = self._rows(problem, key)
+        rows = self._counts(problem)
         x = branch.x
         v0 = state["v"] if self.warm_start else None
-        batch = lower.batch(below)
-        upper_batch = upper.batch(above)
         solver = prepare(self.solver, problem.g, theta, x, lambda: batch, state, key.fold("solve"))
         if (here := self._compile(problem, theta, x, batch, upper_batch)) is not None:
             estimate = here.hypergradient(solver, v0, rows)
@@ -173,6 +178,41 @@ class Implicit:
         return estimate, {"v": estimate.solution.value if self.warm_start else None} | memory_of(
             solver
         )
+
+    def operands(self, problem: Problem, key: Key, state: State) -> tuple[Tree, Tree] | None:
+        joins = self.batches == "one" and self.operator == "hessian"
+        if not joins or find(self.solver, SolvesInProgram) is None:
+            return None
+        return self._rows(problem, key)[1:]
+
+    def joined(
+        self,
+        problem: Problem,
+        theta: Tree,
+        candidates: Candidates,
+        selection: Selection,
+        state: State,
+        operands: tuple[Tree, Tree],
+    ) -> tuple[Estimate, State]:
+        x = candidates.at(selection.index)
+        here = self._levels(problem).linearization(theta, x, *operands)
+        v0 = state["v"] if self.warm_start else None
+        estimate = here.hypergradient(self.solver, v0, self._counts(problem))
+        assert estimate.solution is not None
+        return estimate, {"v": estimate.solution.value if self.warm_start else None}
+
+    def _rows(self, problem: Problem, key: Key) -> tuple[Tensor | None, Tree, Tree]:
+        """Return the numbers of the lower rows, and both batches."""
+        lower = problem.lower_data
+        upper = problem.upper_data["differentiate"]
+        below = _single(lower.draw(key.fold("lower"), self.batch_size, 1))
+        above = _single(upper.draw(key.fold("upper"), self.upper_batch_size, 1))
+        return below, lower.batch(below), upper.batch(above)
+
+    def _counts(self, problem: Problem) -> tuple[int, int]:
+        """Return the numbers of rows of the upper and of the lower batch."""
+        upper = problem.upper_data["differentiate"]
+        return upper.count(self.upper_batch_size), problem.lower_data.count(self.batch_size)
 
     def _product(self, problem: Problem) -> Product:
         if self.strategy == "difference":

@@ -2,19 +2,48 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, final
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import torch
 from attrs import field
+from torch import Tensor
 
 from hgms.outer.shape import Projection, Schedule, clip_gradient
-from hgms_core import State, Tree, component, hookimpl
+from hgms_core import Problem, State, Tree, component, hookimpl
+from hgms_core.capabilities import Capabilities, JoinsStep
 from hgms_core.validators import decay_rate, each, not_negative, optional_positive, positive
+
+
+class _Additive:
+    """A step with the numbers of each step, such as the rate, apart from the functions of tensors.
+
+    ``move(theta, gradient, state, numbers)`` returns θ and the state; numbers may be tensors.
+    """
+
+    capabilities: ClassVar[Capabilities] = frozenset({JoinsStep})
+
+    if TYPE_CHECKING:
+        numbers: Callable[[State, float], tuple[float, ...]]
+        move: Callable[..., tuple[Tree, State]]
+
+    def step(
+        self, theta: Tree, gradient: Tree, state: State, progress: float
+    ) -> tuple[Tree, State]:
+        return self.move(theta, gradient, state, self.numbers(state, progress))
+
+    def operands(self, problem: Problem, state: State, progress: float) -> Tensor:
+        return torch.tensor(self.numbers(state, progress), dtype=torch.float64)
+
+    def joined(
+        self, theta: Tree, gradient: Tree, state: State, operands: Tensor
+    ) -> tuple[Tree, State]:
+        return self.move(theta, gradient, state, operands.unbind())
 
 
 @final
 @component
-class Sgd:
+class Sgd(_Additive):
     """θ ← θ − α m,  m ← β m + h  (m = h without momentum).
 
     Arguments: ``lr`` α; ``momentum`` β; ``clip`` bounds ‖h‖; ``schedule`` shapes α over the budget.
@@ -40,16 +69,19 @@ class Sgd:
         )
         return {"step": 0, "m": moments}
 
-    def step(
-        self, theta: Tree, gradient: Tree, state: State, progress: float
+    def numbers(self, state: State, progress: float) -> tuple[float, ...]:
+        return (self.lr * self.schedule.factor(state["step"], progress),)
+
+    def move(
+        self, theta: Tree, gradient: Tree, state: State, numbers: Sequence[Any]
     ) -> tuple[Tree, State]:
+        (rate,) = numbers
         direction = clip_gradient(gradient, self.clip)
         moments = state["m"]
         if self.momentum:
             direction = moments = {
                 name: self.momentum * moments[name] + direction[name] for name in theta
             }
-        rate = self.lr * self.schedule.factor(state["step"], progress)
         return {name: theta[name] - rate * direction[name] for name in theta}, {
             "step": state["step"] + 1,
             "m": moments,
@@ -58,7 +90,7 @@ class Sgd:
 
 @final
 @component
-class ProjectedGradient:
+class ProjectedGradient(_Additive):
     """θ ← Proj_Θ(θ − α h): the outer step of the analysed HG-MS (Algorithm 1, last line).
 
     Arguments: ``lr`` α; ``projection`` the set Θ (the problem's own projection is applied as well);
@@ -85,23 +117,38 @@ class ProjectedGradient:
     def init(self, theta: Tree) -> State:
         return {"step": 0}
 
-    def step(
-        self, theta: Tree, gradient: Tree, state: State, progress: float
+    def numbers(self, state: State, progress: float) -> tuple[float, ...]:
+        return (self.lr * self.schedule.factor(state["step"], progress),)
+
+    def move(
+        self, theta: Tree, gradient: Tree, state: State, numbers: Sequence[Any]
     ) -> tuple[Tree, State]:
+        (rate,) = numbers
         direction = clip_gradient(gradient, self.clip)
-        rate = self.lr * self.schedule.factor(state["step"], progress)
         moved = {name: theta[name] - rate * direction[name] for name in theta}
         return self.projection.apply(moved), {"step": state["step"] + 1}
 
 
+def _adam_numbers(outer: Adam | AdamW, state: State, progress: float) -> tuple[float, ...]:
+    """Return the rate and both bias corrections."""
+    rate = outer.lr * outer.schedule.factor(state["step"], progress)
+    count = state["step"] + 1
+    betas = outer.betas
+    return rate, 1 / (1 - betas[0] ** count), (1 - betas[1] ** count) ** 0.5
+
+
 def _adam_step(
-    outer: Adam | AdamW, decay: float, theta: Tree, gradient: Tree, state: State, progress: float
+    outer: Adam | AdamW,
+    decay: float,
+    theta: Tree,
+    gradient: Tree,
+    state: State,
+    numbers: Sequence[Any],
 ) -> tuple[Tree, State]:
     """(1 − rate·decay)θ − rate·m̂/(√v̂ + ε), projected, and the new moments."""
+    rate, scale, correction = numbers
     gradient = clip_gradient(gradient, outer.clip)
     betas = outer.betas
-    count = state["step"] + 1
-    rate = outer.lr * outer.schedule.factor(state["step"], progress)
     first = {
         name: torch.lerp(state["m"][name], grad, 1 - betas[0]) for name, grad in gradient.items()
     }
@@ -109,13 +156,11 @@ def _adam_step(
         name: betas[1] * state["v"][name] + (1 - betas[1]) * grad * grad
         for name, grad in gradient.items()
     }
-    scale = 1 / (1 - betas[0] ** count)
-    correction = (1 - betas[1] ** count) ** 0.5
     moved = {}
     for name, leaf in theta.items():
         direction = scale * first[name] / (second[name].sqrt() / correction + outer.eps)
         moved[name] = ((1 - rate * decay) * leaf if decay else leaf) - rate * direction
-    return outer.projection.apply(moved), {"step": count, "m": first, "v": second}
+    return outer.projection.apply(moved), {"step": state["step"] + 1, "m": first, "v": second}
 
 
 def _no_moments(_outer: Adam | AdamW, theta: Tree) -> State:
@@ -125,7 +170,7 @@ def _no_moments(_outer: Adam | AdamW, theta: Tree) -> State:
 
 @final
 @component
-class Adam:
+class Adam(_Additive):
     """θ ← θ − α m̂/(√v̂ + ε), with bias-corrected moments of h.
 
     The step hardly depends on the length of h. This suits hypergradients of unknown scale (ridge,
@@ -155,16 +200,17 @@ class Adam:
     schedule: Schedule = Schedule()
 
     init = _no_moments
+    numbers = _adam_numbers
 
-    def step(
-        self, theta: Tree, gradient: Tree, state: State, progress: float
+    def move(
+        self, theta: Tree, gradient: Tree, state: State, numbers: Sequence[Any]
     ) -> tuple[Tree, State]:
-        return _adam_step(self, 0.0, theta, gradient, state, progress)
+        return _adam_step(self, 0.0, theta, gradient, state, numbers)
 
 
 @final
 @component
-class AdamW:
+class AdamW(_Additive):
     """Adam with decoupled weight decay: θ ← (1 − α·wd)θ − α m̂/(√v̂ + ε).
 
     The decay pulls θ to 0 (logits to uniform weights): an outer regularisation, zero by default.
@@ -190,11 +236,12 @@ class AdamW:
     schedule: Schedule = Schedule()
 
     init = _no_moments
+    numbers = _adam_numbers
 
-    def step(
-        self, theta: Tree, gradient: Tree, state: State, progress: float
+    def move(
+        self, theta: Tree, gradient: Tree, state: State, numbers: Sequence[Any]
     ) -> tuple[Tree, State]:
-        return _adam_step(self, self.weight_decay, theta, gradient, state, progress)
+        return _adam_step(self, self.weight_decay, theta, gradient, state, numbers)
 
 
 @hookimpl

@@ -24,49 +24,63 @@ from hgms_core import (
     groups,
     values,
 )
+from hgms_core.capabilities import Capabilities, JoinsStep
 from hgms_core.validators import optional_positive
 
 
-def _selection(
-    problem: Problem,
-    theta: Tree,
-    candidates: Candidates,
-    key: Key,
-    batch_size: int | None,
-    mode: Mode,
-    chunk: int | None,
-    highest: bool = False,
-) -> Selection:
-    """Select by f of all candidates, on one shared batch.
+@component
+class _ByLoss:
+    """Select by f of all candidates, on one shared batch of validation rows for selection."""
 
-    The batch contains validation rows for selection.
-    """
-    f = problem.f
-    batch, rows = problem.upper_data["select"].sample(key, batch_size)
-    # decided outside the compiled function, because the decision may evaluate the loss
-    first = groups(
-        f, candidates.x, rows=rows, mode=mode, chunk=chunk, trial=lambda: (detach(theta), batch)
-    )[0]
-    mode = "stacked" if isinstance(first.part, slice) else "loop"
+    capabilities: ClassVar[Capabilities] = frozenset({JoinsStep})
+    highest: ClassVar[bool] = False
 
-    def compute_scores(theta: Tree, x: Tree, batch: Tree) -> Tensor:
-        scores = values(f, theta, x, batch, rows=rows, mode=mode, chunk=chunk)
-        # A state with a non-finite number can still have a finite loss (a dead unit hides the
-        # number). Such a state is not a valid candidate.
-        return torch.where(Candidates(x=x).finite, scores, torch.full_like(scores, torch.nan))
+    batch_size: int | None = field(default=None, validator=optional_positive)
+    mode: Mode = "auto"
+    chunk: int | None = field(default=None, validator=optional_positive)
 
-    # Not the gap: two compiled functions agree only in a few digits on a small difference of
-    # scores.
-    score = form(programs_of(problem), ("scores", f, mode, chunk), compute_scores)
-    cost = Cost(upper_values=candidates.count, rows=candidates.count * rows)
-    return Selection.of(
-        score(detach(theta), detach(candidates.x), batch), highest=highest, cost=cost
-    )
+    memory_hints = lowering(same=["chunk"], other=["batch_size"])
+
+    def select(self, problem: Problem, theta: Tree, candidates: Candidates, key: Key) -> Selection:
+        return self.joined(problem, theta, candidates, self.operands(problem, key))
+
+    def operands(self, problem: Problem, key: Key) -> Tree:
+        return problem.upper_data["select"].sample(key, self.batch_size)[0]
+
+    def joined(
+        self, problem: Problem, theta: Tree, candidates: Candidates, operands: Tree
+    ) -> Selection:
+        rows = problem.upper_data["select"].count(self.batch_size)
+        f, mode, chunk = problem.f, self.mode, self.chunk
+        # decided outside the compiled function, because the decision may evaluate the loss
+        first = groups(
+            f,
+            candidates.x,
+            rows=rows,
+            mode=mode,
+            chunk=chunk,
+            trial=lambda: (detach(theta), operands),
+        )[0]
+        mode = "stacked" if isinstance(first.part, slice) else "loop"
+
+        def compute_scores(theta: Tree, x: Tree, batch: Tree) -> Tensor:
+            scores = values(f, theta, x, batch, rows=rows, mode=mode, chunk=chunk)
+            # A state with a non-finite number can still have a finite loss (a dead unit hides the
+            # number). Such a state is not a valid candidate.
+            return torch.where(Candidates(x=x).finite, scores, torch.full_like(scores, torch.nan))
+
+        # Not the gap: two compiled functions agree only in a few digits on a small difference of
+        # scores.
+        score = form(programs_of(problem), ("scores", f, mode, chunk), compute_scores)
+        cost = Cost(upper_values=candidates.count, rows=candidates.count * rows)
+        return Selection.of(
+            score(detach(theta), detach(candidates.x), operands), highest=self.highest, cost=cost
+        )
 
 
 @final
 @component
-class BestOfN:
+class BestOfN(_ByLoss):
     """The optimistic choice: i* = argmin_i f(θ, x_i) on one shared validation batch.
 
     Every candidate is scored on the same rows; otherwise sampling noise would decide. Ties go to
@@ -95,19 +109,11 @@ class BestOfN:
     """
 
     name: ClassVar[str] = "best-of-n"
-    batch_size: int | None = field(default=None, validator=optional_positive)
-    mode: Mode = "auto"
-    chunk: int | None = field(default=None, validator=optional_positive)
-
-    memory_hints = lowering(same=["chunk"], other=["batch_size"])
-
-    def select(self, problem: Problem, theta: Tree, candidates: Candidates, key: Key) -> Selection:
-        return _selection(problem, theta, candidates, key, self.batch_size, self.mode, self.chunk)
 
 
 @final
 @component
-class Worst:
+class Worst(_ByLoss):
     """The pessimistic choice: i* = argmax_i f(θ, x_i) on one shared validation batch.
 
     Over the iterates of one trajectory, this is the truncation of IAPTT-GM. Arguments, ties and
@@ -133,16 +139,7 @@ class Worst:
     """
 
     name: ClassVar[str] = "worst"
-    batch_size: int | None = field(default=None, validator=optional_positive)
-    mode: Mode = "auto"
-    chunk: int | None = field(default=None, validator=optional_positive)
-
-    memory_hints = lowering(same=["chunk"], other=["batch_size"])
-
-    def select(self, problem: Problem, theta: Tree, candidates: Candidates, key: Key) -> Selection:
-        return _selection(
-            problem, theta, candidates, key, self.batch_size, self.mode, self.chunk, highest=True
-        )
+    highest: ClassVar[bool] = True
 
 
 @final

@@ -10,6 +10,7 @@ from torch import Tensor
 from hgms.compiled import CompiledProduct
 from hgms.solvers.pcg import Precondition, Settings, pcg, whole
 from hgms_core import LinearSystem, MatVec, Solution, component, hookimpl
+from hgms_core.capabilities import Capabilities, SolvesInProgram
 from hgms_core.validators import at_least, not_negative, optional, optional_positive, positive
 
 
@@ -64,6 +65,7 @@ class CG:
     """
 
     name: ClassVar[str] = "cg"
+    capabilities: ClassVar[Capabilities] = frozenset({SolvesInProgram})
 
     ridge: float = field(default=0.0, validator=not_negative)
     rtol: float = field(default=1e-6, validator=positive)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable
 
 from torch import Tensor
 
-from hgms.compiled import CompiledProduct
+from hgms.compiled import CompiledProduct, is_traced, repeat
 from hgms_core import LinearSystem, Tree
 
 READ_EVERY = 8
@@ -31,6 +31,11 @@ def is_unfinished(system: LinearSystem, active: Tensor, turn: int) -> bool:
 
 def eager(system: LinearSystem, iteration: Callable[[Tree], Tree], state: Tree, most: int) -> Tree:
     """Apply ``iteration(state)`` until no system is active, at most ``most`` times."""
+    if is_traced():
+        before = system.products
+        state, turns = repeat(iteration, state, most, going=lambda state: state["active"].any())
+        system.products = before + turns
+        return state
     turn = 0
     while turn < most and is_unfinished(system, state["active"], turn):
         if waits(system):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hgms.solvers.richardson import richardson
 from hgms_core import LinearSystem, MatVec, Solution, component, hookimpl
-from hgms_core.capabilities import Capabilities, HasTestingInstance
+from hgms_core.capabilities import Capabilities, HasTestingInstance, SolvesInProgram
 from hgms_core.validators import at_least, not_negative, positive
 
 
@@ -49,7 +49,7 @@ class Neumann:
     """
 
     name: ClassVar[str] = "neumann"
-    capabilities: ClassVar[Capabilities] = frozenset({HasTestingInstance})
+    capabilities: ClassVar[Capabilities] = frozenset({HasTestingInstance, SolvesInProgram})
 
     lr: float = field(default=0.1, validator=positive)
     steps: int = field(default=20, validator=at_least(1))

@@ -9,7 +9,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from hgms.compiled import CompiledProduct
+from hgms.compiled import CompiledProduct, is_traced, repeat
 from hgms.solvers.iteration import READ_EVERY, eager, iterate, waits
 from hgms_core import LinearSystem, MatVec, Outcome, Solution, Tree
 
@@ -54,6 +54,9 @@ def pcg(
     """
     product = system.matvec
     state = begin(system, x0, max_steps, precondition, largest)
+    if is_traced():
+        state = _solve_in_program(system, state, max_steps, precondition)
+        return _solution(system, state, clip)
     verified = state["size"]
     unread = waits(system) and max_steps <= READ_EVERY
     while unread or state["active"].any():
@@ -74,9 +77,50 @@ def pcg(
             break
         state = proven
         verified = state["size"]
+    return _solution(system, state, clip)
+
+
+def _solution(system: LinearSystem, state: Tree, clip: float | None) -> Solution:
     return system.solution(
         state["x"], state["size"], state["codes"], state["steps"], state["curvature"], clip
     )
+
+
+def _solve_in_program(
+    system: LinearSystem, state: Tree, max_steps: int, precondition: Precondition | None
+) -> Tree:
+    """Iterate and check the residual until the system is not active, as a function of tensors."""
+    fixed = {name: state[name] for name in ("floor", "ceiling")}
+
+    def is_active(state: Tree) -> Tensor:
+        return state["active"].any()
+
+    def without_fixed(state: Tree) -> Tree:
+        return {name: leaf for name, leaf in state.items() if name not in fixed}
+
+    def turn(state: Tree) -> Tree:
+        return without_fixed(iteration(system, {**state, **fixed}, max_steps, precondition))
+
+    def attempt(state: Tree) -> Tree:
+        products = state["products"]
+        verified = state["verified"]
+        own = {name: state[name] for name in state if name not in ("products", "verified")}
+        own, turns = repeat(turn, own, max_steps, going=is_active)
+        own = settle(system, own, precondition)
+
+        def check(state: Tree) -> Tree:
+            fresh = system.rhs - system.apply(state["x"])
+            return check_residual(system, state, fresh, verified, max_steps, precondition)
+
+        own, checks = repeat(check, own, 1, going=lambda state: claims(state).any())
+        return {**own, "verified": own["size"], "products": products + turns + checks}
+
+    before = system.products
+    none = torch.zeros((), dtype=torch.int64, device=state["x"].device)
+    first = {**without_fixed(state), "verified": state["size"], "products": none}
+    ended, _ = repeat(attempt, first, max_steps + 1, going=is_active)
+    system.products = before + ended["products"]
+    return ended
 
 
 def begin(

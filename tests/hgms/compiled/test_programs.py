@@ -19,7 +19,7 @@ from torch.fx import GraphModule
 from hgms.compiled import Programs, programs
 from hgms.compiled import cuda_graphs as graphs
 from hgms.compiled.trace import flatten, split, trace, unflatten, without_mutations
-from hgms.compiled.verify import compare
+from hgms.compiled.verify import compare, rounding_of
 from hgms.plugins import Registry
 from hgms_core import ConfigError, Tree
 
@@ -63,7 +63,7 @@ def test_what_does_not_depend_on_the_late_input_is_computed_before() -> None:
 
     a, b, v = normal(4, 4), normal(4, 4, seed=1), normal(4, seed=2)
     graph = without_mutations(trace(function, (a, b, v)).graph, [a, b, v])
-    pieces = split(graph.graph, range(2, 3), [1, 1])
+    pieces = split(graph, range(2, 3), [1, 1])
     late = [node for part in pieces.after for node in part.graph.nodes]
     assert not any("tanh" in str(node.target) for node in late if node.op == "call_function")
     other = normal(4, seed=9)
@@ -93,11 +93,11 @@ def test_the_tolerance_in_float64_is_what_the_strategy_rounds() -> None:
     noise = torch.zeros_like(want)
     noise[3] = 2e-10 * want.abs().max()
     assert compare([want + noise], [want]) != ""
-    assert compare([want + noise], [want], traced.graph, [x]) == ""
-    assert compare([want + 100 * noise], [want], traced.graph, [x]) != ""
+    assert compare([want + noise], [want], rounding_of(traced.graph, [x])) == ""
+    assert compare([want + 100 * noise], [want], rounding_of(traced.graph, [x])) != ""
     exact = trace(lambda x: [torch.tanh(x) * x.exp()], (x,))
     (value,) = exact.graph(x)
-    assert compare([value + 2e-10 * value.max()], [value], exact.graph, [x]) != ""
+    assert compare([value + 2e-10 * value.max()], [value], rounding_of(exact.graph, [x])) != ""
 
 
 # --- programs
@@ -148,7 +148,7 @@ def test_each_shape_is_a_program_and_after_some_a_function_runs_as_it_is_written
 # --- what cannot be a program
 
 
-def absent(graph: GraphModule, leaves: Sequence[Tensor]) -> None:
+def absent(graph: GraphModule, leaves: Sequence[Tensor], **settings: Any) -> None:
     raise RuntimeError("No working C++ compiler found\nand much more")
 
 

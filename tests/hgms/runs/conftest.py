@@ -19,7 +19,9 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     each.
     """
 
-    def as_traced(graph: GraphModule, leaves: Sequence[Tensor]) -> Callable[..., Any]:
+    def as_traced(
+        graph: GraphModule, leaves: Sequence[Tensor], **settings: Any
+    ) -> Callable[..., Any]:
         Time.now += MAKING
         return lambda inputs: graph(*inputs)
 

@@ -188,7 +188,9 @@ def test_ctrl_c_while_a_program_is_made_ends_the_run_before_the_next_one_and_exc
                 compiler((name, state["step"]), halved)(state["x"])
             return super().step(problem, state, progress)
 
-    def inductor(graph: GraphModule, leaves: Sequence[torch.Tensor]) -> Callable[..., Any]:
+    def inductor(
+        graph: GraphModule, leaves: Sequence[torch.Tensor], **_: Any
+    ) -> Callable[..., Any]:
         made.append(graph)
         if len(made) == at:
             signal.raise_signal(signal.SIGINT)

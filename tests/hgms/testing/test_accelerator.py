@@ -181,7 +181,9 @@ def test_a_step_makes_no_transfer_and_its_record_makes_one(
     name: str, compiled: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In digits cleaning, eagerly, and with compiled functions whose graphs are interpreted."""
-    monkeypatch.setattr(programs, "_inductor", lambda graph, leaves: lambda inputs: graph(*inputs))
+    monkeypatch.setattr(
+        programs, "_inductor", lambda graph, leaves, **_: lambda inputs: graph(*inputs)
+    )
     monkeypatch.setattr(programs, "COMPILERS", (device.type,))
     config = RunConfig.from_dict(
         {

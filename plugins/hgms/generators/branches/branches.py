@@ -16,7 +16,8 @@ from torch import Tensor
 
 from hgms.compiled import programs_of
 from hgms.config import lowering
-from hgms.generators.branches.program import advance_compiled
+from hgms.generators.branches.joined import Form, advance_joined
+from hgms.generators.branches.program import advance_compiled, kept_table
 from hgms.generators.branches.replay import KeepPath, Path, Replay, check_states, has_mixed_mode
 from hgms.generators.branches.steps import Plan, advance, of_part, slope_of
 from hgms.generators.branches.torch_branches import advance_torch, joined
@@ -40,7 +41,7 @@ from hgms_core import (
     groups,
     repeat,
 )
-from hgms_core.capabilities import Capabilities, ProposesSome
+from hgms_core.capabilities import Capabilities, JoinsStep, ProposesSome
 from hgms_core.validators import not_negative, optional_positive, positive
 
 
@@ -185,7 +186,7 @@ class Branches:
     """
 
     name: ClassVar[str] = "branches"
-    capabilities: ClassVar[Capabilities] = frozenset({ProposesSome})
+    capabilities: ClassVar[Capabilities] = frozenset({JoinsStep, ProposesSome})
     count: int = field(default=4, validator=positive)
     steps: int = field(default=20, validator=positive)
     optimizer: LowerOptimizer = field(factory=SGD)
@@ -323,6 +324,42 @@ class Branches:
             plan, problem, theta, x, moments, self.name, remember=self.optimizer.moments == "carry"
         )
         return x, moments, losses, calls
+
+    def operands(
+        self, problem: Problem, start: State, key: Key, progress: float
+    ) -> dict[str, Any] | None:
+        rule = self.optimizer.rule(problem, start["optimizer_steps"])
+        kept = self.count == 1 and self.keep_path != "none"
+        if isinstance(rule, TorchRule) or self._parts(problem.lower_data) > 1 or kept:
+            return None
+        x, moments, index = self._begin(problem, start, key, range(self.count))
+        decays = [self.optimizer.decay * factor for factor in self.diversity.decays(self.count)]
+        rates = self._rates(problem, start)
+        numbers = kept_table(problem, rule, rates, decays, next(iter(x.values())))
+        batches = problem.lower_data.batch(index)
+        return {"x": x, "moments": moments, "batches": batches, "numbers": numbers}
+
+    def joined(self, problem: Problem, theta: Tree, operands: dict[str, Any]) -> Candidates:
+        data = problem.lower_data
+        rule = self.optimizer.rule(problem)
+        assert not isinstance(rule, TorchRule)
+        drawn = self.batch_size is not None and self.batch_size < data.size
+        own = drawn and self.diversity.batches == "independent"
+        rows = data.count(self.batch_size)
+        form = Form(
+            rule=rule,
+            steps=self.steps,
+            decayed=self.optimizer.decay > 0,
+            axis=int(own) if drawn else None,
+            own=own,
+            rows=rows,
+            mode=self.mode,
+            chunk=self.chunk,
+        )
+        x, moments, losses = advance_joined(form, problem, theta, operands)
+        calls = self.count * self.steps
+        cost = Cost(lower_gradients=calls, rows=calls * rows)
+        return Candidates(x=x, aux=moments, losses=losses, cost=cost)
 
     def _path(self, problem: Problem, start: State, key: Key, member: int) -> Path:
         x, moments, index = self._begin(problem, start, key, [member])

@@ -21,6 +21,8 @@ this size the launch overhead matters.
 """
 STEPS = 5
 """Maximum steps per compiled function. The compile time grows with their number."""
+LENGTHS = (1, 2, 3, 4, 5)
+"""Steps per turn of a loop in the program of an outer step."""
 TINY = 100_000
 """Maximum multiply-adds per step for twice as many steps per compiled function."""
 
@@ -65,7 +67,7 @@ def advance_compiled(
         None if index is None else index.dim() - 2,
     )
     # The key uses the problem's loss, because the group's loss may be a new object in each call.
-    block = programs((name, problem.g, form), partial(_block, group.loss, form))
+    block = programs((name, problem.g, form), partial(run_block, group.loss, form))
     length = _length(len(rates), sum(leaf.numel() for leaf in group.x.values()) * plan.rows)
     x = group.x
     last = moments
@@ -79,7 +81,7 @@ def advance_compiled(
     return value
 
 
-def _block(
+def run_block(
     loss: Loss, form: Block, theta: Tree, x: Tree, moments: Tree, batches: Tree, numbers: Tensor
 ) -> tuple[Tree, Tree, Tensor]:
     """Take one step per row of ``numbers`` and return (x, moments, lower losses before the last
@@ -122,6 +124,20 @@ def table(
     scale, correction = corrections(rate, count, rule.betas)
     table = torch.stack([rate, 1 - rate * decay, scale, correction.expand_as(rate)], 1)
     return (table.squeeze(2) if alike else table).to(like.device, like.dtype, non_blocking=True)
+
+
+def kept_table(
+    problem: Problem, rule: Rule, rates: list[list[float]], decays: list[float], like: Tensor
+) -> Tensor:
+    """Return :func:`table`, which is kept until an argument changes."""
+    if rule.optimizer == "sgd":
+        rule = evolve(rule, done=0)
+    given = (rule, rates, decays, like.dtype)
+    kept = problem.kept.get("table")
+    if kept is None or kept[0] != given:
+        kept = problem.kept["table"] = (given, table(rule, rates, decays, like))
+    numbers: Tensor = kept[1]
+    return numbers
 
 
 def _length(steps: int, work: int) -> int:

@@ -1,0 +1,144 @@
+"""Loops of functions of tensors: Python loops, or operations of one graph while they are traced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.func import functionalize
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode, make_fx
+
+from hgms.compiled.trace import (
+    KNOWN,
+    flatten,
+    lift_constants,
+    split,
+    unflatten,
+    without_repetitions,
+)
+
+Values = Any
+"""Tensors in dictionaries, lists and tuples."""
+
+
+def is_traced() -> bool:
+    """Return whether operations are recorded in a graph, so that tensors have no values."""
+    return get_proxy_mode() is not None
+
+
+def repeat(
+    body: Callable[[Values], Values],
+    values: Values,
+    most: int,
+    going: Callable[[Values], Tensor] | None = None,
+) -> tuple[Values, int | Tensor]:
+    """Compute ``values = body(values)`` while ``going(values)``, at most ``most`` times.
+
+    Return the values and the number of turns. While a program is traced, the loop is one operation
+    of its graph, and the number of turns is a tensor. The body must return values of the same
+    shapes and types. It may read other tensors. The part of the body that depends on these only is
+    computed once, before the loop.
+
+    >>> repeat(lambda x: 2 * x, torch.tensor(1), 10, going=lambda x: x < 5)
+    (tensor(8), 3)
+
+    Source: torch.ops.higher_order.while_loop.
+    """
+    if is_traced():
+        return _traced(body, values, most, going)
+    turns = 0
+    while turns < most and (going is None or going(values)):
+        values = body(values)
+        turns = turns + 1
+    return values, turns
+
+
+def _traced(
+    body: Callable[[Values], Values],
+    values: Values,
+    most: int,
+    going: Callable[[Values], Tensor] | None,
+) -> tuple[Values, Tensor]:
+    leaves: list[Tensor] = []
+    arranged = flatten(values, leaves)
+    # Start values that are equal, such as r and p, change separately.
+    leaves = [leaf.detach().clone(memory_format=torch.contiguous_format) for leaf in leaves]
+    count = len(leaves)
+
+    def turn_of(*leaves: Tensor) -> list[Tensor]:
+        outputs: list[Tensor] = []
+        flatten(body(unflatten(arranged, leaves)), outputs)
+        return [output.detach().contiguous() for output in outputs]
+
+    def condition_of(*leaves: Tensor) -> list[Tensor]:
+        assert going is not None
+        return [going(unflatten(arranged, leaves)).detach()]
+
+    graph, read = _operations(turn_of, leaves)
+    late = range(len(read), len(read) + count)
+    parts = split(graph, late, [count])
+    known = [*read, *parts.before(*read)]
+    fixed = [known[i] for i in parts.kept[0]]
+    turn = parts.after[0]
+    condition, limits = (None, ()) if going is None else _operations(condition_of, leaves)
+    size = len(fixed)
+
+    def continues(turns: Tensor, *inputs: Tensor) -> Tensor:
+        below = turns < most
+        if condition is None:
+            return below
+        return below & condition(*inputs[count + size :], *inputs[:count])[0]
+
+    def advance(turns: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+        outputs = turn(*inputs[count : count + size], *inputs[:count])
+        given = {id(leaf) for leaf in inputs}
+        fresh: list[Tensor] = []
+        for output in outputs:
+            fresh.append(output.clone() if id(output) in given else output)
+            given.add(id(fresh[-1]))
+        return turns + 1, *fresh
+
+    start = torch.zeros((), dtype=torch.int64, device=leaves[0].device)
+    with torch.no_grad():
+        ended = torch.ops.higher_order.while_loop(
+            continues, advance, (start, *leaves), tuple(_separate([*fixed, *limits]))
+        )
+    return unflatten(arranged, ended[1:]), ended[0]
+
+
+def _operations(
+    function: Callable[..., list[Tensor]], leaves: Sequence[Tensor]
+) -> tuple[GraphModule, tuple[Tensor, ...]]:
+    """Return ``graph(*read, *leaves)`` of a function, and the tensors that it reads in addition."""
+    with disable_proxy_modes_tracing():
+        fresh = [torch.empty_like(leaf) for leaf in leaves]
+        traced = make_fx(function, KNOWN, _allow_non_fake_inputs=True)(*fresh)
+    graph, read = lift_constants(traced, first=True)
+    if any(_is_mutation(node.target) for node in graph.graph.nodes):
+        with disable_proxy_modes_tracing():
+            inputs = [torch.empty_like(leaf) for leaf in [*read, *leaves]]
+            pure = functionalize(graph, remove="mutations")
+            graph = make_fx(pure, KNOWN, _allow_non_fake_inputs=True)(*inputs)
+    operations = without_repetitions(graph.graph)
+    operations.eliminate_dead_code()
+    return GraphModule(graph, operations), read
+
+
+def _is_mutation(target: object) -> bool:
+    return isinstance(target, OpOverload) and target._schema.is_mutable
+
+
+def _separate(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return the tensors; copies of those that share memory with an earlier one."""
+    places = set()
+    apart = []
+    for tensor in tensors:
+        tensor = tensor.detach()
+        place = tensor.untyped_storage()._cdata
+        apart.append(tensor.clone() if place in places else tensor)
+        places.add(place)
+    return apart

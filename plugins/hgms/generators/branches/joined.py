@@ -1,0 +1,128 @@
+"""The steps of all branches as a function of tensors, for the program of an outer step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from attrs import evolve, frozen
+from torch import Tensor
+
+from hgms.compiled import repeat
+from hgms.generators.branches.program import LENGTHS, Block, run_block
+from hgms.optim.rule import Rule
+from hgms_core import Group, Mode, Problem, Tree, groups
+
+
+@frozen
+class Form:
+    """What is the same in all outer steps: the rule, K, whether weights decay, the batches.
+
+    ``axis`` is the axis of the steps in the batches; it is absent if all steps use one batch. With
+    ``own``, each branch has separate batches. A batch has ``rows`` rows.
+    """
+
+    rule: Rule
+    steps: int
+    decayed: bool
+    axis: int | None
+    own: bool
+    rows: int
+    mode: Mode
+    chunk: int | None
+
+
+def advance_joined(
+    form: Form, problem: Problem, theta: Tree, operands: dict[str, Any]
+) -> tuple[Tree, Tree, Tensor]:
+    """Return the stacked ends, their moments, and the losses before the last steps.
+
+    The operands are the stacked starts ``x`` and ``moments``, the ``batches`` of all steps, and
+    the ``numbers`` of all steps.
+    """
+    x = operands["x"]
+    batches = operands["batches"]
+    axis = form.axis
+
+    def trial() -> tuple[Tree, Tree]:
+        return theta, _select(batches, axis, torch.zeros(1, dtype=torch.int64))
+
+    parts = groups(
+        problem.g,
+        x,
+        own_batch=form.own,
+        rows=form.rows,
+        mode=form.mode,
+        chunk=form.chunk,
+        trial=trial,
+    )
+    ends = [_run(form, group, theta, operands) for group in parts]
+    xs, moments, losses = zip(*ends, strict=True)
+    return _join(xs), _join(moments), torch.cat([loss.reshape(-1) for loss in losses])
+
+
+def _run(
+    form: Form, group: Group, theta: Tree, operands: dict[str, Any]
+) -> tuple[Tree, Tree, Tensor]:
+    stacked = isinstance(group.part, slice)
+    axis = form.axis
+    batches = operands["batches"]
+    numbers = operands["numbers"]
+    if form.own:
+        batches = {name: group.rows_of(leaf) for name, leaf in batches.items()}
+        axis = axis if stacked or axis is None else axis - 1
+    if numbers.dim() == 3:
+        numbers = numbers[..., group.part]
+    moments = {name: group.rows_of(leaf) for name, leaf in operands["moments"].items()}
+    length = max(length for length in LENGTHS if form.steps % length == 0)
+    block = Block(evolve(form.rule, done=0), stacked, form.decayed, axis)
+    places = torch.arange(length)
+
+    def turn(values: dict[str, Any]) -> dict[str, Any]:
+        chosen = values["done"] + places
+        x, moments, loss = run_block(
+            group.loss,
+            block,
+            theta,
+            values["x"],
+            values["moments"],
+            _slice(batches, axis, chosen),
+            numbers.index_select(0, chosen),
+        )
+        return {"x": x, "moments": moments, "loss": loss, "done": values["done"] + length}
+
+    first = group.loss(theta, group.x, _select(batches, axis, places[:1]))
+    start = {
+        "x": group.x,
+        "moments": moments,
+        "loss": torch.zeros(first.shape, dtype=first.dtype),
+        "done": torch.zeros((), dtype=torch.int64),
+    }
+    values, _ = repeat(turn, start, form.steps // length)
+    ends = (values["x"], values["moments"])
+    x, moments = ends if stacked else (_as_stack(tree) for tree in ends)
+    return x, moments, values["loss"]
+
+
+def _slice(batches: Tree, axis: int | None, chosen: Tensor) -> Tree:
+    """Return the batches of the chosen steps."""
+    if axis is None:
+        return batches
+    return {name: leaf.index_select(axis, chosen) for name, leaf in batches.items()}
+
+
+def _select(batches: Tree, axis: int | None, step: Tensor) -> Tree:
+    """Return the batch of one step."""
+    if axis is None:
+        return batches
+    return {name: leaf.squeeze(axis) for name, leaf in _slice(batches, axis, step).items()}
+
+
+def _as_stack(tree: Tree) -> Tree:
+    return {name: leaf.unsqueeze(0) for name, leaf in tree.items()}
+
+
+def _join(trees: tuple[Tree, ...]) -> Tree:
+    if len(trees) == 1:
+        return trees[0]
+    return {name: torch.cat([tree[name] for tree in trees]) for name in trees[0]}
