@@ -78,7 +78,7 @@ def _view(a: Tensor, shape: Sequence[int]) -> Tensor:
     return NotImplemented if a.is_contiguous() else aten.view.default(a.contiguous(), shape)
 
 
-LOOPS = {
+LOOPS: dict[Any, Callable[..., Any]] = {
     aten.view.default: _view,
     aten._unsafe_view.default: _view,
     aten.mm.default: _mm,
@@ -292,7 +292,7 @@ class JoinedStep:
             result = flatten(self.compute(unflatten(structure, inputs)), outputs, constant=True)
             return [output.detach() for output in outputs]
 
-        table: dict[Any, Callable[..., Any]] = {**KNOWN, **LOOPS}
+        table = {**KNOWN, **LOOPS}
         traced = make_fx(flat, table, tracing_mode="fake", _allow_non_fake_inputs=True)
         graph, constants = lift_constants(traced(*apart(leaves)))
         graph.graph.eliminate_dead_code()

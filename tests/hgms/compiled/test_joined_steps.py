@@ -294,7 +294,7 @@ def test_the_solve_in_a_program_reports_what_an_eager_solve_reports(
     _, _, records = compare_steps(pipeline(steps=2, solver=solver), bent, 1e-11, steps=2)
     assert list(Outcome)[int(records[0]["outcome"])] is outcome
     assert type(records[-1]["cost_products"]) is int
-    assert records[-1]["cost_products"] > 2
+    assert records[-1]["cost_products"] >= 2
 
 
 @pytest.mark.parametrize(
