@@ -68,8 +68,8 @@ def scores(judged: Tensor, fold: Tensor) -> Tensor:
 def sure_gain(candidate: Candidate, reference: Candidate) -> float:
     """Return the mean gain minus its standard error, and minus the share of unseen rows.
 
-    A confident model can be wrong on a rare row that is not among the judged rows. Therefore, the
-    gain must remain if ``UNSEEN`` more rows have the largest observed difference as a loss.
+    A confident model can be wrong on a rare row that is not judged. Therefore, the gain must
+    remain if ``UNSEEN`` more rows have the largest observed difference as a loss.
     """
     mean, error = difference(candidate, reference)
     largest = float((candidate.judged - reference.judged).abs().max())

@@ -18,10 +18,10 @@ from hgms_core.validators import positive
 @final
 @component
 class Restarts:
-    """Start a generator again after every ``restart_every`` outer steps, from a new lower state.
+    """Restart a generator from a new lower state after every ``restart_every`` outer steps.
 
     The new state is drawn as x0 is (``Problem.fresh``), and the generator starts from it as in the
-    first outer step: moments and schedules start again. Use when the lower level memorises
+    first outer step: moments and schedules restart. Use when the lower level memorises
     examples. In a configuration, set the key in the table of the generator: ``generator = { name =
     "branches", restart_every = 10 }``.
 
@@ -66,7 +66,7 @@ class Restarts:
 
     @property
     def count(self) -> int:
-        """Return the number of candidates of a generator that proposes some of them."""
+        """Return the number of candidates of the generator."""
         count: int = self._inner.count
         return count
 
