@@ -141,10 +141,13 @@ def pipeline(work: Work) -> Pipeline:
     )
 
 
-def ours(work: Work, compiled: bool = False, exact: bool = True) -> Stepper:
-    """Return our side; ``exact`` requires every solve to make all its steps."""
+def ours(work: Work, compiled: bool = False, exact: bool = True, joins: bool = True) -> Stepper:
+    """Return our side; ``exact`` requires every solve to make all its steps.
+
+    With ``joins``, a compiled step is one program.
+    """
     method = pipeline(work)
-    of_size = evolve(problem(work), compiler=Programs() if compiled else None)
+    of_size = evolve(problem(work), compiler=Programs(joins=joins) if compiled else None)
     state = first = method.init(of_size, seed=0)
     count = 0
 
@@ -195,6 +198,7 @@ SIDES: dict[
 ] = {  # and the library that a side requires
     "ours": (ours, None),
     "ours, compiled": (partial(ours, compiled=True), None),
+    "ours, separate programs": (partial(ours, compiled=True, joins=False), None),
     "jax, one program": (in_jax, "jax"),
 }
 

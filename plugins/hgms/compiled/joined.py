@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 import torch
-from attrs import evolve, field, frozen
+from attrs import define, evolve, field, frozen
 from torch import Tensor
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -24,6 +24,10 @@ PARTS = ("generator", "selector", "hypergradient", "outer")
 MOST = 50_000
 """Multiply-adds of a matrix product up to which a call of the linear algebra library takes longer
 than the product itself.
+"""
+WORK = 4_000_000
+"""Unknowns times rows up to which a step is one program. The steps of larger problems take much
+longer than Python around them, and their separate programs are stored on disk.
 """
 SMALL_STEP = {"realize_opcount_threshold": 8, "realize_reads_threshold": 2}
 """Settings of inductor for steps without large products. With its defaults, inductor recomputes a
@@ -100,6 +104,9 @@ class Number:
     value: int | None = None
 
 
+COUNTER = Number()
+
+
 def flatten(value: Any, leaves: list[Tensor], constant: bool = False) -> Any:
     """Append the tensors and numbers in ``value`` to ``leaves`` and return the structure.
 
@@ -108,18 +115,18 @@ def flatten(value: Any, leaves: list[Tensor], constant: bool = False) -> Any:
     if isinstance(value, Tensor):
         leaves.append(value)
         return ...
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         return {name: flatten(item, leaves, constant) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [flatten(item, leaves, constant) for item in value]
     if value is None:
         return None
+    if isinstance(value, list | tuple):
+        return [flatten(item, leaves, constant) for item in value]
     if type(value) is not int:
         raise TypeError(f"a state with a {type(value).__name__} cannot be computed by a program")
     if constant:
         return Number(value)
     leaves.append(torch.tensor(value))
-    return Number()
+    return COUNTER
 
 
 def unflatten(structure: Any, leaves: Sequence[Any]) -> Any:
@@ -165,14 +172,18 @@ class Program:
         return bool(self.kinds == kinds and self.given == structure)
 
 
-@frozen(eq=False)
+@define(eq=False)
 class JoinedStep:
-    """The steps of a pipeline as one program, for a problem without a compiler."""
+    """The steps of a pipeline as one program, for a problem without a compiler.
+
+    ``large`` is whether the problem has too many unknowns and rows for one program.
+    """
 
     compiler: Compiler
     pipeline: Pipeline
     problem: Problem
     programs: list[Program] = field(factory=list, init=False)
+    large: bool = field(default=False, init=False)
 
     @classmethod
     def of(cls, compiler: Compiler, pipeline: Pipeline, problem: Problem) -> JoinedStep | None:
@@ -187,7 +198,7 @@ class JoinedStep:
 
     def __call__(self, state: State, progress: float) -> tuple[State, Record] | None:
         """Return the next state and the record; None if the step cannot be one program."""
-        if self.compiler.refuses(NAME):
+        if self.large or self.compiler.refuses(NAME):
             return None
         values = self._values(state, progress)
         if values is None:
@@ -197,6 +208,9 @@ class JoinedStep:
         kinds = [(leaf.shape, leaf.dtype) for leaf in leaves]
         program = next((known for known in self.programs if known.suits(structure, kinds)), None)
         if program is None:
+            self.large = self._work(values["operands"]["hypergradient"]) > WORK
+            if self.large:
+                return None
             program = self._make(structure, leaves, state, progress)
             if program is None:
                 return None
@@ -221,6 +235,13 @@ class JoinedStep:
             return None
         kept = {name: state[name] for name in ("theta", "start", "hypergradient", "outer")}
         return {**kept, "operands": operands}
+
+    def _work(self, batches: Any) -> int:
+        """Return the unknowns times the rows of the batches of a hypergradient."""
+        leaves: list[Tensor] = []
+        flatten(batches, leaves)
+        rows = max((len(leaf) for leaf in leaves if leaf.dim()), default=1)
+        return rows * sum(leaf.numel() for leaf in self.problem.x0.values())
 
     def compute(self, values: dict[str, Any]) -> dict[str, Any]:
         """Compute a step as a function of tensors."""

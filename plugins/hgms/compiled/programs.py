@@ -344,5 +344,6 @@ def _devices(graph: GraphModule, leaves: Sequence[Tensor]) -> set[torch.device]:
 def _plain(leaves: Sequence[Tensor]) -> list[Tensor]:
     """Return the same numbers as contiguous tensors without a graph."""
     return [
-        leaf.detach() if leaf.is_contiguous() else leaf.detach().contiguous() for leaf in leaves
+        leaf if leaf.is_contiguous() and not leaf.requires_grad else leaf.detach().contiguous()
+        for leaf in leaves
     ]

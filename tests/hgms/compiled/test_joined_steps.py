@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hgms.adapters import from_losses, from_module
-from hgms.compiled import Programs, programs, repeat
+from hgms.compiled import Programs, joined, programs, repeat
 from hgms.compiled.trace import trace
 from hgms.generators.branches import Branches, Diversity
 from hgms.hypergradients import Implicit, Unrolled
@@ -310,6 +310,16 @@ def test_parts_that_cannot_be_joined_have_separate_programs(parts: dict[str, Any
     unrolled = evolve(method, hypergradient=Unrolled())
     unrolled.step(problem, unrolled.init(problem, 0))
     assert "step" not in made.outcomes
+
+
+def test_a_large_problem_has_separate_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joined, "WORK", 4 * ROWS - 1)
+    made = Programs()
+    problem = evolve(linear(), compiler=made)
+    method = pipeline()
+    method.step(problem, method.init(problem, 0))
+    assert "step" not in made.outcomes
+    assert "branches" in made.outcomes
 
 
 def test_a_loss_that_cannot_be_traced_falls_back_with_one_reason(

@@ -387,6 +387,8 @@ class Branches:
         x, moments = starts(start, self.count, members)
         whole = self.batch_size is None or self.batch_size >= data.size
         self.diversity.add_noise_(x, members, key, whole, self.optimizer.decay)
+        if whole:
+            return x, moments, None
         key = key.fold("batches")
         if self.diversity.batches == "shared":
             return x, moments, data.draw(key, self.batch_size, self.steps)
