@@ -262,6 +262,10 @@ class ModuleParts:
         kind = nn.modules.dropout._DropoutNd
         return any(isinstance(part, kind) and part.training and part.p > 0 for part in layers)
 
+    def random_loss(self) -> ConfigError:
+        """Return the error for a loss that draws random numbers, with the rates of dropout."""
+        return _random(self.module, self.fitting)
+
     @property
     def has_batch_statistics(self) -> bool:
         """Whether a layer uses the statistics of the batch."""

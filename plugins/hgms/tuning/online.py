@@ -438,12 +438,16 @@ class Online:
             w = w - scale * grad(problem.train_loss)(w, u, fit, batch)
         return problem.outer_loss(w, outer, upper) / outer.sum().clamp_min(1.0)
 
+    @property
+    def uses_all_rows(self) -> bool:
+        """Whether each lower step uses all rows."""
+        return self.problem.total <= (self.batch_size or WHOLE)
+
     def batches(self, masks: Tensor, key: Key, steps: int) -> list[Tensor | None]:
         """Return the row numbers of each step, drawn from the rows that any replica uses."""
-        total = self.problem.total
-        size = self.batch_size or (total if total <= WHOLE else 256)
-        if size >= total:
+        if self.uses_all_rows:
             return [None] * steps
+        size = self.batch_size or 256
         rows = masks.any(0).nonzero()[:, 0]
         count = min(size, len(rows))
         return list(rows[key.indices(len(rows), count, steps, rows.device)])

@@ -460,38 +460,45 @@ def _per_row(value: Any, rows: int) -> Tensor:
     """Require one loss per row."""
     if not isinstance(value, Tensor) or value.shape not in ((rows,), (rows, 1)):
         shown = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
-        is_square = isinstance(value, Tensor) and value.shape == (rows, rows)
+        if isinstance(value, Tensor) and value.shape == (rows, rows):
+            hint = "call .squeeze(1) on the outputs, which have another shape than the labels"
+        elif isinstance(value, Tensor) and value.shape[:1] == (rows,):
+            hint = "average over the outputs of a row: losses.flatten(1).mean(1)"
+        else:
+            hint = 'use reduction="none"'
         raise ConfigError(
             "wrong-shape",
             f"the loss returns {shown} for {rows} rows, but must return one loss per row",
             place=("loss",),
-            hint="call .squeeze(1) on the outputs, which have another shape than the labels"
-            if is_square
-            else 'use reduction="none"',
+            hint=hint,
         )
     return value.reshape(rows)
 
 
-def check_effects(problem: TuningProblem) -> None:
+def check_effects(module: ModuleProblem) -> None:
     """Require that each hyperparameter changes the training loss.
 
-    Errors: ConfigError ``no-effect``, ``not-differentiable``. Cost: one gradient.
+    Errors: ConfigError ``no-effect``, ``not-differentiable``, ``random-loss``. Cost: one gradient.
     """
+    problem = module.problem
     generator = Key(0).fold("effects").generator()
     noise = torch.randn(problem.w0.shape, generator=generator).to(problem.w0)
     w = problem.w0 + 0.1 * noise * problem.w0.abs().mean().clamp_min(0.1)
     u = problem.space.start.detach().clone().requires_grad_()
     numbers = torch.arange(min(problem.total, CHUNK), device=w.device)
     mask = problem.masks.fit[-1][numbers]
+    loss = partial(problem.train_loss, batch=problem.batch(numbers))
     try:
-        value = problem.train_loss(w, u, mask, problem.batch(numbers))
+        value = vmap(loss)(w[None], u[None], mask[None])[0]
         (slope,) = slopes(value, [u])
     except RuntimeError as error:
+        if "randomness error mode" in str(error):
+            raise module.parts.random_loss() from error
         raise ConfigError(
             "not-differentiable",
             f"the training loss has no gradient in the hyperparameters: {error}",
             place=("loss",),
-            hint="use hyper without .item(), float(), .detach() or comparisons",
+            hint="use hyper without .item(), .numpy(), .detach(), torch.no_grad() or comparisons",
         ) from error
     for name, part in problem.space.parts(slope).items():
         if problem.space.blocks[name].rate is None and not bool(part.any()):
@@ -499,7 +506,7 @@ def check_effects(problem: TuningProblem) -> None:
                 "no-effect",
                 f"hyperparameter {name!r} has no effect on the training loss",
                 place=("learn", name),
-                hint="use it in the loss, without .item(), .detach() or comparisons",
+                hint="use it in the loss, without .detach(), torch.no_grad() or comparisons",
             )
     if not math.isfinite(float(value.detach())):
         raise ConfigError("not-finite", "the training loss is not finite", place=("loss",))

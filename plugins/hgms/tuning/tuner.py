@@ -129,7 +129,8 @@ def tune(
     ConfigError
         ``no-effect`` for a hyperparameter that does not change the training loss;
         ``loss-ignores-hyper`` for a loss without the parameter ``hyper``; ``not-differentiable``;
-        ``wrong-shape`` for a loss that is not per row; ``not-convex`` for ``engine="implicit"`` on
+        ``wrong-shape`` for a loss that is not per row, such as a mean; ``random-loss`` for random
+        numbers other than the masks of dropout layers; ``not-convex`` for ``engine="implicit"`` on
         a loss with negative curvature; the codes of :func:`hgms.from_module` for the module.
 
     Notes
@@ -159,7 +160,7 @@ def tune(
     limit = Budget(budget)
     module = build(model, loss, train, validation, learn, chosen_options.folds, chosen_options.seed)
     problem = module.problem
-    check_effects(problem)
+    check_effects(module)
     method = Auto(
         budget=str(limit),
         engine=chosen_options.engine,
@@ -189,7 +190,7 @@ def tune(
         budget=str(limit).replace("outer step", "lower step").replace("oracle call", "gradient"),
         judged_rows=len(chosen.judged),
         test_loss=tests.get(chosen.name),
-        warnings=tuple(_warnings(spent["share"], search.candidates)),
+        warnings=tuple(_warnings(module, search, spent["share"])),
     )
 
 
@@ -244,7 +245,11 @@ def _test_losses(
     }
 
 
-def _warnings(share: float, candidates: list[Candidate]) -> Iterator[str]:
+def _warnings(module: ModuleProblem, search: Search, share: float) -> Iterator[str]:
+    candidates = search.candidates
+    uses_all_rows = isinstance(search.engine, Online) and search.engine.uses_all_rows
+    if module.parts.has_dropout and uses_all_rows:
+        yield "each lower step used all rows and the same dropout masks; set a smaller batch_size"
     if share > 1.05:
         yield f"the budget was exceeded by {100 * (share - 1):.0f} %"
     if all(item.is_baseline for item in candidates):

@@ -1,0 +1,111 @@
+"""Compare mini-batches, batch normalisation and dropout with full batches in the online engine.
+
+    OMP_NUM_THREADS=1 python benchmarks/tune/batches.py --out batches.jsonl [--seeds 20:25]
+    python benchmarks/tune/batches.py --out batches.jsonl --summary
+
+Digits with 40 % wrong labels: 600 training rows, 150 validation rows; one weight per training row,
+one weight decay per layer. Budgets are processor seconds. A run that is in the file is skipped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import torch
+from problems import digits, several, split, with_noise
+from torch import nn
+
+import hgms
+
+SECONDS = 8.0
+LAYERS = {
+    "plain": list[nn.Module],
+    "batch normalisation": lambda: [nn.BatchNorm1d(64)],
+    "dropout 0.2": lambda: [nn.Dropout(0.2)],
+}
+SIZES = (None, 256, 64)
+
+
+def run(layer: str, size: int | None, seed: int) -> dict[str, Any]:
+    x, y, draw = digits(seed)
+    rows = split(x, y, 600, 150)
+    rows["train"]["y"] = with_noise(rows["train"]["y"], 0.4, draw)
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(64, 64), *LAYERS[layer](), nn.ReLU(), nn.Linear(64, 10))
+    result = hgms.tune(
+        model,
+        several,
+        rows["train"],
+        rows["validation"],
+        test=rows["test"],
+        learn={"rows": hgms.hyper.PerRow(), "decay": hgms.hyper.PerLayer(init=1e-4)},
+        budget=f"{SECONDS} s",
+        batch_size=size,
+        engine="online",
+        seed=seed,
+        clock="cpu",
+    )
+    learned = min((row for row in result.table if not row.is_baseline), key=lambda row: row.loss)
+    assert result.test_loss is not None
+    assert learned.test_loss is not None
+    outputs = result.model.eval()(rows["test"]["x"])
+    right = (outputs.argmax(1) == rows["test"]["y"]).float().mean()
+    return {
+        "layer": layer,
+        "batch_size": size,
+        "seed": seed,
+        "selected": result.selected,
+        "test_loss": round(result.test_loss, 5),
+        "learned_test_loss": round(learned.test_loss, 5),
+        "accuracy": round(float(right), 5),
+        "steps": int(result.spent["steps"]),
+        "over_budget": round(result.spent["seconds"] / SECONDS - 1, 4),
+    }
+
+
+def summary(rows: list[dict[str, Any]]) -> None:
+    print(
+        "| layer | rows per step | lower steps | test loss | of learned | accuracy | over budget |"
+    )
+    print("|---|---|---|---|---|---|---|")
+    for layer, size in itertools.product(LAYERS, SIZES):
+        own = [row for row in rows if (row["layer"], row["batch_size"]) == (layer, size)]
+        if not own:
+            continue
+        shown = [layer, "all" if size is None else str(size)]
+        shown.append(f"{statistics.mean(row['steps'] for row in own):.0f}")
+        for name in ("test_loss", "learned_test_loss", "accuracy"):
+            values = [row[name] for row in own]
+            spread = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
+            shown.append(f"{statistics.mean(values):.3f} ± {spread:.3f}")
+        shown.append(f"{100 * max(row['over_budget'] for row in own):+.1f} %")
+        print(f"| {' | '.join(shown)} |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seeds", default="20:25", help="FIRST:END")
+    parser.add_argument("--summary", action="store_true")
+    options = parser.parse_args()
+    rows = []
+    if options.out.exists():
+        rows = [json.loads(line) for line in options.out.read_text().splitlines()]
+    if not options.summary:
+        done = {(row["layer"], row["batch_size"], row["seed"]) for row in rows}
+        first, end = map(int, options.seeds.split(":"))
+        for seed, layer, size in itertools.product(range(first, end), LAYERS, SIZES):
+            if (layer, size, seed) not in done:
+                rows.append(run(layer, size, seed))
+                with options.out.open("a") as stream:
+                    stream.write(json.dumps(rows[-1]) + "\n")
+    summary(rows)
+
+
+if __name__ == "__main__":
+    main()
