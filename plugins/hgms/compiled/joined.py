@@ -25,6 +25,8 @@ MOST = 50_000
 """Multiply-adds of a matrix product up to which a call of the linear algebra library takes longer
 than the product itself.
 """
+SHAPES = 8
+"""Maximum number of programs; steps with further shapes run part by part."""
 WORK = 4_000_000
 """Unknowns times rows up to which a step is one program. The steps of larger problems take much
 longer than Python around them, and their separate programs are stored on disk.
@@ -176,14 +178,14 @@ class Program:
 class JoinedStep:
     """The steps of a pipeline as one program, for a problem without a compiler.
 
-    ``large`` is whether the problem has too many unknowns and rows for one program.
+    ``excluded`` is whether a part cannot be joined with its settings, or the problem is large.
     """
 
     compiler: Compiler
     pipeline: Pipeline
     problem: Problem
     programs: list[Program] = field(factory=list, init=False)
-    large: bool = field(default=False, init=False)
+    excluded: bool = field(default=False, init=False)
 
     @classmethod
     def of(cls, compiler: Compiler, pipeline: Pipeline, problem: Problem) -> JoinedStep | None:
@@ -198,18 +200,19 @@ class JoinedStep:
 
     def __call__(self, state: State, progress: float) -> tuple[State, Record] | None:
         """Return the next state and the record; None if the step cannot be one program."""
-        if self.large or self.compiler.refuses(NAME):
+        if self.excluded or self.compiler.refuses(NAME):
             return None
         values = self._values(state, progress)
         if values is None:
+            self.excluded = True
             return None
         leaves: list[Tensor] = []
         structure = flatten(values, leaves)
         kinds = [(leaf.shape, leaf.dtype) for leaf in leaves]
         program = next((known for known in self.programs if known.suits(structure, kinds)), None)
         if program is None:
-            self.large = self._work(values["operands"]["hypergradient"]) > WORK
-            if self.large:
+            self.excluded = self._work(values["operands"]["hypergradient"]) > WORK
+            if self.excluded or len(self.programs) >= SHAPES:
                 return None
             program = self._make(structure, leaves, state, progress)
             if program is None:
@@ -222,17 +225,17 @@ class JoinedStep:
         """Return what the program reads; None if a part cannot be joined with these settings."""
         key = Key(state["seed"]).fold("step", state["step"])
         problem, pipeline = self.problem, self.pipeline
-        parts: dict[str, Any] = {
-            "generator": (state["start"], key.fold("propose"), progress),
-            "selector": (key.fold("select"),),
+        contexts: dict[str, Any] = {
             "hypergradient": (key.fold("differentiate"), state["hypergradient"]),
             "outer": (state["outer"], progress),
+            "selector": (key.fold("select"),),
+            "generator": (state["start"], key.fold("propose"), progress),
         }
-        operands = {
-            name: getattr(pipeline, name).operands(problem, *given) for name, given in parts.items()
-        }
-        if any(operand is None for operand in operands.values()):
-            return None
+        operands = {}
+        for name, context in contexts.items():
+            operands[name] = getattr(pipeline, name).operands(problem, *context)
+            if operands[name] is None:
+                return None
         kept = {name: state[name] for name in ("theta", "start", "hypergradient", "outer")}
         return {**kept, "operands": operands}
 
