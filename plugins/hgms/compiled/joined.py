@@ -203,6 +203,9 @@ class JoinedStep:
         if self.excluded or self.compiler.refuses(NAME):
             return None
         values = self._values(state, progress)
+        if values is None and self.programs:
+            # One step without operands, such as a restart: no compilation of its parts.
+            return self.pipeline.step_by_parts(self.problem, state, progress)
         if values is None:
             self.excluded = True
             return None

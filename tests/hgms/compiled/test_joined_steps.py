@@ -18,7 +18,7 @@ from torch.nn import functional
 from hgms.adapters import from_losses, from_module
 from hgms.compiled import Programs, joined, programs, repeat
 from hgms.compiled.trace import trace
-from hgms.generators.branches import Branches, Diversity
+from hgms.generators.branches import Branches, Diversity, Restarts
 from hgms.hypergradients import Implicit, Unrolled
 from hgms.optim import SGD, AdamW, Clip, Cosine
 from hgms.outer import Adam, ProjectedGradient, Projection, Schedule, Sgd
@@ -295,6 +295,14 @@ def test_the_solve_in_a_program_reports_what_an_eager_solve_reports(
     assert list(Outcome)[int(records[0]["outcome"])] is outcome
     assert type(records[-1]["cost_products"]) is int
     assert records[-1]["cost_products"] >= 2
+
+
+def test_restarts_are_steps_by_parts_between_joined_steps() -> None:
+    method = pipeline(batch_size=5)
+    generator = Restarts(generator=method.generator, restart_every=2)
+    problem = evolve(linear(), fresh=lambda key: {"w": normal(4, seed=key.derive() % 100)})
+    _, state, _ = compare_steps(evolve(method, generator=generator), problem, 1e-12, steps=5)
+    assert state["start"]["outer_steps"] == 5
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,13 @@ from torch import Tensor
 from hgms.facts import needs_of
 from hgms.generators.branches.branches import Branches
 from hgms_core import CandidateGenerator, Candidates, Key, Problem, State, Tree, component
-from hgms_core.capabilities import Capabilities, LearnsStart, ProposesSome, capabilities_of
+from hgms_core.capabilities import (
+    Capabilities,
+    JoinsStep,
+    LearnsStart,
+    ProposesSome,
+    capabilities_of,
+)
 from hgms_core.validators import positive
 
 
@@ -58,7 +64,7 @@ class Restarts:
 
     @property
     def capabilities(self) -> Capabilities:
-        return capabilities_of(self.generator) & {ProposesSome, LearnsStart}
+        return capabilities_of(self.generator) & {ProposesSome, LearnsStart, JoinsStep}
 
     @property
     def needs(self) -> frozenset[str]:
@@ -90,11 +96,22 @@ class Restarts:
         some: Candidates = self._inner.propose_some(problem, theta, start, key, progress, members)
         return some
 
+    def operands(self, problem: Problem, start: State, key: Key, progress: float) -> Any:
+        """Return the operands of the generator; None before a restart, which draws a state."""
+        if (start["outer_steps"] + 1) % self.restart_every == 0:
+            return None
+        return self._inner.operands(problem, start, key, progress)
+
+    def joined(self, problem: Problem, theta: Tree, operands: Any) -> Candidates:
+        candidates: Candidates = self._inner.joined(problem, theta, operands)
+        return candidates
+
     def carry(
         self, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem
     ) -> State:
         done = start["outer_steps"] + 1
-        if done % self.restart_every == 0:
+        # A compiled step, where the count is a tensor, contains no restart (see ``operands``).
+        if not isinstance(done, Tensor) and done % self.restart_every == 0:
             following = self.generator.init(evolve(problem, x0=problem.initial(key)), key)
         else:
             following = self.generator.carry(start, candidates, index, key, problem)
