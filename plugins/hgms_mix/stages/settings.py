@@ -136,9 +136,27 @@ class Resampling:
         )
 
 
+@component
+class Training:
+    """The settings of the optimiser, as in transformers; ``Finetune`` explains them."""
+
+    lr: float = field(default=8e-6, validator=positive)
+    epochs: int = field(default=1, validator=at_least(0))
+    micro_batch: int = field(default=1, validator=at_least(1))
+    accumulation: int = field(default=32, validator=at_least(1))
+    weight_decay: float = field(default=0.01, validator=not_negative)
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup: float = field(default=0.0, validator=at_least(0))
+    clip: float | None = field(default=None, validator=optional(greater_than(0)))
+    seed: int | None = field(default=None, validator=optional(at_least(0)))
+    start: Literal["fresh", "reweighted"] = "fresh"
+    save_every: int = field(default=50, validator=at_least(1))
+    checkpointing: bool = False
+
+
 @final
 @component
-class Finetune:
+class Finetune(Training):
     """Table ``[finetune]``: how the final model is trained on the sampled rows.
 
     The loss of an optimiser step is the mean cross-entropy over all completion tokens of its
@@ -170,18 +188,6 @@ class Finetune:
     8e-06
     """
 
-    lr: float = field(default=8e-6, validator=positive)
-    epochs: int = field(default=1, validator=at_least(0))
-    micro_batch: int = field(default=1, validator=at_least(1))
-    accumulation: int = field(default=32, validator=at_least(1))
-    weight_decay: float = field(default=0.01, validator=not_negative)
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    warmup: float = field(default=0.0, validator=at_least(0))
-    clip: float | None = field(default=None, validator=optional(greater_than(0)))
-    seed: int | None = field(default=None, validator=optional(at_least(0)))
-    start: Literal["fresh", "reweighted"] = "fresh"
-    save_every: int = field(default=50, validator=at_least(1))
-    checkpointing: bool = False
     model: BaseModel | None = None
     adapter: Lora | None = None
 
