@@ -134,7 +134,7 @@ def default_of(field: attrs.Attribute[Any]) -> str:
     value = field.default
     if isinstance(value, attrs.Factory):  # type: ignore[arg-type]
         if value.takes_self or value.factory not in (dict, list, tuple):
-            return "made anew"
+            return "computed"
         value = value.factory()
     if inspect.isroutine(value):
         return "a function"
