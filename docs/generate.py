@@ -287,7 +287,9 @@ def _prose(thing: Any) -> str:
     parts = doc.split("\n\n")
     return _prose_of(
         "\n\n".join(
-            part for part in parts if not (attrs.has(thing) and part.startswith("Arguments:\n"))
+            part
+            for part in parts
+            if not (attrs.has(thing) and part.startswith(("Arguments:\n", "Parameters\n---")))
         )
     )
 
@@ -298,7 +300,7 @@ def _prose_of(doc: str) -> str:
     Indented text below a heading becomes a list, otherwise an equation.
     """
     shown = []
-    for part in doc.split("\n\n"):
+    for part in map(_section, doc.split("\n\n")):
         head, _, rest = part.partition("\n")
         if part.startswith(">>> "):
             shown.append(_paragraph(part))
@@ -314,6 +316,19 @@ def _prose_of(doc: str) -> str:
         else:
             shown.append(_safe(re.sub(r"\n(?!- )\s*", " ", part)))
     return "\n\n".join(shown)
+
+
+def _section(part: str) -> str:
+    """Convert a section of numpydoc to a heading with indented items, or to its text."""
+    match = re.match(r"([A-Z]\w+)\n-{3,}\n", part)
+    if match is None:
+        return part
+    body = part[match.end() :]
+    items = [item.partition("\n") for item in re.split(r"\n(?=\S)", body)]
+    if not all(rest.startswith("    ") for _, _, rest in items):
+        return body
+    lines = [f"    {name}: {' '.join(rest.split())}" for name, _, rest in items]
+    return "\n".join([f"{match[1]}:", *lines])
 
 
 def _safe(text: str) -> str:
