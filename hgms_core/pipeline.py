@@ -121,9 +121,7 @@ class Pipeline:
 
     def _step(self, problem: Problem, state: State, progress: float) -> tuple[State, Record]:
         compiler = None if problem.counters is not None else problem.compiler
-        joined: tuple[State, Record] | None = None
-        if compiler is not None:
-            joined = compiler.step(self, problem, state, progress)
+        joined = None if compiler is None else compiler.step(self, problem, state, progress)
         return joined or self.step_by_parts(problem, state, progress)
 
     def step_by_parts(
@@ -141,10 +139,13 @@ class Pipeline:
         )
         estimate, memory = _check_estimate(self.hypergradient, found, theta)
         proposed, outer = self.outer.step(theta, estimate.value, state["outer"], progress)
-        before = {"theta": theta, "start": start}
-        update = {"theta": proposed, "outer": outer, "hypergradient": memory}
-        chosen = (candidates, selection, estimate)
-        after, record, cost = self.conclude(problem, before, chosen, update, key.fold("carry"))
+        after, record, cost = self.conclude(
+            problem,
+            {"theta": theta, "start": start},
+            (candidates, selection, estimate),
+            {"theta": proposed, "outer": outer, "hypergradient": memory},
+            key.fold("carry"),
+        )
         return self.advance(state, after, record, cost)
 
     def conclude(
@@ -176,13 +177,10 @@ class Pipeline:
     ) -> tuple[State, Record]:
         """Return the state after a step with these changes, and its record with all costs."""
         total = Cost(**state["cost"]) + cost
-        step = state["step"] + 1
         counts = total.numbers()
+        advanced = {**state, **after, "step": state["step"] + 1, "cost": counts}
         costs = {f"cost_{name}": n for name, n in counts.items()}
-        return (
-            {**state, **after, "step": step, "cost": counts},
-            {"step": step, **record, **costs, "oracle_calls": total.calls},
-        )
+        return advanced, {"step": advanced["step"], **record, **costs, "oracle_calls": total.calls}
 
     def result(self, state: State) -> tuple[Tree, Tree]:
         return state["theta"], state["x"]
@@ -193,12 +191,11 @@ def step_record(
 ) -> Record:
     """Return the record of a step from ``theta`` to ``updated``, without its costs."""
     losses = candidates.losses
-    index = selection.index
     solution = estimate.solution
     record: Record = {
         "upper_loss": estimate.upper_loss,
-        "lower_loss": None if losses is None else take({"loss": losses}, index)["loss"],
-        "selected": index,
+        "lower_loss": None if losses is None else take({"loss": losses}, selection.index)["loss"],
+        "selected": selection.index,
         "gap": selection.gap,
         "scores": selection.scores,
         "finite_candidates": selection.finite,
