@@ -17,7 +17,7 @@ from hgms_core import Data, Group, Mode, Problem, Tree, gradient
 class Plan:
     """The steps of N branches.
 
-    ``index`` contains the row numbers of each step (all if None). With ``own``, a branch axis
+    ``index`` contains the row numbers of each step (all if absent). With ``own``, a branch axis
     comes first. ``rates`` has one rate per step and branch, ``decays`` one per branch. With a torch
     optimiser, both are factors on the optimiser's settings. A step uses ``rows`` rows, in
     ``accumulate`` batches.
@@ -45,7 +45,7 @@ class Slope:
 def pieces(data: Data, numbers: Tensor | None, count: int) -> list[tuple[float, Tree]]:
     """Split rows into ``count`` batches, each with its share of the rows.
 
-    ``numbers`` contains the row numbers, along the last axis (None: all rows).
+    ``numbers`` contains the row numbers, along the last axis (all if absent).
     """
     if count == 1 or not data.size:
         return [(1.0, data.batch(numbers))]
@@ -58,7 +58,7 @@ def pieces(data: Data, numbers: Tensor | None, count: int) -> list[tuple[float, 
 def slope_of(
     problem: Problem, theta: Tree, group: Group, index: Tensor | None, accumulate: int = 1
 ) -> Slope:
-    """Return the gradients of a group on the rows ``index``, ``[steps, batch]`` (all if None).
+    """Return the gradients of a group on the rows ``index``, ``[steps, batch]`` (all if absent).
 
     A member axis comes first if each member has separate rows. ``accumulate`` is the number of
     batches per step.
