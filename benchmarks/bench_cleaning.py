@@ -73,7 +73,7 @@ def main() -> None:
                         *options.sets,
                     ]
                     config = load(SETTINGS, sets, seed=seed, out=options.out)
-                    # all are carried out alike
+                    # all are executed alike
                     first = next((runs[0].execution for runs in results.values()), None)
                     results.setdefault(variant, []).append(
                         run_config(config, resume=True, view=view, execution=first)

@@ -672,7 +672,7 @@ def winners() -> str:
                     ", ".join(level) or "none",
                 ]
             )
-    return markdown(["what", "task", "best mean", "ahead of", "not told apart from it"], table)
+    return markdown(["what", "task", "best mean", "ahead of", "not distinguished from it"], table)
 
 
 # --- the tests

@@ -21,7 +21,7 @@ call follows.
 
 MEANING = {
     "task": (
-        "what the report calls the task; two tasks that differ in settings are told apart by "
+        "what the report calls the task; two tasks that differ in settings are distinguished by "
         "what differs"
     ),
     "task_name": "what the task is registered as",

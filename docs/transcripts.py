@@ -199,7 +199,7 @@ def _number(token: str) -> float | None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        description="Writes the output of the console blocks of pages anew."
+        description="Writes the output of the console blocks of pages again."
     )
     parser.add_argument("--check", action="store_true", help="only say what is stale")
     parser.add_argument("pages", nargs="*", type=Path, metavar="PAGE")

@@ -52,7 +52,7 @@ def test_a_batch_holds_as_many_rows_of_each_source_up_to_one(batch_size: int) ->
     each, odd = divmod(batch_size, 3)
     found = {tuple(sorted(count[name] - each for name in SIZES)) for count in counts}
     assert found == {(0,) * (3 - odd) + (1,) * odd}
-    # whichever got the odd ones is drawn anew each time: each source as often, up to five standard
+    # whichever got the odd ones is drawn at each use: each source as often, up to five standard
     # deviations
     share = odd / 3
     extra = [sum(count[name] - each for count in counts) for name in SIZES]

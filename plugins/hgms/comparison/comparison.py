@@ -263,7 +263,7 @@ class Comparison:
         if any(ALIKE in row.notes for table in self.tables for row in table.rows):
             lines.append(
                 f"{ALIKE}: they never differed, so nothing was selected; the generator's noise "
-                "tells them apart"
+                "distinguishes them"
             )
         lines += [f"{task}: {note}" for task, notes in self.execution.items() for note in notes]
         tasks = {

@@ -257,7 +257,7 @@ def hgms_register_linear_solvers() -> list[type]:
 LANCBIO = Composition(
     name="lancbio",
     summary=(
-        "Few warm-started SGD steps and one step of a Lanczos process, which goes on while "
+        "Few warm-started SGD steps and one step of a Lanczos process, which continues while "
         "the lower Hessian changes."
     ),
     source="Gao, Yang, Yuan, ICLR 2025 (arXiv 2404.03331).",

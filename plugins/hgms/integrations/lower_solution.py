@@ -107,7 +107,7 @@ def lower_solution(
     # During a trace of hgms.compiled or make_fx, the outcome of one solve would become part of the
     # compiled function.
     if get_proxy_mode() is not None:
-        raise RuntimeError("a lower_solution is solved anew at every call, which no program holds")
+        raise RuntimeError("a lower_solution is solved at every call, which no program holds")
     one_of("strategy", strategy, get_args(Strategy))
     check_function("g", g, "theta", "x")
     searched = callable(x) and not isinstance(x, torch.nn.Module)

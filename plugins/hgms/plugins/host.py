@@ -213,7 +213,7 @@ class Host:
                     error=text,
                     traceback="".join(traceback.format_exception(error)),
                 )
-                rest = "its observers are not called again, the run goes on"
+                rest = "its observers are not called again, the run continues"
                 LOG.warning("plugin %r (%s): %s; %s", info.name, info.owner, text, rest)
 
     def blame(self, info: PluginInfo, error: BaseException, *, part: bool = False) -> None:

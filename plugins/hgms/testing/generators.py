@@ -351,7 +351,7 @@ def check_carry(generator: Any) -> None:
         for i, own in enumerate(candidates)
         if any(bool((table == own).all(1).any()) for table in rows)
     ]
-    advice = "go on from the selected one, or say by a field `carry_rule` where it goes on from"
+    advice = "continue from the selected one, or declare by a field `carry_rule` where it continues"
     demand(
         not held or last in held,
         f"candidate {last} was selected, and the next start holds {name!r} of {held}; {advice}",

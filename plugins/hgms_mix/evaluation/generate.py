@@ -224,7 +224,7 @@ def _halve(rows: int, new: int, longest: int, report: Callable[[str], None]) -> 
             "dtype",
         )
     report(
-        f"out of memory with {rows} prompts at once: going on with {rows // 2} "
+        f"out of memory with {rows} prompts at once: continuing with {rows // 2} "
         "(evaluate.batch_size)"
     )
     return rows // 2

@@ -106,7 +106,7 @@ def verdict(gap: Gap, prior: str) -> str:
     """Return the sentence that compares the recommended mixture with the prior.
 
     >>> verdict(Gap(value=-0.1, low=-0.3, high=0.1, below=0.9), "uniform").partition(";")[0]
-    'recommended − uniform: -0.100 [-0.300, +0.100]: cannot be told apart from uniform'
+    'recommended − uniform: -0.100 [-0.300, +0.100]: cannot be distinguished from uniform'
     >>> verdict(Gap(value=-0.2, low=-0.3, high=-0.1, below=1.0), "uniform")
     'recommended − uniform: -0.200 [-0.300, -0.100]: better than uniform'
     """
@@ -115,7 +115,7 @@ def verdict(gap: Gap, prior: str) -> str:
     elif gap.low > 0:
         conclusion = f"worse than {prior}: keep {prior}"
     else:
-        conclusion = f"cannot be told apart from {prior}; there is no reason to leave it"
+        conclusion = f"cannot be distinguished from {prior}; there is no reason to leave it"
     return f"recommended − {prior}: {spell(gap)}: {conclusion}"
 
 

@@ -131,7 +131,7 @@ RULES: dict[str, dict[str, Any]] = {
 def test_unrolled_branches(rule: str, keep_path: Any) -> None:
     fields = {"count": 1, "steps": 6, "batch_size": 6, **RULES[rule]}
     method = pipeline(Branches(**fields, keep_path=keep_path), Unrolled())
-    assert {"path", "way back"} <= set(same_run(method, PROBLEM).outcomes)
+    assert {"path", "backward pass"} <= set(same_run(method, PROBLEM).outcomes)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_unrolled_trajectories_end_anywhere(rule: str, keep_path: Any, every: in
             ends.append((torch.autograd.grad(value, list(theta.values())), cost))
         assert_same(*ends, **CLOSE)
     # whatever iterate is chosen
-    assert compiler.outcomes == {"path": "compiled", "way back": "compiled"}
+    assert compiler.outcomes == {"path": "compiled", "backward pass": "compiled"}
     assert len(compiler._kept) == 2
 
 

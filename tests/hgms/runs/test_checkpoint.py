@@ -86,7 +86,7 @@ def test_a_state_is_copied_with_views_shared_tensors_and_plain_values() -> None:
     assert (again["nested"], again["empty"]) == (nested, {})
     assert torch.equal(again["view"], base.t())
     base.zero_()
-    assert again["a"].sum() == 15, "the run goes on without changing what was packed"
+    assert again["a"].sum() == 15, "the run continues without changing what was packed"
 
 
 def test_tensors_are_read_back_aligned_as_torch_aligns_them_and_only_in_their_size(

@@ -1,4 +1,4 @@
-"""All runs of a task in a comparison are carried out alike, whatever process they are in."""
+"""All runs of a task in a comparison are executed alike, whatever process they are in."""
 
 from __future__ import annotations
 

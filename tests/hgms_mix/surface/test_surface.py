@@ -82,7 +82,7 @@ def test_one_variance_is_pooled_and_several_are_told_apart_but_not_out_of_chance
     places = np.vstack([UNIFORM, np.eye(3)])
 
     def found(true: Any, freedom: int) -> tuple[np.ndarray, np.ndarray, float]:
-        """Sample variances, what is made of them, and how far that tells them apart."""
+        """Sample variances, what is made of them, and how far that distinguishes them."""
         sample = true * generator.chisquare(freedom, 4) / freedom
         noise = noise_of(places, sample, np.full(4, freedom))
         return sample, noise.variance(places), noise.spread

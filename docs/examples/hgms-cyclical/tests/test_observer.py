@@ -69,7 +69,7 @@ def test_runs_of_other_generators_have_none(tmp_path):
 
 def test_a_resumed_run_has_every_step_once(tmp_path):
     """Killed after step 4, before its checkpoint, while the line of step 5 is being written: it
-    goes on from step 3.
+    continues from step 3.
     """
     text = RUN + "[run]\ncheckpoint_seconds = 1e-9\n"
     expected = (carried_out(tmp_path, text) / FILE).read_bytes()

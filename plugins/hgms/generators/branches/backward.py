@@ -22,7 +22,7 @@ from hgms_core import Loss, Tree, detach
 from hgms_core.trees import require_grad
 
 PATH = "path"
-BACK = "way back"
+BACK = "backward pass"
 """The names of the compiled functions."""
 
 
