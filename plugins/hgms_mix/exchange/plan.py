@@ -74,7 +74,9 @@ class Plan:
 
     def begin(self, start: int, weights: Tensor) -> None:
         """Use this mixture from place ``start`` on."""
-        weights = (weights / weights.sum()).to(torch.float64)
+        self._begin(start, (weights / weights.sum()).to(torch.float64))
+
+    def _begin(self, start: int, weights: Tensor) -> None:
         before = torch.zeros(len(self.names), dtype=torch.int64)
         while self.stretches and self.stretches[-1].start >= start:
             self.stretches.pop()
@@ -99,9 +101,10 @@ class Plan:
         return [(stretch.start, stretch.weights) for stretch in self.stretches]
 
     def replay(self, history: Sequence[tuple[int, Tensor]]) -> None:
+        """Use the mixtures of a history as they are; dividing by their sums would round again."""
         self.stretches.clear()
         for start, weights in history:
-            self.begin(int(start), weights)
+            self._begin(int(start), weights)
 
     def _draw_rows(self, stretch: Stretch, count: int) -> tuple[Tensor, Tensor]:
         """Return the source of each of the first places, and its index among the source's rows."""
