@@ -361,9 +361,12 @@ class JoinedStep:
 def _leaves(value: dict[str, Any]) -> list[Tensor]:
     """Return all tensors and numbers of a step as tensors, without the gap.
 
-    The gap is a difference of scores that are nearly equal.
+    The gap is a difference of scores that are nearly equal. A residual is relative to the size of
+    b, and so is its rounding error.
     """
     record = {name: item for name, item in value["record"].items() if name != "gap"}
+    if record["residual"] is not None:
+        record["residual"] = 1 + record["residual"]
     leaves: list[Tensor] = []
     flatten({**value, "record": record}, leaves)
     return leaves
