@@ -92,7 +92,7 @@ class Objective:
 
     def __init__(self, arguments: Arguments, seed: int) -> None:
         rest = (arguments["model"], arguments["loss"], arguments["train"], None, arguments["learn"])
-        self.problem = build(*rest, None, seed)
+        self.problem = build(*rest, None, seed).problem
         masks = self.problem.masks
         judges = masks.held.any(1)
         self.held = masks.held[judges]

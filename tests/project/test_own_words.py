@@ -36,8 +36,15 @@ PACKAGES = [
 RECORDED = {"hypergradient_norm", "upper_loss", "validation_loss"}
 """Columns of every record, which a task may also measure."""
 
+OF_OPTIONS = {"auto"}
+"""Names of components that are also values of many options."""
+
 ALLOWED = {
-    "hgms_core": {"floor": "a role of methods", "validation_split": "the place of an error"},
+    "hgms_core": {
+        "floor": "a role of methods",
+        "last": "an answer of a pipeline",
+        "validation_split": "the place of an error",
+    },
     "hgms.comparison": {
         "tpe": "a sampler of sweeps",
         "uniform": "the reference that theta0 is another name of",
@@ -88,7 +95,7 @@ def words_of_plugins() -> set[str]:
     for target in (component.target for component in components):
         own = set() if isinstance(target, Composition) else fields_of(target)
         words |= {*getattr(target, "metrics", ()), *own}
-    return words - RECORDED
+    return words - RECORDED - OF_OPTIONS
 
 
 def fields_of(cls: type) -> set[str]:

@@ -42,22 +42,20 @@ print(json.dumps(told))
 """
 
 
-PAIRED = ("generator", "selector", "solver")
-"""A distribution with several components."""
-PROJECTS = {**{f"made-{kind}": (kind,) for kind in KINDS}, "made-pair": PAIRED}
+PROJECTS = {f"made-{kind}": kind for kind in KINDS}
 MADE = [
-    *((f"made-{kind}", f"hgms_made_{kind}:Made{kind.capitalize()}", "run.toml") for kind in KINDS),
-    *(("made-pair", f"hgms_made_pair:MadePair{k.capitalize()}", f"run-{k}.toml") for k in PAIRED),
+    (name, f"hgms_made_{kind}:Made{kind.capitalize()}", "run.toml")
+    for name, kind in PROJECTS.items()
 ]
 """(the distribution, a class of it, and its configuration)."""
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with eight distributions as the command writes them."""
+    """A folder with one distribution per kind as the command writes them."""
     folder = tmp_path_factory.mktemp("new")
-    for name, kinds in PROJECTS.items():
-        words = ["new", "plugin", name, "--kind", ",".join(kinds), "--into", str(folder)]
+    for name, kind in PROJECTS.items():
+        words = ["new", "plugin", name, "--kind", kind, "--into", str(folder)]
         done = CliRunner().invoke(main, words)
         assert done.exit_code == 0, done.output
     return folder
@@ -69,7 +67,7 @@ def site(place: Path) -> Path:
     can tell.
     """
     wheels = build(place / "wheels", [place / f"hgms-{name}" for name in PROJECTS])
-    assert len(wheels) == len(KINDS) + 1
+    assert len(wheels) == len(KINDS)
     for wheel in wheels:
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(place / "site")
@@ -121,7 +119,7 @@ def test_it_is_installed_listed_checked_and_run(
     (row,) = [row for row in rows if row["name"] == name]
     told = [row[key] for key in ("status", "distribution", "version", "error")]
     assert told == ["loaded", f"hgms-{name}", "0.1.0", None]
-    assert set(row["hooks"]) == {KINDS[kind].hook for kind in PROJECTS[name]}
+    assert row["hooks"] == [KINDS[PROJECTS[name]].hook]
     shown = answer(listing, f"check|{cls}")
     assert re.search(rf"^{cls}: [^$]*\n\d\d passed(, \d+ not asked)?\n$", shown), shown
     summary = json.loads(answer(listing, f"run|{place / f'hgms-{name}' / config}"))

@@ -163,7 +163,7 @@ def test_a_resumed_run_of_compiled_steps_equals_an_uninterrupted_one(
     result, whole = go("resumed", resume=True), go("whole")
     assert result.info.resumed_from == 1
     assert set(compilation(result).outcomes.values()) == {"compiled"}
-    assert {"branches", "linearization", "cg"} <= set(compilation(whole).outcomes)
+    assert "step" in compilation(whole).outcomes
     assert run_files(tmp_path / "resumed") == run_files(tmp_path / "whole")
 
 
