@@ -101,7 +101,7 @@ class Plan:
         return [(stretch.start, stretch.weights) for stretch in self.stretches]
 
     def replay(self, history: Sequence[tuple[int, Tensor]]) -> None:
-        """Use the mixtures of a history as they are; dividing by their sums would round again."""
+        """Restore a history. Its mixtures are not normalised again, because that would round."""
         self.stretches.clear()
         for start, weights in history:
             self._begin(int(start), weights)
