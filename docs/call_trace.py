@@ -123,23 +123,25 @@ def files_of_a_step() -> list[tuple[str, str]]:
     Each file comes with the first line of its docstring.
     """
     registry = Registry.load()
-    method: Any = structure({"name": "hg-ms"}, Method, registry)
+    method: Any = structure({"name": "hg-ms", "generator": {"steps": 2}}, Method, registry)
     problem = Quadratic().problem(0, torch.device("cpu"), torch.float64)
     state = method.init(problem, 0)
     root = Path(__file__).resolve().parents[1]
+    packages = (str(root / "hgms_core"), str(root / "plugins"))  # the root may hold an environment
     files: dict[str, None] = {}
 
     def enter(frame: FrameType, event: str, _: object) -> None:
-        path = Path(frame.f_code.co_filename)
-        if event != "call" or not path.is_relative_to(root) or path.name == Path(__file__).name:
+        path = frame.f_code.co_filename
+        if event != "call" or not path.startswith(packages):
             return
         names = frame.f_code.co_varnames[
             : frame.f_code.co_argcount + frame.f_code.co_kwonlyargcount
         ]
         values = [frame.f_locals[name] for name in names]
         if any(value is problem or value is problem.f or value is problem.g for value in values):
-            files[path.relative_to(root).as_posix()] = None
+            files[Path(path).relative_to(root).as_posix()] = None
 
+    method.step(problem, state)  # imports
     sys.setprofile(enter)
     try:
         method.step(problem, state)

@@ -262,7 +262,7 @@ class JoinsStep(Protocol):
 
         The context is (start, key, progress) for a generator, (key,) for a selector, (key, state)
         for a hypergradient, and (state, progress) for an outer optimiser. Return None if the part
-        cannot be joined with its settings.
+        cannot be joined with its settings, and NotImplemented if it cannot be joined in this step.
         """
 
     def joined(self, *arguments: Any) -> Any:

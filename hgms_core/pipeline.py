@@ -120,14 +120,11 @@ class Pipeline:
         return guarded
 
     def _step(self, problem: Problem, state: State, progress: float) -> tuple[State, Record]:
-        compiler = None if problem.counters is not None else problem.compiler
-        joined = None if compiler is None else compiler.step(self, problem, state, progress)
-        return joined or self.step_by_parts(problem, state, progress)
-
-    def step_by_parts(
-        self, problem: Problem, state: State, progress: float
-    ) -> tuple[State, Record]:
-        """Run one outer step, part by part."""
+        if problem.compiler is not None and problem.counters is None:
+            joined: tuple[State, Record] | None
+            joined = problem.compiler.step(self, problem, state, progress)
+            if joined is not None:
+                return joined
         key = Key(state["seed"]).fold("step", state["step"])
         theta = state["theta"]
         start = state["start"]
@@ -139,60 +136,43 @@ class Pipeline:
         )
         estimate, memory = _check_estimate(self.hypergradient, found, theta)
         proposed, outer = self.outer.step(theta, estimate.value, state["outer"], progress)
-        after, record, cost = self.conclude(
-            problem,
-            {"theta": theta, "start": start},
-            (candidates, selection, estimate),
-            {"theta": proposed, "outer": outer, "hypergradient": memory},
-            key.fold("carry"),
-        )
-        return self.advance(state, after, record, cost)
+        updated = problem.project(proposed)
+        index, carry = selection.index, key.fold("carry")
+        start = self.generator.carry(start, candidates, index, carry, problem)
 
-    def conclude(
-        self,
-        problem: Problem,
-        before: State,
-        chosen: tuple[Candidates, Selection, Estimate],
-        update: State,
-        key: Key,
-    ) -> tuple[State, Record, Cost]:
-        """Return what changes in the state, the record and the cost of a step.
-
-        ``before`` contains θ and the generator's start. ``update`` contains the new states of the
-        outer optimiser and of the hypergradient, and θ before its projection.
-        """
-        candidates, selection, estimate = chosen
-        index = selection.index
-        after = {
-            **update,
-            "theta": problem.project(update["theta"]),
-            "x": candidates.at(candidates.count - 1 if self.answer == "last" else index),
-            "start": self.generator.carry(before["start"], candidates, index, key, problem),
+        last = self.answer == "last"
+        x = candidates.at(candidates.count - 1) if last else candidates.at(index)
+        spent = selection.cost + candidates.cost + estimate.cost
+        cost = Cost(**state["cost"]) + spent
+        advanced = {
+            **state,
+            "step": state["step"] + 1,
+            "theta": updated,
+            "x": x,
+            "start": start,
+            "hypergradient": memory,
+            "outer": outer,
+            "cost": cost.numbers(),
         }
-        record = step_record(before["theta"], after["theta"], candidates, selection, estimate)
-        return after, record, selection.cost + candidates.cost + estimate.cost
-
-    def advance(
-        self, state: State, after: State, record: Record, cost: Cost
-    ) -> tuple[State, Record]:
-        """Return the state after a step with these changes, and its record with all costs."""
-        total = Cost(**state["cost"]) + cost
-        counts = total.numbers()
-        advanced = {**state, **after, "step": state["step"] + 1, "cost": counts}
-        costs = {f"cost_{name}": n for name, n in counts.items()}
-        return advanced, {"step": advanced["step"], **record, **costs, "oracle_calls": total.calls}
+        return advanced, step_record(advanced, theta, candidates, selection, estimate, cost)
 
     def result(self, state: State) -> tuple[Tree, Tree]:
         return state["theta"], state["x"]
 
 
 def step_record(
-    theta: Tree, updated: Tree, candidates: Candidates, selection: Selection, estimate: Estimate
+    state: State,
+    theta: Tree,
+    candidates: Candidates,
+    selection: Selection,
+    estimate: Estimate,
+    cost: Cost,
 ) -> Record:
-    """Return the record of a step from ``theta`` to ``updated``, without its costs."""
+    """Return the record of a step that led from ``theta`` to ``state``."""
     losses = candidates.losses
     solution = estimate.solution
     record: Record = {
+        "step": state["step"],
         "upper_loss": estimate.upper_loss,
         "lower_loss": None if losses is None else take({"loss": losses}, selection.index)["loss"],
         "selected": selection.index,
@@ -201,7 +181,7 @@ def step_record(
         "finite_candidates": selection.finite,
         "hypergradient_norm": norm(estimate.value),
         "lower_gradient_norm": estimate.lower_gradient_norm,
-        "update_norm": norm({name: updated[name] - leaf for name, leaf in theta.items()}),
+        "update_norm": norm({name: state["theta"][name] - leaf for name, leaf in theta.items()}),
         "residual": None if solution is None else solution.residual,
         "iterations": None if solution is None else solution.iterations,
         "curvature": None if solution is None else solution.curvature,
@@ -210,4 +190,9 @@ def step_record(
     if len(theta) > 1:  # in the order of θ
         lengths = torch._foreach_norm([estimate.value[name] for name in theta])
         record["hypergradient_norms"] = torch.stack(lengths)
-    return record
+    counts = cost.numbers()
+    return {
+        **record,
+        **{f"cost_{name}": n for name, n in counts.items()},
+        "oracle_calls": cost.calls,
+    }

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
-from attrs import define, evolve, field, frozen
+from attrs import define, field, frozen
 from torch import Tensor
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from hgms.compiled.trace import KNOWN, apart, lift_constants
+from hgms.compiled.trace import KNOWN, apart, flatten, lift_constants, unflatten
 from hgms.compiled.verify import compare, effect_of_rounding, perturb
-from hgms_core import Cost, Key, Pipeline, Problem, Record, State
+from hgms_core import (
+    Candidates,
+    Cost,
+    Estimate,
+    Key,
+    Pipeline,
+    Problem,
+    Record,
+    Selection,
+    State,
+    Tree,
+)
 from hgms_core.capabilities import JoinsStep, find
+from hgms_core.components import evolve
 
 aten = torch.ops.aten
 Value = TypeVar("Value")
@@ -96,56 +108,71 @@ LOOPS: dict[Any, Callable[..., Any]] = {
 LARGE = (aten.mm.default, aten.bmm.default, aten.mv.default, aten.addmm.default)
 
 
-# 2. Values of a step: tensors, and numbers that count
+# 2. The parts and the numbers of a step as functions of tensors
 
 
 @frozen
-class Number:
-    """The place of a whole number in a structure; ``value`` if it is the same in each step."""
+class PartWithOperands:
+    """A part of a pipeline, in any role, that takes its operands in place of keys and schedules."""
 
-    value: int | None = None
+    name: ClassVar[str] = "part-with-operands"
+
+    part: Any
+    operands: Any
+
+    def init(self, *context: Any) -> State:
+        state: State = self.part.init(*context)
+        return state
+
+    def propose(
+        self, problem: Problem, theta: Tree, start: State, key: Key, progress: float
+    ) -> Candidates:
+        candidates: Candidates = self.part.joined(problem, theta, self.operands)
+        return candidates
+
+    def carry(
+        self, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem
+    ) -> State:
+        following: State = self.part.carry(start, candidates, index, key, problem)
+        return following
+
+    def select(self, problem: Problem, theta: Tree, candidates: Candidates, key: Key) -> Selection:
+        selection: Selection = self.part.joined(problem, theta, candidates, self.operands)
+        return selection
+
+    def estimate(
+        self,
+        problem: Problem,
+        theta: Tree,
+        candidates: Candidates,
+        selection: Selection,
+        key: Key,
+        state: State,
+    ) -> tuple[Estimate, State]:
+        found: tuple[Estimate, State] = self.part.joined(
+            problem, theta, candidates, selection, state, self.operands
+        )
+        return found
+
+    def step(
+        self, theta: Tree, gradient: Tree, state: State, progress: float
+    ) -> tuple[Tree, State]:
+        moved: tuple[Tree, State] = self.part.joined(theta, gradient, state, self.operands)
+        return moved
 
 
-COUNTER = Number()
-
-
-def flatten(value: Any, leaves: list[Tensor], constant: bool = False) -> Any:
-    """Append the tensors and numbers in ``value`` to ``leaves`` and return the structure.
-
-    Numbers become tensors, or stay in the structure if they are ``constant``.
-    """
-    if isinstance(value, Tensor):
-        leaves.append(value)
-        return ...
+def as_tensors(value: Any) -> Any:
+    """Return the value with 0-dimensional tensors in place of whole numbers."""
+    if isinstance(value, Tensor) or value is None:
+        return value
     if isinstance(value, dict):
-        return {name: flatten(item, leaves, constant) for name, item in value.items()}
-    if value is None:
-        return None
+        return {name: as_tensors(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [flatten(item, leaves, constant) for item in value]
+        return [as_tensors(item) for item in value]
     if type(value) is not int:
         raise TypeError(f"a state with a {type(value).__name__} cannot be computed by a program")
-    if constant:
-        return Number(value)
-    leaves.append(torch.tensor(value))
-    return COUNTER
-
-
-def unflatten(structure: Any, leaves: Sequence[Any]) -> Any:
-    rest = iter(leaves)
-
-    def build(part: Any) -> Any:
-        if part is ...:
-            return next(rest)
-        if isinstance(part, dict):
-            return {name: build(item) for name, item in part.items()}
-        if isinstance(part, list):
-            return [build(item) for item in part]
-        if part is None:
-            return None
-        return next(rest) if part.value is None else part.value
-
-    return build(structure)
+    # an operation of the graph while a step is traced, where torch.tensor would be a constant
+    return torch.full((), value, dtype=torch.int64)
 
 
 def counted(value: Any) -> Any:
@@ -178,14 +205,15 @@ class Program:
 class JoinedStep:
     """The steps of a pipeline as one program, for a problem without a compiler.
 
-    ``excluded`` is whether a part cannot be joined with its settings, or the problem is large.
+    ``excluded`` is whether a part cannot be joined with its settings, or the problem is large (None
+    before the first step). It is a function of the settings, so a resumed run joins the same steps.
     """
 
     compiler: Compiler
     pipeline: Pipeline
     problem: Problem
     programs: list[Program] = field(factory=list, init=False)
-    excluded: bool = field(default=False, init=False)
+    excluded: bool | None = field(default=None, init=False)
 
     @classmethod
     def of(cls, compiler: Compiler, pipeline: Pipeline, problem: Problem) -> JoinedStep | None:
@@ -196,26 +224,26 @@ class JoinedStep:
             return None
         if any(leaf.device.type != "cpu" for leaf in leaves):
             return None
-        return cls(compiler, pipeline, evolve(problem, compiler=None))
+        return cls(compiler, pipeline, evolve(problem, compiler=None, guard=None))
 
     def __call__(self, state: State, progress: float) -> tuple[State, Record] | None:
         """Return the next state and the record; None if the step cannot be one program."""
         if self.excluded or self.compiler.refuses(NAME):
             return None
-        values = self._values(state, progress)
-        if values is None and self.programs:
-            # One step without operands, such as a restart: no compilation of its parts.
-            return self.pipeline.step_by_parts(self.problem, state, progress)
-        if values is None:
-            self.excluded = True
+        operands = self._operands(state, progress)
+        if self.excluded is None:
+            self.excluded = operands is None or self._work(operands["hypergradient"]) > WORK
+        if operands is None or self.excluded:
             return None
+        if any(operand is NotImplemented for operand in operands.values()):
+            return self.pipeline.step(self.problem, state, progress)
+        kept = {name: state[name] for name in ("theta", "start", "hypergradient", "outer")}
         leaves: list[Tensor] = []
-        structure = flatten(values, leaves)
+        structure = flatten(as_tensors({**kept, "operands": operands}), leaves)
         kinds = [(leaf.shape, leaf.dtype) for leaf in leaves]
         program = next((known for known in self.programs if known.suits(structure, kinds)), None)
         if program is None:
-            self.excluded = self._work(values["operands"]["hypergradient"]) > WORK
-            if self.excluded or len(self.programs) >= SHAPES:
+            if len(self.programs) >= SHAPES:
                 return None
             program = self._make(structure, leaves, state, progress)
             if program is None:
@@ -224,10 +252,9 @@ class JoinedStep:
         outputs = program.run([*leaves, *program.constants])
         return self._result(state, unflatten(program.structure, outputs))
 
-    def _values(self, state: State, progress: float) -> dict[str, Any] | None:
-        """Return what the program reads; None if a part cannot be joined with these settings."""
+    def _operands(self, state: State, progress: float) -> dict[str, Any] | None:
+        """Return the operands of the parts; None if a part cannot be joined with its settings."""
         key = Key(state["seed"]).fold("step", state["step"])
-        problem, pipeline = self.problem, self.pipeline
         contexts: dict[str, Any] = {
             "hypergradient": (key.fold("differentiate"), state["hypergradient"]),
             "outer": (state["outer"], progress),
@@ -236,11 +263,11 @@ class JoinedStep:
         }
         operands = {}
         for name, context in contexts.items():
-            operands[name] = getattr(pipeline, name).operands(problem, *context)
+            part = getattr(self.pipeline, name)
+            operands[name] = part.operands(self.problem, *context)
             if operands[name] is None:
                 return None
-        kept = {name: state[name] for name in ("theta", "start", "hypergradient", "outer")}
-        return {**kept, "operands": operands}
+        return operands
 
     def _work(self, batches: Any) -> int:
         """Return the unknowns times the rows of the batches of a hypergradient."""
@@ -250,32 +277,33 @@ class JoinedStep:
         return rows * sum(leaf.numel() for leaf in self.problem.x0.values())
 
     def compute(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Compute a step as a function of tensors."""
-        pipeline, problem, given = self.pipeline, self.problem, values["operands"]
-        parts: list[Any] = [getattr(pipeline, name) for name in PARTS]
-        generator, selector, estimator, outer = parts
-        theta = values["theta"]
-        candidates = generator.joined(problem, theta, given["generator"])
-        selection = selector.joined(problem, theta, candidates, given["selector"])
-        estimate, memory = estimator.joined(
-            problem, theta, candidates, selection, values["hypergradient"], given["hypergradient"]
-        )
-        proposed, after = outer.joined(theta, estimate.value, values["outer"], given["outer"])
-        state, record, cost = pipeline.conclude(
-            problem,
-            {"theta": theta, "start": values["start"]},
-            (candidates, selection, estimate),
-            {"theta": proposed, "outer": after, "hypergradient": memory},
-            Key(0),
-        )
-        return {"state": state, "record": record, "cost": cost.numbers()}
+        """Compute a step of the pipeline as a function of tensors; counts start at zero."""
+        operands = values["operands"]
+        parts: dict[str, Any] = {
+            name: PartWithOperands(getattr(self.pipeline, name), operands[name]) for name in PARTS
+        }
+        kept = {name: item for name, item in values.items() if name != "operands"}
+        start = {**kept, "seed": 0, "step": 0, "cost": Cost().numbers()}
+        state, record = evolve(self.pipeline, **parts).step(self.problem, start)
+        return {"state": as_tensors(state), "record": as_tensors(record)}
 
     def _result(self, state: State, computed: dict[str, Any]) -> tuple[State, Record]:
-        after = computed["state"]
-        for name in ("start", "outer"):
-            after[name] = counted(after[name])
-        cost = Cost(**counted(computed["cost"]))
-        return self.pipeline.advance(state, after, computed["record"], cost)
+        """Add the counts of the computed step to those of the state before it."""
+        after, record = computed["state"], computed["record"]
+        cost = Cost(**state["cost"]) + Cost(**counted(after["cost"]))
+        counts = cost.numbers()
+        step = state["step"] + 1
+        following = {
+            **state,
+            **after,
+            "start": counted(after["start"]),
+            "outer": counted(after["outer"]),
+            "seed": state["seed"],
+            "step": step,
+            "cost": counts,
+        }
+        costs = {f"cost_{name}": count for name, count in counts.items()}
+        return following, {**record, "step": step, **costs, "oracle_calls": cost.calls}
 
     def _make(
         self, structure: Any, leaves: list[Tensor], state: State, progress: float
@@ -316,7 +344,7 @@ class JoinedStep:
         def flat(*inputs: Tensor) -> list[Tensor]:
             nonlocal result
             outputs: list[Tensor] = []
-            result = flatten(self.compute(unflatten(structure, inputs)), outputs, constant=True)
+            result = flatten(self.compute(unflatten(structure, inputs)), outputs)
             return [output.detach() for output in outputs]
 
         table = {**KNOWN, **LOOPS}
@@ -347,19 +375,24 @@ class JoinedStep:
         difference = compare(run(elsewhere), expected, rounding)
         if difference:
             return difference
-        after, record = self.pipeline.step_by_parts(self.problem, state, progress)
         computed = self.compute(unflatten(structure, leaves))
         rounding = effect_of_rounding(function, leaves, _leaves(computed))
-        by_parts = {
-            "state": {name: after[name] for name in computed["state"]},
-            "record": {name: record[name] for name in computed["record"]},
-        }
-        expected = _leaves(by_parts)
-        return compare(run(leaves)[: len(expected)], expected, rounding)
+        outputs = unflatten(program.structure, program.run([*leaves, *program.constants]))
+        steps = (self._result(state, outputs), self.pipeline.step(self.problem, state, progress))
+        found, expected = (
+            _leaves(
+                {
+                    "state": {name: as_tensors(after[name]) for name in computed["state"]},
+                    "record": {name: as_tensors(record[name]) for name in computed["record"]},
+                }
+            )
+            for after, record in steps
+        )
+        return compare(found, expected, rounding)
 
 
 def _leaves(value: dict[str, Any]) -> list[Tensor]:
-    """Return all tensors and numbers of a step as tensors, without the gap.
+    """Return all tensors of a step, without the gap.
 
     The gap is a difference of scores that are nearly equal. A residual is relative to the size of
     b, and so is its rounding error.

@@ -301,8 +301,13 @@ def test_restarts_are_steps_by_parts_between_joined_steps() -> None:
     method = pipeline(batch_size=5)
     generator = Restarts(generator=method.generator, restart_every=2)
     problem = evolve(linear(), fresh=lambda key: {"w": normal(4, seed=key.derive() % 100)})
-    _, state, _ = compare_steps(evolve(method, generator=generator), problem, 1e-12, steps=5)
+    method = evolve(method, generator=generator)
+    _, state, _ = compare_steps(method, problem, 1e-12, steps=5)
     assert state["start"]["outer_steps"] == 5
+    # A run that is resumed at a restart computes the same numbers.
+    following, _ = method.step(evolve(problem, compiler=Programs()), state)
+    expected, _ = method.step(problem, state)
+    assert_same(following, expected, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -403,11 +408,17 @@ def test_a_loop_is_one_operation_of_a_graph_without_its_constant_part() -> None:
     assert 1 < int(function(a, b)[-1]) < int(function(a, 0.1 * b)[-1])
 
 
-@pytest.mark.extended
-@pytest.mark.parametrize("dtype", [F32, F64], ids=str)
+@pytest.mark.parametrize(
+    ("name", "dtype", "batch_size"),
+    [
+        pytest.param("linear", F32, 5, marks=pytest.mark.extended),
+        pytest.param("network", F64, None, marks=pytest.mark.extended),
+        pytest.param("linear", F64, 5, marks=pytest.mark.nightly),
+        pytest.param("network", F32, None, marks=pytest.mark.nightly),
+    ],
+)
 def test_the_compiled_program_computes_the_step(
-    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    name: str, dtype: torch.dtype, batch_size: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.undo()
-    compare_steps(pipeline(batch_size=5), linear(dtype), CLOSE[dtype])
-    compare_steps(pipeline(), module(network(), 4, dtype=dtype), CLOSE[dtype])
+    compare_steps(pipeline(batch_size=batch_size), PROBLEMS[name](dtype), CLOSE[dtype])

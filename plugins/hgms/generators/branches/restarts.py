@@ -97,10 +97,12 @@ class Restarts:
         return some
 
     def operands(self, problem: Problem, start: State, key: Key, progress: float) -> Any:
-        """Return the operands of the generator; None before a restart, which draws a state."""
-        if (start["outer_steps"] + 1) % self.restart_every == 0:
+        """Return the operands of the generator; a step that ends in a restart is not joined."""
+        operands = self._inner.operands(problem, start, key, progress)
+        if operands is None or self.restart_every == 1:
             return None
-        return self._inner.operands(problem, start, key, progress)
+        restarts = (start["outer_steps"] + 1) % self.restart_every == 0
+        return NotImplemented if restarts else operands
 
     def joined(self, problem: Problem, theta: Tree, operands: Any) -> Candidates:
         candidates: Candidates = self._inner.joined(problem, theta, operands)
