@@ -9,15 +9,13 @@ one weight decay per layer. Budgets are processor seconds. A run that is in the 
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import statistics
-from pathlib import Path
 from typing import Any
 
 import torch
 from problems import digits, several, split, with_noise
+from records import main
 from torch import nn
 
 import hgms
@@ -87,25 +85,5 @@ def summary(rows: list[dict[str, Any]]) -> None:
         print(f"| {' | '.join(shown)} |")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seeds", default="20:25", help="FIRST:END")
-    parser.add_argument("--summary", action="store_true")
-    options = parser.parse_args()
-    rows = []
-    if options.out.exists():
-        rows = [json.loads(line) for line in options.out.read_text().splitlines()]
-    if not options.summary:
-        done = {(row["layer"], row["batch_size"], row["seed"]) for row in rows}
-        first, end = map(int, options.seeds.split(":"))
-        for seed, layer, size in itertools.product(range(first, end), LAYERS, SIZES):
-            if (layer, size, seed) not in done:
-                rows.append(run(layer, size, seed))
-                with options.out.open("a") as stream:
-                    stream.write(json.dumps(rows[-1]) + "\n")
-    summary(rows)
-
-
 if __name__ == "__main__":
-    main()
+    main(__doc__, ["layer", "batch_size"], itertools.product(LAYERS, SIZES), run, summary)

@@ -1,6 +1,6 @@
 """Run ``hgms.tune`` on all problems and seeds; append one line of JSON per run.
 
-    OMP_NUM_THREADS=1 python benchmarks/tune/run.py --out tune.jsonl [--seeds 20:25] [--problems …]
+    OMP_NUM_THREADS=1 python benchmarks/tune/run.py --out tune.jsonl [--seeds 20:25] [--only …]
     python benchmarks/tune/run.py --out tune.jsonl --summary
 
 Settings of ``tune`` were chosen on seeds 0 to 2, and seeds 5 to 9 measured an earlier version;
@@ -11,16 +11,14 @@ with the test loss of the baseline that has the lowest held-out loss.
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import time
 from collections import defaultdict
-from pathlib import Path
 from typing import Any
 
 import torch
 from problems import NETWORKS, PROBLEMS
+from records import main
 
 import hgms
 
@@ -92,28 +90,5 @@ def _mean_ratio(rows: list[dict[str, Any]], other: str) -> float:
     return math.exp(sum(logs) / len(logs)) if logs else math.nan
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seeds", default="20:25", help="FIRST:END")
-    parser.add_argument("--problems", nargs="*", default=list(PROBLEMS))
-    parser.add_argument("--summary", action="store_true")
-    options = parser.parse_args()
-    rows = []
-    if options.out.exists():
-        rows = [json.loads(line) for line in options.out.read_text().splitlines()]
-    if not options.summary:
-        done = {(row["problem"], row["seed"]) for row in rows}
-        first, end = map(int, options.seeds.split(":"))
-        for seed in range(first, end):
-            for name in options.problems:
-                if (name, seed) not in done:
-                    row = run(name, seed)
-                    rows.append(row)
-                    with options.out.open("a") as stream:
-                        stream.write(json.dumps(row) + "\n")
-    summary(rows)
-
-
 if __name__ == "__main__":
-    main()
+    main(__doc__, ["problem"], [(name,) for name in PROBLEMS], run, summary)

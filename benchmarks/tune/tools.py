@@ -12,20 +12,18 @@ one line of JSON per problem and seed; a run that is in the file is skipped.
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import time
 import warnings
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import optuna
 import torch
 from problems import binary, linear, squares, synthetic, table
+from records import main
 from scipy import stats
 from sklearn import datasets, linear_model
 from statsmodels.datasets import star98
@@ -289,28 +287,5 @@ def summary(rows: list[dict[str, Any]]) -> None:
         print(f"{name:<20} {any_item['d']:>5} {any_item['seeds']:>5}  {', '.join(cells)}")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seeds", default="30:40", help="FIRST:END")
-    parser.add_argument("--problems", nargs="*", default=list(PROBLEMS))
-    parser.add_argument("--summary", action="store_true")
-    options = parser.parse_args()
-    rows = []
-    if options.out.exists():
-        rows = [json.loads(line) for line in options.out.read_text().splitlines()]
-    if not options.summary:
-        done = {(row["problem"], row["seed"]) for row in rows}
-        first, end = map(int, options.seeds.split(":"))
-        for seed in range(first, end):
-            for name in options.problems:
-                if (name, seed) not in done:
-                    row = run(name, seed)
-                    rows.append(row)
-                    with options.out.open("a") as stream:
-                        stream.write(json.dumps(row) + "\n")
-    summary(rows)
-
-
 if __name__ == "__main__":
-    main()
+    main(__doc__, ["problem"], [(name,) for name in PROBLEMS], run, summary, seeds="30:40")

@@ -25,6 +25,8 @@ from hgms_core import ConfigError, Pipeline, Problem, Record, State
 from hgms_core.torch_errors import first_line
 
 LOG = logging.getLogger("hgms.programs")
+TORCH_LOG = logging.getLogger("torch._inductor.standalone_compile")
+"""It reports a failure for each program with a loop, because torch does not store it on disk."""
 COMPILERS = ("cpu", "cuda", "mps", "xpu")
 """Device types for which torch's inductor generates code."""
 SHAPES = 8
@@ -292,15 +294,26 @@ def _inductor(graph: GraphModule, leaves: Sequence[Tensor], **settings: Any) -> 
     # _record_graph records functions on a GPU, independent of torch's settings in the environment.
     with torch._inductor.config.patch({"triton.cudagraphs": False, **on_cpu, **settings}):
         module = GraphModule(graph, graph.graph)
-        program = standalone_compile(
-            module, examples, dynamic_shapes="from_example_inputs", options={}
-        )
+        with _without_warnings(TORCH_LOG):
+            program = standalone_compile(
+                module, examples, dynamic_shapes="from_example_inputs", options={}
+            )
 
     def run(inputs: Sequence[Tensor]) -> Sequence[Tensor]:
         outputs: Sequence[Tensor] = program(*_plain(inputs))
         return outputs
 
     return run
+
+
+@contextlib.contextmanager
+def _without_warnings(log: logging.Logger) -> Iterator[None]:
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 def _record_graph(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import repeat
 from typing import Any
 
 import torch
@@ -35,7 +34,8 @@ def compare(
     (a difference of two nearly equal numbers, a residual that is nearly zero). ``rounding`` is the
     size of such a difference, per value.
     """
-    for have, want, share in zip(actual, expected, rounding or repeat(0.0), strict=False):
+    shares = [0.0] * len(expected) if rounding is None else rounding
+    for have, want, share in zip(actual, expected, shares, strict=True):
         if not want.is_floating_point():
             if not torch.equal(want, have) and share == 0:
                 return "another whole number"
