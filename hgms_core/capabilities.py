@@ -252,7 +252,7 @@ class JoinsStep(Protocol):
     """Can be compiled into one program with the other parts of an outer step.
 
     A step then has two halves. ``operands`` runs in Python before each step: it draws random
-    numbers and computes schedules. ``joined`` is traced once per shape of its arguments: it is a
+    numbers and computes schedules. ``compute`` is traced once per shape of its arguments: it is a
     function of tensors, without keys, and the result equals the result of the ordinary method.
     Numbers in a state are tensors there. ``carry`` of such a generator draws no random numbers.
     """
@@ -265,14 +265,14 @@ class JoinsStep(Protocol):
         cannot be joined with its settings, and NotImplemented if it cannot be joined in this step.
         """
 
-    def joined(self, *arguments: Any) -> Any:
+    def compute(self, *arguments: Any) -> Any:
         """Return the part of the step.
 
-        - generator: ``joined(problem, theta, operands)`` returns :class:`Candidates`.
-        - selector: ``joined(problem, theta, candidates, operands)`` returns a :class:`Selection`.
-        - hypergradient: ``joined(problem, theta, candidates, selection, state, operands)`` returns
+        - generator: ``compute(problem, theta, operands)`` returns :class:`Candidates`.
+        - selector: ``compute(problem, theta, candidates, operands)`` returns a :class:`Selection`.
+        - hypergradient: ``compute(problem, theta, candidates, selection, state, operands)`` returns
           an :class:`Estimate` and its state.
-        - outer optimiser: ``joined(theta, gradient, state, operands)`` returns θ and its state.
+        - outer optimiser: ``compute(theta, gradient, state, operands)`` returns θ and its state.
         """
 
 

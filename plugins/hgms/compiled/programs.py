@@ -18,7 +18,7 @@ from torch.fx import GraphModule, Node
 
 from hgms.compiled import cuda_graphs as graphs
 from hgms.compiled.cuda_graphs import Recording, Runner
-from hgms.compiled.joined import JoinedStep
+from hgms.compiled.step_program import JoinedStep
 from hgms.compiled.trace import Trace, arrangement, flatten, trace, unflatten
 from hgms.compiled.verify import compare, perturb, rounding_of
 from hgms_core import ConfigError, Pipeline, Problem, Record, State

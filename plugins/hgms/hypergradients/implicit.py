@@ -185,7 +185,7 @@ class Implicit:
             return None
         return self._rows(problem, key)[1:]
 
-    def joined(
+    def compute(
         self,
         problem: Problem,
         theta: Tree,

@@ -48,7 +48,7 @@ class Rule:
             if f"{kind}.{names[0]}" in moments
         ]
 
-    def joined(self, parts: Sequence[Tree]) -> Tree:
+    def join(self, parts: Sequence[Tree]) -> Tree:
         return {
             f"{kind}.{name}": leaf
             for kind, tree in zip("mv", parts, strict=False)

@@ -62,7 +62,7 @@ class TorchRule:
     def parts(self, moments: Tree, names: Sequence[str]) -> list[Tree]:
         return [moments]
 
-    def joined(self, parts: Sequence[Tree]) -> Tree:
+    def join(self, parts: Sequence[Tree]) -> Tree:
         return {name: leaf for memory in parts for name, leaf in memory.items()}
 
     def numbers(self, step: int, rate: float, decay: float) -> tuple[int, float, float]:

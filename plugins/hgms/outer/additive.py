@@ -35,7 +35,7 @@ class _Additive:
     def operands(self, problem: Problem, state: State, progress: float) -> Tensor:
         return torch.tensor(self.numbers(state, progress), dtype=torch.float64)
 
-    def joined(
+    def compute(
         self, theta: Tree, gradient: Tree, state: State, operands: Tensor
     ) -> tuple[Tree, State]:
         return self.move(theta, gradient, state, operands.unbind())

@@ -42,12 +42,12 @@ class _ByLoss:
     memory_hints = lowering(same=["chunk"], other=["batch_size"])
 
     def select(self, problem: Problem, theta: Tree, candidates: Candidates, key: Key) -> Selection:
-        return self.joined(problem, theta, candidates, self.operands(problem, key))
+        return self.compute(problem, theta, candidates, self.operands(problem, key))
 
     def operands(self, problem: Problem, key: Key) -> Tree:
         return problem.upper_data["select"].sample(key, self.batch_size)[0]
 
-    def joined(
+    def compute(
         self, problem: Problem, theta: Tree, candidates: Candidates, operands: Tree
     ) -> Selection:
         rows = problem.upper_data["select"].count(self.batch_size)

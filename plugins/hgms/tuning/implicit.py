@@ -28,9 +28,9 @@ from torch import Tensor
 from torch.func import vmap
 
 from hgms.tuning.candidate import Candidate
-from hgms.tuning.filtered import filter_start, fold_masks, kept_rows, row_mask
 from hgms.tuning.meter import Meter, NotConvex, Stage, Stages
 from hgms.tuning.problem import TuningProblem
+from hgms.tuning.row_filter import filter_start, fold_masks, kept_rows, row_mask
 from hgms_core import Key
 
 LARGEST = 10_000

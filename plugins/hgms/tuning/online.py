@@ -30,9 +30,9 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from hgms.tuning.candidate import Candidate, scores
-from hgms.tuning.filtered import filter_start, fold_masks, kept_rows, row_mask
 from hgms.tuning.meter import Meter, Stage, Stages
 from hgms.tuning.problem import Masks, Space, TuningProblem
+from hgms.tuning.row_filter import filter_start, fold_masks, kept_rows, row_mask
 from hgms_core import Batch, Key
 
 RATES = (0.3, 0.1, 0.03, 0.01, 0.003, 0.001)

@@ -27,7 +27,7 @@ from hgms.tuning.problem import (
     rows_of,
 )
 from hgms.tuning.result import TuneResult
-from hgms.tuning.stored import StageFolder
+from hgms.tuning.stage_folder import StageFolder
 from hgms_core import Problem
 from hgms_core.arguments import reports_errors
 from hgms_core.components import read_by_annotation

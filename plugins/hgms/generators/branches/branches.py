@@ -16,11 +16,11 @@ from torch import Tensor
 
 from hgms.compiled import programs_of
 from hgms.config import lowering
-from hgms.generators.branches.joined import Form, advance_joined
 from hgms.generators.branches.program import advance_compiled, kept_table
 from hgms.generators.branches.replay import KeepPath, Path, Replay, check_states, has_mixed_mode
 from hgms.generators.branches.steps import Plan, advance, of_part, slope_of
-from hgms.generators.branches.torch_branches import advance_torch, joined
+from hgms.generators.branches.steps_in_program import Form, advance_joined
+from hgms.generators.branches.torch_branches import advance_torch, join_memories
 from hgms.optim import SGD, LowerOptimizer
 from hgms.optim.rule import Rule
 from hgms.optim.torch_rule import TorchRule
@@ -339,7 +339,7 @@ class Branches:
         batches = problem.lower_data.batch(index)
         return {"x": x, "moments": moments, "batches": batches, "numbers": numbers}
 
-    def joined(self, problem: Problem, theta: Tree, operands: dict[str, Any]) -> Candidates:
+    def compute(self, problem: Problem, theta: Tree, operands: dict[str, Any]) -> Candidates:
         data = problem.lower_data
         rule = self.optimizer.rule(problem)
         assert not isinstance(rule, TorchRule)
@@ -452,7 +452,11 @@ def run_all(
         losses[group.part], kept, took = _run(plan, problem, theta, group, mine, name, remember)
         memories = memories + kept
         calls = calls + took
-    return losses, joined(memories) if isinstance(rule, TorchRule) and remember else moments, calls
+    return (
+        losses,
+        join_memories(memories) if isinstance(rule, TorchRule) and remember else moments,
+        calls,
+    )
 
 
 def _run(

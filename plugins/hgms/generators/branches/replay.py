@@ -130,7 +130,7 @@ class Path(Course):
         else:
             *_, ((end, *kept), loss) = self.states(leaves, steps)
         x = {name: leaf.detach()[None] for name, leaf in end.items()}
-        moments = {name: leaf.detach()[None] for name, leaf in self.rule.joined(kept).items()}
+        moments = {name: leaf.detach()[None] for name, leaf in self.rule.join(kept).items()}
         add_kept = partial(
             on_kept_graph, [end], [steps], leaves, self.rows, accumulate=self.accumulate
         )

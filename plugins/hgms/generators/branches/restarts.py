@@ -104,8 +104,8 @@ class Restarts:
         restarts = (start["outer_steps"] + 1) % self.restart_every == 0
         return NotImplemented if restarts else operands
 
-    def joined(self, problem: Problem, theta: Tree, operands: Any) -> Candidates:
-        candidates: Candidates = self._inner.joined(problem, theta, operands)
+    def compute(self, problem: Problem, theta: Tree, operands: Any) -> Candidates:
+        candidates: Candidates = self._inner.compute(problem, theta, operands)
         return candidates
 
     def carry(

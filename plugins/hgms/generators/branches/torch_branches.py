@@ -68,7 +68,7 @@ def advance_torch(
     return loss, [stepper.memory(options) for stepper in steppers] if remember else [], calls
 
 
-def joined(memories: Sequence[Tree]) -> Tree:
+def join_memories(memories: Sequence[Tree]) -> Tree:
     """Return the memories of all branches, stacked."""
     shapes = [{name: leaf.shape for name, leaf in memory.items()} for memory in memories]
     if any(shape != shapes[0] for shape in shapes):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hgms.adapters import from_losses, from_module
-from hgms.compiled import Programs, joined, programs, repeat
+from hgms.compiled import Programs, programs, repeat, step_program
 from hgms.compiled.trace import trace
 from hgms.generators.branches import Branches, Diversity, Restarts
 from hgms.hypergradients import Implicit, Unrolled
@@ -326,7 +326,7 @@ def test_parts_that_cannot_be_joined_have_separate_programs(parts: dict[str, Any
 
 
 def test_a_large_problem_has_separate_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joined, "WORK", 4 * ROWS - 1)
+    monkeypatch.setattr(step_program, "WORK", 4 * ROWS - 1)
     made = Programs()
     problem = evolve(linear(), compiler=made)
     method = pipeline()

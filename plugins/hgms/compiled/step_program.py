@@ -127,7 +127,7 @@ class PartWithOperands:
     def propose(
         self, problem: Problem, theta: Tree, start: State, key: Key, progress: float
     ) -> Candidates:
-        candidates: Candidates = self.part.joined(problem, theta, self.operands)
+        candidates: Candidates = self.part.compute(problem, theta, self.operands)
         return candidates
 
     def carry(
@@ -137,7 +137,7 @@ class PartWithOperands:
         return following
 
     def select(self, problem: Problem, theta: Tree, candidates: Candidates, key: Key) -> Selection:
-        selection: Selection = self.part.joined(problem, theta, candidates, self.operands)
+        selection: Selection = self.part.compute(problem, theta, candidates, self.operands)
         return selection
 
     def estimate(
@@ -149,7 +149,7 @@ class PartWithOperands:
         key: Key,
         state: State,
     ) -> tuple[Estimate, State]:
-        found: tuple[Estimate, State] = self.part.joined(
+        found: tuple[Estimate, State] = self.part.compute(
             problem, theta, candidates, selection, state, self.operands
         )
         return found
@@ -157,7 +157,7 @@ class PartWithOperands:
     def step(
         self, theta: Tree, gradient: Tree, state: State, progress: float
     ) -> tuple[Tree, State]:
-        moved: tuple[Tree, State] = self.part.joined(theta, gradient, state, self.operands)
+        moved: tuple[Tree, State] = self.part.compute(theta, gradient, state, self.operands)
         return moved
 
 
