@@ -40,11 +40,7 @@ OF_OPTIONS = {"auto"}
 """Names of components that are also values of many options."""
 
 ALLOWED = {
-    "hgms_core": {
-        "floor": "a role of methods",
-        "last": "an answer of a pipeline",
-        "validation_split": "the place of an error",
-    },
+    "hgms_core": {"floor": "a role of methods", "validation_split": "the place of an error"},
     "hgms.comparison": {
         "tpe": "a sampler of sweeps",
         "uniform": "the reference that theta0 is another name of",

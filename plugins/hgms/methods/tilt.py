@@ -212,9 +212,9 @@ class Beside(Data):
     lower: Data
     upper: Data
 
-    def draw(self, key: Key, batch_size: int | None, steps: int) -> Tensor | None:
-        numbers = self.lower.draw(key, batch_size, steps)
-        if numbers is None or batch_size is None or not self.upper.size:
+    def numbers(self, key: Key, batch_size: int, steps: int) -> Tensor:
+        numbers = self.lower.numbers(key, batch_size, steps)
+        if not self.upper.size:
             return numbers
         above = self.upper.numbers(key.fold("companion"), batch_size, steps)
         return numbers + self.size * above.to(self.device, non_blocking=True)

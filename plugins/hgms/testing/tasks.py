@@ -184,7 +184,7 @@ def opened_files() -> Iterator[set[str]]:
 
 def _belongs_to_python(path: str) -> bool:
     """Whether a file belongs to the system, Python, an installed package or a cache."""
-    system = ("/proc/", "/sys/", "/dev/", "/etc/", "/usr/", str(cache_folder("")))
+    system = ("/proc/", "/sys/", "/etc/", "/usr/", str(cache_folder("")))
     code = path.endswith((".py", ".pyc")) or is_library_file(path)
     return code or path.startswith(system) or not isfile(path)
 

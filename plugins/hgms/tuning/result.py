@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -62,6 +63,16 @@ class TuneResult:
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
+
+    def _repr_html_(self) -> str:
+        """Return the values and the candidates as tables of a notebook."""
+        from hgms.tuning.picture import candidates_html, html_table
+
+        values = [["value", "start", "learned"]]
+        for name, value in self.values.items():
+            values.append([name, _short(self.starts[name]), _short(value)])
+        text = html.escape(f"recommendation: {self.recommendation}")
+        return html_table(values) + candidates_html(self.table, self.selected) + f"<p>{text}</p>"
 
     def _lines(self) -> Iterator[str]:
         yield f"tuned by the {self.engine} engine: {self.selected}"

@@ -95,6 +95,21 @@ def test_the_tilted_gradient_of_a_batch_is_unbiased() -> None:
     assert abs(float(single.mean()) - whole) < 4 * float(single.std()) / 300**0.5
 
 
+@pytest.mark.parametrize("batches", ["shared", "independent"])
+def test_branches_take_steps_on_drawn_validation_rows(batches: Any) -> None:
+    seen = tilt_problem(rows_of(50, 500), 1.0)
+    diversity = Diversity(batches=batches)
+    branches = Branches(count=2, steps=3, optimizer=SGD(lr=1.0), batch_size=10, diversity=diversity)
+    found = branches.propose(seen, {}, branches.init(seen, Key(0)), Key(1))
+    for member in range(2):
+        key = Key(1).fold("batches")
+        key = key if batches == "shared" else key.fold(member)
+        rows = seen.lower_data.batch(seen.lower_data.draw(key, 10, 3))
+        assert len(rows["upper.index"].unique()) > 20
+        steps = rows["a"].mean(1) + rows["upper.a"].mean(1)
+        assert_same(found.x["x"][member], -steps.sum()[None], rtol=1e-12)
+
+
 def test_a_tilted_branch_on_batches_is_replayed_and_a_resumed_run_is_the_uninterrupted_one() -> (
     None
 ):

@@ -385,16 +385,13 @@ class Branches:
         """
         data = problem.lower_data
         x, moments = starts(start, self.count, members)
-        size = self.batch_size
-        whole = size is None or size >= data.size
+        whole = self.batch_size is None or self.batch_size >= data.size
         self.diversity.add_noise_(x, members, key, whole, self.optimizer.decay)
-        if size is None or whole:
-            return x, moments, None
         key = key.fold("batches")
-        if self.diversity.batches == "shared":
-            return x, moments, data.numbers(key, size, self.steps)
-        drawn = [data.numbers(key.fold(member), size, self.steps) for member in members]
-        return x, moments, torch.stack(drawn)
+        if whole or self.diversity.batches == "shared":
+            return x, moments, data.draw(key, self.batch_size, self.steps)
+        drawn = [data.draw(key.fold(member), self.batch_size, self.steps) for member in members]
+        return x, moments, torch.stack([numbers for numbers in drawn if numbers is not None])
 
     def _rates(self, problem: Problem, start: State) -> list[list[float]]:
         return self.optimizer.rates(problem, self.diversity.rates(self.count), self.steps, start)
