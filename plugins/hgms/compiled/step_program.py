@@ -1,4 +1,4 @@
-"""One compiled program per outer step of a pipeline whose parts can be joined."""
+"""One compiled program per outer step of a pipeline with parts that can be joined."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ Runner = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 NAME = "step"
 PARTS = ("generator", "selector", "hypergradient", "outer")
 MOST = 50_000
-"""Multiply-adds of a matrix product up to which a call of the linear algebra library takes longer
-than the product itself.
+"""Maximum multiply-adds of a matrix product that becomes a loop. Below this size, the call of the
+linear algebra library takes longer than the product.
 """
 SHAPES = 8
 """Maximum number of programs; steps with further shapes run part by part."""
 WORK = 4_000_000
-"""Unknowns times rows up to which a step is one program. The steps of larger problems take much
-longer than Python around them, and their separate programs are stored on disk.
+"""Maximum unknowns times rows of a step that is one program. The steps of larger problems take much
+longer than the Python code around the programs, and torch stores separate programs on disk.
 """
 SMALL_STEP = {"realize_opcount_threshold": 8, "realize_reads_threshold": 2}
 """Settings of inductor for steps without large products. With its defaults, inductor recomputes a
@@ -50,7 +50,7 @@ derivative for each entry of a sum that reads it.
 
 
 class Compiler(Protocol):
-    """The functions of :class:`hgms.compiled.Programs` that make a program."""
+    """The methods of :class:`hgms.compiled.Programs` that compile a program."""
 
     outcomes: dict[str, str]
 
@@ -92,7 +92,7 @@ def _addmm(c: Tensor, a: Tensor, b: Tensor, beta: float = 1, alpha: float = 1) -
 
 
 def _view(a: Tensor, shape: Sequence[int]) -> Tensor:
-    """View a product that is laid out in another order."""
+    """View a product with another memory layout."""
     return NotImplemented if a.is_contiguous() else aten.view.default(a.contiguous(), shape)
 
 
@@ -113,7 +113,7 @@ LARGE = (aten.mm.default, aten.bmm.default, aten.mv.default, aten.addmm.default)
 
 @frozen
 class PartWithOperands:
-    """A part of a pipeline, in any role, that takes its operands in place of keys and schedules."""
+    """A part of a pipeline that uses operands instead of keys and schedules; it fits any role."""
 
     name: ClassVar[str] = "part-with-operands"
 
@@ -175,10 +175,10 @@ def as_tensors(value: Any) -> Any:
     return torch.full((), value, dtype=torch.int64)
 
 
-def counted(value: Any) -> Any:
+def as_numbers(value: Any) -> Any:
     """Return the value with numbers in place of 0-dimensional tensors of integers."""
     if isinstance(value, dict):
-        return {name: counted(item) for name, item in value.items()}
+        return {name: as_numbers(item) for name, item in value.items()}
     if isinstance(value, Tensor) and not value.dim() and value.dtype == torch.int64:
         return int(value)
     return value
@@ -288,16 +288,16 @@ class JoinedStep:
         return {"state": as_tensors(state), "record": as_tensors(record)}
 
     def _result(self, state: State, computed: dict[str, Any]) -> tuple[State, Record]:
-        """Add the counts of the computed step to those of the state before it."""
+        """Add the counts of the computed step to the counts before it."""
         after, record = computed["state"], computed["record"]
-        cost = Cost(**state["cost"]) + Cost(**counted(after["cost"]))
+        cost = Cost(**state["cost"]) + Cost(**as_numbers(after["cost"]))
         counts = cost.numbers()
         step = state["step"] + 1
         following = {
             **state,
             **after,
-            "start": counted(after["start"]),
-            "outer": counted(after["outer"]),
+            "start": as_numbers(after["start"]),
+            "outer": as_numbers(after["outer"]),
             "seed": state["seed"],
             "step": step,
             "cost": counts,

@@ -59,7 +59,7 @@ class Rule:
         """Return the coefficients of step number ``step`` in a run that starts now."""
         return Coefficients.of(self, self.done + step + 1, rate, decay)
 
-    def stepped(
+    def step(
         self, x: Tree, grads: Tree, moments: Sequence[Tree], numbers: Coefficients
     ) -> list[Tree]:
         """Return [x, m, v] after a step, as functions of all inputs."""

@@ -72,7 +72,7 @@ class TorchRule:
         """
         return self.done + step, rate, decay
 
-    def stepped(
+    def step(
         self, x: Tree, grads: Tree, moments: Sequence[Tree], numbers: tuple[int, float, float]
     ) -> list[Tree]:
         """Return [x, memory] after a step; differentiable if gradients are recorded."""

@@ -200,7 +200,7 @@ class Implicit:
         self.meter.call(len(w))
         return self.problem.held_out(w)
 
-    def judged(self, w: Tensor, u: Tensor) -> Stage:
+    def judge(self, w: Tensor, u: Tensor) -> Stage:
         """Return the judged rows of replicas that also train on their outer rows.
 
         ``final`` contains the parameters of the last replica, the start of the final training, and
@@ -219,7 +219,7 @@ class Implicit:
         w = self.solve(problem.w0.expand(len(fit), -1), u, fit, limit=limit)
         return {"judged": self.held_out(w), "final": w[-1]}
 
-    def filtered(self) -> Stage:
+    def filter_rows(self) -> Stage:
         """Return which training rows the out-of-fold filter keeps."""
         problem = self.problem
         fit, held = fold_masks(problem, Key(0).fold("filter"))
@@ -254,7 +254,7 @@ class Implicit:
         return {
             "u": u,
             "w": w,
-            **self.judged(w, u),
+            **self.judge(w, u),
             "length": torch.full_like(u, 0.1),
             "before": torch.zeros_like(u),
             "v": torch.zeros_like(w),
@@ -282,7 +282,7 @@ class Implicit:
             marks.append(self.meter.share)
             if 2 * marks[-1] - marks[-2] + reserve > 1:
                 break
-        found = self.judged(w, u)
+        found = self.judge(w, u)
         found["judging"] = max(found["judging"], state["judging"])
         return {**found, "u": u, "w": w, "v": v, "length": length, "before": before}
 
@@ -301,7 +301,7 @@ class Implicit:
             fits["validation rows only"] = (masks.outer, every - is_training)
         yield from self._baselines(stages, fits)
         if problem.space.is_per_row:
-            keep = stages.run("filter", self.filtered)["keep"]
+            keep = stages.run("filter", self.filter_rows)["keep"]
             kept = row_mask(problem, keep)
             fits = {"out-of-fold filter": (masks.fit * kept, is_training * kept)}
             if problem.has_validation:

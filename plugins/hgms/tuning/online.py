@@ -243,7 +243,7 @@ class Online:
         masks, space = problem.masks, problem.space
         if not space.is_per_row or self.meter.share >= BASELINE_SHARE:
             return
-        keep = stages.run("filter", self.filtered)["keep"]
+        keep = stages.run("filter", self.filter_rows)["keep"]
         kept = row_mask(problem, keep)
         fits = {"out-of-fold filter": masks.fit * kept}
         if problem.has_validation:
@@ -348,7 +348,7 @@ class Online:
         trained, _ = self.train(self.problem.initial(u), u, plan)
         return {"w": trained.w, "u": u, "judged": trained.judged}
 
-    def filtered(self) -> Stage:
+    def filter_rows(self) -> Stage:
         """Return which training rows the out-of-fold filter keeps."""
         problem = self.problem
         fit, held = fold_masks(problem, self.key.fold("filter"))

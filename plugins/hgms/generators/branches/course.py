@@ -59,7 +59,7 @@ def differentiable_step(
     """
     x, slopes, value = gradient_of_step(g, theta, state[0], batches, graph)
     with torch.set_grad_enabled(graph):
-        return rule.stepped(x, clipped(rule.clip, slopes, list(x)), state[1:], numbers), value
+        return rule.step(x, clip_by_norm(rule.clip, slopes, list(x)), state[1:], numbers), value
 
 
 def gradient_of_step(
@@ -95,7 +95,7 @@ def _times(share: float, leaves: Sequence[Tensor]) -> list[Tensor]:
     return [*leaves] if share == 1 else [share * leaf for leaf in leaves]
 
 
-def clipped(bound: float | None, slopes: list[Tensor], names: list[str]) -> Tree:
+def clip_by_norm(bound: float | None, slopes: list[Tensor], names: list[str]) -> Tree:
     """The gradients by name, scaled down to norm ``bound``."""
     grads = dict(zip(names, slopes, strict=True))
     if bound is None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hgms.generators.branches.backward import Run
-from hgms.generators.branches.course import Course, clipped, gradient_of_step
+from hgms.generators.branches.course import Course, clip_by_norm, gradient_of_step
 from hgms.generators.branches.steps import pieces
 from hgms.optim.rule import Coefficients, Rule
 from hgms_core import Loss, Tree, detach, slopes
@@ -49,8 +49,8 @@ def mixed_run(course: Course, rule: Rule, theta: Tree, first: int) -> Run:
             steps.append((rows, (coefficients, taken)))
             start = start if step > first or first == 0 else state[0]
         with torch.no_grad():
-            state = rule.stepped(
-                detach(point), clipped(rule.clip, taken, list(x)), state[1:], coefficients
+            state = rule.step(
+                detach(point), clip_by_norm(rule.clip, taken, list(x)), state[1:], coefficients
             )
     return Run(theta, start, [*states, state], steps, losses, partial(_back, course, rule))
 
@@ -74,7 +74,7 @@ def _back(
     x, *moments = (require_grad(tree) for tree in state)
     taken = [slope.detach().requires_grad_() for slope in taken]
     with torch.enable_grad():
-        after = rule.stepped(x, clipped(rule.clip, taken, list(x)), moments, numbers)
+        after = rule.step(x, clip_by_norm(rule.clip, taken, list(x)), moments, numbers)
     inputs = [*taken, *(leaf for tree in (x, *moments) for leaf in tree.values())]
     ends, weights = [[leaf for tree in trees for leaf in tree.values()] for trees in (after, along)]
     grads = iter(torch.autograd.grad(ends, inputs, weights, materialize_grads=True))

@@ -68,13 +68,13 @@ class Path(Course):
             )
             yield state, loss
 
-    def compiled(self, theta: Tree) -> Run | None:
+    def run_compiled(self, theta: Tree) -> Run | None:
         """Return the run by compiled functions, or None if it is not compiled."""
         if isinstance(self.rule, TorchRule) or self.accumulate > 1:
             return None
         return compiled_run(self, self.rule, theta)
 
-    def kept(self, theta: Tree, graphs: int, mixed: bool) -> Run | None:
+    def run_and_keep(self, theta: Tree, graphs: int, mixed: bool) -> Run | None:
         """Return the run with the data for a backward pass through its last ``graphs`` steps.
 
         This backward pass goes step by step, in mixed mode if ``mixed``. Return None if these steps
@@ -82,7 +82,7 @@ class Path(Course):
         """
         steps = len(self.rates)
         if not mixed or not graphs or isinstance(self.rule, TorchRule):
-            return self.compiled(theta) if graphs in (0, steps) else None
+            return self.run_compiled(theta) if graphs in (0, steps) else None
         return mixed_run(self, self.rule, theta, first=steps - graphs)
 
     def replay(self, theta: Tree, last: int | None, mixed: bool = False) -> tuple[Tree, Cost]:
@@ -91,7 +91,7 @@ class Path(Course):
         ``mixed``: the backward pass uses mixed-mode differentiation, not a graph of the run.
         """
         steps = len(self.rates)
-        graphs = differentiated(theta, last, len(self.rates))
+        graphs = count_graphs(theta, last, len(self.rates))
         end = self.x
         calls = steps * self.accumulate
         if graphs and isinstance(self.rule, TorchRule):
@@ -100,7 +100,7 @@ class Path(Course):
             run_again = evolve(self, x=clone(self.x))
             calls = run_again._run(detach(theta), steps) * self.accumulate
             end = run_again.x
-        elif (run := self.kept(theta, graphs, mixed)) is not None:
+        elif (run := self.run_and_keep(theta, graphs, mixed)) is not None:
             end = run.end(len(run.steps))
         else:
             for (end, *_), _ in self.states(theta, graphs):  # noqa: B007
@@ -123,7 +123,7 @@ class Path(Course):
         steps = len(self.rates)
         if isinstance(self.rule, TorchRule):
             self.rule.check_differentiable()
-        if (run := self.kept(leaves, steps, mixed)) is not None:
+        if (run := self.run_and_keep(leaves, steps, mixed)) is not None:
             end = run.end(steps)
             kept = run.states[-1][1:]
             loss = run.losses[-1]
@@ -160,7 +160,7 @@ class Path(Course):
         return None if self.index is None else self.index[step]
 
 
-def differentiated(theta: Tree, last: int | None, steps: int) -> int:
+def count_graphs(theta: Tree, last: int | None, steps: int) -> int:
     """Return how many of the last steps a replay differentiates: 0 if no leaf of θ requires a
     gradient.
     """
@@ -200,7 +200,7 @@ def on_kept_graph(
         outputs = _Standing.apply(
             list(ends[chosen].values()), list(leaves.values()), *(theta[name] for name in leaves)
         )
-        graphs = differentiated(theta, None, steps[chosen])
+        graphs = count_graphs(theta, None, steps[chosen])
         end = dict(zip(ends[chosen], cast("tuple[Tensor, ...]", outputs), strict=True))
         products = graphs * accumulate
         return end, Cost(products=products, cross_products=products, rows=2 * graphs * rows)

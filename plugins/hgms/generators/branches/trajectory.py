@@ -150,7 +150,7 @@ class Trajectory:
         """Run without a graph; return (candidates, loss before the last step of each,
         gradients).
         """
-        if (run := path.compiled(theta)) is not None:
+        if (run := path.run_compiled(theta)) is not None:
             return *self._candidates(run), self.steps
         point = {name: leaf.detach().clone() for name, leaf in path.x.items()}
         x = repeat(point, len(self._candidate_steps))
@@ -200,7 +200,7 @@ class Trajectory:
         if isinstance(path.rule, TorchRule):
             path.rule.check_differentiable()
         steps = self._candidate_steps
-        kept = path.kept(leaves, self.steps, mixed=self.keep_path == "states")
+        kept = path.run_and_keep(leaves, self.steps, mixed=self.keep_path == "states")
         if kept is not None:
             ends = [kept.end(step) for step in steps]
             add_kept = partial(on_kept_graph, ends, steps, leaves, path.rows)
