@@ -48,6 +48,9 @@ from hgms.results.statistics import Interval, paired_differences, paired_interva
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # where this file was loaded by its path
 import published_figures
 
+sys.path.insert(0, str(Path(__file__).resolve().parent / "tune"))
+import tune_tables
+
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGES = tuple(sorted((ROOT / "docs" / "reference").glob("benchmarks*.md")))
@@ -986,6 +989,12 @@ def draw() -> None:
 # --- the page
 # --------------------------------------------------------------------------------------------------
 
+
+def tune(file: str, table: Callable[[Sequence[dict[str, Any]]], str]) -> str:
+    lines = (RESULTS / file).read_text(encoding="utf-8").splitlines()
+    return table([json.loads(line) for line in lines])
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "environment": environment,
     "established": established,
@@ -1009,6 +1018,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "kernels": kernels,
     "growth": growth,
     "mutations": mutations,
+    **{name: partial(tune, *entry) for name, entry in tune_tables.TABLES.items()},
 }
 
 

@@ -10,13 +10,13 @@ one weight decay per layer. Budgets are processor seconds. A run that is in the 
 from __future__ import annotations
 
 import itertools
-import statistics
 from typing import Any
 
 import torch
 from problems import digits, several, split, with_noise
 from records import main
 from torch import nn
+from tune_tables import batches
 
 import hgms
 
@@ -67,22 +67,8 @@ def run(layer: str, size: int | None, seed: int) -> dict[str, Any]:
 
 
 def summary(rows: list[dict[str, Any]]) -> None:
-    print(
-        "| layer | rows per step | lower steps | test loss | of learned | accuracy | over budget |"
-    )
-    print("|---|---|---|---|---|---|---|")
-    for layer, size in itertools.product(LAYERS, SIZES):
-        own = [row for row in rows if (row["layer"], row["batch_size"]) == (layer, size)]
-        if not own:
-            continue
-        shown = [layer, "all" if size is None else str(size)]
-        shown.append(f"{statistics.mean(row['steps'] for row in own):.0f}")
-        for name in ("test_loss", "learned_test_loss", "accuracy"):
-            values = [row[name] for row in own]
-            spread = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
-            shown.append(f"{statistics.mean(values):.3f} ± {spread:.3f}")
-        shown.append(f"{100 * max(row['over_budget'] for row in own):+.1f} %")
-        print(f"| {' | '.join(shown)} |")
+    print(batches(rows))
+    print(f"budgets were exceeded by at most {100 * max(row['over_budget'] for row in rows):.1f} %")
 
 
 if __name__ == "__main__":

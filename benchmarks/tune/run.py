@@ -11,14 +11,13 @@ with the test loss of the baseline that has the lowest held-out loss.
 
 from __future__ import annotations
 
-import math
 import time
-from collections import defaultdict
 from typing import Any
 
 import torch
 from problems import NETWORKS, PROBLEMS
 from records import main
+from tune_tables import baselines
 
 import hgms
 
@@ -59,35 +58,13 @@ def run(name: str, seed: int) -> dict[str, Any]:
 
 
 def summary(rows: list[dict[str, Any]]) -> None:
-    ratios = defaultdict(list)
-    for row in rows:
-        ratios[row["problem"]].append(row)
-    print(f"{'problem':<22} runs learned  / baseline  / hindsight  / shared  accuracy  over budget")
-    every = []
-    for name in PROBLEMS:
-        own = ratios.get(name, [])
-        if not own:
-            continue
-        every += [math.log(row["test_loss"] / row["baseline_test_loss"]) for row in own]
-        chosen = _mean_ratio(own, "baseline_test_loss")
-        hindsight = _mean_ratio(own, "best_baseline_in_hindsight")
-        shared = _mean_ratio([row for row in own if row["shared_level"]], "shared_level")
-        accuracy = [row["accuracy"] for row in own if "accuracy" in row]
-        over = max(row["over_budget"] for row in own)
-        learned = sum(row["is_learned"] for row in own)
-        right = f"{sum(accuracy) / len(accuracy):8.3f}" if accuracy else " " * 8
-        print(
-            f"{name:<22} {len(own):4} {learned:7}  {chosen:10.3f}  {hindsight:11.3f}  "
-            f"{shared:8.3f}  {right}  {100 * over:+9.1f} %"
-        )
-    within = sum(ratio <= math.log(1.02) for ratio in every)
-    worse = sum(ratio > math.log(1.05) for ratio in every)
-    print(f"{len(every)} runs: {within} within 2 % of the baseline or better, {worse} worse by 5 %")
-
-
-def _mean_ratio(rows: list[dict[str, Any]], other: str) -> float:
-    logs = [math.log(row["test_loss"] / row[other]) for row in rows]
-    return math.exp(sum(logs) / len(logs)) if logs else math.nan
+    print(baselines(rows))
+    ratios = [row["test_loss"] / row["baseline_test_loss"] for row in rows]
+    within = sum(ratio <= 1.02 for ratio in ratios)
+    worse = sum(ratio > 1.05 for ratio in ratios)
+    over = max(row["over_budget"] for row in rows)
+    print(f"{len(rows)} runs: {within} within 2 % of the baseline or better, {worse} worse by 5 %")
+    print(f"budgets were exceeded by at most {100 * over:.1f} %")
 
 
 if __name__ == "__main__":

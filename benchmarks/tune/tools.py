@@ -24,12 +24,11 @@ import optuna
 import torch
 from problems import binary, linear, squares, synthetic, table
 from records import main
-from scipy import stats
 from sklearn import datasets, linear_model
 from statsmodels.datasets import star98
-from statsmodels.stats.multitest import multipletests
 from torch import Tensor
 from torch.func import vmap
+from tune_tables import tools
 
 import hgms
 from hgms.config import Budget
@@ -235,56 +234,8 @@ def run(name: str, seed: int) -> dict[str, Any]:
     return row
 
 
-def comparison(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return log(loss of tune / loss of a rival) for each problem: mean, interval, p by Holm.
-
-    The p-values of all problems and rivals of paired t-tests are corrected together.
-    """
-    found = []
-    for name in PROBLEMS:
-        own = [row for row in rows if row["problem"] == name]
-        for rival in own[0]["losses"] if own else ():
-            if rival == "tune":
-                continue
-            logs = [math.log(row["losses"]["tune"][0] / row["losses"][rival][0]) for row in own]
-            mean = float(np.mean(logs))
-            error = float(np.std(logs, ddof=1)) / math.sqrt(len(logs)) if len(logs) > 1 else 0.0
-            half = float(stats.t.ppf(0.975, len(logs) - 1)) * error if error else 0.0
-            p = float(2 * stats.t.sf(abs(mean) / error, len(logs) - 1)) if error else 1.0
-            found.append(
-                {
-                    "problem": name,
-                    "d": own[0]["d"],
-                    "rival": rival,
-                    "seeds": len(own),
-                    "ratio": mean,
-                    "half": half,
-                    "p": p,
-                }
-            )
-    corrected = multipletests([item["p"] for item in found], method="holm")[1] if found else []
-    return [item | {"holm": float(p)} for item, p in zip(found, corrected, strict=True)]
-
-
 def summary(rows: list[dict[str, Any]]) -> None:
-    """Print the test loss of tune as a percentage of each rival's, ``*`` if Holm's p < 0.05."""
-    items = comparison(rows)
-    rivals = list(dict.fromkeys(item["rival"] for item in items))
-    print(f"{'problem':<20} {'d':>5} seeds  tune's test loss against each rival, %")
-    for name in PROBLEMS:
-        own = {item["rival"]: item for item in items if item["problem"] == name}
-        if not own:
-            continue
-        any_item = next(iter(own.values()))
-        cells = []
-        for rival in rivals:
-            if rival not in own:
-                continue
-            item = own[rival]
-            mark = "*" if item["holm"] < 0.05 else ""
-            change = 100 * (math.exp(item["ratio"]) - 1)
-            cells.append(f"{rival} {change:+.1f}{mark}")
-        print(f"{name:<20} {any_item['d']:>5} {any_item['seeds']:>5}  {', '.join(cells)}")
+    print(tools(rows))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,153 @@
+"""Tables of docs/reference/benchmarks-tune.md from the records of the scripts in this folder."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from scipy import stats
+from statsmodels.stats.multitest import multipletests
+
+Row = dict[str, Any]
+
+LABELS = {
+    "sparse-regression": ("sparse regression, 10 of 210 features relevant", "210 penalties"),
+    "sparse-classes": ("sparse classes, 10 of 210 relevant", "210 penalties"),
+    "all-relevant": ("all of 100 features relevant", "100 penalties"),
+    "none-relevant": ("none of 100 features relevant", "100 penalties"),
+    "grouped-16": ("16 groups of 13 features, two relevant", "16 penalties"),
+    "diabetes-2": ("diabetes, degree 2", "65 penalties"),
+    "breast-cancer": ("breast cancer", "30 penalties"),
+    "wine-2": ("wine, degree 2", "104 penalties"),
+    "digits-noise": ("digits, 40 % wrong labels, MLP", "600 row weights"),
+    "mnist-noise": ("MNIST, 60 % wrong labels, MLP", "1,000 row weights"),
+    "digits-smoothing": ("digits, MLP", "2,260 penalties, smoothing"),
+    "digits-rare": ("digits, rare classes, MLP", "20 class weights and shifts"),
+    "digits-conv": ("digits, CNN with batch normalisation", "6 penalties"),
+    "digits-linear-noise": ("digits, 40 % wrong labels, linear", "400 row weights, 2 penalties"),
+}
+"""The problem and its hyperparameters, by the name of a problem of ``run.py``."""
+
+TOOL_LABELS = {
+    "groups-1": "sparse regression, one penalty",
+    "groups-4": "the same, groups of neighbours",
+    "groups-16": "the same",
+    "groups-64": "the same",
+    "groups-208": "the same, one penalty per feature",
+    "sparse-1000": "sparse regression, 300 rows",
+    "sparse-classes": "sparse classes",
+    "diabetes-2": "diabetes, degree 2",
+    "breast-cancer-2": "breast cancer, degree 2",
+    "wine-2": "wine, degree 2",
+    "digits-3-8": "digits 3 and 8",
+    "star98": "schools (star98)",
+}
+"""The problems of ``tools.py``."""
+
+RIVALS: dict[str, tuple[str, ...]] = {
+    "start": ("start",),
+    "shared level": ("shared level",),
+    "TPE": ("TPE",),
+    "TPE + level": ("TPE + level",),
+    "CMA-ES": ("CMA-ES",),
+    "CMA-ES + level": ("CMA-ES + level",),
+    "GP": ("GP",),
+    "GP + level": ("GP + level",),
+    "L2 by cross-validation": ("RidgeCV", "LogisticRegressionCV-l2"),
+    "L1 by cross-validation": ("LassoCV", "LogisticRegressionCV-l1"),
+}
+"""The columns of the comparison with tools, and the names of the rivals in the records."""
+
+
+def baselines(rows: Sequence[Row]) -> str:
+    """Return test losses relative to the baselines (``run.py``)."""
+    names = ("problem", "hyperparameters", "learned selected")
+    lines = [[*names, "/ selected baseline", "/ best baseline", "accuracy"]]
+    for name, labels in LABELS.items():
+        own = [row for row in rows if row["problem"] == name]
+        if not own:
+            continue
+        accuracy = [row["accuracy"] for row in own if "accuracy" in row]
+        lines.append(
+            [
+                *labels,
+                f"{sum(row['is_learned'] for row in own)} of {len(own)}",
+                f"{mean_ratio(own, 'baseline_test_loss'):.3f}",
+                f"{mean_ratio(own, 'best_baseline_in_hindsight'):.3f}",
+                f"{statistics.mean(accuracy):.3f}" if accuracy else "",
+            ]
+        )
+    return markdown(lines)
+
+
+def mean_ratio(rows: Iterable[Row], other: str) -> float:
+    """Return the geometric mean of the test loss over another loss."""
+    logs = [math.log(row["test_loss"] / row[other]) for row in rows]
+    return math.exp(statistics.mean(logs)) if logs else math.nan
+
+
+def tools(rows: Sequence[Row]) -> str:
+    """Return the test loss of tune relative to each rival, in percent (``tools.py``).
+
+    A star marks p < 0.05 of a paired t-test of the logarithms, by Holm's rule over all cells.
+    """
+    cells: dict[tuple[str, str], tuple[float, float]] = {}
+    d = {row["problem"]: row["d"] for row in rows}
+    problems = [problem for problem in TOOL_LABELS if problem in d]
+    for problem in problems:
+        own = [row["losses"] for row in rows if row["problem"] == problem]
+        for rival, names in RIVALS.items():
+            logs = [
+                math.log(losses["tune"][0] / losses[name][0])
+                for losses in own
+                for name in names
+                if name in losses
+            ]
+            equal = len(set(logs)) < 2
+            p = 1.0 if equal else float(stats.ttest_1samp(logs, 0.0).pvalue)
+            cells[problem, rival] = (100 * (math.exp(statistics.mean(logs)) - 1), p)
+    corrected = multipletests([p for _, p in cells.values()], method="holm")[1]
+    shown = {
+        key: f"{change:+.1f}{'*' if p < 0.05 else ''}".replace("-0.0", "0.0")
+        for (key, (change, _)), p in zip(cells.items(), corrected, strict=True)
+    }
+    lines = [["problem", "d", *RIVALS]]
+    for problem in problems:
+        values = [shown[problem, rival] for rival in RIVALS]
+        lines.append([TOOL_LABELS[problem], f"{d[problem]:,}", *values])
+    return markdown(lines)
+
+
+def batches(rows: Sequence[Row]) -> str:
+    """Return losses and accuracies by layer and batch size (``batches.py``)."""
+    names = ["layer", "rows per lower step", "lower steps", "test loss", "test loss, learned"]
+    lines = [[*names, "accuracy"]]
+    for layer, size in dict.fromkeys((row["layer"], row["batch_size"]) for row in rows):
+        own = [row for row in rows if (row["layer"], row["batch_size"]) == (layer, size)]
+        steps = statistics.mean(row["steps"] for row in own)
+        columns = ("test_loss", "learned_test_loss", "accuracy")
+        values = [_mean_and_error([row[name] for row in own]) for name in columns]
+        shown = "all 750" if size is None else str(size)
+        lines.append(["–" if layer == "plain" else layer, shown, f"{steps:,.0f}", *values])
+    return markdown(lines)
+
+
+def _mean_and_error(values: Sequence[float]) -> str:
+    error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
+    return f"{statistics.mean(values):.3f} ± {error:.3f}"
+
+
+def markdown(lines: Sequence[Sequence[str]]) -> str:
+    """Return a table; the first line is its head."""
+    head, *rows = [f"| {' | '.join(line)} |" for line in lines]
+    return "\n".join([head, "|" + "---|" * len(lines[0]), *rows])
+
+
+TABLES: dict[str, tuple[str, Callable[[Sequence[Row]], str]]] = {
+    "tune-baselines": ("tune.jsonl", baselines),
+    "tune-tools": ("tune-tools.jsonl", tools),
+    "tune-batches": ("tune-batches.jsonl", batches),
+}
+"""The name of a table on the page: its file of records and its function."""
