@@ -14,10 +14,8 @@ from click.testing import CliRunner
 from hgms.cli import group as cli
 from hgms.report import mixture
 
-FAMILIES = ("metric.", "setting.", "weight.", "cost_")
-"""Prefixes of columns that share a description; the name of a metric, setting, source or oracle
-call follows.
-"""
+FAMILIES = ("metric.", "setting.", "weight.")
+"""Prefixes of columns that share a description; the name of a metric, setting or source follows."""
 
 MEANING = {
     "task": (
@@ -40,64 +38,34 @@ MEANING = {
     "peak_memory_bytes": (
         "of the process, libraries included, in bytes; runs of `hgms compare` only"
     ),
-    "seconds": (
-        "spent in steps, on the budget's clock (to the end of the run; in a row of a "
-        "step, up to it)"
-    ),
+    "seconds": ("spent in steps, on the budget's clock"),
     "compile_seconds": "spent on compilation, which is part of no budget",
-    "metric.": (
-        "what the task's `evaluate` returned: of the result, or at that step (null where "
-        "it was not evaluated)"
-    ),
-    "weight.": (
-        "weight of a data source: of what was returned, or at that step; between 0 and 1, "
-        "they add up to 1"
-    ),
+    "metric.": ("what the task's `evaluate` returned for the result"),
+    "weight.": ("weight of a data source in the result; between 0 and 1, they add up to 1"),
     "seconds_per_step": "seconds over steps, of runs on language models",
     "step_forward_tokens": (
-        "tokens, padding included, that went forward through the language "
-        "model in a step (runs: the mean)"
+        "tokens, padding included, that went forward through the language model in a step: the mean"
     ),
     "step_backward_tokens": "the same, backward",
     "setting.": (
         "each value of `config.toml` but the seed and the folder, as TOML writes it, "
         "under its dotted key"
     ),
-    "step": "outer steps done",
-    "cost_": "oracle calls of a kind so far; `cost_rows` examples",
-    "upper_loss": "f at the selected state",
-    "lower_loss": "the last lower loss the selected branch saw",
-    "stop_loss": "f on the rows of the role `stop`",
-    "selected": "number of the selected candidate",
-    "scores": "upper values of the candidates: the largest of them",
-    "gap": "distance between the best two upper values",
-    "finite_candidates": "how many scores were finite",
-    "hypergradient_norm": "‖h‖",
-    "update_norm": "how far θ moved",
-    "lower_gradient_norm": "‖∇ₓg‖ where the hypergradient was taken",
-    "residual": "relative residual of the linear solve",
-    "iterations": "of the linear solve",
-    "curvature": "smallest Rayleigh quotient it met",
-    "outcome": "how the linear solve ended",
 }
 
 
 def tables() -> str:
-    """Return both tables with the types in the files."""
-    runs, steps = _schemas()
+    """Return the table of columns with the types in the file."""
+    names = _named(_schema())
     sources = [(f"{mixture.PREFIX}<source>", "double")]
     tokens = [(name, "double") for name in mixture.TOKENS]
-    more = [*sources, ("seconds_per_step", "double"), *tokens]
-    settings = [setting for setting in _named(runs) if setting[0].startswith("setting.")]
-    others = [setting for setting in _named(runs) if not setting[0].startswith("setting.")]
-    return (
-        f"## `report.parquet`: a row a run\n\n{_table([*others, *more, *settings])}\n"
-        f"## `report.steps.parquet`: a row a step\n\n{_table([*_named(steps), *sources, *tokens])}"
-    )
+    settings = [setting for setting in names if setting[0].startswith("setting.")]
+    others = [setting for setting in names if not setting[0].startswith("setting.")]
+    return _table([*others, *sources, ("seconds_per_step", "double"), *tokens, *settings])
 
 
-def _schemas() -> tuple[pa.Schema, pa.Schema]:
-    """Read the schemas from the files of two short runs."""
+def _schema() -> pa.Schema:
+    """Read the schema from the file of two short runs."""
     before = Path.cwd()
     with TemporaryDirectory() as folder:
         os.chdir(folder)
@@ -114,13 +82,11 @@ def _schemas() -> tuple[pa.Schema, pa.Schema]:
                     "--jobs",
                     "0",
                 ],
-                ["report", "runs", "--out", "report.parquet", "--steps"],
+                ["report", "runs", "--out", "report.parquet"],
             ):
                 result = CliRunner().invoke(cli.main, arguments, catch_exceptions=False)
                 assert result.exit_code == 0, result.output
-            return pa.parquet.read_schema("report.parquet"), pa.parquet.read_schema(
-                "report.steps.parquet"
-            )
+            return pa.parquet.read_schema("report.parquet")
         finally:
             os.chdir(before)
 
@@ -130,8 +96,7 @@ def _named(schema: pa.Schema) -> list[tuple[str, str]]:
     names: dict[str, str] = {}
     for field in schema:
         family = next((prefix for prefix in FAMILIES if field.name.startswith(prefix)), None)
-        kind = "string (dictionary)" if pa.types.is_dictionary(field.type) else str(field.type)
-        names.setdefault(field.name if family is None else f"{family}<name>", kind)
+        names.setdefault(field.name if family is None else f"{family}<name>", str(field.type))
     return list(names.items())
 
 

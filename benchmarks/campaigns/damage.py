@@ -181,13 +181,7 @@ def trial(chance: random.Random, scratch: Path, counts: Counter[str], kind: str)
 
     if kind == "report":
         suffix = chance.choice(["html", "html", "md", "tex", "parquet"])
-        argv = (
-            "report",
-            "runs",
-            "--out",
-            f"page.{suffix}",
-            *chance.choice([(), ("--json",), ("--steps",)]),
-        )
+        argv = ("report", "runs", "--out", f"page.{suffix}", *chance.choice([(), ("--json",)]))
     else:
         argv = what.again or what.argv
     ending = call(argv, folder, seconds=60.0 if kind == "mix" else 10.0)

@@ -446,7 +446,7 @@ def of_report(folder: Path, chance: random.Random) -> list[str]:
         "runs",
         "--out",
         f"page.{suffix}",
-        *chance.choice([[], ["--json"], ["--steps"], ["--separate"]]),
+        *chance.choice([[], ["--json"], ["--separate"]]),
     ]
     return argv if chance.random() < 0.85 else ["plot", "runs", "--out", "page.svg"]
 

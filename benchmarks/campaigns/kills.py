@@ -53,7 +53,6 @@ checkpoint_seconds = {checkpoint}
 [sweep]
 trials = 3
 seeds = [100]
-sampler = "{sampler}"
 budget = "2 steps"
 [sweep.space.{first}]
 "outer.lr" = [0.01, 0.03, 0.1, 0.3]
@@ -178,10 +177,7 @@ def command(chance: random.Random, kind: str) -> Command:
         return Command(f"{method} on {task}", (("run.toml", text),), argv, (*argv, "--resume"))
     if kind == "compare":
         first, second = chance.sample(["hg-baseline", "hg-implicit", "hg-ms", "soba", "uniform"], 2)
-        sampler = chance.choice(["grid", "random"])
-        text = GRID.format(
-            first=first, second=second, steps=chance.choice([2, 3]), sampler=sampler, **common
-        )
+        text = GRID.format(first=first, second=second, steps=chance.choice([2, 3]), **common)
         jobs = "2" if chance.random() < 0.05 else "0"
         return Command(
             f"compare {first} and {second}, {jobs} jobs",

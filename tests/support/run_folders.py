@@ -154,8 +154,8 @@ def seal(path: Path) -> None:
 
 def write_comparison(folder: Path, *, steps: int = 12, seeds: int = 3) -> Path:
     """Two tasks, four methods, some seeds: a clear winner on one task and none on the other, one
-    method worse than uniform, one failed and one unfinished run, an empty and a damaged folder, two
-    environments and a pilot sweep.
+    method worse than uniform, one failed and one unfinished run, an empty and a damaged folder, and
+    two environments.
     """
     values = {"hg-ms": 0.10, "baseline": 0.20, "uniform": 0.40, "lost": 0.60}
     offsets = {
@@ -195,33 +195,6 @@ def write_comparison(folder: Path, *, steps: int = 12, seeds: int = 3) -> Path:
         files={"steps.jsonl": '{"step": \n{}\n'},
     )
     (folder / "ring" / "later" / "seed-9").mkdir()
-    sweep = folder / "sweeps" / "ring" / "hg-ms"
-    sweep.mkdir(parents=True)
-    trials = [
-        {
-            "number": number,
-            "values": {"lr": rate} if number else {},
-            "losses": {"100": loss},
-            "loss": loss,
-        }
-        for number, (rate, loss) in enumerate([(0.5, 0.31), (0.05, 0.27), (5.0, None)])
-    ]
-    (sweep / "sweep.json").write_text(
-        json.dumps(
-            {
-                "task": "ring",
-                "method": "hg-ms",
-                "sampler": "random",
-                "budget": "3 outer steps",
-                "seeds": [100],
-                "given": {"name": "hg-ms", "lr": 0.5},
-                "trials": trials,
-                "chosen": 1,
-                "chosen_values": {"lr": 0.05},
-                "note": None,
-            }
-        )
-    )
     return folder
 
 

@@ -160,7 +160,7 @@ class Comparison:
 
         Errors: the errors of `hgms report`.
         """
-        return Path(reporter().write(self._study(), Path(path))[0])
+        return Path(reporter().write(self._study(), Path(path)))
 
     def _study(self) -> Any:
         study = reporter().build(
@@ -170,7 +170,6 @@ class Comparison:
             ],
             metrics=list(dict.fromkeys(self.grid.metrics.values())),
             reference=self.grid.reference,
-            sweeps=self.grid.out if self.sweeps else None,
         )
         return attrs.evolve(study, sources=[str(self.grid.out)] if self.scratch is None else [])
 

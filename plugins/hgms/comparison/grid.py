@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import attrs
-from attrs import field, frozen, validators
+from attrs import field, frozen
 
 from hgms.config import Budget
 from hgms.config.convert import structure
@@ -71,16 +71,13 @@ class SweepSettings:
 
     ``trials`` is the number for *every* method with a ``space`` (by label, then by dotted field).
     The first trial uses the method's own settings. ``seeds`` must not be seeds of the grid.
-    ``budget`` is the budget of one trial (``None``: the grid's). ``seed`` is the seed of the
-    sampler.
+    ``budget`` is the budget of one trial (``None``: the grid's). ``seed`` is the seed of
+    the values that are drawn.
     """
 
     trials: int = field(validator=[at_least(2), at_most(MOST_TRIALS)])
     seeds: list[int] = field(factory=lambda: [100], validator=distinct_seeds)
     budget: Budget | None = None
-    sampler: Literal["grid", "random", "tpe"] = field(
-        default="random", validator=validators.in_(["grid", "random", "tpe"])
-    )
     seed: int = field(default=0, validator=at_least(0))
     space: Mapping[str, Any] = field(factory=dict)
 

@@ -21,7 +21,6 @@ run.
     [sweep]                           # optional: see hgms.comparison.sweep
     trials = 5
     seeds = [100]
-    sampler = "random"
     space.hg-ms = { "outer.lr" = { low = 0.01, high = 1.0, log = true } }
 
 ``baselines = true`` at the top level adds the trivial baselines that fit (see
@@ -711,12 +710,7 @@ class _Loader:
         self, sweep: SweepSettings, method: Entry, dimensions: space.Space, tasks: Sequence[Entry]
     ) -> None:
         size = space.points(dimensions)
-        if sweep.sampler == "grid" and size is None:
-            raise ConfigError(
-                "conflicting-options",
-                'sampler="grid" requires lists of values, but the space has a range',
-            )
-        if sweep.sampler != "tpe" and size is not None and size < sweep.trials:
+        if size is not None and size < sweep.trials:
             raise ConfigError(
                 "too-few-points",
                 f"trials={sweep.trials} requires as many points, but the space has {size}",

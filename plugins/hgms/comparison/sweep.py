@@ -14,15 +14,15 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
+import torch
 from attrs import define, field
 
 from hgms.comparison.grid import Cell, Grid, SweepSettings
-from hgms.comparison.samplers import SAMPLERS, Trial, Values, import_optuna
 from hgms.comparison.space import Choices, Space, parse
 from hgms.config.tables import parse_json
 from hgms.runs import RunConfig, RunFolder, data_of
@@ -30,6 +30,45 @@ from hgms.store import ROWS, hold_lease, read_file, replace_file
 from hgms_core import ConfigError, Key
 from hgms_core.components import evolve
 from hgms_core.errors import CheckpointError, raise_all
+
+Values = dict[str, Any]
+
+
+@define
+class Trial:
+    """One setting of a method. Its loss is the mean validation loss over the pilot seeds, or
+    infinite if a run failed.
+    """
+
+    number: int
+    values: Values
+    losses: dict[int, float | None] = field(factory=dict)
+
+    @property
+    def loss(self) -> float:
+        known = [math.inf if loss is None else loss for loss in self.losses.values()]
+        return (
+            math.fsum(known) / len(known) if known and all(map(math.isfinite, known)) else math.inf
+        )
+
+
+def draw_values(space: Space, trials: Sequence[Trial], key: Key) -> Values:
+    """Draw new values for each trial; values that were already tried are redrawn."""
+    known = [trial.values for trial in trials]
+    values: Values = {}
+    for attempt in range(1000):
+        shares = torch.rand(
+            len(space),
+            generator=key.fold(len(trials)).fold(attempt).generator(),
+            dtype=torch.float64,
+        ).tolist()
+        values = {
+            name: dimension.at(share)
+            for (name, dimension), share in zip(space.items(), shares, strict=True)
+        }
+        if values not in known:
+            break
+    return values
 
 
 @define
@@ -61,7 +100,7 @@ class Sweep:
         values = self.own
         if self.trials:
             key = Key(self.settings.seed).fold("sweep").fold(self.method)
-            values = SAMPLERS[self.settings.sampler](self.space, self.trials, key)
+            values = draw_values(self.space, self.trials, key)
         self.trials.append(Trial(number=len(self.trials), values=values))
         return self.cells(self.trials[-1])
 
@@ -98,7 +137,6 @@ class Sweep:
     def identity(self) -> dict[str, Any]:
         """Return the settings and data that the trials on disk must match."""
         return {
-            "sampler": self.settings.sampler,
             "seed": self.settings.seed,
             "seeds": list(self.settings.seeds),
             "budget": str(self.settings.budget or self.grid.budget),
@@ -199,8 +237,6 @@ def plan(grid: Grid) -> list[Sweep]:
     faults = [fault for sweep in sweeps if (fault := sweep.fault())]
     if faults:
         raise_all(faults)
-    if sweeps and settings.sampler == "tpe":
-        import_optuna()
     return sweeps
 
 
@@ -211,19 +247,18 @@ def carry_out(
     of the comparison.
 
     The order is trial by trial over all methods, so that a machine that slows down affects all
-    methods equally. Only ``tpe`` must wait for the losses of one round before the next.
+    methods equally.
     """
     if not sweeps:
         return {}
-    settings = sweeps[0].settings
-    for trials in [1] * settings.trials if settings.sampler == "tpe" else [settings.trials]:
-        cells = [cell for _ in range(trials) for sweep in sweeps for cell in sweep.add_trial()]
-        for sweep in sweeps:
-            sweep.write()
-        run(cells)
-        for sweep in sweeps:
-            sweep.read()
-            sweep.write()
+    trials = sweeps[0].settings.trials
+    cells = [cell for _ in range(trials) for sweep in sweeps for cell in sweep.add_trial()]
+    for sweep in sweeps:
+        sweep.write()
+    run(cells)
+    for sweep in sweeps:
+        sweep.read()
+        sweep.write()
     return {(sweep.task, sweep.method): sweep.config(sweep.best) for sweep in sweeps}
 
 

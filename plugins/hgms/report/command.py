@@ -47,7 +47,6 @@ def _what(command: Callable[..., Any]) -> Callable[..., Any]:
     help="The reference of differences (default: uniform, if it ran).",
 )
 @click.option("--title", help="Heading of the report.")
-@click.option("--steps", is_flag=True, help="Parquet: also every step, in a separate file.")
 @click.option(
     "--out",
     type=_FOLDER,
@@ -62,7 +61,6 @@ def report(
     reference: str | None,
     separate: bool,
     title: str | None,
-    steps: bool,
     out: Path,
     as_json: bool,
 ) -> None:
@@ -77,9 +75,9 @@ def report(
 
     suffix(out, SUFFIXES, "a report")  # checked before the work starts
     study = build(runs, metrics=metrics, reference=reference, separate=separate, title=title)
-    written = write(study, out, steps=steps)
+    write(study, out)
     if as_json:
-        print_json(_as_dict(study, written))
+        print_json(_as_dict(study, out))
         return
     _print_skipped(study)
     click.echo(summary(study))
@@ -89,8 +87,7 @@ def report(
                 f"  {section.title}: {section.verdict}" if section.verdict else f"  {section.title}"
             )
         )
-    for path in written:
-        click.echo(printable(f"  {path}"))
+    click.echo(printable(f"  {out}"))
 
 
 @click.command(short_help="Draw curves of finished runs for a paper.")
@@ -128,7 +125,7 @@ def plot(
     study = build(runs, metrics=metrics, separate=separate)
     (paper.draw_mixtures if mixture else paper.draw_curves)(study, out)
     if as_json:
-        print_json(_as_dict(study, [out]))
+        print_json(_as_dict(study, out))
         return
     _print_skipped(study)
     click.echo(printable(f"  {out}"))
@@ -139,7 +136,7 @@ def _print_skipped(study: Study) -> None:
         click.echo(printable(f"left out: {folder.path}: {folder.reason}"), err=True)
 
 
-def _as_dict(study: Study, written: Sequence[Path]) -> dict[str, Any]:
+def _as_dict(study: Study, written: Path) -> dict[str, Any]:
     keys = ("title", "task", "version", "budget", "metric", "winner", "verdict")
     sections = [
         {
@@ -152,7 +149,7 @@ def _as_dict(study: Study, written: Sequence[Path]) -> dict[str, Any]:
         for section in study.sections
     ]
     return {
-        "written": [str(path) for path in written],
+        "written": [str(written)],
         "runs": len(study.runs),
         "failed": [{"folder": str(run.path), "reason": run.error} for run in study.failed_runs],
         "left_out": [

@@ -26,7 +26,6 @@ from hgms.results import (
     Skipped,
     StoredRun,
     scan,
-    scan_sweeps,
     short_names,
     table,
 )
@@ -49,15 +48,13 @@ def build(
     reference: str | None = None,
     separate: bool = False,
     title: str | None = None,
-    sweeps: str | Path | None = None,
 ) -> Study:
     """Read all runs below ``folders`` and compute the content of a report.
 
     ``metrics``: the first metric that a task has is its main metric (default: the task's first
     metric); all listed metrics have curves. Differences are relative to the method
     ``reference`` (default: ``uniform`` if it ran). ``separate`` gives separate
-    sections to runs of different task versions or budgets. Pilot sweeps are read below
-    ``folders``, or below the folder ``sweeps``.
+    sections to runs of different task versions or budgets.
 
     Raises:
         ConfigError: there is no run; a metric or reference is unknown; or runs of one task are not
@@ -90,13 +87,11 @@ def build(
         skipped += damaged
         if rows:
             sections.append(_section(heading, name, rows, metrics, reference, points))
-    pilots, damaged = scan_sweeps(folders if sweeps is None else sweeps)
     return Study(
         title=title or "Bilevel methods compared",
         sources=[str(folder) for folder in folders],
         sections=sections,
-        skipped=skipped + damaged,
-        sweeps=pilots,
+        skipped=skipped,
     )
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from hgms.report.curves import Curve
 from hgms.report.mixture import Mixture, prominent
 from hgms.report.study import Section, Study
-from hgms.report.tables import heading, outcome
+from hgms.report.tables import heading
 from hgms.results import Look, looks
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -116,11 +116,6 @@ def figures(
         text = "relative residual of the solves: median over steps and seeds, band: middle half"
         lines = traces(residuals, style, positive=True)
         shown.append(figure("Linear-solver residual", text, lines, _STEPS, "residual", **LOG))
-    outcomes = {
-        entry.label: entry.steps.outcomes for entry in section.entries if entry.steps.solves
-    }
-    if outcomes:
-        shown.append(_outcomes(outcomes))
     return shown
 
 
@@ -310,73 +305,6 @@ def _branches(branches: Mapping[str, Mapping[int, int]], style: Style) -> dict[s
     }
     drawn["spec"]["layout"]["barmode"] = "group"
     return drawn
-
-
-_OUTCOMES = (
-    "converged",
-    "iteration-limit",
-    "negative-curvature",
-    "stagnated",
-    "diverged",
-    "nonfinite",
-    "not-solved",
-)
-
-
-def _outcomes(outcomes: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
-    labels = list(outcomes)[::-1]
-    totals = [sum(outcomes[label].values()) for label in labels]
-    names = [
-        *_OUTCOMES,
-        *sorted({name for counts in outcomes.values() for name in counts} - set(_OUTCOMES)),
-    ]
-    traces = []
-    for number, name in enumerate(names):
-        counts = [outcomes[label].get(name, 0) for label in labels]
-        if not any(counts):
-            continue
-        # outcomes differ by pattern as well as by colour
-        traces.append(
-            {
-                "type": "bar",
-                "orientation": "h",
-                "name": outcome(name),
-                "y": [escape(label) for label in labels],
-                "x": [
-                    round(100 * count / total, 3)
-                    for count, total in zip(counts, totals, strict=True)
-                ],
-                "customdata": counts,
-                "marker": {
-                    "pattern": {
-                        "shape": ("", "/", "x", ".", "\\", "+", "-")[number % 7],
-                        "size": 7,
-                        "solidity": 0.2,
-                        "fillmode": "overlay",
-                    }
-                },
-                "meta": {"colour": (2, 0, 1, 3, 4, 5, 5)[number % 7]},
-                "hovertemplate": (
-                    f"<b>%{{y}}</b><br>{outcome(name)}: %{{x:.1f}} % "
-                    "(%{customdata} solves)<extra></extra>"
-                ),
-                "showlegend": True,
-            }
-        )
-    drawn = figure("How the linear solves ended", "share of all solves", traces, "%", "")
-    drawn["spec"]["layout"] |= {
-        "barmode": "stack",
-        "xaxis": {"title": {"text": "% of solves"}, "range": [0, 100]},
-        "yaxis": {"automargin": True, "ticksuffix": "  "},
-        "showlegend": True,
-        "legend": _BELOW,
-        "hovermode": "closest",
-    }
-    return drawn
-
-
-# --- axis limits and numbers
-# --------------------------------------------------------------------------------------------------
 
 
 def span(curves: Mapping[str, Curve], *, share: bool = False) -> list[float] | None:

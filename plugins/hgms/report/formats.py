@@ -35,33 +35,20 @@ def suffix(path: Path, known: Sequence[str], what: str) -> str:
     return ending
 
 
-def write(study: Study, path: Path, *, steps: bool = False) -> list[Path]:
-    """Write the report; the suffix determines the format. Return the files.
-
-    ``steps`` adds a table of all rows to Parquet.
+def write(study: Study, path: Path) -> Path:
+    """Write the report; the suffix determines the format. Return the file.
 
     Raises:
-        ConfigError: an unknown suffix, or ``steps`` for another format than Parquet.
+        ConfigError: an unknown suffix.
         MissingExtra: the format's library is not installed.
     """
     ending = suffix(path, SUFFIXES, "a report")
-    if steps and ending != ".parquet":
-        raise ConfigError(
-            "conflicting-options",
-            f"--steps requires a Parquet report, but the suffix is {ending!r}",
-            place=("--steps",),
-            hint="use --out report.parquet",
-        )
     if ending in WRITERS:
         # paths can contain bytes that are not valid text
         write_file(path, WRITERS[ending](study).encode(errors="backslashreplace"))
-        return [path]
-    write_file(path, parquet.runs_file(study))
-    if not steps:
-        return [path]
-    beside = path.with_suffix(".steps.parquet")
-    write_file(beside, parquet.steps_file(study))
-    return [path, beside]
+    else:
+        write_file(path, parquet.runs_file(study))
+    return path
 
 
 def report(folders: Iterable[str | Path], path: str | Path) -> Path:
@@ -69,10 +56,10 @@ def report(folders: Iterable[str | Path], path: str | Path) -> Path:
 
     Raises the errors of :func:`build` and :func:`write`.
     """
-    return write(build(folders), Path(path))[0]
+    return write(build(folders), Path(path))
 
 
-def write_file(path: Path, data: bytes | Iterable[bytes]) -> None:
+def write_file(path: Path, data: bytes) -> None:
     """Replace a file atomically, and create its folder. After an error, the file is unchanged.
 
     Errors: DiskError if the file is not writable.

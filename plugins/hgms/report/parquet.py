@@ -1,28 +1,19 @@
-"""Parquet tables: one row per run, and on request one row per step of each run.
+"""The Parquet table of a report: one row per run.
 
-The table of runs contains texts, whole numbers, ``seconds``, ``compile_seconds`` and
+The table contains texts, whole numbers, ``seconds``, ``compile_seconds`` and
 ``metric.<name>``. If a run has them, it also contains ``weight.<source>`` of the result and means
 over the steps. ``setting.<dotted key>`` contains every value of config.toml except the seed and the
 folder, in TOML format.
 
-The table of steps contains every number of the records (the largest number of a list) and every
-text. ``task`` and ``method`` are the names in the report. Null marks a value that a run lacks, and
+``task`` and ``method`` are the names in the report. Null marks a value that a run lacks, and
 NaN a metric that was not finite.
 """
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
-import os
-import tempfile
-from collections.abc import Iterator
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from hgms.config.tables import flatten
 from hgms.packages import optional_module
@@ -30,14 +21,10 @@ from hgms.report.mixture import PREFIX, TOKENS
 from hgms.report.study import Entry, Study
 from hgms.report.tables import seconds_per_step
 from hgms.results import StoredRun
-from hgms.store import ROWS, read_file
-from hgms_core.errors import CheckpointError
 
 if TYPE_CHECKING:
     import pyarrow
 
-PIECE = 1 << 20
-"""Bytes that are copied at a time."""
 _TEXTS = (
     "task",
     "task_name",
@@ -51,7 +38,6 @@ _TEXTS = (
     "task_version",
     "folder",
 )
-_KEYS = ("task", "method", "seed", "step", "seconds")
 _COUNTS = ("seed", "outer_steps", "oracle_calls", "peak_memory_bytes")
 
 
@@ -63,10 +49,6 @@ def _all(study: Study) -> list[tuple[str, Entry, StoredRun]]:
         for entry in section.entries
         for run in entry.runs + entry.failed
     ]
-
-
-# --- runs
-# --------------------------------------------------------------------------------------------------
 
 
 def runs_file(study: Study) -> bytes:
@@ -152,80 +134,3 @@ def _utf8(value: str) -> str:
 
 def _whole(value: float | None) -> int | None:
     return None if value is None else int(value)
-
-
-# --- steps
-# --------------------------------------------------------------------------------------------------
-
-
-def steps_file(study: Study) -> Iterator[bytes]:
-    """Yield the pieces of the file of all steps.
-
-    It has one row group per run, so that the complete table is never in memory.
-    """
-    import pyarrow as pa
-    import pyarrow.parquet
-
-    names: dict[str, bool] = {}  # by name: whether the column is text
-    for _, _, run in _all(study):
-        for row in _ends(run.path / "steps.jsonl"):
-            for name, value in row.items():
-                names[name] = names.get(name, False) or isinstance(value, str)
-    names = {name: text for name, text in names.items() if name not in _KEYS}
-    label = pa.dictionary(pa.int32(), pa.string())
-    schema = pa.schema(
-        [
-            ("task", label),
-            ("method", label),
-            ("seed", pa.int64()),
-            ("step", pa.int64()),
-            ("seconds", pa.float64()),
-        ]
-        + [(_utf8(name), pa.string() if text else pa.float64()) for name, text in names.items()]
-    )
-
-    def column(values: np.ndarray, text: bool) -> pa.Array:
-        if text:
-            return pa.array(
-                [_utf8(item) if isinstance(item, str) else None for item in values.tolist()],
-                pa.string(),
-            )
-        # NaN: the row lacks the field, or contains text although other runs contain numbers
-        return pa.array(
-            values if values.dtype == float else np.full(len(values), np.nan), from_pandas=True
-        )
-
-    with tempfile.TemporaryFile() as stream:
-        with pyarrow.parquet.ParquetWriter(stream, schema) as writer:
-            for task, entry, run in _all(study):
-                try:
-                    columns = run.columns(["seconds", *names])
-                except CheckpointError:
-                    continue  # a failed run with damaged rows
-                count = len(columns["step"])
-                keys = {
-                    "task": pa.array([task] * count).dictionary_encode(),
-                    "method": pa.array([entry.label] * count).dictionary_encode(),
-                    "seed": pa.array(np.full(count, run.seed)),
-                    "step": pa.array(columns["step"].astype(np.int64)),
-                    "seconds": pa.array(columns["seconds"]),
-                }
-                rest = {_utf8(name): column(columns[name], text) for name, text in names.items()}
-                writer.write_table(pa.table(keys | rest, schema=schema))
-        stream.seek(0)
-        yield from iter(partial(stream.read, PIECE), b"")
-
-
-def _ends(path: Path) -> list[dict[str, Any]]:
-    """Read the first rows and the last row.
-
-    Together they have every field that a method writes.
-    """
-    if not os.path.lexists(path):
-        return []
-    rows = []
-    lines = read_file(path, ROWS).split(b"\n")[:-1]
-    for line in [*lines[:3], *lines[-1:]]:
-        with contextlib.suppress(ValueError, RecursionError):
-            rows.append(json.loads(line))
-    return [row for row in rows if isinstance(row, dict)]

@@ -15,17 +15,7 @@ from attrs import evolve, field, frozen
 from hgms.config import Budget
 from hgms.report.curves import Curve
 from hgms.report.mixture import Mixture
-from hgms.results import (
-    Forest,
-    Interval,
-    Row,
-    Skipped,
-    StoredRun,
-    StoredSweep,
-    Table,
-    is_share,
-    spell,
-)
+from hgms.results import Forest, Interval, Row, Skipped, StoredRun, Table, is_share, spell
 
 
 def axis_of(budget: str) -> str:
@@ -299,7 +289,6 @@ class Study:
     sources: list[str]
     sections: list[Section]
     skipped: list[Skipped] = field(factory=list)
-    sweeps: list[StoredSweep] = field(factory=list)
 
     @property
     def runs(self) -> list[StoredRun]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from attrs import field, frozen
@@ -644,47 +644,6 @@ def left_out(study: Study) -> Table:
         columns=["folder", "reason"],
         rows=[[text(folder.path), text(folder.reason)] for folder in study.skipped],
         ident="skipped",
-    )
-
-
-def sweeps(study: Study) -> list[Table]:
-    """Build the tables of the trials of every pilot sweep."""
-    return [
-        _sweep(sweep.table, sweep.path.parent.name, number)
-        for number, sweep in enumerate(study.sweeps)
-    ]
-
-
-def _sweep(sweep: Mapping[str, Any], method: str, number: int) -> Table:
-    trials = [trial for trial in sweep.get("trials") or [] if isinstance(trial, dict)]
-    keys = list(dict.fromkeys(key for trial in trials for key in trial.get("values") or {}))
-    # the first trial has the method's given settings, and this is its complete table
-    settings = sweep.get("given")
-    own = flatten(settings) if isinstance(settings, dict) else {}
-    rows = []
-    for trial in trials:
-        index = trial.get("number")
-        loss = trial.get("loss")
-        chosen = trial.get("number") == sweep.get("chosen")
-        count = index + 1 if isinstance(index, int) else None  # displayed counts start at one
-        row = [Cell(str(count or ""), count, "chosen" if chosen else "", chosen)]
-        values = {**own, **(trial.get("values") or {})}
-        shown = [values.get(key, "·") for key in keys]
-        row += [amount(value) if type(value) in (int, float) else text(value) for value in shown]
-        rows.append(
-            [*row, Cell("failed") if loss is None else Cell(f"{loss:.5g}", loss, "", chosen)]
-        )
-    facts = [
-        f"{key} {sweep[key]}"
-        for key in ("sampler", "budget", "seeds", "note")
-        if sweep.get(key) is not None
-    ]
-    return Table(
-        title=f"{sweep.get('task', '?')}: {sweep.get('method', method)}",
-        columns=["trial", *keys, "validation loss ↓"],
-        rows=rows,
-        caption=", ".join(facts),
-        ident=f"sweep-{number}",
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hgms.results.colours import DARK, DASHES, LIGHT, Look, looks
 from hgms.results.execution import execution_notes
-from hgms.results.folders import NULL_TEST, Skipped, read_run, scan, scan_sweeps, without_collection
+from hgms.results.folders import NULL_TEST, Skipped, read_run, scan, without_collection
 from hgms.results.forest import STYLE, Forest, notebook_html
 from hgms.results.recovery import Ratio, recovered_share
 from hgms.results.statistics import (
@@ -17,7 +17,7 @@ from hgms.results.statistics import (
     two_sided,
     with_failures,
 )
-from hgms.results.stored_run import StoredRun, StoredSweep, short_names
+from hgms.results.stored_run import StoredRun, short_names
 from hgms.results.tables import (
     DEFAULT_REFERENCES,
     FAILED,
@@ -48,7 +48,6 @@ __all__ = [
     "Row",
     "Skipped",
     "StoredRun",
-    "StoredSweep",
     "Table",
     "execution_notes",
     "few_seeds",
@@ -60,7 +59,6 @@ __all__ = [
     "read_run",
     "recovered_share",
     "scan",
-    "scan_sweeps",
     "short_names",
     "spell",
     "t_quantile",

@@ -3,8 +3,8 @@
 Each folder is a finished run, or is skipped with a reason.
 
 Only small files are read: configuration, summary and environment. Folders below a ``sweeps``
-directory are trials of a pilot sweep, not results; :func:`scan_sweeps` reads them. Folders of a
-``null-test`` are not results either. Folders can come from an untrusted source. The functions read
+directory are trials of a pilot sweep, not results. Folders of a ``null-test`` are not results
+either. Folders can come from an untrusted source. The functions read
 no file outside the folder. For any file content, they return a run or a reason.
 """
 
@@ -23,7 +23,7 @@ from typing import Any
 from attrs import field, frozen
 
 from hgms.config.tables import parse_json, parse_toml
-from hgms.results.stored_run import StoredRun, StoredSweep, relative
+from hgms.results.stored_run import StoredRun, relative
 from hgms.runs import UNCOMPARED, config_key
 from hgms.store import ROWS, SMALL, Folder, digest, is_marker, read_file
 from hgms_core import ConfigError, HgmsError
@@ -247,30 +247,6 @@ def _missing(name: str) -> CheckpointError:
     return CheckpointError("missing-file", "the file is missing", place=(name,))
 
 
-def scan_sweeps(
-    folders: str | Path | Iterable[str | Path],
-) -> tuple[list[StoredSweep], list[Skipped]]:
-    """Read every ``sweep.json`` below a ``sweeps`` directory in ``folders``.
-
-    The second list contains the files that are not readable.
-    """
-    sweeps: list[StoredSweep] = []
-    skipped: list[Skipped] = []
-    for root in _roots(folders):
-        for path in sorted(root.rglob("sweep.json")):
-            if SWEEPS not in path.parts:
-                continue
-            try:
-                table = _object(path)
-                trials = table.get("trials") or []
-                for trial in trials if isinstance(trials, list) else [trials]:
-                    _check("sweep.json", {"trials": trial})
-                sweeps.append(StoredSweep(path=path, table=table))
-            except (CheckpointError, OSError) as error:
-                skipped.append(Skipped.of(path, error))
-    return sweeps, skipped
-
-
 def _roots(folders: str | Path | Iterable[str | Path]) -> list[Path]:
     roots = [Path(root) for root in ([folders] if isinstance(folders, str | Path) else folders)]
     hint = "use run folders, or a folder of them, such as --out of `hgms run`"
@@ -373,7 +349,6 @@ _RULES: Mapping[str, Rule] = {
     "env.json": {"task": {"metrics": ["flag"], "metric_rows": ["text"]}},
     "scores.json": {"metrics": ["number"], "higher_is_better": ["flag"]},
     "resources.json": {"peak_memory_bytes": "amount"},
-    "sweep.json": {"trials": {"values": {}, "number": "amount", "loss": "number"}},
 }
 
 

@@ -266,14 +266,6 @@ class StoredRun:
         return {name: columns[name] for name in dict.fromkeys(("step", *names))}
 
 
-@frozen(kw_only=True)
-class StoredSweep:
-    """A pilot sweep's record: the content of ``sweep.json``."""
-
-    path: Path
-    table: Mapping[str, Any]
-
-
 def short_names(
     tables: Mapping[str, Mapping[str, Any]], label: Mapping[str, str]
 ) -> dict[str, str]:

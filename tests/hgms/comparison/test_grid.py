@@ -156,7 +156,6 @@ def swept(**space: Any) -> dict[str, Any]:
         ({"sweep": {**SWEEP, "space": {}}}, "missing-option", (FILE, "sweep", "space")),
         ({"sweep": {**SWEEP, "trials": 4}}, "too-few-points", SPACE),
         ({"sweep": {**SWEEP, "trials": 1}}, "out-of-range", (FILE, "sweep", "trials")),
-        ({"sweep": {**SWEEP, "sampler": "gird"}}, "unknown-choice", (FILE, "sweep", "sampler")),
         (
             {"sweep": {**SWEEP, "space": {"quikc": {}}}},
             "unknown-method",
@@ -202,17 +201,6 @@ def swept(**space: Any) -> dict[str, Any]:
             swept(**{"move.lr": {"low": 0.1, "high": "x"}}),
             "wrong-type",
             (*SPACE, "move", "lr", "high"),
-        ),
-        (
-            {
-                "sweep": {
-                    **SWEEP,
-                    "sampler": "grid",
-                    "space": {"quick": {"move.lr": {"low": 0.1, "high": 1.0}}},
-                }
-            },
-            "conflicting-options",
-            SPACE,
         ),
     ],
 )

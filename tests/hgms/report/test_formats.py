@@ -50,7 +50,7 @@ def test_odd_rows_are_reported_in_every_format(tmp_path: Path, file: str, text: 
     write_run(tmp_path, seed=1, value=1.2, files={file: text})
     study = report.build([tmp_path])
     for suffix in report.SUFFIXES:
-        report.write(study, tmp_path / f"r{suffix}", steps=suffix == ".parquet")
+        report.write(study, tmp_path / f"r{suffix}")
 
 
 @pytest.mark.extended
@@ -84,10 +84,10 @@ def test_the_page_is_whole_and_asks_for_nothing(study: Study) -> None:
     body = page.split("<script>", 1)[0]  # what comes before plotly.js
     assert not re.search(r"""(?:src|href)\s*=\s*["'](?!#|data:)|@import|url\(""", body)
     parts = ["default-src 'none'", "the hypergradient is not finite &amp; &lt;lost&gt;"]
-    parts += ["Pilot sweeps", "Failed runs", "Folders left out", "Environment"]
+    parts += ["Failed runs", "Folders left out", "Environment"]
     assert [part for part in parts if part not in body] == []
     specs = plots(page)
-    assert len(specs) == len(re.findall(r'class="plot"', page)) == 2 * 8
+    assert len(specs) == len(re.findall(r'class="plot"', page)) == 2 * 7
     drawn = [graph_objects.Figure(spec).data for spec in specs.values()]
     assert all(any(trace.y is not None for trace in traces) for traces in drawn)
 
@@ -104,18 +104,12 @@ def test_latex_is_balanced_and_escaped(study: Study, tmp_path: Path) -> None:
     assert (text.isascii(), r"a\_b \& c\%" in text) == (True, True)
 
 
-def test_parquet_holds_a_row_for_each_run_and_on_request_each_step(
-    study: Study, tmp_path: Path
-) -> None:
+def test_parquet_holds_a_row_for_each_run(study: Study, tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
-    run_file, step_file = report.write(study, tmp_path / "new" / "r.parquet", steps=True)
-    runs, steps = (parquet.read_table(file).to_pylist() for file in (run_file, step_file))
-    assert (len(runs), len(steps)) == (24, 24 * 13)
+    runs = parquet.read_table(report.write(study, tmp_path / "new" / "r.parquet")).to_pylist()
+    assert len(runs) == 24
     of_run = {"method": "hg-ms", "setting.task.rho": "0.4", "seed": 1, "metric.value": 0.10}
     of_run |= {"status": "done", "oracle_calls": 120, "setting.method.lr": "0.5"}
-    of_step = {"task": "ring (rho = 0.4)", "method": "hg-ms", "seed": 1, "step": 12}
-    of_step |= {"metric.value": 0.10, "outcome": "converged", "seconds": 3.0}
-    for rows, expected in ((runs, of_run), (steps, of_step)):
-        assert len([row for row in rows if expected.items() <= row.items()]) == 1
+    assert len([row for row in runs if of_run.items() <= row.items()]) == 1
     [failed] = [row for row in runs if row["status"] == "failed"]
     assert (failed["metric.value"], "not finite" in failed["error"]) == (None, True)

@@ -50,7 +50,7 @@ DRAWN = """element => [
 
 def test_the_plots_are_drawn_without_a_complaint_or_a_request(browser: Any, tmp_path: Path) -> None:
     folder = write_comparison(tmp_path / "runs")
-    [file] = report.write(report.build([folder]), tmp_path / "report.html")
+    file = report.write(report.build([folder]), tmp_path / "report.html")
     page = browser.new_page(reduced_motion="reduce")
     messages: list[str] = []
     requests = {file.as_uri()}

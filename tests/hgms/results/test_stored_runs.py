@@ -16,7 +16,7 @@ from support.helpers import rejects
 from support.run_folders import CONFIG, write_run
 
 from hgms.config.control_characters import printable
-from hgms.results import read_run, scan, scan_sweeps, short_names
+from hgms.results import read_run, scan, short_names
 from hgms.results.folders import Skipped
 from hgms_core.errors import CheckpointError, ConfigError
 
@@ -81,28 +81,6 @@ def test_trials_of_a_sweep_are_kept_apart(tmp_path: Path) -> None:
     write_run(tmp_path / "sweeps", seed=3)
     runs, skipped = scan(tmp_path)
     assert ([run.seed for run in runs], skipped) == ([0], [])
-
-
-@pytest.mark.parametrize(
-    ("text", "place"),
-    [
-        ('{"trials": [], "chosen": 0}', None),
-        ("{", ()),
-        ('{"trials": 3}', ("trials",)),
-        ('{"trials": [3]}', ("trials",)),
-        ('{"trials": [{"values": [1]}]}', ("trials", "values")),
-        ('{"trials": [{"loss": "x"}]}', ("trials", "loss")),
-        ("[" * 10**5, ()),
-    ],
-)
-def test_a_sweep_of_another_form_is_left_out(
-    tmp_path: Path, text: str, place: tuple[str, ...] | None
-) -> None:
-    (tmp_path / "sweeps").mkdir()
-    (tmp_path / "sweeps" / "sweep.json").write_text(text)
-    stored, skipped = scan_sweeps(tmp_path)
-    found = ([sweep.table for sweep in stored], [it.place for it in skipped])
-    assert found == (([json.loads(text)], []) if place is None else ([], [("sweep.json", *place)]))
 
 
 def test_names_tell_equal_labels_apart() -> None:
