@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from hgms.adapters import as_data, as_html, from_losses
-from hgms_core import Cost
+from hgms.adapters import as_data, from_losses
 
 
 def shown(value: Any) -> dict[str, str]:
@@ -32,7 +31,3 @@ def test_a_problem_and_its_data_hold_no_numbers() -> None:
     columns = "image [40, 8, 8], label [40], index [40], float32 and int64"
     assert f"whole={columns}" in repr(data)
     assert len(repr(as_data({f"c{number}": torch.zeros(2) for number in range(99)}))) < 300
-
-
-def test_in_html_a_value_is_a_table() -> None:
-    assert as_html(Cost()).startswith("<strong>Cost</strong><table")

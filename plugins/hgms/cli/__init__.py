@@ -4,14 +4,6 @@ from __future__ import annotations
 
 import click
 
-from hgms.cli.complete import (
-    Completer,
-    component_names,
-    kind_names,
-    kind_then_name,
-    quietly,
-    with_commas,
-)
 from hgms.cli.docstrings import strip_markup
 from hgms.cli.group import main
 from hgms.cli.inspect import component_row, kind_called
@@ -29,23 +21,17 @@ from hgms.cli.terminal import (
 from hgms_core import hookimpl
 
 __all__ = [
-    "Completer",
-    "component_names",
     "component_row",
     "json_option",
     "kind_called",
-    "kind_names",
-    "kind_then_name",
     "main",
     "plugin_option",
     "print_json",
     "print_table",
-    "quietly",
     "strip_markup",
     "terminal_width",
     "track_option",
     "trust_option",
-    "with_commas",
     "words",
     "wrap_paragraph",
 ]

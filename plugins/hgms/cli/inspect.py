@@ -8,7 +8,6 @@ from typing import Any
 import attrs
 import click
 
-from hgms.cli.complete import kind_names
 from hgms.cli.docstrings import strip_markup
 from hgms.cli.terminal import files_option, json_option, plugin_option, print_json, print_table
 from hgms.plugins import KINDS, Component, Host, Kind, PluginInfo, Registry
@@ -67,7 +66,7 @@ def plugin_row(info: PluginInfo) -> dict[str, Any]:
 
 
 @click.command("list", short_help="List the components by kind.")
-@click.argument("kind", required=False, shell_complete=kind_names)
+@click.argument("kind", required=False)
 @plugin_option
 @json_option
 def list_components(kind: str | None, registry: Registry, as_json: bool) -> None:

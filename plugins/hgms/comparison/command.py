@@ -18,7 +18,7 @@ from hgms.cli import (
     trust_option,
     words,
 )
-from hgms.comparison.options import labels, seeds_option
+from hgms.comparison.options import seeds_option
 from hgms.config.control_characters import printable
 from hgms.executors import executor_options, stated_executor
 from hgms_core import ConfigError
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     callback=words,
     metavar="NAME[,NAME]",
     help="Tasks; of a GRID, its labels.",
-    shell_complete=labels("task"),
 )
 @click.option(
     "--methods",
@@ -45,7 +44,6 @@ if TYPE_CHECKING:
     callback=words,
     metavar="NAME[,NAME]",
     help="Methods; of a GRID, its labels.",
-    shell_complete=labels("method"),
 )
 @click.option(
     "--set",
@@ -66,7 +64,6 @@ if TYPE_CHECKING:
 @click.option(
     "--reference",
     metavar="LABEL",
-    shell_complete=labels("method"),
     help="The reference of differences. Default: uniform, if named, else the first.",
 )
 @click.option(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
-import os
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -47,7 +45,6 @@ class Bars:
             self._cell.draw(self._progress, at_once=True)
         elif self._progress is not None:
             self._progress.stop()
-            _echo_control_keys(True)
         self._progress = None
         self._lines.clear()
 
@@ -113,32 +110,12 @@ def _open_bars(notebook: bool) -> Progress | None:
     if not console.is_terminal:
         return None
     progress = Progress(SpinnerColumn(), *columns, console=console, refresh_per_second=4)
-    _echo_control_keys(False)
     progress.start()
     return progress
 
 
 def _print_red(console: Console, text: str) -> None:
     console.print(text, style="red", markup=False, highlight=False)
-
-
-def _echo_control_keys(wanted: bool) -> None:
-    """Set whether the terminal prints ^C at the cursor.
-
-    After a full line, ^C starts another line, which the view does not know about. The first line of
-    the view would then stay on the terminal, and the view would draw it below a second time.
-    """
-    # on Windows, or without a terminal
-    with contextlib.suppress(ImportError, OSError, ValueError, AttributeError):
-        import termios
-
-        handle = sys.stdin.fileno()
-        if os.tcgetpgrp(handle) != os.getpgrp():
-            return  # a background process must not change the terminal
-        with contextlib.suppress(termios.error):
-            flags = termios.tcgetattr(handle)
-            flags[3] = flags[3] | termios.ECHOCTL if wanted else flags[3] & ~termios.ECHOCTL
-            termios.tcsetattr(handle, termios.TCSANOW, flags)
 
 
 def in_notebook() -> bool:

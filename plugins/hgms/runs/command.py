@@ -11,15 +11,12 @@ from pathlib import Path
 import click
 
 from hgms.cli import (
-    component_names,
     json_option,
     kind_called,
-    kind_then_name,
     plugin_option,
     print_json,
     track_option,
     trust_option,
-    with_commas,
     words,
 )
 from hgms.config import Budget
@@ -34,9 +31,7 @@ from hgms_core.errors import unknown_name
 
 
 @click.command(short_help="Describe one component.")
-@click.argument(
-    "words", metavar="[KIND] NAME", nargs=-1, required=True, shell_complete=kind_then_name
-)
+@click.argument("words", metavar="[KIND] NAME", nargs=-1, required=True)
 @plugin_option
 @json_option
 def describe(words: Sequence[str], registry: Registry, as_json: bool) -> None:
@@ -148,7 +143,6 @@ def run(
     callback=words,
     metavar="NAME[,NAME]",
     help="Only these tasks.",
-    shell_complete=with_commas(component_names("task")),
 )
 @click.option(
     "--method",
@@ -157,7 +151,6 @@ def run(
     multiple=True,
     callback=words,
     metavar="NAME[,NAME]",
-    shell_complete=with_commas(component_names("method")),
     help="Only these methods.",
 )
 @plugin_option

@@ -1,23 +1,16 @@
-"""``hgms compat``: compatibility of methods and tasks, as rows and as a table.
-
-The table fits a terminal of 80 columns.
-"""
+"""``hgms compat``: compatibility of methods and tasks, as rows and as a table."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import click
-
-from hgms.cli import print_table, terminal_width, wrap_paragraph
+from hgms.cli import print_table, terminal_width
 from hgms.facts import traits_of
 from hgms.plugins import Registry
 from hgms.runs.command_line import build_component
 from hgms.runs.traits import missing_traits, similar_traits, wanted_traits
 from hgms_core import HgmsError, Method
-
-FITS = {True: "ok", False: "no", None: "?"}
 
 
 def rows_of(
@@ -65,53 +58,14 @@ def _cells(registry: Registry, name: str, tasks: Mapping[str, Any]) -> Iterator[
 
 
 def show(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print one line per method, with one column per task.
-
-    For a single task or a single method, print lines with the reasons.
-    """
-    columns = terminal_width()
-    methods, tasks = (list(dict.fromkeys(row[key] for row in rows)) for key in ("method", "task"))
-    if len(tasks) == 1 or len(methods) == 1:
-        across = "method" if len(tasks) == 1 else "task"
-        click.echo(
-            f"{'task' if len(tasks) == 1 else 'method'} "
-            f"{(tasks if len(tasks) == 1 else methods)[0]}"
-        )
-        print_table(
-            (across, "fits", "why"), [{**row, "fits": FITS[row["fits"]]} for row in rows], columns
-        )
-        return
-    wide = max(map(len, methods)) + sum(max(len(task), 2) + 3 for task in tasks) + 2 > columns
-    headings = {task: str(number) if wide else task for number, task in enumerate(tasks, 1)}
-    if wide:
-        _say(
-            "tasks: " + ", ".join(f"{heading}{JOINED}{task}" for task, heading in headings.items()),
-            columns,
-        )
-    table: dict[str, dict[str, str]] = {method: {"method": method} for method in methods}
+    """Print one line per method: the tasks that it fits, and the reasons for the others."""
+    methods: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
-        table[row["method"]][headings[row["task"]]] = FITS[row["fits"]]
-    print_table(("method", *headings.values()), list(table.values()), columns)
-    reasons: dict[tuple[str, tuple[str, ...]], list[str]] = {}
-    for method in methods:
-        own = [row for row in rows if row["method"] == method and row["why"]]
-        for why in dict.fromkeys(row["why"] for row in own):
-            where = tuple(row["task"] for row in own if row["why"] == why)
-            reasons.setdefault((why, where), []).append(method)
-    for (why, where), names in reasons.items():
-        _say(f"{', '.join(names)}: {why} ({_spelt(where, tasks)})", columns)
-
-
-def _spelt(some: Sequence[str], tasks: Sequence[str]) -> str:
-    """Return the shorter of two texts for some of the tasks."""
-    others = [task for task in tasks if task not in some]
-    if not others:
-        return "every task"
-    return ", ".join(some) if len(some) <= len(others) + 1 else f"all but {', '.join(others)}"
-
-
-JOINED = "\N{NO-BREAK SPACE}"
-
-
-def _say(text: str, columns: int) -> None:
-    click.echo(wrap_paragraph(text, columns, 2, 6).replace(JOINED, " "))
+        methods.setdefault(row["method"], []).append(row)
+    table = []
+    for method, of_tasks in methods.items():
+        fits = [row["task"] for row in of_tasks if row["fits"]]
+        reasons = dict.fromkeys(row["why"] for row in of_tasks if row["why"])
+        shown = "all tasks" if len(fits) == len(of_tasks) else ", ".join(fits) or "–"
+        table.append({"method": method, "fits": shown, "why not others": "; ".join(reasons)})
+    print_table(("method", "fits", "why not others"), table, terminal_width())

@@ -7,17 +7,13 @@ from __future__ import annotations
 
 import inspect
 import json
-import math
 import re
-import socket
 from collections.abc import Iterator, Mapping
 from typing import Any
-from unittest import mock
 
 import attrs
 import click
 import tomlkit
-import torch
 from attrs import validators
 
 from hgms.cli import component_row, print_table, strip_markup, terminal_width, wrap_paragraph
@@ -28,7 +24,6 @@ from hgms.config.tables import overridden
 from hgms.facts import needs_of, traits_of
 from hgms.plugins import Component, Registry, inside
 from hgms.runs.traits import TRAITS, needs
-from hgms.store import describe_error
 from hgms_core import Composition, HgmsError, Method, Pipeline
 from hgms_core.capabilities import capabilities_of
 from hgms_core.validators import at_least, each
@@ -212,27 +207,7 @@ def _parts(validator: Any) -> Iterator[Any]:
 
 
 def _about_task(target: Any) -> dict[str, Any]:
-    about: dict[str, Any] = {
-        "metrics": dict(target.metrics),
-        "traits": sorted(traits_of(target) or ()),
-        "theta": None,
-        "x": None,
-    }
-    required = [key for key, field in init_fields(target).items() if field.default is attrs.NOTHING]
-    if required:
-        return about | {"unknown": f"it needs {', '.join(required)}"}
-    try:
-        with mock.patch.object(
-            socket.socket, "connect", side_effect=OSError("nothing is downloaded for a description")
-        ):
-            problem = target().problem(0, torch.device("cpu"), torch.float32)
-    except Exception as error:  # it needs data or a library
-        return about | {
-            "unknown": error.message if isinstance(error, HgmsError) else describe_error(error)
-        }
-    for key, tree in (("theta", problem.theta0), ("x", problem.x0)):
-        about[key] = {name: list(leaf.shape) for name, leaf in tree.items()}
-    return about | {"unknown": None}
+    return {"metrics": dict(target.metrics), "traits": sorted(traits_of(target) or ())}
 
 
 def _task_lines(known: Mapping[str, Any]) -> Iterator[str]:
@@ -242,10 +217,3 @@ def _task_lines(known: Mapping[str, Any]) -> Iterator[str]:
     yield "Traits: " + ("none" if not known["traits"] else "")
     for trait in known["traits"]:
         yield f"  {trait}: {TRAITS.get(trait, 'of its own')}"
-    if known["theta"] is None:
-        yield f"θ and x: known only with settings or data of yours ({known['unknown']})"
-        return
-    for what, shapes in (("θ", known["theta"]), ("x", known["x"])):
-        count = sum(math.prod(shape) for shape in shapes.values())
-        leaves = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
-        yield f"{what} at these defaults: {count:,} number{'s' * (count != 1)} ({leaves})"

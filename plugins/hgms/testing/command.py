@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import attrs
 import click
 
-from hgms.cli import component_names, json_option, plugin_option, print_json, print_table
+from hgms.cli import json_option, plugin_option, print_json, print_table
 from hgms.facts import traits_of
 from hgms.plugins import Registry
 from hgms.runs import build_component
@@ -21,7 +21,7 @@ _COUNT = click.IntRange(min=1)
 
 
 @click.command(short_help="Check a class as a component.")
-@click.argument("spec", metavar="MODULE:CLASS", shell_complete=component_names())
+@click.argument("spec", metavar="MODULE:CLASS")
 @plugin_option
 @json_option
 @click.pass_context
@@ -76,7 +76,7 @@ def check(ctx: click.Context, spec: str, registry: Registry, as_json: bool) -> N
 
 
 @click.command("check-gradient", short_help="Check a task's hypergradient by differences of F.")
-@click.argument("task", shell_complete=component_names("task"))
+@click.argument("task")
 @click.option(
     "--set",
     "sets",
@@ -88,7 +88,6 @@ def check(ctx: click.Context, spec: str, registry: Registry, as_json: bool) -> N
     "--method",
     metavar="NAME",
     help="Also compare the estimator of this method, at the solved lower level.",
-    shell_complete=component_names("method"),
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option(

@@ -43,13 +43,11 @@ def test_a_class_is_described_by_its_fields_and_needs(fake: Site) -> None:
     assert (fields["generator"]["required"], fields["answer"]["default"]) == (True, "selected")
 
 
-def test_a_task_is_described_by_metrics_traits_and_sizes(fake: Site) -> None:
+def test_a_task_is_described_by_metrics_and_traits(fake: Site) -> None:
     answer = json_of("describe", "one")
-    told = [answer[name] for name in ("metrics", "traits", "theta", "x", "unknown")]
-    assert told == [{"size": False}, [], {}, {"x": [1]}, None]
+    assert (answer["metrics"], answer["traits"]) == ({"size": False}, [])
     text = call("describe", "one").stdout
     assert "Metrics, lower is better: size\nTraits: none\n" in text
-    assert "x at these defaults: 1 number (x [1])\n" in text
 
 
 def test_a_composition_is_described_by_its_parts(site: Site) -> None:
@@ -99,7 +97,7 @@ PARTS = """
 from typing import Any, ClassVar
 import torch
 from attrs import field, frozen, validators
-from hgms_core import ConfigError, Problem, hookimpl
+from hgms_core import Problem, hookimpl
 
 @frozen(kw_only=True)
 class Sized:
@@ -117,14 +115,7 @@ class Far:
     name: ClassVar[str] = "far"
     version: ClassVar[str] = "1"
     metrics: ClassVar[dict] = {"size": False}
-    kind: str = "socket"
-    def problem(self, seed, device, dtype):
-        import socket
-        if KIND == "error":
-            raise ConfigError("missing-file", "no such data", place=("file",))
-        socket.create_connection(("127.0.0.1", 9))
-
-KIND = "{kind}"
+    def problem(self, seed, device, dtype): ...
 
 @frozen(kw_only=True)
 class Empty:
@@ -158,8 +149,8 @@ def hgms_register_methods():
 """
 
 
-def of_parts(site: Site, kind: str = "socket") -> None:
-    site.module("parts_plugin", PARTS.replace("{kind}", kind))
+def of_parts(site: Site) -> None:
+    site.module("parts_plugin", PARTS)
     site.install("hgms-parts", {"parts": "parts_plugin"})
 
 
@@ -180,19 +171,8 @@ def test_needs_and_traits_are_explained_and_a_method_may_have_no_fields(site: Si
         "sources": "wants",
     }
     text = call("describe", "task", "sized").stdout
-    parts = ("Metrics, higher is better: gain", "  own-trait: of its own\n", "(it needs size)")
+    parts = ("Metrics, higher is better: gain", "  own-trait: of its own\n")
     assert all(part in text for part in parts)
-
-
-@pytest.mark.parametrize(("kind", "why"), [("error", "no such data"), ("socket", "downloaded")])
-def test_a_task_whose_data_are_not_here_is_described_without_sizes_and_asks_no_network(
-    site: Site, kind: str, why: str
-) -> None:
-    of_parts(site, kind)
-    answer = json_of("describe", "task", "far")
-    assert (answer["theta"], answer["x"]) == (None, None)
-    assert why in answer["unknown"]
-    assert answer["unknown"] in " ".join(call("describe", "task", "far").stdout.split())
 
 
 # --- what fits what
@@ -211,9 +191,8 @@ def test_what_fits_what_is_a_table_with_the_reasons_below(site: Site) -> None:
     }
     assert rows["wants", "sized"]["why"].startswith("it cannot be built")
     text = call("compat").stdout
-    table = [line.split() for line in text.splitlines() if line.startswith(" ")]
-    assert ["empty", "ok", "?"] in table or ["empty", "?", "ok"] in table
-    assert all(part in text for part in ("(every task)", "(far)"))
+    assert re.search(r" empty +sized +the task declares no traits", text)
+    assert re.search(r" pipeline +– +it cannot be built", text)
 
 
 def test_a_near_trait_is_proposed_and_reasons_name_the_tasks_the_shorter_way(site: Site) -> None:
@@ -248,10 +227,6 @@ def hgms_register_methods():
     rows = json_of("compat", "--method", "empty")
     assert [row["fits"] for row in rows] == [False, False, True, False]
     assert "did you mean 'sources'?" in rows[0]["why"]
-    text = " ".join(call("compat", "--method", "empty,pipeline").stdout.split())
-    assert "1 another-task-with-a-long-name-0" in text
-    assert "(all but another-task-with-a-long-name-2)" in text
-    assert call("compat", "--method", "empty").stdout.startswith("method empty\n")
 
 
 def test_a_description_lists_the_declared_capabilities() -> None:

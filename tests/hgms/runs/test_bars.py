@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
-from collections.abc import Callable, Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from hgms.runs.bars import Bars
-
-termios = pytest.importorskip("termios", reason="Windows has no such terminals")
 
 
 def used(title: str = "seed <0>") -> None:
@@ -44,29 +40,6 @@ def test_on_a_terminal_there_is_a_line_for_each_title(capsys: pytest.CaptureFixt
     last = text.rpartition("seed 0")[2]
     assert [part for part in ("step 3", " 75%") if part not in last] == []
     assert "gone" not in last
-
-
-@pytest.fixture
-def keyboard(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], bool]]:
-    """Whether a terminal of its own writes ^C where the cursor is."""
-    master, slave = os.openpty()
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(fileno=lambda: slave))
-    yield lambda: bool(termios.tcgetattr(slave)[3] & termios.ECHOCTL)
-    os.close(master)
-    os.close(slave)
-
-
-@pytest.mark.usefixtures("terminal")
-@pytest.mark.parametrize("group", ["ours", "another"])
-def test_a_terminal_in_the_foreground_shows_no_control_keys_between_bars(
-    monkeypatch: pytest.MonkeyPatch, keyboard: Callable[[], bool], group: str
-) -> None:
-    own = os.getpgrp()
-    monkeypatch.setattr(os, "tcgetpgrp", lambda _: own if group == "ours" else own + 1)
-    before = keyboard()
-    with Bars():
-        assert keyboard() == (before and group == "another")
-    assert (before, keyboard()) == (True, True)
 
 
 @pytest.fixture

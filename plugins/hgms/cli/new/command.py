@@ -14,7 +14,7 @@ from pathlib import Path
 
 import click
 
-from hgms.cli import json_option, kind_called, kind_names, print_json
+from hgms.cli import json_option, kind_called, print_json
 from hgms.plugins import KINDS, NAME, Host, Kind, Registry, canonical
 from hgms_core import ConfigError, __version__
 
@@ -46,7 +46,6 @@ def new() -> None:
     default="solver",
     show_default=True,
     metavar="KIND",
-    shell_complete=kind_names,
     help=f"One of {', '.join(KINDS)}.",
 )
 @click.option(
