@@ -6,7 +6,7 @@
 A lease is a file ``.lease`` in a run's folder (hgms/store/lease.py). One process, and then
 two processes in separate folders, measure ``claim`` (acquire a lease in a new folder and release
 it), ``ensure`` (the check before each write) and ``renew`` (touch the file, as the holder does
-every twenty seconds). Then ``refused``: two processes acquire leases in the same folders, and the
+every twenty seconds). Then ``rejected``: two processes acquire leases in the same folders, and the
 second is rejected. The output contains wall-clock and processor time.
 
 The result applies to the disk of ``--folder``. A network file system is slower: run it there.
@@ -27,7 +27,7 @@ from typing import Any
 
 from hgms.store import FolderInUse, hold_lease
 
-NAMES = ("claim", "ensure", "renew", "refused")
+NAMES = ("claim", "ensure", "renew", "rejected")
 
 
 def timed(out: dict[str, list[float]], name: str, began: float, spent: float, count: int) -> None:
@@ -73,7 +73,7 @@ def work(place: Path, number: int, runs: int, together: Barrier) -> dict[str, li
             for folder in shared[: runs // 10]:
                 with contextlib.suppress(FolderInUse), hold_lease(folder):
                     raise AssertionError("two hold one folder")
-            timed(out, "refused", began, spent, runs // 10)
+            timed(out, "rejected", began, spent, runs // 10)
         together.wait()
     return out
 

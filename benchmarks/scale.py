@@ -19,7 +19,7 @@ END = "<!-- end of scale -->\n"
 MANY = (1, 2, 8, 64, 512)
 
 MEASURED = {
-    # s of processor: a process that imports and lists components (time, beside bench_scan.py)
+    # s of processor: a process that imports and lists components (for the time, see bench_scan.py)
     "load": 4.7,
     # s of processor a run: is there a result already (bench_scan.py, plan, 100,000 runs)
     "look": 0.11e-3,

@@ -74,7 +74,7 @@ def keep_runs(name: str, folders: Sequence[Path], *, add: bool = False) -> list[
     """
     study = report.build(folders)
     for skipped_run in study.skipped:
-        print(f"left out: {skipped_run.path}: {skipped_run.reason}", file=sys.stderr)
+        print(f"skipped: {skipped_run.path}: {skipped_run.reason}", file=sys.stderr)
     table = run_rows(study).drop_columns(["folder"])
     points = []
     stored = [
@@ -389,15 +389,7 @@ def cleaning_speed() -> str:
             away = spell(paired_interval(after[name], before[name]), share=True, signed=True)
             table.append([rate, f"`{name}`", *shown, away, f"{steps:.2f}", str(len(seeds))])
     return markdown(
-        [
-            "ρ",
-            "method",
-            "as written",
-            "compiled, fast",
-            "difference",
-            "outer steps, ratio",
-            "seeds",
-        ],
+        ["ρ", "method", "eager", "compiled, fast", "difference", "outer steps, ratio", "seeds"],
         table,
     )
 
@@ -500,7 +492,7 @@ class Study:
 
     def verdict(self, name: str) -> str:
         if self.ahead(name):
-            return "ahead of every reference that learns nothing"
+            return "better than every baseline that does not learn"
         behind = [
             floor for floor in self.named("floor") if not self.holm[name, floor].excludes_zero
         ]
@@ -509,7 +501,7 @@ class Study:
             for floor in self.named("floor")
             if floor not in behind and self.holm[name, floor].mean < 0
         ]
-        return f"**behind `{lost[0]}`**" if lost else f"not ahead of `{behind[0]}`"
+        return f"**behind `{lost[0]}`**" if lost else f"not better than `{behind[0]}`"
 
 
 def studies(name: str, metric: str) -> list[Study]:
@@ -615,7 +607,7 @@ def established() -> str:
     return (
         markdown(head, table)
         if table
-        else "No method is ahead of every reference that learns nothing.\n"
+        else "No method outperforms every baseline that does not learn.\n"
     )
 
 
@@ -655,7 +647,7 @@ def open_questions() -> str:
     return (
         markdown(head, table)
         if table
-        else "Every task has a method that is ahead of every reference that learns nothing.\n"
+        else "Every task has a method that outperforms every baseline that does not learn.\n"
     )
 
 
@@ -675,7 +667,9 @@ def winners() -> str:
                     ", ".join(level) or "none",
                 ]
             )
-    return markdown(["what", "task", "best mean", "ahead of", "not distinguished from it"], table)
+    return markdown(
+        ["what", "task", "best mean", "better than", "not distinguished from it"], table
+    )
 
 
 # --- the tests

@@ -158,7 +158,7 @@ def kink_value() -> Figures:
         zip([*down, *up], [*followed(problem, down), *followed(problem, up)], strict=True)
     )
     # Points that are `apart` places from each other are `width` apart, so that a difference needs
-    # no values of its own; and no point is the kink, where the sign of a(θ) is that of a rounding
+    # no separate values; and no point is the kink, where the sign of a(θ) is that of a rounding
     # error.
     apart = 3
     width = 0.02

@@ -251,7 +251,7 @@ class GivesRepresentations(Protocol):
 class JoinsStep(Protocol):
     """Can be compiled into one program with the other parts of an outer step.
 
-    A step then has two halves. ``operands`` runs in Python before each step: it draws random
+    Such a step has two parts. ``operands`` runs in Python before each step: it draws random
     numbers and computes schedules. ``compute`` is traced once per shape of its arguments: it is a
     function of tensors, without keys, and the result equals the result of the ordinary method.
     Numbers in a state are tensors there. ``carry`` of such a generator draws no random numbers.

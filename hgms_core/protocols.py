@@ -58,8 +58,8 @@ class CandidateGenerator(Protocol):
 
     >>> from hgms_core import component, repeat
     >>> @component
-    ... class Beside:
-    ...     name = "beside"
+    ... class Nearby:
+    ...     name = "nearby"
     ...
     ...     def init(self, problem, key):
     ...         return {"x": problem.x0}
@@ -81,8 +81,8 @@ class CandidateGenerator(Protocol):
     ...     g=lambda t, x, _: x["x"].sum(),
     ...     f=lambda t, x, _: x["x"].sum(),
     ... )
-    >>> start = Beside().init(problem, Key(0))
-    >>> Beside().propose(problem, {}, start, Key(1), progress=0.0).x["x"].shape
+    >>> start = Nearby().init(problem, Key(0))
+    >>> Nearby().propose(problem, {}, start, Key(1), progress=0.0).x["x"].shape
     torch.Size([2, 3])
     """
 

@@ -199,7 +199,7 @@ def theirs(
 
 
 def lowest(task: Any, seed: int, points: Sequence[Mapping[str, Any]]) -> float:
-    """Return F*: of L-BFGS-B on F in the task's box from two starts, and of all points."""
+    """Return the lowest F of two L-BFGS-B runs in the task's box and of all evaluated points."""
     exact = task.closed_form(seed, CPU, torch.float64)
     theta0 = task.problem(seed, CPU, torch.float64).theta0["log_penalty"]
 

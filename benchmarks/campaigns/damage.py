@@ -153,7 +153,7 @@ DAMAGES: dict[str, tuple[float, Callable[[Path, random.Random], None]]] = {
     "a pipe": (0.5, replace(os.mkfifo)),
     "a folder": (0.5, replace(os.mkdir)),
     "a link to its copy": (0.5, linked_copy),
-    "a link beside it": (0.7, part_link),
+    "a link next to it": (0.7, part_link),
 }
 
 _begun: dict[tuple[str, ...], tuple[kills.Command, Path, kills.Whole]] = {}
@@ -206,7 +206,7 @@ def trial(chance: random.Random, scratch: Path, counts: Counter[str], kind: str)
         own = ("manifest.json", "manifest.json.part", "mix.toml") if kind == "mix" else ()
         differing = verdict.changed(before, after, new=True)
         wrong += [
-            f"refused, but {change}"
+            f"rejected, but {change}"
             for change in differing
             if change.split()[0].rpartition("/")[2] not in own
         ]

@@ -521,7 +521,7 @@ def trial(chance: random.Random, scratch: Path, counts: Counter[str], kind: str)
     outcome = (
         "stopped"
         if running
-        else {0: "accepted", 1: "failed", 2: "refused"}.get(ending.code, "other")
+        else {0: "accepted", 1: "failed", 2: "rejected"}.get(ending.code, "other")
     )
     counts[f"{kind}: {outcome}"] += 1
     faults = list(verdict.faults(ending, stopped=bool(running)))

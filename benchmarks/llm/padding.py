@@ -38,7 +38,7 @@ def main() -> None:
         "--candidates",
         type=int,
         default=1,
-        help="that go through the model together, with batches of their own",
+        help="that go through the model together, with separate batches",
     )
     parser.add_argument("--batches", type=int, default=200)
     options = parser.parse_args()

@@ -291,7 +291,9 @@ def difference_table(equal: str) -> str:
                     cell = shown(task, getattr(test, other), signed=True)
                     cells.append(f"**{cell}**" if "pays" in test.verdict else cell)
                 table.append([f"`{task}`", FIRST if other == "first" else RESTART, *cells])
-    return markdown(["task", "ahead of", *(label.replace("-", " ") for label in CANDIDATES)], table)
+    return markdown(
+        ["task", "better than", *(label.replace("-", " ") for label in CANDIDATES)], table
+    )
 
 
 def cost_table() -> str:

@@ -37,6 +37,6 @@ MODULES = (
     "tasks",
     "testing",
 )
-"""One namespace for each kind of component, and what people use beside a run."""
+"""One namespace for each kind of component, and what users need in addition to a run."""
 
 __getattr__, __dir__, __all__ = attach(__name__, PLACES, MODULES)

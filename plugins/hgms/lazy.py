@@ -1,7 +1,7 @@
 """Namespaces that show every name and import a module when one of its names is first used.
 
 ``dir`` and tab completion list all names of a namespace. Type checkers read the stub
-``__init__.pyi`` beside it, which ``python docs/generate.py`` writes from the same table.
+``__init__.pyi`` next to it, which ``python docs/generate.py`` writes from the same table.
 """
 
 from __future__ import annotations

@@ -28,6 +28,14 @@ GLOSSARY = {
     r"stands in": "is in, is stored in",
     r"hears?": "is notified",
     r"by itself": "automatically, by default",
+    r"beside": "in addition to, next to",
+    r"left out": "skipped, excluded",
+    r"refuse[sd]": "rejects, rejected",
+    r"(?:is|are|not) ahead of": "outperforms, better than",
+    r"as written(?! to)": "eager",
+    r"(?:its|their|an|the) own (?:kind|sake)": "separate, custom",
+    r"of (?:its|their) own": "separate, custom",
+    r"learns? nothing": "does not learn",
 }
 """The plain term for each old term."""
 

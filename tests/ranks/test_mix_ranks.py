@@ -32,7 +32,7 @@ budget = "2 steps"
 [method]
 name = "hg-ms"
 generator = {{ count = 2, steps = 1, batch_size = 4 }}
-[certainty]
+[uncertainty]
 validation_blocks = 4
 source_blocks = 4
 rows = 1

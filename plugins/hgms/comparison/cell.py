@@ -44,7 +44,7 @@ class Ending:
 
     - ``done``
     - ``failed``: recorded in its summary
-    - ``refused``: its folder is damaged; no file was written
+    - ``rejected``: its folder is damaged; no file was written
     - ``stopped``: the disk is full; the run resumes when it is requested again
     - ``elsewhere``: another process has the folder
     """
@@ -106,8 +106,8 @@ def _ended_by(cell: Cell, error: BaseException) -> Ending:
     for kind, status in (
         (FolderInUse, "elsewhere"),
         (DiskError, "stopped"),
-        (CheckpointError, "refused"),
-        (RankLost, "refused"),
+        (CheckpointError, "rejected"),
+        (RankLost, "rejected"),
     ):
         if isinstance(error, kind):
             return Ending(cell=cell, status=status, error=error)
@@ -129,7 +129,7 @@ def fail_cell(cell: Cell, error: HgmsError) -> Ending:
     except FolderInUse as why:
         return Ending(cell=cell, status="elsewhere", error=why)
     except (HgmsError, OSError) as why:
-        status = "stopped" if isinstance(why, DiskError) else "refused"
+        status = "stopped" if isinstance(why, DiskError) else "rejected"
         second = as_error(why)
         message = f"the failure cannot be recorded: {second.message}"
         unrecorded = HgmsError("not-recorded", message, place=second.place, hint=second.hint)

@@ -90,7 +90,7 @@ class Comparison:
         for results in self.tables[:5]:
             yield (
                 results.task,
-                f"{results.winner} is ahead of all others"
+                f"{results.winner} outperforms all others"
                 if results.winner
                 else "no winner is marked",
             )
@@ -305,7 +305,7 @@ class Comparison:
         if any(table.winner for table in self.tables):
             others = "every other method and every floor" if references else "every other method"
             lines.append(
-                f"★ ahead of {others}: each difference is exact, or its interval excludes zero"
+                f"★ better than {others}: each difference is exact, or its interval excludes zero"
             )
         pairs = [pair for table in self.tables for pair in table.pairs.values() if pair.count > 1]
         if pairs:
@@ -360,8 +360,8 @@ def gather(
             except CheckpointError as error:
                 status, reason = "damaged", error
         ending = endings.get(cell.path)
-        if ending is not None and ending.status in ("refused", "stopped"):
-            status = "damaged" if ending.status == "refused" else status
+        if ending is not None and ending.status in ("rejected", "stopped"):
+            status = "damaged" if ending.status == "rejected" else status
             reason = ending.error
         failures.append(
             Failure(

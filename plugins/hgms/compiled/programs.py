@@ -220,7 +220,7 @@ class Programs:
 
         Each reason is logged once; a missing compiler affects every function.
         """
-        self.outcomes[name] = f"as written: it {why}"
+        self.outcomes[name] = f"eager: it {why}"
         if why in self._reasons:
             return
         self._reasons.add(why)

@@ -52,7 +52,7 @@ class Diagnosing:
 
     The step is repeated from the state before it, with the same keys. Additional random draws use
     separate keys. ``build`` creates the problem in float64 (``None``: float64 is only available by
-    converting its losses). A measure that fails is omitted from the row, and ``left_out`` contains
+    converting its losses). A measure that fails is omitted from the row, and ``skipped`` contains
     the reason.
     """
 
@@ -103,7 +103,7 @@ class Measured:
 
     row: dict[str, Any]
     cost: Cost = field(factory=Cost)
-    left_out: dict[str, str] = field(factory=dict)
+    skipped: dict[str, str] = field(factory=dict)
 
     def add(self, name: str, measure: Callable[[], Mapping[str, Any]]) -> None:
         """Add the values that ``measure`` returns, or the first line of its error.
@@ -125,7 +125,7 @@ class Measured:
             memory = out_of_memory(error)
             if memory and torch.cuda.is_available():
                 torch.cuda.empty_cache()
-            self.left_out[name] = (
+            self.skipped[name] = (
                 "not enough memory"
                 if memory
                 else error.message
@@ -135,7 +135,7 @@ class Measured:
 
     def as_row(self) -> dict[str, Any]:
         counts = {f"cost_{name}": count for name, count in self.cost.numbers().items()}
-        return {**self.row, **counts, "oracle_calls": self.cost.calls, "left_out": self.left_out}
+        return {**self.row, **counts, "oracle_calls": self.cost.calls, "skipped": self.skipped}
 
 
 # --- measures of a pipeline's step

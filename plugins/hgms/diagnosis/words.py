@@ -135,8 +135,9 @@ SIGNS = (
         "choice_ratio",
         lambda value: abs(value) < SIGMAS,
         lambda steps, value: (
-            f"the choice of the candidate is within noise {steps}: the best is ahead of the next "
-            f"by {value:.2g} standard errors (median); use more rows to select, or fewer candidates"
+            f"the choice of the candidate is within noise {steps}: the best is better than the "
+            f"next by {value:.2g} standard errors (median); use more rows to select, or fewer "
+            "candidates"
         ),
     ),
     Sign(
@@ -190,7 +191,7 @@ MEASURES = {
     "choice": "the noise of the choice",
     "bound": "the paper's bound",
 }
-"""Descriptions of the keys of ``left_out``."""
+"""Descriptions of the keys of ``skipped``."""
 
 
 def missing_measures(rows: Sequence[Row]) -> list[str]:
@@ -198,15 +199,15 @@ def missing_measures(rows: Sequence[Row]) -> list[str]:
 
     >>> missing_measures(
     ...     [
-    ...         {"step": 1, "left_out": {"double": "no task makes the problem in it"}},
-    ...         {"step": 2, "left_out": {}},
+    ...         {"step": 1, "skipped": {"double": "no task makes the problem in it"}},
+    ...         {"step": 2, "skipped": {}},
     ...     ]
     ... )
     ['double precision, in 1 of 2 diagnosed steps: no task makes the problem in it']
     """
     phrases = []
-    for key in dict.fromkeys(key for row in rows for key in row.get("left_out") or {}):
-        reasons = [row["left_out"][key] for row in rows if key in (row.get("left_out") or {})]
+    for key in dict.fromkeys(key for row in rows for key in row.get("skipped") or {}):
+        reasons = [row["skipped"][key] for row in rows if key in (row.get("skipped") or {})]
         phrases.append(
             f"{MEASURES.get(key, key)}, in {len(reasons)} of {len(rows)} diagnosed steps: "
             f"{reasons[-1]}"

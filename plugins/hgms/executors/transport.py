@@ -52,7 +52,7 @@ def run_message(message: Mapping[str, Any]) -> dict[str, Any]:
 
     The result contains ``outcome`` or ``error``, and the ``events`` of the job except steps and
     stages, which are not useful afterwards. If this machine has different code or lacks the folder,
-    the job does not run, and ``refused`` contains the error.
+    the job does not run, and ``rejected`` contains the error.
     """
     events: list[dict[str, Any]] = []
 
@@ -64,7 +64,7 @@ def run_message(message: Mapping[str, Any]) -> dict[str, Any]:
         ensure_same(message["installation"], platform.node())
         os.chdir(message["folder"])
     except ConfigError as error:
-        return {"refused": pack_error(error)}
+        return {"rejected": pack_error(error)}
     except OSError as error:
         missing = ConfigError(
             "missing-file",
@@ -72,7 +72,7 @@ def run_message(message: Mapping[str, Any]) -> dict[str, Any]:
             place=(message["folder"],),
             hint="use a folder on a disk that all machines share",
         )
-        return {"refused": pack_error(missing)}
+        return {"rejected": pack_error(missing)}
     os.environ.update(message["environment"])  # locations of data and caches, and trust settings
     torch.set_num_threads(message["cpus"])
     try:
@@ -126,8 +126,8 @@ def ending_of(job: Job, result: Mapping[str, Any], report: Report) -> Ending:
 
     Errors: ConfigError if the machine rejected the job, because every other job would fail too.
     """
-    if "refused" in result:
-        raise unpack_error(result["refused"])
+    if "rejected" in result:
+        raise unpack_error(result["rejected"])
     if "lost" in result:
         return Ending(job=job, lost=result["lost"])
     for event in result["events"]:

@@ -92,7 +92,7 @@ AMIGO = _one_run(
 
 STOCBIO = _one_run(
     "stocbio",
-    "Warm-started SGD and a Neumann series, each of whose products has a batch of its own.",
+    "Warm-started SGD and a Neumann series, with a separate batch per product.",
     "Ji, Yang, Liang, ICML 2021 (arXiv 2010.07962).",
     {"steps": 10, "optimizer": {"name": "sgd", "lr": 0.1}},
     {

@@ -133,7 +133,7 @@ def plot(
 
 def _print_skipped(study: Study) -> None:
     for folder in study.skipped:
-        click.echo(printable(f"left out: {folder.path}: {folder.reason}"), err=True)
+        click.echo(printable(f"skipped: {folder.path}: {folder.reason}"), err=True)
 
 
 def _as_dict(study: Study, written: Path) -> dict[str, Any]:
@@ -152,7 +152,7 @@ def _as_dict(study: Study, written: Path) -> dict[str, Any]:
         "written": [str(written)],
         "runs": len(study.runs),
         "failed": [{"folder": str(run.path), "reason": run.error} for run in study.failed_runs],
-        "left_out": [
+        "skipped": [
             {"folder": str(folder.path), "reason": folder.reason} for folder in study.skipped
         ],
         "tasks": sections,

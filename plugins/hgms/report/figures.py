@@ -94,7 +94,7 @@ def figures(
     }
     if gaps:
         text = (
-            "how far the best candidate was ahead of the next: median over steps and seeds, "
+            "the lead of the best candidate over the next: median over steps and seeds, "
             "band: middle half"
         )
         shown.append(

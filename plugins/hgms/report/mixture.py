@@ -17,7 +17,7 @@ from attrs import frozen
 
 from hgms.report.curves import together
 from hgms.results import Interval, StoredRun
-from hgms.uncertainty import Certainty, over_seeds
+from hgms.uncertainty import Uncertainty, over_seeds
 
 PREFIX = "weight."
 TOKENS = ("step_forward_tokens", "step_backward_tokens")
@@ -47,7 +47,7 @@ class Mixture:
         return dict(sorted(means.items(), key=lambda item: -item[1].mean))
 
     @functools.cached_property
-    def certainty(self) -> Certainty:
+    def uncertainty(self) -> Uncertainty:
         """The intervals of the weights over the seeds, and tests against the prior."""
         runs = [dict(zip(self.sources, weights, strict=True)) for weights in self.finals.values()]
         equal = (1 / len(self.sources),) * len(self.sources)

@@ -241,7 +241,7 @@ class Section:
                 if self.compared.floor
                 else "every other method"
             )
-            return f"{first} is ahead of {others}; {lead}."
+            return f"{first} outperforms {others}; {lead}."
         best = (
             f"{first} has the best mean of the methods"
             if self.compared.floor
@@ -253,7 +253,7 @@ class Section:
             and len(known) == len(rest)
         ):
             return (
-                f"{best}, and is not ahead of {self.compared.floor}, which learns nothing about θ: "
+                f"{best}, and is not better than {self.compared.floor}, which does not learn θ: "
                 "no gain is shown."
             )
         if len(known) < len(rest):

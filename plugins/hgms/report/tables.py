@@ -114,7 +114,7 @@ def _failure_note(entry: Entry) -> str:
 # --------------------------------------------------------------------------------------------------
 
 _LEGEND = (
-    "Mean ± half-width of the 95 % t-interval over seeds. Bold: ahead of every other method, "
+    "Mean ± half-width of the 95 % t-interval over seeds. Bold: better than every other method, "
     "each difference's interval excludes zero, over as many seeds as a claim needs."
 )
 _DIFFERENCES = (
@@ -129,10 +129,10 @@ _UNJUDGED = (
 )
 
 _ROLES = (
-    "Role: a floor is a reference that learns nothing about θ, a ceiling one that knows the "
-    "truth. A method that is not ahead "
-    "of the best floor, by the corrected interval, is marked. Pairs of references, or with a "
-    "ceiling, are no part of Holm's rule: their intervals are plain ones of 95 %."
+    "Role: a floor is a baseline that does not learn θ, a ceiling one that knows the "
+    "truth. A method is marked if its corrected interval does not show that it is better than "
+    "the best floor. Pairs of references, or with a ceiling, are excluded from Holm's correction: "
+    "they have plain 95 % intervals."
 )
 
 
@@ -142,7 +142,7 @@ def tables(section: Section) -> list[Table]:
         scores(section),
         mixture(section),
         weights(section),
-        certainty(section),
+        uncertainty(section),
         work(section),
         passes(section),
         pairs(section),
@@ -313,7 +313,7 @@ def weights(section: Section) -> Table:
     )
 
 
-def certainty(section: Section) -> Table:
+def uncertainty(section: Section) -> Table:
     """Build the table of weight intervals over seeds.
 
     It contains the methods that learn weights and have at least two seeds.
@@ -323,7 +323,7 @@ def certainty(section: Section) -> Table:
     for label, mixed in section.mixtures.items():
         if len(mixed.finals) < 2 or not mixed.moves:
             continue
-        for effect in mixed.certainty.effects:
+        for effect in mixed.uncertainty.effects:
             shown = f"{effect.value:.3f}" + (
                 "" if math.isnan(effect.low) else f" [{effect.low:.3f}, {effect.high:.3f}]"
             )
@@ -339,7 +339,7 @@ def certainty(section: Section) -> Table:
                 ]
             )
     return Table(
-        title="Certainty of the mixture over seeds",
+        title="Uncertainty of the mixture over seeds",
         columns=["method", "source", "start", "weight", "p", "over seeds"],
         rows=rows,
         caption=(
@@ -348,7 +348,7 @@ def certainty(section: Section) -> Table:
             "same data: that they agree says nothing of these; the null test (hgms mix --null) "
             "does."
         ),
-        ident="certainty",
+        ident="uncertainty",
     )
 
 
@@ -638,9 +638,9 @@ def failures(study: Study) -> Table:
     )
 
 
-def left_out(study: Study) -> Table:
+def skipped_folders(study: Study) -> Table:
     return Table(
-        title="Folders left out",
+        title="Skipped folders",
         columns=["folder", "reason"],
         rows=[[text(folder.path), text(folder.reason)] for folder in study.skipped],
         ident="skipped",
@@ -662,7 +662,7 @@ def summary(study: Study) -> str:
     if study.failed_runs:
         line += f"; {len(study.failed_runs)} failed"
     if study.skipped:
-        line += f"; {_count(len(study.skipped), 'folder')} left out"
+        line += f"; {_count(len(study.skipped), 'folder')} skipped"
     return line + "."
 
 

@@ -97,7 +97,7 @@ def table(trust: Trust) -> Table:
         "N to halve",
         "ahead by (s.e.)",
         "by selection (%)",
-        "calls beside",
+        "calls outside",
     ]
     rows = []
     for label in trust.rows:
@@ -133,9 +133,8 @@ def table(trust: Trust) -> Table:
         "the lower Hessian. c: its smallest eigenvalue across them. N to halve: candidates that "
         "would halve the selection "
         "error, if the paper's bound is tight. Ahead by: the lead of the chosen candidate over "
-        "the next, in standard errors. "
-        "By selection: its share of the step's gain. Calls beside: what measuring took, which is "
-        "in no budget."
+        "the next, in standard errors. By selection: its share of the step's gain. Calls outside: "
+        "the cost of the measurements, which is outside the budget."
     )
     return Table(
         title="Trust in the hypergradients",
@@ -234,7 +233,7 @@ PICTURES = (
     Picture(
         "choice_ratio",
         "Choice against noise",
-        "how far the chosen candidate is ahead of the next, in standard errors of the rows",
+        "the lead of the chosen candidate over the next, in standard errors of the rows",
         "standard errors",
         SIGMAS,
     ),

@@ -8,7 +8,7 @@ from typing import TypeVar
 from hgms.results.stored_run import StoredRun
 
 Key = TypeVar("Key")
-WORDS = {"matmul": ("float32 matrix products", "exact"), "compile": ("steps", "as written")}
+WORDS = {"matmul": ("float32 matrix products", "exact"), "compile": ("steps", "eager")}
 """For each setting: its subject in a sentence, and its value under torch's defaults."""
 
 
@@ -44,13 +44,13 @@ def execution_notes(runs: Iterable[StoredRun]) -> list[str]:
 
 
 def _programs(runs: list[StoredRun]) -> list[str]:
-    """Describe the compiled functions per method, and the functions that ran as written."""
+    """Describe the compiled functions per method, and the functions that ran eagerly."""
     compiled = _group(
         (tuple(sorted(name for name, how in run.programs.items() if how == "compiled")), run)
         for run in runs
     )
     parts = [
-        f"{', '.join(names) or 'nothing, so as written'} ({_labels(alike)})"
+        f"{', '.join(names) or 'nothing, so eager'} ({_labels(alike)})"
         for names, alike in sorted(
             compiled.items(), key=lambda group: (not group[0], _labels(group[1]))
         )

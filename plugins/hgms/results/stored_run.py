@@ -144,7 +144,7 @@ class StoredRun:
 
         Only runs with compilation have entries.
 
-        A value is "compiled", or "as written" with the reason.
+        A value is "compiled", or "eager" with the reason.
         """
         recorded = self._execution
         return {} if recorded is None or recorded.compile is None else recorded.compile.outcomes

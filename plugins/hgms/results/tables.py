@@ -40,7 +40,7 @@ SCALE = ("validation-only", "oracle-joint")
 """The floor and the ceiling of the recovered share of the other methods."""
 
 RECOVERED = (
-    "recovered share: of what oracle-joint is ahead of validation-only by; 95 % interval "
+    "recovered share: of the lead of oracle-joint over validation-only; 95 % interval "
     "by Fieller's theorem, paired by seed"
 )
 """Description of the column of the recovered share."""
@@ -277,10 +277,7 @@ class Table:
         judged = [row for row in self.rows if row.ahead_of_floor is not None]
         if judged and not any(row.ahead_of_floor for row in judged):
             which = "no method is" if len(judged) > 1 else f"{judged[0].method} is not"
-            lines.append(
-                f"{which} ahead of {self.floor}, the best of the references that learn nothing "
-                "about θ"
-            )
+            lines.append(f"{which} better than {self.floor}, the best baseline without learning")
         return [*lines, self.few_seeds] if self.few_seeds else lines
 
     @property
@@ -478,11 +475,12 @@ def table(
     - all metrics of x if θ weights data sources.
 
     References follow the methods. A winner must outperform every floor, and a floor is never a
-    winner. A ceiling is neither a rival nor a winner. A method gets a note if its difference to the
-    floor with the best mean does not exclude zero in its favour. If ``validation-only`` and
-    ``oracle-joint`` are in the table, the other methods have a recovered share
-    (:func:`hgms.results.recovered_share`). If one of these two has several variants, the
-    variant with the best mean counts.
+    winner. A ceiling is not compared with other methods and cannot win. A method gets a note if
+    its difference to the floor with the best mean does not exclude zero in its favour.
+
+    If ``validation-only`` and ``oracle-joint`` are in the table, the other methods have a
+    recovered share (:func:`hgms.results.recovered_share`). If one of these two has several
+    variants, the variant with the best mean counts.
     """
     points = {
         label: [run if isinstance(run, Point) else Point.of(run) for run in group]
@@ -659,11 +657,13 @@ def _on_floor(floor: str, difference: Interval, *, ahead: bool) -> list[str]:
     The list is empty if the interval excludes zero in favour of the method.
     """
     if difference.count < 2:
-        return [f"not ahead of {floor}: {'one seed' if difference.count else 'no seed in common'}"]
+        return [
+            f"not better than {floor}: {'one seed' if difference.count else 'no seed in common'}"
+        ]
     if difference.exact:
         if difference.mean == 0:
             return [f"equal to {floor} in every seed"]
         return [f"{'better' if ahead else 'worse'} than {floor} by the same in every seed"]
     if ahead:
         return []
-    return [f"worse than {floor}" if difference.excludes_zero else f"not ahead of {floor}"]
+    return [f"worse than {floor}" if difference.excludes_zero else f"not better than {floor}"]

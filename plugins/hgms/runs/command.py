@@ -124,11 +124,11 @@ def run(
     steps = Budget(outer_steps=max(1, summary["outer_steps"]))
     click.echo(f"  {steps}, {result.seconds:.1f} s" + (f", {calls} oracle calls" if calls else ""))
     if result.diagnosis.rows:
-        beside = sum(row.get("oracle_calls") or 0 for row in result.diagnosis)
+        calls = sum(row.get("oracle_calls") or 0 for row in result.diagnosis)
         took = sum(row.get("seconds") or 0.0 for row in result.diagnosis)
         click.echo(
-            f"  diagnosed {Budget(outer_steps=len(result.diagnosis))}, beside the budget: "
-            f"{took:.1f} s, {beside} oracle calls"
+            f"  diagnosed {Budget(outer_steps=len(result.diagnosis))}, outside the budget: "
+            f"{took:.1f} s, {calls} oracle calls"
         )
     for remark in result.execution.remarks() if result.execution is not None else []:
         click.echo(f"  {remark}")

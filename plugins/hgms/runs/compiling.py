@@ -46,9 +46,9 @@ class StepCompiler:
     ) -> Problem:
         """Return the problem with a compiler, or unchanged if compilation saves no time.
 
-        If the budget does not determine this, the duration of ``step`` does (``None``: no step is
-        left). With ``compile = "auto"``, compiled steps are then timed as well, and not used if
-        they are slower than eager steps. ``before`` is called before each compilation. The clock
+        The decision depends on the budget, or else on the duration of ``step`` (``None``: no step
+        is left). With ``compile = "auto"``, compiled steps are timed as well and used only if
+        they are faster than eager steps. ``before`` is called before each compilation. The clock
         does not count compilation.
         """
         if self.execution.compile is None and step is not None:

@@ -109,9 +109,9 @@ class RunSettings:
     speed then get curves of the same length. The run writes a checkpoint every
     ``checkpoint_seconds`` seconds (0: after every step).
 
-    ``clock`` is the time that a budget in seconds counts. ``wall`` is wall-clock time. ``cpu`` is
-    the processor time of the process, summed over its threads; other programs on the machine
-    disturb it less. It is not for GPUs.
+    ``clock`` is the clock of a budget in seconds: ``wall`` for wall-clock time, or ``cpu`` for the
+    processor time of the process, summed over its threads. Other programs on the machine disturb
+    ``cpu`` less. A GPU requires ``wall``.
 
     ``label`` and ``task_label`` replace the names of the method and the task in folders and tables
     (``None``: the names are used). Labels distinguish two variants of one method. ``track`` lists

@@ -65,7 +65,9 @@ def show(component: Component, known: Mapping[str, Any]) -> None:
     for trait, part in (known.get("needs") or {}).items():
         whose = "" if part == component.name else f" (its part {part!r})"
         click.echo(
-            wrap_paragraph(f"Needs {trait}: {TRAITS.get(trait, 'of its own')}{whose}", columns)
+            wrap_paragraph(
+                f"Needs {trait}: {TRAITS.get(trait, 'a trait of the task')}{whose}", columns
+            )
         )
     if known.get("needs"):
         click.echo()
@@ -216,4 +218,4 @@ def _task_lines(known: Mapping[str, Any]) -> Iterator[str]:
             yield f"Metrics, {better} is better: {', '.join(names)}"
     yield "Traits: " + ("none" if not known["traits"] else "")
     for trait in known["traits"]:
-        yield f"  {trait}: {TRAITS.get(trait, 'of its own')}"
+        yield f"  {trait}: {TRAITS.get(trait, 'a task trait')}"

@@ -56,7 +56,7 @@ class Compilation:
     """The decision whether to compile the functions of the steps, and its outcome.
 
     ``wanted`` is the decision, ``reason`` explains it. ``outcomes`` maps each function that
-    occurred to "compiled", or to "as written" and the reason. ``seconds`` is the wall-clock time of
+    occurred to "compiled", or to "eager" and the reason. ``seconds`` is the wall-clock time of
     compilation, which no budget includes. ``measured`` are the seconds of an eager and of a
     compiled step, if they decide.
     """

@@ -278,10 +278,10 @@ class Run:
             metrics = Evaluator(self.settings).metrics(self.stepper.problem, theta, x)
         return metrics
 
-    def record(self, row: Record, **beside: float) -> None:
+    def record(self, row: Record, **durations: float) -> None:
         """Record the row of a step, and show it to the observers."""
         timing = {"seconds": self.clock.seconds, "compile_seconds": self.compiler.seconds}
-        self.recorder.record(row, timing, **beside)
+        self.recorder.record(row, timing, **durations)
         self.observers.see(self.info, self.recorder.rows[-1], self.share)
 
     def warn_of_still_leaves(self) -> None:

@@ -71,14 +71,14 @@ class Recorder:
         self.reread()
         return seconds
 
-    def record(self, row: Record, timing: Mapping[str, float], **beside: float) -> None:
+    def record(self, row: Record, timing: Mapping[str, float], **durations: float) -> None:
         """Append the row of a step with its seconds.
 
-        ``beside`` are further durations of the step.
+        ``durations`` are further durations of the step.
         """
         row = finite(row)
         if self.folder is not None:
-            self.folder.append(row, {"step": row["step"], **timing, **beside})
+            self.folder.append(row, {"step": row["step"], **timing, **durations})
         self.rows.append({**row, **timing})
 
     def record_diagnosis(self, row: Record, seconds: float) -> None:

@@ -56,11 +56,11 @@ CALLS = 200
 class Departure:
     """An average that should be zero: one value per seed.
 
-    ``beside`` are the departures of single runs, the scale of the value.
+    ``of_runs`` are the departures of single runs, the scale of the value.
     """
 
     value: float
-    beside: tuple[float, ...]
+    of_runs: tuple[float, ...]
     says: str
     one_sided: bool = False
 
@@ -179,9 +179,11 @@ def _by_chance(trial: Callable[[int], Mapping[str, Departure]]) -> None:
 def _beyond(departures: list[Departure], limit: float) -> str:
     """Return the message for a mean beyond chance; empty if the mean is within chance."""
     values = torch.tensor([departure.value for departure in departures], dtype=F64)
-    beside = torch.tensor([run for departure in departures for run in departure.beside], dtype=F64)
+    of_runs = torch.tensor(
+        [run for departure in departures for run in departure.of_runs], dtype=F64
+    )
     mean = float(values.mean())
-    typical = float(beside.square().mean().sqrt())
+    typical = float(of_runs.square().mean().sqrt())
     size = mean if departures[0].one_sided else abs(mean)
     t = size / max(float(values.std()) / math.sqrt(len(values)), 1e-12)
     if size <= max(LEAST, SHARE * typical) or t <= limit:

@@ -31,14 +31,14 @@ import numpy, torch
 import hgms_core
 from hgms.plugins import watch_plugin
 touched = []
-def refuse(what):
+def forbid(what):
     def inner(*_, **__):
         touched.append(what)
         raise OSError(f"no {what} while a plugin is imported")
     return inner
-socket.socket.connect = refuse("network")
-socket.getaddrinfo = refuse("network")
-torch.cuda._lazy_init = refuse("CUDA")
+socket.socket.connect = forbid("network")
+socket.getaddrinfo = forbid("network")
+torch.cuda._lazy_init = forbid("CUDA")
 def state():
     parts = numpy.random.get_state()
     numbers = [part.tolist() if hasattr(part, "tolist") else part for part in parts]

@@ -103,7 +103,7 @@ def solve(solver: Any, h: Tensor, b: Tensor, x0: Tensor | None = None) -> Soluti
         # The usual cause of a wrong residual: v solves a similar system.
         near = {
             "; −v has it: the sign is wrong": _residual(h, b, -answer.value, ridge),
-            "; ‖b − H·v‖/‖b‖ is: the ridge is left out": _residual(h, b, answer.value, 0.0),
+            "; ‖b − H·v‖/‖b‖ is; the ridge is missing": _residual(h, b, answer.value, 0.0),
         }
         likely = next(
             (why for why, residual in near.items() if not _far(residual, answer.residual).any()), ""
@@ -201,7 +201,7 @@ def check_zero_rhs(solver: Any) -> None:
         f"v = {show(alone.value)}, residual {show(alone.residual)}",
     )
     beside = solve(solver, h.expand(2, SIZE, SIZE), torch.stack([zero, normal(SIZE, seed=9)]))
-    demand(not beside.value[0].any(), f"beside another system v = {show(beside.value[0])}")
+    demand(not beside.value[0].any(), f"in a batch with another system v = {show(beside.value[0])}")
 
 
 def check_singular(solver: Any) -> None:

@@ -10,15 +10,15 @@ from hgms.uncertainty.halves import HalvesTest, Parted, halves_test
 from hgms.uncertainty.rows import over_rows
 from hgms.uncertainty.seeds import over_seeds
 from hgms.uncertainty.simplex import LEAST, centre, clr, with_pivot
-from hgms.uncertainty.verdict import Certainty, Effect, holm, in_words, join_names
+from hgms.uncertainty.verdict import Effect, Uncertainty, holm, in_words, join_names
 
 __all__ = [
     "LEAST",
     "Alignments",
-    "Certainty",
     "Effect",
     "HalvesTest",
     "Parted",
+    "Uncertainty",
     "alignments",
     "centre",
     "clr",

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hgms.uncertainty.verdict import LEVEL, Certainty, Effect, over_sources
+from hgms.uncertainty.verdict import LEVEL, Effect, Uncertainty, over_sources
 from hgms_core import Key
 
 AT_ONCE = 2**23
@@ -19,7 +19,7 @@ AT_ONCE = 2**23
 
 def over_rows(
     gains: Tensor, names: Sequence[str], prior: Tensor, key: Key, resamples: int = 4000
-) -> Certainty:
+) -> Uncertainty:
     """Estimate the effects that move the sources' log-odds from the ``prior`` π, with intervals::
 
         u_s = h_s − Σ_r π_r h_r,
@@ -87,7 +87,7 @@ def over_rows(
         )
         for s, name in enumerate(names)
     ]
-    return Certainty(over="validation and source rows", effects=tuple(effects), p=min(adjusted))
+    return Uncertainty(over="validation and source rows", effects=tuple(effects), p=min(adjusted))
 
 
 def _counts(lead: tuple[int, ...], size: int, generator: torch.Generator) -> Tensor:

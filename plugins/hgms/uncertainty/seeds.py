@@ -14,12 +14,12 @@ import numpy as np
 
 from hgms.results import t_quantile, two_sided
 from hgms.uncertainty.simplex import Array, centre, clr, with_pivot
-from hgms.uncertainty.verdict import LEVEL, Certainty, Effect, over_sources
+from hgms.uncertainty.verdict import LEVEL, Effect, Uncertainty, over_sources
 
 ROUNDING = 1e-6  # maximum error of log-ratios of equal weights by a float32 softmax
 
 
-def over_seeds(weights: Sequence[Mapping[str, float]], prior: Mapping[str, float]) -> Certainty:
+def over_seeds(weights: Sequence[Mapping[str, float]], prior: Mapping[str, float]) -> Uncertainty:
     """Compute intervals of weights over mixtures of several seeds, and tests against the
     ``prior``::
 
@@ -72,7 +72,7 @@ def over_seeds(weights: Sequence[Mapping[str, float]], prior: Mapping[str, float
         for s, name in enumerate(names)
     ]
     whole = min(adjusted) if count <= len(names) - 1 or not spread.all() else hotelling(moved)
-    return Certainty(over=f"{count} seed{'s' * (count != 1)}", effects=tuple(effects), p=whole)
+    return Uncertainty(over=f"{count} seed{'s' * (count != 1)}", effects=tuple(effects), p=whole)
 
 
 def hotelling(rows: Array) -> float:

@@ -37,7 +37,7 @@ class Effect:
 
 
 @frozen(kw_only=True)
-class Certainty:
+class Uncertainty:
     """The effects of all sources, and the p-value of "no source has an effect".
 
     ``over`` states the variation that the interval covers.
@@ -59,7 +59,7 @@ class Certainty:
         return dict(finite(table))
 
     @classmethod
-    def from_dict(cls, table: Mapping[str, Any]) -> Certainty:
+    def from_dict(cls, table: Mapping[str, Any]) -> Uncertainty:
         """Restore an object from the result of :meth:`as_dict`."""
         effects = []
         for row in table["sources"]:
@@ -112,7 +112,7 @@ def over_sources(chances: Sequence[float]) -> list[float]:
     return list(chances) if len(chances) == 2 else holm(chances)
 
 
-def in_words(certainty: Certainty, prior: str = "") -> str:
+def in_words(uncertainty: Uncertainty, prior: str = "") -> str:
     """Describe the uncertainty in one sentence.
 
     ``prior`` is the name of a non-uniform prior.
@@ -121,20 +121,20 @@ def in_words(certainty: Certainty, prior: str = "") -> str:
     ...     Effect(source="a", value=0.7, low=0.6, high=0.8, null=0.5, p=0.003),
     ...     Effect(source="b", value=0.4, low=0.2, high=0.6, null=0.5, p=0.4),
     ... )
-    >>> in_words(Certainty(over="5 seeds", effects=effects, p=0.003))
+    >>> in_words(Uncertainty(over="5 seeds", effects=effects, p=0.003))
     'over 5 seeds: evidence for more of a (p = 0.003); b cannot be told from the prior (uniform)'
-    >>> in_words(Certainty(over="5 seeds", effects=effects[1:], p=0.4))
+    >>> in_words(Uncertainty(over="5 seeds", effects=effects[1:], p=0.4))
     'over 5 seeds: no evidence against the prior (uniform), p = 0.40'
     """
     against = f"the prior ({prior})" if prior else "the prior (uniform)"
     more, less, rest = (
-        [effect for effect in certainty.effects if effect.sign == sign] for sign in (1, -1, 0)
+        [effect for effect in uncertainty.effects if effect.sign == sign] for sign in (1, -1, 0)
     )
-    if not certainty.evidence:
-        return f"over {certainty.over}: no evidence against {against}, {chance(certainty.p)}"
+    if not uncertainty.evidence:
+        return f"over {uncertainty.over}: no evidence against {against}, {chance(uncertainty.p)}"
     if not (more or less):
         return (
-            f"over {certainty.over}: evidence against {against}, {chance(certainty.p)}, but of "
+            f"over {uncertainty.over}: evidence against {against}, {chance(uncertainty.p)}, but of "
             "no single source can be said whether more or less of it"
         )
     parts = [
@@ -142,7 +142,7 @@ def in_words(certainty: Certainty, prior: str = "") -> str:
         for word, some in (("more", more), ("less", less))
         if some
     ]
-    evidence = f"over {certainty.over}: evidence for {', '.join(parts)}"
+    evidence = f"over {uncertainty.over}: evidence for {', '.join(parts)}"
     return evidence + (
         f"; {join_names(effect.source for effect in rest)} cannot be told from {against}"
         if rest

@@ -129,7 +129,7 @@ def _reply(judge: Judge, client: OpenAI, request: Request) -> tuple[str | None, 
     try:
         text = _send(judge, client, request).choices[0].message.content
     except openai.BadRequestError as error:
-        return None, f"refused: {_short(error)}"
+        return None, f"rejected: {_short(error)}"
     except (openai.APIStatusError, openai.APIConnectionError) as error:
         raise HgmsError(
             "judge-failed",

@@ -349,9 +349,9 @@ def read_row(form: Format, row: Row) -> tuple[tuple[Message, ...], frozenset[str
             raise BadRow(f"{name!r} is false: the data mark the answer as bad")
         if _decides(name, value, deciding):
             raise BadRow(
-                f"{name!r} is not read, but the answer may depend on it (to read it in an alpaca "
-                f"row: fields = {{ input = {name!r} }}; to ignore it: fields = {{ ignored = "
-                f"{name!r} }})"
+                f"{name!r} is not read, but the answer may depend on it; to read it, set "
+                f"fields = {{ input = {name!r} }} (alpaca rows); to ignore it, set "
+                f"fields = {{ ignored = {name!r} }}"
             )
     names = {
         name

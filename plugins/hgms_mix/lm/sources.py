@@ -204,8 +204,8 @@ def check_names(names: Iterable[str], what: str = "source", place: Place = ()) -
         if len(name.encode()) > LONGEST_NAME:
             raise ConfigError(
                 "wrong-length",
-                f"the name {name[:40]!r}… of a {what} has {len(name.encode())} bytes, but at most "
-                f"{LONGEST_NAME} are possible",
+                f"the name {name[:40]!r}… of a {what} has {len(name.encode())} bytes; the "
+                f"maximum is {LONGEST_NAME}",
                 place=place,
                 hint="use a shorter name: names of files include it",
             )

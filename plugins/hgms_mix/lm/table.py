@@ -203,7 +203,7 @@ def skipped_rows(parts: Mapping[str, Mapping[str, TokenTable]]) -> str:
                     f"{count} {what}" for what, count in counts.items() if count
                 ):
                     lines.append(f"  {part} {name!r}: {listed}, {of}")
-    return "\n".join(["rows left out or cut:", *lines]) if lines else ""
+    return "\n".join(["rows skipped or cut:", *lines]) if lines else ""
 
 
 def unread_columns(parts: Mapping[str, Mapping[str, TokenTable]]) -> str:

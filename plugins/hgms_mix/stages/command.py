@@ -18,7 +18,7 @@ from hgms.plugins import Registry
 from hgms_core.errors import PluginError, closest
 
 FILE = click.Path(path_type=Path)
-STAGES = ("reweight", "certainty", "sample", "finetune", "evaluate")
+STAGES = ("reweight", "uncertainty", "sample", "finetune", "evaluate")
 GROUP = "hgms.mix"
 """The entry-point group of further commands below `hgms mix`: NAME =
 "package.module:command", a click command.
@@ -196,7 +196,7 @@ def _stage(name: str, upto: str, text: str) -> None:
 
 _stage("all", "evaluate", "All stages of a mix file: the same as `hgms mix CONFIG`.")
 _stage("reweight", "reweight", "Learn the weights of the sources, as `hgms run` does.")
-_stage("certainty", "certainty", "Resample rows: how certain the mixture's direction is.")
+_stage("uncertainty", "uncertainty", "Resample rows: how certain the mixture's direction is.")
 _stage("sample", "sample", "Draw the rows to fine-tune on, by the learned weights.")
 _stage("finetune", "finetune", "Fine-tune the model on the drawn rows.")
 _stage("evaluate", "evaluate", "Losses on the test sets, and the benchmarks.")

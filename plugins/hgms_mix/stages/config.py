@@ -29,7 +29,7 @@ class MixConfig(RunConfig):
     """
 
     sample: Sample
-    certainty: Resampling = Resampling()
+    uncertainty: Resampling = Resampling()
     finetune: Finetune = Finetune()
     evaluate: Evaluate = Evaluate()
 

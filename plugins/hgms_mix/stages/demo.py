@@ -19,7 +19,7 @@ from hgms.config.tables import read_toml
 from hgms.results import Interval
 from hgms.runs import Progress
 from hgms.store import replace_file
-from hgms.uncertainty import Certainty, in_words, over_seeds
+from hgms.uncertainty import Uncertainty, in_words, over_seeds
 from hgms_mix.stages import texts
 from hgms_mix.stages.compare.outcome import Outcome
 from hgms_mix.stages.config import MixConfig, read
@@ -47,7 +47,7 @@ class Demo:
         return [report for (label, _), report in self.outcome.reports.items() if label != REFERENCE]
 
     @property
-    def certainty(self) -> Certainty | None:
+    def uncertainty(self) -> Uncertainty | None:
         """Uncertainty of the learned weights, for at least two seeds."""
         runs = [
             {row["source"]: row["weight"] for row in report["sources"]} for report in self.reports
@@ -82,8 +82,8 @@ class Demo:
                 f"  {self.method} − {REFERENCE} over the {rows['rows']} test rows of this seed: "
                 f"{spell(rows['against_uniform'])} (95 % interval, paired)"
             )
-        if (certainty := self.certainty) is not None:
-            click.echo(f"{self.method}'s weights {in_words(certainty)}")
+        if (uncertainty := self.uncertainty) is not None:
+            click.echo(f"{self.method}'s weights {in_words(uncertainty)}")
         tuned = Path(first["stages"]["finetune"]["folder"]) / TUNED
         click.echo(
             f"  {self.folder}\nnext:\n"

@@ -17,7 +17,6 @@ from hgms.store import LEASE, DiskError, hold_lease, replace_file
 from hgms_core import RunInfo
 from hgms_core.errors import CheckpointError, MissingExtra
 from hgms_mix.stages import finetune
-from hgms_mix.stages.certainty import CERTAINTY
 from hgms_mix.stages.config import MixConfig, resolved_table
 from hgms_mix.stages.evaluate import EVALUATE
 from hgms_mix.stages.finetune import FINETUNE
@@ -27,9 +26,10 @@ from hgms_mix.stages.sample import SAMPLE
 from hgms_mix.stages.summary import write_report
 from hgms_mix.stages.training import Watch
 from hgms_mix.stages.tuned_model import TunedModel
+from hgms_mix.stages.uncertainty import UNCERTAINTY
 
 STAGES: Mapping[str, Stage] = {
-    stage.name: stage for stage in (CERTAINTY, SAMPLE, FINETUNE, EVALUATE)
+    stage.name: stage for stage in (UNCERTAINTY, SAMPLE, FINETUNE, EVALUATE)
 }
 """The stages after reweighting, in the order in which a mix runs them."""
 LEASES = (".mix.lease", LEASE)

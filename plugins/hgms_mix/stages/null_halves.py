@@ -34,11 +34,11 @@ from hgms.store import Folder
 from hgms.uncertainty import halves_test
 from hgms_core import HgmsError
 from hgms_core.components import evolve
-from hgms_mix.stages.certainty import format_interval
 from hgms_mix.stages.config import MixConfig
 from hgms_mix.stages.mix import ensure_runnable, mix_path
 from hgms_mix.stages.reweight import is_finished, weights_of
 from hgms_mix.stages.summary import name_of
+from hgms_mix.stages.uncertainty import format_interval
 
 MOST_SPLITS = 1000
 PATIENCE = 0.5

@@ -18,10 +18,10 @@ from hgms.cli import print_table
 from hgms.comparison import peak_memory
 from hgms.runs import device_called
 from hgms_core import ConfigError, Key, Sources
-from hgms_mix.stages.certainty import learns
 from hgms_mix.stages.config import MixConfig
 from hgms_mix.stages.graph import Log
 from hgms_mix.stages.mix import ensure_runnable
+from hgms_mix.stages.uncertainty import learns
 
 ROWS = 8
 """Rows of a timed pass."""
@@ -33,8 +33,8 @@ def plan(config: MixConfig, log: Log = lambda line: None) -> dict[str, Any]:
     The peak memory is in bytes, and covers only the parts that the dry run tried.
 
     The dry run reads and tokenises the data (the mix reuses the token cache). For reweighting, it
-    times one outer step after a warm-up step. For certainty and fine-tuning, it times a gradient on
-    eight rows; for evaluation, their loss. It does not try benchmarks or a separate
+    times one outer step after a warm-up step. For uncertainty and fine-tuning, it times a gradient
+    on eight rows; for evaluation, their loss. It does not try benchmarks or a separate
     ``finetune.model`` or ``finetune.adapter``: their seconds are None.
     """
     if config.task.model.shard:  # type: ignore[attr-defined]
@@ -89,10 +89,10 @@ def plan(config: MixConfig, log: Log = lambda line: None) -> dict[str, Any]:
     text = _bytes_of_rows(task.pool(tokenizer, config.seed), drawn)
     passing = None if own else row * drawn * config.finetune.epochs
     scoring = None if own or config.evaluate.benchmarks else scored / len(index) * tested
-    certain = config.certainty.rows_taken(len(sources.names)) if learns(config) else 0
+    certain = config.uncertainty.rows_taken(len(sources.names)) if learns(config) else 0
     stages = {
         "reweight": {"seconds": reading + reweighting, "bytes": 2 * _state_bytes(state)},
-        "certainty": {"seconds": row * certain, "bytes": 0},
+        "uncertainty": {"seconds": row * certain, "bytes": 0},
         "sample": {"seconds": None, "bytes": text},
         # the weights and Adam's two moments in each of two checkpoints, and the result
         "finetune": {"seconds": passing, "bytes": None if own else 7 * 4 * trained},

@@ -1,4 +1,4 @@
-"""The tables ``[sample]``, ``[certainty]`` and ``[finetune]`` of a mix file."""
+"""The tables ``[sample]``, ``[uncertainty]`` and ``[finetune]`` of a mix file."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Sample:
 @final
 @component
 class Resampling:
-    """Table ``[certainty]``: how to measure and resample the direction of the mixture.
+    """Table ``[uncertainty]``: how to measure and resample the direction of the mixture.
 
     The stage multiplies gradients of blocks of validation rows by gradients of rows of each source,
     at the states of x named by ``at`` (:func:`hgms.uncertainty.alignments`). It then resamples the

@@ -10,11 +10,11 @@ import click
 
 from hgms.cli import print_table
 from hgms.store import finite, replace_file
-from hgms_mix.stages import certainty, evaluate, sample
-from hgms_mix.stages.certainty import format_interval, rows_of
+from hgms_mix.stages import evaluate, sample, uncertainty
 from hgms_mix.stages.config import MixConfig, comparable
 from hgms_mix.stages.graph import Finished
 from hgms_mix.stages.reweight import Learned
+from hgms_mix.stages.uncertainty import format_interval, rows_of
 
 
 def show(report: Mapping[str, Any]) -> None:
@@ -26,13 +26,13 @@ def show(report: Mapping[str, Any]) -> None:
     click.echo(f"{head}, {report['seconds']:.1f} s")
     columns = ("source", "weight", "rows", "of") if "sample" in report else ("source", "weight")
     print_table(columns, [{**row, "weight": f"{row['weight']:.4f}"} for row in report["sources"]])
-    certainty = report.get("certainty") or {}
-    if certainty:
-        certain = rows_of(certainty)
+    uncertainty = report.get("uncertainty") or {}
+    if uncertainty:
+        certain = rows_of(uncertainty)
         print_table(tuple(certain[0]), certain)
         for line in (
-            *certainty["sentences"],
-            *(f"warning: {line}" for line in certainty["warnings"]),
+            *uncertainty["sentences"],
+            *(f"warning: {line}" for line in uncertainty["warnings"]),
         ):
             click.echo(f"  {line}")
     rows = list(_losses(report.get("test", {})))
@@ -82,8 +82,8 @@ def write_report(
         ],
         "stages": stages,
     }
-    if "certainty" in finished:
-        content["certainty"] = certainty.summary(learned, facts["certainty"])
+    if "uncertainty" in finished:
+        content["uncertainty"] = uncertainty.summary(learned, facts["uncertainty"])
     if "sample" in finished:
         content["sources"] = sample.sources_summary(content["sources"], facts["sample"])
         content["sample"] = facts["sample"]

@@ -152,7 +152,7 @@ def learn(
     prior = settings.prior_over(counts)
     key = Key(seed).fold("surface")
     surface = fit(runs.mixtures, weighted_losses(runs, targets), key.fold("fit", TARGET))
-    errors = surface.left_out()
+    errors = surface.leave_one_out_errors()
     recommendation = recommend(
         surface, prior, tried, key.fold("recommend"), caution=settings.caution
     )

@@ -110,7 +110,7 @@ class Surface:
         mean = self.mean(mixtures)
         return mean + self.widening * (self.shift + self.scale * np.concatenate(drawn) - mean)
 
-    def left_out(self) -> np.ndarray:
+    def leave_one_out_errors(self) -> np.ndarray:
         """Return the standardised leave-one-out errors.
 
         Each mixture is predicted from the others with the same parameters and without widening. For
@@ -167,7 +167,7 @@ def fit(mixtures: np.ndarray, losses: np.ndarray, key: Key) -> Surface:
         scale=scale,
     )
     return attrs.evolve(
-        surface, widening=max(float(np.sqrt(np.mean(surface.left_out() ** 2))), 1.0)
+        surface, widening=max(float(np.sqrt(np.mean(surface.leave_one_out_errors() ** 2))), 1.0)
     )
 
 

@@ -106,7 +106,7 @@ def read_runs(ratios: Path, metrics: Path, say: Callable[[str], None] = lambda l
         some = ", ".join(sorted(others)[:3]) + (", …" if len(others) > 3 else "")
         say(
             f"{len(others)} of {len(others) + len(common)} runs are not in both files with all "
-            f"metrics, and left out: {some}"
+            f"metrics, and are skipped: {some}"
         )
     mixtures = np.array([shares[run] for run in common])
     table = np.array([values[run] for run in common])

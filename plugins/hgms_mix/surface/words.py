@@ -97,7 +97,7 @@ def sentences(findings: Findings) -> Iterator[str]:
         yield f"noise: one run of {prior} has a standard deviation of {at_prior:.2g} ({stands_on})"
     much = f"; intervals are widened by {surface.widening:.2f}" if surface.widening > 1 else ""
     yield (
-        f"left out one by one, mixtures miss their prediction by {findings.calibration:.2f} of "
+        f"leave-one-out: mixtures miss their prediction by {findings.calibration:.2f} of "
         f"what is expected; {findings.covered:.0%} lie in their 95 % interval{much}"
     )
 

@@ -42,8 +42,8 @@ def silent(*_: Any) -> None:
     [
         (FolderInUse("folder-in-use", "held"), "elsewhere", "folder-in-use"),
         (DiskError("cannot-write", "full"), "stopped", "cannot-write"),
-        (CheckpointError("damaged-file", "odd"), "refused", "damaged-file"),
-        (RankLost("rank-lost", "gone"), "refused", "rank-lost"),
+        (CheckpointError("damaged-file", "odd"), "rejected", "damaged-file"),
+        (RankLost("rank-lost", "gone"), "rejected", "rank-lost"),
         (NumericalError("not-finite", "NaN"), "failed", "not-finite"),
         (MemoryError("much"), "failed", "out-of-memory"),
         (ZeroDivisionError("odd"), "failed", "unexpected-error"),
@@ -73,8 +73,8 @@ def test_whatever_ends_a_run_is_an_ending_and_a_failure_is_recorded(
     [
         (FolderInUse("folder-in-use", "held"), "elsewhere", ["folder-in-use"]),
         (DiskError("cannot-write", "full"), "stopped", ["not-finite", "not-recorded"]),
-        (CheckpointError("damaged-file", "odd"), "refused", ["not-finite", "not-recorded"]),
-        (PermissionError(13, "denied"), "refused", ["not-finite", "not-recorded"]),
+        (CheckpointError("damaged-file", "odd"), "rejected", ["not-finite", "not-recorded"]),
+        (PermissionError(13, "denied"), "rejected", ["not-finite", "not-recorded"]),
     ],
 )
 def test_a_failure_that_cannot_be_recorded_is_told_with_its_cause(

@@ -288,7 +288,7 @@ def test_of_another_method_theta_and_x_are_looked_at_with_a_warning() -> None:
     assert rows[0]["newton_step"] == pytest.approx(1 / (1 + 1e-3), rel=1e-6)
 
 
-@pytest.mark.parametrize(("good", "left_out"), [(0, {"step"}), (7, {"double", "gain"})])
+@pytest.mark.parametrize(("good", "skipped"), [(0, {"step"}), (7, {"double", "gain"})])
 def test_no_failure_of_a_measure_ends_a_run(good: int, left_out: set[str]) -> None:
     calls = iter(range(good))
 
@@ -300,5 +300,5 @@ def test_no_failure_of_a_measure_ends_a_run(good: int, left_out: set[str]) -> No
     problem = flat(f, x=1.0)
     own = method(generator=Branches(count=1, steps=1, optimizer=SGD(lr=0.1)))
     row = Diagnosing(method=own, problem=problem, seed=0).row(own.init(problem, 0), {}, 1, 0.0)
-    assert left_out <= row["left_out"].keys()
-    assert all("only so often" in reason for reason in row["left_out"].values())
+    assert left_out <= row["skipped"].keys()
+    assert all("only so often" in reason for reason in row["skipped"].values())

@@ -85,7 +85,7 @@ def test_another_installation_and_a_folder_that_is_not_there_are_refused() -> No
     )
     for changes, code, place in cases:
         result = run_message(message(made, **changes))
-        assert list(result) == ["refused"]
+        assert list(result) == ["rejected"]
         with rejects(code, *place, of=ConfigError):
             ending_of(made, result, lambda *_: None)
 

@@ -84,7 +84,7 @@ def test_the_page_is_whole_and_asks_for_nothing(study: Study) -> None:
     body = page.split("<script>", 1)[0]  # what comes before plotly.js
     assert not re.search(r"""(?:src|href)\s*=\s*["'](?!#|data:)|@import|url\(""", body)
     parts = ["default-src 'none'", "the hypergradient is not finite &amp; &lt;lost&gt;"]
-    parts += ["Failed runs", "Folders left out", "Environment"]
+    parts += ["Failed runs", "Skipped folders", "Environment"]
     assert [part for part in parts if part not in body] == []
     specs = plots(page)
     assert len(specs) == len(re.findall(r'class="plot"', page)) == 2 * 7

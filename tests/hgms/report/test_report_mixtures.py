@@ -55,7 +55,7 @@ def test_no_verdict_is_passed_on_losses_of_x_but_on_weights_of_methods_that_lear
     assert (section.winner, section.verdict.split(":")[0]) == (None, "No verdict")
     judged = of(report.build(mixtures.sources, metrics=["recovery_error"], separate=True), "3600 s")
     assert judged.verdict.startswith("hg-ms has the best mean of the methods")
-    rows = cells(by_title(section, "certainty"))
+    rows = cells(by_title(section, "uncertainty"))
     assert {row[0] for row in rows} == {"hg-ms", "scalebio"}  # uniform weights never move
     # three seeds with 0.89, 0.90, 0.91: far from 0.1, and in log-ratios within 0.02 of each other
     assert (rows[0][:3], rows[0][-1]) == (["hg-ms", "source-0", "0.100"], "more of it")

@@ -35,7 +35,7 @@ def test_sections_tell_tasks_apart_and_mark_what_is_not_ahead(study: Study, tmp_
     # baseline failed in one seed of three
     assert [(entry.label, entry.mark, entry.role) for entry in few.entries] == [
         ("hg-ms", "", ""),
-        ("baseline", "not ahead of uniform", ""),
+        ("baseline", "not better than uniform", ""),
         ("lost", "worse than uniform", ""),
         ("uniform", "", "floor"),
     ]

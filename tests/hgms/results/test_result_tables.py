@@ -108,7 +108,7 @@ def test_what_is_behind_a_floor_is_told_so() -> None:
     }
     assert {row.method: row.notes for row in table(runs, "acc").rows} == {
         "b": ("worse than u",),
-        "c": ("not ahead of u",),
+        "c": ("not better than u",),
         "d": ("better than u by the same in every seed",),
         "e": (),
         "u": (),
@@ -134,7 +134,7 @@ def test_references_are_set_apart_and_a_ceiling_is_nobody_to_beat() -> None:
     rows = by_label(results)
     assert list(rows) == ["best", "bad", "same", "floor", "floor-last", "truth"]
     assert (results.groups, results.winner, results.floor) == ([3], "best", "floor-last")
-    assert rows["same"].notes == ("not ahead of floor-last",)
+    assert rows["same"].notes == ("not better than floor-last",)
     assert rows["bad"].notes == ("worse than floor-last",)
     assert [row.ahead_of_floor for row in results.rows] == [True, False, False, None, None, None]
     assert rows["best"].recovered is not None

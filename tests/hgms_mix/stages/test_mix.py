@@ -56,7 +56,7 @@ micro_batch = 3
 accumulation = 2
 save_every = 2
 """
-STAGES = ["reweight", "certainty", "sample", "finetune", "evaluate"]
+STAGES = ["reweight", "uncertainty", "sample", "finetune", "evaluate"]
 FOUND = [f"{stage}: done before" for stage in STAGES]
 
 
@@ -104,7 +104,7 @@ def test_a_mix_says_its_stages_and_reports_what_it_drew_and_how_it_was_tuned(her
     assert [line.split(":")[0] for line in said if line[0] != " "] == STAGES
     report = json.loads((finished() / "report.json").read_bytes())
     assert report["sample"]["counts"] == {"sums": 15, "dots": 15}
-    assert report["certainty"]["left_out"] == "the method 'uniform' learns no weights"
+    assert report["uncertainty"]["skipped"] == "the method 'uniform' learns no weights"
     test = report["test"]["sums"]
     gap = test["token_loss"]["value"] - test["untuned"]
     assert test["against_untuned"]["value"] == pytest.approx(gap, abs=1e-9)

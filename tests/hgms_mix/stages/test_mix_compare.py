@@ -185,8 +185,8 @@ def test_differences_are_paired_by_seed_and_said_in_words(
     assert (gap.mean, gap.excludes_zero) == (pytest.approx(-0.206), True)
     assert not table.pairs("all")["theirs", "uniform"].excludes_zero
     assert table.verdicts("all") == [
-        "all: ours is ahead of every reference that learns nothing",
-        "all: theirs is not ahead of uniform",
+        "all: ours outperforms every baseline that does not learn",
+        "all: theirs is not better than uniform",
     ]
     rows = table.rows("all")
     assert [(row["method"], row["− uniform"].endswith(" *")) for row in rows] == [
@@ -194,7 +194,7 @@ def test_differences_are_paired_by_seed_and_said_in_words(
     ]
     # failures and warnings are printed once with their seeds
     for seed, lines in ((0, ["a has 0.97"]), (3, ["a has 0.97", "b"])):
-        reports["ours", seed]["certainty"] = {"warnings": lines}
+        reports["ours", seed]["uncertainty"] = {"warnings": lines}
     table.print()
     out = capsys.readouterr().out
     for part in (

@@ -101,7 +101,7 @@ def smaller(out: Path, seeds: int, model: str | None = None) -> list[MixConfig]:
                 validation=few(config.task.validation),
                 test=few(config.task.test),
             ),
-            certainty=attrs.evolve(config.certainty, rows=1, resamples=100),
+            uncertainty=attrs.evolve(config.uncertainty, rows=1, resamples=100),
             sample=attrs.evolve(config.sample, size=12),
             finetune=attrs.evolve(config.finetune, epochs=1),
         )

@@ -17,7 +17,7 @@ from support.small_mixes import TASK, begin, report_of, right, write_rows
 from hgms.store import Folder
 from hgms_core import ConfigError
 from hgms_core.errors import OutOfMemory
-from hgms_mix.stages import certainty, near_command, plan
+from hgms_mix.stages import near_command, plan, uncertainty
 from hgms_mix.stages.config import load
 from hgms_mix.stages.finetune import chosen_rows, ensure_supported
 from hgms_mix.stages.mix import STAGES, runner_of
@@ -54,7 +54,7 @@ def test_a_dry_run_is_a_table_with_blanks_for_what_was_not_tried(here: Path) -> 
     larger = 'finetune.model={config={model_type="gpt2", n_embd=8, n_head=2}, tokenizer="bytes"}'
     said = right("mix", "mix.toml", "--dry-run", sets=[larger]).stdout
     filled = {line.split()[0]: len(line.split()) - 1 for line in said.splitlines() if line.strip()}
-    numbers = {"reweight": 2, "certainty": 2, "sample": 1, "finetune": 0, "evaluate": 1}
+    numbers = {"reweight": 2, "uncertainty": 2, "sample": 1, "finetune": 0, "evaluate": 1}
     assert {stage: filled[stage] for stage in numbers} == numbers
     assert "40 learned on, 20 sampled, 15 tested" in said
 
@@ -137,17 +137,17 @@ def test_a_certainty_that_cannot_be_measured_is_left_out_but_for_memory_and_faul
     config = SimpleNamespace(role=None, method_name="mine")
     learned: Any = SimpleNamespace(config=config, weights={"a": 0.5, "b": 0.5})
     fail = Mock(side_effect=ConfigError("no-rows", "too few", place=("task",)))
-    monkeypatch.setattr(certainty, "measure", fail)
+    monkeypatch.setattr(uncertainty, "measure", fail)
 
     def estimate() -> Any:
-        return certainty.estimate(
-            Folder(tmp_path, ""), learned=learned, certainty=Resampling(), log=said.append
+        return uncertainty.estimate(
+            Folder(tmp_path, ""), learned=learned, uncertainty=Resampling(), log=said.append
         )
 
-    assert "too few" in estimate()["left_out"]
+    assert "too few" in estimate()["skipped"]
     assert "too few" in said[-1]
     fail.side_effect = torch.OutOfMemoryError("CUDA out of memory")
-    with rejects("out-of-memory", "certainty", "rows", of=OutOfMemory):
+    with rejects("out-of-memory", "uncertainty", "rows", of=OutOfMemory):
         estimate()
     fail.side_effect = RuntimeError("a fault")
     with pytest.raises(RuntimeError, match="a fault"):
@@ -158,12 +158,12 @@ def test_tests_of_a_mixture_are_told_apart_in_its_table_and_its_warnings() -> No
     weights = {"a": 0.75, "b": 0.25}
     null = {"sources": [{"source": "a", "evidence": 1}, {"source": "b", "evidence": -1}]}
     table = {"weights": weights, "prior": dict.fromkeys(weights, 0.5), "null": null}
-    assert certainty.rows_of(table) == [
+    assert uncertainty.rows_of(table) == [
         {"source": "a", "weight": "0.750", "prior": "0.500", "null test says": "more"},
         {"source": "b", "weight": "0.250", "prior": "0.500", "null test says": "less"},
     ]
     found = [
-        certainty.warnings(weights, {}, {}, {**null, "evidence": evidence}, Mock(evidence=True))
+        uncertainty.warnings(weights, {}, {}, {**null, "evidence": evidence}, Mock(evidence=True))
         for evidence in (False, True)
     ]
     assert [len(list(lines)) for lines in found] == [1, 0]

@@ -108,7 +108,7 @@ def test_one_base_is_in_memory_whenever_another_stage_loads_its_own(
     request.addfinalizer(gc.enable)
     gc.disable()
     right("mix", "mix.toml", sets=sets)
-    # reweight, certainty, finetune, evaluate (before tuning and after)
+    # reweight, uncertainty, finetune, evaluate (before tuning and after)
     assert alive == [0] * 5
 
 

@@ -1,4 +1,4 @@
-"""How certain a mix is: the null test and the stage `certainty`, on models of a few thousand
+"""How certain a mix is: the null test and the stage `uncertainty`, on models of a few thousand
 parameters.
 """
 
@@ -17,8 +17,8 @@ from support.small_mixes import fails, report_of, right, write_rows
 from hgms.executors import RemoteProgress
 from hgms.results import scan
 from hgms_core import Key, Sources
-from hgms_mix.stages import certainty as certain
 from hgms_mix.stages import null_halves
+from hgms_mix.stages import uncertainty as certain
 from hgms_mix.stages.config import load
 
 pytest.importorskip("transformers", reason="transformers is not installed: pip install 'hgms[llm]'")
@@ -76,8 +76,8 @@ def mix_of(second: str = "noise", method: str = SMALL_STEPS, budget: str = "20 s
     Path("mix.toml").write_text(text)
 
 
-def certainty(*arguments: object) -> Any:
-    return report_of("mix", "certainty", "mix.toml", *arguments)["certainty"]
+def uncertainty(*arguments: object) -> Any:
+    return report_of("mix", "uncertainty", "mix.toml", *arguments)["uncertainty"]
 
 
 def test_halves_are_every_row_once_and_drawn_anew_for_every_number(here: Path) -> None:
@@ -115,7 +115,7 @@ def test_two_halves_of_one_source_are_no_evidence(here: Path) -> None:
     assert not result["evidence"], result["verdict"]
     assert all(max(run["weights"].values()) < 0.5 for run in result["weights"])
     mix_of("alike")
-    report = certainty()
+    report = uncertainty()
     assert not report["rows"]["evidence"]
     assert "no evidence against the prior (uniform)" in report["sentences"][0]
 
@@ -132,11 +132,11 @@ def test_a_source_like_the_validation_rows_beside_noise_is_evidence(here: Path) 
     assert result["verdict"] in right(*words).stdout
     # its runs are no results of the sources, and the mix knows of it
     assert scan("runs") == ([], [])
-    assert certainty()["null"]["verdict"] == result["verdict"]
+    assert uncertainty()["null"]["verdict"] == result["verdict"]
     # another budget is another mixture: nothing is known of that
     mix_of(budget="5 steps")
     for seed in range(3):
-        report = certainty("--seed", seed)
+        report = uncertainty("--seed", seed)
     assert (report["null"], report["seeds"]["over"]) == (None, "3 seeds")
     assert [row["evidence"] for row in report["rows"]["sources"]] == [1, -1]
     effect = report["seeds"]["sources"][0]
@@ -166,8 +166,8 @@ def test_a_method_that_learns_nothing_has_no_certainty(
 ) -> None:
     monkeypatch.setattr(certain, "alignments", None)  # no gradient is taken
     mix_of(method='method = { name = "fixed", mixture = { first = 1 } }', budget="1 step")
-    report = certainty()
-    assert report["left_out"] == "the method 'fixed' learns no weights"
+    report = uncertainty()
+    assert report["skipped"] == "the method 'fixed' learns no weights"
     assert not report["warnings"] + report["sentences"]
 
 

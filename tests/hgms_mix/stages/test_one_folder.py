@@ -82,7 +82,7 @@ def test_what_compare_learned_is_the_mix(here: Path, monkeypatch: pytest.MonkeyP
     report = json.loads(done.stdout)
     assert report["folder"] == str(folder)
     assert report["stages"]["reweight"]["processor_seconds"] > 0  # compare counted them
-    upper = report["certainty"]["upper_loss"]
+    upper = report["uncertainty"]["upper_loss"]
     assert upper["change"] == pytest.approx(upper["end"] - upper["start"], rel=1e-3, abs=0)
 
 

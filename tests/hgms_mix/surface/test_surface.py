@@ -127,7 +127,9 @@ def test_leave_one_out_errors_are_those_of_fits_without_the_mixture(found: Findi
         variances.append(deviation[0] ** 2 + member.alpha[left])
     error = surface.weights @ np.array(errors)
     variance = surface.weights @ (np.array(variances) + (np.array(errors) - error) ** 2)
-    np.testing.assert_allclose(surface.left_out()[left], error / np.sqrt(variance), rtol=1e-6)
+    np.testing.assert_allclose(
+        surface.leave_one_out_errors()[left], error / np.sqrt(variance), rtol=1e-6
+    )
 
 
 def test_functions_are_drawn_from_the_posterior(found: Findings) -> None:

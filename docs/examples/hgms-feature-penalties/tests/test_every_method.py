@@ -1,4 +1,4 @@
-"""Every method that is installed runs on the task, or is refused before it runs, for a reason that
+"""Every method that is installed runs on the task, or is rejected before it runs, for a reason that
 is true.
 
 The distribution has to be installed for this (``pip install -e .``): methods find the task by its
@@ -76,7 +76,7 @@ def test_only_methods_that_need_what_this_task_has_not_are_refused(verdicts):
         for why in refused.values()
     }
     assert reasons == {NO_SOURCES, NO_LOOKS, NO_WEIGHTS, NOT_DIRECT}
-    # and it is true: all training rows are of one kind, none has a weight of its own, and f does
+    # and it is true: all training rows are of one kind, none has a separate weight, and f does
     # not see θ
     problem = FeaturePenalties().problem(0, torch.device("cpu"), torch.float64)
     assert problem.find(Sources) is None
@@ -110,7 +110,7 @@ def test_every_other_method_runs(verdicts, tmp_path):
             names.remove(name)  # it is listed without its extra, and asks for it when it runs
     parts = 'generator = { name = "branches", steps = 5 }\nselector = { name = "best-of-n" }\n'
     blocks = [f'[[method]]\nname = "{name}"\n' for name in names]
-    # these have no parts of their own
+    # these have no separate parts
     blocks.append(f'[[method]]\nname = "search"\n{parts}')
     blocks.append(
         f'[[method]]\nname = "pipeline"\n{parts}'

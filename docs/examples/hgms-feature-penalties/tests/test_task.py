@@ -33,7 +33,7 @@ def built(task: FeaturePenalties, seed: int = 0) -> Problem:
 
 
 def penalties(problem: Problem, seed: int = 1) -> Tree:
-    """Some θ in Θ with a value of its own for every feature."""
+    """Some θ in Θ with a separate value for every feature."""
     draw = Key(seed).fold("penalties").generator()
     return problem.project(
         {

@@ -124,7 +124,7 @@ class Search:
 
     @property
     def needs(self) -> frozenset[str]:
-        """Few upper variables, if the sampler models them."""
+        """Require few upper variables if the sampler models them."""
         return frozenset({"few-upper"} if self.sampler == "tpe" else ())
 
     def init(self, problem: Problem, seed: int) -> State:

@@ -102,7 +102,7 @@ class Rds(hgms_mix.lm.RowSelection):
     def _compare(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
         """Compute the cosines of some rows with all validation rows.
 
-        After the last rows, the turns and the kept rows are computed.
+        After the last rows, compute the order of selection and the selected rows.
         """
         pool = problem.lower_data
         directions, _, spent = self._directions(problem, state, pool)

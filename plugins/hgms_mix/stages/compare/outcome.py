@@ -116,9 +116,9 @@ class Outcome:
             ]
             if floors:
                 words = (
-                    f"not ahead of {', '.join(behind)}"
+                    f"not better than {', '.join(behind)}"
                     if behind
-                    else "ahead of every reference that learns nothing"
+                    else "better than every baseline that does not learn"
                 )
                 lines.append(f"{test}: {label} is {words}")
         return lines
@@ -136,7 +136,7 @@ class Outcome:
         return f"{low:.0f}" if round(low) == round(high) else f"{low:.0f}–{high:.0f}"
 
     def warnings(self) -> list[tuple[str, list[int], str]]:
-        """Return the warnings of the stage `certainty`, with their labels and seeds."""
+        """Return the warnings of the stage `uncertainty`, with their labels and seeds."""
         seeds: dict[tuple[str, str], list[int]] = {}
         for (label, seed), report in self.reports.items():
             for line in _warnings(report):
@@ -219,7 +219,7 @@ def processor_seconds(report: Mapping[str, Any]) -> float | None:
 
 
 def _warnings(report: Mapping[str, Any]) -> list[str]:
-    return list((report.get("certainty") or {}).get("warnings", []))
+    return list((report.get("uncertainty") or {}).get("warnings", []))
 
 
 def _mean(values: Mapping[int, float]) -> float:

@@ -1,4 +1,4 @@
-"""The stage `certainty`: estimate the uncertainty of the mixture.
+"""The stage `uncertainty`: estimate the uncertainty of the mixture.
 
 The estimates are over rows, over finished seeds, and by the null test.
 """
@@ -16,7 +16,7 @@ from torch import Tensor
 from hgms.results import NULL_TEST, Interval
 from hgms.runs import RunConfig, RunFolder
 from hgms.store import Folder, read_manifest
-from hgms.uncertainty import Certainty, alignments, cost, in_words, over_rows, over_seeds
+from hgms.uncertainty import Uncertainty, alignments, cost, in_words, over_rows, over_seeds
 from hgms_core import ConfigError, Key, Sources, norm
 from hgms_core.capabilities import HasPlaceholder, find
 from hgms_core.errors import CheckpointError, OutOfMemory
@@ -37,7 +37,7 @@ def learns(config: RunConfig) -> bool:
     return config.role not in ("floor", "ceiling")
 
 
-def estimate(work: Folder, *, learned: Learned, certainty: Resampling, log: Log) -> Facts:
+def estimate(work: Folder, *, learned: Learned, uncertainty: Resampling, log: Log) -> Facts:
     """Estimate the uncertainty of the mixture's direction by resampling rows.
 
     It computes no gradient for a method that does not learn weights.
@@ -45,27 +45,27 @@ def estimate(work: Folder, *, learned: Learned, certainty: Resampling, log: Log)
     method = learned.config.method_name
     if not learns(learned.config):
         log(f"  nothing to measure: {method} learns no weights")
-        return {"left_out": f"the method {method!r} learns no weights"}
-    sizes = certainty.validation_blocks, certainty.source_blocks, certainty.rows
-    log(f"  {cost(len(learned.weights), len(set(certainty.at)), *sizes)}")
+        return {"skipped": f"the method {method!r} learns no weights"}
+    sizes = uncertainty.validation_blocks, uncertainty.source_blocks, uncertainty.rows
+    log(f"  {cost(len(learned.weights), len(set(uncertainty.at)), *sizes)}")
     try:
-        return measure(learned, certainty)
+        return measure(learned, uncertainty)
     except ConfigError as error:
         why = error.lines()[0]
         log(f"  not measured: {why}")
-        return {"left_out": why}
+        return {"skipped": why}
     except (RuntimeError, MemoryError) as error:
         if not out_of_memory(error):
             raise
         raise OutOfMemory(
             "out-of-memory",
-            "the stage 'certainty' ran out of memory",
-            place=("certainty", "rows"),
+            "the stage 'uncertainty' ran out of memory",
+            place=("uncertainty", "rows"),
             hint="decrease rows or task.micro_batch",
         ) from error
 
 
-CERTAINTY = Stage(name="certainty", version="1", function=estimate)
+UNCERTAINTY = Stage(name="uncertainty", version="1", function=estimate)
 """It writes only its manifest, and no stage depends on it."""
 
 
@@ -132,7 +132,7 @@ def summary(learned: Learned, facts: Facts) -> dict[str, Any]:
         else []
     )
     if "rows" in facts:
-        sentences.append(f"{in_words(Certainty.from_dict(facts['rows']), name)} (to first order)")
+        sentences.append(f"{in_words(Uncertainty.from_dict(facts['rows']), name)} (to first order)")
     if null is not None:
         sentences.append(f"null test: {null['verdict']}")
     untrained = find(learned.config.method, HasPlaceholder)
@@ -155,7 +155,7 @@ def warnings(
     facts: Mapping[str, Any],
     runs: Mapping[int, Mapping[str, float]],
     null: Mapping[str, Any] | None,
-    seeds: Certainty | None = None,
+    seeds: Uncertainty | None = None,
 ) -> Iterator[str]:
     """Yield the reasons not to trust the weights of a mixture.
 
@@ -238,28 +238,28 @@ def null_result(folder: Path) -> dict[str, Any] | None:
     return None
 
 
-def rows_of(certainty: Mapping[str, Any]) -> list[dict[str, str]]:
+def rows_of(uncertainty: Mapping[str, Any]) -> list[dict[str, str]]:
     """Return the table to print.
 
     It contains the weights with intervals over seeds, and the verdicts of rows and null test.
     """
     words = {1: "more", -1: "less", 0: "cannot be told"}
     table = []
-    for source, weight in certainty["weights"].items():
+    for source, weight in uncertainty["weights"].items():
         line = {"source": source, "weight": f"{weight:.3f}"}
-        if certainty.get("prior"):
-            line["prior"] = f"{certainty['prior'][source]:.3f}"
+        if uncertainty.get("prior"):
+            line["prior"] = f"{uncertainty['prior'][source]:.3f}"
         for column, test in (("over seeds", "seeds"), ("gain over the prior", "rows")):
-            if certainty.get(test):
+            if uncertainty.get(test):
                 effect = next(
-                    effect for effect in certainty[test]["sources"] if effect["source"] == source
+                    effect for effect in uncertainty[test]["sources"] if effect["source"] == source
                 )
                 line[column] = format_interval(
                     effect["value"], effect["low"], effect["high"], signed=test == "rows"
                 )
                 line[f"{test} say"] = words[effect["evidence"]]
-        if certainty.get("null"):
-            line["null test says"] = words[_sign(certainty["null"], source)]
+        if uncertainty.get("null"):
+            line["null test says"] = words[_sign(uncertainty["null"], source)]
         table.append(line)
     return table
 
