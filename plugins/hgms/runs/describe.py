@@ -66,7 +66,7 @@ def show(component: Component, known: Mapping[str, Any]) -> None:
         whose = "" if part == component.name else f" (its part {part!r})"
         click.echo(
             wrap_paragraph(
-                f"Needs {trait}: {TRAITS.get(trait, 'a trait of the task')}{whose}", columns
+                f"Needs {trait}: {TRAITS.get(trait, 'a task trait')}{whose}", columns
             )
         )
     if known.get("needs"):

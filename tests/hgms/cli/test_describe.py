@@ -158,7 +158,7 @@ def test_needs_and_traits_are_explained_and_a_method_may_have_no_fields(site: Si
     of_parts(site)
     text = call("describe", "method", "empty").stdout
     needs = [line for line in text.splitlines() if line.startswith("Needs ")]
-    assert needs[0].startswith("Needs own-trait: of its own")
+    assert needs[0].startswith("Needs own-trait: a task trait")
     assert needs[1].startswith("Needs sources: named data sources")
     assert text.endswith("It has no fields.\n")
     fields = {row["name"]: row for row in json_of("describe", "method", "odd")["fields"]}
@@ -171,7 +171,7 @@ def test_needs_and_traits_are_explained_and_a_method_may_have_no_fields(site: Si
         "sources": "wants",
     }
     text = call("describe", "task", "sized").stdout
-    parts = ("Metrics, higher is better: gain", "  own-trait: of its own\n")
+    parts = ("Metrics, higher is better: gain", "  own-trait: a task trait\n")
     assert all(part in text for part in parts)
 
 

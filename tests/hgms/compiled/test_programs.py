@@ -182,7 +182,7 @@ def test_a_function_without_a_program_runs_as_it_is_written(
     program = compiler(("double",), function)
     with caplog.at_level(logging.WARNING, "hgms.programs"):
         assert [float(program(torch.tensor([x]))) for x in (-3.0, 2.0)] == [-6.0, 4.0]
-    assert compiler.outcomes["double"].startswith(f"as written: {reason}")
+    assert compiler.outcomes["double"].startswith(f"eager: {reason}")
     assert len(caplog.records) == 1
 
 

@@ -351,7 +351,7 @@ def test_a_loss_that_cannot_be_traced_falls_back_with_one_reason(
     with caplog.at_level(logging.WARNING, "hgms.programs"):
         for _ in range(2):
             state, _ = method.step(branching, state)
-    assert made.outcomes["step"].startswith("as written: it cannot be traced")
+    assert made.outcomes["step"].startswith("eager: it cannot be traced")
     assert made.outcomes["branches"] == "compiled"
     assert sum("step" in record.message for record in caplog.records) == 1
     expected = method.init(branching, 0)
@@ -374,7 +374,7 @@ def test_a_program_that_computes_something_else_is_not_used(
     problem = evolve(linear(), compiler=made)
     method = pipeline()
     method.step(problem, method.init(problem, 0))
-    assert made.outcomes["step"].startswith("as written: it differs")
+    assert made.outcomes["step"].startswith("eager: it differs")
 
 
 @pytest.mark.extended

@@ -289,7 +289,7 @@ def test_of_another_method_theta_and_x_are_looked_at_with_a_warning() -> None:
 
 
 @pytest.mark.parametrize(("good", "skipped"), [(0, {"step"}), (7, {"double", "gain"})])
-def test_no_failure_of_a_measure_ends_a_run(good: int, left_out: set[str]) -> None:
+def test_no_failure_of_a_measure_ends_a_run(good: int, skipped: set[str]) -> None:
     calls = iter(range(good))
 
     def f(theta: Tree, x: Tree, rows: Tree) -> torch.Tensor:
@@ -300,5 +300,5 @@ def test_no_failure_of_a_measure_ends_a_run(good: int, left_out: set[str]) -> No
     problem = flat(f, x=1.0)
     own = method(generator=Branches(count=1, steps=1, optimizer=SGD(lr=0.1)))
     row = Diagnosing(method=own, problem=problem, seed=0).row(own.init(problem, 0), {}, 1, 0.0)
-    assert left_out <= row["skipped"].keys()
+    assert skipped <= row["skipped"].keys()
     assert all("only so often" in reason for reason in row["skipped"].values())

@@ -78,7 +78,7 @@ def test_malformed_replies_are_asked_for_again_then_counted(
     records = records_of(evaluation, folder)
     assert (result["rated"], result["failed"]) == (7, 3)
     assert (records[82, 1]["rating"], records[82, 1]["attempts"]) == (6.0, 3)
-    kinds = {81: "no rating in", 83: "malformed", 84: "refused: BadRequest"}
+    kinds = {81: "no rating in", 83: "malformed", 84: "rejected: BadRequest"}
     assert all(records[key, 1]["reason"].startswith(kind) for key, kind in kinds.items())
     # failures are neither averaged as some number nor dropped without a word
     values = [record["rating"] for record in records.values() if record["rating"] is not None]

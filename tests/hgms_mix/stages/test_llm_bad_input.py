@@ -167,7 +167,7 @@ def test_rows_and_columns_left_out_and_overlaps_are_said_once() -> None:
     done = right("mix", "sample", "mix.toml", "--json", sets=["task.sources.sums.max_bad_rows=10"])
     for once, part in (
         ("columns that are not read", "\n  sources 'sums': 'grade', 'note'\n"),
-        ("rows left out or cut", "sources 'sums': 10 bad, of 20"),
+        ("rows skipped or cut", "sources 'sums': 10 bad, of 20"),
         ("prompts that are in two sets", "  test 'sums' and train 'dots': 12 of 12 (100.0%)"),
     ):
         assert (done.stderr.count(once), done.stderr.count(part)) == (1, 1)

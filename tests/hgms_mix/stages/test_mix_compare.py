@@ -185,7 +185,7 @@ def test_differences_are_paired_by_seed_and_said_in_words(
     assert (gap.mean, gap.excludes_zero) == (pytest.approx(-0.206), True)
     assert not table.pairs("all")["theirs", "uniform"].excludes_zero
     assert table.verdicts("all") == [
-        "all: ours outperforms every baseline that does not learn",
+        "all: ours is better than every baseline that does not learn",
         "all: theirs is not better than uniform",
     ]
     rows = table.rows("all")
