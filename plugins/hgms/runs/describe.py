@@ -65,9 +65,7 @@ def show(component: Component, known: Mapping[str, Any]) -> None:
     for trait, part in (known.get("needs") or {}).items():
         whose = "" if part == component.name else f" (its part {part!r})"
         click.echo(
-            wrap_paragraph(
-                f"Needs {trait}: {TRAITS.get(trait, 'a task trait')}{whose}", columns
-            )
+            wrap_paragraph(f"Needs {trait}: {TRAITS.get(trait, 'a task trait')}{whose}", columns)
         )
     if known.get("needs"):
         click.echo()
