@@ -221,13 +221,18 @@ class Implicit:
 
     def filter_rows(self) -> Stage:
         """Return which training rows the out-of-fold filter keeps."""
+        w, held = self.out_of_fold()
+        self.meter.call(len(w))
+        return {"keep": kept_rows(self.problem, w, held)}
+
+    def out_of_fold(self) -> tuple[Tensor, Tensor]:
+        """Train on the other folds of the training rows; return w and the masks to judge on."""
         problem = self.problem
         fit, held = fold_masks(problem, Key(0).fold("filter"))
         u = problem.space.start.expand(len(fit), -1)
         limit = self.meter.share + BASELINE_SHARE
         w = self.solve(problem.w0.expand(len(fit), -1), u, fit, limit=limit)
-        self.meter.call(len(w))
-        return {"keep": kept_rows(problem, w, held)}
+        return w, held
 
     def scan(self) -> Stage:
         """Shift all penalties together, from large to small; return the best level."""

@@ -350,6 +350,10 @@ class Online:
 
     def filter_rows(self) -> Stage:
         """Return which training rows the out-of-fold filter keeps."""
+        return {"keep": kept_rows(self.problem, *self.out_of_fold())}
+
+    def out_of_fold(self, limit: float = BASELINE_SHARE) -> tuple[Tensor, Tensor]:
+        """Train on the other folds of the training rows; return w and the masks to judge on."""
         problem = self.problem
         fit, held = fold_masks(problem, self.key.fold("filter"))
         w = problem.w0.expand(len(fit), -1)
@@ -361,9 +365,9 @@ class Online:
             w = adam.move(w)
             self.meter.count()
             self.meter.call(len(w))
-            if self.meter.share >= BASELINE_SHARE:
+            if self.meter.share >= limit:
                 break
-        return {"keep": kept_rows(problem, w, held)}
+        return w, held
 
     # --- one training
 
