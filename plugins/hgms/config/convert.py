@@ -438,7 +438,7 @@ def fail(code: str, message: str, **parts: Any) -> NoReturn:
 def gather(items: Iterable[tuple[Any, Any, Callable[[Any], Any]]]) -> dict[Any, Any]:
     """Return each (key, value, reader) as key and read value.
 
-    Errors: all errors are raised together.
+    Errors: HgmsError with all errors together.
     """
     values = {}
     errors: list[HgmsError] = []

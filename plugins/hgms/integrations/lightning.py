@@ -19,7 +19,7 @@ class Hooks:
     """Outer steps during ``Trainer.fit``: :class:`hgms.integrations.OuterSteps` after every
     ``every``-th optimiser step.
 
-    Arguments: the arguments of ``OuterSteps``. Without ``lower``, g receives the batch of the
+    It takes the arguments of ``OuterSteps``. Without ``lower``, g receives the batch of the
     training step. ``progress`` is the share of the steps that the trainer expects.
 
     The trainer's loggers receive the numbers of each row of ``records``, for example

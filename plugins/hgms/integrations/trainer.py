@@ -23,7 +23,7 @@ class Hooks:
     """Outer steps during ``Trainer.train``: :class:`hgms.integrations.OuterSteps` after every
     ``every``-th step.
 
-    Arguments: the arguments of ``OuterSteps``; ``lower`` is required, because the Trainer passes no
+    It takes the arguments of ``OuterSteps``; ``lower`` is required, because the Trainer passes no
     batch to its callbacks. ``log`` receives each row's numbers:
     ``trainer.add_callback(HypergradientCallback(…, log=trainer.log))``. Without ``log`` they are
     added to ``state.log_history``.

@@ -81,8 +81,10 @@ class Source:
     it is computed on all of it.
 
     Arguments:
-        path, or hub with revision (a commit) and optionally subset and split (default ``train``). A
-            string in place of the table is its path: ``faq = "faq.jsonl"``.
+        path: a file, a folder or a pattern. A string in place of the table is its path:
+            ``faq = "faq.jsonl"``.
+        hub, revision, subset, split: a data set of the Hub at a commit, instead of ``path``; the
+            default of ``split`` is ``train``.
         format: one of :data:`~hgms_mix.lm.formats.FORMATS`, or ``auto`` (the format of most of the
             first rows).
         fields: the file's own columns for the fields of the format, if their names differ (None: no
