@@ -120,7 +120,7 @@ class Pipeline:
         return guarded
 
     def _step(self, problem: Problem, state: State, progress: float) -> tuple[State, Record]:
-        if problem.compiler is not None and problem.counters is None:
+        if problem.compiler is not None:
             joined: tuple[State, Record] | None
             joined = problem.compiler.step(self, problem, state, progress)
             if joined is not None:

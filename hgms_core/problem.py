@@ -112,6 +112,16 @@ def _data(problem: object, attribute: Any, value: object) -> None:
         raise not_data(attribute.name)
 
 
+def _counts_no_calls(problem: Problem, attribute: Any, value: object) -> None:
+    # Compiled functions would not count.
+    if value is not None and problem.counters is not None:
+        raise ConfigError(
+            "conflicting-options",
+            "the losses count their calls (counters), so they cannot be compiled (compiler)",
+            place=("compiler",),
+        )
+
+
 @reports_errors
 @frozen(kw_only=True, eq=False)
 class Problem:
@@ -130,7 +140,8 @@ class Problem:
         counters: returns numbers that only grow, such as the tokens processed so far.
         precision: the dtype in which the losses are computed, if it is coarser than that of x.
             Finite differences then use a length that fits it.
-        compiler: compiles functions of components. ``None``: all steps run eagerly.
+        compiler: compiles functions of components. ``None``: all steps run eagerly. Losses that
+            count their calls (``counters``) are not compiled.
         guard: runs the first step of a Pipeline, ``(problem, state, step) -> step()``, and explains
             wrong losses. ``hgms.from_losses`` and ``hgms.from_module`` set it.
         restore: maps ``(theta, x)`` to the form in which the user passed them.
@@ -139,7 +150,7 @@ class Problem:
             them.
 
     Errors: ConfigError ``wrong-type`` for variables and rows of other types, ``wrong-signature``
-    for functions with other arguments.
+    for functions with other arguments, ``conflicting-options`` for ``compiler`` with ``counters``.
 
     >>> loss = lambda theta, x, batch: (x["w"] - theta["t"]).square().sum()
     >>> problem = Problem(theta0={"t": torch.ones(2)}, x0={"w": torch.zeros(2)}, g=loss, f=loss)
@@ -170,7 +181,7 @@ class Problem:
         default=None, validator=accepts(optional=True), repr=False
     )
     precision: torch.dtype | None = None
-    compiler: Any = field(default=None, repr=False)
+    compiler: Any = field(default=None, validator=_counts_no_calls, repr=False)
     guard: Callable[[Problem, Any, Callable[[], Any]], Any] | None = field(
         default=None, validator=accepts("problem", "state", "step", optional=True), repr=False
     )

@@ -15,6 +15,7 @@ from attrs import evolve, field, frozen
 from support.helpers import F64, assert_same, run_files
 from support.source_problems import convex_sources
 
+from hgms.compiled import Programs
 from hgms.config import Budget
 from hgms.generators.branches import Branches
 from hgms.hypergradients import Fixed, Unrolled
@@ -22,7 +23,7 @@ from hgms.optim import SGD
 from hgms.outer import Sgd
 from hgms.runs import Interrupted, RunFolder, RunResult, RunSettings, run
 from hgms.selectors import First
-from hgms_core import Data, Key, Pipeline, Problem, Sources, State, Tree
+from hgms_core import ConfigError, Data, Key, Pipeline, Problem, Sources, State, Tree
 from hgms_core.capabilities import Capabilities, Finishes
 
 # --- stratified draws
@@ -164,6 +165,12 @@ def test_a_step_tells_how_much_the_counters_grew_in_it_alone() -> None:
         assert [row.get("step_rows") for row in records] == [None, 2, 3, 2, 3, 2]
     timed = run(Mixer(), problem, Budget(seconds=1e-6)).records
     assert [row.get("step_rows") for row in timed] == [None, 2]
+
+
+def test_losses_that_count_their_calls_are_not_compiled() -> None:
+    with pytest.raises(ConfigError, match="cannot be compiled") as error:
+        evolve(counting(), compiler=Programs())
+    assert (error.value.code, error.value.place) == ("conflicting-options", ("compiler",))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from hgms.adapters import from_losses
-from hgms.compiled import Programs, programs_of
+from hgms.compiled import Programs
 from hgms_core import Problem, State
 from support.helpers import assert_same
 
@@ -47,7 +47,7 @@ class Walker:
             raise KeyboardInterrupt
         self.steps += 1
         Time.now += self.left[0] if len(self.left) == 1 else self.left.pop(0)
-        compiler = programs_of(problem)
+        compiler = problem.compiler
         step = halved if compiler is None else compiler(("halve",), halved)
         calls = 100 * (state["step"] + 1)
         record = {"oracle_calls": calls, "compiled": float(compiler is not None)}

@@ -6,7 +6,7 @@ from hgms.compiled.forms import Numbers, form, launch
 from hgms.compiled.levels import CompiledProduct, Levels, linearized
 from hgms.compiled.loops import is_traced, repeat
 from hgms.compiled.matmul import Product, RouteChoice, calibrated, choose
-from hgms.compiled.programs import COMPILERS, Programs, programs_of
+from hgms.compiled.programs import COMPILERS, Programs
 from hgms.compiled.route import matrix_route
 
 __all__ = [
@@ -24,6 +24,5 @@ __all__ = [
     "launch",
     "linearized",
     "matrix_route",
-    "programs_of",
     "repeat",
 ]

@@ -234,16 +234,6 @@ class Programs:
         )
 
 
-def programs_of(problem: Problem) -> Programs | None:
-    """Return the compiler of this problem's steps, or None if they run eagerly.
-
-    They run eagerly if the run does not compile, or if the losses count their calls
-    (:attr:`Problem.counters`), which a compiled function would not do.
-    """
-    compiler = problem.compiler if problem.counters is None else None
-    return compiler if isinstance(compiler, Programs) else None
-
-
 class _Shapes:
     """Compiled forms of one function, by the shapes of its arguments."""
 

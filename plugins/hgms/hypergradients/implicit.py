@@ -9,7 +9,7 @@ from typing import ClassVar, Literal, final
 from attrs import define, evolve, field
 from torch import Tensor
 
-from hgms.compiled import Levels, linearized, programs_of
+from hgms.compiled import Levels, linearized
 from hgms.config import lowering
 from hgms.gauss_newton import Product, by_difference, gauss_newton
 from hgms.hypergradients.fresh_batches import Batches, on_fresh_batches
@@ -169,7 +169,7 @@ class Implicit:
                 solver,
                 v0,
                 rows,
-                programs_of(problem),
+                problem.compiler,
             )
         else:
             here = self._levels(problem).linearization(theta, x, batch, upper_batch)
@@ -233,7 +233,7 @@ class Implicit:
     ) -> Linearization | None:
         if self.operator == "ggn" and self.strategy == "difference":
             return None
-        programs = programs_of(problem) if self.batches == "one" else None
+        programs = problem.compiler if self.batches == "one" else None
         if programs is None:
             return None
         key = (self.name, problem.f, problem.g)

@@ -11,7 +11,7 @@ import torch
 from attrs import field
 from torch import Tensor
 
-from hgms.compiled import form, programs_of
+from hgms.compiled import form
 from hgms.config import lowering
 from hgms.optim.adam import adam
 from hgms_core import (
@@ -148,7 +148,7 @@ class Sama:
             for kind in "mv"
         ]
         run = form(
-            programs_of(problem),
+            problem.compiler,
             (self.name, problem.f, problem.g, step),
             partial(_sama, problem.f, problem.g, step),
         )

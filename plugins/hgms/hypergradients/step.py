@@ -9,7 +9,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from hgms.compiled import Numbers, launch, programs_of
+from hgms.compiled import Numbers, launch
 from hgms_core import (
     ConfigError,
     Cost,
@@ -59,7 +59,7 @@ def through(
     """
     sources = _sources(problem) if derivative == "per-source" else None
     levels = _Levels(problem.f, problem.g, derivative, displacement, problem.precision, sources)
-    programs = None if sources is not None else programs_of(problem)
+    programs = None if sources is not None else problem.compiler
     key = ("through", levels)
     function = partial(_through, levels)
     loss, value, length = launch(

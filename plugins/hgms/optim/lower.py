@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import ClassVar, Literal, final
+from typing import Any, ClassVar, Literal, final
 
 import torch
 from attrs import evolve, field
@@ -13,7 +13,7 @@ from hgms.optim.rule import Rule
 from hgms.optim.stepper import Build
 from hgms.optim.timetable import Schedule, Timetable
 from hgms.optim.torch_rule import TorchRule
-from hgms_core import Problem, State, component
+from hgms_core import State, Tree, component
 from hgms_core.validators import decay_rate, each, not_negative, optional_positive, positive, share
 
 
@@ -54,14 +54,13 @@ class _BuiltIn:
     weight_decay: float = field(default=0.0, validator=not_negative)
     schedule: Cosine | Schedule | None = None
     moments: Literal["carry", "fresh"] = "carry"
+    _times: dict[Any, Timetable] = field(init=False, factory=dict, eq=False, repr=False)
 
     @property
     def decay(self) -> float:
         return self.weight_decay
 
-    def rates(
-        self, problem: Problem, spread: list[float], steps: int, start: State
-    ) -> list[list[float]]:
+    def rates(self, x0: Tree, spread: list[float], steps: int, start: State) -> list[list[float]]:
         """Return the rate of each branch in each of ``steps`` steps.
 
         ``spread`` contains the factor of each branch on the learning rate.
@@ -70,7 +69,7 @@ class _BuiltIn:
             return _spread(self.lr, spread, _factors(self.schedule, steps, start))
         done = start["optimizer_steps"]
         build = partial(torch.optim.SGD, lr=self.lr)
-        times = _timetable(problem, self, build, self.schedule)
+        times = _timetable(self._times, x0, build, self.schedule)
         return _spread(1.0, spread, [times.options(done + k)[0]["lr"] for k in range(steps)])
 
 
@@ -95,7 +94,7 @@ class SGD(_BuiltIn):
 
     momentum: float = field(default=0.0, validator=decay_rate)
 
-    def rule(self, problem: Problem, done: int = 0) -> Rule:
+    def rule(self, x0: Tree, done: int = 0) -> Rule:
         """Return the step of this optimiser after ``done`` steps with the same moments."""
         return Rule("sgd", momentum=self.momentum, done=done)
 
@@ -122,7 +121,7 @@ class AdamW(_BuiltIn):
     eps: float = field(default=1e-8, validator=positive)
     eps_root: float = field(default=0.0, validator=not_negative)
 
-    def rule(self, problem: Problem, done: int = 0) -> Rule:
+    def rule(self, x0: Tree, done: int = 0) -> Rule:
         """Return the step of this optimiser after ``done`` steps with the same moments."""
         return Rule("adamw", betas=self.betas, eps=self.eps, eps_root=self.eps_root, done=done)
 
@@ -151,15 +150,14 @@ class Torch:
     build: Build
     schedule: Cosine | Schedule | None = None
     moments: Literal["carry", "fresh"] = "carry"
+    _times: dict[Any, Timetable] = field(init=False, factory=dict, eq=False, repr=False)
 
-    def rule(self, problem: Problem, done: int = 0) -> TorchRule:
+    def rule(self, x0: Tree, done: int = 0) -> TorchRule:
         """Return the step of this optimiser after ``done`` steps with the same state."""
         schedule = self.schedule if callable(self.schedule) else None
-        return TorchRule(self.build, _timetable(problem, self, self.build, schedule), done=done)
+        return TorchRule(self.build, _timetable(self._times, x0, self.build, schedule), done=done)
 
-    def rates(
-        self, problem: Problem, spread: list[float], steps: int, start: State
-    ) -> list[list[float]]:
+    def rates(self, x0: Tree, spread: list[float], steps: int, start: State) -> list[list[float]]:
         """Return the factor on the optimiser's rate for each branch in each of ``steps`` steps.
 
         The rule applies a schedule of torch.
@@ -190,18 +188,16 @@ class Clip:
     def moments(self) -> Literal["carry", "fresh"]:
         return self.optimizer.moments
 
-    def rule(self, problem: Problem, done: int = 0) -> Rule | TorchRule:
-        rule: Rule | TorchRule = self.optimizer.rule(problem, done)
+    def rule(self, x0: Tree, done: int = 0) -> Rule | TorchRule:
+        rule: Rule | TorchRule = self.optimizer.rule(x0, done)
         return evolve(rule, clip=self.clip)
 
-    def rates(
-        self, problem: Problem, spread: list[float], steps: int, start: State
-    ) -> list[list[float]]:
-        return self.optimizer.rates(problem, spread, steps, start)
+    def rates(self, x0: Tree, spread: list[float], steps: int, start: State) -> list[list[float]]:
+        return self.optimizer.rates(x0, spread, steps, start)
 
 
 LowerOptimizer = SGD | AdamW | Torch | Clip
-"""One step of ``optimizer.rule(problem, done)`` moves one branch, or a stack of branches."""
+"""One step of ``optimizer.rule(x0, done)`` moves one branch, or a stack of branches."""
 
 
 def _spread(rate: float, spread: list[float], shape: list[float]) -> list[list[float]]:
@@ -213,15 +209,10 @@ def _factors(schedule: Cosine | None, steps: int, start: State) -> list[float]:
 
 
 def _timetable(
-    problem: Problem, optimizer: object, build: Build, schedule: Schedule | None
+    times: dict[Any, Timetable], x0: Tree, build: Build, schedule: Schedule | None
 ) -> Timetable:
-    """Return the rates and decays per step of a torch schedule, cached in ``problem.kept``.
-
-    The cache avoids computing the schedule again from the first step.
-    """
-    key = ("timetable", id(optimizer))
-    if key not in problem.kept:
-        # Keep a reference to the optimizer, so that its id is not reused.
-        problem.kept[key] = (Timetable.of(build, problem.x0, schedule), optimizer)
-    kept: Timetable = problem.kept[key][0]
-    return kept
+    """Return the rates and decays per step of a torch schedule; ``times`` keeps them."""
+    shapes = tuple((name, leaf.shape) for name, leaf in x0.items())
+    if shapes not in times:
+        times[shapes] = Timetable.of(build, x0, schedule)
+    return times[shapes]

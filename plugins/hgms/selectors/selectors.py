@@ -9,7 +9,7 @@ import torch
 from attrs import field
 from torch import Tensor
 
-from hgms.compiled import form, programs_of
+from hgms.compiled import form
 from hgms.config import lowering
 from hgms_core import (
     Candidates,
@@ -71,7 +71,7 @@ class _ByLoss:
 
         # Not the gap: two compiled functions agree only in a few digits on a small difference of
         # scores.
-        score = form(programs_of(problem), ("scores", f, mode, chunk), compute_scores)
+        score = form(problem.compiler, ("scores", f, mode, chunk), compute_scores)
         cost = Cost(upper_values=candidates.count, rows=candidates.count * rows)
         return Selection.of(
             score(detach(theta), detach(candidates.x), operands), highest=self.highest, cost=cost

@@ -13,7 +13,7 @@ from support.helpers import run_files
 from support.programs import MAKING, Time, Walker, halved, problem
 from torch.fx import GraphModule
 
-from hgms.compiled import programs, programs_of
+from hgms.compiled import programs
 from hgms.plugins import Host
 from hgms.runs import Execution, Interrupted, RunFolder, RunResult, RunSettings, run
 from hgms.runs.clock import Clock
@@ -86,7 +86,7 @@ def test_compiled_steps_are_used_only_if_they_are_faster(
 ) -> None:
     class Timed(Walker):
         def step(self, problem: Problem, state: State, progress: float) -> Any:
-            Time.now += 0.0 if programs_of(problem) is None else compiled - 2.0
+            Time.now += 0.0 if problem.compiler is None else compiled - 2.0
             return super().step(problem, state, progress)
 
     result = walk("50 steps", Timed([2.0]), folder=tmp_path)
@@ -107,7 +107,7 @@ def test_making_programs_is_on_no_clock_whenever_it_happens(
 ) -> None:
     class Late(Walker):
         def step(self, problem: Problem, state: State, progress: float) -> Any:
-            compiler = programs_of(problem)
+            compiler = problem.compiler
             if compiler is not None and state["step"] == 2:
                 compiler(("twice",), halved)(state["x"])
             return super().step(problem, state, progress)
@@ -183,7 +183,7 @@ def test_ctrl_c_while_a_program_is_made_ends_the_run_before_the_next_one_and_exc
 
     class Two(Walker):
         def step(self, problem: Problem, state: State, progress: float) -> Any:
-            compiler: Any = programs_of(problem)
+            compiler: Any = problem.compiler
             for name in ("first", "second"):
                 compiler((name, state["step"]), halved)(state["x"])
             return super().step(problem, state, progress)

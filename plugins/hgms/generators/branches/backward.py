@@ -14,7 +14,6 @@ from attrs import evolve, frozen
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from hgms.compiled import programs_of
 from hgms.generators.branches.course import Course, differentiable_step
 from hgms.generators.branches.program import SMALL, table
 from hgms.optim.rule import Coefficients, Rule
@@ -90,7 +89,7 @@ def compiled_run(course: Course, rule: Rule, theta: Tree) -> Run | None:
     saves.
     """
     problem = course.problem
-    programs = programs_of(problem)
+    programs = problem.compiler
     work = sum(leaf.numel() for leaf in course.x.values()) * course.rows
     if programs is None or work > SMALL:
         return None

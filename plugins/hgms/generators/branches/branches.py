@@ -14,7 +14,6 @@ import torch
 from attrs import Attribute, evolve, field
 from torch import Tensor
 
-from hgms.compiled import programs_of
 from hgms.config import lowering
 from hgms.generators.branches.program import advance_compiled, kept_table
 from hgms.generators.branches.replay import KeepPath, Path, Replay, check_states, has_mixed_mode
@@ -206,7 +205,7 @@ class Branches:
         x = repeat(problem.x0, self.count if self.carry_rule == "per-branch" else 1)
         return {
             "x": x,
-            "moments": self.optimizer.rule(problem).no_moments(x),
+            "moments": self.optimizer.rule(problem.x0).no_moments(x),
             "optimizer_steps": 0,
             "lower_steps": 0,
         }
@@ -244,11 +243,11 @@ class Branches:
             return path(index).replay(theta, last, mixed=True)
 
         def last_step(index: Tensor) -> LastStep:
-            self.optimizer.rule(problem).check_linear()
+            self.optimizer.rule(problem.x0).check_linear()
             return path(index).last_step(theta)
 
         def next_step(index: Tensor, x: Tree, key: Key) -> LastStep:
-            self.optimizer.rule(problem).check_linear()
+            self.optimizer.rule(problem.x0).check_linear()
             rate = self._rates(problem, start)[-1][
                 0 if self.diversity.lr_spread is None else int(index)
             ]
@@ -293,7 +292,7 @@ class Branches:
         fresh = self.optimizer.moments == "fresh"
         return {
             "x": x,
-            "moments": self.optimizer.rule(problem).no_moments(x) if fresh else moments,
+            "moments": self.optimizer.rule(problem.x0).no_moments(x) if fresh else moments,
             "optimizer_steps": 0 if fresh else start["optimizer_steps"] + self.steps,
             "lower_steps": start["lower_steps"] + self.steps,
         }
@@ -306,7 +305,7 @@ class Branches:
         Return (ends, moments, last losses, number of gradients).
         """
         x, moments, index = self._begin(problem, start, key, members)
-        rule = self.optimizer.rule(problem, start["optimizer_steps"])
+        rule = self.optimizer.rule(problem.x0, start["optimizer_steps"])
         rates = [[step[member] for member in members] for step in self._rates(problem, start)]
         decays = self.diversity.decays(self.count)
         plan = Plan(
@@ -328,7 +327,7 @@ class Branches:
     def operands(
         self, problem: Problem, start: State, key: Key, progress: float
     ) -> dict[str, Any] | None:
-        rule = self.optimizer.rule(problem, start["optimizer_steps"])
+        rule = self.optimizer.rule(problem.x0, start["optimizer_steps"])
         kept = self.count == 1 and self.keep_path != "none"
         if isinstance(rule, TorchRule) or self._parts(problem.lower_data) > 1 or kept:
             return None
@@ -341,7 +340,7 @@ class Branches:
 
     def compute(self, problem: Problem, theta: Tree, operands: dict[str, Any]) -> Candidates:
         data = problem.lower_data
-        rule = self.optimizer.rule(problem)
+        rule = self.optimizer.rule(problem.x0)
         assert not isinstance(rule, TorchRule)
         drawn = self.batch_size is not None and self.batch_size < data.size
         own = drawn and self.diversity.batches == "independent"
@@ -365,7 +364,7 @@ class Branches:
         x, moments, index = self._begin(problem, start, key, [member])
         own = self.diversity.batches == "independent"
         return Path(
-            rule=self.optimizer.rule(problem, start["optimizer_steps"]),
+            rule=self.optimizer.rule(problem.x0, start["optimizer_steps"]),
             problem=problem,
             x={name: leaf[0] for name, leaf in x.items()},
             moments={name: leaf[0] for name, leaf in moments.items()},
@@ -394,7 +393,7 @@ class Branches:
         return x, moments, torch.stack([numbers for numbers in drawn if numbers is not None])
 
     def _rates(self, problem: Problem, start: State) -> list[list[float]]:
-        return self.optimizer.rates(problem, self.diversity.rates(self.count), self.steps, start)
+        return self.optimizer.rates(problem.x0, self.diversity.rates(self.count), self.steps, start)
 
     def _parts(self, data: Data) -> int:
         """Return the number of batches per step."""
@@ -468,7 +467,7 @@ def _run(
     """Run one group; return (losses, memory of each member's torch optimiser, gradient count)."""
     rule = plan.rule
     part = group.part
-    programs = programs_of(problem)
+    programs = problem.compiler
     index = group.rows_of(plan.index) if plan.own else plan.index
     members = part if isinstance(part, slice) else slice(part, part + 1)
     rates = [step[members] for step in plan.rates]

@@ -225,9 +225,9 @@ class Trajectory:
         self, problem: Problem, theta: Tree, start: State, index: Tensor | None, steps: int
     ) -> Path:
         x = dict(start["x"]) if problem.start is None else problem.start(theta)
-        rule = self.optimizer.rule(problem)
+        rule = self.optimizer.rule(problem.x0)
         first = {"optimizer_steps": 0, "lower_steps": 0}
-        rates = self.optimizer.rates(problem, [1.0], self.steps, first)
+        rates = self.optimizer.rates(problem.x0, [1.0], self.steps, first)
         return Path(
             rule=rule,
             problem=problem,

@@ -9,7 +9,7 @@ import torch
 from attrs import field
 from torch import Tensor
 
-from hgms.compiled import form, programs_of
+from hgms.compiled import form
 from hgms.config import lowering
 from hgms.generators.penalty import base
 from hgms.generators.penalty.compositions import single_loop
@@ -97,7 +97,7 @@ class DynamicBarrier:
     ) -> Candidates:
         g = problem.g
         f = problem.f
-        programs = programs_of(problem)
+        programs = problem.compiler
         before = form(programs, (f"{self.name} slopes", self, g, f), partial(self._slopes, g, f))
         after = form(programs, (f"{self.name} step", self, g), partial(self._bent, g))
 

@@ -12,7 +12,7 @@ import torch
 from attrs import field
 from torch import Tensor
 
-from hgms.compiled import Numbers, launch, programs_of
+from hgms.compiled import Numbers, launch
 from hgms.config import lowering
 from hgms.generators.penalty import base
 from hgms.generators.penalty.compositions import single_loop
@@ -114,7 +114,7 @@ class FullyFirstOrder:
         slower = age**-self.decay
         numbers = (self.lr * slower, self.inner_lr * slower, penalty)
         function = partial(self._step_tensors, (problem.g, problem.f))
-        programs = programs_of(problem) if self.steps <= base.STEPS else None
+        programs = problem.compiler if self.steps <= base.STEPS else None
 
         def step(y: Tree, aux: Tree, key: Key) -> tuple[Tree, Tree, Tensor]:
             below, above = base.draw_each(problem, key, self, self.steps + 1)

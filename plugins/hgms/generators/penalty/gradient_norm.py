@@ -9,7 +9,7 @@ import torch
 from attrs import field
 from torch import Tensor
 
-from hgms.compiled import Numbers, launch, programs_of
+from hgms.compiled import Numbers, launch
 from hgms.config import lowering
 from hgms.generators.penalty import base
 from hgms.generators.penalty.compositions import single_loop
@@ -114,7 +114,7 @@ class GradientNorm:
         data = problem.lower_data
         passes = 1 if base.is_full(data, self.batch_size) else 2
 
-        programs = programs_of(problem)
+        programs = problem.compiler
         function = partial(self._step_tensors, (problem.g, problem.f))
 
         def step(y: Tree, aux: Tree, key: Key) -> tuple[Tree, Tree, Tensor]:

@@ -9,7 +9,7 @@ import torch
 from attrs import field, frozen
 from torch import Tensor
 
-from hgms.compiled import Numbers, launch, programs_of
+from hgms.compiled import Numbers, launch
 from hgms.config import lowering
 from hgms.generators.penalty import base
 from hgms.generators.penalty.compositions import best_of_n, single_loop
@@ -158,7 +158,7 @@ class Minimax:
         for which, rate in self.optimizer.rates(slower, progress).items():
             numbers += self.optimizer.numbers(rate, (counts[which][True], counts[which][False]))
         # A new draw of layers would require a new compilation each time.
-        programs = programs_of(problem) if self.blocks is None else None
+        programs = problem.compiler if self.blocks is None else None
         function = partial(
             self._step_tensors, (problem.g, problem.f), _Moving(active_names, always)
         )

@@ -12,7 +12,7 @@ import torch
 from attrs import field
 from torch import Tensor
 
-from hgms.compiled import Numbers, launch, programs_of
+from hgms.compiled import Numbers, launch
 from hgms.config import lowering
 from hgms.generators.penalty import base
 from hgms.generators.penalty.compositions import single_loop
@@ -105,7 +105,7 @@ class MoreauEnvelope:
         self, problem: Problem, theta: Tree, start: State, key: Key, progress: float = 0.0
     ) -> Candidates:
         numbers = (1 / (self.penalty * (start["step"] + 1) ** self.growth),)
-        programs = programs_of(problem)
+        programs = problem.compiler
         function = partial(self._step_tensors, (problem.g, problem.f))
 
         def step(y: Tree, aux: Tree, key: Key) -> tuple[Tree, Tree, Tensor]:

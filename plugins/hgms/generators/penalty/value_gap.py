@@ -12,7 +12,7 @@ import torch
 from attrs import field
 from torch import Tensor
 
-from hgms.compiled import Numbers, launch, programs_of
+from hgms.compiled import Numbers, launch
 from hgms.config import lowering
 from hgms.generators.penalty import base
 from hgms.generators.penalty.compositions import best_of_n, single_loop
@@ -113,7 +113,7 @@ class ValueGap:
         gamma, scale = base.penalty_weights(self, start["step"])
         data = problem.lower_data
         function = partial(self._step_tensors, (problem.g, problem.f))
-        programs = programs_of(problem) if self.steps <= base.STEPS else None
+        programs = problem.compiler if self.steps <= base.STEPS else None
 
         def step(y: Tree, aux: Tree, key: Key) -> tuple[Tree, Tree, Tensor]:
             index = data.draw(key.fold("lower"), self.batch_size, self.steps + 1)

@@ -12,7 +12,7 @@ import torch
 from attrs import field
 from torch import Tensor
 
-from hgms.compiled import Numbers, launch, programs_of
+from hgms.compiled import Numbers, launch
 from hgms.config import lowering
 from hgms_core import Candidates, Cost, Key, Loss, Problem, State, Tree, component
 from hgms_core.hypergrad import twice_differentiable_attention
@@ -97,7 +97,7 @@ class Soba:
         settings = (self.name, self, problem.g, problem.f)
         function = partial(self._step_tensors, (problem.g, problem.f))
         trees = (start["x"], start["v"], theta, below, above)
-        moved, aux, loss = launch(programs_of(problem), settings, function, rates, *trees)
+        moved, aux, loss = launch(problem.compiler, settings, function, rates, *trees)
         cost = Cost(
             lower_gradients=1,
             upper_gradients=1,

@@ -12,7 +12,6 @@ import torch
 from attrs import field
 from torch import Tensor
 
-from hgms.compiled import programs_of
 from hgms.config import lowering
 from hgms.generators.ula.program import Walk, add_noise_, moved_compiled
 from hgms_core import (
@@ -127,7 +126,7 @@ class Ula:
         rows = problem.lower_data.count(self.batch_size)
         losses = next(iter(x.values())).new_empty(len(members))
         theta = detach(theta)
-        programs = programs_of(problem)
+        programs = problem.compiler
         walk = Walk(self.lr, self._scale, self.steps, rows)
 
         def trial() -> tuple[Tree, Tree]:

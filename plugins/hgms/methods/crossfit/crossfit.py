@@ -11,7 +11,7 @@ import torch
 from attrs import evolve, field
 from torch import Tensor
 
-from hgms.compiled import launch, programs_of
+from hgms.compiled import launch
 from hgms.config import lowering
 from hgms.methods.crossfit import fold_problem, weights
 from hgms.methods.crossfit.folds import Folds
@@ -260,13 +260,7 @@ class CrossFit:
                 count = state["lower_steps"] + lower_step + 1
                 setting = self.optimizer.numbers(count, scales, factor)
                 tree, loss = launch(
-                    programs_of(problem),
-                    settings,
-                    function,
-                    setting,
-                    tree,
-                    problem.theta0,
-                    *batches,
+                    problem.compiler, settings, function, setting, tree, problem.theta0, *batches
                 )
             ends.append(tree)
             values.append(loss)

@@ -11,7 +11,7 @@ import torch
 from attrs import field
 from torch import Tensor
 
-from hgms.compiled import Numbers, launch, programs_of
+from hgms.compiled import Numbers, launch
 from hgms.config import lowering
 from hgms.methods.crossfit.lower import SharpnessAware, advance, branch, part
 from hgms_core import Batch, Candidates, Cost, Key, Loss, Problem, State, Tree, component, stack
@@ -90,7 +90,7 @@ class FlatBranches:
                 below = data.batch(None if drawn is None else drawn[step])
                 setting = self.optimizer.numbers(start["lower_steps"] + step + 1, (1.0, 0.0))
                 tree, loss = launch(
-                    programs_of(problem), settings, function, setting, tree, theta, below, {}
+                    problem.compiler, settings, function, setting, tree, theta, below, {}
                 )
             ends.append(tree)
             losses.append(loss)

@@ -10,7 +10,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from hgms.compiled import Numbers, launch, programs_of
+from hgms.compiled import Numbers, launch
 from hgms.methods.reweighting import base
 from hgms_core import Batch, Cost, Key, Loss, Problem, Tree
 from hgms_core.trees import require_grad
@@ -59,7 +59,7 @@ def train(
         rate = training.lr * 0.5 * (1 + math.cos(math.pi * number / training.steps))
         numbers = base.numbers(rate, number + 1)
         x, moments, lower, upper = launch(
-            programs_of(problem), settings, function, numbers, x, moments, theta, below, above
+            problem.compiler, settings, function, numbers, x, moments, theta, below, above
         )
         cost += Cost(lower_gradients=1, upper_gradients=len(above), rows=size + upper_size)
     return x, lower, upper, cost

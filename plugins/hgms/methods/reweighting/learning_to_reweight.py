@@ -9,7 +9,7 @@ import torch
 from attrs import field
 from torch import Tensor
 
-from hgms.compiled import Numbers, launch, programs_of
+from hgms.compiled import Numbers, launch
 from hgms.config import lowering
 from hgms.methods.reweighting import base
 from hgms_core import Batch, Cost, Key, Problem, Record, Rows, State, Tree, component, gradient
@@ -129,7 +129,7 @@ class LearningToReweight:
             trees = (x, moments, theta, below, above)
             numbers = base.numbers(rate, number + 1)
             x, moments, weights, lower, upper = launch(
-                programs_of(problem), settings, function, numbers, *trees
+                problem.compiler, settings, function, numbers, *trees
             )
             index = below["index"]
             mean = self.memory * averages[index] + (1 - self.memory) * len(index) * weights

@@ -9,7 +9,7 @@ import torch
 from attrs import field
 from torch import Tensor
 
-from hgms.compiled import Numbers, launch, programs_of
+from hgms.compiled import Numbers, launch
 from hgms.config import lowering
 from hgms.methods.reweighting import base
 from hgms.methods.reweighting.learning_to_reweight import alignments
@@ -125,7 +125,7 @@ class MwNet:
             )
             trees = (x, moments, net, net_moments, theta, below, above)
             numbers = [*base.numbers(rate, number + 1), *base.numbers(self.meta_lr, number + 1)]
-            outcome = launch(programs_of(problem), settings, function, numbers, *trees)
+            outcome = launch(problem.compiler, settings, function, numbers, *trees)
             x, moments, net, net_moments, lower, upper = outcome
             cost += Cost(
                 lower_gradients=2, upper_gradients=1, cross_products=1, rows=3 * size + upper_size

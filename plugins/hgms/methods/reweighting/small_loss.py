@@ -9,7 +9,7 @@ import torch
 from attrs import field
 from torch import Tensor
 
-from hgms.compiled import Numbers, launch, programs_of
+from hgms.compiled import Numbers, launch
 from hgms.config import lowering
 from hgms.methods.reweighting import base, joint_training
 from hgms_core import Batch, Cost, Key, Loss, Problem, Record, Rows, State, Tree, component
@@ -152,7 +152,7 @@ class SmallLoss:
             )
             numbers = [float(kept), *base.numbers(rate, number + 1)]
             *pair, both, lower, upper = launch(
-                programs_of(problem),
+                problem.compiler,
                 settings,
                 function,
                 numbers,
