@@ -6,7 +6,6 @@ Running a grid again resumes it: a cell is run only if its folder contains no re
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import tempfile
@@ -20,12 +19,11 @@ from hgms.comparison.comparison import Comparison, gather
 from hgms.comparison.coordinator import Coordinator
 from hgms.comparison.grid import Cell, Grid
 from hgms.config.as_table import plain
-from hgms.config.tables import difference, parse_toml
 from hgms.executors import Board, Executor, Local, code_of, cores, to_stderr
 from hgms.results import without_collection
 from hgms.runs import Interrupted, RunFolder, ignore, stoppable, undeclared_plugins
-from hgms.store import DiskError, read_file, writing
-from hgms_core import ConfigError, HgmsError
+from hgms.store import DiskError, writing
+from hgms_core import ConfigError
 
 ROOM = 1 << 18
 """Bytes that must be free on the disk for a run to resume."""
@@ -69,8 +67,6 @@ def run_grid(
     _ensure_writable(grid.out)
     budgets = [grid.budget, grid.sweep.budget if grid.sweep else None]
     timed = any(budget is not None and budget.seconds is not None for budget in budgets)
-    for line in describe_changes(grid) if grid.own else ():
-        say(line)
     if grid.own:
         jobs = 0
     elif jobs is None:
@@ -138,32 +134,6 @@ def _carried_out(
             yield ending
             if ending.status == "stopped":  # every other run would stop, too
                 ensure_room(Path(ending.cell.config.run.out))
-
-
-def describe_changes(grid: Grid) -> list[str]:
-    """Return messages about stored runs that are not used because their problem or method has
-    changed.
-    """
-    lines = []
-    for config in grid.pairs.values():
-        if config.path.parent.is_dir():
-            continue
-        label = config.run.label or config.method_name
-        for path in sorted(config.path.parent.parent.glob(f"{label}-*/seed-*/config.toml")):
-            with contextlib.suppress(HgmsError, UnicodeDecodeError, OSError):
-                keys = difference(
-                    [parse_toml(read_file(path).decode(), path.name), config.as_dict()]
-                )
-                keys = [key for key in keys if key.startswith(("task.", "method."))]
-                if not any(".identity" in key for key in keys):
-                    continue
-                what = ", ".join(key.replace(".identity", "") for key in keys[:6])
-                lines.append(
-                    f"{path.parent.parent} contains runs of another {what}, which are not used; "
-                    f"{label} is run again"
-                )
-                break
-    return lines
 
 
 def ensure_room(folder: Path, size: int = ROOM) -> None:

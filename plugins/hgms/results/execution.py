@@ -15,8 +15,7 @@ WORDS = {"matmul": ("float32 matrix products", "exact"), "compile": ("steps", "e
 def execution_notes(runs: Iterable[StoredRun]) -> list[str]:
     """Return one sentence for each setting that any of the runs used.
 
-    If the runs differ in a setting, the sentence states it. For compiled steps, a sentence lists
-    the compiled functions by the labels of the methods.
+    If the runs differ in a setting, the sentence states it.
 
     >>> execution_notes([])
     []
@@ -38,33 +37,7 @@ def execution_notes(runs: Iterable[StoredRun]) -> list[str]:
                 f"{subject}: {' and '.join(shares)} of {len(runs)} runs: their seconds do not "
                 "compare"
             )
-        if key == "compile":
-            notes += _programs([run for run in runs if key in run.execution])
     return notes
-
-
-def _programs(runs: list[StoredRun]) -> list[str]:
-    """Describe the compiled functions per method, and the functions that ran eagerly."""
-    compiled = _group(
-        (tuple(sorted(name for name, how in run.programs.items() if how == "compiled")), run)
-        for run in runs
-    )
-    parts = [
-        f"{', '.join(names) or 'nothing, so eager'} ({_labels(alike)})"
-        for names, alike in sorted(
-            compiled.items(), key=lambda group: (not group[0], _labels(group[1]))
-        )
-    ]
-    eager = _group(
-        (name, run) for run in runs for name, how in run.programs.items() if how != "compiled"
-    )
-    return [
-        f"compiled: {'; '.join(parts)}",
-        *(
-            f"{name} ({_labels(alike)}) ran {alike[0].programs[name]}"
-            for name, alike in eager.items()
-        ),
-    ]
 
 
 def _group(pairs: Iterable[tuple[Key, StoredRun]]) -> dict[Key, list[StoredRun]]:

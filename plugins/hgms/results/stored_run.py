@@ -138,17 +138,6 @@ class StoredRun:
         recorded = self._execution
         return 0.0 if recorded is None or recorded.compile is None else recorded.compile.seconds
 
-    @property
-    def programs(self) -> Mapping[str, str]:
-        """Execution of each function of the steps that supports compilation, by name.
-
-        Only runs with compilation have entries.
-
-        A value is "compiled", or "eager" with the reason.
-        """
-        recorded = self._execution
-        return {} if recorded is None or recorded.compile is None else recorded.compile.outcomes
-
     @functools.cached_property
     def _execution(self) -> Execution | None:
         """How the steps were executed; ``None`` if ``env.json`` does not contain it."""

@@ -18,10 +18,9 @@ from hgms import facts
 from hgms.config import Budget, check_arguments
 from hgms.config.as_table import describe_component, plain
 from hgms.config.convert import role_of, structure
-from hgms.config.tables import difference, parse_toml
 from hgms.distributed import OnRanks, device_of
 from hgms.plugins import LOG, Host, Registry
-from hgms.runs.config import UNCOMPARED, RunConfig, RunSettings
+from hgms.runs.config import RunConfig, RunSettings
 from hgms.runs.execution import Execution
 from hgms.runs.folder import RunFolder
 from hgms.runs.loop import Run
@@ -35,7 +34,7 @@ from hgms.runs.result import RunResult, summarise
 from hgms.runs.signals import nothing_saved
 from hgms.runs.traits import ensure_fits
 from hgms.runs.watchers import Watcher
-from hgms.store import hold_lease, read_file, replace_file
+from hgms.store import hold_lease, replace_file
 from hgms_core import ConfigError, HgmsError, Method, Problem, RunInfo
 from hgms_core.arguments import brief, check_part
 from hgms_core.errors import CheckpointError
@@ -279,24 +278,21 @@ def run_config(
 def _look_for_others(folder: RunFolder, config: RunConfig) -> None:
     """Reject resuming if the run of this configuration belongs to other data or code.
 
-    If there is no such run, warn that a new run starts, and list the runs with other settings.
+    If there is no such run, warn that a new run starts.
     """
-    lines = [f"there is nothing to resume in {folder.path}; a new run begins"]
     label = config.run.label or config.method_name
-    same: list[RunFolder] = []
-    for path in sorted(folder.path.parent.parent.glob(f"{label}-*/{folder.path.name}/config.toml"))[
-        :5
-    ]:
-        with contextlib.suppress(HgmsError, UnicodeDecodeError, OSError):
-            keys = difference([parse_toml(read_file(path).decode(), path.name), config.info.config])
-            keys = [key for key in keys if key.removeprefix("run.") not in UNCOMPARED]
-            if keys:
-                lines.append(f"  {path.parent} holds a run with another {', '.join(keys[:5])}")
-            else:
-                same.append(RunFolder(path.parent))
-    for other in same:
-        ensure_same_inputs(other.read_environment(), config.task, config.method, str(other.path))
-    LOG.warning("%s", "\n".join(lines))
+    runs = folder.path.parent.parent.glob(f"{label}-*/{folder.path.name}")
+    for other in map(RunFolder, sorted(runs)):
+        if _holds(other, config):
+            before = other.read_environment()
+            ensure_same_inputs(before, config.task, config.method, str(other.path))
+    LOG.warning("there is nothing to resume in %s; a new run begins", folder.path)
+
+
+def _holds(folder: RunFolder, config: RunConfig) -> bool:
+    with contextlib.suppress(CheckpointError):
+        return folder.holds(config.to_toml())
+    return False
 
 
 def device_called(name: str) -> torch.device:

@@ -7,23 +7,20 @@ by trial.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import attrs
 import torch
 from attrs import field, frozen
-from torch import Tensor
 
 from hgms.adapters import evaluate_metrics
 from hgms.config.fingerprinting import fingerprint, fingerprints
 from hgms.runs.held_out_rows import ONE_OF, distinct, hold_out, loss_on
 from hgms.store import describe_error
-from hgms.torch_errors import once_differentiable
-from hgms_core import ROLES, Batch, ConfigError, Data, Key, Problem, Rows, Sources, Tree
+from hgms_core import ConfigError, Data, Problem, Rows, Sources, Tree
 from hgms_core.arguments import check_function, kind_of
 from hgms_core.capabilities import GivesRepresentations, find
 from hgms_core.errors import unknown_name
-from hgms_core.hypergrad import twice_differentiable_attention
 
 LOSS = "upper_loss"
 """The metric of a problem without metrics: f on rows that no method sees.
@@ -292,9 +289,10 @@ def _metrics(problem: Problem, label: str) -> list[str]:
 
 
 def traits_of_problem(problem: Problem) -> frozenset[str]:
-    """Return the traits of a problem (:data:`hgms.runs.TRAITS`) that are detectable.
+    """Return the traits of a problem (:data:`hgms.runs.TRAITS`).
 
-    Cost: one gradient of each loss and one product with the Hessian of g, on a few rows.
+    Derivatives are not tried: a loss without a second derivative, or an upper loss that does not
+    depend on θ, is an error of the steps.
 
     >>> problem = Problem(
     ...     theta0={"t": torch.zeros(1)},
@@ -303,9 +301,10 @@ def traits_of_problem(problem: Problem) -> frozenset[str]:
     ...     g=lambda t, x, _: ((x["x"] - t["t"]) ** 2).sum(),
     ... )
     >>> sorted(traits_of_problem(problem))
-    ['few-upper', 'smooth-lower', 'stop-rows']
+    ['direct-upper', 'few-upper', 'smooth-lower', 'stop-rows']
     """
     traits = {f"reference:{name}" for name in problem.references}
+    traits |= {"smooth-lower", "direct-upper"}
     if sum(leaf.numel() for leaf in problem.theta0.values()) <= 1000:
         traits.add("few-upper")
     if "stop" in problem.upper_data:
@@ -323,83 +322,4 @@ def traits_of_problem(problem: Problem) -> frozenset[str]:
             traits.add("representations")
     if problem.find(Rows) is not None:
         traits |= {"row-weights", "per-example-losses"}
-    with torch.random.fork_rng(devices=[]):
-        if _is_smooth(problem):
-            traits.add("smooth-lower")
-        if _is_direct(problem):
-            traits.add("direct-upper")
     return frozenset(traits)
-
-
-def _few(data: Data) -> Batch:
-    return data.sample(Key(0).fold("traits"), 8)[0]
-
-
-def _leaves(tree: Tree) -> Tree:
-    return {name: leaf.detach().clone().requires_grad_() for name, leaf in tree.items()}
-
-
-def _is_smooth(problem: Problem) -> bool:
-    """Return whether g can be differentiated twice.
-
-    Other errors of g are ignored here, because the run reports them.
-    """
-    theta = _leaves(problem.theta0)
-    x = _leaves(problem.x0)
-    try:
-        with torch.enable_grad(), twice_differentiable_attention():
-            # a once-differentiable operation rejects a second derivative only if the first
-            # derivative is computed with a gradient
-            one = torch.ones((), requires_grad=True)
-            loss = problem.g(theta, x, _few(problem.lower_data)) * one.to(next(iter(x.values())))
-            slopes = torch.autograd.grad(
-                loss, list(x.values()), create_graph=True, allow_unused=True
-            )
-            length = sum(
-                slope.square().sum()
-                for slope in slopes
-                if slope is not None and slope.requires_grad
-            )
-            if isinstance(length, Tensor):
-                if _refuses(length.grad_fn):
-                    return False
-                torch.autograd.grad(length, list(x.values()), allow_unused=True)
-    except Exception as error:
-        return not once_differentiable(error)
-    return True
-
-
-def _refuses(node: Any) -> bool:
-    """Return whether a graph has a node that only raises an error.
-
-    If no path from such a node leads to x, its contribution would be lost without a message.
-    """
-    waiting = [node]
-    known = set()
-    while waiting:
-        node = waiting.pop()
-        if node is not None and node not in known:
-            known.add(node)
-            if "Error" in node.name() or "NotImplemented" in node.name():
-                return True
-            waiting += [before for before, _ in node.next_functions]
-    return False
-
-
-def _is_direct(problem: Problem) -> bool:
-    """Return whether f depends on θ directly."""
-    theta = _leaves(problem.theta0)
-    if not theta:
-        return False
-    part = next((problem.upper_data[role] for role in ROLES if role in problem.upper_data), Data())
-    try:
-        with torch.enable_grad():
-            loss = problem.f(theta, problem.x0, _few(part))
-            slopes = (
-                torch.autograd.grad(loss, list(theta.values()), allow_unused=True)
-                if loss.requires_grad
-                else ()
-            )
-    except Exception:
-        return True
-    return any(slope is not None for slope in slopes)

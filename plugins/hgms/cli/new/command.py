@@ -7,7 +7,6 @@ import importlib.util
 import keyword
 import re
 import shlex
-import unicodedata
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
@@ -15,7 +14,7 @@ from pathlib import Path
 import click
 
 from hgms.cli import json_option, kind_called, print_json
-from hgms.plugins import KINDS, NAME, Host, Kind, Registry, canonical
+from hgms.plugins import KINDS, NAME, Host, Kind, Registry
 from hgms_core import ConfigError, __version__
 
 TEMPLATE = files("hgms.cli.new") / "template"
@@ -163,42 +162,23 @@ def _fill_template(text: str, values: Mapping[str, str]) -> str:
 
 
 def check_name(name: str, kind: Kind) -> None:
-    """Reject a name that is not in kebab-case or is already in use.
-
-    Other components, plugins, modules and distributions are checked.
-    """
+    """Reject a name that is not in kebab-case, or that a component or a module already has."""
     if not NAME.fullmatch(name) or name.startswith("hgms-"):
-        near = kebab(name)
-        fault = (
-            "starts with hgms-, the prefix of the distribution"
-            if NAME.fullmatch(name)
-            else "is not in kebab case"
-        )
         raise ConfigError(
             "wrong-value",
-            f"the name {name!r} {fault}",
+            f"the name {name!r} must be in kebab case, without the prefix hgms-",
             place=("NAME",),
             hint="use lower-case words and hyphens, such as 'my-solver'; the distribution is then "
             "hgms-my-solver",
-            did_you_mean=(near,) if near else (),
         )
-    advice = "choose another name"
-    host = Host.load(tolerant=True)
-    registry = Registry(host)
+    registry = Registry(Host.load(tolerant=True))
     if (component := registry.find(kind.name, name)) is not None:
         raise ConfigError(
             "name-taken",
             f"the {kind.label} {name!r} of {component.plugin.owner} already exists",
             place=("NAME",),
-            hint=f"{advice}; `hgms describe {kind.name} {name}` describes the existing one",
-        )
-    twin = next((info for info in host.infos.values() if canonical(info.name) == name), None)
-    if twin is not None:
-        raise ConfigError(
-            "name-taken",
-            f"the plugin {twin.name!r} of {twin.owner} already exists",
-            place=("NAME",),
-            hint=f"{advice}; `hgms plugins` lists all plugins",
+            hint=f"choose another name; `hgms describe {kind.name} {name}` describes the existing "
+            "one",
         )
     module = f"hgms_{name.replace('-', '_')}"
     if importlib.util.find_spec(module) is not None:
@@ -207,30 +187,8 @@ def check_name(name: str, kind: Kind) -> None:
             f"the name {name!r} requires the module name {module}, and a module of that name "
             "can already be imported",
             place=("NAME",),
-            hint=advice,
+            hint="choose another name",
         )
-    try:
-        version = importlib.metadata.version(f"hgms-{name}")
-    except importlib.metadata.PackageNotFoundError:
-        return
-    raise ConfigError(
-        "name-taken",
-        f"the distribution hgms-{name} {version} is already installed",
-        place=("NAME",),
-        hint=f"{advice}, or uninstall it first",
-    )
-
-
-def kebab(text: str) -> str:
-    """Return the nearest valid spelling of a name, or an empty text if no valid part remains.
-
-    >>> kebab("My_SteepestSolver 2"), kebab("hgms-Lévy"), kebab("42")
-    ('my-steepest-solver-2', 'levy', '')
-    """
-    plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
-    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", plain)
-    words = re.sub(r"[^a-z0-9]+", "-", spaced.lower()).removeprefix("hgms-")
-    return re.sub(r"^[^a-z]+", "", words).rstrip("-")
 
 
 def check_folder(folder: Path) -> None:
