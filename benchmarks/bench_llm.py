@@ -11,7 +11,7 @@ Both use the same model and batches. The floor of a step with N candidates: N tr
 for the hypergradient one training pass on a fresh batch and two forward passes. A further
 comparison is plain fine-tuning of the same adapter with transformers' Trainer, on rows of the same
 size. The output contains the ratio, tokens, model FLOP utilisation if the device's peak is known,
-measured and predicted peak memory, and the parts of a pass.
+peak memory, and the parts of a pass.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+import weakref
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,6 +27,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from hgms.compiled import calibrated, matrix_route
 from hgms.generators.branches import Branches, Diversity
@@ -35,7 +38,6 @@ from hgms.outer import Adam
 from hgms.selectors import BestOfN
 from hgms_core import Key, Pipeline, Problem, gradient, groups, repeat
 from hgms_mix.lm import BaseModel, Lora, Source, SourceMixture
-from hgms_mix.lm.memory import StorageMeter, step_memory
 
 SHAPES: dict[str, dict[str, Any]] = {
     "tiny": {
@@ -91,6 +93,39 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 # dense bfloat16, from the manufacturers
 PEAK_FLOPS = {"H100": 989e12, "H200": 989e12, "A100": 312e12}
+
+
+class StorageMeter(TorchDispatchMode):
+    """Sum the sizes of live storages."""
+
+    def __init__(self, present: Iterable[Tensor]) -> None:
+        super().__init__()
+        self.held: dict[int, int] = {}
+        self.now = self.peak = 0
+        for tensor in present:
+            self.add(tensor)
+
+    def add(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self.held:
+            return
+        self.held[key] = storage.nbytes()
+        self.now += self.held[key]
+        self.peak = max(self.peak, self.now)
+        weakref.finalize(storage, self.drop, key)
+
+    def drop(self, key: int) -> None:
+        self.now -= self.held.pop(key, 0)
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = function(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                self.add(leaf)
+        return result
 
 
 def peak_bytes(
@@ -442,17 +477,7 @@ def measure(options: argparse.Namespace, problem: Problem, device: torch.device)
     ):
         print(f"{label:<44}{value:10.4f} s")
     print(f"{'attention':<44}{attention_kernels(lambda: forward(problem.g, below))}")
-    memory = step_memory(
-        problem.g.rows.model,
-        x,
-        candidates=count,
-        batch=batch,
-        chunk=options.chunk,
-        length=options.length,
-    )
-    print(f"{'predicted':<44}{memory}")
-    measured = f"{peak / 2**30:.2f} GiB ({memory.peak / peak - 1:+.1%} predicted)"
-    print(f"{'measured peak':<44}{measured}")
+    print(f"{'peak memory':<44}{peak / 2**30:.2f} GiB")
     if options.profile:
         print_profile(lambda: method.step(problem, state), device)
 

@@ -6,7 +6,7 @@ A configuration defines the device, the problem and the folder of the run.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -225,14 +225,13 @@ def run_config(
     watch: Watcher | None = None,
     path: Path | None = None,
     patience: float | None = None,
-    ready: Callable[[Problem], None] = ignore,
     execution: Execution | None = None,
 ) -> RunResult:
     """Run a configuration in the folder ``path`` (``None``: the folder of the configuration).
 
-    ``view`` displays the progress, or ``watch`` is called after every step. ``ready`` is called
-    before the first step. If another process writes to the folder, wait for ``patience`` seconds
-    (``None``: until that process is known to be alive).
+    ``view`` displays the progress, or ``watch`` is called after every step. If another
+    process writes to the folder, wait for ``patience`` seconds (``None``: until that process is
+    known to be alive).
 
     A finished run that is resumed is read back, not run again. ``execution`` defines how steps are
     computed, unless the run has recorded it (``None``: the run decides). Runs of a comparison use
@@ -251,8 +250,7 @@ def run_config(
         _look_for_others(folder, config)
 
     def build() -> Problem:
-        problem = config.task.problem(config.seed, here, getattr(torch, settings.dtype))
-        ready(problem)
+        problem: Problem = config.task.problem(config.seed, here, getattr(torch, settings.dtype))
         return problem
 
     host = config.host or Host.load()

@@ -15,9 +15,7 @@ from hgms_mix.lm.formats import ROLES, Message
 from hgms_mix.lm.language import LanguageModel
 from hgms_mix.lm.lora import Lora, interpolate
 from hgms_mix.lm.losses import Batches, token_loss
-from hgms_mix.lm.memory import StepMemory, predicted_memory, step_memory
 from hgms_mix.lm.models import BaseModel, positions_of
-from hgms_mix.lm.near_duplicates import Near, near_copies
 from hgms_mix.lm.overlaps import overlap_warning, overlaps
 from hgms_mix.lm.phased_methods import MixtureMethod, PhasedMethod, RowSelection, TrainedMethod
 from hgms_mix.lm.ranking import (
@@ -41,7 +39,7 @@ from hgms_mix.lm.ranking import (
     sources_of,
     upper_gradient,
 )
-from hgms_mix.lm.rows import examples_at, read_examples
+from hgms_mix.lm.rows import examples_at
 from hgms_mix.lm.sources import Source, mixture_shares
 from hgms_mix.lm.store import warn
 from hgms_mix.lm.table import TokenTable, check_fits, halves_of
@@ -58,13 +56,11 @@ __all__ = [
     "Lora",
     "Message",
     "MixtureMethod",
-    "Near",
     "Phase",
     "PhasedMethod",
     "RowSelection",
     "Source",
     "SourceMixture",
-    "StepMemory",
     "TokenTable",
     "TrainedMethod",
     "adamw",
@@ -84,20 +80,16 @@ __all__ = [
     "highest",
     "interpolate",
     "mixture_shares",
-    "near_copies",
     "optional_count",
     "overlap_warning",
     "overlaps",
     "positions_of",
-    "predicted_memory",
     "prompt_tokens",
-    "read_examples",
     "set_losses",
     "some_share",
     "source_counts",
     "source_sizes",
     "sources_of",
-    "step_memory",
     "stop_tokens",
     "template_for",
     "token_loss",

@@ -280,18 +280,6 @@ def examples_at(
         yield numbered_example(row, number, form, source, split)
 
 
-def read_examples(name: str, source: Source) -> list[Example]:
-    """Return the examples of ``source`` in its order, also those without an answer, in memory.
-
-    Places of errors begin with ``name``. Cost: two passes over the file.
-    """
-    arrays, _ = _scan_source(name, (name,), source, None, split=False)
-    numbers = arrays["rows"].numpy()
-    numbers = numbers[_select((name,), numbers, source, split=False)]
-    examples = {example.row: example for example in examples_at(name, source, np.sort(numbers))}
-    return [examples[number] for number in numbers.tolist()]
-
-
 def meter(title: str, unit: str, total: int | None = None) -> Any:
     """Return a progress bar with the remaining time.
 

@@ -258,33 +258,6 @@ def null(
         show(result)
 
 
-@mix.command("near", short_help="Find near-duplicates between the sources and sets of a mix file.")
-@_options
-@click.option(
-    "--threshold",
-    type=float,
-    default=0.8,
-    show_default=True,
-    help="Share of runs of three words in common.",
-)
-def near(
-    config: Path,
-    sets: Sequence[str],
-    track: Sequence[str],
-    as_json: bool,
-    threshold: float,
-    **choices: Any,
-) -> None:
-    """Find rows of a source, validation or test set that are near-duplicates of a row of
-    another set (needs hgms[near]).
-    """
-    from hgms_mix.stages import near_command as copies
-    from hgms_mix.stages.config import load
-
-    table = copies.near(load(config, [*sets, *track], **choices), threshold)
-    (print_json if as_json else copies.show)(table)
-
-
 @mix.command("demo", short_help="Compare HG-MS with uniform weights on small texts.")
 @click.option(
     "--out", type=FILE, help="Folder for results.  [default: hgms-mix-demo, then the model's name]"

@@ -19,7 +19,6 @@ from torch import Tensor
 from hgms.comparison import measure_usage
 from hgms.config.tables import parse_json
 from hgms.distributed import launcher_rank
-from hgms.facts import innermost, settings_of
 from hgms.runs import Progress, RunConfig, RunFolder, View, device_called, run_config
 from hgms.store import read_file
 from hgms_core import ConfigError, Problem
@@ -133,7 +132,6 @@ def reweight(
             resume=True,
             view=view or Progress(enabled=False),
             path=folder,
-            ready=lambda problem: log_memory(config, problem, log),
         )
     weights = weights_of(result.records[-1])
     if not before:
@@ -208,28 +206,3 @@ def log_steps(records: list[dict[str, Any]], log: Log) -> None:
             f"  an outer step: {forward:,.0f} tokens forward, {backward:,.0f} backward, "
             f"{seconds:.3g} s"
         )
-
-
-def log_memory(config: RunConfig, problem: Problem, log: Log) -> None:
-    """Print the predicted memory of a step, if the method has candidates with a row count."""
-    from hgms_mix.lm import predicted_memory
-
-    task: Any = config.task
-    generator = settings_of(settings_of(innermost(config.method)).get("generator"))
-    count = generator.get("count")
-    rows = generator.get("batch_size")
-    if count is None or rows is None:
-        return
-    mode = generator.get("mode", "auto")
-    on_cpu = device_called(config.run.device).type == "cpu"
-    apart = mode == "loop" or (mode == "auto" and (on_cpu or task.adapter is None))
-    pool = task.pool(task.model.load_tokenizer(), config.seed)
-    memory = predicted_memory(
-        problem,
-        candidates=count,
-        batch=problem.lower_data.count(rows),
-        chunk=1 if apart else generator.get("chunk"),
-        length=max(int(table.lengths.max()) for table in pool.values()),
-    )
-    if memory is not None:
-        log(f"  {memory}")

@@ -14,11 +14,10 @@ from support.source_files import source_of
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
-from support.token_tables import table_of
+from support.token_tables import read_examples, table_of
 
 from hgms_mix.lm.formats import Message
 from hgms_mix.lm.models import BaseModel
-from hgms_mix.lm.rows import read_examples
 from hgms_mix.lm.sources import Source, check_names
 from hgms_mix.lm.templates import template_for
 from hgms_mix.lm.tokenizers import byte_tokenizer, ensure_padding, load_tokenizer

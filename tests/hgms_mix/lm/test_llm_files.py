@@ -14,7 +14,7 @@ import torch
 from attrs import evolve
 from support.helpers import rejects
 from support.source_files import array, delimited, lines, parquet, source_of, words, zstandard
-from support.token_tables import read
+from support.token_tables import read, read_examples
 
 from hgms_core import HgmsError
 from hgms_core.errors import DataError, MissingExtra
@@ -22,7 +22,6 @@ from hgms_mix.evaluation.questions import place
 from hgms_mix.lm import files
 from hgms_mix.lm.examples import content
 from hgms_mix.lm.models import BaseModel
-from hgms_mix.lm.rows import read_examples
 from hgms_mix.lm.sources import Source
 from hgms_mix.lm.tokenizers import load_tokenizer
 

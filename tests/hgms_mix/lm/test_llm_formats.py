@@ -9,11 +9,11 @@ import pytest
 from attrs import evolve
 from support.helpers import rejects
 from support.source_files import source_of, turns, words
-from support.token_tables import read
+from support.token_tables import read, read_examples
 
 from hgms_core.errors import DataError
 from hgms_mix.lm.formats import FORMATS
-from hgms_mix.lm.rows import index_of, read_examples
+from hgms_mix.lm.rows import index_of
 from hgms_mix.lm.tokenizers import load_tokenizer
 from hgms_mix.lm.tokens import token_table
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,6 @@ from support.source_files import source_of
 
 from hgms_mix.lm.examples import Example
 from hgms_mix.lm.formats import Message
-from hgms_mix.lm.near_duplicates import near_copies, shingles
 from hgms_mix.lm.overlaps import Overlap, overlap_warning, overlaps
 from hgms_mix.lm.rows import Index, index_of, key_of, whole_of
 from hgms_mix.lm.table import Report
@@ -73,34 +71,3 @@ def test_rows_that_stand_in_two_sources_or_twice_in_one_are_told(tmp_path: Path)
     assert overlaps({name: index_of(name, item) for name, item in sources.items()}) == expected
     # one copy in 42 is what real sets hold
     assert overlaps({"few": examples("x", *map(str, range(40)), "x")}) == ()
-
-
-def example(words: list[str], row: int) -> Example:
-    user, assistant = " ".join(words[:10]), " ".join(words[10:])
-    return Example((Message("user", user), Message("assistant", assistant)), row)
-
-
-def test_rows_with_a_word_changed_are_near_and_others_are_not() -> None:
-    pytest.importorskip("rensa", reason="rensa is not installed: pip install 'hgms[near]'")
-    draw = random.Random(0)
-
-    def text(words: int = 60) -> list[str]:
-        return [f"word{draw.randrange(400)}" for _ in range(words)]
-
-    first = [text() for _ in range(60)]
-    second = [
-        *([*words[:30], "other", *words[31:]] for words in first[:20]),  # 55 / 61 in common
-        *([*words[:30], *text(30)] for words in first[20:40]),  # a third
-        *(text() for _ in range(20)),
-    ]
-    a, b = ([example(words, row) for row, words in enumerate(rows)] for rows in (first, second))
-    (pair,) = near_copies({"a": a, "b": b, "c": [example(text(), 0)]})
-    assert (pair.name, pair.other, pair.count, pair.size) == ("b", "a", 20, 60)
-    for row, other, agreement in pair.pairs:
-        left, right = set(shingles(b[row])), set(shingles(a[other]))
-        assert row == other
-        assert len(left & right) / len(left | right) == pytest.approx(55 / 61)
-        assert agreement == pytest.approx(55 / 61, abs=0.12)
-    short = [Example((Message("user", "Hi"), Message("assistant", "Ho")), 3)]
-    other = [Example((Message("assistant", "hi  HO"),), 5)]
-    assert near_copies({"a": short, "b": other})[0].pairs == ((5, 3, 1.0),)

@@ -13,13 +13,12 @@ from attrs import evolve
 from support import token_tables
 from support.helpers import rejects
 from support.source_files import source_of
-from support.token_tables import Counting, rows_of, same
+from support.token_tables import Counting, read_examples, rows_of, same
 
 import hgms_mix.lm.parts
 import hgms_mix.lm.tokens
 from hgms_core import HgmsError, Key
 from hgms_core.errors import DataError
-from hgms_mix.lm import read_examples
 from hgms_mix.lm.parts import compute_parts, concatenate_parts
 from hgms_mix.lm.rows import index_of
 from hgms_mix.lm.sources import Source

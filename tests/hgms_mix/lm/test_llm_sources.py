@@ -10,10 +10,10 @@ import pytest
 from attrs import evolve
 from support.helpers import rejects
 from support.source_files import source_of
-from support.token_tables import read
+from support.token_tables import read, read_examples
 
 from hgms_core.errors import DataError
-from hgms_mix.lm.rows import index_of, read_examples
+from hgms_mix.lm.rows import index_of
 from hgms_mix.lm.sources import Source
 
 

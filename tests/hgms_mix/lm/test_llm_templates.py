@@ -21,12 +21,12 @@ from support.chat_templates import (
     with_template,
 )
 from support.helpers import rejects
+from support.token_tables import read_examples
 
 from hgms_core import ConfigError
 from hgms_core.errors import DataError
 from hgms_mix.lm import templates
 from hgms_mix.lm.formats import Message
-from hgms_mix.lm.rows import read_examples
 from hgms_mix.lm.sources import Source
 from hgms_mix.lm.templates import TEMPLATES, template_for
 from hgms_mix.lm.tokenizers import byte_tokenizer, load_tokenizer

@@ -13,16 +13,7 @@ from typing import Any
 import pytest
 import torch
 from support.helpers import rejects
-from support.small_mixes import (
-    TASK,
-    begin,
-    fails,
-    report_of,
-    right,
-    sampled,
-    write_rows,
-    write_sums,
-)
+from support.small_mixes import TASK, begin, fails, right, sampled, write_rows, write_sums
 
 pytest.importorskip("transformers", reason="transformers is not installed: pip install 'hgms[llm]'")
 pytest.importorskip("peft", reason="peft is not installed: pip install 'hgms[llm]'")
@@ -200,13 +191,3 @@ def test_out_of_memory_names_the_knobs_and_goes_on(monkeypatch: pytest.MonkeyPat
         patch.setattr(Pipeline, "step", second)
         fails(*words, parts=["step 2: ", "9.00 GiB.", "  method.generator: lower chunk"], code=1)
     assert "reweight: resumes (hg-ms" in right(*words).stderr
-
-
-def test_near_copies_between_sets_are_told() -> None:
-    pytest.importorskip("rensa", reason="rensa is not installed: pip install 'hgms[near]'")
-    answer = " ".join(f"word{number}" for number in range(40))
-    row = {"prompt": "Say the words from zero to forty.", "completion": answer}
-    write_rows("dots", [row, {"prompt": "How?", "completion": "So it is."}])
-    write_rows("test", [row | {"completion": answer + " more"}])
-    (pair,) = report_of("mix", "near", "mix.toml")
-    assert (pair["name"], pair["other"], pair["count"]) == ("test sums", "sources dots", 1)

@@ -12,12 +12,12 @@ import pytest
 import torch
 from support.finetuning import gpt, random_rows
 from support.helpers import rejects
-from support.small_mixes import TASK, begin, report_of, right, write_rows
+from support.small_mixes import TASK, begin, right
 
 from hgms.store import Folder
 from hgms_core import ConfigError
 from hgms_core.errors import OutOfMemory
-from hgms_mix.stages import near_command, plan, uncertainty
+from hgms_mix.stages import plan, uncertainty
 from hgms_mix.stages.config import load
 from hgms_mix.stages.finetune import chosen_rows, ensure_supported
 from hgms_mix.stages.mix import STAGES, runner_of
@@ -29,7 +29,7 @@ from hgms_mix.stages.tuned_model import TunedModel
 pytest.importorskip("transformers", reason="transformers is not installed: pip install 'hgms[llm]'")
 pytest.importorskip("peft", reason="peft is not installed: pip install 'hgms[llm]'")
 
-from hgms_mix.lm import BaseModel, Lora, Near
+from hgms_mix.lm import BaseModel, Lora
 from hgms_mix.lm.tokenizers import byte_tokenizer
 
 MIX = f"""
@@ -167,25 +167,3 @@ def test_tests_of_a_mixture_are_told_apart_in_its_table_and_its_warnings() -> No
         for evidence in (False, True)
     ]
     assert [len(list(lines)) for lines in found] == [1, 0]
-
-
-def test_near_copies_are_shown_with_the_texts_of_one_pair(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The pairs are those that rensa would find."""
-    long = "the quick brown fox jumps over the lazy dog " * 4
-    write_rows("sums", [{"prompt": f"{n} + {n}", "completion": long} for n in (1, 2)])
-    write_rows("test", [{"prompt": p, "completion": f"{long}."} for p in ("8 + 8", "9 + 9")])
-    pair = Near("test sums", "sources sums", 1, 2, ((1, 0, 0.9), (1, 1, 0.9)))
-    find = Mock(return_value=(pair,))
-    monkeypatch.setattr(near_command, "near_copies", find)
-    (row,) = report_of("mix", "near", "mix.toml", "--threshold", "0.7")
-    sets, threshold = find.call_args.args
-    sizes = {"sources sums": 2, "sources dots": 60, "validation sums": 20, "test sums": 2}
-    assert ({name: len(rows) for name, rows in sets.items()}, threshold) == (sizes, 0.7)
-    assert row["texts"] == [f"9 + 9\n{long}.", f"1 + 1\n{long}"]
-    said = right("mix", "near", "mix.toml").stdout
-    shown = [line.strip() for line in said.splitlines() if line.startswith("    ") and line.strip()]
-    assert [len(line) for line in shown] == [100, 100]
-    find.return_value = ()
-    assert len(right("mix", "near", "mix.toml").stdout.splitlines()) == 1
