@@ -5,7 +5,6 @@ steps.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Literal
 
 import torch
@@ -13,10 +12,9 @@ from attrs import frozen
 from torch import Tensor
 
 import hgms_mix.lm
-from hgms_core import Data, Loss, Problem, Ravel, Sources, State, Tree, gradient, groups
+from hgms_core import Data, Loss, Problem, Sources, State, Tree, gradient, groups
 from hgms_mix.lm import adamw_part
 from hgms_mix.methods.less.projection import Projector
-from hgms_mix.methods.less.store import FeatureStore, tree_digest
 
 
 @frozen(kw_only=True)
@@ -65,7 +63,6 @@ class Features:
 
     gamma: Preconditioner
     projector: Projector | None
-    store: str | None
 
     def of_validation(
         self, problem: Problem, state: State, index: Tensor
@@ -79,48 +76,12 @@ class Features:
         )
         return self._directions(grads), batch["source"].reshape(-1), losses.mean()
 
-    def of_pool(
-        self, problem: Problem, state: State, first: int, last: int
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return the features of the Adam steps of consecutive rows of the pool, and their mean
-        loss.
-
-        The loss is None if the store contains the features.
-        """
-        loss = None
-
-        def compute() -> Tensor:
-            nonlocal loss
-            pooled = sources_of(problem).pooled
-            index = torch.arange(first, last)
-            grads, losses, _ = row_gradients(
-                pooled, problem, state, problem.lower_data, index, "pool"
-            )
-            loss = losses.mean()
-            m, v = (list(adamw_part(state["train"], part).values()) for part in "mv")
-            return self._directions(self.gamma(grads, m, v))
-
-        if self.store is None:
-            return compute(), loss
-        store = FeatureStore(
-            path=Path(self.store),
-            epoch=state["epoch"] + 1,
-            digest=state["digest"],
-            rows=problem.lower_data.size,
-            dims=self._size(Ravel.of(adamw_part(state["train"], "x")).size),
-        )
-        return store.rows_of(first, last, state["val"]["sums"], compute), loss
-
-    def digest(self, state: State, device: str) -> str:
-        """Return a digest of the inputs of an epoch's features.
-
-        The inputs are the checkpoint (which includes the model), the rows, Γ and the projection.
-        """
-        if self.store is None:
-            return ""
-        return " ".join(
-            [tree_digest(state["train"]), state["pool"], repr((self.gamma, self.projector, device))]
-        )
+    def of_pool(self, problem: Problem, state: State, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the features of the Adam steps of some rows of the pool, and their mean loss."""
+        pooled = sources_of(problem).pooled
+        grads, losses, _ = row_gradients(pooled, problem, state, problem.lower_data, index, "pool")
+        m, v = (list(adamw_part(state["train"], part).values()) for part in "mv")
+        return self._directions(self.gamma(grads, m, v)), losses.mean()
 
     def _directions(self, vectors: Sequence[Tensor]) -> Tensor:
         projected = (
@@ -129,9 +90,6 @@ class Features:
             else self.projector.apply(vectors)
         )
         return torch.nn.functional.normalize(projected, dim=1)
-
-    def _size(self, total: int) -> int:
-        return total if self.projector is None else self.projector.size(total)
 
 
 def sources_of(problem: Problem) -> Sources:

@@ -17,7 +17,6 @@ from hgms_mix.methods.less.features import Features, Preconditioner
 from hgms_mix.methods.less.projection import GradientProjection as GradientProjection
 from hgms_mix.methods.less.schedule import Schedule, warn_of_few
 from hgms_mix.methods.less.schedule import Warmup as Warmup
-from hgms_mix.methods.less.store import fingerprint
 
 
 @final
@@ -48,17 +47,14 @@ class Less(hgms_mix.lm.RowSelection):
         projection: a :class:`GradientProjection`; None: no projection.
         chunk: number of rows with gradients in memory at a time. ``keep``: share of all rows to
             keep, or ``size``: their number.
-        store: a folder for the projected features of all rows, memory-mapped and reused; None keeps
-            scores only.
         train_steps: updates of a fresh x on the kept rows (constant ``lr``); 0: x is the warm-up's;
             None: to the budget's end.
 
-    Errors: ConfigError for a problem without sources or a ``store`` of other rows, models or
-        settings; NumericalError for infinite losses.
+    Errors: ConfigError for a problem without sources; NumericalError for infinite losses.
 
-    Cost: 1 lower gradient per update of the warm-up; in each epoch 1 for each row of the pool (also
-        if the store contains them) and 1 upper gradient for each validation row. Memory: 3 lower
-        states, 3·``chunk`` more during scoring.
+    Cost: 1 lower gradient per update of the warm-up; in each epoch 1 for each row of the pool
+        and 1 upper gradient for each validation row. Memory: 3 lower states, 3·``chunk`` more
+        during scoring.
 
     >>> Less(warmup=Warmup(epochs=2), projection=None).keep
     0.05
@@ -75,7 +71,6 @@ class Less(hgms_mix.lm.RowSelection):
     eps_placement: Literal["inside", "outside"] = "inside"
     projection: GradientProjection | None = GradientProjection()
     chunk: int = field(default=8, validator=positive)
-    store: str | None = None
 
     memory_hints = lowering(same=["chunk"], other=["batch_size"])
 
@@ -92,8 +87,6 @@ class Less(hgms_mix.lm.RowSelection):
             "warmup": chosen,
             "val": {},
             "scores": torch.zeros(parts, pool.size, dtype=torch.float64),
-            "pool": fingerprint(pool) if self.store is not None else "",
-            "digest": "",
         }
 
     @property
@@ -142,10 +135,7 @@ class Less(hgms_mix.lm.RowSelection):
         over = int(index[-1]) + 1 == data.size
         changes: State = {"val": val, "at": 0 if over else state["at"] + len(index)}
         if over:
-            changes |= {
-                "phase": "pool",
-                "digest": self._features(state).digest(state, features.device.type),
-            }
+            changes["phase"] = "pool"
         return changes, {"upper_loss": loss}, Cost(upper_gradients=len(index), rows=len(index))
 
     def _score(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
@@ -157,7 +147,7 @@ class Less(hgms_mix.lm.RowSelection):
         first = state["at"]
         epoch = state["epoch"]
         last = min(first + self.chunk, pool.size)
-        features, loss = self._features(state).of_pool(problem, state, first, last)
+        features, loss = self._features(state).of_pool(problem, state, torch.arange(first, last))
         schedule = self._schedule(state)
         val = state["val"]
         weight = schedule.average(epoch) / sum(
@@ -185,7 +175,5 @@ class Less(hgms_mix.lm.RowSelection):
     def _features(self, state: State) -> Features:
         gamma = Preconditioner(betas=self.betas, eps=self.eps, eps_placement=self.eps_placement)
         return Features(
-            gamma=gamma,
-            projector=self.projection and self.projection.projector(Key(state["seed"])),
-            store=self.store,
+            gamma=gamma, projector=self.projection and self.projection.projector(Key(state["seed"]))
         )

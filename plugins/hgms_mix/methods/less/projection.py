@@ -66,10 +66,6 @@ class Projector:
     dims: int
     kind: Kind
 
-    def size(self, total: int) -> int:
-        """Return the length of the projections of vectors of length ``total``."""
-        return min(self.dims, total)
-
     def apply(self, leaves: Sequence[Tensor]) -> Tensor:
         """Return the projections ``[B, D]`` of B vectors given in pieces ``[B, ...]``."""
         flat = [leaf.flatten(1) for leaf in leaves]
