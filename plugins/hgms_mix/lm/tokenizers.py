@@ -5,13 +5,11 @@ The byte-level tokenizer needs no file.
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hgms.config import expand
 from hgms_core import ConfigError, HgmsError
-from hgms_core.errors import DataError, Place
+from hgms_core.errors import Place
 from hgms_core.torch_errors import first_line
 from hgms_mix.lm.files import without_expansion
 from hgms_mix.lm.hub import resolve_name, transformers_quietly, untrusted_code
@@ -48,81 +46,18 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 
     Errors: MissingExtra without transformers. Cost: milliseconds.
     """
-    transformers_quietly()
+    transformers = transformers_quietly()
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     printable = bytes_to_unicode()
-    return _byte_level(
-        {printable[byte]: byte for byte in range(256)}, [], ["<bos>", "<eos>", "<pad>"], split=False
-    )
-
-
-def gpt2_tokenizer(folder: str | Path, place: Place = ("folder",)) -> PreTrainedTokenizerFast:
-    """Return GPT-2's byte-pair encoding from ``encoder.json`` and ``vocab.bpe``.
-
-    These are the files as OpenAI published them (50,257 tokens).
-
-    ``<|endoftext|>`` is the start, end and padding token. The table's own mask excludes padding
-    from the loss, so that an end token as padding does no harm.
-
-    Errors: DataError for files that are missing or have other contents; MissingExtra without
-    transformers.
-    """
-    transformers_quietly()
-    spec = folder
-    folder = expand(str(folder), place)
-    try:
-        vocabulary = json.loads((folder / "encoder.json").read_text(encoding="utf-8"))
-        lines = (folder / "vocab.bpe").read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError as error:
-        missing = Path(error.filename).name
-        raise DataError(
-            "missing-file",
-            f"the GPT-2 tokenizer in {spec} has no {missing}",
-            place=place,
-            hint="add both files, encoder.json and vocab.bpe",
-        ) from None
-    except (OSError, ValueError) as error:
-        why = without_expansion(first_line(error), str(spec))
-        raise DataError(
-            "unreadable-file",
-            f"the GPT-2 tokenizer in {spec} cannot be read: {why}",
-            place=place,
-            hint="download encoder.json and vocab.bpe again",
-        ) from None
-    split = [line.split() for line in lines if line.strip() and not line.startswith("#version")]
-    pairs = [(parts[0], parts[-1]) for parts in split]
-    try:
-        # the Rust library would panic, which is no Exception
-        if lost := [first + last for first, last in pairs if first + last not in vocabulary]:
-            raise ValueError(f"the merged token {lost[0]!r} is missing")
-        return _byte_level(vocabulary, pairs, ["<|endoftext|>"] * 3, split=True)
-    except Exception as error:  # the Rust library raises plain Exceptions
-        raise DataError(
-            "damaged-file",
-            f"encoder.json and vocab.bpe in {spec} do not match: {error}",
-            place=place,
-            hint="download both again",
-        ) from None
-
-
-def _byte_level(
-    vocabulary: dict[str, int], merges: list[tuple[str, str]], marks: list[str], *, split: bool
-) -> PreTrainedTokenizerFast:
-    """Return a byte-pair encoding of bytes, with the start, end and padding marks.
-
-    ``split``: split texts into words first.
-    """
-    transformers = transformers_quietly()
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
-    core = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split)
+    marks = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>"}
+    core = Tokenizer(models.BPE(vocab={printable[byte]: byte for byte in range(256)}, merges=[]))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     core.decoder = decoders.ByteLevel()
-    core.add_special_tokens(list(dict.fromkeys(marks)))
-    names = dict(zip(("bos_token", "eos_token", "pad_token"), marks, strict=True))
+    core.add_special_tokens(list(marks.values()))
     tokenizer: PreTrainedTokenizerFast = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=core, clean_up_tokenization_spaces=False, **names
+        tokenizer_object=core, clean_up_tokenization_spaces=False, **marks
     )
     return tokenizer
 
@@ -136,8 +71,8 @@ def load_tokenizer(
 ) -> PreTrainedTokenizerBase:
     """Load the tokenizer that ``spec`` names, always with a padding token.
 
-    ``spec`` is ``"bytes"`` (:func:`byte_tokenizer`), a folder with ``encoder.json`` and
-    ``vocab.bpe`` (:func:`gpt2_tokenizer`), any other folder, or a name on the Hub (transformers'
+    ``spec`` is ``"bytes"`` (:func:`byte_tokenizer`), a folder with GPT-2's
+    ``encoder.json`` and ``vocab.bpe``, any other folder, or a name on the Hub (transformers'
     AutoTokenizer). A tokenizer without a padding token uses its end token for padding: the table's
     own mask excludes padding from every loss, so the two are never confused.
 
@@ -148,10 +83,11 @@ def load_tokenizer(
         return byte_tokenizer()
     transformers = transformers_quietly()
     folder = expand(spec, place)
-    if (folder / "encoder.json").is_file() and (folder / "vocab.bpe").is_file():
-        return gpt2_tokenizer(spec, place)
+    vocabulary = folder / "encoder.json"
+    merges = folder / "vocab.bpe"
+    of_gpt2 = vocabulary.is_file() and merges.is_file()
     where = resolve_name(spec, "tokenizer", place, revision=revision)
-    if folder.is_dir() and not any((folder / name).is_file() for name in FILES):
+    if folder.is_dir() and not of_gpt2 and not any((folder / name).is_file() for name in FILES):
         files = ", ".join(sorted(entry.name for entry in folder.iterdir())[:12]) or "(none)"
         raise ConfigError(
             "missing-file",
@@ -163,8 +99,12 @@ def load_tokenizer(
     try:
         if not trust_remote_code and _needs_code(where, revision):
             raise untrusted_code("tokenizer", spec, place)
-        tokenizer: PreTrainedTokenizerBase = transformers.AutoTokenizer.from_pretrained(
-            where, revision=revision, trust_remote_code=trust_remote_code
+        tokenizer: PreTrainedTokenizerBase = (
+            transformers.GPT2TokenizerFast(vocab=str(vocabulary), merges=str(merges))
+            if of_gpt2
+            else transformers.AutoTokenizer.from_pretrained(
+                where, revision=revision, trust_remote_code=trust_remote_code
+            )
         )
     except HgmsError:
         raise

@@ -40,14 +40,13 @@ class Recommendation:
     """The recommended mixture, with its uncertainty.
 
     ``weights`` minimise the surface. ``region`` contains, for each source, the ``LEVEL`` interval
-    of its weight in the best mixture, over ``minimisers`` of functions drawn from the posterior.
+    of its weight in the best mixture, over minimisers of functions drawn from the posterior.
     ``against_prior`` is the expected loss of ``weights`` minus the expected loss of the prior.
     ``against_best`` is the same for ``best``, the best of the mixtures that were run.
     """
 
     weights: np.ndarray
     region: np.ndarray
-    minimisers: np.ndarray
     best: np.ndarray
     against_prior: Gap
     against_best: Gap
@@ -79,7 +78,6 @@ def recommend(
     return Recommendation(
         weights=weights,
         region=np.quantile(minimisers, [tail, 1 - tail], axis=0).T,
-        minimisers=minimisers,
         best=best,
         against_prior=gap(surface, weights, prior),
         against_best=gap(surface, weights, best),

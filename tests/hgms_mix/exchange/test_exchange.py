@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from attrs import evolve
@@ -57,22 +58,20 @@ def test_sources_that_changed_since_the_sample_was_drawn_are_not_read(
         sample.pieces_of(sample.parts[0])
 
 
-def test_an_export_takes_away_only_what_one_has_written(here: Path, tmp_path: Path) -> None:
+def test_an_export_appears_when_it_is_complete(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "out"
-    (out / ".export.part" / "rows").mkdir(parents=True)  # of one that was killed
+    out.mkdir()
+    (tmp_path / ".out.part" / "rows").mkdir(parents=True)  # of one that was killed
+    with monkeypatch.context() as patch, pytest.raises(KeyError):
+        patch.setattr("hgms_mix.exchange.folder.readme", Mock(side_effect=KeyError))
+        write(out)
+    assert list(tmp_path.iterdir()) == [out]
+    assert not list(out.iterdir())
     write(out)
-    for name in ("mine", "gone"):
-        (out / "rows" / f"{name}.jsonl").write_text("{}\n")
-    record = out / ".export.json"
-    listed = json.loads(record.read_text())
-    record.write_text(json.dumps({**listed, "files": [*listed["files"], "rows/gone.jsonl"]}))
-    write(out)
-    left = [
-        (out / name).exists() for name in (".export.part", "rows/mine.jsonl", "rows/gone.jsonl")
-    ]
-    assert left == [False, True, False]
-    record.write_text(json.dumps({**listed, "files": ["../other"]}))
-    with rejects("file-exists"):
+    assert list(tmp_path.iterdir()) == [out]
+    with rejects("file-exists", str(out)):
         write(out)
 
 
