@@ -64,9 +64,10 @@ def test_an_export_appears_when_it_is_complete(
     out = tmp_path / "out"
     out.mkdir()
     (tmp_path / ".out.part" / "rows").mkdir(parents=True)  # of one that was killed
-    with monkeypatch.context() as patch, pytest.raises(KeyError):
+    with monkeypatch.context() as patch:
         patch.setattr("hgms_mix.exchange.folder.readme", Mock(side_effect=KeyError))
-        write(out)
+        with pytest.raises(KeyError):
+            write(out)
     assert list(tmp_path.iterdir()) == [out]
     assert not list(out.iterdir())
     write(out)
