@@ -18,8 +18,8 @@ HOOK = "hgms_register_linear_solver"
 FILES: list[tuple[str, str | None, str, tuple[str, ...] | None]] = [
     # the file, its text, the error's code and place; None is the file itself
     ("my_slover.py", None, "missing-file", None),
-    ("my_solver.txt", "hello", "not-a-file", None),
-    ("folder/", "", "not-a-file", None),
+    ("my_solver.txt", "hello", "wrong-value", None),
+    ("folder/", "", "wrong-value", None),
     ("syntax.py", "x = 1\ndef f(:\n", "plugin-failed", ()),
     ("imports.py", "import nowhere_at_all", "plugin-failed", ()),
     ("exits.py", "raise SystemExit(3)", "plugin-failed", ()),

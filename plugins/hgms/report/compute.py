@@ -257,7 +257,7 @@ def _read(
             continue
         try:
             required = [*numbers, *mixture.required_columns(run)]
-            rows = run.columns([*required, "gap", "selected", "residual", "iterations", "outcome"])
+            rows = run.columns([*required, "gap", "selected", "iterations", "outcome"])
             words = [name for name in required if rows[name].dtype == object]
             if words:
                 raise CheckpointError(
@@ -390,17 +390,13 @@ def _line(rows: _Rows, axis: str, name: str) -> Line:
 def _steps(rows: Mapping[StoredRun, _Rows]) -> Steps:
     """Summarise selection and differentiation of one method, over all its seeds."""
 
-    def trend(name: str) -> Curve | None:
-        lines = [(columns["step"], columns[name]) for columns in rows.values()]
-        return bin_values([(x, y) for x, y in lines if y.dtype == float])
-
+    gaps = [(columns["step"], columns["gap"]) for columns in rows.values()]
     branches: Counter[int] = sum((columns["selected"] for columns in rows.values()), Counter())
     outcomes: Counter[str] = sum((columns["outcome"] for columns in rows.values()), Counter())
     iterations = np.concatenate([[], *(columns["iterations"] for columns in rows.values())])
     known = iterations[~np.isnan(iterations)] if iterations.dtype == float else iterations[:0]
     return Steps(
-        gap=trend("gap"),
-        residual=trend("residual"),
+        gap=bin_values([(x, y) for x, y in gaps if y.dtype == float]),
         branches=dict(sorted(branches.items())),
         outcomes=dict(outcomes.most_common()),
         iterations=float(np.median(known)) if known.size else math.nan,

@@ -29,7 +29,6 @@ their assignment.
 
 LEVEL = 0.15
 """Opacity of a band, relative to its line."""
-LOG = {"type": "log", "exponentformat": "power"}
 _STEPS = "outer steps"
 AXES = {"seconds": "seconds (without evaluation)", "step": _STEPS, "oracle_calls": "oracle calls"}
 # below the plot, because a legend above would lie under the buttons of the plot
@@ -107,15 +106,6 @@ def figures(
     }
     if branches:
         shown.append(_branches(branches, style))
-    residuals = {
-        entry.label: entry.steps.residual
-        for entry in section.entries
-        if entry.steps.residual is not None and np.nanmax(entry.steps.residual.y) > 0
-    }
-    if residuals:
-        text = "relative residual of the solves: median over steps and seeds, band: middle half"
-        lines = traces(residuals, style, positive=True)
-        shown.append(figure("Linear-solver residual", text, lines, _STEPS, "residual", **LOG))
     return shown
 
 
@@ -139,28 +129,22 @@ def figure(
 
 
 def traces(
-    curves: Mapping[str, Curve], style: Style, *, positive: bool = False, held: bool = False
+    curves: Mapping[str, Curve], style: Style, *, held: bool = False
 ) -> list[dict[str, Any]]:
     """Return a band and a line for each method.
 
-    ``positive`` skips values that a logarithmic axis cannot show. ``held`` draws values as steps,
-    constant until the next report.
+    ``held`` draws values as steps, constant until the next report.
     """
-
-    def visible(values: np.ndarray) -> np.ndarray:
-        return np.where(values > 0, values, np.nan) if positive else values
-
     shapes: list[dict[str, Any]] = []
     for label, curve in curves.items():
         meta = {"colour": style[label].colour}
         look: dict[str, Any] = {"name": label, "legendgroup": label, "meta": meta, "mode": "lines"}
         if curve.low is not None and curve.high is not None:
-            low = visible(curve.low)
-            high = visible(curve.high)
-            known = ~(np.isnan(low) | np.isnan(high))  # Plotly draws an area with a gap incorrectly
+            # Plotly draws an area with a gap incorrectly
+            known = ~(np.isnan(curve.low) | np.isnan(curve.high))
             at = curve.x[known]
-            low = low[known]
-            high = high[known]
+            low = curve.low[known]
+            high = curve.high[known]
             if held and 1 < len(at) <= _STEPPED:
                 at = np.repeat(at, 2)[1:]
                 low = np.repeat(low, 2)[:-1]
@@ -179,7 +163,7 @@ def traces(
             {
                 **look,
                 "x": numbers(curve.x),
-                "y": numbers(visible(curve.y)),
+                "y": numbers(curve.y),
                 "line": {
                     "width": 2,
                     "dash": style[label].dash,

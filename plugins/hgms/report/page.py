@@ -46,11 +46,7 @@ def html(study: Study) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    shown = [
-        figure
-        for section in sections
-        for figure in (*section["figures"], *(section["trust"] or {}).get("figures", []))
-    ]
+    shown = [figure for section in sections for figure in section["figures"]]
     specs = {figure["id"]: figure["spec"] for figure in shown}
     return environment.get_template("template.html").render(
         study=study,
@@ -86,7 +82,7 @@ def _section(
         "figures": [
             {"id": f"plot-{number}-{index}", **figure} for index, figure in enumerate(shown)
         ],
-        "trust": _trust(section, number, style),
+        "trust": _trust(section),
         "methods": [entry.label for entry in section.entries],
         "configurations": [
             _configuration(entry.label, entry.runs + entry.failed) for entry in section.entries
@@ -95,19 +91,11 @@ def _section(
     }
 
 
-def _trust(section: Section, number: int, style: Style) -> dict[str, Any] | None:
-    """Return the template's values for diagnosed steps; ``None`` without diagnosed steps."""
+def _trust(section: Section) -> dict[str, Any] | None:
     measured = trust.Trust.of(section)
     if measured is None:
         return None
-    return {
-        "table": trust.table(measured),
-        "warnings": measured.sentences,
-        "figures": [
-            {"id": f"plot-{number}-t{index}", **figure}
-            for index, figure in enumerate(trust.figures(measured, style))
-        ],
-    }
+    return {"table": trust.table(measured), "warnings": measured.sentences}
 
 
 def _script_json(value: object) -> str:

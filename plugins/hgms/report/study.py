@@ -33,7 +33,6 @@ class Steps:
     """
 
     gap: Curve | None
-    residual: Curve | None
     branches: dict[int, int]
     outcomes: dict[str, int]
     iterations: float

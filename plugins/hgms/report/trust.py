@@ -1,6 +1,6 @@
 """Trust in the hypergradients: the measurements of runs with ``run.diagnose``.
 
-A section shows them as warnings, a table and figures.
+A section shows them as warnings and a table.
 """
 
 from __future__ import annotations
@@ -10,12 +10,9 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from attrs import field, frozen
 
-from hgms.diagnosis import ALIKE, BIASED, SIGMAS, missing_measures, number, power, warnings
-from hgms.report.curves import Curve, bin_values
-from hgms.report.figures import AXES, LOG, Style, figure, numbers, traces
+from hgms.diagnosis import missing_measures, number, power, warnings
 from hgms.report.study import Entry, Section
 from hgms.report.tables import Cell, Table, amount, text
 from hgms.runs import RunFolder
@@ -167,182 +164,3 @@ def _share(
 
 # --- figures
 # --------------------------------------------------------------------------------------------------
-
-
-@frozen
-class Picture:
-    """A number of the rows over outer steps.
-
-    ``line`` is the threshold of its warning; ``log`` draws powers of ten.
-    """
-
-    key: str
-    title: str
-    text: str
-    axis: str
-    line: float | None = None
-    log: bool = False
-    of: Callable[[float], float] = lambda value: value
-
-
-PICTURES = (
-    Picture(
-        "bias",
-        "Bias of an unsolved lower level",
-        "how much of the implicit hypergradient a Newton step to ∇ₓg = 0 changes",
-        "share of its size",
-        BIASED,
-        True,
-    ),
-    Picture(
-        "newton_step",
-        "Distance to a lower minimiser",
-        "length of the Newton step to ∇ₓg = 0",
-        "‖δ‖",
-        log=True,
-    ),
-    Picture(
-        "longer_cosine",
-        "Agreement with a longer lower run",
-        "cosine with the hypergradient after four times as many lower steps",
-        "cosine",
-        ALIKE,
-    ),
-    Picture(
-        "double_cosine",
-        "Rounding",
-        "1 − the cosine with the same hypergradient in float64",
-        "1 − cosine",
-        1e-3,
-        True,
-        lambda value: 1 - value,
-    ),
-    Picture(
-        "curvature",
-        "Smallest curvature of the solve",
-        "below zero the system is not positive definite",
-        "pᵀ(H + γI)p / pᵀp",
-        0.0,
-    ),
-    Picture(
-        "flat_dimension",
-        "Flat directions",
-        "k: eigenvalues of the lower Hessian that are as good as zero",
-        "k",
-    ),
-    Picture(
-        "choice_ratio",
-        "Choice against noise",
-        "the lead of the chosen candidate over the next, in standard errors of the rows",
-        "standard errors",
-        SIGMAS,
-    ),
-)
-
-
-def figures(trust: Trust, style: Style) -> list[dict[str, Any]]:
-    """Return the figures with content; a dashed line is the threshold of a warning."""
-    shown = []
-    for picture in PICTURES:
-        curves = {
-            label: curve
-            for label, runs in trust.rows.items()
-            if (curve := _curve(runs, picture)) is not None
-        }
-        if curves:
-            shown.append(_figure(picture, curves, style))
-    gains = [
-        label for label in trust.rows if _numbers_of(trust.learning_rows(label), "gain_selection")
-    ]
-    return [*shown, _gain(trust, gains)] if gains else shown
-
-
-def _curve(runs: Sequence[Rows], picture: Picture) -> Curve | None:
-    lines = []
-    for rows in runs:
-        points = [
-            (row["step"], picture.of(number(row, picture.key)))
-            for row in rows
-            if row.get("hypergradient_norm") != 0
-        ]
-        known = [(x, y) for x, y in points if not math.isnan(y) and (y > 0 or not picture.log)]
-        if known:
-            x, y = zip(*known, strict=True)
-            lines.append((np.array(x, dtype=float), np.array(y, dtype=float)))
-    return bin_values(lines)
-
-
-def _figure(picture: Picture, curves: Mapping[str, Curve], style: Style) -> dict[str, Any]:
-    lines = traces(curves, style, positive=picture.log)
-    for trace in lines:
-        if not trace["meta"].get("band"):
-            # one diagnosed step cannot form a line
-            trace |= {"mode": "lines+markers", "marker": {"size": 6}}
-    scale: dict[str, Any] = {}
-    if picture.log:
-        known = np.concatenate([curve.y for curve in curves.values()])
-        scale = {**LOG, "dtick": 1 if known.max() > 30 * known.min() else "D2"}
-    text = f"{picture.text}: median over seeds, band: middle half"
-    drawn = figure(picture.title, text, lines, AXES["step"], picture.axis, **scale)
-    if picture.line is not None:
-        drawn["spec"]["layout"]["shapes"] = [
-            {
-                "type": "line",
-                "xref": "paper",
-                "x0": 0,
-                "x1": 1,
-                "y0": picture.line,
-                "y1": picture.line,
-                "line": {"dash": "dash", "width": 1.5, "color": "#8a8f98"},
-            }
-        ]
-    return drawn
-
-
-def _gain(trust: Trust, labels: Sequence[str]) -> dict[str, Any]:
-    """Draw two bars per method: reductions of the upper value.
-
-    The bars are the reductions by selection and by the outer step.
-
-    Both are means over the method's diagnosed steps.
-    """
-    order = list(labels)[::-1]
-    data = []
-    for colour, shape, key, name in (
-        (0, "", "gain_selection", "selection"),
-        (1, "/", "gain_differentiation", "differentiation"),
-    ):
-        values = np.array(
-            [np.mean(_numbers_of(trust.learning_rows(label), key) or [math.nan]) for label in order]
-        )
-        data.append(
-            {
-                "type": "bar",
-                "orientation": "h",
-                "name": name,
-                "y": order,
-                "x": numbers(values),
-                "meta": {"colour": colour},
-                "marker": {
-                    "pattern": {"shape": shape, "size": 7, "solidity": 0.2, "fillmode": "overlay"}
-                },
-                "hovertemplate": f"<b>%{{y}}</b><br>{name}: %{{x:.4~g}}<extra></extra>",
-                "showlegend": True,
-            }
-        )
-    text = (
-        "mean of the diagnosed steps, on rows that neither choose nor are differentiated on: "
-        "mean candidate to chosen one, and "
-        "on to the same candidate at the next θ, its lower level solved again"
-    )
-    axis = "fall of the upper value in a step"
-    drawn = figure("Gain by selection and by differentiation", text, data, axis, "")
-    drawn["spec"]["layout"] = {
-        "barmode": "group",
-        "hovermode": "closest",
-        "showlegend": True,
-        "yaxis": {"automargin": True, "ticksuffix": "  "},
-        "xaxis": {"title": {"text": axis}},
-        "legend": {"orientation": "h", "y": -0.25, "yanchor": "top", "x": 0},
-    }
-    return drawn

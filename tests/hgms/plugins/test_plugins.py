@@ -214,11 +214,9 @@ def test_an_observer_that_raises_is_reported_once_and_the_others_go_on(
 @pytest.mark.parametrize(
     ("where", "code", "near"),
     [
-        ("folder/", "not-a-file", ()),
-        ("./folder", "not-a-file", ()),
-        ("notes.txt", "not-a-file", ()),
-        ("./absent.txt", "not-a-file", ()),
-        ("beside", "missing-file", ("./beside.py",)),
+        ("folder/", "wrong-value", ()),
+        ("./folder", "wrong-value", ()),
+        ("./absent.txt", "wrong-value", ()),
         ("two words", "wrong-value", ()),
         ("besides.py", "missing-file", ("beside.py",)),
         ("no/such/folder/a.py", "missing-file", ()),
@@ -230,7 +228,6 @@ def test_what_is_neither_a_module_nor_a_python_file_is_named(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "__init__.py").touch()
-    (tmp_path / "notes.txt").write_text("no code")
     (tmp_path / "beside.py").write_text("x = 1")
     with rejects(code, where, of=PluginError) as caught:
         import_plugin(where)

@@ -101,8 +101,8 @@ class HyperCleaning:
             stop, in disjoint parts; (1, 1, 1): every role uses all images (as in the paper).
 
     Errors: DataError for missing, damaged or too few images; MissingExtra without scikit-learn or
-        datasets; ConfigError for a role without images. Cost of ``evaluate``: one forward pass over each of
-        test, train and validation.
+        datasets; ConfigError for a role without images. Cost of ``evaluate``: one forward pass over
+        each of test, train and validation.
 
     >>> problem = HyperCleaning(corruption=0.5).problem(0, torch.device("cpu"), torch.float32)
     >>> numbers = problem.evaluate(problem.references["clean"], problem.x0)
