@@ -25,7 +25,6 @@ import click
 import columns as parquet
 import descriptions
 import error_codes
-from click.testing import CliRunner
 
 import hgms.adapters
 import hgms.comparison
@@ -44,6 +43,7 @@ from hgms.facts import CAPABILITIES, members_of
 from hgms.lazy import stub
 from hgms.plugins import FIRST_PARTY, Host, Registry, hookspecs, registry
 from hgms.runs import config
+from hgms.runs.describe import description as describe
 from hgms.runs.describe import range_of
 
 DOCS = Path(__file__).resolve().parent
@@ -100,14 +100,15 @@ def run_keys() -> str:
 def component_keys() -> str:
     """Return the keys of each component, by kind."""
     wrappers: dict[str, list[type]] = {}
-    for wrapper in Registry.load().wrappers:
+    components = Registry.load()
+    for wrapper in components.wrappers:
         wrappers.setdefault(package_of(wrapper), []).append(wrapper)
     pages = pages_of_packages()
     shown = []
     for kind in registry.KINDS.values():
         shown.append(f"## {kind.label[0].upper()}{kind.label[1:]}s\n")
         for component in _ours(kind.name):
-            description = _json_of("describe", kind.name, component.name)
+            description = json.loads(json.dumps(describe(component, components)))
             shown.append(f"### `{component.name}`\n\n{_escaped(description['summary'])}\n")
             if component.plugin.name != "core":
                 package = component.package
@@ -593,13 +594,6 @@ def _ours(kind: str) -> list[registry.Component]:
         for component in Registry.load().components(kind)
         if component.plugin.distribution in own
     ]
-
-
-def _json_of(*arguments: str) -> Any:
-    """Run a command with `--json` and return its output."""
-    result = CliRunner().invoke(cli, [*arguments, "--json"], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return json.loads(result.output)
 
 
 def _fields(cls: type, skip: tuple[str, ...] = ()) -> list[dict[str, Any]]:
