@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import gzip
 import json
 from collections.abc import Sequence
@@ -30,10 +29,9 @@ def _json(value: Any, **options: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False, **options).encode()
 
 
-def array(path: Path, rows: Sequence[Any], key: str = "", indent: int | None = 1) -> Path:
-    """A JSON array, or an object with the array at ``key``."""
-    value = {"type": "text2text", key: rows} if key else rows
-    data = _json(value, indent=indent)
+def array(path: Path, rows: Sequence[Any]) -> Path:
+    """A JSON array."""
+    data = _json(rows, indent=1)
     path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
     return path
 
@@ -53,16 +51,6 @@ def zstandard(path: Path, rows: Sequence[Any]) -> Path:
     pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     with pa.output_stream(str(path), compression="zstd") as stream:
         stream.write(lines(path.with_suffix(""), rows).read_bytes())
-    return path
-
-
-def delimited(path: Path, rows: Sequence[Any], encoding: str = "utf-8") -> Path:
-    """A table of text that the standard library writes."""
-    delimiter = "\t" if path.suffix == ".tsv" else ","
-    with path.open("w", newline="", encoding=encoding) as stream:
-        writer = csv.DictWriter(stream, list(rows[0]), delimiter=delimiter)
-        writer.writeheader()
-        writer.writerows(rows)
     return path
 
 

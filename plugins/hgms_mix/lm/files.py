@@ -1,4 +1,4 @@
-"""The rows in files: JSON, JSON lines, Parquet, CSV and texts.
+"""The rows in files: JSON, JSON lines and Parquet.
 
 Files may be plain or compressed. Data sets of the Hub are supported too.
 """
@@ -6,9 +6,7 @@ Files may be plain or compressed. Data sets of the Hub are supported too.
 from __future__ import annotations
 
 import contextlib
-import csv
 import difflib
-import functools
 import glob
 import gzip
 import io
@@ -23,11 +21,10 @@ from typing import Any, BinaryIO
 from hgms.config import expand
 from hgms_core.errors import DataError, MissingExtra, Place, closest
 from hgms_core.torch_errors import first_line
-from hgms_mix.lm.formats import RAW, BadRow, Row, detect
+from hgms_mix.lm.formats import BadRow, Row
 from hgms_mix.lm.sources import Source
 
 PACKED = (".gz", ".zst")
-WRAPPERS = ("data", "items", "instances", "rows")
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 Rows = Iterator[tuple[str, Row | BadRow]]
@@ -190,74 +187,12 @@ def _numbered_lines(name: str, at: Place, stream: BinaryIO) -> Iterator[tuple[in
         yield number, line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
 
 
-def _lines(name: str, at: Place, stream: BinaryIO) -> Rows:
-    """Yield one text per line that is not blank."""
-    _head(name, at, stream)
-    for number, line in _numbered_lines(name, at, stream):
-        if not line.strip():
-            continue
-        try:
-            yield f"line {number}", {RAW: line.decode().rstrip("\r\n")}
-        except UnicodeDecodeError as error:
-            yield f"line {number}", BadRow(f"it is not UTF-8 (byte {error.start})")
-
-
-def _read_delimited(name: str, at: Place, stream: BinaryIO, *, delimiter: str) -> Rows:
-    """Yield the rows of a table whose first line names the fields; every value is text."""
-    _head(name, at, stream)
-    text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
-    before = csv.field_size_limit(2**31 - 1)
-    reader = csv.reader(text, delimiter=delimiter, strict=True)
-    try:
-        names = next(reader, [])
-        for values in reader:
-            if not values:
-                continue
-            place = f"line {reader.line_num}"
-            if len(values) == len(names):
-                yield place, dict(zip(names, values, strict=True))
-            else:
-                yield (
-                    place,
-                    BadRow(f"it has {len(values)} fields, but the first line has {len(names)}"),
-                )
-    except UnicodeDecodeError as error:
-        raise DataError(
-            "wrong-format",
-            f"line {reader.line_num + 1} of {name} is not UTF-8: {error.reason}",
-            place=at,
-            hint="convert it to UTF-8",
-        ) from None
-    except csv.Error as error:
-        raise DataError(
-            "wrong-format",
-            f"line {reader.line_num} of {name} is malformed CSV: {error}",
-            place=at,
-            hint="correct the file",
-        ) from None
-    finally:
-        csv.field_size_limit(before)
-        text.detach()  # the opener closes the file
-
-
-def _json(name: str, at: Place, stream: BinaryIO, *, lines: bool) -> Raw:
-    """Yield the rows of JSON; the contents determine the format, not the file name.
-
-    The format is an array, an object that contains an array, or one object per line.
-    """
-    start = _head(name, at, stream)[:1]
-    rest = _numbered_lines(name, at, stream)
-    first: list[tuple[int, bytes]] = []
-    rows: list[bytes] = []
-    while len(rows) < 2 and (line := next(rest, None)):
-        first.append(line)
-        rows += [line[1]] if line[1].strip() else []
-    if start == b"[" or (
-        not lines and start == b"{" and (len(rows) < 2 or isinstance(_parse_json(rows[0]), BadRow))
-    ):
-        yield from _array(name, at, b"".join([*(text for _, text in first), stream.read()]))
+def _json(name: str, at: Place, stream: BinaryIO) -> Raw:
+    """Yield the rows of an array, or of one object per line, whatever the file's name."""
+    if _head(name, at, stream)[:1] == b"[":
+        yield from _array(name, at, stream.read())
         return
-    for number, text in itertools.chain(first, rest):
+    for number, text in _numbered_lines(name, at, stream):
         if text.strip():
             yield f"line {number}", text
 
@@ -318,31 +253,8 @@ def _array(name: str, at: Place, data: bytes) -> Rows:
             place=at,
             hint="correct it, or use JSON lines in UTF-8, where max_bad_rows skips bad rows",
         )
-    for number, row in enumerate(
-        _unwrap_rows(name, at, value) if isinstance(value, dict) else value
-    ):
+    for number, row in enumerate(value):
         yield f"row {number}", _object(row)
-
-
-def _unwrap_rows(name: str, at: Place, value: dict[str, Any]) -> list[Any]:
-    """Return the rows in an object that contains them.
-
-    Return the object as the only row if it is a row (ShareGPT's turns are ``items`` too).
-    """
-    for key in WRAPPERS:
-        rows = value.get(key)
-        if isinstance(rows, list) and not (
-            rows and isinstance(rows[0], dict) and {"from", "role"} & set(rows[0])
-        ):
-            return rows
-    if detect([value]) is not None:
-        return [value]
-    raise DataError(
-        "wrong-format",
-        f"{name} is one object without rows: its fields are {', '.join(value) or '(none)'}",
-        place=at,
-        hint=f"put the rows in {', '.join(WRAPPERS)}, in an array, or in one object per line",
-    )
 
 
 def _arrow(name: str, at: Place) -> tuple[Any, Any]:
@@ -378,12 +290,8 @@ def _parquet(name: str, at: Place, stream: BinaryIO) -> Rows:
 
 
 READERS: Mapping[str, Reader] = {
-    ".json": functools.partial(_json, lines=False),
-    **dict.fromkeys((".jsonl", ".ndjson"), functools.partial(_json, lines=True)),
+    **dict.fromkeys((".json", ".jsonl", ".ndjson"), _json),
     ".parquet": _parquet,
-    ".csv": functools.partial(_read_delimited, delimiter=","),
-    ".tsv": functools.partial(_read_delimited, delimiter="\t"),
-    ".txt": _lines,
 }
 
 

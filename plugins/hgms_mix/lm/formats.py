@@ -104,9 +104,6 @@ WEIGHTS = ("weight", "train", "loss")
 """Keys of a turn that determine whether it is learned: 1 or true, 0 or false."""
 OF_A_TURN = ("role", "from", "content", "value", *WEIGHTS)
 
-RAW = "\0text"
-"""The field of rows read as raw text; columns of files cannot have this name."""
-
 
 def _text(row: Row, name: str) -> str:
     value = row.get(name)
@@ -420,12 +417,9 @@ FORMATS: Mapping[str, Format] = {
         ),
         Format(
             "text",
-            (
-                'text, learned from its beginning (has to be named, format = "text", but for .txt '
-                "files)"
-            ),
-            lambda row: set(row) == {RAW},
-            lambda row: (Message("assistant", _answer(row, "text", RAW)),),
+            'text, learned from its beginning (must be named: format = "text")',
+            lambda row: False,
+            lambda row: (Message("assistant", _answer(row, "text")),),
         ),
     )
 }

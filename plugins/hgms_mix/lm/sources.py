@@ -68,17 +68,15 @@ class Source:
     turn. A turn with ``"weight": 0`` (or ``"train": false``, ``"loss": false``) is excluded from
     the loss. ``fields = { ignored = "COLUMN" }`` skips a column on purpose.
 
-    A file is ``.json`` (an array of objects, or an object whose ``data``, ``items``, ``instances``
-    or ``rows`` is an array), ``.jsonl`` (one object per line), ``.parquet``, ``.csv`` or ``.tsv``
-    (the first line names the fields) or ``.txt`` (one text per line), plain, ``.gz`` or ``.zst``.
-    The contents determine the format of JSON, so JSON lines may be named ``.json``. A path may also
-    be a folder of such files, or a pattern with ``*`` (``**``: in subfolders, too): their rows
-    follow each other in the order of the files' paths. ``$VARIABLES`` and ``~`` in a path are
-    expanded.
+    A file is ``.json`` (an array of objects), ``.jsonl`` (one object per line) or ``.parquet``,
+    plain, ``.gz`` or ``.zst``. The contents determine the format of JSON, so JSON lines may be
+    named ``.json``. A path may also be a folder of such files, or a pattern with ``*`` (``**``: in
+    subfolders, too): their rows follow each other in the order of the files' paths.
+    ``$VARIABLES`` and ``~`` in a path are expanded.
 
     Use when data has a separate name and weight, or is a validation or test set. The loss is
-    computed on answers only. For text without prompt and answer (``.txt``, or ``format = "text"``)
-    it is computed on all of it.
+    computed on answers only. For text without prompt and answer (``format = "text"``) it is
+    computed on all of it.
 
     Arguments:
         path: a file, a folder or a pattern. A string in place of the table is its path:

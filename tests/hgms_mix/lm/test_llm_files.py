@@ -13,7 +13,7 @@ import pytest
 import torch
 from attrs import evolve
 from support.helpers import rejects
-from support.source_files import array, delimited, lines, parquet, source_of, words, zstandard
+from support.source_files import array, lines, parquet, source_of, words, zstandard
 from support.token_tables import read, read_examples
 
 from hgms_core import HgmsError
@@ -26,30 +26,25 @@ from hgms_mix.lm.sources import Source
 from hgms_mix.lm.tokenizers import load_tokenizer
 
 REVISION = "77f3279092a1c1579b2250db8eafed0ad422088c"
-# commas, quotes and line breaks inside; numbers stay the text that they are
 ROWS = [
     {"instruction": "a, b", "input": "", "output": 'say "x"'},
     {"instruction": "two\nlines", "input": "1, 2", "output": "007"},
     {"instruction": "ü", "input": "", "output": "1.50"},
 ]
 PAIRS = [("a, b", 'say "x"'), ("two\nlines\n1, 2", "007"), ("ü", "1.50")]
-KINDS: list[tuple[str, Callable[..., Path], dict[str, Any]]] = [
-    *((name, lines, {}) for name in ("a.jsonl", "a.jsonl.gz", "a.json", "a.json.gz")),
-    *((name, array, {}) for name in ("a.jsonl", "a.json", "a.json.gz")),
-    *(("a.json", array, {"key": key}) for key in ("data", "items", "instances", "rows")),
-    ("a.json", array, {"key": "data", "indent": None}),
-    *((name, parquet, {}) for name in ("a.parquet", "a.parquet.gz")),
-    ("a.jsonl.zst", zstandard, {}),
-    *((name, delimited, {}) for name in ("a.csv", "a.tsv", "A.CSV")),
-    ("a.csv", delimited, {"encoding": "utf-8-sig"}),
+KINDS: list[tuple[str, Callable[..., Path]]] = [
+    *((name, lines) for name in ("a.jsonl", "a.jsonl.gz", "a.json", "a.json.gz")),
+    *((name, array) for name in ("a.jsonl", "a.json", "a.json.gz")),
+    *((name, parquet) for name in ("a.parquet", "a.parquet.gz")),
+    ("a.jsonl.zst", zstandard),
 ]
 
 
-@pytest.mark.parametrize(("name", "write", "options"), KINDS)
+@pytest.mark.parametrize(("name", "write"), KINDS)
 def test_one_set_of_rows_reads_the_same_from_every_kind_of_file(
-    tmp_path: Path, name: str, write: Callable[..., Path], options: dict[str, Any]
+    tmp_path: Path, name: str, write: Callable[..., Path]
 ) -> None:
-    path = write(tmp_path / name, ROWS, **options)
+    path = write(tmp_path / name, ROWS)
     examples, report = read("s", Source(path=str(path)))
     assert [example.row for example in examples] == [0, 1, 2]
     assert [tuple(text for _, text in words(example)) for example in examples] == PAIRS
@@ -85,9 +80,9 @@ def test_a_bad_row_is_told_by_its_line_or_by_the_number_that_its_example_would_h
 
 
 def test_raw_text_is_learned_from_its_beginning(tmp_path: Path) -> None:
-    (tmp_path / "poems.txt").write_text("Roses are red.\r\n\nViolets are blue.\n", encoding="utf-8")
-    examples = read_examples("s", Source(path=str(tmp_path / "poems.txt")))
     expected = ["Roses are red.", "Violets are blue."]
+    path = lines(tmp_path / "poems.jsonl", [{"text": text} for text in expected])
+    examples = read_examples("s", Source(path=str(path), format="text"))
     assert [words(item) for item in examples] == [[("assistant", text)] for text in expected]
     assert [item.key for item in examples] == [text.lower() for text in expected]
 
@@ -147,21 +142,19 @@ REFUSED: list[tuple[str, str, str | Callable[[Path], object]]] = [
     ("wrong-format", "a.json", '[{"prompt": "Q"}'),
     ("wrong-format", "a.json", '{"nothing": 1}'),
     ("wrong-format", "a.jsonl", '{"promptt": "Q", "text": "A"}'),
-    ("wrong-format", "a.csv", 'prompt,completion\n"a,b\n'),
-    ("wrong-row", "a.csv", "prompt,completion\na,b\nc,d,e\n"),
     ("wrong-row", "a.jsonl", "{\nnonsense"),
     ("wrong-format", "a.docx", "x"),
-    *(("no-rows", "a.json", text) for text in ("", "\n \n", "[]", '{"data": []}')),
+    *(("no-rows", "a.json", text) for text in ("", "\n \n", "[]")),
     *(("wrong-format", "a.json", text * 10_000) for text in ("[", '[{"a":')),
+    ("wrong-format", "a.csv", "prompt,completion\na,b\n"),
     ("wrong-row", "a.jsonl", '{"a":' * 10_000 + "\n" + TEXT),
     # other encodings than UTF-8
     ("wrong-format", "a.json", lambda path: path.write_bytes(b'[{"prompt": "\xff"}]')),
-    ("wrong-format", "a.csv", lambda path: path.write_bytes(b"prompt,completion\na,\xff\n")),
-    ("wrong-row", "a.txt", lambda path: path.write_bytes(b"a\n\xff\n")),
+    ("wrong-row", "a.jsonl", lambda path: path.write_bytes(TEXT.encode() + b"\n\xff\n")),
     ("wrong-format", "a.jsonl", lambda path: path.write_text(TEXT, "utf-16")),
     ("wrong-format", "a.json", lambda path: path.write_text(TEXT, "utf-16-le")),
-    ("wrong-format", "a.csv", lambda path: path.write_text(TEXT, "utf-16-be")),
-    ("wrong-format", "a.txt", lambda path: path.write_text(TEXT, "utf-32")),
+    ("wrong-format", "a.jsonl", lambda path: path.write_text(TEXT, "utf-16-be")),
+    ("wrong-format", "a.jsonl", lambda path: path.write_text(TEXT, "utf-32")),
     # files that end too early
     *(
         ("damaged-file", "a.jsonl.gz", lambda path, keep=keep: cut_off(lines(path, ROWS), keep))
@@ -220,9 +213,7 @@ def test_a_path_at_which_no_rows_are_is_refused(
 
 
 def test_blank_lines_and_bad_rows_between_others_are_left_out(tmp_path: Path) -> None:
-    """Of a table, and of a source whose columns have names of their own."""
-    (tmp_path / "a.csv").write_text("prompt,completion\na,b\n\nc,d\n")
-    assert [item.row for item in read_examples("s", Source(path=str(tmp_path / "a.csv")))] == [0, 1]
+    """Of a source whose columns have names of their own."""
     deep = '{"f":' * 100_000
     rows = ['{"frage": "Q", "antwort": "A"}', "{", deep, '{"frage": "R", "antwort": "B"}']
     named = {"prompt": "frage", "completion": "antwort"}
