@@ -12,8 +12,7 @@ from attrs import frozen
 from hgms.comparison import apply_scale
 from hgms.config.tables import merge_options, overlay_tables, tables_of
 from hgms.plugins import Registry
-from hgms.runs import UNCOMPARED, RunConfig, data_of
-from hgms.store import json_digest
+from hgms.runs import RunConfig
 from hgms_core import ConfigError
 from hgms_core.errors import unknown_name
 from hgms_mix.evaluation import Evaluate
@@ -109,21 +108,6 @@ def read(
             hint=f'set device = "cuda" and CUDA_VISIBLE_DEVICES={config.run.device[5:]}',
         )
     return config
-
-
-def comparable(config: MixConfig) -> str:
-    """Return a digest that is equal for mixes that differ only in method and seed.
-
-    The budget of learning counts only if fine-tuning starts from the final model of learning.
-    Otherwise budgets may differ: a method that does not learn needs one step.
-    """
-    table = config.as_dict()
-    del table["method"], table["seed"]
-    if config.finetune.start == "fresh":
-        del table["budget"]
-    for key in UNCOMPARED:
-        table["run"].pop(key, None)
-    return json_digest([table, data_of(config.task)])
 
 
 OF_GRIDS = ("seeds", "metric", "reference", "baselines", "sweep", "scale")

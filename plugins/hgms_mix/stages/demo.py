@@ -23,13 +23,11 @@ from hgms.uncertainty import Uncertainty, in_words, over_seeds
 from hgms_mix.stages import texts
 from hgms_mix.stages.compare.outcome import Outcome
 from hgms_mix.stages.config import MixConfig, read
-from hgms_mix.stages.evaluate import UNIFORM
 from hgms_mix.stages.graph import Log
 from hgms_mix.stages.mix import run_mix
-from hgms_mix.stages.summary import spell
 from hgms_mix.stages.training import TUNED
 
-REFERENCE = UNIFORM
+REFERENCE = "uniform"
 TEST = "word-problems"
 
 
@@ -76,12 +74,6 @@ class Demo:
         first = self.reports[0]
         click.echo(f"{first['budget']} of reweighting per mix (more with --json)")
         self.outcome.print()
-        if len(self.reports) < 2:
-            rows = first["test"][TEST]
-            click.echo(
-                f"  {self.method} − {REFERENCE} over the {rows['rows']} test rows of this seed: "
-                f"{spell(rows['against_uniform'])} (95 % interval, paired)"
-            )
         if (uncertainty := self.uncertainty) is not None:
             click.echo(f"{self.method}'s weights {in_words(uncertainty)}")
         tuned = Path(first["stages"]["finetune"]["folder"]) / TUNED

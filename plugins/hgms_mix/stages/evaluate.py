@@ -5,10 +5,9 @@ The benchmarks are in hgms_mix.evaluation.
 
 from __future__ import annotations
 
-import contextlib
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,11 +20,6 @@ from hgms_mix.stages.graph import Facts, Log, Stage
 from hgms_mix.stages.losses import RowLosses, row_losses, untuned_losses
 from hgms_mix.stages.tuned_model import TunedModel
 
-if TYPE_CHECKING:
-    from hgms_mix.stages.config import MixConfig
-
-UNIFORM = "uniform"
-"""The method that a mix is compared with."""
 RESAMPLES = 10_000
 LOSSES = "losses"
 """The folder with the losses of every test row, one file per test set."""
@@ -41,7 +35,7 @@ def evaluate_model(
     untuned: Path,
     log: Log,
 ) -> Facts:
-    """Write the losses of every test row, so that two models can be compared by row.
+    """Measure the losses of every test row, and run the benchmarks.
 
     ``untuned`` is the folder with losses of models before fine-tuning.
     """
@@ -57,8 +51,7 @@ def evaluate_model(
             "untuned": float(before[name].total.sum() / before[name].tokens.sum()),
             "against_untuned": difference(losses, before[name], seed=seed),
         }
-        table = {"digest": table.digest, **losses.as_dict()}
-        work.write(f"{LOSSES}/{name}.json", json.dumps(table).encode())
+        work.write(f"{LOSSES}/{name}.json", json.dumps(losses.as_dict()).encode())
     benchmarks = {}
     if evaluate.titles:
         benchmarks = evaluate.run(loaded, model.tokenizer, work.path / "benchmarks", log)
@@ -67,55 +60,11 @@ def evaluate_model(
 
 EVALUATE = Stage(
     name="evaluate",
-    version="2",
+    version="3",
     function=evaluate_model,
     reads={"tuned": FINETUNE.output(TUNED)},
     writes=(LOSSES,),
 )
-
-
-def summary(
-    config: MixConfig, folder: Path, losses: Path, facts: Facts, comparable: str
-) -> dict[str, Any]:
-    """Return the part of report.json: test losses, also against uniform, and benchmarks.
-
-    ``folder`` is the folder of the mix, and ``losses`` the folder of its losses.
-    """
-    tests = {}
-    for name, row in facts["test"].items():
-        gap = None
-        if config.method_name != UNIFORM:
-            gap = against_uniform(folder, losses, name, comparable, config.seed)
-        tests[name] = {**row, "against_uniform": gap}
-    return {"test": tests, "benchmarks": facts["benchmarks"]}
-
-
-def against_uniform(
-    folder: Path, losses: Path, test: str, comparable: str, seed: int
-) -> dict[str, Any] | None:
-    """Return the loss of this mix − the loss with the method `uniform`, on the same rows.
-
-    This requires the same mix with `uniform`: same file, seed and folder. Other methods and
-    mixtures never count as uniform, for any label. If several labels use `uniform`, the label
-    `uniform` is preferred.
-    """
-    ours = json.loads((losses / f"{test}.json").read_bytes())
-    others = folder.parent.parent.glob(f"*/{folder.name}")
-
-    def order(folder: Path) -> tuple[bool, Path]:
-        label = folder.parent.name.rpartition("-")[0]
-        return label != UNIFORM, folder
-
-    for other in sorted(others, key=order):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            report = json.loads((other / "report.json").read_bytes())
-            if report["method"] != UNIFORM or report["comparable"] != comparable:
-                continue
-            evaluated = other / Path(report["stages"]["evaluate"]["folder"]).name
-            theirs = json.loads((evaluated / LOSSES / f"{test}.json").read_bytes())
-            if theirs["digest"] == ours["digest"]:
-                return difference(RowLosses.of(ours), RowLosses.of(theirs), seed=seed)
-    return None
 
 
 def means(losses: RowLosses, *, seed: int = 0) -> dict[str, Any]:

@@ -10,8 +10,8 @@ import click
 
 from hgms.cli import print_table
 from hgms.store import finite, replace_file
-from hgms_mix.stages import evaluate, sample, uncertainty
-from hgms_mix.stages.config import MixConfig, comparable
+from hgms_mix.stages import sample, uncertainty
+from hgms_mix.stages.config import MixConfig
 from hgms_mix.stages.graph import Finished
 from hgms_mix.stages.reweight import Learned
 from hgms_mix.stages.uncertainty import format_interval, rows_of
@@ -58,7 +58,6 @@ def write_report(
     The report contains the results of all ``finished`` stages, by name.
     """
     folder = learned.path
-    same = comparable(config)
     facts = {name: stage.facts for name, stage in finished.items()}
     parts: dict[str, Learned | Finished] = {"reweight": learned, **finished}
     stages = {
@@ -75,7 +74,6 @@ def write_report(
         "seed": config.seed,
         "budget": str(config.budget),
         "folder": str(folder),
-        "comparable": same,
         **{key: learned.facts[key] for key in ("outer_steps", "seconds", "metrics")},
         "sources": [
             {"source": source, "weight": weight} for source, weight in learned.weights.items()
@@ -90,8 +88,7 @@ def write_report(
     if "finetune" in finished:
         content["finetune"] = facts["finetune"]
     if "evaluate" in finished:
-        losses = finished["evaluate"].path / evaluate.LOSSES
-        content |= evaluate.summary(config, folder, losses, facts["evaluate"], same)
+        content |= {name: facts["evaluate"][name] for name in ("test", "benchmarks")}
         scores = json.dumps(finite(_scores(content)), indent=2, ensure_ascii=False)
         replace_file(folder / "scores.json", scores.encode())
     text = json.dumps(finite(content), indent=2, ensure_ascii=False)
@@ -117,30 +114,18 @@ def _scores(content: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return {"metrics": metrics, "higher_is_better": higher}
 
 
-def spell(interval: Mapping[str, float] | None) -> str:
-    """Format a value with its interval; the empty string for None.
-
-    >>> spell({"value": 1.25, "low": 1.2, "high": 1.31})
-    '1.2500 [1.2000, 1.3100]'
-    """
-    return (
-        ""
-        if interval is None
-        else format_interval(interval["value"], interval["low"], interval["high"], 4)
-    )
-
-
 def _losses(tests: Mapping[str, Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    shown = any(row.get("against_uniform") for row in tests.values())
     for name, row in tests.items():
-        beside = {"untuned": f"{row['untuned']:.4f}" if "untuned" in row else ""}
-        beside |= {"token loss − uniform's": spell(row["against_uniform"])} if shown else {}
+        token, example = (
+            format_interval(loss["value"], loss["low"], loss["high"], 4)
+            for loss in (row["token_loss"], row["example_loss"])
+        )
         yield {
             "test set": name,
             "rows": row["rows"],
-            "token loss": spell(row["token_loss"]),
-            "example loss": spell(row["example_loss"]),
-            **beside,
+            "token loss": token,
+            "example loss": example,
+            "untuned": f"{row['untuned']:.4f}",
         }
 
 
