@@ -10,12 +10,11 @@ import attrs
 import click
 
 from hgms.cli import json_option, plugin_option, print_json, print_table
-from hgms.facts import traits_of
 from hgms.plugins import Registry
 from hgms.runs import build_component
 from hgms.testing import check as checks
 from hgms.testing.gradient_check import check_task
-from hgms_core import ConfigError, Method, Task
+from hgms_core import ConfigError, Task
 
 _COUNT = click.IntRange(min=1)
 
@@ -77,18 +76,7 @@ def check(ctx: click.Context, spec: str, registry: Registry, as_json: bool) -> N
 
 @click.command("check-gradient", short_help="Check a task's hypergradient by differences of F.")
 @click.argument("task")
-@click.option(
-    "--set",
-    "sets",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="task.FIELD or method.FIELD. Repeatable.",
-)
-@click.option(
-    "--method",
-    metavar="NAME",
-    help="Also compare the estimator of this method, at the solved lower level.",
-)
+@click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="task.FIELD. Repeatable.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option(
     "--points",
@@ -118,7 +106,6 @@ def check_gradient(
     ctx: click.Context,
     task: str,
     sets: Sequence[str],
-    method: str | None,
     seed: int,
     points: int,
     directions: int,
@@ -139,25 +126,16 @@ def check_gradient(
     hgms check-gradient hyper-cleaning --set task.train_size=50 --set task.hidden=3
     """
     for assignment in sets:
-        if assignment.split(".")[0] not in ("task", "method") or (
-            assignment.startswith("method.") and not method
-        ):
+        if not assignment.startswith("task."):
             raise ConfigError(
                 "unknown-option",
-                f"{assignment.partition('=')[0]!r} is not an option of the task"
-                + (" or the method" if method else ""),
+                f"{assignment.partition('=')[0]!r} is not an option of the task",
                 place=(f"--set {assignment}",),
-                hint="use task.FIELD=VALUE" + (" or method.FIELD=VALUE" if method else ""),
+                hint="use task.FIELD=VALUE",
             )
-    instance = build_component(
-        task, Task, [text for text in sets if text.startswith("task.")], registry=registry
-    )
-    traits = traits_of(instance) or frozenset()
-    fields = [text for text in sets if text.startswith("method.")]
-    other = build_component(method, Method, fields, traits, registry) if method else None
-
+    instance = build_component(task, Task, sets, registry=registry)
     report = check_task(
-        instance, seed=seed, points=points, directions=directions, tolerance=tolerance, method=other
+        instance, seed=seed, points=points, directions=directions, tolerance=tolerance
     )
     if as_json:
         print_json(attrs.asdict(report))

@@ -23,9 +23,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from hgms.facts import innermost, settings_of
 from hgms_core import (
-    Branch,
     ConfigError,
     Key,
     Problem,
@@ -277,15 +275,12 @@ def check_problem(
     points: int = 3,
     directions: int = 5,
     tolerance: float = 1e-4,
-    method: Any = None,
 ) -> Report:
     """Compare at θ0 and at points around it.
 
-    ``exact`` has ``solution(theta)`` and optionally ``hypergradient(theta)``. ``method`` is a
-    pipeline; its estimator is also compared, as a whole vector.
+    ``exact`` has ``solution(theta)`` and optionally ``hypergradient(theta)``.
 
-    Errors: ConfigError for a problem of more than 3,000 lower variables, or a method without an
-        estimator.
+    Errors: ConfigError for a problem of more than 3,000 lower variables.
     """
     size = Ravel.of(problem.x0).size
     if size > LARGEST:
@@ -295,13 +290,6 @@ def check_problem(
             f"most {LARGEST}",
             place=("task",),
             hint="decrease the size of the task with --set task.FIELD=VALUE",
-        )
-    method = innermost(method)
-    if method is not None and "hypergradient" not in settings_of(method):
-        raise ConfigError(
-            "not-supported",
-            f"method {method.name!r} has no hypergradient estimator to compare",
-            place=("method",),
         )
     rows: list[Row] = []
     notes: list[str] = []
@@ -344,8 +332,6 @@ def check_problem(
             )
             differing += not agrees
         bad += differing
-        if method is not None:
-            notes.append(_compare_estimator(point, formula, number, method.hypergradient, seed))
     verdict = _verdict(rows, bad, tolerance)
     return Report(tuple(rows), tuple(notes), verdict, agrees=bool(rows) and not bad)
 
@@ -421,35 +407,3 @@ def _distance(other: Tree, formula: Tree) -> float:
     spec = Ravel.of(formula)
     h = spec.ravel(formula)
     return float((spec.ravel(other) - h).norm() / h.norm().clamp_min(1e-300))
-
-
-def _compare_estimator(point: _Point, formula: Tree, number: int, estimator: Any, seed: int) -> str:
-    """Return a note on the estimate of a method, compared as a whole vector."""
-    level = point.level
-    branch = Branch(x=level.spec.unravel(point.x), replay=_no_path)
-    try:
-        estimate, _ = estimator.estimate(
-            level.problem,
-            level.theta,
-            *branch.as_candidates(),
-            Key(seed),
-            estimator.init(level.problem),
-        )
-    except _NeedsPath:
-        return (
-            f"estimator {estimator.name!r}: it differentiates a path, and there is none at a "
-            "solved lower level"
-        )
-    error = _distance(estimate.value, formula)
-    return (
-        f"point {number}: estimator {estimator.name!r} is off by {error:.1e} of ‖h‖ "
-        f"({estimate.outcome.label})"
-    )
-
-
-class _NeedsPath(Exception):
-    pass
-
-
-def _no_path(theta: Tree, last: int | None) -> Any:
-    raise _NeedsPath

@@ -8,12 +8,8 @@ the answer.
 
 from __future__ import annotations
 
-import contextlib
-import signal
-import sys
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, final
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, final
 
 from attrs import evolve, field, frozen
 
@@ -270,31 +266,6 @@ def one_answer_each(messages: Sequence[Message]) -> list[tuple[Message, ...]]:
 
 
 PROBE = "an answer"
-RENDER_SECONDS = 2.0
-"""Processor time of a chat template for one conversation. Nested loops may never end."""
-
-
-@contextlib.contextmanager
-def _time_limit(seconds: float) -> Iterator[None]:
-    """Raise TimeoutError in the block after this number of seconds of processor time.
-
-    Signals reach only the main thread; in other threads there is no limit.
-    """
-    main = threading.current_thread() is threading.main_thread()
-    if not main or sys.platform == "win32":
-        yield
-        return
-
-    def stop(number: int, frame: object) -> NoReturn:
-        raise TimeoutError
-
-    before = signal.signal(signal.SIGVTALRM, stop)
-    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(signal.SIGVTALRM, before)
 
 
 @frozen(eq=False)
@@ -334,20 +305,11 @@ class _Chat:
     def render(self, messages: Sequence[Message], generate: bool = False) -> str:
         turns = [{"role": message.role, "content": message.text} for message in messages]
         try:
-            with _time_limit(RENDER_SECONDS):
-                return str(
-                    self.tokenizer.apply_chat_template(
-                        turns, tokenize=False, add_generation_prompt=generate
-                    )
+            return str(
+                self.tokenizer.apply_chat_template(
+                    turns, tokenize=False, add_generation_prompt=generate
                 )
-        except TimeoutError:
-            raise ConfigError(
-                "too-slow",
-                "the model's chat template needs more than "
-                f"{RENDER_SECONDS:g} s of processor time for one conversation",
-                place=("template",),
-                hint='correct the template, or use a named one (template = "chatml")',
-            ) from None
+            )
         except Exception as error:  # templates may raise any exception through Jinja
             roles = ", ".join(message.role for message in messages)
             raise DataError(

@@ -111,15 +111,6 @@ def test_a_lower_level_with_many_minimisers_is_checked_where_the_best_one_is_kno
     assert max(row["error"] for row in report["rows"]) < 1e-6
 
 
-@pytest.mark.extended
-def test_the_command_compares_a_methods_estimator() -> None:
-    solver = "method.hypergradient.solver={ridge = 0.0, rtol = 1e-12, max_steps = 500}"
-    words = ("--method", "hg-implicit", "--points", "1", "--directions", "1", "--set", solver)
-    notes = json_of("check-gradient", "quadratic", *words)["notes"]
-    [note] = [note for note in notes if "estimator 'implicit'" in note]
-    assert float(note.split("off by ")[1].split()[0]) < 1e-6
-
-
 @pytest.mark.parametrize(("tolerance", "code"), [("1e-4", 0), ("1e-300", 1)])
 def test_the_table_has_the_rows_of_the_report_and_the_exit_code_its_verdict(
     tolerance: str, code: int

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import signal
 
 import pytest
 from attrs import evolve
@@ -23,9 +22,7 @@ from support.chat_templates import (
 from support.helpers import rejects
 from support.token_tables import read_examples
 
-from hgms_core import ConfigError
 from hgms_core.errors import DataError
-from hgms_mix.lm import templates
 from hgms_mix.lm.formats import Message
 from hgms_mix.lm.sources import Source
 from hgms_mix.lm.templates import TEMPLATES, template_for
@@ -217,16 +214,6 @@ def test_templates_that_refuse_probes_are_used_for_the_rows_that_they_take() -> 
     for template, messages in ((strict, chat("Q", "A")), (once, TWO), (framed, chat("Q", "A"))):
         with rejects("wrong-row", "template", of=DataError):
             template.pieces(messages)
-
-
-def test_a_template_without_end_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    loops = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
-    monkeypatch.setattr(templates, "RENDER_SECONDS", 0.05)
-    before = signal.getsignal(signal.SIGVTALRM)
-    with rejects("too-slow", "template", of=ConfigError):
-        template_for("model", with_template(loops))
-    assert signal.getsignal(signal.SIGVTALRM) == before
-    assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
 
 
 # -- borders
