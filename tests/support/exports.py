@@ -11,7 +11,7 @@ from typing import Any
 from attrs import evolve
 
 from hgms.plugins import Registry
-from hgms_mix.exchange.folder import TRAINERS, export
+from hgms_mix.exchange.folder import export
 from hgms_mix.exchange.sample import Sampled, load_sample
 
 plugins = functools.cache(Registry.load)
@@ -31,11 +31,9 @@ def rows_in(folder: Path) -> list[dict[str, Any]]:
     return [row for path in sorted((folder / "rows").glob("*.jsonl")) for row in lines(path)]
 
 
-def write(
-    out: Path, name: str = "chat", trainer: str = "trl", sets: Sequence[str] = (), **more: Any
-) -> Path:
+def write(out: Path, name: str = "chat", sets: Sequence[str] = (), **more: Any) -> Path:
     """An export in a folder of its own."""
-    export(sample_of(name, sets, **more), TRAINERS[trainer], out)
+    export(sample_of(name, sets, **more), out)
     return out
 
 

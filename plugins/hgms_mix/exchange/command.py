@@ -12,13 +12,12 @@ import click
 from hgms.cli import json_option, plugin_option, print_json, print_table
 
 FILE = click.Path(path_type=Path)
-NAMES = ("datasets", "trl")
 
 
 @click.command("export", short_help="Write a drawn sample for another trainer.")
 @click.argument("place", metavar="CONFIG_OR_FOLDER", type=FILE)
 @click.option(
-    "--to", "trainer", required=True, type=click.Choice(NAMES), help="The trainer to export to."
+    "--to", "trainer", required=True, type=click.Choice(["trl"]), help="The trainer to export to."
 )
 @click.option(
     "--out", "folder", required=True, type=FILE, metavar="DIR", help="The folder to write."
@@ -47,13 +46,13 @@ def export(
     CONFIG_OR_FOLDER is a mix file, or its folder of hgms mix (with mix.toml). The rows come from
     the stage `sample`.
     """
-    from hgms_mix.exchange.folder import TRAINERS
+    from hgms_mix.exchange.folder import FILES, differences
     from hgms_mix.exchange.folder import export as write
     from hgms_mix.exchange.sample import load_sample
-    from hgms_mix.exchange.trainer import differences
+    from hgms_mix.exchange.trl import COMMAND
 
     sample = load_sample(place, sets, **choices)
-    files = write(sample, TRAINERS[trainer], folder)
+    write(sample, folder)
     rows = [
         {
             "source": part.name,
@@ -69,7 +68,7 @@ def export(
             {
                 "trainer": trainer,
                 "folder": str(folder),
-                "files": files,
+                "files": FILES,
                 "sources": rows,
                 "notes": notes,
             }
@@ -79,8 +78,8 @@ def export(
         ("source", "weight", "rows", "share"),
         [{**row, "weight": f"{row['weight']:.4f}", "share": f"{row['share']:.4f}"} for row in rows],
     )
-    for name in files:
+    for name in FILES:
         click.echo(f"  {folder / name}")
     for note in differences(sample):
         click.echo(f"  {note}")
-    click.echo(f"train with it: cd {shlex.quote(str(folder))} && {TRAINERS[trainer].command}")
+    click.echo(f"train with it: cd {shlex.quote(str(folder))} && {COMMAND}")

@@ -1,28 +1,21 @@
-"""An export: the trainer's files, and a README.md.
-
-README.md describes the files and the command for training.
-"""
+"""An export: TRL's files, and a README.md with the command for training."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 
 from hgms.store import DiskError, replace_file
 from hgms_core import ConfigError
+from hgms_mix.exchange import trl
 from hgms_mix.exchange.sample import Sampled
-from hgms_mix.exchange.trainer import UNNAMED, Trainer, differences, model_name
-from hgms_mix.exchange.with_datasets import DATASETS
-from hgms_mix.exchange.with_trl import TRL
 
-TRAINERS: Mapping[str, Trainer] = {trainer.name: trainer for trainer in (DATASETS, TRL)}
+FILES = ("README.md", "sft.yaml")
+"""The files that a user starts from."""
 
 
-def export(sample: Sampled, trainer: Trainer, folder: Path) -> list[str]:
+def export(sample: Sampled, folder: Path) -> None:
     """Write an export to a new folder. It appears when it is complete.
-
-    Return the files that a user starts from, relative to ``folder``.
 
     Errors: ConfigError if the folder exists and is not empty; DiskError if it cannot be written.
     """
@@ -39,8 +32,8 @@ def export(sample: Sampled, trainer: Trainer, folder: Path) -> list[str]:
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
         try:
-            notes = [*differences(sample), *trainer.write(sample, part)]
-            replace_file(part / "README.md", readme(sample, trainer, notes).encode())
+            notes = [*differences(sample), *trl.write(sample, part)]
+            replace_file(part / "README.md", readme(sample, notes).encode())
             if folder.exists():
                 folder.rmdir()
             part.rename(folder)
@@ -53,67 +46,75 @@ def export(sample: Sampled, trainer: Trainer, folder: Path) -> list[str]:
             place=(str(folder),),
             hint="use another --out, or free disk space",
         ) from error
-    return ["README.md", *trainer.files]
 
 
-def readme(sample: Sampled, trainer: Trainer, notes: list[str]) -> str:
-    """Return the README text: the facts that a user of the folder needs."""
-    whole = {} if sample.ranked else trainer.whole(sample)
-    head = ["source", "learned weight", "rows here", "share here", "rows in all"] + (
-        [] if sample.ranked else ["to draw from all rows"]
-    )
-    lines = ["| " + " | ".join(head) + " |", "| " + " | ".join("---" for _ in head) + " |"]
-    for part in sample.parts:
-        cells = [
-            part.name.replace("|", "\\|"),
-            f"{part.weight:.4f}",
-            str(len(part.rows)),
-            f"{sample.shares[part.name]:.4f}",
-            str(part.available),
-        ]
-        lines.append(
-            "| " + " | ".join([*cells, *([] if sample.ranked else [whole[part.name]])]) + " |"
+def differences(sample: Sampled) -> list[str]:
+    """Return the differences between the exported training and ``hgms mix``.
+
+    Sources without a row are also listed.
+    """
+    own = sample.config.finetune
+    notes = [
+        f"No row is from `{name}`: its weight {weight:.2g} is too small for {sample.size} rows."
+        for name, weight in sample.without_rows.items()
+        if not sample.ranked
+    ]
+    if own.epochs == 0:
+        notes.append(
+            "With `[finetune] epochs = 0`, `hgms mix` does not train on these rows: its model is "
+            "the model at the end of learning. The training here starts from the base model, and "
+            "takes one epoch over the rows."
         )
+    elif own.start == "reweighted":
+        notes.append(
+            "`hgms mix` starts from the parameters at the end of learning (`[finetune] start = "
+            '"reweighted"`). The training here starts from the base model.'
+        )
+    return notes
+
+
+def readme(sample: Sampled, notes: list[str]) -> str:
+    """Return the README text: the facts that a user of the folder needs."""
+    lines = [
+        "| source | learned weight | rows here | share here | rows in all |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for part in sample.parts:
+        name = part.name.replace("|", "\\|")
+        counts = f"{len(part.rows)} | {sample.shares[part.name]:.4f} | {part.available}"
+        lines.append(f"| {name} | {part.weight:.4f} | {counts} |")
     if sample.ranked:
         notes = [
             *notes,
             "The method ranked rows: these are its best, and weights did not choose them.",
         ]
-    if model_name(sample) == UNNAMED:
+    if trl.model_name(sample) == trl.UNNAMED:
         notes = [
             *notes,
-            (
-                "The mix's model is built from a configuration and has no name: write one in the "
-                f"place of `{UNNAMED}`."
-            ),
+            "The mix's model is built from a configuration and has no name: write one in the "
+            f"place of `{trl.UNNAMED}`.",
         ]
-    if sample.chat:
-        notes = [*notes, "Turns are written by the model's own chat template, as `hgms mix` did."]
-    else:
-        notes = [
-            *notes,
-            (
-                f"The template `{sample.config.task.template}` is written into the rows: the "
-                "trainer must add none."
-            ),
-        ]
+    template = (
+        "Turns are written by the model's own chat template, as `hgms mix` did."
+        if sample.chat
+        else f"The template `{sample.config.task.template}` is written into the rows: the trainer "
+        "must add none."
+    )
     return "\n".join(
         [
-            f"# {sample.title}, for {trainer.name}",
+            f"# {sample.title}, for TRL",
             "",
             f"{sample.size} rows that `hgms mix` drew by a learned mixture. In this folder:",
             "",
             "```bash",
-            trainer.command,
+            trl.COMMAND,
             "```",
             "",
             "The mixture is in the rows: an epoch takes each of them once.",
             "",
             *lines,
             "",
-            f"What a weight means there: {trainer.meaning}.",
-            "",
-            *[f"- {note}" for note in notes],
+            *[f"- {note}" for note in (*notes, template)],
             "",
         ]
     )

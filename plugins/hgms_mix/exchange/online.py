@@ -23,7 +23,6 @@ from hgms_core import ConfigError, HgmsError, Key, OuterOptimizer, State
 from hgms_core.errors import CheckpointError, MissingExtra
 from hgms_mix.exchange.plan import Epochs, Plan
 from hgms_mix.exchange.rules import Alignment, Loss, Losses, Rule
-from hgms_mix.exchange.trainer import normalise
 
 try:
     from transformers import Trainer, TrainerCallback
@@ -160,8 +159,14 @@ class MixtureCallback(TrainerCallback):
             self.rule.check(tuple(sources))
         except HgmsError as error:
             raise error.at("rule") from None
-        first = normalise(shares, ("start",))
-        weights = torch.tensor([first[name] for name in sources], dtype=torch.float64)
+        total = sum(shares.values())
+        if total <= 0:
+            raise ConfigError(
+                "out-of-range",
+                f"all {len(shares)} sources have the weight 0, but one must be greater than 0",
+                place=("start",),
+            )
+        weights = torch.tensor([shares[name] / total for name in sources], dtype=torch.float64)
         self._start = (weights / weights.max()).clamp_min(math.exp(-30)).log()
         self.key = Key(seed)
         self.plan = Plan(sources, self.key.fold("mixture"))

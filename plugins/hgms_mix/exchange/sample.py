@@ -66,12 +66,6 @@ class Sampled:
         return {part.name: len(part.rows) / self.size for part in self.parts}
 
     @property
-    def weights(self) -> dict[str, float]:
-        """Learned weights of the sources with rows, normalised to the sum one."""
-        total = sum(part.weight for part in self.parts)
-        return {part.name: part.weight / total for part in self.parts}
-
-    @property
     def model(self) -> Any:
         """The base model for fine-tuning."""
         return self.config.finetune.model or self.config.task.model

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -13,7 +11,7 @@ from attrs import evolve
 from support.exports import lines, rows_in, sample_of, write
 from support.helpers import rejects
 
-from hgms_mix.exchange.folder import TRAINERS
+from hgms_mix.exchange.folder import FILES
 
 pytest.importorskip("transformers", reason="transformers is not installed: pip install 'hgms[llm]'")
 pytest.importorskip("yaml", reason="pyyaml is not installed: pip install 'hgms[llm]'")
@@ -30,12 +28,9 @@ def texts_of(folder: Path) -> Counter[str]:
     return Counter("|".join(turn["content"] for turn in turns) for turns in every)
 
 
-@pytest.mark.parametrize("trainer", TRAINERS)
-def test_every_export_holds_the_sample_with_its_shares(
-    here: Path, tmp_path: Path, trainer: str
-) -> None:
-    out = write(tmp_path / "out", trainer=trainer)
-    assert all((out / name).exists() for name in TRAINERS[trainer].files)
+def test_an_export_holds_the_sample_with_its_shares(here: Path, tmp_path: Path) -> None:
+    out = write(tmp_path / "out")
+    assert all((out / name).exists() for name in FILES)
     turns = (row["messages"] for part in sample_of().parts for row in part.rows)
     assert texts_of(out) == Counter("|".join(turn["content"] for turn in row) for row in turns)
     counts = {len(lines(path)) for path in (out / "rows").glob("*.jsonl")}
@@ -74,18 +69,6 @@ def test_an_export_appears_when_it_is_complete(
     assert list(tmp_path.iterdir()) == [out]
     with rejects("file-exists", str(out)):
         write(out)
-
-
-@pytest.mark.parametrize("name", ["chat", "plain"])
-def test_datasets_interleaves_each_row_once(here: Path, tmp_path: Path, name: str) -> None:
-    out = write(tmp_path / "out", name, "datasets")
-    assert json.loads((out / "interleave.json").read_text())["probabilities"] == [0.7, 0.3]
-    place: dict[str, Any] = {"__file__": str(out / "load.py")}
-    exec((out / "load.py").read_text(), place)  # what it wrote is what is run
-    loaded = place["load"]().to_list()
-    assert sorted(map(str, loaded)) == sorted(map(str, rows_in(out)))
-    assert len(loaded) == 30
-    assert name == "chat" or all(row["completion"].endswith("<eos>") for row in loaded)
 
 
 def test_a_named_template_is_written_into_the_rows_as_the_mix_tokenised_them(

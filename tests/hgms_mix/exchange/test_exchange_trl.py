@@ -12,7 +12,7 @@ import pytest
 import torch
 from support.exports import lines, rows_in, several_answers, write
 
-from hgms_mix.exchange.with_trl import TRL
+from hgms_mix.exchange import trl
 
 pytest.importorskip("transformers", reason="transformers is not installed: pip install 'hgms[llm]'")
 yaml = pytest.importorskip("yaml", reason="pyyaml is not installed: pip install 'hgms[llm]'")
@@ -27,7 +27,7 @@ def test_trl_gets_a_row_for_each_answer_unless_the_template_marks_answers(
     """TRL stops at a chat template that it can neither use nor patch (SmolLM2's, for example)."""
 
     def written(sample: Any) -> tuple[Any, dict[str, Any]]:
-        TRL.write(sample, tmp_path)
+        trl.write(sample, tmp_path)
         rows = {part.name: lines(tmp_path / f"rows/{part.stem}.jsonl") for part in sample.parts}
         return yaml.safe_load((tmp_path / "sft.yaml").read_text()), rows
 
