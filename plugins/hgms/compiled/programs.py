@@ -71,11 +71,11 @@ class Programs:
     seconds.
 
     >>> programs = Programs()
-    >>> double = programs(("double",), lambda tree: {"x": 2 * tree["x"]})
-    >>> double({"x": torch.tensor([1.0, 3.0])})
-    {'x': tensor([2., 6.])}
-    >>> programs.outcomes
-    {'double': 'compiled'}
+    >>> halve = programs(("halve",), lambda tree: {"x": tree["x"] / 2 if tree["x"] > 1 else 0})
+    >>> halve({"x": torch.tensor(3.0)})
+    {'x': tensor(1.5000)}
+    >>> programs.outcomes["halve"].startswith("eager: it cannot be traced")
+    True
 
     Source: torch.fx and torch.compile's inductor.
     """
@@ -226,8 +226,8 @@ class Programs:
         self._reasons.add(why)
         LOG.warning(
             (
-                "%s %s\n  it runs as it is written, which is slower; `run.compile = false` "
-                "compiles nothing"
+                "%s %s\n  it runs eagerly, which is slower; `run.compile = false` "
+                "disables compilation"
             ),
             name,
             why,

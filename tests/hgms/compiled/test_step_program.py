@@ -199,12 +199,16 @@ PROBLEMS = {
 LONG = ("convolutions, BatchNorm in evaluation", "transformer", "linear")
 
 
+def _tiers(name: str, dtype: torch.dtype) -> list[pytest.MarkDecorator]:
+    if name in LONG and dtype == F32:
+        return [pytest.mark.nightly]
+    return [pytest.mark.extended] if name in LONG or dtype == F32 else []
+
+
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
-        pytest.param(
-            name, dtype, marks=[pytest.mark.extended] if name in LONG or dtype == F32 else []
-        )
+        pytest.param(name, dtype, marks=_tiers(name, dtype))
         for name in PROBLEMS
         for dtype in (F64, F32)
     ],
@@ -412,7 +416,7 @@ def test_a_loop_is_one_operation_of_a_graph_without_its_constant_part() -> None:
     ("name", "dtype", "batch_size"),
     [
         pytest.param("linear", F32, 5, marks=pytest.mark.extended),
-        pytest.param("network", F64, None, marks=pytest.mark.extended),
+        pytest.param("network", F64, None, marks=pytest.mark.nightly),
         pytest.param("linear", F64, 5, marks=pytest.mark.nightly),
         pytest.param("network", F32, None, marks=pytest.mark.nightly),
     ],
