@@ -74,7 +74,6 @@ SIGNED = {
     "Search.low",
     "Search.high",
     "NystromCG.seed",
-    "Roulette.seed",
     "GradientProjection.seed",
     "Source.shuffle_seed",
     "BaseModel.seed",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import itertools
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,6 @@ import attrs
 import numpy as np
 from attrs import field, frozen
 
-from hgms.adapters import as_text
 from hgms.comparison.cell import Ending
 from hgms.comparison.grid import Cell, Grid
 from hgms.comparison.sweep import Sweep
@@ -76,32 +75,6 @@ class Comparison:
     cells: Sequence[Cell] = field(default=(), repr=False)
     scratch: Any = field(default=None, repr=False, eq=False)
     """Keeps run folders if ``out`` is not set, as long as this object exists."""
-
-    __repr__ = as_text
-
-    def _rows(self) -> Iterator[tuple[str, str]]:
-        seeds = ", ".join([*map(str, self.grid.seeds[:9]), *["…"] * (len(self.grid.seeds) > 9)])
-        yield "each run", f"{self.grid.budget}, seeds {seeds}"
-        yield (
-            "runs",
-            f"{len(self.runs)} done"
-            + (f", {len(self.failures)} without a result" if self.failures else ""),
-        )
-        for results in self.tables[:5]:
-            yield (
-                results.task,
-                f"{results.winner} outperforms all others"
-                if results.winner
-                else "no winner is marked",
-            )
-        if len(self.tables) > 5:
-            yield "…", f"{len(self.tables) - 5} more tasks"
-        yield (
-            "folder",
-            str(self.grid.out)
-            if self.scratch is None
-            else "none; the runs are kept as long as this object",
-        )
 
     def _repr_html_(self) -> str:
         lines = "".join(f"<li>{html.escape(line)}</li>" for line in self.remarks)
@@ -181,18 +154,11 @@ class Comparison:
         }
 
     def __str__(self) -> str:
-        lines = []
-        for results in self.tables:
-            rows = [{name: name for name in results.columns[0]}, *results.columns]
-            width = {name: max(len(row[name]) for row in rows) for name in rows[0]}
-            shown = [
-                "  ".join(row[name].ljust(width[name]) for name in width).rstrip() for row in rows
-            ]
-            for group in reversed(results.groups):
-                shown.insert(group + 1, "─" * max(map(len, shown)))
-            lines += [f"{results.task}: {self.heading}", *shown]
-            lines.append("")
-        return "\n".join([*lines, *self.remarks]).rstrip()
+        """Return the tables and remarks as text."""
+        tables = "".join(f"{table.task}: {self.heading}\n{table}\n\n" for table in self.tables)
+        return (tables + "\n".join(self.remarks)).rstrip()
+
+    __repr__ = __str__
 
     def result(
         self, method: str | None = None, seed: int | None = None, task: str | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections.abc import Iterable
@@ -22,29 +21,21 @@ def expand(path: str, place: tuple[str | int, ...] = ()) -> Path:
     True
     """
 
-    def value(match: re.Match[str]) -> str:
-        variable = match[1] or match[2]
-        if variable not in os.environ:
-            near = difflib.get_close_matches(variable, os.environ, n=1, cutoff=0.75)
-            raise ConfigError(
-                "missing-variable",
-                f"the environment variable {variable} in {path!r} is not set",
-                place=place,
-                hint=f"export {variable}=FOLDER, or write the full path",
-                did_you_mean=[f"${name}" for name in near],
-            )
-        return os.environ[variable]
-
     if "\0" in path:
         message = f"the path {path!r} contains a null character"
         raise ConfigError("wrong-value", message, place=place)
-    try:
-        return Path(re.sub(r"\$(?:(\w+)|\{(\w+)\})", value, path)).expanduser()
-    except RuntimeError:
-        message = f"the home folder in {path!r} is unknown"
+    expanded = os.path.expandvars(os.path.expanduser(path))
+    if unset := re.search(r"\$(\w+|\{\w+\})", expanded):
         raise ConfigError(
-            "missing-file", message, place=place, hint="write the full path"
-        ) from None
+            "missing-variable",
+            f"the environment variable {unset[0]} in {path!r} is not set",
+            place=place,
+            hint="export the variable, or write the full path",
+        )
+    if expanded.startswith("~"):
+        message = f"the home folder in {path!r} is unknown"
+        raise ConfigError("missing-file", message, place=place, hint="write the full path")
+    return Path(expanded)
 
 
 def data_fingerprint(files: Iterable[Path]) -> dict[str, list[str]]:

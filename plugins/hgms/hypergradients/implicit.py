@@ -59,7 +59,7 @@ class Implicit:
         solver: any LinearSolver; it defines the ridge γ, tolerances and iteration limit. Three
             capabilities are supported: a solver that ``Recycles`` (``recycled-cg``) keeps a memory
             across outer steps, in the state; one that ``UsesLoss`` (``kfac``) receives g at x̂; a
-            ``Randomized`` one (``roulette``) draws from the step's key.
+            ``Randomized`` one draws from the step's key.
         strategy: how to compute products with the Hessian: ``vjp`` (retained graph), ``jvp``
             (forward over reverse) or ``difference`` (central difference of gradients).
         operator: matrix of the linear system: ∇²_xx g (``hessian``) or the generalised Gauss–Newton

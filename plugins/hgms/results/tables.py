@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
 from attrs import field, frozen
 
-from hgms.adapters import as_text
 from hgms.config import Budget
 from hgms.results.forest import Forest, notebook_html
 from hgms.results.recovery import Ratio, recovered_share
@@ -234,16 +233,18 @@ class Table:
     unjudged: str = ""
     percent: bool = False
 
-    __repr__ = as_text
+    def __str__(self) -> str:
+        """Return the columns as text."""
+        if not self.rows:
+            return "no methods"
+        rows = [{name: name for name in self.columns[0]}, *self.columns]
+        width = {name: max(len(row[name]) for row in rows) for name in rows[0]}
+        lines = ["  ".join(row[name].ljust(width[name]) for name in width).rstrip() for row in rows]
+        for group in reversed(self.groups):
+            lines.insert(group + 1, "─" * max(map(len, lines)))
+        return "\n".join(lines)
 
-    def _rows(self) -> Iterator[tuple[str, str]]:
-        yield "task", self.task or "not named"
-        better = {True: ", higher is better", False: ", lower is better", None: ""}
-        yield "metric", f"{self.metric}{better[self.higher_is_better]}"
-        yield "methods", ", ".join(row.method for row in self.rows)
-        yield "reference", self.reference or "none"
-        yield "winner", self.winner or "none"
-        yield from (("note", line) for line in self.remarks)
+    __repr__ = __str__
 
     def _repr_html_(self) -> str:
         return notebook_html(self.html)

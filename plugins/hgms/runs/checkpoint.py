@@ -6,6 +6,7 @@ Nested values are stored as JSON, and their tensors as safetensors. Pickle is ne
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from hgms.store import damaged_file, describe_error, replace_file
+from hgms.store import damaged_file, describe_error, read_file, replace_file
 from hgms_core import ConfigError, Method, Problem, State, Tree
 from hgms_core.arguments import kind_of
 from hgms_core.errors import CheckpointError
@@ -128,15 +129,7 @@ def load_state(path: str | Path, device: torch.device | str = "cpu") -> State:
 
     Errors: CheckpointError with the name of the file, if it is missing or damaged.
     """
-    try:
-        data = Path(path).read_bytes()
-    except FileNotFoundError:
-        raise CheckpointError(
-            "missing-file", "the file does not exist", place=(str(path),)
-        ) from None
-    except OSError as error:
-        raise damaged_file(Path(path), f"it cannot be read: {error.strerror or error}") from None
-    return state_of(data, Path(path), device)
+    return state_of(read_file(Path(path), sys.maxsize), Path(path), device)
 
 
 def result_of(method: Method, state: State, checkpoint: Path, name: str) -> tuple[Tree, Tree]:

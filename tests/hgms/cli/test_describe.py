@@ -230,12 +230,10 @@ def hgms_register_methods():
 
 
 def test_a_description_lists_the_declared_capabilities() -> None:
-    assert json_of("describe", "solver", "roulette")["capabilities"] == [
+    assert json_of("describe", "solver", "lancbio")["capabilities"] == [
         "HasTestingInstance",
-        "Randomized",
+        "Recycles",
     ]
-    assert (
-        "Capabilities: HasTestingInstance, Randomized"
-        in call("describe", "solver", "roulette").stdout
-    )
+    text = call("describe", "solver", "lancbio").stdout
+    assert "Capabilities: HasTestingInstance, Recycles" in text
     assert "Capabilities" not in call("describe", "selector", "first").stdout
