@@ -12,6 +12,7 @@ one candidate after the other on a CPU, and on every device if it declares ``Not
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import weakref
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from torch import Tensor
 from hgms_core.capabilities import NotStackable, StacksCandidates, find
 from hgms_core.data import Batch
 from hgms_core.errors import ConfigError, HgmsError, one_of
+from hgms_core.hypergrad import twice_differentiable_attention
 from hgms_core.problem import Loss
 from hgms_core.torch_errors import NOT_STACKABLE, explain_errors, first_line, out_of_memory
 from hgms_core.trees import Tree
@@ -216,18 +218,25 @@ def values(
         return torch.cat([part.loss(theta, part.x, batch).reshape(-1) for part in parts])
 
 
-def gradient(loss: Loss, theta: Tree, x: Tree, batch: Batch) -> tuple[list[Tensor], Tensor]:
+def gradient(
+    loss: Loss, theta: Tree, x: Tree, batch: Batch, graph: bool = False
+) -> tuple[list[Tensor], Tensor]:
     """Return (∇_x loss as a list of leaves, the loss), for one candidate or a stacked group.
 
     Stacked candidates do not interact, so the gradient of the sum of their losses contains the
     gradient of each candidate. One ordinary backward pass over a vmapped forward pass computes it.
+    With ``graph``, the gradient is a differentiable function of θ, and of x if x requires one.
     Cost: one gradient per candidate.
 
     >>> gradient(lambda theta, x, batch: (x["x"] ** 2).sum(), {}, {"x": torch.tensor([3.0])}, {})
     ([tensor([6.])], tensor(9.))
     """
-    leaves = [leaf.detach().requires_grad_() for leaf in x.values()]
-    with torch.enable_grad():
+    leaves = [
+        leaf if graph and leaf.requires_grad else leaf.detach().requires_grad_()
+        for leaf in x.values()
+    ]
+    twice = twice_differentiable_attention() if graph else contextlib.nullcontext()
+    with torch.enable_grad(), twice:
         value = loss(theta, dict(zip(x, leaves, strict=True)), batch)
-        grads = torch.autograd.grad(value.sum(), leaves, materialize_grads=True)
+        grads = torch.autograd.grad(value.sum(), leaves, create_graph=graph, materialize_grads=True)
     return list(grads), value.detach()

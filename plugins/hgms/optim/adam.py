@@ -1,6 +1,4 @@
-"""Adam's bias-corrected update: in place, and as a differentiable function.
-
-Both use the same operations::
+"""Adam's bias-corrected update, in place and as a function of its inputs::
 
     m ← β₁m + (1 − β₁)g,  v ← β₂v + (1 − β₂)g²,  x ← x − η m̂ / (√(v̂ + ε₀) + ε),  m̂ = m/(1 − β₁ᵗ),
         v̂ = v/(1 − β₂ᵗ)
@@ -63,18 +61,10 @@ def adam_(
     >>> x[0]
     tensor([-0.5000,  0.5000])
     """
-    eps, eps_root = _both(eps)
     torch._foreach_lerp_(first, grads, 1 - betas[0])
     torch._foreach_mul_(second, betas[1])
     torch._foreach_addcmul_(second, grads, grads, 1 - betas[1])
-    if eps_root:
-        root = torch._foreach_div(second, correction * correction)
-        torch._foreach_add_(root, eps_root)
-        torch._foreach_sqrt_(root)
-    else:
-        root = torch._foreach_sqrt(second)
-        torch._foreach_div_(root, correction)
-    torch._foreach_add_(root, eps)
+    root = _denominator(second, correction, *(eps if isinstance(eps, tuple) else (eps, 0.0)))
     if isinstance(scale, Tensor):
         for leaf, direction in zip(leaves, torch._foreach_div(first, root), strict=True):
             leaf.sub_(
@@ -85,55 +75,55 @@ def adam_(
 
 
 def adam(
-    x: Tree,
-    grads: Tree,
-    first: Tree,
-    second: Tree,
-    *,
-    scale: float | Tensor,
-    correction: float | Tensor,
-    betas: tuple[float, float],
-    eps: float | tuple[float, float],
+    x: Tree, grads: Tree, first: Tree, second: Tree, **numbers: Any
 ) -> tuple[Tree, Tree, Tree]:
     """Return (x, m, v) after one step, as differentiable functions of all four trees.
 
-    With ε₀ = 0 the derivative of √v at v = 0 is defined as 0.
-
-    ``scale`` and ``correction`` are the results of :func:`corrections`: numbers, or 0-dimensional
-    tensors. ``eps`` is ε, or (ε, ε₀).
+    With ε₀ = 0 the derivative of √v at v = 0 is defined as 0. ``numbers`` are the other arguments
+    of :func:`adam_`.
     """
-    eps, eps_root = _both(eps)
-    first = {name: torch.lerp(first[name], grads[name], 1 - betas[0]) for name in x}
-    second = {
-        name: torch.addcmul(betas[1] * second[name], grads[name], grads[name], value=1 - betas[1])
-        for name in x
-    }
-    root = {
-        name: (leaf / (correction * correction) + eps_root).sqrt() + eps
-        if eps_root
-        else _Root.apply(leaf) / correction + eps
-        for name, leaf in second.items()
-    }
-    if isinstance(scale, Tensor):
-        return {name: x[name] - scale * first[name] / root[name] for name in x}, first, second
-    return (
-        {name: torch.addcdiv(x[name], first[name], root[name], value=-scale) for name in x},
-        first,
-        second,
-    )
+    x, first, second = ({name: tree[name].clone() for name in x} for tree in (x, first, second))
+    leaves, *moments = ([*tree.values()] for tree in (x, first, second))
+    adam_(leaves, [grads[name] for name in x], *moments, **numbers)
+    return x, first, second
 
 
-def _both(eps: float | tuple[float, float]) -> tuple[float, float]:
-    """Return (ε, ε₀)."""
-    return eps if isinstance(eps, tuple) else (eps, 0.0)
+def _denominator(
+    second: list[Tensor], correction: float | Tensor, eps: float, eps_root: float
+) -> list[Tensor]:
+    """Return √(v̂ + ε₀) + ε. If no graph is recorded, it changes temporary tensors in place."""
+    if torch.is_grad_enabled() and second[0].requires_grad:
+        return [
+            (leaf / (correction * correction) + eps_root).sqrt() + eps
+            if eps_root
+            else root(leaf) / correction + eps
+            for leaf in second
+        ]
+    if eps_root:
+        roots = torch._foreach_div(second, correction * correction)
+        torch._foreach_add_(roots, eps_root)
+        torch._foreach_sqrt_(roots)
+    else:
+        roots = torch._foreach_sqrt(second)
+        torch._foreach_div_(roots, correction)
+    torch._foreach_add_(roots, eps)
+    return list(roots)
+
+
+def root(v: Tensor) -> Tensor:
+    """Return √v with the derivative 0 instead of infinity at v = 0.
+
+    A coordinate that never had a gradient therefore keeps its value.
+
+    >>> v = torch.tensor([0.0, 4.0], requires_grad=True)
+    >>> torch.autograd.grad(root(v).sum(), v)
+    (tensor([0.0000, 0.2500]),)
+    """
+    value: Tensor = _Root.apply(v)
+    return value
 
 
 class _Root(torch.autograd.Function):
-    """√v with the derivative 0 instead of infinity at v = 0.
-
-    A coordinate that never had a gradient therefore keeps its value.
-    """
-
     @staticmethod
     def forward(ctx: Any, v: Tensor) -> Tensor:
         root = v.sqrt()
@@ -146,4 +136,4 @@ class _Root(torch.autograd.Function):
         return (grad / (2 * root)).masked_fill(~(root > 0), 0)
 
 
-__all__ = ["adam", "adam_", "corrections"]
+__all__ = ["adam", "adam_", "corrections", "root"]

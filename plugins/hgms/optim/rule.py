@@ -1,15 +1,14 @@
-"""Steps of SGD and AdamW: in place for one branch or a stack, and as functions of their inputs."""
+"""The step of SGD and of AdamW, for one branch or a stack of branches."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal
 
 import torch
 from attrs import frozen
 from torch import Tensor
 
-from hgms.optim.adam import adam, adam_, corrections
+from hgms.optim.adam import adam_, corrections, root
 from hgms_core import ConfigError, Tree
 
 
@@ -35,54 +34,64 @@ class Rule:
         """Every step of a built-in rule is differentiable."""
 
     def no_moments(self, x: Tree) -> Tree:
+        """Return moments of zero: m, and for AdamW then v, each in the order of x."""
         kinds = ("m", "v") if self.optimizer == "adamw" else ("m",) if self.momentum else ()
         return {
             f"{kind}.{name}": torch.zeros_like(leaf) for kind in kinds for name, leaf in x.items()
         }
 
-    def parts(self, moments: Tree, names: Sequence[str]) -> list[Tree]:
-        """Return [m, v], without the moments that the optimiser does not have."""
-        return [
-            {name: moments[f"{kind}.{name}"] for name in names}
-            for kind in "mv"
-            if f"{kind}.{names[0]}" in moments
-        ]
-
-    def join(self, parts: Sequence[Tree]) -> Tree:
-        return {
-            f"{kind}.{name}": leaf
-            for kind, tree in zip("mv", parts, strict=False)
-            for name, leaf in tree.items()
-        }
-
-    def numbers(self, step: int, rate: float, decay: float) -> Coefficients:
+    def numbers(self, step: int, rate: float | Tensor, decay: float | Tensor) -> Coefficients:
         """Return the coefficients of step number ``step`` in a run that starts now."""
-        return Coefficients.of(self, self.done + step + 1, rate, decay)
+        decays = isinstance(decay, Tensor) or bool(decay)
+        kept = 1 - rate * decay if decays else None
+        return Coefficients(rate, kept, *corrections(rate, self.done + step + 1, self.betas))
 
     def step(
-        self, x: Tree, grads: Tree, moments: Sequence[Tree], numbers: Coefficients
-    ) -> list[Tree]:
-        """Return [x, m, v] after a step, as functions of all inputs."""
+        self,
+        x: Tree,
+        grads: list[Tensor],
+        moments: Tree,
+        numbers: Coefficients,
+        *,
+        stacked: bool = False,
+        in_place: bool = False,
+    ) -> tuple[Tree, Tree]:
+        """Return (x, moments) after a step; differentiable if gradients are recorded.
+
+        With ``in_place``, x and the moments change, which saves the memory of their copies.
+        """
+        if not in_place:
+            x, moments = (
+                {name: leaf.clone() for name, leaf in tree.items()} for tree in (x, moments)
+            )
+        leaves = [*x.values()]
+        first = [*moments.values()][: len(leaves)]
+        second = [*moments.values()][len(leaves) :]
+        grads = clipped(grads, self.clip, stacked)
         if numbers.kept is not None:
-            x = {name: leaf * numbers.kept for name, leaf in x.items()}
+            _scale_(leaves, numbers.kept)
         if self.optimizer == "adamw":
-            scale = numbers.scale
-            correction = numbers.correction
-            return [
-                *adam(
-                    x,
-                    grads,
-                    *moments,
-                    scale=scale,
-                    correction=correction,
-                    betas=self.betas,
-                    eps=(self.eps, self.eps_root),
-                )
-            ]
-        if not self.momentum:
-            return [{name: x[name] - numbers.rate * grads[name] for name in x}]
-        first = {name: self.momentum * moments[0][name] + grads[name] for name in x}
-        return [{name: x[name] - numbers.rate * first[name] for name in x}, first]
+            adam_(
+                leaves,
+                grads,
+                first,
+                second,
+                scale=numbers.scale,
+                correction=numbers.correction,
+                betas=self.betas,
+                eps=(self.eps, self.eps_root),
+            )
+            return x, moments
+        if self.momentum:
+            torch._foreach_mul_(first, self.momentum)
+            torch._foreach_add_(first, grads)
+            grads = first
+        if isinstance(numbers.rate, Tensor):
+            for leaf, direction in zip(leaves, grads, strict=True):
+                leaf.sub_(_per_member(numbers.rate, leaf) * direction)
+        else:
+            torch._foreach_add_(leaves, grads, alpha=-numbers.rate)
+        return x, moments
 
 
 def not_linear(optimizer: str) -> ConfigError:
@@ -109,65 +118,19 @@ class Coefficients:
     scale: float | Tensor
     correction: float | Tensor
 
-    @classmethod
-    def of(
-        cls, rule: Rule, count: int, rate: float | Tensor, decay: float | Tensor
-    ) -> Coefficients:
-        decays = isinstance(decay, Tensor) or bool(decay)
-        return cls(
-            rate, 1 - rate * decay if decays else None, *corrections(rate, count, rule.betas)
-        )
 
-
-def move_(
-    rule: Rule,
-    leaves: list[Tensor],
-    moments: list[Tensor],
-    grads: list[Tensor],
-    numbers: Coefficients,
-    stacked: bool,
-) -> None:
-    """Take one step in place."""
-    first = moments[: len(leaves)]
-    second = moments[len(leaves) :]
-    if rule.clip is not None:
-        clip_(grads, rule.clip, stacked)
-    if numbers.kept is not None:
-        _scale_(leaves, numbers.kept)
-    if rule.optimizer == "adamw":
-        scale = numbers.scale
-        correction = numbers.correction
-        adam_(
-            leaves,
-            grads,
-            first,
-            second,
-            scale=scale,
-            correction=correction,
-            betas=rule.betas,
-            eps=(rule.eps, rule.eps_root),
-        )
-        return
-    if rule.momentum:
-        torch._foreach_mul_(first, rule.momentum)
-        torch._foreach_add_(first, grads)
-        grads = first
-    if isinstance(numbers.rate, Tensor):
-        for leaf, direction in zip(leaves, grads, strict=True):
-            leaf.sub_(_per_member(numbers.rate, leaf) * direction)
-    else:
-        torch._foreach_add_(leaves, grads, alpha=-numbers.rate)
-
-
-def clip_(grads: list[Tensor], bound: float, stacked: bool) -> None:
-    """Scale each member's gradient down to the norm ``bound``."""
+def clipped(grads: list[Tensor], bound: float | None, stacked: bool) -> list[Tensor]:
+    """Return each member's gradient, scaled down to the norm ``bound``."""
+    if bound is None:
+        return grads
     dims = [tuple(range(1 if stacked else 0, grad.dim())) for grad in grads]
     squares = [
         grad.square().sum(dim) if dim else grad.square()
         for grad, dim in zip(grads, dims, strict=True)
     ]
-    norm = torch.stack(squares).sum(0).sqrt()
-    _scale_(grads, bound / norm.clamp_min(bound))
+    # clamp_min applies the bound: its derivative at a zero gradient is 0, and not 0·inf.
+    factor = bound / root(torch.stack(squares).sum(0)).clamp_min(bound)
+    return [_per_member(factor, grad) * grad for grad in grads]
 
 
 def _scale_(leaves: list[Tensor], factor: float | Tensor) -> None:

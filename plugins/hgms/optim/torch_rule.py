@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 
-from hgms.optim.rule import not_linear
+from hgms.optim.rule import clipped, not_linear
 from hgms.optim.stepper import Build, Stepper, needs_closure
 from hgms.optim.timetable import Timetable
 from hgms_core import ConfigError, Tree
@@ -59,12 +59,6 @@ class TorchRule:
     def no_moments(self, x: Tree) -> Tree:
         return {}
 
-    def parts(self, moments: Tree, names: Sequence[str]) -> list[Tree]:
-        return [moments]
-
-    def join(self, parts: Sequence[Tree]) -> Tree:
-        return {name: leaf for memory in parts for name, leaf in memory.items()}
-
     def numbers(self, step: int, rate: float, decay: float) -> tuple[int, float, float]:
         """Return (step number in the whole run, rate factor, decay factor).
 
@@ -73,24 +67,24 @@ class TorchRule:
         return self.done + step, rate, decay
 
     def step(
-        self, x: Tree, grads: Tree, moments: Sequence[Tree], numbers: tuple[int, float, float]
-    ) -> list[Tree]:
-        """Return [x, memory] after a step; differentiable if gradients are recorded."""
-        memory = moments[0] if moments else {}
+        self, x: Tree, slopes: list[Tensor], moments: Tree, numbers: tuple[int, float, float]
+    ) -> tuple[Tree, Tree]:
+        """Return (x, memory) after a step; differentiable if gradients are recorded."""
+        grads = dict(zip(x, clipped(slopes, self.clip, stacked=False), strict=True))
         if not torch.is_grad_enabled():
-            return plain_step(self, x, grads, memory, numbers)
+            return plain_step(self, x, grads, moments, numbers)
         names: list[list[str]] = []
-        tensors = [*x.values(), *grads.values(), *memory.values()]
-        outputs = DifferentiableStep.apply(self, numbers, list(x), list(memory), names, *tensors)
-        return [
+        tensors = [*x.values(), *grads.values(), *moments.values()]
+        outputs = DifferentiableStep.apply(self, numbers, list(x), list(moments), names, *tensors)
+        return (
             dict(zip(x, outputs, strict=False)),
             dict(zip(names[0], outputs[len(x) :], strict=True)),
-        ]
+        )
 
 
 def plain_step(
     rule: TorchRule, x: Tree, grads: Tree, memory: Tree, numbers: tuple[int, float, float]
-) -> list[Tree]:
+) -> tuple[Tree, Tree]:
     leaves = {name: leaf.detach().clone().requires_grad_() for name, leaf in x.items()}
     stepper = Stepper.of(rule.build, leaves, memory)
     return _take_step(rule, stepper, grads, numbers)
@@ -98,7 +92,7 @@ def plain_step(
 
 def _record_step(
     rule: TorchRule, x: Tree, grads: Tree, memory: Tree, numbers: tuple[int, float, float]
-) -> list[Tree]:
+) -> tuple[Tree, Tree]:
     """The same step with a graph, computed by the differentiable form of the torch optimiser."""
     places = {name: leaf.detach().clone().requires_grad_() for name, leaf in x.items()}
     leaves = {name: leaf.clone() for name, leaf in x.items()}
@@ -134,7 +128,7 @@ def _take_step(
     grads: Tree,
     numbers: tuple[int, float, float],
     form: Any = contextlib.nullcontext(),
-) -> list[Tree]:
+) -> tuple[Tree, Tree]:
     number, rate, decay = numbers
     options = rule.times.options(number)
     stepper.set(options, rate, decay)
@@ -142,10 +136,8 @@ def _take_step(
         leaf.grad = grads[name]
     with form:
         stepper.optimizer.step()
-    return [
-        {name: leaf.detach() if leaf.is_leaf else leaf for name, leaf in stepper.leaves.items()},
-        stepper.memory(options),
-    ]
+    x = {name: leaf.detach() if leaf.is_leaf else leaf for name, leaf in stepper.leaves.items()}
+    return x, stepper.memory(options)
 
 
 class DifferentiableStep(torch.autograd.Function):

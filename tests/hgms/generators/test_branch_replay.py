@@ -74,6 +74,17 @@ def test_a_replayed_branch_is_the_proposed_one(case: str) -> None:
     check_replays(CASES[case], **CLOSE)
 
 
+@pytest.mark.parametrize("last", [None, 2])
+@every_case
+def test_a_replay_of_a_looped_branch_has_equal_bits(case: str, last: int | None) -> None:
+    candidates = propose(evolve(CASES[case], mode="loop"))
+    theta = {name: leaf.clone().requires_grad_() for name, leaf in THETA.items()}
+    assert candidates.replay is not None
+    for member in range(candidates.count):
+        end, _ = candidates.replay(torch.tensor(member), theta, last)
+        assert_same({name: leaf.detach() for name, leaf in end.items()}, candidates.at(member))
+
+
 def test_a_kept_graph_is_used_at_its_own_theta_only() -> None:
     plain = Branches(**{**RUN, "count": 1, "steps": 4}, optimizer=AdamW(lr=0.05))
     problem, seen = counted(PROBLEM)

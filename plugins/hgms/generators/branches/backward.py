@@ -14,9 +14,9 @@ from attrs import evolve, frozen
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from hgms.generators.branches.course import Course, differentiable_step
-from hgms.generators.branches.program import SMALL, table
-from hgms.optim.rule import Coefficients, Rule
+from hgms.generators.branches.program import SMALL, Block, run_block, table
+from hgms.generators.branches.steps import Course, Point
+from hgms.optim.rule import Rule
 from hgms_core import Loss, Tree, detach
 from hgms_core.trees import require_grad
 
@@ -27,15 +27,15 @@ BACK = "backward pass"
 
 @frozen(eq=False)
 class Run:
-    """A finished run: states, each step's batch and numbers, and the loss before it.
+    """A finished run: points, each step's batch and numbers, and the loss before it.
 
-    The states are [x, m, v] before each step and at the end. The run keeps no graph. The backward
-    pass recomputes each step from the state before it.
+    The points are (x, moments) before each step and at the end. The run keeps no graph. The
+    backward pass recomputes each step from the point before it.
     """
 
     theta: Tree
     start: Tree
-    states: list[list[Tree]]
+    points: list[Point]
     steps: list[tuple[Any, Any]]
     losses: list[Tensor]
     back: Callable[..., Any]
@@ -45,14 +45,12 @@ class Run:
 
         It is a differentiable function of θ and of the start.
         """
-        point = self.states[steps][0]
+        x = self.points[steps][0]
         inputs = [*self.theta.values(), *self.start.values()]
         if not any(leaf.requires_grad for leaf in inputs):
-            return point
-        outputs = _Differentiable.apply(
-            partial(self._backward, steps), list(point.values()), *inputs
-        )
-        return dict(zip(point, cast("tuple[Tensor, ...]", outputs), strict=True))
+            return x
+        outputs = _Differentiable.apply(partial(self._backward, steps), list(x.values()), *inputs)
+        return dict(zip(x, cast("tuple[Tensor, ...]", outputs), strict=True))
 
     def _backward(self, steps: int, grads: Sequence[Tensor]) -> list[Tensor]:
         """Return the gradients in θ and in the start.
@@ -60,26 +58,16 @@ class Run:
         ``grads`` are the gradients in the iterate after ``steps`` steps.
         """
         theta = detach(self.theta)
-        sums = {name: torch.zeros_like(leaf) for name, leaf in theta.items()}
-        along = [dict(zip(self.start, grads, strict=True))]
-        along += [
-            {name: torch.zeros_like(leaf) for name, leaf in moments.items()}
-            for moments in self.states[0][1:]
-        ]
-        for state, step in zip(
-            reversed(self.states[:steps]), reversed(self.steps[:steps]), strict=True
+        sums, moments = (
+            {name: torch.zeros_like(leaf) for name, leaf in tree.items()}
+            for tree in (theta, self.points[0][1])
+        )
+        along = (dict(zip(self.start, grads, strict=True)), moments)
+        for point, step in zip(
+            reversed(self.points[:steps]), reversed(self.steps[:steps]), strict=True
         ):
-            sums, along = self.back(theta, state, *step, sums, along)
+            sums, along = self.back(theta, point, *step, sums, along)
         return [*sums.values(), *along[0].values()]
-
-
-@frozen
-class StepForm:
-    """What a compiled step depends on: the loss, the rule, and whether weights decay."""
-
-    g: Loss
-    rule: Rule
-    decayed: bool
 
 
 def compiled_run(course: Course, rule: Rule, theta: Tree) -> Run | None:
@@ -93,61 +81,43 @@ def compiled_run(course: Course, rule: Rule, theta: Tree) -> Run | None:
     work = sum(leaf.numel() for leaf in course.x.values()) * course.rows
     if programs is None or work > SMALL:
         return None
-    form = StepForm(problem.g, evolve(rule, done=0), bool(course.decay))
-    ahead = programs((PATH, form), partial(_ahead, form))
-    back = programs((BACK, form), partial(_back, form))
-    x, *moments = course.state()
-    run = Run(theta, x, [[detach(x), *moments]], [], [], back)
-    rates = [[rate] for rate in course.rates]
-    numbers = table(rule, rates, [course.decay], next(iter(x.values())))
-    index = course.index
+    form = evolve(Block.of(course, rule), axis=None)
+    ahead = programs((PATH, problem.g, form), partial(run_block, problem.g, form))
+    back = programs((BACK, problem.g, form), partial(_back, problem.g, form))
+    run = Run(theta, course.x, [(detach(course.x), course.moments)], [], [], back)
+    numbers = table(rule, course.rates, course.decays, next(iter(course.x.values())))
     still = detach(theta)
-    whole = problem.lower_data.batch(None) if index is None else None
-    for step, row in enumerate(numbers.unbind()):
-        batch = whole if index is None else problem.lower_data.batch(index[step])
-        state, loss = ahead(still, run.states[-1], batch, row)
-        run.states.append(state)
+    for step, row in enumerate(numbers.split(1)):
+        ((_, batch),) = course.batches(step)
+        point, loss = ahead(still, run.points[-1], batch, row)
+        run.points.append(point)
         run.steps.append((batch, row))
         run.losses.append(loss)
     return run
 
 
-def _ahead(
-    form: StepForm, theta: Tree, state: list[Tree], batch: Tree, numbers: Tensor
-) -> tuple[list[Tree], Tensor]:
-    coefficients = _coefficients(numbers, form.decayed)
-    return differentiable_step(form.g, form.rule, theta, state, [(1.0, batch)], coefficients, False)
-
-
 def _back(
-    form: StepForm,
+    g: Loss,
+    form: Block,
     theta: Tree,
-    state: list[Tree],
+    point: Point,
     batch: Tree,
     numbers: Tensor,
     sums: Tree,
-    along: list[Tree],
-) -> tuple[Tree, list[Tree]]:
+    along: Point,
+) -> tuple[Tree, Point]:
     """Propagate ``along`` backward through one step.
 
-    Return ``sums`` plus the step's derivative in θ, and the derivative in the state before the
+    Return ``sums`` plus the step's derivative in θ, and the derivative in the point before the
     step.
     """
-    upper, *before = (require_grad(tree) for tree in (theta, *state))
-    coefficients = _coefficients(numbers, form.decayed)
-    after, _ = differentiable_step(
-        form.g, form.rule, upper, before, [(1.0, batch)], coefficients, True
-    )
-    inputs = [leaf for tree in (upper, *before) for leaf in tree.values()]
+    upper, x, moments = (require_grad(tree) for tree in (theta, *point))
+    after, _ = run_block(g, form, upper, (x, moments), batch, numbers, graph=True)
+    inputs = [leaf for tree in (upper, x, moments) for leaf in tree.values()]
     ends, slopes = [[leaf for tree in trees for leaf in tree.values()] for trees in (after, along)]
     grads = iter(torch.autograd.grad(ends, inputs, slopes, materialize_grads=True))
     summed = {name: leaf + next(grads) for name, leaf in sums.items()}
-    return summed, [{name: next(grads) for name in tree} for tree in before]
-
-
-def _coefficients(row: Tensor, decayed: bool) -> Coefficients:
-    rate, kept, scale, correction = row.unbind()
-    return Coefficients(rate, kept if decayed else None, scale, correction)
+    return summed, ({name: next(grads) for name in x}, {name: next(grads) for name in moments})
 
 
 class _Differentiable(torch.autograd.Function):

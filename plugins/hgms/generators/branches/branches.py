@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, final
 
 import torch
-from attrs import Attribute, evolve, field
+from attrs import Attribute, field
 from torch import Tensor
 
 from hgms.config import lowering
 from hgms.generators.branches.program import advance_compiled, kept_table
 from hgms.generators.branches.replay import KeepPath, Path, Replay, check_states, has_mixed_mode
-from hgms.generators.branches.steps import Plan, advance, of_part, slope_of
+from hgms.generators.branches.steps import Course
 from hgms.generators.branches.steps_in_program import Form, advance_joined
-from hgms.generators.branches.torch_branches import advance_torch, join_memories
+from hgms.generators.branches.torch_branches import join_memories
 from hgms.optim import SGD, LowerOptimizer
 from hgms.optim.rule import Rule
 from hgms.optim.torch_rule import TorchRule
@@ -28,7 +28,6 @@ from hgms_core import (
     ConfigError,
     Cost,
     Data,
-    Group,
     Key,
     LastStep,
     Mode,
@@ -306,23 +305,44 @@ class Branches:
         """
         x, moments, index = self._begin(problem, start, key, members)
         rule = self.optimizer.rule(problem.x0, start["optimizer_steps"])
+        own = self.diversity.batches == "independent" and index is not None
+        rows = problem.lower_data.count(self.batch_size)
+        factors = self.diversity.decays(self.count)
+        decays = [self.optimizer.decay * factors[member] for member in members]
         rates = [[step[member] for member in members] for step in self._rates(problem, start)]
-        decays = self.diversity.decays(self.count)
-        plan = Plan(
-            rule=rule,
-            index=index,
-            own=self.diversity.batches == "independent" and index is not None,
-            rates=rates,
-            decays=[self.optimizer.decay * decays[member] for member in members],
-            rows=problem.lower_data.count(self.batch_size),
-            accumulate=self._parts(problem.lower_data),
-            mode=self.mode,
-            chunk=self.chunk,
-        )
-        losses, moments, calls = run_all(
-            plan, problem, theta, x, moments, self.name, remember=self.optimizer.moments == "carry"
-        )
-        return x, moments, losses, calls
+        remember = isinstance(rule, TorchRule) and self.optimizer.moments == "carry"
+        # LBFGS evaluates each branch a variable number of times, so branches run one at a time.
+        mode: Mode = "loop" if isinstance(rule, TorchRule) and rule.needs_closure else self.mode
+        losses = next(iter(x.values())).new_empty(len(members))
+        memories: list[Tree] = []
+        calls = 0
+
+        def trial() -> tuple[Tree, Tree]:
+            return theta, problem.lower_data.batch(None if index is None else index[..., 0, :])
+
+        for group in groups(
+            problem.g, x, own_batch=own, rows=rows, mode=mode, chunk=self.chunk, trial=trial
+        ):
+            part = group.part
+            stacked = isinstance(part, slice)
+            chosen = part if isinstance(part, slice) else slice(part, part + 1)
+            course = Course(
+                loss=group.loss,
+                rule=rule,
+                stacked=stacked,
+                problem=problem,
+                x=group.x,
+                moments={name: leaf[part] for name, leaf in moments.items()},
+                index=group.rows_of(index) if own else index,
+                rates=[step[chosen] for step in rates],
+                decays=decays[chosen],
+                rows=rows,
+                accumulate=self._parts(problem.lower_data),
+            )
+            losses[part], memory, took = advance(course, theta, self.name, remember)
+            memories += memory
+            calls += took * len(course.decays)
+        return x, join_memories(memories) if remember else moments, losses, calls
 
     def operands(
         self, problem: Problem, start: State, key: Key, progress: float
@@ -364,13 +384,14 @@ class Branches:
         x, moments, index = self._begin(problem, start, key, [member])
         own = self.diversity.batches == "independent"
         return Path(
+            loss=problem.g,
             rule=self.optimizer.rule(problem.x0, start["optimizer_steps"]),
             problem=problem,
             x={name: leaf[0] for name, leaf in x.items()},
             moments={name: leaf[0] for name, leaf in moments.items()},
             index=None if index is None else index[0] if own else index,
-            rates=[step[member] for step in self._rates(problem, start)],
-            decay=self.optimizer.decay * self.diversity.decays(self.count)[member],
+            rates=[[step[member]] for step in self._rates(problem, start)],
+            decays=[self.optimizer.decay * self.diversity.decays(self.count)[member]],
             rows=problem.lower_data.count(self.batch_size),
             accumulate=self._parts(problem.lower_data),
         )
@@ -422,68 +443,12 @@ def starts(start: State, count: int, members: Sequence[int]) -> tuple[Tree, Tree
     return own(start["x"]), own(start["moments"])
 
 
-def run_all(
-    plan: Plan, problem: Problem, theta: Tree, x: Tree, moments: Tree, name: str, remember: bool
-) -> tuple[Tensor, Tree, int]:
-    """Move the stacked ``x`` in place to the ends of the branches.
-
-    Return (lower losses before the last steps, moments, number of gradients). ``remember``: return
-    the state of torch optimisers.
-    """
-    rule = plan.rule
-    losses = next(iter(x.values())).new_empty(len(plan.decays))
-    calls = 0
-    # LBFGS evaluates each branch a variable number of times, so branches run one at a time.
-    mode: Mode = "loop" if isinstance(rule, TorchRule) and rule.needs_closure else plan.mode
-    memories: list[Tree] = []
-
-    def trial() -> tuple[Tree, Tree]:
-        first = None if plan.index is None else plan.index[..., 0, :]
-        return theta, problem.lower_data.batch(first)
-
-    for group in groups(
-        problem.g, x, own_batch=plan.own, rows=plan.rows, mode=mode, chunk=plan.chunk, trial=trial
-    ):
-        mine = {key: leaf[group.part] for key, leaf in moments.items()}
-        losses[group.part], kept, took = _run(plan, problem, theta, group, mine, name, remember)
-        memories = memories + kept
-        calls = calls + took
-    return (
-        losses,
-        join_memories(memories) if isinstance(rule, TorchRule) and remember else moments,
-        calls,
-    )
-
-
-def _run(
-    plan: Plan,
-    problem: Problem,
-    theta: Tree,
-    group: Group,
-    moments: Tree,
-    name: str,
-    remember: bool,
+def advance(
+    course: Course, theta: Tree, name: str, remember: bool
 ) -> tuple[Tensor, list[Tree], int]:
-    """Run one group; return (losses, memory of each member's torch optimiser, gradient count)."""
-    rule = plan.rule
-    part = group.part
-    programs = problem.compiler
-    index = group.rows_of(plan.index) if plan.own else plan.index
-    members = part if isinstance(part, slice) else slice(part, part + 1)
-    rates = [step[members] for step in plan.rates]
-    decays = plan.decays[members]
-    calls = len(rates) * len(decays)
-    if programs is not None and isinstance(rule, Rule) and plan.accumulate == 1:
-        mine = evolve(plan, index=index, rates=rates, decays=decays)
-        return advance_compiled(programs, name, mine, problem, theta, group, moments), [], calls
-    slope = slope_of(problem, theta, group, index, accumulate=plan.accumulate)
-    if isinstance(rule, TorchRule):
-        loss, memories, took = advance_torch(rule, group, moments, slope, rates, decays, remember)
-        return loss, memories, took * len(decays)
-    like = next(iter(group.x.values()))
-    of_rates = [of_part(part, step, like) for step in plan.rates]
-    return (
-        advance(rule, group, moments, slope, of_rates, of_part(part, plan.decays, like)),
-        [],
-        calls,
-    )
+    """Run all steps of a group in place; see :meth:`Course.advance`."""
+    steps = len(course.rates)
+    compiled = course.problem.compiler is not None and course.accumulate == 1
+    if compiled and isinstance(course.rule, Rule):
+        return advance_compiled(name, course, course.rule, theta), [], steps
+    return course.advance(theta, 0, steps, remember)

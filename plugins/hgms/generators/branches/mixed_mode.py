@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from hgms.generators.branches.backward import Run
-from hgms.generators.branches.course import Course, clip_by_norm, gradient_of_step
-from hgms.generators.branches.steps import pieces
+from hgms.generators.branches.steps import Course, Point
 from hgms.optim.rule import Coefficients, Rule
 from hgms_core import Loss, Tree, detach, slopes
 from hgms_core.hypergrad import twice_differentiable_attention
@@ -27,64 +26,56 @@ def mixed_run(course: Course, rule: Rule, theta: Tree, first: int) -> Run:
     both), but no graph. In the backward pass, a step costs one Hessian product, which also yields
     the mixed product.
     """
-    g = course.problem.g
-    data = course.problem.lower_data
     still = detach(theta)
-    index = course.index
-    x, *moments = course.state()
-    state = [detach(x), *moments]
-    start = x
-    states = []
+    point: Point = (course.x, course.moments)
+    start = course.x
+    points: list[Point] = []
     steps = []
     losses = []
-    for step, rate in enumerate(course.rates):
-        coefficients = rule.numbers(step, rate, course.decay)
-        rows = None if index is None else index[step]
-        point, taken, loss = gradient_of_step(
-            g, still, state[0], pieces(data, rows, course.accumulate), graph=False
-        )
+    for step in range(len(course.rates)):
+        x, moments = detach(point[0]), point[1]
+        numbers = course.numbers(step)
+        taken, loss = course.gradient(still, x, course.batches(step))
         losses.append(loss)
+        if step == first:
+            start = point[0]
         if step >= first:
-            states.append(state)
-            steps.append((rows, (coefficients, taken)))
-            start = start if step > first or first == 0 else state[0]
+            points.append((x, moments))
+            steps.append((step, (numbers, taken)))
         with torch.no_grad():
-            state = rule.step(
-                detach(point), clip_by_norm(rule.clip, taken, list(x)), state[1:], coefficients
-            )
-    return Run(theta, start, [*states, state], steps, losses, partial(_back, course, rule))
+            point = rule.step(x, taken, moments, numbers)
+    return Run(theta, start, [*points, point], steps, losses, partial(_back, course, rule))
 
 
 def _back(
     course: Course,
     rule: Rule,
     theta: Tree,
-    state: list[Tree],
-    rows: Tensor | None,
-    step: tuple[Coefficients, list[Tensor]],
+    point: Point,
+    step: int,
+    inputs: tuple[Coefficients, list[Tensor]],
     sums: Tree,
-    along: list[Tree],
-) -> tuple[Tree, list[Tree]]:
+    along: Point,
+) -> tuple[Tree, Point]:
     """Propagate ``along`` backward through one step.
 
-    Return ``sums`` plus the step's derivative in θ, and the derivative in the state before the
+    Return ``sums`` plus the step's derivative in θ, and the derivative in the point before the
     step.
     """
-    numbers, taken = step
-    x, *moments = (require_grad(tree) for tree in state)
+    numbers, taken = inputs
+    x, moments = (require_grad(tree) for tree in point)
     taken = [slope.detach().requires_grad_() for slope in taken]
     with torch.enable_grad():
-        after = rule.step(x, clip_by_norm(rule.clip, taken, list(x)), moments, numbers)
-    inputs = [*taken, *(leaf for tree in (x, *moments) for leaf in tree.values())]
+        after = rule.step(x, taken, moments, numbers)
+    leaves = [*taken, *x.values(), *moments.values()]
     ends, weights = [[leaf for tree in trees for leaf in tree.values()] for trees in (after, along)]
-    grads = iter(torch.autograd.grad(ends, inputs, weights, materialize_grads=True))
-    v = {name: next(grads) for name in x}
-    before = [{name: next(grads) for name in tree} for tree in (x, *moments)]
-    for share, batch in pieces(course.problem.lower_data, rows, course.accumulate):
-        mixed, product = second_products(course.problem.g, theta, state[0], batch, v)
+    grads = iter(torch.autograd.grad(ends, leaves, weights, materialize_grads=True))
+    v, before, memory = ({name: next(grads) for name in tree} for tree in (x, x, moments))
+    for share, batch in course.batches(step):
+        mixed, product = second_products(course.loss, theta, point[0], batch, v)
         sums = {name: leaf + share * mixed[name] for name, leaf in sums.items()}
-        before[0] = {name: leaf + share * product[name] for name, leaf in before[0].items()}
-    return sums, before
+        before = {name: leaf + share * product[name] for name, leaf in before.items()}
+    return sums, (before, memory)
 
 
 def second_products(g: Loss, theta: Tree, x: Tree, batch: Any, v: Tree) -> tuple[Tree, Tree]:

@@ -9,11 +9,10 @@ import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
-from hgms.compiled import Programs
-from hgms.generators.branches.steps import Plan
+from hgms.generators.branches.steps import Course, LowerStep, Point
 from hgms.optim.adam import corrections
-from hgms.optim.rule import Coefficients, Rule, move_
-from hgms_core import Group, Loss, Problem, Tree, clone, gradient
+from hgms.optim.rule import Coefficients, Rule
+from hgms_core import Loss, Problem, Tree
 
 SMALL = 4_000_000
 """Maximum multiply-adds per step of a group for compiling several steps into one function. Below
@@ -39,73 +38,68 @@ class Block:
     decayed: bool
     axis: int | None
 
+    @classmethod
+    def of(cls, course: Course, rule: Rule) -> Block:
+        axis = None if course.index is None else course.index.dim() - 2
+        return cls(evolve(rule, done=0), course.stacked, any(course.decays), axis)
 
-def advance_compiled(
-    programs: Programs,
-    name: str,
-    plan: Plan,
-    problem: Problem,
-    theta: Tree,
-    group: Group,
-    moments: Tree,
-) -> Tensor:
-    """Run :func:`advance` with compiled functions, requested under the generator's ``name``.
 
-    ``plan`` belongs to the group. Its index contains the row numbers of every step, ``[steps,
-    rows]``, or selects all rows. A member axis comes first if members have different rows.
+def advance_compiled(name: str, course: Course, rule: Rule, theta: Tree) -> Tensor:
+    """Run :meth:`Course.advance` with compiled functions, requested under the generator's
+    ``name``.
     """
-    rule = plan.rule
-    assert isinstance(rule, Rule), "steps of torch optimisers are not compiled"
-    index = plan.index
-    rates = plan.rates
-    like = next(iter(group.x.values()))
-    numbers = table(rule, rates, plan.decays, like)
-    form = Block(
-        evolve(rule, done=0),
-        isinstance(group.part, slice),
-        any(plan.decays),
-        None if index is None else index.dim() - 2,
-    )
+    problem = course.problem
+    index = course.index
+    rates = course.rates
+    like = next(iter(course.x.values()))
+    numbers = table(rule, rates, course.decays, like)
+    form = Block.of(course, rule)
     # The key uses the problem's loss, because the group's loss may be a new object in each call.
-    block = programs((name, problem.g, form), partial(run_block, group.loss, form))
-    length = _length(len(rates), sum(leaf.numel() for leaf in group.x.values()) * plan.rows)
-    x = group.x
-    last = moments
+    block = problem.compiler((name, problem.g, form), partial(run_block, course.loss, form))
+    length = _length(len(rates), sum(leaf.numel() for leaf in course.x.values()) * course.rows)
+    point: Point = (course.x, course.moments)
     value = torch.empty(())
     data = problem.lower_data
     whole = data.batch(None) if index is None else None
     for first in range(0, len(rates), length):
         batches = data.batch(index[..., first : first + length, :]) if index is not None else whole
-        x, last, value = block(theta, x, last, batches, numbers[first : first + length])
-    torch._foreach_copy_([*group.x.values(), *moments.values()], [*x.values(), *last.values()])
+        point, value = block(theta, point, batches, numbers[first : first + length])
+    before, after = (
+        [leaf for tree in trees for leaf in tree.values()]
+        for trees in ((course.x, course.moments), point)
+    )
+    torch._foreach_copy_(before, after)
     return value
 
 
 def run_block(
-    loss: Loss, form: Block, theta: Tree, x: Tree, moments: Tree, batches: Tree, numbers: Tensor
-) -> tuple[Tree, Tree, Tensor]:
-    """Take one step per row of ``numbers`` and return (x, moments, lower losses before the last
+    loss: Loss,
+    form: Block,
+    theta: Tree,
+    point: Point,
+    batches: Tree,
+    numbers: Tensor,
+    graph: bool = False,
+) -> tuple[Point, Tensor]:
+    """Take one step per row of ``numbers``; return (x and moments, lower losses before the last
     step).
 
     ``batches`` contains one batch per step along ``form.axis``.
     """
-    x = clone(x)
-    moments = clone(moments)
+    step = LowerStep(loss, form.rule, form.stacked)
     value = numbers.new_empty(())
-    for step, row in enumerate(numbers.unbind()):
+    for place, row in enumerate(numbers.unbind()):
         batch = (
             batches
             if form.axis is None
-            else {name: leaf.select(form.axis, step) for name, leaf in batches.items()}
+            else {name: leaf.select(form.axis, place) for name, leaf in batches.items()}
         )
-        grads, value = gradient(loss, theta, x, batch)
+        rate, kept, scale, correction = row.unbind()
         coefficients = Coefficients(
-            row[0], row[1] if form.decayed else None, row[2], row[3].reshape(-1)[0]
+            rate, kept if form.decayed else None, scale, correction.reshape(-1)[0]
         )
-        move_(
-            form.rule, list(x.values()), list(moments.values()), grads, coefficients, form.stacked
-        )
-    return x, moments, value
+        point, value = step.take(theta, point, [(1.0, batch)], coefficients, graph)
+    return point, value
 
 
 def table(

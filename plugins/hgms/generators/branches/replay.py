@@ -12,13 +12,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from hgms.generators.branches.backward import Run, compiled_run
-from hgms.generators.branches.course import Course, differentiable_step
 from hgms.generators.branches.mixed_mode import mixed_run
-from hgms.generators.branches.steps import advance, pieces, slope_of
-from hgms.generators.branches.torch_branches import advance_torch
+from hgms.generators.branches.steps import Course, Point
 from hgms.optim import Clip, LowerOptimizer, Torch
 from hgms.optim.torch_rule import TorchRule
-from hgms_core import ConfigError, Cost, Group, LastStep, Tree, clone, detach
+from hgms_core import ConfigError, Cost, LastStep, Tree, clone, detach
 from hgms_core.trees import require_grad
 
 Replay = Callable[[Tensor, Tree, int | None], tuple[Tree, Cost]]
@@ -50,23 +48,19 @@ def check_states(keep_path: KeepPath, optimizer: LowerOptimizer) -> None:
 class Path(Course):
     """A run that can be repeated, also as a differentiable function of θ."""
 
-    def states(self, theta: Tree, last: int) -> Iterator[tuple[list[Tree], Tensor]]:
-        """Yield ([x, optimiser state] after each step, loss before the step).
+    def points(self, theta: Tree, last: int) -> Iterator[tuple[Point, Tensor]]:
+        """Yield (x and moments after each step, loss before the step).
 
         The ``last`` steps are differentiable in ``theta``; earlier steps keep no graph. Memory:
         ``last`` graphs of a gradient.
         """
         still = detach(theta)
-        state = self.state()
-        for step, rate in enumerate(self.rates):
+        point: Point = (self.x, self.moments)
+        for step in range(len(self.rates)):
             graph = step >= len(self.rates) - last
-            numbers = self.rule.numbers(step, rate, self.decay)
             upper = theta if graph else still
-            batches = pieces(self.problem.lower_data, self._rows(step), self.accumulate)
-            state, loss = differentiable_step(
-                self.problem.g, self.rule, upper, state, batches, numbers, graph
-            )
-            yield state, loss
+            point, loss = self.take(upper, point, self.batches(step), self.numbers(step), graph)
+            yield point, loss
 
     def run_compiled(self, theta: Tree) -> Run | None:
         """Return the run by compiled functions, or None if it is not compiled."""
@@ -97,13 +91,12 @@ class Path(Course):
         if graphs and isinstance(self.rule, TorchRule):
             self.rule.check_differentiable()
         if not graphs and isinstance(self.rule, TorchRule):
-            run_again = evolve(self, x=clone(self.x))
-            calls = run_again._run(detach(theta), steps) * self.accumulate
-            end = run_again.x
+            end = clone(self.x)
+            calls = evolve(self, x=end).advance(detach(theta), 0, steps)[2] * self.accumulate
         elif (run := self.run_and_keep(theta, graphs, mixed)) is not None:
             end = run.end(len(run.steps))
         else:
-            for (end, *_), _ in self.states(theta, graphs):  # noqa: B007
+            for (end, _), _ in self.points(theta, graphs):  # noqa: B007
                 pass
         products = graphs * self.accumulate
         rows = self.rows * (calls // self.accumulate + 2 * graphs)
@@ -125,12 +118,12 @@ class Path(Course):
             self.rule.check_differentiable()
         if (run := self.run_and_keep(leaves, steps, mixed)) is not None:
             end = run.end(steps)
-            kept = run.states[-1][1:]
+            kept = run.points[-1][1]
             loss = run.losses[-1]
         else:
-            *_, ((end, *kept), loss) = self.states(leaves, steps)
+            *_, ((end, kept), loss) = self.points(leaves, steps)
         x = {name: leaf.detach()[None] for name, leaf in end.items()}
-        moments = {name: leaf.detach()[None] for name, leaf in self.rule.join(kept).items()}
+        moments = {name: leaf.detach()[None] for name, leaf in kept.items()}
         add_kept = partial(
             on_kept_graph, [end], [steps], leaves, self.rows, accumulate=self.accumulate
         )
@@ -139,25 +132,11 @@ class Path(Course):
     def last_step(self, theta: Tree) -> LastStep:
         """Return the inputs of the last step. The steps before it run in place, without a graph."""
         before = len(self.rates) - 1
-        self._run(detach(theta), before)
-        batch = self.problem.lower_data.batch(self._rows(before))
+        self.advance(detach(theta), 0, before)
+        ((_, batch),) = evolve(self, accumulate=1).batches(before)
         cost = Cost(lower_gradients=before * self.accumulate, rows=before * self.rows)
-        return LastStep(x=self.x, batch=batch, rows=self.rows, rate=self.rates[before], cost=cost)
-
-    def _run(self, theta: Tree, steps: int) -> int:
-        """Take the first ``steps`` steps in place, without a graph; return the gradient count."""
-        group = Group(0, self.x, self.problem.g)
-        slope = slope_of(self.problem, theta, group, self.index, accumulate=self.accumulate)
-        if isinstance(self.rule, TorchRule):
-            factors = [[rate] for rate in self.rates[:steps]]
-            return advance_torch(
-                self.rule, group, self.moments, slope, factors, [self.decay], remember=False
-            )[2]
-        advance(self.rule, group, self.moments, slope, self.rates[:steps], self.decay)
-        return steps
-
-    def _rows(self, step: int) -> Tensor | None:
-        return None if self.index is None else self.index[step]
+        rate = self.rates[before][0]
+        return LastStep(x=self.x, batch=batch, rows=self.rows, rate=rate, cost=cost)
 
 
 def count_graphs(theta: Tree, last: int | None, steps: int) -> int:

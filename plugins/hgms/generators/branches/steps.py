@@ -1,48 +1,134 @@
-"""Lower steps of one branch or of a stack, in place: their plan, their gradients, the steps."""
+"""Lower steps of one branch or of a stack of branches: one function takes a step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from attrs import frozen
 from torch import Tensor
 
-from hgms.optim.rule import Coefficients, Rule, move_
+from hgms.generators.branches.torch_branches import advance_torch
+from hgms.optim.rule import Rule, clipped
 from hgms.optim.torch_rule import TorchRule
-from hgms_core import Data, Group, Mode, Problem, Tree, gradient
+from hgms_core import Data, Loss, Problem, Tree, gradient
+
+Batches = Sequence[tuple[float, Tree]]
+"""The batches of a step, each with its share of the gradient."""
+Point = tuple[Tree, Tree]
+"""The lower state and the state of the optimiser: x and the moments."""
+
+
+@frozen
+class LowerStep:
+    """A step of an optimiser on a loss: of one branch, or of a stack with a loss for stacks."""
+
+    loss: Loss
+    rule: Rule | TorchRule
+    stacked: bool = False
+
+    def gradient(
+        self, theta: Tree, x: Tree, batches: Batches, graph: bool = False
+    ) -> tuple[list[Tensor], Tensor]:
+        """Return (∇_x of the loss on all batches together, the loss)."""
+        if len(batches) == 1:
+            return gradient(self.loss, theta, x, batches[0][1], graph)
+        total: list[Tensor] = []
+        value = torch.zeros(())
+        for share, batch in batches:
+            grads, part = gradient(self.loss, theta, x, batch, graph)
+            total = total or [torch.zeros_like(grad) for grad in grads]
+            with torch.set_grad_enabled(graph):
+                torch._foreach_add_(total, grads, alpha=share)
+            value = value.to(part) + share * part
+        return total, value
+
+    def take(
+        self, theta: Tree, point: Point, batches: Batches, numbers: Any, graph: bool = False
+    ) -> tuple[Point, Tensor]:
+        """Return (x and moments after the step, loss before it).
+
+        With ``graph``, they are differentiable functions of ``theta`` and of ``point``.
+        """
+        x, moments = point
+        grads, value = self.gradient(theta, x, batches, graph)
+        with torch.set_grad_enabled(graph):
+            if isinstance(self.rule, TorchRule):
+                return self.rule.step(x, grads, moments, numbers), value
+            return self.rule.step(x, grads, moments, numbers, stacked=self.stacked), value
 
 
 @frozen(kw_only=True, eq=False)
-class Plan:
-    """The steps of N branches.
+class Course(LowerStep):
+    """A run of a branch or of a stack: its start, its moments, its batches and its rates.
 
-    ``index`` contains the row numbers of each step (all if absent). With ``own``, a branch axis
-    comes first. ``rates`` has one rate per step and branch, ``decays`` one per branch. With a torch
-    optimiser, both are factors on the optimiser's settings. A step uses ``rows`` rows, in
-    ``accumulate`` batches.
+    ``index`` contains the row numbers, ``[steps, batch]`` (all rows if absent); a member axis comes
+    first if members have separate rows. A step uses ``rows`` rows, in ``accumulate`` batches.
+    ``rates`` has one rate per step and member, ``decays`` one per member. With a torch optimiser,
+    both are factors on the optimiser's settings.
     """
 
-    rule: Rule | TorchRule
+    problem: Problem
+    x: Tree
+    moments: Tree
     index: Tensor | None
-    own: bool
     rates: list[list[float]]
     decays: list[float]
     rows: int
-    accumulate: int
-    mode: Mode
-    chunk: int | None
+    accumulate: int = 1
+
+    def batches(self, step: int) -> Batches:
+        """Return the batches of a step."""
+        numbers = None if self.index is None else self.index[..., step, :]
+        return pieces(self.problem.lower_data, numbers, self.accumulate)
+
+    def numbers(self, step: int) -> Any:
+        """Return the coefficients of a step."""
+        if isinstance(self.rule, TorchRule):
+            return self.rule.numbers(step, self.rates[step][0], self.decays[0])
+        like = next(iter(self.x.values()))
+        return self.rule.numbers(
+            step, one_or_each(self.rates[step], like), one_or_each(self.decays, like)
+        )
+
+    def advance(
+        self, theta: Tree, first: int, last: int, remember: bool = False
+    ) -> tuple[Tensor, list[Tree], int]:
+        """Move x and the moments in place from step ``first`` to step ``last``, without a graph.
+
+        Return (losses before the last step, memory of each member's torch optimiser if
+        ``remember``, gradients per member).
+        """
+
+        steps = range(first, last)
+        if isinstance(self.rule, TorchRule):
+
+            def slopes(step: int) -> tuple[list[Tree], Tensor]:
+                grads, loss = self.gradient(theta, self.x, self.batches(step))
+                grads = clipped(grads, self.rule.clip, self.stacked)
+                return self._members(dict(zip(self.x, grads, strict=True))), loss
+
+            x = self._members(self.x)
+            memories = self._members(self.moments)
+            factors = [(self.rates[step], self.decays) for step in steps]
+            return advance_torch(self.rule, x, memories, slopes, first, factors, remember)
+        loss = torch.empty(())
+        for step in steps:
+            grads, loss = self.gradient(theta, self.x, self.batches(step))
+            self.rule.step(
+                self.x, grads, self.moments, self.numbers(step), stacked=self.stacked, in_place=True
+            )
+        return loss, [], len(steps)
+
+    def _members(self, tree: Tree) -> list[Tree]:
+        """Return the rows of a stack."""
+        if not self.stacked:
+            return [tree]
+        return [{name: leaf[i] for name, leaf in tree.items()} for i in range(len(self.decays))]
 
 
-@frozen(eq=False)
-class Slope:
-    """(∇_x g, g) on the batch of each step, evaluated at the leaves ``x`` of the group."""
-
-    x: Tree
-    at: Callable[[int], tuple[list[Tensor], Tensor]]
-
-
-def pieces(data: Data, numbers: Tensor | None, count: int) -> list[tuple[float, Tree]]:
+def pieces(data: Data, numbers: Tensor | None, count: int) -> Batches:
     """Split rows into ``count`` batches, each with its share of the rows.
 
     ``numbers`` contains the row numbers, along the last axis (all if absent).
@@ -55,60 +141,8 @@ def pieces(data: Data, numbers: Tensor | None, count: int) -> list[tuple[float, 
     return [(part.shape[-1] / numbers.shape[-1], data.batch(part)) for part in parts]
 
 
-def slope_of(
-    problem: Problem, theta: Tree, group: Group, index: Tensor | None, accumulate: int = 1
-) -> Slope:
-    """Return the gradients of a group on the rows ``index``, ``[steps, batch]`` (all if absent).
-
-    A member axis comes first if each member has separate rows. ``accumulate`` is the number of
-    batches per step.
-    """
-    data = problem.lower_data
-    loss = group.loss
-
-    def at(theta: Tree, x: Tree, numbers: Tensor | None) -> tuple[list[Tensor], Tensor]:
-        if accumulate == 1:
-            return gradient(loss, theta, x, data.batch(numbers))
-        total = [torch.zeros_like(leaf) for leaf in x.values()]
-        value = torch.zeros(())
-        for share, batch in pieces(data, numbers, accumulate):
-            grads, part = gradient(loss, theta, x, batch)
-            torch._foreach_add_(total, grads, alpha=share)
-            value = value.to(part) + share * part
-        return total, value
-
-    def numbers(step: int) -> Tensor | None:
-        return None if index is None else index[..., step, :]
-
-    return Slope(group.x, lambda step: at(theta, group.x, numbers(step)))
-
-
-def of_part(part: slice | int, numbers: list[float], like: Tensor) -> float | Tensor:
-    """Return the numbers of the branches in ``part``.
-
-    The result is one number if all are equal (the usual and faster case), else one per member.
-    """
-    own = numbers[part] if isinstance(part, slice) else [numbers[part]]
-    if all(number == own[0] for number in own):
-        return own[0]
-    return torch.tensor(own, dtype=like.dtype).to(like.device, non_blocking=True)
-
-
-def advance(
-    rule: Rule,
-    group: Group,
-    moments: Tree,
-    slope: Slope,
-    rates: Sequence[float | Tensor],
-    decay: float | Tensor,
-) -> Tensor:
-    """Move ``group.x`` and ``moments`` in place, one step per rate; return the last lower
-    losses.
-    """
-    leaves = list(slope.x.values())
-    loss = torch.empty(())
-    for step, rate in enumerate(rates):
-        grads, loss = slope.at(step)
-        numbers = Coefficients.of(rule, rule.done + step + 1, rate, decay)
-        move_(rule, leaves, list(moments.values()), grads, numbers, isinstance(group.part, slice))
-    return loss
+def one_or_each(numbers: list[float], like: Tensor) -> float | Tensor:
+    """Return one number if all are equal (the usual and faster case), else one per member."""
+    if all(number == numbers[0] for number in numbers):
+        return numbers[0]
+    return torch.tensor(numbers, dtype=like.dtype).to(like.device, non_blocking=True)

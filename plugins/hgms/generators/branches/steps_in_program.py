@@ -80,12 +80,11 @@ def _run(
 
     def turn(values: dict[str, Any]) -> dict[str, Any]:
         chosen = values["done"] + places
-        x, moments, loss = run_block(
+        (x, moments), loss = run_block(
             group.loss,
             block,
             theta,
-            values["x"],
-            values["moments"],
+            (values["x"], values["moments"]),
             _slice(batches, axis, chosen),
             numbers.index_select(0, chosen),
         )

@@ -2,67 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from hgms.generators.branches.steps import Slope
 from hgms.optim import Stepper
-from hgms.optim.rule import clip_
 from hgms.optim.torch_rule import TorchRule
-from hgms_core import ConfigError, Group, Tree, stack
+from hgms_core import ConfigError, Tree, stack
 
 
 def advance_torch(
     rule: TorchRule,
-    group: Group,
-    moments: Tree,
-    slope: Slope,
-    rates: Sequence[Sequence[float]],
-    decays: Sequence[float],
+    members: Sequence[Tree],
+    memories: Sequence[Tree],
+    slopes: Callable[[int], tuple[list[Tree], Tensor]],
+    first: int,
+    factors: Sequence[tuple[Sequence[float], Sequence[float]]],
     remember: bool,
 ) -> tuple[Tensor, list[Tree], int]:
-    """Move ``group.x`` in place by one step per entry of ``rates``, one optimiser per member.
+    """Move the leaves of each member in place, by one step per entry of ``factors``.
 
-    An entry of ``rates`` contains one factor per member. Return (lower losses before the last step,
-    memory of each member, gradients per member).
+    ``slopes(step)`` returns the gradients of the members and their losses at the current leaves.
+    ``first`` is the number of the first step. An entry of ``factors`` contains a factor on the rate
+    and one on the decay per member. Return (lower losses before the last step, memory of each
+    member, gradients per member).
     """
-    stacked = isinstance(group.part, slice)
     loss = torch.empty(())
     calls = 0
-    members = [_member(slope.x, i if stacked else None) for i in range(len(decays))]
-    memories = [
-        {name: leaf[i] for name, leaf in moments.items()} if stacked else moments
-        for i in range(len(decays))
+    # leaves of the optimisers, which share memory with the members
+    leaves = [
+        {name: leaf.detach().requires_grad_() for name, leaf in member.items()}
+        for member in members
     ]
-    steppers = [
-        Stepper.of(rule.build, leaves, memory)
-        for leaves, memory in zip(members, memories, strict=True)
-    ]
+    steppers = [Stepper.of(rule.build, *each) for each in zip(leaves, memories, strict=True)]
 
-    def slopes(step: int) -> Tensor:
+    def set_gradients(step: int) -> Tensor:
         nonlocal calls
         calls += 1
-        grads, losses = slope.at(step)
-        if rule.clip is not None:
-            clip_(grads, rule.clip, stacked)
-        for i, leaves in enumerate(members):
-            for leaf, grad in zip(leaves.values(), grads, strict=True):
-                leaf.grad = grad[i] if stacked else grad
+        grads, losses = slopes(step)
+        for own, slope in zip(leaves, grads, strict=True):
+            for name, leaf in own.items():
+                leaf.grad = slope[name]
         return losses
 
     options: list[dict[str, Any]] = []
-    for step, factors in enumerate(rates):
+    for step, (rates, decays) in enumerate(factors, start=first):
         options = rule.times.options(rule.done + step)
-        for stepper, rate, decay in zip(steppers, factors, decays, strict=True):
+        for stepper, rate, decay in zip(steppers, rates, decays, strict=True):
             stepper.set(options, rate, decay)
         if rule.needs_closure:
-            loss = cast("Any", steppers[0].optimizer).step(partial(slopes, step))
+            loss = cast("Any", steppers[0].optimizer).step(partial(set_gradients, step))
             continue
-        loss = slopes(step)
+        loss = set_gradients(step)
         for stepper in steppers:
             stepper.optimizer.step()
     return loss, [stepper.memory(options) for stepper in steppers] if remember else [], calls
@@ -80,11 +74,3 @@ def join_memories(memories: Sequence[Tree]) -> Tree:
             hint='set moments = "fresh" or count = 1',
         )
     return stack(memories)
-
-
-def _member(x: Tree, row: int | None) -> Tree:
-    """Return one branch's leaves, which share memory with ``x``."""
-    return {
-        name: (leaf if row is None else leaf[row]).detach().requires_grad_()
-        for name, leaf in x.items()
-    }

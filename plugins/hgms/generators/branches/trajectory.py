@@ -23,18 +23,16 @@ from hgms.generators.branches.replay import (
     has_mixed_mode,
     on_kept_graph,
 )
-from hgms.generators.branches.steps import advance, slope_of
-from hgms.generators.branches.torch_branches import advance_torch
 from hgms.optim import SGD, LowerOptimizer
 from hgms.optim.torch_rule import TorchRule
 from hgms_core import (
     Candidates,
     Cost,
-    Group,
     Key,
     Problem,
     State,
     Tree,
+    clone,
     component,
     detach,
     repeat,
@@ -152,41 +150,15 @@ class Trajectory:
         """
         if (run := path.run_compiled(theta)) is not None:
             return *self._candidates(run), self.steps
-        point = {name: leaf.detach().clone() for name, leaf in path.x.items()}
-        x = repeat(point, len(self._candidate_steps))
-        first = next(iter(point.values()))
-        losses = torch.empty(len(self._candidate_steps), dtype=first.dtype, device=first.device)
+        path = evolve(path, x=clone(path.x))
+        x = repeat(path.x, len(self._candidate_steps))
+        losses = next(iter(path.x.values())).new_empty(len(self._candidate_steps))
         done = 0
         calls = 0
-        group = Group(0, point, path.problem.g)
-        rule = path.rule
-        moments = path.moments
         for row, step in enumerate(self._candidate_steps):
-            slope = slope_of(
-                path.problem, theta, group, None if path.index is None else path.index[done:step]
-            )
-            if isinstance(rule, TorchRule):
-                factors = [[rate] for rate in path.rates[done:step]]
-                losses[row], (moments,), took = advance_torch(
-                    evolve(rule, done=done),
-                    group,
-                    moments,
-                    slope,
-                    factors,
-                    [path.decay],
-                    remember=True,
-                )
-            else:
-                losses[row] = advance(
-                    evolve(rule, done=done),
-                    group,
-                    moments,
-                    slope,
-                    path.rates[done:step],
-                    path.decay,
-                )
-                took = step - done
-            for name, leaf in point.items():
+            losses[row], memories, took = path.advance(theta, done, step, remember=True)
+            path = evolve(path, moments=memories[0]) if memories else path
+            for name, leaf in path.x.items():
                 x[name][row] = leaf
             done = step
             calls = calls + took
@@ -205,15 +177,15 @@ class Trajectory:
             ends = [kept.end(step) for step in steps]
             add_kept = partial(on_kept_graph, ends, steps, leaves, path.rows)
             return *self._candidates(kept), add_kept
-        run = enumerate(path.states(leaves, self.steps), start=1)
-        points = [(state[0], loss) for step, (state, loss) in run if step in steps]
+        run = enumerate(path.points(leaves, self.steps), start=1)
+        points = [(x, loss) for step, ((x, _), loss) in run if step in steps]
         x = {name: torch.stack([point[name].detach() for point, _ in points]) for name in path.x}
         ends = [point for point, _ in points]
         add_kept = partial(on_kept_graph, ends, steps, leaves, path.rows)
         return x, torch.stack([loss for _, loss in points]), add_kept
 
     def _candidates(self, run: Run) -> tuple[Tree, Tensor]:
-        points = [run.states[step][0] for step in self._candidate_steps]
+        points = [run.points[step][0] for step in self._candidate_steps]
         return stack(points), torch.stack([run.losses[step - 1] for step in self._candidate_steps])
 
     @property
@@ -229,12 +201,13 @@ class Trajectory:
         first = {"optimizer_steps": 0, "lower_steps": 0}
         rates = self.optimizer.rates(problem.x0, [1.0], self.steps, first)
         return Path(
+            loss=problem.g,
             rule=rule,
             problem=problem,
             x=x,
             moments=rule.no_moments(x),
             index=index,
-            rates=[rate for (rate,) in rates[:steps]],
-            decay=self.optimizer.decay,
+            rates=rates[:steps],
+            decays=[self.optimizer.decay],
             rows=problem.lower_data.count(self.batch_size),
         )

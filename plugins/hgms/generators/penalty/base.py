@@ -8,14 +8,17 @@ upper gradient of the same pass (``theta.<leaf>``) and, under names without a do
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import torch
+from attrs import field
 from torch import Tensor
 
-from hgms.compiled import Programs, form
+from hgms.compiled import Numbers, Programs, form, launch
+from hgms.config import lowering
 from hgms_core import (
     Candidates,
     ConfigError,
@@ -26,12 +29,14 @@ from hgms_core import (
     Problem,
     State,
     Tree,
+    component,
     gradient,
     norm,
     slopes,
     stack,
 )
 from hgms_core.trees import require_grad
+from hgms_core.validators import not_negative, optional_positive, positive
 
 STEPS = 5
 """Maximum lower steps per compiled function. The compile time grows with their number."""
@@ -52,42 +57,177 @@ def untag(variable: str, aux: Tree) -> Tree:
     }
 
 
-def begin(
-    method: Any,
-    problem: Problem,
-    key: Key,
-    twins: tuple[str, ...] = (),
-    zeros: tuple[str, ...] = (),
-) -> State:
-    """Return the state before the first step: x, its ``twins``, and moments of zero.
+@component
+class PenaltyGenerator:
+    """What the penalty generators share: N branches around one step, and their carried state."""
 
-    The ``twins`` start equal to x. The state has one copy for all branches. With ``per-branch``, it
-    has one copy per branch, with the noise that makes branches differ.
-    """
-    full = is_full(problem.lower_data, method.batch_size)
-    if (
-        method.count > 1
-        and not method.noise
-        and full
-        and is_full(problem.upper_data["differentiate"], method.upper_batch_size)
-    ):
-        raise ConfigError(
-            "conflicting-options",
-            f"all {method.count} candidates of generator {method.name!r} would be equal with "
-            "noise=0 and full batches",
-            place=("generator", "noise"),
-            hint="set noise > 0, batch_size below the number of rows, or count = 1",
+    name: ClassVar[str]
+    twins: ClassVar[tuple[str, ...]] = ()
+    """Variables that start equal to x."""
+
+    count: int = field(default=1, validator=positive)
+    batch_size: int | None = field(default=None, validator=optional_positive)
+    upper_batch_size: int | None = field(default=None, validator=optional_positive)
+    noise: float = field(default=0.0, validator=not_negative)
+    carry_rule: Literal["selected", "per-branch"] = "selected"
+
+    memory_hints = lowering(other=["batch_size", "count"])
+
+    def init(self, problem: Problem, key: Key) -> State:
+        """Return the state before the first step: x and its ``twins``.
+
+        The state has one copy for all branches. With ``per-branch``, it has one copy per branch,
+        with the noise that makes branches differ.
+        """
+        above = problem.upper_data["differentiate"]
+        full = is_full(problem.lower_data, self.batch_size)
+        if self.count > 1 and not self.noise and full and is_full(above, self.upper_batch_size):
+            raise ConfigError(
+                "conflicting-options",
+                f"all {self.count} candidates of generator {self.name!r} would be equal with "
+                "noise=0 and full batches",
+                place=("generator", "noise"),
+                hint="set noise > 0, batch_size below the number of rows, or count = 1",
+            )
+        own = self.count if self.carry_rule == "per-branch" else 1
+        x = stack(
+            [
+                _noisy(problem.x0, self.noise, key.fold("noise", i)) if i else problem.x0
+                for i in range(own)
+            ]
         )
-    own = method.count if method.carry_rule == "per-branch" else 1
-    x = stack(
-        [
-            _noisy(problem.x0, method.noise, key.fold("noise", i)) if i else problem.x0
-            for i in range(own)
-        ]
-    )
-    aux = {f"{twin}.{name}": leaf for twin in twins for name, leaf in x.items()}
-    aux |= {f"{zero}.{name}": torch.zeros_like(leaf) for zero in zeros for name, leaf in x.items()}
-    return {"x": x, "aux": aux, "step": 0}
+        aux = {f"{twin}.{name}": leaf for twin in self.twins for name, leaf in x.items()}
+        return {"x": x, "aux": aux, "step": 0}
+
+    def branches(self, start: State, key: Key, step: Step, cost: Cost) -> Candidates:
+        """Run ``step`` for every branch, from its stored start or with noise from the common start.
+
+        ``cost`` is the cost of one branch. Branch 0 is free of noise. Noise is added to x only: the
+        other variables of the common start approximate the lower solution, and noise would make
+        them worse.
+        """
+        stored = next(iter(start["x"].values())).shape[0]
+        if stored not in (1, self.count):
+            raise ConfigError(
+                "wrong-length",
+                f"the carried state has {stored} branches, but count={self.count}",
+                place=("generator", "count"),
+            )
+        ends = []
+        for member in range(self.count):
+            row = 0 if stored == 1 else member
+            own = key.fold("branch", member)
+            x = {name: leaf[row] for name, leaf in start["x"].items()}
+            if stored == 1 and member:
+                x = _noisy(x, self.noise, own.fold("noise"))
+            ends.append(step(x, {name: leaf[row] for name, leaf in start["aux"].items()}, own))
+        if self.count == 1:  # no copy in the usual case
+            x, aux = (
+                {name: leaf.unsqueeze(0) for name, leaf in tree.items()} for tree in ends[0][:2]
+            )
+        else:
+            x = stack([x for x, _, _ in ends])
+            aux = stack([aux for _, aux, _ in ends])
+        losses = torch.stack([loss for _, _, loss in ends])
+        return Candidates(x=x, aux=aux, losses=losses, cost=sum((cost for _ in ends), Cost()))
+
+    def carry(
+        self, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem
+    ) -> State:
+        """Return the selected branch, or every branch, as the next start.
+
+        Upper gradients and measurements are removed, because they belong to this step only.
+        """
+        x = candidates.x
+        aux = {
+            name: leaf
+            for name, leaf in candidates.aux.items()
+            if "." in name and not name.startswith("theta.")
+        }
+        if self.carry_rule == "selected" and self.count > 1:
+            row = index.reshape(1)
+            x, aux = (
+                {name: leaf.index_select(0, row) for name, leaf in tree.items()}
+                for tree in (x, aux)
+            )
+        return {**start, "x": x, "aux": aux, "step": start["step"] + 1}
+
+    def lower_batch(self, problem: Problem, key: Key) -> Tree:
+        return problem.lower_data.sample(key.fold("lower"), self.batch_size)[0]
+
+    def upper_batch(self, problem: Problem, key: Key) -> Tree:
+        """Draw a batch of the role ``differentiate``."""
+        above = problem.upper_data["differentiate"]
+        return above.sample(key.fold("upper"), self.upper_batch_size)[0]
+
+    def rows(self, problem: Problem) -> tuple[int, int]:
+        """Return the numbers of rows of a lower and an upper batch."""
+        above = problem.upper_data["differentiate"]
+        return problem.lower_data.count(self.batch_size), above.count(self.upper_batch_size)
+
+
+@component
+class PenaltyStep(PenaltyGenerator, ABC):
+    """A penalty generator with one function of tensors as its step, which can be compiled."""
+
+    @property
+    def compiles(self) -> bool:
+        """Return whether the step is short enough for one compiled function."""
+        return True
+
+    @abstractmethod
+    def numbers(self, step: int) -> tuple[float, ...]:
+        """Return the numbers of outer step ``step`` (from 0)."""
+
+    @abstractmethod
+    def draw(self, problem: Problem, key: Key) -> tuple[list[Tree], list[Tree]]:
+        """Draw the lower and the upper batches of one branch."""
+
+    @abstractmethod
+    def cost(self, problem: Problem) -> Cost:
+        """Return the cost of one branch."""
+
+    @abstractmethod
+    def move(
+        self,
+        losses: tuple[Loss, Loss],
+        numbers: Numbers,
+        y: Tree,
+        aux: Tree,
+        theta: Tree,
+        below: list[Tree],
+        above: list[Tree],
+    ) -> tuple[Tree, Tree, Tensor]:
+        """Take the step of one branch: (next y, next aux, lower loss before the step).
+
+        The losses are g and f.
+        """
+
+    def propose(
+        self, problem: Problem, theta: Tree, start: State, key: Key, progress: float = 0.0
+    ) -> Candidates:
+        numbers = self.numbers(start["step"])
+        programs = problem.compiler if self.compiles else None
+        settings = (self.name, self, problem.g, problem.f)
+        function = partial(self.move, (problem.g, problem.f))
+
+        def step(y: Tree, aux: Tree, key: Key) -> tuple[Tree, Tree, Tensor]:
+            batches = self.draw(problem, key)
+            x, kept, loss = launch(programs, settings, function, numbers, y, aux, theta, *batches)
+            return x, kept, loss
+
+        return self.branches(start, key, step, self.cost(problem))
+
+    def draw_each(self, problem: Problem, key: Key, steps: int) -> tuple[list[Tree], list[Tree]]:
+        """Draw a lower and an upper batch for each of ``steps`` evaluations, independently.
+
+        An evaluation after a step therefore does not depend on the rows of that step.
+        """
+        keys = [key.fold("evaluation", step) for step in range(steps)]
+        return (
+            [self.lower_batch(problem, own) for own in keys],
+            [self.upper_batch(problem, own) for own in keys],
+        )
 
 
 def is_full(data: Data, batch_size: int | None) -> bool:
@@ -95,35 +235,8 @@ def is_full(data: Data, batch_size: int | None) -> bool:
     return batch_size is None or batch_size >= data.size
 
 
-def branches(start: State, key: Key, method: Any, step: Step, cost: Cost) -> Candidates:
-    """Run ``step`` for every branch, from its stored start or with noise from the common start.
-
-    ``cost`` is the cost of one branch. Branch 0 is free of noise. Noise is added to x only: the
-    other variables of the common start approximate the lower solution, and noise would make them
-    worse.
-    """
-    stored = next(iter(start["x"].values())).shape[0]
-    if stored not in (1, method.count):
-        raise ConfigError(
-            "wrong-length",
-            f"the carried state has {stored} branches, but count={method.count}",
-            place=("generator", "count"),
-        )
-    ends = []
-    for member in range(method.count):
-        row = 0 if stored == 1 else member
-        own = key.fold("branch", member)
-        x = {name: leaf[row] for name, leaf in start["x"].items()}
-        if stored == 1 and member:
-            x = _noisy(x, method.noise, own.fold("noise"))
-        ends.append(step(x, {name: leaf[row] for name, leaf in start["aux"].items()}, own))
-    if method.count == 1:  # no copy in the usual case
-        x, aux = ({name: leaf.unsqueeze(0) for name, leaf in tree.items()} for tree in ends[0][:2])
-    else:
-        x = stack([x for x, _, _ in ends])
-        aux = stack([aux for _, aux, _ in ends])
-    losses = torch.stack([loss for _, _, loss in ends])
-    return Candidates(x=x, aux=aux, losses=losses, cost=sum((cost for _ in ends), Cost()))
+def no_moments(x: Tree) -> Tree:
+    return {f"m.{name}": torch.zeros_like(leaf) for name, leaf in x.items()}
 
 
 def _noisy(x: Tree, scale: float, key: Key) -> Tree:
@@ -136,57 +249,6 @@ def _noisy(x: Tree, scale: float, key: Key) -> Tree:
         + scale * torch.randn(leaf.shape, generator=generator, dtype=leaf.dtype, device=device)
         for name, leaf in x.items()
     }
-
-
-def carry(
-    method: Any, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem
-) -> State:
-    """Return the selected branch, or every branch, as the next start.
-
-    Upper gradients and measurements are removed, because they belong to this step only.
-    """
-    x = candidates.x
-    aux = {
-        name: leaf
-        for name, leaf in candidates.aux.items()
-        if "." in name and not name.startswith("theta.")
-    }
-    if method.carry_rule == "selected" and method.count > 1:
-        row = index.reshape(1)
-        x, aux = (
-            {name: leaf.index_select(0, row) for name, leaf in tree.items()} for tree in (x, aux)
-        )
-    return {**start, "x": x, "aux": aux, "step": start["step"] + 1}
-
-
-def draw(problem: Problem, key: Key, method: Any) -> tuple[Tree, Tree]:
-    """Draw a lower batch, and an upper batch of the role ``differentiate``."""
-    below, _ = problem.lower_data.sample(key.fold("lower"), method.batch_size)
-    return below, upper_batch(problem, key, method)
-
-
-def upper_batch(problem: Problem, key: Key, method: Any) -> Tree:
-    return problem.upper_data["differentiate"].sample(key.fold("upper"), method.upper_batch_size)[0]
-
-
-def draw_each(problem: Problem, key: Key, method: Any, steps: int) -> tuple[list[Tree], list[Tree]]:
-    """Draw a lower and an upper batch for each of ``steps`` evaluations, independently.
-
-    An evaluation after a step therefore does not depend on the rows of that step.
-    """
-    above = problem.upper_data["differentiate"]
-    keys = [key.fold("evaluation", step) for step in range(steps)]
-    return (
-        [problem.lower_data.sample(own.fold("lower"), method.batch_size)[0] for own in keys],
-        [above.sample(own.fold("upper"), method.upper_batch_size)[0] for own in keys],
-    )
-
-
-def rows(problem: Problem, method: Any) -> tuple[int, int]:
-    """Return the numbers of rows of a lower and an upper batch."""
-    return problem.lower_data.count(method.batch_size), problem.upper_data["differentiate"].count(
-        method.upper_batch_size
-    )
 
 
 def gradients(value: Tensor, *trees: Tree) -> list[Tree]:
@@ -270,9 +332,3 @@ def penalised_step(
         at_y = g(theta, lower, below)
         (slope,) = gradients(f(theta, lower, above) / penalty + at_y, lower)
     return descend(y, slope, rate), at_y.detach()
-
-
-def penalty_weights(method: Any, step: int) -> tuple[float, float]:
-    """Return (γ_k, c_k) at outer step k."""
-    gamma = method.ramp.at(method.gamma, step)
-    return gamma, 1 / gamma if method.normalise and gamma > 1 else 1.0

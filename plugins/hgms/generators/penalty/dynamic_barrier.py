@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import ClassVar, Literal, final
+from typing import ClassVar, final
 
 import torch
 from attrs import field
 from torch import Tensor
 
 from hgms.compiled import form
-from hgms.config import lowering
 from hgms.generators.penalty import base
 from hgms.generators.penalty.compositions import single_loop
 from hgms_core import (
@@ -26,12 +25,12 @@ from hgms_core import (
     hookimpl,
 )
 from hgms_core.trees import require_grad
-from hgms_core.validators import not_negative, optional_positive, positive
+from hgms_core.validators import positive
 
 
 @final
 @component
-class DynamicBarrier:
+class DynamicBarrier(base.PenaltyGenerator):
     """The lower state y of BOME, and the upper part of its joint direction.
 
     With ∇ = (∇_θ, ∇_y) and one lower batch for the whole step::
@@ -78,19 +77,10 @@ class DynamicBarrier:
 
     name: ClassVar[str] = "dynamic-barrier"
 
-    count: int = field(default=1, validator=positive)
     steps: int = field(default=10, validator=positive)
     inner_lr: float = field(default=0.1, validator=positive)
     lr: float = field(default=0.1, validator=positive)
     eta: float = field(default=0.5, validator=positive)
-    batch_size: int | None = field(default=None, validator=optional_positive)
-    upper_batch_size: int | None = field(default=None, validator=optional_positive)
-    noise: float = field(default=0.0, validator=not_negative)
-    carry_rule: Literal["selected", "per-branch"] = "selected"
-
-    memory_hints = lowering(other=["batch_size", "count"])
-
-    init = base.begin
 
     def propose(
         self, problem: Problem, theta: Tree, start: State, key: Key, progress: float = 0.0
@@ -102,21 +92,20 @@ class DynamicBarrier:
         after = form(programs, (f"{self.name} step", self, g), partial(self._bent, g))
 
         def step(y: Tree, aux: Tree, key: Key) -> tuple[Tree, Tree, Tensor]:
-            below, above = base.draw(problem, key, self)
+            below = self.lower_batch(problem, key)
+            above = self.upper_batch(problem, key)
             slopes, end, losses = before(y, theta, below, above)
             end = base.descent(programs, self, g, self.steps - 1, self.inner_lr, theta, end, below)
             x, kept = after(y, end, slopes, theta, below)
             return x, {**kept, "upper_loss": losses["f"]}, losses["g"]
 
-        rows, upper_rows = base.rows(problem, self)
+        rows, upper_rows = self.rows(problem)
         cost = Cost(
             lower_gradients=self.steps + 1,
             upper_gradients=1,
             rows=rows * (self.steps + 1) + upper_rows,
         )
-        return base.branches(start, key, self, step, cost)
-
-    carry = base.carry
+        return self.branches(start, key, step, cost)
 
     def _slopes(
         self, g: Loss, f: Loss, y: Tree, theta: Tree, below: Tree, above: Tree

@@ -5,37 +5,23 @@ Its upper gradient is computed after both lower states have moved.
 
 from __future__ import annotations
 
-from functools import partial
-from typing import ClassVar, Literal, final
+from typing import ClassVar, final
 
 import torch
 from attrs import field
 from torch import Tensor
 
-from hgms.compiled import Numbers, launch
-from hgms.config import lowering
+from hgms.compiled import Numbers
 from hgms.generators.penalty import base
 from hgms.generators.penalty.compositions import single_loop
-from hgms_core import (
-    Candidates,
-    Composition,
-    Cost,
-    Key,
-    Loss,
-    Problem,
-    State,
-    Tree,
-    component,
-    gradient,
-    hookimpl,
-)
+from hgms_core import Composition, Cost, Key, Loss, Problem, Tree, component, gradient, hookimpl
 from hgms_core.trees import require_grad
-from hgms_core.validators import not_negative, optional_positive, positive, share
+from hgms_core.validators import positive, share
 
 
 @final
 @component
-class FullyFirstOrder:
+class FullyFirstOrder(base.PenaltyStep):
     """The pair (y, z) of F2SA, and the upper gradient at the pair after its steps.
 
     At outer step k, T times, with a lower batch B_t for both and a separate upper batch::
@@ -88,63 +74,46 @@ class FullyFirstOrder:
     """
 
     name: ClassVar[str] = "fully-first-order"
+    twins: ClassVar[tuple[str, ...]] = ("z",)
 
-    count: int = field(default=1, validator=positive)
     steps: int = field(default=1, validator=positive)
     lr: float = field(default=0.01, validator=positive)
     inner_lr: float = field(default=0.01, validator=positive)
     decay: float = field(default=0.0, validator=share)
     penalty: float = field(default=10.0, validator=positive)
     growth: float = field(default=1 / 7, validator=share)
-    batch_size: int | None = field(default=None, validator=optional_positive)
-    upper_batch_size: int | None = field(default=None, validator=optional_positive)
-    noise: float = field(default=0.0, validator=not_negative)
-    carry_rule: Literal["selected", "per-branch"] = "selected"
 
-    memory_hints = lowering(other=["batch_size", "count"])
+    @property
+    def compiles(self) -> bool:
+        return self.steps <= base.STEPS
 
-    def init(self, problem: Problem, key: Key) -> State:
-        return base.begin(self, problem, key, twins=("z",))
-
-    def propose(
-        self, problem: Problem, theta: Tree, start: State, key: Key, progress: float = 0.0
-    ) -> Candidates:
-        age = start["step"] + 1
-        penalty = self.penalty * age**self.growth
+    def numbers(self, step: int) -> tuple[float, ...]:
+        """Return η_y, η_z and λ_k."""
+        age = step + 1
         slower = age**-self.decay
-        numbers = (self.lr * slower, self.inner_lr * slower, penalty)
-        function = partial(self._step_tensors, (problem.g, problem.f))
-        programs = problem.compiler if self.steps <= base.STEPS else None
+        return self.lr * slower, self.inner_lr * slower, self.penalty * age**self.growth
 
-        def step(y: Tree, aux: Tree, key: Key) -> tuple[Tree, Tree, Tensor]:
-            below, above = base.draw_each(problem, key, self, self.steps + 1)
-            settings = (self.name, self, problem.g, problem.f)
-            x, kept, loss = launch(
-                programs, settings, function, numbers, y, base.untag("z", aux), theta, below, above
-            )
-            return x, kept, loss
+    def draw(self, problem: Problem, key: Key) -> tuple[list[Tree], list[Tree]]:
+        return self.draw_each(problem, key, self.steps + 1)
 
-        rows, upper_rows = base.rows(problem, self)
+    def cost(self, problem: Problem) -> Cost:
+        rows, upper_rows = self.rows(problem)
         passes = self.steps + 1
-        cost = Cost(
-            lower_gradients=2 * passes,
-            upper_gradients=passes,
-            rows=passes * (2 * rows + upper_rows),
-        )
-        return base.branches(start, key, self, step, cost)
+        counted = passes * (2 * rows + upper_rows)
+        return Cost(lower_gradients=2 * passes, upper_gradients=passes, rows=counted)
 
-    def _step_tensors(
+    def move(
         self,
         losses: tuple[Loss, Loss],
         numbers: Numbers,
         y: Tree,
-        z: Tree,
+        aux: Tree,
         theta: Tree,
         below: list[Tree],
         above: list[Tree],
     ) -> tuple[Tree, Tree, Tensor]:
-        """Take the step of one pair, as a function of tensors; ``numbers`` are η_y, η_z and λ_k."""
         g, f = losses
+        z = base.untag("z", aux)
         rate, inner_rate, penalty = numbers
         for batch, upper_batch in zip(below[:-1], above[:-1], strict=True):
             y, _ = base.penalised_step(g, f, rate, penalty, theta, y, batch, upper_batch)
@@ -159,8 +128,6 @@ class FullyFirstOrder:
             (to_theta,) = base.gradients(value + penalty * (at_y - at_z), upper)
         kept = base.tag("z", z) | base.tag("theta", to_theta) | {"upper_loss": value.detach()}
         return y, kept, at_y.detach()
-
-    carry = base.carry
 
 
 F2SA = single_loop(

@@ -2,38 +2,25 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import ClassVar, Literal, final
+from typing import ClassVar, final
 
 import torch
 from attrs import field
 from torch import Tensor
 
-from hgms.compiled import Numbers, launch
-from hgms.config import lowering
+from hgms.compiled import Numbers
 from hgms.generators.penalty import base
 from hgms.generators.penalty.compositions import single_loop
 from hgms.generators.penalty.ramp import Ramp
-from hgms_core import (
-    Candidates,
-    Composition,
-    Cost,
-    Key,
-    Loss,
-    Problem,
-    State,
-    Tree,
-    component,
-    hookimpl,
-)
+from hgms_core import Composition, Cost, Key, Loss, Problem, State, Tree, component, hookimpl
 from hgms_core.hypergrad import twice_differentiable_attention
 from hgms_core.trees import require_grad
-from hgms_core.validators import decay_rate, not_negative, optional_positive, positive
+from hgms_core.validators import decay_rate, positive
 
 
 @final
 @component
-class GradientNorm:
+class GradientNorm(base.PenaltyStep):
     """The lower state y of G-PBGD, and the upper gradient of the pass that moves it.
 
     At outer step k::
@@ -91,72 +78,55 @@ class GradientNorm:
     name: ClassVar[str] = "gradient-norm"
     needs: ClassVar[frozenset[str]] = frozenset({"smooth-lower"})
 
-    count: int = field(default=1, validator=positive)
     lr: float = field(default=0.1, validator=positive)
     momentum: float = field(default=0.0, validator=decay_rate)
     gamma: float = field(default=37.0, validator=positive)
     ramp: Ramp = field(factory=Ramp)
     normalise: bool = True
-    batch_size: int | None = field(default=None, validator=optional_positive)
-    upper_batch_size: int | None = field(default=None, validator=optional_positive)
-    noise: float = field(default=0.0, validator=not_negative)
-    carry_rule: Literal["selected", "per-branch"] = "selected"
-
-    memory_hints = lowering(other=["batch_size", "count"])
 
     def init(self, problem: Problem, key: Key) -> State:
-        return base.begin(self, problem, key, zeros=("m",) if self.momentum else ())
+        start = super().init(problem, key)
+        return start | {"aux": base.no_moments(start["x"]) if self.momentum else {}}
 
-    def propose(
-        self, problem: Problem, theta: Tree, start: State, key: Key, progress: float = 0.0
-    ) -> Candidates:
-        gamma, scale = base.penalty_weights(self, start["step"])
-        data = problem.lower_data
-        passes = 1 if base.is_full(data, self.batch_size) else 2
+    def numbers(self, step: int) -> tuple[float, ...]:
+        """Return c_k and ½ c_k γ_k."""
+        gamma, scale = self.ramp.weights(self.gamma, step, self.normalise)
+        return scale, 0.5 * scale * gamma
 
-        programs = problem.compiler
-        function = partial(self._step_tensors, (problem.g, problem.f))
+    def draw(self, problem: Problem, key: Key) -> tuple[list[Tree], list[Tree]]:
+        # Each batch has a separate key: batches from one shuffled epoch would not be independent.
+        below = [
+            problem.lower_data.sample(key.fold("lower", batch), self.batch_size)[0]
+            for batch in range(self._passes(problem))
+        ]
+        return below, [self.upper_batch(problem, key)]
 
-        def step(y: Tree, aux: Tree, key: Key) -> tuple[Tree, Tree, Tensor]:
-            # Each batch has a separate key: batches from one shuffled epoch would not be
-            # independent.
-            below = [
-                data.sample(key.fold("lower", batch), self.batch_size)[0] for batch in range(passes)
-            ]
-            above = base.upper_batch(problem, key, self)
-            settings = (self.name, self, problem.g, problem.f)
-            weights = (scale, 0.5 * scale * gamma)
-            x, kept, loss = launch(
-                programs, settings, function, weights, y, base.untag("m", aux), theta, below, above
-            )
-            return x, kept, loss
-
-        lower_rows, upper_rows = base.rows(problem, self)
-        rows = 3 * passes * lower_rows + upper_rows
-        cost = Cost(
+    def cost(self, problem: Problem) -> Cost:
+        rows, upper_rows = self.rows(problem)
+        passes = self._passes(problem)
+        return Cost(
             lower_gradients=passes,
             products=passes,
             cross_products=passes,
             upper_gradients=1,
-            rows=rows,
+            rows=3 * passes * rows + upper_rows,
         )
-        return base.branches(start, key, self, step, cost)
 
-    def _step_tensors(
+    def _passes(self, problem: Problem) -> int:
+        return 1 if base.is_full(problem.lower_data, self.batch_size) else 2
+
+    def move(
         self,
         losses: tuple[Loss, Loss],
-        weights: Numbers,
+        numbers: Numbers,
         y: Tree,
-        m: Tree,
+        aux: Tree,
         theta: Tree,
         below: list[Tree],
-        above: Tree,
+        above: list[Tree],
     ) -> tuple[Tree, Tree, Tensor]:
-        """Take the step of one branch, as a function of tensors; ``weights`` are c_k and ½ c_k
-        γ_k.
-        """
         g, f = losses
-        scale, penalty = weights
+        scale, penalty = numbers
         upper = require_grad(theta)
         lower = require_grad(y)
         leaves = list(lower.values())
@@ -169,10 +139,10 @@ class GradientNorm:
             square = torch.stack(
                 [(a * b).sum() for a, b in zip(grads[0], grads[-1], strict=True)]
             ).sum()
-            value = f(upper, lower, above)
+            value = f(upper, lower, above[0])
             to_theta, to_y = base.gradients(scale * value + penalty * square, upper, lower)
 
-        to_y, kept = base.with_momentum(to_y, m, self.momentum)
+        to_y, kept = base.with_momentum(to_y, base.untag("m", aux), self.momentum)
         mean = [(a.detach() + b.detach()) / 2 for a, b in zip(grads[0], grads[-1], strict=True)]
         size = torch.stack([leaf.square().sum() for leaf in mean]).sum().sqrt()
         kept |= {
@@ -181,8 +151,6 @@ class GradientNorm:
             "lower_gradient_norm": size,
         }
         return base.descend(y, to_y, self.lr), kept, torch.stack(values).detach().mean()
-
-    carry = base.carry
 
 
 G_PBGD = single_loop(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import ClassVar, Literal, final
+from typing import ClassVar, final
 
 import torch
 from attrs import field, frozen
 from torch import Tensor
 
 from hgms.compiled import Numbers, launch
-from hgms.config import lowering
 from hgms.generators.penalty import base
 from hgms.generators.penalty.compositions import best_of_n, single_loop
 from hgms.generators.penalty.layers import layers, moving
@@ -30,7 +29,7 @@ from hgms_core import (
     norm,
 )
 from hgms_core.trees import require_grad
-from hgms_core.validators import at_least, not_negative, optional_positive, positive
+from hgms_core.validators import at_least, optional_positive, positive
 
 
 @frozen
@@ -43,7 +42,7 @@ class _Moving:
 
 @final
 @component
-class Minimax:
+class Minimax(base.PenaltyGenerator):
     """The pair (w, u) of ScaleBiO, and the upper gradient of the pass that moves both.
 
     With one lower batch B for both models, all three gradients at the old (θ, w, u)::
@@ -104,8 +103,8 @@ class Minimax:
     """
 
     name: ClassVar[str] = "minimax"
+    twins: ClassVar[tuple[str, ...]] = ("u",)
 
-    count: int = field(default=1, validator=positive)
     optimizer: PairOptimizer = field(factory=PairOptimizer)
     alpha: float = field(default=10.0, validator=positive)
     stages: Stages = field(factory=Stages)
@@ -113,12 +112,6 @@ class Minimax:
     warmup: int = field(default=0, validator=at_least(0))
     blocks: int | None = field(default=None, validator=optional_positive)
     block_every: int = field(default=20, validator=positive)
-    batch_size: int | None = field(default=None, validator=optional_positive)
-    upper_batch_size: int | None = field(default=None, validator=optional_positive)
-    noise: float = field(default=0.0, validator=not_negative)
-    carry_rule: Literal["selected", "per-branch"] = "selected"
-
-    memory_hints = lowering(other=["batch_size", "count"])
 
     def init(self, problem: Problem, key: Key) -> State:
         known = len(set(layers(problem.x0).values()) - {""})
@@ -129,10 +122,7 @@ class Minimax:
                 "variable",
                 place=("generator", "blocks"),
             )
-        return {
-            **base.begin(self, problem, key, twins=("u",)),
-            "blocks": key.fold("blocks").derive(),
-        }
+        return {**super().init(problem, key), "blocks": key.fold("blocks").derive()}
 
     def propose(
         self, problem: Problem, theta: Tree, start: State, key: Key, progress: float = 0.0
@@ -173,22 +163,15 @@ class Minimax:
                     begins = counts[which][always[name]] <= 1
                     following[tag] = torch.zeros_like(models[which][name]) if begins else aux[tag]
             settings = (self.name, self, problem.g, problem.f, bool(active_names["u"]))
-            batches = base.draw(problem, key, self)
+            batches = self.lower_batch(problem, key), self.upper_batch(problem, key)
             x, kept, loss = launch(
                 programs, settings, function, numbers, w, following, theta, batches
             )
             return x, kept, loss
 
-        rows, upper_rows = base.rows(problem, self)
-        return base.branches(
-            start,
-            key,
-            self,
-            step,
-            Cost(lower_gradients=2, upper_gradients=1, rows=2 * rows + upper_rows),
-        )
-
-    carry = base.carry
+        rows, upper_rows = self.rows(problem)
+        cost = Cost(lower_gradients=2, upper_gradients=1, rows=2 * rows + upper_rows)
+        return self.branches(start, key, step, cost)
 
     def _step_tensors(
         self,

@@ -5,37 +5,23 @@ A second model tracks the proximal point.
 
 from __future__ import annotations
 
-from functools import partial
-from typing import ClassVar, Literal, final
+from typing import ClassVar, final
 
 import torch
 from attrs import field
 from torch import Tensor
 
-from hgms.compiled import Numbers, launch
-from hgms.config import lowering
+from hgms.compiled import Numbers
 from hgms.generators.penalty import base
 from hgms.generators.penalty.compositions import single_loop
-from hgms_core import (
-    Candidates,
-    Composition,
-    Cost,
-    Key,
-    Loss,
-    Problem,
-    State,
-    Tree,
-    component,
-    gradient,
-    hookimpl,
-)
+from hgms_core import Composition, Cost, Key, Loss, Problem, Tree, component, gradient, hookimpl
 from hgms_core.trees import require_grad
-from hgms_core.validators import not_negative, optional_positive, positive, share
+from hgms_core.validators import positive, share
 
 
 @final
 @component
-class MoreauEnvelope:
+class MoreauEnvelope(base.PenaltyStep):
     """The pair (y, z) of MEHA, and the upper gradient of the pass that moves y.
 
     With the Moreau envelope v(θ, y) = min_z g(θ, z) + ‖z − y‖²/(2γ), at outer step k::
@@ -84,67 +70,38 @@ class MoreauEnvelope:
     """
 
     name: ClassVar[str] = "moreau-envelope"
+    twins: ClassVar[tuple[str, ...]] = ("z",)
 
-    count: int = field(default=1, validator=positive)
     lr: float = field(default=0.01, validator=positive)
     inner_lr: float = field(default=0.01, validator=positive)
     gamma: float = field(default=10.0, validator=positive)
     penalty: float = field(default=1.0, validator=positive)
     growth: float = field(default=0.49, validator=share)
-    batch_size: int | None = field(default=None, validator=optional_positive)
-    upper_batch_size: int | None = field(default=None, validator=optional_positive)
-    noise: float = field(default=0.0, validator=not_negative)
-    carry_rule: Literal["selected", "per-branch"] = "selected"
 
-    memory_hints = lowering(other=["batch_size", "count"])
+    def numbers(self, step: int) -> tuple[float, ...]:
+        """Return 1/c_k."""
+        return (1 / (self.penalty * (step + 1) ** self.growth),)
 
-    def init(self, problem: Problem, key: Key) -> State:
-        return base.begin(self, problem, key, twins=("z",))
+    def draw(self, problem: Problem, key: Key) -> tuple[list[Tree], list[Tree]]:
+        below, above = self.draw_each(problem, key, 2)
+        return below, above[-1:]
 
-    def propose(
-        self, problem: Problem, theta: Tree, start: State, key: Key, progress: float = 0.0
-    ) -> Candidates:
-        numbers = (1 / (self.penalty * (start["step"] + 1) ** self.growth),)
-        programs = problem.compiler
-        function = partial(self._step_tensors, (problem.g, problem.f))
+    def cost(self, problem: Problem) -> Cost:
+        rows, upper_rows = self.rows(problem)
+        return Cost(lower_gradients=3, upper_gradients=1, rows=3 * rows + upper_rows)
 
-        def step(y: Tree, aux: Tree, key: Key) -> tuple[Tree, Tree, Tensor]:
-            below, above = base.draw_each(problem, key, self, 2)
-            settings = (self.name, self, problem.g, problem.f)
-            x, kept, loss = launch(
-                programs,
-                settings,
-                function,
-                numbers,
-                y,
-                base.untag("z", aux),
-                theta,
-                below,
-                above[-1],
-            )
-            return x, kept, loss
-
-        rows, upper_rows = base.rows(problem, self)
-        return base.branches(
-            start,
-            key,
-            self,
-            step,
-            Cost(lower_gradients=3, upper_gradients=1, rows=3 * rows + upper_rows),
-        )
-
-    def _step_tensors(
+    def move(
         self,
         losses: tuple[Loss, Loss],
         numbers: Numbers,
         y: Tree,
-        z: Tree,
+        aux: Tree,
         theta: Tree,
         below: list[Tree],
-        above: Tree,
+        above: list[Tree],
     ) -> tuple[Tree, Tree, Tensor]:
-        """Take the step of one pair, as a function of tensors; the only number is 1/c_k."""
         g, f = losses
+        z = base.untag("z", aux)
         (scale,) = numbers
         grads, _ = gradient(g, theta, z, below[0])
         pulled = {
@@ -156,15 +113,13 @@ class MoreauEnvelope:
         upper = require_grad(theta)
         lower = require_grad(y)
         with torch.enable_grad():
-            value = f(upper, lower, above)
+            value = f(upper, lower, above[0])
             at_y = g(upper, lower, below[-1])
             at_z = g(upper, z, below[-1])
             to_theta, to_y = base.gradients(scale * value + at_y - at_z, upper, lower)
         to_y = {name: leaf - (y[name] - z[name]) / self.gamma for name, leaf in to_y.items()}
         kept = base.tag("z", z) | base.tag("theta", to_theta) | {"upper_loss": value.detach()}
         return base.descend(y, to_y, self.lr), kept, at_y.detach()
-
-    carry = base.carry
 
 
 MEHA = single_loop(

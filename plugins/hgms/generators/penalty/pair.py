@@ -9,8 +9,8 @@ from attrs import field
 from torch import Tensor
 
 from hgms.generators.penalty import base
-from hgms.optim.adam import adam_, corrections
-from hgms_core import Tree, clone, component
+from hgms.optim.adam import adam, corrections
+from hgms_core import Tree, component
 from hgms_core.validators import decay_rate, each, not_negative, optional_positive, positive
 
 
@@ -66,17 +66,17 @@ class PairOptimizer:
             x = {name: leaf * left for name, leaf in x.items()}
         if self.kind == "sgd":
             return base.descend(x, slope, rate), {}
-        x = clone(x)
-        moments = {kind: clone(tree) for kind, tree in before.items()}
-        trees = (x, slope, moments["m"], moments["v"])
-        adam_(
-            *(list(tree.values()) for tree in trees),
+        x, m, v = adam(
+            x,
+            slope,
+            before["m"],
+            before["v"],
             scale=scale,
             correction=correction,
             betas=self.betas,
             eps=self.eps,
         )
-        return x, moments
+        return x, {"m": m, "v": v}
 
 
 @final

@@ -32,3 +32,8 @@ class Ramp:
         if step < self.steps:
             return self.start + (gamma - self.start) * step / self.steps
         return gamma
+
+    def weights(self, gamma: float, step: int, normalise: bool) -> tuple[float, float]:
+        """Return (γ_k, c_k); c_k is 1 without ``normalise``."""
+        gamma = self.at(gamma, step)
+        return gamma, 1 / gamma if normalise and gamma > 1 else 1.0

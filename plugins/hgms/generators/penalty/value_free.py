@@ -2,36 +2,23 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import ClassVar, Literal, final
+from typing import ClassVar, final
 
 import torch
 from attrs import field
 from torch import Tensor
 
-from hgms.compiled import Numbers, launch
-from hgms.config import lowering
+from hgms.compiled import Numbers
 from hgms.generators.penalty import base
 from hgms.generators.penalty.compositions import single_loop
-from hgms_core import (
-    Candidates,
-    Composition,
-    Cost,
-    Key,
-    Loss,
-    Problem,
-    State,
-    Tree,
-    component,
-    hookimpl,
-)
+from hgms_core import Composition, Cost, Key, Loss, Problem, Tree, component, hookimpl
 from hgms_core.trees import require_grad
-from hgms_core.validators import not_negative, optional_positive, positive
+from hgms_core.validators import positive
 
 
 @final
 @component
-class ValueFree:
+class ValueFree(base.PenaltyStep):
     """The lower state y of PBGD-Free, and the direct part of the upper gradient at the new y.
 
     At outer step k, T times on separate batches, and then with one more upper batch::
@@ -76,49 +63,38 @@ class ValueFree:
     name: ClassVar[str] = "value-free"
     needs: ClassVar[frozenset[str]] = frozenset({"direct-upper"})
 
-    count: int = field(default=1, validator=positive)
     steps: int = field(default=1, validator=positive)
     lr: float = field(default=0.01, validator=positive)
     gamma: float = field(default=10.0, validator=positive)
-    batch_size: int | None = field(default=None, validator=optional_positive)
-    upper_batch_size: int | None = field(default=None, validator=optional_positive)
-    noise: float = field(default=0.0, validator=not_negative)
-    carry_rule: Literal["selected", "per-branch"] = "selected"
 
-    memory_hints = lowering(other=["batch_size", "count"])
+    @property
+    def compiles(self) -> bool:
+        return self.steps <= base.STEPS
 
-    init = base.begin
+    def numbers(self, step: int) -> tuple[float, ...]:
+        """Return η and γ."""
+        return self.lr, self.gamma
 
-    def propose(
-        self, problem: Problem, theta: Tree, start: State, key: Key, progress: float = 0.0
-    ) -> Candidates:
-        function = partial(self._step_tensors, problem.g, problem.f)
-        programs = problem.compiler if self.steps <= base.STEPS else None
+    def draw(self, problem: Problem, key: Key) -> tuple[list[Tree], list[Tree]]:
+        below, above = self.draw_each(problem, key, self.steps + 1)
+        return below[:-1], above
 
-        def step(y: Tree, aux: Tree, key: Key) -> tuple[Tree, Tree, Tensor]:
-            below, above = base.draw_each(problem, key, self, self.steps + 1)
-            settings = (self.name, self, problem.g, problem.f)
-            x, kept, loss = launch(
-                programs, settings, function, (self.lr, self.gamma), y, theta, below[:-1], above
-            )
-            return x, kept, loss
-
-        rows, upper_rows = base.rows(problem, self)
+    def cost(self, problem: Problem) -> Cost:
+        rows, upper_rows = self.rows(problem)
         counted = self.steps * rows + (self.steps + 1) * upper_rows
-        cost = Cost(lower_gradients=self.steps, upper_gradients=self.steps + 1, rows=counted)
-        return base.branches(start, key, self, step, cost)
+        return Cost(lower_gradients=self.steps, upper_gradients=self.steps + 1, rows=counted)
 
-    def _step_tensors(
+    def move(
         self,
-        g: Loss,
-        f: Loss,
+        losses: tuple[Loss, Loss],
         numbers: Numbers,
         y: Tree,
+        aux: Tree,
         theta: Tree,
         below: list[Tree],
         above: list[Tree],
     ) -> tuple[Tree, Tree, Tensor]:
-        """Take the step of one branch, as a function of tensors; ``numbers`` are η and γ."""
+        g, f = losses
         rate, gamma = numbers
         loss = y[next(iter(y))].new_zeros(())
         for batch, upper_batch in zip(below, above[:-1], strict=True):
@@ -128,8 +104,6 @@ class ValueFree:
             value = f(upper, y, above[-1])
             (to_theta,) = base.gradients(value, upper)
         return y, {**base.tag("theta", to_theta), "upper_loss": value.detach()}, loss
-
-    carry = base.carry
 
 
 PBGD_FREE = single_loop(

@@ -5,20 +5,17 @@ A second model ω tracks the minimum.
 
 from __future__ import annotations
 
-from functools import partial
-from typing import ClassVar, Literal, final
+from typing import ClassVar, final
 
 import torch
 from attrs import field
 from torch import Tensor
 
-from hgms.compiled import Numbers, launch
-from hgms.config import lowering
+from hgms.compiled import Numbers
 from hgms.generators.penalty import base
 from hgms.generators.penalty.compositions import best_of_n, single_loop
 from hgms.generators.penalty.ramp import Ramp
 from hgms_core import (
-    Candidates,
     Composition,
     Cost,
     Key,
@@ -31,12 +28,12 @@ from hgms_core import (
     hookimpl,
 )
 from hgms_core.trees import require_grad
-from hgms_core.validators import decay_rate, not_negative, optional_positive, positive
+from hgms_core.validators import decay_rate, positive
 
 
 @final
 @component
-class ValueGap:
+class ValueGap(base.PenaltyStep):
     """The pair (y, ω) of V-PBGD, and the upper gradient of the pass that moves y.
 
     At outer step k, with one lower batch B for both g(y) and g(ω)::
@@ -86,8 +83,8 @@ class ValueGap:
     """
 
     name: ClassVar[str] = "value-gap"
+    twins: ClassVar[tuple[str, ...]] = ("omega",)
 
-    count: int = field(default=1, validator=positive)
     steps: int = field(default=1, validator=positive)
     lr: float = field(default=0.01, validator=positive)
     inner_lr: float = field(default=0.01, validator=positive)
@@ -95,63 +92,47 @@ class ValueGap:
     gamma: float = field(default=10.0, validator=positive)
     ramp: Ramp = field(factory=Ramp)
     normalise: bool = True
-    batch_size: int | None = field(default=None, validator=optional_positive)
-    upper_batch_size: int | None = field(default=None, validator=optional_positive)
-    noise: float = field(default=0.0, validator=not_negative)
-    carry_rule: Literal["selected", "per-branch"] = "selected"
-
-    memory_hints = lowering(other=["batch_size", "count"])
 
     def init(self, problem: Problem, key: Key) -> State:
-        return base.begin(
-            self, problem, key, twins=("omega",), zeros=("m",) if self.momentum else ()
-        )
+        start = super().init(problem, key)
+        return start | {
+            "aux": start["aux"] | (base.no_moments(start["x"]) if self.momentum else {})
+        }
 
-    def propose(
-        self, problem: Problem, theta: Tree, start: State, key: Key, progress: float = 0.0
-    ) -> Candidates:
-        gamma, scale = base.penalty_weights(self, start["step"])
+    @property
+    def compiles(self) -> bool:
+        return self.steps <= base.STEPS
+
+    def numbers(self, step: int) -> tuple[float, ...]:
+        """Return c_k and c_k γ_k."""
+        gamma, scale = self.ramp.weights(self.gamma, step, self.normalise)
+        return scale, scale * gamma
+
+    def draw(self, problem: Problem, key: Key) -> tuple[list[Tree], list[Tree]]:
         data = problem.lower_data
-        function = partial(self._step_tensors, (problem.g, problem.f))
-        programs = problem.compiler if self.steps <= base.STEPS else None
+        index = data.draw(key.fold("lower"), self.batch_size, self.steps + 1)
+        below = [
+            data.batch(None if index is None else index[inner]) for inner in range(self.steps + 1)
+        ]
+        return below, [self.upper_batch(problem, key)]
 
-        def step(y: Tree, aux: Tree, key: Key) -> tuple[Tree, Tree, Tensor]:
-            index = data.draw(key.fold("lower"), self.batch_size, self.steps + 1)
-            below = [
-                data.batch(None if index is None else index[inner])
-                for inner in range(self.steps + 1)
-            ]
-            above = base.upper_batch(problem, key, self)
-            settings = (self.name, self, problem.g, problem.f)
-            weights = (scale, scale * gamma)
-            x, kept, loss = launch(
-                programs, settings, function, weights, y, aux, theta, below, above
-            )
-            return x, kept, loss
+    def cost(self, problem: Problem) -> Cost:
+        rows, upper_rows = self.rows(problem)
+        counted = rows * (self.steps + 2) + upper_rows
+        return Cost(lower_gradients=self.steps + 2, upper_gradients=1, rows=counted)
 
-        rows, upper_rows = base.rows(problem, self)
-        cost = Cost(
-            lower_gradients=self.steps + 2,
-            upper_gradients=1,
-            rows=rows * (self.steps + 2) + upper_rows,
-        )
-        return base.branches(start, key, self, step, cost)
-
-    def _step_tensors(
+    def move(
         self,
         losses: tuple[Loss, Loss],
-        weights: Numbers,
+        numbers: Numbers,
         y: Tree,
         aux: Tree,
         theta: Tree,
         below: list[Tree],
-        above: Tree,
+        above: list[Tree],
     ) -> tuple[Tree, Tree, Tensor]:
-        """Take the step of one branch, as a function of tensors; ``weights`` are c_k and c_k
-        γ_k.
-        """
         g, f = losses
-        scale, penalty = weights
+        scale, penalty = numbers
         omega = base.untag("omega", aux)
         m = base.untag("m", aux)
         for batch in below[:-1]:
@@ -163,7 +144,7 @@ class ValueGap:
         with torch.enable_grad():
             at_y = g(upper, lower, below[-1])
             at_omega = g(upper, omega, below[-1])
-            value = f(upper, lower, above)
+            value = f(upper, lower, above[0])
             to_theta, to_y = base.gradients(
                 scale * value + penalty * (at_y - at_omega), upper, lower
             )
@@ -173,8 +154,6 @@ class ValueGap:
             base.tag("omega", omega) | base.tag("theta", to_theta) | {"upper_loss": value.detach()}
         )
         return base.descend(y, to_y, self.lr), kept, at_y.detach()
-
-    carry = base.carry
 
 
 V_PBGD = single_loop(
