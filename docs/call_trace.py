@@ -24,7 +24,7 @@ from hgms.runs import RunFolder, run
 from hgms.selectors import BestOfN
 from hgms.solvers import CG
 from hgms.tasks.quadratic import Quadratic
-from hgms_core import Candidates, Method, Pipeline
+from hgms_core import Candidates, Method, Pipeline, Problem
 
 GIVES = {
     "generator.init": "start: what the first step starts from",
@@ -120,6 +120,8 @@ def calls_of_a_step() -> str:
 def files_of_a_step() -> list[tuple[str, str]]:
     """Return the files that a step of ``hg-ms`` enters with the problem or one of its losses.
 
+    An object with the problem as a field counts as the problem.
+
     Each file comes with the first line of its docstring.
     """
     registry = Registry.load()
@@ -138,7 +140,7 @@ def files_of_a_step() -> list[tuple[str, str]]:
             : frame.f_code.co_argcount + frame.f_code.co_kwonlyargcount
         ]
         values = [frame.f_locals[name] for name in names]
-        if any(value is problem or value is problem.f or value is problem.g for value in values):
+        if any(_contains(value, problem) for value in values):
             files[Path(path).relative_to(root).as_posix()] = None
 
     method.step(problem, state)  # imports
@@ -148,6 +150,15 @@ def files_of_a_step() -> list[tuple[str, str]]:
     finally:
         sys.setprofile(None)
     return [(name, _first_line(root / name)) for name in files]
+
+
+def _contains(value: Any, problem: Problem) -> bool:
+    """Return whether a value is the problem, one of its losses, or has the problem as a field."""
+    fields = attrs.fields(type(value)) if attrs.has(type(value)) else ()
+    held = [getattr(value, field.name, None) for field in fields]
+    return any(item is problem for item in (value, *held)) or any(
+        value is loss for loss in (problem.f, problem.g)
+    )
 
 
 def _first_line(path: Path) -> str:
