@@ -12,34 +12,22 @@ one line of JSON per problem and seed; a run that is in the file is skipped.
 
 from __future__ import annotations
 
-import math
 import time
-import warnings
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
-import optuna
 import torch
-from problems import binary, linear, squares, synthetic, table
+from problems import Arguments, binary, linear, squares, synthetic, table
 from records import main
-from sklearn import datasets, linear_model
+from rivals import Newton, cross_validated, sample
+from sklearn import datasets
 from statsmodels.datasets import star98
-from torch import Tensor
-from torch.func import vmap
 from tune_tables import tools
 
 import hgms
-from hgms.config import Budget
-from hgms.tuning.implicit import SHIFTS, Implicit
-from hgms.tuning.meter import Meter
-from hgms.tuning.problem import build, rows_of
 
-Arguments = dict[str, Any]
 SECONDS = 2.0
-optuna.logging.set_verbosity(optuna.logging.ERROR)
-warnings.filterwarnings("ignore")
 
 
 def schools(seed: int) -> Arguments:
@@ -84,133 +72,19 @@ ORDINARY: dict[str, Callable[[int], Arguments]] = {
 PROBLEMS = STRUCTURED | ORDINARY
 
 
-class Objective:
-    """The mean held-out loss of u over the folds of ``tune``, with a budget."""
-
-    def __init__(self, arguments: Arguments, seed: int) -> None:
-        rest = (arguments["model"], arguments["loss"], arguments["train"], None, arguments["learn"])
-        self.problem = build(*rest, None, seed).problem
-        masks = self.problem.masks
-        judges = masks.held.any(1)
-        self.held = masks.held[judges]
-        self.fit = (masks.fit + masks.outer)[judges]
-        self.meter = Meter(Budget(f"{SECONDS} s"), len(self.fit), "cpu")
-        self.engine = Implicit(self.problem, self.meter)
-        units = self.engine.units()
-        self.engine.curvature = units["curvature"]
-        self.engine.scale = float(units["scale"])
-        self.w = self.problem.w0.expand(len(self.fit), -1)
-        self.best = (math.inf, self.problem.space.start)
-        self.trials = 0
-
-    @property
-    def is_over(self) -> bool:
-        return self.meter.share >= 1
-
-    def __call__(self, u: Tensor) -> float:
-        """Train from the parameters of the best trial; return the loss."""
-        w = self.engine.solve(self.w, u.expand(len(self.fit), -1), self.fit)
-        losses = vmap(partial(self.problem.outer_loss, batch=self.problem.rows))(w, self.held)
-        loss = float(losses.sum() / self.held.sum())
-        self.trials += 1
-        if loss < self.best[0]:
-            self.best = (loss, u)
-            self.w = w
-        return loss
-
-    def scan(self) -> None:
-        space = self.problem.space
-        for shift in SHIFTS:
-            if not self.is_over:
-                self((space.start + shift).clamp(space.low, space.high))
-
-    def test_loss(self, test: Any) -> float:
-        """Train on all rows with the best values; return the loss of the test rows."""
-        every = torch.ones_like(self.fit[:1])
-        u = self.best[1][None]
-        w = self.engine.solve(self.w[:1], u, every, 1e-5, math.inf)
-        return self.problem.mean_loss(w[0], rows_of(test, "test", self.problem.w0))
-
-
-def level(objective: Objective) -> None:
-    objective.scan()
-
-
-def start(objective: Objective) -> None:
-    objective(objective.problem.space.start)
-
-
-def sample(objective: Objective, sampler: str, seed: int, with_level: bool) -> None:
-    space = objective.problem.space
-    samplers = {
-        "TPE": optuna.samplers.TPESampler,
-        "CMA-ES": optuna.samplers.CmaEsSampler,
-        "GP": optuna.samplers.GPSampler,
-    }
-    study = optuna.create_study(sampler=samplers[sampler](seed=seed))
-    if with_level:
+def search(rival: str, objective: Newton, seed: int) -> None:
+    """Spend the budget of a rival."""
+    if rival == "start":
+        objective(objective.problem.space.start)
+    elif rival == "shared level":
         objective.scan()
-    first = objective.best[1]
-    study.enqueue_trial({f"u{i}": float(number) for i, number in enumerate(first)})
-    bounds = list(zip(space.low.tolist(), space.high.tolist(), strict=True))
-    while not objective.is_over:
-        trial = study.ask()
-        u = [trial.suggest_float(f"u{i}", *bound) for i, bound in enumerate(bounds)]
-        study.tell(trial, objective(torch.tensor(u)))
-
-
-RIVALS: dict[str, Callable[[Objective, int], None]] = {
-    "start": lambda objective, seed: start(objective),
-    "shared level": lambda objective, seed: level(objective),
-    **{
-        name + (" + level" if with_level else ""): partial(
-            lambda objective, seed, name, with_level: sample(objective, name, seed, with_level),
-            name=name,
-            with_level=with_level,
-        )
-        for name in ("TPE", "CMA-ES", "GP")
-        for with_level in (False, True)
-    },
-}
-
-
-def cross_validated(arguments: Arguments) -> dict[str, list[float]]:
-    """Return the test loss and the processor seconds of scikit-learn's estimators."""
-    train, test = arguments["train"], arguments["test"]
-    is_regression = arguments["loss"] is squares
-    folds = 4
-    if is_regression:
-        estimators = {
-            "RidgeCV": linear_model.RidgeCV(alphas=np.logspace(-3, 4, 30)),
-            "LassoCV": linear_model.LassoCV(cv=folds),
-            "ElasticNetCV": linear_model.ElasticNetCV(cv=folds, l1_ratio=[0.1, 0.5, 0.9]),
-        }
     else:
-        options: dict[str, Any] = {
-            "Cs": np.logspace(-4, 3, 15),
-            "cv": folds,
-            "scoring": "neg_log_loss",
-            "solver": "liblinear",
-            "use_legacy_attributes": False,
-        }
-        estimators = {
-            "LogisticRegressionCV-l2": linear_model.LogisticRegressionCV(l1_ratios=(0,), **options),
-            "LogisticRegressionCV-l1": linear_model.LogisticRegressionCV(l1_ratios=(1,), **options),
-        }
-    found = {}
-    for name, estimator in estimators.items():
-        began = time.process_time()
-        estimator.fit(train["x"].numpy(), train["y"].numpy())
-        seconds = time.process_time() - began
-        outputs = (
-            estimator.predict(test["x"].numpy())
-            if is_regression
-            else estimator.decision_function(test["x"].numpy())
-        )
-        outputs = torch.tensor(outputs, dtype=torch.float32)[:, None]
-        loss = arguments["loss"](lambda _, outputs=outputs: outputs, test).mean()
-        found[name] = [float(loss), seconds]
-    return found
+        sampler, _, level = rival.partition(" + ")
+        sample(objective, sampler, seed, bool(level))
+
+
+SAMPLERS = ("TPE", "TPE + level", "CMA-ES", "CMA-ES + level", "GP", "GP + level")
+RIVALS = ("start", "shared level", *SAMPLERS)
 
 
 def run(name: str, seed: int) -> dict[str, Any]:
@@ -220,11 +94,11 @@ def run(name: str, seed: int) -> dict[str, Any]:
     losses = {"tune": [result.test_loss, result.spent["seconds"]]}
     row: dict[str, Any] = {"problem": name, "seed": seed, "selected": result.selected}
     trials = {}
-    for rival, search in RIVALS.items():
-        objective = Objective(arguments, seed)
-        search(objective, seed)
+    for rival in RIVALS:
+        objective = Newton(arguments, seed, SECONDS)
+        search(rival, objective, seed)
         spent = objective.meter.seconds
-        losses[rival] = [objective.test_loss(arguments["test"]), spent]
+        losses[rival] = [objective.test_loss(), spent]
         trials[rival] = objective.trials
     losses |= cross_validated(arguments)
     row["d"] = len(objective.problem.space.start)

@@ -139,13 +139,6 @@ def _mean_and_error(values: Sequence[float]) -> str:
     return f"{statistics.mean(values):.3f} ± {error:.3f}"
 
 
-def zoo_summary(rows: Sequence[Row]) -> None:
-    """Print the number of finished runs by kind."""
-    for kind in dict.fromkeys(row["kind"] for row in rows):
-        own = [row for row in rows if row["kind"] == kind]
-        print(f"{kind}: {len(own)} runs")
-
-
 def markdown(lines: Sequence[Sequence[str]]) -> str:
     """Return a table; the first line is its head."""
     head, *rows = [f"| {' | '.join(line)} |" for line in lines]

@@ -23,8 +23,8 @@ from problems import binary, squares
 from records import main
 from rivals import SAMPLERS, EarlyStopped, Newton, Objective, cleaned, cross_validated, sample
 from torch import Tensor
-from tune_tables import zoo_summary
 from zoo import NETWORKS, ORDINARY, STRUCTURED, ZOO
+from zoo_tables import unfinished
 
 import hgms
 from hgms import hyper
@@ -233,6 +233,10 @@ def refit(tuning: TuningProblem, u: Tensor, test: Data) -> float:
     return tuning.mean_loss(w[0], test)
 
 
+def summary(rows: list[Row]) -> None:
+    print(unfinished(rows))
+
+
 def warm_up() -> None:
     """Load modules and kernels of both engines before the first measured run."""
     for name in ("groups-16", "tasks"):
@@ -242,4 +246,4 @@ def warm_up() -> None:
 if __name__ == "__main__":
     warm_up()
     columns = ("kind", "problem", "competitor")
-    main(__doc__, columns, cells(), run, zoo_summary, seeds="40:50")
+    main(__doc__, columns, cells(), run, summary, seeds="40:50")
