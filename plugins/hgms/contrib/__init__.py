@@ -8,6 +8,7 @@ PLACES: Places = {
     "hgms.contrib.kfac": "KFAC",
     "hgms.contrib.lancbio": "LancBiO",
     "hgms.contrib.recycled_cg": "RecycledCG",
+    "hgms.contrib.roulette": "Roulette",
 }
 
 __getattr__, __dir__, __all__ = attach(__name__, PLACES)

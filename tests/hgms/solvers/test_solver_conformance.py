@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.conformance import faults
 
-from hgms.contrib import LancBiO, RecycledCG
+from hgms.contrib import LancBiO, RecycledCG, Roulette
 from hgms.solvers import MINRES, FixedPoint, Identity, Neumann, NystromCG
 
 SOLVERS = [
@@ -20,6 +20,7 @@ SOLVERS = [
     Identity(),
     RecycledCG(),
     LancBiO(restart=20),
+    Roulette(lr=0.8, steps=60),
 ]
 
 
