@@ -50,6 +50,7 @@ import published_figures
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "tune"))
 import tune_tables
+import zoo_tables
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -984,9 +985,13 @@ def draw() -> None:
 # --------------------------------------------------------------------------------------------------
 
 
-def tune(file: str, table: Callable[[Sequence[dict[str, Any]]], str]) -> str:
+def records(file: str) -> list[dict[str, Any]]:
     lines = (RESULTS / file).read_text(encoding="utf-8").splitlines()
-    return table([json.loads(line) for line in lines])
+    return [json.loads(line) for line in lines]
+
+
+def tune(file: str, table: Callable[[Sequence[dict[str, Any]]], str]) -> str:
+    return table(records(file))
 
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -1013,6 +1018,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "growth": growth,
     "mutations": mutations,
     **{name: partial(tune, *entry) for name, entry in tune_tables.TABLES.items()},
+    **{name: partial(tune, "zoo.jsonl", table) for name, table in zoo_tables.TABLES.items()},
 }
 
 
@@ -1087,6 +1093,7 @@ def main() -> int:
         path.write_text(made, encoding="utf-8")
     draw()
     draw_scaling(figures_of("scaling"), PICTURE.parent / "scaling.png")
+    zoo_tables.draw_profile(records("zoo.jsonl"), PICTURE.parent / "zoo-profile.png")
     draw_growth(figures_of("scaling")["growth"], PICTURE.parent / "growth.png")
     return 0
 

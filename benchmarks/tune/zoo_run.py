@@ -4,7 +4,7 @@
         [--only tune structured ordinary plain methods]
     python benchmarks/tune/zoo_run.py --out zoo.jsonl --summary
 
-Each run has 2 s of processor time, on the six networks 3 s. Seeds 0 to 2 are for choices, seeds 40
+Each run has 2 s of processor time, on the six networks 6 s. Seeds 0 to 2 are for choices, seeds 40
 to 49 for reports. A run that is in the file is skipped; a later call continues. Every test loss is
 the loss of the same test rows. Rivals use the folds and the lower solver of ``tune``, and train
 with validation rows. Methods run at their registered defaults; without validation rows, the last
@@ -34,7 +34,7 @@ from hgms.tuning.problem import TuningProblem, build, rows_of
 from hgms_core import Batch, Data, HgmsError, Problem, Tree
 
 Row = dict[str, Any]
-SECONDS = {"tables": 2.0, "networks": 3.0}
+SECONDS = {"tables": 2.0, "networks": 6.0}
 METHODS = (
     "hg-ms",
     "hg-baseline",
@@ -84,7 +84,7 @@ def cells() -> Iterator[tuple[str, str, str]]:
 def plain_samplers(name: str) -> list[str]:
     """Return samplers without a level; with a few trials of a network, all draw at random."""
     if name in NETWORKS:
-        return ["TPE"] if has_level(name) else []
+        return ["TPE + level", "TPE"] if has_level(name) else ["TPE"]
     return [sampler for sampler in SAMPLERS if has_level(name) or sampler == "random"]
 
 
@@ -105,7 +105,7 @@ def tools(name: str) -> Iterator[str]:
         yield "cleanlab"
     if arguments["loss"] in (squares, binary):
         yield "cross-validation"
-    for sampler in ("TPE",) if name in NETWORKS else ("TPE", "CMA-ES", "GP"):
+    for sampler in () if name in NETWORKS else ("TPE", "CMA-ES", "GP"):
         yield f"{sampler} + level" if has_level(name) else sampler
 
 

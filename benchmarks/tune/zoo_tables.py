@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -298,3 +299,14 @@ def draw_profile(rows: Sequence[Row], path: Path) -> None:
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=6, frameon=False)
     figure.savefig(path, dpi=110)
+
+
+TABLES: dict[str, Callable[[Sequence[Row]], str]] = {
+    "zoo-tune": baselines,
+    "zoo-structured": partial(tools, structured=True),
+    "zoo-ordinary": partial(tools, structured=False),
+    "zoo-plain": plain,
+    "zoo-methods": methods,
+    "zoo-runs": unfinished,
+}
+"""The tables of the page by name."""
