@@ -55,11 +55,7 @@ def reader(hint: Any) -> Read | None:
     if origin in GENERIC:
         return partial(GENERIC[origin], hint, typing.get_args(hint))
     is_class = isinstance(hint, type) and origin is None and hint not in (Any, object)
-    return partial(_object, hint) if is_class and not _is_protocol(hint) else None
-
-
-def _is_protocol(hint: Any) -> bool:
-    return Protocol in hint.__bases__
+    return partial(_object, hint) if is_class and Protocol not in hint.__bases__ else None
 
 
 def words(hint: Any) -> str:
@@ -137,12 +133,7 @@ WORDS = {
 
 def plain_number(value: Any) -> Any:
     """Convert a single number of NumPy or torch to a Python number."""
-    return value.item() if _dimensions(value) == 0 else value
-
-
-def _dimensions(value: object) -> int | None:
-    """Return the number of axes of an array or tensor; ``None`` for other values."""
-    return getattr(value, "ndim", None)
+    return value.item() if getattr(value, "ndim", None) == 0 else value
 
 
 def _choice(hint: Any, choices: tuple[Any, ...], place: Place, value: Any) -> Any:
@@ -172,7 +163,7 @@ def _union(hint: Any, members: tuple[Any, ...], place: Place, value: Any) -> Any
 
 
 def _sequence(hint: Any, members: tuple[Any, ...], place: Place, value: Any) -> Any:
-    value = value.tolist() if _dimensions(value) == 1 else value
+    value = value.tolist() if getattr(value, "ndim", None) == 1 else value
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
         wrong("wrong-type", place, value, words(hint))
     kind = typing.get_origin(hint)

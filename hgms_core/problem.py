@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import torch
-from attrs import evolve, field, frozen
+from attrs import Factory, evolve, field, frozen
 from torch import Tensor
 
 from hgms_core.arguments import accepts, reports_errors
@@ -51,12 +51,10 @@ class Sources:
     theta: Callable[[Mapping[str, float]], Tree]
     losses: Callable[[Tree, Batch], Tensor]
     examples: Callable[[Tree, Batch], Tensor]
-    pooled: Loss = field()
+    pooled: Loss = Factory(
+        lambda own: lambda theta, x, batch: own.examples(x, batch).mean(-1), takes_self=True
+    )
     parts: tuple[str, ...] = ("validation",)
-
-    @pooled.default
-    def _mean_over_rows(self) -> Loss:
-        return lambda theta, x, batch: self.examples(x, batch).mean(-1)
 
 
 @frozen(kw_only=True, eq=False)

@@ -90,7 +90,6 @@ class CandidateGenerator(Protocol):
 
     def init(self, problem: Problem, key: Key) -> State:
         """Return the start of the first call of ``propose``."""
-        ...
 
     def propose(
         self, problem: Problem, theta: Tree, start: State, key: Key, progress: float
@@ -99,13 +98,11 @@ class CandidateGenerator(Protocol):
 
         ``progress`` in [0, 1] is the share of the budget that is spent, for schedules.
         """
-        ...
 
     def carry(
         self, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem
     ) -> State:
         """Return the start of the next outer step, given the selected ``index``."""
-        ...
 
 
 @runtime_checkable
@@ -148,7 +145,6 @@ class Selector(Protocol):
 
         A candidate with a non-finite score is never selected.
         """
-        ...
 
 
 @runtime_checkable
@@ -228,7 +224,6 @@ class HyperGradient(Protocol):
 
         An estimator without state returns ``{}``.
         """
-        ...
 
     def estimate(
         self,
@@ -382,7 +377,6 @@ class Method(Protocol):
 
     def init(self, problem: Problem, seed: int) -> State:
         """Return the state before the first step."""
-        ...
 
     def step(self, problem: Problem, state: State, progress: float) -> tuple[State, Record]:
         """Run one outer step; return the next state and the record. ``state`` is not changed.
@@ -390,8 +384,6 @@ class Method(Protocol):
         The record is a flat row of tensors, numbers and strings. Its ``oracle_calls`` is the total
         of all steps so far; a budget in oracle calls requires this entry.
         """
-        ...
 
     def result(self, state: State) -> tuple[Tree, Tree]:
         """Return (θ, x) to evaluate and report."""
-        ...

@@ -1,24 +1,19 @@
-"""Display of running jobs on a terminal: progress, owner and lost workers."""
+"""Display of running jobs on a terminal: progress and lost workers."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import click
 
 from hgms.config.control_characters import printable
 from hgms.executors.jobs import Tell
-from hgms.facts import settings_of
 from hgms.runs import Progress
-from hgms.store import holder
 from hgms_core import HgmsError
 
 _ALL = "all"
-_LOOK = 2.0
-"""Seconds between two checks of the process that runs a job."""
 
 
 def to_stderr(line: str) -> None:
@@ -29,10 +24,8 @@ def to_stderr(line: str) -> None:
 class Board:
     """Progress of jobs, on a terminal or as lines of text.
 
-    A terminal displays one line for all jobs, and one line per running job with the process that
-    runs it. Without a terminal, ``echo`` receives one line per finished job. The text of a job is
-    its name. If a job has a ``path``, its ``leases`` in that folder identify the process; a job
-    without leases uses the lease of a run.
+    A terminal displays one line for all jobs, and one line per running job. Without a terminal,
+    ``echo`` receives one line per finished job. The text of a job is its name.
     """
 
     def __init__(
@@ -42,9 +35,7 @@ class Board:
         self.echo = echo
         self._view = Progress(bars and total > 0)
         self._began: dict[str, float] = {}
-        self._whose: dict[str, tuple[float, str]] = {}
-        self._ended = self._found = 0
-        self._start = time.monotonic()
+        self._ended = 0
 
     def __enter__(self) -> Board:
         self._view.__enter__()
@@ -60,14 +51,11 @@ class Board:
 
     def step(self, job: object, share: float, record: Mapping[str, Any]) -> None:
         """Display the newest record of a job that has spent this share of its budget."""
-        self._view.step(str(job), record, share, self._who(job))
+        self._view.step(str(job), record, share)
 
     def stage(self, job: object, text: str) -> None:
         """Display the stage that a job starts."""
-        if self._view.bars.visible:
-            self._view.bars.show(
-                str(job), 0.0, " · ".join(part for part in (self._who(job), text) if part)
-            )
+        self._view.bars.show(str(job), 0.0, text)
 
     def say(self, line: str) -> None:
         """Print a message for the user, for example about lost workers."""
@@ -91,28 +79,11 @@ class Board:
 
     def add_found(self, count: int) -> None:
         """Record the number of jobs that were finished earlier."""
-        self._ended = self._ended + count
-        self._found = self._found + count
+        self._ended += count
         self._show_all()
 
-    def _who(self, job: object) -> str:
-        """Return the process that runs a job; the lookup is repeated at intervals."""
-        settings = settings_of(job)
-        path = settings.get("path")
-        if not (self._view.bars.visible and isinstance(path, Path)):
-            return ""
-        looked, who = self._whose.get(str(job), (float("-inf"), ""))
-        if time.monotonic() - looked >= _LOOK:
-            who = holder(path, *settings.get("leases", ()))
-            self._whose[str(job)] = time.monotonic(), who
-        return who
-
     def _show_all(self) -> None:
-        here = self._ended - self._found
-        left = self.total - self._ended
         text = f"{self._ended} of {self.total}"
-        if here and left:
-            text += f" · {(time.monotonic() - self._start) / here * left:.0f} s left"
         self._view.bars.show(_ALL, self._ended, text, total=self.total)
 
 

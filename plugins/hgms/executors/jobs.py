@@ -119,11 +119,9 @@ class Executor(Protocol):
         iterated later, so take a job only when a worker is free. After a KeyboardInterrupt inside,
         every job finishes its step and saves it, within a minute; then the exception propagates.
         """
-        ...
 
     def close(self) -> None:
         """Release all resources: remaining workers end."""
-        ...
 
 
 def as_error(error: Exception) -> HgmsError:

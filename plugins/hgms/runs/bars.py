@@ -99,10 +99,15 @@ class _Cell:
 def _open_bars(notebook: bool) -> Progress | None:
     """Return the bars of a notebook or of a terminal; ``None`` if there is neither."""
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
-    numbers = TextColumn("{task.percentage:>3.0f}%"), TextColumn("{task.fields[numbers]}")
-    columns = (TextColumn("[bold]{task.description}"), BarColumn(bar_width=18), *numbers)
+    columns = (
+        TextColumn("[bold]{task.description}"),
+        BarColumn(bar_width=18),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[numbers]}"),
+    )
     if notebook:
         recorded = Console(file=io.StringIO(), record=True, width=120, force_jupyter=False)
         return Progress(*columns, console=recorded, auto_refresh=False)

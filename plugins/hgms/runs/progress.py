@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 import click
-from attrs import frozen
 
 from hgms.config.control_characters import printable
 from hgms.runs.bars import Bars
@@ -19,27 +18,6 @@ if TYPE_CHECKING:
 
 LOG_SECONDS = 30.0
 """Seconds between two lines of a log."""
-
-
-START = 2
-"""Number of records that only mark the start.
-
-The first step includes loading and compilation. The rate and the remaining time are therefore
-measured from the second record on.
-"""
-
-
-@frozen
-class _Begin:
-    """The record from which rates are measured.
-
-    ``calls`` counts the records so far, up to START.
-    """
-
-    seconds: float
-    step: int
-    share: float
-    calls: int
 
 
 class View(Protocol):
@@ -61,7 +39,6 @@ class Progress:
 
     def __init__(self, enabled: bool = True) -> None:
         self.bars = Bars(enabled)
-        self._began: dict[str, _Begin] = {}
         self._logged = time.monotonic()
 
     def __enter__(self) -> Progress:
@@ -75,32 +52,20 @@ class Progress:
         """Show the newest record; the run calls this method after every step."""
         self.step(f"{info.method} seed {info.seed}", record, share)
 
-    def step(self, title: str, record: Mapping[str, Any], share: float, who: str = "") -> None:
+    def step(self, title: str, record: Mapping[str, Any], share: float) -> None:
         """Show the newest record of the run called ``title``.
 
-        ``share`` is the spent share of its budget, and ``who`` names the process that executes it.
+        ``share`` is the spent share of its budget.
         """
-        now = time.monotonic()
-        begin = self._began.get(title)
-        if begin is None or begin.calls < START:
-            calls = 0 if begin is None else begin.calls
-            begin = _Begin(now, int(record["step"]), share, calls + 1)
-            self._began[title] = begin
-        if not self.bars.enabled or not (self.bars.visible or now - self._logged >= LOG_SECONDS):
-            return
-        passed = now - begin.seconds
-        rate = (record["step"] - begin.step) / passed if passed > 0 else None
-        done = share - begin.share
-        left = passed * (1 - share) / done if done > 0 and passed > 0 else None
-        numbers = " · ".join([*([who] if who else []), _numbers(record, rate, left)])
         if self.bars.visible:
-            self.bars.show(title, share, numbers)
-        else:
-            self._logged = now
-            click.echo(printable(f"{title}: {100 * share:.0f} % · {numbers}"), err=True)
+            self.bars.show(title, share, _numbers(record))
+        elif self.bars.enabled and time.monotonic() - self._logged >= LOG_SECONDS:
+            self._logged = time.monotonic()
+            line = f"{title}: {100 * share:.0f} % · {_numbers(record)}"
+            click.echo(printable(line), err=True)
 
 
-def _numbers(record: Mapping[str, Any], rate: float | None, left: float | None) -> str:
+def _numbers(record: Mapping[str, Any]) -> str:
     parts = [f"step {record['step']}"]
     for label, key in (
         ("f", "upper_loss"),
@@ -118,10 +83,4 @@ def _numbers(record: Mapping[str, Any], rate: float | None, left: float | None) 
     if accuracies and record[key := min(accuracies, key=len)] is not None:
         name = key.removeprefix("metric.").removesuffix("_accuracy").replace("_", " ")
         parts.append(f"{name} {100 * record[key]:.1f} %")
-    if rate is not None:
-        parts.append(
-            f"{rate:.1f} steps/s" if rate >= 0.1 or rate == 0 else f"{1 / rate:.0f} s a step"
-        )
-    if left is not None:
-        parts.append(f"{left:.0f} s left")
     return " · ".join(parts)

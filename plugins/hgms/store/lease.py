@@ -214,14 +214,10 @@ def hold_lease(
         lease.release()
 
 
-def holder(folder: Path, *names: str) -> str:
-    """Return a text for the process that holds the folder, or an empty text.
-
-    The result refers to the first of the leases ``names`` that has a holder.
-    """
-    paths = (folder / name for name in names or (LEASE,))
-    owners = (SoftFileLease(path).owner for path in paths if path.is_file())
-    owner = next((owner for owner in owners if owner is not None), None)
+def holder(folder: Path, name: str = LEASE) -> str:
+    """Return a text for the process that holds this lease of the folder, or an empty text."""
+    path = folder / name
+    owner = SoftFileLease(path).owner if path.is_file() else None
     if owner is None:
         return ""
     machine = owner.hostname.partition("?")[0]  # the rest is the kernel's id of a container
