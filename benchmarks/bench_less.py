@@ -32,7 +32,6 @@ from hgms_mix.methods.less import GradientProjection, Less, Warmup
 KINDS: dict[str, dict[str, object]] = {
     "none": {"projection": None},
     "sparse 8192": {"projection": GradientProjection()},
-    "rademacher 8192": {"projection": GradientProjection(kind="rademacher")},
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, final
+from typing import final
 
 import torch
 from attrs import field, frozen
@@ -12,13 +12,11 @@ from torch import Tensor
 from hgms_core import Key, component
 from hgms_core.validators import positive
 
-Kind = Literal["rademacher", "gaussian", "sparse"]
-
 BLOCK = 2**23
-"""Entries of the matrix in memory at a time (32 MiB in single precision)."""
+"""Coordinates of a block times dimensions: a block has its own random numbers."""
 
 REPEATS = 4
-"""Non-zero entries in each row of a sparse projection."""
+"""Non-zero entries in each row of the projection."""
 
 
 @final
@@ -28,8 +26,6 @@ class GradientProjection:
 
     Arguments:
         dims: dimensions.
-        kind: ``sparse``, or the dense ``rademacher`` (the authors') and ``gaussian``, 2000 times
-            the work at 8192 dimensions.
         seed: for another projection of the same run.
 
     >>> GradientProjection().dims
@@ -37,34 +33,31 @@ class GradientProjection:
     """
 
     dims: int = field(default=8192, validator=positive)
-    kind: Kind = "sparse"
     seed: int = 0
 
     def projector(self, key: Key) -> Projector:
         """Return the projection with random numbers from ``key``."""
-        return Projector(key=key.fold("projection", self.seed), dims=self.dims, kind=self.kind)
+        return Projector(key=key.fold("projection", self.seed), dims=self.dims)
 
 
 @frozen(kw_only=True)
 class Projector:
-    """x ↦ x R / √D for a random R, ``[d, D]``, with E‖xR‖²/D = ‖x‖². The inner product of two
-    vectors is preserved up to a standard deviation of at most √(2/D) times their lengths (Johnson
-    and Lindenstrauss).
+    """x ↦ x R for a random R, ``[d, D]``, with E‖xR‖² = ‖x‖². The inner product of two vectors is
+    preserved up to a standard deviation of at most √(2/D) times their lengths (Johnson and
+    Lindenstrauss).
 
-    ``rademacher`` has entries ±1, ``gaussian`` standard normal entries (both cost d·D multiply-adds
-    per vector). ``sparse`` has four entries ±√D/2 in each row (Kane and Nelson 2014: 4d additions
-    per vector). ``dims`` is D. With D ≥ d, the vectors do not change. R depends only on
-    ``key``, D, the shapes and the kind of device.
+    Each row of R has four entries ±½ (Kane and Nelson 2014: 4d additions per vector). ``dims`` is
+    D. With D ≥ d, the vectors do not change. R depends only on ``key``, D, the shapes and the kind
+    of device.
 
     >>> rows = torch.randn(2, 3000, generator=Key(0).generator(), dtype=torch.float64)
-    >>> short = Projector(key=Key(1), dims=2000, kind="rademacher").apply([rows])
+    >>> short = Projector(key=Key(1), dims=2000).apply([rows])
     >>> short.shape, bool(((short.norm(dim=1) / rows.norm(dim=1)) - 1).abs().max() < 0.1)
     (torch.Size([2, 2000]), True)
     """
 
     key: Key
     dims: int
-    kind: Kind
 
     def apply(self, leaves: Sequence[Tensor]) -> Tensor:
         """Return the projections ``[B, D]`` of B vectors given in pieces ``[B, ...]``."""
@@ -76,37 +69,8 @@ class Projector:
         height = max(1, BLOCK // self.dims)
         for number, piece in enumerate(flat):
             for block, part in enumerate(torch.split(piece, height, dim=1)):
-                generator = self.key.fold("block", number, block).generator(part.device)
-                if self.kind == "sparse":
-                    _scatter(out, part, generator)
-                else:
-                    entries = _signs if self.kind == "rademacher" else _normal
-                    out.addmm_(
-                        part,
-                        entries(part.shape[1], self.dims, generator, part.device).to(part.dtype),
-                    )
-        scale: float = self.dims**0.5 if self.kind != "sparse" else REPEATS**0.5
-        return out / scale
-
-
-def _signs(rows: int, dims: int, generator: torch.Generator, device: torch.device) -> Tensor:
-    """Return ±1 from random bits, eight per byte.
-
-    This is several times as fast as one random number per entry.
-    """
-    count = rows * dims
-    words = torch.empty(-(-count // 64), dtype=torch.int64, device=device).random_(
-        -(2**63), None, generator=generator
-    )
-    bits = torch.arange(256, device=device)[:, None] >> torch.arange(8, device=device)
-    table = ((bits & 1) * 2 - 1).to(torch.float32)
-    return (
-        table.index_select(0, words.view(torch.uint8).int()).reshape(-1)[:count].reshape(rows, dims)
-    )
-
-
-def _normal(rows: int, dims: int, generator: torch.Generator, device: torch.device) -> Tensor:
-    return torch.randn(rows, dims, generator=generator, device=device)
+                _scatter(out, part, self.key.fold("block", number, block).generator(part.device))
+        return out / REPEATS**0.5
 
 
 def _scatter(out: Tensor, part: Tensor, generator: torch.Generator) -> None:
