@@ -96,7 +96,7 @@ def test_an_answer_with_the_weight_0_is_context_in_every_stage(here: Path) -> No
     assert [row["of"] for row in report["sources"]] == [8, 8]
     weights = [[turn.get("weight", 1) for turn in row["messages"]] for row in sampled(report)]
     assert weights == [[1, 0, 1, 1]] * 8
-    for row in exported(*sets, "--to", "datasets"):
+    for row in exported(*sets, "--to", "trl"):
         assert row["prompt"].count("?") == 2
         answer = row["completion"].removesuffix("<eos>")
         assert int(answer) - 1 == int(row["prompt"].split("?")[0])
