@@ -112,7 +112,6 @@ def mix() -> None:
     \b
     hgms mix mix.toml                  all stages
     hgms mix sample mix.toml           up to one of them
-    hgms mix --dry-run mix.toml        estimate the cost: seconds, memory, disk
     hgms mix --null mix.toml           can the weights be distinguished from chance?
     hgms mix --demo                    on embedded texts, with a small model, in three minutes
     hgms mix --demo --model NAME       the same with a pretrained model: a folder, or a Hub name
@@ -160,30 +159,15 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def _stage(name: str, upto: str, text: str) -> None:
     @_options
-    @click.option(
-        "--dry-run",
-        is_flag=True,
-        help="Estimate seconds, peak memory and disk space of all stages.",
-    )
     def stage(
-        config: Path,
-        sets: Sequence[str],
-        track: Sequence[str],
-        as_json: bool,
-        dry_run: bool,
-        **choices: Any,
+        config: Path, sets: Sequence[str], track: Sequence[str], as_json: bool, **choices: Any
     ) -> None:
         from hgms.runs import Progress
-        from hgms_mix.stages import plan
         from hgms_mix.stages.config import load
         from hgms_mix.stages.mix import run_mix
         from hgms_mix.stages.summary import show
 
         settings = load(config, [*sets, *track], **choices)
-        if dry_run:
-            planned = plan.plan(settings, to_stderr)
-            (print_json if as_json else plan.show)(planned)
-            return
         with Progress(enabled=not as_json) as view:
             report = run_mix(settings, upto=upto, log=to_stderr, view=view)
         if as_json:

@@ -125,16 +125,6 @@ class Resampling:
     at: tuple[Literal["start", "end"], ...] = field(default=("start", "end"), validator=not_empty)
     resamples: int = field(default=4000, validator=at_least(100))
 
-    def rows_taken(self, sources: int) -> int:
-        """Return the largest number of rows whose gradient is computed.
-
-        >>> Resampling(at=("end",)).rows_taken(sources=5)
-        256
-        """
-        return (
-            len(set(self.at)) * (self.validation_blocks + sources * self.source_blocks) * self.rows
-        )
-
 
 @component
 class Training:

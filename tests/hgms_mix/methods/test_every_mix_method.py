@@ -252,7 +252,6 @@ def test_a_role_needs_rows(name: str, role: str) -> None:
         (Less, "out-of-range", {"keep": 0.0}),
         (Less, "out-of-range", {"keep": 1.5}),
         (Less, "out-of-range", {"betas": (0.9, 1.0)}),
-        (GradientProjection, "unknown-choice", {"kind": "hadamard"}),
         (Less, "out-of-range", {"train_steps": -1}),
         (RhoLoss, "conflicting-options", {"train_steps": 0, "mode": "online"}),
         (RhoLoss, "out-of-range", {"top": 1.5}),

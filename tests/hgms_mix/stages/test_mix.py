@@ -292,13 +292,3 @@ def test_only_rows_that_are_drawn_become_tokens(
     for name in ("sums", "dots"):
         assert {row["row"] for row in rows if row["source"] == name} <= seen[name]
         assert len(seen[name]) <= 5 + 4
-
-
-def test_a_dry_run_says_what_a_mix_takes_and_leaves_no_folder(here: Path) -> None:
-    shutil.rmtree("runs")
-    steps = report_of("mix", "mix.toml", "--dry-run")
-    assert list(steps["stages"]) == STAGES
-    assert steps["rows"] == {"learned on": 40, "sampled": 30, "tested": 15}
-    whole = 3 * steps["step_seconds"] + steps["reading_seconds"]
-    assert steps["stages"]["reweight"]["seconds"] == pytest.approx(whole)
-    assert not Path("runs").exists()

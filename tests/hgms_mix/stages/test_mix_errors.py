@@ -12,12 +12,12 @@ import pytest
 import torch
 from support.finetuning import gpt, random_rows
 from support.helpers import rejects
-from support.small_mixes import TASK, begin, right
+from support.small_mixes import TASK, begin
 
 from hgms.store import Folder
 from hgms_core import ConfigError
 from hgms_core.errors import OutOfMemory
-from hgms_mix.stages import plan, uncertainty
+from hgms_mix.stages import uncertainty
 from hgms_mix.stages.config import load
 from hgms_mix.stages.finetune import chosen_rows, ensure_supported
 from hgms_mix.stages.mix import STAGES, runner_of
@@ -48,21 +48,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     begin(MIX)
     return tmp_path
-
-
-def test_a_dry_run_is_a_table_with_blanks_for_what_was_not_tried(here: Path) -> None:
-    larger = 'finetune.model={config={model_type="gpt2", n_embd=8, n_head=2}, tokenizer="bytes"}'
-    said = right("mix", "mix.toml", "--dry-run", sets=[larger]).stdout
-    filled = {line.split()[0]: len(line.split()) - 1 for line in said.splitlines() if line.strip()}
-    numbers = {"reweight": 2, "uncertainty": 2, "sample": 1, "finetune": 0, "evaluate": 1}
-    assert {stage: filled[stage] for stage in numbers} == numbers
-    assert "40 learned on, 20 sampled, 15 tested" in said
-
-
-def test_a_dry_run_of_a_base_in_parts_is_refused(here: Path) -> None:
-    config = load(Path("mix.toml"), ["task.model.shard=true"])
-    with rejects("not-supported", "task", "model", "shard", of=ConfigError):
-        plan.plan(config)
 
 
 def test_a_sharded_model_to_fine_tune_is_rejected(here: Path) -> None:

@@ -4,8 +4,6 @@ these.
 
 from __future__ import annotations
 
-import importlib
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,6 @@ from support.helpers import rejects
 from hgms.store import Folder
 from hgms_core import ConfigError
 from hgms_core.errors import CheckpointError
-from hgms_mix.stages import plan
 from hgms_mix.stages.evaluate import difference, means
 from hgms_mix.stages.graph import Runner, Stage
 from hgms_mix.stages.losses import RowLosses
@@ -202,8 +199,3 @@ def test_intervals_of_losses_hold_their_values_and_pair_the_rows() -> None:
     # what the rows have in common cancels: every row is lower by the same 0.1
     gap = difference(ours, theirs)
     assert (gap["value"], gap["low"], gap["high"]) == pytest.approx((-0.1, -0.1, -0.1))
-
-
-def test_a_dry_run_needs_no_module_that_windows_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "resource", None)
-    importlib.reload(plan)
