@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import io
 import struct
-import tracemalloc
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -61,20 +60,6 @@ def test_idx_files_are_read_plain_and_compressed_from_a_folder_and_from_hgms_dat
     pixels = problem_of("mnist").lower_data.whole["pixels"]
     assert pixels.shape == (20, 6)
     assert {round(255 * value) for value in pixels.flatten().tolist()} <= {*GREY.flatten().tolist()}
-
-
-def test_no_more_is_decompressed_than_the_header_promises(tmp_path: Path) -> None:
-    """16 MB of zeros in 16 kB behind a sound header: what is kept of them is less than a
-    quarter.
-    """
-    path = idx_folder(tmp_path, ".gz") / f"{IMAGES}.gz"
-    path.write_bytes(gzip.compress(idx(0x803, [40, 2, 3], bytes(1 << 24)), 1))
-    tracemalloc.start()
-    with rejects("damaged-file", str(path), of=DataError):
-        load_images(f"idx:{tmp_path}")
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert peak < 1 << 22
 
 
 def test_npz_files_are_read_under_both_pairs_of_names_and_both_pixel_types(tmp_path: Path) -> None:
@@ -217,10 +202,10 @@ def test_an_image_set_of_the_hub_that_cannot_be_used_is_named(
         (IMAGES, PIXELS + b"0", "damaged-file"),
         (IMAGES, idx(0x801, [40], bytes(240)), "wrong-format"),
         (IMAGES, idx(0x80D, [40, 3, 2], bytes(240)), "wrong-format"),
-        (LABELS, idx(0x801, [0], b""), "no-rows"),
-        (f"{IMAGES}.gz", gzip.compress(PIXELS, mtime=0)[:-9], "damaged-file"),
-        (f"{IMAGES}.gz", b"no gzip stream", "damaged-file"),
-        (f"{IMAGES}.gz", gzip.compress(PIXELS, mtime=0)[:12] + b"\xff" * 30, "damaged-file"),
+        (LABELS, idx(0x801, [0], b""), "damaged-file"),
+        (f"{IMAGES}.gz", gzip.compress(PIXELS, mtime=0)[:-9], "unreadable-file"),
+        (f"{IMAGES}.gz", b"no gzip stream", "unreadable-file"),
+        (f"{IMAGES}.gz", gzip.compress(PIXELS, mtime=0)[:12] + b"\xff" * 30, "unreadable-file"),
     ],
 )
 def test_an_idx_file_that_is_not_whole_is_named(

@@ -6,17 +6,14 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-import sklearn.datasets
 import torch
 from sklearn.datasets import dump_svmlight_file
 from sklearn.linear_model import LogisticRegression, Ridge
 from support.helpers import F64, normal, rejects
-from support.hub_tables import Hub, Rows
 
 import hgms_core
 from hgms.tasks.regression import LogisticCv, RidgeCv, load_table
@@ -174,46 +171,6 @@ def test_files_are_looked_for_below_the_folder_of_data_and_have_to_fit(
 
 # --- tables of others
 # --------------------------------------------------------------------------------------------------
-
-
-def test_a_table_of_the_hub_is_its_numeric_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    columns = {
-        "note": ["x"] * 20,
-        "label": [0, 1] * 10,
-        "size": list(range(20)),
-        "width": [0.5, 1.5] * 10,
-    }
-    words, good = (
-        Rows(**{name: (columns[name], None) for name in names})
-        for names in (["note", "label"], columns)
-    )
-    hub = Hub(monkeypatch, good=good, words=words)
-    table = load_table("hub:good@v1")
-    assert table.features.tolist() == [[float(i), 0.5 + i % 2] for i in range(20)]
-    assert (table.target.tolist(), hub.asked) == (columns["label"], [("good", "train", "v1")])
-    for name, code in (("words", "missing-column"), ("gone", "cannot-download")):
-        with rejects(code, f"hub:{name}", of=DataError):
-            load_table(f"hub:{name}")
-
-
-def test_a_table_of_openml_is_asked_for_by_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[str, Any]] = []
-
-    def fetch(name: str, *, version: Any, as_frame: bool, parser: str) -> Any:
-        asked.append((name, version))
-        if name == "gone":
-            raise OSError("no network")
-        return SimpleNamespace(data=bunches[name], target=np.arange(3))
-
-    bunches = {"good": [[1, 2], [3, 4], [5, 6]], "words": [["a", 2], ["b", 4], ["c", 6]]}
-    monkeypatch.setattr(sklearn.datasets, "fetch_openml", fetch)
-    table = load_table("openml:good@7", 2)
-    assert (table.features.tolist(), table.target.tolist()) == (bunches["good"], [0, 1, 2])
-    cases = (("good", "wrong-shape"), ("words", "wrong-type"), ("gone", "cannot-download"))
-    for name, code in cases:
-        with rejects(code, f"openml:{name}", of=DataError):
-            load_table(f"openml:{name}", 3)
-    assert asked[:2] == [("good", 7), ("good", "active")]
 
 
 def test_a_table_that_cannot_be_used_is_named(tmp_path: Path) -> None:

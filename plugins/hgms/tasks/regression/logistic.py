@@ -49,9 +49,8 @@ class LogisticCv:
     Hessian about ten times.
 
     Arguments:
-        dataset: ``sklearn:breast-cancer`` (or any of scikit-learn's embedded tables),
-            ``libsvm:FILE``, ``openml:NAME@VERSION`` or ``hub:NAME@REVISION``; the distinct targets
-            are the classes.
+        dataset: ``sklearn:breast-cancer`` (or any of scikit-learn's embedded tables) or
+            ``libsvm:FILE``; the distinct targets are the classes.
         validation: another table for the validation rows; all rows of ``dataset`` are then training
             rows (``shares`` has no effect), there are no test rows, and the test metrics are NaN.
         shares: of the rows for training, validation and test, drawn from the seed. ``bound``: see

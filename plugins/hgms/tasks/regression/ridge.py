@@ -57,8 +57,8 @@ class RidgeCv:
     effect of selection: the lower minimiser is unique.
 
     Arguments:
-        dataset: ``sklearn:diabetes`` (or any of scikit-learn's embedded tables), ``libsvm:FILE``,
-            ``openml:NAME@VERSION`` or ``hub:NAME@REVISION``; the target is read as a number.
+        dataset: ``sklearn:diabetes`` (or any of scikit-learn's embedded tables) or
+            ``libsvm:FILE``; the target is read as a number.
         shares: of the rows for training, validation and test, drawn from the seed. ``bound``: see
             Θ.
 

@@ -37,9 +37,7 @@ METRICS = dict.fromkeys(
 )
 
 EMBEDDED = ("diabetes", "breast-cancer", "wine", "iris", "digits")
-FORMS = (
-    f"sklearn:NAME ({', '.join(EMBEDDED)}), libsvm:FILE, openml:NAME@VERSION or hub:NAME@REVISION"
-)
+FORMS = f"sklearn:NAME ({', '.join(EMBEDDED)}) or libsvm:FILE"
 
 
 @frozen(eq=False)
@@ -71,9 +69,7 @@ class Table:
 def table_name(instance: object, attribute: Attribute[str], value: str) -> None:
     """The attrs validator of a field that names a table."""
     kind, _, rest = value.partition(":") if isinstance(value, str) else ("", "", "")
-    if not (
-        rest in EMBEDDED if kind == "sklearn" else kind in ("libsvm", "openml", "hub") and rest
-    ):
+    if not (rest in EMBEDDED if kind == "sklearn" else kind == "libsvm" and rest):
         message = f"{attribute.name}={value!r} must be {FORMS}"
         raise ConfigError("wrong-value", message, place=(attribute.name,))
 
@@ -112,8 +108,7 @@ def load_table(dataset: str, width: int | None = None) -> Table:
 def contents(*datasets: str | None) -> dict[str, list[str]]:
     """Return the checksums of the LIBSVM files of these tables.
 
-    Other tables are identified by name: scikit-learn's by the version of scikit-learn, tables of
-    OpenML and the Hub by the version in the name.
+    Tables of scikit-learn are identified by the version of scikit-learn.
     """
     names = [dataset.partition(":") for dataset in datasets if dataset is not None]
     return data_fingerprint(_libsvm_file(rest) for kind, _, rest in names if kind == "libsvm")
@@ -129,96 +124,33 @@ def _libsvm_file(name: str) -> Path:
 
 def _load(dataset: str, width: int | None) -> Table:
     kind, _, rest = dataset.partition(":")
-    if kind == "hub":
-        return _hub(rest)
     user = f"the table {dataset!r}"
     datasets = optional_module("sklearn.datasets", user, "sklearn", place=("dataset",))
     if kind == "sklearn":
         bunch = getattr(datasets, f"load_{rest.replace('-', '_')}")()
         return Table(np.asarray(bunch.data, np.float64), np.asarray(bunch.target), dataset)
-    if kind == "libsvm":
-        path = _libsvm_file(rest)
-        try:
-            if path.exists() and not path.is_file():  # a pipe or a device has no end
-                raise OSError("it is not a file")
-            features, target = datasets.load_svmlight_file(
-                str(path), dtype=np.float64, n_features=width
-            )
-        except (OSError, ValueError, EOFError, OverflowError, zlib.error) as error:
-            raise DataError(
-                "unreadable-file",
-                f"the file cannot be read as LIBSVM: {error}",
-                place=(dataset,),
-                hint="check the path; a line has the form `target index:value …`",
-            ) from error
-        # One large index makes every row as long, and the cost of a solve grows with the width of
-        # the table.
-        try:
-            check_memory("rows × largest index", *features.shape)
-            check_memory("largest index squared", features.shape[1], features.shape[1])
-        except ConfigError as error:
-            raise error.at(dataset) from None
-        return Table(features.toarray(), target, dataset)
-    name, _, version = rest.partition("@")
+    path = _libsvm_file(rest)
     try:
-        bunch = datasets.fetch_openml(
-            name, version=int(version) if version else "active", as_frame=False, parser="liac-arff"
+        if path.exists() and not path.is_file():  # a pipe or a device has no end
+            raise OSError("it is not a file")
+        features, target = datasets.load_svmlight_file(
+            str(path), dtype=np.float64, n_features=width
         )
-    except Exception as error:
-        # scikit-learn raises errors of urllib, its parser and its own: all mean the same here
-        raise _unreachable(dataset, "OpenML", error) from error
-    return _numeric(bunch.data, bunch.target, dataset)
-
-
-def _hub(reference: str) -> Table:
-    user = f"the table {reference!r}"
-    datasets = optional_module("datasets", user, "hub", place=("dataset",))
-    name, _, revision = reference.partition("@")
-    where = f"hub:{reference}"
-    try:
-        rows = datasets.load_dataset(name, split="train", revision=revision or None)
-    except Exception as error:
-        # The library raises its own errors and errors of requests, httpx and pyarrow: all mean the
-        # same here.
-        raise _unreachable(where, "the Hub", error) from error
-    columns = {column: np.asarray(rows[column]) for column in rows.column_names}
-    target = next(
-        (column for column in ("target", "label", "class", "y") if column in columns),
-        rows.column_names[-1],
-    )
-    features = [
-        values
-        for column, values in columns.items()
-        if column != target and values.dtype.kind in "iufb"
-    ]
-    if not features:
+    except (OSError, ValueError, EOFError, OverflowError, zlib.error) as error:
         raise DataError(
-            "missing-column",
-            f"the columns {', '.join(columns)} include no numbers except the target {target!r}",
-            place=(where,),
-        )
-    return _numeric(np.stack(features, axis=1), columns[target], where)
-
-
-def _numeric(features: Any, target: np.ndarray, where: str) -> Table:
-    try:
-        return Table(np.asarray(features, np.float64), target, where)
-    except (TypeError, ValueError) as error:
-        raise DataError(
-            "wrong-type",
-            f"some features are not numbers: {error}",
-            place=(where,),
-            hint="encode them, and use libsvm:FILE",
+            "unreadable-file",
+            f"the file cannot be read as LIBSVM: {error}",
+            place=(dataset,),
+            hint="check the path; a line has the form `target index:value …`",
         ) from error
-
-
-def _unreachable(where: str, place: str, error: Exception) -> DataError:
-    return DataError(
-        "cannot-download",
-        f"{place} does not provide the table: {type(error).__name__}: {error}",
-        place=(where,),
-        hint="check the name, the version and the network, or use a local file: libsvm:FILE",
-    )
+    # One large index makes every row as long, and the cost of a solve grows with the width of
+    # the table.
+    try:
+        check_memory("rows × largest index", *features.shape)
+        check_memory("largest index squared", features.shape[1], features.shape[1])
+    except ConfigError as error:
+        raise error.at(dataset) from None
+    return Table(features.toarray(), target, dataset)
 
 
 def split(table: Table, shares: tuple[float, ...], key: Key) -> list[Tensor]:
