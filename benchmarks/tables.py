@@ -46,6 +46,7 @@ from hgms.results import recovered_share
 from hgms.results.statistics import Interval, paired_differences, paired_interval, spell
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # where this file was loaded by its path
+import claims
 import published_figures
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "tune"))
@@ -995,6 +996,7 @@ def tune(file: str, table: Callable[[Sequence[dict[str, Any]]], str]) -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
+    "claims": lambda: markdown(["claim", "page", "table", "seeds"], claims.rows()),
     "environment": environment,
     "established": established,
     "open": open_questions,

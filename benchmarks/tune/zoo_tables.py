@@ -106,14 +106,24 @@ def signed(number: float) -> str:
     return text if float(text) else "0.0"
 
 
+def interval_of(values: Sequence[float]) -> str:
+    """Return the mean ratio of losses and its 95 % interval, in percent above 1."""
+    interval = Interval.of(values)
+    ends = (interval.mean - interval.reach, interval.mean + interval.reach)
+    low, high = (signed(100 * math.expm1(end)) for end in ends)
+    return f"{signed(percent(values))} ({low} to {high})"
+
+
 def best_of(own: Mapping[str, Mapping[int, float]], names: Iterable[str]) -> str | None:
-    """Return the competitor with the lowest geometric mean over the seeds of all; None: no runs."""
-    present = [name for name in names if name in own]
-    if not set(present) & {"start", "early stopping"}:
+    """Return the competitor with the lowest geometric mean; None if the runs without tuning lack.
+
+    Competitors without a run for a seed of these are skipped.
+    """
+    untuned = own.get("early stopping", own.get("start"))
+    if untuned is None:
         return None
-    seeds = set.intersection(set(own["tune"]), *(set(own[name]) for name in present))
-    if not seeds:
-        return None
+    seeds = set(own["tune"]) & set(untuned)
+    present = [name for name in names if name in own and seeds <= set(own[name])]
     return min(
         present, key=lambda name: statistics.mean(math.log(own[name][seed]) for seed in seeds)
     )
@@ -140,7 +150,7 @@ def baselines(rows: Sequence[Row]) -> str:
                 f"{sum(row['is_learned'] for row in own)} of {len(own)}",
                 f"{statistics.mean(row['test_loss'] for row in own):.3f}",
                 best[problem],
-                f"{signed(percent(values))} ± {100 * Interval.of(values).reach:.1f}",
+                interval_of(values),
                 "" if p >= 0.05 else "better" if statistics.mean(values) < 0 else "**worse**",
             ]
         )

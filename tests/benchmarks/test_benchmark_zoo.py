@@ -96,7 +96,7 @@ def records(factor: float) -> list[dict]:
 def test_the_mark_of_a_problem_follows_the_interval(factor: float, mark: str) -> None:
     line = zoo_tables.baselines(records(factor)).splitlines()[-1]
     assert "| shared level |" in line
-    assert f"| {zoo_tables.signed(100 * (factor - 1))} ±" in line
+    assert f"| {zoo_tables.signed(100 * (factor - 1))} (" in line
     assert line.endswith(mark)
 
 

@@ -1,0 +1,101 @@
+"""Claims with figures in the README and the documentation, and the table that supports each.
+
+``tables.py`` writes the table ``claims`` of docs/reference/benchmarks.md. The number of seeds comes
+from the records.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from attrs import frozen
+from pyarrow import parquet
+
+RESULTS = Path(__file__).resolve().parent / "results"
+
+
+@frozen
+class Claim:
+    """A claim: its page, its text, the page and the name of its table, its file of records.
+
+    ``where`` selects the records by their values.
+    """
+
+    page: str
+    text: str
+    table: tuple[str, str]
+    file: str
+    where: tuple[tuple[str, str], ...] = ()
+
+
+CLAIMS = (
+    Claim(
+        "README",
+        "`hg-ms-crossfit` is 3.0, 5.7 and 3.3 points above the best of three baselines on MNIST",
+        ("benchmarks", "established"),
+        "evidence-cleaning.parquet",
+        (("method", "hg-ms-crossfit"),),
+    ),
+    Claim(
+        "README",
+        "no method is ahead of baselines with fixed θ on MLS-Bench (no claim of equality)",
+        ("benchmarks", "evidence-mls"),
+        "evidence-mls.parquet",
+    ),
+    Claim(
+        "README",
+        "N > 1 has no gain at equal time on MNIST with 80 % wrong labels",
+        ("../explanation/where-n-pays", "equal processor time"),
+        "study/cleaning-time.parquet",
+    ),
+    Claim("README", "the table of the demo", ("benchmarks", "`hgms demo`"), "demo.parquet"),
+    Claim(
+        "README, Tune",
+        "`tune` against its baselines",
+        ("benchmarks-zoo", "zoo-tune"),
+        "zoo.jsonl",
+        (("kind", "tune"),),
+    ),
+    Claim(
+        "Tune",
+        "where gradients win and lose against samplers",
+        ("benchmarks-tune", "tune-tools"),
+        "tune-tools.jsonl",
+    ),
+    Claim(
+        "Benchmarks",
+        "`hg-ms-crossfit` and `hg-ms-tilted` are above the best baseline on the digits",
+        ("benchmarks", "established"),
+        "evidence-digits.parquet",
+        (("method", "hg-ms-tilted"),),
+    ),
+    Claim(
+        "Tilt",
+        "`hg-ms-tilted` is ten points above `hg-ms` on MNIST with 80 % wrong labels",
+        ("benchmarks-cleaning", "cleaning-accuracy"),
+        "cleaning.parquet",
+        (("method", "hg-ms-tilted"),),
+    ),
+)
+
+
+def seeds(claim: Claim) -> int:
+    """Return the number of seeds of the records."""
+    path = RESULTS / claim.file
+    if path.suffix == ".jsonl":
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    else:
+        rows = parquet.read_table(path).to_pylist()
+    return len({row["seed"] for row in rows if all(row[name] == to for name, to in claim.where)})
+
+
+def rows() -> list[list[str]]:
+    """Return the claim, its page, its table and the number of seeds."""
+    lines = []
+    for claim in CLAIMS:
+        page, table = claim.table
+        count = seeds(claim)
+        shown = str(count) if count >= 10 else f"{count}, stated with the claim"
+        lines.append([claim.text, claim.page, f"[{table}]({page}.md)", shown])
+    return lines
