@@ -8,24 +8,14 @@ from typing import ClassVar, final
 from attrs import evolve, field
 
 from hgms.facts import needs_of
-from hgms.methods.inner_pipeline import around_a_pipeline
-from hgms_core import (
-    ConfigError,
-    Method,
-    Problem,
-    Record,
-    Sources,
-    State,
-    Tree,
-    component,
-    hookimpl,
-)
+from hgms.methods.inner_pipeline import Wrapper, around_a_pipeline
+from hgms_core import ConfigError, Method, Problem, Sources, State, Tree, component, hookimpl
 from hgms_core.errors import unknown_name
 
 
 @final
 @component
-class StartingAt:
+class StartingAt(Wrapper):
     """A pipeline that starts θ at a reference of the task, or at a source mixture.
 
     This θ replaces the start of the task. A method that does not change θ (hypergradient ``fixed``)
@@ -74,12 +64,6 @@ class StartingAt:
         return self.method.init(
             evolve(problem, theta0=first(problem, self.reference, self.mixture)), seed
         )
-
-    def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
-        return self.method.step(problem, state, progress)
-
-    def result(self, state: State) -> tuple[Tree, Tree]:
-        return self.method.result(state)
 
 
 def first(problem: Problem, reference: str | None, mixture: Mapping[str, float] | None) -> Tree:

@@ -1,14 +1,39 @@
-"""The pipeline inside a wrapper."""
+"""Wrappers of methods, and the pipeline inside a wrapper."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, cast
 
 from attrs import Attribute
 
-from hgms.facts import innermost
-from hgms_core import ConfigError, Pipeline, Problem
+from hgms.facts import innermost, needs_of
+from hgms_core import ConfigError, Pipeline, Problem, Record, State, Tree
+
+
+class Wrapper:
+    """Steps of ``method`` on a changed problem."""
+
+    method: Any
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return needs_of(self.method)
+
+    def changed(self, problem: Problem) -> Problem:
+        """Return the problem of the method; by default it is unchanged."""
+        return problem
+
+    def init(self, problem: Problem, seed: int) -> State:
+        return cast("State", self.method.init(self.changed(problem), seed))
+
+    def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
+        return cast(
+            "tuple[State, Record]", self.method.step(self.changed(problem), state, progress)
+        )
+
+    def result(self, state: State) -> tuple[Tree, Tree]:
+        return cast("tuple[Tree, Tree]", self.method.result(state))
 
 
 def another(problem: Problem, key: Hashable, make: Callable[[], Problem]) -> Problem:

@@ -7,20 +7,9 @@ from typing import Any, ClassVar, final
 
 from attrs import Attribute, evolve, field, validators
 
-from hgms.facts import innermost, needs_of
-from hgms.methods.inner_pipeline import another, around_a_pipeline
-from hgms_core import (
-    ConfigError,
-    Loss,
-    Method,
-    Problem,
-    Record,
-    Rows,
-    State,
-    Tree,
-    component,
-    hookimpl,
-)
+from hgms.facts import innermost
+from hgms.methods.inner_pipeline import Wrapper, another, around_a_pipeline
+from hgms_core import ConfigError, Loss, Method, Problem, Rows, State, Tree, component, hookimpl
 from hgms_core.capabilities import LearnsStart, find
 
 START = "start."
@@ -41,7 +30,7 @@ def _starts_from_theta(_wrapper: object, _attribute: Attribute[Any], value: Any)
 
 @final
 @component
-class LearnedStart:
+class LearnedStart(Wrapper):
     """A pipeline that learns its lower start z as an additional upper variable::
 
         min_{θ, z} f(θ, x_K(θ, z)),      x_0 = z,  z initialised at x0
@@ -82,15 +71,8 @@ class LearnedStart:
     )
     learn_start: bool = field(default=True, validator=validators.in_([True]))
 
-    @property
-    def needs(self) -> frozenset[str]:
-        return needs_of(self.method)
-
-    def init(self, problem: Problem, seed: int) -> State:
-        return self.method.init(with_learned_start(problem), seed)
-
-    def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
-        return self.method.step(with_learned_start(problem), state, progress)
+    def changed(self, problem: Problem) -> Problem:
+        return with_learned_start(problem)
 
     def result(self, state: State) -> tuple[Tree, Tree]:
         theta, x = self.method.result(state)

@@ -7,15 +7,14 @@ from typing import ClassVar, final
 import torch
 from attrs import evolve, field
 
-from hgms.facts import needs_of
-from hgms.methods.inner_pipeline import around_a_pipeline
-from hgms_core import Key, Method, Problem, Record, State, Tree, component
+from hgms.methods.inner_pipeline import Wrapper, around_a_pipeline
+from hgms_core import Key, Method, Problem, State, Tree, component
 from hgms_core.validators import at_least
 
 
 @final
 @component
-class RandomTheta:
+class RandomTheta(Wrapper):
     """Run a pipeline from a θ that is drawn once with the run's seed::
 
         θ = Proj_Θ(θ0 + s ξ),      ξ ~ N(0, I),      s = theta_deviation
@@ -55,20 +54,10 @@ class RandomTheta:
     method: Method = field(metadata={"flat": True}, validator=around_a_pipeline)
     theta_deviation: float = field(default=1.0, validator=at_least(0))
 
-    @property
-    def needs(self) -> frozenset[str]:
-        return needs_of(self.method)
-
     def init(self, problem: Problem, seed: int) -> State:
         return self.method.init(
             evolve(problem, theta0=draw_theta(problem, seed, self.theta_deviation)), seed
         )
-
-    def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
-        return self.method.step(problem, state, progress)
-
-    def result(self, state: State) -> tuple[Tree, Tree]:
-        return self.method.result(state)
 
 
 def draw_theta(problem: Problem, seed: int, deviation: float) -> Tree:

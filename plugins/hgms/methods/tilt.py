@@ -8,9 +8,9 @@ import attrs
 from attrs import evolve, field
 from torch import Tensor
 
-from hgms.facts import innermost, needs_of
+from hgms.facts import innermost
 from hgms.gauss_newton import Composite
-from hgms.methods.inner_pipeline import another, around_a_pipeline
+from hgms.methods.inner_pipeline import Wrapper, another, around_a_pipeline
 from hgms.rows import trained_on
 from hgms_core import (
     Batch,
@@ -36,7 +36,7 @@ UPPER = "upper."
 
 @final
 @component
-class Tilted:
+class Tilted(Wrapper):
     """A pipeline that minimises g + εf in its lower level, f on validation rows.
 
     The validation rows have the role `differentiate`. A reference pipeline does not learn θ
@@ -76,15 +76,8 @@ class Tilted:
     method: Method = field(metadata={"flat": True}, validator=around_a_pipeline)
     tilt: float = field(validator=at_least(0))
 
-    @property
-    def needs(self) -> frozenset[str]:
-        return needs_of(self.method)
-
-    def init(self, problem: Problem, seed: int) -> State:
-        return self.method.init(self._tilt(problem), seed)
-
     def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
-        following, record = self.method.step(self._tilt(problem), state, progress)
+        following, record = self.method.step(self.changed(problem), state, progress)
         cost = _of_both(Cost(**state["cost"]), Cost(**following["cost"]))
         counts = cost.numbers()
         record = (
@@ -94,10 +87,7 @@ class Tilted:
         )
         return {**following, "cost": counts}, record
 
-    def result(self, state: State) -> tuple[Tree, Tree]:
-        return self.method.result(state)
-
-    def _tilt(self, problem: Problem) -> Problem:
+    def changed(self, problem: Problem) -> Problem:
         inner = innermost(self.method)
         learns = (inner.hypergradient.name, inner.selector.name) != ("fixed", "first")
         return tilt_problem(problem, self.tilt, learns=learns)

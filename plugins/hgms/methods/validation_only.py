@@ -7,13 +7,14 @@ from typing import ClassVar, final
 from attrs import evolve
 
 from hgms.facts import needs_of
+from hgms.methods.inner_pipeline import Wrapper
 from hgms.rows import trained_on
-from hgms_core import Method, Problem, Record, Rows, State, Tree, component
+from hgms_core import Method, Problem, Rows, component
 
 
 @final
 @component
-class ValidationOnly:
+class ValidationOnly(Wrapper):
     """Run ``method`` with the upper loss as lower loss, on the validation rows that a method may
     train on::
 
@@ -66,14 +67,8 @@ class ValidationOnly:
     def needs(self) -> frozenset[str]:
         return frozenset({"validation-rows"}) | needs_of(self.method)
 
-    def init(self, problem: Problem, seed: int) -> State:
-        return self.method.init(on_validation(problem), seed)
-
-    def step(self, problem: Problem, state: State, progress: float) -> tuple[State, Record]:
-        return self.method.step(on_validation(problem), state, progress)
-
-    def result(self, state: State) -> tuple[Tree, Tree]:
-        return self.method.result(state)
+    def changed(self, problem: Problem) -> Problem:
+        return on_validation(problem)
 
 
 def on_validation(problem: Problem) -> Problem:

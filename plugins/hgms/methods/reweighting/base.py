@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import torch
-from attrs import frozen
+from attrs import field, frozen
 from torch import Tensor
 
 from hgms.compiled import Numbers
+from hgms.config import lowering
 from hgms.optim.adam import adam_, corrections
 from hgms.rows import better_state, check_stop_rows
 from hgms_core import (
@@ -28,7 +29,10 @@ from hgms_core import (
     State,
     Tree,
     clone,
+    component,
 )
+from hgms_core.capabilities import Capabilities, HasTestingInstance
+from hgms_core.validators import decay_rate, optional_positive, positive
 
 BETAS = (0.9, 0.999)
 EPS = 1e-8
@@ -36,6 +40,46 @@ LARGEST = 10.0
 """Upper bound of the logit of a weight: σ(10) = 0.99995."""
 CHUNK = 1024
 """Rows per chunk when all lower rows are evaluated."""
+
+
+@component
+class Reweighting:
+    """Settings of a method that trains x step by step on weighted rows.
+
+    Arguments:
+        steps: updates of x per outer step.
+        optimizer, lr, momentum, schedule: of x; the schedule follows the share of the budget.
+        batch_size: lower rows per update. ``upper_batch_size``: validation rows; None: all.
+        keep: the returned state: ``best`` on the rows of the role ``stop``, or ``last``.
+    """
+
+    name: ClassVar[str]
+    capabilities: ClassVar[Capabilities] = frozenset({HasTestingInstance})
+
+    steps: int = field(default=20, validator=positive)
+    optimizer: Literal["sgd", "adam"] = "adam"
+    lr: float = field(default=3e-3, validator=positive)
+    momentum: float = field(default=0.9, validator=decay_rate)
+    schedule: Literal["constant", "cosine"] = "cosine"
+    batch_size: int | None = field(default=256, validator=optional_positive)
+    upper_batch_size: int | None = field(default=100, validator=optional_positive)
+    keep: Literal["last", "best"] = "best"
+
+    memory_hints = lowering(other=["batch_size", "upper_batch_size"])
+
+    @property
+    def needs(self) -> frozenset[str]:
+        stop = {"stop-rows"} if self.keep == "best" else set()
+        return frozenset({"row-weights"} | stop)
+
+    def rate(self, progress: float) -> float:
+        """Return the learning rate at this share of the budget."""
+        if self.schedule == "constant":
+            return self.lr
+        return self.lr * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+
+    def result(self, state: State) -> tuple[Tree, Tree]:
+        return answer(self, state)
 
 
 @frozen
@@ -57,10 +101,6 @@ def rows_of(method: Any, problem: Problem) -> Rows:
             place=("method",),
         )
     return rows
-
-
-def needs(method: Any) -> frozenset[str]:
-    return frozenset({"row-weights", "stop-rows"} if method.keep == "best" else {"row-weights"})
 
 
 def begin(method: Any, problem: Problem, seed: int, **more: Any) -> State:
@@ -92,18 +132,6 @@ def no_moments(optimizer: str, x: Tree) -> Tree:
 def numbers(rate: float, count: int) -> list[float]:
     """Return the scalar arguments of :func:`step_of_x` for step ``count``, from 1."""
     return [rate, *corrections(rate, count, BETAS)]
-
-
-def rate_of(method: Any, progress: float) -> float:
-    """Return the learning rate at this share of the budget."""
-    return float(
-        method.lr
-        * (
-            0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
-            if method.schedule == "cosine"
-            else 1.0
-        )
-    )
 
 
 def step_of_x(

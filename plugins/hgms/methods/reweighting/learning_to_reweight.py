@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import ClassVar, Literal, final
+from typing import ClassVar, final
 
 import torch
 from attrs import field
 from torch import Tensor
 
 from hgms.compiled import Numbers, launch
-from hgms.config import lowering
 from hgms.methods.reweighting import base
 from hgms_core import Batch, Cost, Key, Problem, Record, Rows, State, Tree, component, gradient
-from hgms_core.capabilities import Capabilities, HasTestingInstance
 from hgms_core.hypergrad import twice_differentiable_attention
 from hgms_core.trees import require_grad
-from hgms_core.validators import decay_rate, optional_positive, positive
+from hgms_core.validators import decay_rate, optional_positive
 
 
 @final
 @component
-class LearningToReweight:
+class LearningToReweight(base.Reweighting):
     """Recompute the weights of a batch's rows in each lower step, with a look-ahead step of SGD
     from weights ε = 0::
 
@@ -80,23 +78,9 @@ class LearningToReweight:
     """
 
     name: ClassVar[str] = "learning-to-reweight"
-    capabilities: ClassVar[Capabilities] = frozenset({HasTestingInstance})
 
-    steps: int = field(default=20, validator=positive)
-    optimizer: Literal["sgd", "adam"] = "adam"
-    lr: float = field(default=3e-3, validator=positive)
-    momentum: float = field(default=0.9, validator=decay_rate)
-    schedule: Literal["constant", "cosine"] = "cosine"
-    batch_size: int | None = field(default=256, validator=optional_positive)
     upper_batch_size: int | None = field(default=None, validator=optional_positive)
     memory: float = field(default=0.95, validator=decay_rate)
-    keep: Literal["last", "best"] = "best"
-
-    memory_hints = lowering(other=["batch_size", "upper_batch_size"])
-
-    @property
-    def needs(self) -> frozenset[str]:
-        return base.needs(self)
 
     @classmethod
     def testing_instance(cls) -> LearningToReweight:
@@ -116,7 +100,7 @@ class LearningToReweight:
         moments = state["moments"]
         averages = state["averages"]
         cost = Cost()
-        rate = base.rate_of(self, progress)
+        rate = self.rate(progress)
         losses = base.Losses(rows, problem.f)
         settings = (self.name, self, losses)
         function = partial(self._lower_step, losses)
@@ -150,9 +134,6 @@ class LearningToReweight:
             "kept": (weights > 0).double().mean(),
         }
         return base.end_step(self, problem, state, changes, [x], cost, record)
-
-    def result(self, state: State) -> tuple[Tree, Tree]:
-        return base.answer(self, state)
 
     def _lower_step(
         self,

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import ClassVar, Literal, final
+from typing import ClassVar, final
 
 import torch
 from attrs import field
 from torch import Tensor
 
 from hgms.compiled import Numbers, launch
-from hgms.config import lowering
 from hgms.methods.reweighting import base
 from hgms.methods.reweighting.learning_to_reweight import alignments
 from hgms_core import (
@@ -26,14 +25,13 @@ from hgms_core import (
     component,
     gradient,
 )
-from hgms_core.capabilities import Capabilities, HasTestingInstance
 from hgms_core.trees import require_grad
-from hgms_core.validators import decay_rate, optional_positive, positive
+from hgms_core.validators import positive
 
 
 @final
 @component
-class MwNet:
+class MwNet(base.Reweighting):
     """Learn the weight of a row as a function of its loss, V(ℓ; Θ) ∈ (0, 1), together with x.
 
     On one batch of B lower rows, with ℓ_i at x, which are constant inputs of V::
@@ -74,25 +72,10 @@ class MwNet:
     """
 
     name: ClassVar[str] = "mw-net"
-    capabilities: ClassVar[Capabilities] = frozenset({HasTestingInstance})
 
-    steps: int = field(default=20, validator=positive)
-    optimizer: Literal["sgd", "adam"] = "adam"
-    lr: float = field(default=3e-3, validator=positive)
-    momentum: float = field(default=0.9, validator=decay_rate)
-    schedule: Literal["constant", "cosine"] = "cosine"
     look_ahead: float = field(default=1.0, validator=positive)
     meta_lr: float = field(default=1e-2, validator=positive)
     hidden: int = field(default=100, validator=positive)
-    batch_size: int | None = field(default=256, validator=optional_positive)
-    upper_batch_size: int | None = field(default=100, validator=optional_positive)
-    keep: Literal["last", "best"] = "best"
-
-    memory_hints = lowering(other=["batch_size", "upper_batch_size"])
-
-    @property
-    def needs(self) -> frozenset[str]:
-        return base.needs(self)
 
     @classmethod
     def testing_instance(cls) -> MwNet:
@@ -114,7 +97,7 @@ class MwNet:
             *(state[name] for name in ("x", "moments", "net", "net_moments")),
             Cost(),
         )
-        rate = base.rate_of(self, progress)
+        rate = self.rate(progress)
         settings = (self.name, self, rows, problem.f)
         function = partial(self._lower_step, rows, problem.f)
         size = problem.lower_data.count(self.batch_size)
@@ -146,9 +129,6 @@ class MwNet:
             "kept": logits.sigmoid().double().mean(),
         }
         return base.end_step(self, problem, state, changes, [x], cost + spent, record)
-
-    def result(self, state: State) -> tuple[Tree, Tree]:
-        return base.answer(self, state)
 
     def _lower_step(
         self,

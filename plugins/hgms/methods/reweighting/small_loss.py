@@ -3,33 +3,22 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import ClassVar, Literal, final
+from typing import ClassVar, final
 
 import torch
 from attrs import field
 from torch import Tensor
 
 from hgms.compiled import Numbers, launch
-from hgms.config import lowering
 from hgms.methods.reweighting import base, joint_training
 from hgms_core import Batch, Cost, Key, Loss, Problem, Record, Rows, State, Tree, component
-from hgms_core.capabilities import Capabilities, HasTestingInstance
 from hgms_core.trees import require_grad
-from hgms_core.validators import (
-    all_of,
-    at_least,
-    decay_rate,
-    less_than,
-    not_negative,
-    optional,
-    optional_positive,
-    positive,
-)
+from hgms_core.validators import all_of, at_least, less_than, not_negative, optional, positive
 
 
 @final
 @component
-class SmallLoss:
+class SmallLoss(base.Reweighting):
     """Train two networks a and b on the same batches. Each network selects the rows with small
     loss, and the other network learns from these rows::
 
@@ -77,25 +66,14 @@ class SmallLoss:
     """
 
     name: ClassVar[str] = "small-loss"
-    capabilities: ClassVar[Capabilities] = frozenset({HasTestingInstance})
     needs: ClassVar[frozenset[str]] = frozenset({"row-weights", "stop-rows"})
 
-    steps: int = field(default=20, validator=positive)
     noise_rate: float | None = field(
         default=None, validator=optional(all_of(at_least(0), less_than(1)))
     )
     estimate_steps: int = field(default=100, validator=positive)
     forget_epochs: float = field(default=10.0, validator=positive)
     tilt: float = field(default=1.0, validator=not_negative)
-    optimizer: Literal["sgd", "adam"] = "adam"
-    lr: float = field(default=3e-3, validator=positive)
-    momentum: float = field(default=0.9, validator=decay_rate)
-    schedule: Literal["constant", "cosine"] = "cosine"
-    batch_size: int | None = field(default=256, validator=optional_positive)
-    upper_batch_size: int | None = field(default=100, validator=optional_positive)
-    keep: Literal["last", "best"] = "best"
-
-    memory_hints = lowering(other=["batch_size", "upper_batch_size"])
 
     @classmethod
     def testing_instance(cls) -> SmallLoss:
@@ -135,7 +113,7 @@ class SmallLoss:
         shares = tuple(share for share, _ in base.joint_parts(problem)) if self.tilt else ()
         settings = (self.name, self, rows, problem.f, shares)
         function = partial(self._lower_step, rows, problem.f, shares)
-        rate = base.rate_of(self, progress)
+        rate = self.rate(progress)
         picked = theta[rows.leaf]
         size = problem.lower_data.count(self.batch_size)
         steps = range(state["lower_steps"], state["lower_steps"] + self.steps)
@@ -182,9 +160,6 @@ class SmallLoss:
             "noise_rate": noise_rate,
         }
         return base.end_step(self, problem, state, changes, list(pair[:2]), cost, record)
-
-    def result(self, state: State) -> tuple[Tree, Tree]:
-        return base.answer(self, state)
 
     def _estimate(self, problem: Problem, rows: Rows, key: Key) -> tuple[float, Cost]:
         """Estimate τ from the losses of a network that is trained only on validation rows."""
