@@ -12,7 +12,6 @@ The required parts of torch are imported on first use: they take half as long as
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -160,11 +159,10 @@ def _match_types(model: nn.Module, device: torch.device) -> None:
     Errors: ConfigError if an outline has other parameters.
     """
     own = {f"{kind}.{name}": leaf for kind, leaves in _named_leaves(model) for name, leaf in leaves}
-    table = {
-        name: [list(leaf.shape), str(leaf.dtype).removeprefix("torch.")]
-        for name, leaf in own.items()
-    }
-    theirs = json.loads(_broadcast_text(json.dumps(table), device))
+    table = {name: (leaf.shape, leaf.dtype) for name, leaf in own.items()}
+    received = [table]
+    dist.broadcast_object_list(received, src=0, device=device)
+    theirs = received[0]
     if {name: shape for name, (shape, _) in theirs.items()} != {
         name: shape for name, (shape, _) in table.items()
     }:
@@ -174,27 +172,13 @@ def _match_types(model: nn.Module, device: torch.device) -> None:
             place=("task", "model"),
             hint="use the same files and the same versions of torch and transformers on all ranks",
         )
-    if dist.get_rank() == 0:
-        return
     for name, (_, dtype) in theirs.items():
-        if own[name].dtype != getattr(torch, dtype):
-            own[name].data = own[name].data.to(getattr(torch, dtype))
+        own[name].data = own[name].data.to(dtype)
 
 
 def _named_leaves(model: nn.Module) -> Iterator[tuple[str, Any]]:
     yield "parameter", model.named_parameters()
     yield "buffer", model.named_buffers()
-
-
-def _broadcast_text(text: str, device: torch.device) -> str:
-    """Broadcast a text of rank 0 to all ranks."""
-    own = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).to(device)
-    size = torch.tensor([len(own)], device=device)
-    dist.broadcast(size, src=0)
-    if dist.get_rank() != 0:
-        own = torch.empty(int(size), dtype=torch.uint8, device=device)
-    dist.broadcast(own, src=0)
-    return bytes(own.cpu().numpy()).decode()
 
 
 class _FirstDerivative(Function):
