@@ -19,7 +19,7 @@ from hgms_mix.lm.table import Report, TokenTable
 from hgms_mix.lm.tokenizers import byte_tokenizer
 from hgms_mix.lm.tokens import token_table
 
-LEAVES = ("tokens", "mask", "offsets", "rows", "keys")
+LEAVES = ("tokens", "mask", "offsets", "rows")
 
 
 def read_examples(name: str, source: Source) -> list[Example]:

@@ -7,17 +7,13 @@ in one, has a multiple weight.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import final
 
 import numpy as np
 from attrs import frozen
 
-from hgms.store import short_number
 from hgms_mix.lm.rows import Index
-from hgms_mix.lm.table import TokenTable
 
-Rows = TokenTable | Index
 SHOWN = 5
 COPIES = 0.05
 """The smallest share of copies in a source that is reported: real sets contain some."""
@@ -54,9 +50,9 @@ class Overlap:
 
 
 def overlaps(
-    train: Mapping[str, Rows],
-    validation: Mapping[str, Rows] | None = None,
-    test: Mapping[str, Rows] | None = None,
+    train: Mapping[str, Index],
+    validation: Mapping[str, Index] | None = None,
+    test: Mapping[str, Index] | None = None,
 ) -> tuple[Overlap, ...]:
     """Find exact matches between sets.
 
@@ -65,8 +61,8 @@ def overlaps(
     every training source are compared with the sources before it and (from a share of 5 % on) with
     itself. Only pairs with matches are returned.
 
-    Sets are token tables or indices, which contain digests of their prompts. Cost: a sort of every
-    set, and one look-up per row and pair of sets; 64-bit numbers a few times over in memory.
+    Cost: a sort of every set, and one look-up per row and pair of sets; 64-bit numbers a few times
+    over in memory.
 
     >>> from hgms_mix.lm.table import Report
     >>> def index(*prompts):  # all with the same answer
@@ -80,12 +76,9 @@ def overlaps(
     [('t', 's', 1), ('t', 't', 1)]
     """
     parts = {"train": train, "validation": validation or {}, "test": test or {}}
-    keys = {
-        part: {name: _prompts(rows) for name, rows in sets.items()} for part, sets in parts.items()
-    }
     known = {
-        part: {name: np.unique(values) for name, (values, _) in pairs.items()}
-        for part, pairs in keys.items()
+        part: {name: np.unique(index.keys) for name, index in sets.items()}
+        for part, sets in parts.items()
     }
     overlapping: list[Overlap] = []
 
@@ -98,17 +91,18 @@ def overlaps(
             )
 
     for part, other_part in (("validation", "train"), ("test", "train"), ("test", "validation")):
-        for name, (values, rows) in keys[part].items():
+        for name, index in parts[part].items():
             for other, having in known[other_part].items():
-                add(part, name, other_part, other, rows[_is_in(values, having)], len(rows))
+                rows = index.rows[_is_in(index.keys, having)]
+                add(part, name, other_part, other, rows, index.size)
     before: dict[str, np.ndarray] = {}
-    for name, source in train.items():
-        values, rows = _whole(source)
+    for name, index in train.items():
         for other, earlier in before.items():
-            add("train", name, "train", other, rows[_is_in(values, earlier)], len(rows))
-        before[name], first = np.unique(values, return_index=True)
-        if len(rows) - len(first) >= max(1, COPIES * len(rows)):
-            add("train", name, "train", name, np.delete(rows, first), len(rows))
+            rows = index.rows[_is_in(index.whole, earlier)]
+            add("train", name, "train", other, rows, index.size)
+        before[name], first = np.unique(index.whole, return_index=True)
+        if index.size - len(first) >= max(1, COPIES * index.size):
+            add("train", name, "train", name, np.delete(index.rows, first), index.size)
     return tuple(overlapping)
 
 
@@ -120,28 +114,6 @@ def _is_in(values: np.ndarray, known: np.ndarray) -> np.ndarray:
         known[np.minimum(np.searchsorted(known, values), len(known) - 1)] == values
     )
     return is_there
-
-
-def _whole(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
-    """Return a number per row for prompt and answer, and the row's own number.
-
-    The first numbers of two rows are equal only if prompt and answer are equal.
-    """
-    if isinstance(rows, Index):
-        return rows.whole, rows.rows
-    tokens = rows.tokens.numpy()
-    mask = rows.mask.numpy()
-    cuts = rows.offsets.tolist()
-    pieces = (
-        tokens[first:last].tobytes() + mask[first:last].tobytes() for first, last in pairwise(cuts)
-    )
-    return np.fromiter(map(short_number, pieces), np.int64, rows.size), rows.rows.numpy()
-
-
-def _prompts(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
-    if isinstance(rows, Index):
-        return rows.keys, rows.rows
-    return rows.keys.numpy(), rows.rows.numpy()
 
 
 def overlap_warning(overlapping: Sequence[Overlap]) -> str:

@@ -54,8 +54,7 @@ class TokenTable:
     """Rows of tokens in one flat array, with a mask of the answers.
 
     Row ``i`` is ``tokens[offsets[i] : offsets[i + 1]]``, and ``mask`` marks its answers. ``rows``
-    are the rows' numbers in the source, ``keys`` 64-bit digests of their normalised prompts (for
-    exact matching), and ``digest`` identifies all inputs of the table.
+    are the rows' numbers in the source, and ``digest`` identifies all inputs of the table.
 
     >>> table = TokenTable(
     ...     "s",
@@ -76,7 +75,6 @@ class TokenTable:
     offsets: Tensor
     rows: Tensor
     digest: str
-    keys: Tensor = field(factory=lambda: torch.zeros(0, dtype=torch.int64))
     pad_id: int = 0
     report: Report = Report()
 
@@ -140,7 +138,6 @@ class TokenTable:
             mask=self.mask[flat],
             offsets=offsets_of(self.lengths[index]),
             rows=self.rows[index],
-            keys=self.keys[index] if len(self.keys) else self.keys,
             digest=sha.text,
         )
 
@@ -218,7 +215,7 @@ def unread_columns(parts: Mapping[str, Mapping[str, TokenTable]]) -> str:
     return "\n".join([what, *lines]) if lines else ""
 
 
-TYPES = {"tokens": "int32", "mask": "bool", "offsets": "int64", "rows": "int64", "keys": "int64"}
+TYPES = {"tokens": "int32", "mask": "bool", "offsets": "int64", "rows": "int64"}
 
 
 def check_fits(model: Any, everything: Mapping[str, Mapping[str, TokenTable]]) -> None:
@@ -293,8 +290,8 @@ class TableInPieces:
 
 def table_of(leaves: Mapping[str, Tensor], digest: str, report: Report) -> TokenTable:
     """Build a table from these arrays, without a name and a padding token."""
-    tokens, mask, offsets, rows, keys = (leaves[leaf] for leaf in TYPES)
-    return TokenTable("", tokens, mask, offsets, rows, digest, keys, report=report)
+    tokens, mask, offsets, rows = (leaves[leaf] for leaf in TYPES)
+    return TokenTable("", tokens, mask, offsets, rows, digest, report=report)
 
 
 def reorder(table: TokenTable, order: Tensor, rows: int = 4096) -> TableInPieces:
@@ -310,12 +307,11 @@ def reorder(table: TokenTable, order: Tensor, rows: int = 4096) -> TableInPieces
 
         return Leaf(TYPES[leaf], count, pieces)
 
-    plain = {leaf: Leaf.of(getattr(table, leaf)[order].numpy()) for leaf in ("rows", "keys")}
     leaves = {
         "tokens": of("tokens"),
         "mask": of("mask"),
         "offsets": Leaf.of(offsets_of(lengths).numpy()),
-        **plain,
+        "rows": Leaf.of(table.rows[order].numpy()),
     }
     return TableInPieces(leaves, table.report)
 

@@ -354,10 +354,10 @@ class SourceMixture:
         tables = self._by_name(which, some, numbers)
         return {name: table for name, table in tables.items() if table is not None}
 
-    def rows(self) -> dict[str, Index]:
-        """Return the index of the rows with an answer, per source, without tokenisation."""
+    def rows(self, which: Which = "sources") -> dict[str, Index]:
+        """Return the index of the rows with an answer, by name, without tokenisation."""
         read = functools.partial(index_of, cache_dir=cache_folder(), split=self.split_answers())
-        return self._by_name("sources", read)
+        return self._by_name(which, read)
 
     def split_answers(self) -> bool:
         """Return whether each answer of a conversation is a separate row.
@@ -414,7 +414,7 @@ class SourceMixture:
         messages = (
             skipped_rows(everything),
             unread_columns(everything),
-            overlap_warning(overlaps(read, *judged.values())),
+            overlap_warning(overlaps(*map(self.rows, SETS))),
         )
         for message in filter(None, messages):
             warn(message)

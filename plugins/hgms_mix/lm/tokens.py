@@ -31,7 +31,7 @@ from hgms_core.errors import DataError, Place, one_of
 from hgms_mix.lm.examples import content
 from hgms_mix.lm.formats import FORMATS, Message
 from hgms_mix.lm.parts import Part, compute_parts, concatenate_parts
-from hgms_mix.lm.rows import Record, index_of, key_of, meter, numbered_example, records_at
+from hgms_mix.lm.rows import Record, index_of, meter, numbered_example, records_at
 from hgms_mix.lm.sources import Source
 from hgms_mix.lm.store import Leaf, save, warn
 from hgms_mix.lm.table import (
@@ -48,7 +48,7 @@ from hgms_mix.lm.templates import Piece, Template, template_for
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-VERSION = 2
+VERSION = 3
 """Version of the conversion from rows to tokens.
 
 It is raised when the conversion changes, so that old cache entries are not used.
@@ -272,7 +272,6 @@ class Tokenising:
             # The end of each row.
             "offsets": np.cumsum([len(row) for row in tokens], dtype=np.int64),
             "rows": np.array([example.row for example in kept], np.int64),
-            "keys": np.array([key_of(example.key) for example in kept], np.int64),
         }
         return arrays, {
             "too_long": dropped,

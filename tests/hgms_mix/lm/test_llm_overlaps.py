@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
 from support.source_files import source_of
 
 from hgms_mix.lm.examples import Example
@@ -13,8 +12,6 @@ from hgms_mix.lm.formats import Message
 from hgms_mix.lm.overlaps import Overlap, overlap_warning, overlaps
 from hgms_mix.lm.rows import Index, index_of, key_of, whole_of
 from hgms_mix.lm.table import Report
-from hgms_mix.lm.tokenizers import byte_tokenizer
-from hgms_mix.lm.tokens import token_table
 
 
 def examples(*prompts: str) -> Index:
@@ -45,9 +42,8 @@ def test_overlaps_are_counted_between_the_parts_and_told() -> None:
 
 def test_rows_that_stand_in_two_sources_or_twice_in_one_are_told(tmp_path: Path) -> None:
     """One file as two sources; some rows of it as a third; sixty copies of one row; the same
-    prompts with other answers. Tables and indices overlap alike.
+    prompts with other answers.
     """
-    pytest.importorskip("transformers", reason="transformers is not installed")
     rows = [(f"{i} plus one", str(i + 1)) for i in range(40)]
     sets = {
         "whole": rows,
@@ -57,17 +53,12 @@ def test_rows_that_stand_in_two_sources_or_twice_in_one_are_told(tmp_path: Path)
         "dots": [(prompt, ".") for prompt, _ in rows],
     }
     sources = {name: source_of(tmp_path / f"{name}.jsonl", entry) for name, entry in sets.items()}
-    tables = {
-        name: token_table("s", item, byte_tokenizer(), template="plain", max_length=64)
-        for name, item in sources.items()
-    }
     expected = (
         Overlap("train", "again", "train", "whole", 40, 40, (0, 1, 2, 3, 4)),
         Overlap("train", "some", "train", "whole", 3, 23, (0, 1, 2)),
         Overlap("train", "some", "train", "again", 3, 23, (0, 1, 2)),
         Overlap("train", "copies", "train", "copies", 59, 60, (1, 2, 3, 4, 5)),
     )
-    assert overlaps(tables) == expected
     assert overlaps({name: index_of(name, item) for name, item in sources.items()}) == expected
     # one copy in 42 is what real sets hold
     assert overlaps({"few": examples("x", *map(str, range(40)), "x")}) == ()

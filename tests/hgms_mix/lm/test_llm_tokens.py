@@ -99,7 +99,7 @@ def tables(draw: st.DrawFn) -> TokenTable:
     offsets = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()])
     rows = 10 * torch.arange(len(lengths))
     leaves = (torch.tensor(tokens, dtype=torch.int32), torch.tensor(mask), offsets, rows)
-    return TokenTable("t", *leaves, "d", 7 * rows, pad_id=draw(st.integers(10, 12)))
+    return TokenTable("t", *leaves, "d", pad_id=draw(st.integers(10, 12)))
 
 
 @settings(max_examples=40, deadline=None)
@@ -122,7 +122,6 @@ def test_gathered_rows_are_those_of_the_table_padded_to_the_longest(
     taken = table.take(torch.tensor(numbers))
     assert rows_of(taken) == rows
     assert taken.rows.tolist() == [10 * number for number in numbers]
-    assert taken.keys.tolist() == [70 * number for number in numbers]
     assert len({taken.digest, table.digest, table.take(torch.tensor([*numbers, 0])).digest}) == 3
     with pytest.raises(IndexError):
         table.gather(torch.tensor([-1]))
