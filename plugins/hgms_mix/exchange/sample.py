@@ -13,12 +13,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
-import numpy as np
 from attrs import field, frozen
 
 from hgms.store import Folder, read_manifest
 from hgms_core import ConfigError
-from hgms_mix.stages import MixConfig, fingerprint, load, mix_path, read_rows, unchanged_source
+from hgms_mix.stages import MixConfig, fingerprint, load, mix_path, read_rows
 
 Row = Mapping[str, Any]
 
@@ -44,7 +43,7 @@ class Part:
 class Sampled:
     """A sample with the settings of the mix that drew it.
 
-    ``digests`` identify the contents of the sources at that time, by name. ``ranked``: the rows are
+    ``ranked``: the rows are
     the best of a ranking, not drawn by weights. ``without_rows``: the learned weights of sources
     without a row.
     """
@@ -52,7 +51,6 @@ class Sampled:
     title: str
     config: Any
     parts: Sequence[Part]
-    digests: Mapping[str, str]
     ranked: bool
     without_rows: Mapping[str, float] = field(factory=dict)
 
@@ -102,25 +100,16 @@ class Sampled:
 
         A row is a list of pieces of text, each with a flag for learned text.
         """
-        from hgms_mix.lm import Message, examples_at, template_for
+        from hgms_mix.lm import Message, template_for
 
         template = template_for(self.config.task.template, self.tokenizer)
-        # The input is separate from the instruction; a conversation does not contain this border.
-        if template.name == "alpaca":
-            numbers = np.array(sorted(row["row"] for row in part.rows))
-            known = {
-                example.row: example.messages
-                for example in examples_at(part.name, self._source(part), numbers)
-            }
-            chats: Iterable[Any] = (known[row["row"]] for row in part.rows)
-        else:
-            chats = (
-                [
-                    Message(turn["role"], turn["content"], learned=is_learned(turn))
-                    for turn in row["messages"]
-                ]
-                for row in part.rows
-            )
+        chats = (
+            [
+                Message(turn["role"], turn["content"], turn.get("context", ""), is_learned(turn))
+                for turn in row["messages"]
+            ]
+            for row in part.rows
+        )
         token = self.tokenizer.convert_ids_to_tokens
         return [
             [
@@ -141,11 +130,6 @@ class Sampled:
         if self.tokenizer.bos_token:
             prompt = prompt.removeprefix(self.tokenizer.bos_token)
         return prompt, answer
-
-    def _source(self, part: Part) -> Any:
-        """Return the source of ``part``; raise DataError if it changed after sampling."""
-        of = self.config.sample.of
-        return unchanged_source(self.config.task, of, part.name, self.digests[part.name])
 
 
 def is_learned(turn: Mapping[str, Any]) -> bool:
@@ -204,7 +188,6 @@ def load_sample(
         title=title,
         config=config,
         parts=parts,
-        digests=facts["sources"],
         ranked=facts["by"] == "ranking",
         without_rows={
             name: float(weight) / total

@@ -90,10 +90,10 @@ def _rows(sample: Sampled, part: Part, masks: bool) -> Iterator[dict[str, Any]]:
             yield {"prompt": prompt, "completion": completion}
         return
     for row in part.rows:
-        if masks:
-            yield {"messages": row["messages"]}
-            continue
         turns = [{"role": turn["role"], "content": turn["content"]} for turn in row["messages"]]
+        if masks:
+            yield {"messages": turns}
+            continue
         for number, turn in enumerate(row["messages"]):
             if turn["role"] == "assistant" and is_learned(turn):
                 yield {"prompt": turns[:number], "completion": [turns[number]]}

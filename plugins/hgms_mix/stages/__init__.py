@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from hgms_mix.stages.reweight import Learned as Learned
     from hgms_mix.stages.tuned_model import TunedModel as TunedModel
     from hgms_mix.stages.tuned_model import read_rows as read_rows
-    from hgms_mix.stages.tuned_model import unchanged_source as unchanged_source
 
 
 @hookimpl
@@ -64,7 +63,6 @@ _SHARED = {
     "resolved_table": "config",
     "run_mix": "mix",
     "runner_of": "mix",
-    "unchanged_source": "tuned_model",
 }
 """Names for other programs, and their modules. They are imported on first access, because
 every command line imports this package.

@@ -18,7 +18,7 @@ from hgms_mix.stages.reweight import Learned
 from hgms_mix.stages.sample import COUNTS, ROWS, SAMPLE
 from hgms_mix.stages.settings import Finetune
 from hgms_mix.stages.training import CHECKPOINTS, LOSSES, TUNED, Watch, train
-from hgms_mix.stages.tuned_model import TunedModel, read_rows, unchanged_source
+from hgms_mix.stages.tuned_model import TunedModel, read_rows
 
 if TYPE_CHECKING:
     from hgms_mix.stages.config import MixConfig
@@ -120,8 +120,16 @@ def chosen_rows(
 
     Errors: DataError if a source changed after sampling, or all rows are too long in these tokens.
     """
-    for name in getattr(model.task, sample["of"]):
-        unchanged_source(model.task, sample["of"], name, sample["sources"][name])
+    from hgms_mix.lm import content
+
+    for name, source in getattr(model.task, sample["of"]).items():
+        if content(name, source) != sample["sources"][name]:
+            raise DataError(
+                "data-changed",
+                f"source {name!r} changed after its rows were sampled",
+                place=("task", sample["of"], name),
+                hint="run hgms mix sample to draw new rows",
+            )
     listed = list(read_rows(rows))
     chosen = ChosenRows(tables, listed)
     most = model.task.max_length

@@ -73,7 +73,7 @@ def draw_sample(work: Folder, *, learned: Learned, sample: Sample, log: Log) -> 
     return facts
 
 
-SAMPLE = Stage(name="sample", version="4", function=draw_sample, writes=(ROWS, COUNTS))
+SAMPLE = Stage(name="sample", version="5", function=draw_sample, writes=(ROWS, COUNTS))
 
 
 def sources_summary(
@@ -121,7 +121,8 @@ def list_rows(
 ) -> list[dict[str, Any]]:
     """Return the chosen rows, by source and then by position, with their texts.
 
-    An answer that is not learned has the weight 0. ``split``: each answer of a conversation is a
+    ``context`` is the end of a prompt that is the input of an Alpaca row. An answer that is not
+    learned has the weight 0. ``split``: each answer of a conversation is a
     row.
     """
     from hgms_mix.lm import examples_at
@@ -139,6 +140,7 @@ def list_rows(
             score = {} if scores is None else {"score": float(scores[name][position])}
             messages = [
                 {"role": message.role, "content": message.text}
+                | ({"context": message.context} if message.context else {})
                 | ({} if message.learned else {"weight": 0})
                 for message in texts[row]
             ]

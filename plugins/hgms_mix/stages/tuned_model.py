@@ -14,8 +14,7 @@ from attrs import define
 
 from hgms.config.as_table import plain
 from hgms.runs import device_called
-from hgms_core.errors import DataError
-from hgms_mix.lm import BaseModel, Lora, content
+from hgms_mix.lm import BaseModel, Lora
 from hgms_mix.stages.graph import Value
 
 if TYPE_CHECKING:
@@ -85,24 +84,6 @@ class TunedModel(Value):
 
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         return model.to(self.device).eval()
-
-
-def unchanged_source(task: Any, of: str, name: str, digest: str) -> Any:
-    """Return source ``name`` of the set ``of``.
-
-    A sample refers to rows by number, and editing a file changes the numbers.
-
-    Errors: DataError if the content of the source no longer has this digest.
-    """
-    source = getattr(task, of)[name]
-    if content(name, source) != digest:
-        raise DataError(
-            "data-changed",
-            f"source {name!r} changed after its rows were sampled",
-            place=("task", of, name),
-            hint="run hgms mix sample to draw new rows",
-        )
-    return source
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:

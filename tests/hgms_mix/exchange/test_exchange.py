@@ -7,7 +7,6 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from attrs import evolve
 from support.exports import lines, rows_in, sample_of, write
 from support.helpers import rejects
 
@@ -35,22 +34,6 @@ def test_an_export_holds_the_sample_with_its_shares(here: Path, tmp_path: Path) 
     assert texts_of(out) == Counter("|".join(turn["content"] for turn in row) for row in turns)
     counts = {len(lines(path)) for path in (out / "rows").glob("*.jsonl")}
     assert counts == {21, 9}
-
-
-def test_sources_that_changed_since_the_sample_was_drawn_are_not_read(
-    here: Path, request: pytest.FixtureRequest
-) -> None:
-    """Row 7 of a file is another row after an edit. The template `alpaca` reads the sources."""
-    file = here / "sums.jsonl"
-    before = file.read_text()
-    request.addfinalizer(lambda: file.write_text(before))
-    file.write_text("".join(sorted(before.splitlines(keepends=True), reverse=True)))
-    sample = sample_of(next(Path("runs").glob("plain/*/seed-1")))
-    sample = evolve(
-        sample, config=evolve(sample.config, task=evolve(sample.config.task, template="alpaca"))
-    )
-    with rejects("data-changed", "task", "sources", "sums"):
-        sample.pieces_of(sample.parts[0])
 
 
 def test_an_export_appears_when_it_is_complete(
