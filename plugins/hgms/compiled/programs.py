@@ -18,6 +18,7 @@ from torch.fx import GraphModule, Node
 
 from hgms.compiled import cuda_graphs as graphs
 from hgms.compiled.cuda_graphs import Recording, Runner
+from hgms.compiled.library import Library, key_of, plain
 from hgms.compiled.step_program import JoinedStep
 from hgms.compiled.trace import Trace, arrangement, flatten, trace, unflatten
 from hgms.compiled.verify import compare, perturb, rounding_of
@@ -129,9 +130,44 @@ class Programs:
         )
         return None if joined is None else joined(state, progress)
 
-    def build(self, graph: GraphModule, leaves: Sequence[Tensor], **settings: Any) -> Runner:
-        """Return the compiled graph; ``settings`` are settings of inductor."""
-        return _inductor(graph, leaves, **settings)
+    def build(
+        self,
+        name: str,
+        graph: GraphModule,
+        leaves: Sequence[Tensor],
+        check: Callable[[Runner, bool], str],
+        **settings: Any,
+    ) -> Runner | None:
+        """Return the graph compiled for these inputs, or loaded from disk.
+
+        ``check(run, stored)`` returns how the results differ (empty if they agree); ``stored`` is
+        whether an earlier process has checked the compiled code. The result is None if compilation
+        fails or the results differ. ``settings`` are settings of inductor.
+        """
+        if self.refuses(name):
+            return None
+        key = key_of(graph, leaves, settings) if is_on_cpu(leaves) else None
+        stored = None if key is None else Library.load(key)
+
+        def make() -> tuple[Runner, str, str]:
+            run: Runner = stored or _inductor(graph, leaves, **settings)
+            recorded, unrecorded = _record_graph(run, graph, leaves)
+            difference = check(recorded, stored is not None)
+            if isinstance(run, Library) and key and not stored and not difference:
+                run.store(key)
+            return recorded, unrecorded, difference
+
+        found = self.attempt(name, "compiled", make)
+        if found is None:
+            return None
+        run, unrecorded, difference = found
+        if difference:
+            self.refuse(name, f"differs when it is compiled: {difference}")
+            return None
+        if unrecorded:
+            LOG.warning("%s is launched kernel by kernel, which is slower: %s", name, unrecorded)
+        self.outcomes.setdefault(name, "compiled")
+        return run
 
     def traced(
         self, name: str, function: Callable[..., Any], arguments: Sequence[Any]
@@ -171,25 +207,13 @@ class Programs:
 
         The result is None if compilation fails or the results differ.
         """
-        if self.refuses(name):
-            return None
 
-        def make() -> tuple[Runner, str, str]:
-            program, unrecorded = _record_graph(_inductor(graph, leaves), graph, leaves)
-            rounding = rounding_of(graph, leaves)
-            return program, unrecorded, compare(program(leaves), graph(*leaves), rounding)
+        def check(run: Runner, stored: bool) -> str:
+            if stored:
+                return ""
+            return compare(run(leaves), graph(*leaves), rounding_of(graph, leaves))
 
-        found = self.attempt(name, "compiled", make)
-        if found is None:
-            return None
-        program, unrecorded, difference = found
-        if difference:
-            self.refuse(name, f"differs when it is compiled: {difference}")
-            return None
-        if unrecorded:
-            LOG.warning("%s is launched kernel by kernel, which is slower: %s", name, unrecorded)
-        self.outcomes.setdefault(name, "compiled")
-        return program
+        return self.build(name, graph, leaves, check)
 
     def attempt(self, name: str, what: str, make: Callable[[], Value]) -> Value | None:
         """Return ``make()``, timed; None if it raises, and the function then runs eagerly."""
@@ -269,31 +293,43 @@ class _Shapes:
 
 def _inductor(graph: GraphModule, leaves: Sequence[Tensor], **settings: Any) -> Runner:
     """Return the graph compiled for contiguous inputs of these shapes."""
+    import torch._functorch.config
     from torch._inductor import standalone_compile
+    from torch._inductor.compile_fx import compile_fx_inner
+
+    compiled: list[Any] = []
+
+    def compile_inner(*arguments: Any, **more: Any) -> Any:
+        compiled.append(compile_fx_inner(*arguments, **more))
+        return compiled[-1]
 
     examples: list[Any] = [
         leaf.detach().clone(memory_format=torch.contiguous_format) for leaf in leaves
     ]
+    on_cpu = is_on_cpu(leaves)
     # On a CPU all kernels of a function are in one C++ file, which this process compiles. One file
     # per kernel takes twice as long, and a pool of processes takes longer to start.
-    on_cpu = (
-        {"compile_threads": 1, "cpp_wrapper": True}
-        if all(leaf.device.type == "cpu" for leaf in leaves)
-        else {}
-    )
+    wrapper = {"compile_threads": 1, "cpp_wrapper": True} if on_cpu else {}
     # _record_graph records functions on a GPU, independent of torch's settings in the environment.
-    with torch._inductor.config.patch({"triton.cudagraphs": False, **on_cpu, **settings}):
-        module = GraphModule(graph, graph.graph)
-        with _without_warnings(TORCH_LOG):
-            program = standalone_compile(
-                module, examples, dynamic_shapes="from_example_inputs", options={}
-            )
+    options = {"triton.cudagraphs": False, **wrapper, **settings}
+    with (
+        torch._inductor.config.patch(options),
+        # a cached function of autograd would not be compiled by ``compile_inner``
+        torch._functorch.config.patch(enable_autograd_cache=False),
+        _without_warnings(TORCH_LOG),
+    ):
+        program = standalone_compile(
+            GraphModule(graph, graph.graph),
+            examples,
+            dynamic_shapes="from_example_inputs",
+            options={"inner_compile": compile_inner},
+        )
+    library = Library.of(compiled[0]) if on_cpu and len(compiled) == 1 else None
+    return library or (lambda inputs: program(*plain(inputs)))
 
-    def run(inputs: Sequence[Tensor]) -> Sequence[Tensor]:
-        outputs: Sequence[Tensor] = program(*_plain(inputs))
-        return outputs
 
-    return run
+def is_on_cpu(leaves: Sequence[Tensor]) -> bool:
+    return all(leaf.device.type == "cpu" for leaf in leaves)
 
 
 @contextlib.contextmanager
@@ -322,7 +358,7 @@ def _record_graph(
         # number of the first call.
         return program, f"its numbers are on {' and '.join(sorted(map(str, devices)))}"
     try:
-        return Recording(lambda inputs: program(_plain(inputs)), _plain(leaves)), ""
+        return Recording(program, plain(leaves)), ""
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
@@ -342,11 +378,3 @@ def _devices(graph: GraphModule, leaves: Sequence[Tensor]) -> set[torch.device]:
             value = None if node.op == "placeholder" else node.meta.get("val")
             devices |= {value.device} if isinstance(value, Tensor) else set()
     return devices
-
-
-def _plain(leaves: Sequence[Tensor]) -> list[Tensor]:
-    """Return the same numbers as contiguous tensors without a graph."""
-    return [
-        leaf if leaf.is_contiguous() and not leaf.requires_grad else leaf.detach().contiguous()
-        for leaf in leaves
-    ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from hgms.compiled.trace import KNOWN, apart, flatten, lift_constants, unflatten
+from hgms.compiled.trace import KNOWN, Structure, apart, flatten, lift_constants
 from hgms.compiled.verify import compare, effect_of_rounding, perturb
 from hgms_core import (
     Candidates,
@@ -31,7 +31,10 @@ from hgms_core.components import evolve
 aten = torch.ops.aten
 Value = TypeVar("Value")
 Runner = Callable[[Sequence[Tensor]], Sequence[Tensor]]
+Kinds = list[tuple[torch.Size, torch.dtype]]
 NAME = "step"
+CARRIED = ("theta", "start", "hypergradient", "outer")
+"""The entries of a state that the next step reads, except its seed, step and costs."""
 PARTS = ("generator", "selector", "hypergradient", "outer")
 MOST = 50_000
 """Maximum multiply-adds of a matrix product that becomes a loop. Below this size, the call of the
@@ -52,15 +55,18 @@ derivative for each entry of a sum that reads it.
 class Compiler(Protocol):
     """The methods of :class:`hgms.compiled.Programs` that compile a program."""
 
-    outcomes: dict[str, str]
-
     def attempt(self, name: str, what: str, make: Callable[[], Value]) -> Value | None: ...
-
-    def refuse(self, name: str, why: str) -> None: ...
 
     def refuses(self, name: str) -> bool: ...
 
-    def build(self, graph: GraphModule, leaves: Sequence[Tensor], **settings: Any) -> Runner: ...
+    def build(
+        self,
+        name: str,
+        graph: GraphModule,
+        leaves: Sequence[Tensor],
+        check: Callable[[Runner, bool], str],
+        **settings: Any,
+    ) -> Runner | None: ...
 
 
 # 1. Small matrix products as loops
@@ -161,44 +167,98 @@ class PartWithOperands:
         return moved
 
 
-def as_tensors(value: Any) -> Any:
-    """Return the value with 0-dimensional tensors in place of whole numbers."""
-    if isinstance(value, Tensor) or value is None:
-        return value
+def spread(
+    value: Any, leaves: list[Tensor], counts: list[Any], like: Structure = None
+) -> Structure:
+    """Append tensors to ``leaves`` and whole numbers to ``counts``; return the structure.
+
+    In the structure, ``...`` is a tensor and ``int`` a whole number. A tensor is also a whole
+    number if the structure ``like`` has one at its place.
+    """
+    if like is int or type(value) is int:
+        counts.append(value)
+        return int
+    if isinstance(value, Tensor):
+        leaves.append(value)
+        return ...
     if isinstance(value, dict):
-        return {name: as_tensors(item) for name, item in value.items()}
+        inner = like if isinstance(like, dict) else {}
+        return {name: spread(item, leaves, counts, inner.get(name)) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [as_tensors(item) for item in value]
-    if type(value) is not int:
+        return [spread(item, leaves, counts) for item in value]
+    if value is not None:
         raise TypeError(f"a state with a {type(value).__name__} cannot be computed by a program")
-    # an operation of the graph while a step is traced, where torch.tensor would be a constant
-    return torch.full((), value, dtype=torch.int64)
+    return None
 
 
-def as_numbers(value: Any) -> Any:
-    """Return the value with numbers in place of 0-dimensional tensors of integers."""
-    if isinstance(value, dict):
-        return {name: as_numbers(item) for name, item in value.items()}
-    if isinstance(value, Tensor) and not value.dim() and value.dtype == torch.int64:
-        return int(value)
-    return value
+def gather(structure: Structure, leaves: Iterator[Tensor], counts: Iterator[Any]) -> Any:
+    """Return the value with this structure, these tensors and these whole numbers."""
+    if structure is ...:
+        return next(leaves)
+    if structure is int:
+        return next(counts)
+    if isinstance(structure, dict):
+        return {name: gather(item, leaves, counts) for name, item in structure.items()}
+    return structure and [gather(item, leaves, counts) for item in structure]
+
+
+def as_tensor(counts: Sequence[Any]) -> Tensor:
+    """Return whole numbers, some of which are tensors of a trace, as one tensor."""
+    if not any(isinstance(count, Tensor) for count in counts):
+        return torch.tensor(counts, dtype=torch.int64)
+    # torch.tensor would be a constant of the graph
+    return torch.stack([torch.full((), 0, dtype=torch.int64) + count for count in counts])
+
+
+def kinds_of(leaves: Sequence[Tensor]) -> Kinds:
+    return [(leaf.shape, leaf.dtype) for leaf in leaves]
 
 
 # 3. The program
 
 
 @frozen(eq=False)
+class Carried:
+    """The part of a state that the next step reads.
+
+    ``leaves`` are one tensor of its whole numbers, and its tensors.
+    """
+
+    structure: Structure
+    leaves: list[Tensor]
+    kinds: Kinds
+
+    @classmethod
+    def of(cls, state: State, like: Structure = None) -> Carried:
+        leaves: list[Tensor] = []
+        counts: list[Any] = []
+        structure = spread({name: state[name] for name in CARRIED}, leaves, counts, like)
+        leaves = [as_tensor(counts), *leaves]
+        return cls(structure, leaves, kinds_of(leaves))
+
+
+@frozen(eq=False)
+class Result:
+    """The structure of the outputs: the carried state, the costs, and (x, record)."""
+
+    carried: Structure
+    kinds: Kinds
+    rest: Structure
+
+
+@frozen(eq=False)
 class Program:
     """A compiled step for values of one structure and of one list of shapes and types."""
 
-    given: Any
-    kinds: list[tuple[torch.Size, torch.dtype]]
+    carried: Structure
+    operands: Structure
+    kinds: Kinds
     run: Runner
     constants: tuple[Tensor, ...]
-    structure: Any
+    result: Result
 
-    def suits(self, structure: Any, kinds: list[tuple[torch.Size, torch.dtype]]) -> bool:
-        return bool(self.kinds == kinds and self.given == structure)
+    def suits(self, carried: Structure, operands: Structure, kinds: Kinds) -> bool:
+        return bool(self.kinds == kinds and self.operands == operands and self.carried == carried)
 
 
 @define(eq=False)
@@ -207,6 +267,7 @@ class JoinedStep:
 
     ``excluded`` is whether a part cannot be joined with its settings, or the problem is large (None
     before the first step). It is a function of the settings, so a resumed run joins the same steps.
+    ``last`` is the last state, and its carried part.
     """
 
     compiler: Compiler
@@ -214,6 +275,7 @@ class JoinedStep:
     problem: Problem
     programs: list[Program] = field(factory=list, init=False)
     excluded: bool | None = field(default=None, init=False)
+    last: tuple[State, Carried] | None = field(default=None, init=False)
 
     @classmethod
     def of(cls, compiler: Compiler, pipeline: Pipeline, problem: Problem) -> JoinedStep | None:
@@ -237,20 +299,40 @@ class JoinedStep:
             return None
         if any(operand is NotImplemented for operand in operands.values()):
             return self.pipeline.step(self.problem, state, progress)
-        kept = {name: state[name] for name in ("theta", "start", "hypergradient", "outer")}
-        leaves: list[Tensor] = []
-        structure = flatten(as_tensors({**kept, "operands": operands}), leaves)
-        kinds = [(leaf.shape, leaf.dtype) for leaf in leaves]
-        program = next((known for known in self.programs if known.suits(structure, kinds)), None)
-        if program is None:
-            if len(self.programs) >= SHAPES:
-                return None
-            program = self._make(structure, leaves, state, progress)
-            if program is None:
-                return None
-            self.programs.insert(0, program)
+        carried = self._carried(state)
+        drawn: list[Tensor] = []
+        structure = flatten(operands, drawn)
+        kinds = [*carried.kinds, *kinds_of(drawn)]
+        leaves = [*carried.leaves, *drawn]
+        for program in self.programs:
+            if program.suits(carried.structure, structure, kinds):
+                return self._run(program, leaves, state)
+        made = self._make(carried, structure, leaves, state, progress)
+        return None if made is None else self._run(made, leaves, state)
+
+    def _carried(self, state: State) -> Carried:
+        """Return what the step reads of the state, which the last step usually has returned."""
+        if self.last is not None and self.last[0] is state:
+            return self.last[1]
+        return Carried.of(state)
+
+    def _run(self, program: Program, leaves: list[Tensor], state: State) -> tuple[State, Record]:
+        """Run the program, and add its costs to the costs before it."""
         outputs = program.run([*leaves, *program.constants])
-        return self._result(state, unflatten(program.structure, outputs))
+        result = program.result
+        rest = iter(outputs)
+        counts = next(rest).tolist()
+        kept = gather(result.carried, rest, iter(counts))
+        spent = next(rest).tolist()
+        x, record = gather(result.rest, rest, iter(()))
+        step = state["step"] + 1
+        before = state["cost"].items()
+        cost = {name: count + more for (name, count), more in zip(before, spent, strict=True)}
+        following = {**state, **kept, "x": x, "step": step, "cost": cost}
+        carried = list(outputs[: len(result.kinds)])
+        self.last = (following, Carried(result.carried, carried, result.kinds))
+        costs = {f"cost_{name}": count for name, count in cost.items()}
+        return following, {"step": step, **record, **costs, "oracle_calls": Cost(**cost).calls}
 
     def _operands(self, state: State, progress: float) -> dict[str, Any] | None:
         """Return the operands of the parts; None if a part cannot be joined with its settings."""
@@ -276,130 +358,136 @@ class JoinedStep:
         rows = max((len(leaf) for leaf in leaves if leaf.dim()), default=1)
         return rows * sum(leaf.numel() for leaf in self.problem.x0.values())
 
-    def compute(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Compute a step of the pipeline as a function of tensors; counts start at zero."""
-        operands = values["operands"]
+    def compute(
+        self, carried: Structure, operands: Structure, inputs: Sequence[Tensor]
+    ) -> tuple[list[Tensor], Result]:
+        """Compute a step of the pipeline as a function of tensors; costs start at zero."""
+        leaves = iter(inputs)
+        kept = gather(carried, leaves, iter(next(leaves).unbind()))
+        given = gather(operands, leaves, iter(()))
         parts: dict[str, Any] = {
-            name: PartWithOperands(getattr(self.pipeline, name), operands[name]) for name in PARTS
+            name: PartWithOperands(getattr(self.pipeline, name), given[name]) for name in PARTS
         }
-        kept = {name: item for name, item in values.items() if name != "operands"}
         start = {**kept, "seed": 0, "step": 0, "cost": Cost().numbers()}
         state, record = evolve(self.pipeline, **parts).step(self.problem, start)
-        return {"state": as_tensors(state), "record": as_tensors(record)}
-
-    def _result(self, state: State, computed: dict[str, Any]) -> tuple[State, Record]:
-        """Add the counts of the computed step to the counts before it."""
-        after, record = computed["state"], computed["record"]
-        cost = Cost(**state["cost"]) + Cost(**as_numbers(after["cost"]))
-        counts = cost.numbers()
-        step = state["step"] + 1
-        following = {
-            **state,
-            **after,
-            "start": as_numbers(after["start"]),
-            "outer": as_numbers(after["outer"]),
-            "seed": state["seed"],
-            "step": step,
-            "cost": counts,
-        }
-        costs = {f"cost_{name}": count for name, count in counts.items()}
-        return following, {**record, "step": step, **costs, "oracle_calls": cost.calls}
+        after = Carried.of(state, carried)
+        outputs = [*after.leaves, as_tensor(list(state["cost"].values()))]
+        structure = flatten((state["x"], without_costs(record)), outputs)
+        return outputs, Result(after.structure, after.kinds, structure)
 
     def _make(
-        self, structure: Any, leaves: list[Tensor], state: State, progress: float
+        self,
+        carried: Carried,
+        operands: Structure,
+        leaves: list[Tensor],
+        state: State,
+        progress: float,
     ) -> Program | None:
+        if len(self.programs) >= SHAPES:
+            return None
         compiler = self.compiler
-        made = compiler.attempt(NAME, "traced", lambda: self._trace(structure, leaves))
+
+        def compute(inputs: Sequence[Tensor]) -> tuple[list[Tensor], Result]:
+            return self.compute(carried.structure, operands, inputs)
+
+        made = compiler.attempt(NAME, "traced", lambda: trace_step(compute, leaves))
         if made is None:
             return None
         graph, constants, result = made
-        inputs = [*leaves, *constants]
         large = any(
             node.target in LARGE
             for module in graph.modules()
             if isinstance(module, GraphModule)
             for node in module.graph.nodes
         )
+
+        def check(run: Runner, stored: bool) -> str:
+            after, record = self.pipeline.step(self.problem, state, progress)
+            cost = [after["cost"][name] - n for name, n in state["cost"].items()]
+            expected = [*Carried.of(after).leaves, torch.tensor(cost)]
+            flatten((after["x"], without_costs(record)), expected)
+            return difference_of(
+                compute, lambda inputs: run([*inputs, *constants]), result, leaves, expected
+            )
+
+        inputs = [*leaves, *constants]
         settings = {} if large else SMALL_STEP
-        run = compiler.attempt(NAME, "compiled", lambda: compiler.build(graph, inputs, **settings))
+        run = compiler.build(NAME, graph, inputs, check, **settings)
         if run is None:
             return None
-        kinds = [(leaf.shape, leaf.dtype) for leaf in leaves]
-        program = Program(structure, kinds, run, constants, result)
-        check = lambda: self._difference(program, structure, leaves, state, progress)  # noqa: E731
-        difference = compiler.attempt(NAME, "checked", check)
-        if difference is None:
-            return None
-        if difference:
-            compiler.refuse(NAME, f"differs when it is compiled: {difference}")
-            return None
-        compiler.outcomes.setdefault(NAME, "compiled")
+        program = Program(carried.structure, operands, kinds_of(leaves), run, constants, result)
+        self.programs.insert(0, program)
+        self.programs.insert(0, program)
         return program
 
-    def _trace(
-        self, structure: Any, leaves: list[Tensor]
-    ) -> tuple[GraphModule, tuple[Tensor, ...], Any]:
-        result: Any = None
 
-        def flat(*inputs: Tensor) -> list[Tensor]:
-            nonlocal result
-            outputs: list[Tensor] = []
-            result = flatten(self.compute(unflatten(structure, inputs)), outputs)
-            return [output.detach() for output in outputs]
-
-        table = {**KNOWN, **LOOPS}
-        traced = make_fx(flat, table, tracing_mode="fake", _allow_non_fake_inputs=True)
-        graph, constants = lift_constants(traced(*apart(leaves)))
-        graph.graph.eliminate_dead_code()
-        return graph, constants, result
-
-    def _difference(
-        self, program: Program, structure: Any, leaves: list[Tensor], state: State, progress: float
-    ) -> str:
-        """Return how the program differs from the eager step; empty if both agree.
-
-        The program is compared at these values with the pipeline, and at other values with the
-        function that was traced, in case the graph contains the values of the trace.
-        """
-
-        def function(inputs: Sequence[Tensor]) -> list[Tensor]:
-            return _leaves(self.compute(unflatten(structure, inputs)))
-
-        def run(inputs: Sequence[Tensor]) -> list[Tensor]:
-            outputs = program.run([*inputs, *program.constants])
-            return _leaves(unflatten(program.structure, outputs))
-
-        elsewhere = perturb(leaves, 0.01)
-        expected = function(elsewhere)
-        rounding = effect_of_rounding(function, elsewhere, expected)
-        difference = compare(run(elsewhere), expected, rounding)
-        if difference:
-            return difference
-        computed = self.compute(unflatten(structure, leaves))
-        rounding = effect_of_rounding(function, leaves, _leaves(computed))
-        outputs = unflatten(program.structure, program.run([*leaves, *program.constants]))
-        steps = (self._result(state, outputs), self.pipeline.step(self.problem, state, progress))
-        found, expected = (
-            _leaves(
-                {
-                    "state": {name: as_tensors(after[name]) for name in computed["state"]},
-                    "record": {name: as_tensors(record[name]) for name in computed["record"]},
-                }
-            )
-            for after, record in steps
-        )
-        return compare(found, expected, rounding)
+def without_costs(record: Record) -> Record:
+    """Return a record without the counts that a step adds to the counts before it."""
+    return {
+        name: value
+        for name, value in record.items()
+        if name not in ("step", "oracle_calls") and not name.startswith("cost_")
+    }
 
 
-def _leaves(value: dict[str, Any]) -> list[Tensor]:
+def trace_step(
+    compute: Callable[[Sequence[Tensor]], tuple[list[Tensor], Result]], leaves: list[Tensor]
+) -> tuple[GraphModule, tuple[Tensor, ...], Result]:
+    """Return the graph of a step, the tensors that it reads in addition, and its result."""
+    results: list[Result] = []
+
+    def flat(*inputs: Tensor) -> list[Tensor]:
+        outputs, result = compute(inputs)
+        results.append(result)
+        return [output.detach() for output in outputs]
+
+    table = {**KNOWN, **LOOPS}
+    traced = make_fx(flat, table, tracing_mode="fake", _allow_non_fake_inputs=True)
+    graph, constants = lift_constants(traced(*apart(leaves)))
+    graph.graph.eliminate_dead_code()
+    return graph, constants, results[0]
+
+
+def difference_of(
+    compute: Callable[[Sequence[Tensor]], tuple[list[Tensor], Result]],
+    run: Runner,
+    result: Result,
+    leaves: Sequence[Tensor],
+    expected: Sequence[Tensor],
+) -> str:
+    """Return how a program differs from the eager step; empty if both agree.
+
+    At the values of ``leaves`` it is compared with the pipeline (``expected``), and at other values
+    with the function that was traced, in case the graph contains the values of the trace.
+    """
+
+    def function(inputs: Sequence[Tensor]) -> list[Tensor]:
+        return comparable(result, compute(inputs)[0])
+
+    elsewhere = perturb(leaves, 0.01)
+    wanted = function(elsewhere)
+    rounding = effect_of_rounding(function, elsewhere, wanted)
+    difference = compare(comparable(result, run(elsewhere)), wanted, rounding)
+    if difference:
+        return difference
+    rounding = effect_of_rounding(function, leaves, function(leaves))
+    return compare(comparable(result, run(leaves)), comparable(result, expected), rounding)
+
+
+def comparable(result: Result, outputs: Sequence[Tensor]) -> list[Tensor]:
     """Return all tensors of a step, without the gap.
 
     The gap is a difference of scores that are nearly equal. A residual is relative to the size of
     b, and so is its rounding error.
     """
-    record = {name: item for name, item in value["record"].items() if name != "gap"}
+    leaves = iter(outputs)
+    counts = next(leaves)
+    carried = gather(result.carried, leaves, iter(counts.unbind()))
+    cost = next(leaves)
+    x, record = gather(result.rest, leaves, iter(()))
+    record = {name: item for name, item in record.items() if name != "gap"}
     if record["residual"] is not None:
         record["residual"] = 1 + record["residual"]
-    leaves: list[Tensor] = []
-    flatten({**value, "record": record}, leaves)
-    return leaves
+    values: list[Tensor] = []
+    flatten((carried, cost, x, record), values)
+    return values

@@ -1,0 +1,111 @@
+"""A graph compiled for a CPU as a shared library, which other processes load from disk."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from attrs import frozen
+from torch import Tensor
+from torch.fx import GraphModule
+
+from hgms.store import DiskError, cache_folder, digest, replace_file
+
+ENTRY = "inductor_entry_cpp"
+"""The function of a library that inductor's C++ wrapper generates."""
+KIND = "programs"
+"""The folder of stored libraries below the cache folder. It can be deleted at any time."""
+DIGITS = 32
+"""Length of the key, and of the checksum, in the name of a file."""
+
+
+@frozen(eq=False)
+class Library:
+    """The function of a shared library, for inputs of fixed shapes.
+
+    >>> graph = torch.fx.symbolic_trace(lambda a: [a + 1])
+    >>> Library.load(key_of(graph, [torch.ones(2)], {"an example": True})) is None
+    True
+
+    Source: the C++ wrapper of torch's inductor. A library does not require inductor, whose import
+        takes seconds.
+    """
+
+    path: Path
+    entry: Callable[[Any], Any]
+
+    @classmethod
+    def of(cls, compiled: Any) -> Library | None:
+        """Return the library of inductor's result, or None if it reads other values."""
+        try:
+            entry = compiled.current_callable.__globals__["inductor_entry"]
+            path = Path(entry.__self__.__file__)
+        except (AttributeError, KeyError):  # another version of torch
+            return None
+        return None if compiled.constants else cls(path, entry)
+
+    @classmethod
+    def load(cls, key: str) -> Library | None:
+        """Return the stored library, or None if no undamaged file exists."""
+        for path in sorted(cache_folder(KIND).glob(f"{key}-*.so")):
+            with contextlib.suppress(OSError, ImportError, AttributeError):
+                if path.name == _name(key, path.read_bytes()):
+                    return cls(path, _entry(path))
+        return None
+
+    def store(self, key: str) -> None:
+        """Store a copy under this key, if the cache is writable."""
+        with contextlib.suppress(OSError, DiskError):
+            content = self.path.read_bytes()
+            path = cache_folder(KIND) / _name(key, content)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(path, content)
+
+    def __call__(self, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+        handles = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors(plain(inputs))
+        outputs: Sequence[Tensor]
+        outputs = torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs(self.entry(handles))
+        return outputs
+
+
+def plain(leaves: Sequence[Tensor]) -> list[Tensor]:
+    """Return the same numbers as contiguous tensors without a graph."""
+    return [
+        leaf if leaf.is_contiguous() and not leaf.requires_grad else leaf.detach().contiguous()
+        for leaf in leaves
+    ]
+
+
+def key_of(graph: GraphModule, leaves: Sequence[Tensor], settings: Mapping[str, Any]) -> str:
+    """Return a key of the graph, the inputs, the settings, torch, and the processor."""
+    parts = (
+        [module.code for module in graph.modules() if isinstance(module, GraphModule)],
+        [(leaf.shape, leaf.dtype) for leaf in leaves],
+        sorted(settings.items()),
+        (torch.__version__, torch.version.git_version, sys.implementation.cache_tag),
+        torch.get_num_threads(),  # a constant of parallel loops
+        getattr(torch.cpu, "get_capabilities", torch.backends.cpu.get_cpu_capability)(),
+    )
+    return digest(repr(parts))[:DIGITS]
+
+
+def _name(key: str, content: bytes) -> str:
+    return f"{key}-{digest(content)[:DIGITS]}.so"
+
+
+def _entry(path: Path) -> Callable[[Any], Any]:
+    address = torch._C._dynamo.guards._torchinductor_pyobject_tensor_data_ptr
+    os.environ["_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"] = str(address)
+    spec = importlib.util.spec_from_file_location(f"{path.stem}.{ENTRY}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    entry: Callable[[Any], Any] = getattr(module, ENTRY)
+    return entry
