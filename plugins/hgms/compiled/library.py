@@ -7,6 +7,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from importlib.machinery import ExtensionFileLoader
 from pathlib import Path
 from typing import Any
 
@@ -100,12 +101,13 @@ def _name(key: str, content: bytes) -> str:
 
 
 def _entry(path: Path) -> Callable[[Any], Any]:
-    address = torch._C._dynamo.guards._torchinductor_pyobject_tensor_data_ptr
+    guards: Any = torch._C._dynamo.guards
+    address = guards._torchinductor_pyobject_tensor_data_ptr
     os.environ["_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"] = str(address)
-    spec = importlib.util.spec_from_file_location(f"{path.stem}.{ENTRY}", path)
+    loader = ExtensionFileLoader(f"{path.stem}.{ENTRY}", str(path))
+    spec = importlib.util.spec_from_loader(loader.name, loader)
     assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    loader.exec_module(module)
     entry: Callable[[Any], Any] = getattr(module, ENTRY)
     return entry

@@ -12,6 +12,7 @@ from torch.func import functionalize
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode, make_fx
 
+from hgms.compiled.small_products import LOOPS
 from hgms.compiled.trace import (
     KNOWN,
     flatten,
@@ -20,6 +21,9 @@ from hgms.compiled.trace import (
     unflatten,
     without_repetitions,
 )
+
+TABLE = {**KNOWN, **LOOPS}
+"""Replacements of operations in the program of a step."""
 
 Values = Any
 """Tensors in dictionaries, lists and tuples."""
@@ -116,13 +120,13 @@ def _operations(
     """Return ``graph(*read, *leaves)`` of a function, and the tensors that it reads in addition."""
     with disable_proxy_modes_tracing():
         fresh = [torch.empty_like(leaf) for leaf in leaves]
-        traced = make_fx(function, KNOWN, _allow_non_fake_inputs=True)(*fresh)
+        traced = make_fx(function, TABLE, _allow_non_fake_inputs=True)(*fresh)
     graph, read = lift_constants(traced, first=True)
     if any(_is_mutation(node.target) for node in graph.graph.nodes):
         with disable_proxy_modes_tracing():
             inputs = [torch.empty_like(leaf) for leaf in [*read, *leaves]]
             pure = functionalize(graph, remove="mutations")
-            graph = make_fx(pure, KNOWN, _allow_non_fake_inputs=True)(*inputs)
+            graph = make_fx(pure, TABLE, _allow_non_fake_inputs=True)(*inputs)
     operations = without_repetitions(graph.graph)
     operations.eliminate_dead_code()
     return GraphModule(graph, operations), read

@@ -67,9 +67,9 @@ class Programs:
     is a separate process, which this process's processor time excludes. ``outcomes`` reports how
     each function runs, by its name, which is the first element of its key.
 
-    Cost: two calls of the function for the check. torch stores compiled code on disk
-    (``TORCHINDUCTOR_CACHE_DIR``), so the next process that compiles the same function needs
-    seconds.
+    Cost: two calls of the function for the check. On a CPU, the next process loads the compiled
+    function from disk (``$HGMS_CACHE``). On a GPU, it compiles it again, with torch's cache
+    (``TORCHINDUCTOR_CACHE_DIR``).
 
     >>> programs = Programs()
     >>> halve = programs(("halve",), lambda tree: {"x": tree["x"] / 2 if tree["x"] > 1 else 0})

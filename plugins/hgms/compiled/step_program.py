@@ -11,7 +11,9 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from hgms.compiled.trace import KNOWN, Structure, apart, flatten, lift_constants
+from hgms.compiled.loops import TABLE
+from hgms.compiled.small_products import LARGE
+from hgms.compiled.trace import Structure, apart, flatten, lift_constants
 from hgms.compiled.verify import compare, effect_of_rounding, perturb
 from hgms_core import (
     Candidates,
@@ -28,7 +30,6 @@ from hgms_core import (
 from hgms_core.capabilities import JoinsStep, find
 from hgms_core.components import evolve
 
-aten = torch.ops.aten
 Value = TypeVar("Value")
 Runner = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 Kinds = list[tuple[torch.Size, torch.dtype]]
@@ -36,10 +37,6 @@ NAME = "step"
 CARRIED = ("theta", "start", "hypergradient", "outer")
 """The entries of a state that the next step reads, except its seed, step and costs."""
 PARTS = ("generator", "selector", "hypergradient", "outer")
-MOST = 50_000
-"""Maximum multiply-adds of a matrix product that becomes a loop. Below this size, the call of the
-linear algebra library takes longer than the product.
-"""
 SHAPES = 8
 """Maximum number of programs; steps with further shapes run part by part."""
 WORK = 4_000_000
@@ -69,52 +66,7 @@ class Compiler(Protocol):
     ) -> Runner | None: ...
 
 
-# 1. Small matrix products as loops
-
-
-def _mm(a: Tensor, b: Tensor) -> Tensor:
-    (m, k), n = a.shape, b.shape[1]
-    if m * k * n > MOST:
-        return NotImplemented
-    if n < min(m, 16):  # the branches: the long axis is last, along which inductor vectorises
-        return (b.t().unsqueeze(1) * a.unsqueeze(0)).sum(2).t()
-    return (a.unsqueeze(2) * b.unsqueeze(0)).sum(1)
-
-
-def _bmm(a: Tensor, b: Tensor) -> Tensor:
-    if a.numel() * b.shape[2] > MOST:
-        return NotImplemented
-    return (a.unsqueeze(3) * b.unsqueeze(1)).sum(2)
-
-
-def _mv(a: Tensor, b: Tensor) -> Tensor:
-    return NotImplemented if a.numel() > MOST else (a * b).sum(1)
-
-
-def _addmm(c: Tensor, a: Tensor, b: Tensor, beta: float = 1, alpha: float = 1) -> Tensor:
-    if a.numel() * b.shape[1] > MOST:
-        return NotImplemented
-    return beta * c + alpha * (a @ b)
-
-
-def _view(a: Tensor, shape: Sequence[int]) -> Tensor:
-    """View a product with another memory layout."""
-    return NotImplemented if a.is_contiguous() else aten.view.default(a.contiguous(), shape)
-
-
-LOOPS: dict[Any, Callable[..., Any]] = {
-    aten.view.default: _view,
-    aten._unsafe_view.default: _view,
-    aten.mm.default: _mm,
-    aten.bmm.default: _bmm,
-    aten.mv.default: _mv,
-    aten.dot.default: lambda a, b: (a * b).sum(),
-    aten.addmm.default: _addmm,
-}
-LARGE = (aten.mm.default, aten.bmm.default, aten.mv.default, aten.addmm.default)
-
-
-# 2. The parts and the numbers of a step as functions of tensors
+# 1. The parts and the numbers of a step as functions of tensors
 
 
 @frozen
@@ -214,7 +166,7 @@ def kinds_of(leaves: Sequence[Tensor]) -> Kinds:
     return [(leaf.shape, leaf.dtype) for leaf in leaves]
 
 
-# 3. The program
+# 2. The program
 
 
 @frozen(eq=False)
@@ -441,8 +393,7 @@ def trace_step(
         results.append(result)
         return [output.detach() for output in outputs]
 
-    table = {**KNOWN, **LOOPS}
-    traced = make_fx(flat, table, tracing_mode="fake", _allow_non_fake_inputs=True)
+    traced = make_fx(flat, TABLE, tracing_mode="fake", _allow_non_fake_inputs=True)
     graph, constants = lift_constants(traced(*apart(leaves)))
     graph.graph.eliminate_dead_code()
     return graph, constants, results[0]

@@ -1,0 +1,67 @@
+"""Small matrix products as loops, which inductor joins with the operations around them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+aten = torch.ops.aten
+MOST = 50_000
+"""Maximum multiply-adds of a matrix product that becomes a loop. Below this size, the call of the
+linear algebra library takes longer than the product.
+"""
+
+
+def _mm(a: Tensor, b: Tensor) -> Tensor:
+    (m, k), n = a.shape, b.shape[1]
+    if m * k * n > MOST:
+        return NotImplemented
+    if n < min(m, 16):  # the branches
+        return (b.t().unsqueeze(2) * _columns(a).unsqueeze(0)).sum(1).t()
+    return (a.unsqueeze(2) * b.unsqueeze(0)).sum(1)
+
+
+def _bmm(a: Tensor, b: Tensor) -> Tensor:
+    if a.numel() * b.shape[2] > MOST:
+        return NotImplemented
+    return (a.unsqueeze(3) * b.unsqueeze(1)).sum(2)
+
+
+def _mv(a: Tensor, b: Tensor) -> Tensor:
+    return NotImplemented if a.numel() > MOST else (_columns(a) * b.unsqueeze(1)).sum(0)
+
+
+def _addmm(c: Tensor, a: Tensor, b: Tensor, beta: float = 1, alpha: float = 1) -> Tensor:
+    if a.numel() * b.shape[1] > MOST:
+        return NotImplemented
+    return beta * c + alpha * (a @ b)
+
+
+def _columns(a: Tensor) -> Tensor:
+    """Return the columns of a matrix as rows.
+
+    Inductor vectorises the last axis, and a sum over it takes longer than a sum over another axis.
+    A loop copies a matrix from outside only once.
+    """
+    return a.t().contiguous()
+
+
+def _view(a: Tensor, shape: Sequence[int]) -> Tensor:
+    """View a product with another memory layout."""
+    return NotImplemented if a.is_contiguous() else aten.view.default(a.contiguous(), shape)
+
+
+LOOPS: dict[Any, Callable[..., Any]] = {
+    aten.view.default: _view,
+    aten._unsafe_view.default: _view,
+    aten.mm.default: _mm,
+    aten.bmm.default: _bmm,
+    aten.mv.default: _mv,
+    aten.dot.default: lambda a, b: (a * b).sum(),
+    aten.addmm.default: _addmm,
+}
+LARGE = (aten.mm.default, aten.bmm.default, aten.mv.default, aten.addmm.default)
+"""Products that are calls of the linear algebra library."""
