@@ -268,7 +268,7 @@ class JoinsStep(Protocol):
     def compute(self, *arguments: Any) -> Any:
         """Return the part of the step.
 
-        - generator: ``compute(problem, theta, operands)`` returns :class:`Candidates`.
+        - generator: ``compute(problem, theta, start, operands)`` returns :class:`Candidates`.
         - selector: ``compute(problem, theta, candidates, operands)`` returns a :class:`Selection`.
         - hypergradient: ``compute(problem, theta, candidates, selection, state, operands)`` returns
           an :class:`Estimate` and its state.

@@ -85,7 +85,7 @@ class PartWithOperands:
     def propose(
         self, problem: Problem, theta: Tree, start: State, key: Key, progress: float
     ) -> Candidates:
-        candidates: Candidates = self.part.compute(problem, theta, self.operands)
+        candidates: Candidates = self.part.compute(problem, theta, start, self.operands)
         return candidates
 
     def carry(
@@ -150,7 +150,10 @@ def gather(structure: Structure, leaves: Iterator[Tensor], counts: Iterator[Any]
     if structure is int:
         return next(counts)
     if isinstance(structure, dict):
-        return {name: gather(item, leaves, counts) for name, item in structure.items()}
+        return {
+            name: next(leaves) if item is ... else gather(item, leaves, counts)
+            for name, item in structure.items()
+        }
     return structure and [gather(item, leaves, counts) for item in structure]
 
 

@@ -86,17 +86,28 @@ class Diversity:
         """Return the factor of each branch on the weight decay."""
         return factors(self.decay_spread, count)
 
+    def are_equal(self, whole: bool, decay: float) -> bool:
+        """Return whether branches without noise would be equal.
+
+        ``whole`` is whether a batch contains all rows, and ``decay`` is the weight decay.
+        """
+        spread = self.lr_spread is not None or (self.decay_spread is not None and decay > 0)
+        return whole and not self.noise and not spread
+
+    def noise_of(self, equal: bool) -> float:
+        """Return the standard deviation of the noise."""
+        return self.whole_batch_noise if equal else self.noise
+
     def add_noise_(
         self, x: Tree, members: Sequence[int], key: Key, whole: bool, decay: float
     ) -> None:
         """Add Gaussian noise to every row except branch 0.
 
-        Each branch uses a separate key. ``whole`` and ``decay`` are whether a batch contains all
-        rows, and the weight decay: they determine whether the branches would be equal.
+        Each branch uses a separate key. The arguments ``whole`` and ``decay`` are those of
+        :meth:`are_equal`.
         """
-        spread = self.lr_spread is not None or (self.decay_spread is not None and decay > 0)
-        equal = whole and not self.noise and not spread
-        noise = self.whole_batch_noise if equal else self.noise
+        equal = self.are_equal(whole, decay)
+        noise = self.noise_of(equal)
         relative = equal or self.noise_scale == "relative"
         device = next(iter(x.values())).device
         for row, member in enumerate(members):
@@ -351,14 +362,22 @@ class Branches:
         kept = self.count == 1 and self.keep_path != "none"
         if isinstance(rule, TorchRule) or self._parts(problem.lower_data) > 1 or kept:
             return None
-        x, moments, index = self._begin(problem, start, key, range(self.count))
-        decays = [self.optimizer.decay * factor for factor in self.diversity.decays(self.count)]
+        data = problem.lower_data
+        decay = self.optimizer.decay
+        equal = self.diversity.are_equal(self._is_whole(data), decay)
+        # Without noise, the program computes the starts.
+        noisy = self.count > 1 and self.diversity.noise_of(equal) > 0
+        x = self._begin(problem, start, key, range(self.count))[0] if noisy else None
+        index = self._draw(data, key, range(self.count))
+        decays = [decay * factor for factor in self.diversity.decays(self.count)]
         rates = self._rates(problem, start)
-        numbers = kept_table(problem, rule, rates, decays, next(iter(x.values())))
-        batches = problem.lower_data.batch(index)
-        return {"x": x, "moments": moments, "batches": batches, "numbers": numbers}
+        like = next(iter(start["x"].values()))
+        numbers = kept_table(problem, rule, rates, decays, like)
+        return {"x": x, "batches": data.batch(index), "numbers": numbers}
 
-    def compute(self, problem: Problem, theta: Tree, operands: dict[str, Any]) -> Candidates:
+    def compute(
+        self, problem: Problem, theta: Tree, start: State, operands: dict[str, Any]
+    ) -> Candidates:
         data = problem.lower_data
         rule = self.optimizer.rule(problem.x0)
         assert not isinstance(rule, TorchRule)
@@ -375,7 +394,9 @@ class Branches:
             mode=self.mode,
             chunk=self.chunk,
         )
-        x, moments, losses = advance_joined(form, problem, theta, operands)
+        x, moments = starts(start, self.count, range(self.count))
+        x = operands["x"] or x
+        x, moments, losses = advance_joined(form, problem, theta, x, moments, operands)
         calls = self.count * self.steps
         cost = Cost(lower_gradients=calls, rows=calls * rows)
         return Candidates(x=x, aux=moments, losses=losses, cost=cost)
@@ -405,13 +426,23 @@ class Branches:
         """
         data = problem.lower_data
         x, moments = starts(start, self.count, members)
-        whole = self.batch_size is None or self.batch_size >= data.size
+        whole = self._is_whole(data)
         self.diversity.add_noise_(x, members, key, whole, self.optimizer.decay)
+        return x, moments, self._draw(data, key, members)
+
+    def _is_whole(self, data: Data) -> bool:
+        """Return whether a batch contains all rows."""
+        return self.batch_size is None or self.batch_size >= data.size
+
+    def _draw(self, data: Data, key: Key, members: Sequence[int]) -> Tensor | None:
+        """Return the row numbers of the branches ``members``; None if a batch has all rows."""
+        if self._is_whole(data):
+            return None
         key = key.fold("batches")
-        if whole or self.diversity.batches == "shared":
-            return x, moments, data.draw(key, self.batch_size, self.steps)
+        if self.diversity.batches == "shared":
+            return data.draw(key, self.batch_size, self.steps)
         drawn = [data.draw(key.fold(member), self.batch_size, self.steps) for member in members]
-        return x, moments, torch.stack([numbers for numbers in drawn if numbers is not None])
+        return torch.stack([numbers for numbers in drawn if numbers is not None])
 
     def _rates(self, problem: Problem, start: State) -> list[list[float]]:
         return self.optimizer.rates(problem.x0, self.diversity.rates(self.count), self.steps, start)

@@ -104,8 +104,8 @@ class Restarts:
         restarts = (start["outer_steps"] + 1) % self.restart_every == 0
         return NotImplemented if restarts else operands
 
-    def compute(self, problem: Problem, theta: Tree, operands: Any) -> Candidates:
-        candidates: Candidates = self._inner.compute(problem, theta, operands)
+    def compute(self, problem: Problem, theta: Tree, start: State, operands: Any) -> Candidates:
+        candidates: Candidates = self._inner.compute(problem, theta, start, operands)
         return candidates
 
     def carry(

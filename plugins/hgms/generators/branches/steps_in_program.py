@@ -33,14 +33,13 @@ class Form:
 
 
 def advance_joined(
-    form: Form, problem: Problem, theta: Tree, operands: dict[str, Any]
+    form: Form, problem: Problem, theta: Tree, x: Tree, moments: Tree, operands: dict[str, Any]
 ) -> tuple[Tree, Tree, Tensor]:
     """Return the stacked ends, their moments, and the losses before the last steps.
 
-    The operands are the stacked starts ``x`` and ``moments``, the ``batches`` of all steps, and
-    the ``numbers`` of all steps.
+    ``x`` and ``moments`` are the stacked starts. The operands are the ``batches`` and the
+    ``numbers`` of all steps.
     """
-    x = operands["x"]
     batches = operands["batches"]
     axis = form.axis
 
@@ -56,13 +55,13 @@ def advance_joined(
         chunk=form.chunk,
         trial=trial,
     )
-    ends = [_run(form, group, theta, operands) for group in parts]
-    xs, moments, losses = zip(*ends, strict=True)
-    return _join(xs), _join(moments), torch.cat([loss.reshape(-1) for loss in losses])
+    ends = [_run(form, group, theta, moments, operands) for group in parts]
+    xs, memories, losses = zip(*ends, strict=True)
+    return _join(xs), _join(memories), torch.cat([loss.reshape(-1) for loss in losses])
 
 
 def _run(
-    form: Form, group: Group, theta: Tree, operands: dict[str, Any]
+    form: Form, group: Group, theta: Tree, stack: Tree, operands: dict[str, Any]
 ) -> tuple[Tree, Tree, Tensor]:
     stacked = isinstance(group.part, slice)
     axis = form.axis
@@ -73,7 +72,7 @@ def _run(
         axis = axis if stacked or axis is None else axis - 1
     if numbers.dim() == 3:
         numbers = numbers[..., group.part]
-    moments = {name: group.rows_of(leaf) for name, leaf in operands["moments"].items()}
+    moments = {name: group.rows_of(leaf) for name, leaf in stack.items()}
     length = max(length for length in LENGTHS if form.steps % length == 0)
     block = Block(evolve(form.rule, done=0), stacked, form.decayed, axis)
     places = torch.arange(length)
