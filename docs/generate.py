@@ -45,6 +45,7 @@ from hgms.plugins import FIRST_PARTY, Host, Registry, hookspecs, registry
 from hgms.runs import config
 from hgms.runs.describe import description as describe
 from hgms.runs.describe import range_of
+from hgms_mix.stages.command import OTHERS
 
 DOCS = Path(__file__).resolve().parent
 PROGRAMS = (hgms.adapters, hgms.comparison, hgms.integrations, hgms.report, hgms.results, hgms.runs)
@@ -555,9 +556,8 @@ def _commands() -> Iterator[tuple[str, str]]:
     """Yield the package and the command of each entry point."""
     for command, entries in sorted(Host().programs.items()):
         yield entries[-1].module, f"`hgms {command}`"
-    for entry in sorted(importlib.metadata.entry_points(group="hgms.mix")):
-        if entry.dist is not None and entry.dist.name == FIRST_PARTY:
-            yield entry.module.rpartition(".")[0], f"`hgms mix {entry.name}`"
+    for name, module in OTHERS.items():
+        yield module.rpartition(".")[0], f"`hgms mix {name}`"
 
 
 def kit() -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import hgms_core
+from hgms_mix.stages.command import OTHERS
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -59,7 +60,7 @@ def test_the_wheel_holds_the_core_and_every_package() -> None:
 def test_every_package_and_every_file_with_hooks_is_an_entry_point() -> None:
     entries = PROJECT["project"]["entry-points"]
     plugins, programs = ({*entries[name].values()} for name in ("hgms", "hgms.programs"))
-    others = {value.rpartition(".")[0] for value in entries.get("hgms.mix", {}).values()}
+    others = {module.rpartition(".")[0] for module in OTHERS.values()}
     described = set(PACKAGES) - (programs - WITH_METHOD) - others - NO_HOOKS
     assert {"hgms.solvers", "hgms.generators.branches", "hgms.tasks.cleaning"} <= described
     assert {name if name in PACKAGES else name.rpartition(".")[0] for name in plugins} == described

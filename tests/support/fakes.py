@@ -134,9 +134,9 @@ def json_of(*arguments: str | Path) -> Any:
     return json.loads(done.stdout)
 
 
-PROGRAMS, TABLES, MIX = (
+PROGRAMS, TABLES = (
     {entry.name: entry.value for entry in importlib.metadata.entry_points(group=group)}
-    for group in ("hgms.programs", "hgms.tables", "hgms.mix")
+    for group in ("hgms.programs", "hgms.tables")
 )
 """Our commands, and the tables that they read of a file: they stay while a test hides every
 plugin.
@@ -168,7 +168,6 @@ class Site:
         requires: Sequence[str] = (),
         extras: Sequence[str] = (),
         programs: Mapping[str, str] | None = None,
-        mix: Mapping[str, str] | None = None,
     ) -> None:
         folder = self.root / f"{name.replace('-', '_')}-{version}.dist-info"
         folder.mkdir(exist_ok=True)
@@ -184,7 +183,6 @@ class Site:
                     "hgms": entry_points,
                     "hgms.programs": PROGRAMS if name == "hgms" else programs or {},
                     "hgms.tables": TABLES if name == "hgms" else {},
-                    "hgms.mix": MIX if name == "hgms" else mix or {},
                 }.items()
             )
         )

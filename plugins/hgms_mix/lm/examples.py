@@ -90,14 +90,6 @@ def open_rows(
     return form, itertools.chain(first, records)
 
 
-def check_first_rows(name: str, source: Source) -> None:
-    """Raise DataError if the first rows of ``source`` cannot be read, or have no known format.
-
-    This check is possible before a model is loaded.
-    """
-    open_rows((name,), source)
-
-
 def example_of(row: Unread, number: int, form: Format | None, source: Source) -> Example:
     """Return a row as a conversation. Raise BadRow if it is not a conversation."""
     row = parse(row, source.fields)

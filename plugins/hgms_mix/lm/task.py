@@ -22,7 +22,7 @@ from hgms.store import cache_folder
 from hgms_core import ConfigError, HgmsError, Key, Problem, Sources, Tree, component, roles
 from hgms_core.capabilities import Capabilities, HasData, HasTestingInstance, Sharded
 from hgms_core.validators import at_least, optional, optional_positive
-from hgms_mix.lm.examples import check_first_rows, content
+from hgms_mix.lm.examples import content
 from hgms_mix.lm.language import LanguageModel
 from hgms_mix.lm.lora import Lora
 from hgms_mix.lm.losses import (
@@ -399,9 +399,6 @@ class SourceMixture:
     def problem(self, seed: int, device: torch.device, dtype: torch.dtype) -> Problem:
         if self.sharded:
             ensure_ranks()
-        for which in SETS:
-            # Report errors of files before a model is downloaded or converted.
-            self._by_name(which, check_first_rows)
         tokenizer = self.model.load_tokenizer()
         pool = self.pool(tokenizer, seed)
         judged: dict[str, dict[str, TokenTable]] = {

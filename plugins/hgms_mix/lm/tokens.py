@@ -26,8 +26,8 @@ from torch import Tensor
 
 from hgms import store
 from hgms.config import expand
-from hgms_core import ConfigError, Key
-from hgms_core.errors import DataError, Place, one_of
+from hgms_core import Key
+from hgms_core.errors import DataError, Place
 from hgms_mix.lm.examples import content
 from hgms_mix.lm.formats import FORMATS, Message
 from hgms_mix.lm.parts import Part, compute_parts, concatenate_parts
@@ -97,21 +97,6 @@ def token_table(
     written. Cost: the sha256 of the file. If the table is not in the cache, two passes over the
     file that parse it and about 0.1 ms of a core per row. If it is, a checksum of the entry.
     """
-    one_of("too_long", too_long, ["drop", "truncate"])
-    if max_length < 2:
-        raise ConfigError(
-            "out-of-range",
-            f"max_length={max_length} must be at least 2: a token of the prompt and one of the "
-            "answer",
-            place=("max_length",),
-        )
-    if tokenizer.pad_token_id is None:
-        raise ConfigError(
-            "missing-token",
-            "the tokenizer has no padding token",
-            place=("tokenizer",),
-            hint="use hgms_mix.lm.tokenizers.ensure_padding, which sets it to the end token",
-        )
     written = template_for(template, tokenizer) if isinstance(template, str) else template
     split = written.last_only
     about = {

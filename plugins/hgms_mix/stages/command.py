@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-import importlib.metadata
+import importlib
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -15,14 +14,16 @@ import click
 from hgms.cli import json_option, plugin_option, print_json, track_option, trust_option
 from hgms.executors import Local, executor_options, stated_executor, to_stderr
 from hgms.plugins import Registry
-from hgms_core.errors import PluginError, closest
+from hgms_core.errors import closest
 
 FILE = click.Path(path_type=Path)
 STAGES = ("reweight", "uncertainty", "sample", "finetune", "evaluate")
-GROUP = "hgms.mix"
-"""The entry-point group of further commands below `hgms mix`: NAME =
-"package.module:command", a click command.
-"""
+OTHERS = {
+    "compare": "hgms_mix.stages.compare.command",
+    "export": "hgms_mix.exchange.command",
+    "surface": "hgms_mix.surface.command",
+}
+"""Commands that are imported at their first use: their modules, by name."""
 
 
 def _send_key(_ctx: click.Context, _option: click.Parameter, hosts: Sequence[str]) -> None:
@@ -45,10 +46,8 @@ class _Mix(click.Group):
             elif re.fullmatch(r"[a-z]+", word) and not Path(word).exists():
                 near = closest(word, self.list_commands(ctx))
                 hint = f"; did you mean {near!r}?" if near else ""
-                also = "".join(f", {name}" for name in self.others)
                 stages = (
-                    f"stages: {', '.join(STAGES)}{also and f'; commands: {also[2:]}'}; or a "
-                    "mix file"
+                    f"stages: {', '.join(STAGES)}; commands: {', '.join(OTHERS)}; or a mix file"
                 )
                 raise click.UsageError(f"there is no stage {word!r}{hint} ({stages})", ctx)
             else:
@@ -56,52 +55,19 @@ class _Mix(click.Group):
         return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*self.commands, *self.others]  # in the order of the stages
-
-    @functools.cached_property
-    def others(self) -> dict[str, importlib.metadata.EntryPoint]:
-        """Commands of other plugins, by name; they cannot replace a built-in command."""
-        points = sorted(importlib.metadata.entry_points(group=GROUP), key=lambda point: point.name)
-        return {point.name: point for point in points if point.name not in self.commands}
+        return [*self.commands, *OTHERS]  # in the order of the stages
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        if name not in self.others:
+        if name not in OTHERS:
             return super().get_command(ctx, name)
-        try:
-            command = self.others[name].load()
-        except Exception as error:
-            return _failing_command(name, f"{type(error).__name__}: {error}")
-        return (
-            command
-            if isinstance(command, click.Command)
-            else _failing_command(name, f"{command!r} is no click command")
-        )
+        command: click.Command = getattr(importlib.import_module(OTHERS[name]), name)
+        return command
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         formatter.write_usage(
             ctx.command_path,
             "[STAGE] CONFIG [OPTIONS]  |  --null CONFIG [OPTIONS]  |  --demo [OPTIONS]",
         )
-
-
-def _failing_command(name: str, why: str) -> click.Command:
-    """Return a substitute for a command that fails to load.
-
-    The other commands and `hgms mix --help` continue to work.
-    """
-
-    def callback() -> None:
-        raise PluginError(
-            "wrong-plugin",
-            f"the command {name!r} cannot be loaded: {why}",
-            place=(GROUP, name),
-            hint="reinstall the plugin that provides it",
-        )
-
-    takes_all = {"ignore_unknown_options": True, "allow_extra_args": True}
-    return click.Command(
-        name, callback=callback, context_settings=takes_all, short_help="(cannot be loaded)"
-    )
 
 
 @click.group(cls=_Mix, short_help="Learn a mixture of data sources and fine-tune on it.")

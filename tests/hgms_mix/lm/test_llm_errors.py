@@ -128,9 +128,6 @@ REFUSED: list[tuple[str, tuple[str | int, ...], Call]] = [
         ("s", "path"),
         lambda to: table_of(source(to), with_template(CHOOSY), template="model"),
     ),
-    ("unknown-choice", ("too_long",), lambda to: table_of(source(to), too_long="trunc")),
-    ("out-of-range", ("max_length",), lambda to: table_of(source(to), max_length=1)),
-    ("missing-token", ("tokenizer",), lambda to: table_of(source(to), BARE)),
 ]
 
 
