@@ -224,13 +224,13 @@ def demo(out: Path | None, seeds: int | None, model: str | None, as_json: bool) 
     --demo`.
     """
     from hgms.runs import Progress
-    from hgms_mix.stages.demo import run_demo
+    from hgms_mix.stages.demo import run_demo, show
 
     with Progress(enabled=not as_json) as view:
         folder = out or Path(
             "hgms-mix-demo" if model is None else f"hgms-mix-demo-{Path(model).name}"
         )
-        result = run_demo(
+        outcome = run_demo(
             folder,
             seeds=seeds or (3 if model is None else 1),
             model=model,
@@ -238,6 +238,6 @@ def demo(out: Path | None, seeds: int | None, model: str | None, as_json: bool) 
             view=view,
         )
     if as_json:
-        print_json(result.as_dict())
+        print_json(outcome.as_dict())
     else:
-        result.print()
+        show(outcome, folder)

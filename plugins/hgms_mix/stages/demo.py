@@ -13,13 +13,10 @@ from typing import Any
 
 import click
 import tomlkit
-from attrs import frozen
 
 from hgms.config.tables import read_toml
-from hgms.results import Interval
 from hgms.runs import Progress
 from hgms.store import replace_file
-from hgms.uncertainty import Uncertainty, in_words, over_seeds
 from hgms_mix.stages import texts
 from hgms_mix.stages.compare.outcome import Outcome
 from hgms_mix.stages.config import MixConfig, read
@@ -28,64 +25,23 @@ from hgms_mix.stages.mix import run_mix
 from hgms_mix.stages.training import TUNED
 
 REFERENCE = "uniform"
-TEST = "word-problems"
 
 
-@frozen(kw_only=True)
-class Demo:
-    """The results of the demo: ``method`` against the reference."""
-
-    method: str
-    outcome: Outcome
-    folder: Path
-
-    @property
-    def reports(self) -> list[Mapping[str, Any]]:
-        """The reports of ``method``, by seed."""
-        return [report for (label, _), report in self.outcome.reports.items() if label != REFERENCE]
-
-    @property
-    def uncertainty(self) -> Uncertainty | None:
-        """Uncertainty of the learned weights, for at least two seeds."""
-        runs = [
-            {row["source"]: row["weight"] for row in report["sources"]} for report in self.reports
-        ]
-        return over_seeds(runs, dict.fromkeys(runs[0], 1 / len(runs[0]))) if len(runs) > 1 else None
-
-    def as_dict(self) -> dict[str, Any]:
-        def spread(interval: Interval) -> dict[str, float | int]:
-            return {"mean": interval.mean, "half_width": interval.half_width, "n": interval.count}
-
-        reports = self.outcome.reports.items()
-        methods = {
-            label: {
-                "test_loss": spread(Interval.of([*losses.values()])),
-                "mixes": [dict(report) for (own, _), report in reports if own == label],
-            }
-            for label, losses in self.outcome.losses(TEST).items()
-        }
-        return {
-            "methods": methods,
-            "difference": spread(self.outcome.pairs(TEST)[self.method, REFERENCE]),
-            "folder": str(self.folder),
-        }
-
-    def print(self) -> None:
-        first = self.reports[0]
-        click.echo(f"{first['budget']} of reweighting per mix (more with --json)")
-        self.outcome.print()
-        if (uncertainty := self.uncertainty) is not None:
-            click.echo(f"{self.method}'s weights {in_words(uncertainty)}")
-        tuned = Path(first["stages"]["finetune"]["folder"]) / TUNED
-        click.echo(
-            f"  {self.folder}\nnext:\n"
-            f"  hgms plot {self.folder} --mixture --out mixture.svg draws the weights over time\n"
-            f"  put your files and model into a copy of {self.folder / 'demo.toml'}, and run hgms "
-            "mix on it\n"
-            "  hgms mix export that copy --to trl --out DIR writes its sample for another trainer\n"
-            f"  the first tuned model or adapter, in the format of transformers or peft: {tuned}\n"
-            "  docs/how-to/mix-data.md: your sources, other methods, and the limits of the figures"
-        )
+def show(outcome: Outcome, folder: Path) -> None:
+    """Print the comparison, and what a user can do next."""
+    outcome.print()
+    method = next(label for label in outcome.roles if label != REFERENCE)
+    report = next(report for (label, _), report in outcome.reports.items() if label == method)
+    tuned = Path(report["stages"]["finetune"]["folder"]) / TUNED
+    click.echo(
+        f"  {folder}\nnext:\n"
+        f"  hgms plot {folder} --mixture --out mixture.svg draws the weights over time\n"
+        f"  put your files and model into a copy of {folder / 'demo.toml'}, and run hgms "
+        "mix on it\n"
+        "  hgms mix export that copy --to trl --out DIR writes its sample for another trainer\n"
+        f"  the first tuned model or adapter, in the format of transformers or peft: {tuned}\n"
+        "  docs/how-to/mix-data.md: your sources, other methods, and the limits of the figures"
+    )
 
 
 def configs(out: Path, seeds: int, model: str | None = None) -> list[MixConfig]:
@@ -131,7 +87,7 @@ def run_demo(
     model: str | None = None,
     log: Log = lambda line: None,
     view: Progress | None = None,
-) -> Demo:
+) -> Outcome:
     """Run both methods with every seed on the embedded texts.
 
     Results are in folders under ``out``; existing results are reused.
@@ -142,13 +98,11 @@ def run_demo(
     out = Path(out)
     texts.write(out / "texts")
     mixes = configs(out, seeds, model)
-    method = mixes[-1].method_name
     reports = dict[tuple[str, int], Mapping[str, Any]]()
     for config in mixes:
         log(f"{config.method_name}, seed {config.seed}")
         reports[config.method_name, config.seed] = run_mix(
             config, log=lambda line: log(f"  {line}"), view=view
         )
-    roles = {method: "", REFERENCE: "floor"}
-    outcome = Outcome(reports=reports, failures={}, roles=roles, reference=REFERENCE)
-    return Demo(method=method, outcome=outcome, folder=out)
+    roles = {mixes[-1].method_name: "", REFERENCE: "floor"}
+    return Outcome(reports=reports, failures={}, roles=roles, reference=REFERENCE)
