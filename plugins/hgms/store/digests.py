@@ -9,18 +9,11 @@ import functools
 import hashlib
 import json
 import os
-import re
 from pathlib import Path
 from typing import Any
 
 Part = bytes | memoryview | str
 """Contents of a digest. Text is encoded as UTF-8; characters that UTF-8 lacks are escaped."""
-
-LARGE = 2**26
-"""Minimum size in bytes for storing the digest of a file in the cache too.
-
-Hashing takes about 0.1 s for this size.
-"""
 
 
 class Digest:
@@ -86,8 +79,7 @@ def cache_folder(kind: str = "tokens") -> Path:
 def file_digest(path: Path) -> str:
     """Return the sha256 of all bytes of a file.
 
-    The digest is recomputed only if the file's size, its times or its inode have changed. For files
-    of at least 64 MiB, this also applies in other processes.
+    A process recomputes the digest only if the file's size, its times or its inode have changed.
 
     Errors: OSError, also if the path is not a regular file.
     """
@@ -100,27 +92,5 @@ def file_digest(path: Path) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _digest(path: Path, state: tuple[int, ...]) -> str:
-    key = digest(repr((os.fspath(path), state)).encode(errors="surrogateescape"))
-    stored = cache_folder("digests") / key
-    large = state[0] >= LARGE
-    if large and stored.is_file() and re.fullmatch(r"[0-9a-f]{64}", text := stored.read_text()):
-        return text
     with path.open("rb") as stream:
-        found = hashlib.file_digest(stream, "sha256").hexdigest()
-    if large:
-        _store(stored, found)
-    return found
-
-
-def _store(path: Path, text: str) -> None:
-    """Write a small file in one step.
-
-    Errors are ignored, because without the file the digest is only recomputed.
-    """
-    aside = path.with_name(f"{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        aside.write_text(text)
-        aside.replace(path)
-    except OSError:
-        return
+        return hashlib.file_digest(stream, "sha256").hexdigest()

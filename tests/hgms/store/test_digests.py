@@ -7,9 +7,8 @@ import os
 from pathlib import Path
 
 import numpy as np
-import pytest
 
-from hgms.store import Digest, cache_folder, digest, digests, file_digest, json_digest
+from hgms.store import Digest, digest, file_digest, json_digest
 
 
 def test_a_digest_is_the_sha256_of_its_parts_of_any_kind() -> None:
@@ -33,21 +32,3 @@ def test_a_byte_in_the_middle_of_a_large_file_counts(tmp_path: Path) -> None:
     file.write_bytes(data)
     os.utime(file, ns=(about.st_atime_ns, about.st_mtime_ns))  # the change is hidden as well
     assert file_digest(file) == hashlib.sha256(data).hexdigest() != before
-
-
-def test_the_digest_of_a_large_file_is_stored(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HGMS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(digests, "LARGE", 4)
-    file = tmp_path / "file"
-    file.write_bytes(b"12345")
-    before = file_digest(file)
-    [stored] = cache_folder("digests").iterdir()
-    assert stored.read_text() == before
-    stored.write_text("0" * 64)
-    digests._digest.cache_clear()
-    assert file_digest(file) == "0" * 64, "another process reads it"
-    stored.write_text("damaged")
-    digests._digest.cache_clear()
-    assert file_digest(file) == before
