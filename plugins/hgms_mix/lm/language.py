@@ -48,7 +48,6 @@ class LanguageModel:
     rows: int | None = None
     plain_head: bool = True
     quantised: bool = False
-    checkpointed: list[nn.Module] | None = None
     start_tokens: int = 0
     parts: Any = None
     tokens: dict[str, int] = Factory(lambda: {"forward_tokens": 0, "backward_tokens": 0})
@@ -67,13 +66,9 @@ class LanguageModel:
         model = model if parts is None else parts.model
         adapters = None if spec is None else Adapters.on(model, spec, length)
         quantised = any(not leaf.is_floating_point() for leaf in model.parameters())
-        layers = checkpoint_layers(model, adapters) if checkpointing else None
-        options: Any = {
-            "quantised": quantised,
-            "checkpointed": layers,
-            "start_tokens": start_tokens(model),
-            "parts": parts,
-        }
+        if checkpointing:
+            checkpoint_layers(model, adapters)
+        options: Any = {"quantised": quantised, "start_tokens": start_tokens(model), "parts": parts}
         language = cls(model, adapters, rows, **options)
         language.plain_head = language._gather(language._head_is_plain)
         return language

@@ -338,17 +338,15 @@ def recompute(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     )
 
 
-def checkpoint_layers(model: nn.Module, adapters: Adapters | None) -> list[nn.Module]:
+def checkpoint_layers(model: nn.Module, adapters: Adapters | None) -> None:
     """Set every decoder layer to store only its input, and to recompute the rest in the backward
     pass.
 
-    Return the layers. The recomputation uses the adapters (or parameters) of the first computation.
+    The recomputation uses the adapters (or parameters) of the first computation.
     They are passed to it, since they are no longer installed by then.
     """
-    layers = layers_of(model)
-    for layer in layers:
+    for layer in layers_of(model):
         layer.forward = _checkpoint_layer(layer, layer.forward, adapters)
-    return layers
 
 
 def _checkpoint_layer(

@@ -47,14 +47,12 @@ def sklearn() -> Any:
 class Surface:
     """A posterior over functions of a mixture.
 
-    ``losses`` are the losses at ``mixtures``, ``[G, S]``, as means over ``counts`` runs.
+    ``losses``, ``[G]``, are the mean losses of distinct mixtures.
     ``members`` are fitted processes with ``weights``. ``noise`` is None if no mixture was repeated.
     All deviations from the mean are multiplied by ``widening``.
     """
 
-    mixtures: np.ndarray
     losses: np.ndarray
-    counts: np.ndarray
     noise: Noise | None
     members: tuple[Any, ...]
     weights: np.ndarray
@@ -157,14 +155,7 @@ def fit(mixtures: np.ndarray, losses: np.ndarray, key: Key) -> Surface:
     alpha = np.maximum(variance / scale**2, 1e-8)
     members, weights = _members(places, (values - shift) / scale, alpha, noise is None, key)
     surface = Surface(
-        mixtures=places,
-        losses=values,
-        counts=counts,
-        noise=noise,
-        members=members,
-        weights=weights,
-        shift=shift,
-        scale=scale,
+        losses=values, noise=noise, members=members, weights=weights, shift=shift, scale=scale
     )
     return attrs.evolve(
         surface, widening=max(float(np.sqrt(np.mean(surface.leave_one_out_errors() ** 2))), 1.0)
