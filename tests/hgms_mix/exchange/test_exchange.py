@@ -13,7 +13,7 @@ from support.helpers import rejects
 from hgms_mix.exchange.folder import FILES
 
 pytest.importorskip("transformers", reason="transformers is not installed: pip install 'hgms[llm]'")
-pytest.importorskip("yaml", reason="pyyaml is not installed: pip install 'hgms[llm]'")
+yaml = pytest.importorskip("yaml", reason="pyyaml is not installed: pip install 'hgms[llm]'")
 
 
 def texts_of(folder: Path) -> Counter[str]:
@@ -34,6 +34,8 @@ def test_an_export_holds_the_sample_with_its_shares(here: Path, tmp_path: Path) 
     assert texts_of(out) == Counter("|".join(turn["content"] for turn in row) for row in turns)
     counts = {len(lines(path)) for path in (out / "rows").glob("*.jsonl")}
     assert counts == {21, 9}
+    data = yaml.safe_load((out / "sft.yaml").read_text())["datasets"]
+    assert [part["fraction"] for part in data] == [0.7, 0.3]
 
 
 def test_an_export_appears_when_it_is_complete(
