@@ -129,17 +129,49 @@ def best_of(own: Mapping[str, Mapping[int, float]], names: Iterable[str]) -> str
     )
 
 
-def baselines(rows: Sequence[Row]) -> str:
-    """Return tune against the best baseline in hindsight, with Holm's rule over the problems."""
-    found = losses(rows)
-    tuned = [row for row in rows if row["kind"] == "tune"]
-    ratios, best = {}, {}
-    for problem, own in found.items():
+def against_best(
+    rows: Sequence[Row],
+) -> tuple[dict[str, str], dict[str, list[float]], Sequence[float]]:
+    """Return the best baseline of each problem, log ratios to it, and p-values by Holm's rule."""
+    best, ratios = {}, {}
+    for problem, own in losses(rows).items():
         name = best_of(own, BASELINES)
         if name is not None:
             best[problem] = name
             ratios[problem] = log_ratio(own["tune"], own[name])
     corrected = multipletests([p_value(values) for values in ratios.values()], method="holm")[1]
+    return best, ratios, corrected
+
+
+def not_improved(rows: Sequence[Row]) -> str:
+    """Return sentences: on which problems tune is better, not better, or worse."""
+    _, ratios, corrected = against_best(rows)
+    signs = {
+        problem: 0 if p >= 0.05 else 1 if statistics.mean(values) > 0 else -1
+        for (problem, values), p in zip(ratios.items(), corrected, strict=True)
+    }
+    names = {
+        sign: [f"`{problem}`" for problem in signs if signs[problem] == sign] for sign in (-1, 0, 1)
+    }
+    widths = sorted(100 * Interval.of(values).reach for values in ratios.values())
+    own = [row for row in rows if row["kind"] == "tune" and row["problem"] not in STRUCTURED]
+    returned = sum(not row["is_learned"] for row in own)
+    return "\n".join(
+        [
+            f"- Better than the best baseline: {len(names[-1])} of {len(signs)} problems: "
+            f"{', '.join(names[-1]) or 'none'}.",
+            f"- Worse: {len(names[1])}: {', '.join(names[1]) or 'none'}.",
+            f"- No significant difference: {len(names[0])}: {', '.join(names[0]) or 'none'}.",
+            f"- Median half-width of the intervals: {statistics.median(widths):.1f} %.",
+            f"- Ordinary tables on which `tune` returns a baseline: {returned} of {len(own)} runs.",
+        ]
+    )
+
+
+def baselines(rows: Sequence[Row]) -> str:
+    """Return tune against the best baseline in hindsight, with Holm's rule over the problems."""
+    tuned = [row for row in rows if row["kind"] == "tune"]
+    best, ratios, corrected = against_best(rows)
     lines = [["problem", "d", "learned", "test loss", "best baseline", "tune / baseline, %", ""]]
     for (problem, values), p in zip(ratios.items(), corrected, strict=True):
         own = [row for row in tuned if row["problem"] == problem]
@@ -313,6 +345,7 @@ def draw_profile(rows: Sequence[Row], path: Path) -> None:
 
 TABLES: dict[str, Callable[[Sequence[Row]], str]] = {
     "zoo-tune": baselines,
+    "zoo-not-improved": not_improved,
     "zoo-structured": partial(tools, structured=True),
     "zoo-ordinary": partial(tools, structured=False),
     "zoo-plain": plain,
