@@ -54,8 +54,8 @@ def shifted(model: Any, batch: Mapping[str, Tensor], values: Mapping[str, Tensor
 
 def linear(x: Tensor, y: Tensor, rows: int, loss: Any, groups: Any = None) -> Arguments:
     mean = x[:rows].mean(0)
-    scale = x[:rows].std(0).clamp_min(1e-6)
-    x = (x - mean) / scale
+    scale = x[:rows].std(0)
+    x = (x - mean) / torch.where(scale > 1e-6, scale, 1.0)  # constant in the training rows
     if loss is squares:
         y = (y - y[:rows].mean()) / y[:rows].std()
     model = nn.Linear(x.shape[1], 1)

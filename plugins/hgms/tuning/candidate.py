@@ -24,6 +24,7 @@ class Candidate:
         u: the hyperparameters ``[m]``.
         w: the parameters ``[d]``, or the start of the final training.
         fit: the rows that the final training uses, ``[rows]``.
+        margin: the standard errors by which a baseline must be better than other baselines.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Candidate:
     u: Tensor
     w: Tensor | None = None
     fit: Tensor | None = None
+    margin: float = 0.0
 
     @property
     def loss(self) -> float:
@@ -92,6 +94,16 @@ def crossed(learned: Sequence[Candidate], reference: Candidate, fold: Tensor) ->
     return judged
 
 
+def best_baseline(baselines: Sequence[Candidate]) -> Candidate:
+    """Return the baseline with the lowest loss; a baseline with a margin must be clearly better."""
+    best = min((item for item in baselines if not item.margin), key=lambda item: item.loss)
+    for item in baselines:
+        mean, error = difference(item, best)
+        if item.margin and mean < -item.margin * error:
+            best = item
+    return best
+
+
 def choose(candidates: Sequence[Candidate], fold: Tensor) -> tuple[Candidate, Candidate]:
     """Return the selected candidate, and the best baseline.
 
@@ -99,7 +111,7 @@ def choose(candidates: Sequence[Candidate], fold: Tensor) -> tuple[Candidate, Ca
     selection itself is judged by cross-fitting. A learned candidate is returned only if its own
     gain and the gain of the selection are sure.
     """
-    reference = min((item for item in candidates if item.is_baseline), key=lambda item: item.loss)
+    reference = best_baseline([item for item in candidates if item.is_baseline])
     learned = [item for item in candidates if not item.is_baseline and math.isfinite(item.loss)]
     if not learned:
         return reference, reference

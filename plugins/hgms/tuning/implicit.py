@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 import torch
-from attrs import define, field
+from attrs import define, evolve, field
 from torch import Tensor
 from torch.func import vmap
 
@@ -40,6 +40,10 @@ LEVELS = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4)
 STEPS_PER_LEVEL = 12
 PATIENCE = 2
 SHIFTS = (8, 6, 4, 2, 0, -2, -4, -6, -8)
+STRENGTHS = (-3, -2, -1, 0, 1, 2, 3)
+SMALLEST = 0.01
+"""Strengths of reweighted penalties in log λ; the smallest size of parameters over the mean."""
+
 WORSE = 1.3
 """The scan ends at a level that is worse than the best level by this factor."""
 
@@ -260,10 +264,68 @@ class Implicit:
             "u": u,
             "w": w,
             **self.judge(w, u),
+            **self._first_step(w, u),
+            "offset": torch.zeros_like(u),
+        }
+
+    def _first_step(self, w: Tensor, u: Tensor) -> Stage:
+        """Return the state of RPROP and of the linear systems before the first step."""
+        return {
             "length": torch.full_like(u, 0.1),
             "before": torch.zeros_like(u),
             "v": torch.zeros_like(w),
         }
+
+    def reweight(self, level: Stage) -> Stage:
+        """Make each penalty inversely proportional to the size of its parameters, in a few rounds.
+
+        The fixed points are those of an L1 penalty, or of a group penalty (Grandvalet 1998). The
+        strength rises while the outer loss does not become clearly worse; the best is kept.
+        """
+        problem = self.problem
+        space, masks = problem.space, problem.masks
+        last = masks.group == masks.folds
+        w, u = level["w"], level["u"]
+        best: tuple[float, Tensor, Tensor] | None = None
+        limit = self.meter.share + SCAN_SHARE
+        for strength in STRENGTHS:
+            shift = strength - self._log_sizes(w)
+            u = torch.where(space.is_penalty, level["u"] + shift, level["u"])
+            u = u.clamp(space.low, space.high)
+            w = self.solve(w, u[masks.group], masks.fit)
+            each = vmap(partial(problem.outer_loss, batch=problem.rows))(w, masks.outer)
+            self.meter.call(len(w))
+            outer = float(each[last].sum())
+            if best is None or outer < best[0]:
+                best = (outer, u, w)
+            if outer > WORSE * best[0] or self.meter.share > limit:
+                break
+        assert best is not None
+        _, u, w = best
+        return {"u": u, "w": w, **self.judge(w, u), **self._first_step(w, u), "offset": u}
+
+    def _log_sizes(self, w: Tensor) -> Tensor:
+        """Return the log of the root mean square of the parameters of each penalty.
+
+        It is relative to the mean of its kind, ``[K + 1, m]``, and averaged over the models of a
+        replica; 0 for other hyperparameters.
+        """
+        problem = self.problem
+        space, masks = problem.space, problem.masks
+        parts = []
+        for name, size in zip(space.blocks, space.sizes, strict=True):
+            index = space.blocks[name].index
+            if index is None:
+                parts.append(w.new_zeros(masks.folds + 1, size))
+                continue
+            used = index >= 0
+            total = w.new_zeros(len(w), size).index_add(1, index[used], w[:, used].square())
+            count = torch.bincount(index[used], minlength=size)
+            own = w.new_zeros(masks.folds + 1, size).index_add(0, masks.group, total / count)
+            own = (own / torch.bincount(masks.group)[:, None]).sqrt()
+            mean = own.square().mean(1, keepdim=True).sqrt().clamp_min(1e-12)
+            parts.append((own / mean + SMALLEST).log())
+        return torch.cat(parts, 1)
 
     def relax(self, level: float, state: Stage, spread: Tensor) -> Stage:
         """Move u by RPROP with a prior of the standard deviation ``level``; return a candidate."""
@@ -275,8 +337,10 @@ class Implicit:
         marks = [self.meter.share]
         for _ in range(STEPS_PER_LEVEL):
             slope, v = self.hypergradient(w, u, v)
-            means = [part.mean(1, keepdim=True).expand_as(part) for part in u.split(space.sizes, 1)]
-            centre = torch.where(space.is_penalty, torch.cat(means, 1), self.centre)
+            moved = (u - state["offset"]).split(space.sizes, 1)
+            means = [part.mean(1, keepdim=True).expand_as(part) for part in moved]
+            centre = state["offset"] + torch.cat(means, 1)
+            centre = torch.where(space.is_penalty, centre, self.centre)
             slope = slope + spread / masks.count[:, None] / level**2 * (u - centre)
             turn = slope.sign() * before.sign()
             factor = torch.where(turn > 0, 1.3, torch.where(turn < 0, 0.5, 1.0))
@@ -289,7 +353,8 @@ class Implicit:
                 break
         found = self.judge(w, u)
         found["judging"] = max(found["judging"], state["judging"])
-        return {**found, "u": u, "w": w, "v": v, "length": length, "before": before}
+        moved_state = {"u": u, "w": w, "v": v, "length": length, "before": before}
+        return {**found, **moved_state, "offset": state["offset"]}
 
     def candidates(self, stages: Stages) -> Iterator[Candidate]:
         """Yield the baselines, then one learned candidate per level of the prior."""
@@ -345,10 +410,14 @@ class Implicit:
     def _learn(self, stages: Stages, every: Tensor) -> Iterator[Candidate]:
         """Yield the shared level, then one candidate per level of the prior."""
         state = stages.run("shared level", self.scan)
-        judged = state["judged"]
         yield _candidate("shared level", state, every)
-        spread = judged.std()
-        lowest = float(judged.mean())
+        spread = state["judged"].std()
+        if int(self.problem.space.is_penalty.sum()) > 1 and self.meter.share + _reserve(state) < 1:
+            reweighted = stages.run("reweighted", partial(self.reweight, state))
+            yield evolve(_candidate("reweighted", reweighted, every), margin=1.0)
+            if float(reweighted["judged"].mean()) < float(state["judged"].mean()):
+                state = reweighted
+        lowest = float(state["judged"].mean())
         worse = 0
         for level in LEVELS:
             if self.meter.share + _reserve(state) >= 1:
@@ -378,7 +447,7 @@ def _reserve(state: Stage) -> float:
 def _candidate(name: str, state: Stage, fit: Tensor) -> Candidate:
     return Candidate(
         name=name,
-        is_baseline=name == "shared level",
+        is_baseline=name in ("shared level", "reweighted"),
         judged=state["judged"],
         u=state["u"][-1],
         w=state["final"],
