@@ -6,12 +6,14 @@
 1. Newton-CG solves the lower problems of all replicas together, from a warm start. The
    preconditioner is the penalty plus Hutchinson's estimate of the diagonal of the Hessian.
 2. A scan shifts all penalties by a shared amount in log space, from large to small. Its best level
-   is a baseline, and the start of learning.
-3. RPROP moves u along the sign of the hypergradient. A Gaussian prior around the mean of each kind
-   of penalty, and around the start of other kinds, has the standard deviation s, which is relaxed
-   level by level. Each level is a candidate, judged
-   on rows that it has not used: without a prior, one penalty per feature overfits the validation
-   rows.
+   is a baseline.
+3. From there, penalties become inversely proportional to the size of their parameters, which has
+   the fixed points of an L1 or a group penalty; the strength is scanned. The better of both is the
+   start of learning.
+4. RPROP moves u along the sign of the hypergradient. A Gaussian prior around that start, shifted by
+   the mean of each kind of penalty, has the standard deviation s, which is relaxed level by level.
+   For other kinds its centre is their start. Each level is a candidate, judged on rows that it has
+   not used: without a prior, one penalty per feature overfits the validation rows.
 
 Cost of one step of RPROP: one Newton solve from a warm start, one CG solve, one cross product.
 """

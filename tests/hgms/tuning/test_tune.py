@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from attrs import evolve
 from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn.functional import cross_entropy
@@ -360,10 +361,11 @@ def test_sparse_regression_learns_larger_penalties_for_irrelevant_features() -> 
     )
     decay = result.values["decay"]
     assert result.engine == "implicit"
-    assert result.is_learned
+    assert result.selected not in ("start", "shared level")
     assert float(decay[:2].max()) < float(decay[2:].median())
-    baselines = [row for row in result.table if row.is_baseline]
-    assert {"start", "shared level"} <= {row.name for row in baselines}
+    rows = {row.name: row for row in result.table if row.is_baseline}
+    assert {"start", "shared level", "reweighted"} == set(rows)
+    assert rows["reweighted"].test_loss < 0.95 * rows["shared level"].test_loss
     assert result.test_loss is not None
     loss = squares(result.model, sparse_rows(500, seed=2)).mean()
     assert float(loss.detach()) == pytest.approx(result.test_loss, rel=1e-5)
@@ -448,6 +450,44 @@ def judged(name: str, rows: list[float], is_baseline: bool) -> Candidate:
 
 
 FOLD = torch.arange(12) % 3
+
+
+def test_reweighted_penalties_are_those_of_a_group_penalty() -> None:
+    """The stationarity of Σ ℓ + c Σ_g √n_g ‖w_g‖ holds at a fixed point of the reweighting."""
+    groups = (0, 0, 0, 1, 1, 2, 2, 2, 2, 2)
+    rows = {name: column.double() for name, column in sparse_rows(60, 10).items()}
+    learn = {"decay": hgms.hyper.PerInput(init=0.1, groups=groups)}
+    problem = build(linear(10, F64), squares, rows, None, learn, None, 0).problem
+    engine = Implicit(problem, Meter(hgms.Budget("10000 steps"), len(problem.masks.group)))
+    units = engine.units()
+    engine.curvature = units["curvature"]
+    engine.scale = float(units["scale"])
+    fit = torch.ones_like(problem.masks.fit)
+    start = problem.space.start
+    w = problem.w0.expand(len(fit), -1)
+    for _ in range(60):
+        u = (start - engine._log_sizes(w)).expand(problem.masks.folds + 1, -1)
+        w = engine.solve(w, u[problem.masks.group], fit, 1e-9)
+    own = w[0].clone().requires_grad_()
+    zero = torch.full_like(start, -60.0)
+    value = problem.train_loss(own, zero, fit[0], problem.rows)
+    (slope,) = torch.autograd.grad(value, own)
+    index = problem.space.blocks["decay"].index
+    size = torch.stack([w[0][index == g].square().mean().sqrt() for g in range(3)])
+    mean = size.square().mean().sqrt()
+    for g in range(3):
+        inside = index == g
+        expected = 0.1 * w[0][inside] / (size[g] / mean + 0.01)
+        torch.testing.assert_close(-slope[inside], expected, rtol=1e-4, atol=1e-7)
+
+
+def test_a_baseline_with_a_margin_must_be_clearly_better() -> None:
+    base = judged("base", [1.0] * 12, True)
+    noisy = evolve(judged("noisy", [0.0, 1.9] * 6, True), margin=1.0)
+    clear = evolve(judged("clear", [0.9, 0.8] * 6, True), margin=1.0)
+    assert noisy.loss < base.loss
+    assert choose([base, noisy], FOLD)[1] is base
+    assert choose([base, noisy, clear], FOLD)[1] is clear
 
 
 def test_a_learned_candidate_must_gain_more_than_the_noise() -> None:
