@@ -84,7 +84,8 @@ class Auto:
     """Select the hyperparameters and the lower solution by a search with a safeguard::
 
         baselines:  θ at its start, trained on training, validation, or all rows; the out-of-fold
-                    filter for weights of rows; a shared level for penalties
+                    filter for weights of rows; for penalties a shared level, and values that
+                    are inversely proportional to the size of their parameters
         learned:    Newton-CG, implicit hypergradients and RPROP with a prior (small convex losses),
                     or Adam and look-ahead hypergradients with restarts (networks)
         result:     the best learned candidate, if its gain on held-out rows exceeds the noise;
