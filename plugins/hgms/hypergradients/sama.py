@@ -196,9 +196,8 @@ def adapt(slope: Tree, grads: Tree, x: Tree, moments: list[Tree], step: Step) ->
         return {name: step.lr * leaf for name, leaf in slope.items()}
     leaves = require_grad(grads)
     with torch.enable_grad():
-        after, _, _ = adam(
-            x, leaves, *moments, scale=step.lr, correction=1.0, betas=step.betas, eps=step.eps
-        )
+        m, v = moments
+        after, _, _ = adam(x, leaves, m, v, (step.lr, 1.0), betas=step.betas, eps=step.eps)
         through = torch.autograd.grad(
             list(after.values()), list(leaves.values()), [slope[name] for name in after]
         )

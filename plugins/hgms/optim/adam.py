@@ -1,4 +1,4 @@
-"""Adam's bias-corrected update, in place and as a function of its inputs::
+"""Adam's bias-corrected update::
 
     m ← β₁m + (1 − β₁)g,  v ← β₂v + (1 − β₂)g²,  x ← x − η m̂ / (√(v̂ + ε₀) + ε),  m̂ = m/(1 − β₁ᵗ),
         v̂ = v/(1 − β₂ᵗ)
@@ -10,9 +10,11 @@ and hypergradients through such steps are unusable. With ε₀ > 0 the derivativ
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from attrs import frozen
 from torch import Tensor
 
 from hgms_core import Tree
@@ -29,63 +31,109 @@ def corrections(rate: Any, count: Any, betas: tuple[float, float]) -> tuple[Any,
     return rate / (1 - betas[0] ** count), (1 - betas[1] ** count) ** 0.5
 
 
-def adam_(
+Operation = Callable[..., Any]
+
+
+@frozen
+class Operations:
+    """Operations on lists of tensors, as new tensors or in place."""
+
+    add: Operation
+    sub: Operation
+    mul: Operation
+    lerp: Operation
+    addcdiv: Operation
+
+
+def _in_place(operation: Operation) -> Operation:
+    def change(leaves: list[Tensor], *arguments: Any, **options: Any) -> list[Tensor]:
+        operation(leaves, *arguments, **options)
+        return leaves
+
+    return change
+
+
+NEW = Operations(
+    torch._foreach_add,
+    torch._foreach_sub,
+    torch._foreach_mul,
+    torch._foreach_lerp,
+    torch._foreach_addcdiv,
+)
+IN_PLACE = Operations(
+    _in_place(torch._foreach_add_),
+    _in_place(torch._foreach_sub_),
+    _in_place(torch._foreach_mul_),
+    _in_place(torch._foreach_lerp_),
+    _in_place(torch._foreach_addcdiv_),
+)
+
+
+def adam(
+    x: Tree,
+    grads: Tree,
+    first: Tree,
+    second: Tree,
+    corrected: tuple[float | Tensor, float | Tensor],
+    *,
+    betas: tuple[float, float],
+    eps: float | tuple[float, float],
+) -> tuple[Tree, Tree, Tree]:
+    """Return (x, m, v) after one step from x, m (``first``) and v (``second``).
+
+    The results are differentiable functions of all four trees. With ε₀ = 0 the derivative of √v at
+    v = 0 is defined as 0.
+
+    ``corrected`` is the result of :func:`corrections`: numbers, 0-dimensional tensors, or a first
+    number ``[N]`` for leaves that stack N members. ``eps`` is ε, or (ε, ε₀).
+
+    >>> zeros = {"x": torch.zeros(2)}
+    >>> x, m, v = adam(
+    ...     zeros,
+    ...     {"x": torch.tensor([3.0, -0.1])},
+    ...     zeros,
+    ...     zeros,
+    ...     corrections(0.5, 1, (0.9, 0.999)),
+    ...     betas=(0.9, 0.999),
+    ...     eps=1e-8,
+    ... )
+    >>> x["x"]
+    tensor([-0.5000,  0.5000])
+    """
+    leaves, slopes, m, v = ([tree[name] for name in x] for tree in (x, grads, first, second))
+    after = adam_lists(NEW, leaves, slopes, m, v, corrected, betas, eps)
+    x, first, second = (dict(zip(x, values, strict=True)) for values in after)
+    return x, first, second
+
+
+def adam_lists(
+    operations: Operations,
     leaves: list[Tensor],
     grads: list[Tensor],
     first: list[Tensor],
     second: list[Tensor],
-    *,
-    scale: float | Tensor,
-    correction: float | Tensor,
+    corrected: tuple[float | Tensor, float | Tensor],
     betas: tuple[float, float],
     eps: float | tuple[float, float],
-) -> None:
-    """Apply one step in place: ``leaves``, m (``first``) and v (``second``) change, ``grads`` do
-    not.
-
-    ``scale`` and ``correction`` are the results of :func:`corrections`: numbers, 0-dimensional
-    tensors, or a ``scale`` ``[N]`` for leaves that stack N members. ``eps`` is ε, or (ε, ε₀).
-
-    >>> x, m, v = ([torch.zeros(2)] for _ in range(3))
-    >>> scale, correction = corrections(0.5, 1, (0.9, 0.999))
-    >>> adam_(
-    ...     x,
-    ...     [torch.tensor([3.0, -0.1])],
-    ...     m,
-    ...     v,
-    ...     scale=scale,
-    ...     correction=correction,
-    ...     betas=(0.9, 0.999),
-    ...     eps=1e-8,
-    ... )
-    >>> x[0]
-    tensor([-0.5000,  0.5000])
-    """
-    torch._foreach_lerp_(first, grads, 1 - betas[0])
-    torch._foreach_mul_(second, betas[1])
+) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """Apply :func:`adam` to lists of leaves."""
+    scale, correction = corrected
+    first = operations.lerp(first, grads, 1 - betas[0])
+    second = operations.mul(second, betas[1])
     torch._foreach_addcmul_(second, grads, grads, 1 - betas[1])
     root = _denominator(second, correction, *(eps if isinstance(eps, tuple) else (eps, 0.0)))
     if isinstance(scale, Tensor):
-        for leaf, direction in zip(leaves, torch._foreach_div(first, root), strict=True):
-            leaf.sub_(
-                (scale.reshape(-1, *[1] * (leaf.dim() - 1)) if scale.dim() else scale) * direction
-            )
-    else:
-        torch._foreach_addcdiv_(leaves, first, root, -scale)
+        quotients = torch._foreach_div(first, root)
+        directions = [per_member(scale, leaf) * leaf for leaf in quotients]
+        return operations.sub(leaves, directions), first, second
+    return operations.addcdiv(leaves, first, root, -scale), first, second
 
 
-def adam(
-    x: Tree, grads: Tree, first: Tree, second: Tree, **numbers: Any
-) -> tuple[Tree, Tree, Tree]:
-    """Return (x, m, v) after one step, as differentiable functions of all four trees.
-
-    With ε₀ = 0 the derivative of √v at v = 0 is defined as 0. ``numbers`` are the other arguments
-    of :func:`adam_`.
+def per_member(numbers: Any, leaf: Tensor) -> Tensor:
+    """Reshape one number per member for a stacked leaf; return a scalar for all members
+    unchanged.
     """
-    x, first, second = ({name: tree[name].clone() for name in x} for tree in (x, first, second))
-    leaves, *moments = ([*tree.values()] for tree in (x, first, second))
-    adam_(leaves, [grads[name] for name in x], *moments, **numbers)
-    return x, first, second
+    return numbers.reshape(-1, *[1] * (leaf.dim() - 1)) if numbers.dim() else numbers
 
 
 def _denominator(
@@ -136,4 +184,4 @@ class _Root(torch.autograd.Function):
         return (grad / (2 * root)).masked_fill(~(root > 0), 0)
 
 
-__all__ = ["adam", "adam_", "corrections", "root"]
+__all__ = ["adam", "corrections", "root"]

@@ -8,7 +8,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from hgms.optim.adam import adam_, corrections, root
+from hgms.optim.adam import IN_PLACE, NEW, adam_lists, corrections, per_member, root
 from hgms_core import ConfigError, Tree
 
 
@@ -60,38 +60,40 @@ class Rule:
 
         With ``in_place``, x and the moments change, which saves the memory of their copies.
         """
-        if not in_place:
-            x, moments = (
-                {name: leaf.clone() for name, leaf in tree.items()} for tree in (x, moments)
-            )
-        leaves = [*x.values()]
-        first = [*moments.values()][: len(leaves)]
-        second = [*moments.values()][len(leaves) :]
+        operations = IN_PLACE if in_place else NEW
         grads = clipped(grads, self.clip, stacked)
-        if numbers.kept is not None:
-            _scale_(leaves, numbers.kept)
+        leaves = [*x.values()]
+        kept = numbers.kept
+        if isinstance(kept, Tensor) and kept.dim():
+            leaves = operations.mul(leaves, [per_member(kept, leaf) for leaf in leaves])
+        elif kept is not None:
+            leaves = operations.mul(leaves, kept)
+        after = [*moments.values()]
         if self.optimizer == "adamw":
-            adam_(
+            leaves, *both = adam_lists(
+                operations,
                 leaves,
                 grads,
-                first,
-                second,
-                scale=numbers.scale,
-                correction=numbers.correction,
-                betas=self.betas,
-                eps=(self.eps, self.eps_root),
+                after[: len(x)],
+                after[len(x) :],
+                (numbers.scale, numbers.correction),
+                self.betas,
+                (self.eps, self.eps_root),
             )
-            return x, moments
-        if self.momentum:
-            torch._foreach_mul_(first, self.momentum)
-            torch._foreach_add_(first, grads)
-            grads = first
-        if isinstance(numbers.rate, Tensor):
-            for leaf, direction in zip(leaves, grads, strict=True):
-                leaf.sub_(_per_member(numbers.rate, leaf) * direction)
+            after = [leaf for part in both for leaf in part]
         else:
-            torch._foreach_add_(leaves, grads, alpha=-numbers.rate)
-        return x, moments
+            if self.momentum:
+                after = operations.mul(after, self.momentum)
+                torch._foreach_add_(after, grads)
+                grads = after
+            if isinstance(numbers.rate, Tensor):
+                directions = [per_member(numbers.rate, grad) * grad for grad in grads]
+                leaves = operations.sub(leaves, directions)
+            else:
+                leaves = operations.add(leaves, grads, alpha=-numbers.rate)
+        if in_place:
+            return x, moments
+        return dict(zip(x, leaves, strict=True)), dict(zip(moments, after, strict=True))
 
 
 def not_linear(optimizer: str) -> ConfigError:
@@ -130,19 +132,4 @@ def clipped(grads: list[Tensor], bound: float | None, stacked: bool) -> list[Ten
     ]
     # clamp_min applies the bound: its derivative at a zero gradient is 0, and not 0·inf.
     factor = bound / root(torch.stack(squares).sum(0)).clamp_min(bound)
-    return [_per_member(factor, grad) * grad for grad in grads]
-
-
-def _scale_(leaves: list[Tensor], factor: float | Tensor) -> None:
-    if isinstance(factor, Tensor) and factor.dim():
-        for leaf in leaves:
-            leaf.mul_(_per_member(factor, leaf))
-    else:
-        torch._foreach_mul_(leaves, factor)
-
-
-def _per_member(numbers: Tensor, leaf: Tensor) -> Tensor:
-    """Reshape one number per member for a stacked leaf; return a scalar for all members
-    unchanged.
-    """
-    return numbers.reshape(-1, *[1] * (leaf.dim() - 1)) if numbers.dim() else numbers
+    return [per_member(factor, grad) * grad for grad in grads]

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from hgms.optim.adam import adam_, corrections
+from hgms.optim.adam import adam, corrections
 from hgms_core import (
     Batch,
     ConfigError,
@@ -285,20 +285,17 @@ def adamw_moved(
     tensor([0.5000])
     """
     x, m, v = (adamw_part(state, part) for part in "xmv")
-    moved = list(torch._foreach_mul(list(x.values()), 1 - lr * moments.weight_decay))
-    first, second = ([leaf.clone() for leaf in tree.values()] for tree in (m, v))
-    scale, correction = corrections(lr, count, moments.betas)
-    adam_(
-        moved,
-        grads,
-        first,
-        second,
-        scale=scale,
-        correction=correction,
+    decayed = torch._foreach_mul(list(x.values()), 1 - lr * moments.weight_decay)
+    after = adam(
+        dict(zip(x, decayed, strict=True)),
+        dict(zip(x, grads, strict=True)),
+        m,
+        v,
+        corrections(lr, count, moments.betas),
         betas=moments.betas,
         eps=moments.eps,
     )
-    return _merge(*(dict(zip(x, leaves, strict=True)) for leaves in (moved, first, second)))
+    return _merge(*after)
 
 
 def adamw_steps(

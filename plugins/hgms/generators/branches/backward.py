@@ -49,8 +49,7 @@ class Run:
         inputs = [*self.theta.values(), *self.start.values()]
         if not any(leaf.requires_grad for leaf in inputs):
             return x
-        outputs = _Differentiable.apply(partial(self._backward, steps), list(x.values()), *inputs)
-        return dict(zip(x, cast("tuple[Tensor, ...]", outputs), strict=True))
+        return with_backward(x, partial(self._backward, steps), inputs)
 
     def _backward(self, steps: int, grads: Sequence[Tensor]) -> list[Tensor]:
         """Return the gradients in θ and in the start.
@@ -114,19 +113,24 @@ def _back(
     upper, x, moments = (require_grad(tree) for tree in (theta, *point))
     after, _ = run_block(g, form, upper, (x, moments), batch, numbers, graph=True)
     inputs = [leaf for tree in (upper, x, moments) for leaf in tree.values()]
-    ends, slopes = [[leaf for tree in trees for leaf in tree.values()] for trees in (after, along)]
+    ends = [leaf for tree in after for leaf in tree.values()]
+    slopes = [slope[name] for tree, slope in zip(after, along, strict=True) for name in tree]
     grads = iter(torch.autograd.grad(ends, inputs, slopes, materialize_grads=True))
     summed = {name: leaf + next(grads) for name, leaf in sums.items()}
     return summed, ({name: next(grads) for name in x}, {name: next(grads) for name in moments})
 
 
-class _Differentiable(torch.autograd.Function):
-    """The ``outputs`` as a function of the inputs, with the derivative ``back(grads)``."""
+def with_backward(
+    outputs: Tree, back: Callable[[Sequence[Tensor]], Sequence[Tensor]], inputs: Sequence[Tensor]
+) -> Tree:
+    """Return the ``outputs`` as a function of the inputs, with the derivative ``back(grads)``."""
+    values = _WithBackward.apply(back, list(outputs.values()), *inputs)
+    return dict(zip(outputs, cast("tuple[Tensor, ...]", values), strict=True))
 
+
+class _WithBackward(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, back: Callable[..., list[Tensor]], outputs: list[Tensor], *inputs: Tensor
-    ) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, back: Any, outputs: list[Tensor], *inputs: Tensor) -> tuple[Tensor, ...]:
         ctx.back = back
         return tuple(output.detach() for output in outputs)
 

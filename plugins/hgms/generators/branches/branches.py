@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hgms.config import lowering
 from hgms.generators.branches.program import advance_compiled, kept_table
-from hgms.generators.branches.replay import KeepPath, Path, Replay, check_states, has_mixed_mode
+from hgms.generators.branches.replay import KeepPath, Path, check_states, replays_of
 from hgms.generators.branches.steps import Course
 from hgms.generators.branches.steps_in_program import Form, advance_joined
 from hgms.generators.branches.torch_branches import join_memories
@@ -241,20 +241,14 @@ class Branches:
         the numbers of the full proposal.
         """
 
-        def path(index: int | Tensor) -> Path:
+        def path(index: Tensor, theta: Tree) -> Path:
             # Keys are created on the CPU, so the branch number must be on the CPU too. Read it from
             # the device only if there are several branches: reading waits for the GPU.
             return self._path(problem, start, key, 0 if self.count == 1 else int(index))
 
-        def replay(index: Tensor, theta: Tree, last: int | None) -> tuple[Tree, Cost]:
-            return path(index).replay(theta, last)
-
-        def replay_mixed(index: Tensor, theta: Tree, last: int | None) -> tuple[Tree, Cost]:
-            return path(index).replay(theta, last, mixed=True)
-
         def last_step(index: Tensor) -> LastStep:
             self.optimizer.rule(problem.x0).check_linear()
-            return path(index).last_step(theta)
+            return path(index, theta).last_step(theta)
 
         def next_step(index: Tensor, x: Tree, key: Key) -> LastStep:
             self.optimizer.rule(problem.x0).check_linear()
@@ -264,13 +258,14 @@ class Branches:
             batch, rows = problem.lower_data.sample(key, self.batch_size)
             return LastStep(x=x, batch=batch, rows=rows, rate=rate)
 
-        replays: tuple[Replay, Replay] = (replay, replay_mixed)
         if self.keep_path != "none" and self.count == 1:
-            x, moments, losses, add_kept = path(0).keep(theta, mixed=self.keep_path == "states")
-            replays = (add_kept(replay), add_kept(replay_mixed))
+            whole = self._path(problem, start, key, 0)
+            x, moments, losses, add_kept = whole.keep(theta, mixed=self.keep_path == "states")
+            replay, mixed = replays_of(path, self.optimizer, add_kept)
             calls = self.steps
         else:
             x, moments, losses, calls = self._forward(problem, detach(theta), start, key, members)
+            replay, mixed = replays_of(path, self.optimizer)
         rows = calls * problem.lower_data.count(self.batch_size)
         cost = Cost(lower_gradients=calls * self._parts(problem.lower_data), rows=rows)
         return Candidates(
@@ -278,10 +273,10 @@ class Branches:
             aux=moments,
             losses=losses,
             cost=cost,
-            replay=replays[0],
-            replay_mixed=replays[1] if has_mixed_mode(self.optimizer) else None,
             last_step=last_step,
             next_step=next_step,
+            replay=replay,
+            replay_mixed=mixed,
         )
 
     def carry(
@@ -314,13 +309,11 @@ class Branches:
 
         Return (ends, moments, last losses, number of gradients).
         """
-        x, moments, index = self._begin(problem, start, key, members)
-        rule = self.optimizer.rule(problem.x0, start["optimizer_steps"])
-        own = self.diversity.batches == "independent" and index is not None
-        rows = problem.lower_data.count(self.batch_size)
-        factors = self.diversity.decays(self.count)
-        decays = [self.optimizer.decay * factors[member] for member in members]
-        rates = [[step[member] for member in members] for step in self._rates(problem, start)]
+        whole = self._course(problem, start, key, members)
+        x = whole.x
+        index = whole.index
+        rule = whole.rule
+        own = self._own_batches(index)
         remember = isinstance(rule, TorchRule) and self.optimizer.moments == "carry"
         # LBFGS evaluates each branch a variable number of times, so branches run one at a time.
         mode: Mode = "loop" if isinstance(rule, TorchRule) and rule.needs_closure else self.mode
@@ -332,28 +325,13 @@ class Branches:
             return theta, problem.lower_data.batch(None if index is None else index[..., 0, :])
 
         for group in groups(
-            problem.g, x, own_batch=own, rows=rows, mode=mode, chunk=self.chunk, trial=trial
+            problem.g, x, own_batch=own, rows=whole.rows, mode=mode, chunk=self.chunk, trial=trial
         ):
-            part = group.part
-            stacked = isinstance(part, slice)
-            chosen = part if isinstance(part, slice) else slice(part, part + 1)
-            course = Course(
-                loss=group.loss,
-                rule=rule,
-                stacked=stacked,
-                problem=problem,
-                x=group.x,
-                moments={name: leaf[part] for name, leaf in moments.items()},
-                index=group.rows_of(index) if own else index,
-                rates=[step[chosen] for step in rates],
-                decays=decays[chosen],
-                rows=rows,
-                accumulate=self._parts(problem.lower_data),
-            )
-            losses[part], memory, took = advance(course, theta, self.name, remember)
+            course = whole.part(group.part, group.loss, own)
+            losses[group.part], memory, took = advance(course, theta, self.name, remember)
             memories += memory
             calls += took * len(course.decays)
-        return x, join_memories(memories) if remember else moments, losses, calls
+        return x, join_memories(memories) if remember else whole.moments, losses, calls
 
     def operands(
         self, problem: Problem, start: State, key: Key, progress: float
@@ -402,20 +380,31 @@ class Branches:
         return Candidates(x=x, aux=moments, losses=losses, cost=cost)
 
     def _path(self, problem: Problem, start: State, key: Key, member: int) -> Path:
-        x, moments, index = self._begin(problem, start, key, [member])
-        own = self.diversity.batches == "independent"
+        whole = self._course(problem, start, key, [member])
+        return whole.part(0, problem.g, self._own_batches(whole.index))
+
+    def _course(self, problem: Problem, start: State, key: Key, members: Sequence[int]) -> Path:
+        """Return the run of the branches ``members``, stacked."""
+        x, moments, index = self._begin(problem, start, key, members)
+        rates = self._rates(problem, start)
+        decays = self.diversity.decays(self.count)
         return Path(
             loss=problem.g,
             rule=self.optimizer.rule(problem.x0, start["optimizer_steps"]),
+            stacked=True,
             problem=problem,
-            x={name: leaf[0] for name, leaf in x.items()},
-            moments={name: leaf[0] for name, leaf in moments.items()},
-            index=None if index is None else index[0] if own else index,
-            rates=[[step[member]] for step in self._rates(problem, start)],
-            decays=[self.optimizer.decay * self.diversity.decays(self.count)[member]],
+            x=x,
+            moments=moments,
+            index=index,
+            rates=[[step[member] for member in members] for step in rates],
+            decays=[self.optimizer.decay * decays[member] for member in members],
             rows=problem.lower_data.count(self.batch_size),
             accumulate=self._parts(problem.lower_data),
         )
+
+    def _own_batches(self, index: Tensor | None) -> bool:
+        """Return whether ``index`` has a member axis."""
+        return self.diversity.batches == "independent" and index is not None
 
     def _begin(
         self, problem: Problem, start: State, key: Key, members: Sequence[int]

@@ -68,7 +68,8 @@ def _back(
     with torch.enable_grad():
         after = rule.step(x, taken, moments, numbers)
     leaves = [*taken, *x.values(), *moments.values()]
-    ends, weights = [[leaf for tree in trees for leaf in tree.values()] for trees in (after, along)]
+    ends = [leaf for tree in after for leaf in tree.values()]
+    weights = [slope[name] for tree, slope in zip(after, along, strict=True) for name in tree]
     grads = iter(torch.autograd.grad(ends, leaves, weights, materialize_grads=True))
     v, before, memory = ({name: next(grads) for name in tree} for tree in (x, x, moments))
     for share, batch in course.batches(step):

@@ -64,10 +64,9 @@ def advance_compiled(name: str, course: Course, rule: Rule, theta: Tree) -> Tens
     for first in range(0, len(rates), length):
         batches = data.batch(index[..., first : first + length, :]) if index is not None else whole
         point, value = block(theta, point, batches, numbers[first : first + length])
-    before, after = (
-        [leaf for tree in trees for leaf in tree.values()]
-        for trees in ((course.x, course.moments), point)
-    )
+    pairs = list(zip((course.x, course.moments), point, strict=True))
+    before = [leaf for tree, _ in pairs for leaf in tree.values()]
+    after = [end[name] for tree, end in pairs for name in tree]
     torch._foreach_copy_(before, after)
     return value
 

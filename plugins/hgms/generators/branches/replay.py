@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Literal
 
 import torch
 from attrs import evolve, frozen
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from hgms.generators.branches.backward import Run, compiled_run
+from hgms.generators.branches.backward import Run, compiled_run, with_backward
 from hgms.generators.branches.mixed_mode import mixed_run
 from hgms.generators.branches.steps import Course, Point
 from hgms.optim import Clip, LowerOptimizer, Torch
@@ -139,6 +138,23 @@ class Path(Course):
         return LastStep(x=self.x, batch=batch, rows=self.rows, rate=rate, cost=cost)
 
 
+def replays_of(
+    path: Callable[[Tensor, Tree], Path],
+    optimizer: LowerOptimizer,
+    add_kept: Callable[[Replay], Replay] = lambda replay: replay,
+) -> tuple[Replay, Replay | None]:
+    """Return ``replay`` and ``replay_mixed`` of candidates that are the ends of ``path(index, θ)``.
+
+    ``add_kept`` adds a kept run (:func:`on_kept_graph`).
+    """
+
+    def replay(mixed: bool, index: Tensor, theta: Tree, last: int | None) -> tuple[Tree, Cost]:
+        return path(index, theta).replay(theta, last, mixed)
+
+    mixed = add_kept(partial(replay, True)) if has_mixed_mode(optimizer) else None
+    return add_kept(partial(replay, False)), mixed
+
+
 def count_graphs(theta: Tree, last: int | None, steps: int) -> int:
     """Return how many of the last steps a replay differentiates: 0 if no leaf of θ requires a
     gradient.
@@ -176,34 +192,20 @@ def on_kept_graph(
         if last is not None or not same(theta):
             return run_again(index, theta, last)
         chosen = 0 if len(ends) == 1 else int(index)
-        outputs = _Standing.apply(
-            list(ends[chosen].values()), list(leaves.values()), *(theta[name] for name in leaves)
-        )
+
+        def back(grads: Sequence[Tensor]) -> Sequence[Tensor]:
+            # Retain the graph for a second backward pass (two losses of one state).
+            return torch.autograd.grad(
+                list(ends[chosen].values()),
+                list(leaves.values()),
+                grads,
+                retain_graph=True,
+                materialize_grads=True,
+            )
+
+        end = with_backward(ends[chosen], back, [theta[name] for name in leaves])
         graphs = count_graphs(theta, None, steps[chosen])
-        end = dict(zip(ends[chosen], cast("tuple[Tensor, ...]", outputs), strict=True))
         products = graphs * accumulate
         return end, Cost(products=products, cross_products=products, rows=2 * graphs * rows)
 
     return replay
-
-
-class _Standing(torch.autograd.Function):
-    """The outputs of an existing graph as a function of other leaves, which replace its inputs."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, outputs: list[Tensor], inputs: list[Tensor], *stand_ins: Tensor
-    ) -> tuple[Tensor, ...]:
-        ctx.graph = (outputs, inputs)
-        return tuple(output.detach() for output in outputs)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        outputs, inputs = ctx.graph
-        # Retain the graph for a second backward pass (two losses of one state).
-        return (
-            None,
-            None,
-            *torch.autograd.grad(outputs, inputs, grads, retain_graph=True, materialize_grads=True),
-        )

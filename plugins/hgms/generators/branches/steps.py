@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import Tensor
 
 from hgms.generators.branches.torch_branches import advance_torch
@@ -78,19 +78,34 @@ class Course(LowerStep):
     rows: int
     accumulate: int = 1
 
+    def part(self, part: slice | int, loss: Loss, own: bool) -> Self:
+        """Return the run of some members, or of one member, with its ``loss``.
+
+        x and the moments share memory. ``own``: each member has separate rows.
+        """
+        chosen = part if isinstance(part, slice) else slice(part, part + 1)
+        return evolve(
+            self,
+            loss=loss,
+            stacked=isinstance(part, slice),
+            x={name: leaf[part] for name, leaf in self.x.items()},
+            moments={name: leaf[part] for name, leaf in self.moments.items()},
+            index=self.index[part] if own and self.index is not None else self.index,
+            rates=[step[chosen] for step in self.rates],
+            decays=self.decays[chosen],
+        )
+
     def batches(self, step: int) -> Batches:
         """Return the batches of a step."""
         numbers = None if self.index is None else self.index[..., step, :]
         return pieces(self.problem.lower_data, numbers, self.accumulate)
 
     def numbers(self, step: int) -> Any:
-        """Return the coefficients of a step."""
+        """Return the coefficients of a step, or the arguments of a step of a torch optimiser."""
         if isinstance(self.rule, TorchRule):
             return self.rule.numbers(step, self.rates[step][0], self.decays[0])
-        like = next(iter(self.x.values()))
-        return self.rule.numbers(
-            step, one_or_each(self.rates[step], like), one_or_each(self.decays, like)
-        )
+        rate = one_or_each(self.rates[step], self.x)
+        return self.rule.numbers(step, rate, one_or_each(self.decays, self.x))
 
     def advance(
         self, theta: Tree, first: int, last: int, remember: bool = False
@@ -141,8 +156,9 @@ def pieces(data: Data, numbers: Tensor | None, count: int) -> Batches:
     return [(part.shape[-1] / numbers.shape[-1], data.batch(part)) for part in parts]
 
 
-def one_or_each(numbers: list[float], like: Tensor) -> float | Tensor:
+def one_or_each(numbers: list[float], x: Tree) -> float | Tensor:
     """Return one number if all are equal (the usual and faster case), else one per member."""
-    if all(number == numbers[0] for number in numbers):
+    if numbers.count(numbers[0]) == len(numbers):
         return numbers[0]
+    like = next(iter(x.values()))
     return torch.tensor(numbers, dtype=like.dtype).to(like.device, non_blocking=True)

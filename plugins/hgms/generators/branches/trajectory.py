@@ -20,8 +20,8 @@ from hgms.generators.branches.replay import (
     Path,
     Replay,
     check_states,
-    has_mixed_mode,
     on_kept_graph,
+    replays_of,
 )
 from hgms.optim import SGD, LowerOptimizer
 from hgms.optim.torch_rule import TorchRule
@@ -111,31 +111,24 @@ class Trajectory:
     ) -> Candidates:
         index = problem.lower_data.draw(key.fold("batches"), self.batch_size, self.steps)
 
-        def path(theta: Tree, steps: int) -> Path:
+        def path(steps: int, theta: Tree) -> Path:
             return self._path(problem, theta, start, index, steps)
 
-        def replay(index: Tensor, theta: Tree, last: int | None) -> tuple[Tree, Cost]:
-            return path(theta, self._candidate_steps[int(index)]).replay(theta, last)
+        def path_to(index: Tensor, theta: Tree) -> Path:
+            return path(self._candidate_steps[int(index)], theta)
 
-        def replay_mixed(index: Tensor, theta: Tree, last: int | None) -> tuple[Tree, Cost]:
-            return path(theta, self._candidate_steps[int(index)]).replay(theta, last, mixed=True)
-
-        replays: tuple[Replay, Replay] = (replay, replay_mixed)
         if self.keep_path == "none":
-            x, losses, calls = self._forward(path(detach(theta), self.steps), detach(theta))
+            still = detach(theta)
+            x, losses, calls = self._forward(path(self.steps, still), still)
+            replay, mixed = replays_of(path_to, self.optimizer)
         else:
             leaves = require_grad(theta)
-            x, losses, add_kept = self._keep(path(leaves, self.steps), leaves)
-            replays = (add_kept(replay), add_kept(replay_mixed))
+            x, losses, add_kept = self._keep(path(self.steps, leaves), leaves)
+            replay, mixed = replays_of(path_to, self.optimizer, add_kept)
             calls = self.steps
         rows = problem.lower_data.count(self.batch_size)
-        return Candidates(
-            x=x,
-            losses=losses,
-            cost=Cost(lower_gradients=calls, rows=calls * rows),
-            replay=replays[0],
-            replay_mixed=replays[1] if has_mixed_mode(self.optimizer) else None,
-        )
+        cost = Cost(lower_gradients=calls, rows=calls * rows)
+        return Candidates(x=x, losses=losses, cost=cost, replay=replay, replay_mixed=mixed)
 
     def carry(
         self, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem

@@ -170,11 +170,6 @@ class PenaltyGenerator:
 class PenaltyStep(PenaltyGenerator, ABC):
     """A penalty generator with one function of tensors as its step, which can be compiled."""
 
-    @property
-    def compiles(self) -> bool:
-        """Return whether the step is short enough for one compiled function."""
-        return True
-
     @abstractmethod
     def numbers(self, step: int) -> tuple[float, ...]:
         """Return the numbers of outer step ``step`` (from 0)."""
@@ -207,14 +202,16 @@ class PenaltyStep(PenaltyGenerator, ABC):
         self, problem: Problem, theta: Tree, start: State, key: Key, progress: float = 0.0
     ) -> Candidates:
         numbers = self.numbers(start["step"])
-        programs = problem.compiler if self.compiles else None
         settings = (self.name, self, problem.g, problem.f)
         function = partial(self.move, (problem.g, problem.f))
 
         def step(y: Tree, aux: Tree, key: Key) -> tuple[Tree, Tree, Tensor]:
-            batches = self.draw(problem, key)
-            x, kept, loss = launch(programs, settings, function, numbers, y, aux, theta, *batches)
-            return x, kept, loss
+            below, above = self.draw(problem, key)
+            programs = problem.compiler if max(len(below), len(above)) <= STEPS + 1 else None
+            moved: tuple[Tree, Tree, Tensor] = launch(
+                programs, settings, function, numbers, y, aux, theta, below, above
+            )
+            return moved
 
         return self.branches(start, key, step, self.cost(problem))
 

@@ -83,10 +83,6 @@ class FullyFirstOrder(base.PenaltyStep):
     penalty: float = field(default=10.0, validator=positive)
     growth: float = field(default=1 / 7, validator=share)
 
-    @property
-    def compiles(self) -> bool:
-        return self.steps <= base.STEPS
-
     def numbers(self, step: int) -> tuple[float, ...]:
         """Return η_y, η_z and λ_k."""
         age = step + 1

@@ -67,14 +67,7 @@ class PairOptimizer:
         if self.kind == "sgd":
             return base.descend(x, slope, rate), {}
         x, m, v = adam(
-            x,
-            slope,
-            before["m"],
-            before["v"],
-            scale=scale,
-            correction=correction,
-            betas=self.betas,
-            eps=self.eps,
+            x, slope, before["m"], before["v"], (scale, correction), betas=self.betas, eps=self.eps
         )
         return x, {"m": m, "v": v}
 

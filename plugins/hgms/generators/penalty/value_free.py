@@ -67,10 +67,6 @@ class ValueFree(base.PenaltyStep):
     lr: float = field(default=0.01, validator=positive)
     gamma: float = field(default=10.0, validator=positive)
 
-    @property
-    def compiles(self) -> bool:
-        return self.steps <= base.STEPS
-
     def numbers(self, step: int) -> tuple[float, ...]:
         """Return η and γ."""
         return self.lr, self.gamma

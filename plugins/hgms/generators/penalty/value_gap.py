@@ -99,10 +99,6 @@ class ValueGap(base.PenaltyStep):
             "aux": start["aux"] | (base.no_moments(start["x"]) if self.momentum else {})
         }
 
-    @property
-    def compiles(self) -> bool:
-        return self.steps <= base.STEPS
-
     def numbers(self, step: int) -> tuple[float, ...]:
         """Return c_k and c_k γ_k."""
         gamma, scale = self.ramp.weights(self.gamma, step, self.normalise)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Sequence
 from functools import partial
@@ -30,7 +29,6 @@ from hgms_core import (
     repeat,
 )
 from hgms_core.capabilities import Capabilities, ProposesSome
-from hgms_core.hypergrad import twice_differentiable_attention
 from hgms_core.validators import not_negative, optional_positive, positive
 
 NOISE_BLOCK = 4096
@@ -161,8 +159,8 @@ class Ula:
                 batch = problem.lower_data.batch(None if drawn is None else drawn[..., step, :])
                 grads, loss = gradient(group.loss, theta, group.x, batch)
                 torch._foreach_add_(leaves, grads, alpha=-self.lr)
-                del grads  # free its memory for the next gradient
                 noise.add_to(chains, step, self._scale)
+                del grads  # free its memory for the next gradient
             losses[group.part] = loss
 
         def replay(index: Tensor, theta: Tree, last: int | None) -> tuple[Tree, Cost]:
@@ -189,30 +187,14 @@ class Ula:
         if not any(leaf.requires_grad for leaf in theta.values()):
             through = 0
         for step in range(self.steps):
-            within = step >= self.steps - through
-            leaves = [
-                leaf if leaf.requires_grad else leaf.detach().requires_grad_()
-                for leaf in point.values()
-            ]
+            graph = step >= self.steps - through
+            upper = theta if graph else detach(theta)
             batch = problem.lower_data.batch(None if drawn is None else drawn[0, step])
-            with (
-                torch.enable_grad(),
-                twice_differentiable_attention() if within else contextlib.nullcontext(),
-            ):
-                value = problem.g(
-                    theta if within else detach(theta), dict(zip(point, leaves, strict=True)), batch
-                )
-                grads = torch.autograd.grad(
-                    value, leaves, create_graph=within, materialize_grads=True
-                )
-            added = [torch.zeros_like(leaf) for leaf in point.values()]
-            noise.add_to([leaf.unsqueeze(0) for leaf in added], step, self._scale)
-            with torch.set_grad_enabled(within):
-                moved = [
-                    leaf - self.lr * grad + xi
-                    for leaf, grad, xi in zip(leaves, grads, added, strict=True)
-                ]
-                point = dict(zip(point, moved, strict=True))
+            grads, _ = gradient(problem.g, upper, point, batch, graph)
+            with torch.set_grad_enabled(graph):
+                point = {name: leaf.clone() for name, leaf in point.items()}
+                torch._foreach_add_(list(point.values()), grads, alpha=-self.lr)
+                noise.add_to([leaf.unsqueeze(0) for leaf in point.values()], step, self._scale)
         rows = problem.lower_data.count(self.batch_size) * (self.steps + 2 * through)
         return point, Cost(
             lower_gradients=self.steps, products=through, cross_products=through, rows=rows

@@ -91,8 +91,6 @@ def advance(
     grads, value = slope(x)
     length = sharpness * norm(x) / norm(grads).clamp_min(torch.finfo(value.dtype).tiny)
     grads, _ = slope({name: leaf + length * grads[name] for name, leaf in x.items()})
-    x, first, second = adam(
-        x, grads, first, second, scale=scale, correction=correction, betas=BETAS, eps=EPS
-    )
+    x, first, second = adam(x, grads, first, second, (scale, correction), betas=BETAS, eps=EPS)
     average = {name: leaf + (1 - decay) * (x[name] - leaf) for name, leaf in average.items()}
     return _join(x, first, second, average), value

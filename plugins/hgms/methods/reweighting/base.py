@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hgms.compiled import Numbers
 from hgms.config import lowering
-from hgms.optim.adam import adam_, corrections
+from hgms.optim.adam import adam, corrections
 from hgms.rows import better_state, check_stop_rows
 from hgms_core import (
     Batch,
@@ -28,7 +28,6 @@ from hgms_core import (
     Rows,
     State,
     Tree,
-    clone,
     component,
 )
 from hgms_core.capabilities import Capabilities, HasTestingInstance
@@ -142,13 +141,9 @@ def step_of_x(
     if optimizer == "sgd":
         first = {f"m.{name}": momentum * moments[f"m.{name}"] + slope[name] for name in x}
         return {name: leaf - rate * first[f"m.{name}"] for name, leaf in x.items()}, first
-    x = clone(x)
-    moments = clone(moments)
-    first_, second = ([moments[f"{kind}.{name}"] for name in x] for kind in "mv")
-    leaves = list(x.values())
-    slopes = [slope[name] for name in x]
-    adam_(leaves, slopes, first_, second, scale=scale, correction=correction, betas=BETAS, eps=EPS)
-    return x, moments
+    m, v = ({name: moments[f"{kind}.{name}"] for name in x} for kind in "mv")
+    x, m, v = adam(x, slope, m, v, (scale, correction), betas=BETAS, eps=EPS)
+    return x, {f"{kind}.{name}": tree[name] for kind, tree in (("m", m), ("v", v)) for name in x}
 
 
 def gradient_of(value: Tensor, leaves: Tree, retain: bool = False) -> Tree:

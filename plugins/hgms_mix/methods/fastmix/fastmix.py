@@ -12,7 +12,7 @@ from torch import Tensor
 
 import hgms_mix.lm
 from hgms.config import lowering
-from hgms.optim.adam import adam_, corrections
+from hgms.optim.adam import adam, corrections
 from hgms_core import ConfigError, Cost, Key, Problem, Record, State, Tree, component, gradient
 from hgms_core.capabilities import Capabilities, HasTestingInstance
 from hgms_core.validators import decay_rate, each, not_negative, optional_positive, positive
@@ -122,13 +122,15 @@ class FastMix(hgms_mix.lm.PhasedMethod):
         x = hgms_mix.lm.adamw_part(train, "x")
         products, upper, cost = self._products(problem, x, key.fold("search", step), step)
         h = self._slope(problem, state["theta"], products)
-        theta, m, v = (
-            {name: leaf.clone() for name, leaf in tree.items()}
-            for tree in (state["theta"], state["m"], state["v"])
+        theta, m, v = adam(
+            state["theta"],
+            h,
+            state["m"],
+            state["v"],
+            corrections(self.outer_lr, step, self.outer_betas),
+            betas=self.outer_betas,
+            eps=1e-8,
         )
-        scale, correction = corrections(self.outer_lr, step, self.outer_betas)
-        moving: list[list[Tensor]] = [[tree[name] for name in theta] for tree in (theta, h, m, v)]
-        adam_(*moving, scale=scale, correction=correction, betas=self.outer_betas, eps=1e-8)
         changes: State = {
             "train": train,
             "theta": theta,
