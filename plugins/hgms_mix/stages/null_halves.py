@@ -34,6 +34,7 @@ from hgms.store import Folder
 from hgms.uncertainty import halves_test
 from hgms_core import HgmsError
 from hgms_core.components import evolve
+from hgms_mix.lm import halves_of
 from hgms_mix.stages.config import MixConfig
 from hgms_mix.stages.mix import ensure_runnable, mix_path
 from hgms_mix.stages.reweight import is_finished, weights_of
@@ -96,7 +97,10 @@ def null_test(
         for seed, split in runs
     ]
     table = np.array(
-        [[[row["weights"][half] for half in halves(source)] for source in names] for row in learned]
+        [
+            [[row["weights"][half] for half in halves_of(source)] for source in names]
+            for row in learned
+        ]
     )
     result = {
         "name": name_of(config),
@@ -153,12 +157,6 @@ def learn(arguments: Mapping[str, Any], tell: Tell) -> Mapping[str, Any]:
         config, resume=True, view=RemoteProgress(tell), path=path, patience=PATIENCE
     )
     return {"weights": weights_of(result.records[-1])}
-
-
-def halves(source: str) -> tuple[str, str]:
-    from hgms_mix.lm import halves_of
-
-    return halves_of(source)
 
 
 def halved_config(config: MixConfig, seed: int, split: int) -> RunConfig:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
+from statistics import fmean
 from typing import Any
 
 import click
@@ -97,9 +97,7 @@ class Outcome:
             if own == label:
                 for name, share in drawn_shares(report).items():
                     shares.setdefault(name, []).append(share)
-        return " ".join(
-            f"{name} {math.fsum(values) / len(values):.2f}" for name, values in shares.items()
-        )
+        return " ".join(f"{name} {fmean(values):.2f}" for name, values in shares.items())
 
     def verdicts(self, test: str) -> list[str]:
         """Return sentences about which methods outperform the floors."""
@@ -108,7 +106,7 @@ class Outcome:
         methods = [label for label in self.roles if losses[label] and not self.roles[label]]
         floors = [label for label in self.roles if losses[label] and self.roles[label] == "floor"]
         lines = []
-        for label in sorted(methods, key=lambda label: _mean(losses[label])):
+        for label in sorted(methods, key=lambda label: fmean(losses[label].values())):
             behind = [
                 floor
                 for floor in floors
@@ -124,7 +122,7 @@ class Outcome:
         return lines
 
     def _order(self, label: str, losses: Mapping[str, Mapping[int, float]]) -> tuple[int, float]:
-        return ["", "floor", "ceiling"].index(self.roles[label]), _mean(losses[label])
+        return ["", "floor", "ceiling"].index(self.roles[label]), fmean(losses[label].values())
 
     def _span(self, label: str, number: Callable[[Mapping[str, Any]], float | None]) -> str:
         values = [number(report) for (own, _), report in self.reports.items() if own == label]
@@ -220,7 +218,3 @@ def processor_seconds(report: Mapping[str, Any]) -> float | None:
 
 def _warnings(report: Mapping[str, Any]) -> list[str]:
     return list((report.get("uncertainty") or {}).get("warnings", []))
-
-
-def _mean(values: Mapping[int, float]) -> float:
-    return math.fsum(values.values()) / len(values)
