@@ -143,6 +143,11 @@ def against_best(
     return best, ratios, corrected
 
 
+def is_tuned(row: Row) -> bool:
+    """Whether tune returned learned or reweighted hyperparameters."""
+    return bool(row["is_learned"]) or row["selected"] == "reweighted"
+
+
 def not_improved(rows: Sequence[Row]) -> str:
     """Return sentences: on which problems tune is better, not better, or worse."""
     _, ratios, corrected = against_best(rows)
@@ -155,7 +160,7 @@ def not_improved(rows: Sequence[Row]) -> str:
     }
     widths = sorted(100 * Interval.of(values).reach for values in ratios.values())
     own = [row for row in rows if row["kind"] == "tune" and row["problem"] not in STRUCTURED]
-    returned = sum(not row["is_learned"] for row in own)
+    returned = sum(not is_tuned(row) for row in own)
     return "\n".join(
         [
             f"- Better than the best baseline: {len(names[-1])} of {len(signs)} problems: "
@@ -172,14 +177,15 @@ def baselines(rows: Sequence[Row]) -> str:
     """Return tune against the best baseline in hindsight, with Holm's rule over the problems."""
     tuned = [row for row in rows if row["kind"] == "tune"]
     best, ratios, corrected = against_best(rows)
-    lines = [["problem", "d", "learned", "test loss", "best baseline", "tune / baseline, %", ""]]
+    names = ["problem", "d", "tuned", "test loss", "best baseline", "tune / baseline, %", ""]
+    lines = [names]
     for (problem, values), p in zip(ratios.items(), corrected, strict=True):
         own = [row for row in tuned if row["problem"] == problem]
         lines.append(
             [
                 f"`{problem}`",
                 f"{own[0]['d']:,}",
-                f"{sum(row['is_learned'] for row in own)} of {len(own)}",
+                f"{sum(map(is_tuned, own))} of {len(own)}",
                 f"{statistics.mean(row['test_loss'] for row in own):.3f}",
                 best[problem],
                 interval_of(values),

@@ -81,6 +81,7 @@ def records(factor: float) -> list[dict]:
                 "engine": "implicit",
                 "test_loss": factor * level * noise,
                 "is_learned": True,
+                "selected": "learned, prior 0.1",
                 "d": 16,
                 "baselines": ["start", "shared level"],
                 "table": {"start": [0.0, 2 * level], "shared level": [0.0, level]},
