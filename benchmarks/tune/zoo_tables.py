@@ -312,7 +312,8 @@ def draw_profile(rows: Sequence[Row], path: Path) -> None:
     """Draw performance profiles (Dolan and Moré 2002) of the zoo.
 
     A curve is the share of pairs of problem and seed with a test loss of at most the given multiple
-    of the lowest test loss of all competitors. Competitors without a run count as unsolved.
+    of the lowest test loss of all competitors. A missing run counts as unsolved; competitors with
+    fewer than half of the runs are not drawn.
     """
     from matplotlib.figure import Figure
 
@@ -332,7 +333,10 @@ def draw_profile(rows: Sequence[Row], path: Path) -> None:
                     name = next((name for name in names if name in own), None)
                     pair[label] = math.inf if name is None else own[name].get(seed, math.inf)
                 pairs.append(pair)
-        for number, label in enumerate(("tune", "best baseline", *TOOLS) if pairs else ()):
+        for number, label in enumerate(("tune", "best baseline", *TOOLS)):
+            runs = sum(math.isfinite(pair[label]) for pair in pairs)
+            if not 2 * runs > len(pairs):
+                continue
             ratios = sorted(pair[label] / min(pair.values()) for pair in pairs)
             shares = [position / len(ratios) for position in range(1, len(ratios) + 1)]
             line = "-" if label == "tune" else "--" if label == "best baseline" else ":"
