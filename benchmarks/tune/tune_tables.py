@@ -134,6 +134,28 @@ def batches(rows: Sequence[Row]) -> str:
     return markdown(lines)
 
 
+def states(rows: Sequence[Row]) -> str:
+    """Return how minimisers from three initial states differ (``initial_states.py``)."""
+    names = ["problem", "spread of the held-out loss", "runs above two standard errors"]
+    lines = [[*names, "test loss, best of three / first"]]
+    for name in dict.fromkeys(row["problem"] for row in rows):
+        own = [row for row in rows if row["problem"] == name]
+        spreads = [max(row["held_out"]) / min(row["held_out"]) - 1 for row in own]
+        gains = []
+        above = 0
+        for row in own:
+            lowest = min(row["held_out"])
+            best = row["held_out"].index(lowest)
+            gains.append(row["test"][best] / row["test"][0])
+            pairs = zip(row["held_out"], row["errors"], strict=True)
+            above += any(loss - lowest > 2 * error for loss, error in pairs)
+        share = f"{above} of {len(own)}"
+        gain = statistics.geometric_mean(gains)
+        spread = f"{100 * statistics.mean(spreads):.1f} %"
+        lines.append([LABELS[name][0], spread, share, f"{gain:.3f}"])
+    return markdown(lines)
+
+
 def _mean_and_error(values: Sequence[float]) -> str:
     error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
     return f"{statistics.mean(values):.3f} ± {error:.3f}"
@@ -149,5 +171,6 @@ TABLES: dict[str, tuple[str, Callable[[Sequence[Row]], str]]] = {
     "tune-baselines": ("tune.jsonl", baselines),
     "tune-tools": ("tune-tools.jsonl", tools),
     "tune-batches": ("tune-batches.jsonl", batches),
+    "tune-states": ("tune-states.jsonl", states),
 }
 """The name of a table on the page: its file of records and its function."""
