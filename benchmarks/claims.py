@@ -39,7 +39,7 @@ CLAIMS = (
     ),
     Claim(
         "README",
-        "no method is ahead of baselines with fixed θ on MLS-Bench (no claim of equality)",
+        "no method outperforms baselines with fixed θ on MLS-Bench (no claim of equality)",
         ("benchmarks", "evidence-mls"),
         "evidence-mls.parquet",
     ),
