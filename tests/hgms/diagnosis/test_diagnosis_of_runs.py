@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -108,9 +107,5 @@ def test_a_report_shows_what_was_diagnosed(tmp_path: Path) -> None:
     rows = [{"step": step, "bias": bias} for step, bias in ((2, 0.8), (4, 0.2))]
     text = "".join(json.dumps(row) + "\n" for row in rows)
     write_run(tmp_path, method="hg-ms", files={"diagnosis.jsonl": text})
-    [specs] = re.findall(
-        r'<script type="application/json" id="plots">(.*?)</script>',
-        page_of(report.build([tmp_path])),
-    )
-    drawn = [(it["x"], it["y"]) for spec in json.loads(specs).values() for it in spec["data"]]
-    assert ([2, 4], [0.8, 0.2]) in drawn
+    _, _, shown = page_of(report.build([tmp_path])).partition("Trust in the hypergradients")
+    assert '<td class="n" data-sort="50.0">50</td>' in shown  # the median bias in percent
