@@ -20,16 +20,16 @@ class Wrapper:
     def needs(self) -> frozenset[str]:
         return needs_of(self.method)
 
-    def changed(self, problem: Problem) -> Problem:
+    def changed_problem(self, problem: Problem) -> Problem:
         """Return the problem of the method; by default it is unchanged."""
         return problem
 
     def init(self, problem: Problem, seed: int) -> State:
-        return cast("State", self.method.init(self.changed(problem), seed))
+        return cast("State", self.method.init(self.changed_problem(problem), seed))
 
     def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
         return cast(
-            "tuple[State, Record]", self.method.step(self.changed(problem), state, progress)
+            "tuple[State, Record]", self.method.step(self.changed_problem(problem), state, progress)
         )
 
     def result(self, state: State) -> tuple[Tree, Tree]:

@@ -71,7 +71,7 @@ class LearnedStart(Wrapper):
     )
     learn_start: bool = field(default=True, validator=validators.in_([True]))
 
-    def changed(self, problem: Problem) -> Problem:
+    def changed_problem(self, problem: Problem) -> Problem:
         return with_learned_start(problem)
 
     def result(self, state: State) -> tuple[Tree, Tree]:

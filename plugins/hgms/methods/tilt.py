@@ -77,7 +77,7 @@ class Tilted(Wrapper):
     tilt: float = field(validator=at_least(0))
 
     def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
-        following, record = self.method.step(self.changed(problem), state, progress)
+        following, record = self.method.step(self.changed_problem(problem), state, progress)
         cost = _of_both(Cost(**state["cost"]), Cost(**following["cost"]))
         counts = cost.numbers()
         record = (
@@ -87,7 +87,7 @@ class Tilted(Wrapper):
         )
         return {**following, "cost": counts}, record
 
-    def changed(self, problem: Problem) -> Problem:
+    def changed_problem(self, problem: Problem) -> Problem:
         inner = innermost(self.method)
         learns = (inner.hypergradient.name, inner.selector.name) != ("fixed", "first")
         return tilt_problem(problem, self.tilt, learns=learns)

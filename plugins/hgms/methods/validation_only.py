@@ -67,7 +67,7 @@ class ValidationOnly(Wrapper):
     def needs(self) -> frozenset[str]:
         return frozenset({"validation-rows"}) | needs_of(self.method)
 
-    def changed(self, problem: Problem) -> Problem:
+    def changed_problem(self, problem: Problem) -> Problem:
         return on_validation(problem)
 
 

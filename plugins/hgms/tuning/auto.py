@@ -321,7 +321,7 @@ def as_problem(tuning: TuningProblem) -> Problem:
     )
 
 
-def _rejected(reason: str) -> ConfigError:
+def _rejection(reason: str) -> ConfigError:
     return ConfigError(
         "not-supported",
         f"method 'auto' {reason}",
@@ -337,9 +337,9 @@ def _of_rows(problem: Problem, seed: int, folds: int | None) -> TuningProblem:
     """
     rows = problem.find(Rows)
     if rows is None:
-        raise _rejected("requires one weight per lower row (extension Rows)")
+        raise _rejection("requires one weight per lower row (extension Rows)")
     if set(problem.theta0) != {rows.leaf}:
-        raise _rejected(f"learns the leaf {rows.leaf!r} of θ only")
+        raise _rejection(f"learns the leaf {rows.leaf!r} of θ only")
     above = problem.upper_data["differentiate"]
     second = problem.upper_data["select"]
     validation = above.batch(None)
@@ -347,7 +347,7 @@ def _of_rows(problem: Problem, seed: int, folds: int | None) -> TuningProblem:
         validation = join(validation, second.batch(None)) if above.size else second.batch(None)
     lower = problem.lower_data.batch(None)
     if "index" not in validation or set(validation) != set(lower):
-        raise _rejected("requires validation rows with the columns of the lower rows")
+        raise _rejection("requires validation rows with the columns of the lower rows")
     spec = Ravel.of(problem.x0)
     w0 = spec.ravel(problem.x0)
     _check_upper(problem, rows, validation, w0, spec)
@@ -391,7 +391,7 @@ def _check_upper(problem: Problem, rows: Rows, batch: Batch, w0: Tensor, spec: R
             upper = problem.f(problem.theta0, x, batch)
             mean = rows.losses(x, batch).mean()
         if not torch.allclose(upper, mean, rtol=1e-3, atol=1e-6):
-            raise _rejected(
+            raise _rejection(
                 f"requires an upper loss that is the mean of the losses of validation rows; f is "
                 f"{float(upper):.4g}, the mean is {float(mean):.4g}"
             )

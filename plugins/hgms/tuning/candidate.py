@@ -78,7 +78,7 @@ def sure_gain(candidate: Candidate, reference: Candidate) -> float:
     return -mean - error - UNSEEN * largest / len(reference.judged)
 
 
-def crossed(learned: Sequence[Candidate], reference: Candidate, fold: Tensor) -> Tensor:
+def cross_fitted(learned: Sequence[Candidate], reference: Candidate, fold: Tensor) -> Tensor:
     """Return the judged losses of the selection among learned candidates, by cross-fitting.
 
     The rows of fold k are judged under the candidate that the other folds select.
@@ -116,7 +116,7 @@ def choose(candidates: Sequence[Candidate], fold: Tensor) -> tuple[Candidate, Ca
     if not learned:
         return reference, reference
     best = max(learned, key=lambda item: sure_gain(item, reference))
-    selection = evolve(best, judged=crossed(learned, reference, fold))
+    selection = evolve(best, judged=cross_fitted(learned, reference, fold))
     is_better = sure_gain(best, reference) > 0 and sure_gain(selection, reference) > 0
     return (best if is_better else reference), reference
 

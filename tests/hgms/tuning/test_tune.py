@@ -15,7 +15,7 @@ from torch.func import vmap
 from torch.nn.functional import cross_entropy
 
 import hgms
-from hgms.tuning.candidate import Candidate, choose, crossed, scores
+from hgms.tuning.candidate import Candidate, choose, cross_fitted, scores
 from hgms.tuning.implicit import Implicit
 from hgms.tuning.meter import Meter, NotConvex, Stages
 from hgms.tuning.online import Adam, Online, Trained
@@ -508,7 +508,7 @@ def test_the_selection_among_learned_candidates_is_judged_by_cross_fitting() -> 
     for k in range(3):
         rows = torch.where(FOLD.eq(k), 0.2, 1.1)
         learned.append(judged(f"fold {k}", rows.tolist(), False))
-    rows = crossed(learned, base, FOLD)
+    rows = cross_fitted(learned, base, FOLD)
     torch.testing.assert_close(rows, torch.full((12,), 1.1))
     assert choose([base, *learned], FOLD)[0] is base
 
