@@ -254,7 +254,7 @@ def time_first_step(sides: Sides, dataset: str, method: str) -> dict[str, Any]:
     spent: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as cache:
         for name in ("cold", "warm"):
-            extra = {"TORCHINDUCTOR_CACHE_DIR": cache}
+            extra = {"TORCHINDUCTOR_CACHE_DIR": cache, "HGMS_CACHE": cache}
             with Worker(checkout, settings, dataset, method, ENDLESS, **extra) as worker:
                 _, before = worker.answer()
                 begin = time.perf_counter()

@@ -43,7 +43,7 @@ class Library:
 
     @classmethod
     def of(cls, compiled: Any) -> Library | None:
-        """Return the library of inductor's result, or None if it reads other values."""
+        """Return the library of inductor's result, if it reads its inputs only."""
         try:
             entry = compiled.current_callable.__globals__["inductor_entry"]
             path = Path(entry.__self__.__file__)
@@ -53,7 +53,7 @@ class Library:
 
     @classmethod
     def load(cls, key: str) -> Library | None:
-        """Return the stored library, or None if no undamaged file exists."""
+        """Return the stored library, if an undamaged file exists."""
         for path in sorted(cache_folder(KIND).glob(f"{key}-*.so")):
             with contextlib.suppress(OSError, ImportError, AttributeError):
                 if path.name == _name(key, path.read_bytes()):

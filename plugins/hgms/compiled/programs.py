@@ -141,8 +141,8 @@ class Programs:
         """Return the graph compiled for these inputs, or loaded from disk.
 
         ``check(run, stored)`` returns how the results differ (empty if they agree); ``stored`` is
-        whether an earlier process has checked the compiled code. The result is None if compilation
-        fails or the results differ. ``settings`` are settings of inductor.
+        whether an earlier process has checked the compiled code. ``settings`` are settings of
+        inductor. If compilation fails or the results differ, the function runs eagerly.
         """
         if self.refuses(name):
             return None

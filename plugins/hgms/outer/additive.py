@@ -33,7 +33,13 @@ class _Additive:
         return self.move(theta, gradient, state, self.numbers(state, progress))
 
     def operands(self, problem: Problem, state: State, progress: float) -> Tensor:
-        return torch.tensor(self.numbers(state, progress), dtype=torch.float64)
+        numbers = self.numbers(state, progress)
+        kept = problem.kept.get("outer numbers")
+        if kept is None or kept[0] != numbers:
+            kept = (numbers, torch.tensor(numbers, dtype=torch.float64))
+            problem.kept["outer numbers"] = kept
+        tensor: Tensor = kept[1]
+        return tensor
 
     def compute(
         self, theta: Tree, gradient: Tree, state: State, operands: Tensor

@@ -123,9 +123,8 @@ def kept_table(
     problem: Problem, rule: Rule, rates: list[list[float]], decays: list[float], like: Tensor
 ) -> Tensor:
     """Return :func:`table`, which is kept until an argument changes."""
-    if rule.optimizer == "sgd":
-        rule = evolve(rule, done=0)
-    given = (rule, rates, decays, like.dtype)
+    done = 0 if rule.optimizer == "sgd" else rule.done
+    given = (done, rule.betas, rates, decays, like.dtype)
     kept = problem.kept.get("table")
     if kept is None or kept[0] != given:
         kept = problem.kept["table"] = (given, table(rule, rates, decays, like))
