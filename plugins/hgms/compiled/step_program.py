@@ -37,6 +37,8 @@ NAME = "step"
 CARRIED = ("theta", "start", "hypergradient", "outer")
 """The entries of a state that the next step reads, except its seed, step and costs."""
 PARTS = ("generator", "selector", "hypergradient", "outer")
+ROUNDED = ("gap", "curvature")
+"""Entries of a record that are not compared."""
 SHAPES = 8
 """Maximum number of programs; steps with further shapes run part by part."""
 WORK = 4_000_000
@@ -429,9 +431,10 @@ def difference_of(
 
 
 def comparable(result: Result, outputs: Sequence[Tensor]) -> list[Tensor]:
-    """Return all tensors of a step, without the gap.
+    """Return all tensors of a step, without values that rounding determines.
 
-    The gap is a difference of scores that are nearly equal. A residual is relative to the size of
+    The gap is a difference of scores that are nearly equal. The curvature is the quotient of a late
+    direction of a solver, which is nearly lost in rounding. A residual is relative to the size of
     b, and so is its rounding error.
     """
     leaves = iter(outputs)
@@ -439,7 +442,7 @@ def comparable(result: Result, outputs: Sequence[Tensor]) -> list[Tensor]:
     carried = gather(result.carried, leaves, iter(counts.unbind()))
     cost = next(leaves)
     x, record = gather(result.rest, leaves, iter(()))
-    record = {name: item for name, item in record.items() if name != "gap"}
+    record = {name: item for name, item in record.items() if name not in ROUNDED}
     if record["residual"] is not None:
         record["residual"] = 1 + record["residual"]
     values: list[Tensor] = []
