@@ -239,9 +239,11 @@ def star_table(
     lines = [["problem", "seeds", *columns]]
     for problem in problems:
         own = [values for cell, values in filled.items() if cell[0] == problem]
-        seeds = max((len(values) for values in own), default=0)
+        counts = sorted({len(values) for values in own})
+        seeds = " to ".join(str(count) for count in dict.fromkeys(counts[:1] + counts[-1:]))
         entries = [shown.get((problem, column), "") for column in columns]
-        lines.append([f"`{problem}`", str(seeds), *entries])
+        if own:
+            lines.append([f"`{problem}`", seeds, *entries])
     return markdown(lines)
 
 
