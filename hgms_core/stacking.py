@@ -238,5 +238,6 @@ def gradient(
     twice = twice_differentiable_attention() if graph else contextlib.nullcontext()
     with torch.enable_grad(), twice:
         value = loss(theta, dict(zip(x, leaves, strict=True)), batch)
-        grads = torch.autograd.grad(value.sum(), leaves, create_graph=graph, materialize_grads=True)
+        total = value.sum() if value.dim() else value
+        grads = torch.autograd.grad(total, leaves, create_graph=graph, materialize_grads=True)
     return list(grads), value.detach()
