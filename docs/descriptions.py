@@ -1,6 +1,6 @@
 """Describe public names for the reference: typed signatures, tables of fields, lists of members.
 
-The meaning of a field comes from the ``Arguments:`` section of the class's docstring, from a string
+The meaning of a field comes from the section Parameters of the class's docstring, from a string
 below the field, or from ``fields.toml`` next to this file.
 """
 
@@ -16,7 +16,7 @@ import textwrap
 import tomllib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,9 @@ MEANINGS: Mapping[str, Mapping[str, str]] = tomllib.loads(
 
 SHORT = 60
 """The maximum length of a meaning that may occur twice in a table."""
+
+SECTION = re.compile(r"([A-Z]\w+)\n-{3,}\n")
+"""The heading of a section of numpydoc."""
 
 
 def signature(thing: Any) -> str:
@@ -152,13 +155,14 @@ def _made(cls: type) -> Any:
 
 
 def meanings(cls: type, module: str) -> dict[str, str]:
-    """Return the meaning of each field, from ``Arguments:``, the string below the field, and
-    ``fields.toml``.
+    """Return the meaning of each field.
+
+    Sources: the section Parameters, the string below the field, and ``fields.toml``.
     """
     names = {field.name for field in attrs.fields(cls)} if attrs.has(cls) else set()
     read = {
         name: text
-        for name, text in {**arguments(cls.__doc__), **notes(cls)}.items()
+        for name, text in {**parameters(cls.__doc__), **notes(cls)}.items()
         if name in names
     }
     return {**read, **MEANINGS.get(f"{module}.{cls.__name__}", {})}
@@ -178,31 +182,35 @@ def notes(cls: type) -> dict[str, str]:
     }
 
 
-def arguments(doc: str | None) -> dict[str, str]:
-    """Return the entries of a docstring's ``Arguments:``, by name.
+def parameters(doc: str | None) -> dict[str, str]:
+    """Return the entries of the section Parameters of a docstring, by name.
 
-    Several names may share one entry, ``a, b: text``, or occur inside another text as ````a``,
-    ``b``: text``. The first name has the long text, and the others refer to it.
+    Names may share an entry (``low, high``). The first name has the text, and the others have it
+    if it is short, else a reference to the first name.
     """
     entries: dict[str, str] = {}
-    for part in inspect.cleandoc(doc or "").split("\n\n"):
-        head, _, rest = part.partition("\n")
-        if head != "Arguments:":
-            continue
-        for item in re.split(r"\n(?=\S)", inspect.cleandoc(rest)):
-            text = re.sub(
-                r"^([\w, ]+): ",
-                lambda match: re.sub(r"\w+", r"``\g<0>``", match[1]) + ": ",
-                " ".join(item.split()),
-            )
-            pieces = re.split(r"(?:^|(?<=[.;] ))((?:``\w+``(?:, | and )?)+): ", text)
-            for names, meaning in zip(pieces[1::2], pieces[2::2], strict=True):
-                first, *others = re.findall(r"``(\w+)``", names)
-                entries[first] = whole = meaning.strip().rstrip(";,.")
-                entries |= dict.fromkeys(
-                    others, whole if len(whole) <= SHORT else f"see ``{first}``"
-                )
+    for head, items in sections(inspect.cleandoc(doc or "")):
+        for names, text in items if head == "Parameters" else ():
+            first, *others = names.split(", ")
+            meaning = text.rstrip(".")
+            entries[first] = meaning
+            shared = meaning if len(meaning) <= SHORT else f"see ``{first}``"
+            entries |= dict.fromkeys(others, shared)
     return entries
+
+
+def sections(doc: str) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    """Yield the heading of each section of numpydoc, and its names with their texts."""
+    for part in doc.split("\n\n"):
+        match = SECTION.match(part)
+        if match is not None:
+            yield match[1], entries_of(part[match.end() :])
+
+
+def entries_of(body: str) -> list[tuple[str, str]]:
+    """Return the names in a section, with their texts."""
+    pairs = [item.partition("\n") for item in re.split(r"\n(?=\S)", body)]
+    return [(name, " ".join(text.split())) for name, _, text in pairs]
 
 
 @attrs.frozen

@@ -51,6 +51,8 @@ DOCS = Path(__file__).resolve().parent
 PROGRAMS = (hgms.adapters, hgms.comparison, hgms.integrations, hgms.report, hgms.results, hgms.runs)
 CORE = (hgms_core.capabilities, hgms_core.errors, hgms_core.validators, hgms_core.arguments)
 """Modules of the core in addition to its public names."""
+LISTS = ("Parameters", "Attributes", "Returns", "Raises")
+"""Sections of numpydoc that contain names with texts."""
 NO_COMPONENT = {"hgms_register_commands": "a command", "hgms_step_finished": "observers"}
 PART = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -285,52 +287,32 @@ def _columns(names: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 def _prose(thing: Any) -> str:
     """Return a docstring as Markdown, without the arguments that the field table contains."""
-    doc = inspect.getdoc(thing) or ""
-    parts = doc.split("\n\n")
-    return _prose_of(
-        "\n\n".join(
-            part
-            for part in parts
-            if not (attrs.has(thing) and part.startswith(("Arguments:\n", "Parameters\n---")))
-        )
-    )
+    parts = (inspect.getdoc(thing) or "").split("\n\n")
+    shown = [part for part in parts if not (attrs.has(thing) and part.startswith("Parameters\n-"))]
+    return _prose_of("\n\n".join(shown))
 
 
 def _prose_of(doc: str) -> str:
     """Convert a docstring to Markdown.
 
-    Indented text below a heading becomes a list, otherwise an equation.
+    Sections of names become lists; indented text is an equation.
     """
     shown = []
-    for part in map(_section, doc.split("\n\n")):
-        head, _, rest = part.partition("\n")
-        if part.startswith(">>> "):
-            shown.append(_paragraph(part))
-        elif part.startswith("    "):
-            shown.append(f"```text\n{textwrap.dedent(part)}\n```")
-        elif rest.startswith("    ") and head.endswith(":"):
-            items = re.split(r"\n(?=\S)", textwrap.dedent(rest))
-            listed = [
-                re.sub(r"^([\w, ]+):(?= )", r"- `\1`:", " ".join(item.split())) for item in items
-            ]
-            text = "\n".join(listed) if listed[0].startswith("- ") else " ".join(rest.split())
-            shown.append(f"**{head}**\n\n{_safe(text)}")
+    for part in doc.split("\n\n"):
+        match = descriptions.SECTION.match(part)
+        if match is not None and match[1] in LISTS:
+            entries = descriptions.entries_of(part[match.end() :])
+            items = [f"- `{name}`: {text}" if text else f"- `{name}`" for name, text in entries]
+            shown.append(f"**{match[1]}**\n\n" + _safe("\n".join(items)))
+            continue
+        text = part if match is None else part[match.end() :]
+        if text.startswith(">>> "):
+            shown.append(_paragraph(text))
+        elif text.startswith("    "):
+            shown.append(f"```text\n{textwrap.dedent(text)}\n```")
         else:
-            shown.append(_safe(re.sub(r"\n(?!- )\s*", " ", part)))
+            shown.append(_safe(re.sub(r"\n(?!- )\s*", " ", text)))
     return "\n\n".join(shown)
-
-
-def _section(part: str) -> str:
-    """Convert a section of numpydoc to a heading with indented items, or to its text."""
-    match = re.match(r"([A-Z]\w+)\n-{3,}\n", part)
-    if match is None:
-        return part
-    body = part[match.end() :]
-    items = [item.partition("\n") for item in re.split(r"\n(?=\S)", body)]
-    if not all(rest.startswith("    ") for _, _, rest in items):
-        return body
-    lines = [f"    {name}: {' '.join(rest.split())}" for name, _, rest in items]
-    return "\n".join([f"{match[1]}:", *lines])
 
 
 def _safe(text: str) -> str:
@@ -645,7 +627,8 @@ def _toml(name: str, parts: Mapping[str, Any]) -> str:
 
 def _whole_doc(thing: Any) -> str:
     """Return a docstring as Markdown with paragraphs and the example as code."""
-    return "\n\n".join(map(_paragraph, inspect.cleandoc(thing.__doc__).split("\n\n")))
+    parts = inspect.cleandoc(thing.__doc__).split("\n\n")
+    return "\n\n".join(_paragraph(descriptions.SECTION.sub("", part)) for part in parts)
 
 
 def _paragraph(part: str) -> str:

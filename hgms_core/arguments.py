@@ -32,6 +32,8 @@ def kind_of(value: object) -> str:
 def brief(value: object) -> str:
     """Return a value for a message, or its type if the value is long.
 
+    Examples
+    --------
     >>> brief(2.5), brief(list(range(1000))), brief(dict)
     ('2.5', '(a list)', '(the class dict)')
     """
@@ -44,6 +46,8 @@ def brief(value: object) -> str:
 def check_function(what: str, function: Any, *arguments: str) -> None:
     """Raise ConfigError unless ``function`` accepts these arguments by position.
 
+    Examples
+    --------
     >>> check_function("g", lambda theta, x: x, "theta", "x", "batch")
     Traceback (most recent call last):
         ...
@@ -100,6 +104,8 @@ def check_part(place: Place, value: object, label: str, methods: Collection[str]
 
     ``label`` is the kind of component for the message.
 
+    Examples
+    --------
     >>> check_part(("selector",), "first", "a selector", ["select"])  # doctest: +ELLIPSIS
     Traceback (most recent call last):
         ...

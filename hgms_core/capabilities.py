@@ -5,6 +5,8 @@ the same name that is not declared is never called. A wrapper computes ``capabil
 property, from the component inside. ``hgms describe`` prints the list, and the conformance kit
 reports a component that has all members of a capability but does not declare it.
 
+Examples
+--------
 >>> import torch
 >>> from hgms_core import component
 >>> @component
@@ -72,6 +74,8 @@ Capabilities = frozenset[type]
 def find(component: object, capability: type[C]) -> C | None:
     """Return the component, typed as the capability, if it declares it; else None.
 
+    Examples
+    --------
     >>> find(object(), Finishes) is None
     True
     """

@@ -33,11 +33,20 @@ def component(cls: type[T]) -> type[T]:
     the field runs (:mod:`hgms_core.validators`). A field with a custom converter is not checked by
     its annotation.
 
-    Errors: ConfigError ``bad-name`` at import. ``unknown-option``, ``missing-option`` and
-    ``positional-argument`` for wrong arguments; ``wrong-type``, ``wrong-part``, ``unknown-choice``,
-    ``wrong-length``, ``not-finite`` and the codes of the validators for wrong values, with the
-    place ``(argument,)``. Type checkers report the first five at the call. Cost: microseconds.
+    Raises
+    ------
+    ConfigError
+        ``bad-name`` at import. ``unknown-option``, ``missing-option`` and ``positional-argument``
+        for wrong arguments; ``wrong-type``, ``wrong-part``, ``unknown-choice``, ``wrong-length``,
+        ``not-finite`` and the codes of the validators for wrong values, with the place
+        ``(argument,)``. Type checkers report the first five at the call.
 
+    Notes
+    -----
+    Cost: microseconds.
+
+    Examples
+    --------
     >>> from hgms_core.validators import positive
     >>> @component
     ... class Step:

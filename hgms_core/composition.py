@@ -19,16 +19,27 @@ class Composition:
 
     It imports no plugin. Users can override each field, or replace a part by another name.
 
-    Attributes:
-        name, summary: as they appear in lists.
-        source: the origin of the method.
-        parts: the tables of the parts.
-        of: the class to build: the Pipeline, or a wrapper, with its fields also in ``parts``.
-        role: ``"floor"`` for a trivial baseline, ``"ceiling"`` for a baseline that uses the truth.
-        on: other defaults for tasks with a trait, by trait.
-        testing: other settings in the conformance kit, for its problems of size 1.
-        testing_failures: the reason for each check of the kit that the method does not pass.
+    Attributes
+    ----------
+    name, summary
+        As they appear in lists.
+    source
+        The origin of the method.
+    parts
+        The tables of the parts.
+    of
+        The class to build: the Pipeline, or a wrapper, with its fields also in ``parts``.
+    role
+        ``"floor"`` for a trivial baseline, ``"ceiling"`` for a baseline that uses the truth.
+    on
+        Other defaults for tasks with a trait, by trait.
+    testing
+        Other settings in the conformance kit, for its problems of size 1.
+    testing_failures
+        The reason for each check of the kit that the method does not pass.
 
+    Examples
+    --------
     >>> tiny = Composition(
     ...     name="hg-tiny",
     ...     summary="One branch, conjugate gradients.",

@@ -33,6 +33,8 @@ class Data:
     groups that contribute one more row. The drawn rows of a group depend on its name, not on its
     position. Within one call, no row of a group is repeated before all its rows are drawn.
 
+    Examples
+    --------
     >>> table = torch.arange(10.0)
     >>> data = Data(size=10, whole={"t": table}, rows=lambda index: {"t": table[index]})
     >>> data.batch(data.draw(Key(0), batch_size=4, steps=3))["t"].shape
@@ -51,11 +53,16 @@ class Data:
 
         ``hgms.as_data`` reads arrays, data frames, datasets and loaders.
 
-        Errors: ConfigError for a value that is not a dictionary of tensors (``wrong-type``) and for
-        a table without rows (``no-rows``). Columns of different lengths (``wrong-length``) or on
-        different devices (``several-devices``) also raise it, as do other values in ``index``
-        (``reserved-name``).
+        Raises
+        ------
+        ConfigError
+            For a value that is not a dictionary of tensors (``wrong-type``) and for a table without
+            rows (``no-rows``). Columns of different lengths (``wrong-length``) or on different
+            devices (``several-devices``) also raise it, as do other values in ``index``
+            (``reserved-name``).
 
+        Examples
+        --------
         >>> data = Data.of({"x": torch.tensor([[0.0, 1.0], [2.0, 3.0]])})
         >>> data.batch(torch.tensor([1]))
         {'x': tensor([[2., 3.]]), 'index': tensor([1])}
@@ -162,6 +169,8 @@ class Data:
 
         :meth:`count` computes the row count.
 
+        Examples
+        --------
         >>> batch, rows = Data.of({"t": torch.arange(10.0)}).sample(Key(0), 4)
         >>> batch["t"].shape, rows
         (torch.Size([4]), 4)
@@ -185,6 +194,8 @@ def roles(validation: Tree, shares: tuple[float, ...]) -> dict[str, Data]:
 
     With the shares (1, 1, 1), each role uses all rows.
 
+    Examples
+    --------
     >>> {role: data.size for role, data in roles({"a": torch.zeros(10)}, (0.6, 0.2, 0.2)).items()}
     {'differentiate': 6, 'select': 2, 'stop': 2}
     """

@@ -46,14 +46,23 @@ of several megabytes.
 class HgmsError(Exception):
     """An error that a user can act on.
 
-    Arguments:
-        code: a stable identifier in kebab case, such as ``"unknown-option"``.
-        message: one sentence with the actual value: ``"steps=0 must be at least 1"``.
-        place: the path to the value. Callers prepend their part with :meth:`at`.
-        hint: one imperative sentence per line.
-        install: the command that installs a missing package.
-        did_you_mean: the nearest valid spellings, the nearest first.
+    Parameters
+    ----------
+    code
+        a stable identifier in kebab case, such as ``"unknown-option"``.
+    message
+        One sentence with the actual value: ``"steps=0 must be at least 1"``.
+    place
+        The path to the value. Callers prepend their part with :meth:`at`.
+    hint
+        One imperative sentence per line.
+    install
+        The command that installs a missing package.
+    did_you_mean
+        The nearest valid spellings, the nearest first.
 
+    Examples
+    --------
     >>> error = HgmsError("out-of-range", "steps=0 must be at least 1", place=("steps",))
     >>> print(error.at("generator"))
     steps=0 must be at least 1 (generator.steps)
@@ -157,6 +166,8 @@ class OutOfMemory(HgmsError):
 class ErrorGroup(ConfigError):
     """All errors of one file or one call, in the order of their places.
 
+    Examples
+    --------
     >>> wrong = HgmsError("out-of-range", "lr=0 must be greater than 0", place=("lr",))
     >>> print(ErrorGroup([wrong, wrong]).at("outer"))
     2 errors:
@@ -195,6 +206,8 @@ def raise_all(errors: Sequence[HgmsError]) -> NoReturn:
 def join_place(place: Place) -> str:
     """Return the place as text; a file name is separated by a colon.
 
+    Examples
+    --------
     >>> join_place(("generator", "diversity", 0, "std"))
     'generator.diversity[0].std'
     >>> join_place(("runs.toml", "method", "count")), join_place(("train.jsonl", 12))
@@ -229,6 +242,8 @@ def shorten(lines: Iterable[str]) -> list[str]:
 def closest(word: str, choices: Iterable[str]) -> str | None:
     """Return the choice that is most similar to ``word``, ignoring case, or ``None``.
 
+    Examples
+    --------
     >>> closest("CGG", ["cg", "minres"])
     'cg'
     """
@@ -247,6 +262,8 @@ def unknown_name(
 
     ``label`` replaces the kind in the text.
 
+    Examples
+    --------
     >>> print(unknown_name("linear solver", "cgg", ["cg", "minres"]))
     unknown linear solver 'cgg'
       did you mean 'cg'?

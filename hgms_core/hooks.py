@@ -29,6 +29,8 @@ class RunInfo:
     - ``config``: the resolved configuration of the run as nested tables.
     - ``state``: the open resources of each observer for this run, under the name of its plugin.
 
+    Examples
+    --------
     >>> RunInfo(task="quadratic", method="hg-ms", seed=0, budget="5 steps").resumed_from
     0
     """

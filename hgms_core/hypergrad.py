@@ -120,6 +120,8 @@ def curvature(
     With ``stacked``, g maps a stacked tree to ``[N]`` losses that do not interact. The rows are N
     separate systems.
 
+    Examples
+    --------
     >>> A = torch.tensor([[2.0, 1.0], [1.0, 3.0]])
     >>> at = curvature(lambda x: 0.5 * x["x"] @ A @ x["x"], {"x": torch.ones(2)})
     >>> at.matvec(torch.tensor([1.0, 0.0]))
@@ -229,7 +231,10 @@ def _gradient_at(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Return ∇_x g and the leaves. The gradient is zero for leaves that g does not use.
 
-    Errors: ConfigError if g uses no leaf.
+    Raises
+    ------
+    ConfigError
+        If g uses no leaf.
     """
     leaves = require_grad(point)
     grads: Sequence[Tensor | None] = [None]
@@ -283,6 +288,8 @@ def difference_step(x: Tensor, v: Tensor, precision: torch.dtype | None = None) 
     Good lengths were measured for adapters in bfloat16. For pretrained adapters of norm 13 they are
     0.1 to 0.4; for tiny, random adapters of norm 1 to 2 they are 0.03 to 0.1.
 
+    Examples
+    --------
     >>> difference_step(torch.zeros(2), torch.tensor([0.0, 10.0]))
     tensor([0.0005])
     """
@@ -316,6 +323,8 @@ def cross_product(
     side. By default (None), this length balances truncation and rounding at the precision of x, or
     at the coarser ``precision`` in which g is computed (:attr:`Problem.precision`).
 
+    Examples
+    --------
     >>> g = lambda theta, x: (theta["t"] * x["x"] ** 2).sum()
     >>> cross_product(g, {"t": torch.ones(1)}, {"x": torch.tensor([3.0])}, {"x": torch.ones(1)})
     {'t': tensor([6.])}

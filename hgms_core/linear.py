@@ -30,6 +30,8 @@ class Inexact:
     :class:`LinearSystem` reads ``noise`` of any operator that has it. A solver then does not treat
     the error of a product as curvature.
 
+    Examples
+    --------
     >>> product = Inexact(lambda v: 2 * v, noise=1e-3)
     >>> product(torch.ones(1)), LinearSystem.of(product, torch.ones(1)).precision
     (tensor([2.]), 0.001)
@@ -63,8 +65,13 @@ class LinearSystem:
     - ``precision``: the relative error of a product. It is the machine precision, or the ``noise``
       of the operator. Curvature below ten times this share of the largest curvature counts as zero.
 
-    Errors: ConfigError if b is complex, of integers, or empty.
+    Raises
+    ------
+    ConfigError
+        If b is complex, of integers, or empty.
 
+    Examples
+    --------
     >>> system = LinearSystem.of(lambda v: 2 * v, torch.tensor([3.0, 6.0]), ridge=1.0)
     >>> system.rhs, system.apply(system.rhs), system.products
     (tensor([0.5000, 1.0000]), tensor([1.5000, 3.0000]), 1)
@@ -223,6 +230,8 @@ class CallableSolver:
     The function does not report its outcome. One more product therefore checks its result:
     converged means a relative residual of at most ``rtol``.
 
+    Examples
+    --------
     >>> solver = CallableSolver(lambda matvec, b: b / 2)
     >>> solver.solve(lambda v: 2 * v, torch.ones(3)).outcome.label
     'converged'

@@ -56,10 +56,19 @@ class Pipeline:
     where selecting only truncates it). Wrappers change the problem, the first θ or the result
     (``hgms.methods.KeepBest``).
 
-    Errors: ConfigError for a part of another kind, and for an empty x0. In the first step, also for
-    losses that draw random numbers, and if no loss depends on θ, provided that the problem has a
-    ``guard``. ``hgms.run`` checks all problems.
+    Raises
+    ------
+    ConfigError
+        For a part of another kind, and for an empty x0. In the first step, also for losses that
+        draw random numbers, and if no loss depends on θ, provided that the problem has a ``guard``.
+        ``hgms.run`` checks all problems.
 
+    Notes
+    -----
+    Source: HG-MS paper, Algorithm 1.
+
+    Examples
+    --------
     >>> from hgms.generators.branches import Branches
     >>> from hgms.hypergradients import Unrolled
     >>> from hgms.outer import Sgd
@@ -81,8 +90,6 @@ class Pipeline:
     ...     state, record = method.step(problem, state)
     >>> round(float(method.result(state)[0]["t"]), 2)
     2.0
-
-    Source: HG-MS paper, Algorithm 1.
     """
 
     name: ClassVar[str] = "pipeline"

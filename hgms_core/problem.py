@@ -34,16 +34,24 @@ class Sources:
     A batch has the leaf ``source``. It contains the position of each row's source in ``names``, or
     in ``parts`` for validation rows.
 
-    Attributes:
-        names: in the order of ω.
-        weights: maps θ to ω, ``[S]``.
-        theta: maps weights by name to a θ with these weights.
-        losses: maps ``(x, batch)`` to the ℓ_s, ``[S]``. Each is an unbiased estimate of the mean
-            loss of its source for any batch.
-        examples: maps ``(x, batch)`` to the loss of each row, ``[B]``, without random numbers.
-        pooled: maps ``(θ, x, batch)`` to the training loss on any lower rows, without random
-            numbers. Each row counts as in the mean of its source. The loss does not depend on θ.
-        parts: the names of the validation sets.
+    Attributes
+    ----------
+    names
+        In the order of ω.
+    weights
+        Maps θ to ω, ``[S]``.
+    theta
+        Maps weights by name to a θ with these weights.
+    losses
+        Maps ``(x, batch)`` to the ℓ_s, ``[S]``. Each is an unbiased estimate of the mean loss of
+        its source for any batch.
+    examples
+        Maps ``(x, batch)`` to the loss of each row, ``[B]``, without random numbers.
+    pooled
+        Maps ``(θ, x, batch)`` to the training loss on any lower rows, without random numbers. Each
+        row counts as in the mean of its source. The loss does not depend on θ.
+    parts
+        The names of the validation sets.
     """
 
     names: tuple[str, ...]
@@ -65,11 +73,17 @@ class Rows:
 
     Methods may use other numbers as the weights of the rows of a batch.
 
-    Attributes:
-        leaf: the name of the leaf of θ, ``[n]``, with the logits θ_i.
-        losses: maps ``(x, batch)`` to the ℓ_i, ``[B]``, without weights and regulariser.
-        regulariser: maps ``(θ, x, batch)`` to r, which does not depend on the leaf.
+    Attributes
+    ----------
+    leaf
+        The name of the leaf of θ, ``[n]``, with the logits θ_i.
+    losses
+        Maps ``(x, batch)`` to the ℓ_i, ``[B]``, without weights and regulariser.
+    regulariser
+        Maps ``(θ, x, batch)`` to r, which does not depend on the leaf.
 
+    Examples
+    --------
     >>> rows = Rows(losses=lambda x, batch: (x["x"] - batch["a"]).square())
     >>> rows.leaf, rows.losses({"x": torch.zeros(1)}, {"a": torch.tensor([1.0, 2.0])})
     ('logits', tensor([1., 4.]))
@@ -125,31 +139,52 @@ def _counts_no_calls(problem: Problem, attribute: Any, value: object) -> None:
 class Problem:
     """min over θ of f(θ, x), with x a minimiser of g(θ, ·) that is best for f.
 
-    Attributes:
-        theta0, x0: the start of a run, floating-point tensors by name.
-        g, f: the lower and the upper loss, ``(theta, x, batch) -> scalar``.
-        lower_data: the rows of g.
-        upper_data: the rows of f by role (:data:`ROLES`), or the same rows for all roles.
-        project: maps θ onto the feasible set.
-        evaluate: ``(theta, x) -> metrics``, for reports only. No decision depends on it.
-        fresh: draws another initial x by a key.
-        start: maps θ to the initial x, differentiably, if the start of the lower level is learned.
-        references: special θ by name, such as weights computed from the correct labels.
-        counters: returns numbers that only grow, such as the tokens processed so far.
-        precision: the dtype in which the losses are computed, if it is coarser than that of x.
-            Finite differences then use a length that fits it.
-        compiler: compiles functions of components. ``None``: all steps run eagerly. Losses that
-            count their calls (``counters``) are not compiled.
-        guard: runs the first step of a Pipeline, ``(problem, state, step) -> step()``, and explains
-            wrong losses. ``hgms.from_losses`` and ``hgms.from_module`` set it.
-        restore: maps ``(theta, x)`` to the form in which the user passed them.
-        extensions: additional facts that some methods use, such as :class:`Sources`.
-        kept: values that components store as long as the problem exists. ``attrs.evolve`` drops
-            them.
+    Attributes
+    ----------
+    theta0, x0
+        The start of a run, floating-point tensors by name.
+    g, f
+        The lower and the upper loss, ``(theta, x, batch) -> scalar``.
+    lower_data
+        The rows of g.
+    upper_data
+        The rows of f by role (:data:`ROLES`), or the same rows for all roles.
+    project
+        Maps θ onto the feasible set.
+    evaluate
+        ``(theta, x) -> metrics``, for reports only. No decision depends on it.
+    fresh
+        Draws another initial x by a key.
+    start
+        Maps θ to the initial x, differentiably, if the start of the lower level is learned.
+    references
+        Special θ by name, such as weights computed from the correct labels.
+    counters
+        Returns numbers that only grow, such as the tokens processed so far.
+    precision
+        The dtype in which the losses are computed, if it is coarser than that of x. Finite
+        differences then use a length that fits it.
+    compiler
+        Compiles functions of components; ``None``: all steps run eagerly. Losses that count their
+        calls (``counters``) are not compiled.
+    guard
+        Runs the first step of a Pipeline, ``(problem, state, step) -> step()``, and explains wrong
+        losses. ``hgms.from_losses`` and ``hgms.from_module`` set it.
+    restore
+        Maps ``(theta, x)`` to the form in which the user passed them.
+    extensions
+        Additional facts that some methods use, such as :class:`Sources`.
+    kept
+        Values that components store as long as the problem exists. ``attrs.evolve`` drops them.
 
-    Errors: ConfigError ``wrong-type`` for variables and rows of other types, ``wrong-signature``
-    for functions with other arguments, ``conflicting-options`` for ``compiler`` with ``counters``.
+    Raises
+    ------
+    ConfigError
+        ``wrong-type`` for variables and rows of other types, ``wrong-signature`` for functions with
+        other arguments, ``conflicting-options`` for ``compiler`` with ``counters``.
 
+    Examples
+    --------
     >>> loss = lambda theta, x, batch: (x["w"] - theta["t"]).square().sum()
     >>> problem = Problem(theta0={"t": torch.ones(2)}, x0={"w": torch.zeros(2)}, g=loss, f=loss)
     >>> problem.find(Sources) is None

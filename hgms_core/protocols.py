@@ -54,6 +54,8 @@ class CandidateGenerator(Protocol):
 
     Called: ``init`` once per run; ``propose`` first in every outer step; ``carry`` last.
 
+    Examples
+    --------
     This generator proposes two points near its start:
 
     >>> from hgms_core import component, repeat
@@ -112,6 +114,8 @@ class Selector(Protocol):
     Called: ``select`` in every outer step, after ``propose``. If it evaluates f, it declares that:
     ``Selection.of(scores, cost=Cost(upper_values=N, rows=N * rows))``.
 
+    Examples
+    --------
     This selector selects the candidate with the smallest norm:
 
     >>> from hgms_core import component
@@ -158,6 +162,8 @@ class LinearSolver(Protocol):
     Called: by hypergradient estimators that require a solver, once per outer step; by user code
     through ``hypergradient``.
 
+    Examples
+    --------
     This solver is for H = 2·I (:class:`LinearSystem` and :class:`CallableSolver` do the rest):
 
     >>> from hgms_core import component
@@ -186,6 +192,8 @@ class HyperGradient(Protocol):
 
     Called: ``init`` once per run; ``estimate`` in every outer step, after ``select``.
 
+    Examples
+    --------
     This estimator returns only the direct part, ∂_θ f, which is correct if the lower solution does
     not depend on θ:
 
@@ -244,6 +252,8 @@ class OuterOptimizer(Protocol):
     Called: ``init`` once per run; ``step`` in every outer step, after ``estimate``. The projection
         of the problem follows.
 
+    Examples
+    --------
     >>> from hgms_core import component
     >>> @component
     ... class Signs:
@@ -289,6 +299,8 @@ class Task(Protocol):
 
     Called: ``problem`` once per run.
 
+    Examples
+    --------
     In this task, θ is the centre of a quadratic bowl. The aim is a bowl with its minimum at 1:
 
     >>> from hgms_core import component
@@ -334,6 +346,8 @@ class Method(Protocol):
     Called: ``init`` once per run; ``step`` until the budget is spent; ``result`` after each step
     and at the end.
 
+    Examples
+    --------
     A Pipeline is a method. An object without the parts of a Pipeline can also be a method:
 
     >>> from hgms_core import component

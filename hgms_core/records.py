@@ -61,6 +61,8 @@ class Cost:
 
     A count that an accelerator computes is a tensor, to avoid a wait.
 
+    Examples
+    --------
     >>> (Cost(lower_gradients=20) + Cost(upper_values=1)).calls
     21
     """
@@ -125,6 +127,8 @@ class Branch:
       ∇_x g.
     - ``next_step(key)``: one more plain step from ``x``, on a batch drawn by ``key``.
 
+    Examples
+    --------
     >>> branch = Branch(
     ...     x={"x": torch.ones(2)}, replay=lambda theta, last: ({"x": theta["a"] + 1}, Cost())
     ... )
@@ -142,6 +146,8 @@ class Branch:
     def as_candidates(self) -> tuple[Candidates, Selection]:
         """Return this branch as the only candidate, and its selection, to estimate at this branch.
 
+        Examples
+        --------
         >>> candidates, selection = Branch(x={"x": torch.ones(2)}).as_candidates()
         >>> candidates.count, candidates.branch(selection.index).x
         (1, {'x': tensor([1., 1.])})
@@ -201,6 +207,8 @@ class Candidates:
     def branch(self, index: Tensor) -> Branch:
         """Return candidate ``index`` as a :class:`Branch`, with its backward functions.
 
+        Examples
+        --------
         >>> branch = Candidates(x={"x": torch.tensor([1.0, 2.0])}).branch(torch.tensor(1))
         >>> branch.x, branch.replay is None
         ({'x': tensor(2.)}, True)
@@ -250,6 +258,8 @@ class Selection:
 
         For equal scores, the lowest index is selected. All numbers stay on the device.
 
+        Examples
+        --------
         >>> chosen = Selection.of(torch.tensor([3.0, 1.0, torch.nan]))
         >>> int(chosen.index), float(chosen.gap), int(chosen.finite)
         (1, 2.0, 2)

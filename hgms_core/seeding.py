@@ -18,6 +18,8 @@ from torch import Tensor
 class Key:
     """A seed with a path. Each path gives an independent stream of random numbers.
 
+    Examples
+    --------
     >>> Key(0).fold("branch", 1) == Key(0).fold("branch", 1)
     True
     """

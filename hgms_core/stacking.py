@@ -207,8 +207,12 @@ def values(
 ) -> Tensor:
     """Return the losses of all candidates on one shared batch, ``[N]``, without a graph.
 
+    Notes
+    -----
     Cost: N values.
 
+    Examples
+    --------
     >>> square = lambda theta, x, batch: theta["t"] * x["x"] ** 2
     >>> values(square, {"t": torch.tensor(2.0)}, {"x": torch.tensor([1.0, 3.0])}, {})
     tensor([ 2., 18.])
@@ -226,8 +230,13 @@ def gradient(
     Stacked candidates do not interact, so the gradient of the sum of their losses contains the
     gradient of each candidate. One ordinary backward pass over a vmapped forward pass computes it.
     With ``graph``, the gradient is a differentiable function of θ, and of x if x requires one.
+
+    Notes
+    -----
     Cost: one gradient per candidate.
 
+    Examples
+    --------
     >>> gradient(lambda theta, x, batch: (x["x"] ** 2).sum(), {}, {"x": torch.tensor([3.0])}, {})
     ([tensor([6.])], tensor(9.))
     """

@@ -19,6 +19,8 @@ Result = TypeVar("Result")
 def first_line(error: BaseException) -> str:
     """Return the first line of an error of another library, or its type if it has no text.
 
+    Examples
+    --------
     >>> first_line(ValueError("bad\\nmore")), first_line(ValueError())
     ('bad', 'ValueError')
     """
@@ -31,6 +33,8 @@ def out_of_memory(error: BaseException) -> bool:
 
     True for torch's own class, MemoryError, and RuntimeErrors of allocators and CUDA libraries.
 
+    Examples
+    --------
     >>> out_of_memory(
     ...     RuntimeError(
     ...         "[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"

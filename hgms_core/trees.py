@@ -53,6 +53,8 @@ def summary(tree: Mapping[str, object], most: int = 4) -> str:
 
     For more than ``most`` leaves, return the number of leaves, their total size and types.
 
+    Examples
+    --------
     >>> summary({"w": torch.zeros(3, 4), "b": torch.zeros(3)})
     'w [3, 4], b [3], float32'
     """
@@ -118,6 +120,8 @@ def take(tree: Mapping[str, Tensor], index: int | Tensor) -> Tree:
 def norm(tree: Mapping[str, Tensor]) -> Tensor:
     """Return the Euclidean norm over all leaves, 0-dimensional.
 
+    Examples
+    --------
     >>> norm({"a": torch.tensor([3.0]), "b": torch.tensor([4.0])})
     tensor(5.)
     """
@@ -134,6 +138,8 @@ def slopes(value: Tensor, leaves: Sequence[Tensor]) -> list[Tensor]:
     The backward pass frees the graph. For several losses of one forward pass, use
     ``torch.autograd.grad(loss, leaves, retain_graph=True)`` for all but the last loss.
 
+    Examples
+    --------
     >>> x = torch.ones(2, requires_grad=True)
     >>> slopes((3 * x).sum(), [x]), slopes(torch.tensor(1.0), [x])
     ([tensor([3., 3.])], [tensor([0., 0.])])
@@ -149,6 +155,8 @@ class Ravel:
 
     ``batch_dims=1`` keeps a leading axis: N stacked candidates become an ``[N, d]`` matrix.
 
+    Examples
+    --------
     >>> spec = Ravel.of({"w": torch.ones(2, 3), "b": torch.zeros(3)})
     >>> spec.unravel(spec.ravel({"w": torch.ones(2, 3), "b": torch.zeros(3)}))["b"]
     tensor([0., 0., 0.])

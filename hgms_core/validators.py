@@ -3,6 +3,8 @@
 Each error has a code, and the field as its place. :func:`hgms_core.component` checks a value by its
 annotation before the validator runs. For one of several words, annotate a ``Literal``.
 
+Examples
+--------
 >>> from attrs import field
 >>> from hgms_core import component
 >>> @component

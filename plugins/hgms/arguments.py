@@ -19,6 +19,8 @@ def arguments_named(function: Callable[Arguments, Result]) -> Callable[Arguments
     The code of the error is ``unknown-option`` for misspelt arguments, ``missing-option`` for
     missing arguments, and ``positional-argument`` if the target accepts arguments by name only.
 
+    Examples
+    --------
     >>> @arguments_named
     ... def train(*, steps: int) -> int:
     ...     return steps

@@ -60,6 +60,8 @@ CAPABILITIES: Mapping[str, tuple[type, ...]] = {
 def members_of(capability: type) -> tuple[str, ...]:
     """Return the names of the members of a capability; a marker has no members.
 
+    Examples
+    --------
     >>> members_of(ProposesSome), members_of(LearnsStart)
     (('count', 'propose_some'), ())
     """

@@ -12,6 +12,8 @@ A kind acts in one of four ways:
 - :class:`PerRow` and :class:`PerClass` multiply the losses of the training rows.
 - :class:`LearningRate` and :class:`Initialisation` change the training: its rates and its start.
 
+Examples
+--------
 >>> import hgms
 >>> hgms.hyper.Scalar(0.1, low=0.0, high=0.5)
 Scalar(init=0.1, low=0.0, high=0.5, neutral=None)
@@ -57,17 +59,28 @@ LOG_RANGE = 4.0
 class Block:
     """One kind of hyperparameter on one problem: a slice of the vector u.
 
-    Attributes:
-        start, neutral: u at the start, and u that validation losses use, ``[size]``.
-        low, high: the box of u.
-        unit: the length of a typical step in u.
-        value: maps u to the value that the loss receives and users read.
-        index: the entry of u that penalises each parameter, ``[d]``; -1 for no penalty.
-        weigh: maps ``(u, batch)`` to one factor per training row of the batch.
-        rate: the entry of u that scales the lower rate of each parameter, ``[d]``.
-        anchor: maps u to the start c of the lower parameters, ``[d]``.
-        strength: the factor s of the penalty ½ s ‖w − c‖².
-        is_per_row: whether each training row has an entry of u.
+    Attributes
+    ----------
+    start, neutral
+        u at the start, and u that validation losses use, ``[size]``.
+    low, high
+        The box of u.
+    unit
+        The length of a typical step in u.
+    value
+        Maps u to the value that the loss receives and users read.
+    index
+        The entry of u that penalises each parameter, ``[d]``; -1 for no penalty.
+    weigh
+        Maps ``(u, batch)`` to one factor per training row of the batch.
+    rate
+        The entry of u that scales the lower rate of each parameter, ``[d]``.
+    anchor
+        Maps u to the start c of the lower parameters, ``[d]``.
+    strength
+        The factor s of the penalty ½ s ‖w − c‖².
+    is_per_row
+        Whether each training row has an entry of u.
     """
 
     start: Tensor
@@ -456,6 +469,11 @@ class Initialisation:
     width
         Typical step of an entry of c.
 
+    Notes
+    -----
+    Source: Rajeswaran, Finn, Kakade, Levine, *Meta-learning with implicit gradients*, NeurIPS 2019
+    (arXiv 1909.04630), equation 3, here with one task.
+
     Examples
     --------
     >>> block = Initialisation().block({"w": torch.tensor([[1.0, 2.0]])}, {})
@@ -463,9 +481,6 @@ class Initialisation:
     tensor([1., 2.])
     >>> block.value(torch.tensor([1.0, 0.0]))
     tensor([1.1000, 2.0000])
-
-    Source: Rajeswaran, Finn, Kakade, Levine, *Meta-learning with implicit gradients*, NeurIPS 2019
-    (arXiv 1909.04630), equation 3, here with one task.
     """
 
     strength: float = field(default=1.0, validator=positive)

@@ -21,11 +21,17 @@ def attach(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """Build ``__getattr__``, ``__dir__`` and ``__all__`` of a namespace.
 
-    Arguments:
-        package: the name of the namespace, ``__name__`` in its ``__init__.py``.
-        places: the table of names.
-        modules: subpackages that are part of the namespace.
+    Parameters
+    ----------
+    package
+        The name of the namespace, ``__name__`` in its ``__init__.py``.
+    places
+        The table of names.
+    modules
+        Subpackages that are part of the namespace.
 
+    Examples
+    --------
     >>> load, names, _ = attach("json", {"decimal": "Decimal"}, ["tool"])
     >>> load("Decimal").__name__, load("tool").__name__, names()
     ('Decimal', 'json.tool', ['Decimal', 'tool'])
@@ -53,6 +59,8 @@ def attach(
 def module_of_names(places: Places) -> dict[str, str]:
     """Return the module of each name.
 
+    Examples
+    --------
     >>> module_of_names({"decimal": "Decimal Context"})
     {'Decimal': 'decimal', 'Context': 'decimal'}
     """
@@ -62,6 +70,8 @@ def module_of_names(places: Places) -> dict[str, str]:
 def stub(package: str, places: Places, modules: Sequence[str] = ()) -> str:
     """Return the text that a type checker reads instead of :func:`attach`.
 
+    Examples
+    --------
     >>> print(stub("hgms", {"hgms.runs": "run"}, ["outer"]), end="")
     from hgms import outer as outer
     from hgms.runs import run as run

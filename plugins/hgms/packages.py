@@ -17,8 +17,13 @@ def optional_module(
 ) -> Any:
     """Import a module of an optional package; ``user`` names the feature that requires it.
 
-    Errors: MissingExtra with the command that installs the ``extra`` of HGMS.
+    Raises
+    ------
+    MissingExtra
+        With the command that installs the ``extra`` of HGMS.
 
+    Examples
+    --------
     >>> optional_module("no_such_package.part", "the solver mine", "mine")
     Traceback (most recent call last):
         ...

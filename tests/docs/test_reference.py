@@ -50,7 +50,7 @@ def test_every_field_of_a_class_has_a_meaning() -> None:
         and (cls is not hgms_core.Pipeline or module == "hgms_core")
     ]
     assert missing == [], (
-        "write them into docs/fields.toml, or into a section Arguments: of the docstring"
+        "write them into docs/fields.toml, or into the section Parameters of the docstring"
     )
 
 

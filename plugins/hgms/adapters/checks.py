@@ -103,6 +103,8 @@ def check_losses(problem: Problem, theta: Tree, x: Tree, key: Key, few: int = FE
 def broken_rows(table: Batch) -> dict[str, Tensor]:
     """Return the positions of the rows that contain NaN or infinite numbers, by column.
 
+    Examples
+    --------
     >>> broken_rows({"a": torch.tensor([1.0, torch.inf]), "b": torch.ones(2)})
     {'a': tensor([1])}
     """

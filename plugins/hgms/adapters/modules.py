@@ -36,6 +36,8 @@ def trainable(module: nn.Module) -> Tree:
     Frozen parameters and buffers are excluded, because ``functional_call`` uses the values in the
     module. A tied weight occurs once, under its first name.
 
+    Examples
+    --------
     >>> model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
     >>> _ = model[0].requires_grad_(False)
     >>> sorted(trainable(model))
@@ -54,11 +56,16 @@ def fresh_parameters(model: nn.Module) -> Callable[[Key], Tree]:
     ``fresh`` redraws the parameters from a key with the ``reset_parameters`` method of each layer.
     Do not use it for a module that was trained before.
 
+    Raises
+    ------
+    ConfigError
+        If a layer with trainable parameters has no such method.
+
+    Examples
+    --------
     >>> draw = fresh_parameters(nn.Linear(2, 1))
     >>> [bool((draw(Key(0))["weight"] == draw(Key(seed))["weight"]).all()) for seed in (0, 1)]
     [True, False]
-
-    Errors: ConfigError if a layer with trainable parameters has no such method.
     """
     like = start(model)
     own = inner(model)
@@ -141,7 +148,10 @@ def inner(model: Any) -> Any:
 
     The wrappers are DataParallel and DistributedDataParallel.
 
-    Errors: ConfigError if the losses of the module cannot be pure.
+    Raises
+    ------
+    ConfigError
+        If the losses of the module cannot be pure.
     """
     require(
         isinstance(model, nn.Module),
@@ -234,6 +244,8 @@ class ModuleParts:
     evaluates functions of the module at any x (:class:`View`): ``fitting`` keeps the modes of the
     layers, ``judging`` has all layers in evaluation mode.
 
+    Examples
+    --------
     >>> parts = ModuleParts.of(nn.Linear(2, 1))
     >>> sorted(parts.x0), parts.has_dropout
     (['bias', 'weight'], False)
@@ -247,7 +259,13 @@ class ModuleParts:
 
     @classmethod
     def of(cls, model: nn.Module) -> ModuleParts:
-        """Return the parts. Errors: those of :func:`from_module` for the module."""
+        """Return the parts.
+
+        Raises
+        ------
+        ConfigError
+            As in :func:`from_module`.
+        """
         own = inner(model)
         x0 = start(model)
         names = places(model, own)

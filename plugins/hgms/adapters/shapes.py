@@ -29,6 +29,8 @@ class Shape:
     it contains the name of the leaf. This name is the path to the leaf, joined by dots, or ``name``
     for a single tensor. ``flat`` is True if the variable is a dictionary of tensors.
 
+    Examples
+    --------
     >>> shape, tree = Shape.of({"layers": [torch.zeros(2), torch.ones(2)]}, "x", "x")
     >>> list(tree), shape.restore(tree)["layers"][1]
     (['layers.0', 'layers.1'], tensor([1., 1.]))
@@ -44,7 +46,10 @@ class Shape:
 
         ``what`` is the name of the value in errors, a place with dots.
 
-        Errors: ConfigError if a leaf is not a tensor, or if two leaves have the same name.
+        Raises
+        ------
+        ConfigError
+            If a leaf is not a tensor, or if two leaves have the same name.
         """
         tree: Tree = {}
         place = tuple(what.split("."))
@@ -77,7 +82,10 @@ class Shape:
     def flatten(self, value: Nested, what: str) -> Tree:
         """Return the flat tree of another value in this shape.
 
-        Errors: ConfigError if the value is nested differently.
+        Raises
+        ------
+        ConfigError
+            If the value is nested differently.
         """
         other, tree = Shape.of(value, what, self.name)
         if other.skeleton != self.skeleton:
@@ -170,8 +178,10 @@ def check_floating(what: str, tree: object) -> None:
     Only floating-point tensors have derivatives. Tensors that were created inside
     ``torch.inference_mode`` have no derivatives.
 
-    Errors: ConfigError if ``tree`` is not such a dictionary, or contains both frozen parameters and
-        trained leaves.
+    Raises
+    ------
+    ConfigError
+        If ``tree`` is not such a dictionary, or contains both frozen parameters and trained leaves.
     """
     check_grad_mode()
     if not isinstance(tree, Mapping):

@@ -8,6 +8,8 @@ import re
 def strip_markup(text: str) -> str:
     """Text without roles, references and emphasis; code in single backticks.
 
+    Examples
+    --------
     >>> strip_markup("*one* of :func:`~a.b.c`, ``x * y * z`` or `the page <https://a.b>`_")
     'one of c, `x * y * z` or the page'
     """

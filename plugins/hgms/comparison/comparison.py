@@ -86,7 +86,10 @@ class Comparison:
 
         The columns are the identity of the run, its status, its metrics and its costs.
 
-        Errors: MissingExtra without pandas.
+        Raises
+        ------
+        MissingExtra
+            Without pandas.
         """
         rows = [
             {
@@ -122,7 +125,10 @@ class Comparison:
 
         The suffix of ``path`` selects the format.
 
-        Errors: the errors of `hgms report`.
+        Raises
+        ------
+        HgmsError
+            The errors of `hgms report`.
         """
         return Path(reporter().write(self._study(), Path(path)))
 
@@ -167,7 +173,10 @@ class Comparison:
 
         A label or the seed may be omitted if the comparison has only one.
 
-        Errors: ConfigError if there is no such run, or if there are several.
+        Raises
+        ------
+        ConfigError
+            If there is no such run, or if there are several.
         """
         known: dict[str, set[Any]] = {
             "task": {cell.task for cell in self.cells},

@@ -67,49 +67,67 @@ def compare(
     """Compare every problem with every method and seed under one budget; return one table per
     problem.
 
-    Arguments:
-        problems: a :class:`Problem`; a function ``seed -> Problem``, so that the seed also
-            determines data and start; a task as a name, a table of a grid file or an object; a list
-            of these, or a dictionary from labels to these.
-        methods: names (``"hg-ms"``), tables (``{"name": "hg-ms", "outer": {"lr": 0.1}}``, whose
-            parts may be objects) or objects, such as a :class:`Pipeline` or an instance of a user
-            class; a list, or a dictionary from labels.
-        budget: the budget of each run: ``"60s"``, ``"25 steps"``, ``"1e5 calls"``.
-        seeds: a count (0, 1, …) or the numbers.
-        out: the folder of the run folders, for ``hgms report`` and to resume: a second call reads
-            finished runs and runs the missing ones. ``None``: a temporary folder that is kept as
-            long as the returned comparison.
-        run: settings of ``[run]``, by name.
-        metric: the metric of the comparison. Default: the first metric of ``evaluate`` or the task.
-            Metrics of ``evaluate`` must use rows that are neither training nor validation rows:
-            methods train and select on those. A problem without metrics has ``upper_loss``: f on a
-            quarter of its validation rows, which no method sees. With fewer than four validation
-            rows no method is ranked by it.
-        higher_is_better: the direction of the metric, if its name does not imply it (the names of
-            an accuracy or a loss do).
-        reference: the label of the method to which differences are taken (default: ``uniform`` if
-            present, else the first).
-        baselines: whether the trivial baselines that fit a problem are added: ``uniform``, and for
-            problems with validation rows ``validation-only`` and ``uniform-tilted``.
-        sweep: settings of a sweep on pilot seeds before the comparison. retry_failed: whether
-            failed runs are repeated.
-        jobs: number of parallel processes, as in ``hgms compare``; 0: in this process. Problems and
-            objects of classes that are not registered exist only in this process. Their runs are
-            then executed here, one by one, and any other number is rejected (a process that is
-            forked after torch has computed may hang).
-        progress: whether to show progress: bars on a terminal or below a notebook's cell, else a
-            line per run on stderr.
-
     A run belongs to its problem and method: its configuration contains digests of their values and
     code. If they have changed, the run is executed in another folder and a message is printed;
     otherwise the stored run is read. A function ``seed -> Problem`` is identified by its code. If
     its problem differs although the code is the same, the stored run is not used and is reported as
     damaged. A run that fails is listed in ``failures``, and the others continue.
 
-    Raises:
-        ConfigError: if an argument is invalid, or a method needs a property that a problem lacks;
-            all errors are listed, and no run has started.
+    Parameters
+    ----------
+    problems
+        a :class:`Problem`; a function ``seed -> Problem``, so that the seed also determines data
+        and start; a task as a name, a table of a grid file or an object; a list of these, or a
+        dictionary from labels to these.
+    methods
+        Names (``"hg-ms"``), tables (``{"name": "hg-ms", "outer": {"lr": 0.1}}``, whose parts may be
+        objects) or objects, such as a :class:`Pipeline` or an instance of a user class; a list, or
+        a dictionary from labels.
+    budget
+        The budget of each run: ``"60s"``, ``"25 steps"``, ``"1e5 calls"``.
+    seeds
+        a count (0, 1, …) or the numbers.
+    out
+        The folder of the run folders, for ``hgms report`` and to resume: a second call reads
+        finished runs and runs the missing ones; ``None``: a temporary folder that is kept as long
+        as the returned comparison.
+    run
+        Settings of ``[run]``, by name.
+    metric
+        The metric of the comparison. Default: the first metric of ``evaluate`` or the task. Metrics
+        of ``evaluate`` must use rows that are neither training nor validation rows: methods train
+        and select on those. A problem without metrics has ``upper_loss``: f on a quarter of its
+        validation rows, which no method sees. With fewer than four validation rows no method is
+        ranked by it.
+    higher_is_better
+        The direction of the metric, if its name does not imply it (the names of an accuracy or a
+        loss do).
+    reference
+        The label of the method to which differences are taken (default: ``uniform`` if present,
+        else the first).
+    baselines
+        Whether the trivial baselines that fit a problem are added: ``uniform``, and for problems
+        with validation rows ``validation-only`` and ``uniform-tilted``.
+    sweep
+        Settings of a sweep on pilot seeds before the comparison. retry_failed: whether failed runs
+        are repeated.
+    jobs
+        Number of parallel processes, as in ``hgms compare``; 0: in this process. Problems and
+        objects of classes that are not registered exist only in this process. Their runs are then
+        executed here, one by one, and any other number is rejected (a process that is forked after
+        torch has computed may hang).
+    progress
+        Whether to show progress: bars on a terminal or below a notebook's cell, else a line per run
+        on stderr.
 
+    Raises
+    ------
+    ConfigError
+        If an argument is invalid, or a method needs a property that a problem lacks; all errors are
+        listed, and no run has started.
+
+    Examples
+    --------
     >>> import torch
     >>> problem = Problem(
     ...     theta0={"t": torch.zeros(1)},

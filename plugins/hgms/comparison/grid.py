@@ -43,6 +43,8 @@ MOST_TRIALS = 10_000
 def root_of(source: str) -> Place:
     """Return the first part of the places in a grid: its file, if it has one.
 
+    Examples
+    --------
     >>> root_of("grid.toml"), root_of(FLAGS)
     (('grid.toml',), ())
     """
@@ -129,8 +131,10 @@ def copy_table(value: Any) -> Any:
 def with_field(component: Any, path: Sequence[str], value: Any) -> Any:
     """Return the component with a field, possibly of a nested part, set to ``value``.
 
-    Errors: ConfigError for an unknown field, and for a value that the field rejects; the place is
-    the field.
+    Raises
+    ------
+    ConfigError
+        For an unknown field, and for a value that the field rejects; the place is the field.
     """
     name, *rest = path
     cls = type(component)

@@ -149,8 +149,11 @@ def load(
     (one task or method), or a key of the top level. ``objects`` are the tasks and methods whose
     tables contain only a name and a label, by kind and label.
 
-    Errors: ConfigError, or an ErrorGroup with all errors. Places begin with ``source`` if it is a
-    file; entries are named by their labels: ``("grid.toml", "method", "hg-ms", "outer", "lr")``.
+    Raises
+    ------
+    ConfigError
+        Or an ErrorGroup with all errors. Places begin with ``source`` if it is a file; entries are
+        named by their labels: ``("grid.toml", "method", "hg-ms", "outer", "lr")``.
     """
     return _Loader(source, registry or Registry.load(), objects or {}).load(
         apply_scale(table, scale, source), list(sets), tasks, methods
@@ -174,8 +177,11 @@ def check_other_scales(
 
     ``over`` overrides values of each scale, as flags do.
 
-    Errors: ConfigError, or an ErrorGroup; places contain ``("scale", name)``. Errors that depend on
-    the machine are ignored, since a scale may be for another machine.
+    Raises
+    ------
+    ConfigError
+        Or an ErrorGroup; places contain ``("scale", name)``. Errors that depend on the machine are
+        ignored, since a scale may be for another machine.
     """
     scales = table.get("scale", {})
     root = root_of(source)

@@ -139,7 +139,10 @@ def _carried_out(
 def ensure_room(folder: Path, size: int = ROOM) -> None:
     """Check the disk once instead of for every run.
 
-    Errors: DiskError if ``size`` bytes cannot be written to the folder.
+    Raises
+    ------
+    DiskError
+        If ``size`` bytes cannot be written to the folder.
     """
     with writing(folder), tempfile.TemporaryFile(dir=folder) as stream:
         stream.write(bytes(size))

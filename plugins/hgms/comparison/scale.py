@@ -34,6 +34,8 @@ def apply_scale(
 ) -> dict[str, Any]:
     """Return the table without its scales, merged with the scale called ``name``.
 
+    Examples
+    --------
     >>> apply_scale(
     ...     {
     ...         "budget": "60s",

@@ -41,6 +41,8 @@ class Range:
     """A number between ``low`` and ``high``, drawn uniformly or log-uniformly; an integer if both
     ends are integers.
 
+    Examples
+    --------
     >>> Range(0.01, 1.0, log=True).at(0.5), Range(1, 8).at(0.999)
     (0.1, 8)
     """
@@ -92,8 +94,13 @@ Space = Mapping[str, Dimension]
 def parse(table: Mapping[str, Any]) -> dict[str, Dimension]:
     """Parse the dimensions of a table with dotted or nested keys.
 
-    Errors: ConfigError for the first wrong dimension; the place begins with its key.
+    Raises
+    ------
+    ConfigError
+        For the first wrong dimension; the place begins with its key.
 
+    Examples
+    --------
     >>> parse({"outer.lr": [0.1, 1.0], "generator": {"steps": {"low": 5, "high": 50}}})
     {'outer.lr': Choices(values=(0.1, 1.0)), 'generator.steps': Range(low=5, high=50, log=False)}
     """

@@ -26,17 +26,23 @@ class Recording:
     Inputs are copied into places whose addresses the kernels use. Results are copies, so the next
     call does not change them. On a CPU there is no recording, and each call runs the program.
 
-    Errors: RuntimeError if the program cannot be recorded: it waits for the device, or copies from
-        the CPU.
+    Raises
+    ------
+    RuntimeError
+        If the program cannot be recorded: it waits for the device, or copies from the CPU.
 
+    Notes
+    -----
     Cost: two more calls of the program, once. Memory: the inputs, and all that the program
-        allocates.
+    allocates.
 
+    Source: CUDA graphs, as torch.cuda.graph offers them.
+
+    Examples
+    --------
     >>> double = Recording(lambda inputs: [2 * inputs[0]], [torch.ones(2)])
     >>> double([torch.tensor([1.0, 3.0])])
     [tensor([2., 6.])]
-
-    Source: CUDA graphs, as torch.cuda.graph offers them.
     """
 
     def __init__(self, program: Runner, inputs: Sequence[Tensor]) -> None:

@@ -20,6 +20,8 @@ def form(
 ) -> Callable[..., Any]:
     """Return the function unchanged if ``programs`` is None, else its compiled form for the key.
 
+    Examples
+    --------
     >>> form(None, ("double",), lambda x: 2 * x)(torch.ones(2))
     tensor([2., 2.])
     """
@@ -42,6 +44,8 @@ def launch(
 
     The key contains everything that the function reads in addition to its arguments.
 
+    Examples
+    --------
     >>> launch(
     ...     None, ("scaled",), lambda numbers, x: numbers[0] * x["x"], (2.0,), {"x": torch.ones(2)}
     ... )

@@ -291,10 +291,12 @@ def linearized(
     remaining part, for example two matrix products per layer. ``key`` contains the losses and
     everything that they depend on in addition to the arguments.
 
+    Notes
+    -----
     Cost: 1 upper and 1 lower gradient, and the same once for the check.
 
     Source: linearisation of a program as in ``jax.linearize``, here by dependence in a traced
-        graph.
+    graph.
     """
     leaves: list[Tensor] = []
     flatten((theta, x, below, above), leaves)

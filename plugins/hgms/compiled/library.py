@@ -30,12 +30,16 @@ DIGITS = 32
 class Library:
     """The function of a shared library, for inputs of fixed shapes.
 
+    Notes
+    -----
+    Source: the C++ wrapper of torch's inductor. A library does not require inductor, whose import
+    takes seconds.
+
+    Examples
+    --------
     >>> graph = torch.fx.symbolic_trace(lambda a: [a + 1])
     >>> Library.load(key_of(graph, [torch.ones(2)], {"an example": True})) is None
     True
-
-    Source: the C++ wrapper of torch's inductor. A library does not require inductor, whose import
-        takes seconds.
     """
 
     path: Path

@@ -47,10 +47,14 @@ def repeat(
     shapes and types. It may read other tensors. The part of the body that depends on these only is
     computed once, before the loop.
 
+    Notes
+    -----
+    Source: torch.ops.higher_order.while_loop.
+
+    Examples
+    --------
     >>> repeat(lambda x: 2 * x, torch.tensor(1), 10, going=lambda x: x < 5)
     (tensor(8), 3)
-
-    Source: torch.ops.higher_order.while_loop.
     """
     if is_traced():
         return _traced(body, values, most, going)

@@ -85,9 +85,13 @@ def calibrated(problem: Problem) -> RouteChoice:
     float64 and if no float32 product of 128 rows has half a million multiply-adds (a matrix of 64 ×
     64).
 
+    Notes
+    -----
     Cost: a value of the lower loss on a few rows, excluded from every count; 20 to 60 ms on a core,
     more if other processes use it. The numbers are drawn with a separate :class:`Key`.
 
+    Examples
+    --------
     >>> small = Problem(
     ...     theta0={},
     ...     x0={"x": torch.ones(2, 2)},

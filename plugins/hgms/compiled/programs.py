@@ -56,29 +56,37 @@ class Programs:
     reason. Compilation fails, for example, if the function branches on the value of a tensor or no
     C++ compiler is available.
 
-    Arguments:
-        clock: the clock of ``seconds``.
-        joins: whether steps of pipelines are compiled into one program each, if their parts permit
-            it (:class:`hgms_core.capabilities.JoinsStep`).
-        before: called with the name of a function before each part of its compilation. If it raises
-            an exception, compilation ends and the exception propagates.
-
     ``seconds`` is the compilation time so far. ``waited`` is the same in wall time: a C++ compiler
     is a separate process, which this process's processor time excludes. ``outcomes`` reports how
     each function runs, by its name, which is the first element of its key.
 
+    Parameters
+    ----------
+    clock
+        The clock of ``seconds``.
+    joins
+        Whether steps of pipelines are compiled into one program each, if their parts permit it
+        (:class:`hgms_core.capabilities.JoinsStep`).
+    before
+        Called with the name of a function before each part of its compilation. If it raises an
+        exception, compilation ends and the exception propagates.
+
+    Notes
+    -----
     Cost: two calls of the function for the check. On a CPU, the next process loads the compiled
     function from disk (``$HGMS_CACHE``). On a GPU, it compiles it again, with torch's cache
     (``TORCHINDUCTOR_CACHE_DIR``).
 
+    Source: torch.fx and torch.compile's inductor.
+
+    Examples
+    --------
     >>> programs = Programs()
     >>> halve = programs(("halve",), lambda tree: {"x": tree["x"] / 2 if tree["x"] > 1 else 0})
     >>> halve({"x": torch.tensor(3.0)})
     {'x': tensor(1.5000)}
     >>> programs.outcomes["halve"].startswith("eager: it cannot be traced")
     True
-
-    Source: torch.fx and torch.compile's inductor.
     """
 
     clock: Callable[[], float] = time.perf_counter

@@ -38,13 +38,17 @@ def matrix_route(route: Route, device: torch.device | str = "cpu") -> Iterator[N
     older and newer names for it agree. The earlier value, set by either name, is restored at the
     end, also after an exception.
 
+    Notes
+    -----
+    Source: torch.set_float32_matmul_precision and torch.backends.*.matmul.fp32_precision.
+
+    Examples
+    --------
     >>> with matrix_route("fast"):
     ...     torch.get_float32_matmul_precision()
     'medium'
     >>> torch.get_float32_matmul_precision()
     'highest'
-
-    Source: torch.set_float32_matmul_precision and torch.backends.*.matmul.fp32_precision.
     """
     one_of("route", route, ROUTES)
     backends = [getattr(torch.backends, name).matmul for name in ("mkldnn", "cuda")]

@@ -35,6 +35,8 @@ def flatten(value: Any, leaves: list[Tensor]) -> Structure:
 
     ``value`` is a tensor, None, or a dictionary, list or tuple of such values.
 
+    Examples
+    --------
     >>> flatten({"a": torch.zeros(2), "b": [None]}, leaves := []), leaves
     ({'a': Ellipsis, 'b': [None]}, [tensor([0., 0.])])
     """
@@ -65,6 +67,8 @@ def arrangement(value: Any) -> Hashable:
 
     The key contains names in their order, lengths, and the positions of None.
 
+    Examples
+    --------
     >>> arrangement(({"a": torch.zeros(2), "b": [None]}, None))
     (('a', 'b', True, (False,)), False)
     """
@@ -95,9 +99,14 @@ class Trace:
 def trace(function: Callable[..., Any], arguments: Sequence[Any]) -> Trace:
     """Return the tensor operations of ``function(*arguments)``, including its derivatives.
 
-    Errors: the error of the function or of torch if tracing fails, for example because the function
+    Raises
+    ------
+    HgmsError
+        The error of the function or of torch if tracing fails, for example because the function
         branches on the value of a tensor.
 
+    Notes
+    -----
     Source: torch.fx; the derivatives are traced, compiled code is not differentiated.
     """
     leaves: list[Tensor] = []

@@ -34,6 +34,8 @@ def check_memory(what: str, *shape: int, bytes_each: int = 8) -> None:
     still succeed, and the system then kills an arbitrary process. ``what`` names the settings that
     determine the shape.
 
+    Examples
+    --------
     >>> check_memory("rows × features", 10**12, 20)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
         ...
@@ -65,6 +67,8 @@ def lowering(*, same: Sequence[str] = (), other: Sequence[str] = ()) -> Callable
     (``same``), then the ``other`` fields. A field with the value 1 cannot be decreased. A field
     with the value ``None`` processes all data at once.
 
+    Examples
+    --------
     >>> from attrs import frozen
     >>> @frozen
     ... class Shuffle:

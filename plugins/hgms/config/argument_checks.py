@@ -22,8 +22,13 @@ def check_arguments(
 
     Arguments named in ``own`` are not checked: the function does it.
 
-    Errors: ConfigError with the place ``(argument,)``; see :func:`hgms_core.component`.
+    Raises
+    ------
+    ConfigError
+        With the place ``(argument,)``; see :func:`hgms_core.component`.
 
+    Examples
+    --------
     >>> @check_arguments("rows")
     ... def train(rows: list, steps: int = 10) -> int:
     ...     return steps * len(rows)

@@ -55,6 +55,8 @@ def describe_component(component: Any, name: str) -> dict[str, Any]:
     The table contains a fingerprint for each value that TOML cannot express. A component that is
     not an attrs class is also described by its fingerprint.
 
+    Examples
+    --------
     >>> describe_component(Pipeline, "mine").keys()
     dict_keys(['name', 'identity'])
     """

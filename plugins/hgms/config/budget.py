@@ -53,8 +53,13 @@ class Budget:
     do not count towards any budget. Records contain the seconds of compilation as
     ``compile_seconds``.
 
-    Errors: ConfigError if there is not exactly one limit, or if a limit is not positive and finite.
+    Raises
+    ------
+    ConfigError
+        If there is not exactly one limit, or if a limit is not positive and finite.
 
+    Examples
+    --------
     >>> Budget("60s")
     Budget(seconds=60.0, outer_steps=None, oracle_calls=None)
     >>> Budget(outer_steps=25).spent_share(seconds=3.0, steps=5, calls=900)
@@ -95,7 +100,10 @@ class Budget:
         Units are seconds, minutes, hours, outer steps and oracle calls. Common short forms are
         accepted.
 
-        Errors: ConfigError if the text is not a number with a unit.
+        Raises
+        ------
+        ConfigError
+            If the text is not a number with a unit.
         """
         match = re.fullmatch(
             r"([0-9]+\.?[0-9]*|\.[0-9]+)(e\+?[0-9]+)? ?([a-z ]+)",
@@ -140,7 +148,10 @@ class Budget:
 def as_budget(value: Any) -> Budget:
     """Convert a text or a table to a budget: the converter of a field.
 
-    Errors: ConfigError ``wrong-type``, and the errors of :class:`Budget`.
+    Raises
+    ------
+    ConfigError
+        ``wrong-type``, and the errors of :class:`Budget`.
     """
     if isinstance(value, Mapping):
         return Budget(**value)

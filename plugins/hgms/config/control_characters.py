@@ -12,6 +12,8 @@ def printable(text: object) -> str:
 
     A terminal would execute control characters. Tabs and line feeds are unchanged.
 
+    Examples
+    --------
     >>> printable("a\x1b[31mb")
     'a\\x1b[31mb'
     """

@@ -70,7 +70,11 @@ def structure(
 
     A composition has its defaults for a task with ``traits``.
 
-    Errors: HgmsError or ErrorGroup; the places start at the table.
+    Raises
+    ------
+    HgmsError
+    ErrorGroup
+        ; the places start at the table.
     """
     return converter_for(registry, traits).structure(table, wanted)
 
@@ -438,7 +442,10 @@ def fail(code: str, message: str, **parts: Any) -> NoReturn:
 def gather(items: Iterable[tuple[Any, Any, Callable[[Any], Any]]]) -> dict[Any, Any]:
     """Return each (key, value, reader) as key and read value.
 
-    Errors: HgmsError with all errors together.
+    Raises
+    ------
+    HgmsError
+        With all errors together.
     """
     values = {}
     errors: list[HgmsError] = []

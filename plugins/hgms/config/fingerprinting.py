@@ -83,6 +83,8 @@ def fingerprint(value: object) -> str:
 
     They are the same for the same values and code, also in another process of the same Python.
 
+    Examples
+    --------
     >>> scale = 2.0
     >>> fingerprint(lambda x: x * scale) == fingerprint(lambda x: x * scale)
     True
@@ -100,6 +102,8 @@ def fingerprints(problem: Problem) -> dict[str, str]:
     If x0 names parameters of a module, their values are excluded, because a loss uses the values in
     x.
 
+    Examples
+    --------
     >>> problem = Problem(
     ...     theta0={},
     ...     x0={"x": torch.ones(1)},
@@ -414,6 +418,8 @@ def source_digests(module: str) -> dict[str, str]:
     The result is empty for a module without a readable source. The script itself (``__main__``) is
     not read, because it changes constantly and its functions have separate digests.
 
+    Examples
+    --------
     >>> list(source_digests("hgms.lazy"))
     ['hgms.lazy']
     """

@@ -29,7 +29,10 @@ SCALARS = {bool: "true or false", int: "an integer", float: "a number", str: "a 
 def type_hints(cls: type) -> dict[str, Any]:
     """Return the evaluated types of the fields of an attrs class.
 
-    Errors: ConfigError if a type cannot be resolved.
+    Raises
+    ------
+    ConfigError
+        If a type cannot be resolved.
     """
     try:
         return dict(_type_hints(cls))
@@ -106,6 +109,8 @@ def origin_is(hint: Any, *classes: Any) -> bool:
 def spell(hint: Any) -> str:
     """Describe a type, for messages about files and for ``hgms describe``.
 
+    Examples
+    --------
     >>> spell(dict[str, int] | tuple[int, int])
     'a table (an integer each) or a list of 2 values (an integer, an integer)'
     """

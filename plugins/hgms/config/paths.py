@@ -14,9 +14,14 @@ from hgms_core import ConfigError
 def expand(path: str, place: tuple[str | int, ...] = ()) -> Path:
     """Replace ``~`` and ``$VARIABLES`` in a path.
 
-    Errors: ConfigError at ``place`` if a variable is not set, a user has no home, or the path
-        contains a character that paths cannot have.
+    Raises
+    ------
+    ConfigError
+        At ``place`` if a variable is not set, a user has no home, or the path contains a character
+        that paths cannot have.
 
+    Examples
+    --------
     >>> expand("~/runs") == Path.home() / "runs"
     True
     """
@@ -46,8 +51,13 @@ def data_fingerprint(files: Iterable[Path]) -> dict[str, list[str]]:
 
     A run belongs to the contents of its files, so a run on other files is another run.
 
-    Errors: OSError if a file cannot be read.
+    Raises
+    ------
+    OSError
+        If a file cannot be read.
 
+    Examples
+    --------
     >>> data_fingerprint([])
     {}
     """

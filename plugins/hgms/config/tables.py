@@ -38,7 +38,10 @@ _NUMBER = re.compile(r"[+-]?(?:\d+\.|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
 def parse_json(data: bytes, name: str) -> Any:
     """Parse a JSON value; ``name`` is the file name in errors.
 
-    Errors: CheckpointError if the text is not valid JSON, or if :func:`check` rejects the value.
+    Raises
+    ------
+    CheckpointError
+        If the text is not valid JSON, or if :func:`check` rejects the value.
     """
     return _parse(json.loads, data, name, "JSON ({})")
 
@@ -46,7 +49,10 @@ def parse_json(data: bytes, name: str) -> Any:
 def parse_toml(text: str, name: str) -> dict[str, Any]:
     """Parse a TOML table; ``name`` is the file name in errors.
 
-    Errors: CheckpointError if the text is not valid TOML, or if :func:`check` rejects the table.
+    Raises
+    ------
+    CheckpointError
+        If the text is not valid TOML, or if :func:`check` rejects the table.
     """
     if any(line.count(".") > DOTS for line in text.split("\n")):
         message = f"a line has more than {DOTS:,} dots, so a key may be too deep"
@@ -70,8 +76,11 @@ def _parse(parser: Callable[[Any], Any], text: str | bytes, name: str, form: str
 def check(value: object, name: str) -> None:
     """Check the depth, the integers and the text of a value.
 
-    Errors: CheckpointError if the value is nested too deeply to traverse. Also for an integer of
-        more than 64 bits, and for text that cannot be encoded.
+    Raises
+    ------
+    CheckpointError
+        If the value is nested too deeply to traverse. Also for an integer of more than 64 bits, and
+        for text that cannot be encoded.
     """
     level = [value]
     for _ in range(DEPTH):
@@ -106,7 +115,10 @@ def _too_deep(name: str) -> CheckpointError:
 def tables_of(path: Path, what: str) -> dict[str, Any]:
     """Return the tables of a TOML file; ``what`` describes the file in errors.
 
-    Errors: ConfigError if the file cannot be read.
+    Raises
+    ------
+    ConfigError
+        If the file cannot be read.
     """
     try:
         if path.exists() and not (path.is_file() or path.is_dir()):  # a pipe may have no end
@@ -127,7 +139,10 @@ def tables_of(path: Path, what: str) -> dict[str, Any]:
 def read_toml(text: str, source: str) -> dict[str, Any]:
     """Return the tables of a TOML text; ``source`` is its file name in errors.
 
-    Errors: ConfigError if the text is not valid.
+    Raises
+    ------
+    ConfigError
+        If the text is not valid.
     """
     try:
         return parse_toml(text, source)
@@ -270,6 +285,8 @@ def overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
     A table that names another component replaces the whole part.
 
+    Examples
+    --------
     >>> overlay({"solver": {"name": "cg", "rtol": 1e-3}}, {"solver": {"max_steps": 5}})
     {'solver': {'name': 'cg', 'rtol': 0.001, 'max_steps': 5}}
     """
@@ -332,6 +349,8 @@ def difference(tables: Iterable[Mapping[str, Any]]) -> list[str]:
 
     The keys have the order of their first occurrence.
 
+    Examples
+    --------
     >>> difference([{"a": 1, "b": {"c": 2}}, {"a": 1, "b": {"c": 3, "d": 0}}])
     ['b.c', 'b.d']
     """
@@ -348,6 +367,8 @@ def difference(tables: Iterable[Mapping[str, Any]]) -> list[str]:
 def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return a nested table as a flat table with dotted keys.
 
+    Examples
+    --------
     >>> flatten({"solver": {"name": "cg"}, "lr": 0.1})
     {'solver.name': 'cg', 'lr': 0.1}
     """

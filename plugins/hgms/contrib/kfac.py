@@ -54,30 +54,40 @@ class KFAC:
     only the plain inverse is affordable. Avoid without a comparison with ``cg``: on the cleaning
     network it takes 0.7 to 1.3 times the products.
 
-    Arguments:
-        max_steps: iteration limit of CG; 0 for the inverse itself.
-        ridge, rtol, atol, clip: as in ``cg``.
-
     Outcomes: as ``cg``. With ``max_steps = 0`` CONVERGED if the residual is at most ``rtol``,
     otherwise NOT_SOLVED.
 
-    Errors: MissingExtra without the package (``pip install 'hgms[curvlinops]'``). ConfigError for a
-    lower loss that does not declare its outputs, for outputs that are not ``[n, C]``, and for a
-    criterion that is not a sum over rows. ConfigError also for leaves of x that are not a weight or
-    bias of ``F.linear`` or ``F.conv2d``.
+    Parameters
+    ----------
+    max_steps
+        Iteration limit of CG; 0 for the inverse itself.
+    ridge, rtol, atol, clip
+        As in ``cg``.
 
+    Raises
+    ------
+    MissingExtra
+        Without the package (``pip install 'hgms[curvlinops]'``). ConfigError for a lower loss that
+        does not declare its outputs, for outputs that are not ``[n, C]``, and for a criterion that
+        is not a sum over rows. ConfigError also for leaves of x that are not a weight or bias of
+        ``F.linear`` or ``F.conv2d``.
+
+    Notes
+    -----
     Cost: as ``cg``. Each solve also needs C backward passes and an eigenvalue decomposition of each
     factor, which the count of products does not include. ``max_steps = 0``: one product, for the
     residual. If the loss is unknown (a plain ``hypergradient(f, g, …)``), the solver is ``cg``;
     :meth:`for_loss` returns the solver for a loss.
 
+    Source: Martens and Grosse, "Optimizing neural networks with Kronecker-factored approximate
+    curvature" (2015); for hypergradients, 2603.29108; Dangel et al., *curvlinops*.
+
+    Examples
+    --------
     >>> import torch
     >>> solution = KFAC(ridge=1.0).solve(lambda v: 2 * v, torch.ones(2, dtype=torch.float64))
     >>> (3 * solution.value).tolist(), solution.outcome.label
     ([1.0, 1.0], 'converged')
-
-    Source: Martens and Grosse, "Optimizing neural networks with Kronecker-factored approximate
-        curvature" (2015); for hypergradients, 2603.29108; Dangel et al., *curvlinops*.
     """
 
     name: ClassVar[str] = "kfac"

@@ -46,23 +46,33 @@ class LancBiO:
     its system is enough. Avoid if every outer step must meet a tolerance (``recycled-cg``), and if
     the lower level is restarted.
 
-    Arguments:
-        restart: m, the outer steps of an epoch, ≥ 1.
-        ridge, rtol, atol, clip: as in ``cg``. Without memory, ``solve`` takes at most m steps on
-            its single system.
-
     Outcomes: ITERATION_LIMIT (the usual outcome: a step was completed). CONVERGED, checked with a
     product. NEGATIVE_CURVATURE: T is not positive definite, because H + γI is not, or has changed
     too much within the epoch; STAGNATED: T is singular. In both cases the v of the previous space
     is returned, and the next system starts an epoch. NONFINITE. After a step, the residual is the
     value of the recursion: exact for a constant H, and an estimate if H changed.
 
+    Parameters
+    ----------
+    restart
+        m, the outer steps of an epoch, ≥ 1.
+    ridge, rtol, atol, clip
+        As in ``cg``. Without memory, ``solve`` takes at most m steps on its single system.
+
+    Notes
+    -----
     Cost: one product per step, one more for the w of an epoch (none if v̄ = 0), so 1 + 1/m per
     system; one more if the residual seems to meet the tolerance. In addition to the products, 6·m·d
     multiply-adds per step. Memory between systems: m + 4 vectors. ``x0`` is the first anchor. N
     systems together are solved without memory, by ``cg`` with m steps, which gives the same
     iterates.
 
+    Source: Gao, Yang and Yuan, "LancBiO: dynamic Lanczos-aided bilevel optimization via Krylov
+    subspace" (2025), its algorithm with restarts. Differs in: q_{j+1} is orthogonal to all previous
+    vectors, in the source only to the last two; see the README.
+
+    Examples
+    --------
     >>> H, b = (
     ...     torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64),
     ...     torch.ones(3, dtype=torch.float64),
@@ -78,10 +88,6 @@ class LancBiO:
     iteration-limit 1 [0.428571, 0.428571, 0.428571]
     iteration-limit 1 [0.828571, 0.628571, 0.228571]
     converged 2 [1.0, 0.5, 0.25]
-
-    Source: Gao, Yang and Yuan, "LancBiO: dynamic Lanczos-aided bilevel optimization via Krylov
-        subspace" (2025), its algorithm with restarts. Differs in: q_{j+1} is orthogonal to all
-        previous vectors, in the source only to the last two; see the README.
     """
 
     name: ClassVar[str] = "lancbio"

@@ -49,18 +49,29 @@ class RecycledCG:
     slowly relative to its spectrum. Avoid for a single system, for which it is ``cg``, and if H is
     different every time (a small new batch per step).
 
-    Arguments:
-        rank: number of stored vectors, ≥ 1.
-        ridge, rtol, atol, max_steps, clip: as in ``cg``. The model learns from the first 2·``rank``
-            products of a solve.
-
     Outcomes: as ``cg``. The model does not learn from directions without positive curvature.
 
+    Parameters
+    ----------
+    rank
+        Number of stored vectors, ≥ 1.
+    ridge, rtol, atol, max_steps, clip
+        As in ``cg``. The model learns from the first 2·``rank`` products of a solve.
+
+    Notes
+    -----
     Cost: products as ``cg``, fewer from the second system on. A start ``x0`` is used for the first
     system only. Memory: ``rank`` vectors between systems, and two vectors per product within a
     system. In addition to the products, 4·``rank``·d multiply-adds per iteration, and (rank +
     k)(rank + 2k)·d once after a solve of k. N systems together are solved without memory.
 
+    Source: Gratton, Sartenaer and Tshimanga, "On a class of limited memory preconditioners for
+    large scale linear systems with multiple right-hand sides" (2011), here with a changing matrix;
+    Morales and Nocedal (2000) for a sequence of matrices. Differs in: the model is truncated to its
+    largest eigenvalues after each system instead of discarding the oldest pairs.
+
+    Examples
+    --------
     >>> H = torch.cat([torch.logspace(0, 3, 20), torch.linspace(0.5, 1, 180)]).double()
     >>> b, solver, memory = (
     ...     torch.ones(200, dtype=torch.float64),
@@ -71,12 +82,6 @@ class RecycledCG:
     >>> second, memory = solver.solve_from(lambda v: 1.01 * H * v, b, None, memory)
     >>> 10 * second.products < first.products, second.outcome.label
     (True, 'converged')
-
-    Source: Gratton, Sartenaer and Tshimanga, "On a class of limited memory preconditioners for
-        large scale linear systems with multiple right-hand sides" (2011), here with a changing
-        matrix; Morales and Nocedal (2000) for a sequence of matrices. Differs in: the model is
-        truncated to its largest eigenvalues after each system instead of discarding the oldest
-        pairs.
     """
 
     name: ClassVar[str] = "recycled-cg"

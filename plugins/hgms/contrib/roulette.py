@@ -35,34 +35,45 @@ class Roulette:
     averages out. Avoid when one accurate solution is needed (``cg``), and if q < (1 − lr·λ_min)²:
     the mean is still correct, but the variance is infinite.
 
-    Arguments:
-        lr: step size, 0 < lr < 2/λ_max(H + γI), in the units of 1/H.
-        steps: n ≥ 1, the number of terms that are always present.
-        survival: q, the probability in [0, 1) of each further term. 0 gives ``neumann``.
-        ridge: γ ≥ 0, in the units of H.
-        rtol: relative residual up to which the outcome is CONVERGED, > 0; the number of terms does
-            not depend on it.
-        seed: seed of K, if there is no key; :meth:`with_key` sets a key. ``implicit`` uses a
-            different key in every outer step.
-
     Outcomes: ITERATION_LIMIT (the usual end: one draw is not a solution), CONVERGED if the residual
     is at most ``rtol``, DIVERGED (a term is twice as long as an earlier term: H is indefinite, or
     lr is too large; the sum up to there), NONFINITE. ``x0`` is the start of the summation: the
     series is then the series of b − (H + γI) x0, and the mean is the same.
 
+    Parameters
+    ----------
+    lr
+        Step size, 0 < lr < 2/λ_max(H + γI), in the units of 1/H.
+    steps
+        n ≥ 1, the number of terms that are always present.
+    survival
+        q, the probability in [0, 1) of each further term. 0 gives ``neumann``.
+    ridge
+        γ ≥ 0, in the units of H.
+    rtol
+        Relative residual up to which the outcome is CONVERGED, > 0; the number of terms does not
+        depend on it.
+    seed
+        Seed of K, if there is no key; :meth:`with_key` sets a key. ``implicit`` uses a different
+        key in every outer step.
+
+    Notes
+    -----
     Cost: K products, n + q/(1 − q) on average, the last of which gives the residual; one for a warm
     start. Memory: 4 vectors.
 
+    Source: Chen, Behrmann, Duvenaud and Jacobsen, "Residual flows for invertible generative
+    modeling" (2019), their Neumann gradient series; Russian roulette: Kahn (1955). For bilevel
+    problems, Ghadimi and Wang (2018) end this series at random and take one term of it.
+
+    Examples
+    --------
     >>> b, mean = torch.ones(2), torch.zeros(2)
     >>> for step in range(1000):  # the first term, b/4, is there in each of them
     ...     solver = Roulette(lr=0.25, steps=1, survival=0.5).with_key(Key(0).fold(step))
     ...     mean += solver.solve(lambda v: 2 * v, b).value / 1000
     >>> bool((mean - 0.5).abs().max() < 0.02)
     True
-
-    Source: Chen, Behrmann, Duvenaud and Jacobsen, "Residual flows for invertible generative
-        modeling" (2019), their Neumann gradient series; Russian roulette: Kahn (1955). For bilevel
-        problems, Ghadimi and Wang (2018) end this series at random and take one term of it.
     """
 
     name: ClassVar[str] = "roulette"
@@ -95,6 +106,8 @@ class Roulette:
 def weights(steps: int, survival: float, key: Key) -> list[float]:
     """w_0, …, w_{K−1} for the K of this key.
 
+    Examples
+    --------
     >>> weights(2, 0.5, Key(4))
     [1.0, 1.0, 2.0]
     """

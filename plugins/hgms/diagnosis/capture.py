@@ -119,6 +119,8 @@ def capture(method: Method, problem: Problem, state: State, progress: float) -> 
 
     The repetition changes no state; only the returned record remains.
 
+    Notes
+    -----
     Cost: the cost of the step.
     """
     pipeline = pipeline_of(method)

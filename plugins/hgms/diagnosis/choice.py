@@ -26,6 +26,8 @@ def row_losses(
 
     The result is ``None`` if the loss of all rows is the mean of neither.
 
+    Examples
+    --------
     >>> square = lambda theta, x, batch: (x["x"] * batch["a"]).square().mean()
     >>> row_losses(square, {}, {"x": torch.tensor(2.0)}, {"a": torch.tensor([1.0, 3.0])}, 2)
     (tensor([ 4., 36.]), 'row')
@@ -68,7 +70,10 @@ def choice(
 
         choice_gap = mean_i (ℓ_i(other) − ℓ_i(chosen)),      choice_error = sd_i / √rows
 
-    Errors: ConfigError if the loss has no rows, or is not a mean over rows or batches.
+    Raises
+    ------
+    ConfigError
+        If the loss has no rows, or is not a mean over rows or batches.
     """
     if size < 2:
         raise ConfigError(

@@ -21,6 +21,8 @@ AGREE = 1e-3
 def to_double(value: Any) -> Any:
     """Convert every floating-point tensor of a tree or state to float64, and nothing else.
 
+    Examples
+    --------
     >>> to_double({"x": torch.ones(1), "step": 3, "index": torch.tensor([1])})
     {'x': tensor([1.], dtype=torch.float64), 'step': 3, 'index': tensor([1])}
     """
@@ -64,8 +66,14 @@ def in_double(
     ``already``: the problem is in float64. ``cast``: its losses were converted. ``built``: the task
     rebuilt the problem, because the losses contain tensors.
 
-    Errors: ConfigError if neither conversion gives losses that agree with the losses of the problem
-    at (θ, x). Cost: four values.
+    Raises
+    ------
+    ConfigError
+        If neither conversion gives losses that agree with the losses of the problem at (θ, x).
+
+    Notes
+    -----
+    Cost: four values.
     """
     if all(leaf.dtype == torch.float64 for leaf in (*theta.values(), *x.values())):
         return problem, "already"

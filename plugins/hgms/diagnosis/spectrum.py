@@ -60,13 +60,17 @@ def spectrum(matvec: MatVec, like: torch.Tensor, ridge: float, key: Key) -> Spec
     So the weights of the Ritz values up to a threshold, times d, estimate the number of eigenvalues
     below it. The estimate is unbiased except for the smearing of 40 steps.
 
+    Notes
+    -----
+    Source: Golub and Meurant (2010), Gauss quadrature by Lanczos; Ubaru, Chen and Saad (2017),
+    counts by it.
+
+    Examples
+    --------
     >>> eigenvalues = torch.tensor([0.0, 0.0, 0.5, 2.0], dtype=torch.float64)
     >>> of = spectrum(lambda v: eigenvalues * v, eigenvalues, 0.0, Key(0))
     >>> of.flat, of.normal, of.largest
     (2.0, 0.5, 2.0)
-
-    Source: Golub and Meurant (2010), Gauss quadrature by Lanczos; Ubaru, Chen and Saad (2017),
-        counts by it.
     """
     size = like.numel()
     if size <= DENSE:

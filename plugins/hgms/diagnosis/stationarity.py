@@ -49,6 +49,8 @@ def cosine_and_ratio(a: Tensor, b: Tensor) -> tuple[float | None, float | None]:
 
     Both are ``None`` if a vector is zero or not finite, because the angle is then undefined.
 
+    Examples
+    --------
     >>> cosine_and_ratio(torch.tensor([2.0, 0.0]), torch.tensor([1.0, 0.0]))
     (1.0, 2.0)
     """

@@ -35,6 +35,8 @@ class Diagnosis:
     ``rows`` contains one row per diagnosed step. ``warnings`` are sentences on all rows together.
     ``missing_measures`` lists the measures that failed, with the reasons.
 
+    Examples
+    --------
     >>> rows = [{"step": 5, "double_cosine": 0.9}, {"step": 10, "double_cosine": 1.0}]
     >>> print(repr(Diagnosis(rows)).partition(":")[0])
     Diagnosis of 2 outer steps
@@ -54,7 +56,10 @@ class Diagnosis:
     def to_frame(self) -> pandas.DataFrame:
         """Return the rows as a pandas data frame, one row per diagnosed step.
 
-        Errors: MissingExtra without pandas.
+        Raises
+        ------
+        MissingExtra
+            Without pandas.
         """
         return frame(self.rows)
 
@@ -197,6 +202,8 @@ MEASURES = {
 def missing_measures(rows: Sequence[Row]) -> list[str]:
     """Return a phrase for each measure that some row lacks, with the last reason.
 
+    Examples
+    --------
     >>> missing_measures(
     ...     [
     ...         {"step": 1, "skipped": {"double": "no task makes the problem in it"}},
@@ -218,6 +225,8 @@ def missing_measures(rows: Sequence[Row]) -> list[str]:
 def power(exponent: float) -> str:
     """Format ten to the power ``exponent`` for a table.
 
+    Examples
+    --------
     >>> power(2.0), power(45.6)
     ('100', '10^46')
     """

@@ -102,7 +102,10 @@ class Ranks:
     def await_ready(self) -> None:
         """Wait until all started ranks report that they have loaded.
 
-        Errors: ConfigError if a rank could not load.
+        Raises
+        ------
+        ConfigError
+            If a rank could not load.
         """
         for number, process in enumerate(self.processes, start=1):
             assert process.stdout is not None
@@ -151,6 +154,8 @@ def _talk() -> Any:
 def describe_exit(code: int) -> str:
     """Describe how a process ended, by its exit code.
 
+    Examples
+    --------
     >>> describe_exit(3), describe_exit(-9)
     ('ended with exit code 3', 'was killed by SIGKILL')
     """
@@ -174,6 +179,8 @@ def join(rank: int, count: int, device: torch.device, method: str) -> None:
 def device_of(device: torch.device, rank: int) -> torch.device:
     """Return the device of a rank; ranks on one machine use consecutive GPUs.
 
+    Examples
+    --------
     >>> device_of(torch.device("cpu"), 1), device_of(torch.device("cuda"), 1)
     (device(type='cpu'), device(type='cuda', index=1))
     """
@@ -191,7 +198,10 @@ def start(
     point) from the first line of its standard input. It then prints READY, and ends when its input
     closes.
 
-    Errors: ConfigError if a process ends before it is ready.
+    Raises
+    ------
+    ConfigError
+        If a process ends before it is ready.
     """
     place = tempfile.TemporaryDirectory(prefix="hgms-ranks-")
     method = f"file://{place.name}/meet"

@@ -34,7 +34,10 @@ def launcher_rank() -> tuple[int, int] | None:
 def ensure_launched(count: int) -> int:
     """Return this process's rank under torchrun.
 
-    Errors: ConfigError if torchrun started a different number of ranks.
+    Raises
+    ------
+    ConfigError
+        If torchrun started a different number of ranks.
     """
     place = launcher_rank()
     assert place is not None

@@ -18,6 +18,8 @@ def shape_of(ranks: int, candidates: int, even: bool = False) -> tuple[int, int]
 
     B is as large as the candidates allow. ``even``: each group has the same number of candidates.
 
+    Examples
+    --------
     >>> shape_of(4, 8), shape_of(4, 2), shape_of(4, 1), shape_of(6, 4), shape_of(6, 4, even=True)
     ((4, 1), (2, 2), (1, 4), (3, 2), (2, 3))
     """
@@ -33,6 +35,8 @@ def parts_of(candidates: int, ranks: int) -> list[list[int]]:
 
     If the numbers do not divide evenly, the first ranks have one candidate more.
 
+    Examples
+    --------
     >>> parts_of(5, 3)
     [[0, 1], [2, 3], [4]]
     """

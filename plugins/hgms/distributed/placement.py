@@ -129,7 +129,10 @@ def place_parts(method: Any, ranks: int, device: torch.device, even: bool = Fals
     Wrappers around the pipeline are unchanged. ``even``: all ranks propose the same number of
     candidates, because they compute each loss together.
 
-    Errors: ConfigError for a method without parts.
+    Raises
+    ------
+    ConfigError
+        For a method without parts.
     """
     if (inner := inner_method(method)) is not None:
         return attrs.evolve(method, method=place_parts(inner, ranks, device, even))

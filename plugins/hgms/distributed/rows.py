@@ -98,6 +98,8 @@ def part_of(batch: Tree, rank: int, count: int) -> Tree | None:
 
     The result is None if no equal parts exist.
 
+    Examples
+    --------
     >>> part_of({"a": torch.arange(4), "upper.b": torch.arange(2)}, 1, 2)
     {'a': tensor([2, 3]), 'upper.b': tensor([1])}
     >>> part_of({"a": torch.arange(3)}, 1, 2) is None, part_of({}, 0, 2) is None

@@ -95,6 +95,8 @@ class RemoteProgress:
     """Replacement for :class:`hgms.runs.Progress` in a job: it sends the steps instead of drawing
     them.
 
+    Examples
+    --------
     >>> heard = []
     >>> RemoteProgress(lambda **event: heard.append(event)).watch(
     ...     None, {"step": 3, "loss": 0.5, "rows": [1, 2]}, 0.25

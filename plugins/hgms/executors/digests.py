@@ -37,6 +37,8 @@ def installation(code: tuple[str, ...]) -> dict[str, str]:
 
     The digests are computed from the files on this machine.
 
+    Examples
+    --------
     >>> sorted(installation(("hgms.executors",)))
     ['hgms.executors', 'python', 'torch']
     """

@@ -25,6 +25,8 @@ class Needs:
 
     For an unknown amount (None), the executor receives no request.
 
+    Examples
+    --------
     >>> Needs(cpus=2, memory=2**30)
     Needs(cpus=2, gpus=0, memory=1073741824, hours=None)
     """
@@ -52,6 +54,8 @@ class Job:
     may call it with the arguments of any job of the batch. ``code`` lists the modules and files
     that must be equal on both machines.
 
+    Examples
+    --------
     >>> Job(title="one", function="builtins:dict", arguments={}).function
     'builtins:dict'
     """
@@ -127,6 +131,8 @@ class Executor(Protocol):
 def as_error(error: Exception) -> HgmsError:
     """Return an HgmsError unchanged, and another exception as the error ``unexpected-error``.
 
+    Examples
+    --------
     >>> print(as_error(KeyError("a")))
     KeyError: 'a'
     """
@@ -138,6 +144,8 @@ def as_error(error: Exception) -> HgmsError:
 def pack_error(error: HgmsError) -> dict[str, Any]:
     """Return an error as values that JSON can store.
 
+    Examples
+    --------
     >>> unpack_error(pack_error(ConfigError("wrong-value", "lr=0", place=("outer", 0))))
     ConfigError('lr=0')
     """
@@ -160,6 +168,8 @@ def unpack_error(packed: Mapping[str, Any]) -> HgmsError:
 def function_of(name: str) -> Callable[[Mapping[str, Any], Tell], Mapping[str, Any]]:
     """Return the function of a job.
 
+    Examples
+    --------
     >>> function_of("hgms.executors.jobs:function_of") is function_of
     True
     """
@@ -180,6 +190,8 @@ def function_of(name: str) -> Callable[[Mapping[str, Any], Tell], Mapping[str, A
 class Here:
     """Executor that runs one job after another in this process; the default of programs.
 
+    Examples
+    --------
     >>> job = Job(title="a pair", function="hgms.executors.local:echo", arguments={"number": 2})
     >>> [ending.outcome for ending in Here().carry_out([job], lambda job, event: None)]
     [{'number': 2}]

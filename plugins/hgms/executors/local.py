@@ -46,6 +46,8 @@ class Local:
     ``jobs`` is the number of simultaneous jobs, by default one per core. ``fresh`` starts a new
     process for each job. A killed process is detected at once.
 
+    Examples
+    --------
     >>> job = Job(title="a pair", function="hgms.executors.local:echo", arguments={"number": 2})
     >>> executor = Local(jobs=1)
     >>> from hgms.executors import run_with_retries

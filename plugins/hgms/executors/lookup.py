@@ -43,8 +43,14 @@ def executor_classes(host: Host) -> dict[str, type[Any]]:
 def executor_of(name: str, settings: Mapping[str, Any], host: Host) -> Executor:
     """Return the executor of that name with these settings.
 
-    Errors: ConfigError ``unknown-executor`` with the nearest name; ConfigError for an unknown
-    setting or an invalid value; MissingExtra with the command that installs its package.
+    Raises
+    ------
+    ConfigError
+        ``unknown-executor`` with the nearest name.
+    ConfigError
+        For an unknown setting or an invalid value.
+    MissingExtra
+        With the command that installs its package.
     """
     classes = executor_classes(host)
     if name not in classes:

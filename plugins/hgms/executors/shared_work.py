@@ -95,9 +95,11 @@ def run_together(
     the end. ``kind`` is the name of an item in messages. A :class:`Board` displays the progress,
     with ``bars`` on a terminal; without bars, ``say`` receives the lines.
 
-    Raises:
-        Interrupted: After Ctrl-C, SIGTERM or SIGHUP. Every job saves its state and ends; a second
-            signal kills the jobs.
+    Raises
+    ------
+    Interrupted
+        After Ctrl-C, SIGTERM or SIGHUP. Every job saves its state and ends; a second signal kills
+        the jobs.
     """
     board = Board(len(pieces), bars=bars, echo=say)
     together = _Together(pieces, board, kind)
@@ -198,7 +200,8 @@ class _Together:
 
 
 def _several(kind: str, count: int) -> str:
-    """
+    """Examples
+    --------
     >>> _several("mix", 2), _several("run", 3), _several("run", 1)
     ('mixes', 'runs', 'run')
     """

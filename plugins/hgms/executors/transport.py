@@ -124,7 +124,10 @@ def _prepare(message: Mapping[str, Any], tell: Tell) -> None:
 def ending_of(job: Job, result: Mapping[str, Any], report: Report) -> Ending:
     """Return how a job ended, from the result of :func:`run_message` or :func:`run_message_beside`.
 
-    Errors: ConfigError if the machine rejected the job, because every other job would fail too.
+    Raises
+    ------
+    ConfigError
+        If the machine rejected the job, because every other job would fail too.
     """
     if "rejected" in result:
         raise unpack_error(result["rejected"])

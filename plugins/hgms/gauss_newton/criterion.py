@@ -22,13 +22,18 @@ Criterion = Callable[[Tree, Tree, Any, Batch], Tensor]
 class Composite:
     """The loss g(θ, x; batch) = criterion(θ, x, outputs(x; batch), batch), called as any loss.
 
-    Arguments:
-        outputs: the model's outputs, a function of x and the batch only (a network's logits,
-            ``[B, C]``).
-        criterion: a scalar function of the outputs; convex in (x, z) for a Gauss–Newton matrix
-            without negative curvature.
-        value: the same loss, if its value must be computed in another order (by default: as above).
+    Parameters
+    ----------
+    outputs
+        The model's outputs, a function of x and the batch only (a network's logits, ``[B, C]``).
+    criterion
+        a scalar function of the outputs; convex in (x, z) for a Gauss–Newton matrix without
+        negative curvature.
+    value
+        The same loss, if its value must be computed in another order (by default: as above).
 
+    Examples
+    --------
     >>> import torch
     >>> loss = Composite(
     ...     outputs=lambda x, batch: batch["a"] @ x["w"],
@@ -53,7 +58,10 @@ class Composite:
 def composite(loss: Loss, wanted_by: str) -> tuple[Outputs, Criterion]:
     """Return (outputs, criterion) of a loss.
 
-    Errors: ConfigError ``not-supported`` if the loss does not declare them.
+    Raises
+    ------
+    ConfigError
+        ``not-supported`` if the loss does not declare them.
     """
     known = find(loss, HasOutputs)
     if known is None:

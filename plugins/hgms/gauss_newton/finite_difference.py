@@ -26,9 +26,17 @@ def by_difference(
     differentiated twice, exactly. ``precision`` is the type in which the outputs are computed, if
     it is coarser than x's type (:func:`hgms_core.hypergrad.difference_step`).
 
-    Errors: as :func:`gauss_newton`. Cost: the outputs three times, and one backward pass through
-        them.
+    Raises
+    ------
+    HgmsError
+        As :func:`gauss_newton`.
 
+    Notes
+    -----
+    Cost: the outputs three times, and one backward pass through them.
+
+    Examples
+    --------
     >>> from hgms.gauss_newton import Composite
     >>> loss = Composite(
     ...     outputs=lambda x, batch: x["x"] ** 2,

@@ -26,12 +26,20 @@ def gauss_newton(loss: Loss, wanted_by: str = 'operator = "ggn"') -> Product:
     The product is a pure function of tensors that uses only ``torch.func``. G is positive
     semidefinite if c is convex in (x, z). It equals the Hessian if z is linear in x.
 
-    Errors: ConfigError if the loss does not declare its outputs; the message begins with
-        ``wanted_by``.
+    Raises
+    ------
+    ConfigError
+        If the loss does not declare its outputs; the message begins with ``wanted_by``.
 
+    Notes
+    -----
     Cost: the outputs twice, once with a tangent, and one backward pass through them: about one
-        Hessian product.
+    Hessian product.
 
+    Source: Schraudolph (2002); Martens (2020), section 8.
+
+    Examples
+    --------
     >>> from hgms.gauss_newton import Composite
     >>> loss = Composite(
     ...     outputs=lambda x, batch: x["x"] ** 2,
@@ -42,8 +50,6 @@ def gauss_newton(loss: Loss, wanted_by: str = 'operator = "ggn"') -> Product:
     ... )  # z = x², c = −log z: J = 2x, c″ = 1/z², so G = 4x²/x⁴ (and ∇²g = 2/x²)
     >>> product({}, {"x": torch.tensor([1.0, 2.0])}, {}, {"x": torch.ones(2)})
     {'x': tensor([4., 1.])}
-
-    Source: Schraudolph (2002); Martens (2020), section 8.
     """
     outputs, criterion = composite(loss, wanted_by)
 

@@ -60,16 +60,31 @@ class Aligned:
     gradient lengths are informative: a source that is nearly learned has a short gradient, and this
     estimator ignores the length.
 
-    Arguments:
-        batch_size: fresh lower rows, equally many per source, at least 2: a source is compared with
-            the other sources of its batch. ``upper_batch_size``: validation rows (None: all).
-        beta, eps: β and ε of Adam's second moments.
+    Parameters
+    ----------
+    batch_size
+        Fresh lower rows, equally many per source, at least 2: a source is compared with the other
+        sources of its batch.
+    upper_batch_size
+        Validation rows (None: all).
+    beta, eps
+        β and ε of Adam's second moments.
 
-    Errors: ConfigError from a problem without sources.
+    Raises
+    ------
+    ConfigError
+        From a problem without sources.
 
+    Notes
+    -----
     Cost: S lower gradients, of ``batch_size`` rows together, and 1 upper gradient. Memory: two
-        gradients.
+    gradients.
 
+    Source: this project; the cosines of LESS (Xia et al. 2024, arXiv 2402.04333), whose gradients
+    are in Adam's metric, as the hypergradient of one step of the HG-MS paper's source reweighting.
+
+    Examples
+    --------
     >>> import torch
     >>> from hgms_core import Data, Sources
     >>> rows = Data.of(
@@ -94,10 +109,6 @@ class Aligned:
     >>> only = Branch(x=problem.x0).as_candidates()
     >>> Aligned().estimate(problem, problem.theta0, *only, Key(0), {})[0].value["t"]  # a = (1, 0)
     tensor([-0.2500,  0.2500])
-
-    Source: this project; the cosines of LESS (Xia et al. 2024, arXiv 2402.04333), whose gradients
-        are in Adam's metric, as the hypergradient of one step of the HG-MS paper's source
-        reweighting.
     """
 
     name: ClassVar[str] = "aligned"

@@ -52,16 +52,31 @@ class Averaged:
     Use when candidates differ by noise more than by position. Avoid when estimates are expensive
     and one candidate is clearly better: the others then only add cost.
 
-    Arguments:
-        estimator: the hypergradient used at each candidate.
-        level: δ, the share of the candidates that enter, the best by their scores.
-        temperature: τ, in units of f (None: equal weights for all that enter).
+    Parameters
+    ----------
+    estimator
+        The hypergradient used at each candidate.
+    level
+        δ, the share of the candidates that enter, the best by their scores.
+    temperature
+        τ, in units of f (None: equal weights for all that enter).
 
-    Errors: ConfigError if ``level`` or ``temperature`` requires scores and the selector (``first``)
-        computes no scores.
+    Raises
+    ------
+    ConfigError
+        If ``level`` or ``temperature`` requires scores and the selector (``first``) computes no
+        scores.
 
+    Notes
+    -----
     Cost: ⌈δN⌉ times the cost of ``estimator``.
 
+    Source: the relaxation of the best candidate to a superquantile of f under a Gibbs measure of g:
+    Masiha, Shen, Kiyavash, He, *Superquantile–Gibbs relaxation for minima-selection in bilevel
+    optimization* (arXiv 2505.05991).
+
+    Examples
+    --------
     >>> from hgms.hypergradients import OneStep
     >>> problem = Problem(
     ...     theta0={"t": torch.zeros(1)},
@@ -75,10 +90,6 @@ class Averaged:
     >>> estimator = Averaged(estimator=OneStep(lr=0.5))  # h_i = ½ · 3(x_i⁺)², where x⁺ = 2 and 1
     >>> estimator.estimate(problem, theta, candidates, selection, Key(0), {})[0].value["t"]
     tensor([3.7500])
-
-    Source: the relaxation of the best candidate to a superquantile of f under a Gibbs measure of g:
-        Masiha, Shen, Kiyavash, He, *Superquantile–Gibbs relaxation for minima-selection in bilevel
-        optimization* (arXiv 2505.05991).
     """
 
     name: ClassVar[str] = "averaged"

@@ -55,36 +55,51 @@ class Implicit:
     Use when x̂ nearly minimises g, or when its path is too long to unroll. Avoid when x̂ is far
     from stationary: the formula assumes ∇_x g(θ, x̂) = 0 (recorded as ``lower_gradient_norm``).
 
-    Arguments:
-        solver: any LinearSolver; it defines the ridge γ, tolerances and iteration limit. Three
-            capabilities are supported: a solver that ``Recycles`` (``recycled-cg``) keeps a memory
-            across outer steps, in the state; one that ``UsesLoss`` (``kfac``) receives g at x̂; a
-            ``Randomized`` one draws from the step's key.
-        strategy: how to compute products with the Hessian: ``vjp`` (retained graph), ``jvp``
-            (forward over reverse) or ``difference`` (central difference of gradients).
-        operator: matrix of the linear system: ∇²_xx g (``hessian``) or the generalised Gauss–Newton
-            matrix (``ggn``). ``ggn`` is positive semidefinite if g's criterion is convex in (x,
-            outputs), so no solve ends at negative curvature. It equals the Hessian if the outputs
-            are linear in x. Otherwise h is biased by the neglected term, which vanishes with the
-            residuals of the fit. ∇²_θx g is still the mixed derivative of g. ``ggn`` requires
-            losses that define their outputs (:class:`hgms.gauss_newton.Composite`). Its products
-            are exact; with ``difference`` they are central differences of the outputs, which need
-            no second derivative of a network.
-        batch_size: lower rows for the Hessian and the mixed term, drawn freshly in each outer step
-            (None: all).
-        upper_batch_size: validation rows of the role ``differentiate`` for ∇f (None: all).
-        batches: ``one`` lower batch for the whole system, or a ``fresh`` batch for every Hessian
-            product and for the mixed term, for stochastic approximation (stocBiO, AmIGO). With
-            ``fresh``, the solver sees a noisy operator: use ``neumann`` or ``fixed-point``. A
-            residual then refers to one batch, and conjugate gradients do not work.
-        warm_start: start the solver from the last outer step's v.
+    Parameters
+    ----------
+    solver
+        Any LinearSolver; it defines the ridge γ, tolerances and iteration limit. Three capabilities
+        are supported: a solver that ``Recycles`` (``recycled-cg``) keeps a memory across outer
+        steps, in the state; one that ``UsesLoss`` (``kfac``) receives g at x̂; a ``Randomized`` one
+        draws from the step's key.
+    strategy
+        How to compute products with the Hessian: ``vjp`` (retained graph), ``jvp`` (forward over
+        reverse) or ``difference`` (central difference of gradients).
+    operator
+        Matrix of the linear system: ∇²_xx g (``hessian``) or the generalised Gauss–Newton matrix
+        (``ggn``). ``ggn`` is positive semidefinite if g's criterion is convex in (x, outputs), so
+        no solve ends at negative curvature. It equals the Hessian if the outputs are linear in x.
+        Otherwise h is biased by the neglected term, which vanishes with the residuals of the fit.
+        ∇²_θx g is still the mixed derivative of g. ``ggn`` requires losses that define their
+        outputs (:class:`hgms.gauss_newton.Composite`). Its products are exact; with ``difference``
+        they are central differences of the outputs, which need no second derivative of a network.
+    batch_size
+        Lower rows for the Hessian and the mixed term, drawn freshly in each outer step (None: all).
+    upper_batch_size
+        Validation rows of the role ``differentiate`` for ∇f (None: all).
+    batches
+        ``one`` lower batch for the whole system, or a ``fresh`` batch for every Hessian product and
+        for the mixed term, for stochastic approximation (stocBiO, AmIGO). With ``fresh``, the
+        solver sees a noisy operator: use ``neumann`` or ``fixed-point``. A residual then refers to
+        one batch, and conjugate gradients do not work.
+    warm_start
+        Start the solver from the last outer step's v.
 
-    Errors: ConfigError with ``ggn`` if the lower loss does not define its outputs.
+    Raises
+    ------
+    ConfigError
+        With ``ggn`` if the lower loss does not define its outputs.
 
+    Notes
+    -----
     Cost: 1 upper gradient, 1 lower gradient, one Hessian product per iteration, 1 cross product.
-        With fresh batches, a ``vjp`` product recomputes its batch's gradient, so there are as many
-        lower gradients as products.
+    With fresh batches, a ``vjp`` product recomputes its batch's gradient, so there are as many
+    lower gradients as products.
 
+    Source: HG-MS paper, equation (3) and Algorithm 1. ``ggn``: Schraudolph (2002).
+
+    Examples
+    --------
     >>> import torch
     >>> problem = Problem(
     ...     theta0={"t": torch.tensor([3.0])},
@@ -106,8 +121,6 @@ class Implicit:
     ... )
     >>> estimate.value["t"]  # x*(θ) = θ, F = θ², F' = 2θ
     tensor([6.])
-
-    Source: HG-MS paper, equation (3) and Algorithm 1. ``ggn``: Schraudolph (2002).
     """
 
     name: ClassVar[str] = "implicit"

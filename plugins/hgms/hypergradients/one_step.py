@@ -39,14 +39,25 @@ class OneStep:
     Use when Hessian products are expensive or impossible (flash attention, sharded models). Avoid
     when the accuracy of ∇F matters.
 
-    Arguments:
-        lr: η, the step size of the virtual step.
-        derivative: ``exact`` by forward mode, or ``difference``: two evaluations of ∇_θ g along ±∇f
-            (the finite difference of DARTS).
-        batch_size, upper_batch_size: lower and validation rows (None: all).
+    Parameters
+    ----------
+    lr
+        η, the step size of the virtual step.
+    derivative
+        ``exact`` by forward mode, or ``difference``: two evaluations of ∇_θ g along ±∇f (the finite
+        difference of DARTS).
+    batch_size, upper_batch_size
+        Lower and validation rows (None: all).
 
+    Notes
+    -----
     Cost: 1 lower gradient, 1 upper gradient, 1 cross product.
 
+    Source: Liu, Simonyan, Yang, *DARTS* (2019), second-order approximation; the exact form:
+    one-step unrolling.
+
+    Examples
+    --------
     >>> import torch
     >>> problem = Problem(
     ...     theta0={"t": torch.tensor([3.0])},
@@ -60,9 +71,6 @@ class OneStep:
     ... )
     >>> estimate.value["t"]  # η = 1/L: one step solves this lower level
     tensor([6.])
-
-    Source: Liu, Simonyan, Yang, *DARTS* (2019), second-order approximation; the exact form:
-        one-step unrolling.
     """
 
     name: ClassVar[str] = "one-step"

@@ -68,16 +68,27 @@ class Sama:
     Use for large models that Adam trains, as a cheap estimator in the units of the optimiser's
     steps. Avoid when the accuracy of ∇F matters: it neglects all curvature.
 
-    Arguments:
-        lr, betas, eps: the same as in the generator's optimiser. Bias corrections are neglected.
-        derivative: derivative of ∇_θ g along v: a central ``difference``, or ``exact`` by forward
-            mode.
-        displacement: length of the difference on each side, in units of ‖x‖ (None: from the
-            floating-point precision).
-        batch_size, upper_batch_size: lower and validation rows (None: all).
+    Parameters
+    ----------
+    lr, betas, eps
+        The same as in the generator's optimiser. Bias corrections are neglected.
+    derivative
+        Derivative of ∇_θ g along v: a central ``difference``, or ``exact`` by forward mode.
+    displacement
+        Length of the difference on each side, in units of ‖x‖ (None: from the floating-point
+        precision).
+    batch_size, upper_batch_size
+        Lower and validation rows (None: all).
 
+    Notes
+    -----
     Cost: 1 lower gradient, 1 upper gradient, 1 cross product.
 
+    Source: Choe, Mehta, Ahn, Neiswanger, Xie, Strubell, Xing, *Making scalable meta learning
+    practical*, NeurIPS 2023 (arXiv 2310.05674), and its implementation in Betty.
+
+    Examples
+    --------
     >>> problem = Problem(
     ...     theta0={"t": torch.tensor([3.0])},
     ...     x0={"x": torch.tensor([3.0])},
@@ -90,9 +101,6 @@ class Sama:
     ... )
     >>> round(estimate.value["t"].item(), 2)  # without moments the step is plain gradient descent's
     6.0
-
-    Source: Choe, Mehta, Ahn, Neiswanger, Xie, Strubell, Xing, *Making scalable meta learning
-        practical*, NeurIPS 2023 (arXiv 2310.05674), and its implementation in Betty.
     """
 
     name: ClassVar[str] = "sama"

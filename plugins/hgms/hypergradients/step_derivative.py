@@ -51,22 +51,37 @@ class ThroughStep:
     Use for language models: it works with flash attention, activation checkpointing and quantised
     bases. Avoid when many lower steps lie between θ and the state that is scored.
 
-    Arguments:
-        batch: ``fresh``, drawn with the step's key, or the branch's ``own``.
-        derivative: how to compute ∇²_θx g·v. ``difference`` takes two forward passes of the batch,
-            at x ± τv, for all sources at once. ``exact`` takes one forward pass with tangents (not
-            through flash attention or a quantised base). ``per-source`` takes one backward pass per
-            source, ⟨v, ∇ℓ_s⟩ (only if g mixes named sources).
-        displacement: τ‖v‖ of ``difference`` (None: from the precision of the losses).
-        upper_batch_size: validation rows of the role ``differentiate`` for f (None: all).
+    Parameters
+    ----------
+    batch
+        ``fresh``, drawn with the step's key, or the branch's ``own``.
+    derivative
+        How to compute ∇²_θx g·v. ``difference`` takes two forward passes of the batch, at x ± τv,
+        for all sources at once. ``exact`` takes one forward pass with tangents (not through flash
+        attention or a quantised base). ``per-source`` takes one backward pass per source, ⟨v, ∇ℓ_s⟩
+        (only if g mixes named sources).
+    displacement
+        τ‖v‖ of ``difference`` (None: from the precision of the losses).
+    upper_batch_size
+        Validation rows of the role ``differentiate`` for f (None: all).
 
-    Errors: ConfigError if the generator's step is not linear in ∇g, and for ``per-source`` without
-        sources.
+    Raises
+    ------
+    ConfigError
+        If the generator's step is not linear in ∇g, and for ``per-source`` without sources.
 
+    Notes
+    -----
     Cost: 1 lower gradient, 1 upper gradient, 1 cross product (``per-source``: S lower gradients
-        instead of the cross product). With ``batch = "own"``, the first lower gradient is the
-        branch's and is not recomputed, but K − 1 others are.
+    instead of the cross product). With ``batch = "own"``, the first lower gradient is the branch's
+    and is not recomputed, but K − 1 others are.
 
+    Source: HG-MS paper, experiments on language models (the hypergradient "through the selected
+    branch"; its form and the fresh batch are this project's, since the paper specifies neither);
+    additional step: Liu, Simonyan, Yang, *DARTS* (2019).
+
+    Examples
+    --------
     >>> import torch
     >>> problem = Problem(
     ...     theta0={"t": torch.tensor([1.0])},
@@ -84,10 +99,6 @@ class ThroughStep:
     ... )
     >>> h  # dF/dt = 2x⁺ · ∂x⁺/∂t = 4 · ½
     tensor([2.])
-
-    Source: HG-MS paper, experiments on language models (the hypergradient "through the selected
-        branch"; its form and the fresh batch are this project's, since the paper specifies
-        neither); additional step: Liu, Simonyan, Yang, *DARTS* (2019).
     """
 
     name: ClassVar[str] = "through-step"

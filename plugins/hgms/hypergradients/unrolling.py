@@ -37,22 +37,36 @@ class Unrolled:
     Use when the lower level takes few steps. Avoid for long runs: memory and time grow with the
     steps.
 
-    Arguments:
-        last: how many of the last steps to differentiate through; by default all (full unrolling).
-        upper_batch_size: validation rows of the role ``differentiate`` for f; by default all.
-        backward: the backward pass through the run: through the ``graph`` of all its steps, or
-            ``mixed``. ``mixed`` goes step by step from the end, each step from the state before it,
-            with reverse-over-forward products (MixFlow-MG). It gives the same derivative, with K
-            states in memory instead of K graphs. It requires losses with forward-mode derivatives,
-            and the lower optimiser ``sgd`` or ``adamw``. A run that the generator keeps
-            (``keep_path``) has the backward pass of ``keep_path``.
+    Parameters
+    ----------
+    last
+        How many of the last steps to differentiate through; by default all (full unrolling).
+    upper_batch_size
+        Validation rows of the role ``differentiate`` for f; by default all.
+    backward
+        The backward pass through the run: through the ``graph`` of all its steps, or ``mixed``.
+        ``mixed`` goes step by step from the end, each step from the state before it, with
+        reverse-over-forward products (MixFlow-MG). It gives the same derivative, with K states in
+        memory instead of K graphs. It requires losses with forward-mode derivatives, and the lower
+        optimiser ``sgd`` or ``adamw``. A run that the generator keeps (``keep_path``) has the
+        backward pass of ``keep_path``.
 
-    Errors: ConfigError from a generator without a path (``Candidates.replay`` is None), and without
-        a backward pass in mixed mode if it is requested.
+    Raises
+    ------
+    ConfigError
+        From a generator without a path (``Candidates.replay`` is None), and without a backward pass
+        in mixed mode if it is requested.
 
+    Notes
+    -----
     Cost: K lower gradients (the replay), one Hessian and one cross product per differentiated step,
-        1 upper gradient.
+    1 upper gradient.
 
+    Source: HG-MS paper, appendix (HG-baseline: differentiable AdamW unroll); Franceschi et al.
+    2017; truncation: Shaban et al. 2019.
+
+    Examples
+    --------
     >>> def replay(theta, last):  # one SGD step of size 1/4 on g = (x − θ)² from x = 3
     ...     return {"x": 3.0 - 0.25 * 2 * (3.0 - theta["t"])}, Cost(lower_gradients=1)
     >>> problem = Problem(
@@ -68,9 +82,6 @@ class Unrolled:
     ... )
     >>> estimate.value["t"]  # 2 · 2 · ½
     tensor([2.])
-
-    Source: HG-MS paper, appendix (HG-baseline: differentiable AdamW unroll); Franceschi et al.
-        2017; truncation: Shaban et al. 2019.
     """
 
     name: ClassVar[str] = "unrolled"

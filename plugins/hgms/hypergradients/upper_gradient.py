@@ -30,10 +30,20 @@ class Carried:
     Use when the generator is ``value-gap``, ``gradient-norm``, ``minimax``, ``dynamic-barrier``,
     ``soba`` or similar. Other generators store no upper gradient.
 
-    Errors: ConfigError if the generator stored no upper gradient.
+    Raises
+    ------
+    ConfigError
+        If the generator stored no upper gradient.
 
+    Notes
+    -----
     Cost: 0; the generator has counted its pass.
 
+    Source: the simultaneous updates of penalty and minimax methods (V-PBGD, G-PBGD, ScaleBiO,
+    BOME).
+
+    Examples
+    --------
     >>> import torch
     >>> problem = Problem(
     ...     theta0={"t": torch.ones(1)},
@@ -47,9 +57,6 @@ class Carried:
     ... )
     >>> Carried().estimate(problem, problem.theta0, *branch.as_candidates(), Key(0), {})[0].value
     {'t': tensor([2.])}
-
-    Source: the simultaneous updates of penalty and minimax methods (V-PBGD, G-PBGD, ScaleBiO,
-        BOME).
     """
 
     name: ClassVar[str] = "carried"

@@ -20,8 +20,15 @@ class Fixed:
     The lower baseline of every comparison (``uniform`` weights) and, with a reference θ, its upper
     baseline (``oracle-clean``).
 
+    Notes
+    -----
     Cost: 1 upper value.
 
+    Source: the trivial estimator; registered so that fixed weights run under the same budget,
+    records and stopping as the other methods.
+
+    Examples
+    --------
     >>> problem = Problem(
     ...     theta0={"t": torch.ones(1)},
     ...     x0={"x": torch.ones(1)},
@@ -32,9 +39,6 @@ class Fixed:
     >>> branch = Branch(x=problem.x0)
     >>> Fixed().estimate(problem, problem.theta0, *branch.as_candidates(), Key(0), {})[0].value["t"]
     tensor([0.])
-
-    Source: the trivial estimator; registered so that fixed weights run under the same budget,
-        records and stopping as the other methods.
     """
 
     name: ClassVar[str] = "fixed"

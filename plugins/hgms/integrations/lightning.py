@@ -26,7 +26,10 @@ class Hooks:
     ``hgms/upper_loss``; ``hgms/converged`` is 1 or 0. Lightning's checkpoints contain θ, the outer
     optimiser and the position in the batches.
 
-    Errors: ConfigError in a training with several processes.
+    Raises
+    ------
+    ConfigError
+        In a training with several processes.
     """
 
     def __init__(self, **arguments: Any) -> None:

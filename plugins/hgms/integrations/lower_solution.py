@@ -49,38 +49,55 @@ def lower_solution(
     include every tensor of the levels above in θ. Avoid if x is far from a minimiser: the formula
     assumes ∇_x g = 0, whereas differentiation through the steps does not.
 
-    Arguments:
-        g: the lower loss, ``g(theta, x) -> scalar``, a pure function of tensors.
-        theta: a tensor, or dictionaries, lists and tuples of tensors in any depth. Tensors that do
-            not require a gradient are constants. If all are, the result is x without a graph.
-        x: a state in any nesting, too; it is detached from its graph. Or a function of θ for
-            the state, called with plain tensors inside all transforms: an optimiser's steps, a
-            Newton iteration, a formula.
-        solver: a LinearSolver (``hgms.solvers.CG(ridge=1e-3)``) or any callable ``solve(matvec, b)
-            -> v``.
-        strategy: how products with ∇²_xx g are computed, see :func:`curvature`. With ``difference``
-            the result can be differentiated only once.
-        v0: a starting vector for the solver, for example the ``value`` of the last
-            :class:`Solution`.
-        report: called after every solve with the :class:`Solution` and ‖∇_x g(θ, x)‖. These are the
-            only signs of a solver that did not converge, and of an x that is not a minimiser.
+    A run that compiles its steps runs steps with such a level eagerly.
 
-    Returns:
+    Parameters
+    ----------
+    g
+        The lower loss, ``g(theta, x) -> scalar``, a pure function of tensors.
+    theta
+        a tensor, or dictionaries, lists and tuples of tensors in any depth. Tensors that do not
+        require a gradient are constants. If all are, the result is x without a graph.
+    x
+        a state in any nesting, too; it is detached from its graph. Or a function of θ for the
+        state, called with plain tensors inside all transforms: an optimiser's steps, a Newton
+        iteration, a formula.
+    solver
+        a LinearSolver (``hgms.solvers.CG(ridge=1e-3)``) or any callable ``solve(matvec, b) -> v``.
+    strategy
+        How products with ∇²_xx g are computed, see :func:`curvature`. With ``difference`` the
+        result can be differentiated only once.
+    v0
+        a starting vector for the solver, for example the ``value`` of the last :class:`Solution`.
+    report
+        Called after every solve with the :class:`Solution` and ‖∇_x g(θ, x)‖. These are the only
+        signs of a solver that did not converge, and of an x that is not a minimiser.
+
+    Returns
+    -------
+    Lower
         x in its original form, sharing its memory: an in-place change of ``x`` or ``theta`` before
         the backward pass is an error.
 
-    Errors: ConfigError for a loss that is not a pure function, lacks the derivatives that
-    ``strategy`` needs, or uses a tensor that requires a gradient and is not in θ. The derivative of
-    such a tensor would be missing; parameters of modules count as constants. ConfigError also if
-    the gradient of ``difference`` is differentiated.
+    Raises
+    ------
+    ConfigError
+        For a loss that is not a pure function, lacks the derivatives that ``strategy`` needs, or
+        uses a tensor that requires a gradient and is not in θ. The derivative of such a tensor
+        would be missing; parameters of modules count as constants. ConfigError also if the gradient
+        of ``difference`` is differentiated.
 
-    A run that compiles its steps runs steps with such a level eagerly.
-
+    Notes
+    -----
     Cost: the forward pass costs ``x(theta)``, and one value of g if no leaf of θ requires a
     gradient. A backward pass takes one lower gradient, one Hessian product per iteration and one
     cross product. Inside another level's loss: one such solve for that level's gradient, two for
     each of its Hessian products, one to three for its cross product.
 
+    Source: the implicit function theorem; HG-MS paper, equation (3), for its ridge.
+
+    Examples
+    --------
     >>> g = lambda theta, x: 0.5 * ((x - theta**2) ** 2).sum()  # x*(θ) = θ²
     >>> theta = torch.tensor([1.0, 3.0], requires_grad=True)
     >>> x = lower_solution(g, theta, theta.detach() ** 2, solver=lambda matvec, b: b)
@@ -101,8 +118,6 @@ def lower_solution(
     ... )
     >>> torch.autograd.grad(y.sum(), theta)[0]  # −1/θ²
     tensor([-0.2500, -0.0625])
-
-    Source: the implicit function theorem; HG-MS paper, equation (3), for its ridge.
     """
     # During a trace of hgms.compiled or make_fx, the outcome of one solve would become part of the
     # compiled function.

@@ -65,28 +65,45 @@ class OuterSteps:
     this class does not propose or select candidates, and the weights are not yet a minimiser, as
     ``lower_gradient_norm`` shows. The formula is more accurate with a larger ``every``.
 
-    Arguments:
-        f, g: the upper and the lower loss, ``loss(theta, parameters, batch) -> scalar``; the
-            training minimises g.
-        upper: batches for f, iterated repeatedly (a ``DataLoader``).
-        theta: a tensor or a dictionary of tensors that f, g and the training use; changed in place.
-        solver: a LinearSolver, or any callable ``solve(matvec, b) -> v``.
-        optimizer: an outer optimiser (``hgms.outer.Adam()``), or a ``torch.optim`` optimiser of θ
-            only.
-        every: lower steps between two outer steps, ≥ 1.
-        lower: batches for g; None: the batch passed to :meth:`step`.
-        strategy: how products with ∇²_xx g are computed, see :func:`hgms_core.curvature`.
-
     During an outer step the model is in evaluation mode (no dropout, running statistics unchanged).
     Afterwards torch's global generators are restored, so the random numbers of the training do not
     change. Lower variables exclude θ and the parameters that do not require a gradient.
 
-    Errors: ConfigError if ``theta`` cannot be changed in place, ``optimizer`` does not fit it,
-        or batches run out.
+    Parameters
+    ----------
+    f, g
+        The upper and the lower loss, ``loss(theta, parameters, batch) -> scalar``; the training
+        minimises g.
+    upper
+        Batches for f, iterated repeatedly (a ``DataLoader``).
+    theta
+        a tensor or a dictionary of tensors that f, g and the training use; changed in place.
+    solver
+        a LinearSolver, or any callable ``solve(matvec, b) -> v``.
+    optimizer
+        An outer optimiser (``hgms.outer.Adam()``), or a ``torch.optim`` optimiser of θ only.
+    every
+        Lower steps between two outer steps, ≥ 1.
+    lower
+        Batches for g; None: the batch passed to :meth:`step`.
+    strategy
+        How products with ∇²_xx g are computed, see :func:`hgms_core.curvature`.
 
+    Raises
+    ------
+    ConfigError
+        If ``theta`` cannot be changed in place, ``optimizer`` does not fit it, or batches run out.
+
+    Notes
+    -----
     Cost: an outer step is 1 upper gradient, 1 lower gradient, one Hessian product per iteration, 1
     cross product. Memory: the graph of one gradient of g, and the solver's vectors.
 
+    Source: HG-MS paper, equation (3), on one batch of each level and at a state that is not solved
+    for.
+
+    Examples
+    --------
     >>> model = nn.Linear(1, 1, bias=False).double()
     >>> _ = nn.init.constant_(model.weight, 3.0)  # the minimiser of g for θ = 3
     >>> theta = torch.tensor([3.0], dtype=torch.float64)
@@ -102,9 +119,6 @@ class OuterSteps:
     >>> row = steps.step(model, 10, lower=torch.empty(0))  # F(θ) = ½(θ − 1)²
     >>> theta, row["outcome"], row["hypergradient_norm"]
     (tensor([2.], dtype=torch.float64), 'converged', 2.0)
-
-    Source: HG-MS paper, equation (3), on one batch of each level and at a state that is not solved
-        for.
     """
 
     f: Loss = field(validator=_loss)
@@ -280,6 +294,8 @@ def ensure_one_process(count: int) -> None:
 def logger_row(row: Mapping[str, Any]) -> dict[str, float]:
     """Return a row's numbers under names for a logger; the outcome is ``hgms/converged``, 1 or 0.
 
+    Examples
+    --------
     >>> logger_row({"step": 10, "outcome": "converged", "residual": 1e-7})
     {'hgms/converged': 1.0, 'hgms/residual': 1e-07}
     """

@@ -32,8 +32,12 @@ class Hooks:
     or 0. Every checkpoint contains a file ``hypergradient.safetensors`` with θ, the outer optimiser
     and the position in the batches. A training resumes from this file.
 
-    Errors: ConfigError without ``lower``, and in a training with several processes; CheckpointError
-    if a training resumes from a checkpoint without that file.
+    Raises
+    ------
+    ConfigError
+        Without ``lower``, and in a training with several processes.
+    CheckpointError
+        If a training resumes from a checkpoint without that file.
     """
 
     def __init__(

@@ -23,16 +23,28 @@ class StartingAt(Wrapper):
     fields in the table of the pipeline: ``reference = "clean"``,
     ``mixture = { code = 3.0, chat = 1.0 }``.
 
-    Arguments:
-        method: a pipeline, or a wrapper around one.
-        reference: the name of one of the problem's ``references``.
-        mixture: weights of the problem's data sources by name; sources without a name here have no
-            weight.
+    Parameters
+    ----------
+    method
+        a pipeline, or a wrapper around one.
+    reference
+        The name of one of the problem's ``references``.
+    mixture
+        Weights of the problem's data sources by name; sources without a name here have no weight.
 
-    Errors: ConfigError if the problem has no such reference, or no sources.
+    Raises
+    ------
+    ConfigError
+        If the problem has no such reference, or no sources.
 
+    Notes
+    -----
     Cost: the cost of the method.
 
+    Source: no bilevel optimisation; floors and ceilings of comparisons.
+
+    Examples
+    --------
     >>> import torch
     >>> problem = Problem(
     ...     theta0={"t": torch.zeros(1)},
@@ -43,8 +55,6 @@ class StartingAt(Wrapper):
     ... )
     >>> first(problem, reference="clean", mixture=None)
     {'t': tensor([1.])}
-
-    Source: no bilevel optimisation; floors and ceilings of comparisons.
     """
 
     name: ClassVar[str] = "starting-at"

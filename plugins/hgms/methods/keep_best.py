@@ -22,15 +22,27 @@ class KeepBest:
     the validation rows of the role ``stop``. In a configuration, set the field in the table of the
     pipeline: ``keep = "best"``; ``keep = "last"`` is a pipeline without this wrapper.
 
-    Arguments:
-        method: a pipeline, or a wrapper around one.
-        keep: "best"; the key of a configuration.
+    Parameters
+    ----------
+    method
+        a pipeline, or a wrapper around one.
+    keep
+        "best"; the key of a configuration.
 
-    Errors: ConfigError without rows of the role ``stop``.
+    Raises
+    ------
+    ConfigError
+        Without rows of the role ``stop``.
 
+    Notes
+    -----
     Cost: the cost of the method, and one upper value per step. The record also contains this value,
-        ``stop_loss``.
+    ``stop_loss``.
 
+    Source: early stopping.
+
+    Examples
+    --------
     >>> from hgms.generators import Branches
     >>> from hgms.hypergradients import Unrolled
     >>> from hgms.outer import Sgd
@@ -51,8 +63,6 @@ class KeepBest:
     ...     state, record = method.step(problem, state)
     >>> bool(state["best"]["loss"] < record["stop_loss"])
     True
-
-    Source: early stopping.
     """
 
     name: ClassVar[str] = "keep-best"

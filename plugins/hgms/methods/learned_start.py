@@ -44,12 +44,21 @@ class LearnedStart(Wrapper):
     (IAPTT-GM). Avoid if many lower minimisers should be compared: all candidates start from one
     point.
 
-    Arguments:
-        method: a pipeline with a generator that declares ``LearnsStart``, or a wrapper around one.
-        learn_start: true; the key of a configuration.
+    Parameters
+    ----------
+    method
+        a pipeline with a generator that declares ``LearnsStart``, or a wrapper around one.
+    learn_start
+        True; the key of a configuration.
 
+    Notes
+    -----
     Cost: the cost of the method.
 
+    Source: Liu, Liu, Zeng, Zhang, NeurIPS 2021 (arXiv 2110.00455), initialisation auxiliary.
+
+    Examples
+    --------
     >>> import torch
     >>> problem = Problem(
     ...     theta0={"t": torch.zeros(1)},
@@ -60,8 +69,6 @@ class LearnedStart(Wrapper):
     >>> lifted = with_learned_start(problem)
     >>> lifted.theta0, lifted.start(lifted.theta0)
     ({'t': tensor([0.]), 'start.x': tensor([1.])}, {'x': tensor([1.])})
-
-    Source: Liu, Liu, Zeng, Zhang, NeurIPS 2021 (arXiv 2110.00455), initialisation auxiliary.
     """
 
     name: ClassVar[str] = "learned-start"

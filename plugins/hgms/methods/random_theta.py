@@ -28,12 +28,21 @@ class RandomTheta(Wrapper):
     a useful θ. Avoid a deviation that is large relative to the numbers of θ0, since the baseline
     would be unreasonably weak. For a logarithm of a penalty, a deviation of 1 is a factor of 2.7.
 
-    Arguments:
-        method: a pipeline, or a wrapper around one.
-        theta_deviation: s ≥ 0, in units of θ.
+    Parameters
+    ----------
+    method
+        a pipeline, or a wrapper around one.
+    theta_deviation
+        s ≥ 0, in units of θ.
 
+    Notes
+    -----
     Cost: equal to the cost of the method.
 
+    Source: no bilevel optimisation; a floor of comparisons.
+
+    Examples
+    --------
     >>> problem = Problem(
     ...     theta0={"t": torch.zeros(3)},
     ...     x0={},
@@ -45,8 +54,6 @@ class RandomTheta(Wrapper):
     ...     draw_theta(problem, 0, 0.0)["t"],
     ... )
     (True, tensor([0., 0., 0.]))
-
-    Source: no bilevel optimisation; a floor of comparisons.
     """
 
     name: ClassVar[str] = "random-theta"

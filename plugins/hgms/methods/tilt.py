@@ -51,13 +51,22 @@ class Tilted(Wrapper):
     references that train on the same rows. Avoid if the lower level has one minimiser: the error is
     of order ε.
 
-    Arguments:
-        method: a pipeline, or a wrapper around one.
-        tilt: ε ≥ 0. As ε → 0 the minimisers of g + εf tend to the minimisers of g with the lowest
-            f.
+    Parameters
+    ----------
+    method
+        a pipeline, or a wrapper around one.
+    tilt
+        ε ≥ 0. As ε → 0 the minimisers of g + εf tend to the minimisers of g with the lowest f.
 
+    Notes
+    -----
     Cost: the cost of the method. Each oracle call on g also counts for f.
 
+    Source: Tikhonov's viscosity selection; value-function penalties (V-PBGD, ScaleBiO) minimise the
+    same sum with ε = 1/γ.
+
+    Examples
+    --------
     >>> import torch
     >>> def g(theta, x, batch):
     ...     return x["x"].sum()
@@ -66,9 +75,6 @@ class Tilted(Wrapper):
     >>> problem = tilt_problem(Problem(theta0={}, x0={"x": torch.zeros(1)}, g=g, f=f), 0.5)
     >>> float(problem.g({}, {"x": torch.ones(1)}, {}))
     2.0
-
-    Source: Tikhonov's viscosity selection; value-function penalties (V-PBGD, ScaleBiO) minimise the
-        same sum with ε = 1/γ.
     """
 
     name: ClassVar[str] = "tilted"

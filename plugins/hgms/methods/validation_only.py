@@ -31,13 +31,26 @@ class ValidationOnly(Wrapper):
     minimum in x without g (``sphere``, the two circles), the task is rejected. Avoid if the
     validation set is as large as the training set.
 
-    Arguments:
-        method: the method that trains; its settings have the prefix ``method.method.…``
-            (``--set method.method.generator.steps=20``).
+    Parameters
+    ----------
+    method
+        The method that trains; its settings have the prefix ``method.method.…``
+        (``--set method.method.generator.steps=20``).
 
-    Errors: the errors of the method. Cost: the cost of the method; a lower gradient of the records
-    is a gradient of f.
+    Raises
+    ------
+    HgmsError
+        The errors of the method.
 
+    Notes
+    -----
+    Cost: the cost of the method; a lower gradient of the records is a gradient of f.
+
+    Source: this project; the comparison is the usual baseline of learning only from a small clean
+    set.
+
+    Examples
+    --------
     >>> import torch
     >>> from hgms_core import Data
     >>> problem = Problem(
@@ -54,9 +67,6 @@ class ValidationOnly(Wrapper):
     >>> seen = on_validation(problem)
     >>> seen.lower_data.size, float(seen.g({}, {"x": torch.zeros(1)}, seen.lower_data.batch(None)))
     (5, 1.0)
-
-    Source: this project; the comparison is the usual baseline of learning only from a small clean
-        set.
     """
 
     name: ClassVar[str] = "validation-only"

@@ -25,6 +25,8 @@ def corrections(rate: Any, count: Any, betas: tuple[float, float]) -> tuple[Any,
 
     Adam multiplies and divides by these numbers. Both may be tensors.
 
+    Examples
+    --------
     >>> corrections(0.5, 1, (0.5, 0.75))
     (1.0, 0.5)
     """
@@ -87,6 +89,8 @@ def adam(
     ``corrected`` is the result of :func:`corrections`: numbers, 0-dimensional tensors, or a first
     number ``[N]`` for leaves that stack N members. ``eps`` is ε, or (ε, ε₀).
 
+    Examples
+    --------
     >>> zeros = {"x": torch.zeros(2)}
     >>> x, m, v = adam(
     ...     zeros,
@@ -163,6 +167,8 @@ def root(v: Tensor) -> Tensor:
 
     A coordinate that never had a gradient therefore keeps its value.
 
+    Examples
+    --------
     >>> v = torch.tensor([0.0, 4.0], requires_grad=True)
     >>> torch.autograd.grad(root(v).sum(), v)
     (tensor([0.0000, 0.2500]),)

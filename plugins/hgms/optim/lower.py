@@ -22,11 +22,16 @@ from hgms_core.validators import decay_rate, each, not_negative, optional_positi
 class Cosine:
     """Decrease the learning rate from lr to ``floor``·lr along half a cosine.
 
-    Arguments:
-        floor: the end, as a share of lr.
-        period: lower steps of the decrease, repeated over the whole run; None: the K steps of each
-            outer step.
+    Parameters
+    ----------
+    floor
+        The end, as a share of lr.
+    period
+        Lower steps of the decrease, repeated over the whole run; None: the K steps of each outer
+        step.
 
+    Examples
+    --------
     >>> Cosine(floor=0.5).factors(steps=2, done=0)
     [1.0, 0.75]
     """
@@ -78,15 +83,24 @@ class _BuiltIn:
 class SGD(_BuiltIn):
     """Take steps of SGD with decoupled weight decay: m ← μ m + ∇g,  x ← (1 − η λ) x − η m.
 
-    Arguments:
-        lr: η. ``momentum``: μ. ``weight_decay``: λ.
-        schedule: of lr: None, ``cosine``, or from Python a function that returns a scheduler of
-            torch, such as ``lambda optimizer: lr_scheduler.StepLR(optimizer, 30)``. The scheduler
-            advances once per lower step, restarts with fresh moments, and must not depend on a
-            loss.
-        moments: ``carry`` keeps the moments with their weights, ``fresh`` resets them to zero in
-            each outer step.
+    Parameters
+    ----------
+    lr
+        η.
+    momentum
+        μ.
+    weight_decay
+        λ.
+    schedule
+        Of lr: None, ``cosine``, or from Python a function that returns a scheduler of torch, such
+        as ``lambda optimizer: lr_scheduler.StepLR(optimizer, 30)``. The scheduler advances once per
+        lower step, restarts with fresh moments, and must not depend on a loss.
+    moments
+        ``carry`` keeps the moments with their weights, ``fresh`` resets them to zero in each outer
+        step.
 
+    Notes
+    -----
     Source: Polyak (1964).
     """
 
@@ -104,13 +118,21 @@ class SGD(_BuiltIn):
 class AdamW(_BuiltIn):
     """Take steps of AdamW: x ← (1 − η λ) x − η m̂ / (√(v̂ + ε₀) + ε).
 
-    Arguments:
-        lr: η. ``betas``, ``eps``, ``weight_decay``: as in torch.optim.
-        eps_root: ε₀; 0 as in torch.optim. Set it, for example to 1e-6, for ``unrolled``. Near a
-            stationary point, the derivative of a step is of order lr/eps without it, and at most
-            lr/√ε₀ with it. The registered ``hg-baseline`` sets it.
-        schedule, moments: as in :class:`SGD`.
+    Parameters
+    ----------
+    lr
+        η.
+    betas, eps, weight_decay
+        As in torch.optim.
+    eps_root
+        ε₀; 0 as in torch.optim. Set it, for example to 1e-6, for ``unrolled``. Near a stationary
+        point, the derivative of a step is of order lr/eps without it, and at most lr/√ε₀ with it.
+        The registered ``hg-baseline`` sets it.
+    schedule, moments
+        As in :class:`SGD`.
 
+    Notes
+    -----
     Source: Loshchilov and Hutter (2019), Algorithm 2.
     """
 
@@ -134,14 +156,20 @@ class Torch:
     Each branch has a separate optimiser. A replay differentiates through its steps if torch has a
     differentiable form of them.
 
-    Arguments:
-        build: function that returns the optimiser of the parameters, such as
-            ``lambda params: torch.optim.RMSprop(params, lr=0.01)``.
-        schedule, moments: as in :class:`SGD`.
+    Parameters
+    ----------
+    build
+        Function that returns the optimiser of the parameters, such as
+        ``lambda params: torch.optim.RMSprop(params, lr=0.01)``.
+    schedule, moments
+        As in :class:`SGD`.
 
-    Errors: ConfigError for a function that does not return an optimiser of these parameters, for a
-        schedule that depends on a loss, and for a replay through an optimiser without a
-        differentiable step (LBFGS, Muon).
+    Raises
+    ------
+    ConfigError
+        For a function that does not return an optimiser of these parameters, for a schedule that
+        depends on a loss, and for a replay through an optimiser without a differentiable step
+        (LBFGS, Muon).
     """
 
     name: ClassVar[str] = "torch"
@@ -173,6 +201,8 @@ class Clip:
 
     In a file, ``clip`` is a key in the table of the optimiser.
 
+    Examples
+    --------
     >>> Clip(optimizer=SGD(lr=0.5), clip=2.0).optimizer.lr
     0.5
     """

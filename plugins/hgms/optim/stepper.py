@@ -39,6 +39,8 @@ includes the type of a number that is stored in the wider type of the leaves (``
 class Stepper:
     """An optimiser of ``leaves``; ``fresh`` are the options of its groups when it was built.
 
+    Examples
+    --------
     >>> leaf = torch.ones(2, requires_grad=True)
     >>> stepper = Stepper.of(
     ...     lambda params: torch.optim.SGD(params, lr=1.0, momentum=0.5), {"w": leaf}
@@ -57,8 +59,11 @@ class Stepper:
     def of(cls, build: Build, leaves: Tree, memory: Mapping[str, Tensor] | None = None) -> Stepper:
         """Build the optimiser with an earlier ``memory``, or a new one.
 
-        Errors: ConfigError if ``build`` does not return an optimiser, or its optimiser has other
-            tensors than ``leaves``.
+        Raises
+        ------
+        ConfigError
+            If ``build`` does not return an optimiser, or its optimiser has other tensors than
+            ``leaves``.
         """
         optimizer = _build_optimizer(build, [*leaves.values()])
         options = [
@@ -171,6 +176,8 @@ class Stepper:
 def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
     """Return whether the optimiser's step evaluates the loss repeatedly.
 
+    Examples
+    --------
     >>> (
     ...     needs_closure(torch.optim.LBFGS([torch.zeros(1)])),
     ...     needs_closure(torch.optim.Adam([torch.zeros(1)])),

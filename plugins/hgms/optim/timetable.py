@@ -37,6 +37,8 @@ class Timetable:
 
     The scheduler uses a separate optimiser, which takes no steps. Memory: a few numbers per step.
 
+    Examples
+    --------
     >>> times = Timetable.of(
     ...     lambda params: torch.optim.SGD(params, lr=1.0),
     ...     {"w": torch.ones(2)},
@@ -56,8 +58,10 @@ class Timetable:
 
         Without a ``schedule``, all options are constant.
 
-        Errors: ConfigError if ``schedule`` does not return a scheduler, or returns one that reads a
-        loss.
+        Raises
+        ------
+        ConfigError
+            If ``schedule`` does not return a scheduler, or returns one that reads a loss.
         """
         # tensors without memory
         shapes = {

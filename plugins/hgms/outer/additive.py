@@ -52,15 +52,28 @@ class _Additive:
 class Sgd(_Additive):
     """θ ← θ − α m,  m ← β m + h  (m = h without momentum).
 
-    Arguments: ``lr`` α; ``momentum`` β; ``clip`` bounds ‖h‖; ``schedule`` shapes α over the budget.
+    Parameters
+    ----------
+    lr
+        α.
+    momentum
+        β.
+    clip
+        Bounds ‖h‖.
+    schedule
+        Shapes α over the budget.
 
+    Notes
+    -----
+    Source: Robbins & Monro 1951; Polyak 1964.
+
+    Examples
+    --------
     >>> theta, _ = Sgd(lr=0.5).step(
     ...     {"t": torch.ones(1)}, {"t": torch.ones(1)}, Sgd(lr=0.5).init({"t": torch.ones(1)}), 0.0
     ... )
     >>> theta["t"]
     tensor([0.5000])
-
-    Source: Robbins & Monro 1951; Polyak 1964.
     """
 
     name: ClassVar[str] = "sgd"
@@ -99,9 +112,21 @@ class Sgd(_Additive):
 class ProjectedGradient(_Additive):
     """θ ← Proj_Θ(θ − α h): the outer step of the analysed HG-MS (Algorithm 1, last line).
 
-    Arguments: ``lr`` α; ``projection`` the set Θ (the problem's own projection is applied as well);
-    ``clip`` and ``schedule`` as in ``sgd``.
+    Parameters
+    ----------
+    lr
+        α.
+    projection
+        The set Θ (the problem's own projection is applied as well).
+    clip, schedule
+        As in ``sgd``.
 
+    Notes
+    -----
+    Source: HG-MS paper, Algorithm 1.
+
+    Examples
+    --------
     >>> outer = ProjectedGradient(lr=1.0, projection=Projection(kind="box", low=0.0, high=1.0))
     >>> outer.step(
     ...     {"t": torch.ones(1)},
@@ -110,8 +135,6 @@ class ProjectedGradient(_Additive):
     ...     0.0,
     ... )[0]["t"]
     tensor([0.])
-
-    Source: HG-MS paper, Algorithm 1.
     """
 
     name: ClassVar[str] = "projected-gradient"
@@ -182,9 +205,23 @@ class Adam(_Additive):
     The step hardly depends on the length of h. This suits hypergradients of unknown scale (ridge,
     one-step).
 
-    Arguments: ``lr`` α; ``betas``, ``eps`` as in torch.optim.Adam; ``clip`` bounds ‖h‖;
-    ``projection`` and ``schedule`` as in ``projected-gradient``.
+    Parameters
+    ----------
+    lr
+        α.
+    betas, eps
+        As in torch.optim.Adam.
+    clip
+        Bounds ‖h‖.
+    projection, schedule
+        As in ``projected-gradient``.
 
+    Notes
+    -----
+    Source: Kingma & Ba 2015.
+
+    Examples
+    --------
     >>> outer = Adam(lr=0.1)
     >>> outer.step(
     ...     {"t": torch.ones(1)},
@@ -193,8 +230,6 @@ class Adam(_Additive):
     ...     0.0,
     ... )[0]["t"]
     tensor([0.9000])
-
-    Source: Kingma & Ba 2015.
     """
 
     name: ClassVar[str] = "adam"
@@ -221,15 +256,22 @@ class AdamW(_Additive):
 
     The decay pulls θ to 0 (logits to uniform weights): an outer regularisation, zero by default.
 
-    Arguments: ``weight_decay`` wd; the rest as in ``adam``.
+    Parameters
+    ----------
+    weight_decay
+        Wd; the rest as in ``adam``.
 
+    Notes
+    -----
+    Source: Loshchilov & Hutter 2019.
+
+    Examples
+    --------
     >>> outer = AdamW(lr=0.1, weight_decay=0.5)
     >>> outer.step(
     ...     {"t": torch.ones(1)}, {"t": torch.zeros(1)}, outer.init({"t": torch.ones(1)}), 0.0
     ... )[0]["t"]
     tensor([0.9500])
-
-    Source: Loshchilov & Hutter 2019.
     """
 
     name: ClassVar[str] = "adamw"

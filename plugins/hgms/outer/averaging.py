@@ -35,15 +35,26 @@ class DualAveraging:
     does not consist of one softmax's logits per leaf. Avoid also if the scale of the hypergradient
     is unknown: τ is in its units.
 
-    Arguments:
-        strength: τ. Two sources whose c differ by d end with weights in the ratio e^(τd) relative
-            to their prior.
-        prior_steps: t₀.
-        decay: γ in [0, 1]. Use a value below 1 if hypergradients are already means, or change as x
-            is trained: the last 1/(1 − γ) steps count.
+    Parameters
+    ----------
+    strength
+        τ. Two sources whose c differ by d end with weights in the ratio e^(τd) relative to their
+        prior.
+    prior_steps
+        t₀.
+    decay
+        γ in [0, 1]. Use a value below 1 if hypergradients are already means, or change as x is
+        trained: the last 1/(1 − γ) steps count.
 
+    Notes
+    -----
     Cost: no oracle calls; the state stores one number per number of θ.
 
+    Source: Nesterov 2009 and Xiao 2010 (regularised dual averaging), with the entropy of Beck &
+    Teboulle 2003; natural gradients of a softmax: Amari 1998.
+
+    Examples
+    --------
     >>> outer = DualAveraging(strength=2.0, prior_steps=0.0)
     >>> theta = start = {"t": torch.zeros(2)}
     >>> state = outer.init(start)
@@ -53,9 +64,6 @@ class DualAveraging:
     ...     theta, state = outer.step(theta, {"t": omega * (c - omega @ c)}, state, 0.0)
     >>> theta["t"][0] - theta["t"][1]  # τ · 2, after one step as after three
     tensor(4.)
-
-    Source: Nesterov 2009 and Xiao 2010 (regularised dual averaging), with the entropy of Beck &
-        Teboulle 2003; natural gradients of a softmax: Amari 1998.
     """
 
     name: ClassVar[str] = "dual-averaging"

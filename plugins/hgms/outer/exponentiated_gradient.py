@@ -21,17 +21,30 @@ class ExponentiatedGradient:
     multiplicatively. Avoid for logits. The first step normalises a start off the simplex; an entry
     that is exactly 0 stays 0.
 
-    Arguments: ``lr`` α; ``clip`` bounds ‖h‖; ``schedule`` shapes α over the budget.
+    Parameters
+    ----------
+    lr
+        α.
+    clip
+        Bounds ‖h‖.
+    schedule
+        Shapes α over the budget.
 
+    Raises
+    ------
+    ConfigError
+        If a leaf of the start has no positive finite entry (for example, logits that start at 0).
+
+    Notes
+    -----
+    Source: Kivinen & Warmuth 1997.
+
+    Examples
+    --------
     >>> outer = ExponentiatedGradient(lr=1.0)
     >>> p = {"p": torch.tensor([0.5, 0.5])}
     >>> outer.step(p, {"p": torch.log(torch.tensor([1.0, 3.0]))}, outer.init(p), 0.0)[0]["p"]
     tensor([0.7500, 0.2500])
-
-    Errors: ConfigError if a leaf of the start has no positive finite entry (for example, logits
-    that start at 0).
-
-    Source: Kivinen & Warmuth 1997.
     """
 
     name: ClassVar[str] = "exponentiated-gradient"

@@ -24,6 +24,8 @@ class Schedule:
     ``constant``: 1. ``cosine``: from 1 to ``final`` over the budget, (1 + cos(π·progress))/2.
     ``inverse``: (1 + t/``decay_steps``)^−``power`` after t outer steps.
 
+    Examples
+    --------
     >>> Schedule(kind="cosine", final=0.1).factor(step=0, progress=1.0)
     0.1
     >>> Schedule(kind="inverse", decay_steps=50).factor(step=50, progress=0.3)
@@ -53,6 +55,8 @@ class Projection:
     ``box``: every number into [``low``, ``high``]. ``ball``: all leaves together onto norm ≤
     ``radius``. ``simplex``: each leaf onto {p ≥ 0, Σp = 1}.
 
+    Examples
+    --------
     >>> Projection(kind="simplex").apply({"w": torch.tensor([0.5, 1.5])})["w"]
     tensor([0., 1.])
     """

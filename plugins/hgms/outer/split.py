@@ -21,17 +21,23 @@ class Split:
     For a method with ``learn_start``, whose two kinds of variables have different units (IAPTT-GM:
     Adam for θ, gradient descent for z). Without a learned start only ``upper`` is used.
 
-    Arguments: ``upper`` and ``start``, any outer optimisers; each has a separate state, schedule,
-    clipping and projection.
+    Parameters
+    ----------
+    upper, start
+        Any outer optimisers; each has a separate state, schedule, clipping and projection.
 
+    Notes
+    -----
+    Source: Liu, Liu, Zeng, Zhang, NeurIPS 2021 (arXiv 2110.00455), which steps both variables at
+    once.
+
+    Examples
+    --------
     >>> import torch
     >>> outer = Split(upper=Sgd(lr=1.0), start=Sgd(lr=0.5))
     >>> theta = {"t": torch.ones(1), "start.x": torch.ones(1)}
     >>> outer.step(theta, {"t": torch.ones(1), "start.x": torch.ones(1)}, outer.init(theta), 0.0)[0]
     {'t': tensor([0.]), 'start.x': tensor([0.5000])}
-
-    Source: Liu, Liu, Zeng, Zhang, NeurIPS 2021 (arXiv 2110.00455), which steps both variables at
-        once.
     """
 
     name: ClassVar[str] = "split"

@@ -79,31 +79,41 @@ class TorchOptimizer:
     if ``adam``, ``adamw`` or ``sgd`` suffice: they support clipping and projections. This class
     supports neither, but a task's projection still applies.
 
-    Arguments:
-        optimizer: the class's name, or from Python the class itself. A custom class works if the
-            states of its parameters and their group contain all of its memory.
-        settings: its keyword arguments, with torch's defaults for the others.
-        schedule: shapes its learning rate over the budget, as in ``adam``. From Python also a
-            function that creates a scheduler of torch, such as
-            ``lambda optimizer: lr_scheduler.StepLR(optimizer, 30)``. The scheduler advances by one
-            step per outer step and must not depend on a loss.
+    Parameters
+    ----------
+    optimizer
+        The class's name, or from Python the class itself. A custom class works if the states of its
+        parameters and their group contain all of its memory.
+    settings
+        Its keyword arguments, with torch's defaults for the others.
+    schedule
+        Shapes its learning rate over the budget, as in ``adam``. From Python also a function that
+        creates a scheduler of torch, such as
+        ``lambda optimizer: lr_scheduler.StepLR(optimizer, 30)``. The scheduler advances by one step
+        per outer step and must not depend on a loss.
 
-    Errors: ConfigError, with the nearest name, for a class or a setting that does not exist; with
-    torch's message for an invalid value; and for an optimiser that needs the loss itself
-    (``LBFGS``).
+    Raises
+    ------
+    ConfigError
+        With the nearest name, for a class or a setting that does not exist; with torch's message
+        for an invalid value; and for an optimiser that needs the loss itself (``LBFGS``).
 
+    Notes
+    -----
     Cost: no oracle call. Memory: one more copy of θ and of the optimiser's state during a step. An
     optimiser that draws random numbers draws them from torch's global generator; the optimisers in
     ``torch.optim`` draw no random numbers.
 
+    Source: the documentation of each class in ``torch.optim``.
+
+    Examples
+    --------
     >>> outer = TorchOptimizer(optimizer="SGD", settings={"lr": 0.5, "momentum": 0.9})
     >>> theta, state = {"t": torch.ones(1)}, outer.init({"t": torch.ones(1)})
     >>> for _ in range(2):
     ...     theta, state = outer.step(theta, {"t": torch.ones(1)}, state, 0.0)
     >>> theta["t"]  # 1 − 0.5·1 − 0.5·1.9
     tensor([-0.4500])
-
-    Source: the documentation of each class in ``torch.optim``.
     """
 
     name: ClassVar[str] = "torch"

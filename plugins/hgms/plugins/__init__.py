@@ -2,6 +2,8 @@
 
 Programs use this package. A plugin only needs the hooks and protocols of ``hgms_core``.
 
+Examples
+--------
 >>> Registry.load().get("solver", "cg").target.__name__
 'CG'
 """

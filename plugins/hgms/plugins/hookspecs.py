@@ -60,6 +60,8 @@ def hgms_register_linear_solvers() -> Iterable[type[LinearSolver]]:
 
     Called: like every registering hook, when a component is first looked up by name.
 
+    Examples
+    --------
     >>> from hgms_core import hookimpl
     >>> @hookimpl
     ... def hgms_register_linear_solvers():
@@ -88,6 +90,8 @@ def hgms_register_tasks() -> Iterable[type[Task]]:
 def hgms_register_methods() -> Iterable[type[Method] | Composition]:
     """Register methods: classes, or compositions (named defaults for parts of a Pipeline).
 
+    Examples
+    --------
     >>> from hgms_core import Composition, hookimpl
     >>> @hookimpl
     ... def hgms_register_methods():
@@ -116,6 +120,8 @@ def hgms_register_commands(cli: click.Group) -> None:
 
     Called: when the user runs a command that is not built in, or requests the list of commands.
 
+    Examples
+    --------
     >>> import click
     >>> from hgms_core import hookimpl
     >>> @hookimpl
@@ -143,6 +149,8 @@ def hgms_ready(settings: Mapping[str, Any]) -> None:
 
     Called: once for each ``hgms compare``, before its first run.
 
+    Examples
+    --------
     >>> from hgms_core import hookimpl
     >>> @hookimpl
     ... def hgms_ready():
@@ -167,6 +175,8 @@ def hgms_run_started(run: RunInfo) -> None:
 
     Called: once for each run, after its method and problem are built, before the first step.
 
+    Examples
+    --------
     >>> from hgms_core import hookimpl
     >>> @hookimpl
     ... def hgms_run_started(run):
@@ -182,6 +192,8 @@ def hgms_step_finished(run: RunInfo, record: dict[str, Any]) -> None:
 
     Called: after every outer step, outside the budget's clock, when the step is already on disk.
 
+    Examples
+    --------
     >>> from hgms_core import hookimpl
     >>> @hookimpl
     ... def hgms_step_finished(record):  # fewer arguments are fine
@@ -200,6 +212,8 @@ def hgms_run_finished(
     Called: once for each started run, also if it failed, after ``summary.json`` has been
         written.
 
+    Examples
+    --------
     >>> from hgms_core import hookimpl
     >>> @hookimpl
     ... def hgms_run_finished(run, summary):

@@ -378,7 +378,10 @@ class Host:
 def _is_set(variable: str) -> bool:
     """Return whether an environment variable is 1 or true.
 
-    Errors: ConfigError for values other than 0, 1, false, true and an empty text.
+    Raises
+    ------
+    ConfigError
+        For values other than 0, 1, false, true and an empty text.
     """
     text = os.environ.get(variable, "")
     meaning = {"": False, "0": False, "false": False, "1": True, "true": True}

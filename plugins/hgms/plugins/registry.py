@@ -302,6 +302,8 @@ def inside(cls: object) -> str | None:
     The field has ``metadata={"flat": True}``: in a table, the fields of the wrapper and of the
     inner method are at the same level. The result is None if ``cls`` is not a wrapper.
 
+    Examples
+    --------
     >>> from hgms_core import Method
     >>> @attrs.frozen
     ... class Patient:

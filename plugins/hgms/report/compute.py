@@ -56,9 +56,10 @@ def build(
     ``reference`` (default: ``uniform`` if it ran). ``separate`` gives separate
     sections to runs of different task versions or budgets.
 
-    Raises:
-        ConfigError: there is no run; a metric or reference is unknown; or runs of one task are not
-            comparable.
+    Raises
+    ------
+    ConfigError
+        There is no run; a metric or reference is unknown; or runs of one task are not comparable.
     """
     folders = [Path(folder) for folder in folders]
     runs, skipped = scan(folders)

@@ -49,6 +49,8 @@ def band(lines: Sequence[Line], points: int = POINTS, level: float = 0.95) -> Cu
 
     The curve starts when all runs have started, and ends with the last run.
 
+    Examples
+    --------
     >>> import numpy as np
     >>> first = (np.array([0.0, 1.0]), np.array([0.0, 2.0]))
     >>> second = (np.array([0.0, 1.0, 2.0]), np.array([0.0, 4.0, 6.0]))
@@ -83,6 +85,8 @@ def together(lines: Sequence[Line], points: int = POINTS) -> Line:
 
     All values use the same points, so their sum is the same as in each run.
 
+    Examples
+    --------
     >>> import numpy as np
     >>> first = (np.array([0.0, 1.0]), np.array([[0.5, 0.2], [0.5, 0.8]]))
     >>> together([first, (np.array([0.0]), np.array([[0.1], [0.9]]))])
@@ -103,6 +107,8 @@ def bin_values(lines: Sequence[Line], bins: int = 60) -> Curve | None:
     Use it for noise around a trend, such as a residual. The result is ``None`` if there are no
     reports.
 
+    Examples
+    --------
     >>> import numpy as np
     >>> curve = bin_values([(np.arange(4.0), np.array([1.0, 3.0, 10.0, 30.0]))], bins=2)
     >>> curve.x, curve.y
@@ -133,6 +139,8 @@ def thin(y: np.ndarray, points: int = POINTS) -> np.ndarray:
     The indices are both ends, and the lowest and the highest value of each of equal buckets between
     them.
 
+    Examples
+    --------
     >>> thin(np.array([0.0, 1.0, 9.0, 1.0, -5.0, 1.0, 0.0, 0.0]), points=4)
     array([0, 2, 4, 7])
     """

@@ -38,9 +38,12 @@ def suffix(path: Path, known: Sequence[str], what: str) -> str:
 def write(study: Study, path: Path) -> Path:
     """Write the report; the suffix determines the format. Return the file.
 
-    Raises:
-        ConfigError: an unknown suffix.
-        MissingExtra: the format's library is not installed.
+    Raises
+    ------
+    ConfigError
+        An unknown suffix.
+    MissingExtra
+        The format's library is not installed.
     """
     ending = suffix(path, SUFFIXES, "a report")
     if ending in WRITERS:
@@ -62,7 +65,10 @@ def report(folders: Iterable[str | Path], path: str | Path) -> Path:
 def write_file(path: Path, data: bytes) -> None:
     """Replace a file atomically, and create its folder. After an error, the file is unchanged.
 
-    Errors: DiskError if the file is not writable.
+    Raises
+    ------
+    DiskError
+        If the file is not writable.
     """
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)

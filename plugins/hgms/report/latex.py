@@ -57,6 +57,8 @@ _TEX = {
 def tex(value: str) -> str:
     """Escape every character with a special meaning in LaTeX.
 
+    Examples
+    --------
     >>> print(tex("50 % of a_b & c ± 1"))
     50 \\% of a\\_b \\& c $\\pm$ 1
     """

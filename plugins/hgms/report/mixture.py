@@ -132,6 +132,8 @@ def spell_mixture(mixture: Mixture) -> str:
 
     The format is the same as in the paper's tables.
 
+    Examples
+    --------
     >>> over_time = np.array([[0.25], [0.75]])
     >>> spell_mixture(
     ...     Mixture(

@@ -606,6 +606,8 @@ def _length(section: Section) -> tuple[int, float]:
 def _duration(budget: str) -> str:
     """Format long budgets in hours.
 
+    Examples
+    --------
     >>> _duration("32400 s"), _duration("90 s"), _duration("25 outer steps")
     ('9 h', '90 s', '25 outer steps')
     """

@@ -73,6 +73,8 @@ def looks(labels: Iterable[str]) -> dict[str, Look]:
     The name determines the colour, which is the same in every report and picture. The name also
     determines the dash, unless another of these methods has the same colour and dash.
 
+    Examples
+    --------
     >>> looks(["uniform", "hg-ms"])["hg-ms"] == looks(["hg-ms", "search"])["hg-ms"]
     True
     """

@@ -28,9 +28,10 @@ def read_columns(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
     An array is float64, or an object array if any value is a string. A value is NaN if a line lacks
     the field or the number is not finite. A list of numbers is replaced by its largest number.
 
-    Raises:
-        CheckpointError: a line other than the last is not valid JSON, or the path is not a regular
-            file.
+    Raises
+    ------
+    CheckpointError
+        a line other than the last is not valid JSON, or the path is not a regular file.
     """
     return {
         name: _array(column) for name, column in zip(names, _lists(path, tuple(names)), strict=True)

@@ -17,6 +17,8 @@ def execution_notes(runs: Iterable[StoredRun]) -> list[str]:
 
     If the runs differ in a setting, the sentence states it.
 
+    Examples
+    --------
     >>> execution_notes([])
     []
     """

@@ -48,6 +48,8 @@ _json_alike = functools.lru_cache(maxsize=1024)(parse_json)
 def shorten(text: str, most: int = 400) -> str:
     """Return the text, or its beginning and its length.
 
+    Examples
+    --------
     >>> shorten("a" * 5000, most=10)
     'aaaaaaaaaa… (5,000 characters)'
     """
@@ -82,8 +84,10 @@ def scan(folders: str | Path | Iterable[str | Path]) -> tuple[list[StoredRun], l
     of one run (the same configuration and seed) count once. If two such runs differ in the state of
     the task's data or of a component's code, the newer run counts.
 
-    Raises:
-        ConfigError: one of ``folders`` does not exist.
+    Raises
+    ------
+    ConfigError
+        One of ``folders`` does not exist.
     """
     runs: list[StoredRun] = []
     skipped: list[Skipped] = []
@@ -158,8 +162,10 @@ def _without_run(names: set[str]) -> CheckpointError:
 def read_run(path: Path) -> StoredRun:
     """Read the run in ``path``.
 
-    Raises:
-        CheckpointError: the folder is empty, unfinished or damaged.
+    Raises
+    ------
+    CheckpointError
+        The folder is empty, unfinished or damaged.
     """
     try:
         names = set(os.listdir(path))

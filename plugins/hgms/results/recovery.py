@@ -17,6 +17,8 @@ from hgms.results.statistics import mean_and_error, t_quantile, with_failures
 class Ratio:
     """A ratio of two means with its 95 % interval; the ends are NaN without an interval.
 
+    Examples
+    --------
     >>> str(Ratio(0.48, 0.31, 0.66, 10))
     '0.48 [0.31, 0.66]'
     """
@@ -54,9 +56,13 @@ def recovered_share(
     values are better). If it is better, but not by more than chance, the interval is unbounded, and
     none is returned.
 
+    Notes
+    -----
     Source: Fieller (1954), *Some problems in interval estimation*, Journal of the Royal Statistical
-        Society B 16.
+    Society B 16.
 
+    Examples
+    --------
     >>> floor, ceiling = {0: 0.80, 1: 0.82, 2: 0.84}, {0: 0.90, 1: 0.93, 2: 0.93}
     >>> str(recovered_share({0: 0.85, 1: 0.88, 2: 0.88}, floor, ceiling))
     '0.50 [0.33, 0.60]'

@@ -16,6 +16,8 @@ class Interval:
 
     The half-width is NaN for fewer than two values.
 
+    Examples
+    --------
     >>> str(Interval.of([1.0, 2.0, 3.0]))
     '2.000 ± 2.484 (n = 3)'
     """
@@ -100,6 +102,8 @@ def paired_interval(
 
     If the differences are equal except for float32 rounding of the values, the half-width is 0.
 
+    Examples
+    --------
     >>> str(paired_interval({0: 2.0, 1: 3.0, 2: 9.0}, {0: 1.0, 1: 2.0, 3: 5.0}))
     '1.000 ± 0.000 (n = 2)'
     """
@@ -122,6 +126,8 @@ def with_failures(
     The replacement is the worst finite value of all methods. A method without any finite value has
     no values.
 
+    Examples
+    --------
     >>> with_failures({"a": {0: 1.0, 1: math.nan}, "b": {0: 0.5, 1: 0.25}}, higher=True)
     {'a': {0: 1.0, 1: 0.25}, 'b': {0: 0.5, 1: 0.25}}
     """
@@ -186,9 +192,13 @@ def paired_differences(
     Values that are not finite are failed seeds. If ``higher`` states which values are better, they
     count against their method (:func:`against_failures`); otherwise they are excluded.
 
+    Notes
+    -----
     Source: Holm (1979), *A simple sequentially rejective multiple test procedure*, Scandinavian
-        Journal of Statistics 6.
+    Journal of Statistics 6.
 
+    Examples
+    --------
     >>> near, far = {0: 1.0, 1: 1.1, 2: 0.9}, {0: 3.0, 1: 3.0, 2: 3.1}
     >>> pairs = paired_differences({"near": near, "far": far, "none": {0: 2.0}})
     >>> str(pairs["far", "near"]), str(pairs["none", "near"])
@@ -237,6 +247,8 @@ CLAIM = 10
 def few_seeds(seeds: int) -> str:
     """Return the remark about a comparison over few seeds; empty if there are enough.
 
+    Examples
+    --------
     >>> few_seeds(3)
     '3 seeds: no claim can be made from so few; a claim needs 10'
     >>> few_seeds(5), few_seeds(10)
@@ -257,6 +269,8 @@ def spell(interval: Interval, *, share: bool = False, signed: bool = False) -> s
 
     A share is shown in percent, with two decimals.
 
+    Examples
+    --------
     >>> spell(Interval(0.912345, 0.00412, 5)), spell(Interval(12.0, float("nan"), 1), signed=True)
     ('0.9123 ± 0.0041', '+12')
     >>> spell(Interval(0.912345, 0.00412, 5), share=True)

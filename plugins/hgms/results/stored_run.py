@@ -128,7 +128,9 @@ class StoredRun:
     def execution(self) -> dict[str, str]:
         """The execution settings that differ from torch's defaults.
 
-        Example: ``{"matmul": "fast"}``.
+        Examples
+        --------
+        ``{"matmul": "fast"}``.
         """
         return {} if self._execution is None else self._execution.choices()
 
@@ -201,8 +203,10 @@ class StoredRun:
     def _are_rows_checked(self) -> bool:
         """True if the rows and times are as recorded in the manifest.
 
-        Raises:
-            CheckpointError: the files were changed after the run.
+        Raises
+        ------
+        CheckpointError
+            The files were changed after the run.
         """
         with relative(self.path):
             RunFolder(self.path).check_rows()
@@ -235,10 +239,11 @@ class StoredRun:
         An array is float64 (NaN if a row lacks the field), or an object array if any value is a
         string. A list of numbers (a batch of linear solves) is replaced by its largest number.
 
-        Raises:
-            CheckpointError: a line other than the last is not valid JSON; the steps are not
-                consecutive (for example, with two runs in one folder), or their clock or calls
-                decrease.
+        Raises
+        ------
+        CheckpointError
+            a line other than the last is not valid JSON; the steps are not consecutive (for
+            example, with two runs in one folder), or their clock or calls decrease.
         """
         _ = self._are_rows_checked
         wanted = tuple(dict.fromkeys(name for name in ("step", *names) if name != "seconds"))
@@ -262,6 +267,8 @@ def short_names(
 
     If several tables share a label, the name also contains the differing fields.
 
+    Examples
+    --------
     >>> short_names(
     ...     {"a": {"name": "t", "rho": 0.4}, "b": {"name": "t", "rho": 0.6}}, {"a": "t", "b": "t"}
     ... )

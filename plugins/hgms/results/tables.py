@@ -418,6 +418,8 @@ def is_share(metric: str, values: Iterable[float]) -> bool:
 
     It is shown in percent if it has a share's name and its values are in [0, 1].
 
+    Examples
+    --------
     >>> is_share("test_accuracy", [0.25, 1.0]), is_share("test_accuracy", [25.0, 100.0])
     (True, False)
     """

@@ -31,6 +31,8 @@ def mixture_slope(
     this case: it would remain permanently if the weight of a source is too small for a row to be
     drawn.
 
+    Examples
+    --------
     >>> from hgms.testing.problems import mixture
     >>> problem = mixture()  # of two sources, θ their logits
     >>> both, half = torch.tensor([True, True]), torch.tensor([0.5, -0.5], dtype=torch.float64)

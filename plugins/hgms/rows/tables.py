@@ -13,6 +13,8 @@ def trained_on(problem: Problem) -> Data:
 
     The rows of ``stop`` are excluded.
 
+    Examples
+    --------
     >>> first, second = Data.of({"a": torch.arange(4.0)}), Data.of({"a": torch.ones(2)})
     >>> problem = Problem(
     ...     theta0={},

@@ -180,6 +180,8 @@ def still_leaves(records: Sequence[Record], leaves: Sequence[str]) -> dict[str, 
 
     The values are the first steps of these periods.
 
+    Examples
+    --------
     >>> rows = [{"step": 1, "hypergradient_norm": 0.5}]
     >>> rows += [{"step": step, "hypergradient_norm": 0.0} for step in range(2, 8)]
     >>> still_leaves(rows, ["w"])
@@ -212,6 +214,8 @@ def outlier_note(records: Sequence[Record]) -> str:
     An outlier is much longer than the hypergradients of the steps around it, and the upper loss
     rose after it. The result is empty if there is no outlier.
 
+    Examples
+    --------
     >>> rows = [{"step": 1, "hypergradient_norm": 8.8e4, "upper_loss": 0.56}]
     >>> rows += [
     ...     {"step": step, "hypergradient_norm": 0.6, "upper_loss": 0.69} for step in range(2, 6)

@@ -27,6 +27,8 @@ TENSOR = "$tensor"
 def pack(state: State) -> tuple[Any, dict[str, Tensor]]:
     """Return a nested state as (JSON structure, tensors by path).
 
+    Examples
+    --------
     >>> import torch
     >>> pack({"a": {"b": torch.ones(2)}, "n": 3})[0]
     {'a': {'b': {'$tensor': 'a/b'}}, 'n': 3}
@@ -66,6 +68,8 @@ def unpack(
     files, and from the conformance kit. Tensors are copied to memory that torch allocates, because
     the memory address of a tensor affects the rounding of products with it.
 
+    Examples
+    --------
     >>> import torch
     >>> unpack(*pack({"step": 3, "m": torch.ones(2)}), "meta")["m"].device
     device(type='meta')
@@ -91,7 +95,10 @@ def state_bytes(state: State) -> bytes:
 def state_of(data: bytes, path: Path, device: torch.device | str = "cpu") -> State:
     """Return the state in the bytes of :func:`state_bytes`, which were read from ``path``.
 
-    Errors: CheckpointError ``damaged-file``.
+    Raises
+    ------
+    CheckpointError
+        ``damaged-file``.
     """
     try:
         tensors = safetensors.torch.load(data)
@@ -110,9 +117,15 @@ def save_state(path: str | Path, state: State) -> None:
     The file has the format safetensors: the tensors, and the structure as JSON in the header.
     Tuples become lists, and keys become strings.
 
-    Errors: ConfigError if the state contains any other value; CheckpointError if the file cannot be
-        written.
+    Raises
+    ------
+    ConfigError
+        If the state contains any other value.
+    CheckpointError
+        If the file cannot be written.
 
+    Examples
+    --------
     >>> import tempfile, torch
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     save_state(f"{folder}/state.safetensors", {"moments": {"m": torch.ones(2)}, "step": 3})
@@ -127,7 +140,10 @@ def load_state(path: str | Path, device: torch.device | str = "cpu") -> State:
 
     Pickle is not used.
 
-    Errors: CheckpointError with the name of the file, if it is missing or damaged.
+    Raises
+    ------
+    CheckpointError
+        With the name of the file, if it is missing or damaged.
     """
     return state_of(read_file(Path(path), sys.maxsize), Path(path), device)
 

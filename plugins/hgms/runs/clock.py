@@ -57,6 +57,8 @@ def counting(
     The default clock measures processor time. For resumed work that function returns ``None``,
     because the time of the killed process is unknown, and the remaining time would be too small.
 
+    Examples
+    --------
     >>> counting(broken_off=True)() is None, counting(broken_off=False)() >= 0
     (True, True)
     """
@@ -69,6 +71,8 @@ def total_seconds(parts: Iterable[float | None]) -> float | None:
 
     The result is ``None`` if a duration is unknown.
 
+    Examples
+    --------
     >>> total_seconds([1.0, 2.0]), total_seconds([1.0, None])
     (3.0, None)
     """

@@ -153,6 +153,8 @@ def range_of(validator: Any) -> str:
 
     The text is empty if the validator does not restrict the type further.
 
+    Examples
+    --------
     >>> from attrs import validators
     >>> from hgms_core.validators import all_of, at_least, each, greater_than, less_than
     >>> range_of(at_least(1)), range_of(all_of(at_least(0), less_than(1)))

@@ -25,6 +25,8 @@ class Evaluator:
     def is_due(self, step: int, before: float, after: float) -> bool:
         """Return whether a step is evaluated that spent the budget from ``before`` to ``after``.
 
+        Examples
+        --------
         >>> Evaluator(RunSettings(evaluations=2)).is_due(7, before=0.4, after=0.5)
         True
         """

@@ -73,6 +73,8 @@ class Compilation:
 
         Compile if this saves at least as much time as it takes.
 
+        Examples
+        --------
         >>> Compilation.decide_by_gain(12.0, "cuda").reason
         'eager steps take about 12 s, of which compilation saves about 9 s in about 6.5 s'
         >>> Compilation.decide_by_gain(12.0, "cpu").wanted
@@ -94,6 +96,8 @@ class Compilation:
 
         The result is ``None`` if the time of a step must decide.
 
+        Examples
+        --------
         >>> problem = Problem(theta0={}, x0={}, g=lambda *_: None, f=lambda *_: None)
         >>> Compilation.decide_early("auto", Budget.parse("5 min"), problem).wanted
         True
@@ -122,6 +126,8 @@ class Compilation:
         The first step may also load modules. A decision for compilation therefore requires two
         steps.
 
+        Examples
+        --------
         >>> Compilation.decide_by_time(lambda: (0.01, 1 / 1000), "cpu").wanted
         False
         """
@@ -153,6 +159,8 @@ class Compilation:
     def confirm(self, eager: float, compiled: float) -> Compilation:
         """Return the decision after steps of both kinds: eager steps if compiled ones are slower.
 
+        Examples
+        --------
         >>> decision = Compilation(wanted=True, reason="expected").confirm(0.1, 0.2)
         >>> decision.wanted, decision.reason
         (False, 'a compiled step takes 0.2 s, an eager step 0.1 s')
@@ -187,6 +195,8 @@ class Execution:
     has set it). ``compile`` states whether functions of the steps are compiled, and which were
     compiled. It is ``None`` if the time of a step must decide.
 
+    Examples
+    --------
     >>> Execution.from_environment({"python": "3.12"}) is None
     True
     """

@@ -75,9 +75,14 @@ class RunFolder:
     (``None`` if there is no result yet). :meth:`load` returns the state and step of the last
     checkpoint.
 
-    Errors: CheckpointError with the name of the file, if a file is damaged, if the folder contains
-        another run, or if a file cannot be written. The existing files stay intact.
+    Raises
+    ------
+    CheckpointError
+        With the name of the file, if a file is damaged, if the folder contains another run, or if a
+        file cannot be written. The existing files stay intact.
 
+    Examples
+    --------
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as place:
     ...     folder = RunFolder(f"{place}/mine")
@@ -142,10 +147,11 @@ class RunFolder:
         process is known to be alive). The folder may be new, or contain this run and be resumed.
         ``word`` is the option that requests resuming, for messages.
 
-        Raises:
-            CheckpointError: the folder contains a run of another configuration, or a run that must
-                not be resumed, or lost its ``config.toml``, or another process writes to it. No
-                file was changed.
+        Raises
+        ------
+        CheckpointError
+            The folder contains a run of another configuration, or a run that must not be resumed,
+            or lost its ``config.toml``, or another process writes to it. No file was changed.
         """
         if self.path.exists() and not self.path.is_dir():
             raise CheckpointError(

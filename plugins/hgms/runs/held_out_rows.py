@@ -22,6 +22,8 @@ def hold_out(problem: Problem) -> tuple[Problem, list[Data]]:
     removed from one table does not stay in another. Groups of rows (``Data.strata``) keep their
     shares. A part with fewer than four rows keeps all rows.
 
+    Examples
+    --------
     >>> rows = Data.of({"a": torch.arange(8.0)})
     >>> problem = Problem(
     ...     theta0={},

@@ -27,6 +27,8 @@ def comparable_settings(config: Mapping[str, Any]) -> dict[str, Any]:
 def config_key(config: Mapping[str, Any]) -> str:
     """Return the sha256 of a configuration, which its results store as their key.
 
+    Examples
+    --------
     >>> config_key({"seed": 0}) == config_key({"seed": 0, "run": {"out": "runs"}})
     True
     >>> config_key({"seed": 0}) == config_key({"seed": 1})

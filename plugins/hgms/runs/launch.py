@@ -84,15 +84,21 @@ def run(
     are compiled. The problem defines device and dtype. ``label`` and ``task_label`` in ``settings``
     name the method and the task in reports; the defaults are the method's name and "problem".
 
-    Raises:
-        NumericalError: θ, x, the upper loss or the hypergradient is not finite, or no candidate is
-            finite; the last good state is on disk.
-        OutOfMemory: the error contains memory hints; the last good state is on disk.
-        ConfigError: the method's name or table is wrong, or the problem lacks a trait that the
-            method requires, or the hypergradient requires a second derivative that a loss does not
-            have.
-        CheckpointError: the folder is damaged, or contains another run; no file was changed.
+    Raises
+    ------
+    NumericalError
+        θ, x, the upper loss or the hypergradient is not finite, or no candidate is finite; the last
+        good state is on disk.
+    OutOfMemory
+        The error contains memory hints; the last good state is on disk.
+    ConfigError
+        The method's name or table is wrong, or the problem lacks a trait that the method requires,
+        or the hypergradient requires a second derivative that a loss does not have.
+    CheckpointError
+        The folder is damaged, or contains another run; no file was changed.
 
+    Examples
+    --------
     >>> from hgms_core import Problem
     >>> class Halve:  # anything with init, step and result is a Method
     ...     name = "halve"
@@ -172,8 +178,11 @@ def named_method(
 
     A name or a table is converted to a method with its defaults for this problem.
 
-    Errors: ConfigError for an invalid name or table, for an object that is not a method, and if the
-        problem lacks a trait that the method requires.
+    Raises
+    ------
+    ConfigError
+        For an invalid name or table, for an object that is not a method, and if the problem lacks a
+        trait that the method requires.
     """
     if isinstance(method, str | Mapping):
         registry = Registry.load() if host is None else Registry(host)
@@ -296,7 +305,10 @@ def _holds(folder: RunFolder, config: RunConfig) -> bool:
 def device_called(name: str) -> torch.device:
     """Return the device with that name.
 
-    Errors: ConfigError if torch does not have this device.
+    Raises
+    ------
+    ConfigError
+        If torch does not have this device.
     """
     try:
         device = torch.device(name)
@@ -335,7 +347,10 @@ def record_failure(folder: RunFolder, config: RunConfig, error: str) -> None:
 
     With a summary, the run is repeated only on request.
 
-    Errors: FolderInUse if another process now executes the run.
+    Raises
+    ------
+    FolderInUse
+        If another process now executes the run.
     """
     with hold_lease(folder.path):
         try:

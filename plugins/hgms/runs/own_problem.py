@@ -75,6 +75,8 @@ def higher_is_better(name: str) -> bool | None:
 
     The result is ``None`` if the words do not determine it.
 
+    Examples
+    --------
     >>> (
     ...     higher_is_better("test_accuracy"),
     ...     higher_is_better("val/loss"),
@@ -138,7 +140,10 @@ class OwnProblem:
         selects the problem that is inspected. ``metric`` is the metric to compare by. ``higher``
         states whether higher is better, for this metric or by name for several metrics.
 
-        Errors: ConfigError if a function does not return a Problem, or if a metric is invalid.
+        Raises
+        ------
+        ConfigError
+            If a function does not return a Problem, or if a metric is invalid.
         """
         try:
             made = _make_problem(problem, seed, label)
@@ -294,6 +299,8 @@ def traits_of_problem(problem: Problem) -> frozenset[str]:
     Derivatives are not tried: a loss without a second derivative, or an upper loss that does not
     depend on θ, is an error of the steps.
 
+    Examples
+    --------
     >>> problem = Problem(
     ...     theta0={"t": torch.zeros(1)},
     ...     x0={"x": torch.ones(1)},

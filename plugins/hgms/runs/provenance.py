@@ -37,6 +37,8 @@ def digests(value: Any) -> dict[str, str]:
     that the file imports. For a class in a script or a notebook, the result contains the
     fingerprint of the class instead, because the rest of the file changes frequently.
 
+    Examples
+    --------
     >>> from hgms.solvers import CG
     >>> digests(CG())
     {}
@@ -98,8 +100,11 @@ def data_of(task: Any) -> dict[str, Any]:
     contains the reason. A run on such data has a separate folder, and fails for this reason when it
     builds its problem.
 
-    Errors: ConfigError if ``data_fingerprint`` of the task returns a value that JSON cannot store.
-        Such a value could not distinguish two runs.
+    Raises
+    ------
+    ConfigError
+        If ``data_fingerprint`` of the task returns a value that JSON cannot store. Such a value
+        could not distinguish two runs.
     """
     if (known := find(task, HasData)) is None:
         return {}
@@ -125,8 +130,11 @@ def ensure_same_inputs(before: Mapping[str, Any], task: Any, method: Any, place:
 
     ``before`` is the ``env.json`` of the run.
 
-    Errors: CheckpointError (``data-changed``, ``code-changed``, or ``other-settings`` for another
-        version of the task) at ``place``, the folder of the run.
+    Raises
+    ------
+    CheckpointError
+        (``data-changed``, ``code-changed``, or ``other-settings`` for another version of the task)
+        at ``place``, the folder of the run.
     """
     about = before.get("task")
     about = about if isinstance(about, Mapping) else {}

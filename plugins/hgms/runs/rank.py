@@ -46,8 +46,11 @@ def on_ranks(
 
     With several ranks, these settings disable compilation and use one route for matrix products.
 
-    Errors: ConfigError for a method without parts, for objects of this process, for ``compile =
-        true``, for ``diagnose``, and if torchrun has started another number of processes.
+    Raises
+    ------
+    ConfigError
+        For a method without parts, for objects of this process, for ``compile = true``, for
+        ``diagnose``, and if torchrun has started another number of processes.
     """
     settings = config.run
     count = config.run.ranks

@@ -26,7 +26,12 @@ class Recorder:
     seconds to wait for another process in the folder. ``word`` is the option with which a user
     requests resuming.
 
-    Errors: CheckpointError of :class:`RunFolder`; ConfigError for a state that no file can store.
+    Raises
+    ------
+    CheckpointError
+        Of :class:`RunFolder`.
+    ConfigError
+        For a state that no file can store.
     """
 
     folder: RunFolder | None = None

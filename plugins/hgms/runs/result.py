@@ -104,14 +104,20 @@ class RunResult:
     def to_frame(self) -> pandas.DataFrame:
         """Return ``records`` as a pandas data frame, one row per step.
 
-        Errors: MissingExtra without pandas.
+        Raises
+        ------
+        MissingExtra
+            Without pandas.
         """
         return frame(self.records)
 
     def plot(self) -> Any:
         """Plot the upper loss and the metrics against seconds.
 
-        Errors: MissingExtra without matplotlib.
+        Raises
+        ------
+        MissingExtra
+            Without matplotlib.
         """
         return reporter().plot_run(self)
 
@@ -120,7 +126,10 @@ class RunResult:
 
         The suffix of ``path`` selects the format.
 
-        Errors: the errors of `hgms report`.
+        Raises
+        ------
+        HgmsError
+            The errors of `hgms report`.
         """
         with tempfile.TemporaryDirectory() as place:
             folder = self.info.folder or write_run(
@@ -163,6 +172,8 @@ def summarise(
 def metrics_of(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return the metrics of a row by name.
 
+    Examples
+    --------
     >>> metrics_of({"step": 3, "metric.loss": 0.5})
     {'loss': 0.5}
     """
@@ -178,7 +189,10 @@ def judge_result(
 ) -> dict[str, Any]:
     """Return the summary with the final validation loss and the remarks.
 
-    Errors: NumericalError if a run is done but its upper loss is not finite.
+    Raises
+    ------
+    NumericalError
+        If a run is done but its upper loss is not finite.
     """
     loss = validation_loss(problem, theta, x)
     losses = {row["upper_loss"] for row in records if "upper_loss" in row}
@@ -205,6 +219,8 @@ def weights_changed(records: Sequence[Record]) -> bool:
 
     The result is True if the records have no weights.
 
+    Examples
+    --------
     >>> weights_changed([{"step": 0, "weight.a": 0.5}, {"step": 1, "weight.a": 0.5}])
     False
     """
@@ -235,6 +251,8 @@ def remarks(problem: Problem, x: Tree, loss: float, *, learned: bool = True) -> 
     or training made it worse, the weights are not reliable. If the weights were not ``learned``,
     the remarks do not mention them. Cost: 1 upper value.
 
+    Examples
+    --------
     >>> still = Problem(
     ...     theta0={},
     ...     x0={"x": torch.ones(2)},

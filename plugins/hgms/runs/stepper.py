@@ -43,9 +43,14 @@ class Stepper:
 
     ``name`` is the method's name in errors. ``in_calls`` is whether the budget counts oracle calls.
 
-    Errors: ConfigError ``wrong-result`` for a method whose return values violate its protocol, and
-        ``budget-cannot-end`` for a budget in calls that no step spends; NumericalError for numbers
-        that are not finite or grow without bound. The position before a failed step is unchanged.
+    Raises
+    ------
+    ConfigError
+        ``wrong-result`` for a method whose return values violate its protocol, and
+        ``budget-cannot-end`` for a budget in calls that no step spends.
+    NumericalError
+        For numbers that are not finite or grow without bound. The position before a failed step is
+        unchanged.
     """
 
     method: Method
@@ -126,7 +131,10 @@ class Stepper:
     def result(self, state: State, step: int) -> tuple[Tree, Tree]:
         """Return (θ, x) of a state after ``step`` steps. A method may leave θ empty.
 
-        Errors: ConfigError if the leaves of the first result differ from those of the problem.
+        Raises
+        ------
+        ConfigError
+            If the leaves of the first result differ from those of the problem.
         """
         theta, x = pair_of("result", "(theta, x)", self.method.result(state))
         pairs = (("theta", theta, self.problem.theta0), ("x", x, self.problem.x0))

@@ -46,8 +46,10 @@ def choose_threads(problem: Problem, clock: Callable[[], float]) -> ThreadChoice
     shows this. The result is ``None`` if torch has one thread, the problem is not on a CPU, its
     losses count their calls, or its gradient raises an error, which the first step reports.
 
+    Notes
+    -----
     Cost: 12 gradients on as many rows as take 5 ms (at least 8 rows, which may take longer),
-        excluded from every count.
+    excluded from every count.
     """
     most = torch.get_num_threads()
     leaves = [*problem.x0.values()]

@@ -45,6 +45,8 @@ def needs(component: Any) -> dict[str, str]:
 
     The values are the names of the parts that require them.
 
+    Examples
+    --------
     >>> class Solver:
     ...     name, needs = "my-solver", frozenset({"smooth-lower"})
     >>> @attrs.frozen
@@ -85,6 +87,8 @@ def suggest_trait(trait: str) -> str | None:
     The result is ``None`` for a known trait, and for a name without a similar known trait. Users
     may define such names.
 
+    Examples
+    --------
     >>> suggest_trait("source"), suggest_trait("sources"), suggest_trait("my-trait")
     ('sources', None, None)
     """
@@ -112,6 +116,8 @@ def misfit(method_name: str, task_name: str, lacking: Mapping[str, str]) -> str:
 def similar_traits(lacking: Mapping[str, str]) -> list[str]:
     """Return the known traits that misspelt names most likely mean.
 
+    Examples
+    --------
     >>> similar_traits({"source": "", "my-trait": ""})
     ['sources']
     """

@@ -41,6 +41,8 @@ class StopRun(BaseException):
     Like KeyboardInterrupt, this class is not an ``Exception``, so code in between that catches
     exceptions does not stop it.
 
+    Examples
+    --------
     >>> from hgms.config import Budget
     >>> from hgms_core import Problem
     >>> from hgms.runs import run
@@ -84,9 +86,13 @@ class Patience:
 
     The stopping criterion must not be the reported metric: use a metric of validation rows.
 
-    Errors: ConfigError if the better direction is unknown, or if the first evaluated row lacks the
-        metric.
+    Raises
+    ------
+    ConfigError
+        If the better direction is unknown, or if the first evaluated row lacks the metric.
 
+    Examples
+    --------
     >>> patience = Patience(metric="validation_loss", steps=2)
     >>> [
     ...     patience(None, {"step": step, "metric.validation_loss": loss}, 0.0)
@@ -166,7 +172,10 @@ def trial_pruner(trial: Any, metric: str) -> Watcher:
     watch=pruned(trial, "validation_accuracy"))``. The study defines the better direction. The
     folder of the run, if it has one, keeps the computed results.
 
-    Errors: MissingExtra without Optuna.
+    Raises
+    ------
+    MissingExtra
+        Without Optuna.
     """
     optuna = optional_module("optuna", "pruning", "optuna")
 
@@ -189,7 +198,10 @@ def metric_of(record: Mapping[str, Any], name: str) -> float | None:
 def watchers(watch: Watcher | Sequence[Watcher]) -> list[Watcher]:
     """Return one function or several functions as a list.
 
-    Errors: ConfigError if an item cannot be called with the arguments of a watcher.
+    Raises
+    ------
+    ConfigError
+        If an item cannot be called with the arguments of a watcher.
     """
     several: list[Any] = list(watch) if isinstance(watch, list | tuple) else [watch]
     for item in several:

@@ -86,13 +86,22 @@ class BestOfN(_ByLoss):
     Every candidate is scored on the same rows; otherwise sampling noise would decide. Ties go to
     the lowest index, and a candidate that is not finite is never selected.
 
-    Arguments:
-        batch_size: validation rows per score (all rows of the role ``select`` if ``None``).
-        mode, chunk: stacked or looped evaluation, and the number of stacked candidates at a time.
-            ``auto`` selects by size, and loops over a loss that torch.func.vmap does not support.
+    Parameters
+    ----------
+    batch_size
+        Validation rows per score (all rows of the role ``select`` if ``None``).
+    mode, chunk
+        Stacked or looped evaluation, and the number of stacked candidates at a time. ``auto``
+        selects by size, and loops over a loss that torch.func.vmap does not support.
 
+    Notes
+    -----
     Cost: N upper values.
 
+    Source: HG-MS paper, Algorithm 1, line 3.
+
+    Examples
+    --------
     >>> problem = Problem(
     ...     theta0={},
     ...     x0={"x": torch.zeros(1)},
@@ -104,8 +113,6 @@ class BestOfN(_ByLoss):
     ... )
     >>> int(chosen.index), float(chosen.gap), int(chosen.finite)
     (1, 2.0, 2)
-
-    Source: HG-MS paper, Algorithm 1, line 3.
     """
 
     name: ClassVar[str] = "best-of-n"
@@ -119,6 +126,13 @@ class Worst(_ByLoss):
     Over the iterates of one trajectory, this is the truncation of IAPTT-GM. Arguments, ties and
     cost are the same as for ``best-of-n``.
 
+    Notes
+    -----
+    Source: Liu et al., *Towards gradient-based bilevel optimization with non-convex followers and
+    beyond* (2021).
+
+    Examples
+    --------
     >>> problem = Problem(
     ...     theta0={},
     ...     x0={"x": torch.zeros(1)},
@@ -133,9 +147,6 @@ class Worst(_ByLoss):
     ...     .index
     ... )
     0
-
-    Source: Liu et al., *Towards gradient-based bilevel optimization with non-convex followers and
-        beyond* (2021).
     """
 
     name: ClassVar[str] = "worst"
@@ -149,6 +160,12 @@ class First:
 
     Use for generators that propose one candidate, and as the ablation without selection.
 
+    Notes
+    -----
+    Source: the one-candidate special case of Algorithm 1 of the HG-MS paper.
+
+    Examples
+    --------
     >>> problem = Problem(
     ...     theta0={},
     ...     x0={"x": torch.zeros(1)},
@@ -163,8 +180,6 @@ class First:
     ...     .index
     ... )
     1
-
-    Source: the one-candidate special case of Algorithm 1 of the HG-MS paper.
     """
 
     name: ClassVar[str] = "first"

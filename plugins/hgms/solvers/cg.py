@@ -28,15 +28,6 @@ class CG:
     (``residual`` is then 1). Avoid when H is far from positive definite and no ridge that makes it
     positive definite is acceptable (use ``minres``).
 
-    Arguments:
-        ridge: γ ≥ 0, in the units of H. ``rtol``, ``atol``: relative residual to reach, > 0, or
-            absolute residual, ≥ 0, in the units of b. ``max_steps``: iteration limit.
-        clip: R_v, the radius of the ball that the result is projected onto (None: no clipping); the
-            reported residual is the residual before clipping.
-        preconditioner: from Python only, r ↦ M⁻¹r with M positive definite and near H + γI, rows to
-            rows; a configuration uses ``nystrom``. Tolerances still refer to the unpreconditioned
-            residual.
-
     Outcomes: CONVERGED; ITERATION_LIMIT (the current iterate, or the best iterate if the current
     residual exceeds ‖b‖); NEGATIVE_CURVATURE (pᵀ(H + γI)p < 0: the iterate before that direction,
     or with a preconditioner the best iterate if the current residual exceeds ‖b‖); STAGNATED with
@@ -46,10 +37,32 @@ class CG:
     system is singular, with b not in the range.) Or the tolerance is too tight. The threshold for
     zero is the error of a product (``LinearSystem.precision``).
 
-    Cost: one product per iteration, one to check a small residual (not for a solve truncated within
-        50 steps), one more for a warm start. A warm start that is worse than zero is dropped.
-        Memory: 5 vectors, one more for the best iterate.
+    Parameters
+    ----------
+    ridge
+        γ ≥ 0, in the units of H.
+    rtol, atol
+        Relative residual to reach, > 0, or absolute residual, ≥ 0, in the units of b.
+    max_steps
+        Iteration limit.
+    clip
+        R_v, the radius of the ball that the result is projected onto (None: no clipping); the
+        reported residual is the residual before clipping.
+    preconditioner
+        From Python only, r ↦ M⁻¹r with M positive definite and near H + γI, rows to rows; a
+        configuration uses ``nystrom``. Tolerances still refer to the unpreconditioned residual.
 
+    Notes
+    -----
+    Cost: one product per iteration, one to check a small residual (not for a solve truncated within
+    50 steps), one more for a warm start. A warm start that is worse than zero is dropped. Memory: 5
+    vectors, one more for the best iterate.
+
+    Source: Hestenes and Stiefel (1952); truncation: Steihaug (1983); ridge and clip: HG-MS paper,
+    Algorithm 1.
+
+    Examples
+    --------
     >>> import torch
     >>> A = torch.tensor([[2.0, 1.0], [1.0, 3.0]])
     >>> solution = CG(ridge=1.0).solve(lambda v: A @ v, torch.tensor([4.0, 5.0]))
@@ -59,9 +72,6 @@ class CG:
     ...     int(solution.iterations),
     ... )
     (True, 'converged', 2)
-
-    Source: Hestenes and Stiefel (1952); truncation: Steihaug (1983); ridge and clip: HG-MS paper,
-        Algorithm 1.
     """
 
     name: ClassVar[str] = "cg"

@@ -25,18 +25,31 @@ class FixedPoint:
     mirror a lower level that is itself gradient descent. Avoid when H is ill-conditioned (use
     ``cg``: the square root of the steps).
 
-    Arguments:
-        lr: step size > 0, in the units of 1/H.
-        ridge: γ ≥ 0, in the units of H. ``rtol``: relative residual to reach, > 0. ``max_steps``:
-            iteration limit.
-
     Outcomes: CONVERGED; ITERATION_LIMIT; DIVERGED (the residual grows: lr is too large or H + γI is
     indefinite) and STAGNATED (the residual stays constant: precision reached, or b is not in the
     range), both with the best iterate; NONFINITE.
 
-    Cost: one product per iteration, which also gives the true residual, and one for a warm start.
-        Memory: 5 vectors.
+    Parameters
+    ----------
+    lr
+        Step size > 0, in the units of 1/H.
+    ridge
+        γ ≥ 0, in the units of H.
+    rtol
+        Relative residual to reach, > 0.
+    max_steps
+        Iteration limit.
 
+    Notes
+    -----
+    Cost: one product per iteration, which also gives the true residual, and one for a warm start.
+    Memory: 5 vectors.
+
+    Source: Richardson iteration; Grazzi et al. (2020), "On the iteration complexity of
+    hypergradient computation".
+
+    Examples
+    --------
     >>> import torch
     >>> solution = FixedPoint(lr=0.4).solve(lambda v: 2 * v, torch.ones(2, dtype=torch.float64))
     >>> (
@@ -44,9 +57,6 @@ class FixedPoint:
     ...     solution.outcome.label,
     ... )
     (True, 'converged')
-
-    Source: Richardson iteration; Grazzi et al. (2020), "On the iteration complexity of
-        hypergradient computation".
     """
 
     name: ClassVar[str] = "fixed-point"

@@ -22,23 +22,31 @@ class Identity:
     from solving. Avoid when curvature differs much between directions: only the sign pattern of the
     hypergradient may then be trusted.
 
-    Arguments:
-        scale: > 0, in the units of 1/H. With the inner step size, the estimate is one unrolled step
-            of the lower level.
-        ridge: γ ≥ 0, in the units of H; affects only the residual.
-        rtol: maximum relative residual for the outcome CONVERGED, > 0.
-
     Outcomes: CONVERGED if the residual happens to be at most ``rtol``, else NOT_SOLVED (there was
     no iteration); NONFINITE. ``x0`` is not used.
 
+    Parameters
+    ----------
+    scale
+        > 0, in the units of 1/H. With the inner step size, the estimate is one unrolled step of the
+        lower level.
+    ridge
+        γ ≥ 0, in the units of H; affects only the residual.
+    rtol
+        Maximum relative residual for the outcome CONVERGED, > 0.
+
+    Notes
+    -----
     Cost: one product, to report the true residual ‖b − (H + γI) v‖/‖b‖.
 
+    Source: the T1–T2 approximation of Luketina et al. (2016); the first-order variant of DARTS (Liu
+    et al., 2019) is similar.
+
+    Examples
+    --------
     >>> solution = Identity(scale=0.5).solve(lambda v: 2 * v, torch.ones(3))
     >>> solution.value, solution.outcome.label
     (tensor([0.5000, 0.5000, 0.5000]), 'converged')
-
-    Source: the T1–T2 approximation of Luketina et al. (2016); the first-order variant of DARTS (Liu
-        et al., 2019) is similar.
     """
 
     name: ClassVar[str] = "identity"

@@ -32,26 +32,34 @@ class MINRES:
     when it is positive definite: ``cg`` gives smaller errors for the same products. At a saddle,
     bᵀv may be negative; ``cg``, which stops before that, may give the safer hypergradient.
 
-    Arguments:
-        ridge: γ ≥ 0, in the units of H.
-        rtol, atol: relative residual to reach, > 0, or absolute residual, ≥ 0, in the units of b.
-        max_steps: iteration limit.
-
     Outcomes: CONVERGED; ITERATION_LIMIT; STAGNATED; NONFINITE. STAGNATED means one of two cases.
     ‖(H + γI) r‖ vanishes relative to ‖H + γI‖·‖r‖: the system is singular and inconsistent, and v
     is a least-squares solution. Or the tolerance is too tight for floating-point precision.
 
-    Cost: one product per iteration, one to check the residual at the end, one more for a warm
-        start. A warm start that is worse than zero is dropped. Memory: 9 vectors.
+    Parameters
+    ----------
+    ridge
+        γ ≥ 0, in the units of H.
+    rtol, atol
+        Relative residual to reach, > 0, or absolute residual, ≥ 0, in the units of b.
+    max_steps
+        Iteration limit.
 
+    Notes
+    -----
+    Cost: one product per iteration, one to check the residual at the end, one more for a warm
+    start. A warm start that is worse than zero is dropped. Memory: 9 vectors.
+
+    Source: Paige and Saunders, "Solution of sparse indefinite systems of linear equations" (1975).
+
+    Examples
+    --------
     >>> H = torch.tensor([1.0, 2.0, 0.0, -0.5], dtype=torch.float64)
     >>> solution = MINRES().solve(
     ...     lambda v: H * v, torch.tensor([1.0, 1.0, 0.0, 1.0], dtype=torch.float64)
     ... )
     >>> solution.outcome.label, (1e6 * solution.value).round().div(1e6).tolist()
     ('converged', [1.0, 0.5, 0.0, -2.0])
-
-    Source: Paige and Saunders, "Solution of sparse indefinite systems of linear equations" (1975).
     """
 
     name: ClassVar[str] = "minres"

@@ -24,28 +24,37 @@ class Neumann:
     Use when a fixed, predictable cost or this implicit damping is wanted. Avoid when an accurate
     solution is wanted (use ``cg``).
 
-    Arguments:
-        lr: step size, 0 < lr < 2/λ_max(H + γI), in the units of 1/H.
-        steps: K, the number of terms and of products.
-        ridge: γ ≥ 0, in the units of H.
-        rtol: maximum relative residual for the outcome CONVERGED, > 0; the number of terms does not
-            depend on it.
-
     Outcomes: ITERATION_LIMIT (the usual end of a truncated series), CONVERGED if the residual is at
     most ``rtol``, DIVERGED (the terms grow: the sum with the smallest residual is returned),
     STAGNATED (no term changes the residual), NONFINITE. ``x0`` is the start of the summation; a
     start of zero gives the series above.
 
-    Cost: K products, the last of which gives the true residual, and one for a warm start. Memory: 5
-        vectors.
+    Parameters
+    ----------
+    lr
+        Step size, 0 < lr < 2/λ_max(H + γI), in the units of 1/H.
+    steps
+        K, the number of terms and of products.
+    ridge
+        γ ≥ 0, in the units of H.
+    rtol
+        Maximum relative residual for the outcome CONVERGED, > 0; the number of terms does not
+        depend on it.
 
+    Notes
+    -----
+    Cost: K products, the last of which gives the true residual, and one for a warm start. Memory: 5
+    vectors.
+
+    Source: Lorraine, Vicol and Duvenaud (2020), "Optimizing millions of hyperparameters by implicit
+    differentiation".
+
+    Examples
+    --------
     >>> import torch
     >>> solution = Neumann(lr=0.25, steps=2).solve(lambda v: 2 * v, torch.ones(2))
     >>> solution.value, float(solution.residual)  # 1/4 (1 + 1/2), and b − 2v = 1/4
     (tensor([0.3750, 0.3750]), 0.25)
-
-    Source: Lorraine, Vicol and Duvenaud (2020), "Optimizing millions of hyperparameters by implicit
-        differentiation".
     """
 
     name: ClassVar[str] = "neumann"

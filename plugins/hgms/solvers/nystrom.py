@@ -31,18 +31,31 @@ class NystromCG:
     ``rank`` iterations. Avoid for loose tolerances: the sketch already costs ``rank`` products,
     which plain CG would use for iterations.
 
-    Arguments:
-        rank: l, the number of products for the sketch; at most the dimension is used.
-        ridge, rtol, atol, max_steps, clip: as in ``cg``.
-        seed: seed of the Gaussian test matrix (the same in every call).
-
     Outcomes: as ``cg``. H may be indefinite: the preconditioner excludes directions of the sketch
     without positive curvature, so it stays positive definite. The iteration then stops as ``cg``
     does.
 
-    Cost: ``rank`` products, then as ``cg`` (``Solution.products`` counts all products,
-        ``iterations`` only the CG iterations). Memory: 2·rank vectors more than ``cg``.
+    Parameters
+    ----------
+    rank
+        l, the number of products for the sketch; at most the dimension is used.
+    ridge, rtol, atol, max_steps, clip
+        As in ``cg``.
+    seed
+        Seed of the Gaussian test matrix (the same in every call).
 
+    Notes
+    -----
+    Cost: ``rank`` products, then as ``cg`` (``Solution.products`` counts all products,
+    ``iterations`` only the CG iterations). Memory: 2·rank vectors more than ``cg``.
+
+    Source: Frangella, Tropp and Udell, "Randomized Nyström preconditioning" (2021), Algorithm 2.1
+    and equation (1.3). Difference from the source: an eigenvalue decomposition of ΩᵀY without its
+    non-positive part replaces the Cholesky factor of a shifted ΩᵀY, because a lower Hessian may be
+    indefinite.
+
+    Examples
+    --------
     >>> from hgms.solvers import CG, NystromCG
     >>> H = torch.cat([torch.logspace(0, 6, 10), torch.ones(190)]).double()
     >>> b = torch.ones(200, dtype=torch.float64)
@@ -54,11 +67,6 @@ class NystromCG:
     ...     bool(torch.allclose(nystrom.value, b / (H + 1e-3), rtol=1e-4)),
     ... )
     (True, True)
-
-    Source: Frangella, Tropp and Udell, "Randomized Nyström preconditioning" (2021), Algorithm 2.1
-        and equation (1.3). Difference from the source: an eigenvalue decomposition of ΩᵀY without
-        its non-positive part replaces the Cholesky factor of a shifted ΩᵀY, because a lower Hessian
-        may be indefinite.
     """
 
     name: ClassVar[str] = "nystrom"

@@ -32,30 +32,40 @@ class ScipySolver:
     a GPU and for large batches. The vectors are copied to NumPy and back. The rows of a batch are
     solved separately, and each product costs as much as a product of the whole batch.
 
-    Arguments:
-        method: ``cg`` for positive definite systems; ``minres`` for indefinite systems; ``gmres``,
-            ``lgmres``, ``gcrotmk`` (20, 30 and 20 vectors per cycle) for any system; ``bicg``,
-            ``bicgstab``, ``cgs``, ``qmr``, ``tfqmr`` use short recurrences and can break down.
-        ridge: γ ≥ 0, in the units of H. ``rtol``: relative residual to reach, > 0.
-        max_steps: maximum number of products (one per step; two per step for ``bicg``,
-            ``bicgstab``, ``cgs``, ``qmr``).
-
     Outcomes: CONVERGED, by the true residual, never by the method's own estimate; ITERATION_LIMIT;
     NEGATIVE_CURVATURE (``cg`` only, with the iterate before it); STAGNATED (breakdown, or no
     further progress); NONFINITE.
 
-    Cost: the method's products, one product to check, one for a warm start. Float32 and float64
-        keep their type; shorter types are converted to float32 internally. Memory: the method's.
+    Parameters
+    ----------
+    method
+        ``cg`` for positive definite systems; ``minres`` for indefinite systems; ``gmres``,
+        ``lgmres``, ``gcrotmk`` (20, 30 and 20 vectors per cycle) for any system; ``bicg``,
+        ``bicgstab``, ``cgs``, ``qmr``, ``tfqmr`` use short recurrences and can break down.
+    ridge
+        γ ≥ 0, in the units of H.
+    rtol
+        Relative residual to reach, > 0.
+    max_steps
+        Maximum number of products (one per step; two per step for ``bicg``, ``bicgstab``, ``cgs``,
+        ``qmr``).
 
+    Notes
+    -----
+    Cost: the method's products, one product to check, one for a warm start. Float32 and float64
+    keep their type; shorter types are converted to float32 internally. Memory: the method's.
+
+    Source: Virtanen et al., "SciPy 1.0" (2020), and the papers that the documentation of each
+    function names.
+
+    Examples
+    --------
     >>> H = torch.tensor([2.0, -1.0, 4.0], dtype=torch.float64)
     >>> solution = ScipySolver(method="gmres", rtol=1e-10).solve(
     ...     lambda v: H * v, torch.ones(3, dtype=torch.float64)
     ... )
     >>> solution.outcome.label, (1e6 * solution.value).round().div(1e6).tolist(), solution.products
     ('converged', [0.5, -1.0, 0.25], 5)
-
-    Source: Virtanen et al., "SciPy 1.0" (2020), and the papers that the documentation of each
-        function names.
     """
 
     name: ClassVar[str] = "scipy"

@@ -21,6 +21,8 @@ class Digest:
 
     ``size`` is the number of bytes so far, and ``text`` the digest in hexadecimal digits.
 
+    Examples
+    --------
     >>> running = Digest("a")
     >>> running.add(b"bc")
     >>> running.size, running.text == digest("abc")
@@ -51,6 +53,8 @@ def digest(*parts: Part) -> str:
 def json_digest(value: Any) -> str:
     """Return the sha256 of a value as canonical JSON: sorted keys, no escapes.
 
+    Examples
+    --------
     >>> json_digest({"b": 1, "a": 2}) == json_digest({"a": 2, "b": 1})
     True
     """
@@ -81,7 +85,10 @@ def file_digest(path: Path) -> str:
 
     A process recomputes the digest only if the file's size, its times or its inode have changed.
 
-    Errors: OSError, also if the path is not a regular file.
+    Raises
+    ------
+    OSError
+        Also if the path is not a regular file.
     """
     about = path.stat()
     if not path.is_file():  # a pipe or a device may have no end

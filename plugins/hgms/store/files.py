@@ -46,9 +46,11 @@ class DiskError(CheckpointError):
 def open_file(path: Path, most: int, hint: str | None = None) -> Iterator[IO[bytes]]:
     """Open a regular file for reading; ``hint`` is the remedy in errors.
 
-    Raises:
-        CheckpointError: the path is a link, a pipe or a device, or the file is larger than ``most``
-            bytes or unreadable.
+    Raises
+    ------
+    CheckpointError
+        The path is a link, a pipe or a device, or the file is larger than ``most`` bytes or
+        unreadable.
     """
     # without O_NONBLOCK, opening a pipe waits for its other end
     flags = os.O_RDONLY | _NO_LINK | _NO_WAIT
@@ -205,6 +207,8 @@ def remedy(path: Path) -> str:
 def describe_error(error: Exception) -> str:
     """Return the type and the first line of an error of another library.
 
+    Examples
+    --------
     >>> describe_error(KeyError("x"))
     "KeyError: 'x'"
     """

@@ -65,11 +65,18 @@ class Folder:
     The constructor creates no files. A process that writes takes the :meth:`lease` first, unless
     it has a lease of a folder around this one. Names of files are relative, with ``/``.
 
-    Errors: CheckpointError ``other-settings`` for a folder with another key; ``damaged-file`` for
-        a file that differs from its record; ``not-a-file`` for links, pipes and devices, which are
-        never followed or opened; FolderInUse; DiskError if a file cannot be written. The place is
-        the path.
+    Raises
+    ------
+    CheckpointError
+        ``other-settings`` for a folder with another key; ``damaged-file`` for a file that differs
+        from its record; ``not-a-file`` for links, pipes and devices, which are never followed or
+        opened.
+    FolderInUse
+    DiskError
+        If a file cannot be written. The place is the path.
 
+    Examples
+    --------
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as place:
     ...     folder = Folder(Path(place, "mine"), key="1")
@@ -134,10 +141,14 @@ class Folder:
     def is_done(self) -> bool:
         """Return whether the artifact is complete: its status is "done", and no file is missing.
 
-        Cost: one pass over the recorded files.
+        Raises
+        ------
+        CheckpointError
+            ``damaged-file`` for a file with its recorded size, but other contents.
 
-        Errors: CheckpointError ``damaged-file`` for a file with its recorded size, but other
-            contents.
+        Notes
+        -----
+        Cost: one pass over the recorded files.
         """
         manifest = self.manifest()
         if manifest.status != "done":
@@ -170,6 +181,8 @@ class Folder:
     def verified_path(self, name: str) -> Path:
         """Return the path of a recorded file that is too large for :meth:`read`.
 
+        Notes
+        -----
         Cost: one pass over the file.
         """
         record = self._record_of(name)
@@ -326,7 +339,10 @@ def _checksum(table: Mapping[str, Any]) -> str:
 def read_manifest(folder: Path) -> Manifest | None:
     """Return the manifest of the folder with any key; None without a manifest.
 
-    Errors: CheckpointError if the manifest is damaged, or is not a regular file.
+    Raises
+    ------
+    CheckpointError
+        If the manifest is damaged, or is not a regular file.
     """
     path = folder / MANIFEST
     if not os.path.lexists(path):

@@ -44,6 +44,8 @@ def is_marker(name: str) -> bool:
 
     Such a file identifies the current or a former holder. It contains no data of the run.
 
+    Examples
+    --------
     >>> is_marker(".lease"), is_marker(".mix.lease"), is_marker("steps.jsonl")
     (True, True, False)
     >>> is_marker(".lease.break.17.0af3")
@@ -91,7 +93,10 @@ class Lease:
         ends when the other process is known to be alive. This check takes no time on this machine,
         and up to a third of ``SECONDS`` for another machine.
 
-        Errors: CheckpointError if the marker is a pipe, a device or a folder.
+        Raises
+        ------
+        CheckpointError
+            If the marker is a pipe, a device or a folder.
         """
         if self.path.is_symlink():
             self.path.unlink()
@@ -199,10 +204,13 @@ def hold_lease(
 ) -> Iterator[Lease]:
     """Acquire a folder for this process inside the context, and create it if necessary.
 
-    Raises:
-        FolderInUse: another process keeps the folder for more than ``patience`` seconds. With
-            ``None``, the error is raised as soon as that process is known to be alive.
-        DiskError: the folder is not writable.
+    Raises
+    ------
+    FolderInUse
+        Another process keeps the folder for more than ``patience`` seconds. With ``None``, the
+        error is raised as soon as that process is known to be alive.
+    DiskError
+        The folder is not writable.
     """
     lease = Lease(folder / name)
     with files.writing(folder):

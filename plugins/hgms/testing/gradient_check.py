@@ -207,11 +207,14 @@ class _Point:
     def hypergradient(self) -> tuple[Tree, int]:
         """Return h and the number of flat directions.
 
-        Errors: Unsolved if x is not an isolated minimiser and not known to be the best minimiser.
-
         If f has no slope along the flat directions, the choice of the minimiser has no effect to
         first order: steps along them do not change f. An example is the bias of a softmax without a
         penalty.
+
+        Raises
+        ------
+        Unsolved
+            If x is not an isolated minimiser and not known to be the best minimiser.
         """
         problem = self.level.problem
         theta = self.level.theta
@@ -280,7 +283,10 @@ def check_problem(
 
     ``exact`` has ``solution(theta)`` and optionally ``hypergradient(theta)``.
 
-    Errors: ConfigError for a problem of more than 3,000 lower variables.
+    Raises
+    ------
+    ConfigError
+        For a problem of more than 3,000 lower variables.
     """
     size = Ravel.of(problem.x0).size
     if size > LARGEST:

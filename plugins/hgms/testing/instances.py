@@ -91,7 +91,10 @@ def declared_failures(cls: object) -> object:
 def failures_of(cls: type | Composition, checks: list[Check]) -> Mapping[str, str]:
     """Return ``testing_failures``: the reason for each check that instances need not pass.
 
-    Errors: ConfigError for a check that does not exist, or for an empty reason.
+    Raises
+    ------
+    ConfigError
+        For a check that does not exist, or for an empty reason.
     """
     declared: Any = declared_failures(cls)
     owner = (

@@ -42,6 +42,8 @@ def place() -> torch.device:
 def inputs_on(device: torch.device | str) -> Iterator[None]:
     """Create the inputs of all checks inside on this device, with the same numbers as on the CPU.
 
+    Examples
+    --------
     >>> with inputs_on("cpu"):
     ...     normal(2, seed=0).device
     device(type='cpu')

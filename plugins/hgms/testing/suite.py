@@ -48,6 +48,8 @@ def checks_of(
     The kind defaults to the kind with the methods of the component. The parts of the component are
     looked up in ``registry`` (None: all installed components).
 
+    Examples
+    --------
     >>> from hgms.solvers import CG
     >>> [check.name for check in checks_of(CG())][:3]
     ['registration', 'capabilities', 'docstring']
@@ -82,6 +84,8 @@ def checks_of_every_kind() -> list[Check]:
 def check_component(component: Any) -> dict[str, str]:
     """Return the failed checks of a component, each with the actual result; empty if all pass.
 
+    Examples
+    --------
     >>> from hgms.solvers import CG
     >>> check_component(CG())
     {}
@@ -114,15 +118,22 @@ def parametrize_with_checks(
     """A pytest decorator that runs a test function ``(component, check)`` for every check of every
     component.
 
-    Arguments:
-        components: instances, not classes. Choose settings that can solve problems with sizes and
-            curvatures of order 1 (an iterative solver: enough steps).
-        expected_failures: the reason for each expected failure, by the name of the check; or a
-            function that returns such a table for a component. Checks in the class's
-            ``testing_failures`` need not be repeated.
+    Parameters
+    ----------
+    components
+        Instances, not classes. Choose settings that can solve problems with sizes and curvatures of
+        order 1 (an iterative solver: enough steps).
+    expected_failures
+        The reason for each expected failure, by the name of the check; or a function that returns
+        such a table for a component. Checks in the class's ``testing_failures`` need not be
+        repeated.
 
-    Errors: MissingExtra without pytest; ConfigError for an expected failure of a check that does
-        not exist.
+    Raises
+    ------
+    MissingExtra
+        Without pytest.
+    ConfigError
+        For an expected failure of a check that does not exist.
     """
     try:
         import pytest

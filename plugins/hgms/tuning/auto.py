@@ -40,12 +40,18 @@ from hgms_core.validators import optional_positive
 class Search:
     """The candidates of a search so far; the state of a step and its result.
 
-    Attributes:
-        engine: the engine of the candidates.
-        candidates: judged candidates, in the order of the stages.
-        chosen, reference: the selected candidate and the best baseline; absent at the start.
-        w: the parameters of the selected candidate, ``[d]``.
-        is_finished: whether all stages are finished.
+    Attributes
+    ----------
+    engine
+        The engine of the candidates.
+    candidates
+        Judged candidates, in the order of the stages.
+    chosen, reference
+        The selected candidate and the best baseline; absent at the start.
+    w
+        The parameters of the selected candidate, ``[d]``.
+    is_finished
+        Whether all stages are finished.
     """
 
     problem: TuningProblem
@@ -103,21 +109,40 @@ class Auto:
     include the filter. Avoid for data sources, and for models in batches: all rows must fit into
     memory.
 
-    Arguments:
-        budget: limit of the search in lower steps of all replicas (``"600 steps"``), seconds, or
-            gradients (``"1e5 calls"``). A run may end earlier.
-        engine: ``"auto"`` uses the implicit engine for losses without negative curvature in at most
-            10,000 parameters.
-        batch_size: rows of a lower step in the online engine; None: all up to 1,024, else 256.
-        folds: number K of folds; None: 4 below 400 lower rows, else 3.
-        clock: time of a budget in seconds: wall-clock time or processor time.
+    Parameters
+    ----------
+    budget
+        Limit of the search in lower steps of all replicas (``"600 steps"``), seconds, or gradients
+        (``"1e5 calls"``). A run may end earlier.
+    engine
+        ``"auto"`` uses the implicit engine for losses without negative curvature in at most 10,000
+        parameters.
+    batch_size
+        Rows of a lower step in the online engine; None: all up to 1,024, else 256.
+    folds
+        Number K of folds; None: 4 below 400 lower rows, else 3.
+    clock
+        Time of a budget in seconds: wall-clock time or processor time.
 
-    Errors: ConfigError ``not-supported`` for other problems, ``not-convex`` for the engine
-        "implicit" on a loss with negative curvature; NumericalError if no held-out loss is finite.
+    Raises
+    ------
+    ConfigError
+        ``not-supported`` for other problems, ``not-convex`` for the engine "implicit" on a loss
+        with negative curvature.
+    NumericalError
+        If no held-out loss is finite.
 
+    Notes
+    -----
     Cost: K + 1 gradients per lower step (K² + K + 1 without validation rows). A hypergradient of
-        the online engine costs two further gradients and a backward pass through both.
+    the online engine costs two further gradients and a backward pass through both.
 
+    Source: this project; RPROP (Riedmiller and Braun 1993), implicit hypergradients (Lorraine et
+    al. 2020), look-ahead hypergradients (Liu et al. 2019, DARTS), out-of-fold filtering (Northcutt
+    et al. 2021, confident learning).
+
+    Examples
+    --------
     >>> losses = lambda x, batch: (x["x"] - batch["a"]).square()
     >>> problem = Problem(
     ...     theta0={"logits": torch.zeros(12)},
@@ -134,10 +159,6 @@ class Auto:
     ...     state, record = method.step(problem, state)
     >>> record["selected"], round(float(method.result(state)[1]["x"]), 1)
     ('out-of-fold filter', 1.0)
-
-    Source: this project; RPROP (Riedmiller and Braun 1993), implicit hypergradients (Lorraine et
-        al. 2020), look-ahead hypergradients (Liu et al. 2019, DARTS), out-of-fold filtering
-        (Northcutt et al. 2021, confident learning).
     """
 
     name: ClassVar[str] = "auto"
@@ -206,7 +227,10 @@ class Auto:
     def search(self, problem: Problem, state: State, stages: Stages) -> Search:
         """Repeat the finished stages and run the stages that ``stages`` permits.
 
-        Errors: NumericalError if the search ends without a finite held-out loss.
+        Raises
+        ------
+        NumericalError
+            If the search ends without a finite held-out loss.
         """
         search = Search(self.problem(problem, state["seed"]))
         try:
@@ -277,7 +301,10 @@ class Auto:
     def problem(self, problem: Problem, seed: int) -> TuningProblem:
         """Return the problem as functions of vectors.
 
-        Errors: ConfigError ``not-supported``.
+        Raises
+        ------
+        ConfigError
+            ``not-supported``.
         """
         own = problem.find(Tuning)
         if own is not None:

@@ -17,14 +17,22 @@ UNSEEN = 2
 class Candidate:
     """A trained model, or a way to train one, judged on rows that it has not used.
 
-    Attributes:
-        name: as it appears in the table of the result.
-        is_baseline: whether no hyperparameter was learned by gradient.
-        judged: the loss of each judged row.
-        u: the hyperparameters ``[m]``.
-        w: the parameters ``[d]``, or the start of the final training.
-        fit: the rows that the final training uses, ``[rows]``.
-        margin: the standard errors by which a baseline must be better than other baselines.
+    Attributes
+    ----------
+    name
+        As it appears in the table of the result.
+    is_baseline
+        Whether no hyperparameter was learned by gradient.
+    judged
+        The loss of each judged row.
+    u
+        The hyperparameters ``[m]``.
+    w
+        The parameters ``[d]``, or the start of the final training.
+    fit
+        The rows that the final training uses, ``[rows]``.
+    margin
+        The standard errors by which a baseline must be better than other baselines.
     """
 
     name: str
@@ -55,6 +63,8 @@ def scores(judged: Tensor, fold: Tensor) -> Tensor:
 
     A loss that is not finite counts as infinite.
 
+    Examples
+    --------
     >>> scores(torch.tensor([1.0, 2.0, 6.0]), torch.tensor([0, 0, 1]))
     tensor([6.0000, 1.5000, 3.0000])
     """

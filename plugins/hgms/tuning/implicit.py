@@ -67,7 +67,10 @@ def conjugate_gradients(
 ) -> Tensor:
     """Solve H_r x_r = b_r for all replicas, ``[R, d]``, preconditioned by a diagonal.
 
-    Errors: NotConvex if a direction of negative curvature is met.
+    Raises
+    ------
+    NotConvex
+        If a direction of negative curvature is met.
     """
     x = torch.zeros_like(b) if x is None else x
     residual = b - product(x)

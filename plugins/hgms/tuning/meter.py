@@ -30,6 +30,8 @@ class Meter:
     limits the gradients of all replicas. A GPU may be a few steps behind the clock: the engines
     wait for it when they judge the replicas.
 
+    Examples
+    --------
     >>> meter = Meter(Budget("10 steps"), models=4)
     >>> meter.count(5)
     >>> meter.share
@@ -85,7 +87,12 @@ class Stages:
     is a pure function of the problem and of earlier stages, so a resumed search computes the same
     numbers if the budget is in steps. ``spent`` contains the counts at the end of the last call.
 
-    Errors: Paused if a further stage is necessary; NotConvex if the stage raised it.
+    Raises
+    ------
+    Paused
+        If a further stage is necessary.
+    NotConvex
+        If the stage raised it.
     """
 
     def __init__(

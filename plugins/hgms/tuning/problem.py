@@ -156,11 +156,15 @@ class Space:
 class Masks:
     """Rows by role for R models, ``[R, rows]`` of 0 and 1.
 
-    Attributes:
-        group: the replica of each model, ``[R]``.
-        fit, outer, held: rows that a model trains on, that differentiate its hyperparameters, and
-            that judge it. The three do not overlap.
-        count: the number of outer rows of each replica, ``[K + 1]``.
+    Attributes
+    ----------
+    group
+        The replica of each model, ``[R]``.
+    fit, outer, held
+        Rows that a model trains on, that differentiate its hyperparameters, and that judge it. The
+        three do not overlap.
+    count
+        The number of outer rows of each replica, ``[K + 1]``.
     """
 
     group: Tensor
@@ -211,16 +215,26 @@ class Masks:
 class TuningProblem:
     """Training and validation losses as functions of vectors.
 
-    Attributes:
-        spec: maps w ``[d]`` to the parameters by name.
-        w0: the parameters of the module, ``[d]``.
-        space: the hyperparameters.
-        rows: the training rows, then the validation rows.
-        train_size: the number of training rows.
-        masks: the roles of the rows.
-        losses: ``(x, hyper, batch, training) -> [B]``.
-        regulariser: ``(x, batch) -> scalar``, a part of the training loss without hyperparameters.
-        is_smooth: whether training has no dropout or batch normalisation.
+    Attributes
+    ----------
+    spec
+        Maps w ``[d]`` to the parameters by name.
+    w0
+        The parameters of the module, ``[d]``.
+    space
+        The hyperparameters.
+    rows
+        The training rows, then the validation rows.
+    train_size
+        The number of training rows.
+    masks
+        The roles of the rows.
+    losses
+        ``(x, hyper, batch, training) -> [B]``.
+    regulariser
+        ``(x, batch) -> scalar``, a part of the training loss without hyperparameters.
+    is_smooth
+        Whether training has no dropout or batch normalisation.
     """
 
     spec: Ravel
@@ -305,10 +319,14 @@ class TuningProblem:
 class ModuleProblem:
     """The problem of a module, with the functions that the result needs.
 
-    Attributes:
-        problem: training and validation losses as functions of vectors.
-        parts: the module as functions of its parameters.
-        user_loss: ``(model, batch, hyper) -> [B]``, the loss of the user.
+    Attributes
+    ----------
+    problem
+        Training and validation losses as functions of vectors.
+    parts
+        The module as functions of its parameters.
+    user_loss
+        ``(model, batch, hyper) -> [B]``, the loss of the user.
     """
 
     problem: TuningProblem
@@ -438,7 +456,10 @@ def _block(name: str, kind: Any, x: Tree, rows: Batch) -> Block:
 def _takes_hyper(loss: Callable[..., Any], space: Space) -> bool:
     """Return whether the loss has the parameter ``hyper``; require it if a kind is for the loss.
 
-    Errors: ConfigError ``wrong-type``, ``wrong-signature`` for a loss with other parameters.
+    Raises
+    ------
+    ConfigError
+        ``wrong-type``, ``wrong-signature`` for a loss with other parameters.
     """
     try:
         takes = len(inspect.signature(loss).parameters) > 2
@@ -478,7 +499,14 @@ def _per_row(value: Any, rows: int) -> Tensor:
 def check_effects(module: ModuleProblem) -> None:
     """Require that each hyperparameter changes the training loss.
 
-    Errors: ConfigError ``no-effect``, ``not-differentiable``, ``random-loss``. Cost: one gradient.
+    Raises
+    ------
+    ConfigError
+        ``no-effect``, ``not-differentiable``, ``random-loss``.
+
+    Notes
+    -----
+    Cost: one gradient.
     """
     problem = module.problem
     generator = Key(0).fold("effects").generator()

@@ -19,16 +19,26 @@ from hgms.tuning.candidate import Judgement
 class TuneResult:
     """The learned hyperparameters and the model that was trained with them.
 
-    Attributes:
-        model: the module with the selected parameters, in the mode in which it was passed.
-        values: the hyperparameters by name.
-        starts: their values at the start.
-        selected: the name of the selected candidate.
-        table: all candidates with their judged losses, the best baseline first.
-        engine: ``"implicit"`` or ``"online"``.
-        spent: seconds and lower steps.
-        test_loss: the mean loss of the test rows, if they were given.
-        warnings: remarks about the budget and the hyperparameters.
+    Attributes
+    ----------
+    model
+        The module with the selected parameters, in the mode in which it was passed.
+    values
+        The hyperparameters by name.
+    starts
+        Their values at the start.
+    selected
+        The name of the selected candidate.
+    table
+        All candidates with their judged losses, the best baseline first.
+    engine
+        ``"implicit"`` or ``"online"``.
+    spent
+        Seconds and lower steps.
+    test_loss
+        The mean loss of the test rows, if they were given.
+    warnings
+        Remarks about the budget and the hyperparameters.
     """
 
     model: nn.Module
@@ -118,7 +128,10 @@ class TuneResult:
     def report(self, path: str | Path) -> Path:
         """Write a web page with the table, the recommendation and the picture.
 
-        Errors: MissingExtra without matplotlib.
+        Raises
+        ------
+        MissingExtra
+            Without matplotlib.
         """
         from hgms.tuning.picture import page
 
@@ -130,7 +143,10 @@ class TuneResult:
     def plot(self) -> Any:
         """Return a matplotlib figure: learned values, and held-out losses with standard errors.
 
-        Errors: MissingExtra without matplotlib.
+        Raises
+        ------
+        MissingExtra
+            Without matplotlib.
         """
         from hgms.tuning.picture import draw
 

@@ -40,6 +40,8 @@ def threshold(losses: Tensor) -> float:
 
     The variance of the logarithms within the two groups is minimal.
 
+    Examples
+    --------
     >>> threshold(torch.tensor([0.1, 0.12, 0.09, 3.0, 3.5])) < 3.0
     True
     """

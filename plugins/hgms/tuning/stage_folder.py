@@ -16,8 +16,11 @@ from hgms.tuning.meter import Stage
 class StageFolder:
     """Store the result of each stage in one file; the manifest of the folder records it.
 
-    Errors: CheckpointError ``other-settings`` for a folder with other arguments, and the errors of
-    :class:`hgms.store.Folder`.
+    Raises
+    ------
+    CheckpointError
+        ``other-settings`` for a folder with other arguments, and the errors of
+        :class:`hgms.store.Folder`.
     """
 
     def __init__(self, path: str | Path, *inputs: object) -> None:
@@ -42,6 +45,8 @@ class StageFolder:
 def _file_of(name: str) -> str:
     """Return the file of a stage.
 
+    Examples
+    --------
     >>> _file_of("shared level, +2 in log λ")
     'shared-level-2-in-log.pt'
     """

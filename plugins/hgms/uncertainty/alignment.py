@@ -33,6 +33,8 @@ class Alignments:
 def cost(sources: int, states: int, validation_blocks: int, source_blocks: int, rows: int) -> str:
     """Describe the maximum cost of :func:`alignments`.
 
+    Examples
+    --------
     >>> cost(5, 2, 24, 8, 4)
     '128 gradients of up to 4 rows'
     """
@@ -61,8 +63,13 @@ def alignments(
     are added under random signs. Folding keeps inner products unbiased, with an error of at most
     ‖a‖ ‖b‖ / √k, for k numbers per gradient.
 
-    Errors: ConfigError for a problem without sources or with fewer than 4 rows of a kind.
+    Raises
+    ------
+    ConfigError
+        For a problem without sources or with fewer than 4 rows of a kind.
 
+    Notes
+    -----
     Cost: (V + S·M) gradients of ``rows`` rows per state.
     """
     sources = problem.find(Sources)

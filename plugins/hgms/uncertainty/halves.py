@@ -156,6 +156,13 @@ def halves_test(weights: Array, names: Sequence[str]) -> HalvesTest:
     the estimate of σ² more precise; they do not make a small difference between sources
     significant.
 
+    Notes
+    -----
+    Source: Fisher (1925), *Statistical methods for research workers*, for the analysis of variance;
+    the halves follow A/A tests.
+
+    Examples
+    --------
     >>> alike = np.array(
     ...     [[[0.7, 0.1], [0.1, 0.1]], [[0.1, 0.1], [0.1, 0.7]], [[0.1, 0.1], [0.7, 0.1]]]
     ... )
@@ -166,9 +173,6 @@ def halves_test(weights: Array, names: Sequence[str]) -> HalvesTest:
     ... )
     >>> halves_test(apart, ["a", "b"]).verdict.partition(":")[0]
     'different sources part 4.5 times as far as the halves of one (p < 0.001, 3 runs)'
-
-    Source: Fisher (1925), *Statistical methods for research workers*, for the analysis of variance;
-        the halves follow A/A tests.
     """
     from scipy import special
 

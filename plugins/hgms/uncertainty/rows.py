@@ -41,16 +41,20 @@ def over_rows(
     x and to first order. They do not cover seeds, the model, or the effect of many steps. At least
     4 blocks of a kind are required, because the spread of fewer blocks is not reliable.
 
+    Notes
+    -----
     Cost: ``resamples`` · V · S · M multiplications; no gradient.
 
+    Source: Owen (2007), *The pigeonhole bootstrap*, Annals of Applied Statistics 1; Efron and
+    Tibshirani (1993), chapter 12.
+
+    Examples
+    --------
     >>> gains = torch.randn(12, 2, 8, dtype=torch.float64, generator=Key(0).generator())
     >>> gains[:, 0] += 3.0  # the first source helps
     >>> certain = over_rows(gains, ["good", "useless"], torch.tensor([0.5, 0.5]), Key(1))
     >>> [effect.sign for effect in certain.effects]
     [1, -1]
-
-    Source: Owen (2007), *The pigeonhole bootstrap*, Annals of Applied Statistics 1; Efron and
-        Tibshirani (1993), chapter 12.
     """
     gains = gains.double()
     validation, sources, blocks = gains.shape

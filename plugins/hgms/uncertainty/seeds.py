@@ -38,12 +38,16 @@ def over_seeds(weights: Sequence[Mapping[str, float]], prior: Mapping[str, float
     Seeds that end at equal mixtures have no spread, so chance is not measurable: no interval, p =
     1.
 
+    Notes
+    -----
+    Source: Student (1908); Hotelling (1931); Aitchison (1986) for the coordinates.
+
+    Examples
+    --------
     >>> some = [{"a": 0.7, "b": 0.3}, {"a": 0.75, "b": 0.25}, {"a": 0.65, "b": 0.35}]
     >>> first = over_seeds(some, {"a": 0.5, "b": 0.5}).effects[0]
     >>> f"{first.value:.3f} [{first.low:.3f}, {first.high:.3f}] {first.p:.3f}"
     '0.702 [0.564, 0.810] 0.025'
-
-    Source: Student (1908); Hotelling (1931); Aitchison (1986) for the coordinates.
     """
     names = tuple(prior)
     count = len(weights)
@@ -80,6 +84,8 @@ def hotelling(rows: Array) -> float:
 
     The hypothesis is that the rows, ``[n, S]``, have mean zero; n ≥ S.
 
+    Examples
+    --------
     >>> round(
     ...     hotelling(np.array([[0.3, -0.3], [0.5, -0.5], [0.1, -0.1]])), 4
     ... )  # two sources: a t-test

@@ -6,6 +6,8 @@ Weights sum to one. Separate intervals for the weights would allow a weight to g
 other weight shrinks. In centred log-ratios (Aitchison's geometry), means, spreads and differences
 follow the rules of ordinary vectors, and every weight stays between 0 and 1.
 
+Notes
+-----
 Source: Aitchison (1986), *The statistical analysis of compositional data*.
 """
 
@@ -27,6 +29,8 @@ def clr(weights: ArrayLike) -> Array:
 
     Weights below :data:`LEAST` count as :data:`LEAST`.
 
+    Examples
+    --------
     >>> clr([0.5, 0.25, 0.25]).round(4).tolist()
     [0.4621, -0.231, -0.231]
     """
@@ -37,6 +41,8 @@ def clr(weights: ArrayLike) -> Array:
 def centre(ratios: ArrayLike) -> Array:
     """Compute the weights with these centred log-ratios: the inverse of :func:`clr`.
 
+    Examples
+    --------
     >>> centre(clr([0.5, 0.3, 0.2])).round(6).tolist()
     [0.5, 0.3, 0.2]
     """
@@ -50,6 +56,8 @@ def with_pivot(ratios: ArrayLike, source: int, value: float) -> float:
 
     The other sources keep their proportions.
 
+    Examples
+    --------
     >>> round(with_pivot(clr([0.5, 0.3, 0.2]), 0, clr([0.5, 0.3, 0.2])[0]), 6)
     0.5
     """

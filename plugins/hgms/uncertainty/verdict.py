@@ -86,9 +86,13 @@ def holm(chances: Sequence[float]) -> list[float]:
     before it. If no source has an effect, the chance that any p-value falls below 0.05 is at most 5
     %.
 
+    Notes
+    -----
     Source: Holm (1979), *A simple sequentially rejective multiple test procedure*, Scandinavian
-        Journal of Statistics 6.
+    Journal of Statistics 6.
 
+    Examples
+    --------
     >>> [round(p, 3) for p in holm([0.01, 0.04, 0.03])]
     [0.03, 0.06, 0.06]
     """
@@ -106,6 +110,8 @@ def over_sources(chances: Sequence[float]) -> list[float]:
     With two sources, more of the first is less of the second. This is a single test, so there is no
     correction.
 
+    Examples
+    --------
     >>> over_sources([0.03, 0.03]), over_sources([0.01, 0.01, 0.5])
     ([0.03, 0.03], [0.03, 0.03, 0.5])
     """
@@ -117,6 +123,8 @@ def in_words(uncertainty: Uncertainty, prior: str = "") -> str:
 
     ``prior`` is the name of a non-uniform prior.
 
+    Examples
+    --------
     >>> effects = (
     ...     Effect(source="a", value=0.7, low=0.6, high=0.8, null=0.5, p=0.003),
     ...     Effect(source="b", value=0.4, low=0.2, high=0.6, null=0.5, p=0.4),
@@ -153,6 +161,8 @@ def in_words(uncertainty: Uncertainty, prior: str = "") -> str:
 def join_names(names: Iterable[str]) -> str:
     """Join names for a sentence.
 
+    Examples
+    --------
     >>> join_names(["a", "b", "c"])
     'a, b and c'
     """
@@ -163,6 +173,8 @@ def join_names(names: Iterable[str]) -> str:
 def chance(p: float) -> str:
     """Format a p-value with two digits.
 
+    Examples
+    --------
     >>> chance(0.0002), chance(0.0312), chance(0.5)
     ('p < 0.001', 'p = 0.031', 'p = 0.50')
     """

@@ -49,27 +49,44 @@ class Aioli(training.RoundsMethod):
     with few validation rows: the decrease over ``sweep_steps`` updates must exceed its noise.
     Weights change by at most η per round.
 
-    Arguments:
-        rounds: how many (None: until the budget is spent). ``round_steps``: updates at the mixture
-            of each.
-        sweeps, sweep_steps: over the sources in each round, and updates at each W_i. ``focus``: of
-            W_i, between 1/S and 1.
-        eta, average: η and a (None: no average).
-        updates: the maximum of updates at the mixture in one outer step.
-        lr, weight_decay, betas, eps, batch_size: AdamW.
-        chunk: validation rows whose losses are computed at a time.
-
-    Errors: ConfigError for a problem without sources or validation rows, and a ``focus`` of at most
-        1/S; NumericalError for infinite losses.
-
     Cost of a round: S·``sweeps``·``sweep_steps`` + ``round_steps`` lower gradients, 1 +
     S·``sweeps`` upper values. Memory: 3 lower states between steps, 10 within one.
 
+    Parameters
+    ----------
+    rounds
+        How many (None: until the budget is spent).
+    round_steps
+        Updates at the mixture of each.
+    sweeps, sweep_steps
+        Over the sources in each round, and updates at each W_i.
+    focus
+        Of W_i, between 1/S and 1.
+    eta, average
+        η and a (None: no average).
+    updates
+        The maximum of updates at the mixture in one outer step.
+    lr, weight_decay, betas, eps, batch_size
+        AdamW.
+    chunk
+        Validation rows whose losses are computed at a time.
+
+    Raises
+    ------
+    ConfigError
+        For a problem without sources or validation rows, and a ``focus`` of at most 1/S.
+    NumericalError
+        For infinite losses.
+
+    Notes
+    -----
+    Source: Chen et al., *Aioli: a unified optimization framework for language model data mixing*,
+    2025, algorithms 1 and 2.
+
+    Examples
+    --------
     >>> Aioli(rounds=None, eta=0.5).focus
     0.75
-
-    Source: Chen et al., *Aioli: a unified optimization framework for language model data mixing*,
-        2025, algorithms 1 and 2.
     """
 
     name: ClassVar[str] = "aioli"
@@ -197,6 +214,8 @@ def mixing_law(falls: Tensor, focus: float) -> Tensor:
 
     If all entries are 0, A is even.
 
+    Examples
+    --------
     >>> mixing_law(torch.tensor([[3.0, 1.0]], dtype=torch.float64), focus=1.0)
     tensor([[0.7500, 0.2500]], dtype=torch.float64)
     """

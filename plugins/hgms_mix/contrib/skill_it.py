@@ -39,26 +39,44 @@ class SkillIt(training.RoundsMethod):
     sets with high losses. Avoid with one set: the p_t then rank the sources by A only, and become
     more even as the loss falls. Short runs must have the same effects as long runs.
 
-    Arguments:
-        graph_steps: updates of the run on each source. ``round_steps``: between two weights.
-            ``rounds``: how many (None: until the budget is spent). ``updates``: the maximum in one
-            outer step.
-        eta, window: η, and the number of rounds in the sum of losses.
-        lr, weight_decay, betas, eps, batch_size: AdamW of all runs.
-        chunk: validation rows whose losses are computed at a time.
+    Parameters
+    ----------
+    graph_steps
+        Updates of the run on each source.
+    round_steps
+        Between two weights.
+    rounds
+        How many (None: until the budget is spent).
+    updates
+        The maximum in one outer step.
+    eta, window
+        η, and the number of rounds in the sum of losses.
+    lr, weight_decay, betas, eps, batch_size
+        AdamW of all runs.
+    chunk
+        Validation rows whose losses are computed at a time.
 
-    Errors: ConfigError for a problem without sources or validation rows; NumericalError for
-        infinite losses, and L_j(x0) <= 0.
+    Raises
+    ------
+    ConfigError
+        For a problem without sources or validation rows.
+    NumericalError
+        For infinite losses, and L_j(x0) <= 0.
 
+    Notes
+    -----
     Cost: S·``graph_steps`` + ``rounds``·``round_steps`` lower gradients, 1 + S + ``rounds`` upper
-        values.
+    values.
+
     Memory: 3 lower states between steps, 10 within one.
 
+    Source: Chen et al., *Skill-it! A data-driven skills framework for understanding and training
+    language models*, 2023.
+
+    Examples
+    --------
     >>> SkillIt(rounds=None).window
     3
-
-    Source: Chen et al., *Skill-it! A data-driven skills framework for understanding and training
-        language models*, 2023.
     """
 
     name: ClassVar[str] = "skill-it"

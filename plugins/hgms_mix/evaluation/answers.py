@@ -49,6 +49,8 @@ def boxed_answer(text: str) -> str | None:
 
     Empty boxes do not count. Boxes that only a comma or "and" connects are one answer.
 
+    Examples
+    --------
     >>> boxed_answer(r"so \\boxed{\\frac{1}{2}} or rather \\boxed{3} and \\boxed{4")
     '3'
     >>> boxed_answer(r"The roots are $\\boxed{2}$ and $\\boxed{1}$.")
@@ -99,6 +101,8 @@ def _ends(text: str) -> dict[int, int]:
 def numbers(text: str) -> list[str]:
     """The plain numbers of a text, without the commas between thousands.
 
+    Examples
+    --------
     >>> numbers("From 1,234.50 take 4-3 and -2 of .5 in x3, so 7 or 1e3, 答案是18。")
     ['1234.50', '4', '3', '-2', '.5', '7', '1000', '18']
     """
@@ -122,6 +126,8 @@ def without_thinking(response: str) -> str:
     The text before ``</think>`` is removed even if a chat template wrote ``<think>`` into the
     prompt. A response that ends while it thinks has no answer.
 
+    Examples
+    --------
     >>> without_thinking("<think>maybe 20</think> It is 18.")
     ' It is 18.'
     """
@@ -140,6 +146,8 @@ def extract(response: str, *, number: bool) -> Extracted:
 
     An answer is not compared with its hundredfold.
 
+    Examples
+    --------
     >>> extract("3 + 4 = 7. The answer is $7.50 per day. 12 is not.", number=True)
     Extracted(text='7.50', by='answer is')
     >>> extract(r"Thus \\boxed{18\\text{ dollars}}, for 3 days.", number=True)

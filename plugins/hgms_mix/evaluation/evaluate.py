@@ -61,29 +61,43 @@ class Evaluate:
     Avoid interpreting differences smaller than the intervals: on GSM8K they are 2 to 2.6 points
     wide on each side.
 
-    Args:
-        benchmarks: any of "gsm8k", "math", "mt-bench"; () evaluates no benchmark.
-        paths: file (MT-Bench: folder) by benchmark, if it is not below $HGMS_DATA.
-        limit: number of questions of each benchmark, from the first (default: all).
-        max_new_tokens: largest number of tokens per response (default: 1,024 for GSM8K and MATH,
-            512 for MT-Bench, as in the paper).
-        max_prompt_tokens: longer prompts lose their beginning; the results contain the number of
-            such prompts.
-        batch_size: prompts per batch; halved automatically if memory runs out.
-        instruction: text on a separate line after each question of GSM8K and MATH; "" for no text.
-        template: "model" (the tokenizer's chat template), or the name of a template: use the
-            template of fine-tuning.
-        judge: the judge of MT-Bench. With "none", the ratings can be added later by :meth:`rate`.
-        lm_eval: additional tasks of the lm-eval harness (an extra package).
+    Parameters
+    ----------
+    benchmarks
+        Any of "gsm8k", "math", "mt-bench"; () evaluates no benchmark.
+    paths
+        File (MT-Bench: folder) by benchmark, if it is not below $HGMS_DATA.
+    limit
+        Number of questions of each benchmark, from the first (default: all).
+    max_new_tokens
+        Largest number of tokens per response (default: 1,024 for GSM8K and MATH, 512 for MT-Bench,
+        as in the paper).
+    max_prompt_tokens
+        Longer prompts lose their beginning; the results contain the number of such prompts.
+    batch_size
+        Prompts per batch; halved automatically if memory runs out.
+    instruction
+        Text on a separate line after each question of GSM8K and MATH; "" for no text.
+    template
+        "model" (the tokenizer's chat template), or the name of a template: use the template of
+        fine-tuning.
+    judge
+        The judge of MT-Bench. With "none", the ratings can be added later by :meth:`rate`.
+    lm_eval
+        Additional tasks of the lm-eval harness (an extra package).
 
+    Notes
+    -----
     Cost: one generation per turn. Scoring takes about 7 ms per right and 20 ms per wrong answer on
     one core.
 
-    >>> Evaluate(benchmarks=("gsm8k", "math")).new_tokens("math")
-    1024
-
     Source: the HG-MS paper, "Final inference and judging" and the table of evaluation uncertainty.
     The package's README lists the details that the paper does not specify.
+
+    Examples
+    --------
+    >>> Evaluate(benchmarks=("gsm8k", "math")).new_tokens("math")
+    1024
     """
 
     benchmarks: tuple[Literal["gsm8k", "math", "mt-bench"], ...] = field(
@@ -115,15 +129,19 @@ class Evaluate:
 
         The package's README lists the files. results.json is updated after each benchmark.
 
-        Raises:
-            CheckpointError: the responses in the folder are from another model or other settings.
-            DataError: a benchmark's file is missing or malformed.
-            ConfigError: MT-Bench has no key for its judge, or the new tokens exceed the positions
-                of the model.
-            MissingExtra: math-verify, openai or lm-eval is required and not
-                installed.
-            HgmsError: the judge does not respond, or memory is too small for a single prompt.
-                Finished work is kept.
+        Raises
+        ------
+        CheckpointError
+            The responses in the folder are from another model or other settings.
+        DataError
+            a benchmark's file is missing or malformed.
+        ConfigError
+            MT-Bench has no key for its judge, or the new tokens exceed the positions of the model.
+        MissingExtra
+            Math-verify, openai or lm-eval is required and not installed.
+        HgmsError
+            The judge does not respond, or memory is too small for a single prompt. Finished work is
+            kept.
         """
         self.check()
         folder.mkdir(parents=True, exist_ok=True)
@@ -154,10 +172,15 @@ class Evaluate:
 
         Update and return results.json.
 
-        Raises:
-            ConfigError: no judge, or no key for the judge.
-            DataError, CheckpointError: the folder has no responses to MT-Bench.
-            HgmsError: the judge does not respond. Finished ratings are kept.
+        Raises
+        ------
+        ConfigError
+            No judge, or no key for the judge.
+        DataError
+        CheckpointError
+            The folder has no responses to MT-Bench.
+        HgmsError
+            The judge does not respond. Finished ratings are kept.
         """
         if self.judge is None:
             raise ConfigError(

@@ -82,9 +82,11 @@ def prompts_for(
     An answer ends with the template's end mark, the tokenizer's end token, or an end token in the
     model's generation settings.
 
-    Raises:
-        ConfigError: there is no template with this name, the tokenizer has no chat template
-            ("model") or no end token, or the model has too few positions.
+    Raises
+    ------
+    ConfigError
+        There is no template with this name, the tokenizer has no chat template ("model") or no end
+        token, or the model has too few positions.
     """
     from hgms_mix.lm import Message, prompt_tokens, stop_tokens, template_for
 
@@ -164,8 +166,10 @@ def replies(
     and all later batches. The model's generation settings (temperature, repetition penalty) are
     ignored, and restored afterwards.
 
-    Raises:
-        HgmsError: the memory of the device is too small for one prompt.
+    Raises
+    ------
+    HgmsError
+        The memory of the device is too small for one prompt.
     """
     from transformers import GenerationConfig
 

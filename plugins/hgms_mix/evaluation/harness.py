@@ -87,28 +87,39 @@ class LmEval:
     harness. Avoid comparing its results with the results of ``benchmarks``: prompts, examples in
     the prompts, and the extraction of answers differ.
 
-    Arguments:
-        tasks: any of "gsm8k" (five examples in the prompt), "gsm8k_cot" (eight worked examples),
-            "gsm8k_cot_zeroshot" and "hendrycks_math" (all seven subjects in one task). Their data
-            are read below $HGMS_DATA, without a request to the Hub. Or paths of YAML files in the
-            harness's format, each with one task. Such a file can run code (templates, Python
-            functions) and load data and metrics from the Hub. The command must therefore allow it:
-            ``--trust-remote-code``; from Python HGMS_TRUST_REMOTE_CODE=1.
-        num_fewshot: examples in a prompt (default: set by the task).
-        limit: number of questions, from the first (default: all).
-        max_new_tokens: largest number of tokens per response. Decoding is greedy for every task.
-        batch_size: prompts per batch.
-        chat_template: whether prompts use the tokenizer's chat template.
+    Parameters
+    ----------
+    tasks
+        Any of "gsm8k" (five examples in the prompt), "gsm8k_cot" (eight worked examples),
+        "gsm8k_cot_zeroshot" and "hendrycks_math" (all seven subjects in one task). Their data are
+        read below $HGMS_DATA, without a request to the Hub. Or paths of YAML files in the harness's
+        format, each with one task. Such a file can run code (templates, Python functions) and load
+        data and metrics from the Hub. The command must therefore allow it: ``--trust-remote-code``;
+        from Python HGMS_TRUST_REMOTE_CODE=1.
+    num_fewshot
+        Examples in a prompt (default: set by the task).
+    limit
+        Number of questions, from the first (default: all).
+    max_new_tokens
+        Largest number of tokens per response. Decoding is greedy for every task.
+    batch_size
+        Prompts per batch.
+    chat_template
+        Whether prompts use the tokenizer's chat template.
 
+    Notes
+    -----
     Cost: one generation per question (for a task that compares choices: one pass per choice). A
     task that finished with the same settings is skipped; an interrupted task restarts. A prompt
     longer than the positions of the model loses its beginning; the results contain the number of
     such prompts.
 
+    Source: Gao et al., lm-evaluation-harness 0.4.13.
+
+    Examples
+    --------
     >>> LmEval(tasks=("gsm8k",)).limit is None
     True
-
-    Source: Gao et al., lm-evaluation-harness 0.4.13.
     """
 
     tasks: tuple[str, ...] = field(validator=[not_empty, _check_names])
@@ -148,11 +159,15 @@ class LmEval:
 
         Write every question, answer and score to ``lm-eval.TASK.samples.jsonl``.
 
-        Raises:
-            MissingExtra, DataError, ConfigError: as :meth:`check`; a task generates and the model
-                has too few positions for the new tokens; or a chat template is required and the
-                tokenizer has none.
-            CheckpointError: the responses in the folder are from another model.
+        Raises
+        ------
+        MissingExtra
+        DataError
+        ConfigError
+            As :meth:`check`; a task generates and the model has too few positions for the new
+            tokens; or a chat template is required and the tokenizer has none.
+        CheckpointError
+            The responses in the folder are from another model.
         """
         if any(name in LOCAL or load(name).OUTPUT_TYPE == GENERATES for name in self.tasks):
             prompt_cap(model, 1, self.max_new_tokens, (*PLACE, "max_new_tokens"))

@@ -48,29 +48,40 @@ class Judge:
     judge at different times. A GPT-4 judge at temperature 0 still varies by about 0.2 points
     between passes over the same responses.
 
-    Args:
-        base_url, model: the endpoint (default: the endpoint of OpenAI), and the name of the judge
-            there.
-        api_key_env: the environment variable that contains the key; it may be unset if ``base_url``
-            is given. OPENAI_API_KEY is sent to OpenAI. Any other variable, or any other host,
-            requires permission from the command (``--send-key HOST``; from Python
-            HGMS_SEND_KEY=HOST). The key is never written to a file.
-        temperature, max_tokens: of the judge's replies.
-        timeout: seconds without data from the endpoint.
-        retries: number of retries by the client of OpenAI. It retries requests that timed out, were
-            rejected (429), or failed on the server (5xx, no connection), after 0.5, 1, 2, … 8 s, or
-            the time in the server's ``Retry-After``.
-        attempts: total number of requests if replies contain no rating; after these, the rating
-            counts as failed.
-        concurrency: largest number of concurrent requests.
+    Parameters
+    ----------
+    base_url, model
+        The endpoint (default: the endpoint of OpenAI), and the name of the judge there.
+    api_key_env
+        The environment variable that contains the key; it may be unset if ``base_url`` is given.
+        OPENAI_API_KEY is sent to OpenAI. Any other variable, or any other host, requires permission
+        from the command (``--send-key HOST``; from Python HGMS_SEND_KEY=HOST). The key is never
+        written to a file.
+    temperature, max_tokens
+        Of the judge's replies.
+    timeout
+        Seconds without data from the endpoint.
+    retries
+        Number of retries by the client of OpenAI. It retries requests that timed out, were rejected
+        (429), or failed on the server (5xx, no connection), after 0.5, 1, 2, … 8 s, or the time in
+        the server's ``Retry-After``.
+    attempts
+        Total number of requests if replies contain no rating; after these, the rating counts as
+        failed.
+    concurrency
+        Largest number of concurrent requests.
 
+    Notes
+    -----
     Cost: one request per turn: 160 for MT-Bench.
-
-    >>> Judge(base_url="http://localhost:8000/v1", model="judge").attempts
-    3
 
     Source: Zheng et al. (2023), "Judging LLM-as-a-judge with MT-Bench and Chatbot Arena",
     single-answer grading.
+
+    Examples
+    --------
+    >>> Judge(base_url="http://localhost:8000/v1", model="judge").attempts
+    3
     """
 
     base_url: str | None = field(default=None, validator=optional(_endpoint))
@@ -104,9 +115,11 @@ class Judge:
     def key(self) -> str:
         """Return the key, or a placeholder if a local server requires no key.
 
-        Raises:
-            ConfigError: OpenAI's endpoint has no key; or the file requests to send a key to a host
-                that the command does not allow.
+        Raises
+        ------
+        ConfigError
+            OpenAI's endpoint has no key; or the file requests to send a key to a host that the
+            command does not allow.
         """
         key = os.environ.get(self.api_key_env, "")
         secure = self.base_url is None or self.base_url.startswith("https:")
@@ -149,6 +162,8 @@ def rating(text: str) -> float | None:
 
     Return None if there is no rating, or if it is outside the scale of 0 to 10.
 
+    Examples
+    --------
     >>> (
     ...     rating("Good. Rating: [[8]]"),
     ...     rating("Rating: [7.5]"),

@@ -43,9 +43,11 @@ def rate(
 ) -> Ratings:
     """Rate every turn without a rating, and return all records. Retry ratings that failed before.
 
-    Raises:
-        HgmsError: the judge cannot be reached, does not respond or rejects a request; finished
-            ratings are kept.
+    Raises
+    ------
+    HgmsError
+        The judge cannot be reached, does not respond or rejects a request; finished ratings are
+        kept.
     """
     done = stored_ratings(judge, folder, requests)
     todo = [request for request in requests if done.get(request.key, {}).get("rating") is None]

@@ -92,8 +92,10 @@ def load(benchmark: Benchmark, path: Path, limit: int | None = None) -> tuple[li
     ``solution`` (or ``answer``, if the file contains the bare answer). Ids are row numbers from 0.
     MT-Bench: a folder with question.jsonl and reference_answer_gpt-4.jsonl; ids are from the file.
 
-    Raises:
-        DataError: a file is missing or empty, or a row lacks a field; the error names the line.
+    Raises
+    ------
+    DataError
+        a file is missing or empty, or a row lacks a field; the error names the line.
     """
     if benchmark == "mt-bench":
         questions, digest = _mt_bench(path)

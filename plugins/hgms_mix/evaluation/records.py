@@ -48,8 +48,11 @@ def by_turn(path: Path, needs: Sequence[str]) -> dict[tuple[int, int], dict[str,
 def add(path: Path, record: Mapping[str, Any]) -> None:
     """Append a record, which is on disk when this function returns.
 
-    Errors: DiskError if the file cannot be written, or is a symbolic link: a link in another user's
-    folder could redirect the write to any of your files.
+    Raises
+    ------
+    DiskError
+        If the file cannot be written, or is a symbolic link: a link in another user's folder could
+        redirect the write to any of your files.
     """
     append(path, _line(record))
     flush(path)

@@ -40,6 +40,8 @@ def wilson(correct: int, count: int, level: float = 0.95) -> Range:
 
     It contains every p with |p̂ − p| ≤ z·√(p(1 − p)/n), with p̂ = correct/n.
 
+    Examples
+    --------
     >>> wilson(50, 100)
     Range(low=0.4038315303659956, high=0.5961684696340044)
     """
@@ -57,6 +59,8 @@ def bootstrap(
     Questions are drawn with replacement, ``resamples`` times. With fewer than two questions, or
     equal scores, the interval is the mean itself.
 
+    Examples
+    --------
     >>> bootstrap([5.0, 5.0, 5.0])
     Range(low=5.0, high=5.0)
     """

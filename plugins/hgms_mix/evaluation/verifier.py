@@ -33,12 +33,16 @@ class Verifier:
     ``verdict`` is "undecided" if math-verify ran out of time. The arguments are not
     interchangeable: the known answer comes first.
 
+    Raises
+    ------
+    MissingExtra
+        Math-verify is not installed.
+
+    Examples
+    --------
     >>> with Verifier() as verifier:
     ...     verifier.verdict("0.5", r"\\frac{1}{2}"), verifier.verdict("2", "3")
     ('right', 'wrong')
-
-    Raises:
-        MissingExtra: math-verify is not installed.
     """
 
     def __init__(self, seconds: int = 5) -> None:

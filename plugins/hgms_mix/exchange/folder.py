@@ -17,7 +17,12 @@ FILES = ("README.md", "sft.yaml")
 def export(sample: Sampled, folder: Path) -> None:
     """Write an export to a new folder. It appears when it is complete.
 
-    Errors: ConfigError if the folder exists and is not empty; DiskError if it cannot be written.
+    Raises
+    ------
+    ConfigError
+        If the folder exists and is not empty.
+    DiskError
+        If it cannot be written.
     """
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise ConfigError(

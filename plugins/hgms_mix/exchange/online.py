@@ -85,15 +85,6 @@ class MixtureCallback(TrainerCallback):
     much. Avoid for comparing mixtures: the result is a path, and its end depends on the state of
     the model.
 
-    Arguments:
-        sources: rows of each source, by name, in the order of ``train_dataset``.
-        outer: an outer optimiser (``hgms.outer.DualAveraging()``, ``Sgd(lr=…)``, …); θ are logits.
-        rule: ``Alignment()`` or ``Losses()``, or a user-defined class with their methods.
-        every: optimiser steps between two changes, ≥ 1.
-        start: the first mixture, by name; None: in proportion to the rows.
-        seed: seed of all draws.
-        loss: ``loss(model, inputs) -> scalar``; None: the trainer's ``compute_loss``.
-
     The row of each change is in ``records`` and in the trainer's log: ``mixture/NAME`` and
     ``mixture/score/NAME``. During a change the model is in evaluation mode, and torch's global
     generators are restored afterwards. If a score is not finite, the mixture does not change, and
@@ -103,12 +94,34 @@ class MixtureCallback(TrainerCallback):
     each mixture. Training resumes from this file. On the CPU, the result equals that of an
     uninterrupted run bit for bit, also with gradient accumulation.
 
-    Errors: ConfigError for several processes, an IterableDataset, loader workers, a sampling
-    strategy, batch size search or ``ignore_data_skip``, since each takes rows outside the plan.
-    ConfigError for packed rows, a wrong number of rows, and a trainer that already mixes.
-    CheckpointError if training resumes without that file, or with a file of other sources, another
-    seed or another type of outer optimiser.
+    Parameters
+    ----------
+    sources
+        Rows of each source, by name, in the order of ``train_dataset``.
+    outer
+        An outer optimiser (``hgms.outer.DualAveraging()``, ``Sgd(lr=…)``, …); θ are logits.
+    rule
+        ``Alignment()`` or ``Losses()``, or a user-defined class with their methods.
+    every
+        Optimiser steps between two changes, ≥ 1.
+    start
+        The first mixture, by name; None: in proportion to the rows.
+    seed
+        Seed of all draws.
+    loss
+        ``loss(model, inputs) -> scalar``; None: the trainer's ``compute_loss``.
 
+    Raises
+    ------
+    ConfigError
+        For several processes, an IterableDataset, loader workers, a sampling strategy, batch size
+        search or ``ignore_data_skip``, since each takes rows outside the plan. ConfigError for
+        packed rows, a wrong number of rows, and a trainer that already mixes. CheckpointError if
+        training resumes without that file, or with a file of other sources, another seed or another
+        type of outer optimiser.
+
+    Notes
+    -----
     Cost: every ``every`` steps the cost of the rule. For ``Alignment`` this is a gradient of
     ``rows`` rows per source, and one of ``upper`` validation rows.
 

@@ -57,6 +57,8 @@ class Plan:
     The random numbers depend only on the key and the place. A source's rows come in
     :class:`Epochs`.
 
+    Examples
+    --------
     >>> plan = Plan({"a": 3, "b": 5}, Key(0))
     >>> plan.begin(0, torch.tensor([1.0, 0.0], dtype=torch.float64))
     >>> sorted(plan.row(place) for place in range(3))

@@ -48,9 +48,15 @@ class Alignment:
     Use when validation rows represent the goal of the model. Avoid when they are few and noisy: the
     cosine is then near zero for all sources, and the mixture hardly changes.
 
-    Arguments:
-        rows: fresh rows of each source. ``upper``: validation rows.
+    Parameters
+    ----------
+    rows
+        Fresh rows of each source.
+    upper
+        Validation rows.
 
+    Notes
+    -----
     Cost: one gradient per source and one for validation.
 
     Source: this project (the component ``aligned``); the cosines are those of LESS (Xia et al.
@@ -88,12 +94,22 @@ class Losses:
     Use when all sources are wanted, to give hard sources more weight. Avoid with noise among the
     sources: noise that cannot be learned has the largest loss, unless the reference has it too.
 
-    Arguments:
-        rows: fresh rows of each source.
-        reference: ℓ⁰ by source, for example the losses of a model trained on a uniform mixture (as
-            in DoReMi); omitted: 0.
+    Parameters
+    ----------
+    rows
+        Fresh rows of each source.
+    reference
+        ℓ⁰ by source, for example the losses of a model trained on a uniform mixture (as in DoReMi);
+        omitted: 0.
 
-    Errors: ConfigError for a reference without all of the sources. Cost: one loss per source.
+    Raises
+    ------
+    ConfigError
+        For a reference without all of the sources.
+
+    Notes
+    -----
+    Cost: one loss per source.
 
     Source: the excess loss of DoReMi (Xie et al. 2023, arXiv 2305.10429).
     """

@@ -149,8 +149,12 @@ def load_sample(
 ) -> Sampled:
     """Return the sample of a mix file, or of the output folder of ``hgms mix``.
 
-    Errors: ConfigError if the sample does not exist, or was drawn with other settings;
-    CheckpointError if it is damaged.
+    Raises
+    ------
+    ConfigError
+        If the sample does not exist, or was drawn with other settings.
+    CheckpointError
+        If it is damaged.
     """
     folder = place if place.is_dir() else None
     if folder is not None and not (folder / "mix.toml").is_file():
@@ -232,6 +236,8 @@ def stems_of(names: Iterable[str]) -> dict[str, str]:
 
     Some trainers interpret commas, colons and #.
 
+    Examples
+    --------
     >>> stems_of(["code", "a,b", "a b"])
     {'code': 'code', 'a,b': 'a-b', 'a b': 'a-b-2'}
     """

@@ -64,7 +64,10 @@ def open_rows(
     A file without a single object has no format (``None``): all its rows are bad. ``where`` is the
     place of the source in errors.
 
-    Errors: DataError if there is no row, or if the rows have no known format.
+    Raises
+    ------
+    DataError
+        If there is no row, or if the rows have no known format.
     """
     records = raw_rows(where, source, watch)
     first: list[tuple[str, Unread]] = []

@@ -322,12 +322,17 @@ def read_row(form: Format, row: Row) -> tuple[tuple[Message, ...], frozenset[str
 
     These are columns, keys of turns (``messages[].key``), and turns after the last answer.
 
+    Raises
+    ------
+    BadRow
+        For a row that cannot be read or is marked as bad (:data:`VERDICTS`), and for an unread
+        column that the answer may depend on (:data:`DECIDING`).
+
+    Examples
+    --------
     >>> row = {"id": 3, "prompt": "1 + 1?", "completion": "2", "grade": "A"}
     >>> sorted(read_row(FORMATS["prompt-completion"], row)[1])
     ['grade']
-
-    Errors: BadRow for a row that cannot be read or is marked as bad (:data:`VERDICTS`), and for an
-    unread column that the answer may depend on (:data:`DECIDING`).
     """
     watched = _Watched(row)
     messages = form.read(watched)
@@ -431,6 +436,8 @@ def detect(rows: Sequence[Row]) -> Format | None:
 
     If several formats have equal counts, return the first one in :data:`FORMATS`.
 
+    Examples
+    --------
     >>> detect([{"instruction": "Say hi.", "input": "", "output": "Hi."}]).name
     'alpaca'
     >>> detect([{"question": "1 + 1?", "answer": "2"}]).name

@@ -21,8 +21,11 @@ def resolve_name(spec: str, what: str, place: Place, *, revision: str | None = N
     Without this check, transformers would retry for most of a minute, and report a misspelt folder
     as a missing repository on the Hub.
 
-    Errors: ConfigError for a missing folder (with the nearest spelling), and for a name that is
-    unknown to the Hub or cannot be checked.
+    Raises
+    ------
+    ConfigError
+        For a missing folder (with the nearest spelling), and for a name that is unknown to the Hub
+        or cannot be checked.
     """
     folder = expand(spec, place)
     if folder.is_dir():
@@ -70,7 +73,10 @@ def may_run_code(in_file: bool, spec: str | None) -> bool:
     must permit it (the option ``--trust-remote-code``, or HGMS_TRUST_REMOTE_CODE=1). A third
     party's file cannot give both.
 
-    Errors: ConfigError if only the configuration consents.
+    Raises
+    ------
+    ConfigError
+        If only the configuration consents.
     """
     if in_file and os.environ.get("HGMS_TRUST_REMOTE_CODE") != "1":
         raise ConfigError(

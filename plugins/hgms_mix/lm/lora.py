@@ -52,6 +52,8 @@ class Lora:
     ``targets`` are module names or their last parts, each of at least one linear module (None:
     peft's choice for the architecture; ``["all-linear"]``: all but the output embedding).
 
+    Notes
+    -----
     Source: Hu et al., *LoRA: low-rank adaptation of large language models*, ICLR 2022.
     """
 
@@ -72,8 +74,11 @@ class Lora:
     def modules(self, model: Any) -> list[str]:
         """Return the names of the modules that get an adapter.
 
-        Errors: ConfigError for a target without a linear module, for the output embedding, and for
-        a model that has no default targets.
+        Raises
+        ------
+        ConfigError
+            For a target without a linear module, for the output embedding, and for a model that has
+            no default targets.
         """
         linear = [name for name, module in model.named_modules() if width_of(module) is not None]
         head = model.get_output_embeddings()
@@ -142,6 +147,8 @@ def interpolate(states: Sequence[Tree], weights: Sequence[float]) -> Tree:
     For adapters, the result is the adapter that adds Σ_s λ_s B_s A_s to its weight. Its rank is the
     sum of their ranks.
 
+    Examples
+    --------
     >>> two = [
     ...     {"q.lora_A.weight": torch.ones(1, 2), "q.lora_B.weight": sign * torch.ones(3, 1)}
     ...     for sign in (1, -1)

@@ -113,6 +113,8 @@ class Examples:
     hidden states with weights 1, 2, … by position (SGPT's), from its first token to the last
     learned token.
 
+    Notes
+    -----
     Source: Muennighoff, *SGPT: GPT sentence embeddings for semantic search*, 2022 (arXiv
     2202.08904).
     """

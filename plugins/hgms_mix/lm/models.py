@@ -39,29 +39,41 @@ class BaseModel:
     """A causal language model of transformers.
     Its weights are loaded once, frozen, and shared by all candidates.
 
-    Arguments:
-        path: a folder, or a name on the Hub with its ``revision``. ``$VARIABLES`` and ``~`` are
-            expanded. A string in place of the table is its path: ``model = "Qwen/Qwen2-7B"``.
-        config: instead of ``path``, an architecture to build with random weights (from ``seed``):
-            ``model_type`` and any fields of its transformers configuration, such as ``{ model_type
-            = "gpt2", n_layer = 4, n_embd = 128, n_head = 4 }``. The vocabulary is the tokenizer's.
-            Weights are drawn on the CPU and are the same for every device. For more than 2²⁸
-            parameters they are drawn on the device itself (with ``shard`` on the CPU).
-        tokenizer: ``bytes`` (256 bytes, no download), a folder (also with GPT-2's encoder.json and
-            vocab.bpe), or a name on the Hub; None: the tokenizer at ``path``.
-        dtype: type of the frozen weights; ``auto``: bfloat16 if the device supports it, else the
-            type of the adapters.
-        attention: ``sdpa``, ``eager`` or ``flash_attention_2``; ``auto``: sdpa if the architecture
-            supports it, else eager.
-        quantize: ``4bit`` stores the frozen weights in NF4 (bitsandbytes, needs a GPU).
-        shard: split the frozen weights evenly across the ranks of a run (``run.ranks``), and gather
-            a layer when a pass reaches it. This needs less memory and more communication. Requires
-            an adapter, and a hypergradient of first order.
-        trust_remote_code: the model contains Python code. The code runs only if the command also
-            permits it (``--trust-remote-code``; from Python HGMS_TRUST_REMOTE_CODE=1). Never permit
-            it for a model whose code you have not read.
+    Parameters
+    ----------
+    path
+        a folder, or a name on the Hub with its ``revision``. ``$VARIABLES`` and ``~`` are expanded.
+        A string in place of the table is its path: ``model = "Qwen/Qwen2-7B"``.
+    config
+        Instead of ``path``, an architecture to build with random weights (from ``seed``):
+        ``model_type`` and any fields of its transformers configuration, such as
+        ``{ model_type = "gpt2", n_layer = 4, n_embd = 128, n_head = 4 }``. The vocabulary is the
+        tokenizer's. Weights are drawn on the CPU and are the same for every device. For more than
+        2²⁸ parameters they are drawn on the device itself (with ``shard`` on the CPU).
+    tokenizer
+        ``bytes`` (256 bytes, no download), a folder (also with GPT-2's encoder.json and vocab.bpe),
+        or a name on the Hub; None: the tokenizer at ``path``.
+    dtype
+        Type of the frozen weights; ``auto``: bfloat16 if the device supports it, else the type of
+        the adapters.
+    attention
+        ``sdpa``, ``eager`` or ``flash_attention_2``; ``auto``: sdpa if the architecture supports
+        it, else eager.
+    quantize
+        ``4bit`` stores the frozen weights in NF4 (bitsandbytes, needs a GPU).
+    shard
+        Split the frozen weights evenly across the ranks of a run (``run.ranks``), and gather a
+        layer when a pass reaches it. This needs less memory and more communication. Requires an
+        adapter, and a hypergradient of first order.
+    trust_remote_code
+        The model contains Python code. The code runs only if the command also permits it
+        (``--trust-remote-code``; from Python HGMS_TRUST_REMOTE_CODE=1). Never permit it for a model
+        whose code you have not read.
 
-    Errors: ConfigError for a missing model, and for a model with Python code without permission.
+    Raises
+    ------
+    ConfigError
+        For a missing model, and for a model with Python code without permission.
     """
 
     shorthand: ClassVar[str] = "path"

@@ -61,9 +61,13 @@ def overlaps(
     every training source are compared with the sources before it and (from a share of 5 % on) with
     itself. Only pairs with matches are returned.
 
+    Notes
+    -----
     Cost: a sort of every set, and one look-up per row and pair of sets; 64-bit numbers a few times
     over in memory.
 
+    Examples
+    --------
     >>> from hgms_mix.lm.table import Report
     >>> def index(*prompts):  # all with the same answer
     ...     numbers = np.array(prompts)

@@ -57,11 +57,15 @@ def passes(
     The order is by length, for each candidate of ``[N, B]`` lengths. The passes are (first, last,
     width) of positions in that order. A pass has at most ``most`` rows of a candidate.
 
+    Notes
+    -----
+    Cost: a sort, and B² additions on the CPU.
+
+    Examples
+    --------
     >>> order, cut = passes(torch.tensor([9, 2, 10, 2, 3]), start=4)
     >>> order.tolist(), cut
     ([1, 3, 4, 0, 2], [(0, 3, 3), (3, 5, 10)])
-
-    Cost: a sort, and B² additions on the CPU.
     """
     ordered, order = lengths.sort(dim=-1, stable=True)
     widths = ordered.reshape(-1, lengths.shape[-1]).amax(0).cpu().numpy().astype(np.int64)
@@ -88,6 +92,8 @@ def equal_parts(
 
     This is for ranks whose batches differ in lengths, but must go through the model equally often.
 
+    Examples
+    --------
     >>> order, cut = equal_parts(torch.tensor([9, 2, 10, 2, 3]), most=2)
     >>> order.tolist(), cut
     ([1, 3, 4, 0, 2], [(0, 2, 2), (2, 4, 9), (4, 5, 10)])

@@ -36,8 +36,10 @@ class PhasedMethod:
     ``state["train"]``, and the mixture ``state["theta"]``. ``use`` completes the message "method
     'x' … data sources".
 
-    Arguments:
-        lr, weight_decay, betas, eps: AdamW.
+    Parameters
+    ----------
+    lr, weight_decay, betas, eps
+        AdamW.
     """
 
     name: ClassVar[str]
@@ -62,7 +64,10 @@ class PhasedMethod:
     def sources(self, problem: Problem) -> Sources:
         """Return the problem's sources.
 
-        Errors: ConfigError for a problem without sources.
+        Raises
+        ------
+        ConfigError
+            For a problem without sources.
         """
         return sources_of(problem, f"method {self.name!r} {self.use}")
 
@@ -127,9 +132,10 @@ class TrainedMethod(PhasedMethod):
 
     ``placeholder`` describes x without this training.
 
-    Arguments:
-        train_steps: updates of a fresh x; 0: x is from an earlier phase; None: until the budget
-            is spent.
+    Parameters
+    ----------
+    train_steps
+        Updates of a fresh x; 0: x is from an earlier phase; None: until the budget is spent.
     """
 
     placeholder: ClassVar[str]
@@ -189,8 +195,12 @@ class TrainedMethod(PhasedMethod):
 class MixtureMethod(TrainedMethod):
     """A method that learns a mixture by updates on g(θ, ·), and then trains x at the mixture.
 
-    Arguments:
-        batch_size: rows of an update (None: all). ``updates``: the maximum in one outer step.
+    Parameters
+    ----------
+    batch_size
+        Rows of an update (None: all).
+    updates
+        The maximum in one outer step.
     """
 
     batch_size: int | None = field(default=32, validator=optional_positive)
@@ -222,9 +232,14 @@ class MixtureMethod(TrainedMethod):
 class RowSelection(TrainedMethod):
     """A method that ranks all rows of the pool, keeps the best, and trains x on them.
 
-    Arguments:
-        chunk: rows that are computed at a time. ``keep``: share of all rows to keep, or ``size``:
-            their number. ``batch_size``: rows of an update.
+    Parameters
+    ----------
+    chunk
+        Rows that are computed at a time.
+    keep
+        Share of all rows to keep, or ``size``: their number.
+    batch_size
+        Rows of an update.
     """
 
     use: ClassVar[str] = "chooses among the rows of"
@@ -238,7 +253,10 @@ class RowSelection(TrainedMethod):
     def start(self, problem: Problem, seed: int, phase: str, **more: Any) -> State:
         """Return the state before the first step: no row has a rank.
 
-        Errors: ConfigError for a ``size`` beyond the pool.
+        Raises
+        ------
+        ConfigError
+            For a ``size`` beyond the pool.
         """
         pool = problem.lower_data
         started = super().start(problem, seed, phase)

@@ -86,6 +86,8 @@ def epoch_rows(key: Key, count: int, update: int, batch_size: int) -> Tensor:
 
     Every epoch has a separate order and contains each row once.
 
+    Examples
+    --------
     >>> sorted(epoch_rows(Key(0), 5, 0, 3).tolist() + epoch_rows(Key(0), 5, 1, 3).tolist())
     [0, 1, 2, 3, 4]
     """
@@ -102,6 +104,8 @@ def _epoch_order(key: Key, count: int) -> Tensor:
 def highest(scores: Tensor, count: int) -> Tensor:
     """Return the positions of the ``count`` highest scores; of equal scores the first.
 
+    Examples
+    --------
     >>> highest(torch.tensor([0.1, 0.5, 0.5, 0.2]), 2)
     tensor([1, 2])
     """
@@ -111,6 +115,8 @@ def highest(scores: Tensor, count: int) -> Tensor:
 def focused_mixtures(count: int, share: float) -> Tensor:
     """Return one mixture per source, ``[S, S]``: ``share`` on the diagonal, the rest even.
 
+    Examples
+    --------
     >>> focused_mixtures(3, 0.5)[0]
     tensor([0.5000, 0.2500, 0.2500], dtype=torch.float64)
     """
@@ -121,6 +127,8 @@ def focused_mixtures(count: int, share: float) -> Tensor:
 def source_counts(data: Data, rows: Tensor) -> dict[str, int]:
     """Count the given rows of each source.
 
+    Examples
+    --------
     >>> source_counts(Data(size=5, strata=(("a", 2), ("b", 3))), torch.tensor([1, 2, 3, 4]))
     {'a': 1, 'b': 3}
     """
@@ -135,6 +143,8 @@ def source_sizes(problem: Problem) -> dict[str, int]:
 
     This is the number in the source's file if the task uses fewer, else the number in the pool.
 
+    Examples
+    --------
     >>> from hgms.testing.problems import mixture
     >>> source_sizes(mixture())
     {'near': 12, 'far': 12}
@@ -149,11 +159,17 @@ def set_losses(problem: Problem, x: Tree, role: str, chunk: int, step: int) -> t
 
     The losses are computed ``chunk`` rows at a time.
 
+    Raises
+    ------
+    NumericalError
+        a loss is not finite.
+
+    Notes
+    -----
     Cost: 1 upper value.
 
-    Raises:
-        NumericalError: a loss is not finite.
-
+    Examples
+    --------
     >>> from hgms.testing.problems import mixture
     >>> problem = mixture()
     >>> set_losses(problem, problem.x0, "select", chunk=4, step=1)[0].shape
@@ -194,8 +210,10 @@ def check_finite(
 ) -> None:
     """Require finite values.
 
-    Raises:
-        NumericalError: a value is infinite or not a number.
+    Raises
+    ------
+    NumericalError
+        a value is infinite or not a number.
     """
     if not torch.isfinite(values).all():
         raise NumericalError(
@@ -208,10 +226,14 @@ def upper_gradient(
 ) -> tuple[list[Tensor], Tensor, Cost]:
     """Return the gradient of f on validation rows of the role ``differentiate``, and the loss.
 
-    Cost: 1 upper gradient.
+    Raises
+    ------
+    NumericalError
+        The loss is not finite.
 
-    Raises:
-        NumericalError: the loss is not finite.
+    Notes
+    -----
+    Cost: 1 upper gradient.
     """
     batch, rows = problem.upper_data["differentiate"].sample(key, batch_size)
     grads, loss = gradient(problem.f, problem.theta0, x, batch)
@@ -258,10 +280,14 @@ def adamw(
     modified. ``count`` is the number of updates including this update. ``step`` is the run's step,
     for the message.
 
-    Cost: 1 lower gradient. Memory: the state twice, and a gradient.
+    Raises
+    ------
+    NumericalError
+        The loss is not finite.
 
-    Raises:
-        NumericalError: the loss is not finite.
+    Notes
+    -----
+    Cost: 1 lower gradient. Memory: the state twice, and a gradient.
 
     Source: Kingma and Ba 2015; Loshchilov and Hutter 2019.
     """
@@ -277,6 +303,8 @@ def adamw_moved(
 
     ``grads`` contains one tensor per leaf of x, in the order of the leaves.
 
+    Examples
+    --------
     >>> from types import SimpleNamespace
     >>> moments = SimpleNamespace(betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0)
     >>> adamw_moved(
@@ -345,6 +373,8 @@ def adamw_on_mixture(
 def adamw_start(x: Tree) -> Tree:
     """Return the state at the start of training from ``x``.
 
+    Examples
+    --------
     >>> sorted(adamw_start({"w": torch.ones(2)}))
     ['m.w', 'v.w', 'x.w']
     """

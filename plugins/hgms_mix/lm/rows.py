@@ -59,6 +59,8 @@ class Index:
     conversations are ``split``, each answer is a row, with the number 1000 · (number of the
     conversation) + (number of the answer).
 
+    Examples
+    --------
     >>> index_of(
     ...     "s", Source(path="$HGMS_DATA/gsm8k/train.jsonl.gz", rows=10)
     ... ).size  # doctest: +SKIP
@@ -100,7 +102,10 @@ def answers_of(example: Example) -> list[Example]:
 
     Each row contains the answer and all earlier turns.
 
-    Errors: BadRow for more than 1000 answers.
+    Raises
+    ------
+    BadRow
+        For more than 1000 answers.
     """
     parts = one_answer_each(example.messages)
     if len(parts) > ANSWERS:
@@ -166,7 +171,10 @@ def index_of(
     ``split``: each answer of a conversation is a row. Cost: one pass over the file, about 15 µs of
     a core per row; memory: 25 bytes per row (on disk with ``cache_dir``), and the rows in progress.
 
-    Errors: DataError for a source that cannot be read, or has too many bad rows.
+    Raises
+    ------
+    DataError
+        For a source that cannot be read, or has too many bad rows.
     """
     where = (name,)
     about = {

@@ -41,7 +41,10 @@ FIRST_ORDER = ConfigError(
 def ensure_ranks() -> None:
     """Require at least 2 ranks.
 
-    Errors: ConfigError if this process is the only rank.
+    Raises
+    ------
+    ConfigError
+        If this process is the only rank.
     """
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
         raise ConfigError(
@@ -156,7 +159,10 @@ def _broadcast(leaf: Tensor, device: torch.device) -> Tensor:
 def _match_types(model: nn.Module, device: torch.device) -> None:
     """Give the outlines the types of rank 0's parameters.
 
-    Errors: ConfigError if an outline has other parameters.
+    Raises
+    ------
+    ConfigError
+        If an outline has other parameters.
     """
     own = {f"{kind}.{name}": leaf for kind, leaves in _named_leaves(model) for name, leaf in leaves}
     table = {name: (leaf.shape, leaf.dtype) for name, leaf in own.items()}
@@ -201,7 +207,10 @@ class _FirstDerivative(Function):
 def first_derivative_only(value: Tensor) -> Tensor:
     """Return the value, for first derivatives only.
 
-    Errors: ConfigError if a second derivative is computed.
+    Raises
+    ------
+    ConfigError
+        If a second derivative is computed.
     """
     result: Tensor = _FirstDerivative.apply(value)
     return result

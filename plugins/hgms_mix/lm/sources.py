@@ -78,33 +78,49 @@ class Source:
     computed on answers only. For text without prompt and answer (``format = "text"``) it is
     computed on all of it.
 
-    Arguments:
-        path: a file, a folder or a pattern. A string in place of the table is its path:
-            ``faq = "faq.jsonl"``.
-        hub, revision, subset, split: a data set of the Hub at a commit, instead of ``path``; the
-            default of ``split`` is ``train``.
-        format: one of :data:`~hgms_mix.lm.formats.FORMATS`, or ``auto`` (the format of most of the
-            first rows).
-        fields: the file's own columns for the fields of the format, if their names differ (None: no
-            difference): ``fields = { prompt = "frage", completion = "antwort" }``.
-        skip, rows: select ``rows`` rows (None: all) after the first ``skip``, in the file's order
-            or, with ``shuffle_seed``, in the order of a permutation drawn from it. Bad rows do not
-            count.
-        completion: the replacement of every answer (None: no replacement); ``"."`` is ScaleBiO's
-            corruption.
-        max_bad_rows: the number of skipped rows (malformed or without fields) before an error is
-            raised.
+    Parameters
+    ----------
+    path
+        a file, a folder or a pattern. A string in place of the table is its path:
+        ``faq = "faq.jsonl"``.
+    hub, revision, subset, split
+        a data set of the Hub at a commit, instead of ``path``; the default of ``split`` is
+        ``train``.
+    format
+        One of :data:`~hgms_mix.lm.formats.FORMATS`, or ``auto`` (the format of most of the first
+        rows).
+    fields
+        The file's own columns for the fields of the format, if their names differ (None: no
+        difference): ``fields = { prompt = "frage", completion = "antwort" }``.
+    skip, rows
+        Select ``rows`` rows (None: all) after the first ``skip``, in the file's order or, with
+        ``shuffle_seed``, in the order of a permutation drawn from it. Bad rows do not count.
+    completion
+        The replacement of every answer (None: no replacement); ``"."`` is ScaleBiO's corruption.
+    max_bad_rows
+        The number of skipped rows (malformed or without fields) before an error is raised.
 
-    Errors: ConfigError for fields that do not fit together or a variable that is not set; DataError
-    for data that is missing, empty, damaged, malformed or too short; MissingExtra without pyarrow
-    or datasets. Cost: one pass over the file. A JSON array is read as a whole; every other type of
-    file row by row, for any length.
+    Raises
+    ------
+    ConfigError
+        For fields that do not fit together or a variable that is not set.
+    DataError
+        For data that is missing, empty, damaged, malformed or too short.
+    MissingExtra
+        Without pyarrow or datasets.
 
-    >>> Source(path="$HGMS_DATA/gsm8k/train.jsonl.gz", rows=1000, shuffle_seed=0).format
-    'auto'
+    Notes
+    -----
+    Cost: one pass over the file. A JSON array is read as a whole; every other type of file row by
+    row, for any length.
 
     Source: HG-MS paper, appendix "Controlled GPT-2" and "Real-world language models" (named sources
     of instruction rows).
+
+    Examples
+    --------
+    >>> Source(path="$HGMS_DATA/gsm8k/train.jsonl.gz", rows=1000, shuffle_seed=0).format
+    'auto'
     """
 
     shorthand: ClassVar[str] = "path"

@@ -87,7 +87,10 @@ def save(
 ) -> dict[str, Tensor]:
     """Write the arrays, then map the file into memory.
 
-    Errors: DataError if the folder cannot be written, or if the arrays read back differ.
+    Raises
+    ------
+    DataError
+        If the folder cannot be written, or if the arrays read back differ.
     """
     write(folder, leaves, facts)
     if (stored := load(folder, types)) is None:
@@ -103,7 +106,10 @@ def save(
 def write(folder: Folder, leaves: Mapping[str, Leaf], facts: Mapping[str, Any]) -> None:
     """Write the arrays and facts about them (JSON).
 
-    Errors: DataError if the folder cannot be written.
+    Raises
+    ------
+    DataError
+        If the folder cannot be written.
     """
     with writing(folder.path.parent):
         for name, leaf in leaves.items():

@@ -56,6 +56,8 @@ class TokenTable:
     Row ``i`` is ``tokens[offsets[i] : offsets[i + 1]]``, and ``mask`` marks its answers. ``rows``
     are the rows' numbers in the source, and ``digest`` identifies all inputs of the table.
 
+    Examples
+    --------
     >>> table = TokenTable(
     ...     "s",
     ...     torch.tensor([5, 6, 7], dtype=torch.int32),
@@ -149,6 +151,8 @@ def offsets_of(lengths: Tensor) -> Tensor:
 def halves_of(name: str) -> tuple[str, str]:
     """Return the names of the halves of a source; no source can have such a name.
 
+    Examples
+    --------
     >>> halves_of("sums")
     ('sums/1', 'sums/2')
     """
@@ -160,7 +164,10 @@ def in_halves(tables: Mapping[str, TokenTable], key: Key) -> dict[str, TokenTabl
 
     The first half has an odd row. The halves are drawn by ``key`` and the source's name.
 
-    Errors: DataError for a table of one row.
+    Raises
+    ------
+    DataError
+        For a table of one row.
     """
     halves: dict[str, TokenTable] = {}
     for name, table in tables.items():
@@ -257,7 +264,10 @@ def load_or_create(
     ``make`` may use its folder while it runs. If two processes need one table, it is created once.
     A table is recreated if ``keep`` rejects its report.
 
-    Errors: DataError if the folder cannot be written.
+    Raises
+    ------
+    DataError
+        If the folder cannot be written.
     """
     entry = Folder(folder / digest, digest)
     parts = entry.path / PARTS

@@ -103,37 +103,52 @@ class SourceMixture:
     mean −log p of its completion tokens. A batch contains equally many rows of every source.
     Therefore only ω_s determines the weight of a source, for any number of rows.
 
-    Arguments:
-        sources, validation, test: tables by name. Weights refer to sources by name, never by
-            position. The method ``less`` takes its maximum over the validation sets. Test rows are
-            only evaluated.
-        model, adapter: the base, and the adapters on it (None: all parameters are lower variables).
-        template: how a row becomes text: the ``model``'s chat template, or ``plain``, ``alpaca``,
-            ``chatml``.
-        max_length, too_long: the most tokens a row may have; longer rows are dropped, or cut.
-        cache: rows of each source that are used for learning the mixture, chosen by the seed (None:
-            all).
-        halves: split every source into two random halves, drawn by this number, and give each half
-            its own weight (None: no split). `hgms mix null` uses this as the comparison for
-            sources. Shares of a mixture refer to whole sources.
-        average: the unit of the mean over a source (and over the validation rows): ``example`` or
-            completion ``token``. ``all-tokens``: over completion tokens, which count equally in all
-            sources, as in trainers: ω_s is then a share of rows, and a source of long rows has a
-            larger part of the gradient (ℓ_s is its mean over tokens times its mean length divided
-            by the mean length of all sources).
-        validation_split: shares of the roles differentiate, select and stop, or (1, 1, 1) to share
-            all rows.
-        prior: the weights at the start of θ, and the centre for methods with a prior: ``uniform``;
-            ``size``, in proportion to the rows of each source; or shares by name.
-        reference: a mixture known to be right; the metric ``recovery_error`` is then ‖ω − ω*‖₁.
-        micro_batch: rows of one candidate in one pass through the model (None: the whole batch).
-            Bounds memory.
-        checkpointing: store only each layer's input for the backward pass. Saves most activations
-            for a third more time.
-
     Metrics: ``test_loss`` (with a test set) and ``validation_loss`` (role stop) are means over
     tokens, as is usual for log-likelihoods.
 
+    Parameters
+    ----------
+    sources, validation, test
+        Tables by name. Weights refer to sources by name, never by position. The method ``less``
+        takes its maximum over the validation sets. Test rows are only evaluated.
+    model, adapter
+        The base, and the adapters on it (None: all parameters are lower variables).
+    template
+        How a row becomes text: the ``model``'s chat template, or ``plain``, ``alpaca``, ``chatml``.
+    max_length, too_long
+        The most tokens a row may have; longer rows are dropped, or cut.
+    cache
+        Rows of each source that are used for learning the mixture, chosen by the seed (None: all).
+    halves
+        Split every source into two random halves, drawn by this number, and give each half its own
+        weight (None: no split). `hgms mix null` uses this as the comparison for sources. Shares of
+        a mixture refer to whole sources.
+    average
+        The unit of the mean over a source (and over the validation rows): ``example`` or completion
+        ``token``. ``all-tokens``: over completion tokens, which count equally in all sources, as in
+        trainers: ω_s is then a share of rows, and a source of long rows has a larger part of the
+        gradient (ℓ_s is its mean over tokens times its mean length divided by the mean length of
+        all sources).
+    validation_split
+        Shares of the roles differentiate, select and stop, or (1, 1, 1) to share all rows.
+    prior
+        The weights at the start of θ, and the centre for methods with a prior: ``uniform``;
+        ``size``, in proportion to the rows of each source; or shares by name.
+    reference
+        a mixture known to be right; the metric ``recovery_error`` is then ‖ω − ω*‖₁.
+    micro_batch
+        Rows of one candidate in one pass through the model (None: the whole batch). Bounds memory.
+    checkpointing
+        Store only each layer's input for the backward pass. Saves most activations for a third more
+        time.
+
+    Notes
+    -----
+    Source: HG-MS paper, section on language models and appendix; the problem is ScaleBiO's (Pan et
+    al. 2025).
+
+    Examples
+    --------
     >>> task = SourceMixture(
     ...     sources={"sums": Source(path="sums.jsonl"), "poems": Source(path="poems.jsonl.gz")},
     ...     validation={"sums": Source(path="held-out.jsonl")},
@@ -142,9 +157,6 @@ class SourceMixture:
     ... )
     >>> task.adapter.scaling
     8.0
-
-    Source: HG-MS paper, section on language models and appendix; the problem is ScaleBiO's (Pan et
-    al. 2025).
     """
 
     name: ClassVar[str] = "source-mixture"
@@ -372,7 +384,10 @@ class SourceMixture:
     def _template(self, tokenizer: Any) -> Template:
         """Return the template for this tokenizer.
 
-        Errors: ConfigError for a template that the tokenizer lacks.
+        Raises
+        ------
+        ConfigError
+            For a template that the tokenizer lacks.
         """
         try:
             return template_for(self.template, tokenizer)

@@ -80,13 +80,17 @@ def check_template(instance: object, attribute: Any, value: str) -> None:
 def template_for(name: str, tokenizer: PreTrainedTokenizerBase) -> Template:
     """Return the template called ``name`` (one of :data:`TEMPLATES`) for this tokenizer.
 
+    Raises
+    ------
+    ConfigError
+        For an unknown name, a tokenizer without chat template (``model``) or without an end token.
+
+    Examples
+    --------
     >>> from hgms_mix.lm.tokenizers import byte_tokenizer
     >>> chat = [Message("user", "1+1?"), Message("assistant", "2")]
     >>> template_for("plain", byte_tokenizer()).pieces(chat)
     [('1+1?\\n', False), ('2', True), (257, True)]
-
-    Errors: ConfigError for an unknown name, a tokenizer without chat template (``model``) or
-    without an end token.
     """
     one_of("template", name, TEMPLATES)
     if name != "model":
@@ -252,6 +256,8 @@ def answers_of(messages: Sequence[Message]) -> list[int]:
 def one_answer_each(messages: Sequence[Message]) -> list[tuple[Message, ...]]:
     """Return one row per learned answer of a conversation; only that answer is learned in the row.
 
+    Examples
+    --------
     >>> chat = [Message(role, text) for role, text in zip(["user", "assistant"] * 2, "qasb")]
     >>> [[message.learned for message in row] for row in one_answer_each(chat)]
     [[True, True], [True, False, True, True]]

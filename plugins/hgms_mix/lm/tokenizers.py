@@ -38,13 +38,22 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     has a token sequence, and can be decoded. Avoid for pretrained models, which require their own
     tokens. No ``<bos>`` is put before a text.
 
+    Raises
+    ------
+    MissingExtra
+        Without transformers.
+
+    Notes
+    -----
+    Cost: milliseconds.
+
+    Examples
+    --------
     >>> tokenizer = byte_tokenizer()
     >>> tokenizer("Grüße")["input_ids"] == list("Grüße".encode())
     True
     >>> len(tokenizer), tokenizer.decode([72, 105])
     (259, 'Hi')
-
-    Errors: MissingExtra without transformers. Cost: milliseconds.
     """
     transformers = transformers_quietly()
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -76,8 +85,13 @@ def load_tokenizer(
     AutoTokenizer). A tokenizer without a padding token uses its end token for padding: the table's
     own mask excludes padding from every loss, so the two are never confused.
 
-    Errors: ConfigError for a path that does not exist, Python code that is not permitted, or
-    neither padding nor end token; MissingExtra without transformers.
+    Raises
+    ------
+    ConfigError
+        For a path that does not exist, Python code that is not permitted, or neither padding nor
+        end token.
+    MissingExtra
+        Without transformers.
     """
     if spec == BYTES:
         return byte_tokenizer()

@@ -92,10 +92,17 @@ def token_table(
     recomputed. If two processes need one table, it is created once. It is memory-mapped for
     reading. A damaged entry is named in a warning and recreated.
 
-    Errors: those of :func:`~hgms_mix.lm.rows.index_of` and
-    :func:`~hgms_mix.lm.templates.template_for`; DataError if no row is left, or the cache cannot be
-    written. Cost: the sha256 of the file. If the table is not in the cache, two passes over the
-    file that parse it and about 0.1 ms of a core per row. If it is, a checksum of the entry.
+    Raises
+    ------
+    HgmsError
+        Those of :func:`~hgms_mix.lm.rows.index_of` and :func:`~hgms_mix.lm.templates.template_for`.
+    DataError
+        If no row is left, or the cache cannot be written.
+
+    Notes
+    -----
+    Cost: the sha256 of the file. If the table is not in the cache, two passes over the file that
+    parse it and about 0.1 ms of a core per row. If it is, a checksum of the entry.
     """
     written = template_for(template, tokenizer) if isinstance(template, str) else template
     split = written.last_only
@@ -498,6 +505,8 @@ def stop_tokens(tokenizer: PreTrainedTokenizerBase, template: Template) -> list[
 
     They are the template's own end mark and the tokenizer's end token.
 
+    Examples
+    --------
     >>> from hgms_mix.lm.templates import template_for
     >>> from hgms_mix.lm.tokenizers import byte_tokenizer
     >>> stop_tokens(byte_tokenizer(), template_for("plain", byte_tokenizer()))

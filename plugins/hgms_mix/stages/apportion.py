@@ -32,10 +32,14 @@ def apportion(
     A source of weight zero provides no rows. With ``allow_fewer``, missing rows are not moved: a
     source with too few rows provides all its rows.
 
-    Raises:
-        ConfigError: weights are negative, not finite or all zero, or the sources have fewer rows in
-            total than ``size``.
+    Raises
+    ------
+    ConfigError
+        Weights are negative, not finite or all zero, or the sources have fewer rows in total than
+        ``size``.
 
+    Examples
+    --------
     >>> apportion({"a": 0.5, "b": 0.3, "c": 0.2}, {"a": 100, "b": 100, "c": 100}, 11)
     {'a': 6, 'b': 3, 'c': 2}
     >>> apportion({"a": 0.5, "b": 0.3, "c": 0.2}, {"a": 1, "b": 100, "c": 100}, 11)

@@ -22,6 +22,8 @@ def completion_loss(logits: Tensor, labels: Tensor, count: Tensor | int | None =
     It is the sum divided by ``count``, or the mean. It is computed in float32 for any type of the
     logits.
 
+    Examples
+    --------
     >>> labels = torch.tensor([[-100, 1, 0]])
     >>> round(
     ...     float(completion_loss(torch.zeros(1, 3, 4), labels)), 4
@@ -40,6 +42,8 @@ def collate(rows: Sequence[tuple[Tensor, Tensor]], pad: int) -> dict[str, Tensor
     Labels are the tokens of the completion, else −100. The first token of a row is never predicted,
     so it is never a label.
 
+    Examples
+    --------
     >>> batch = collate(
     ...     [
     ...         (torch.tensor([5, 6, 7]), torch.tensor([False, True, True])),
@@ -65,6 +69,8 @@ class ByLength(Sampler[int]):
     ``order`` determines the rows of a step (``together`` rows). The sum over a step's rows is the
     same in any order, except for rounding.
 
+    Examples
+    --------
     >>> list(ByLength([4, 0, 1, 2, 3], torch.tensor([5, 1, 4, 2, 3]), together=3))
     [1, 4, 0, 3, 2]
     """

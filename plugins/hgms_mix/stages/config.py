@@ -121,6 +121,8 @@ def mix_of(
 
     The table of a mix is returned unchanged.
 
+    Examples
+    --------
     >>> grid = {
     ...     "seeds": [7],
     ...     "task": {"name": "t", "label": "a"},

@@ -72,6 +72,8 @@ def means(losses: RowLosses, *, seed: int = 0) -> dict[str, Any]:
 
     Each mean has its 95 % percentile bootstrap interval over rows.
 
+    Examples
+    --------
     >>> flat = RowLosses(total=torch.tensor([2.0, 3.0]).double(), tokens=torch.tensor([2, 3]))
     >>> means(flat)["token_loss"]
     {'value': 1.0, 'low': 1.0, 'high': 1.0}

@@ -118,7 +118,10 @@ def chosen_rows(
 ) -> ChosenRows:
     """Return the sampled rows, in tokens of the fine-tuned model.
 
-    Errors: DataError if a source changed after sampling, or all rows are too long in these tokens.
+    Raises
+    ------
+    DataError
+        If a source changed after sampling, or all rows are too long in these tokens.
     """
     from hgms_mix.lm import content
 

@@ -114,7 +114,10 @@ class Runner:
     part of the keys. ``tools`` are further parameters without effect on results. ``finished``
     contains the stages that this runner has run or found.
 
-    Errors: CheckpointError for a damaged file or manifest.
+    Raises
+    ------
+    CheckpointError
+        For a damaged file or manifest.
     """
 
     root: Path

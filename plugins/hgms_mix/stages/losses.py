@@ -48,10 +48,14 @@ def row_losses(model: Any, table: Any, *, rows: int = 8) -> RowLosses:
 
     Each batch has ``rows`` rows of similar length (halved if memory runs out).
 
-    Cost: one forward pass over the table.
+    Raises
+    ------
+    OutOfMemory
+        a single row does not fit.
 
-    Raises:
-        OutOfMemory: a single row does not fit.
+    Notes
+    -----
+    Cost: one forward pass over the table.
     """
     try:
         return _row_losses(model.eval(), table, rows)
@@ -101,9 +105,14 @@ def untuned_losses(model: TunedModel, folder: Path) -> dict[str, RowLosses]:
     earlier mix computed them. Otherwise it loads the model and releases it at the end. Losses of a
     model created from a configuration are not stored: it is small, and its weights are random.
 
-    Cost: one forward pass over the test sets, once per experiment.
+    Raises
+    ------
+    CheckpointError
+        For a damaged file.
 
-    Errors: CheckpointError for a damaged file.
+    Notes
+    -----
+    Cost: one forward pass over the test sets, once per experiment.
     """
     losses = dict[str, RowLosses]()
     base = None

@@ -51,11 +51,16 @@ def run_mix(
     If another process runs the same mix, wait ``patience`` seconds for it (None: until that process
     is seen to be alive).
 
-    Raises:
-        Interrupted: Ctrl-C; the message explains how to resume.
-        CheckpointError: another process works on the same mix, or a part of its folder is damaged.
-        DiskError: a file cannot be written; finished work is kept.
-        RankLost: a rank is gone; its work since the last checkpoint is lost.
+    Raises
+    ------
+    Interrupted
+        Ctrl-C; the message explains how to resume.
+    CheckpointError
+        Another process works on the same mix, or a part of its folder is damaged.
+    DiskError
+        a file cannot be written; finished work is kept.
+    RankLost
+        a rank is gone; its work since the last checkpoint is lost.
     """
     view = view or Progress(enabled=False)
     folder = mix_path(config)
@@ -140,9 +145,12 @@ def ensure_runnable(config: MixConfig, last: str) -> None:
 
     The check runs before the hours of reweighting.
 
-    Raises:
-        MissingExtra: a package is not installed.
-        ConfigError: a benchmark cannot be evaluated, or fine-tuning does not support a setting.
+    Raises
+    ------
+    MissingExtra
+        a package is not installed.
+    ConfigError
+        a benchmark cannot be evaluated, or fine-tuning does not support a setting.
     """
     tunes = "finetune" in stages_up_to(last)
     peft = ["peft"] if TunedModel.of(config).adapter is not None else []
@@ -164,7 +172,10 @@ def ensure_runnable(config: MixConfig, last: str) -> None:
 def claim(folder: Path, *, patience: float | None = None) -> AbstractContextManager[object]:
     """Reserve the folder of a mix for this process. The run in it has a separate lease.
 
-    Errors: the errors of ``leased``.
+    Raises
+    ------
+    HgmsError
+        The errors of ``leased``.
     """
     return hold_lease(folder, LEASES[0], patience=patience)
 
@@ -194,7 +205,10 @@ def mix_path(config: MixConfig) -> Path:
     Mixes with other settings for sampling, fine-tuning or evaluation share the folder, so all of
     them use one learned mixture.
 
-    Errors: DataError for data that cannot be read.
+    Raises
+    ------
+    DataError
+        For data that cannot be read.
     """
     config.task.data_fingerprint()  # type: ignore[attr-defined]  # the hash alone does not complain
     return config.reweight.path

@@ -63,11 +63,16 @@ def null_test(
     Return the result of :func:`hgms.uncertainty.halves_test` with the weights of every run. The
     function also writes it to ``null-test/null.json`` in the parent folder of the mixes.
 
-    Cost: ``seeds`` · ``splits`` runs of the file's budget.
+    Raises
+    ------
+    Interrupted
+        Ctrl-C; the message explains how to resume.
+    HgmsError
+        Runs failed, with the reasons; finished runs are kept.
 
-    Raises:
-        Interrupted: Ctrl-C; the message explains how to resume.
-        HgmsError: runs failed, with the reasons; finished runs are kept.
+    Notes
+    -----
+    Cost: ``seeds`` · ``splits`` runs of the file's budget.
     """
     folder = mix_path(config).parent / NULL_TEST
     names = tuple(config.task.sources)  # type: ignore[attr-defined]

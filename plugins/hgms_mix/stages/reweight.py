@@ -74,7 +74,10 @@ class Learned(Value):
 
         The score is NaN for rows without a rank.
 
-        Errors: ConfigError if the budget ended before the method had ranked the rows.
+        Raises
+        ------
+        ConfigError
+            If the budget ended before the method had ranked the rows.
         """
         method = self.config.method
         ranks = find(method, RanksRows)
@@ -113,7 +116,10 @@ def reweight(
 ) -> Learned:
     """Learn the weights, resume an interrupted run, or read a finished run and check its files.
 
-    Errors: CheckpointError if another process works on the same run, or a file is damaged.
+    Raises
+    ------
+    CheckpointError
+        If another process works on the same run, or a file is damaged.
     """
     run = RunFolder(folder)
     before = is_finished(run)
@@ -172,6 +178,8 @@ def processor_seconds(run: RunFolder) -> float | None:
 def weights_of(record: Mapping[str, Any]) -> dict[str, float]:
     """Return the weights of the sources in a record.
 
+    Examples
+    --------
     >>> weights_of({"step": 3, "weight.sums": 0.75, "weight.chat": 0.25})
     {'sums': 0.75, 'chat': 0.25}
     """

@@ -28,16 +28,22 @@ class Sample:
     the smaller samples. For a method that ranks rows (``less``, ``rho-loss``, ``rds``), no rows are
     drawn: its ``size`` best rows are selected. The set is then shuffled.
 
-    Arguments:
-        size: total number of rows.
-        seed: None: the seed of the mix.
-        of: ``sources``; or ``validation``: rows of the validation sets, evenly over all their rows,
-            independent of the learned weights. This is the reference for training on these rows
-            only.
-        allow_fewer: False: if a source has too few rows, the others provide the missing rows in
-            proportion to their weights, and the total is exact. True: missing rows are not moved,
-            and the set is smaller.
+    Parameters
+    ----------
+    size
+        Total number of rows.
+    seed
+        None: the seed of the mix.
+    of
+        ``sources``; or ``validation``: rows of the validation sets, evenly over all their rows,
+        independent of the learned weights. This is the reference for training on these rows only.
+    allow_fewer
+        False: if a source has too few rows, the others provide the missing rows in proportion to
+        their weights, and the total is exact. True: missing rows are not moved, and the set is
+        smaller.
 
+    Examples
+    --------
     >>> Sample(size=20_000).allow_fewer
     False
     """
@@ -105,16 +111,24 @@ class Resampling:
     at the states of x named by ``at`` (:func:`hgms.uncertainty.alignments`). It then resamples the
     blocks (:func:`hgms.uncertainty.over_rows`).
 
-    Arguments:
-        validation_blocks, source_blocks: largest number of blocks of validation rows, and of blocks
-            of rows of each source.
-        rows: rows per block, if there are enough.
-        at: states of the run: ``start`` and ``end``; results are means over both.
-        resamples: number of bootstrap resamples.
+    Parameters
+    ----------
+    validation_blocks, source_blocks
+        Largest number of blocks of validation rows, and of blocks of rows of each source.
+    rows
+        Rows per block, if there are enough.
+    at
+        States of the run: ``start`` and ``end``; results are means over both.
+    resamples
+        Number of bootstrap resamples.
 
+    Notes
+    -----
     Cost: (validation_blocks + S · source_blocks) gradients of ``rows`` rows for each entry of
     ``at``.
 
+    Examples
+    --------
     >>> Resampling(rows=8).at
     ('start', 'end')
     """
@@ -153,27 +167,44 @@ class Finetune(Training):
     ``micro_batch · accumulation`` rows. (The lower level of reweighting averages within a row
     first.) Each epoch uses a new seeded order of the rows.
 
-    Arguments:
-        lr: learning rate of AdamW (betas 0.9 and 0.999, eps 1e-8).
-        epochs: passes over the sample. 0, with ``start = "reweighted"``: no training; the result is
-            the final model of reweighting (``hg-ms-online`` and other methods that train it on the
-            mixture).
-        micro_batch: rows per pass on the device. ``accumulation``: micro-batches per optimiser
-            step, split across the ranks (``run.ranks``).
-        weight_decay: decoupled; biases and normalisation layers are excluded, as in transformers.
-        schedule: of the learning rate, after ``warmup`` (below 1: a share of all steps; from 1: a
-            number of steps).
-        clip: largest gradient norm; None: not clipped.
-        seed: of the order of the rows, the fresh adapter and dropout; None: the seed of the mix.
-        start: ``fresh``: new parameters of the adapter (without adapter: the parameters of the base
-            model); ``reweighted``: the final lower variables of reweighting.
-        save_every: optimiser steps between checkpoints. ``checkpointing``: gradient checkpointing,
-            less memory for more time.
-        model, adapter: the tuned model and adapter, if the mixture was learned with another model
-            (a small proxy); None: the task's. Rows are tokenised for the tuned model.
-
     Defaults are from the paper (which accumulates 64 for instructions).
 
+    Parameters
+    ----------
+    lr
+        Learning rate of AdamW (betas 0.9 and 0.999, eps 1e-8).
+    epochs
+        Passes over the sample. 0, with ``start = "reweighted"``: no training; the result is the
+        final model of reweighting (``hg-ms-online`` and other methods that train it on the
+        mixture).
+    micro_batch
+        Rows per pass on the device.
+    accumulation
+        Micro-batches per optimiser step, split across the ranks (``run.ranks``).
+    weight_decay
+        Decoupled; biases and normalisation layers are excluded, as in transformers.
+    schedule
+        Of the learning rate, after ``warmup`` (below 1: a share of all steps; from 1: a number of
+        steps).
+    clip
+        Largest gradient norm; None: not clipped.
+    seed
+        Of the order of the rows, the fresh adapter and dropout; None: the seed of the mix.
+    start
+        ``fresh``: new parameters of the adapter (without adapter: the parameters of the base
+        model).
+    reweighted
+        The final lower variables of reweighting.
+    save_every
+        Optimiser steps between checkpoints.
+    checkpointing
+        Gradient checkpointing, less memory for more time.
+    model, adapter
+        The tuned model and adapter, if the mixture was learned with another model (a small proxy);
+        None: the task's. Rows are tokenised for the tuned model.
+
+    Examples
+    --------
     >>> Finetune().lr
     8e-06
     """

@@ -132,6 +132,8 @@ def _losses(tests: Mapping[str, Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
 def _benchmark(result: Mapping[str, Any]) -> str:
     """Format a score with its interval, in the form that hgms_mix.evaluation returns.
 
+    Examples
+    --------
     >>> _benchmark(
     ...     {
     ...         "score": 62.5,

@@ -59,12 +59,18 @@ def train(
     ``tuned``. ``start`` contains initial parameters by name; the ``tokenizer`` gives the padding
     token (default: 0). With ``epochs = 0``, the start is written without training.
 
-    Raises:
-        NumericalError: the loss of a step is not finite; earlier checkpoints are kept.
-        OutOfMemory: the message names the settings to decrease.
-        DiskError: a checkpoint cannot be written; earlier checkpoints are kept.
-        CheckpointError: a checkpoint or losses.jsonl is damaged; no file is changed.
-        Interrupted: Ctrl-C; finished work is saved.
+    Raises
+    ------
+    NumericalError
+        The loss of a step is not finite; earlier checkpoints are kept.
+    OutOfMemory
+        The message names the settings to decrease.
+    DiskError
+        a checkpoint cannot be written; earlier checkpoints are kept.
+    CheckpointError
+        a checkpoint or losses.jsonl is damaged; no file is changed.
+    Interrupted
+        Ctrl-C; finished work is saved.
     """
     number = Key(settings.seed or 0).fold("finetune").derive() % 2**32
     kind = "model" if adapter is None else "adapter"
@@ -182,7 +188,10 @@ def _trainer(
 def resume_point(work: Folder) -> Path | None:
     """Return the checkpoint that the manifest records, or None; cut the losses back to it.
 
-    Errors: CheckpointError if one of its files, or losses.jsonl, is damaged.
+    Raises
+    ------
+    CheckpointError
+        If one of its files, or losses.jsonl, is damaged.
     """
     manifest = work.manifest()
     for name in manifest.files:
@@ -365,6 +374,8 @@ def borrow_generators(seed: int) -> Iterator[None]:
 
     This includes the generators of GPUs.
 
+    Examples
+    --------
     >>> before = torch.get_rng_state()
     >>> with borrow_generators(1):
     ...     _ = torch.randn(3)

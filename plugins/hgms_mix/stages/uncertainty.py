@@ -159,6 +159,8 @@ def warnings(
 ) -> Iterator[str]:
     """Yield the reasons not to trust the weights of a mixture.
 
+    Examples
+    --------
     >>> list(warnings({"a": 0.97, "b": 0.03}, {}, {0: {"a": 0.97, "b": 0.03}}, None))
     ['a has 0.97 of the weight, and there is no test of it: run more seeds, and hgms mix null']
     """
@@ -269,6 +271,8 @@ def format_interval(
 ) -> str:
     """Format a value with its interval, if it has one.
 
+    Examples
+    --------
     >>> format_interval(0.5, 0.25, 0.75, signed=True), format_interval(1.0, None, None, digits=2)
     ('+0.500 [+0.250, +0.750]', '1.00')
     """

@@ -38,9 +38,13 @@ def design(
     runs of a shorter design as its beginning. Every run has a separate seed, so two runs differ by
     mixture and chance.
 
-    Raises:
-        ConfigError: fewer points than the anchors require, or a source of weight zero in the prior.
+    Raises
+    ------
+    ConfigError
+        Fewer points than the anchors require, or a source of weight zero in the prior.
 
+    Examples
+    --------
     >>> [
     ...     point.role
     ...     for point in design(np.array([0.5, 0.5]), points=8, repeats=2, shrink=0.1, seed=0)
@@ -89,6 +93,8 @@ def spread(prior: np.ndarray, count: int, key: Key) -> np.ndarray:
         ω_s = b_s · Π_{r<s} (1 − b_r),  b_s = the u_s-quantile of Beta(α_s, Σ_{r>s} α_r),
             α = S · prior
 
+    Examples
+    --------
     >>> points = spread(np.full(3, 1 / 3), 1024, Key(0))
     >>> points.mean(0).round(2)
     array([0.33, 0.33, 0.33])

@@ -112,10 +112,14 @@ def learn(
     (:func:`hgms_mix.surface.outliers.find_diverged`). It fits the weighted mean directly. Repeats
     therefore show the noise of the mean for any correlation of the metrics.
 
-    Cost: a second or two per metric for some tens of mixtures.
+    Raises
+    ------
+    ConfigError
+        Too few mixtures, or unknown names.
 
-    Raises:
-        ConfigError: too few mixtures, or unknown names.
+    Notes
+    -----
+    Cost: a second or two per metric for some tens of mixtures.
     """
     sources = len(runs.sources)
     deciding = runs.deciding

@@ -39,6 +39,8 @@ def noise_of(mixtures: np.ndarray, variances: np.ndarray, freedoms: np.ndarray) 
     restricted likelihood with a half-normal prior of scale 1. At τ = 0 the estimate is one pooled
     variance. With few repeats, τ stays near 0.
 
+    Examples
+    --------
     >>> noise_of(np.eye(2), np.array([0.04, 0.04]), np.array([4, 4])).spread
     0.0
     """

@@ -30,6 +30,8 @@ def find_diverged(mixtures: np.ndarray, losses: np.ndarray) -> np.ndarray:
     - Its loss is above all kept losses, by ``APART`` of their range. A steep surface is steep in
       more than one run.
 
+    Examples
+    --------
     >>> places = np.linspace(0, 1, 12)
     >>> losses = places**2 + 0.01 * np.sin(9.0 * np.arange(12))
     >>> losses[4] = 5.0

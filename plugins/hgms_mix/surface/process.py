@@ -116,6 +116,8 @@ class Surface:
 
             z_i = [K⁻¹y]_i / √[K⁻¹]_ii
 
+        Notes
+        -----
         Source: Rasmussen and Williams, *Gaussian Processes for Machine Learning*, 2006, section
         5.4.2.
         """
@@ -144,6 +146,8 @@ def fit(mixtures: np.ndarray, losses: np.ndarray, key: Key) -> Surface:
     kept. If leave-one-out errors are larger than expected, the surface is widened by their root
     mean square.
 
+    Notes
+    -----
     Cost: O(G³) a few thousand times, for G distinct mixtures.
     """
     places, counts, values, noise = group_repeats(mixtures, losses)

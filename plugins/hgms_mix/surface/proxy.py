@@ -61,6 +61,8 @@ def choose_points(findings: Findings, points: Sequence[Point], count: int) -> li
 def rank_correlation(mine: np.ndarray, theirs: np.ndarray, key: Key) -> RankCorrelation:
     """Return the rank correlation of two columns; resamples with a constant column are excluded.
 
+    Examples
+    --------
     >>> rank_correlation(
     ...     np.array([1.0, 2.0, 3.0, 4.0]), np.array([1.0, 4.0, 9.0, 16.0]), Key(0)
     ... ).value

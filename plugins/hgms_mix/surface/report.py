@@ -41,8 +41,10 @@ def settings_laid(sets: Sequence[str], registry: Registry) -> SurfaceSettings:
 def settings_of(table: object, registry: Registry, *source: str) -> SurfaceSettings:
     """Return the settings in a table ``surface`` of a file ``source``.
 
-    Raises:
-        ConfigError: all errors in the settings, with places.
+    Raises
+    ------
+    ConfigError
+        All errors in the settings, with places.
     """
     try:
         settings: SurfaceSettings = structure(table, SurfaceSettings, registry)

@@ -147,8 +147,10 @@ class DesignRuns:
         If the loss of fine-tuning becomes non-finite, all losses of the run are NaN. A repeated run
         would diverge too, and the other runs do not depend on it.
 
-        Raises:
-            Interrupted: Ctrl-C; finished work is saved.
+        Raises
+        ------
+        Interrupted
+            Ctrl-C; finished work is saved.
         """
         folder = self._folder(point)
         folder.path.mkdir(parents=True, exist_ok=True)
@@ -226,9 +228,10 @@ def with_evaluated_sets(config: MixConfig) -> MixConfig:
 
     It has no benchmarks.
 
-    Raises:
-        ConfigError: the configuration fixes a seed for all runs, or the start requires a
-            learned mixture.
+    Raises
+    ------
+    ConfigError
+        The configuration fixes a seed for all runs, or the start requires a learned mixture.
     """
     for table in ("sample", "finetune"):
         if (seed := getattr(config, table).seed) is not None:

@@ -18,22 +18,29 @@ from hgms_mix.lm import mixture_shares
 class SurfaceSettings:
     """Table ``[surface]``: the mixtures to run, and the criterion of the recommendation.
 
-    Arguments:
-        points: total number of runs, including repeats (default: the runs of the anchors plus 4
-            per source).
-        repeats: runs per anchor, each with another seed. The anchors are the prior and, for each
-            source, one mixture that consists mostly of this source. The spread of repeats is the
-            noise.
-        shrink: distance of the anchor of a source from the corner of this source toward the prior,
-            as a share of the way.
-        prior: the mixture to compare with: ``uniform``, ``rows`` (in proportion to the rows of the
-            sources), or weights by source.
-        targets: weights of the validation sets (or of the columns of metrics.csv). Their weighted
-            mean decides. Empty: equal weights.
-        caution: the recommended mixture minimises mean + caution · standard deviation of the
-            surface. 0: the mean; 1: of two mixtures with equal means, the mixture with the smaller
-            uncertainty.
+    Parameters
+    ----------
+    points
+        Total number of runs, including repeats (default: the runs of the anchors plus 4 per
+        source).
+    repeats
+        Runs per anchor, each with another seed. The anchors are the prior and, for each source, one
+        mixture that consists mostly of this source. The spread of repeats is the noise.
+    shrink
+        Distance of the anchor of a source from the corner of this source toward the prior, as a
+        share of the way.
+    prior
+        The mixture to compare with: ``uniform``, ``rows`` (in proportion to the rows of the
+        sources), or weights by source.
+    targets
+        Weights of the validation sets (or of the columns of metrics.csv). Their weighted mean
+        decides. Empty: equal weights.
+    caution
+        The recommended mixture minimises mean + caution · standard deviation of the surface. 0: the
+        mean; 1: of two mixtures with equal means, the mixture with the smaller uncertainty.
 
+    Examples
+    --------
     >>> SurfaceSettings(points=30).repeats
     3
     """
@@ -50,6 +57,8 @@ class SurfaceSettings:
 
         The values of ``sources`` are the numbers of rows (None: unknown).
 
+        Examples
+        --------
         >>> SurfaceSettings(prior={"a": 3.0, "b": 1.0}).prior_over({"a": None, "b": None})
         array([0.75, 0.25])
         """

@@ -69,8 +69,10 @@ def read_runs(ratios: Path, metrics: Path, say: Callable[[str], None] = lambda l
     is a metric. Shares sum to 1 within 0.01. A run that is missing in one file, or lacks a metric,
     is excluded; ``say`` receives the number of excluded runs.
 
-    Raises:
-        DataError: a file is not such a table; the error names the line.
+    Raises
+    ------
+    DataError
+        a file is not such a table; the error names the line.
     """
     id_of_ratios, sources, shares = _read(ratios, "a source")
     id_of_metrics, names, values = _read(metrics, "a metric")

@@ -143,9 +143,12 @@ def run_surface(
     ``executor`` runs the jobs (None: this process, one after another). Several processes may run
     the same design.
 
-    Raises:
-        Interrupted: Ctrl-C; the same command resumes.
-        HgmsError: runs failed, with the reasons; finished runs are kept.
+    Raises
+    ------
+    Interrupted
+        Ctrl-C; the same command resumes.
+    HgmsError
+        Runs failed, with the reasons; finished runs are kept.
     """
     executor = executor or Here()
     runs = DesignRuns(config=plan.config, folder=plan.folder)
@@ -217,9 +220,12 @@ def run_points(
 ) -> list[Outcome]:
     """Return the outcomes of all points; reuse finished runs.
 
-    Raises:
-        NumericalError: the losses of more than ``diverging`` runs are not finite.
-        HgmsError: runs failed, with the reasons.
+    Raises
+    ------
+    NumericalError
+        The losses of more than ``diverging`` runs are not finite.
+    HgmsError
+        Runs failed, with the reasons.
     """
     done = [outcome for outcome in map(runs.find_outcome, points) if outcome is not None]
     _check_diverged(done, diverging)

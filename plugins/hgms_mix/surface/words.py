@@ -105,6 +105,8 @@ def sentences(findings: Findings) -> Iterator[str]:
 def verdict(gap: Gap, prior: str) -> str:
     """Return the sentence that compares the recommended mixture with the prior.
 
+    Examples
+    --------
     >>> verdict(Gap(value=-0.1, low=-0.3, high=0.1, below=0.9), "uniform").partition(";")[0]
     'recommended − uniform: -0.100 [-0.300, +0.100]: cannot be distinguished from uniform'
     >>> verdict(Gap(value=-0.2, low=-0.3, high=-0.1, below=1.0), "uniform")
@@ -122,6 +124,8 @@ def verdict(gap: Gap, prior: str) -> str:
 def spell(gap: Gap) -> str:
     """Format a difference with the digits that its interval supports.
 
+    Examples
+    --------
     >>> spell(Gap(value=-0.12345, low=-0.2345, high=-0.0123, below=1.0))
     '-0.123 [-0.234, -0.012]'
     """

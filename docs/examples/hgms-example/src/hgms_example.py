@@ -34,26 +34,35 @@ class ChebyshevSolver:
     dear, as between machines. Avoid when they are not known: an eigenvalue above ``high`` or below
     0 makes the iteration grow (``cg`` needs no bounds).
 
-    Arguments:
-        low, high: bounds on the eigenvalues of H + γI, 0 < low < high, in the units of H.
-        ridge: γ ≥ 0, in the units of H.
-        rtol: relative residual to reach, > 0.
-        max_steps: iteration limit.
-
     Outcomes: CONVERGED; ITERATION_LIMIT; DIVERGED (the spectrum leaves [low, high]) with the best
         iterate; NONFINITE.
 
+    Parameters
+    ----------
+    low, high
+        Bounds on the eigenvalues of H + γI, 0 < low < high, in the units of H.
+    ridge
+        γ ≥ 0, in the units of H.
+    rtol
+        Relative residual to reach, > 0.
+    max_steps
+        Iteration limit.
+
+    Notes
+    -----
     Cost: one product an iteration, and one for a warm start. Memory: 5 vectors.
 
+    Source: Golub & Varga (1961); Saad, "Iterative Methods for Sparse Linear Systems" (2003),
+    section 12.3.
+
+    Examples
+    --------
     >>> A = torch.diag(torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64))
     >>> solution = ChebyshevSolver(low=1.0, high=4.0).solve(
     ...     lambda v: v @ A, torch.ones(3, dtype=torch.float64)
     ... )
     >>> solution.outcome.label, bool(torch.allclose(solution.value, 1 / A.diagonal(), rtol=1e-5))
     ('converged', True)
-
-    Source: Golub & Varga (1961); Saad, "Iterative Methods for Sparse Linear Systems" (2003),
-        section 12.3.
     """
 
     name: ClassVar[str] = "chebyshev"

@@ -43,9 +43,13 @@ class Ray:
     cluster. Ray itself does not resume jobs. The caller submits a lost run a second time, and it
     resumes from its folder, which must be on a disk that all machines share.
 
-    Errors: MissingExtra without ray; ConfigError if there is no such cluster, if its Ray or Python
-    has another version, or if the installation of a worker differs from this machine (digests of
-    the code are compared).
+    Raises
+    ------
+    MissingExtra
+        Without ray.
+    ConfigError
+        If there is no such cluster, if its Ray or Python has another version, or if the
+        installation of a worker differs from this machine (digests of the code are compared).
     """
 
     name: ClassVar[str] = "ray"

@@ -40,8 +40,13 @@ class Slurm:
     stores submitit's scripts, logs and pickles; no other user can read it. ``cluster = "local"``
     runs the batch jobs as processes of this machine, for a test.
 
-    Errors: MissingExtra without submitit; ConfigError if SLURM is missing here or rejects a job,
-    and if the installation of a node differs from this machine.
+    Raises
+    ------
+    MissingExtra
+        Without submitit.
+    ConfigError
+        If SLURM is missing here or rejects a job, and if the installation of a node differs from
+        this machine.
     """
 
     name: ClassVar[str] = "slurm"

@@ -60,15 +60,19 @@ def check_spread(
 class Diversity:
     """The differences between branches. Branch 0 is always free of noise.
 
-    Arguments:
-        batches: ``independent`` batches per branch, or ``shared`` batches.
-        noise: standard deviation of the Gaussian added to the start, as a multiple of
-            ``noise_scale``: 1 (``absolute``), or the root mean square of each leaf (``relative``).
-        whole_batch_noise: relative noise that replaces ``noise = 0`` if the branches would be
-            equal: no spread, and batches of all rows. In a leaf that is zero, the noise is
-            absolute. 0: the branches stay equal in that case.
-        lr_spread, decay_spread: (low, high) factors on learning rate and weight decay, log-spaced
-            over the branches.
+    Parameters
+    ----------
+    batches
+        ``independent`` batches per branch, or ``shared`` batches.
+    noise
+        Standard deviation of the Gaussian added to the start, as a multiple of ``noise_scale``: 1
+        (``absolute``), or the root mean square of each leaf (``relative``).
+    whole_batch_noise
+        Relative noise that replaces ``noise = 0`` if the branches would be equal: no spread, and
+        batches of all rows. In a leaf that is zero, the noise is absolute. 0: the branches stay
+        equal in that case.
+    lr_spread, decay_spread
+        (low, high) factors on learning rate and weight decay, log-spaced over the branches.
     """
 
     batches: Literal["independent", "shared"] = "independent"
@@ -128,6 +132,8 @@ class Diversity:
 def factors(spread: tuple[float, float] | None, count: int) -> list[float]:
     """Return one factor per branch, evenly spaced in the logarithm.
 
+    Examples
+    --------
     >>> factors((0.25, 4.0), 3)
     [0.25, 1.0, 4.0]
     """
@@ -151,32 +157,49 @@ class Branches:
     the start, and factors on learning rate and weight decay. Use when the lower level is a network
     that is trained by steps, not solved. Avoid when a temperature matters (``ula``).
 
-    Arguments:
-        count: N. ``steps``: K, lower updates of each branch in one outer step.
-        optimizer: :class:`hgms.optim.SGD`, ``AdamW``, ``Torch``, or ``Clip`` of one of these, with
-            the learning rate and its schedule. In a file the name, or a table such as
-            ``{ name = "adamw", lr = 0.02 }``.
-        batch_size: examples per step; None uses all.
-        diversity: the differences between branches (:class:`Diversity`): batches, noise, factors on
-            learning rate and weight decay.
-        accumulate: number of sequential batches per step. If g is a mean over rows, the gradient
-            equals the gradient on all examples up to rounding. Only one batch's activations are in
-            memory at a time.
-        carry_rule: start of the next outer step: the ``selected`` branch for all, the noise-free
-            ``base`` (branch 0) for all, or each branch's end (``per-branch``). :class:`Restarts`
-            adds restarts from a newly drawn lower state.
-        mode, chunk: stacked or looped evaluation, and the number of branches stacked at a time.
-            ``auto`` selects by size, and loops if torch.func.vmap cannot evaluate the loss.
-        keep_path: with one branch, keep its run while proposing, so that ``unrolled`` does not
-            replay it: saves K lower gradients per outer step. ``graph`` keeps the graphs of its
-            steps; ``states`` keeps its states, for a backward pass in mixed mode (see
-            ``unrolled``). With several branches, the selected branch is still replayed, so the
-            memory is the memory of one branch.
+    Parameters
+    ----------
+    count
+        N.
+    steps
+        K, lower updates of each branch in one outer step.
+    optimizer
+        :class:`hgms.optim.SGD`, ``AdamW``, ``Torch``, or ``Clip`` of one of these, with the
+        learning rate and its schedule. In a file the name, or a table such as
+        ``{ name = "adamw", lr = 0.02 }``.
+    batch_size
+        Examples per step; None uses all.
+    diversity
+        The differences between branches (:class:`Diversity`): batches, noise, factors on learning
+        rate and weight decay.
+    accumulate
+        Number of sequential batches per step. If g is a mean over rows, the gradient equals the
+        gradient on all examples up to rounding. Only one batch's activations are in memory at a
+        time.
+    carry_rule
+        Start of the next outer step: the ``selected`` branch for all, the noise-free ``base``
+        (branch 0) for all, or each branch's end (``per-branch``). :class:`Restarts` adds restarts
+        from a newly drawn lower state.
+    mode, chunk
+        Stacked or looped evaluation, and the number of branches stacked at a time. ``auto`` selects
+        by size, and loops if torch.func.vmap cannot evaluate the loss.
+    keep_path
+        With one branch, keep its run while proposing, so that ``unrolled`` does not replay it:
+        saves K lower gradients per outer step. ``graph`` keeps the graphs of its steps; ``states``
+        keeps its states, for a backward pass in mixed mode (see ``unrolled``). With several
+        branches, the selected branch is still replayed, so the memory is the memory of one branch.
 
+    Notes
+    -----
     Cost: N·K lower gradients; with ``accumulate``, that many times more gradients, each of a part;
-        with LBFGS as many as it takes. Memory: 4N lower states with AdamW, 2N with SGD, activations
-        of ``chunk`` branches, kept graphs.
+    with LBFGS as many as it takes. Memory: 4N lower states with AdamW, 2N with SGD, activations of
+    ``chunk`` branches, kept graphs.
 
+    Source: HG-MS paper, section "HG-MS" (finite-budget branch generator) and the experiment
+    appendix.
+
+    Examples
+    --------
     >>> problem = Problem(
     ...     theta0={"t": torch.zeros(1)},
     ...     x0={"x": torch.full((1,), 4.0)},
@@ -189,9 +212,6 @@ class Branches:
     ... )
     >>> candidates.x["x"].shape, bool((candidates.x["x"].abs() < 1e-3).all())
     (torch.Size([3, 1]), True)
-
-    Source: HG-MS paper, section "HG-MS" (finite-budget branch generator) and the experiment
-        appendix.
     """
 
     name: ClassVar[str] = "branches"

@@ -86,6 +86,8 @@ def second_products(g: Loss, theta: Tree, x: Tree, batch: Any, v: Tree) -> tuple
     reverse gives the same result. In torch, the reverse pass then keeps a graph while it has
     tangents, which takes up to twice the memory (README).
 
+    Examples
+    --------
     >>> one = torch.ones(1)
     >>> second_products(
     ...     lambda t, x, _: (t["t"] * x["x"] ** 2).sum(),

@@ -31,13 +31,21 @@ class Restarts:
     examples. In a configuration, set the key in the table of the generator: ``generator = { name =
     "branches", restart_every = 10 }``.
 
-    Arguments:
-        generator: any generator.
-        restart_every: outer steps from one start to the next; 1 starts from a new lower state in
-            every outer step.
+    Parameters
+    ----------
+    generator
+        Any generator.
+    restart_every
+        Outer steps from one start to the next; 1 starts from a new lower state in every outer step.
 
+    Notes
+    -----
     Cost: the cost of the generator.
 
+    Source: HG-MS paper, experiment appendix (restarts of the lower level in data hyper-cleaning).
+
+    Examples
+    --------
     >>> import torch
     >>> problem = Problem(
     ...     theta0={"t": torch.zeros(1)},
@@ -53,8 +61,6 @@ class Restarts:
     ...     start = generator.carry(start, candidates, torch.tensor(0), Key(0), problem)
     >>> start["x"]["x"]
     tensor([[5.]])
-
-    Source: HG-MS paper, experiment appendix (restarts of the lower level in data hyper-cleaning).
     """
 
     name: ClassVar[str] = "restarts"

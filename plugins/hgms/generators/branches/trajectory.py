@@ -59,19 +59,34 @@ class Trajectory:
     HG-MS's candidates from one run (``best-of-n``). Avoid when N independent samples of the set of
     minimisers are wanted: iterates of one run are similar.
 
-    Arguments:
-        steps: K. ``every``: keep each ``every``-th iterate, and the last.
-        optimizer: as in ``branches``; its moments and its schedule start again in each outer step.
-        batch_size: examples per step; None uses all.
-        carry_rule: start of the next outer step: the ``selected`` or the ``last`` iterate. No
-            effect with a learned start.
-        keep_path: keep the run while proposing, so that ``unrolled`` does not replay it: saves up
-            to K lower gradients per outer step. ``graph`` keeps K graphs of a gradient, ``states``
-            keeps K states, for a backward pass in mixed mode. Only for ``unrolled``.
+    Parameters
+    ----------
+    steps
+        K.
+    every
+        Keep each ``every``-th iterate, and the last.
+    optimizer
+        As in ``branches``; its moments and its schedule start again in each outer step.
+    batch_size
+        Examples per step; None uses all.
+    carry_rule
+        Start of the next outer step: the ``selected`` or the ``last`` iterate. No effect with a
+        learned start.
+    keep_path
+        Keep the run while proposing, so that ``unrolled`` does not replay it: saves up to K lower
+        gradients per outer step. ``graph`` keeps K graphs of a gradient, ``states`` keeps K states,
+        for a backward pass in mixed mode. Only for ``unrolled``.
 
+    Notes
+    -----
     Cost: K lower gradients. Memory: N + 1 lower states, and the moments of one state; with
-        ``keep_path`` K graphs of a gradient, or K more states.
+    ``keep_path`` K graphs of a gradient, or K more states.
 
+    Source: Liu, Liu, Zeng, Zhang, *Towards gradient-based bilevel optimization with non-convex
+    followers and beyond*, NeurIPS 2021 (arXiv 2110.00455).
+
+    Examples
+    --------
     >>> problem = Problem(
     ...     theta0={"t": torch.zeros(1)},
     ...     x0={"x": torch.full((1,), 4.0)},
@@ -83,9 +98,6 @@ class Trajectory:
     ...     "x"
     ... ].flatten()
     tensor([2.0000, 1.0000, 0.5000])
-
-    Source: Liu, Liu, Zeng, Zhang, *Towards gradient-based bilevel optimization with non-convex
-        followers and beyond*, NeurIPS 2021 (arXiv 2110.00455).
     """
 
     name: ClassVar[str] = "trajectory"

@@ -47,17 +47,36 @@ class DynamicBarrier(base.PenaltyGenerator):
     Use when tuning a penalty weight is not wanted. Avoid very noisy batches: λ is a ratio of two
     inner products.
 
-    Arguments:
-        steps: T. ``inner_lr``: η_T. ``lr``: η_y. ``eta``: η, how fast the gap must fall.
-        batch_size, upper_batch_size: rows of a lower and an upper batch (None: all).
-        count, noise, carry_rule: N states on separate batches, as in ``value-gap``.
+    Parameters
+    ----------
+    steps
+        T.
+    inner_lr
+        η_T.
+    lr
+        η_y.
+    eta
+        η, how fast the gap must fall.
+    batch_size, upper_batch_size
+        Rows of a lower and an upper batch (None: all).
+    count, noise, carry_rule
+        N states on separate batches, as in ``value-gap``.
 
-    Errors: ConfigError if all N candidates would be equal.
+    Raises
+    ------
+    ConfigError
+        If all N candidates would be equal.
 
+    Notes
+    -----
     Cost: N (T + 1) lower gradients (the gradient at y serves q and the first of the T steps, the
-        gradient at y^T is in θ only), N upper gradients. Memory: N lower states and a few
-        gradients.
+    gradient at y^T is in θ only), N upper gradients. Memory: N lower states and a few gradients.
 
+    Source: Liu, Ye, Wright, Stone and Liu, *BOME! Bilevel optimization made easy: a simple
+    first-order approach* (2022).
+
+    Examples
+    --------
     >>> problem = Problem(
     ...     theta0={"t": torch.ones(1)},
     ...     x0={"x": torch.zeros(1)},
@@ -70,9 +89,6 @@ class DynamicBarrier(base.PenaltyGenerator):
     ... )
     >>> candidates.x["x"], candidates.aux["theta.t"]  # ∇q = (2, −2), ∇f = (2, 1): λ = 1 − 2/8
     (tensor([[0.1250]]), tensor([[3.5000]]))
-
-    Source: Liu, Ye, Wright, Stone and Liu, *BOME! Bilevel optimization made easy: a simple
-        first-order approach* (2022).
     """
 
     name: ClassVar[str] = "dynamic-barrier"

@@ -41,18 +41,39 @@ class FullyFirstOrder(base.PenaltyStep):
     Use when second derivatives are expensive and an upper gradient of the true size is wanted.
     Avoid a large λ with small batches: h is λ times a difference of two gradients.
 
-    Arguments:
-        steps: T. ``lr``: η_y. ``inner_lr``: η_z. ``decay``: c.
-        penalty, growth: λ_0 and p. With noise in both levels the paper has c = 4/7 and p = 1/7,
-            without noise c = 0, p = 1/3.
-        batch_size, upper_batch_size: rows of a lower and an upper batch (None: all).
-        count, noise, carry_rule: N pairs (y, z) on separate batches, as in ``value-gap``.
+    Parameters
+    ----------
+    steps
+        T.
+    lr
+        η_y.
+    inner_lr
+        η_z.
+    decay
+        c.
+    penalty, growth
+        λ_0 and p. With noise in both levels the paper has c = 4/7 and p = 1/7, without noise c = 0,
+        p = 1/3.
+    batch_size, upper_batch_size
+        Rows of a lower and an upper batch (None: all).
+    count, noise, carry_rule
+        N pairs (y, z) on separate batches, as in ``value-gap``.
 
-    Errors: ConfigError if all N candidates would be equal.
+    Raises
+    ------
+    ConfigError
+        If all N candidates would be equal.
 
+    Notes
+    -----
     Cost: N (2T + 2) lower gradients (two of them in θ only) and N (T + 1) upper gradients. Memory:
-        2N lower states.
+    2N lower states.
 
+    Source: Kwon, Kwon, Wright and Nowak, *A fully first-order method for stochastic bilevel
+    optimization* (2023, arXiv 2301.10945), algorithm 1.
+
+    Examples
+    --------
     >>> problem = Problem(
     ...     theta0={"t": torch.ones(1)},
     ...     x0={"x": torch.zeros(1)},
@@ -68,9 +89,6 @@ class FullyFirstOrder(base.PenaltyStep):
     ...     candidates.aux["theta.t"],
     ... )  # z = 1,  y = (2 − 1/2)/4:  h = 1 + 2 (2 (1 − y) − 0)
     (tensor([[0.3750]]), tensor([[3.5000]]))
-
-    Source: Kwon, Kwon, Wright and Nowak, *A fully first-order method for stochastic bilevel
-        optimization* (2023, arXiv 2301.10945), algorithm 1.
     """
 
     name: ClassVar[str] = "fully-first-order"

@@ -42,20 +42,38 @@ class GradientNorm(base.PenaltyStep):
     Polyak–Łojasiewicz inequality). Avoid when g has saddle points or maxima near y, because ‖∇_y g‖
     vanishes there too. Avoid when Hessian products are expensive.
 
-    Arguments:
-        lr: η. ``momentum``: of y.
-        gamma: γ. ``ramp``: γ_0 and K (:class:`Ramp`).
-        normalise: multiply by c_k, which keeps the step bounded as γ grows; else c_k = 1.
-        batch_size, upper_batch_size: rows of each of the two lower batches and of the upper batch
-            (None: all).
-        count, noise, carry_rule: N states on separate batches, as in ``value-gap``.
+    Parameters
+    ----------
+    lr
+        η.
+    momentum
+        Of y.
+    gamma
+        γ.
+    ramp
+        γ_0 and K (:class:`Ramp`).
+    normalise
+        Multiply by c_k, which keeps the step bounded as γ grows; else c_k = 1.
+    batch_size, upper_batch_size
+        Rows of each of the two lower batches and of the upper batch (None: all).
+    count, noise, carry_rule
+        N states on separate batches, as in ``value-gap``.
 
-    Errors: ConfigError if all N candidates would be equal.
+    Raises
+    ------
+    ConfigError
+        If all N candidates would be equal.
 
+    Notes
+    -----
     Cost: for each of N: 1 lower gradient, 1 product, 1 cross product, 1 upper gradient; with
-        mini-batches 2 of each, except for the upper gradient. Memory: N lower states (2N with
-        momentum) and the graph of one gradient (of two with mini-batches).
+    mini-batches 2 of each, except for the upper gradient. Memory: N lower states (2N with momentum)
+    and the graph of one gradient (of two with mini-batches).
 
+    Source: Shen and Chen, *On penalty-based bilevel gradient descent method* (2023), G-PBGD.
+
+    Examples
+    --------
     >>> problem = Problem(
     ...     theta0={"t": torch.ones(1)},
     ...     x0={"x": torch.zeros(1)},
@@ -71,8 +89,6 @@ class GradientNorm(base.PenaltyStep):
     ...     candidates.aux["theta.t"],
     ... )  # ∇_y g = −2;  c = 1/2:  ∇_y L = H ∇_y g = −4,  h = 4
     (tensor([[1.]]), tensor([[4.]]))
-
-    Source: Shen and Chen, *On penalty-based bilevel gradient descent method* (2023), G-PBGD.
     """
 
     name: ClassVar[str] = "gradient-norm"

@@ -15,6 +15,8 @@ def layers(x: Tree) -> dict[str, str]:
     It is empty for a leaf without a number. If no leaf has a number, the layer is the module:
     ``hidden`` of hidden.weight, or the name itself if there is no module.
 
+    Examples
+    --------
     >>> layers({"wte.weight": torch.ones(1), "h.0.attn.weight": torch.ones(1)})
     {'wte.weight': '', 'h.0.attn.weight': 'h.0'}
     """

@@ -60,27 +60,45 @@ class Minimax(base.PenaltyGenerator):
     Use when the lower model is large: first order, no inner loop. Avoid large α with ``sgd`` at a
     fixed rate: α multiplies the step of u and w (AdamW does not depend on it).
 
-    Arguments:
-        optimizer: D, η_w, η_u, c and the weight decay (:class:`PairOptimizer`).
-        alpha: α. ``stages``: τ and the outer steps of a stage (:class:`Stages`).
-        clip: bounds the norms of w's and of u's gradient by clip·α_k (None: no bound).
-        warmup: number of first outer steps in which u does not move.
-        blocks: number of layers that move (LISA), drawn for u and for w separately every
-            ``block_every`` outer steps (None: all move). A layer is all leaves with the same name
-            up to the first number: ``model.layers.3`` includes its attention, its norms and the
-            adapters on it. Leaves without a number (embeddings, the last norm, the head) always
-            move. If no name has a number, a block is a module: ``hidden`` for hidden.weight and
-            hidden.bias. The other leaves cost no gradient. AdamW's moments of a layer exist while
-            it moves and are reset at each draw.
-        batch_size, upper_batch_size: rows of a lower and an upper batch (None: all).
-        count, noise, carry_rule: N pairs (w, u) on separate batches, as in ``value-gap``.
+    Parameters
+    ----------
+    optimizer
+        D, η_w, η_u, c and the weight decay (:class:`PairOptimizer`).
+    alpha
+        α.
+    stages
+        τ and the outer steps of a stage (:class:`Stages`).
+    clip
+        Bounds the norms of w's and of u's gradient by clip·α_k (None: no bound).
+    warmup
+        Number of first outer steps in which u does not move.
+    blocks
+        Number of layers that move (LISA), drawn for u and for w separately every ``block_every``
+        outer steps (None: all move). A layer is all leaves with the same name up to the first
+        number: ``model.layers.3`` includes its attention, its norms and the adapters on it. Leaves
+        without a number (embeddings, the last norm, the head) always move. If no name has a number,
+        a block is a module: ``hidden`` for hidden.weight and hidden.bias. The other leaves cost no
+        gradient. AdamW's moments of a layer exist while it moves and are reset at each draw.
+    batch_size, upper_batch_size
+        Rows of a lower and an upper batch (None: all).
+    count, noise, carry_rule
+        N pairs (w, u) on separate batches, as in ``value-gap``.
 
-    Errors: ConfigError for more blocks than the lower variable has, and if all N candidates would
-        be equal.
+    Raises
+    ------
+    ConfigError
+        For more blocks than the lower variable has, and if all N candidates would be equal.
 
+    Notes
+    -----
     Cost: 2N lower gradients and N upper gradients. Memory: 2N lower states, with AdamW 6N (less
-        with ``blocks``).
+    with ``blocks``).
 
+    Source: Pan et al., *ScaleBiO: scalable bilevel optimization for LLM data reweighting* (2025);
+    the multi-stage game: Wang et al. (2023).
+
+    Examples
+    --------
     >>> problem = Problem(
     ...     theta0={"t": torch.ones(1)},
     ...     x0={"x": torch.zeros(1)},
@@ -97,9 +115,6 @@ class Minimax(base.PenaltyGenerator):
     ...     candidates.aux["theta.t"],
     ... )  # ∇_w = −6 − 2·2,  ∇_u = −2·2,  w = u: h = 0
     (tensor([[0.5000]]), tensor([[0.2000]]), tensor([[0.]]))
-
-    Source: Pan et al., *ScaleBiO: scalable bilevel optimization for LLM data reweighting* (2025);
-        the multi-stage game: Wang et al. (2023).
     """
 
     name: ClassVar[str] = "minimax"

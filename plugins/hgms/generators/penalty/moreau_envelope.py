@@ -40,17 +40,37 @@ class MoreauEnvelope(base.PenaltyStep):
     γ far below the step that a gradient of g makes: v is then nearly g, and the penalty has little
     effect.
 
-    Arguments:
-        lr: η_y. ``inner_lr``: η_z; at most about γ. ``gamma``: γ.
-        penalty, growth: c_0 and p; the paper's theory has p in (0, 1/2), or p = 0.
-        batch_size, upper_batch_size: rows of a lower and an upper batch (None: all).
-        count, noise, carry_rule: N pairs (y, z) on separate batches, as in ``value-gap``.
+    Parameters
+    ----------
+    lr
+        η_y.
+    inner_lr
+        η_z; at most about γ.
+    gamma
+        γ.
+    penalty, growth
+        c_0 and p; the paper's theory has p in (0, 1/2), or p = 0.
+    batch_size, upper_batch_size
+        Rows of a lower and an upper batch (None: all).
+    count, noise, carry_rule
+        N pairs (y, z) on separate batches, as in ``value-gap``.
 
-    Errors: ConfigError if all N candidates would be equal.
+    Raises
+    ------
+    ConfigError
+        If all N candidates would be equal.
 
+    Notes
+    -----
     Cost: N · 3 lower gradients (one of them in θ only) and N upper gradients. Memory: 2N lower
-        states.
+    states.
 
+    Source: Liu, Liu, Yao, Zeng and Zhang, *Moreau envelope for nonconvex bi-level optimization: a
+    single-loop and Hessian-free solution strategy* (2024, arXiv 2405.09927), MEHA for smooth lower
+    levels.
+
+    Examples
+    --------
     >>> problem = Problem(
     ...     theta0={"t": torch.ones(1)},
     ...     x0={"x": torch.zeros(1)},
@@ -63,10 +83,6 @@ class MoreauEnvelope(base.PenaltyStep):
     ... )
     >>> candidates.x["x"], candidates.aux["theta.t"]  # z = ½:  ∇_y L = ½ − 2 + ½,  h = ½ + 2 − 1
     (tensor([[0.2500]]), tensor([[1.5000]]))
-
-    Source: Liu, Liu, Yao, Zeng and Zhang, *Moreau envelope for nonconvex bi-level optimization: a
-        single-loop and Hessian-free solution strategy* (2024, arXiv 2405.09927), MEHA for smooth
-        lower levels.
     """
 
     name: ClassVar[str] = "moreau-envelope"

@@ -19,12 +19,18 @@ from hgms_core.validators import decay_rate, each, not_negative, optional_positi
 class PairOptimizer:
     """The steps of w, which descends, and of u, which ascends: gradient steps or AdamW.
 
-    Arguments:
-        kind: ``sgd`` (the gradient itself) or ``adamw``.
-        lr: η_w. ``lr_u``: η_u (None: η_w).
-        betas, eps, weight_decay: as in torch.optim.AdamW (decay is decoupled for sgd too).
-        schedule: of both rates: ``constant``, or ``cosine``, which falls from 1 to 0 over the
-            budget.
+    Parameters
+    ----------
+    kind
+        ``sgd`` (the gradient itself) or ``adamw``.
+    lr
+        η_w.
+    lr_u
+        η_u (None: η_w).
+    betas, eps, weight_decay
+        As in torch.optim.AdamW (decay is decoupled for sgd too).
+    schedule
+        Of both rates: ``constant``, or ``cosine``, which falls from 1 to 0 over the budget.
     """
 
     kind: Literal["sgd", "adamw"] = "sgd"
@@ -77,9 +83,12 @@ class PairOptimizer:
 class Stages:
     """Stages of equal length; each multiplies α by ``factor`` and divides the rates by it.
 
-    Arguments:
-        factor: τ.
-        steps: outer steps of a stage (None: one stage).
+    Parameters
+    ----------
+    factor
+        τ.
+    steps
+        Outer steps of a stage (None: one stage).
     """
 
     factor: float = field(default=1.0, validator=positive)

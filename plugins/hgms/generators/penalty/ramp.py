@@ -15,10 +15,15 @@ from hgms_core.validators import not_negative
 class Ramp:
     """γ_k = γ_0 + (γ − γ_0) k / K before outer step K, and γ from then on.
 
-    Arguments:
-        start: γ_0.
-        steps: K, in outer steps; 0: γ from the start.
+    Parameters
+    ----------
+    start
+        γ_0.
+    steps
+        K, in outer steps; 0: γ from the start.
 
+    Examples
+    --------
     >>> ramp = Ramp(start=2.0, steps=10)
     >>> ramp.at(4.0, 5), ramp.at(4.0, 10)
     (3.0, 4.0)

@@ -34,15 +34,33 @@ class ValueFree(base.PenaltyStep):
     representation θ that both levels share. Avoid when θ acts through g only, such as weights of
     training rows: h would be 0 (the trait ``direct-upper`` is needed).
 
-    Arguments:
-        steps: T. ``lr``: η. ``gamma``: γ.
-        batch_size, upper_batch_size: rows of a lower and an upper batch (None: all).
-        count, noise, carry_rule: N states on separate batches, as in ``value-gap``.
+    Parameters
+    ----------
+    steps
+        T.
+    lr
+        η.
+    gamma
+        γ.
+    batch_size, upper_batch_size
+        Rows of a lower and an upper batch (None: all).
+    count, noise, carry_rule
+        N states on separate batches, as in ``value-gap``.
 
-    Errors: ConfigError if all N candidates would be equal.
+    Raises
+    ------
+    ConfigError
+        If all N candidates would be equal.
 
+    Notes
+    -----
     Cost: N T lower gradients and N (T + 1) upper gradients. Memory: N lower states.
 
+    Source: Jiang, Xiao, Chen and Chen, *Beyond value functions: single-loop bilevel optimization
+    under flatness conditions* (2025, arXiv 2507.20400), PBGD-Free.
+
+    Examples
+    --------
     >>> problem = Problem(
     ...     theta0={"t": torch.ones(1)},
     ...     x0={"x": torch.zeros(1)},
@@ -55,9 +73,6 @@ class ValueFree(base.PenaltyStep):
     ... )
     >>> candidates.x["x"], candidates.aux["theta.t"]  # y = (2 − 1/2)/4 = h
     (tensor([[0.3750]]), tensor([[0.3750]]))
-
-    Source: Jiang, Xiao, Chen and Chen, *Beyond value functions: single-loop bilevel optimization
-        under flatness conditions* (2025, arXiv 2507.20400), PBGD-Free.
     """
 
     name: ClassVar[str] = "value-free"

@@ -50,22 +50,48 @@ class ValueGap(base.PenaltyStep):
     Use when second derivatives are expensive or do not exist. Avoid small γ: then f moves y freely
     and g(y) need not be near its minimum.
 
-    Arguments:
-        steps: T. ``lr``: η_y. ``inner_lr``: η_ω. ``momentum``: of y.
-        gamma: γ. ``ramp``: γ_0 and K (:class:`Ramp`).
-        normalise: multiply by c_k, which keeps the step bounded as γ grows; else c_k = 1.
-        batch_size, upper_batch_size: rows of a lower and an upper batch (None: all).
-        count: N pairs, each on separate batches. ``carry_rule``: all pairs start the next step from
-            the ``selected`` pair, or each pair continues separately (``per-branch``).
-        noise: standard deviation of the noise that makes pairs from one state differ; branch 0 has
-            no noise. With ``per-branch`` it is added once, at the start of the run (y and ω alike);
-            with ``selected`` at every step (y only).
+    Parameters
+    ----------
+    steps
+        T.
+    lr
+        η_y.
+    inner_lr
+        η_ω.
+    momentum
+        Of y.
+    gamma
+        γ.
+    ramp
+        γ_0 and K (:class:`Ramp`).
+    normalise
+        Multiply by c_k, which keeps the step bounded as γ grows; else c_k = 1.
+    batch_size, upper_batch_size
+        Rows of a lower and an upper batch (None: all).
+    count
+        N pairs, each on separate batches.
+    carry_rule
+        All pairs start the next step from the ``selected`` pair, or each pair continues separately
+        (``per-branch``).
+    noise
+        Standard deviation of the noise that makes pairs from one state differ; branch 0 has no
+        noise. With ``per-branch`` it is added once, at the start of the run (y and ω alike); with
+        ``selected`` at every step (y only).
 
-    Errors: ConfigError if all N candidates would be equal.
+    Raises
+    ------
+    ConfigError
+        If all N candidates would be equal.
 
+    Notes
+    -----
     Cost: N (T + 2) lower gradients (one of them in θ only) and N upper gradients. Memory: 2N lower
-        states, 3N with momentum.
+    states, 3N with momentum.
 
+    Source: Shen and Chen, *On penalty-based bilevel gradient descent method* (2023), V-PBGD.
+
+    Examples
+    --------
     >>> problem = Problem(
     ...     theta0={"t": torch.ones(1)},
     ...     x0={"x": torch.zeros(1)},
@@ -78,8 +104,6 @@ class ValueGap(base.PenaltyStep):
     ... )
     >>> candidates.x["x"], candidates.aux["theta.t"]  # ω = 1;  c = 1/2:  ∇_y L = −2,  h = 2 − 0
     (tensor([[0.5000]]), tensor([[2.]]))
-
-    Source: Shen and Chen, *On penalty-based bilevel gradient descent method* (2023), V-PBGD.
     """
 
     name: ClassVar[str] = "value-gap"

@@ -53,21 +53,36 @@ class Search:
     Use as a baseline, or with a handful of hyper-parameters. Avoid with many: the volume of the box
     grows too fast.
 
-    Arguments:
-        generator, selector: train the lower level from x0 for every θ, so ``steps`` must suffice
-            from x0.
-        sampler: ``random``, or ``tpe``, Optuna's tree-structured Parzen estimator on independent
-            densities (needs the extra ``optuna``).
-        low, high: the box, as offsets from θ0 in its units. ``startup``: random proposals before
-            ``tpe`` has a model.
+    Parameters
+    ----------
+    generator, selector
+        Train the lower level from x0 for every θ, so ``steps`` must suffice from x0.
+    sampler
+        ``random``, or ``tpe``, Optuna's tree-structured Parzen estimator on independent densities
+        (needs the extra ``optuna``).
+    low, high
+        The box, as offsets from θ0 in its units.
+    startup
+        Random proposals before ``tpe`` has a model.
 
-    Errors: ConfigError for ``tpe`` with more than 1000 upper variables; MissingExtra without
-        Optuna. A training run that fails counts as the worst possible trial, and the search
+    Raises
+    ------
+    ConfigError
+        For ``tpe`` with more than 1000 upper variables.
+    MissingExtra
+        Without Optuna. A training run that fails counts as the worst possible trial, and the search
         continues.
 
+    Notes
+    -----
     Cost: the generator's and selector's, and 1 upper value. ``tpe`` keeps all proposals; its
-        computation time grows with their number.
+    computation time grows with their number.
 
+    Source: Bergstra and Bengio 2012 (random search); Bergstra, Bardenet, Bengio, Kégl 2011 (TPE);
+    Akiba et al. 2019 (Optuna).
+
+    Examples
+    --------
     >>> class Exact:  # a lower level that is solved at once: x = θ
     ...     name = "exact"
     ...
@@ -100,9 +115,6 @@ class Search:
     ...     state, record = method.step(problem, state, 0.0)
     >>> abs(float(method.result(state)[0]["t"]) - 2) < 0.1
     True
-
-    Source: Bergstra and Bengio 2012 (random search); Bergstra, Bardenet, Bengio, Kégl 2011 (TPE);
-        Akiba et al. 2019 (Optuna).
     """
 
     name: ClassVar[str] = "search"

@@ -37,19 +37,31 @@ class Soba:
     eigenvalues below 0 along ∇_x f: v then grows without bound (such a run is stopped; with
     ``max_norm`` it continues).
 
-    Arguments:
-        lr, v_lr: η and ρ. ``decay``: p; the paper's decreasing steps are p = ½, with the same
-            schedule for θ (``sgd`` with
-            ``schedule = {kind = "inverse", decay_steps = 1, power = 0.5}``).
-        batch_size, upper_batch_size: lower rows, and validation rows of the role ``differentiate``
-            (None: all).
-        max_norm: radius of the ball onto which v is projected after each step (None: no projection,
-            as in the paper).
+    Parameters
+    ----------
+    lr, v_lr
+        η and ρ.
+    decay
+        p; the paper's decreasing steps are p = ½, with the same schedule for θ (``sgd`` with
+        ``schedule = {kind = "inverse", decay_steps = 1, power = 0.5}``).
+    batch_size, upper_batch_size
+        Lower rows, and validation rows of the role ``differentiate`` (None: all).
+    max_norm
+        Radius of the ball onto which v is projected after each step (None: no projection, as in the
+        paper).
 
+    Notes
+    -----
     Cost: 1 lower gradient, 1 upper gradient, 1 Hessian product and 1 cross product in four passes:
-        forward and backward through f; forward and backward through g; and one backward pass
-        through that for both products. Memory: one graph of a gradient.
+    forward and backward through f; forward and backward through g; and one backward pass through
+    that for both products. Memory: one graph of a gradient.
 
+    Source: Dagréou, Ablin, Vaiter, Moreau, *A framework for bilevel optimization that enables
+    stochastic and global variance reduction algorithms*, NeurIPS 2022 (arXiv 2201.13409), algorithm
+    SOBA.
+
+    Examples
+    --------
     >>> problem = Problem(
     ...     theta0={"t": torch.tensor([3.0])},
     ...     x0={"x": torch.tensor([2.0])},
@@ -64,10 +76,6 @@ class Soba:
     ...     moved.aux["theta.t"],
     ... )  # D_x = −1, D_v = 2, D_θ = 0 as v was 0
     (tensor([[2.5000]]), tensor([[-1.]]), tensor([[0.]]))
-
-    Source: Dagréou, Ablin, Vaiter, Moreau, *A framework for bilevel optimization that enables
-        stochastic and global variance reduction algorithms*, NeurIPS 2022 (arXiv 2201.13409),
-        algorithm SOBA.
     """
 
     name: ClassVar[str] = "soba"

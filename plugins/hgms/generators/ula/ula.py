@@ -49,21 +49,37 @@ class Ula:
     trained in a few steps (``branches``): mixing takes many steps. Stability needs h < 2/L, with L
     the largest curvature of g.
 
-    Arguments:
-        count: N chains. ``steps``: K. ``lr``: the step size h. ``temperature``: λ (0 gives gradient
-            descent).
-        spread: τ, chains start from N(z, τλI) around their centre z; 0 starts exactly there (warm
-            start).
-        carry_rule: the centre is the last ``selected`` state, each chain's end (``per-branch``) or
-            x0 (``restart``).
-        batch_size: None for the full gradient; a number gives stochastic-gradient Langevin
-            dynamics.
-        mode, chunk: stacked (vmap) or looped evaluation, and the number of chains stacked at a
-            time. ``auto`` selects by size, and loops if vmap cannot evaluate the loss.
+    Parameters
+    ----------
+    count
+        N chains.
+    steps
+        K.
+    lr
+        The step size h.
+    temperature
+        λ (0 gives gradient descent).
+    spread
+        τ, chains start from N(z, τλI) around their centre z; 0 starts exactly there (warm start).
+    carry_rule
+        The centre is the last ``selected`` state, each chain's end (``per-branch``) or x0
+        (``restart``).
+    batch_size
+        None for the full gradient; a number gives stochastic-gradient Langevin dynamics.
+    mode, chunk
+        Stacked (vmap) or looped evaluation, and the number of chains stacked at a time. ``auto``
+        selects by size, and loops if vmap cannot evaluate the loss.
 
+    Notes
+    -----
     Cost: N·K lower gradients. Memory: N lower states (``per-branch``: 2N), gradients and
-        activations of ``chunk`` chains.
+    activations of ``chunk`` chains.
 
+    Source: HG-MS paper, Algorithm ULA and Lemma (λ-scaled Gaussian initialisation); Chewi,
+    *Log-concave sampling*.
+
+    Examples
+    --------
     >>> problem = Problem(
     ...     theta0={"t": torch.zeros(1)},
     ...     x0={"x": torch.zeros(2)},
@@ -76,9 +92,6 @@ class Ula:
     ...     (x.var(0) - 0.25 / (1 - 0.05)).abs().max() < 0.02
     ... )  # λ/(1 − h/2): the step size biases ULA
     True
-
-    Source: HG-MS paper, Algorithm ULA and Lemma (λ-scaled Gaussian initialisation); Chewi,
-        *Log-concave sampling*.
     """
 
     name: ClassVar[str] = "ula"

@@ -21,6 +21,8 @@ __all__: list[str] = []
 def names(settings: Mapping[str, Any]) -> list[str]:
     """Return the trackers that the table ``[run]`` of a configuration names.
 
+    Examples
+    --------
     >>> names({"out": "runs", "track": ["tensorboard", "trackio"]})
     ['tensorboard', 'trackio']
     """

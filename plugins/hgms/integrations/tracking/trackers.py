@@ -28,6 +28,8 @@ def numbers(record: Mapping[str, Any]) -> dict[str, float]:
 
     Lists (the scores of all candidates) are named by name and position.
 
+    Examples
+    --------
     >>> numbers(
     ...     {
     ...         "step": 3,

@@ -70,23 +70,46 @@ class CrossFit:
     part is not informative. ``optimizer.lr`` is tuned for small dense networks: convolutions need a
     smaller rate.
 
-    Arguments:
-        hypergradient: the estimator of h on each branch's problem. ``outer``: the optimiser of α.
-            ``selector``: the rule that selects x.
-        count: N. ``steps``: lower steps of each branch in one outer step; ``warmup``: in the first
-            outer step.
-        optimizer: the rate of a lower step, ρ, and the decay of the average
-            (:class:`SharpnessAware`).
-        batch_size, upper_batch_size: lower rows of a step, drawn in proportion to their weights,
-            and validation rows.
-        slope, tilt: b and ε at the start. ``finish``: see above; 1 never finishes.
-
-    Errors: ConfigError if θ does not weight lower rows, with fewer than two validation rows per
-    branch, and without rows for the role ``stop``.
-
     Cost of an outer step: 2 N K lower and 2 N K upper gradients, a pass over all lower rows, N
     times the cost of ``hypergradient``, and N upper values. Memory: 4N lower states.
 
+    Parameters
+    ----------
+    hypergradient
+        The estimator of h on each branch's problem.
+    outer
+        The optimiser of α.
+    selector
+        The rule that selects x.
+    count
+        N.
+    steps
+        Lower steps of each branch in one outer step.
+    warmup
+        In the first outer step.
+    optimizer
+        The rate of a lower step, ρ, and the decay of the average (:class:`SharpnessAware`).
+    batch_size, upper_batch_size
+        Lower rows of a step, drawn in proportion to their weights, and validation rows.
+    slope, tilt
+        b and ε at the start.
+    finish
+        See above; 1 never finishes.
+
+    Raises
+    ------
+    ConfigError
+        If θ does not weight lower rows, with fewer than two validation rows per branch, and without
+        rows for the role ``stop``.
+
+    Notes
+    -----
+    Source: this project; HG-MS paper, Algorithm 1, with the candidates of cross-fitting
+    (Chernozhukov et al. 2018), weights as a function of the loss as in Meta-Weight-Net (Shu et al.
+    2019), and Foret et al. 2021 for the lower step.
+
+    Examples
+    --------
     >>> from hgms.hypergradients import OneStep
     >>> from hgms.outer import Sgd
     >>> from hgms.selectors import BestOfN
@@ -95,10 +118,6 @@ class CrossFit:
     ... )
     >>> method.count, method.slope
     (2, 2.0)
-
-    Source: this project; HG-MS paper, Algorithm 1, with the candidates of cross-fitting
-        (Chernozhukov et al. 2018), weights as a function of the loss as in Meta-Weight-Net (Shu et
-        al. 2019), and Foret et al. 2021 for the lower step.
     """
 
     name: ClassVar[str] = "crossfit"

@@ -30,15 +30,29 @@ class FlatBranches:
     better from wrong labels. It is the lower step of ``crossfit`` as a component: references that
     train with it show the gain from this step without the rest of the method.
 
-    Arguments:
-        count: N; each branch draws separate batches. ``steps``: K.
-        optimizer: the rate, ρ and d of a lower step (:class:`SharpnessAware`).
-        batch_size: lower rows of a step (``None``: all).
-        noise: standard deviation of the noise that is added once to the start of each branch except
-            the first.
+    Parameters
+    ----------
+    count
+        N; each branch draws separate batches.
+    steps
+        K.
+    optimizer
+        The rate, ρ and d of a lower step (:class:`SharpnessAware`).
+    batch_size
+        Lower rows of a step (``None``: all).
+    noise
+        Standard deviation of the noise that is added once to the start of each branch except the
+        first.
 
+    Notes
+    -----
     Cost: 2NK lower gradients. Memory: 4N lower states.
 
+    Source: Foret, Kleiner, Mobahi, Neyshabur, *Sharpness-aware minimization*, ICLR 2021 (arXiv
+    2010.01412); iterate averaging: Polyak and Juditsky 1992.
+
+    Examples
+    --------
     >>> problem = Problem(
     ...     theta0={"t": torch.zeros(1)},
     ...     x0={"x": torch.full((1,), 4.0)},
@@ -52,9 +66,6 @@ class FlatBranches:
     ... )
     >>> bool(candidates.x["x"].abs() < 0.1)
     True
-
-    Source: Foret, Kleiner, Mobahi, Neyshabur, *Sharpness-aware minimization*, ICLR 2021 (arXiv
-        2010.01412); iterate averaging: Polyak and Juditsky 1992.
     """
 
     name: ClassVar[str] = "flat-branches"

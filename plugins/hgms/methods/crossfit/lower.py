@@ -52,10 +52,14 @@ def part(which: str, tree: Tree) -> Tree:
 class SharpnessAware:
     """Sharpness-aware Adam with averaged iterates, the step of :func:`advance`.
 
-    Arguments:
-        lr: Adam's rate; its moments have β = 0.9, 0.99.
-        sharpness: ρ, relative to ‖x‖; 0 is a plain Adam step, at twice its cost.
-        averaging: the decay of the average, smaller in the first steps.
+    Parameters
+    ----------
+    lr
+        Adam's rate; its moments have β = 0.9, 0.99.
+    sharpness
+        ρ, relative to ‖x‖; 0 is a plain Adam step, at twice its cost.
+    averaging
+        The decay of the average, smaller in the first steps.
     """
 
     lr: float = field(default=0.01, validator=positive)

@@ -21,6 +21,8 @@ def score(losses: Tensor) -> Tensor:
     """Return log p/(1 − p) with p = exp(−ℓ). For a cross-entropy these are the log-odds of a row's
     label according to the network.
 
+    Examples
+    --------
     >>> score(-torch.tensor([0.75, 0.9]).log())
     tensor([1.0986, 2.1972])
     """
@@ -30,6 +32,8 @@ def score(losses: Tensor) -> Tensor:
 def logits(alpha: Tree, scores: Tensor) -> Tensor:
     """θ_i = exp(log_slope)·(s_i − threshold).
 
+    Examples
+    --------
     >>> alpha = {SLOPE: torch.tensor(0.0), THRESHOLD: torch.tensor(1.0)}
     >>> logits(alpha, torch.tensor([1.0, 3.0]))
     tensor([0., 2.])

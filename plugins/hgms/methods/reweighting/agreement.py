@@ -35,20 +35,37 @@ class Agreement:
     rows without bilevel optimisation. Avoid if g and f have different losses of a row, or if
     validation rows lack the columns of lower rows.
 
-    Arguments:
-        steps, lr: Adam's steps in one round (an outer step), and its rate, which decreases to 0 as
-            a cosine within the round.
-        tilt: ε. ``share``: q.
-        batch_size, upper_batch_size: lower and validation rows of a step (``None``: all).
-        keep: ``best`` returns the round of the lowest upper loss on rows of the role ``stop``;
-            ``last`` returns the last.
-
-    Errors: ConfigError for a problem whose θ does not weight lower rows, or without rows for
-    ``stop``.
-
     Cost of a round: ``steps`` lower gradients and as many upper gradients for each of the two
     roles, every lower row's loss, and the losses of the rows of ``stop``.
 
+    Parameters
+    ----------
+    steps, lr
+        Adam's steps in one round (an outer step), and its rate, which decreases to 0 as a cosine
+        within the round.
+    tilt
+        ε.
+    share
+        q.
+    batch_size, upper_batch_size
+        Lower and validation rows of a step (``None``: all).
+    keep
+        ``best`` returns the round of the lowest upper loss on rows of the role ``stop``; ``last``
+        returns the last.
+
+    Raises
+    ------
+    ConfigError
+        For a problem whose θ does not weight lower rows, or without rows for ``stop``.
+
+    Notes
+    -----
+    Source: self-training as of Scudder, *Probability of error of some adaptive pattern-recognition
+    machines*, IEEE Transactions on Information Theory 11 (1965), with labels that are kept or
+    dropped; this project.
+
+    Examples
+    --------
     >>> from hgms.adapters import from_losses
     >>> from hgms_core import Rows
     >>> rows = Rows(losses=lambda x, batch: 0.5 * (x["x"] - batch["a"]).square())
@@ -65,10 +82,6 @@ class Agreement:
     >>> state, record = method.step(problem, method.init(problem, 0), 0.0)
     >>> state["theta"]["logits"]
     tensor([ 10.,  10., -10., -10.])
-
-    Source: self-training as of Scudder, *Probability of error of some adaptive pattern-recognition
-        machines*, IEEE Transactions on Information Theory 11 (1965), with labels that are kept or
-        dropped; this project.
     """
 
     name: ClassVar[str] = "agreement"

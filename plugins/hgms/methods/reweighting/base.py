@@ -45,11 +45,18 @@ CHUNK = 1024
 class Reweighting:
     """Settings of a method that trains x step by step on weighted rows.
 
-    Arguments:
-        steps: updates of x per outer step.
-        optimizer, lr, momentum, schedule: of x; the schedule follows the share of the budget.
-        batch_size: lower rows per update. ``upper_batch_size``: validation rows; None: all.
-        keep: the returned state: ``best`` on the rows of the role ``stop``, or ``last``.
+    Parameters
+    ----------
+    steps
+        Updates of x per outer step.
+    optimizer, lr, momentum, schedule
+        Of x; the schedule follows the share of the budget.
+    batch_size
+        Lower rows per update.
+    upper_batch_size
+        Validation rows; None: all.
+    keep
+        The returned state: ``best`` on the rows of the role ``stop``, or ``last``.
     """
 
     name: ClassVar[str]

@@ -39,23 +39,39 @@ class LearningToReweight(base.Reweighting):
     Use as the reference of methods that learn a weight for each row, on ``Problem.rows``. Avoid
     with few validation rows: each weight is as noisy as the validation gradient of one step.
 
-    Arguments:
-        steps: lower steps in one outer step.
-        optimizer, lr, momentum: the update of x; ``schedule``: lr over the budget, to 0 as a
-            cosine, or constant.
-        batch_size, upper_batch_size: lower rows, and validation rows of the role ``differentiate``
-            (``None``: all).
-        memory: decay of the running mean of a row's weights: 0.95 averages over about twenty
-            batches that contain the row.
-        keep: ``best`` returns the state of the lowest upper loss on rows of the role ``stop``;
-            ``last`` returns the last.
-
-    Errors: ConfigError for a problem whose θ does not weight lower rows, or without rows for
-    ``stop`` if they are needed.
-
     Cost of a lower step: 1 lower gradient, 1 upper gradient, 1 cross product (∇²_εx v, in forward
     mode). Memory: a graph of a gradient.
 
+    Parameters
+    ----------
+    steps
+        Lower steps in one outer step.
+    optimizer, lr, momentum
+        The update of x.
+    schedule
+        Lr over the budget, to 0 as a cosine, or constant.
+    batch_size, upper_batch_size
+        Lower rows, and validation rows of the role ``differentiate`` (``None``: all).
+    memory
+        Decay of the running mean of a row's weights: 0.95 averages over about twenty batches that
+        contain the row.
+    keep
+        ``best`` returns the state of the lowest upper loss on rows of the role ``stop``; ``last``
+        returns the last.
+
+    Raises
+    ------
+    ConfigError
+        For a problem whose θ does not weight lower rows, or without rows for ``stop`` if they are
+        needed.
+
+    Notes
+    -----
+    Source: Ren, Zeng, Yang, Urtasun, *Learning to reweight examples for robust deep learning*, ICML
+    2018 (arXiv 1803.09050), algorithm 1.
+
+    Examples
+    --------
     >>> data = {"a": torch.tensor([1.0, -1.0])}
     >>> rows = Rows(losses=lambda x, batch: 0.5 * (x["x"] - batch["a"]).square())
     >>> from hgms.adapters import from_losses
@@ -72,9 +88,6 @@ class LearningToReweight(base.Reweighting):
     >>> state, record = method.step(problem, method.init(problem, 0), 0.0)
     >>> state["x"]["x"], state["averages"]  # only the first row's gradient points where f falls
     (tensor([0.5000]), tensor([1.1000, 0.9000]))
-
-    Source: Ren, Zeng, Yang, Urtasun, *Learning to reweight examples for robust deep learning*, ICML
-        2018 (arXiv 1803.09050), algorithm 1.
     """
 
     name: ClassVar[str] = "learning-to-reweight"

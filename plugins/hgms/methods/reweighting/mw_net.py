@@ -46,29 +46,46 @@ class MwNet(base.Reweighting):
     Use as the reference of methods that learn a weight for each row, on ``Problem.rows``: about 300
     numbers instead of n. Avoid if a row's loss does not indicate whether the row helps.
 
-    Arguments:
-        steps: lower steps in one outer step.
-        optimizer, lr, momentum: the actual step; ``schedule``: lr over the budget, to 0 as a cosine
-            or constant.
-        look_ahead: α. ``meta_lr``: Adam's rate for Θ. ``hidden``: units of V.
-        batch_size, upper_batch_size: lower rows, and validation rows of the role ``differentiate``
-            (``None``: all).
-        keep: ``best`` returns the state of the lowest upper loss on rows of the role ``stop``;
-            ``last`` returns the last.
-
-    Errors: ConfigError for a problem whose θ does not weight lower rows, or without rows for
-    ``stop`` if they are needed.
-
     Cost of a lower step: 2 lower gradients (one forward pass, two backward), 1 upper gradient, 1
     cross product (in forward mode). An outer step also computes every lower row's loss. Memory: a
     graph of a gradient.
 
+    Parameters
+    ----------
+    steps
+        Lower steps in one outer step.
+    optimizer, lr, momentum
+        The actual step.
+    schedule
+        Lr over the budget, to 0 as a cosine or constant.
+    look_ahead
+        α.
+    meta_lr
+        Adam's rate for Θ.
+    hidden
+        Units of V.
+    batch_size, upper_batch_size
+        Lower rows, and validation rows of the role ``differentiate`` (``None``: all).
+    keep
+        ``best`` returns the state of the lowest upper loss on rows of the role ``stop``; ``last``
+        returns the last.
+
+    Raises
+    ------
+    ConfigError
+        For a problem whose θ does not weight lower rows, or without rows for ``stop`` if they are
+        needed.
+
+    Notes
+    -----
+    Source: Shu, Xie, Yi, Zhao, Zhou, Xu, Meng, *Meta-Weight-Net: learning an explicit mapping for
+    sample weighting*, NeurIPS 2019 (arXiv 1902.07379), algorithm 1.
+
+    Examples
+    --------
     >>> net = first_net(100, Key(0), torch.zeros(1))
     >>> weight_logits(net, torch.tensor([0.1, 2.0])).sigmoid()
     tensor([0.5845, 0.7137])
-
-    Source: Shu, Xie, Yi, Zhao, Zhou, Xu, Meng, *Meta-Weight-Net: learning an explicit mapping for
-        sample weighting*, NeurIPS 2019 (arXiv 1902.07379), algorithm 1.
     """
 
     name: ClassVar[str] = "mw-net"

@@ -41,28 +41,46 @@ class SmallLoss(base.Reweighting):
     optimisation for wrong labels. Avoid if g and f have different losses of a row, or if validation
     rows lack the columns of lower rows (then set ``noise_rate``).
 
-    Arguments:
-        steps: lower steps of both networks in one outer step.
-        noise_rate: τ; ``None`` estimates it from validation rows.
-        estimate_steps: steps of Adam at rate 0.01 for the estimate.
-        forget_epochs: T_k. ``tilt``: ε.
-        optimizer, lr, momentum: the update of both networks; ``schedule``: lr over the budget, to 0
-            as a cosine or constant.
-        batch_size, upper_batch_size: lower and validation rows of a step (``None``: all).
-        keep: ``best`` returns the network and step of the lowest upper loss on rows of ``stop``;
-            ``last`` returns the last a.
-
-    Errors: ConfigError for a problem whose θ does not weight lower rows, or without rows for
-    ``stop``.
-
     Cost of a lower step: 2 lower gradients, and 2 upper gradients for each of the two roles.
+
+    Parameters
+    ----------
+    steps
+        Lower steps of both networks in one outer step.
+    noise_rate
+        τ; ``None`` estimates it from validation rows.
+    estimate_steps
+        Steps of Adam at rate 0.01 for the estimate.
+    forget_epochs
+        T_k.
+    tilt
+        ε.
+    optimizer, lr, momentum
+        The update of both networks.
+    schedule
+        Lr over the budget, to 0 as a cosine or constant.
+    batch_size, upper_batch_size
+        Lower and validation rows of a step (``None``: all).
+    keep
+        ``best`` returns the network and step of the lowest upper loss on rows of ``stop``; ``last``
+        returns the last a.
+
+    Raises
+    ------
+    ConfigError
+        For a problem whose θ does not weight lower rows, or without rows for ``stop``.
+
+    Notes
+    -----
     Memory: two graphs of a gradient.
 
+    Source: Han, Yao, Yu, Niu, Xu, Hu, Tsang, Sugiyama, *Co-teaching: robust training of deep neural
+    networks with extremely noisy labels*, NeurIPS 2018 (arXiv 1804.06872), algorithm 1.
+
+    Examples
+    --------
     >>> smallest(torch.tensor([3.0, 0.1, 2.0, 0.5]), 2)
     tensor([False,  True, False,  True])
-
-    Source: Han, Yao, Yu, Niu, Xu, Hu, Tsang, Sugiyama, *Co-teaching: robust training of deep neural
-        networks with extremely noisy labels*, NeurIPS 2018 (arXiv 1804.06872), algorithm 1.
     """
 
     name: ClassVar[str] = "small-loss"

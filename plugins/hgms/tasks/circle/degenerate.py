@@ -77,13 +77,28 @@ class CircleDegenerate:
     Use when a step-size rule or a solver must be tested on a hyper-objective without Lipschitz
     gradient. Avoid for judging accuracy in x₂ near ties: f is flat to all orders there.
 
-    Arguments:
-        low, high: Θ = [low, high], enforced by projection. ``start``: θ0. ``b``: weight of the
-            vanishing term, > 0.
+    Parameters
+    ----------
+    low, high
+        Θ = [low, high], enforced by projection.
+    start
+        θ0.
+    b
+        Weight of the vanishing term, > 0.
 
-    Errors: only values outside the ranges of the fields. The seed has no effect: the problem
-        contains no random number.
+    Raises
+    ------
+    ConfigError
+        For values outside the ranges of the fields.
 
+    Notes
+    -----
+    The seed has no effect: the problem contains no random number.
+
+    Source: HG-MS paper, example "Uniqueness does not imply local α-Hölder continuity of ∇F".
+
+    Examples
+    --------
     >>> task, cpu, double = CircleDegenerate(), torch.device("cpu"), torch.float64
     >>> problem, exact = task.problem(0, cpu, double), task.closed_form(0, cpu, double)
     >>> bool(
@@ -93,8 +108,6 @@ class CircleDegenerate:
     ...     )
     ... )
     True
-
-    Source: HG-MS paper, example "Uniqueness does not imply local α-Hölder continuity of ∇F".
     """
 
     name: ClassVar[str] = "circle-degenerate"

@@ -51,6 +51,8 @@ def well(t: Tensor) -> Tensor:
     (Differentiate the right side for t > 0: e^{−1/t²}(1 + 2/t²) − (2/t²) e^{−1/t²} = e^{−1/t²}, and
     both sides vanish at 0.)
 
+    Examples
+    --------
     >>> t = torch.tensor([0.0, 0.5], dtype=torch.float64, requires_grad=True)
     >>> well(t).sum().backward()
     >>> bool((t.grad - torch.tensor([0.0, math.exp(-4)], dtype=torch.float64)).abs().max() < 1e-15)

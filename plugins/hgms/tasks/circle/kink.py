@@ -74,14 +74,28 @@ class CircleKink:
     Use when the effect of selection must be visible on two numbers. Avoid for convergence rates: F
     has several local minima in Θ.
 
-    Arguments:
-        low, high: Θ = [low, high], enforced by projection (the kinks below 3.2 are at 3.18, 1.59,
-            1.06, 0.80, 0.64, …).
-        start: θ0.
+    Parameters
+    ----------
+    low, high
+        Θ = [low, high], enforced by projection (the kinks below 3.2 are at 3.18, 1.59, 1.06, 0.80,
+        0.64, …).
+    start
+        θ0.
 
-    Errors: only values outside the ranges of the fields. The seed has no effect: the problem
-        contains no random number.
+    Raises
+    ------
+    ConfigError
+        For values outside the ranges of the fields.
 
+    Notes
+    -----
+    The seed has no effect: the problem contains no random number.
+
+    Source: HG-MS paper, example "Non-unique minima-selection can create kinks in the
+    hyper-objective".
+
+    Examples
+    --------
     >>> task, cpu, double = CircleKink(), torch.device("cpu"), torch.float64
     >>> problem, exact = task.problem(0, cpu, double), task.closed_form(0, cpu, double)
     >>> bool(
@@ -91,9 +105,6 @@ class CircleKink:
     ...     )
     ... )
     True
-
-    Source: HG-MS paper, example "Non-unique minima-selection can create kinks in the
-        hyper-objective".
     """
 
     name: ClassVar[str] = "circle-kink"

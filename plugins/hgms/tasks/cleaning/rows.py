@@ -43,6 +43,8 @@ def corrupt(label: Tensor, rate: float, classes: int, noise: str, key: Key) -> T
     next class. ``class-conditional``: from the other classes, with probabilities that depend on the
     true class (:func:`confusion`).
 
+    Examples
+    --------
     >>> true = torch.arange(10)
     >>> int((corrupt(true, 0.4, 10, "uniform", Key(0)) != true).sum())
     4
@@ -72,6 +74,8 @@ def confusion(classes: int, key: Key) -> Tensor:
     Row c contains the probabilities of c + 1, c + 2, … (mod ``classes``), drawn uniformly from the
     simplex (normalised exponentials).
 
+    Examples
+    --------
     >>> confusion(3, Key(0)).sum(1)
     tensor([1., 1., 1.], dtype=torch.float64)
     """

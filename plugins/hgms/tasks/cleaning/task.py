@@ -80,37 +80,57 @@ class HyperCleaning:
     Use when methods must be compared on a real, non-convex lower level. Avoid for checking a
     hypergradient: there is no closed form (``quadratic``, ``sphere``).
 
-    Arguments:
-        dataset: ``digits`` (scikit-learn's, 8 × 8), ``mnist`` (IDX files in $HGMS_DATA/mnist;
-            without HGMS_DATA from the Hub), ``idx:FOLDER``, ``npz:FILE`` (images and labels) or
-            ``hub:NAME@REVISION``.
-        corruption: ρ.
-        noise: redrawn labels are ``uniform`` over the other classes;
-            ``class-conditional``: over the other classes with probabilities per true class, drawn
-            from the seed; ``pair``: the next class; or ``uniform-including-true`` over all (then 1
-            in ``classes`` stays right). ``wrong_labels`` reports the true rate.
-        train_size, validation_size, test_size, hidden: None for 600, 100, 1097, 32 on digits and
-            5000, 500, 10000, 300 (the paper's) for other sets. A test size of 0 is the test split
-            of the set. A hidden size of 0 is softmax regression, whose lower level is convex
-            (strongly, if ω > 0).
-        classes: labels are 0 … classes − 1.
-        omega: ω.
-        start: the initial lower state and θ, see :class:`Start`.
-        standardise: pixels with the mean and standard deviation of the training images, per pixel.
-        validation_split: shares of the validation images for the roles differentiate, select and
-            stop, in disjoint parts; (1, 1, 1): every role uses all images (as in the paper).
+    Parameters
+    ----------
+    dataset
+        ``digits`` (scikit-learn's, 8 × 8), ``mnist`` (IDX files in $HGMS_DATA/mnist; without
+        HGMS_DATA from the Hub), ``idx:FOLDER``, ``npz:FILE`` (images and labels) or
+        ``hub:NAME@REVISION``.
+    corruption
+        ρ.
+    noise
+        Redrawn labels are ``uniform`` over the other classes; ``class-conditional``: over the other
+        classes with probabilities per true class, drawn from the seed; ``pair``: the next class; or
+        ``uniform-including-true`` over all (then 1 in ``classes`` stays right). ``wrong_labels``
+        reports the true rate.
+    train_size, validation_size, test_size, hidden
+        None for 600, 100, 1097, 32 on digits and 5000, 500, 10000, 300 (the paper's) for other
+        sets. A test size of 0 is the test split of the set. A hidden size of 0 is softmax
+        regression, whose lower level is convex (strongly, if ω > 0).
+    classes
+        Labels are 0 … classes − 1.
+    omega
+        ω.
+    start
+        The initial lower state and θ, see :class:`Start`.
+    standardise
+        Pixels with the mean and standard deviation of the training images, per pixel.
+    validation_split
+        Shares of the validation images for the roles differentiate, select and stop, in disjoint
+        parts; (1, 1, 1): every role uses all images (as in the paper).
 
-    Errors: DataError for missing, damaged or too few images; MissingExtra without scikit-learn or
-        datasets; ConfigError for a role without images. Cost of ``evaluate``: one forward pass over
-        each of test, train and validation.
+    Raises
+    ------
+    DataError
+        For missing, damaged or too few images.
+    MissingExtra
+        Without scikit-learn or datasets.
+    ConfigError
+        For a role without images.
 
+    Notes
+    -----
+    Cost of ``evaluate``: one forward pass over each of test, train and validation.
+
+    Source: HG-MS paper, appendix "Data hyper-cleaning (MNIST label noise)"; Franceschi et al.
+    (2017).
+
+    Examples
+    --------
     >>> problem = HyperCleaning(corruption=0.5).problem(0, torch.device("cpu"), torch.float32)
     >>> numbers = problem.evaluate(problem.references["clean"], problem.x0)
     >>> numbers["cleaning_f1"], numbers["wrong_labels"]
     (1.0, 0.5)
-
-    Source: HG-MS paper, appendix "Data hyper-cleaning (MNIST label noise)"; Franceschi et al.
-        (2017).
     """
 
     name: ClassVar[str] = "hyper-cleaning"

@@ -114,6 +114,8 @@ def load_images(dataset: str, split: Split = "train") -> Images:
     Raises DataError for files that are missing or damaged, and for the test split of the digits,
     which does not exist; MissingExtra if scikit-learn or datasets is needed and not installed.
 
+    Examples
+    --------
     >>> images = load_images("digits")
     >>> images.pixels.shape, images.scale, len(images.labels)
     ((1797, 8, 8), 16.0, 1797)

@@ -24,7 +24,10 @@ KIND = {IMAGES: "an IDX file of images", LABELS: "an IDX file of labels"}
 def read_idx(path: Path, magic: int) -> np.ndarray:
     """Return the array in ``path``, which must start with the number ``magic``.
 
-    Errors: DataError for any other content; the place is the file.
+    Raises
+    ------
+    DataError
+        For any other content; the place is the file.
     """
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:

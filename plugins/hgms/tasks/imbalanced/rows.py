@@ -27,6 +27,8 @@ class Split:
 def even(size: int, classes: int) -> list[int]:
     """Split ``size`` into ``classes`` parts that differ by at most one, the larger parts first.
 
+    Examples
+    --------
     >>> even(32, 10)
     [4, 4, 3, 3, 3, 3, 3, 3, 3, 3]
     """
@@ -86,6 +88,8 @@ def class_weights(label: Tensor, classes: int) -> Tensor:
 
     C counts the classes that occur.
 
+    Examples
+    --------
     >>> class_weights(torch.tensor([0, 0, 0, 1]), 2)
     tensor([0.6667, 0.6667, 0.6667, 2.0000], dtype=torch.float64)
     """

@@ -80,36 +80,56 @@ class ImbalancedLoss:
     paper's sizes: a step on 64 MNIST images is 2 · 10⁹ multiply-adds (decrease ``network``, or use
     the digits).
 
-    Arguments:
-        dataset: ``digits`` (scikit-learn's, 8 × 8), ``mnist`` (IDX files in $HGMS_DATA/mnist;
-            without HGMS_DATA from the Hub), ``idx:FOLDER``, ``npz:FILE`` or ``hub:NAME@REVISION``;
-            grey or colour, labels 0 … 9.
-        ratio: b. Of the m training images of class c that remain after validation and test,
-            round(bᶜ m) are kept, but at least ``least`` (or all m); None for 10 on digits, 50 for
-            other sets. ``least`` = 0 is the exact formula of the paper: at b = 0.3, MNIST then
-            keeps one image of class 7 and no image of 8 and 9, and the maximum is 80 %.
-        validation_size, test_size: None for 200, 500 on digits; for other sets 1000 and the whole
-            test split. Validation images are drawn from the training split, equally many per class;
-            so are test images if ``test_size`` is given.
-        validation_split: disjoint shares for the roles differentiate, select and stop; (1, 1, 1):
-            every role sees all images.
-        views, shift, rotation: each training image is replaced by ``views`` views (0: the unchanged
-            image), drawn once from the seed: shifted by up to ``shift`` pixels (None for 1 on
-            digits, 2 for other sets) and turned by up to ``rotation`` degrees.
-        network: ``channels`` and ``hidden``, its sizes, and ``smooth``: see :class:`Layers`.
-        omega: ω. ``adjustment``: ``bound_delta``, ``bound_gamma``, ``omega_delta`` and
-            ``omega_gamma``, which are B_δ, B_γ, ω_δ, ω_γ.
+    Parameters
+    ----------
+    dataset
+        ``digits`` (scikit-learn's, 8 × 8), ``mnist`` (IDX files in $HGMS_DATA/mnist; without
+        HGMS_DATA from the Hub), ``idx:FOLDER``, ``npz:FILE`` or ``hub:NAME@REVISION``; grey or
+        colour, labels 0 … 9.
+    ratio
+        b. Of the m training images of class c that remain after validation and test, round(bᶜ m)
+        are kept, but at least ``least`` (or all m); None for 10 on digits, 50 for other sets.
+        ``least`` = 0 is the exact formula of the paper: at b = 0.3, MNIST then keeps one image of
+        class 7 and no image of 8 and 9, and the maximum is 80 %.
+    validation_size, test_size
+        None for 200, 500 on digits; for other sets 1000 and the whole test split. Validation images
+        are drawn from the training split, equally many per class; so are test images if
+        ``test_size`` is given.
+    validation_split
+        Disjoint shares for the roles differentiate, select and stop; (1, 1, 1): every role sees all
+        images.
+    views, shift, rotation
+        Each training image is replaced by ``views`` views (0: the unchanged image), drawn once from
+        the seed: shifted by up to ``shift`` pixels (None for 1 on digits, 2 for other sets) and
+        turned by up to ``rotation`` degrees.
+    network
+        ``channels`` and ``hidden``, its sizes, and ``smooth``: see :class:`Layers`.
+    omega
+        ω.
+    adjustment
+        ``bound_delta``, ``bound_gamma``, ``omega_delta`` and ``omega_gamma``, which are B_δ, B_γ,
+        ω_δ, ω_γ.
 
-    Errors: DataError (missing, damaged or too few images), MissingExtra (scikit-learn or datasets).
-        Cost of ``evaluate``: one forward pass over each of test, validation and (unaugmented)
-        training images.
+    Raises
+    ------
+    DataError
+        (missing, damaged or too few images).
+    MissingExtra
+        (scikit-learn or datasets).
 
+    Notes
+    -----
+    Cost of ``evaluate``: one forward pass over each of test, validation and (unaugmented) training
+    images.
+
+    Source: HG-MS paper, appendix "Parametric loss tuning for imbalanced data (MNIST)"; Li et al.,
+    *AutoBalance* (2021).
+
+    Examples
+    --------
     >>> problem = ImbalancedLoss().problem(0, torch.device("cpu"), torch.float32)
     >>> torch.bincount(problem.lower_data.whole["label"][: problem.lower_data.size // 4]).tolist()
     [108, 34, 10, 10, 10, 10, 10, 10, 10, 10]
-
-    Source: HG-MS paper, appendix "Parametric loss tuning for imbalanced data (MNIST)"; Li et al.,
-        *AutoBalance* (2021).
     """
 
     name: ClassVar[str] = "imbalanced-loss"

@@ -68,18 +68,42 @@ class ManyMinima:
     Use when the gain from more candidates is the question. Avoid as a test of gradients: there is
     no closed form.
 
-    Arguments:
-        ambiguous: a, the share of training rows that every view explains. ``views``: M. ``noise``:
-            σ. ``hidden``: units.
-        penalty: e^{θ0}, of every view. ``omega``: ω. ``tied``: one penalty for all views (θ is
-            projected onto its mean).
-        train_size, validation_size, test_size: rows. ``validation_split``: shares of the validation
-            rows for the roles differentiate, select and stop, in disjoint parts; (1, 1, 1): every
-            role uses all rows.
+    Parameters
+    ----------
+    ambiguous
+        a, the share of training rows that every view explains.
+    views
+        M.
+    noise
+        σ.
+    hidden
+        units.
+    penalty
+        e^{θ0}, of every view.
+    omega
+        ω.
+    tied
+        One penalty for all views (θ is projected onto its mean).
+    train_size, validation_size, test_size
+        rows.
+    validation_split
+        Shares of the validation rows for the roles differentiate, select and stop, in disjoint
+        parts; (1, 1, 1): every role uses all rows.
 
-    Errors: ConfigError for a role without rows, and for sizes beyond the machine's memory. Cost of
-        ``evaluate``: one forward pass over each of test, train and validation rows.
+    Raises
+    ------
+    ConfigError
+        For a role without rows, and for sizes beyond the machine's memory.
 
+    Notes
+    -----
+    Cost of ``evaluate``: one forward pass over each of test, train and validation rows.
+
+    Source: a construction of this project: one explanation of several, after work on spurious
+    features in networks.
+
+    Examples
+    --------
     >>> problem = ManyMinima(ambiguous=0.5).problem(0, torch.device("cpu"), torch.float64)
     >>> signs = (
     ...     problem.lower_data.whole["views"].sign().prod(-1)
@@ -87,9 +111,6 @@ class ManyMinima:
     ... )
     >>> [f"{float(share):.2f}" for share in signs.double().mean(0)]
     ['1.00', '0.73', '0.77', '0.74']
-
-    Source: a construction of this project: one explanation of several, after work on spurious
-        features in networks.
     """
 
     name: ClassVar[str] = "many-minima"

@@ -46,23 +46,39 @@ class Quadratic:
     Avoid for comparing the effect of selection: the lower minimiser is unique (``sphere`` has a
     manifold of minimisers).
 
-    Arguments:
-        rows, validation_rows: n and m. ``features``: d ≤ n. ``noise``: standard deviation of the
-            targets' noise.
-        condition: of AᵀA/n (the lower Hessian's is smaller because of the penalty).
-        penalty: one θ per ``feature``, or one ``shared`` by all.
+    Parameters
+    ----------
+    rows, validation_rows
+        n and m.
+    features
+        d ≤ n.
+    noise
+        Standard deviation of the targets' noise.
+    condition
+        Of AᵀA/n (the lower Hessian's is smaller because of the penalty).
+    penalty
+        One θ per ``feature``, or one ``shared`` by all.
 
-    Errors: only values outside the ranges of the fields. Cost of ``evaluate``: three d × d solves.
+    Raises
+    ------
+    ConfigError
+        For values outside the ranges of the fields.
 
+    Notes
+    -----
+    Cost of ``evaluate``: three d × d solves.
+
+    Source: standard; the closed form is the implicit function theorem applied to the normal
+    equations.
+
+    Examples
+    --------
     >>> task, cpu, double = Quadratic(features=5), torch.device("cpu"), torch.float64
     >>> problem, exact = task.problem(0, cpu, double), task.closed_form(0, cpu, double)
     >>> round(
     ...     problem.evaluate(problem.theta0, exact.solution(problem.theta0))["lower_distance"], 12
     ... )
     0.0
-
-    Source: standard; the closed form is the implicit function theorem applied to the normal
-        equations.
     """
 
     name: ClassVar[str] = "quadratic"

@@ -48,34 +48,52 @@ class LogisticCv:
     quadratic. Avoid for tables of more than a few thousand coefficients: ``evaluate`` factors their
     Hessian about ten times.
 
-    Arguments:
-        dataset: ``sklearn:breast-cancer`` (or any of scikit-learn's embedded tables) or
-            ``libsvm:FILE``; the distinct targets are the classes.
-        validation: another table for the validation rows; all rows of ``dataset`` are then training
-            rows (``shares`` has no effect), there are no test rows, and the test metrics are NaN.
-        shares: of the rows for training, validation and test, drawn from the seed. ``bound``: see
-            Θ.
-        standardise, intercept: whether features are scaled and a constant feature is added.
-        penalties: one for each of the ``features``, or of the ``classes``. ``theta0``: every entry
-            of θ0.
-        start: ``zeros`` (x0 = 0, θ0 = ``theta0``) or ``random``: x0 ~ N(0, I), θ0 = ``theta0`` +
-            log U(0, 1).
-        exact: False sets value_function, stationarity and lower_distance to NaN; use it if solving
-            for them takes too long.
+    Parameters
+    ----------
+    dataset
+        ``sklearn:breast-cancer`` (or any of scikit-learn's embedded tables) or ``libsvm:FILE``; the
+        distinct targets are the classes.
+    validation
+        Another table for the validation rows; all rows of ``dataset`` are then training rows
+        (``shares`` has no effect), there are no test rows, and the test metrics are NaN.
+    shares
+        Of the rows for training, validation and test, drawn from the seed.
+    bound
+        See Θ.
+    standardise, intercept
+        Whether features are scaled and a constant feature is added.
+    penalties
+        One for each of the ``features``, or of the ``classes``.
+    theta0
+        Every entry of θ0.
+    start
+        ``zeros`` (x0 = 0, θ0 = ``theta0``) or ``random``: x0 ~ N(0, I), θ0 = ``theta0`` + log U(0,
+        1).
+    exact
+        False sets value_function, stationarity and lower_distance to NaN; use it if solving for
+        them takes too long.
 
-    Errors: DataError (a file that is missing or damaged, missing values, a target with one value
-        only or with more than a tenth as many as there are rows, validation rows that do not fit),
-        MissingExtra (scikit-learn or datasets). If the lower level cannot be solved to tolerance,
-        the three metrics that need it are NaN.
+    Raises
+    ------
+    DataError
+        (a file that is missing or damaged, missing values, a target with one value only or with
+        more than a tenth as many as there are rows, validation rows that do not fit).
+    MissingExtra
+        (scikit-learn or datasets). If the lower level cannot be solved to tolerance, the three
+        metrics that need it are NaN.
 
+    Notes
+    -----
+    Source: standard; the regularisation-selection problem of Pedregosa (2016) and of the field's
+    benchmark (Dagréou et al. 2022), whose settings are in the README.
+
+    Examples
+    --------
     >>> task, cpu, double = LogisticCv(dataset="sklearn:iris"), torch.device("cpu"), torch.float64
     >>> problem, exact = task.problem(0, cpu, double), task.closed_form(0, cpu, double)
     >>> numbers = problem.evaluate(problem.theta0, exact.solution(problem.theta0))
     >>> numbers["lower_distance"], numbers["upper_loss"] == numbers["value_function"]
     (0.0, True)
-
-    Source: standard; the regularisation-selection problem of Pedregosa (2016) and of the field's
-        benchmark (Dagréou et al. 2022), whose settings are in the README.
     """
 
     name: ClassVar[str] = "logistic-cv"

@@ -56,24 +56,38 @@ class RidgeCv:
     Use when methods must be compared on real data against exact values. Avoid for studying the
     effect of selection: the lower minimiser is unique.
 
-    Arguments:
-        dataset: ``sklearn:diabetes`` (or any of scikit-learn's embedded tables) or
-            ``libsvm:FILE``; the target is read as a number.
-        shares: of the rows for training, validation and test, drawn from the seed. ``bound``: see
-            Θ.
+    Parameters
+    ----------
+    dataset
+        ``sklearn:diabetes`` (or any of scikit-learn's embedded tables) or ``libsvm:FILE``; the
+        target is read as a number.
+    shares
+        Of the rows for training, validation and test, drawn from the seed.
+    bound
+        See Θ.
 
-    Errors: DataError (a file that is missing or damaged, a table with missing values or a target
-        that is not a number), MissingExtra (scikit-learn or datasets). Cost of ``evaluate``: three
-        d × d solves.
+    Raises
+    ------
+    DataError
+        (a file that is missing or damaged, a table with missing values or a target that is not a
+        number).
+    MissingExtra
+        (scikit-learn or datasets).
 
+    Notes
+    -----
+    Cost of ``evaluate``: three d × d solves.
+
+    Source: standard; Bengio (2000), Pedregosa (2016).
+
+    Examples
+    --------
     >>> task, cpu, double = RidgeCv(), torch.device("cpu"), torch.float64
     >>> problem, exact = task.problem(0, cpu, double), task.closed_form(0, cpu, double)
     >>> round(
     ...     problem.evaluate(problem.theta0, exact.solution(problem.theta0))["lower_distance"], 12
     ... )
     0.0
-
-    Source: standard; Bengio (2000), Pedregosa (2016).
     """
 
     name: ClassVar[str] = "ridge-cv"

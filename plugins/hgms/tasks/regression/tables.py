@@ -92,6 +92,8 @@ def load_table(dataset: str, width: int | None = None) -> Table:
     ``$HGMS_DATA``. ``width`` is the required number of features. A LIBSVM file, which does not
     store zeros, is filled up to this width.
 
+    Examples
+    --------
     >>> load_table("sklearn:iris").features.shape
     (150, 4)
     """

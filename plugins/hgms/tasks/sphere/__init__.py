@@ -135,23 +135,41 @@ class Sphere:
     Use when selection, chains or hypergradients on a manifold of any dimension must be compared
     with exact values. Avoid d in the tens of thousands: the frame takes d² numbers.
 
-    Arguments:
-        k, d: dimensions of the sphere and of x, 1 ≤ k < d. ``radius``: r₀. ``offset``: ω.
-            ``shift``: γ. ``growth``: β.
-        alpha: α, the weight of the upper penalty; α + 2γ > 2β, and 2βt* < r₀ so that r(θ) > 0 on Θ
-            = {‖θ‖ ≤ 2t*} (enforced by projection).
+    Parameters
+    ----------
+    k, d
+        Dimensions of the sphere and of x, 1 ≤ k < d.
+    radius
+        r₀.
+    offset
+        ω.
+    shift
+        γ.
+    growth
+        β.
+    alpha
+        α, the weight of the upper penalty; α + 2γ > 2β, and 2βt* < r₀ so that r(θ) > 0 on Θ = {‖θ‖
+        ≤ 2t*} (enforced by projection).
 
-    Errors: ConfigError if these conditions are violated. Cost of ``evaluate``: a few products with
-        the frame.
+    Raises
+    ------
+    ConfigError
+        If these conditions are violated.
 
+    Notes
+    -----
+    Cost of ``evaluate``: a few products with the frame.
+
+    Source: a construction of this project, after the geometry of the HG-MS paper's assumptions.
+
+    Examples
+    --------
     >>> task, cpu, double = Sphere(k=2, d=5), torch.device("cpu"), torch.float64
     >>> problem, exact = task.problem(0, cpu, double), task.closed_form(0, cpu, double)
     >>> abs(
     ...     problem.evaluate(exact.theta_star, exact.solution(exact.theta_star))["upper_gap"]
     ... ) < 1e-12
     True
-
-    Source: a construction of this project, after the geometry of the HG-MS paper's assumptions.
     """
 
     name: ClassVar[str] = "sphere"

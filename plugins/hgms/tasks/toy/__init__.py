@@ -79,17 +79,26 @@ class ToyPenalty:
     Use when the steps to convergence of a penalty method must be counted. Avoid for comparing final
     values of methods: the problem has two numbers per start.
 
-    Arguments:
-        starts: the number of starts, drawn from the seed. θ and x contain one number per start.
+    Parameters
+    ----------
+    starts
+        The number of starts, drawn from the seed. θ and x contain one number per start.
 
-    Errors: only values outside the range of the field.
+    Raises
+    ------
+    ConfigError
+        For values outside the range of the field.
 
+    Notes
+    -----
+    Source: Shen and Chen, *On penalty-based bilevel gradient descent method* (2023), section 5.1.
+
+    Examples
+    --------
     >>> task, cpu, double = ToyPenalty(starts=3), torch.device("cpu"), torch.float64
     >>> problem, exact = task.problem(0, cpu, double), task.closed_form(0, cpu, double)
     >>> float(problem.g(problem.theta0, exact.solution(problem.theta0), {}))
     0.0
-
-    Source: Shen and Chen, *On penalty-based bilevel gradient descent method* (2023), section 5.1.
     """
 
     name: ClassVar[str] = "toy-penalty"

@@ -43,6 +43,8 @@ def fit(mixtures: Tensor, losses: Tensor) -> Law:
     For a given c the rest is linear, log(y − e^c) = t·ω. From its solution at each of eleven c,
     SciPy's ``least_squares`` optimises (c, t) together. The result is the lowest end.
 
+    Examples
+    --------
     >>> mixtures = torch.tensor(
     ...     [[1.0, 0.0], [0.5, 0.5], [0.25, 0.75], [0.0, 1.0]], dtype=torch.float64
     ... )
@@ -101,8 +103,13 @@ def propose(laws: Sequence[Law], prior: Tensor, kl: float) -> Tensor:
     strongly convex in the 1-norm. The iteration ends if this bound is below 1e-9, or at the
     precision of float64.
 
-    Errors: NumericalError ``not-converged`` if the bound stays above 1e-4.
+    Raises
+    ------
+    NumericalError
+        ``not-converged`` if the bound stays above 1e-4.
 
+    Examples
+    --------
     >>> law = Law(floor=0.0, slopes=torch.tensor([0.0, 0.0], dtype=torch.float64), error=0.0)
     >>> propose([law], torch.tensor([0.25, 0.75], dtype=torch.float64), kl=0.1)
     tensor([0.2500, 0.7500], dtype=torch.float64)

@@ -38,33 +38,49 @@ class OpMix(hgms_mix.lm.MixtureMethod):
     Avoid long probes: the mean of two final states is similar to the final state of a mixture only
     near their start.
 
-    Arguments:
-        steps, updates: updates of each probe, and the maximum in one outer step.
-        lr, weight_decay, betas, eps, batch_size: AdamW of the lower level (batch_size None: all
-            rows).
-        own: the share of the probe's source in its mixture, above 1/S; 1: it is trained on that
-            source only.
-        candidates: points λ: the corners (the probes themselves), even weights, and random points,
-            uniform over the simplex.
-        kl: the weight of the prior, the initial mixture of the problem (``task.prior``: even, by
-            size, or custom).
-        chunk: validation rows whose losses are computed at a time.
-        train_steps: updates of a fresh x at the learned mixture; 0: x is the best probe's; None:
-            until the budget is spent.
+    Parameters
+    ----------
+    steps, updates
+        Updates of each probe, and the maximum in one outer step.
+    lr, weight_decay, betas, eps, batch_size
+        AdamW of the lower level (batch_size None: all rows).
+    own
+        The share of the probe's source in its mixture, above 1/S; 1: it is trained on that source
+        only.
+    candidates
+        Points λ: the corners (the probes themselves), even weights, and random points, uniform over
+        the simplex.
+    kl
+        The weight of the prior, the initial mixture of the problem (``task.prior``: even, by size,
+        or custom).
+    chunk
+        Validation rows whose losses are computed at a time.
+    train_steps
+        Updates of a fresh x at the learned mixture; 0: x is the best probe's; None: until the
+        budget is spent.
 
-    Errors: ConfigError for a problem without sources or rows of the role ``select``, for fewer
-        ``candidates`` than S + 2 and an ``own`` of at most 1/S; NumericalError for infinite losses,
-        and validation losses of at most 0.
+    Raises
+    ------
+    ConfigError
+        For a problem without sources or rows of the role ``select``, for fewer ``candidates`` than
+        S + 2 and an ``own`` of at most 1/S.
+    NumericalError
+        For infinite losses, and validation losses of at most 0.
 
+    Notes
+    -----
     Cost: S·``steps`` lower gradients and ``candidates`` upper values (of all rows of ``select``)
-        before the mixture is known.
+    before the mixture is known.
+
     Memory: S + 2 lower states between steps, at most 2S + 9 within one.
 
+    Source: Hu et al., *Always learning, always mixing: efficient and simple data mixing all the
+    time*, 2026 (arXiv 2605.15220).
+
+    Examples
+    --------
     >>> OpMix(steps=50, own=1.0).kl
     0.05
-
-    Source: Hu et al., *Always learning, always mixing: efficient and simple data mixing all the
-        time*, 2026 (arXiv 2605.15220).
     """
 
     name: ClassVar[str] = "op-mix"

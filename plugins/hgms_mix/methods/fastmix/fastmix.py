@@ -38,26 +38,41 @@ class FastMix(hgms_mix.lm.PhasedMethod):
     and products grow with length. Avoid also if the best mixture is not a corner: the step looks
     one update ahead.
 
-    Arguments:
-        updates: of x, in one outer step.
-        lr, weight_decay, betas, eps, batch_size: AdamW of x (batch_size None: all rows).
-        outer_lr, outer_betas: Adam's, of θ (β₂ = 0.999 and ε = 1e-8 are the authors').
-        search_batch_size: lower rows of the products; None: ``batch_size``.
-        upper_batch_size: validation rows of ∇f, of the role ``differentiate``; None: all.
-        leaves: a regular expression; products use the leaves of x with a match in their names
-            (empty: all leaves).
-
-    Errors: ConfigError for a problem without sources or validation rows, and ``leaves`` that match
-        no name; NumericalError for infinite losses.
-
     Cost per step: ``updates`` lower gradients, S lower gradients on 1/S of the rows each, and
         1 upper gradient. Memory: 3 lower states between steps, 10 within one.
 
+    Parameters
+    ----------
+    updates
+        Of x, in one outer step.
+    lr, weight_decay, betas, eps, batch_size
+        AdamW of x (batch_size None: all rows).
+    outer_lr, outer_betas
+        Adam's, of θ (β₂ = 0.999 and ε = 1e-8 are the authors').
+    search_batch_size
+        Lower rows of the products; None: ``batch_size``.
+    upper_batch_size
+        Validation rows of ∇f, of the role ``differentiate``; None: all.
+    leaves
+        a regular expression; products use the leaves of x with a match in their names (empty: all
+        leaves).
+
+    Raises
+    ------
+    ConfigError
+        For a problem without sources or validation rows, and ``leaves`` that match no name.
+    NumericalError
+        For infinite losses.
+
+    Notes
+    -----
+    Source: Tan et al., *FastMix: fast data mixture optimization via gradient descent*, ICLR 2026
+    (arXiv 2606.14971).
+
+    Examples
+    --------
     >>> FastMix(leaves="lm_head").outer_lr
     0.01
-
-    Source: Tan et al., *FastMix: fast data mixture optimization via gradient descent*, ICLR 2026
-        (arXiv 2606.14971).
     """
 
     name: ClassVar[str] = "fastmix"

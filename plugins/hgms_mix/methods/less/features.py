@@ -27,6 +27,8 @@ class Preconditioner:
     with ε inside the root, or outside: m′ / (√v′ + ε). The moments m and v are from a checkpoint
     and do not change.
 
+    Examples
+    --------
     >>> step = Preconditioner(betas=(0.9, 0.99), eps=1e-8, eps_placement="inside")
     >>> step(
     ...     [torch.tensor([[1.0]])], [torch.tensor([0.0])], [torch.tensor([0.0])]
@@ -104,7 +106,10 @@ def row_gradients(
     One pass uses a copy of the state's x for each row. The copies are views, so only their
     gradients take memory: B lower states.
 
-    Errors: NumericalError if a loss is not finite; the message contains the ``role`` of the rows.
+    Raises
+    ------
+    NumericalError
+        If a loss is not finite; the message contains the ``role`` of the rows.
     """
     count = len(index)
     x = adamw_part(state["train"], "x")

@@ -40,27 +40,43 @@ class Less(hgms_mix.lm.RowSelection):
     Use when validation rows look like the task and single rows matter. Avoid if a mixture of
     homogeneous sources is required: the gradient of every row costs as much as training on it.
 
-    Arguments:
-        warmup: a :class:`Warmup`. ``batch_size``, ``lr``, ``weight_decay``, ``betas``, ``eps``: of
-            its updates by AdamW.
-        eps_placement: in Γ, ``inside`` the root as in the authors' program, or ``outside``.
-        projection: a :class:`GradientProjection`; None: no projection.
-        chunk: number of rows with gradients in memory at a time. ``keep``: share of all rows to
-            keep, or ``size``: their number.
-        train_steps: updates of a fresh x on the kept rows (constant ``lr``); 0: x is the warm-up's;
-            None: to the budget's end.
+    Parameters
+    ----------
+    warmup
+        a :class:`Warmup`.
+    batch_size, lr, weight_decay, betas, eps
+        Of its updates by AdamW.
+    eps_placement
+        In Γ, ``inside`` the root as in the authors' program, or ``outside``.
+    projection
+        a :class:`GradientProjection`; None: no projection.
+    chunk
+        Number of rows with gradients in memory at a time.
+    keep
+        Share of all rows to keep, or ``size``: their number.
+    train_steps
+        Updates of a fresh x on the kept rows (constant ``lr``); 0: x is the warm-up's; None: to the
+        budget's end.
 
-    Errors: ConfigError for a problem without sources; NumericalError for infinite losses.
+    Raises
+    ------
+    ConfigError
+        For a problem without sources.
+    NumericalError
+        For infinite losses.
 
-    Cost: 1 lower gradient per update of the warm-up; in each epoch 1 for each row of the pool
-        and 1 upper gradient for each validation row. Memory: 3 lower states, 3·``chunk`` more
-        during scoring.
-
-    >>> Less(warmup=Warmup(epochs=2), projection=None).keep
-    0.05
+    Notes
+    -----
+    Cost: 1 lower gradient per update of the warm-up; in each epoch 1 for each row of the pool and 1
+    upper gradient for each validation row. Memory: 3 lower states, 3·``chunk`` more during scoring.
 
     Source: Xia, Malladi, Gururangan, Arora, Chen, *LESS: selecting influential data for targeted
-        instruction tuning*, 2024.
+    instruction tuning*, 2024.
+
+    Examples
+    --------
+    >>> Less(warmup=Warmup(epochs=2), projection=None).keep
+    0.05
     """
 
     name: ClassVar[str] = "less"

@@ -24,10 +24,15 @@ REPEATS = 4
 class GradientProjection:
     """Table ``projection`` of LESS: the random projection of gradients.
 
-    Arguments:
-        dims: dimensions.
-        seed: for another projection of the same run.
+    Parameters
+    ----------
+    dims
+        dimensions.
+    seed
+        For another projection of the same run.
 
+    Examples
+    --------
     >>> GradientProjection().dims
     8192
     """
@@ -50,6 +55,8 @@ class Projector:
     D. With D ≥ d, the vectors do not change. R depends only on ``key``, D, the shapes and the kind
     of device.
 
+    Examples
+    --------
     >>> rows = torch.randn(2, 3000, generator=Key(0).generator(), dtype=torch.float64)
     >>> short = Projector(key=Key(1), dims=2000).apply([rows])
     >>> short.shape, bool(((short.norm(dim=1) / rows.norm(dim=1)) - 1).abs().max() < 0.1)

@@ -18,10 +18,17 @@ from hgms_mix.lm import some_share
 class Warmup:
     """Table ``warmup`` of LESS: training on a random part of all rows.
 
-    Arguments:
-        share: of the pool's rows. ``epochs``: passes over them; gradients are compared after each.
-        rising: share of the updates over which lr rises; then it falls linearly to 0.
+    Parameters
+    ----------
+    share
+        Of the pool's rows.
+    epochs
+        Passes over them; gradients are compared after each.
+    rising
+        Share of the updates over which lr rises; then it falls linearly to 0.
 
+    Examples
+    --------
     >>> Warmup(epochs=2).share
     0.05
     """
@@ -39,6 +46,8 @@ FEW = 100
 class Schedule:
     """The learning rates of a ``warmup``: a linear increase, then a linear decrease to (almost) 0.
 
+    Examples
+    --------
     >>> schedule = Schedule(lr=2e-5, warmup=Warmup(), updates=1000)
     >>> [
     ...     f"{schedule.average(epoch):.2e}" for epoch in range(4)

@@ -59,17 +59,33 @@ class AlignedMeans:
     Use for the weights of data sources while a model trains, with ``dual-averaging``. Avoid if x
     moves far within 1/(1 − β) steps: the means contain gradients at earlier states.
 
-    Arguments:
-        decay: β in [0, 1). ``eps``: of Adam's second moments.
-        batch_size, upper_batch_size: fresh lower and validation rows, if the generator provides no
-            u, or no ∇f (None: all).
+    Parameters
+    ----------
+    decay
+        β in [0, 1).
+    eps
+        Of Adam's second moments.
+    batch_size, upper_batch_size
+        Fresh lower and validation rows, if the generator provides no u, or no ∇f (None: all).
 
-    Errors: ConfigError for a problem without sources.
+    Raises
+    ------
+    ConfigError
+        For a problem without sources.
 
+    Notes
+    -----
     Cost: none if the generator provides both, else S lower gradients of ``batch_size`` rows
-        together, and 1 upper gradient.
+    together, and 1 upper gradient.
+
     Memory: S + 1 gradients.
 
+    Source: this project; cosines in Adam's metric as in LESS (Xia et al. 2024, arXiv 2402.04333),
+    products of means of gradients instead of the products of single gradients in DoGE (Fan et al.
+    2024).
+
+    Examples
+    --------
     >>> from hgms_mix.methods.online import MixtureBranches
     >>> from hgms.testing.problems import mixture
     >>> problem, generator, estimator = mixture(), MixtureBranches(lr=0.1), AlignedMeans()
@@ -82,10 +98,6 @@ class AlignedMeans:
     ... )[0].value
     >>> bool(next(iter(h.values()))[0] < 0)  # more of what is near
     True
-
-    Source: this project; cosines in Adam's metric as in LESS (Xia et al. 2024, arXiv 2402.04333),
-        products of means of gradients instead of the products of single gradients in DoGE (Fan et
-        al. 2024).
     """
 
     name: ClassVar[str] = "aligned-means"
@@ -196,6 +208,8 @@ class AlignedMeans:
 def product(a: Tree, b: Tree, metric: Tree) -> Tensor:
     """Return ⟨a_s, b_s⟩_D of stacked vectors, ``[S]``.
 
+    Examples
+    --------
     >>> product(
     ...     {"x": torch.tensor([[1.0, 2.0]])},
     ...     {"x": torch.tensor([[1.0, 1.0]])},

@@ -40,28 +40,50 @@ class DoGE(training.ProxyMethod):
     if it is small (small adapters, a target learned before), weights hardly change at the authors'
     ``rate``. A gradient shows the current effect, not the effect on a long run.
 
-    Arguments:
-        steps: updates of the proxy. ``updates``: the maximum in one outer step.
-        target: ``validation`` or ``sources``.
-        rate: η/μ of the paper (the authors': 5e-4 and 0.01). ``bounds``: of W. ``max_norm``: of a
-            gradient (None: any).
-        lr, weight_decay, betas, eps: AdamW of x.
-        batch_size: lower rows of an update, equally many of all sources (rounded down).
-        validation_batch_size: validation rows of an update (None: all).
-        train_steps: updates of a fresh x at the learned mixture; 0: x is the proxy's; None: until
-            the budget is spent.
+    Parameters
+    ----------
+    steps
+        Updates of the proxy.
+    updates
+        The maximum in one outer step.
+    target
+        ``validation`` or ``sources``.
+    rate
+        η/μ of the paper (the authors': 5e-4 and 0.01).
+    bounds
+        Of W.
+    max_norm
+        Of a gradient (None: any).
+    lr, weight_decay, betas, eps
+        AdamW of x.
+    batch_size
+        Lower rows of an update, equally many of all sources (rounded down).
+    validation_batch_size
+        Validation rows of an update (None: all).
+    train_steps
+        Updates of a fresh x at the learned mixture; 0: x is the proxy's; None: until the budget is
+        spent.
 
-    Errors: ConfigError for a problem without sources, with more sources than ``batch_size``, or
-        without validation rows for the target; NumericalError for infinite losses.
+    Raises
+    ------
+    ConfigError
+        For a problem without sources, with more sources than ``batch_size``, or without validation
+        rows for the target.
+    NumericalError
+        For infinite losses.
 
+    Notes
+    -----
     Cost: S lower gradients per update, each on its share of the batch, and with validation rows 1
-        upper gradient. Memory: 3 lower states between steps, at most 2S + 10 within one.
-
-    >>> DoGE(target="sources").bounds
-    (0.0, 5.0)
+    upper gradient. Memory: 3 lower states between steps, at most 2S + 10 within one.
 
     Source: Fan, Pagliardini, Jaggi, *DoGE: domain reweighting with generalization estimation*,
-        2024, algorithm 1.
+    2024, algorithm 1.
+
+    Examples
+    --------
+    >>> DoGE(target="sources").bounds
+    (0.0, 5.0)
     """
 
     name: ClassVar[str] = "doge"

@@ -38,27 +38,42 @@ class DoReMi(training.ProxyMethod):
     share of training covers. Avoid if validation rows are unlike the pool, or if a source is noise
     that the model can memorise.
 
-    Arguments:
-        steps: updates of the reference, and of the proxy. ``updates``: the maximum in one outer
-            step.
-        eta, smoothing: η and c.
-        prior: the reference's mixture, ``uniform`` or the sources' shares of all ``rows`` (of their
-            files, if the task keeps fewer).
-        lr, weight_decay, betas, eps, batch_size: AdamW in all stages.
-        train_steps: updates of a fresh x at the learned mixture; 0: x is the proxy's; None: until
-            the budget is spent.
+    Parameters
+    ----------
+    steps
+        Updates of the reference, and of the proxy.
+    updates
+        The maximum in one outer step.
+    eta, smoothing
+        η and c.
+    prior
+        The reference's mixture, ``uniform`` or the sources' shares of all ``rows`` (of their files,
+        if the task keeps fewer).
+    lr, weight_decay, betas, eps, batch_size
+        AdamW in all stages.
+    train_steps
+        Updates of a fresh x at the learned mixture; 0: x is the proxy's; None: until the budget is
+        spent.
 
-    Errors: ConfigError for a problem without sources, or with more sources than ``batch_size``;
-        NumericalError for infinite losses.
+    Raises
+    ------
+    ConfigError
+        For a problem without sources, or with more sources than ``batch_size``.
+    NumericalError
+        For infinite losses.
 
+    Notes
+    -----
     Cost: 2·``steps`` lower gradients and ``steps`` upper values (the reference's losses) before the
-        mixture is known. Memory: 4 lower states between steps, 11 within one.
-
-    >>> DoReMi(prior="rows").smoothing
-    0.001
+    mixture is known. Memory: 4 lower states between steps, 11 within one.
 
     Source: Xie et al., *DoReMi: optimizing data mixtures speeds up language model pretraining*,
-        2023, algorithm 1.
+    2023, algorithm 1.
+
+    Examples
+    --------
+    >>> DoReMi(prior="rows").smoothing
+    0.001
     """
 
     name: ClassVar[str] = "doremi"
@@ -173,6 +188,8 @@ class DoReMi(training.ProxyMethod):
 def source_means(rows: Tensor, source: Tensor, count: int) -> Tensor:
     """Return the mean of the rows of every source, ``[count]``.
 
+    Examples
+    --------
     >>> source_means(torch.tensor([1.0, 3.0, 5.0]), torch.tensor([0, 0, 1]), 2)
     tensor([2., 5.])
     """

@@ -85,6 +85,8 @@ def directions_of(
 def norms(grads: Sequence[Tensor]) -> Tensor:
     """Return the Euclidean norms of stacked vectors, ``[S]``.
 
+    Examples
+    --------
     >>> norms([torch.tensor([[3.0], [0.0]]), torch.tensor([[4.0], [1.0]])])
     tensor([5., 1.])
     """
@@ -106,6 +108,8 @@ def at_most(grads: Sequence[Tensor], limit: float | None) -> list[Tensor]:
 def products(grads: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
     """Return ⟨a_r, b_s⟩ of two stacks of vectors, ``[R, S]``.
 
+    Examples
+    --------
     >>> products([torch.tensor([[1.0, 2.0]])], [torch.tensor([[1.0, 0.0], [0.0, 1.0]])])
     tensor([[1., 2.]])
     """

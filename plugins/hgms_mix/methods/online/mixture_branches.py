@@ -54,21 +54,43 @@ class MixtureBranches:
     Use to learn a mixture while the final model trains. Avoid if the derivative by θ needs a
     backward pass through the branch: it does not exist, since θ determines which rows are drawn.
 
-    Arguments:
-        count: N; branches differ by their rows. On ranks (``run.ranks``) every rank runs all
-            branches: a branch takes one pass per source in its batch, so branches that were split
-            across ranks would not stay in step. ``steps``: K.
-        batch_size: |B|. ``tilt``: ε; 0: validation rows are not used for training.
-            ``upper_batch_size``: |V|, if ε > 0 (None: all).
-        lr, betas, eps, weight_decay: AdamW. ``schedule``: of lr, ``constant``, or ``linear`` to 0
-            at the end of the budget.
-
-    Errors: ConfigError for a problem without sources; NumericalError if a loss is not finite.
-
     Cost of an outer step: N·K updates, each a lower gradient for every source that has rows in B
     (of |B| rows together), and with ε > 0 an upper gradient. Memory: S gradients and 3 lower states
     for each branch.
 
+    Parameters
+    ----------
+    count
+        N; branches differ by their rows. On ranks (``run.ranks``) every rank runs all branches: a
+        branch takes one pass per source in its batch, so branches that were split across ranks
+        would not stay in step.
+    steps
+        K.
+    batch_size
+        |B|.
+    tilt
+        ε; 0: validation rows are not used for training.
+    upper_batch_size
+        |V|, if ε > 0 (None: all).
+    lr, betas, eps, weight_decay
+        AdamW.
+    schedule
+        Of lr, ``constant``, or ``linear`` to 0 at the end of the budget.
+
+    Raises
+    ------
+    ConfigError
+        For a problem without sources.
+    NumericalError
+        If a loss is not finite.
+
+    Notes
+    -----
+    Source: this project: HG-MS's practical generator (paper, section on the algorithm) with the
+    batches of ScaleBiO's training.
+
+    Examples
+    --------
     >>> from hgms.testing.problems import mixture
     >>> problem = mixture()
     >>> generator = MixtureBranches(steps=3, batch_size=4, lr=0.1)
@@ -76,9 +98,6 @@ class MixtureBranches:
     >>> candidates = generator.propose(problem, problem.theta0, start, Key(1))
     >>> candidates.aux["rows"]  # of each source, of 3 · 4
     tensor([[6., 6.]], dtype=torch.float64)
-
-    Source: this project: HG-MS's practical generator (paper, section on the algorithm) with the
-        batches of ScaleBiO's training.
     """
 
     name: ClassVar[str] = "mixture-branches"

@@ -23,9 +23,14 @@ class ProxyMethod(hgms_mix.lm.TrainedMethod):
 
     x is then trained on batches drawn by this mixture.
 
-    Arguments:
-        steps: updates of the proxy. ``updates``: the maximum in one outer step.
-        batch_size: lower rows of an update.
+    Parameters
+    ----------
+    steps
+        Updates of the proxy.
+    updates
+        The maximum in one outer step.
+    batch_size
+        Lower rows of an update.
     """
 
     placeholder: ClassVar[str] = "x is the proxy's"
@@ -38,7 +43,10 @@ class ProxyMethod(hgms_mix.lm.TrainedMethod):
     def start(self, problem: Problem, seed: int, phase: str, **more: Any) -> State:
         """Return the state before the first step: even weights.
 
-        Errors: ConfigError for more sources than ``batch_size``.
+        Raises
+        ------
+        ConfigError
+            For more sources than ``batch_size``.
         """
         sources = self.sources(problem)
         if self.batch_size < len(sources.names):
@@ -77,11 +85,18 @@ class ProxyMethod(hgms_mix.lm.TrainedMethod):
 class RoundsMethod(hgms_mix.lm.PhasedMethod):
     """A method that learns the mixture in rounds, from validation losses of the x it trains.
 
-    Arguments:
-        rounds: how many (None: until the budget is spent). ``round_steps``: updates at the mixture
-            of each round. ``updates``: the maximum of updates in one outer step.
-        batch_size: lower rows of an update. ``chunk``: validation rows whose losses are computed at
-            a time.
+    Parameters
+    ----------
+    rounds
+        How many (None: until the budget is spent).
+    round_steps
+        Updates at the mixture of each round.
+    updates
+        The maximum of updates in one outer step.
+    batch_size
+        Lower rows of an update.
+    chunk
+        Validation rows whose losses are computed at a time.
     """
 
     capabilities: ClassVar[Capabilities] = frozenset({Finishes})
@@ -134,6 +149,8 @@ def shares_of_rows(problem: Problem, sources: Sources) -> Tensor:
 def tilt(weights: Tensor, scores: Tensor) -> Tensor:
     """Return ω_s e^(scores_s), normalised to sum 1: a step of exponentiated gradient.
 
+    Examples
+    --------
     >>> tilt(torch.tensor([0.5, 0.5]), torch.tensor([3.0, 1.0]).log())
     tensor([0.7500, 0.2500])
     """
@@ -187,6 +204,8 @@ def train_on_mixture(
 
     Return the new state of AdamW, the loss of the last batch and the cost.
 
+    Notes
+    -----
     Cost: 1 lower gradient per update.
     """
     data = problem.lower_data

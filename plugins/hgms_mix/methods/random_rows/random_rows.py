@@ -36,22 +36,35 @@ class RandomRows(hgms_mix.lm.TrainedMethod):
     baseline and ``uniform``, which uses equally many rows of every source, at the same cost. Avoid
     interpreting it as even weights: large sources dominate.
 
-    Arguments:
-        lr, weight_decay, betas, eps, batch_size: AdamW of x.
-        updates: of x, in one outer step.
-        train_steps: updates in all; None: until the budget is spent; 0: x does not change, and all
-            of a mix's compute remains for its other stages.
+    Parameters
+    ----------
+    lr, weight_decay, betas, eps, batch_size
+        AdamW of x.
+    updates
+        Of x, in one outer step.
+    train_steps
+        Updates in all; None: until the budget is spent; 0: x does not change, and all of a mix's
+        compute remains for its other stages.
 
-    Errors: ConfigError for a problem without sources; NumericalError for infinite losses.
+    Raises
+    ------
+    ConfigError
+        For a problem without sources.
+    NumericalError
+        For infinite losses.
 
+    Notes
+    -----
     Cost: ``updates`` lower gradients per step. Memory: 3 lower states between steps, 7 within one
-        (10 if ``updates`` > 1).
-
-    >>> RandomRows().train_steps is None, RandomRows.role
-    (True, 'floor')
+    (10 if ``updates`` > 1).
 
     Source: no selection; the reference of Ivison et al. 2025 (arXiv 2503.01807), which few methods
-        outperform there.
+    outperform there.
+
+    Examples
+    --------
+    >>> RandomRows().train_steps is None, RandomRows.role
+    (True, 'floor')
     """
 
     name: ClassVar[str] = "random-rows"

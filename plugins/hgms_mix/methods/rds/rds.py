@@ -34,26 +34,43 @@ class Rds(hgms_mix.lm.RowSelection):
     if sources differ in the correctness of their answers: wrong and right answers have similar
     representations.
 
-    Arguments:
-        turns: ``rows``: every validation row takes turns. ``sets``: every validation set takes
-            turns, by the largest cos to any of its rows: for several tasks of different size.
-        chunk: rows that go through the model at a time. ``keep``: share of all rows to keep, or
-            ``size``: their number.
-        lr, weight_decay, betas, eps, batch_size: AdamW on the kept rows.
-        train_steps: updates of a fresh x on the kept rows; 0: x does not change; None: until the
-            budget is spent.
+    Parameters
+    ----------
+    turns
+        ``rows``: every validation row takes turns.
+    sets
+        Every validation set takes turns, by the largest cos to any of its rows: for several tasks
+        of different size.
+    chunk
+        Rows that go through the model at a time.
+    keep
+        Share of all rows to keep, or ``size``: their number.
+    lr, weight_decay, betas, eps, batch_size
+        AdamW on the kept rows.
+    train_steps
+        Updates of a fresh x on the kept rows; 0: x does not change; None: until the budget is
+        spent.
 
-    Errors: ConfigError for a problem without sources, representations or validation rows, and a
-        ``size`` beyond the pool; NumericalError for representations and losses that are not finite.
+    Raises
+    ------
+    ConfigError
+        For a problem without sources, representations or validation rows, and a ``size`` beyond the
+        pool.
+    NumericalError
+        For representations and losses that are not finite.
 
+    Notes
+    -----
     Cost: 1 upper value for each ``chunk`` of rows: a forward pass, also of validation rows of the
-        role ``differentiate``. Memory: a number for each pair of a validation row (set) and a row.
-
-    >>> Rds(turns="sets").keep
-    0.05
+    role ``differentiate``. Memory: a number for each pair of a validation row (set) and a row.
 
     Source: Ivison, Zhang, Brahman, Koh, Dasigi, *Large-scale data selection for instruction
-        tuning*, 2025 (arXiv 2503.01807).
+    tuning*, 2025 (arXiv 2503.01807).
+
+    Examples
+    --------
+    >>> Rds(turns="sets").keep
+    0.05
     """
 
     name: ClassVar[str] = "rds"
@@ -158,6 +175,8 @@ def first_turns(likeness: Tensor) -> Tensor:
     In turn, each taker takes the row that it prefers of those it has not taken. Taker t takes its
     (k + 1)-th best row at turn k·T + t, so the first turn of a row is the minimum of these.
 
+    Examples
+    --------
     >>> first_turns(
     ...     torch.tensor([[0.9, 0.8, 0.1], [0.7, 0.2, 0.6]])
     ... )  # both take row 0; then row 1, then row 2

@@ -44,29 +44,45 @@ class RegMix(hgms_mix.lm.MixtureMethod):
     Avoid ``quadratic`` with many sources: it has S(S + 3)/2 coefficients, and with fewer runs the
     penalty determines them.
 
-    Arguments:
-        runs, steps, updates: proxy runs, updates per run, and maximum updates in one outer step.
-        lr, weight_decay, betas, eps, batch_size: AdamW of the lower level (batch_size None: all
-            rows).
-        concentration: the range of c. ``prior``: ``uniform`` over the sources, or their shares of
-            all ``rows`` of their files, including rows that the task does not use.
-        regressor: ``linear`` or ``quadratic`` ridge regression, or ``boosting``.
-        simulated, top: the number of predicted mixtures, and the number of best mixtures to
-            average.
-        chunk: validation rows whose losses are computed at a time.
-        train_steps: updates of a fresh x at the learned mixture; 0: x is the best proxy run's;
-            None: until the budget is spent.
+    Parameters
+    ----------
+    runs, steps, updates
+        Proxy runs, updates per run, and maximum updates in one outer step.
+    lr, weight_decay, betas, eps, batch_size
+        AdamW of the lower level (batch_size None: all rows).
+    concentration
+        The range of c.
+    prior
+        ``uniform`` over the sources, or their shares of all ``rows`` of their files, including rows
+        that the task does not use.
+    regressor
+        ``linear`` or ``quadratic`` ridge regression, or ``boosting``.
+    simulated, top
+        The number of predicted mixtures, and the number of best mixtures to average.
+    chunk
+        Validation rows whose losses are computed at a time.
+    train_steps
+        Updates of a fresh x at the learned mixture; 0: x is the best proxy run's; None: until the
+        budget is spent.
 
-    Errors: ConfigError for a problem without sources or rows of the role ``select``; NumericalError
-        for infinite losses.
+    Raises
+    ------
+    ConfigError
+        For a problem without sources or rows of the role ``select``.
+    NumericalError
+        For infinite losses.
 
+    Notes
+    -----
     Cost: ``runs``·``steps`` lower gradients and ``runs`` upper values before the mixture is known.
-        Memory: 4 lower states.
-
-    >>> RegMix(runs=32, steps=50, regressor="boosting").top
-    100
+    Memory: 4 lower states.
 
     Source: Liu et al., *RegMix: data mixture as regression for language model pre-training*, 2024.
+
+    Examples
+    --------
+    >>> RegMix(runs=32, steps=50, regressor="boosting").top
+    100
     """
 
     name: ClassVar[str] = "regmix"

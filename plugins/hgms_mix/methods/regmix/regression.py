@@ -43,6 +43,8 @@ class Mixtures:
     ``prior`` is their mean. A small c gives mixtures of one or two sources, a large c mixtures near
     the prior.
 
+    Examples
+    --------
     >>> draw = Mixtures(prior=(0.5, 0.25, 0.25), low=0.1, high=5.0).draw(Key(0), 4)
     >>> draw.shape, bool(torch.allclose(draw.sum(1), torch.ones(4, dtype=torch.float64)))
     (torch.Size([4, 3]), True)

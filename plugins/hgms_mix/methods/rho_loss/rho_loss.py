@@ -22,10 +22,15 @@ from hgms_core.validators import not_negative, positive
 class Reference:
     """Table ``reference`` of RHO-LOSS: the training of x_ref.
 
-    Arguments:
-        rows: ``held-out`` rows of the pool, or ``validation`` rows.
-        epochs, lr: passes over the rows, and the learning rate of AdamW.
+    Parameters
+    ----------
+    rows
+        ``held-out`` rows of the pool, or ``validation`` rows.
+    epochs, lr
+        Passes over the rows, and the learning rate of AdamW.
 
+    Examples
+    --------
     >>> Reference(rows="validation").epochs
     4
     """
@@ -61,30 +66,48 @@ class RhoLoss(hgms_mix.lm.RowSelection):
     Avoid ``target_steps = 0`` if sources differ in the level of their losses (long or formal
     texts): then the level decides.
 
-    Arguments:
-        mode: ``static`` or ``online``.
-        reference: a :class:`Reference`. ``target_steps``: updates of x before static scores (None:
-            one pass over the pool).
-        lr, weight_decay, betas, eps: AdamW of x (the last three of x_ref too). ``batch_size``: rows
-            of an update (not online).
-        big_batch, top: of an online update. ``keep``: share of all rows that static scores keep, or
-            ``size``: their number.
-        chunk: rows whose losses are computed at a time.
-        train_steps: updates of a fresh x on the kept rows (0: x is the scored x); online: of x.
-            None: to the budget's end.
+    Parameters
+    ----------
+    mode
+        ``static`` or ``online``.
+    reference
+        a :class:`Reference`.
+    target_steps
+        Updates of x before static scores (None: one pass over the pool).
+    lr, weight_decay, betas, eps
+        AdamW of x (the last three of x_ref too).
+    batch_size
+        Rows of an update (not online).
+    big_batch, top
+        Of an online update.
+    keep
+        Share of all rows that static scores keep, or ``size``: their number.
+    chunk
+        Rows whose losses are computed at a time.
+    train_steps
+        Updates of a fresh x on the kept rows (0: x is the scored x); online: of x. None: to the
+        budget's end.
 
-    Errors: ConfigError for a problem without sources or rows of the role ``stop``; NumericalError
-        for infinite losses.
+    Raises
+    ------
+    ConfigError
+        For a problem without sources or rows of the role ``stop``.
+    NumericalError
+        For infinite losses.
 
+    Notes
+    -----
     Cost: an update of x is 1 lower gradient, and so is an update of x_ref (1 upper gradient on
-        validation rows); each pass over rows for their losses is 1 upper value. Memory: at most 4
-        lower states (x, two moments, the best x_ref so far).
-
-    >>> RhoLoss(mode="online", train_steps=1000).top
-    0.1
+    validation rows); each pass over rows for their losses is 1 upper value. Memory: at most 4 lower
+    states (x, two moments, the best x_ref so far).
 
     Source: Mindermann et al., *Prioritized training on points that are learnable, worth learning,
-        and not yet learnt*, 2022.
+    and not yet learnt*, 2022.
+
+    Examples
+    --------
+    >>> RhoLoss(mode="online", train_steps=1000).top
+    0.1
     """
 
     name: ClassVar[str] = "rho-loss"

@@ -71,9 +71,10 @@ class Contest:
         ``options`` of every mix are ``out``, ``scale`` and ``sets``. References that the grid only
         adds to `hgms compare` have no mix.
 
-        Raises:
-            ConfigError: the grid is invalid, has several tasks or no test set, or lacks a requested
-                method.
+        Raises
+        ------
+        ConfigError
+            The grid is invalid, has several tasks or no test set, or lacks a requested method.
         """
         table = apply_scale(tables_of(grid, "grid"), options.get("scale"), grid.name)
         if not isinstance(table.get("method"), list):
@@ -162,9 +163,11 @@ def run_contest(
 
     Finished mixes are not run.
 
-    Raises:
-        Interrupted: Ctrl-C, SIGTERM or SIGHUP; every mix saves its state and ends. A second signal
-            kills the mixes.
+    Raises
+    ------
+    Interrupted
+        Ctrl-C, SIGTERM or SIGHUP; every mix saves its state and ends. A second signal kills the
+        mixes.
     """
     pieces = {mix: contest.piece(mix) for mix in contest.mixes}
     reports, failures = run_together(

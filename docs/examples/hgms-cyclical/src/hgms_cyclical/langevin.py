@@ -40,21 +40,38 @@ class CyclicalLangevin:
     basin. Avoid when candidates must be independent (``ula``, ``branches``): each cycle starts at
     the end of the last, and the replay of a candidate runs all earlier cycles.
 
-    Arguments:
-        count: N, cycles and candidates. ``cycle_steps``: C, lower steps of a cycle.
-        lr: α₀, the step size at the start of every cycle. Stability needs α₀ < 2/L, with L the
-            largest curvature of g.
-        exploration: β in [0, 1], the share of a cycle without noise; 1 is gradient descent with
-            warm restarts.
-        temperature: λ ≥ 0, in the units of g.
-        batch_size: examples per step; None uses all.
-        carry_rule: the next outer step starts from the ``selected`` candidate, from the ``last``
-            one, as one chain that never ends, or from a newly drawn lower state (``restart``).
+    Parameters
+    ----------
+    count
+        N, cycles and candidates.
+    cycle_steps
+        C, lower steps of a cycle.
+    lr
+        α₀, the step size at the start of every cycle. Stability needs α₀ < 2/L, with L the largest
+        curvature of g.
+    exploration
+        β in [0, 1], the share of a cycle without noise; 1 is gradient descent with warm restarts.
+    temperature
+        λ ≥ 0, in the units of g.
+    batch_size
+        Examples per step; None uses all.
+    carry_rule
+        The next outer step starts from the ``selected`` candidate, from the ``last`` one, as one
+        chain that never ends, or from a newly drawn lower state (``restart``).
 
+    Notes
+    -----
     Cost: N·C lower gradients; to replay candidate i, i·C and as many products and cross products.
+
     Memory: N + 2 lower states and one gradient; in a replay, the graphs of all differentiated
     gradients.
 
+    Source: Zhang, Li, Zhang, Chen, Wilson, *Cyclical stochastic gradient MCMC for Bayesian deep
+    learning*, ICLR 2020 (arXiv 1902.03932), equation 1 and Algorithm 1; here with one sample per
+    cycle, at its end.
+
+    Examples
+    --------
     >>> problem = Problem(
     ...     theta0={"t": torch.zeros(1)},
     ...     x0={"x": torch.full((1,), 4.0)},
@@ -64,10 +81,6 @@ class CyclicalLangevin:
     >>> chain = CyclicalLangevin(count=3, cycle_steps=2, lr=0.25, temperature=0.0)
     >>> chain.propose(problem, problem.theta0, chain.init(problem, Key(0)), Key(0)).x["x"].flatten()
     tensor([1.5000, 0.5625, 0.2109])
-
-    Source: Zhang, Li, Zhang, Chen, Wilson, *Cyclical stochastic gradient MCMC for Bayesian deep
-    learning*, ICLR 2020 (arXiv 1902.03932), equation 1 and Algorithm 1; here with one sample per
-    cycle, at its end.
     """
 
     name: ClassVar[str] = "cyclical-langevin"

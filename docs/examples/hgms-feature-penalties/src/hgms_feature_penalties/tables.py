@@ -32,10 +32,15 @@ def load(dataset: str) -> Table:
     """One of :data:`DATASETS`, in float64, without the features that are the same on every row
     (three pixels of the digits).
 
+    Raises
+    ------
+    MissingExtra
+        Without scikit-learn.
+
+    Examples
+    --------
     >>> load("digits").features.shape
     torch.Size([1797, 61])
-
-    Errors: MissingExtra without scikit-learn.
     """
     try:
         from sklearn import datasets

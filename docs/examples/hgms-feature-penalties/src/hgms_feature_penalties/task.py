@@ -53,6 +53,8 @@ def score(x: Tree, batch: Batch, classes: int) -> Tensor:
 def separation(penalties: Tensor, noise: int) -> Tensor:
     """Return P(noise penalty > real penalty) + ½ P(equal penalties): the area under the ROC curve.
 
+    Examples
+    --------
     >>> separation(torch.tensor([0.0, 1.0, 1.0, 2.0]), noise=2)
     tensor(0.8750)
     """
@@ -89,33 +91,51 @@ class FeaturePenalties:
     Use when you judge a method by its results for single upper variables, on real data and in
     seconds. Avoid for the effect of selection among lower minimisers: g has one minimiser.
 
-    Arguments:
-        dataset: of scikit-learn's embedded ones ``breast-cancer`` (569 × 30, 2 classes), ``wine``
-            (178 × 13, 3), ``digits`` (1797 × 61, 10) or ``diabetes`` (442 × 10, a number).
-        noise_features: the number of noise features, 1 to 900. ``noise``: ``permuted``
-            copies of the set's features, or ``gaussian``.
-        shares: of the rows that train, validate and test, drawn from the seed.
-        validation_split: shares of the validation rows for the roles differentiate, select and
-            stop.
-        penalty: the start of every penalty. ``low``, ``high``: bounds of a penalty. In units of the
-            mean loss per squared coefficient of a feature with standard deviation 1.
-
     Metrics: ``test_loss``; ``test_score`` (accuracy, or R² for ``diabetes``); ``noise_auc``, the
     probability that a noise feature has a larger penalty than a feature of the set (0.5: no
     effect).
 
-    Errors: ConfigError for settings out of range, DataError for shares that leave a part without
-    rows, MissingExtra without scikit-learn.
+    Parameters
+    ----------
+    dataset
+        Of scikit-learn's embedded ones ``breast-cancer`` (569 × 30, 2 classes), ``wine`` (178 × 13,
+        3), ``digits`` (1797 × 61, 10) or ``diabetes`` (442 × 10, a number).
+    noise_features
+        The number of noise features, 1 to 900.
+    noise
+        ``permuted`` copies of the set's features, or ``gaussian``.
+    shares
+        Of the rows that train, validate and test, drawn from the seed.
+    validation_split
+        Shares of the validation rows for the roles differentiate, select and stop.
+    penalty
+        The start of every penalty.
+    low, high
+        Bounds of a penalty. In units of the mean loss per squared coefficient of a feature with
+        standard deviation 1.
 
+    Raises
+    ------
+    ConfigError
+        For settings out of range.
+    DataError
+        For shares that leave a part without rows.
+    MissingExtra
+        Without scikit-learn.
+
+    Notes
+    -----
+    Source: MacKay (1994), automatic relevance determination; with validation rows instead of
+    evidence as in Bengio (2000).
+
+    Examples
+    --------
     >>> task = FeaturePenalties(dataset="wine", noise_features=7)
     >>> problem = task.problem(0, torch.device("cpu"), torch.float64)
     >>> problem.theta0["log_penalty"].shape, problem.x0["weight"].shape
     (torch.Size([20]), torch.Size([3, 20]))
     >>> problem.evaluate(problem.references["clean"], problem.x0)["noise_auc"]
     1.0
-
-    Source: MacKay (1994), automatic relevance determination; with validation rows instead of
-        evidence as in Bengio (2000).
     """
 
     name: ClassVar[str] = "feature-penalties"
