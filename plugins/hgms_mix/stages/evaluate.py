@@ -90,13 +90,13 @@ def means(losses: RowLosses, *, seed: int = 0) -> dict[str, Any]:
     }
 
 
-def difference(ours: RowLosses, theirs: RowLosses, *, seed: int = 0) -> dict[str, Any]:
-    """Return ours − theirs on the same rows: the mean over tokens with a bootstrap interval.
+def difference(first: RowLosses, second: RowLosses, *, seed: int = 0) -> dict[str, Any]:
+    """Return the mean difference per token on the same rows, with a bootstrap interval.
 
     The bootstrap is over rows. A resample contains the same rows for both.
     """
-    gap = ours.total - theirs.total
-    tokens = ours.tokens.double()
+    gap = first.total - second.total
+    tokens = first.tokens.double()
     total, count = _resample(torch.stack([gap, tokens], 1), seed).unbind(1)
     return _interval(float(gap.sum() / tokens.sum()), total / count)
 
