@@ -48,9 +48,7 @@ def hgms_step_finished(run, record): pass
 
 
 def observed(observers: int) -> tuple[float, float]:
-    """Return milliseconds of a notification of this number of observers, and of none, on a real
-    record.
-    """
+    """Return the milliseconds to notify this number of observers of a record, and none."""
     with TemporaryDirectory() as folder:
         table = {
             "task": "quadratic",

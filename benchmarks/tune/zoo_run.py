@@ -89,7 +89,7 @@ def plain_samplers(name: str) -> list[str]:
 
 
 def has_level(name: str) -> bool:
-    """Whether the problem has penalties or weights of rows, and so a start for the samplers."""
+    """Return whether the problem has penalties or row weights, which give samplers a start."""
     kinds = {type(kind) for kind in ZOO[name](0)["learn"].values()}
     return bool({hyper.PerRow, hyper.PerInput} & kinds)
 

@@ -276,7 +276,7 @@ def _read(
 
 
 def _is_joined(whole: Any, *parts: Any) -> bool:
-    """Whether a column consists of the rows of its parts, apart from padding."""
+    """Return whether the column contains the rows of its parts, in order, possibly padded."""
     if not all(isinstance(part, Tensor) and part.dim() for part in (whole, *parts)):
         return True
     if len(whole) != sum(map(len, parts)):

@@ -26,8 +26,8 @@ HG_MS_ONLINE = Composition(
 UNIFORM_ONLINE = Composition(
     name="uniform-online",
     summary=(
-        "The training of hg-ms-online at the first mixture, nothing learned; with a tilt on "
-        "validation rows, too."
+        "Train as hg-ms-online with the fixed first mixture; with a tilt, validation rows are "
+        "included."
     ),
     source="no bilevel optimisation; the reference of hg-ms-online.",
     role="floor",
