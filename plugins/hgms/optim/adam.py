@@ -55,20 +55,29 @@ def _in_place(operation: Operation) -> Operation:
     return change
 
 
-NEW = Operations(
-    torch._foreach_add,
-    torch._foreach_sub,
-    torch._foreach_mul,
-    torch._foreach_lerp,
-    torch._foreach_addcdiv,
-)
-IN_PLACE = Operations(
-    _in_place(torch._foreach_add_),
-    _in_place(torch._foreach_sub_),
-    _in_place(torch._foreach_mul_),
-    _in_place(torch._foreach_lerp_),
-    _in_place(torch._foreach_addcdiv_),
-)
+def _on_copies(operation: Operation) -> Operation:
+    def compute(leaves: list[Tensor], *arguments: Any, **options: Any) -> list[Tensor]:
+        # The derivative of torch._foreach_add fails for gradients of compiled modules, and the
+        # derivatives of in-place operations do not.
+        copies = [leaf.clone() for leaf in leaves]
+        operation(copies, *arguments, **options)
+        return copies
+
+    return compute
+
+
+def _operations(form: Callable[[Operation], Operation]) -> Operations:
+    return Operations(
+        form(torch._foreach_add_),
+        form(torch._foreach_sub_),
+        form(torch._foreach_mul_),
+        form(torch._foreach_lerp_),
+        form(torch._foreach_addcdiv_),
+    )
+
+
+NEW = _operations(_on_copies)
+IN_PLACE = _operations(_in_place)
 
 
 def adam(
