@@ -42,7 +42,6 @@ OF_OPTIONS = {"auto"}
 ALLOWED = {
     "hgms_core": {"floor": "a role of methods", "validation_split": "the place of an error"},
     "hgms.comparison": {
-        "tpe": "a sampler of sweeps",
         "uniform": "the reference that theta0 is another name of",
         **dict.fromkeys(("validation-only", "uniform-tilted"), "baselines of every comparison"),
     },
@@ -50,10 +49,11 @@ ALLOWED = {
         "mixture": "a stream of random numbers",
         "starts": "where an epoch's rows begin",
     },
-    "hgms.report": {"k": "a symbol on an axis", "skip": "plotly's word"},
+    "hgms.report": {"skip": "plotly's word"},
     "hgms.results": {
         "uniform": "the default reference",
         **dict.fromkeys(("validation-only", "oracle-joint"), "the ends of the recovered share"),
+        "sweeps": "the folder of the trials of a comparison",
         "recovery_error": "the metric of tasks with sources that is about θ alone",
     },
     "hgms.config": {
@@ -62,9 +62,8 @@ ALLOWED = {
         ),
         "identity": "a mark of functions that are told apart",
     },
-    "hgms.distributed": {"store": "an argument of torch.distributed"},
     "hgms.integrations": {"runs": "a folder of trackers"},
-    "hgms.runs": {"runs": "the default folder", "scipy": "a library, whose version is recorded"},
+    "hgms.runs": {"scipy": "a library, whose version is recorded"},
     "hgms_mix.surface": {
         "fixed": "the method of a mixture that is told",
         "top": "matplotlib's word",

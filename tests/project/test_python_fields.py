@@ -74,6 +74,7 @@ SIGNED = {
     "Search.low",
     "Search.high",
     "NystromCG.seed",
+    "Roulette.seed",
     "GradientProjection.seed",
     "Source.shuffle_seed",
     "BaseModel.seed",
