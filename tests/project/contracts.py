@@ -75,9 +75,10 @@ SHARED = (
 CORE = [
     "hooks | composition",
     "pipeline",
+    "stacking",
     "hypergrad | components",
     "annotations",
-    "linear | stacking",
+    "linear",
     "protocols",
     "problem | records",
     "data",
