@@ -43,8 +43,11 @@ BASELINES = (
     "cleanlab",
 )
 TRIVIAL = BASELINES[:4]
+WITHOUT_LEVEL = ("classes-digits", "classes-mnist", "tasks", "start", "sources")
+"""Problems without penalties and row weights, so that samplers have no other start."""
 L2 = ("RidgeCV", "LogisticRegressionCV-l2")
 L1 = ("LassoCV", "LogisticRegressionCV-l1")
+SAMPLERS = ("TPE", "CMA-ES", "GP")
 TOOLS: dict[str, tuple[str, ...]] = {
     "TPE": ("TPE + level", "TPE"),
     "CMA-ES": ("CMA-ES + level", "CMA-ES"),
@@ -203,7 +206,8 @@ def tools(rows: Sequence[Row], structured: bool) -> str:
     for problem in problems:
         own = found[problem]
         for tool, names in TOOLS.items():
-            name = next((name for name in names if name in own), None)
+            fits = [name for name in names if problem in WITHOUT_LEVEL or name not in SAMPLERS]
+            name = next((name for name in fits if name in own), None)
             cells[problem, tool] = [] if name is None else log_ratio(own["tune"], own[name])
     return star_table(problems, list(TOOLS), cells)
 
@@ -211,7 +215,7 @@ def tools(rows: Sequence[Row], structured: bool) -> str:
 def plain(rows: Sequence[Row]) -> str:
     """Return the test loss of tune relative to samplers that begin at the start, in percent."""
     found = losses(rows)
-    samplers = ("TPE", "CMA-ES", "GP", "random")
+    samplers = (*SAMPLERS, "random")
     kinds = {row["problem"] for row in rows if row["kind"] == "plain"}
     problems = [name for name in found if name in kinds]
     cells = {
