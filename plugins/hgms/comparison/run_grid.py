@@ -6,6 +6,7 @@ Running a grid again resumes it: a cell is run only if its folder contains no re
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import tempfile
@@ -22,7 +23,7 @@ from hgms.config.as_table import plain
 from hgms.executors import Board, Executor, Local, code_of, cores, to_stderr
 from hgms.results import without_collection
 from hgms.runs import Interrupted, RunFolder, ignore, stoppable, undeclared_plugins
-from hgms.store import DiskError, writing
+from hgms.store import DiskError, FolderInUse, hold_lease, writing
 from hgms_core import ConfigError
 
 ROOM = 1 << 18
@@ -126,6 +127,8 @@ def _carried_out(
     states = [(cell, cell.state()[0]) for cell in cells]
     waiting = [cell for cell, state in states if state in wanted]
     finished.update(cell.path for cell, state in states if state == "done")
+    for path in finished:
+        _remove_abandoned_lease(path)
     with Board(len(waiting), bars=progress, echo=to_stderr if progress else ignore) as board:
         for ending in coordinator.carry_out(
             waiting, began=board.began, report=board.step, say=board.say
@@ -134,6 +137,13 @@ def _carried_out(
             yield ending
             if ending.status == "stopped":  # every other run would stop, too
                 ensure_room(Path(ending.cell.config.run.out))
+
+
+def _remove_abandoned_lease(folder: Path) -> None:
+    """Remove the lease of a process that was killed after its run had finished."""
+    if RunFolder(folder).in_use:
+        with contextlib.suppress(FolderInUse, DiskError), hold_lease(folder, patience=None):
+            pass
 
 
 def ensure_room(folder: Path, size: int = ROOM) -> None:

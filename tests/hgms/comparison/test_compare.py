@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,23 @@ def run(
 ) -> Comparison:
     settings = {"jobs": 0, "run": {"checkpoint_seconds": 0.0}} | more
     return compare("bowl", list(methods) or ["walk"], budget, seeds, out, **settings)
+
+
+def test_a_resumed_comparison_removes_the_lease_of_a_killed_process(tmp_path: Path) -> None:
+    """A process may be killed after the summary of a run, before it releases its lease."""
+    run(tmp_path, seeds=1)
+    [config] = tmp_path.rglob("config.toml")
+    code = f"""
+import os
+from pathlib import Path
+from hgms.store import hold_lease
+with hold_lease(Path({str(config.parent)!r}), patience=None):
+    os._exit(0)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert RunFolder(config.parent).in_use
+    assert run(tmp_path, seeds=1).complete
+    assert not RunFolder(config.parent).in_use
 
 
 def test_a_comparison_from_python(tmp_path: Path) -> None:
