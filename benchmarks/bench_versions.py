@@ -64,7 +64,6 @@ WORKER = """
 import json, os, sys, time
 import torch
 from attrs import evolve
-from hgms_core import Budget
 from hgms.runs import RunConfig, run
 
 work = json.loads(sys.argv[1])
