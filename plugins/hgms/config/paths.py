@@ -29,7 +29,7 @@ def expand(path: str, place: tuple[str | int, ...] = ()) -> Path:
     if "\0" in path:
         message = f"the path {path!r} contains a null character"
         raise ConfigError("wrong-value", message, place=place)
-    expanded = os.path.expandvars(os.path.expanduser(path))
+    expanded = os.path.expandvars(path)
     if unset := re.search(r"\$(\w+|\{\w+\})", expanded):
         raise ConfigError(
             "missing-variable",
@@ -37,6 +37,7 @@ def expand(path: str, place: tuple[str | int, ...] = ()) -> Path:
             place=place,
             hint="export the variable, or write the full path",
         )
+    expanded = os.path.expanduser(expanded)
     if expanded.startswith("~"):
         message = f"the home folder in {path!r} is unknown"
         raise ConfigError("missing-file", message, place=place, hint="write the full path")

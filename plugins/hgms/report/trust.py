@@ -160,7 +160,3 @@ def _share(
     """
     values = _numbers_of(rows, key)
     return 100 * sum(map(wrong, values)) / len(values) if values else None
-
-
-# --- figures
-# --------------------------------------------------------------------------------------------------

@@ -420,13 +420,14 @@ class SourceMixture:
             which: self.tables(tokenizer, which) for which in SETS[1:]
         }
         everything: Mapping[str, dict[str, TokenTable]] = {"sources": pool, **judged}
+        indices = [self.rows(which) for which in SETS]
         read: Mapping[str, Index | TokenTable] = pool
         if self.cache is not None:
-            read = self.rows() if self.halves is None else self.tables(tokenizer)
+            read = indices[0] if self.halves is None else self.tables(tokenizer)
         messages = (
             skipped_rows(everything),
             unread_columns(everything),
-            overlap_warning(overlaps(*map(self.rows, SETS))),
+            overlap_warning(overlaps(*indices)),
         )
         for message in filter(None, messages):
             warn(message)

@@ -18,7 +18,11 @@ from hgms_core.errors import ConfigError
 def test_homes_and_variables_are_expanded_or_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/h")
     monkeypatch.setenv("DATA", "/d")
-    assert [expand(path) for path in ("~/x", "$DATA/${DATA}/y")] == [Path("/h/x"), Path("/d//d/y")]
+    monkeypatch.setenv("BELOW_HOME", "~/d")
+    paths = {"~/x": "/h/x", "$DATA/${DATA}/y": "/d//d/y", "$BELOW_HOME/z": "/h/d/z"}
+    assert {path: str(expand(path)) for path in paths} == {
+        path: str(Path(expanded)) for path, expanded in paths.items()
+    }
     for path, code in (
         ("~nobody-has-this-name/x", "missing-file"),
         ("$NO_SUCH_VARIABLE/x", "missing-variable"),

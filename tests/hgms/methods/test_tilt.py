@@ -170,7 +170,3 @@ def test_the_optimistic_optimum_is_reached_as_the_tilt_vanishes() -> None:
         gaps.append(float(exact.value(method.result(state)[0]) - exact.value(exact.theta_star)))
     assert gaps[0] > 10 * gaps[1]
     assert gaps[2] / gaps[1] == pytest.approx(0.25, abs=0.05)
-
-
-# --- with batches made when asked for
-# --------------------------------------------------------------------------------------------------
