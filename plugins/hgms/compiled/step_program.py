@@ -374,7 +374,6 @@ class JoinedStep:
             return None
         program = Program(carried.structure, operands, kinds_of(leaves), run, constants, result)
         self.programs.insert(0, program)
-        self.programs.insert(0, program)
         return program
 
 

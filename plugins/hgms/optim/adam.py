@@ -10,11 +10,9 @@ and hypergradients through such steps are unusable. With ε₀ > 0 the derivativ
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
-from attrs import frozen
 from torch import Tensor
 
 from hgms_core import Tree
@@ -31,53 +29,6 @@ def corrections(rate: Any, count: Any, betas: tuple[float, float]) -> tuple[Any,
     (1.0, 0.5)
     """
     return rate / (1 - betas[0] ** count), (1 - betas[1] ** count) ** 0.5
-
-
-Operation = Callable[..., Any]
-
-
-@frozen
-class Operations:
-    """Operations on lists of tensors, as new tensors or in place."""
-
-    add: Operation
-    sub: Operation
-    mul: Operation
-    lerp: Operation
-    addcdiv: Operation
-
-
-def _in_place(operation: Operation) -> Operation:
-    def change(leaves: list[Tensor], *arguments: Any, **options: Any) -> list[Tensor]:
-        operation(leaves, *arguments, **options)
-        return leaves
-
-    return change
-
-
-def _on_copies(operation: Operation) -> Operation:
-    def compute(leaves: list[Tensor], *arguments: Any, **options: Any) -> list[Tensor]:
-        # The derivative of torch._foreach_add fails for gradients of compiled modules, and the
-        # derivatives of in-place operations do not.
-        copies = [leaf.clone() for leaf in leaves]
-        operation(copies, *arguments, **options)
-        return copies
-
-    return compute
-
-
-def _operations(form: Callable[[Operation], Operation]) -> Operations:
-    return Operations(
-        form(torch._foreach_add_),
-        form(torch._foreach_sub_),
-        form(torch._foreach_mul_),
-        form(torch._foreach_lerp_),
-        form(torch._foreach_addcdiv_),
-    )
-
-
-NEW = _operations(_on_copies)
-IN_PLACE = _operations(_in_place)
 
 
 def adam(
@@ -113,14 +64,13 @@ def adam(
     >>> x["x"]
     tensor([-0.5000,  0.5000])
     """
-    leaves, slopes, m, v = ([tree[name] for name in x] for tree in (x, grads, first, second))
-    after = adam_lists(NEW, leaves, slopes, m, v, corrected, betas, eps)
-    x, first, second = (dict(zip(x, values, strict=True)) for values in after)
+    x, first, second = ({name: tree[name].clone() for name in x} for tree in (x, first, second))
+    leaves, m, v = ([*tree.values()] for tree in (x, first, second))
+    adam_(leaves, [grads[name] for name in x], m, v, corrected, betas, eps)
     return x, first, second
 
 
-def adam_lists(
-    operations: Operations,
+def adam_(
     leaves: list[Tensor],
     grads: list[Tensor],
     first: list[Tensor],
@@ -128,18 +78,18 @@ def adam_lists(
     corrected: tuple[float | Tensor, float | Tensor],
     betas: tuple[float, float],
     eps: float | tuple[float, float],
-) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """Apply :func:`adam` to lists of leaves."""
+) -> None:
+    """Apply :func:`adam` in place: ``leaves``, m (``first``) and v (``second``) change."""
     scale, correction = corrected
-    first = operations.lerp(first, grads, 1 - betas[0])
-    second = operations.mul(second, betas[1])
+    torch._foreach_lerp_(first, grads, 1 - betas[0])
+    torch._foreach_mul_(second, betas[1])
     torch._foreach_addcmul_(second, grads, grads, 1 - betas[1])
     root = _denominator(second, correction, *(eps if isinstance(eps, tuple) else (eps, 0.0)))
     if isinstance(scale, Tensor):
-        quotients = torch._foreach_div(first, root)
-        directions = [per_member(scale, leaf) * leaf for leaf in quotients]
-        return operations.sub(leaves, directions), first, second
-    return operations.addcdiv(leaves, first, root, -scale), first, second
+        for leaf, quotient in zip(leaves, torch._foreach_div(first, root), strict=True):
+            leaf.sub_(per_member(scale, leaf) * quotient)
+    else:
+        torch._foreach_addcdiv_(leaves, first, root, -scale)
 
 
 def per_member(numbers: Any, leaf: Tensor) -> Tensor:
@@ -199,4 +149,4 @@ class _Root(torch.autograd.Function):
         return (grad / (2 * root)).masked_fill(~(root > 0), 0)
 
 
-__all__ = ["adam", "corrections", "root"]
+__all__ = ["adam", "adam_", "corrections", "root"]

@@ -8,7 +8,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from hgms.optim.adam import IN_PLACE, NEW, adam_lists, corrections, per_member, root
+from hgms.optim.adam import adam_, corrections, per_member, root
 from hgms_core import ConfigError, Tree
 
 
@@ -60,40 +60,35 @@ class Rule:
 
         With ``in_place``, x and the moments change, which saves the memory of their copies.
         """
-        operations = IN_PLACE if in_place else NEW
+        if not in_place:
+            x, moments = (
+                {name: leaf.clone() for name, leaf in tree.items()} for tree in (x, moments)
+            )
         grads = clipped(grads, self.clip, stacked)
         leaves = [*x.values()]
-        kept = numbers.kept
-        if isinstance(kept, Tensor) and kept.dim():
-            leaves = operations.mul(leaves, [per_member(kept, leaf) for leaf in leaves])
-        elif kept is not None:
-            leaves = operations.mul(leaves, kept)
-        after = [*moments.values()]
+        first = [*moments.values()][: len(x)]
+        second = [*moments.values()][len(x) :]
+        if isinstance(numbers.kept, Tensor):
+            for leaf in leaves:
+                leaf.mul_(per_member(numbers.kept, leaf))
+        elif numbers.kept is not None:
+            torch._foreach_mul_(leaves, numbers.kept)
         if self.optimizer == "adamw":
-            leaves, *both = adam_lists(
-                operations,
-                leaves,
-                grads,
-                after[: len(x)],
-                after[len(x) :],
-                (numbers.scale, numbers.correction),
-                self.betas,
-                (self.eps, self.eps_root),
-            )
-            after = [leaf for part in both for leaf in part]
-        else:
-            if self.momentum:
-                after = operations.mul(after, self.momentum)
-                torch._foreach_add_(after, grads)
-                grads = after
-            if isinstance(numbers.rate, Tensor):
-                directions = [per_member(numbers.rate, grad) * grad for grad in grads]
-                leaves = operations.sub(leaves, directions)
-            else:
-                leaves = operations.add(leaves, grads, alpha=-numbers.rate)
-        if in_place:
+            corrected = (numbers.scale, numbers.correction)
+            eps = (self.eps, self.eps_root)
+            adam_(leaves, grads, first, second, corrected, self.betas, eps)
             return x, moments
-        return dict(zip(x, leaves, strict=True)), dict(zip(moments, after, strict=True))
+        if self.momentum:
+            torch._foreach_mul_(first, self.momentum)
+            torch._foreach_add_(first, grads)
+            grads = first
+        if isinstance(numbers.rate, Tensor):
+            for leaf, direction in zip(leaves, grads, strict=True):
+                leaf.sub_(per_member(numbers.rate, direction) * direction)
+        else:
+            # Out of place, the derivative of _foreach_add fails for gradients of compiled modules.
+            torch._foreach_add_(leaves, grads, alpha=-numbers.rate)
+        return x, moments
 
 
 def not_linear(optimizer: str) -> ConfigError:

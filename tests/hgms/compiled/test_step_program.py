@@ -385,12 +385,15 @@ def test_a_program_that_computes_something_else_is_not_used(
 def test_other_rows_have_another_program() -> None:
     made = Programs()
     method = pipeline()
+    problems = {rows: evolve(linear(rows=rows), compiler=made) for rows in (ROWS, 9)}
     for rows in (ROWS, ROWS, 9):
-        problem = evolve(linear(rows=rows), compiler=made)
+        problem = problems[rows]
         plain = evolve(problem, compiler=None)
         state, _ = method.step(problem, method.init(problem, 0))
         expected, _ = method.step(plain, method.init(plain, 0))
         assert_same(state, expected, rtol=1e-12, atol=1e-12)
+    steps = [kept[0] for key, kept in made._kept.items() if key[0] == "step"]
+    assert [len(step.programs) for step in steps] == [1, 1]
 
 
 def test_a_loop_is_one_operation_of_a_graph_without_its_constant_part() -> None:
