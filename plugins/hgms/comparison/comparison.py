@@ -6,7 +6,7 @@ import html
 import itertools
 from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 import numpy as np
@@ -27,7 +27,7 @@ from hgms.results import (
 )
 from hgms.runs import OwnProblem, RunResult, reporter, run_config
 from hgms_core import ConfigError
-from hgms_core.errors import CheckpointError, unknown_name
+from hgms_core.errors import CheckpointError, one_of, unknown_name
 
 if TYPE_CHECKING:
     import pandas
@@ -116,8 +116,20 @@ class Comparison:
         ]
         return frame([*rows, *lost])
 
-    def plot(self) -> Any:
-        """Draw the metric of each task against seconds and oracle calls; see ``plot_curves``."""
+    def plot(self, what: Literal["differences", "curves"] = "differences") -> Any:
+        """Plot a figure with one panel per task.
+
+        A panel shows each method's paired difference to the reference, or its metric against
+        seconds and oracle calls.
+
+        Raises
+        ------
+        MissingExtra
+            Without matplotlib.
+        """
+        one_of("what", what, ("differences", "curves"))
+        if what == "differences":
+            return reporter().plot_forests([table.forest for table in self.tables])
         return reporter().plot_curves(self._study())
 
     def report(self, path: str | Path) -> Path:

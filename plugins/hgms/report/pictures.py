@@ -1,19 +1,19 @@
-"""Pictures of results in a notebook: curves of a comparison, curves of one run."""
+"""Pictures of results in a notebook: forest plots, curves of a comparison, curves of one run."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hgms.report.curves import Curve
 from hgms.report.figures import AXES, span
-from hgms.report.paper import bare, curve_panels, draw_band, new_figure, plain
+from hgms.report.paper import COLUMNS, bare, curve_panels, draw_band, new_figure, plain
 from hgms.report.study import Study
 from hgms.report.tables import heading
-from hgms.results import LIGHT, is_share, looks
+from hgms.results import LIGHT, Forest, is_share, looks
 from hgms_core import ConfigError
 
 if TYPE_CHECKING:
@@ -21,6 +21,28 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from hgms.runs import RunResult
+
+
+def plot_forests(forests: Iterable[Forest | None]) -> Figure:
+    """Draw the paired differences with their intervals, one panel per task.
+
+    A line marks zero.
+    """
+    shown = [forest for forest in forests if forest is not None]
+    if not shown:
+        raise ConfigError(
+            "nothing-to-do",
+            "no two methods have finished runs with the same seed, so there is no difference to "
+            "draw",
+        )
+    style = looks(label for forest in shown for label in forest.differences)
+    columns = min(2, len(shown))
+    rows = math.ceil(len(shown) / columns)
+    most = max(len(forest.differences) for forest in shown)
+    figure = new_figure(COLUMNS * (1 if columns == 2 else 0.75), rows * (0.28 * most + 1.0))
+    for axis, forest in zip(_grid(figure, len(shown), columns), shown, strict=True):
+        _forest(axis, forest, {label: LIGHT[look.colour] for label, look in style.items()})
+    return shown_in_notebook(figure)
 
 
 def plot_curves(study: Study) -> Figure:
@@ -86,3 +108,53 @@ def _grid(figure: Figure, count: int, columns: int) -> Sequence[Axes]:
     for axis in panels[count:]:
         axis.set_visible(False)
     return list(panels[:count])
+
+
+def _forest(axis: Axes, forest: Forest, colours: dict[str, str]) -> None:
+    scale = 100 if forest.share else 1
+    labels = list(forest.differences)[::-1]
+    low, high = (end * scale for end in forest.limits)
+    axis.axvline(0, color="#777777", linewidth=0.8, linestyle="--")
+    for place, label in enumerate(labels):
+        pair = forest.differences[label]
+        colour = colours[label]
+        won = label == forest.winner
+        at, half = (0.0, 0.0) if pair is None else (scale * pair.mean, scale * pair.reach)
+        if pair is None:
+            axis.plot([0], [place], "o", color=colour, markerfacecolor="white", markersize=6)
+        elif math.isfinite(at):
+            axis.errorbar(
+                at,
+                place,
+                xerr=half,
+                color=colour,
+                fmt="D" if won else "o",
+                markersize=6,
+                linewidth=1.8,
+            )
+            for end, mark in ((low, "<"), (high, ">")):
+                if (at - half < low) if mark == "<" else (at + half > high):
+                    axis.plot([end], [place], mark, color=colour, markersize=6, clip_on=False)
+        weight = "bold" if won else "normal"
+        axis.annotate(
+            forest.spell(label),
+            (1.0, place),
+            xycoords=("axes fraction", "data"),
+            xytext=(6, 0),
+            fontsize=8,
+            textcoords="offset points",
+            va="center",
+            fontweight=weight,
+        )
+    axis.set_yticks(
+        range(len(labels)),
+        [plain(label) + (" ★" if label == forest.winner else "") for label in labels],
+        fontsize=8,
+    )
+    axis.set_xlim(low, high)
+    axis.set_ylim(-0.6, len(labels) - 0.4)
+    axis.tick_params(axis="x", labelsize=7)
+    axis.tick_params(axis="y", length=0)
+    axis.spines[["top", "right", "left"]].set_visible(False)
+    axis.set_xlabel(plain(forest.caption), fontsize=7)
+    axis.set_title(plain(forest.title), fontsize=9, loc="left")

@@ -47,5 +47,7 @@ def test_it_writes_pictures_and_runs(tmp_path: Path) -> None:
         "accuracy.png",
         "accuracy.svg",
     ]
-    assert all(path.stat().st_size for path in made.pictures)
+    contents = [path.read_bytes() for path in made.pictures]
+    assert all(contents)
+    assert len(set(contents)) == len(contents)  # differences and curves are separate pictures
     assert len(list((tmp_path / "runs").rglob("summary.json"))) == len(METHODS)

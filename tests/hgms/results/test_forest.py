@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import re
 
+from support.helpers import rejects
+
+import hgms.report as report
 from hgms.results import Point, table
+from hgms_core import ConfigError
 
 
 def test_a_table_draws_its_differences_best_first_and_marks_the_winner() -> None:
@@ -21,3 +25,6 @@ def test_a_table_draws_its_differences_best_first_and_marks_the_winner() -> None
     parts = ("good ★", 'class="won"', "task &amp; more", "+20.00 ± ", "percentage points")
     assert [part for part in parts if part not in page] == []
     assert not re.search(r"<b>bad|https?:|<script|<link|@import|url\(", page)
+    assert report.plot_forests([results.forest, None])
+    with rejects("nothing-to-do", of=ConfigError):
+        report.plot_forests([None])
