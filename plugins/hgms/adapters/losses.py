@@ -265,8 +265,6 @@ def hypergradient(
         training mode, in-place changes of its arguments) or lacks the second derivative that
         ``strategy`` needs; if no loss depends on θ, or g does not depend on x; for leaves that are
         not floating-point; and inside ``torch.inference_mode``.
-    Notes
-    -----
 
     Notes
     -----

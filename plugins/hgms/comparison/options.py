@@ -1,4 +1,4 @@
-"""Options of the commands of comparisons, and the completion of their labels."""
+"""The option ``--seeds`` of the commands of comparisons."""
 
 from __future__ import annotations
 

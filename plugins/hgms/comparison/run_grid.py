@@ -126,9 +126,10 @@ def _carried_out(
         coordinator.recall(cell)
     states = [(cell, cell.state()[0]) for cell in cells]
     waiting = [cell for cell, state in states if state in wanted]
-    finished.update(cell.path for cell, state in states if state == "done")
-    for path in finished:
+    done = {cell.path for cell, state in states if state == "done"}
+    for path in done - finished:
         _remove_abandoned_lease(path)
+    finished |= done
     with Board(len(waiting), bars=progress, echo=to_stderr if progress else ignore) as board:
         for ending in coordinator.carry_out(
             waiting, began=board.began, report=board.step, say=board.say

@@ -200,7 +200,9 @@ class _Together:
 
 
 def _several(kind: str, count: int) -> str:
-    """Examples
+    """Return the plural of a kind if there are several.
+
+    Examples
     --------
     >>> _several("mix", 2), _several("run", 3), _several("run", 1)
     ('mixes', 'runs', 'run')

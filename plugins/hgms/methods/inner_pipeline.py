@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Any, cast
+from typing import Any
 
 from attrs import Attribute
 
 from hgms.facts import innermost, needs_of
-from hgms_core import ConfigError, Pipeline, Problem, Record, State, Tree
+from hgms_core import ConfigError, Method, Pipeline, Problem, Record, State, Tree
 
 
 class Wrapper:
     """Steps of ``method`` on a changed problem."""
 
-    method: Any
+    method: Method
 
     @property
     def needs(self) -> frozenset[str]:
@@ -25,15 +25,13 @@ class Wrapper:
         return problem
 
     def init(self, problem: Problem, seed: int) -> State:
-        return cast("State", self.method.init(self.changed_problem(problem), seed))
+        return self.method.init(self.changed_problem(problem), seed)
 
     def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
-        return cast(
-            "tuple[State, Record]", self.method.step(self.changed_problem(problem), state, progress)
-        )
+        return self.method.step(self.changed_problem(problem), state, progress)
 
     def result(self, state: State) -> tuple[Tree, Tree]:
-        return cast("tuple[Tree, Tree]", self.method.result(state))
+        return self.method.result(state)
 
 
 def another(problem: Problem, key: Hashable, make: Callable[[], Problem]) -> Problem:

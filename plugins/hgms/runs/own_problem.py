@@ -296,8 +296,8 @@ def _metrics(problem: Problem, label: str) -> list[str]:
 def traits_of_problem(problem: Problem) -> frozenset[str]:
     """Return the traits of a problem (:data:`hgms.runs.TRAITS`).
 
-    Derivatives are not tried: a loss without a second derivative, or an upper loss that does not
-    depend on θ, is an error of the steps.
+    Derivatives are not tried. A loss without a second derivative is an error of the first step. A
+    hypergradient of 0, because f does not depend on θ directly, gives a warning after five steps.
 
     Examples
     --------

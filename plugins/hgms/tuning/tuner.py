@@ -132,8 +132,6 @@ def tune(
         ``wrong-shape`` for a loss that is not per row, such as a mean; ``random-loss`` for random
         numbers other than the masks of dropout layers; ``not-convex`` for ``engine="implicit"`` on
         a loss with negative curvature; the codes of :func:`hgms.from_module` for the module.
-    Notes
-    -----
 
     Notes
     -----

@@ -129,7 +129,7 @@ def test_the_table_has_the_rows_of_the_report_and_the_exit_code_its_verdict(
 
 
 @pytest.mark.parametrize("assignment", ["budget=3", "method.outer.lr=1"])
-def test_a_setting_of_neither_task_nor_method_is_refused(assignment: str) -> None:
+def test_a_setting_that_is_not_of_the_task_is_refused(assignment: str) -> None:
     done = call("check-gradient", "sphere", "--set", assignment)
     assert (done.exit_code, done.stdout) == (2, "")
     assert f"--set {assignment}" in done.stderr

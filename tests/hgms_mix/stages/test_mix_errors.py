@@ -115,7 +115,7 @@ def test_what_fine_tuning_runs_out_of_is_said_with_the_setting_that_takes_less(
         train(Finetune(accumulation=1, **settings), model, random_rows(4), Folder(tmp_path, ""))
 
 
-def test_a_certainty_that_cannot_be_measured_is_left_out_but_for_memory_and_faults(
+def test_an_uncertainty_that_cannot_be_measured_is_skipped_but_for_memory_and_faults(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []

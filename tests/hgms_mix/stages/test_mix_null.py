@@ -161,7 +161,7 @@ def test_an_interrupted_null_test_goes_on_to_the_same_weights(
     assert report_of(*words)["weights"] == whole["weights"]
 
 
-def test_a_method_that_learns_nothing_has_no_certainty(
+def test_a_method_that_learns_nothing_has_no_uncertainty(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(certain, "alignments", None)  # no gradient is taken

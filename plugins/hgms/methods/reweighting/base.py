@@ -84,6 +84,17 @@ class Reweighting:
             return self.lr
         return self.lr * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
 
+    def batches(self, problem: Problem, state: State) -> Iterator[tuple[int, Batch, Batch, int]]:
+        """Yield the number of each lower step, its lower rows, and its validation rows.
+
+        The validation rows have the role ``differentiate``; their number is the last value.
+        """
+        data = problem.upper_data["differentiate"]
+        steps = range(state["lower_steps"], state["lower_steps"] + self.steps)
+        for number, below in lower_batches(problem, state["seed"], steps, self.batch_size):
+            key = Key(state["seed"]).fold("upper", number)
+            yield number, below, *data.sample(key, self.upper_batch_size)
+
     def result(self, state: State) -> tuple[Tree, Tree]:
         return answer(self, state)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hgms.compiled import Numbers, launch
 from hgms.methods.reweighting import base
-from hgms_core import Batch, Cost, Key, Problem, Record, Rows, State, Tree, component, gradient
+from hgms_core import Batch, Cost, Problem, Record, Rows, State, Tree, component, gradient
 from hgms_core.hypergrad import twice_differentiable_attention
 from hgms_core.trees import require_grad
 from hgms_core.validators import decay_rate, optional_positive
@@ -108,7 +108,6 @@ class LearningToReweight(base.Reweighting):
     def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
         rows = base.rows_of(self, problem)
         theta = state["theta"]
-        data = problem.upper_data["differentiate"]
         x = state["x"]
         moments = state["moments"]
         averages = state["averages"]
@@ -118,11 +117,7 @@ class LearningToReweight(base.Reweighting):
         settings = (self.name, self, losses)
         function = partial(self._lower_step, losses)
         size = problem.lower_data.count(self.batch_size)
-        steps = range(state["lower_steps"], state["lower_steps"] + self.steps)
-        for number, below in base.lower_batches(problem, state["seed"], steps, self.batch_size):
-            above, upper_size = data.sample(
-                Key(state["seed"]).fold("upper", number), self.upper_batch_size
-            )
+        for number, below, above, upper_size in self.batches(problem, state):
             trees = (x, moments, theta, below, above)
             numbers = base.numbers(rate, number + 1)
             x, moments, weights, lower, upper = launch(

@@ -109,20 +109,15 @@ class MwNet(base.Reweighting):
     def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
         rows = base.rows_of(self, problem)
         theta = state["theta"]
-        data = problem.upper_data["differentiate"]
-        x, moments, net, net_moments, cost = (
-            *(state[name] for name in ("x", "moments", "net", "net_moments")),
-            Cost(),
+        x, moments, net, net_moments = (
+            state[name] for name in ("x", "moments", "net", "net_moments")
         )
+        cost = Cost()
         rate = self.rate(progress)
         settings = (self.name, self, rows, problem.f)
         function = partial(self._lower_step, rows, problem.f)
         size = problem.lower_data.count(self.batch_size)
-        steps = range(state["lower_steps"], state["lower_steps"] + self.steps)
-        for number, below in base.lower_batches(problem, state["seed"], steps, self.batch_size):
-            above, upper_size = data.sample(
-                Key(state["seed"]).fold("upper", number), self.upper_batch_size
-            )
+        for number, below, above, upper_size in self.batches(problem, state):
             trees = (x, moments, net, net_moments, theta, below, above)
             numbers = [*base.numbers(rate, number + 1), *base.numbers(self.meta_lr, number + 1)]
             outcome = launch(problem.compiler, settings, function, numbers, *trees)
