@@ -54,6 +54,7 @@ CORE = (hgms_core.capabilities, hgms_core.errors, hgms_core.validators, hgms_cor
 LISTS = ("Parameters", "Attributes", "Returns", "Raises")
 """Sections of numpydoc that contain names with texts."""
 NO_COMPONENT = {"hgms_register_commands": "a command", "hgms_step_finished": "observers"}
+CODE = re.compile(r"^(```\{code-block\} python\n)(.*?)(?=^```$)", re.DOTALL | re.MULTILINE)
 PART = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -171,7 +172,7 @@ def hooks() -> str:
             returned = inspect.signature(hook).return_annotation
             shown.append(
                 f"## `{name}`\n\n```text\n{name}({arguments}) -> {returned}\n```\n\n"
-                f"{_whole_doc(hook)}\n"
+                f"{_with_imports(_whole_doc(hook), hgms_core, hook)}\n"
             )
     return "\n".join(shown)
 
@@ -251,7 +252,7 @@ def _entry(module: Any, name: str, level: str) -> str:
             _directive(*descriptions.value(name, thing)),
             _prose_of(_attribute_docs(module).get(name, "")),
         ]
-    return "\n\n".join(filter(None, parts)) + "\n"
+    return _with_imports("\n\n".join(filter(None, parts)) + "\n", module, thing)
 
 
 def _directive(name: str, argument: str, options: Iterable[str] = ()) -> str:
@@ -396,7 +397,7 @@ def kinds() -> str:
             f"## {name}",
             f"Registered by `{kind.hook}`.",
             _directive("py:class", name),
-            _whole_doc(kind.protocol),
+            _with_imports(_whole_doc(kind.protocol), hgms_core, kind.protocol),
         ]
         for member in descriptions.members(kind.protocol):
             shown += [
@@ -635,10 +636,77 @@ def _paragraph(part: str) -> str:
     if part.startswith(">>> "):
         code = re.sub(r"^(?!>>>|\.\.\.)", "# ", part, flags=re.MULTILINE)  # its output
         code = re.sub(r"^(>>>|\.\.\.) ?", "", code, flags=re.MULTILINE)
+        code = re.sub(r"  # doctest: .*", "", code)
         return "```{code-block} python\n" + code + "\n```"
     text = re.sub(r":\w+:`~?([^`]*)`", r"`\1`", " ".join(part.split())).replace("``", "`")
     text = re.sub(r" - (?=`)", "\n- ", text)
     return re.sub(r"^Called: (.*)", r"**Called** \1", text)
+
+
+def _with_imports(text: str, module: Any, thing: Any) -> str:
+    """Add to each code block of ``text`` the imports that its doctest gets from its module."""
+    return CODE.sub(lambda match: match[1] + _imports_of(match[2], module, thing), text)
+
+
+def _imports_of(code: str, module: Any, thing: Any) -> str:
+    """Return ``code`` below imports of the names that it uses and does not define."""
+    tree = ast.parse(code)
+    nodes = list(ast.walk(tree))
+    names = [node for node in nodes if isinstance(node, ast.Name)]
+    fields = {
+        name
+        for node in nodes
+        if isinstance(node, ast.ClassDef)
+        for statement in node.body
+        if isinstance(statement, ast.Assign)
+        for name in ast.walk(statement)
+    }
+    defined = {name.id for name in names if isinstance(name.ctx, ast.Store) and name not in fields}
+    defined |= {
+        alias.asname or alias.name
+        for node in nodes
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    }
+    defined |= {node.name for node in nodes if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+    own = inspect.getmodule(thing)
+    packages: set[str] = set()
+    members: dict[str, set[str]] = {}
+    for name in {name.id for name in names} - defined:
+        found = getattr(own, name, None)
+        if inspect.ismodule(found):
+            parent, _, last = found.__name__.rpartition(".")
+            if parent and last == name:
+                members.setdefault(parent, set()).add(name)
+            elif not parent:
+                packages.add(name)
+        elif name in hgms_core.__all__:
+            members.setdefault("hgms_core", set()).add(name)
+        elif name in getattr(module, "__all__", ()):
+            members.setdefault(module.__name__, set()).add(name)
+        elif found is not None:
+            members.setdefault(own.__name__, set()).add(name)
+        elif name == "torch":
+            packages.add(name)
+    core = next(
+        (
+            node
+            for node in tree.body
+            if isinstance(node, ast.ImportFrom) and node.module == "hgms_core"
+        ),
+        None,
+    )
+    lines = code.splitlines()
+    if core is not None:
+        members.setdefault("hgms_core", set()).update(alias.name for alias in core.names)
+        del lines[core.lineno - 1 : core.end_lineno]
+    heads = [f"import {name}" for name in sorted(packages)]
+    heads += [
+        f"from {parent} import {', '.join(sorted(found))}"
+        for parent, found in sorted(members.items())
+    ]
+    more = not heads or lines[0].startswith(("import ", "from "))
+    return "\n".join([*heads, *([] if more else [""]), *lines, ""])
 
 
 def _doc(thing: Any) -> str:

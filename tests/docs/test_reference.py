@@ -54,6 +54,15 @@ def test_every_field_of_a_class_has_a_meaning() -> None:
     )
 
 
+@pytest.mark.parametrize("page", ["hooks", "protocols"])
+def test_every_example_runs_as_it_is_printed(page: str) -> None:
+    text = (DOCS / "reference" / f"{page}.md").read_text(encoding="utf-8")
+    examples = [match[2] for match in generate.CODE.finditer(text)]
+    assert len(examples) > 5
+    for code in examples:
+        exec(compile(code, page, "exec"), {"__name__": "example"})
+
+
 def test_every_documented_field_exists() -> None:
     stale = [
         f"{name}.{field}"
