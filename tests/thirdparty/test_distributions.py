@@ -103,7 +103,7 @@ def test_it_is_loaded_listed_checked_and_run(
     assert [row["name"] for row in rows if f"`{row['name']}`" not in readme] == []
     assert checks_of(project)
     for target in checks_of(project):
-        assert re.search(r"^\d+ passed(, \d+ not asked)?$", listing("check", target), re.MULTILINE)
+        assert re.search(r"^\d+ passed(, \d+ skipped)?$", listing("check", target), re.MULTILINE)
     summary = json.loads(listing(*run_of(project)))
     steps = (stranger.home / summary["folder"] / "steps.jsonl").read_text().splitlines()[1:]
     assert (summary["status"], len(steps)) == ("done", summary["outer_steps"])

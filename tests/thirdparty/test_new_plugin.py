@@ -121,7 +121,7 @@ def test_it_is_installed_listed_checked_and_run(
     assert told == ["loaded", f"hgms-{name}", "0.1.0", None]
     assert row["hooks"] == [KINDS[PROJECTS[name]].hook]
     shown = answer(listing, f"check|{cls}")
-    assert re.search(rf"^{cls}: [^$]*\n\d\d passed(, \d+ not asked)?\n$", shown), shown
+    assert re.search(rf"^{cls}: [^$]*\n\d\d passed(, \d+ skipped)?\n$", shown), shown
     summary = json.loads(answer(listing, f"run|{place / f'hgms-{name}' / config}"))
     assert (summary["status"], summary["outer_steps"]) == ("done", 3)
     assert f'"{name}"' in (Path(summary["folder"]) / "config.toml").read_text()

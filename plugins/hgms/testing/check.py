@@ -41,14 +41,21 @@ FORM = "write a module and a class, such as my_solver:MySolver or ./my_solver.py
 class Result:
     """The result of one check.
 
-    ``fault`` is not empty if the check fails unexpectedly. ``excuse`` is the reason for an expected
-    failure. ``skipped`` is the reason why the check did not run.
+    ``fault`` is not empty if the check fails unexpectedly; ``expected`` is then the requirement.
+    ``excuse`` is the reason for an expected failure. ``skipped`` is the reason why the check did
+    not run.
     """
 
     check: str
     fault: str = ""
     excuse: str = ""
     skipped: str = ""
+    expected: str = ""
+
+
+def _result(question: Check, component: object, failures: Mapping[str, str]) -> Result:
+    fault, excuse, skipped = verdict(question, component, failures)
+    return Result(question.name, fault, excuse, skipped, question.demands if fault else "")
 
 
 def check(
@@ -77,10 +84,7 @@ def check(
     declared = declared_failures(cls)
     for question in class_checks(kind):
         answered.append(question.name)
-        result = Result(
-            question.name,
-            *verdict(question, cls, declared if isinstance(declared, Mapping) else {}),
-        )
+        result = _result(question, cls, declared if isinstance(declared, Mapping) else {})
         yield result
         if result.fault and question.name == "registration":
             return
@@ -113,7 +117,7 @@ def _of_an_instance(
                 if isinstance(target, Composition)
                 else instance
             )
-            yield Result(question.name, *verdict(question, own, expected))
+            yield _result(question, own, expected)
 
 
 def target_of(spec: str, registry: Registry) -> tuple[Kind, type | Composition, Registry]:

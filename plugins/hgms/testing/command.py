@@ -61,12 +61,14 @@ def check(ctx: click.Context, spec: str, registry: Registry, as_json: bool) -> N
                 what = f"expected to fail: {result.excuse}"
             if result.skipped:
                 label = "-   "
-                what = f"not asked: {result.skipped}"
+                what = f"skipped: {result.skipped}"
             click.echo(f"  {label} {result.check}{': ' + what if what else ''}")
+            if result.expected and first == result.check:
+                click.echo(f"       expected: {result.expected}")
         counts = {
             "failed": failures,
             "expected to fail": sum(bool(result.excuse) for result in results),
-            "not asked": sum(bool(result.skipped) for result in results),
+            "skipped": sum(bool(result.skipped) for result in results),
         }
         passed = len(results) - sum(counts.values())
         others = [f"{count} {how}" for how, count in counts.items() if count]

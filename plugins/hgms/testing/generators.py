@@ -218,7 +218,8 @@ def check_descends(generator: Any) -> None:
     first = float(problem.g(problem.theta0, problem.x0, whole))
     demand(
         min(losses) < first,
-        f"g began at {first:.4g}, the candidates are at {[round(loss, 4) for loss in losses[:6]]}",
+        f"g is {first:.4g} at the start, and at the candidates "
+        f"{[round(loss, 4) for loss in losses[:6]]}",
     )
 
 

@@ -164,7 +164,8 @@ def check_dense_solve(solver: Any) -> None:
     answer = solve(solver, h, b)
     demand(
         answer.converged.all(),
-        f"the outcome {answer.outcome.label} with the residual {show(answer.residual)}",
+        f"it did not converge: outcome {answer.outcome.label}, residual {show(answer.residual)}; "
+        "if it requires more steps, increase them in testing_instance()",
     )
     error = _off(answer.value, torch.linalg.solve(h + ridge_of(solver) * eye(), b))
     allowed = 6 * _tolerance(solver) + 1e-9

@@ -72,7 +72,7 @@ def test_a_good_class_passes(fake: Site) -> None:
     assert done.exit_code == 0
     first, *_, last = done.stdout.splitlines()
     assert first == f"{solver}: a linear solver"
-    assert re.fullmatch(r"\d+ passed(, \d+ not asked)?", last)
+    assert re.fullmatch(r"\d+ passed(, \d+ skipped)?", last)
 
 
 def test_what_cannot_be_found(site: Site) -> None:
