@@ -96,22 +96,16 @@ def plugin(name: str, word: str, into: Path, as_json: bool) -> None:
 
 
 LAYOUT = {
-    "pyproject.toml": (
-        "pyproject.toml",
-        "its name, its dependencies, and the entry point that makes it a plugin",
-    ),
-    "README.md": ("README.md", "what it does, where it is from, where it deviates"),
-    "src/@module@.py": (
-        "kinds/@kind@.py",
-        "the component and its hook: replace the algorithm by yours",
-    ),
+    "pyproject.toml": ("pyproject.toml", "name, dependencies, and the entry point of the plugin"),
+    "README.md": ("README.md", "purpose, source, equations and deviations"),
+    "src/@module@.py": ("kinds/@kind@.py", "the component and its hook: replace its algorithm"),
     "tests/test_conformance.py": ("test_conformance.py", "every check of the conformance kit"),
-    "tests/test_@module@.py": ("kinds/@kind@.test", "what is known about the algorithm"),
-    "run.toml": ("kinds/@kind@.toml", "a run to try it in"),
-    "CHANGELOG.md": ("CHANGELOG.md", "what changed, for those who use it"),
-    "LICENSE": ("LICENSE", "to be chosen"),
-    ".gitignore": ("gitignore", "what does not belong into a repository"),
-    ".github/workflows/tests.yml": ("tests.yml", "installs, tests and checks it on every push"),
+    "tests/test_@module@.py": ("kinds/@kind@.test", "tests of the algorithm: replace them"),
+    "run.toml": ("kinds/@kind@.toml", "an example run"),
+    "CHANGELOG.md": ("CHANGELOG.md", "changes for users"),
+    "LICENSE": ("LICENSE", "choose a licence"),
+    ".gitignore": ("gitignore", "files that git ignores"),
+    ".github/workflows/tests.yml": ("tests.yml", "CI: installs, tests and checks it on every push"),
 }
 """Each file of the distribution: its template and its purpose."""
 
