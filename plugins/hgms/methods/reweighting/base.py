@@ -57,6 +57,12 @@ class Reweighting:
         Validation rows; None: all.
     keep
         The returned state: ``best`` on the rows of the role ``stop``, or ``last``.
+
+    Raises
+    ------
+    ConfigError
+        For a problem whose θ does not weight lower rows, or without rows for ``stop`` if they are
+        needed.
     """
 
     name: ClassVar[str]

@@ -59,12 +59,6 @@ class LearningToReweight(base.Reweighting):
         ``best`` returns the state of the lowest upper loss on rows of the role ``stop``; ``last``
         returns the last.
 
-    Raises
-    ------
-    ConfigError
-        For a problem whose θ does not weight lower rows, or without rows for ``stop`` if they are
-        needed.
-
     Notes
     -----
     Source: Ren, Zeng, Yang, Urtasun, *Learning to reweight examples for robust deep learning*, ICML

@@ -70,12 +70,6 @@ class MwNet(base.Reweighting):
         ``best`` returns the state of the lowest upper loss on rows of the role ``stop``; ``last``
         returns the last.
 
-    Raises
-    ------
-    ConfigError
-        For a problem whose θ does not weight lower rows, or without rows for ``stop`` if they are
-        needed.
-
     Notes
     -----
     Source: Shu, Xie, Yi, Zhao, Zhou, Xu, Meng, *Meta-Weight-Net: learning an explicit mapping for

@@ -65,11 +65,6 @@ class SmallLoss(base.Reweighting):
         ``best`` returns the network and step of the lowest upper loss on rows of ``stop``; ``last``
         returns the last a.
 
-    Raises
-    ------
-    ConfigError
-        For a problem whose θ does not weight lower rows, or without rows for ``stop``.
-
     Notes
     -----
     Memory: two graphs of a gradient.
