@@ -21,7 +21,7 @@ Cost of one step of RPROP: one Newton solve from a warm start, one CG solve, one
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -247,14 +247,33 @@ class Implicit:
         """Shift all penalties together, from large to small; return the best level."""
         problem = self.problem
         space, masks = problem.space, problem.masks
+
+        def shifted(shift: float, _: Tensor) -> Tensor:
+            u = torch.where(space.is_penalty, self.centre + shift, self.centre)
+            return u.clamp(space.low, space.high).expand(masks.folds + 1, -1)
+
+        shifts = SHIFTS if bool(space.is_penalty.any()) else (0,)
+        u, w = self._lowest(shifts, shifted, problem.w0.expand(len(masks.group), -1))
+        u = u.clone()
+        offset = torch.zeros_like(u)
+        return {"u": u, "w": w, **self.judge(w, u), **self._first_step(w, u), "offset": offset}
+
+    def _lowest(
+        self, values: Sequence[float], u_of: Callable[[float, Tensor], Tensor], w: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Train with ``u_of(value, w)`` for one value after the other, from the last w.
+
+        Stop if the outer loss becomes clearly worse, or its share of the budget is spent. Return u
+        and w with the lowest outer loss.
+        """
+        problem = self.problem
+        masks = problem.masks
         last = masks.group == masks.folds
-        w = problem.w0.expand(len(masks.group), -1)
         best: tuple[float, Tensor, Tensor] | None = None
         limit = self.meter.share + SCAN_SHARE
-        for shift in SHIFTS if bool(space.is_penalty.any()) else (0,):
-            u = torch.where(space.is_penalty, self.centre + shift, self.centre)
-            u = u.clamp(space.low, space.high)
-            w = self.solve(w, u.expand(len(w), -1), masks.fit)
+        for value in values:
+            u = u_of(value, w)
+            w = self.solve(w, u[masks.group], masks.fit)
             each = vmap(partial(problem.outer_loss, batch=problem.rows))(w, masks.outer)
             self.meter.call(len(w))
             outer = float(each[last].sum())
@@ -263,15 +282,7 @@ class Implicit:
             if outer > WORSE * best[0] or self.meter.share > limit:
                 break
         assert best is not None
-        u = best[1].expand(masks.folds + 1, -1).clone()
-        w = best[2]
-        return {
-            "u": u,
-            "w": w,
-            **self.judge(w, u),
-            **self._first_step(w, u),
-            "offset": torch.zeros_like(u),
-        }
+        return best[1], best[2]
 
     def _first_step(self, w: Tensor, u: Tensor) -> Stage:
         """Return the state of RPROP and of the linear systems before the first step."""
@@ -287,26 +298,14 @@ class Implicit:
         The fixed points are those of an L1 penalty, or of a group penalty (Grandvalet 1998). The
         strength rises while the outer loss does not become clearly worse; the best is kept.
         """
-        problem = self.problem
-        space, masks = problem.space, problem.masks
-        last = masks.group == masks.folds
-        w, u = level["w"], level["u"]
-        best: tuple[float, Tensor, Tensor] | None = None
-        limit = self.meter.share + SCAN_SHARE
-        for strength in STRENGTHS:
+        space = self.problem.space
+
+        def reweighted(strength: float, w: Tensor) -> Tensor:
             shift = strength - self._log_sizes(w)
             u = torch.where(space.is_penalty, level["u"] + shift, level["u"])
-            u = u.clamp(space.low, space.high)
-            w = self.solve(w, u[masks.group], masks.fit)
-            each = vmap(partial(problem.outer_loss, batch=problem.rows))(w, masks.outer)
-            self.meter.call(len(w))
-            outer = float(each[last].sum())
-            if best is None or outer < best[0]:
-                best = (outer, u, w)
-            if outer > WORSE * best[0] or self.meter.share > limit:
-                break
-        assert best is not None
-        _, u, w = best
+            return u.clamp(space.low, space.high)
+
+        u, w = self._lowest(STRENGTHS, reweighted, level["w"])
         return {"u": u, "w": w, **self.judge(w, u), **self._first_step(w, u), "offset": u}
 
     def _log_sizes(self, w: Tensor) -> Tensor:
