@@ -7,7 +7,7 @@ from typing import ClassVar, final
 from attrs import evolve
 
 from hgms.facts import needs_of
-from hgms.methods.inner_pipeline import Wrapper
+from hgms.methods.inner_pipeline import Wrapper, another
 from hgms.rows import trained_on
 from hgms_core import Method, Problem, Rows, component
 
@@ -78,7 +78,7 @@ class ValidationOnly(Wrapper):
         return frozenset({"validation-rows"}) | needs_of(self.method)
 
     def changed_problem(self, problem: Problem) -> Problem:
-        return on_validation(problem)
+        return another(problem, "validation-only", lambda: on_validation(problem))
 
 
 def on_validation(problem: Problem) -> Problem:
