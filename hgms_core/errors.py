@@ -273,7 +273,7 @@ def unknown_name(
     near = closest(word, names)
     if len(names) > MANY:
         nearest = difflib.get_close_matches(word[:100], names, 8, 0.0) if word else names[:8]
-        names = [*nearest, f"… and {len(names) - 8} more"]
+        names = [*sorted(nearest), f"and {len(names) - 8} others"]
     return ConfigError(
         f"unknown-{kind.replace(' ', '-')}",
         f"unknown {label or kind} {word!r}",

@@ -56,9 +56,9 @@ class CandidateGenerator(Protocol):
 
     Examples
     --------
-    This generator proposes two points near its start:
+    This generator starts at two random points near x and takes one gradient step from each:
 
-    >>> from hgms_core import component, repeat
+    >>> from hgms_core import Cost, component, gradient, stack
     >>> @component
     ... class Nearby:
     ...     name = "nearby"
@@ -67,13 +67,19 @@ class CandidateGenerator(Protocol):
     ...         return {"x": problem.x0}
     ...
     ...     def propose(self, problem, theta, start, key, progress):
-    ...         x, draw = repeat(start["x"], 2), key.generator()
-    ...         return Candidates(
-    ...             x={
-    ...                 name: leaf + torch.randn(leaf.shape, generator=draw)
-    ...                 for name, leaf in x.items()
+    ...         draw = key.generator()
+    ...         rows = problem.lower_data
+    ...         ends = []
+    ...         for _ in range(2):
+    ...             x = {
+    ...                 name: leaf + 0.1 * torch.randn(leaf.shape, generator=draw).to(leaf)
+    ...                 for name, leaf in start["x"].items()
     ...             }
-    ...         )
+    ...             slopes, _ = gradient(problem.g, theta, x, rows.whole)
+    ...             leaves = zip(x.items(), slopes, strict=True)
+    ...             ends.append({name: leaf - 0.1 * slope for (name, leaf), slope in leaves})
+    ...         cost = Cost(lower_gradients=2, rows=2 * rows.count(None))
+    ...         return Candidates(x=stack(ends), cost=cost)
     ...
     ...     def carry(self, start, candidates, index, key, problem):
     ...         return {"x": candidates.at(index)}

@@ -209,13 +209,17 @@ def _parts(validator: Any) -> Iterator[Any]:
 
 
 def _about_task(target: Any) -> dict[str, Any]:
-    return {"metrics": dict(target.metrics), "traits": sorted(traits_of(target) or ())}
+    traits = traits_of(target)
+    return {"metrics": dict(target.metrics), "traits": None if traits is None else sorted(traits)}
 
 
 def _task_lines(known: Mapping[str, Any]) -> Iterator[str]:
     for up, better in ((False, "lower"), (True, "higher")):
         if names := [name for name, higher in known["metrics"].items() if higher is up]:
             yield f"Metrics, {better} is better: {', '.join(names)}"
+    if known["traits"] is None:
+        yield "Traits: not declared, so comparisons add no baselines to it"
+        return
     yield "Traits: " + ("none" if not known["traits"] else "")
     for trait in known["traits"]:
         yield f"  {trait}: {TRAITS.get(trait, 'a task trait')}"

@@ -45,9 +45,9 @@ def test_a_class_is_described_by_its_fields_and_needs(fake: Site) -> None:
 
 def test_a_task_is_described_by_metrics_and_traits(fake: Site) -> None:
     answer = json_of("describe", "one")
-    assert (answer["metrics"], answer["traits"]) == ({"size": False}, [])
+    assert (answer["metrics"], answer["traits"]) == ({"size": False}, None)
     text = call("describe", "one").stdout
-    assert "Metrics, lower is better: size\nTraits: none\n" in text
+    assert "Metrics, lower is better: size\nTraits: not declared" in text
 
 
 def test_a_composition_is_described_by_its_parts(site: Site) -> None:
