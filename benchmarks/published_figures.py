@@ -73,34 +73,26 @@ def mark(theirs: Interval, mine: Interval | None, protocol: Mapping[str, Any]) -
     return "above" if mine.mean > theirs.mean else "below"
 
 
-def rows(only: set[str], records: Records) -> list[list[str]]:
-    """Return a line per figure of the methods, then a line per reason for a missing figure."""
+def rows(records: Records) -> list[list[str]]:
+    """Return a line per figure, then a line per reason for a missing figure."""
     table = entries()
     lines = []
     for figure in table["figure"]:
-        if figure["method"] in only:
-            protocol = table["protocol"][figure["protocol"]]
-            theirs = published(figure)
-            mine = ours(figure, protocol, records)
-            shown = f"{_spelt(mine[1], protocol)} ({mine[0]})" if mine else "–"
-            # the number of published digits
-            text = spell(theirs) if "seeds" in figure else f"{figure['value']:g}"
-            if "half_width" in figure:
-                text = f"{figure['value']:.2f} ± {figure['half_width']:.2f}"
-            verdict = mark(theirs, mine[1] if mine else None, protocol)
-            about = [protocol[key] for key in ("task", "metric")]
-            lines.append(
-                [f"`{figure['method']}`", *about, text, protocol["source"], shown, verdict]
-            )
-    reasons = [
-        ([f"`{name}`" for name in none["methods"] if name in only], none["why"])
-        for none in table["none"]
-    ]
-    return lines + [
-        [", ".join(names), "–", "–", f"none ({why})", "–", "–", "–"]
-        for names, why in reasons
-        if names
-    ]
+        protocol = table["protocol"][figure["protocol"]]
+        theirs = published(figure)
+        mine = ours(figure, protocol, records)
+        shown = f"{_spelt(mine[1], protocol)} ({mine[0]})" if mine else "–"
+        # the number of published digits
+        text = spell(theirs) if "seeds" in figure else f"{figure['value']:g}"
+        if "half_width" in figure:
+            text = f"{figure['value']:.2f} ± {figure['half_width']:.2f}"
+        verdict = mark(theirs, mine[1] if mine else None, protocol)
+        about = [protocol[key] for key in ("task", "metric")]
+        lines.append([f"`{figure['method']}`", *about, text, protocol["source"], shown, verdict])
+    for none in table["none"]:
+        names = ", ".join(f"`{name}`" for name in none["methods"])
+        lines.append([names, "–", "–", f"none ({none['why']})", "–", "–", "–"])
+    return lines
 
 
 def _spelt(interval: Interval, protocol: Mapping[str, Any]) -> str:
@@ -109,12 +101,12 @@ def _spelt(interval: Interval, protocol: Mapping[str, Any]) -> str:
     )
 
 
-def differences(only: set[str]) -> list[str]:
+def differences() -> list[str]:
     """Return the differences from the published protocols, one sentence per source."""
     table = entries()
     said = {}
     for figure in table["figure"]:
         protocol = table["protocol"][figure["protocol"]]
-        if figure["method"] in only and "differs" in protocol:
+        if "differs" in protocol:
             said[protocol["source"], protocol["differs"]] = None
     return [f"{source}: {what}" for source, what in said]

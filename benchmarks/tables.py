@@ -1,4 +1,4 @@
-"""Write the tables of docs/reference/benchmarks*.md and the published figures in plugins' READMEs.
+"""Write the tables of docs/reference/benchmarks*.md and the table of the project's README.
 
 The sources are the raw records in benchmarks/results, and benchmarks/published_figures.toml:
 
@@ -18,8 +18,7 @@ The sources are the raw records in benchmarks/results, and benchmarks/published_
 A file of runs has a row per run: every metric, setting, cost and the environment.
 ``NAME.curves.parquet`` contains the main metric at each evaluation. A file of figures has a row
 per number. speed.py and bench_scaling.py write ``speed.json`` and ``scaling.json``. On the page, a
-table is between ``<!-- table: NAME -->`` and ``<!-- end of table -->``, in a README between
-``<!-- published figures -->`` and ``<!-- end of published figures -->``. A table without records
+table is between ``<!-- table: NAME -->`` and ``<!-- end of table -->``. A table without records
 has a sentence instead.
 """
 
@@ -54,15 +53,13 @@ import tune_tables
 import zoo_tables
 
 ROOT = Path(__file__).resolve().parents[1]
+FRONT = ROOT / "README.md"
 RESULTS = ROOT / "benchmarks" / "results"
 PAGES = tuple(sorted((ROOT / "docs" / "reference").glob("benchmarks*.md")))
 MARKED = re.compile(
     r"(?<=<!-- table: )([a-z0-9-]+)( -->\n)(.*?)(?=<!-- end of table -->)", re.DOTALL
 )
 DEMO = re.compile(r"(?<=<!-- demo -->\n)(.*?)(?=<!-- end of demo -->)", re.DOTALL)
-FIGURES = re.compile(
-    r"(?<=<!-- published figures -->\n)(.*?)(?=<!-- end of published figures -->)", re.DOTALL
-)
 
 # --- keeping records
 # --------------------------------------------------------------------------------------------------
@@ -746,28 +743,14 @@ def demo() -> str:
 # --------------------------------------------------------------------------------------------------
 
 
-def readmes() -> dict[Path, set[str]]:
-    """Return the README of every built-in plugin that registers methods, with these methods."""
-    by_readme: dict[Path, set[str]] = {}
-    for component in Registry.load().components("method"):
-        for readme in ROOT.glob(f"plugins/{component.package.replace('.', '/')}/README.md"):
-            by_readme.setdefault(readme, set()).add(component.name)
-    return by_readme
-
-
-def with_figures(text: str, only: set[str]) -> str:
-    """Return a README with a new table of published figures."""
-    return FIGURES.sub(lambda _: figures(only), text)
-
-
-def figures(only: set[str]) -> str:
-    """Return the published figures of some methods, the measured figures and a mark, with the
+def published() -> str:
+    """Return the published figures of the methods, the measured figures and a mark, with the
     differences below.
     """
-    said = [f"{what}." for what in published_figures.differences(only)]
+    said = [f"{what}." for what in published_figures.differences()]
     return "\n".join(
         [
-            markdown(published_figures.HEAD, published_figures.rows(only, rows_of)),
+            markdown(published_figures.HEAD, published_figures.rows(rows_of)),
             *(f"- {line}\n" for line in said),
         ]
     )
@@ -1002,7 +985,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "open": open_questions,
     "winners": winners,
     **{name: partial(evidence, name) for name in CAMPAIGNS},
-    "published": lambda: figures(published_figures.methods()),
+    "published": published,
     "cleaning-accuracy": cleaning_accuracy,
     "cleaning-references": cleaning_references,
     "cleaning-pairs": cleaning_pairs,
@@ -1038,26 +1021,9 @@ def stale(text: str) -> list[str]:
     ]
 
 
-def made_readmes() -> dict[Path, str]:
-    """Return the READMEs with new tables: published figures in plugins, the demo in the project's
-    README.
-    """
-    texts = {
-        path: with_figures(path.read_text(encoding="utf-8"), only)
-        for path, only in readmes().items()
-    }
-    front = ROOT / "README.md"
-    return {**texts, front: DEMO.sub(lambda _: demo(), front.read_text(encoding="utf-8"))}
-
-
-def stale_readmes() -> list[str]:
-    """Return the READMEs whose tables differ from the records."""
-    texts = made_readmes().items()
-    return [
-        str(path.relative_to(ROOT))
-        for path, text in texts
-        if path.read_text(encoding="utf-8") != text
-    ]
+def front_page() -> str:
+    """Return the project's README with a new table of the demo."""
+    return DEMO.sub(lambda _: demo(), FRONT.read_text(encoding="utf-8"))
 
 
 def main() -> int:
@@ -1086,13 +1052,14 @@ def main() -> int:
 
     texts = {path: path.read_text(encoding="utf-8") for path in PAGES}
     if options.check:
-        wrong = [name for text in texts.values() for name in stale(text)] + stale_readmes()
+        wrong = [name for text in texts.values() for name in stale(text)]
+        if FRONT.read_text(encoding="utf-8") != front_page():
+            wrong.append(FRONT.name)
         print("\n".join(wrong))
         return int(bool(wrong))
     for path, text in texts.items():
         path.write_text(page(text), encoding="utf-8")
-    for path, made in made_readmes().items():
-        path.write_text(made, encoding="utf-8")
+    FRONT.write_text(front_page(), encoding="utf-8")
     draw()
     draw_scaling(figures_of("scaling"), PICTURE.parent / "scaling.png")
     zoo_tables.draw_profile(records("zoo.jsonl"), PICTURE.parent / "zoo-profile.png")

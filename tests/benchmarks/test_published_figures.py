@@ -25,8 +25,8 @@ def test_every_method_has_figures_or_a_reason_why_there_is_none() -> None:
     assert all(none["why"] for none in table["none"])
 
 
-def test_readmes_hold_the_tables_of_the_file_and_the_records() -> None:
-    assert tables.stale_readmes() == []
+def test_the_front_page_holds_the_table_of_the_records() -> None:
+    assert tables.FRONT.read_text(encoding="utf-8") == tables.front_page()
 
 
 RUNS = [
