@@ -46,7 +46,7 @@ CLAIMS = (
     Claim(
         "README",
         "N > 1 has no gain at equal time on MNIST with 80 % wrong labels",
-        ("../explanation/where-n-pays", "equal processor time"),
+        ("study-results", "equal processor time"),
         "study/cleaning-time.parquet",
     ),
     Claim("README", "the table of the demo", ("benchmarks", "`hgms demo`"), "demo.parquet"),

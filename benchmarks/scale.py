@@ -2,7 +2,7 @@
 
     python benchmarks/scale.py [--write]
 
-prints the tables of docs/explanation/scale.md, which explains each figure; ``--write`` stores them
+prints the tables of docs/reference/scale.md, which explains each figure; ``--write`` stores them
 there. MEASURED contains figures of the scripts in its comments; all others follow by the page's
 equations.
 """
@@ -13,7 +13,7 @@ import argparse
 import math
 from pathlib import Path
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "explanation" / "scale.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "scale.md"
 BEGIN = "<!-- scale -->\n"
 END = "<!-- end of scale -->\n"
 MANY = (1, 2, 8, 64, 512)

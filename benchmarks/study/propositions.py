@@ -3,7 +3,7 @@
     python benchmarks/study/propositions.py FILE.json       about one minute of processor time
     python benchmarks/tables.py figures study/propositions FILE.json
 
-docs/explanation/where-n-pays-plan.md defines them. In float64 on the CPU, with fixed seeds; spheres
+docs/reference/study-plan.md defines them. In float64 on the CPU, with fixed seeds; spheres
 of dimension 1 … 5 in R¹⁰, and many-minima.
 """
 

@@ -1,11 +1,11 @@
-"""Write the tables and the picture of docs/explanation/where-n-pays.md from the raw records.
+"""Write the tables and the picture of docs/reference/study-results.md from the raw records.
 
     python benchmarks/study/tables.py           write the tables into the page, and draw its picture
     python benchmarks/study/tables.py --check   list tables that differ from the records; status 1
 
 The records are in benchmarks/results/study, written by ``python benchmarks/tables.py runs
 study/NAME runs/study/NAME`` and ``… figures study/propositions FILE``. Section 3 of
-docs/explanation/where-n-pays-plan.md is the rule. Missing runs have no rows.
+docs/reference/study-plan.md is the rule. Missing runs have no rows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from hgms.results.statistics import Interval, paired_interval, spell
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "study"
-PAGE = ROOT / "docs" / "explanation" / "where-n-pays.md"
+PAGE = ROOT / "docs" / "reference" / "study-results.md"
 PICTURE = ROOT / "docs" / "images" / "where-n-pays.png"
 
 

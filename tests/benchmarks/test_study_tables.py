@@ -1,4 +1,4 @@
-"""docs/explanation/where-n-pays.md: its tables are those of the records."""
+"""docs/reference/study-results.md: its tables are those of the records."""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
-"""Each fault that was found from outside keeps its test: the tables of tests/README.md name it."""
+"""Each fault that external tests found keeps its test: tests/faults.toml names it."""
 
 from __future__ import annotations
 
 import ast
 import functools
-import re
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,26 +21,9 @@ FAULTS = {
     "Test suites of peers": [("T", 6)],
 }
 """The first letters of the ids below each heading, and how many there are."""
-ROW = re.compile(r"\| ([A-Z][A-Z0-9-]*\d) \| (.+?) \| (.+) \|")
-TEST = r"[\w/]+\.py(::\w+){1,2}"
-GUARD = re.compile(rf"(?=.)(?P<tests>{TEST}(, {TEST})*)?((^|; )none: .{{10,}})?")
-
-
-def tables() -> dict[str, list[tuple[str, str]]]:
-    """(id, guard) of each row below each heading."""
-    found: dict[str, list[tuple[str, str]]] = {}
-    for section in (TESTS / "README.md").read_text(encoding="utf-8").split("\n## ")[1:]:
-        heading, *lines = section.splitlines()
-        rows = [line for line in lines if line.startswith("|")][2:]
-        matches = [ROW.fullmatch(row) or pytest.fail(f"no row of this form: {row}") for row in rows]
-        found[heading] = [(match[1], match[3]) for match in matches]
-    return found
-
-
-def guards(text: str) -> list[str]:
-    match = GUARD.fullmatch(text)
-    assert match, f"neither tests nor 'none: ' with a reason: {text!r}"
-    return match["tests"].split(", ") if match["tests"] else []
+TABLES: dict[str, dict[str, dict[str, Any]]] = tomllib.loads(
+    (TESTS / "faults.toml").read_text(encoding="utf-8")
+)
 
 
 @functools.cache
@@ -64,20 +48,28 @@ def is_there(test: str) -> bool:
     return collected and name in defined(file)
 
 
-def test_every_fault_has_one_row() -> None:
+def test_every_fault_has_one_entry() -> None:
     expected = {
         heading: [f"{prefix}{n}" for prefix, count in ids for n in range(1, count + 1)]
         for heading, ids in FAULTS.items()
     }
-    assert {heading: [row for row, _ in rows] for heading, rows in tables().items()} == expected
+    assert {heading: list(entries) for heading, entries in TABLES.items()} == expected
+
+
+@pytest.mark.parametrize("heading", FAULTS)
+def test_every_entry_names_tests_or_a_reason(heading: str) -> None:
+    for fault, entry in TABLES[heading].items():
+        assert set(entry) <= {"fault", "tests", "missing"}, fault
+        assert entry["fault"], fault
+        assert entry.get("tests") or len(entry.get("missing", "")) >= 10, fault
 
 
 def test_every_guard_exists() -> None:
     lost = [
         f"{fault}: {test}"
-        for rows in tables().values()
-        for fault, text in rows
-        for test in guards(text)
+        for entries in TABLES.values()
+        for fault, entry in entries.items()
+        for test in entry.get("tests", [])
         if not is_there(test)
     ]
-    assert not lost, "name the test that replaces it in tests/README.md:\n" + "\n".join(lost)
+    assert not lost, "name the test that replaces it in tests/faults.toml:\n" + "\n".join(lost)
