@@ -22,7 +22,7 @@ from torch.autograd import Function
 from torch.autograd.forward_ad import _set_fwd_grad_enabled, unpack_dual
 from torch.func import grad, jvp
 
-from hgms.integrations.level import ONCE, Level, name_missing_derivatives
+from hgms.integrations.level import Level, name_missing_derivatives
 from hgms_core import Tree, cross_product, detach
 from hgms_core.torch_errors import with_forward_mode
 
@@ -57,14 +57,9 @@ class Minimiser(Function):
         leaves = saved_tensors(ctx)
         theta, x = level.split(leaves)
         some = leaves_with_gradient(theta, ctx.needs_input_grad[1:])
-        if level.strategy == "difference":
-            parts = dict(
-                zip(floating(theta), Differences.apply(level, *slopes, *leaves), strict=True)
-            )
-        else:
-            with name_missing_derivatives():
-                v = dict(zip(x, Solve.apply(level, level.v0, *slopes, *leaves), strict=True))
-                parts = cross_term(level, theta, some, x, v)
+        with name_missing_derivatives():
+            v = dict(zip(x, Solve.apply(level, level.v0, *slopes, *leaves), strict=True))
+            parts = cross_term(level, theta, some, x, v)
         return (
             None,
             *(parts.get(name) if name in some else None for name in theta),
@@ -74,8 +69,6 @@ class Minimiser(Function):
     @staticmethod
     def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> tuple[Tensor, ...]:
         level: Level = ctx.level
-        if level.strategy == "difference":
-            raise ONCE.at()
         with name_missing_derivatives(), _set_fwd_grad_enabled(True):
             leaves = saved_tensors(ctx, forward=True)
             theta, x = level.split(leaves)
@@ -172,45 +165,6 @@ class Solve(Function):
         return member_by_member(Solve, info.batch_size, in_dims, inputs)
 
 
-class Differences(Function):
-    """(level, s, θ, x) to −∇²_θx g·H⁻¹s, from first derivatives of g only.
-
-    The result has one entry per floating-point leaf of θ.
-    """
-
-    @staticmethod
-    def forward(level: Level, *tensors: Tensor) -> tuple[Tensor, ...]:
-        count = len(level.lower)
-        theta, x = level.split([leaf.detach() for leaf in tensors[count:]])
-        v = dict(
-            zip(
-                x,
-                level.solve([leaf.detach() for leaf in tensors[:count]], theta, x, level.v0),
-                strict=True,
-            )
-        )
-        mixed = cross_product(
-            lambda some, at: level.loss({**theta, **some}, at), floating(theta), x, v, "difference"
-        )
-        return tuple(-leaf for leaf in mixed.values())
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, *_: Tensor) -> tuple[None, ...]:
-        raise ONCE.at()
-
-    @staticmethod
-    def jvp(ctx: Any, *_: Tensor | None) -> tuple[Tensor, ...]:
-        raise ONCE.at()
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, Any]:
-        return member_by_member(Differences, info.batch_size, in_dims, inputs)
-
-
 def keep(ctx: Any, *tensors: Tensor) -> None:
     ctx.save_for_backward(*tensors)
     ctx.save_for_forward(*tensors)
@@ -235,10 +189,6 @@ def unpack_saved(ctx: Any, forward: bool = False) -> tuple[Level, Tree, Tree, Tr
     tensors = saved_tensors(ctx, forward)
     theta, x = level.split(tensors[: -len(level.lower)])
     return level, theta, x, dict(zip(x, tensors[-len(level.lower) :], strict=True))
-
-
-def floating(theta: Tree) -> Tree:
-    return {name: leaf for name, leaf in theta.items() if leaf.is_floating_point()}
 
 
 def leaves_with_gradient(theta: Tree, needed: Sequence[bool]) -> Tree:

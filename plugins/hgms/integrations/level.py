@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from attrs import define
@@ -12,16 +12,11 @@ from torch import Tensor
 from torch.func import jvp
 
 from hgms.torch_errors import differences_named, is_inside_functorch
-from hgms_core import ConfigError, Ravel, Solution, Strategy, Tree, curvature
+from hgms_core import ConfigError, Ravel, Solution, Tree, curvature
 from hgms_core.hypergrad import twice_differentiable_attention
 
-ONCE = ConfigError(
-    "no-second-derivative",
-    'a lower_solution with strategy="difference" has no second derivative',
-    place=("strategy",),
-    hint='set strategy = "vjp" for this level, which requires third derivatives of its loss, or '
-    'set strategy = "difference" for the outer level too',
-)
+LevelStrategy = Literal["vjp", "jvp"]
+
 HIDDEN = ConfigError(
     "hidden-tensor",
     "the loss of a lower_solution uses a tensor that requires a gradient but is not in theta",
@@ -46,7 +41,7 @@ class Level:
     names: tuple[str, ...]
     find: Callable[[Tree], Tree] | None
     solver: Any
-    strategy: Strategy
+    strategy: LevelStrategy
     v0: Tensor | None
     report: Callable[[Solution, Tensor], None] | None
     lower: tuple[str, ...] = ()

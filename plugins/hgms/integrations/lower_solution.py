@@ -15,8 +15,8 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from hgms.adapters import Nested, Shape, check_floating, pure
 from hgms.config import check_arguments
 from hgms.integrations.autograd_nodes import Minimiser
-from hgms.integrations.level import Level
-from hgms_core import Solution, Strategy, Tree, as_solver, detach
+from hgms.integrations.level import Level, LevelStrategy
+from hgms_core import Solution, Tree, as_solver, detach
 from hgms_core.arguments import check_function
 from hgms_core.errors import one_of
 
@@ -30,7 +30,7 @@ def lower_solution(
     x: Lower | Callable[..., Lower],
     *,
     solver: Any,
-    strategy: Strategy = "vjp",
+    strategy: LevelStrategy = "vjp",
     v0: Tensor | None = None,
     report: Callable[[Solution, Tensor], None] | None = None,
 ) -> Lower:
@@ -65,8 +65,7 @@ def lower_solution(
     solver
         a LinearSolver (``hgms.solvers.CG(ridge=1e-3)``) or any callable ``solve(matvec, b) -> v``.
     strategy
-        How products with ∇²_xx g are computed, see :func:`curvature`. With ``difference`` the
-        result can be differentiated only once.
+        How products with ∇²_xx g are computed, see :func:`curvature`.
     v0
         a starting vector for the solver, for example the ``value`` of the last :class:`Solution`.
     report
@@ -84,8 +83,7 @@ def lower_solution(
     ConfigError
         For a loss that is not a pure function, lacks the derivatives that ``strategy`` needs, or
         uses a tensor that requires a gradient and is not in θ. The derivative of such a tensor
-        would be missing; parameters of modules count as constants. ConfigError also if the gradient
-        of ``difference`` is differentiated.
+        would be missing; parameters of modules count as constants.
 
     Notes
     -----
@@ -123,7 +121,7 @@ def lower_solution(
     # compiled function.
     if get_proxy_mode() is not None:
         raise RuntimeError("a lower_solution is solved at every call, which no program holds")
-    one_of("strategy", strategy, get_args(Strategy))
+    one_of("strategy", strategy, get_args(LevelStrategy))
     check_function("g", g, "theta", "x")
     searched = callable(x) and not isinstance(x, torch.nn.Module)
     (above, upper), below = Shape.of(theta, "theta", "theta"), list[Shape]()

@@ -13,3 +13,4 @@ from hgms.optim.stepper import Stepper as Stepper
 from hgms.optim.stepper import needs_closure as needs_closure
 from hgms.optim.timetable import Schedule as Schedule
 from hgms.optim.timetable import Timetable as Timetable
+from hgms.optim.timetable import timetable_of as timetable_of

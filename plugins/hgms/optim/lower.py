@@ -11,7 +11,7 @@ from attrs import evolve, field
 
 from hgms.optim.rule import Rule
 from hgms.optim.stepper import Build
-from hgms.optim.timetable import Schedule, Timetable
+from hgms.optim.timetable import Schedule, Timetable, timetable_of
 from hgms.optim.torch_rule import TorchRule
 from hgms_core import State, Tree, component
 from hgms_core.validators import decay_rate, each, not_negative, optional_positive, positive, share
@@ -74,7 +74,7 @@ class _BuiltIn:
             return _spread(self.lr, spread, _factors(self.schedule, steps, start))
         done = start["optimizer_steps"]
         build = partial(torch.optim.SGD, lr=self.lr)
-        times = _timetable(self._times, x0, build, self.schedule)
+        times = timetable_of(self._times, x0, build, self.schedule)
         return _spread(1.0, spread, [times.options(done + k)[0]["lr"] for k in range(steps)])
 
 
@@ -153,8 +153,8 @@ class AdamW(_BuiltIn):
 class Torch:
     """Use an optimiser of ``torch.optim``, or a custom one; from Python only.
 
-    Each branch has a separate optimiser. A replay differentiates through its steps if torch has a
-    differentiable form of them.
+    Each branch has a separate optimiser. Its steps have no derivative: the hypergradient
+    ``unrolled`` requires ``sgd`` or ``adamw``.
 
     Parameters
     ----------
@@ -167,9 +167,8 @@ class Torch:
     Raises
     ------
     ConfigError
-        For a function that does not return an optimiser of these parameters, for a schedule that
-        depends on a loss, and for a replay through an optimiser without a differentiable step
-        (LBFGS, Muon).
+        For a function that does not return an optimiser of these parameters, and for a schedule
+        that depends on a loss.
     """
 
     name: ClassVar[str] = "torch"
@@ -183,7 +182,7 @@ class Torch:
     def rule(self, x0: Tree, done: int = 0) -> TorchRule:
         """Return the step of this optimiser after ``done`` steps with the same state."""
         schedule = self.schedule if callable(self.schedule) else None
-        return TorchRule(self.build, _timetable(self._times, x0, self.build, schedule), done=done)
+        return TorchRule(self.build, timetable_of(self._times, x0, self.build, schedule), done=done)
 
     def rates(self, x0: Tree, spread: list[float], steps: int, start: State) -> list[list[float]]:
         """Return the factor on the optimiser's rate for each branch in each of ``steps`` steps.
@@ -236,13 +235,3 @@ def _spread(rate: float, spread: list[float], shape: list[float]) -> list[list[f
 
 def _factors(schedule: Cosine | None, steps: int, start: State) -> list[float]:
     return [1.0] * steps if schedule is None else schedule.factors(steps, start["lower_steps"])
-
-
-def _timetable(
-    times: dict[Any, Timetable], x0: Tree, build: Build, schedule: Schedule | None
-) -> Timetable:
-    """Return the rates and decays per step of a torch schedule; ``times`` keeps them."""
-    shapes = tuple((name, leaf.shape) for name, leaf in x0.items())
-    if shapes not in times:
-        times[shapes] = Timetable.of(build, x0, schedule)
-    return times[shapes]

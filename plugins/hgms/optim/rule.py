@@ -30,9 +30,6 @@ class Rule:
         if self.optimizer != "sgd" or self.clip is not None:
             raise not_linear(self.optimizer if self.clip is None else "clip")
 
-    def check_differentiable(self) -> None:
-        """Every step of a built-in rule is differentiable."""
-
     def no_moments(self, x: Tree) -> Tree:
         """Return moments of zero: m, and for AdamW then v, each in the order of x."""
         kinds = ("m", "v") if self.optimizer == "adamw" else ("m",) if self.momentum else ()

@@ -123,3 +123,16 @@ class Timetable:
                 for group in self.optimizer.param_groups
             ]
         )
+
+
+def timetable_of(
+    times: dict[Any, Timetable],
+    leaves: Mapping[str, Tensor],
+    build: Build,
+    schedule: Schedule | None,
+) -> Timetable:
+    """Return the timetable for leaves of these shapes; ``times`` keeps it."""
+    shapes = tuple((name, leaf.shape) for name, leaf in leaves.items())
+    if shapes not in times:
+        times[shapes] = Timetable.of(build, leaves, schedule)
+    return times[shapes]

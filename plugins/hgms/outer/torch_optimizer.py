@@ -11,7 +11,7 @@ from attrs import Attribute, field
 from torch import Tensor
 
 from hgms.optim import Schedule as TorchSchedule
-from hgms.optim import Timetable
+from hgms.optim import Stepper, Timetable, timetable_of
 from hgms.outer.shape import Schedule
 from hgms_core import ConfigError, State, Tree, component, hookimpl
 from hgms_core.capabilities import Capabilities, HasTestingInstance
@@ -23,13 +23,11 @@ Setting = bool | int | float | str | tuple[float, ...] | None
 
 def _names() -> dict[str, type[torch.optim.Optimizer]]:
     base = torch.optim.Optimizer
-    classes = {
+    return {
         name: value
         for name, value in vars(torch.optim).items()
-        if inspect.isclass(value) and issubclass(value, base)
+        if inspect.isclass(value) and issubclass(value, base) and value is not base
     }
-    del classes["Optimizer"]
-    return classes
 
 
 def _usable(_self: object, _attribute: Attribute[Any], value: str | Callable[..., Any]) -> None:
@@ -148,54 +146,42 @@ class TorchOptimizer:
         return cls(settings={"lr": 0.1})
 
     def init(self, theta: Tree) -> State:
-        self._build([leaf.detach().clone().requires_grad_() for leaf in theta.values()])
-        if callable(self.schedule):
-            self._timetable(theta)
-        return {"step": 0, "group": {}, "leaves": {}}
+        self._stepper(theta, {})
+        self._options(theta, 0)
+        return {"step": 0, "memory": {}}
 
     def step(
         self, theta: Tree, gradient: Tree, state: State, progress: float
     ) -> tuple[Tree, State]:
-        leaves = {name: leaf.detach().clone().requires_grad_() for name, leaf in theta.items()}
-        optimizer = self._build(list(leaves.values()))
-        group = optimizer.param_groups[0]
-        done = state.get("step", 0)
-        fresh = group["lr"]
-        group.update(_restore(state["group"], None))
-        if callable(self.schedule):
-            group.update(self._timetable(leaves).options(done)[0])
-        elif self.schedule.kind != "constant":
-            group["lr"] = fresh * self.schedule.factor(done, progress)
-        for name, leaf in leaves.items():
+        done = state["step"]
+        stepper = self._stepper(theta, state["memory"])
+        options = self._options(theta, done)
+        rate = 1.0 if callable(self.schedule) else self.schedule.factor(done, progress)
+        stepper.set(options, rate)
+        for name, leaf in stepper.leaves.items():
             leaf.grad = gradient[name].detach().to(leaf, copy=True)
-            if name in state["leaves"]:
-                optimizer.state[leaf] = _restore(state["leaves"][name], leaf)
         try:
-            optimizer.step()
+            stepper.optimizer.step()
         except (RuntimeError, ValueError) as error:
             if out_of_memory(error):
                 raise
             raise ConfigError(
                 "not-supported",
-                f"{type(optimizer).__name__} cannot update these upper variables: "
+                f"{type(stepper.optimizer).__name__} cannot update these upper variables: "
                 f"{first_line(error)}",
-                place=("outer", "optimizer"),
+                place=("optimizer",),
             ) from error
-        states = {
-            name: _as_value(dict(optimizer.state[leaf]), leaf)
-            for name, leaf in leaves.items()
-            if leaf in optimizer.state
-        }
-        if len(states) < len(optimizer.state):
-            raise ConfigError(
-                "not-supported",
-                f"{type(optimizer).__name__} stores state outside the states of its parameters, "
-                "which cannot be carried to the next step",
-                place=("outer", "optimizer"),
-            )
-        options = {key: value for key, value in group.items() if key != "params"}
-        after = {"step": done + 1, "group": _as_value(options, None), "leaves": states}
-        return {name: leaf.detach() for name, leaf in leaves.items()}, after
+        moved = {name: leaf.detach() for name, leaf in stepper.leaves.items()}
+        return moved, {"step": done + 1, "memory": stepper.memory(options)}
+
+    def _stepper(self, theta: Tree, memory: Tree) -> Stepper:
+        leaves = {name: leaf.detach().clone().requires_grad_() for name, leaf in theta.items()}
+        return Stepper.of(self._build, leaves, memory)
+
+    def _options(self, theta: Tree, step: int) -> list[dict[str, Any]]:
+        """Return the options that a scheduler of torch sets at a step."""
+        schedule = self.schedule if callable(self.schedule) else None
+        return timetable_of(self._times, theta, self._build, schedule).options(step)
 
     def _class(self) -> Callable[..., torch.optim.Optimizer]:
         return (
@@ -203,14 +189,6 @@ class TorchOptimizer:
             if isinstance(self.optimizer, str)
             else self.optimizer
         )
-
-    def _timetable(self, theta: Tree) -> Timetable:
-        """Return the factors of torch's schedule, computed from the first step and cached."""
-        shapes = tuple((name, leaf.shape) for name, leaf in theta.items())
-        if shapes not in self._times:
-            assert callable(self.schedule)
-            self._times[shapes] = Timetable.of(self._build, theta, self.schedule)
-        return self._times[shapes]
 
     def _build(self, leaves: list[Tensor]) -> torch.optim.Optimizer:
         optimizer = self._class()
@@ -222,62 +200,6 @@ class TorchOptimizer:
                 f"{optimizer.__name__} rejects its settings: {first_line(error)}",
                 place=("settings",),
             ) from error
-
-
-def _as_value(value: Any, leaf: Tensor | None) -> Any:
-    """Convert an optimiser's memory to a value that can be stored exactly.
-
-    A run folder can store this value and restore it without change.
-
-    A single number whose dtype or device differs from θ's is stored as a number with its dtype. For
-    example, Adam counts its steps in float32 on the CPU. As a tensor, the number would be restored
-    on the device of θ.
-    """
-    if isinstance(value, Tensor):
-        if value.numel() == 1 and (
-            leaf is None or value.dtype != leaf.dtype or value.device != leaf.device
-        ):
-            here = leaf is not None and value.device == leaf.device and value.device.type != "cpu"
-            shape = list(value.shape)
-            return {
-                "number": value.item(),
-                "type": str(value.dtype).removeprefix("torch."),
-                "shape": shape,
-                "with_theta": here,
-            }
-        return value.detach()
-    if isinstance(value, Mapping):
-        return {str(key): _as_value(entry, leaf) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_as_value(entry, leaf) for entry in value]
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    raise ConfigError(
-        "not-supported",
-        f"the optimiser stores a {type(value).__name__} in its state, which a run folder cannot "
-        "store",
-        place=("outer", "optimizer"),
-        hint="use an optimiser whose state consists of tensors, numbers and strings",
-    )
-
-
-def _restore(value: Any, leaf: Tensor | None) -> Any:
-    """Restore the memory in copies, because optimisers change their memory in place."""
-    if isinstance(value, Tensor):
-        return value.clone()
-    if isinstance(value, Mapping):
-        if set(value) == {"number", "type", "shape", "with_theta"}:
-            device = (
-                leaf.device if leaf is not None and value["with_theta"] else torch.device("cpu")
-            )
-            number = torch.tensor(
-                value["number"], dtype=getattr(torch, value["type"]), device=device
-            )
-            return number.reshape(value["shape"])
-        return {key: _restore(entry, leaf) for key, entry in value.items()}
-    if isinstance(value, list):
-        return tuple(_restore(entry, leaf) for entry in value)
-    return value
 
 
 @hookimpl

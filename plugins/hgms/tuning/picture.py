@@ -59,8 +59,8 @@ svg { max-width: 100%; height: auto; }
 """
 
 
-def page(figure: Any, table: Sequence[Judgement], text: str) -> str:
-    """Return a web page with the text, the picture and the table; it refers to no other file."""
+def page(figure: Any, text: str) -> str:
+    """Return a web page with the text and the picture; it refers to no other file."""
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg")
     picture = buffer.getvalue()
@@ -69,35 +69,5 @@ def page(figure: Any, table: Sequence[Judgement], text: str) -> str:
         "<!doctype html><html lang=en><head><meta charset=utf-8><title>HGMS: tuning</title>"
         f"<style>{STYLE}</style></head><body>"
         f"<h1>Tuned hyperparameters</h1><pre>{html.escape(text)}</pre>{picture}"
-        f"{candidates_html(table)}</body></html>\n"
+        "</body></html>\n"
     )
-
-
-def candidates_html(table: Sequence[Judgement], selected: str = "") -> str:
-    """Return the candidates as a table of a web page or a notebook, with an arrow at ``selected``.
-
-    It contains test losses if they were computed.
-    """
-    names = ["candidate", "kind", "held-out loss", "gain over the best baseline ± standard error"]
-    has_test = any(row.test_loss is not None for row in table)
-    lines = [[*names, "test loss"] if has_test else names]
-    for row in table:
-        line = [
-            f"→ {row.name}" if row.name == selected else row.name,
-            "baseline" if row.is_baseline else "learned",
-            f"{row.loss:.4f}",
-            f"{row.gain:+.4f} ± {row.error:.4f}",
-        ]
-        test = [] if row.test_loss is None else [f"{row.test_loss:.4f}"]
-        lines.append([*line, *test])
-    return html_table(lines)
-
-
-def html_table(lines: Sequence[Sequence[str]]) -> str:
-    """Return a table; the first line is its head."""
-    rows = []
-    for number, line in enumerate(lines):
-        tag = "td" if number else "th"
-        cells = "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in line)
-        rows.append(f"<tr>{cells}</tr>")
-    return f"<table>{''.join(rows)}</table>"

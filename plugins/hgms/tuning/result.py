@@ -75,14 +75,7 @@ class TuneResult:
         return "\n".join(self._lines())
 
     def _repr_html_(self) -> str:
-        """Return the values and the candidates as tables of a notebook."""
-        from hgms.tuning.picture import candidates_html, html_table
-
-        values = [["value", "start", "learned"]]
-        for name, value in self.values.items():
-            values.append([name, _short(self.starts[name]), _short(value)])
-        text = html.escape(f"recommendation: {self.recommendation}")
-        return html_table(values) + candidates_html(self.table, self.selected) + f"<p>{text}</p>"
+        return f"<pre>{html.escape(str(self))}</pre>"
 
     def _lines(self) -> Iterator[str]:
         yield f"tuned by the {self.engine} engine: {self.selected}"
@@ -137,7 +130,7 @@ class TuneResult:
 
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(page(self.plot(), self.table, str(self)), encoding="utf-8")
+        target.write_text(page(self.plot(), str(self)), encoding="utf-8")
         return target
 
     def plot(self) -> Any:

@@ -109,7 +109,6 @@ def test_it_calls_the_loss_once_a_step_on_each_way_and_holds_no_graph() -> None:
 @pytest.mark.parametrize(
     ("make", "code"),
     [
-        (lambda: Branches(optimizer=Torch(build=torch.optim.SGD)), "not-supported"),
         (lambda: Ula(), "not-supported"),
         (
             lambda: Branches(optimizer=Torch(build=torch.optim.SGD), keep_path="states"),

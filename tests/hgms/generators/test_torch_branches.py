@@ -1,6 +1,4 @@
-"""Branches by optimisers of torch, and batches in parts: against the same written by hand, and
-differences.
-"""
+"""Branches by optimisers of torch, and batches in parts: against the same written by hand."""
 
 from __future__ import annotations
 
@@ -11,16 +9,17 @@ import pytest
 import torch
 from attrs import evolve
 from support.branch_steps import PROBLEM, THETA, Build, ByHand, drawn, propose
-from support.helpers import F64, KEY, assert_same, finite_differences
+from support.helpers import F64, KEY, assert_same
 from torch import Tensor
 from torch.optim import LBFGS, SGD, Adam, AdamW, NAdam, RMSprop
 
 from hgms import optim
 from hgms.generators.branches import Branches, Diversity
+from hgms.hypergradients import Unrolled
 from hgms.optim import Clip, Torch
 from hgms.runs import pack, unpack
 from hgms.testing import Check, parametrize_with_checks
-from hgms_core import Problem, Tree
+from hgms_core import ConfigError, Selection, Tree
 
 CLOSE = {"rtol": 1e-11, "atol": 1e-13}
 EVERY: dict[str, Build] = {
@@ -126,45 +125,12 @@ def test_spreads_clipping_and_the_winners_memory() -> None:
     assert (fresh["moments"], fresh["optimizer_steps"]) == ({}, 0)
 
 
-def bent(theta: Tree, x: Tree, batch: Tree) -> Tensor:
-    """Its third entry of x has no gradient at all."""
-    inner = (x["x"][:2] - theta["t"] ** 2).pow(2).sum() + 0.1 * x["x"][:2].pow(4).sum()
-    return inner + 0.3 * theta["t"][0] * x["x"][0] * x["x"][1]
-
-
-BENT = Problem(
-    theta0={"t": torch.tensor([0.7, -0.4], dtype=F64)},
-    x0={"x": torch.tensor([0.5, 0.2, 1.0], dtype=F64)},
-    g=bent,
-    f=lambda theta, x, _: (x["x"] - 1).pow(2).sum(),
-)
-
-
-@pytest.mark.parametrize(
-    ("name", "last"), [*((name, None) for name in EVERY), ("NAdam", 2), ("RMSprop", 2)]
-)
-def test_the_way_back_against_differences(name: str, last: int | None) -> None:
-    """Also where a coordinate never had a gradient, so that a root has no slope there; and through
-    the last steps alone, whose start then stands still."""
-    branches = Branches(count=1, steps=4, optimizer=Torch(build=EVERY[name]))
-    candidates = propose(branches, BENT)
-
-    def value(end: Tree) -> Tensor:
-        return (end["x"] * torch.tensor([1.0, 2.0, 3.0], dtype=F64)).sum() + end["x"].pow(2).sum()
-
-    theta = {"t": BENT.theta0["t"].clone().requires_grad_()}
-    end, cost = candidates.replay(torch.tensor(0), theta, last)  # type: ignore[misc]
-    assert_same({name: leaf.detach() for name, leaf in end.items()}, candidates.at(0))
-    assert (cost.lower_gradients, cost.products) == (4, last or 4)
-    tail, start = evolve(branches, steps=last or 4), branches.init(BENT, KEY)
-    if last is not None:
-        first = evolve(branches, steps=2)
-        start = first.carry(start, propose(first, BENT), torch.tensor(0), KEY, BENT)
-    differences = finite_differences(
-        lambda at: value(tail.propose(BENT, at, start, KEY).at(0)), BENT.theta0
-    )
-    gradient = torch.autograd.grad(value(end), theta["t"])[0]
-    torch.testing.assert_close(gradient, differences["t"], rtol=2e-6, atol=1e-7)
+def test_unrolled_rejects_torch_optimisers() -> None:
+    candidates = propose(Branches(count=1, optimizer=Torch(build=EVERY["Adam"])))
+    selection = Selection.of(torch.zeros(1))
+    with pytest.raises(ConfigError) as error:
+        Unrolled().estimate(PROBLEM, THETA, candidates, selection, KEY, {})
+    assert (error.value.code, error.value.place) == ("not-supported", ("hypergradient",))
 
 
 def test_lbfgs_solves_each_branch_and_counts_its_gradients() -> None:
@@ -196,7 +162,6 @@ def test_lbfgs_solves_each_branch_and_counts_its_gradients() -> None:
     one = evolve(branches, count=1, optimizer=Torch(build=build))
     single = propose(one)
     assert candidates.cost.lower_gradients > single.cost.lower_gradients == len(calls)
-    assert_same(single.replay(torch.tensor(0), THETA, None)[0], single.at(0))  # type: ignore[misc]
     start = one.carry(one.init(PROBLEM, KEY), single, torch.tensor(0), KEY, PROBLEM)
     assert_same(propose(one, start=start).at(0), two_steps(), **CLOSE)
 
@@ -219,6 +184,9 @@ def test_batches_in_parts_are_the_whole_batch(optimizer: Any, batch_size: Any, m
     assert_same((parted.x, parted.losses), (plain.x, plain.losses), **CLOSE)
     assert parted.cost.lower_gradients == 3 * plain.cost.lower_gradients
     assert parted.cost.rows == plain.cost.rows
+    if isinstance(optimizer, Torch):
+        assert parted.replay is None
+        return
     gradients = []
     for candidates in (plain, parted):
         theta = {name: leaf.clone().requires_grad_() for name, leaf in THETA.items()}

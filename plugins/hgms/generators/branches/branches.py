@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hgms.config import lowering
 from hgms.generators.branches.program import advance_compiled, kept_table
-from hgms.generators.branches.replay import KeepPath, Path, check_states, replays_of
+from hgms.generators.branches.replay import KeepPath, Path, check_path, replays_of
 from hgms.generators.branches.steps import Course
 from hgms.generators.branches.steps_in_program import Form, advance_joined
 from hgms.generators.branches.torch_branches import join_memories
@@ -229,7 +229,7 @@ class Branches:
     memory_hints = lowering(same=["chunk"], other=["accumulate", "batch_size", "count"])
 
     def __attrs_post_init__(self) -> None:
-        check_states(self.keep_path, self.optimizer)
+        check_path(self.keep_path, self.optimizer)
 
     def init(self, problem: Problem, key: Key) -> State:
         x = repeat(problem.x0, self.count if self.carry_rule == "per-branch" else 1)

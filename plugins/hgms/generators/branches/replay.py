@@ -15,7 +15,7 @@ from hgms.generators.branches.mixed_mode import mixed_run
 from hgms.generators.branches.steps import Course, Point
 from hgms.optim import Clip, LowerOptimizer, Torch
 from hgms.optim.torch_rule import TorchRule
-from hgms_core import ConfigError, Cost, LastStep, Tree, clone, detach
+from hgms_core import ConfigError, Cost, LastStep, Tree, detach
 from hgms_core.trees import require_grad
 
 Replay = Callable[[Tensor, Tree, int | None], tuple[Tree, Cost]]
@@ -25,21 +25,21 @@ KeepPath = Literal["none", "graph", "states"]
 """What a generator keeps of a run for the replay."""
 
 
-def has_mixed_mode(optimizer: LowerOptimizer) -> bool:
-    """Return whether steps have a backward pass in mixed mode: not steps of torch optimisers."""
+def is_of_torch(optimizer: LowerOptimizer) -> bool:
+    """Return whether the optimiser is a torch optimiser, whose steps have no derivative."""
     inner = optimizer.optimizer if isinstance(optimizer, Clip) else optimizer
-    return not isinstance(inner, Torch)
+    return isinstance(inner, Torch)
 
 
-def check_states(keep_path: KeepPath, optimizer: LowerOptimizer) -> None:
-    """Raise ConfigError if the states of a torch optimiser should be kept."""
-    if keep_path == "states" and not has_mixed_mode(optimizer):
+def check_path(keep_path: KeepPath, optimizer: LowerOptimizer) -> None:
+    """Raise ConfigError if the run of a torch optimiser should be kept."""
+    if keep_path != "none" and is_of_torch(optimizer):
         raise ConfigError(
             "conflicting-options",
-            "keep_path='states' requires the optimizer 'sgd' or 'adamw', but the generator has "
-            "'torch'",
+            f"keep_path={keep_path!r} requires the optimizer 'sgd' or 'adamw', but the generator "
+            "has 'torch'",
             place=("keep_path",),
-            hint='change the optimizer, or set keep_path = "graph"',
+            hint="change the optimizer",
         )
 
 
@@ -87,18 +87,13 @@ class Path(Course):
         graphs = count_graphs(theta, last, len(self.rates))
         end = self.x
         calls = steps * self.accumulate
-        if graphs and isinstance(self.rule, TorchRule):
-            self.rule.check_differentiable()
-        if not graphs and isinstance(self.rule, TorchRule):
-            end = clone(self.x)
-            calls = evolve(self, x=end).advance(detach(theta), 0, steps)[2] * self.accumulate
-        elif (run := self.run_and_keep(theta, graphs, mixed)) is not None:
+        if (run := self.run_and_keep(theta, graphs, mixed)) is not None:
             end = run.end(len(run.steps))
         else:
             for (end, _), _ in self.points(theta, graphs):  # noqa: B007
                 pass
         products = graphs * self.accumulate
-        rows = self.rows * (calls // self.accumulate + 2 * graphs)
+        rows = self.rows * (steps + 2 * graphs)
         return end, Cost(
             lower_gradients=calls, products=products, cross_products=products, rows=rows
         )
@@ -113,8 +108,6 @@ class Path(Course):
         """
         leaves = require_grad(theta)
         steps = len(self.rates)
-        if isinstance(self.rule, TorchRule):
-            self.rule.check_differentiable()
         if (run := self.run_and_keep(leaves, steps, mixed)) is not None:
             end = run.end(steps)
             kept = run.points[-1][1]
@@ -142,17 +135,18 @@ def replays_of(
     path: Callable[[Tensor, Tree], Path],
     optimizer: LowerOptimizer,
     add_kept: Callable[[Replay], Replay] = lambda replay: replay,
-) -> tuple[Replay, Replay | None]:
+) -> tuple[Replay | None, Replay | None]:
     """Return ``replay`` and ``replay_mixed`` of candidates that are the ends of ``path(index, θ)``.
 
-    ``add_kept`` adds a kept run (:func:`on_kept_graph`).
+    Both are None for torch optimisers. ``add_kept`` adds a kept run (:func:`on_kept_graph`).
     """
+    if is_of_torch(optimizer):
+        return None, None
 
     def replay(mixed: bool, index: Tensor, theta: Tree, last: int | None) -> tuple[Tree, Cost]:
         return path(index, theta).replay(theta, last, mixed)
 
-    mixed = add_kept(partial(replay, True)) if has_mixed_mode(optimizer) else None
-    return add_kept(partial(replay, False)), mixed
+    return add_kept(partial(replay, False)), add_kept(partial(replay, True))
 
 
 def count_graphs(theta: Tree, last: int | None, steps: int) -> int:

@@ -51,11 +51,10 @@ class LowerStep:
 
         With ``graph``, they are differentiable functions of ``theta`` and of ``point``.
         """
+        assert isinstance(self.rule, Rule)
         x, moments = point
         grads, value = self.gradient(theta, x, batches, graph)
         with torch.set_grad_enabled(graph):
-            if isinstance(self.rule, TorchRule):
-                return self.rule.step(x, grads, moments, numbers), value
             return self.rule.step(x, grads, moments, numbers, stacked=self.stacked), value
 
 
@@ -101,9 +100,8 @@ class Course(LowerStep):
         return pieces(self.problem.lower_data, numbers, self.accumulate)
 
     def numbers(self, step: int) -> Any:
-        """Return the coefficients of a step, or the arguments of a step of a torch optimiser."""
-        if isinstance(self.rule, TorchRule):
-            return self.rule.numbers(step, self.rates[step][0], self.decays[0])
+        """Return the coefficients of a step."""
+        assert isinstance(self.rule, Rule)
         rate = one_or_each(self.rates[step], self.x)
         return self.rule.numbers(step, rate, one_or_each(self.decays, self.x))
 

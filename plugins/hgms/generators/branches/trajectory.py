@@ -19,12 +19,11 @@ from hgms.generators.branches.replay import (
     KeepPath,
     Path,
     Replay,
-    check_states,
+    check_path,
     on_kept_graph,
     replays_of,
 )
 from hgms.optim import SGD, LowerOptimizer
-from hgms.optim.torch_rule import TorchRule
 from hgms_core import (
     Candidates,
     Cost,
@@ -113,7 +112,7 @@ class Trajectory:
     memory_hints = lowering(other=["batch_size"])
 
     def __attrs_post_init__(self) -> None:
-        check_states(self.keep_path, self.optimizer)
+        check_path(self.keep_path, self.optimizer)
 
     def init(self, problem: Problem, key: Key) -> State:
         return {"x": dict(problem.x0)}
@@ -174,8 +173,6 @@ class Trajectory:
 
         Return (candidates, losses, function that adds the kept run to a replay).
         """
-        if isinstance(path.rule, TorchRule):
-            path.rule.check_differentiable()
         steps = self._candidate_steps
         kept = path.run_and_keep(leaves, self.steps, mixed=self.keep_path == "states")
         if kept is not None:
