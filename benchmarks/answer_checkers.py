@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from hgms_mix.evaluation import Verifier, harness, questions
+from hgms_mix.evaluation import harness, questions
 from hgms_mix.evaluation.questions import Question
 from hgms_mix.evaluation.scores import score
 
@@ -124,24 +124,22 @@ def theirs(task: Any, row: Mapping[str, Any], text: str) -> dict[str, bool]:
 
 
 def compared(
-    verifier: Verifier,
-    name: str,
-    task: Any,
-    rows: Sequence[Mapping[str, Any]],
-    forms: Mapping[str, tuple[bool, Form]],
+    name: str, task: Any, rows: Sequence[Mapping[str, Any]], forms: Mapping[str, tuple[bool, Form]]
 ) -> Iterable[tuple[str, str, str, bool, bool]]:
     """Yield (form, filter, text, verdict of HGMS, verdict of the harness) per row with the form."""
     read = questions._gsm8k if name == "gsm8k" else questions._math
-    for number, row in enumerate(rows):
-        gold = read(row, "")[1]
-        for form, (_, write) in forms.items():
-            text = write(gold, row)
-            if text is None:
-                continue
-            question = Question(number, ("",), gold)  # type: ignore[arg-type]
-            ours = score(verifier, name, question, text)["verdict"] == "right"
-            for which, right in theirs(task, row, text).items():
-                yield form, which, text, ours, right
+    golds = [read(row, "")[1] for row in rows]
+    for form, (_, write) in forms.items():
+        texts = {
+            number: text
+            for number, row in enumerate(rows)
+            if (text := write(golds[number], row)) is not None
+        }
+        asked = [Question(number, ("",), golds[number]) for number in texts]
+        records = score(name, asked, list(texts.values()))  # type: ignore[arg-type]
+        for (number, text), record in zip(texts.items(), records, strict=True):
+            for which, right in theirs(task, rows[number], text).items():
+                yield form, which, text, record["verdict"] == "right", right
 
 
 def main() -> None:
@@ -152,31 +150,25 @@ def main() -> None:
         "--questions", type=int, default=500, help="spread evenly over each test set"
     )
     most = parser.parse_args().questions
-    with Verifier() as verifier:
-        for name, task_name, forms in (
-            ("gsm8k", "gsm8k", NUMBER),
-            ("math", "hendrycks_math", LATEX),
-        ):
-            task = harness.load(task_name)
-            every = list(task.test_docs())
-            rows = every[:: max(1, len(every) // most)][:most]
-            counts: dict[tuple[str, str], Counter[tuple[bool, bool]]] = {}
-            for form, which, _, ours, right in compared(verifier, name, task, rows, forms):
-                counts.setdefault((form, which), Counter())[ours, right] += 1
-            print(f"\n{task_name}: {len(rows)} of {len(every)} questions\n")
-            print(
-                "| the text | filter | texts | both right | only ours | only theirs | both wrong |"
-            )
-            print("|---|---|---|---|---|---|---|")
-            for (form, which), count in counts.items():
-                cells = [
-                    count.total(),
-                    *(
-                        count[pair]
-                        for pair in ((True, True), (True, False), (False, True), (False, False))
-                    ),
-                ]
-                print(f"| {form} | {which} | " + " | ".join(map(str, cells)) + " |", flush=True)
+    for name, task_name, forms in (("gsm8k", "gsm8k", NUMBER), ("math", "hendrycks_math", LATEX)):
+        task = harness.load(task_name)
+        every = list(task.test_docs())
+        rows = every[:: max(1, len(every) // most)][:most]
+        counts: dict[tuple[str, str], Counter[tuple[bool, bool]]] = {}
+        for form, which, _, ours, right in compared(name, task, rows, forms):
+            counts.setdefault((form, which), Counter())[ours, right] += 1
+        print(f"\n{task_name}: {len(rows)} of {len(every)} questions\n")
+        print("| the text | filter | texts | both right | only ours | only theirs | both wrong |")
+        print("|---|---|---|---|---|---|---|")
+        for (form, which), count in counts.items():
+            cells = [
+                count.total(),
+                *(
+                    count[pair]
+                    for pair in ((True, True), (True, False), (False, True), (False, False))
+                ),
+            ]
+            print(f"| {form} | {which} | " + " | ".join(map(str, cells)) + " |", flush=True)
 
 
 if __name__ == "__main__":

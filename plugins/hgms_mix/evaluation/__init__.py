@@ -11,7 +11,7 @@ from hgms_mix.evaluation.evaluate import Evaluate
 from hgms_mix.evaluation.harness import LmEval
 from hgms_mix.evaluation.judge import Judge, rating
 from hgms_mix.evaluation.scores import Range, bootstrap, wilson
-from hgms_mix.evaluation.verifier import Verifier
+from hgms_mix.evaluation.verifier import verdicts
 
 __all__ = [
     "Evaluate",
@@ -19,10 +19,10 @@ __all__ = [
     "Judge",
     "LmEval",
     "Range",
-    "Verifier",
     "bootstrap",
     "boxed_answer",
     "extract",
     "rating",
+    "verdicts",
     "wilson",
 ]

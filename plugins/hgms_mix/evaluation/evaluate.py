@@ -18,7 +18,7 @@ from hgms_mix.evaluation import questions, records, scores
 from hgms_mix.evaluation.harness import LmEval
 from hgms_mix.evaluation.judge import Judge, Request, messages
 from hgms_mix.evaluation.questions import Benchmark, Question
-from hgms_mix.evaluation.verifier import Verifier, require_math_verify
+from hgms_mix.evaluation.verifier import require_math_verify
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -149,11 +149,10 @@ class Evaluate:
             name: questions.load(name, questions.place(name, self.paths.get(name)), self.limit)
             for name in self.benchmarks
         }
-        with Verifier() as verifier:
-            for name, (listed, source) in loaded.items():
-                self._generate(name, listed, source, model, tokenizer, folder, report)
-                if name != "mt-bench":
-                    _write(folder, name, _score_answers(verifier, name, listed, folder, report))
+        for name, (listed, source) in loaded.items():
+            self._generate(name, listed, source, model, tokenizer, folder, report)
+            if name != "mt-bench":
+                _write(folder, name, _score_answers(name, listed, folder, report))
         if "mt-bench" in self.benchmarks:
             _write(folder, "mt-bench", self._rate_answers(folder, report, ask=False))
             if self.judge is not None:
@@ -340,13 +339,12 @@ class Evaluate:
 
 
 def _score_answers(
-    verifier: Verifier, name: Benchmark, listed: Sequence[Question], folder: Path, report: Report
+    name: Benchmark, listed: Sequence[Question], folder: Path, report: Report
 ) -> dict[str, Any]:
     known = _answers(folder, name)
     answers = [known[question.id, 1] for question in listed]
     report(f"{name}: scoring {len(listed)} answers")
-    pairs = zip(listed, answers, strict=True)
-    rows = [scores.score(verifier, name, question, answer["text"]) for question, answer in pairs]
+    rows = scores.score(name, listed, [answer["text"] for answer in answers])
     records.write(folder / f"{name}.scores.jsonl", rows)
     result = scores.accuracy(name, rows, answers)
     low = result["interval"]["low"]

@@ -14,7 +14,7 @@ from hgms_core import ConfigError
 from hgms_mix.evaluation.answers import extract
 from hgms_mix.evaluation.judge import Request
 from hgms_mix.evaluation.questions import Benchmark, Question
-from hgms_mix.evaluation.verifier import Verifier
+from hgms_mix.evaluation.verifier import box, verdicts
 
 RESAMPLES: Final = 10_000
 """Resamples of the bootstrap of MT-Bench; its seed is 0. The paper specifies neither."""
@@ -86,27 +86,33 @@ def bootstrap(
     return Range(float(interval.low), float(interval.high))
 
 
-def score(verifier: Verifier, name: Benchmark, question: Question, response: str) -> dict[str, Any]:
-    """Return the record of one answer to GSM8K or MATH.
+def score(
+    name: Benchmark, questions: Sequence[Question], responses: Sequence[str], seconds: int = 5
+) -> list[dict[str, Any]]:
+    """Return the records of the answers to GSM8K or MATH.
 
-    It contains the extracted answer, the rule of extraction and the verdict.
+    A record contains the extracted answer, the rule of extraction and the verdict.
     """
-    assert question.gold is not None
-    answer = extract(response, number=name == "gsm8k")
-    whole = answer.by == "whole response"
-    verdict = (
-        "wrong"
-        if answer.text is None
-        else verifier.verdict(question.gold, answer.text, whole=whole)
-    )
-    text = None if whole else answer.text
-    return {
-        "id": question.id,
-        "gold": question.gold,
-        "answer": text,
-        "by": answer.by,
-        "verdict": verdict,
-    }
+    answers = [extract(response, number=name == "gsm8k") for response in responses]
+    pairs = [
+        (
+            box(str(question.gold)),
+            answer.text if answer.by == "whole response" else box(answer.text),
+        )
+        for question, answer in zip(questions, answers, strict=True)
+        if answer.text is not None
+    ]
+    decided = iter(verdicts(pairs, seconds))
+    return [
+        {
+            "id": question.id,
+            "gold": question.gold,
+            "answer": None if answer.by == "whole response" else answer.text,
+            "by": answer.by,
+            "verdict": "wrong" if answer.text is None else next(decided),
+        }
+        for question, answer in zip(questions, answers, strict=True)
+    ]
 
 
 def accuracy(

@@ -7,18 +7,17 @@ import json
 import os
 import random
 import re
-import signal
 from pathlib import Path
 
 import pytest
 from support.helpers import rejects
 
 from hgms_core.errors import DataError
-from hgms_mix.evaluation import Extracted, Verifier, boxed_answer, extract
-from hgms_mix.evaluation import verifier as verifying
-from hgms_mix.evaluation.answers import gsm8k_gold, math_gold, numbers
+from hgms_mix.evaluation import boxed_answer, extract, verdicts
+from hgms_mix.evaluation.answers import Extracted, gsm8k_gold, math_gold
 from hgms_mix.evaluation.questions import Question, load
 from hgms_mix.evaluation.scores import score
+from hgms_mix.evaluation.verifier import box
 
 data = pytest.mark.skipif(
     "HGMS_DATA" not in os.environ, reason="HGMS_DATA is not set: no GSM8K and MATH to score"
@@ -54,9 +53,9 @@ def test_the_last_balanced_box(response: str, content: str | None) -> None:
     ("response", "text", "by"),
     [
         (r"The answer is 3, so \boxed{4} in 5 days", "4", "boxed"),
-        (r"\boxed{\$1,200}", "1200", "boxed"),
-        (r"\boxed{18\text{ dollars}}", "18", "boxed"),
-        (r"\boxed{x = 12}", "12", "boxed"),
+        (r"\boxed{\$1,200}", r"\$1,200", "boxed"),
+        (r"\boxed{18\text{ dollars}}", r"18\text{ dollars}", "boxed"),
+        (r"\boxed{x = 12}", "x = 12", "boxed"),
         (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}", "boxed"),
         (r"\boxed{\sqrt{16}}", r"\sqrt{16}", "boxed"),
         (r"\boxed{3/4}", "3/4", "boxed"),
@@ -77,8 +76,6 @@ def test_the_last_balanced_box(response: str, content: str | None) -> None:
         ("The answer is clear. It is 18.", "18", "last number"),
         ("**Answer:** 18\n(That took 3 steps.)", "18", "answer is"),
         ("**Answer:** 18 dollars (2 ways)", "18", "answer is"),
-        ("Answer: she has 16 - 3 = 13 eggs. 13 * 2 = 26 dollars", "26", "last number"),
-        (r"\boxed{\$18/day}", "18", "boxed"),
         ("答案是18。", "18", "answer is"),
         ("答案是18。共有3步。", "18", "answer is"),
         ("共有18个。", "18", "last number"),
@@ -102,30 +99,32 @@ def test_the_answer_of_a_question_with_a_number(response: str, text: str | None,
     assert extract(response, number=True) == Extracted(text, by)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "答案是18。",
-        "共有18个。",
-        "the answer is $18/day.",
-        "The final answer is 9 x 2 = 18 dollars.",
-        "answer is 16 - 7 = 9, 9*2 = 18.",
-        "So it is $18",
-        "#### 18 #### 20",
-        r"<think>\boxed{20}</think> It is 18",
-    ],
+LM_EVAL = (
+    "答案是18。",
+    "共有18个。",
+    "the answer is $18/day.",
+    "The final answer is 9 x 2 = 18 dollars.",
+    "answer is 16 - 7 = 9, 9*2 = 18.",
+    "So it is $18",
+    "#### 18 #### 20",
+    r"<think>\boxed{20}</think> It is 18",
+    r"\boxed{18\text{ dollars}}",
+    r"\boxed{x = 18}",
 )
-def test_numbers_that_lm_eval_finds_are_right(verifier: Verifier, text: str) -> None:
+
+
+def test_numbers_that_lm_eval_finds_are_right() -> None:
     """By its patterns (0.4.13): the first after ####, or the last number of the text."""
-    strict = re.findall(r"#### (\-?[0-9\.\,]+)", text)
-    flexible = re.findall(r"(-?[$0-9.,]{2,})|(-?[0-9]+)", text)
-    reference = strict[0] if strict else next(filter(None, flexible[-1]))
-    assert re.sub(r"[,$]|\.$", "", reference) == "18"
-    assert score(verifier, "gsm8k", Question(0, ("?",), "18"), text)["verdict"] == "right"
+    for text in LM_EVAL:
+        strict = re.findall(r"#### (\-?[0-9\.\,]+)", text)
+        flexible = re.findall(r"(-?[$0-9.,]{2,})|(-?[0-9]+)", text)
+        reference = strict[0] if strict else next(filter(None, flexible[-1]))
+        assert re.sub(r"[,$]|\.$", "", reference) == "18"
+    questions = [Question(number, ("?",), "18") for number in range(len(LM_EVAL))]
+    assert {row["verdict"] for row in score("gsm8k", questions, LM_EVAL)} == {"right"}
 
 
-def test_numbers_are_read_as_written_and_malformed_known_answers_are_named() -> None:
-    assert numbers("1,000,000 10-5 (-4) .5 v2 3.") == ["1000000", "10", "5", "-4", ".5", "3"]
+def test_malformed_known_answers_are_named() -> None:
     assert gsm8k_gold("5 * 500 = <<5*500=2500>>2500\n#### 2,500", ("f.jsonl", 5)) == "2500"
     with rejects("wrong-row", "f.jsonl", 3, of=DataError):
         math_gold(r"so \boxed{5", ("f.jsonl", 3))
@@ -162,24 +161,14 @@ HARD = [
 ]
 
 
-def test_hard_formats(verifier: Verifier) -> None:
-    verdicts = [(gold, answer, verifier.verdict(gold, answer)) for gold, answer, _ in HARD]
-    assert verdicts == [(*pair, "right" if equal else "wrong") for *pair, equal in HARD]
+def test_hard_formats() -> None:
+    found = verdicts([(box(gold), box(answer)) for gold, answer, _ in HARD])
+    assert found == ["right" if equal else "wrong" for *_, equal in HARD]
 
 
-@pytest.mark.extended
-def test_what_takes_too_long_or_hangs_is_undecided_and_the_next_is_not(
-    verifier: Verifier, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(verifier, "_seconds", 1)
-    assert verifier.verdict("1", "9^{9^{9^9}}") == "undecided"
-    assert verifier.verdict("1", "1") == "right"
-    verifier._process.send_signal(signal.SIGSTOP)
-    with monkeypatch.context() as patch:
-        patch.setattr(verifying, "PATIENCE", 0.25)
-        assert verifier.verdict("1", "1") == "undecided"
-    assert verifier._process is None  # killed, and a dead one is not asked
-    assert verifier.verdict("1", "1") == "right"
+def test_a_comparison_without_end_is_undecided_and_the_next_is_not() -> None:
+    pairs = [(box("1"), box(answer)) for answer in ("1", "9^{9^{9^9}}", "1", "2")]
+    assert verdicts(pairs, seconds=3) == ["right", "undecided", "right", "wrong"]
 
 
 def solutions(name: str) -> tuple[list[Question], list[str]]:
@@ -199,15 +188,19 @@ def solutions(name: str) -> tuple[list[Question], list[str]]:
     ],
 )
 def test_solutions_of_the_test_sets_are_right_and_those_of_other_questions_wrong(
-    name: str, count: int, verifier: Verifier
+    name: str, count: int
 ) -> None:
     """But for the few other questions whose answer is the same."""
     questions, texts = solutions(name)
     own = random.Random(1).sample(range(len(texts)), count)
     right, wrong = (
         [
-            score(verifier, name, questions[place], texts[place - shift])["verdict"]  # type: ignore[arg-type]
-            for place in own
+            row["verdict"]
+            for row in score(
+                name,  # type: ignore[arg-type]
+                [questions[place] for place in own],
+                [texts[place - shift] for place in own],
+            )
         ]
         for shift in (0, 101)
     )
