@@ -130,7 +130,7 @@ def compare(
     2 if the grid is invalid.
     """
     from hgms.comparison.grid import FLAGS
-    from hgms.comparison.grid_file import check_other_scales, load
+    from hgms.comparison.grid_file import load
     from hgms.comparison.run_grid import listing, run_grid, work_left
     from hgms.comparison.scale import apply_scale
     from hgms.config.tables import tables_of
@@ -164,7 +164,6 @@ def compare(
         loaded = load(
             table, source=grid.name, sets=sets, tasks=tasks, methods=methods, registry=registry
         )
-        check_other_scales(file, scale, stated, sets, grid.name, registry)
     if dry_run:
         rows = listing(loaded)
         if as_json:

@@ -160,57 +160,6 @@ def load(
     )
 
 
-OF_THIS_MACHINE = {"device-not-available", "missing-package", "missing-file", "unreadable-file"}
-"""Codes of errors that are accepted here in a scale for another machine."""
-
-
-def check_other_scales(
-    table: Mapping[str, Any],
-    chosen: str | None,
-    over: Mapping[str, Any],
-    sets: Sequence[str],
-    source: str,
-    registry: Registry,
-) -> None:
-    """Check the scales of a valid file that are not chosen, so that errors in them are found before
-    use.
-
-    ``over`` overrides values of each scale, as flags do.
-
-    Raises
-    ------
-    ConfigError
-        Or an ErrorGroup; places contain ``("scale", name)``. Errors that depend on the machine are
-        ignored, since a scale may be for another machine.
-    """
-    scales = table.get("scale", {})
-    root = root_of(source)
-    errors: list[HgmsError] = []
-    for name in scales if isinstance(scales, Mapping) else ():
-        if name == chosen:
-            continue
-        try:
-            laid = apply_scale(table, name, source)
-        except HgmsError as error:
-            errors += error.errors
-            continue
-        try:
-            load({**laid, **over}, source=source, sets=sets, registry=registry)
-        except HgmsError as error:
-            errors += [
-                ConfigError(
-                    cause.code,
-                    cause.message,
-                    place=(*root, "scale", name, *cause.place[len(root) :]),
-                    hint=cause.hint,
-                )
-                for cause in error.errors
-                if cause.code not in OF_THIS_MACHINE
-            ]
-    if errors:
-        raise_all(errors)
-
-
 def is_promised(baseline: Entry, task: object) -> bool:
     """Whether a task declares the traits that a baseline needs.
 

@@ -7,7 +7,6 @@ Running a grid again resumes it: a cell is run only if its folder contains no re
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -177,34 +176,25 @@ def listing(grid: Grid) -> list[dict[str, Any]]:
 
     The settings of a trial are not listed, since they are chosen when the sweep reaches it.
     """
-    trials = []
-    for sweep in sweeps.plan(grid):
-        for number, seed in itertools.product(range(sweep.settings.trials), sweep.settings.seeds):
-            folder = RunFolder(sweep.path(number, seed))
-            state = (folder.read_summary() or {}).get(
-                "status", "begun" if folder.has_begun else "new"
-            )
-            trials.append(
-                {
-                    "task": sweep.task,
-                    "method": sweep.method,
-                    "trial": number,
-                    "seed": seed,
-                    "state": str(state),
-                    "folder": folder.path,
-                }
-            )
-    cells: list[dict[str, Any]] = [
-        {
-            "task": cell.task,
-            "method": cell.method,
-            "seed": cell.config.seed,
-            "state": cell.state()[0],
-            "folder": cell.path,
-        }
-        for cell in grid.cells()
+    planned = sweeps.plan(grid)
+    trials = [
+        _listed(cell) | {"trial": number}
+        for sweep in planned
+        for number in range(sweep.settings.trials)
+        for cell in sweep.add_trial()
     ]
+    cells = [_listed(cell) for cell in grid.cells()]
     return [*trials, *({**cell, "trial": None} for cell in cells)] if trials else cells
+
+
+def _listed(cell: Cell) -> dict[str, Any]:
+    return {
+        "task": cell.task,
+        "method": cell.method,
+        "seed": cell.config.seed,
+        "state": cell.state()[0],
+        "folder": cell.path,
+    }
 
 
 def work_left(rows: Sequence[Mapping[str, Any]]) -> str:

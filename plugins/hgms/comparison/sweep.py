@@ -2,18 +2,16 @@
 trials per method.
 
 The first trial always uses the method's own settings. A trial has one run per pilot seed, in
-``<out>/sweeps/<task>/<method>/trial-<k>/seed-<n>``. Pilot seeds must not be seeds of the
+``<out>/sweeps/<task>/<method>-<hash>/seed-<n>``. Pilot seeds must not be seeds of the
 comparison. The value of a trial is the mean ``validation_loss`` of its runs (f on the validation
 rows at the returned state; test rows are not used). The trial with the lowest value is chosen.
-``sweep.json`` in the folder of the trials stores the complete sweep.
+``<out>/sweeps/<task>/<method>/sweep.json`` stores the complete sweep.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,14 +20,12 @@ import attrs
 import torch
 from attrs import define, field
 
-from hgms.comparison.grid import Cell, Grid, SweepSettings
+from hgms.comparison.grid import Cell, Grid, SweepSettings, cells_of
 from hgms.comparison.space import Choices, Space, parse
-from hgms.config.tables import parse_json
-from hgms.runs import RunConfig, RunFolder, data_of
-from hgms.store import ROWS, hold_lease, read_file, replace_file
-from hgms_core import ConfigError, Key
+from hgms.runs import RunConfig, RunFolder
+from hgms.store import hold_lease, replace_file
+from hgms_core import Key
 from hgms_core.components import evolve
-from hgms_core.errors import CheckpointError, raise_all
 
 Values = dict[str, Any]
 
@@ -84,8 +80,8 @@ class Sweep:
     trials: list[Trial] = field(factory=list)
 
     @property
-    def folder(self) -> Path:
-        return self.grid.out / "sweeps" / self.task / self.method
+    def out(self) -> Path:
+        return self.grid.out / "sweeps"
 
     @property
     def best(self) -> Trial:
@@ -109,46 +105,23 @@ class Sweep:
             return self.grid.pairs[self.task, self.method]
         return self.grid.vary(self.task, self.method, trial.values)
 
-    def path(self, number: int, seed: int) -> Path:
-        return self.folder / f"trial-{number}" / f"seed-{seed}"
-
     def cells(self, trial: Trial) -> list[Cell]:
-        config = evolve(self.config(trial), budget=self.settings.budget or self.grid.budget)
-        return [
-            Cell(
-                config=evolve(config, seed=seed),
-                path=self.path(trial.number, seed),
-                note=f"trial {trial.number}",
-            )
-            for seed in self.settings.seeds
-        ]
+        config = self.config(trial)
+        config = evolve(
+            config,
+            budget=self.settings.budget or self.grid.budget,
+            run=evolve(config.run, out=str(self.out)),
+        )
+        note = f"trial {trial.number}"
+        return [attrs.evolve(cell, note=note) for cell in cells_of(config, self.settings.seeds)]
 
     def read(self) -> None:
         """Read the losses of all trials from their folders."""
         for trial in self.trials:
-            for seed in self.settings.seeds:
-                trial.losses[seed] = None
-                with contextlib.suppress(CheckpointError):
-                    summary = RunFolder(self.path(trial.number, seed)).read_summary() or {}
-                    loss = summary.get("validation_loss")
-                    if summary.get("status") == "done" and isinstance(loss, int | float):
-                        trial.losses[seed] = loss
-
-    def identity(self) -> dict[str, Any]:
-        """Return the settings and data that the trials on disk must match."""
-        return {
-            "seed": self.settings.seed,
-            "seeds": list(self.settings.seeds),
-            "budget": str(self.settings.budget or self.grid.budget),
-            "space": {
-                key: {"values": list(part.values)}
-                if isinstance(part, Choices)
-                else attrs.asdict(part)
-                for key, part in self.space.items()
-            },
-            "given": self.grid.pairs[self.task, self.method].as_dict()["method"],
-            **data_of(self.grid.pairs[self.task, self.method].task),
-        }
+            for cell in self.cells(trial):
+                done = cell.state()[0] == "done"
+                summary = (RunFolder(cell.path).read_summary() or {}) if done else {}
+                trial.losses[cell.config.seed] = summary.get("validation_loss")
 
     def as_dict(self) -> dict[str, Any]:
         best = self.best
@@ -165,7 +138,15 @@ class Sweep:
         return {
             "task": self.task,
             "method": self.method,
-            **self.identity(),
+            "seed": self.settings.seed,
+            "seeds": list(self.settings.seeds),
+            "budget": str(self.settings.budget or self.grid.budget),
+            "space": {
+                key: {"values": list(part.values)}
+                if isinstance(part, Choices)
+                else attrs.asdict(part)
+                for key, part in self.space.items()
+            },
             "trials": trials,
             "chosen": best.number,
             "chosen_values": best.values,
@@ -173,49 +154,17 @@ class Sweep:
         }
 
     def write(self) -> None:
+        folder = self.out / self.task / self.method
         # coordinators that wait for the same last trial resume at the same time
-        with hold_lease(self.folder, patience=60.0):
+        with hold_lease(folder, patience=60.0):
             replace_file(
-                self.folder / "sweep.json",
+                folder / "sweep.json",
                 json.dumps(self.as_dict(), indent=2, ensure_ascii=False).encode(),
             )
 
-    def fault(self) -> ConfigError | None:
-        """Return an error if another sweep is on disk; ``None`` if it matches or does not exist."""
-        path = self.folder / "sweep.json"
-        if not os.path.lexists(path):
-            return None
-        mine = json.loads(json.dumps(self.identity()))
-        try:
-            table = parse_json(read_file(path, ROWS), path.name)
-            before = {key: table[key] for key in mine}
-        except (CheckpointError, KeyError, TypeError, IndexError):
-            return ConfigError(
-                "damaged-file",
-                "the table of the sweep is damaged",
-                place=(str(path),),
-                hint=f"remove the folder {self.folder}, or choose another --out",
-            )
-        differing = " and ".join(
-            "content of its data" if key == "data_fingerprint" else key
-            for key in mine
-            if mine[key] != before[key]
-        )
-        if not differing:
-            return None
-        return ConfigError(
-            "other-settings",
-            f"the folder contains a sweep with another {differing}",
-            place=(str(self.folder),),
-            hint="choose another --out, or remove the folder",
-        )
-
 
 def plan(grid: Grid) -> list[Sweep]:
-    """Return the sweeps of a grid: one per task and per method with a space.
-
-    Raise ConfigError if a folder contains another sweep.
-    """
+    """Return the sweeps of a grid: one per task and per method with a space."""
     settings = grid.sweep
     if settings is None:
         return []
@@ -234,9 +183,6 @@ def plan(grid: Grid) -> list[Sweep]:
                     own={key: _at(resolved, key) for key in space},
                 )
             )
-    faults = [fault for sweep in sweeps if (fault := sweep.fault())]
-    if faults:
-        raise_all(faults)
     return sweeps
 
 

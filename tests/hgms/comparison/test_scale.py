@@ -78,21 +78,3 @@ def test_flags_have_the_last_word(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     (summary,) = [json.loads(path.read_text()) for path in tmp_path.rglob("summary.json")]
     assert (summary["budget"], summary["outer_steps"]) == ("3 outer steps", 3)
-
-
-@pytest.mark.parametrize(
-    ("lines", "place"),
-    [
-        ("", None),  # no GPU here is no mistake
-        ('[scale.big]\nbudgett = "9s"', "scale.big.budgett"),
-        ("[scale.big.method.uniform]\ngenerator.stepz = 3", "scale.big.method.uniform.generator"),
-        ('[scale.big.method.uniform]\nname = "soba"', "scale.big.method.uniform.name"),
-    ],
-)
-def test_a_mistake_in_a_scale_that_is_not_chosen_is_found(
-    tmp_path: Path, lines: str, place: str | None
-) -> None:
-    scales = '[scale.cpu]\nbudget = "2 steps"\n[scale.gpu]\nrun.device = "cuda:999"\n'
-    done = compared(tmp_path, scales + lines, "--dry-run")
-    assert done.exit_code == (2 if place else 0), done.output
-    assert not place or f"grid.toml: {place}" in done.output

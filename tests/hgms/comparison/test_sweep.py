@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from support.helpers import rejects
 from support.run_folders import RESULTS, contents
 
 from hgms.comparison import Comparison, compare
@@ -17,7 +16,6 @@ from hgms.comparison.grid_file import load
 from hgms.comparison.sweep import plan
 from hgms.results import scan
 from hgms.runs import RunFolder
-from hgms_core import ConfigError
 
 pytestmark = pytest.mark.usefixtures("bowl")
 
@@ -31,6 +29,14 @@ def swept(
     settings = {"trials": 3, "space": LISTS, "seeds": list(pilots)} | sweep
     run = {"checkpoint_seconds": 0.0, "dtype": "float64"}
     return compare("bowl", methods, "3 steps", seeds, out, sweep=settings, run=run, jobs=0)
+
+
+def trial_folder(comparison: Comparison, number: int, seed: int = 100) -> Path:
+    [sweep] = plan(comparison.grid)
+    cells = [cell for _ in range(number + 1) for cell in sweep.add_trial()]
+    [path] = [cell.path for cell in sweep.cells(sweep.trials[-1]) if cell.config.seed == seed]
+    assert path in [cell.path for cell in cells]
+    return path
 
 
 @pytest.mark.extended
@@ -48,14 +54,14 @@ def test_the_lowest_mean_of_f_on_stop_rows_over_pilot_seeds_is_chosen_and_all_is
     [written] = tmp_path.rglob("sweep.json")
     assert json.loads(written.read_bytes()) == record
     # what ran is what was chosen, and the trials are no results
-    [((task, _), config)] = comparison.grid.pairs.items()
+    [config] = comparison.grid.pairs.values()
     [run], _ = scan(tmp_path)
     assert run.method["move"]["lr"] == record["chosen_values"]["move.lr"]
     for number, trial in enumerate(trials):
         losses = []
         for seed in pilots:
             problem = config.task.problem(seed, torch.device("cpu"), torch.float64)
-            folder = RunFolder(tmp_path / f"sweeps/{task}/walk/trial-{number}/seed-{seed}")
+            folder = RunFolder(trial_folder(comparison, number, seed))
             state, *_ = folder.load() or [{}]
             losses.append(float(problem.f({}, state["x"], problem.upper_data["stop"].whole)))
             summary = json.loads(folder.summary.read_bytes())
@@ -80,26 +86,23 @@ def test_every_method_with_a_space_gets_the_same_number_of_trials_and_the_others
 
 @pytest.mark.extended
 def test_a_broken_sweep_goes_on_to_the_same_end(tmp_path: Path) -> None:
-    swept(tmp_path, space=RANGES)
+    comparison = swept(tmp_path, space=RANGES)
     whole = contents(tmp_path, (*RESULTS, "sweep"))
-    for path in ("bowl", "sweeps/bowl/walk/trial-2"):
-        shutil.rmtree(tmp_path / path)
-    kept = tmp_path / "sweeps/bowl/walk/trial-1/seed-100/summary.json"
+    for path in (tmp_path / "bowl", trial_folder(comparison, 2).parent):
+        shutil.rmtree(path)
+    kept = trial_folder(comparison, 1) / "summary.json"
     stamp = kept.stat().st_mtime_ns
     swept(tmp_path, space=RANGES)
     assert kept.stat().st_mtime_ns == stamp
     assert contents(tmp_path, (*RESULTS, "sweep")) == whole
 
 
-def test_another_sweep_in_the_same_folder_is_refused(tmp_path: Path) -> None:
-    swept(tmp_path, trials=2)
-    folder = tmp_path / "sweeps" / "bowl" / "walk"
-    with rejects("other-settings", str(folder), of=ConfigError) as caught:
-        swept(tmp_path, trials=2, pilots=[7])
-    assert caught.value.message.endswith("another seeds")
-    (folder / "sweep.json").write_text("{")
-    with rejects("damaged-file", str(folder / "sweep.json"), of=ConfigError):
-        swept(tmp_path, trials=2)
+def test_two_sweeps_in_one_folder_do_not_share_trials(tmp_path: Path) -> None:
+    first, other = (
+        swept(tmp_path, trials=2, pilots=pilots).sweeps[0]["trials"] for pilots in ([100], [7])
+    )
+    assert [list(trial["losses"]) for trial in other] == [["7"], ["7"]]
+    assert all(trial["loss"] is not None for trial in [*first, *other])
 
 
 def test_failed_trials_lose_and_are_counted(tmp_path: Path) -> None:
