@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Self
 
 import click
 
@@ -21,70 +21,53 @@ def to_stderr(line: str) -> None:
     click.echo(printable(line), err=True)
 
 
-class Board:
-    """Progress of jobs, on a terminal or as lines of text.
+class Board(Progress):
+    """Progress of jobs, as bars or as lines of text.
 
-    A terminal displays one line for all jobs, and one line per running job. Without a terminal,
-    ``echo`` receives one line per finished job. The text of a job is its name.
+    With bars, there is one for all jobs, and one per running job. Otherwise ``echo`` receives one
+    line per finished job. The text of a job is its name.
     """
 
     def __init__(
         self, total: int, *, bars: bool = True, echo: Callable[[str], None] = to_stderr
     ) -> None:
+        super().__init__(bars and total > 0)
         self.total = total
         self.echo = echo
-        self._view = Progress(bars and total > 0)
         self._began: dict[str, float] = {}
         self._ended = 0
 
-    def __enter__(self) -> Board:
-        self._view.__enter__()
-        self._show_all()
+    def __enter__(self) -> Self:
+        super().__enter__()
+        self.add_found(0)
         return self
-
-    def __exit__(self, *error: object) -> None:
-        self._view.__exit__(*error)
 
     def began(self, job: object) -> None:
         self._began[str(job)] = time.monotonic()
-        self._view.bars.show(str(job), 0.0)
-
-    def step(self, job: object, share: float, record: Mapping[str, Any]) -> None:
-        """Display the newest record of a job that has spent this share of its budget."""
-        self._view.step(str(job), record, share)
-
-    def stage(self, job: object, text: str) -> None:
-        """Display the stage that a job starts."""
-        self._view.bars.show(str(job), 0.0, text)
+        self.show(job, 0.0)
 
     def say(self, line: str) -> None:
         """Print a message for the user, for example about lost workers."""
-        if self._view.bars.visible:
-            self._view.bars.print_error(line)
+        if self.visible:
+            self.print_error(line)
         else:
             self.echo(line)
 
     def end(self, job: object, status: str, error: HgmsError | None = None) -> None:
         title = str(job)
         why = f": {error.lines()[0]}" if error else ""
-        self._ended += 1
-        if self._view.bars.visible:
-            self._view.bars.remove(title)
-            self._show_all()
-            if why:
-                self._view.bars.print_error(f"{title}: {status}{why}")
-        else:
+        self.remove(title)
+        self.add_found(1)
+        if not self.visible:
             seconds = time.monotonic() - self._began.get(title, time.monotonic())
             self.echo(f"[{self._ended}/{self.total}] {title}: {status} after {seconds:.1f} s{why}")
+        elif why:
+            self.print_error(f"{title}: {status}{why}")
 
     def add_found(self, count: int) -> None:
-        """Record the number of jobs that were finished earlier."""
+        """Count jobs that have ended, also earlier."""
         self._ended += count
-        self._show_all()
-
-    def _show_all(self) -> None:
-        text = f"{self._ended} of {self.total}"
-        self._view.bars.show(_ALL, self._ended, text, total=self.total)
+        self.show(_ALL, self._ended, f"{self._ended} of {self.total}", total=self.total)
 
 
 EVERY = 0.2

@@ -196,7 +196,7 @@ class _Together:
         if event["event"] == "step":
             self.board.step(self.asked[job], event["share"], event["record"])
         elif event["event"] in ("stage", "look"):
-            self.board.stage(self.asked[job], event.get("text", ""))
+            self.board.show(self.asked[job], 0.0, event.get("text", ""))
 
 
 def _several(kind: str, count: int) -> str:

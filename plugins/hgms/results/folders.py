@@ -18,7 +18,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from attrs import field, frozen
 
@@ -27,6 +27,7 @@ from hgms.results.stored_run import StoredRun, relative
 from hgms.runs import UNCOMPARED, config_key
 from hgms.store import ROWS, SMALL, Folder, digest, is_marker, read_file
 from hgms_core import ConfigError, HgmsError
+from hgms_core.annotations import Read, reader
 from hgms_core.errors import CheckpointError
 from hgms_core.torch_errors import first_line
 
@@ -37,7 +38,7 @@ the sources.
 """
 _FILES = frozenset({"config.toml", "env.json", "steps.jsonl", "timings.jsonl", "summary.json"})
 _SEED = re.compile(r"^seed = ([0-9]{1,18})\n", re.MULTILINE)
-_NAME = 300  # maximum characters of a label or metric; a folder's name has 255
+_NAME = 300  # maximum characters of a label; a folder's name has 255
 _CONFIG = 512 * 2**10  # bytes; tomllib needs seconds for a larger file
 # bytes; texts that many runs share are short, and caching longer texts would fill the memory
 _ALIKE = 2**15
@@ -242,10 +243,11 @@ def _read_run(path: Path, names: set[str]) -> StoredRun:
         scores=scores,
     )
     _check_config(run)
-    _check("summary.json", summary)
-    _check("scores.json", scores)
-    _check("env.json", environment)
-    _check("resources.json", resources)
+    _check(summary, "summary.json")
+    _check(scores, "scores.json")
+    _check(environment, "env.json")
+    _check(environment.get("task") or {}, "env.json", "task")
+    _check(resources, "resources.json")
     return run
 
 
@@ -333,60 +335,35 @@ def _as_table(value: Any, name: str) -> dict[str, Any]:
 # --- checks of a run's files before any value is used
 # --------------------------------------------------------------------------------------------------
 
-Rule = str | list[Any] | dict[str, Any]
-"""The valid content of a value: a kind; one rule for all entries of a table; or rules by name."""
-
-_KINDS: Mapping[str, tuple[Any, str]] = {
-    "number": (int | float, "a number"),
-    "amount": (int | float, "a number"),
-    "count": (int | float, "an integer"),
-    "flag": (bool, "true or false"),
-    "text": (str, "a string"),
-}
-_RULES: Mapping[str, Rule] = {
-    "summary.json": {
-        "outer_steps": "count",
-        "oracle_calls": "count",
-        "upper_loss": "number",
-        "metrics": ["number"],
-        "cost": ["amount"],
-        "error": "text",
+_HINTS: Mapping[tuple[str, ...], Mapping[str, Any]] = {
+    ("summary.json",): {
+        "outer_steps": int | None,
+        "oracle_calls": int | None,
+        "upper_loss": float | None,
+        "metrics": dict[str, float | None] | None,
+        "cost": dict[str, float | None] | None,
+        "error": str | None,
     },
-    "env.json": {"task": {"metrics": ["flag"], "metric_rows": ["text"]}},
-    "scores.json": {"metrics": ["number"], "higher_is_better": ["flag"]},
-    "resources.json": {"peak_memory_bytes": "amount"},
+    ("env.json",): {"task": dict[str, Any] | None},
+    ("env.json", "task"): {
+        "metrics": dict[str, bool] | None,
+        "metric_rows": dict[str, str | None] | None,
+    },
+    ("scores.json",): {
+        "metrics": dict[str, float | None] | None,
+        "higher_is_better": dict[str, bool] | None,
+    },
+    ("resources.json",): {"peak_memory_bytes": float | None},
 }
 
 
-def _check(file: str, value: object, rule: Rule | None = None, *place: str) -> None:
-    """Raise CheckpointError if a value of a file does not follow its rule; null is valid."""
-    rule = _RULES[file] if rule is None else rule
-    if value is None and rule != "flag":
-        return
-    if not isinstance(rule, str):
-        if not isinstance(value, dict):
-            raise _wrong(file, value, "a table", *place)
-        for name, item in value.items():
-            inner = rule[0] if isinstance(rule, list) else rule.get(name)
-            if inner is not None:
-                if len(name) > _NAME:
-                    raise _too_long(name, file, *place)
-                _check(file, item, inner, *place, name)
-        return
-    types, wanted = _KINDS[rule]
-    if not isinstance(value, types) or (isinstance(value, bool) and rule != "flag"):
-        raise _wrong(file, value, wanted, *place)
-    if rule in ("amount", "count") and not 0 <= value < 2**63:
-        message = f"{place[-1]}={value} must be at least 0 and below 2^63"
-        raise CheckpointError("out-of-range", message, place=(file, *place))
-    if rule == "count" and value % 1:
-        raise _wrong(file, value, wanted, *place)
-
-
-def _wrong(file: str, value: object, wanted: str, *place: str) -> CheckpointError:
-    name = place[-1] if place else file
-    message = f"{name}={str(value)[:40]} must be {wanted}"
-    return CheckpointError("wrong-type", message, place=(file, *place))
+def _check(table: Mapping[str, Any], *place: str) -> None:
+    """Raise CheckpointError if a value of a file has another type."""
+    try:
+        for name, hint in _HINTS[place].items():
+            cast(Read, reader(hint))((*place, name), table.get(name))
+    except ConfigError as error:
+        raise CheckpointError(error.code, shorten(error.message), place=error.place) from None
 
 
 def _check_config(run: StoredRun) -> None:
@@ -396,7 +373,8 @@ def _check_config(run: StoredRun) -> None:
         if not all(isinstance(table, Mapping) for table in (run.task, run.method, run.settings)):
             raise TypeError("task, method and run must be tables")
         if longest := next((name for name in names if len(name) > _NAME), None):
-            raise _too_long(longest, "config.toml")
+            message = f"the name {longest[:40] + '…'!r} has more than {_NAME} characters"
+            raise CheckpointError("too-large", message, place=("config.toml",))
     except ConfigError as error:
         cause = error.errors[0]
         raise CheckpointError(
@@ -412,9 +390,3 @@ def _check_config(run: StoredRun) -> None:
             f"the file does not describe a run: {shorten(first_line(error))}",
             place=("config.toml",),
         ) from None
-
-
-def _too_long(name: str, *place: str) -> CheckpointError:
-    return CheckpointError(
-        "too-large", f"the name {name[:40] + '…'!r} has more than {_NAME} characters", place=place
-    )

@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hgms.runs.advice import line_of
-from hgms.runs.bars import in_notebook
 from hgms.runs.checkpoint import load_state, pack, save_state, unpack
 from hgms.runs.clock import counting, total_seconds
 from hgms.runs.command_line import build_component, load
@@ -68,7 +67,6 @@ __all__ = [
     "follow_launched",
     "higher_is_better",
     "ignore",
-    "in_notebook",
     "last_row",
     "leave",
     "leaving",

@@ -24,9 +24,9 @@ def test_on_a_terminal_a_job_is_shown_until_it_ended(
     with Board(3) as seen:
         for each in ("one", "other"):
             seen.began(each)
-        seen.stage("one", "compiles")
+        seen.show("one", 0.0, "compiles")
         seen.step("one", 0.5, {"step": 3, "upper_loss": 0.25})
-        seen._view.bars._progress.refresh()  # type: ignore[union-attr]
+        seen._bars.refresh()  # type: ignore[union-attr]
         middle = shown()
         seen.say("worker 3 is lost")
         seen.end("one", "failed", ERROR)

@@ -27,14 +27,7 @@ def run_of(folder: Path, text: str, name: str = "steps.jsonl") -> StoredRun:
     return read_run(write_run(folder, files={name: text}))
 
 
-@pytest.mark.parametrize("fast", [True, False])
-def test_columns_with_and_without_the_fast_reader(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fast: bool
-) -> None:
-    if fast:
-        pytest.importorskip("msgspec", reason="the extra report is not installed")
-    else:
-        monkeypatch.setattr("hgms.results.columns._decoder", lambda wanted: None)
+def test_columns_of_complete_lines(tmp_path: Path) -> None:
     row = {"outcome": "converged", "residual": [0.1, 0.3], "metric.value": 0.5}
     rows = [{"step": 0, "metric.value": 1}, *({"step": n, "gap": n / 8, **row} for n in (1, 2, 3))]
     killed = "".join(json.dumps(row) + "\n" for row in rows) + '{"step": 4, "gap": 0'

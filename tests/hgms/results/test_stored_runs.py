@@ -25,7 +25,7 @@ TEXT = CONFIG.format(seed=0, task="ring", rho=0.4, method="halve", lr=0.5, steps
 
 
 def test_a_run_tells_what_it_was(tmp_path: Path) -> None:
-    metrics = '{"value": 0.25, "bad": null, "large": 1e999}'
+    metrics = '{"value": 0.25, "bad": null}'
     summary = f'{{"status": "done", "outer_steps": 3, "metrics": {metrics}}}'
     files = {"resources.json": '{"peak_memory_bytes": 1024}', S: summary}
     path = tmp_path / "ring" / "halve-0123abcd" / "seed-7"
@@ -35,8 +35,8 @@ def test_a_run_tells_what_it_was(tmp_path: Path) -> None:
     assert (run.task_name, run.task_label, run.task_version) == ("ring", "ring", "2")
     assert (run.method_name, run.label, run.hash, run.seed) == ("halve", "halve", "0123abcd", 7)
     assert (run.budget, run.status, run.error, run.seconds) == ("3 outer steps", "done", None, 0.75)
-    # null in the file, or no double: it was not finite
-    known = {"value": 0.25, "bad": math.nan, "large": math.nan}
+    # null in the file: it was not finite
+    known = {"value": 0.25, "bad": math.nan}
     assert run.metrics == pytest.approx(known, nan_ok=True)
     assert (run.higher_is_better, run.resources) == ({"value": False}, {"peak_memory_bytes": 1024})
 
@@ -158,7 +158,6 @@ BAD: list[tuple[str, str | Callable[[Path], object] | None, str, tuple[str, ...]
     (S, '{"status": "done", "metrics": {"a": "x"}}', "wrong-type", (S, "metrics", "a")),
     (S, '{"status": "done", "outer_steps": true}', "wrong-type", (S, "outer_steps")),
     (S, '{"status": "done", "outer_steps": 1.5}', "wrong-type", (S, "outer_steps")),
-    (S, '{"status": "done", "oracle_calls": -1}', "out-of-range", (S, "oracle_calls")),
     (S, '{"status": "done", "cost": {"a": 1e999}}', "out-of-range", (S, "cost", "a")),
     (S, '{"status": "failed", "error": {}}', "wrong-type", (S, "error")),
     (S, "[1]", "wrong-type", (S,)),
@@ -183,12 +182,6 @@ BAD: list[tuple[str, str | Callable[[Path], object] | None, str, tuple[str, ...]
     ("steps.jsonl", None, "missing-file", ("steps.jsonl",)),
     ("scores.json", '{"metrics": 3}', "wrong-type", ("scores.json", "metrics")),
     ("scores.json", '{"metrics": {"a": "b"}}', "wrong-type", ("scores.json", "metrics", "a")),
-    (
-        "scores.json",
-        f'{{"metrics": {{"{"a" * 1000}": 1}}}}',
-        "too-large",
-        ("scores.json", "metrics"),
-    ),
     ("scores.json", "[]", "wrong-type", ("scores.json",)),
     ("scores.json", "{", "wrong-format", ("scores.json",)),
     (

@@ -1,6 +1,8 @@
-"""Progress of a run: lines in a log."""
+"""Progress of runs: bars on a terminal, lines in a log."""
 
 from __future__ import annotations
+
+import re
 
 import pytest
 
@@ -39,3 +41,24 @@ def test_a_log_has_a_line_now_and_then_if_wanted(
         f"hg-ms seed 3: {share} % · step {step} · f 0.5"
         for step, share in ((1, 8), (3, 25), (5, 42))
     ]
+
+
+def test_on_a_terminal_there_is_a_line_for_each_title(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    with Progress() as view:
+        view.show("seed 0", 1.0, "step 1", total=4.0)
+        view.show("gone", 1.0)
+        view.show("seed 0", 3.0, "step 3", total=4.0)
+        view.remove("gone")
+        view.remove("never there")
+        view.print_error("lost <one>")
+    assert not view.visible
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().err)
+    assert "lost <one>" in text
+    last = text.rpartition("seed 0")[2]
+    assert [part for part in ("step 3", " 75%") if part not in last] == []
+    assert "gone" not in last
