@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,8 @@ import numpy as np
 from attrs import evolve
 
 from hgms.report import mixture
-from hgms.report.curves import POINTS, Curve, Line, band, bin_values
-from hgms.report.study import Entry, Section, Steps, Study, axis_of
+from hgms.report.curves import POINTS, Curve, Line, band
+from hgms.report.study import Entry, Section, Study, axis_of
 from hgms.results import (
     DEFAULT_REFERENCES,
     ORDER,
@@ -29,7 +28,7 @@ from hgms.results import (
     short_names,
     table,
 )
-from hgms.runs import UNCOMPARED, Execution
+from hgms.runs import UNCOMPARED
 from hgms_core import ConfigError
 from hgms_core.errors import CheckpointError, unknown_name
 
@@ -37,8 +36,8 @@ _MIXTURE = 150  # points of a small picture
 _CURVES = 250_000  # points of all curves of a page; many curves get fewer points each
 _LOSS = "upper_loss"
 
-_Rows = Mapping[str, Any]
-"""Columns of a run's rows, or counts of their values."""
+_Rows = Mapping[str, np.ndarray]
+"""Columns of a run's rows."""
 
 
 def build(
@@ -188,36 +187,6 @@ def _key(table: Mapping[str, Any]) -> str:
     return json.dumps(table, sort_keys=True, default=str)
 
 
-def _environments(runs: Sequence[StoredRun]) -> list[tuple[dict[str, Any], list[StoredRun]]]:
-    """Return each distinct environment with its runs, largest group first."""
-
-    def where(environment: Mapping[str, Any]) -> dict[str, Any]:
-        # the task and the digests of components' code describe the run, not the machine;
-        # measurements always differ
-        table = {
-            key: value
-            for key, value in environment.items()
-            if key not in ("task", "code", "execution")
-        }
-        recorded = Execution.from_environment(environment)
-        return table if recorded is None else table | recorded.choices()
-
-    groups: dict[str, tuple[dict[str, Any], list[StoredRun]]] = {}
-    for run in runs:
-        environment = where(run.environment)
-        # environments before the run was resumed on another machine, or with other code
-        before = environment.pop("before", [])
-        earlier = (
-            [where(place) for place in before if isinstance(place, Mapping)]
-            if isinstance(before, list)
-            else []
-        )
-        if earlier := [place for place in earlier if place != environment]:
-            environment["before"] = earlier
-        groups.setdefault(_key(environment), (environment, []))[1].append(run)
-    return sorted(groups.values(), key=lambda group: -len(group[1]))
-
-
 # --- the rows of the runs
 # --------------------------------------------------------------------------------------------------
 
@@ -258,7 +227,7 @@ def _read(
             continue
         try:
             required = [*numbers, *mixture.required_columns(run)]
-            rows = run.columns([*required, "gap", "selected", "iterations", "outcome"])
+            rows = run.columns(required)
             words = [name for name in required if rows[name].dtype == object]
             if words:
                 raise CheckpointError(
@@ -271,20 +240,8 @@ def _read(
             continue
         # the row before the first step used no calls
         rows["oracle_calls"][:1] = np.nan_to_num(rows["oracle_calls"][:1])
-        outcomes = rows["outcome"].tolist() if rows["outcome"].dtype == object else []
-        counted = Counter(outcome for outcome in outcomes if outcome is not None)
-        read[run] = {**rows, "selected": _count_choices(rows["selected"]), "outcome": counted}
+        read[run] = rows
     return read, skipped
-
-
-def _count_choices(indices: np.ndarray) -> Counter[int]:
-    """Count how often each candidate was chosen; invalid indices are not counted."""
-    known = (
-        indices[(indices >= 0) & (indices % 1 == 0) & (indices < 2**53)]
-        if indices.dtype == float
-        else np.empty(0)
-    )
-    return Counter(known.astype(int).tolist())
 
 
 # --- one section
@@ -341,7 +298,6 @@ def _section(
                 nonfinite={name: count for name, count in undefined.items() if count},
                 unjudged=any(point.why_unranked(main) for point in values[row.method]),
                 curves=_curves(own, drawn, points),
-                steps=_steps(own),
                 mixture=mixture.mixture(own, axis, min(points, _MIXTURE)),
                 tokens=mixture.tokens(own),
             )
@@ -355,7 +311,6 @@ def _section(
         drawn=drawn,
         directions=directions,
         entries=entries,
-        environments=_environments(runs),
     )
 
 
@@ -386,19 +341,3 @@ def _line(rows: _Rows, axis: str, name: str) -> Line:
         reported[-1] = True  # the last row is always evaluated; here the result is NaN
     reported &= ~np.isnan(rows[axis])
     return rows[axis][reported], y[reported]
-
-
-def _steps(rows: Mapping[StoredRun, _Rows]) -> Steps:
-    """Summarise selection and differentiation of one method, over all its seeds."""
-
-    gaps = [(columns["step"], columns["gap"]) for columns in rows.values()]
-    branches: Counter[int] = sum((columns["selected"] for columns in rows.values()), Counter())
-    outcomes: Counter[str] = sum((columns["outcome"] for columns in rows.values()), Counter())
-    iterations = np.concatenate([[], *(columns["iterations"] for columns in rows.values())])
-    known = iterations[~np.isnan(iterations)] if iterations.dtype == float else iterations[:0]
-    return Steps(
-        gap=bin_values([(x, y) for x, y in gaps if y.dtype == float]),
-        branches=dict(sorted(branches.items())),
-        outcomes=dict(outcomes.most_common()),
-        iterations=float(np.median(known)) if known.size else math.nan,
-    )

@@ -86,26 +86,6 @@ def figures(
         for label, mix in section.mixtures.items()
         if mix.moves
     ]
-    gaps = {
-        entry.label: entry.steps.gap
-        for entry in section.entries
-        if entry.steps.gap is not None and np.nanmax(entry.steps.gap.y) > 0
-    }
-    if gaps:
-        text = (
-            "the lead of the best candidate over the next: median over steps and seeds, "
-            "band: middle half"
-        )
-        shown.append(
-            figure("Selection gap", text, traces(gaps, style), _STEPS, "gap", range=span(gaps))
-        )
-    branches = {
-        entry.label: entry.steps.branches
-        for entry in section.entries
-        if len(entry.steps.branches) > 1
-    }
-    if branches:
-        shown.append(_branches(branches, style))
     return shown
 
 
@@ -247,47 +227,6 @@ def _mixture(label: str, mixed: Mixture, axis: str, colours: Mapping[str, int]) 
     )
     drawn = figure(f"Mixture over time: {label}", text, traces, AXES[axis], "weight", range=[0, 1])
     drawn["spec"]["layout"] |= {"showlegend": True, "legend": {**_BELOW, "traceorder": "normal"}}
-    return drawn
-
-
-# --- bars
-# --------------------------------------------------------------------------------------------------
-
-
-def _branches(branches: Mapping[str, Mapping[int, int]], style: Style) -> dict[str, Any]:
-    traces = []
-    for label, counts in branches.items():
-        total = sum(counts.values())
-        last = max(counts)
-        index = list(range(last + 1)) if last < 1000 else sorted(counts)
-        hover = (
-            f"<b>{escape(label)}</b><br>candidate %{{x}}: %{{y:.1f}} % (%{{customdata}} "
-            "steps)<extra></extra>"
-        )
-        traces.append(
-            {
-                "type": "bar",
-                "name": label,
-                "x": index,
-                "y": [round(100 * counts.get(number, 0) / total, 3) for number in index],
-                "customdata": [counts.get(number, 0) for number in index],
-                "meta": {"colour": style[label].colour},
-                "hovertemplate": hover,
-            }
-        )
-    drawn = figure(
-        "Chosen candidate",
-        "share of the steps in which each candidate was selected",
-        traces,
-        "candidate",
-        "%",
-    )
-    widest = max(max(counts) for counts in branches.values())
-    drawn["spec"]["layout"]["xaxis"] = {
-        "title": {"text": "candidate"},
-        "dtick": 1 if widest <= 16 else None,
-    }
-    drawn["spec"]["layout"]["barmode"] = "group"
     return drawn
 
 

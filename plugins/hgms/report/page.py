@@ -113,16 +113,26 @@ def _configuration(label: str, runs: Sequence[StoredRun]) -> dict[str, str]:
     }
 
 
-def _environments(study: Study) -> list[dict[str, Any]]:
-    """Return every distinct environment, with the differences between them first."""
+def _by_environment(runs: Sequence[StoredRun]) -> list[tuple[dict[str, Any], list[StoredRun]]]:
+    """Return each distinct environment with its runs, largest group first."""
     groups: dict[str, tuple[dict[str, Any], list[StoredRun]]] = {}
-    for section in study.sections:
-        for table, runs in section.environments:
-            key = json.dumps(table, sort_keys=True, default=str)
-            groups.setdefault(key, (table, []))[1].extend(runs)
-    differing = difference([table for table, _ in groups.values()]) if len(groups) > 1 else []
+    for run in runs:
+        # the task and the code describe the run, not the machine; measurements always differ
+        other = ("task", "code", "execution", "before")
+        table = {key: run.environment[key] for key in run.environment if key not in other}
+        table |= run.execution
+        if before := run.environment.get("before"):
+            table["earlier environments"] = len(before)
+        key = json.dumps(table, sort_keys=True, default=str)
+        groups.setdefault(key, (table, []))[1].append(run)
+    return sorted(groups.values(), key=lambda group: -len(group[1]))
+
+
+def _environments(study: Study) -> list[dict[str, Any]]:
+    groups = _by_environment(study.runs)
+    differing = difference([table for table, _ in groups])
     environments = []
-    for table, runs in groups.values():
+    for table, runs in groups:
         rows = flatten(table)
         keys = [*differing, *(key for key in rows if key not in differing)]
         environments.append(
@@ -136,7 +146,7 @@ def _environments(study: Study) -> list[dict[str, Any]]:
                 "empty": not rows,
             }
         )
-    return sorted(environments, key=lambda environment: -environment["runs"])
+    return environments
 
 
 def _value(value: Any) -> str:
@@ -151,12 +161,12 @@ def _value(value: Any) -> str:
 
 
 def _environment_note(section: Section) -> str:
-    count = len(section.environments)
-    if count < 2:
+    groups = _by_environment(section.runs)
+    if len(groups) < 2:
         return ""
-    differing = difference([table for table, _ in section.environments])
+    differing = difference([table for table, _ in groups])
     named = ", ".join(differing[:6]) + (" and more" if len(differing) > 6 else "")
     return (
-        f"These runs were made in {count} different environments (they differ in {named}): "
+        f"These runs were made in {len(groups)} different environments (they differ in {named}): "
         "seconds may not be comparable."
     )

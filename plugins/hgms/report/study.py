@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping
-from typing import Any
 
 from attrs import evolve, field, frozen
 
@@ -22,25 +21,6 @@ def axis_of(budget: str) -> str:
     """Return the column of the unit of a budget."""
     limits = Budget.parse(budget)
     return "seconds" if limits.seconds else "step" if limits.outer_steps else "oracle_calls"
-
-
-@frozen(kw_only=True)
-class Steps:
-    """What all steps of all seeds of a method recorded.
-
-    ``branches`` counts how often each candidate was chosen, and ``outcomes`` how the linear solves
-    ended. ``iterations`` is the median number of their iterations.
-    """
-
-    gap: Curve | None
-    branches: dict[int, int]
-    outcomes: dict[str, int]
-    iterations: float
-
-    @property
-    def solves(self) -> bool:
-        """Whether the method solved linear systems."""
-        return bool(set(self.outcomes) - {"not-solved"})
 
 
 @frozen(kw_only=True)
@@ -61,7 +41,6 @@ class Entry:
     nonfinite: dict[str, int]
     unjudged: bool
     curves: Mapping[tuple[str, str], Curve]
-    steps: Steps
     mixture: Mixture | None
     tokens: dict[StoredRun, tuple[float, float]]
 
@@ -123,7 +102,6 @@ class Section:
     - ``compared`` contains the main metric and its statistics.
     - ``drawn`` are the metrics with curves.
     - ``directions`` states for every metric whether higher values are better.
-    - ``environments`` are the environments of the runs.
     """
 
     title: str
@@ -133,7 +111,6 @@ class Section:
     drawn: list[str]
     directions: Mapping[str, bool]
     entries: list[Entry]
-    environments: list[tuple[dict[str, Any], list[StoredRun]]]
 
     @property
     def metric(self) -> str:
@@ -235,44 +212,25 @@ class Section:
             f"{spell(pair, share=share, signed=True)}{' points' * share}"
         )
         if self.winner is not None:
-            others = (
-                "every other method and every floor"
-                if self.compared.floor
-                else "every other method"
-            )
+            others = "every other method" + " and every floor" * bool(self.compared.floor)
             return f"{first} outperforms {others}; {lead}."
-        best = (
-            f"{first} has the best mean of the methods"
-            if self.compared.floor
-            else f"{first} has the best mean"
-        )
-        if (
-            ranked[0].row.ahead_of_floor is False
-            and all(pair.count > 1 for pair in known.values())
-            and len(known) == len(rest)
-        ):
+        best = f"{first} has the best mean" + " of the methods" * bool(self.compared.floor)
+        sure = len(known) == len(rest)
+        if ranked[0].row.ahead_of_floor is False and sure:
             return (
                 f"{best}, and is not better than {self.compared.floor}, which does not learn θ: "
                 "no gain is shown."
             )
-        if len(known) < len(rest):
+        if not sure:
             return f"{best}; with fewer than two seeds in common nothing can be said about chance."
         unsure = [
             label
             for label, pair in known.items()
             if not pair.excludes_zero and not (pair.exact and pair.mean)
         ]
-        if not unsure and self.compared.few_seeds:
-            return (
-                f"{best}, each difference's interval excludes zero, and no winner is marked "
-                f"from so few seeds; {lead}."
-            )
-        if not unsure and not ranked[0].failed and not ranked[0].nonfinite.get(self.metric):
-            return f"{best}, and no winner is marked: {ranked[0].mark}."
         if not unsure:
-            return (
-                f"{first} has the best mean of the methods that finished; not all of its runs did."
-            )
+            why = self.compared.few_seeds or ranked[0].mark or "not all of its runs finished"
+            return f"{best}, but no winner is marked ({why}); {lead}."
         named = ", ".join(unsure[:3]) + (f" and {len(unsure) - 3} more" if len(unsure) > 3 else "")
         return f"{best}, but no winner is marked: its difference to {named} may be chance."
 

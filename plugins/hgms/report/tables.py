@@ -11,7 +11,7 @@ from attrs import field, frozen
 from hgms.config import Budget
 from hgms.config.tables import difference, flatten
 from hgms.report.compute import carried_out
-from hgms.report.mixture import Mixture, spell_mixture, spell_weight
+from hgms.report.mixture import Mixture, spell_mixture
 from hgms.report.study import Entry, Section, Study
 from hgms.results import FAILED, RECOVERED, Interval, Ratio, StoredRun, execution_notes, spell
 
@@ -89,11 +89,6 @@ def heading(name: str, percent: bool) -> str:
     return name.replace("_", " ") + (" (%)" if percent else "")
 
 
-def outcome(name: str) -> str:
-    """Describe the outcome of a linear solve."""
-    return name.replace("-", " ")
-
-
 def arrow(section: Section, name: str) -> str:
     return _arrow(section.directions.get(name), name, section.is_share(name))
 
@@ -141,7 +136,6 @@ def tables(section: Section) -> list[Table]:
     shown = [
         scores(section),
         mixture(section),
-        weights(section),
         uncertainty(section),
         work(section),
         passes(section),
@@ -149,7 +143,7 @@ def tables(section: Section) -> list[Table]:
     ]
     if len(section.metrics) > _METRICS:
         shown.append(scores(section, every=True))
-    return [table for table in (*shown, solves(section), settings(section)) if table.rows]
+    return [table for table in (*shown, settings(section)) if table.rows]
 
 
 def scores(section: Section, *, every: bool = False) -> Table:
@@ -288,31 +282,6 @@ def _largest(mixed: Mixture) -> Cell:
     return text(spell_mixture(mixed), note)
 
 
-def weights(section: Section) -> Table:
-    """Build the table of every source's final weight, for more than three sources."""
-    mixtures = section.mixtures
-    sources = list(dict.fromkeys(source for mixed in mixtures.values() for source in mixed.sources))
-    rows = []
-    for source in sources if len(sources) > 3 else ():
-        row = [text(source)]
-        for mixed in mixtures.values():
-            value = mixed.weights.get(source)
-            first = next(iter(mixed.weights)) == source and not mixed.uniform
-            row.append(
-                Cell("–") if value is None else Cell(spell_weight(value), value.mean, strong=first)
-            )
-        rows.append(row)
-    return Table(
-        title="Final weights",
-        columns=["source", *mixtures],
-        rows=rows,
-        caption=(
-            "Mean over seeds ± half-width of the 95 % t-interval. Bold: the largest of its method."
-        ),
-        ident="weights",
-    )
-
-
 def uncertainty(section: Section) -> Table:
     """Build the table of weight intervals over seeds.
 
@@ -427,26 +396,6 @@ def pairs(section: Section) -> Table:
             f"have ± half-width. Bold: the interval excludes zero. {_DIFFERENCES}"
         ),
         ident="pairs",
-    )
-
-
-def solves(section: Section) -> Table:
-    """Build the table of outcomes of the linear solves, for the methods with solves."""
-    shown = [entry for entry in section.entries if entry.steps.solves]
-    names = sorted({name for entry in shown for name in entry.steps.outcomes})
-    return Table(
-        title="Linear solves",
-        columns=["method", *map(outcome, names), "median iterations"],
-        rows=[
-            [
-                text(entry.label),
-                *(amount(entry.steps.outcomes.get(name, 0)) for name in names),
-                amount(entry.steps.iterations),
-            ]
-            for entry in shown
-        ],
-        caption="How the solves ended, counted over all steps of all seeds.",
-        ident="solves",
     )
 
 

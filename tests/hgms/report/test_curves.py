@@ -2,30 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from hgms.report import curves
 from hgms.results.statistics import Interval
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    st.lists(st.floats(-1e6, 1e6) | st.just(math.nan), min_size=1, max_size=1000),
-    st.integers(4, 400),
-)
-def test_thinning_keeps_ends_and_extremes(values: list[float], points: int) -> None:
-    y = np.array(values)
-    kept = curves.thin(y, points)
-    assert len(kept) <= max(points, 4)
-    assert (np.diff(kept) > 0).all()
-    assert (kept[0], kept[-1]) == (0, len(y) - 1)
-    if not np.isnan(y).all():
-        assert np.nanmax(y[kept]) == np.nanmax(y)
-        assert np.nanmin(y[kept]) == np.nanmin(y)
 
 
 def test_a_band_is_the_interval_over_runs_that_hold_their_last_value() -> None:
@@ -55,14 +35,6 @@ def test_what_was_not_reported_has_no_curve_and_one_run_no_band() -> None:
     alone = curves.band([(x, x)])
     assert alone is not None
     assert alone.low is None
-
-
-def test_bins_hold_equal_stretches() -> None:
-    x = np.arange(1, 101, dtype=float)
-    curve = curves.bin_values([(x, x), (x, x + 1)], bins=10)
-    assert curve is not None
-    np.testing.assert_allclose(curve.x, np.arange(5.5, 100, 10))
-    np.testing.assert_allclose(curve.y, np.arange(6.0, 101, 10))
 
 
 def test_a_mean_mixture_holds_what_runs_last_reported() -> None:

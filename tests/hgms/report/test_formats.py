@@ -87,7 +87,7 @@ def test_the_page_is_whole_and_asks_for_nothing(study: Study) -> None:
     parts += ["Failed runs", "Skipped folders", "Environment"]
     assert [part for part in parts if part not in body] == []
     specs = plots(page)
-    assert len(specs) == len(re.findall(r'class="plot"', page)) == 2 * 6
+    assert len(specs) == len(re.findall(r'class="plot"', page)) == 2 * 4
     drawn = [graph_objects.Figure(spec).data for spec in specs.values()]
     assert all(any(trace.y is not None for trace in traces) for traces in drawn)
 

@@ -41,7 +41,8 @@ def test_sections_tell_tasks_apart_and_mark_what_is_not_ahead(study: Study, tmp_
     ]
     clear = report.build([write_comparison(tmp_path, seeds=11, steps=2)]).sections[0]
     assert [section.winner for section in (few, unclear, clear)] == [None, None, "hg-ms"]
-    assert "no winner is marked from so few seeds; the closest is baseline" in few.verdict
+    assert "no winner is marked (" in few.verdict
+    assert "the closest is baseline" in few.verdict
 
 
 def test_means_and_differences_are_those_of_the_seeds(study: Study) -> None:
@@ -158,8 +159,5 @@ def test_real_runs(tmp_path: Path) -> None:
     [section] = study.sections
     assert (study.skipped, section.metric, section.higher) == ([], "value", False)
     assert seeds(section) == {"hg-ms": [0, 1], "uniform": [0, 1]}
-    [diagnosis] = [entry for entry in section.entries if entry.label == "hg-ms"]
-    assert sum(diagnosis.steps.branches.values()) == 6
-    assert sum(diagnosis.steps.outcomes.values()) == 6
     written = [report.write(study, tmp_path / f"r{suffix}") for suffix in report.SUFFIXES]
     assert all(path.stat().st_size > 1000 for path in written)
