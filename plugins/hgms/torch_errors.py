@@ -69,24 +69,6 @@ def is_lost_connection(error: BaseException) -> bool:
     return isinstance(error, dist.DistError) or "gloo/transport" in str(error)
 
 
-def is_dtype_mismatch(error: BaseException) -> bool:
-    """Return whether an operation met a dtype that it does not accept."""
-    text = str(error)
-    return any(sign in text for sign in ("dtype", "type (", "scalar type"))
-
-
-def is_device_mismatch(error: BaseException) -> bool:
-    """Return whether an operation met tensors of two devices."""
-    return "same device" in str(error)
-
-
-def is_unpacked_dictionary(error: BaseException) -> bool:
-    """Return whether an operation may have met the keys of a dictionary, which is unpacked to
-    them.
-    """
-    return any(sign in str(error) for sign in ("unpack", "not str", "'str'"))
-
-
 def is_failed_write(error: BaseException) -> bool:
     """Return whether ``torch.save`` could not write its file."""
     signs = ("PytorchStreamWriter", "inline_container")

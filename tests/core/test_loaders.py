@@ -120,7 +120,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "a tensor without rows": (lambda: {"a": torch.zeros(())}, "wrong-column", ("a",)),
     "a tensor alone": (lambda: torch.zeros(3), "wrong-type", (), "a Tensor", "{'x': …}"),
     "an array alone": (lambda: A, "wrong-type", (), "a ndarray"),
-    "a file": (lambda: "train.csv", "wrong-type", (), "pandas.read_csv('train.csv')"),
+    "a file": (lambda: "train.csv", "wrong-type", (), "pandas.read_csv(path)"),
     "a frame among arrays": (
         lambda: (pd.DataFrame(A), Y),
         "wrong-column",
@@ -219,7 +219,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     ),
     "batches": (
         lambda: DataLoader(TensorDataset(torch.ones(3)), batch_size=None),
-        "wrong-value",
+        "not-supported",
         (),
     ),
     "an own index": (lambda: {"a": A, "index": Y}, "reserved-name", ("index",)),

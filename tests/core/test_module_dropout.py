@@ -17,7 +17,6 @@ from support.module_problems import (
     TRAIN,
     UPPER,
     Attention,
-    OddConfig,
     assert_products,
     loss,
     masks,
@@ -95,17 +94,15 @@ def test_dropout_is_in_g_alone_and_its_products_are_those_of_the_masks() -> None
     ("model", "shown"),
     [
         (
-            lambda: nn.Sequential(Attention(0.2, OddConfig())),
+            lambda: nn.Sequential(Attention(0.2)),
             ["0 (Attention): attention_dropout=0.2", "0.inner (Dropout): p=0.2"],
         ),
-        (lambda: Attention(0.2, OddConfig()), ["OddConfig(attention_dropout=0.0)"]),
+        (lambda: Attention(0.2), ["the module (Attention): attention_dropout=0.2"]),
         (lambda: Attention(0.0), []),
     ],
     ids=["inside", "alone", "no rate"],
 )
-def test_dropout_that_no_mask_replaces_is_named_with_the_setting_of_its_config(
-    model: Any, shown: list[str]
-) -> None:
+def test_dropout_that_no_mask_replaces_is_named(model: Any, shown: list[str]) -> None:
     p = problem(model().double())
     with rejects("random-loss", "loss") if shown else contextlib.nullcontext() as caught:
         check_losses(p, p.theta0, p.x0, Key(0))

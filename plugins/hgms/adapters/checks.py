@@ -7,7 +7,6 @@ import logging
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -15,7 +14,6 @@ from torch import Tensor
 
 from hgms.adapters.display import sizes
 from hgms.adapters.shapes import check_grad_mode
-from hgms.torch_errors import is_device_mismatch, is_dtype_mismatch, is_unpacked_dictionary
 from hgms_core import (
     Batch,
     Bound,
@@ -75,8 +73,7 @@ def check_losses(problem: Problem, theta: Tree, x: Tree, key: Key, few: int = FE
     ):
         batch = _tried_rows(rows, key.fold("few"), few)
         bound = _bind_batch(name, loss, batch)
-        size = partial(_check_size, bound, theta, x, rows.size)
-        with _with_arguments(name, theta, x, batch, size), arguments_unchanged(name, theta, x):
+        with _with_arguments(name, theta, x, batch), arguments_unchanged(name, theta, x):
             value, above, below = _gradients(bound, theta, x)
             uses[name] = [any(grad is not None for grad in grads) for grads in (above, below)]
             with _random_named(loss):
@@ -439,13 +436,7 @@ def _check_finite(
 
 
 @contextlib.contextmanager
-def _with_arguments(
-    name: str,
-    theta: Tree,
-    x: Tree,
-    batch: Batch | None = None,
-    check_size: Callable[[], None] = lambda: None,
-) -> Iterator[None]:
+def _with_arguments(name: str, theta: Tree, x: Tree, batch: Batch | None = None) -> Iterator[None]:
     """Add the arguments of a loss to errors inside the context; on a test ``batch`` raise
     ConfigError.
     """
@@ -470,56 +461,11 @@ def _with_arguments(
         if batch is None:
             error.add_note("\n  ".join([f"{name} was called with", *shapes]))
             raise
-        if isinstance(error, IndexError | RuntimeError):
-            check_size()
-        shapes += _remedies(error, batch)
+        columns = ", ".join(f"batch[{name!r}]" for name in batch)
         text = first_line(error)
-        if is_dtype_mismatch(error):
-            shapes.append("convert a column in the loss: batch[name].float(), or .long()")
-        if isinstance(error, TypeError):
-            shapes.append(
-                "define losses of (theta, x, batch), those of a module of (model, batch) or "
-                "(theta, model, batch)"
-            )
-        if is_device_mismatch(error):
-            shapes += [
-                f"{label} is on {next(iter(tree.values())).device}"
-                for label, tree in trees.items()
-                if tree
-            ]
         raise ConfigError(
             "loss-failed",
             f"{name} raises {type(error).__name__} for a few rows: {text}",
             place=(name,),
-            hint="\n".join(shapes),
+            hint="\n".join([*shapes, f"the columns of a batch are {columns}"]),
         ) from error
-
-
-def _check_size(loss: Bound, theta: Tree, x: Tree, size: int) -> None:
-    """Raise ConfigError if the loss works with one number of θ per row, and θ has fewer numbers."""
-    for name, leaf in theta.items():
-        if leaf.dim() != 1 or leaf.numel() >= size:
-            continue
-        try:
-            with torch.no_grad():
-                loss({**theta, name: leaf.new_zeros(size)}, x)
-        except Exception:  # the size is not the cause
-            continue
-        raise ConfigError(
-            "wrong-size",
-            f"θ has {leaf.numel()} numbers, but there are {size} rows",
-            place=("theta0",) if len(theta) == 1 else ("theta0", name),
-            hint=f"use {size} numbers, one per row, or do not index θ by batch['index']",
-        )
-
-
-def _remedies(error: Exception, batch: Batch) -> Iterator[str]:
-    """Yield further possible causes of a failure on a batch."""
-    names = [name for name in batch if name != "index"]
-    if is_unpacked_dictionary(error):
-        columns = ", ".join(f"batch[{name!r}]" for name in names)
-        yield f"a batch is a dictionary, not a tuple: use {columns}"
-    for name in names:
-        leaf = batch[name]
-        if leaf.dim() == 2 and leaf.shape[1] == 1 and not leaf.is_floating_point():
-            yield f"batch[{name!r}] has shape {list(leaf.shape)}: use batch[{name!r}].squeeze(1)"

@@ -203,27 +203,16 @@ def inner(model: Any) -> Any:
     return model
 
 
-def _random(model: nn.Module, view: View) -> ConfigError:
+def _random(view: View) -> ConfigError:
     """Return the error for a loss that draws random numbers.
 
     The error lists the dropout rates that may be the cause. These rates belong to layers that no
     pass has called: the rate is an argument of a kernel.
     """
-    config = getattr(model, "config", None)
-    rates = [
-        name
-        for name, value in (vars(config) if hasattr(config, "to_dict") else {}).items()
-        if "drop" in name and "att" in name and isinstance(value, float) and value > 0
-    ]
     parts = unmasked_rates(view)
     if not parts:
         return RANDOM.at()
-    hint = f"set these rates to 0, or call model.eval(): {'; '.join(parts[:5])}"
-    if len(parts) > 5:
-        hint += f"; and {len(parts) - 5} more"
-    if rates:
-        settings = ", ".join(f"{name}=0.0" for name in rates)
-        hint = f"create the model with {type(config).__name__}({settings})\n{hint}"
+    hint = f"call model.eval(), or create the model with these rates at 0: {'; '.join(parts[:5])}"
     return ConfigError(RANDOM.code, RANDOM.message, place=RANDOM.place, hint=hint)
 
 
@@ -282,7 +271,7 @@ class ModuleParts:
 
     def random_loss(self) -> ConfigError:
         """Return the error for a loss that draws random numbers, with the rates of dropout."""
-        return _random(self.module, self.fitting)
+        return _random(self.fitting)
 
     @property
     def has_batch_statistics(self) -> bool:
@@ -461,7 +450,7 @@ def fields(
                 else outcome
             )
 
-        value.random = functools.partial(_random, own, view)  # type: ignore[attr-defined]
+        value.random = functools.partial(_random, view)  # type: ignore[attr-defined]
         recurrent = {NotStackable} if view.recurrent else set()  # vmap has no rule for these layers
         value.capabilities = frozenset({ExplainsRandomness, *recurrent})  # type: ignore[attr-defined]
         return value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -171,60 +171,43 @@ def _is_sequence(rows: object) -> bool:
 
 
 def _no_table(rows: object) -> ConfigError:
-    hint = None
-    if rows is None:
-        hint = "use Data() for a loss without data"
-    elif isinstance(rows, str | bytes):
-        hint = f"read the file first, for example by pandas.read_csv({rows!r})"
-    elif isinstance(rows, Tensor | Array):
-        hint = "give it a name: {'x': …}"
-    elif isinstance(rows, Iterable):
-        hint = "read a finite number of rows: list(itertools.islice(rows, 10_000))"
     kinds = "a dictionary of columns, a data frame, a dataset, a loader or a tuple of arrays"
-    return ConfigError("wrong-type", f"rows must be {kinds}, not {kind_of(rows)}", hint=hint)
+    return ConfigError(
+        "wrong-type",
+        f"rows must be {kinds}, not {kind_of(rows)}",
+        hint="give columns names: {'x': …}\nread files and streams first: pandas.read_csv(path), "
+        "list(itertools.islice(rows, 10_000))\nuse Data() for a loss without data",
+    )
 
 
 def _read_loader(loader: DataLoader[Any]) -> dict[Any, Any]:
     """Return the rows that a loader's samplers select, collated by the loader."""
     if not _is_sequence(loader.dataset):
         raise _no_table(loader.dataset)
-    if type(loader).__iter__ is not DataLoader.__iter__:
-        raise _not_supported(f"{type(loader).__name__} iterates in another way than DataLoader")
     batches: Any = loader.batch_sampler  # use the sampler in it, since loader.sampler may be unused
-    if batches is None:
-        raise ConfigError(
-            "wrong-value",
-            "a loader with batch_size=None has no single rows",
-            hint="pass its dataset: loader.dataset",
-        )
+    sampler: Any = getattr(batches, "sampler", None)
     # Require exact types: a subclass may draw rows differently.
-    if type(batches) is not BatchSampler:
-        raise _not_supported(
-            f"rows are drawn uniformly, so the loader's {type(batches).__name__} cannot be used"
+    if (
+        type(loader).__iter__ is not DataLoader.__iter__
+        or type(batches) is not BatchSampler
+        or type(sampler) not in (SequentialSampler, RandomSampler, SubsetRandomSampler)
+    ):
+        parts = ", ".join(type(part).__name__ for part in (loader, batches, sampler))
+        raise ConfigError(
+            "not-supported",
+            f"rows are drawn uniformly, so a loader with another order cannot be used ({parts})",
+            hint="pass the rows to train on: torch.utils.data.Subset(loader.dataset, numbers); "
+            "weight rows in the loss",
         )
-    sampler: Any = batches.sampler
     numbers: Sequence[int]
-    if type(sampler) is SubsetRandomSampler:
+    if isinstance(sampler, SubsetRandomSampler):
         numbers = [int(number) for number in sampler.indices]
-    elif type(sampler) in (SequentialSampler, RandomSampler):
-        numbers = range(len(sampler.data_source))  # may be shorter than the dataset
     else:
-        raise _not_supported(
-            f"rows are drawn uniformly, so the loader's {type(sampler).__name__} cannot be used"
-        )
+        numbers = range(len(sampler.data_source))  # may be shorter than the dataset
     never = len(numbers) % batches.batch_size if batches.drop_last else 0
-    if type(sampler) is SequentialSampler or len(numbers) == never:
+    if isinstance(sampler, SequentialSampler) or len(numbers) == never:
         numbers = numbers[: len(numbers) - never]
     return _read(loader.dataset, loader.collate_fn, numbers)
-
-
-def _not_supported(message: str) -> ConfigError:
-    return ConfigError(
-        "not-supported",
-        message,
-        hint="pass the rows to train on: torch.utils.data.Subset(loader.dataset, numbers); weight "
-        "rows in the loss",
-    )
 
 
 def _read(
@@ -301,13 +284,11 @@ def _same(a: Any, b: Any) -> bool:
 
 def _column(name: str, values: Any, dtype: torch.dtype) -> Tensor:
     if is_table(values):
-        is_frame = isinstance(values, Frame) and not isinstance(values, Named)
-        other = "call .to_numpy()" if is_frame else f"select one of the tables, rows[{name!r}]"
         raise ConfigError(
             "wrong-column",
             f"the column {name!r} is {kind_of(values)}",
             place=(name,),
-            hint="pass its parts as columns" if isinstance(values, Mapping) else other,
+            hint=f"call .to_numpy(), pass its parts as columns, or use rows[{name!r}] as the table",
         )
     if (
         isinstance(values, list | tuple)
@@ -338,9 +319,7 @@ def _from_array(name: str, values: Any, dtype: torch.dtype) -> Tensor:
             "wrong-column",
             f"the column {name!r} is {kind_of(values)}",
             place=(name,),
-            hint="call .toarray()"
-            if type(values).__module__.startswith("scipy.sparse")
-            else "remove it, or convert it to numbers",
+            hint="remove it, or convert it to numbers (sparse matrices: .toarray())",
         )
     try:
         array = np.asarray(values)
@@ -358,16 +337,12 @@ def _from_array(name: str, values: Any, dtype: torch.dtype) -> Tensor:
             "c": "complex numbers",
         }
         what = known.get(kind, "objects or missing values")
-        advice = (
-            "encode the values by pandas.factorize(column)[0]"
-            if what == "strings"
-            else "convert them to floats"
-        )
         raise ConfigError(
             "wrong-column",
             f"the column {name!r} contains {what}, but must contain numbers",
             place=(name,),
-            hint=f"{advice}, or remove the column",
+            hint="encode strings by pandas.factorize(column)[0], convert others to floats, or "
+            "remove the column",
         )
     if kind == "f":
         return torch.from_numpy(
